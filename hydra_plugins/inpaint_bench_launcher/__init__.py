@@ -1,0 +1,1 @@
+"""Hydra accepts launchers only from under `hydra_plugins`; ours lives in `launchers`."""

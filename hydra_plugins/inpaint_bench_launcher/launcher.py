@@ -1,0 +1,8 @@
+from launchers.plugin import SweepLauncher, register
+
+
+class InpaintBenchLauncher(SweepLauncher):
+    pass
+
+
+register()

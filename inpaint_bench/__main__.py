@@ -1,0 +1,33 @@
+"""`inpaint-bench VERB ...`: the same commands as `python -m inpaint_bench.VERB ...`."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+VERBS = {
+    "launch": "send a sweep to every site (-m), or run one point here",
+    "status": "how every point of a sweep stands, and why",
+    "rerun": "send again what failed or never started",
+    "cancel": "stop what is queued or running",
+    "merge": "shards of any number of sites -> one dataset",
+    "report": "dataset -> tables, figures, one HTML page",
+}
+EXAMPLE = "inpaint-bench launch -m gpu=a40,a100,h200 batch=8,16,32"
+
+
+def main() -> int:
+    verb = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if verb in ("-h", "--help"):
+        lines = [f"  {name:8} {does}" for name, does in VERBS.items()]
+        print("usage: inpaint-bench VERB ...\n", *lines, f"\nexample:\n  {EXAMPLE}", sep="\n")
+        return 0
+    if verb not in VERBS:
+        print(f"{verb}: no such verb; have: {', '.join(VERBS)}", file=sys.stderr)
+        return 2
+    code: int = import_module(f"inpaint_bench.{verb}").main(sys.argv[2:])
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""`cancel`: stop what a sweep still has in queue or running, and write it down."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from launchers import scheduler
+from launchers.ledger import Attempt, Ledger
+from launchers.watch import look, sites_of
+
+from .command import parser, run
+from .errors import UserError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    does = "Cancel every queued or running point of a sweep; what it measured until then is kept."
+    options = parser("cancel", does, "runs/2026-11-21/08-30-00-inpaint")
+    options.add_argument("sweep", type=Path, help="the folder that `launch -m` printed")
+    return run(options, _cancel, argv)
+
+
+def _cancel(options: argparse.Namespace) -> None:
+    ledger = Ledger.open(options.sweep)
+    by_site: dict[str, list[Attempt]] = {}
+    for standing in look(ledger):
+        if standing.open and standing.record.last:
+            by_site.setdefault(standing.record.site, []).append(standing.record.last)
+    sites = sites_of(ledger)
+    complaints = []
+    for site, attempts in by_site.items():
+        # written first: a job that dies of it is then known to have been cancelled
+        ledger.append("cancelled", points=[[a.point, a.attempt] for a in attempts])
+        here = [a for a in attempts if (a.job_id or "").startswith("pid:")]
+        for attempt in here:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int((attempt.job_id or "").removeprefix("pid:")), signal.SIGINT)
+        jobs = [a.job_id for a in attempts if a.job_id and a not in here]
+        if jobs and (complaint := scheduler.cancel(sites[site], jobs)):
+            complaints.append(f"{site}: {complaint}")
+        print(f"{site}: {len(attempts)} points cancelled")
+    if complaints:
+        raise UserError("; ".join(complaints))
+    if not by_site:
+        print("Nothing is queued or running.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

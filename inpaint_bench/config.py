@@ -1,0 +1,324 @@
+"""The typed shape of a composed configuration, and the checks that Hydra's types cannot express.
+
+Hydra refuses unknown keys and wrong types by these dataclasses; `check` refuses impossible values. Both
+happen for every point of a sweep before anything is submitted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from .errors import UserError
+from .paths import testbed_dir
+
+
+def within(low: float, high: float, default: Any = MISSING) -> Any:
+    """A number in the closed range [low, high]."""
+    return field(default=default, metadata={"range": (low, high)})
+
+
+def one_of(*allowed: str, default: Any = MISSING) -> Any:
+    """A word out of a fixed list."""
+    return field(default=default, metadata={"choices": allowed})
+
+
+@dataclass(kw_only=True)
+class Fact:
+    """Base of every block of a site file: where it comes from, and whether someone saw it on the machine."""
+
+    source: str = ""
+    checked_on: str = ""  # ISO date on which the source was read
+    verified: bool = False  # seen on the machine itself, not only read
+
+
+@dataclass(kw_only=True)
+class GpuConfig:
+    """One GPU model. Peaks are the vendor's dense figures, never the sparse ones."""
+
+    name: str
+    title: str
+    nvml_name: str | None = None  # regular expression that NVML's device name must match; null: no GPU
+    architecture: str = ""
+    memory_gb: float = within(0, 1024, 0.0)
+    memory_type: str = ""
+    bandwidth_gb_s: float = within(0, 20000, 0.0)
+    bf16_dense_tflops: float = within(0, 20000, 0.0)
+    power_limit_w: float = within(0, 5000, 0.0)  # board default; the measured limit is in the manifest
+    home_site: str | None = None  # where `site=auto` sends it; null: nowhere unless a site is named
+    capture: str | None = None  # telemetry capture that replays this card
+    source: str = ""
+
+
+@dataclass(kw_only=True)
+class Reach(Fact):
+    """How this machine submits to the site."""
+
+    method: str = one_of("slurm", "local", default="slurm")
+    slurm_conf: str | None = None  # SLURM_CONF of this site's cluster, where a login node serves several
+    hostnames: list[str] = field(default_factory=list)  # regular expressions; a match means: we stand on it
+
+
+@dataclass(kw_only=True)
+class Account(Fact):
+    value: str | None = None
+    required: bool = False
+    pattern: str | None = None  # regular expression of a well-formed account
+    how_to_list: str = ""  # command that prints the user's accounts
+
+
+@dataclass(kw_only=True)
+class SiteGpu(Fact):
+    """How a site is asked for one GPU model."""
+
+    partition: str | None = None
+    request: str = one_of("gres", "gpus_per_node", "none", default="gres")
+    gres: str | None = None  # type in --gres=gpu:<type>:N
+    max_per_node: int = within(1, 64, 1)
+    max_minutes: int = within(1, 60 * 24 * 366, 60 * 24)
+    cpus_per_gpu: int = within(1, 512, 1)
+    mem_gb_per_gpu: int = within(1, 8192, 1)
+    charge_factor: float | None = None  # the partition's factor in the site's charging rule
+
+
+@dataclass(kw_only=True)
+class Charging(Fact):
+    """Service units per hour: the largest of the GPU, core and memory shares, times the partition's factor.
+
+    A share's divisor that is null is not part of the rule; all null: the rule is not known.
+    """
+
+    unit: str = "SU"
+    gpus_per_unit: float | None = None
+    cores_per_unit: float | None = None
+    mem_gb_per_unit: dict[str, float] = field(default_factory=dict)  # by GPU model
+
+
+@dataclass(kw_only=True)
+class Limits(Fact):
+    max_array_size: int = within(1, 4_000_001, 1001)  # Slurm's MaxArraySize: highest index + 1
+    max_submit_jobs: int | None = None  # jobs of one user in queue; null: not known
+    files_quota: int | None = None  # files on scratch
+
+
+@dataclass(kw_only=True)
+class Requeue(Fact):
+    request: bool = False  # write --requeue (where the site does not requeue unless asked)
+
+
+@dataclass(kw_only=True)
+class Preempt(Fact):
+    signal: str | None = None  # the signal that Slurm sends first
+    grace_s: int = within(0, 86400, 0)
+    min_run_s: int = within(0, 86400, 0)
+
+
+@dataclass(kw_only=True)
+class Environment(Fact):
+    """What a job inherits. Nothing is relied on: what a job needs is written into its script."""
+
+    export: str | None = None  # --export
+    get_user_env: str | None = None  # --get-user-env
+    variables: dict[str, str] = field(default_factory=dict)  # exported in the script
+    modules_reset: bool = False
+    modules_purge: bool = False
+    modules: list[str] = field(default_factory=list)
+    setup: list[str] = field(default_factory=list)  # further shell lines before the job
+
+
+@dataclass(kw_only=True)
+class Storage(Fact):
+    scratch: str | None = None
+    node_tmp: str | None = None
+
+
+@dataclass(kw_only=True)
+class SiteConfig:
+    """A cluster with its own Slurm: everything one edits to bring a new one in."""
+
+    name: str = "auto"
+    title: str = ""
+    template: str = "base.sh.j2"
+    python: str | None = None  # interpreter on the compute nodes; null: the one that submits
+    constraint: list[str] = field(default_factory=list)
+    wckey: str | None = None
+    qos: str | None = None
+    use_srun: bool = True
+    reach: Reach = field(default_factory=Reach)
+    account: Account = field(default_factory=Account)
+    gpus: dict[str, SiteGpu] = field(default_factory=dict)
+    charging: Charging = field(default_factory=Charging)
+    limits: Limits = field(default_factory=Limits)
+    requeue: Requeue = field(default_factory=Requeue)
+    preempt: Preempt = field(default_factory=Preempt)
+    environment: Environment = field(default_factory=Environment)
+    storage: Storage = field(default_factory=Storage)
+
+
+@dataclass(kw_only=True)
+class ModelConfig:
+    """Stable Diffusion inpainting: a 9-channel UNet, the VAE and the text encoder around it."""
+
+    name: str
+    weights: str | None = None  # a diffusers folder; null: random weights of these shapes
+    unet: dict[str, Any] = field(default_factory=dict)
+    vae: dict[str, Any] = field(default_factory=dict)
+    text_encoder: dict[str, Any] = field(default_factory=dict)
+    scheduler: dict[str, Any] = field(default_factory=dict)
+    location_tokens: int = within(0, 64, 4)  # latitude and longitude as this many tokens beside the text
+
+
+@dataclass(kw_only=True)
+class DataConfig:
+    kind: str = one_of("synthetic", "folder")
+    root: str | None = None  # folder: images, with EXIF positions or a metadata file
+    num_images: int | None = within(1, 10_000_000, None)  # synthetic: how many; folder: at most so many
+    resolution_px: int = within(32, 4096, 512)
+    seed: int = within(0, 2**31 - 1, 0)
+
+
+@dataclass(kw_only=True)
+class RecipeConfig:
+    """How the workload is executed."""
+
+    name: str
+    device: str = one_of("cuda", "cpu", default="cuda")
+    precision: str = one_of("bf16", "fp16", "fp32", default="bf16")  # autocast; weights stay fp32
+    tf32: bool = False  # what stays fp32 may use TF32; pinned either way, PyTorch's own default is mixed
+    channels_last: bool = False
+    num_workers: int = within(0, 256, 4)
+    prefetch_factor: int = within(1, 64, 2)
+    pin_memory: bool = True
+    non_blocking: bool = True
+
+
+@dataclass(kw_only=True)
+class TelemetryConfig:
+    name: str
+    source: str = one_of("nvml", "replay", "none", default="nvml")
+    capture: str | None = None  # replay: file or name of a capture; null: the GPU's own
+    fast_hz: float = within(0.1, 20, 10.0)  # NVML answers falsely below 50 ms
+    slow_hz: float = within(0.1, 10, 1.0)
+    part_s: float = within(1, 3600, 60.0)
+    journal_s: float = within(0.1, 600, 5.0)
+    ready_timeout_s: float = within(1, 600, 10.0)
+
+
+@dataclass(kw_only=True)
+class WorkloadConfig:
+    name: str
+    module: str  # Python module with the workload
+    warmup_steps: int = within(0, 1_000_000, 10)
+    measure_steps: int = within(1, 100_000_000, 50)
+    min_measure_s: float = within(0, 1e6, 20.0)  # the window goes on until both are reached
+    epochs: int = within(1, 100_000, 16)  # what "runtime" stands for
+    dataset_images: int = within(1, 1_000_000_000, 6500)  # images in one such epoch
+    learning_rate: float = within(0, 10, 1.0e-5)
+
+
+@dataclass(kw_only=True)
+class Identity:
+    """Which attempt this is. The launcher fills it in; a single run makes its own."""
+
+    run_id: str | None = None
+    sweep_id: str | None = None
+    point: int | None = None
+    attempt: int = 1
+
+
+@dataclass(kw_only=True)
+class BenchConfig:
+    gpu: GpuConfig
+    site: SiteConfig
+    model: ModelConfig
+    data: DataConfig
+    recipe: RecipeConfig
+    telemetry: TelemetryConfig
+    workload: WorkloadConfig
+    sites: dict[str, Any] = field(default_factory=dict)  # overrides of site files, by site
+    identity: Identity = field(default_factory=Identity)
+    batch: int = within(1, 1_000_000, 16)  # images per step and GPU
+    gpus: int = within(1, 1, 1)  # per job; no workload spreads over several yet
+    seed: int = within(0, 2**31 - 1, 0)
+    time_min: int = within(1, 60 * 24 * 366, 60)  # time limit of a job
+    budget: float | None = within(0, 1e12, None)  # service units; a sweep that may cost more is refused
+    name: str = "inpaint"
+    out: str = "runs"
+    wait: bool = False
+    dry_run: bool = False
+    demonstration: bool = False  # every table and figure of such a run says so
+
+
+def register() -> None:
+    """Tell Hydra the root schema, from which conf/config.yaml starts, and our resolver."""
+    OmegaConf.register_new_resolver("testbed", lambda: str(testbed_dir()), replace=True)
+    schema = OmegaConf.structured(BenchConfig)
+    OmegaConf.set_struct(schema.sites, False)  # any key of a site file; typed where the site is known
+    ConfigStore.instance().store(name="bench_schema", node=schema)
+
+
+def check(value: Any, path: str = "") -> None:
+    """Refuse impossible values, naming the key, the value and what is allowed. Raises UserError."""
+    for message in _problems(value, path):
+        raise UserError(message)
+
+
+def _problems(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _problems(item, f"{path}.{key}" if path else str(key))
+    if not is_dataclass(value):
+        return
+    for spec in fields(value):
+        key = f"{path}.{spec.name}" if path else spec.name
+        item = getattr(value, spec.name)
+        if item is None:
+            continue
+        if (choices := spec.metadata.get("choices")) and item not in choices:
+            yield f"{key}={item}: not one of {', '.join(choices)}"
+        if bounds := spec.metadata.get("range"):
+            low, high = bounds
+            if not low <= item <= high:
+                yield f"{key}={item}: must lie between {low:g} and {high:g}"
+        yield from _problems(item, key)
+
+
+def typed(config: DictConfig) -> BenchConfig:
+    """A composed configuration as objects, checked; Hydra's own node, if there, is left out. Raises UserError."""
+    own = config.copy()
+    with read_write(own), open_dict(own):
+        own.pop("hydra", None)
+    result = OmegaConf.to_object(own)
+    assert isinstance(result, BenchConfig)
+    check(result)
+    if result.data.kind == "folder" and not result.data.root:
+        raise UserError("data.root is empty: data=folder needs data.root=<a folder of images>")
+    if result.data.resolution_px % 8:
+        raise UserError(f"data.resolution_px={result.data.resolution_px}: must be a multiple of 8")
+    return result
+
+
+def check_account(site: SiteConfig) -> None:
+    """Refuse an account that cannot be one of the site's. Raises UserError."""
+    account = site.account
+    if account.value and account.pattern and not re.fullmatch(account.pattern, account.value):
+        raise UserError(
+            f"sites.{site.name}.account.value={account.value}: not an account of {site.name} "
+            f"(pattern {account.pattern}); `{account.how_to_list}` lists yours"
+        )
+
+
+def config_hash(config: DictConfig) -> str:
+    """12 hex digits over everything that decides what is executed; where and how it is sent stays out."""
+    content = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(content, dict)
+    for key in ("site", "sites", "identity", "hydra", "out", "name", "wait", "dry_run", "budget", "time_min"):
+        content.pop(key, None)
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]

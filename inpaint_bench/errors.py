@@ -1,0 +1,13 @@
+"""A user's mistake: one or two sentences, exit code 2, no traceback."""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """What was wrong, where, and what would be right."""
+
+    exit_code = 2
+
+
+class PointsFailed(Exception):
+    """Points of a sweep that was waited for did not complete; their table has been printed."""

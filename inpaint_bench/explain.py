@@ -1,0 +1,32 @@
+"""Hydra's and OmegaConf's errors as one sentence: the key, the value, and what is allowed."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from hydra.errors import MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
+
+
+def explain(error: Exception) -> str:
+    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
+    if isinstance(cause, ConfigKeyError | ConfigAttributeError) and isinstance(cause.parent_node, DictConfig):
+        return _unknown_key(cause, cause.parent_node)
+    if isinstance(cause, ValidationError):
+        return f"{cause.full_key}: {str(cause).splitlines()[0]}"
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        return f"{group}={name}: no such choice; have: {', '.join(error.options)}"
+    return " ".join(line.strip() for line in str(error).splitlines() if line.strip())
+
+
+def _unknown_key(error: OmegaConfBaseException, parent: DictConfig) -> str:
+    valid = sorted(str(key) for key in parent if key != "hydra")
+    path = str(error.full_key or error.key)
+    where = f"in {path.rpartition('.')[0]}" if "." in path else "at the top"
+    close = get_close_matches(path.rpartition(".")[2], valid, n=1)
+    guess = f" Did you mean {close[0]}?" if close else ""
+    kind = OmegaConf.get_type(parent)
+    name = f" ({kind.__name__})" if isinstance(kind, type) and kind is not dict else ""
+    return f"{path}: no such key {where}{name}.{guess} Valid: {', '.join(valid)}"

@@ -1,0 +1,40 @@
+"""One way out of every command: what the user did wrong in a sentence, and the exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def guarded(call: Callable[[], Any]) -> int:
+    """0, or 2 for a user's mistake, 1 for points that failed, 130 for Ctrl-C. Real bugs keep their traceback."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from .errors import PointsFailed, UserError
+    from .explain import explain
+
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting with 1
+    try:
+        call()
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except (HydraException, OmegaConfBaseException) as error:
+        print(explain(error), file=sys.stderr)
+        return UserError.exit_code
+    except PointsFailed as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("Interrupted. What Slurm holds goes on; `status` and `cancel` take the sweep directory.", file=sys.stderr)
+        return 130
+    finally:
+        if before is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = before
+    return 0

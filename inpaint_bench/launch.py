@@ -1,0 +1,53 @@
+"""`launch`: one sweep to every site; without -m one point on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from .config import register
+from .guard import guarded
+from .paths import conf_dir
+
+
+def task(config: DictConfig) -> dict[str, Any]:
+    """What one job does. Its manifest is returned."""
+    from .worker import run  # torch only where a job runs, not where it is submitted
+
+    hydra_config = HydraConfig.get()
+    return run(config, Path(hydra_config.runtime.output_dir), list(hydra_config.overrides.task))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    register()
+    if "--plan" in arguments:
+        return guarded(lambda: _run_plan(arguments))
+    sys.argv = ["launch", *arguments]
+    return guarded(hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task))
+
+
+def _run_plan(arguments: list[str]) -> None:
+    from launchers.again import run_plan
+
+    parser = argparse.ArgumentParser(prog="launch", description="Send the points of a plan file from this machine.")
+    parser.add_argument("--plan", type=Path, required=True, metavar="FILE", help="plan.<site>.yaml of a sweep")
+    parser.add_argument("--dry-run", action="store_true", help="show and write the scripts, submit nothing")
+    parser.add_argument("--wait", action="store_true", help="return when all points have ended")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    run_plan(options.plan, task, dry_run=options.dry_run, wait=options.wait)
+
+
+if __name__ == "__main__":
+    from inpaint_bench import launch  # under its own name, so that a job imports the task
+
+    sys.exit(launch.main())

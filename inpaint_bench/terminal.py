@@ -1,0 +1,38 @@
+"""Tables on a terminal, and the same tables whole where the output is a pipe or a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+PIPE_WIDTH = 240  # a row stays one line for grep
+
+STYLES = {"completed": "green", "failed": "red", "running": "cyan", "queued": "yellow", "planned": "dim"}
+
+
+def console() -> Console:
+    plain = Console()
+    return plain if plain.is_terminal else Console(width=PIPE_WIDTH)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str | None = None) -> Table:
+    """Numbers right, words left; None is a dash. A cell that is a state of a point has its colour."""
+    result = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    for index, name in enumerate(columns):
+        values = [row[index] for row in rows]
+        numeric = any(isinstance(v, int | float) for v in values)
+        result.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        # Text, not markup: a message may hold square brackets
+        result.add_row(*(Text(_cell(value), style=STYLES.get(str(value), "")) for value in row))
+    return result
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,242 @@
+"""The life of one attempt: manifest, device, sidecar, workload, windows, end.
+
+However it ends, the manifest says so, the sidecar is closed, and a failure is raised again, so that the
+process exits non-zero and the scheduler knows too.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig
+
+from . import __version__, environment
+from .config import BenchConfig, typed
+from .contract import SCHEMA_VERSION, STEPS, Reason, Status
+from .errors import UserError
+from .manifest import Manifest
+
+if TYPE_CHECKING:
+    import torch
+
+    from .measure import Loop
+    from .workloads import Workload
+
+END_OF_TIME_S = 90  # a SIGTERM this close to the job's time limit is that limit (Slurm's KillWait is 30 s)
+
+log = logging.getLogger(__name__)
+
+
+class Terminated(SystemExit):
+    """SIGTERM. Exit code 143, as a shell reports a process that the signal ended."""
+
+    def __init__(self) -> None:
+        super().__init__(128 + signal.SIGTERM)
+
+    def __str__(self) -> str:
+        return "received SIGTERM"
+
+
+def run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[str, Any]:
+    """Execute one point in `run_dir` and return its manifest. Whatever ends it early is raised again."""
+    bench = typed(config)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    manifest = Manifest.start(run_dir, bench, config, overrides)
+    with _terminable():
+        try:
+            _attempt(bench, run_dir, manifest)
+            manifest.finish(Status.COMPLETED)
+        except BaseException as error:
+            manifest.finish(*diagnose(error, bench))
+            raise
+    return manifest.as_dict()
+
+
+def _attempt(bench: BenchConfig, run_dir: Path, manifest: Manifest) -> None:
+    import torch
+
+    from . import workloads
+
+    manifest.update(
+        environment=environment.fingerprint(), boot_id=environment.boot_id(), slurm=environment.slurm()
+    )
+    device, uuids = choose_device(bench)
+    with _sidecar(bench, run_dir, manifest, uuids):
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        workload = workloads.load(bench, device)
+        try:
+            manifest.update(workload_facts=workload.facts, data=workload.data)
+            _measure(bench, run_dir, manifest, workload, device)
+        finally:
+            workload.close()
+
+
+def _measure(
+    bench: BenchConfig, run_dir: Path, manifest: Manifest, workload: Workload, device: torch.device
+) -> None:
+    from .measure import Loop, Windows
+    from .telemetry.parts import PartWriter
+
+    metadata = {
+        "schema_version": str(SCHEMA_VERSION),
+        "run_id": manifest.run_id,
+        "producer": f"inpaint_bench {__version__}",
+    }
+    settings = bench.telemetry
+    rows = PartWriter(run_dir / "steps", STEPS, metadata, settings.part_s, settings.journal_s)
+    loop = Loop(workload, device, Windows(run_dir), rows, manifest.progress)
+    wanted = bench.workload
+    try:
+        loop.warmup(wanted.warmup_steps, wanted.measure_steps)
+        loop.measure(wanted.measure_steps, wanted.min_measure_s)
+    finally:
+        rows.close()
+        _keep(manifest, workload, loop)
+
+
+def _keep(manifest: Manifest, workload: Workload, loop: Loop) -> None:
+    """What is known after the last window, also after one that was cut."""
+    try:
+        skipped: int | None = workload.skipped_steps()
+    except RuntimeError:  # a device in error does not answer
+        skipped = None
+    facts = {**workload.facts, "skipped_steps": skipped, "losses_not_finite": loop.not_finite}
+    manifest.update(workload_facts=facts, memory=loop.memory)
+
+
+def choose_device(bench: BenchConfig) -> tuple[torch.device, list[str]]:
+    """The recipe's device and the UUIDs to watch. Raises UserError: there is no fallback to the processor."""
+    import torch
+
+    gpu, recipe = bench.gpu, bench.recipe
+    if recipe.device == "cpu":
+        if gpu.nvml_name and not bench.demonstration:
+            raise UserError(
+                f"recipe {recipe.name} runs on the processor, which would be recorded as gpu={gpu.name}: "
+                "take gpu=cpu, or demonstration=true"
+            )
+        return torch.device("cpu"), []
+    if not gpu.nvml_name:
+        raise UserError(f"recipe {recipe.name} needs a GPU, gpu={gpu.name} names none: take recipe=cpu")
+    if not torch.cuda.is_available():
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
+        raise UserError(
+            f"recipe {recipe.name} needs CUDA, which PyTorch {torch.__version__} cannot use here "
+            f"(CUDA_VISIBLE_DEVICES {visible}); recipe=cpu runs on the processor"
+        )
+    device = torch.device("cuda", 0)
+    properties = torch.cuda.get_device_properties(device)
+    if not re.match(gpu.nvml_name, properties.name):
+        raise UserError(
+            f"gpu={gpu.name} expects a device named {gpu.nvml_name!r}, this one is {properties.name!r}"
+        )
+    uuid = str(properties.uuid)
+    return device, [uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"]
+
+
+@contextmanager
+def _sidecar(bench: BenchConfig, run_dir: Path, manifest: Manifest, uuids: list[str]) -> Iterator[None]:
+    """The telemetry process around the run. Its account goes into the manifest, however the run ends."""
+    from .telemetry.client import Sidecar
+
+    settings = bench.telemetry
+    sidecar = Sidecar.start(run_dir, manifest.run_id, uuids, settings, bench.gpu.capture)
+    hz = None if settings.source == "none" else settings.fast_hz
+    about: dict[str, Any] = {"source": sidecar.source, "hz": hz, "status": "running"}
+    try:
+        devices = [{**device, "index_visible": place} for place, device in enumerate(sidecar.devices)]
+        found = dict(manifest.as_dict()["environment"] or {})
+        # A replayed card's driver says nothing about this machine.
+        if settings.source == "nvml":
+            found["driver"] = sidecar.driver or found.get("driver")
+        manifest.update(devices=devices, environment=found, telemetry=about)
+        yield
+    finally:
+        about = {**about, **_stopped(sidecar)}
+        manifest.update(telemetry=about)
+
+
+def _stopped(sidecar: Any) -> dict[str, Any]:
+    """How the sidecar ended. A failure here must not hide what ended the run."""
+    try:
+        account = sidecar.stop()
+    except Exception as error:
+        log.exception("the telemetry sidecar could not be stopped")
+        return {"status": "failed", "message": str(error)}
+    status, problems = account.get("status"), account.get("problems") or []
+    if status not in ("complete", "none"):
+        log.warning("the telemetry sidecar ended as %s: %s", status, "; ".join(map(str, problems)) or "?")
+    return {"status": status, "problems": problems}
+
+
+def diagnose(error: BaseException, bench: BenchConfig) -> tuple[Status, Reason, str]:
+    """Status, reason code and one sentence for what ended an attempt.
+
+    Of an outside interruption only Slurm knows the cause for certain; this is what can be told from inside.
+    """
+    name, text = type(error).__name__, " ".join(str(error).split())
+    sentence = text if isinstance(error, UserError | Terminated) else f"{name}: {text}" if text else name
+    if isinstance(error, KeyboardInterrupt):
+        return Status.INTERRUPTED, Reason.CANCELLED, "interrupted from the keyboard (SIGINT)"
+    if isinstance(error, Terminated):
+        return Status.INTERRUPTED, _why_terminated(bench), sentence
+    if _is_gpu_oom(error, text):
+        return Status.FAILED, Reason.OOM_GPU, sentence
+    if isinstance(error, MemoryError) or _is_host_oom(text):
+        return Status.FAILED, Reason.OOM_HOST, sentence
+    if name == "SidecarError":
+        return Status.FAILED, Reason.TELEMETRY_INCOMPLETE, sentence
+    return Status.FAILED, Reason.APP_ERROR, sentence
+
+
+def _is_gpu_oom(error: BaseException, text: str) -> bool:
+    import torch
+
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return True
+    # Libraries below the allocator report it in words.
+    return isinstance(error, RuntimeError) and (
+        "CUDA out of memory" in text or "CUDA error: out of memory" in text or "STATUS_ALLOC_FAILED" in text
+    )
+
+
+def _is_host_oom(text: str) -> bool:
+    """A loader process that the kernel killed (no other SIGKILL is likely), or a refused allocation."""
+    return "killed by signal: Killed" in text or "DefaultCPUAllocator: can't allocate memory" in text
+
+
+def _why_terminated(bench: BenchConfig) -> Reason:
+    end = os.environ.get("SLURM_JOB_END_TIME", "")
+    if end.isdigit() and time.time() > int(end) - END_OF_TIME_S:
+        return Reason.TIMEOUT
+    if environment.slurm() and bench.site.preempt.signal == "SIGTERM":
+        return Reason.PREEMPTED
+    return Reason.CANCELLED
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM raises Terminated in the main thread, once: a second one must not cut the closing short."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(_: int, __: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,1 @@
+"""From the points of a sweep to submitted jobs."""

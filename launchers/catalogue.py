@@ -1,0 +1,87 @@
+"""The sites that this installation knows: every YAML of the `site` group on Hydra's search path."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_loader import ConfigLoader
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from inpaint_bench.config import SiteConfig, check
+from inpaint_bench.errors import UserError
+
+
+class Catalogue:
+    """Site files by name, read once; a file found first on the search path wins, as in Hydra."""
+
+    def __init__(self, config_loader: ConfigLoader) -> None:
+        self._files: dict[str, Path] = {}
+        for entry in config_loader.get_search_path().get_path():
+            scheme, mark, rest = (entry.path or "").rpartition("://")
+            if mark and scheme != "file":
+                continue
+            for file in sorted(Path(rest, "site").glob("*.yaml")):
+                if file.stem != "auto":
+                    self._files.setdefault(file.stem, file)
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._files)
+
+    def site(self, name: str, config: DictConfig) -> SiteConfig:
+        """The site as one point sees it: its file, then `sites.<name>` of the point's configuration.
+
+        Where the point chose the site itself (`site=grace site.qos=...`) its own node is the base.
+        """
+        overrides = OmegaConf.select(config, "sites") or {}
+        for key in overrides:
+            if key not in self._files:
+                raise UserError(f"sites.{key}: no such site; have: {', '.join(self.names)}")
+        if config.site.name == name:
+            base: Any = config.site
+        else:
+            base = OmegaConf.load(self._files[name])
+        try:
+            merged = OmegaConf.merge(OmegaConf.structured(SiteConfig), base, overrides.get(name) or {})
+            site = OmegaConf.to_object(merged)
+        except OmegaConfBaseException as error:
+            raise UserError(f"site {name}: {str(error).splitlines()[0]} (key {error.full_key})") from None
+        assert isinstance(site, SiteConfig)
+        check(site, f"site.{name}")
+        return site
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reachable:
+    """Whether this machine can submit to a site, and if not, why."""
+
+    yes: bool
+    standing: bool  # we are on one of the site's own machines
+    why: str
+
+
+def reachable(site: SiteConfig) -> Reachable:
+    """Looks at the host name, the site's slurm.conf and sbatch on PATH; asks no server."""
+    if site.reach.method == "local":
+        return Reachable(yes=True, standing=False, why="runs on this machine")
+    standing = any(re.fullmatch(p, host) for p in site.reach.hostnames for host in _host_names())
+    if site.reach.slurm_conf:
+        if not Path(site.reach.slurm_conf).is_file():
+            return Reachable(yes=False, standing=standing, why=f"{site.reach.slurm_conf} does not exist")
+    elif not standing:
+        return Reachable(yes=False, standing=False, why=f"{_host_names()[0]} is not a machine of {site.name}")
+    if shutil.which("sbatch") is None:
+        return Reachable(yes=False, standing=standing, why="sbatch is not on PATH")
+    return Reachable(yes=True, standing=standing, why="Slurm answers here")
+
+
+@cache
+def _host_names() -> tuple[str, ...]:
+    return (socket.gethostname(), socket.getfqdn())

@@ -1,0 +1,47 @@
+"""Points that can be one Slurm array: equal site, partition and shape, no longer than the site allows."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import groupby
+
+from .point import Point
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    name: str
+    points: tuple[Point, ...]
+
+    @property
+    def first(self) -> Point:
+        """Stands for all: site and request are the same."""
+        return self.points[0]
+
+
+def group_points(points: list[Point], *, taken: int = 0) -> list[Group]:
+    """In the order of the first point of each; numbers go on after `taken`, names are unique in a sweep."""
+
+    def shape(point: Point) -> tuple[str, str]:
+        return (point.site.name, repr(point.request))
+
+    order: dict[tuple[str, str], int] = {}
+    for point in points:
+        order.setdefault(shape(point), len(order))
+    groups: list[Group] = []
+    for _, members in groupby(sorted(points, key=lambda p: (order[shape(p)], p.num)), key=shape):
+        alike = list(members)
+        limits = alike[0].site.limits
+        size = min(limits.max_array_size, limits.max_submit_jobs or limits.max_array_size)
+        for start in range(0, len(alike), size):
+            name = _name(alike[start], taken + len(groups))
+            groups.append(Group(name=name, points=tuple(alike[start : start + size])))
+            for point in groups[-1].points:
+                point.group = name
+    return groups
+
+
+def _name(point: Point, number: int) -> str:
+    parts = [f"{number:02d}", point.site.name, point.request.partition or "", point.bench.gpu.name if point.bench else ""]
+    return "-".join(re.sub(r"[^A-Za-z0-9_]+", "_", part) for part in parts if part)

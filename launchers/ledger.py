@@ -1,0 +1,173 @@
+"""What a sweep directory remembers of itself: `sweep.json`, and `ledger.jsonl`, which only grows.
+
+A record is on disk before what it announces happens: `planned` before sbatch is called, `submitted` right
+after. So a sweep whose launcher died can still be told apart from one that was never sent.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from inpaint_bench.contract import LEDGER, SCHEMA_VERSION, SWEEP
+from inpaint_bench.errors import UserError
+from inpaint_bench.files import read_json, replace_json
+
+
+@dataclass(kw_only=True)
+class Attempt:
+    """One try at a point, as the ledger tells it."""
+
+    point: int
+    attempt: int
+    run_id: str
+    site: str
+    group: str
+    planned_unix: float
+    job_id: str | None = None  # Slurm: "<array>_<task>"; local: "pid:<n>"
+    refused: str | None = None  # what sbatch said
+    cancelled: bool = False
+
+    @property
+    def subdir(self) -> str:
+        return f"{self.point}/attempt-{self.attempt}"
+
+
+@dataclass(kw_only=True)
+class PointRecord:
+    """A point of the sweep with its attempts, oldest first. No attempt: it waits in a plan."""
+
+    num: int
+    overrides: list[str]
+    gpu: str | None
+    batch: int | None
+    site: str
+    plan: str | None = None  # plan file, where no reachable site served it
+    attempts: list[Attempt] = field(default_factory=list)
+
+    @property
+    def last(self) -> Attempt | None:
+        return self.attempts[-1] if self.attempts else None
+
+
+class Ledger:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def open(cls, folder: Path) -> Ledger:
+        """An existing sweep. Raises UserError where `folder` is none."""
+        if not (folder / SWEEP).is_file():
+            raise UserError(f"{folder}: not a sweep directory (no {SWEEP}); give the folder that `launch -m` printed")
+        return cls(folder)
+
+    @property
+    def sweep(self) -> dict[str, Any]:
+        try:
+            value = read_json(self.folder / SWEEP)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        assert isinstance(value, dict)
+        return value
+
+    def create(self, **content: Any) -> None:
+        replace_json(self.folder / SWEEP, {"schema_version": SCHEMA_VERSION, "sites": {}, "points": [], **content})
+
+    def know(self, points: list[dict[str, Any]], sites: dict[str, Any]) -> None:
+        """Add points not yet known, and the sites as they are now."""
+        sweep = self.sweep
+        known = {entry["point"] for entry in sweep["points"]}
+        sweep["points"] += [entry for entry in points if entry["point"] not in known]
+        sweep["sites"] |= sites
+        replace_json(self.folder / SWEEP, sweep)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One submitter at a time: a second one is told so, and submits nothing."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / ".lock").open("w") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"{self.folder}: another command is submitting from this sweep; wait for it") from None
+            yield
+
+    def append(self, kind: str, **content: Any) -> None:
+        line = json.dumps({"t_unix": round(time.time(), 3), "kind": kind, **content}).encode()
+        with (self.folder / LEDGER).open("a+b") as out:
+            # a writer that was killed in mid-line must not spoil the next record
+            if out.tell() and not _ends_line(out):
+                line = b"\n" + line
+            out.write(line + b"\n")
+            out.flush()
+            os.fsync(out.fileno())
+
+    def points(self) -> dict[int, PointRecord]:
+        """Every point by number. A half-written line (its writer was killed) is left out."""
+        points = {
+            entry["point"]: PointRecord(
+                num=entry["point"],
+                overrides=entry["overrides"],
+                gpu=entry["gpu"],
+                batch=entry["batch"],
+                site=entry["site"],
+            )
+            for entry in self.sweep["points"]
+        }
+        for record in self._records():
+            match record["kind"]:
+                case "elsewhere":
+                    for num in record["points"]:
+                        points[num].plan = record["plan"]
+                case "planned":
+                    for num, attempt, run_id in record["points"]:
+                        points[num].plan = None
+                        points[num].site = record["site"]
+                        points[num].attempts.append(
+                            Attempt(
+                                point=num,
+                                attempt=attempt,
+                                run_id=run_id,
+                                site=record["site"],
+                                group=record["group"],
+                                planned_unix=record["t_unix"],
+                            )
+                        )
+                case "submitted":
+                    for task, (num, attempt) in enumerate(record["points"]):
+                        job_id = record["job_id"].replace("%a", str(task))
+                        self._attempt(points, num, attempt).job_id = job_id
+                case "refused":
+                    for num, attempt in record["points"]:
+                        self._attempt(points, num, attempt).refused = record["message"]
+                case "cancelled":
+                    for num, attempt in record["points"]:
+                        self._attempt(points, num, attempt).cancelled = True
+        return points
+
+    @staticmethod
+    def _attempt(points: dict[int, PointRecord], num: int, attempt: int) -> Attempt:
+        return next(a for a in points[num].attempts if a.attempt == attempt)
+
+    def _records(self) -> Iterator[dict[str, Any]]:
+        try:
+            lines = (self.folder / LEDGER).read_bytes().splitlines()
+        except FileNotFoundError:
+            return
+        for line in lines:
+            try:
+                yield json.loads(line)
+            except ValueError:
+                continue  # its writer was killed before what it announces could happen
+
+
+def _ends_line(handle: BinaryIO) -> bool:
+    handle.seek(-1, os.SEEK_END)
+    return handle.read(1) == b"\n"

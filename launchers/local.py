@@ -1,0 +1,103 @@
+"""A site without Slurm: this machine, through submitit's local executor, one job at a time per GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.utils import JobReturn
+
+from .environment import leaks, replaced
+
+POLL_S = 0.2
+
+
+@dataclass(kw_only=True)
+class LocalCall:
+    """One job to run here; `result` is its JobReturn, or the exception that ended it."""
+
+    call: Callable[[], JobReturn]
+    time_min: float
+    result: JobReturn | Exception | None = None
+
+
+def visible_gpus() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES allows, else every GPU's UUID; empty without NVIDIA's driver."""
+    if (allowed := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [device for device in allowed.split(",") if device]
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        return [pynvml.nvmlDeviceGetUUID(handle) for handle in handles]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def run_all(
+    calls: Sequence[LocalCall],
+    *,
+    folder: Path,
+    code: Path | None,
+    started: Callable[[int, str], None],
+    ended: Callable[[int], None],
+) -> None:
+    """Run every call, filling `result`. `started(i, job_id)` and `ended(i)` are told as it goes.
+
+    Interrupted by the keyboard, the jobs that run are told to stop and the rest never start.
+    """
+    from submitit.local.local import LocalExecutor
+
+    gpus = visible_gpus()
+    slots = list(gpus) or [""]
+    environment = {k: v for k, v in os.environ.items() if k not in set(leaks(os.environ))}
+    if code is not None:
+        environment["PYTHONPATH"] = str(code)
+    waiting = list(range(len(calls)))
+    running: dict[str, tuple[int, Any]] = {}
+    try:
+        while waiting or running:
+            for slot in slots:
+                if slot in running or not waiting:
+                    continue
+                index = waiting.pop(0)
+                # a folder each: job ids are process ids here, and an old pickle of that id would be taken
+                executor = LocalExecutor(folder / f"task-{index}")
+                executor.update_parameters(
+                    timeout_min=calls[index].time_min,
+                    setup=[f"export CUDA_VISIBLE_DEVICES={shlex.quote(slot)}"],
+                )
+                with replaced(environment):
+                    job = executor.submit(calls[index].call)
+                running[slot] = (index, job)
+                started(index, f"pid:{job.job_id}")
+            time.sleep(POLL_S)
+            for slot, (index, job) in list(running.items()):
+                if job.done():
+                    del running[slot]
+                    calls[index].result = _result(job)
+                    ended(index)
+    except BaseException:
+        for _, job in running.values():
+            with contextlib.suppress(ProcessLookupError):
+                job.cancel(check=False)
+        raise
+
+
+def _result(job: Any) -> JobReturn | Exception:
+    try:
+        value = job.result()
+    except Exception as error:
+        return error
+    assert isinstance(value, JobReturn)
+    return value

@@ -1,0 +1,104 @@
+"""Which site a point goes to, what is asked of it there, and what that costs."""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig
+
+from inpaint_bench.config import BenchConfig, SiteConfig, check_account, typed
+from inpaint_bench.errors import UserError
+
+from .catalogue import Catalogue, Reachable, reachable
+from .point import Point, Request
+
+
+def place(num: int, overrides: list[str], config: DictConfig, catalogue: Catalogue) -> Point:
+    """Type, check and place one point. `config` still has Hydra's own node. Raises UserError."""
+    bench = typed(config)
+    site, reach = _choose(bench, config, catalogue)
+    check_account(site)
+    return Point(
+        num=num,
+        overrides=overrides,
+        config=config,
+        bench=bench,
+        site=site,
+        request=request(bench, site),
+        reachable=reach.yes,
+        why=reach.why,
+        service_units=service_units(bench, site),
+    )
+
+
+def _choose(bench: BenchConfig, config: DictConfig, catalogue: Catalogue) -> tuple[SiteConfig, Reachable]:
+    gpu = bench.gpu.name
+    if bench.site.name != "auto":
+        site = catalogue.site(bench.site.name, config)
+        if gpu not in site.gpus:
+            raise UserError(f"gpu={gpu}: not on site {site.name}; it has: {', '.join(sorted(site.gpus))}")
+        return site, reachable(site)
+    home = bench.gpu.home_site
+    known = [catalogue.site(name, config) for name in catalogue.names if name != "local" or home == "local"]
+    serving = [(site, reachable(site)) for site in known if gpu in site.gpus]
+    if not serving:
+        have = "; ".join(f"{site.name}: {', '.join(sorted(site.gpus))}" for site in known)
+        raise UserError(
+            f"gpu={gpu}: no site serves it ({have}). "
+            "Add it to a file in conf/site, or say site=local if this machine has one."
+        )
+
+    def preference(item: tuple[SiteConfig, Reachable]) -> tuple[bool, bool, bool]:
+        site, reach = item
+        return (not (reach.standing and reach.yes), not reach.yes, site.name != home)
+
+    return min(serving, key=preference)
+
+
+def request(bench: BenchConfig, site: SiteConfig) -> Request:
+    """Raises UserError where the partition's limits do not allow it."""
+    entry = site.gpus[bench.gpu.name]
+    if bench.time_min > entry.max_minutes:
+        raise UserError(
+            f"time_min={bench.time_min}: partition {entry.partition} of {site.name} allows {entry.max_minutes}"
+        )
+    option = {
+        "gres": ("gres", f"gpu:{entry.gres or bench.gpu.name}:{bench.gpus}"),
+        "gpus_per_node": ("gpus-per-node", str(bench.gpus)),
+        "none": None,
+    }[entry.request]
+    return Request(
+        partition=entry.partition,
+        gpu_option=option,
+        cpus_per_task=entry.cpus_per_gpu * bench.gpus,
+        mem_gb=entry.mem_gb_per_gpu * bench.gpus,
+        time_min=bench.time_min,
+    )
+
+
+def service_units(bench: BenchConfig, site: SiteConfig) -> float | None:
+    """Service units if the job runs to its time limit, by the site's charging rule; None where not known."""
+    rule, entry = site.charging, site.gpus[bench.gpu.name]
+    shares = []
+    if rule.gpus_per_unit:
+        shares.append(bench.gpus / rule.gpus_per_unit)
+    if rule.cores_per_unit:
+        shares.append(entry.cpus_per_gpu * bench.gpus / rule.cores_per_unit)
+    if per_unit := rule.mem_gb_per_unit.get(bench.gpu.name):
+        shares.append(entry.mem_gb_per_gpu * bench.gpus / per_unit)
+    if not shares or entry.charge_factor is None:
+        return None
+    return max(shares) * entry.charge_factor * bench.time_min / 60
+
+
+def check_budget(points: list[Point], budget: float | None) -> None:
+    """Refuse a sweep that may cost more than `budget` service units, or whose cost is not known."""
+    if budget is None:
+        return
+    unknown = sorted({p.site.name for p in points if p.service_units is None and p.site.reach.method == "slurm"})
+    if unknown:
+        raise UserError(
+            f"budget={budget:g}: the charging rule of {', '.join(unknown)} is not known "
+            "(charging and charge_factor in its site file), so the cost cannot be capped"
+        )
+    total = sum(p.service_units or 0 for p in points)
+    if total > budget:
+        raise UserError(f"budget={budget:g}: this sweep may cost {total:.1f} SU; nothing was submitted")

@@ -1,0 +1,57 @@
+"""Points for a site out of reach: a plan file, and the command that runs it there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from inpaint_bench.contract import PLAN_PATTERN, SCHEMA_VERSION
+from inpaint_bench.errors import UserError
+from inpaint_bench.files import replace_text
+
+from .point import Point
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    sweep_id: str
+    site: str
+    points: tuple[tuple[int, tuple[str, ...]], ...]  # number in the original sweep, overrides
+
+
+def write(folder: Path, site: str, sweep_id: str, points: Sequence[Point]) -> Path:
+    path = folder / PLAN_PATTERN.format(site=site)
+    content = {
+        "schema_version": SCHEMA_VERSION,
+        "sweep_id": sweep_id,
+        "site": site,
+        "points": [{"num": point.num, "overrides": list(point.overrides)} for point in points],
+    }
+    head = f"# Points of sweep {sweep_id} that {site} has to run. There: {command(path.name)}\n"
+    replace_text(path, head + OmegaConf.to_yaml(OmegaConf.create(content)))
+    return path
+
+
+def command(path: str | Path) -> str:
+    return f"python -m inpaint_bench.launch --plan {path}"
+
+
+def read(path: Path) -> Plan:
+    """Raises UserError where the file is none of ours."""
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(path))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such plan file") from None
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"{path}: not a plan file ({str(error).splitlines()[0]})") from None
+    try:
+        assert isinstance(content, dict)
+        points = tuple((int(p["num"]), tuple(str(o) for o in p["overrides"])) for p in content["points"])
+        return Plan(sweep_id=str(content["sweep_id"]), site=str(content["site"]), points=points)
+    except (AssertionError, KeyError, TypeError, ValueError):
+        raise UserError(f"{path}: not a plan file; it needs sweep_id, site, and points with num and overrides") from None

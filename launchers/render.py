@@ -1,0 +1,94 @@
+"""The text of an sbatch script: our Jinja2 templates over a group of points. Needs no Slurm."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from inpaint_bench.errors import UserError
+from inpaint_bench.paths import templates_dir
+
+from .group import Group
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(templates_dir()),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def render(group: Group, *, command: str, folder: Path, code: Path, job_name: str) -> str:
+    """`command` runs one task of the array; `folder` takes its logs; `code` is the snapshot it runs from."""
+    site = group.first.site
+    variables = {
+        **site.environment.variables,
+        "PYTHONPATH": str(code),
+        "PYTHONUNBUFFERED": "1",
+        "SUBMITIT_EXECUTOR": "slurm",
+    }
+    for key, value in variables.items():
+        if not key.isidentifier():
+            raise UserError(f"site.{site.name}.environment.variables.{key}: not a name of a variable")
+        variables[key] = shlex.quote(str(value))
+    directives = list(_directives(group, folder, job_name))
+    for option, value in directives:
+        _refuse_control_characters(site.name, option, value)
+    text = (
+        _environment()
+        .get_template(site.template)
+        .render(
+            site=site,
+            request=group.first.request,
+            directives=directives,
+            variables=sorted(variables.items()),
+            command=command,
+        )
+    )
+    return text
+
+
+def _directives(group: Group, folder: Path, job_name: str) -> Iterator[tuple[str, str | int | None]]:
+    site, request = group.first.site, group.first.request
+    environment = site.environment
+    yield "job-name", job_name
+    if site.account.value:
+        yield "account", site.account.value
+    if request.partition:
+        yield "partition", request.partition
+    if site.qos:
+        yield "qos", site.qos
+    if site.constraint:
+        # `&` so that what a user adds narrows what the site asks for
+        yield "constraint", shlex.quote("&".join(site.constraint))
+    yield "nodes", 1
+    yield "ntasks-per-node", 1
+    yield "cpus-per-task", request.cpus_per_task
+    yield "mem", f"{request.mem_gb}G"
+    if request.gpu_option:
+        yield request.gpu_option
+    yield "time", request.time_min
+    yield "array", f"0-{len(group.points) - 1}"
+    yield ("requeue" if site.requeue.request else "no-requeue"), None
+    yield "open-mode", "append"
+    yield "output", folder / "%A_%a_0_log.out"
+    yield "error", folder / "%A_%a_0_log.err"
+    if environment.export:
+        yield "export", environment.export
+    if environment.get_user_env:
+        yield "get-user-env", environment.get_user_env
+    if site.wckey:
+        yield "wckey", site.wckey
+
+
+def _refuse_control_characters(site: str, option: str, value: object) -> None:
+    if any(ord(c) < 32 for c in str(value)):
+        raise UserError(f"site {site}: the value of --{option} has a control character: {value!r}")

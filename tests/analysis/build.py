@@ -1,0 +1,255 @@
+"""Run directories with known arithmetic, written by the contract's schemas.
+
+Defaults: 30 s window, 10 Hz, 200 W constant, batch 8 at 2 steps/s, so 16 images/s, 12.5 J/image, 6000 J.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from inpaint_bench import contract
+
+S = 1_000_000_000
+UNIX0 = 1_790_000_000 * S
+CARDS = {  # name, power limit W, VRAM MiB
+    "a40": ("NVIDIA A40", 300.0, 46068.0),
+    "a100": ("NVIDIA A100-PCIE-40GB", 250.0, 40960.0),
+    "h200": ("NVIDIA H200", 700.0, 143771.0),
+}
+
+
+def write_part(folder: Path, table: str, columns: dict[str, Any], index: int = 0) -> Path:
+    """One closed part; columns that are not given are null, scalars are repeated."""
+    schema = contract.SCHEMAS[table]
+    rows = max(len(v) for v in columns.values() if isinstance(v, list | np.ndarray))
+    arrays = []
+    for field in schema:
+        value = columns.get(field.name)
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        items = list(value) if isinstance(value, list | np.ndarray) else [value] * rows
+        array = pa.array([None if v is None else v for v in items], type=kind)
+        arrays.append(array.dictionary_encode() if pa.types.is_dictionary(field.type) else array)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / contract.PART_PATTERN.format(index)
+    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), path)
+    return path
+
+
+def manifest(run_id: str, **changes: Any) -> dict[str, Any]:
+    """A complete manifest of a completed run; nested dictionaries are merged one level deep."""
+    gpu = changes.get("gpu", "a40")
+    name, limit, memory = CARDS[gpu]
+    base: dict[str, Any] = dict.fromkeys(contract.MANIFEST_FIELDS)
+    base.update(
+        schema_version=contract.SCHEMA_VERSION,
+        producer="inpaint_bench 0.1.0",
+        run_id=run_id,
+        sweep_id="s-01",
+        point="p-000",
+        attempt=1,
+        status="completed",
+        workload="finetune_inpaint",
+        recipe="baseline",
+        model="sd15_inpaint",
+        site="grace",
+        gpu=gpu,
+        batch=8,
+        gpus=1,
+        demonstration=False,
+        config_hash="0123456789ab",
+        started_unix_ns=UNIX0,
+        ended_unix_ns=UNIX0 + 60 * S,
+        devices=[
+            {
+                "uuid": f"GPU-{gpu}",
+                "name": name,
+                "index_visible": 0,
+                "power_limit_w": limit,
+                "memory_mib": memory,
+            }
+        ],
+        environment={"torch": "2.9.1", "cuda": "12.8", "driver": "580.95.05", "host": "g001"},
+        slurm={"job_id": "4711", "node": "g001"},
+        workload_facts={
+            "num_images": 6500,
+            "epochs": 16,
+            "precision": "bf16",
+            "flop_per_image": 2.4e12,
+            "resolution_px": 512,
+        },
+        memory={"allocated_peak_mib": 20000.0, "reserved_peak_mib": 22000.0},
+        telemetry={"source": "nvml", "hz": 10, "status": "complete"},
+    )
+    for key, value in changes.items():
+        base[key] = {**base[key], **value} if isinstance(base.get(key), dict) and value else value
+    return base
+
+
+def write_run(
+    root: Path,
+    run_id: str = "r-01",
+    *,
+    window_s: float = 30.0,
+    hz: float = 10.0,
+    power_w: float = 200.0,
+    steps_per_s: float = 2.0,
+    util_pct: float = 98.0,
+    temp_c: float = 60.0,
+    vram_used_mib: float = 20000.0,
+    wait_share: float = 0.02,
+    counter: bool = True,
+    gap: tuple[float, float] | None = None,
+    parts: int = 3,
+    source: str = "nvml",
+    noise: float = 0.0,
+    windows: bool = True,
+    **changes: Any,
+) -> Path:
+    """A run directory. The measure window opens 10 s after the first sample, and samples go on 5 s after it.
+
+    `gap` removes the samples between two times of the window. `noise` wiggles power and utilisation.
+    """
+    folder = root / f"run-{run_id}"
+    facts = manifest(run_id, **changes)
+    if source != "nvml":
+        facts["telemetry"]["source"] = source
+    folder.mkdir(parents=True)
+    (folder / contract.MANIFEST).write_text(json.dumps(facts))
+    (folder / contract.TELEMETRY).write_text(json.dumps({"status": "complete", "source": source}))
+    batch, rng = facts["batch"], np.random.default_rng(len(run_id) + facts["batch"])
+    start, end = 1000 * S, 1000 * S + round(window_s * S)
+    num_steps = round(steps_per_s * window_s)
+    head = {"run_id": run_id, "gpu_uuid": facts["devices"][0]["uuid"], "source": source, "read_us": 150.0}
+    if windows:
+        spans = [("w-0", "warmup", start - 9 * S, start, 10), ("w-1", "measure", start, end, num_steps)]
+        (folder / contract.WINDOWS).write_text(
+            json.dumps([_window(*span, batch, facts["status"]) for span in spans])
+        )
+    total = round((window_s + 15) * hz) + 1
+    tick = np.arange(total)
+    t = start - 10 * S + (tick * (S / hz)).astype(np.int64)
+    in_window = (t - start) / S
+    busy = np.clip((in_window + 9.5) / 3, 0, 1) * (in_window < window_s + 0.5)
+    shape = busy if noise else np.ones(total)
+    power = power_w * (0.25 + 0.75 * shape) * (1 + noise * rng.normal(size=total))
+    if not noise:
+        power = np.full(total, power_w)
+    energy = 5_000_000 + np.concatenate([[0], np.cumsum((power[1:] + power[:-1]) / 2 / hz * 1000)])
+    util = np.clip(util_pct * shape + noise * 60 * rng.normal(size=total), 0, 100)
+    keep = np.ones(total, bool)
+    if gap:
+        keep = ~((in_window > gap[0]) & (in_window < gap[1]))
+    fast = {
+        "tick_seq": tick[keep],
+        "t_mono_ns": t[keep],
+        "t_unix_ns": t[keep] + UNIX0,
+        "power_instant_w": power[keep],
+        "power_avg1s_w": power[keep],
+        "energy_mj": np.round(energy).astype(np.int64)[keep] if counter else None,
+        "gpu_util_pct": util[keep],
+        "mem_active_pct": (util * 0.6)[keep],
+        "nulls": None if counter else "energy_mj=not_in_capture",
+    }
+    _write_parts(folder / "samples_fast", "samples_fast", head, fast, parts)
+    slow = slice(0, None, max(1, round(hz)))
+    ticks = len(tick[slow])
+    warm = temp_c - 14 * np.exp(-(in_window[slow] + 10) / 9) if noise else np.full(ticks, temp_c)
+    throttle = np.zeros(ticks, np.int64)
+    memory = CARDS[facts["gpu"]][2]
+    slow_columns = {
+        "tick_seq": np.arange(ticks),
+        "t_mono_ns": t[slow],
+        "t_unix_ns": t[slow] + UNIX0,
+        "sm_clock_mhz": np.full(ticks, 1410),
+        "throttle_power_cap_ns": throttle,
+        "throttle_sw_thermal_ns": throttle,
+        "throttle_hw_thermal_ns": throttle,
+        "temp_gpu_c": np.round(warm) if noise else warm,
+        "temp_mem_c": None,
+        "vram_total_mib": np.full(ticks, memory),
+        "vram_reserved_mib": np.full(ticks, 600.0),
+        "vram_used_mib": np.full(ticks, vram_used_mib),
+        "vram_free_mib": np.full(ticks, memory - 600 - vram_used_mib),
+        "nulls": "temp_mem_c=not_supported",
+    }
+    _write_parts(folder / "samples_slow", "samples_slow", head, slow_columns, 1)
+    step = np.arange(num_steps)
+    length = (end - start) / num_steps
+    steps = {
+        "window_id": "w-1",
+        "step": step,
+        "t_start_mono_ns": (start + step * length).astype(np.int64),
+        "t_end_mono_ns": (start + (step + 1) * length).astype(np.int64),
+        "data_wait_ns": np.full(num_steps, int(length * wait_share)),
+        "device_ms": np.full(num_steps, length / 1e6),
+        "images": np.full(num_steps, batch),
+        "loss": np.full(num_steps, 0.1),
+    }
+    _write_parts(folder / "steps", "steps", {"run_id": run_id}, steps, 1)
+    return folder
+
+
+def _window(
+    name: str, kind: str, start: int, end: int, steps: int, batch: int, status: str
+) -> dict[str, Any]:
+    state = status if kind == "measure" else "completed"
+    times = {"t_start_mono_ns": start, "t_end_mono_ns": end}
+    unix = {"t_start_unix_ns": start + UNIX0, "t_end_unix_ns": end + UNIX0}
+    counts = {"steps": steps, "images": steps * batch, "reason": None}
+    return {"window_id": name, "kind": kind, "status": state, **times, **unix, **counts}
+
+
+def _write_parts(
+    folder: Path, table: str, head: dict[str, Any], columns: dict[str, Any], parts: int
+) -> None:
+    length = max(len(v) for v in columns.values() if isinstance(v, np.ndarray))
+    for index, rows in enumerate(np.array_split(np.arange(length), parts)):
+        cut = {k: v[rows] if isinstance(v, np.ndarray) else v for k, v in columns.items()}
+        write_part(folder, table, {**head, **cut}, index)
+
+
+# Made-up figures of three cards, for looking at a whole report: steps/s, W, util %, C, VRAM MiB per batch.
+STUDY = {
+    ("a40", 8): (1.06, 279.0, 99.1, 71.0, 22100.0),
+    ("a40", 16): (0.59, 286.0, 99.7, 73.0, 27900.0),
+    ("a40", 32): (0.30, 288.0, 99.8, 74.0, 41900.0),
+    ("a100", 8): (1.80, 227.0, 96.0, 55.0, 21900.0),
+    ("a100", 16): (1.02, 236.0, 98.6, 57.0, 28200.0),
+    ("a100", 32): (0.515, 240.0, 99.1, 58.0, 38800.0),
+    ("h200", 8): (4.35, 588.0, 92.0, 49.0, 34100.0),
+    ("h200", 16): (2.61, 648.0, 97.9, 54.0, 58700.0),
+    ("h200", 32): (1.36, 655.0, 98.4, 55.0, 97800.0),
+}
+
+
+def write_study(grace: Path, delta: Path, **changes: Any) -> None:
+    """Nine runs: three cards by three batches, n = 1, over two sites."""
+    for index, ((gpu, batch), (rate, watts, util, temp, vram)) in enumerate(STUDY.items()):
+        site, root = ("delta", delta) if gpu == "h200" else ("grace", grace)
+        node = "gpuc01" if site == "delta" else f"g{gpu[1:]}"
+        env = {"torch": "2.9.1", "cuda": "12.8", "host": node}
+        env["driver"] = "570.172.08" if site == "delta" else "580.95.05"
+        write_run(
+            root,
+            f"r-01k{index}{gpu}b{batch:02d}",
+            gpu=gpu,
+            batch=batch,
+            site=site,
+            point=f"p-{index:03d}",
+            steps_per_s=rate,
+            window_s=60.0,
+            power_w=watts,
+            util_pct=util,
+            temp_c=temp,
+            vram_used_mib=vram,
+            noise=0.02,
+            slurm={"job_id": str(4700 + index), "node": node},
+            environment=env,
+            **changes,
+        )

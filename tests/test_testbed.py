@@ -1,0 +1,501 @@
+"""The test bed itself: two real Slurm clusters that behave like the sites, and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+
+import pytest
+import submitit
+
+from tests.testbed import SITES, Bed, BedError, Plan, fixtures, packages, processes, unpack
+from tests.testbed.errors import PackagesError
+from tests.testbed.plan import STATE_PATH_LIMIT, free_port, port_is_taken
+
+ROOT = Path(__file__).parents[1]
+on_slurm = pytest.mark.testbed
+
+
+@pytest.fixture(params=["testbed", "testbed_light"])
+def bed(request: pytest.FixtureRequest) -> Bed:
+    """What has to hold with a database and without."""
+    found: Bed = request.getfixturevalue(request.param)
+    return found
+
+
+def submit(bed: Bed, site: str, *options: str, wrap: str = "true", cwd: Path = Path("/tmp")) -> str:
+    done = bed.run(site, "sbatch", "--parsable", "--output=%j.out", *options, f"--wrap={wrap}", cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip().partition(";")[0]
+
+
+def states(bed: Bed, site: str, job: str) -> list[str]:
+    return [row["State"] for row in bed.sacct(site, [job])]
+
+
+def wait_for(bed: Bed, site: str, job: str, *expected: str) -> None:
+    bed.wait(
+        lambda: sorted(states(bed, site, job)) == sorted(expected),
+        what=f"job {job} to be {' '.join(expected)}",
+    )
+
+
+def reason(bed: Bed, site: str, job: str) -> str:
+    return bed.run(site, "squeue", "-h", "-j", job, "-o", "%r").stdout.strip()
+
+
+def cancel(bed: Bed, site: str, job: str) -> None:
+    assert bed.run(site, "scancel", job).returncode == 0
+
+
+def traces(state: Path) -> list[str]:
+    """Processes that mention the folder anywhere, found without the bed's own book-keeping."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        pid = int(entry.name) if entry.name.isdigit() else os.getpid()
+        if pid == os.getpid() or processes.start_tick(pid) is None:
+            continue
+        try:
+            text = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
+            opened = [str(link.readlink()) for link in (entry / "fd").iterdir()]
+        except OSError:
+            continue
+        if str(state).encode() in text or any(name.startswith(str(state)) for name in opened):
+            found.append(entry.name)
+    return found
+
+
+def command_line(*words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tests.testbed", *map(str, words)],
+        cwd=ROOT,
+        env=os.environ | env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@on_slurm
+class TestSites:
+    def test_both_clusters_come_up_with_the_partitions_of_the_sites(self, bed: Bed) -> None:
+        assert bed.is_up()
+        shown = {site: bed.run(site, "sinfo", "-h", "-o", "%R %G %l %L").stdout for site in SITES}
+        assert "gpu gpu:a100:2 4-00:00:00" in shown["grace"]
+        assert "gpu gpu:a40:2 4-00:00:00" in shown["grace"]
+        assert "gpuA40x4 gpu:a40:4 2-00:00:00 30:00" in shown["delta"]
+        assert "gpuA100x4-preempt gpu:a100:4 2-00:00:00 30:00" in shown["delta"]
+        assert "gpuH200x8-interactive gpu:h200:8 1:00:00 30:00" in shown["delta"]
+        assert "gpuH200x8-preempt" not in shown["delta"]
+
+    def test_a_grace_job_sees_the_one_gpu_it_asked_for_and_completes(self, bed: Bed, tmp_path: Path) -> None:
+        job = submit(
+            bed,
+            "grace",
+            "--partition=gpu",
+            "--gres=gpu:a100:1",
+            wrap="echo gpu=$CUDA_VISIBLE_DEVICES",
+            cwd=tmp_path,
+        )
+        wait_for(bed, "grace", job, "COMPLETED")
+        row = bed.sacct("grace", [job])[0]
+        assert row["NodeList"] in ("gr01", "gr02")
+        assert row["ExitCode"] == "0:0"
+        assert re.fullmatch(r"gpu=[01]\n", (tmp_path / f"{job}.out").read_text())
+
+    def test_a_delta_job_gets_gpus_per_node_of_the_h200_node(self, bed: Bed, tmp_path: Path) -> None:
+        asked = ("--partition=gpuH200x8", "--gpus-per-node=2", "--constraint=scratch&projects", "--mem=50G")
+        job = submit(bed, "delta", *asked, wrap="echo gpu=$CUDA_VISIBLE_DEVICES", cwd=tmp_path)
+        wait_for(bed, "delta", job, "COMPLETED")
+        assert bed.sacct("delta", [job])[0]["NodeList"] == "gpuh001"
+        assert re.fullmatch(r"gpu=\d,\d\n", (tmp_path / f"{job}.out").read_text())
+
+    def test_a_failed_job_keeps_its_exit_code(self, bed: Bed) -> None:
+        job = submit(bed, "delta", "--partition=cpu", wrap="exit 3")
+        wait_for(bed, "delta", job, "FAILED")
+        assert bed.sacct("delta", [job])[0]["ExitCode"] == "3:0"
+
+    def test_an_array_of_four_is_four_completed_rows(self, bed: Bed) -> None:
+        job = submit(bed, "grace", "--partition=gpu", "--gres=gpu:1", "--array=0-3%2")
+        wait_for(bed, "grace", job, *["COMPLETED"] * 4)
+        assert {row["JobID"] for row in bed.sacct("grace", [job])} == {f"{job}_{task}" for task in range(4)}
+
+    def test_job_ids_of_the_sites_never_meet(self, testbed_light: Bed) -> None:
+        ids = [int(submit(testbed_light, site, "--hold")) for site in SITES]
+        for site, job in zip(SITES, ids, strict=True):
+            cancel(testbed_light, site, str(job))
+        assert ids[1] - ids[0] > 10_000_000
+
+
+@on_slurm
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("site", "asked", "words"),
+        [
+            ("grace", ("--partition=gpu", "--gres=gpu:h200:1"), "node configuration is not available"),
+            ("grace", ("--partition=gpu", "--gres=gpu:a100:3"), "node configuration is not available"),
+            ("grace", ("--partition=short", "--gres=gpu:a100:1"), "node configuration is not available"),
+            ("grace", ("--partition=nowhere",), "invalid partition"),
+            ("grace", ("--array=0-1001",), "Invalid job array"),
+            ("delta", ("--partition=gpuA40x4", "--constraint=nosuch"), "Invalid feature"),
+        ],
+    )
+    def test_what_no_node_has_is_refused_at_submission(
+        self, testbed_light: Bed, site: str, asked: tuple[str, ...], words: str
+    ) -> None:
+        done = testbed_light.run(site, "sbatch", *asked, "--wrap=true")
+        assert done.returncode == 1
+        assert words in done.stderr
+
+    @pytest.mark.parametrize(
+        ("site", "asked", "why"),
+        [
+            ("grace", ("--partition=gpu", "--gres=gpu:a100:1", "--time=5-00:00:00"), "PartitionTimeLimit"),
+            ("delta", ("--partition=gpuA100x4-interactive", "--time=61"), "PartitionTimeLimit"),
+            ("delta", ("--partition=gpuH200x8", "--nodes=2"), "PartitionNodeLimit"),
+        ],
+    )
+    def test_over_a_partitions_limit_pends_for_good(
+        self, testbed_light: Bed, site: str, asked: tuple[str, ...], why: str
+    ) -> None:
+        """Accepted, as Slurm does without EnforcePartLimits: nothing but the reason tells."""
+        done = testbed_light.run(site, "sbatch", "--parsable", *asked, "--wrap=true")
+        if why == "PartitionNodeLimit" and done.returncode:
+            assert "Node count specification invalid" in done.stderr
+            return
+        job = done.stdout.strip()
+        testbed_light.wait(lambda: reason(testbed_light, site, job) == why, 10, f"{job} to pend as {why}")
+        cancel(testbed_light, site, job)
+
+
+@on_slurm
+class TestLosses:
+    def test_a_lost_node_fails_the_job_and_takes_jobs_again_when_it_is_back(self, bed: Bed) -> None:
+        job = submit(bed, "delta", "--partition=gpuH200x8", "--gpus-per-node=1", wrap="sleep 100")
+        wait_for(bed, "delta", job, "RUNNING")
+        bed.kill_node("delta", "gpuh001")
+        wait_for(bed, "delta", job, "NODE_FAIL")
+        assert bed.daemons()["delta/gpub001"]
+        bed.start_node("delta", "gpuh001")
+        again = submit(bed, "delta", "--partition=gpuH200x8", "--gpus-per-node=1")
+        wait_for(bed, "delta", again, "COMPLETED")
+
+    def test_grace_requeues_a_lost_job_and_a_nudge_spares_the_two_minutes(
+        self, testbed_light: Bed, tmp_path: Path
+    ) -> None:
+        bed = testbed_light
+        wrap = 'echo restarts=${SLURM_RESTART_COUNT:-0} >> seen; [ -n "$SLURM_RESTART_COUNT" ] || sleep 100'
+        job = submit(bed, "grace", "--partition=gpu", "--gres=gpu:a40:1", wrap=wrap, cwd=tmp_path)
+        bed.wait((tmp_path / "seen").exists)
+        bed.kill_node("grace", "gr03")
+        bed.wait(lambda: reason(bed, "grace", job) == "BeginTime")
+        assert bed.nudge("grace") == [], "too early: slurmd would drain the node"
+        bed.start_node("grace", "gr03")
+        bed.wait(lambda: job in bed.nudge("grace"), what="the job's rest to be over")
+        wait_for(bed, "grace", job, "COMPLETED")
+        assert (tmp_path / "seen").read_text() == "restarts=0\nrestarts=1\n"
+
+
+@on_slurm
+class TestSubmitit:
+    @pytest.fixture
+    def folder(self, bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+        for name, value in bed.env("delta").items():
+            monkeypatch.setenv(name, value)
+        yield tmp_path
+        # One watcher for all executors of the process: it must not ask the next bed for this one's jobs.
+        submitit.SlurmJob.watcher.clear()
+
+    def test_a_function_comes_back_from_a_gpu_node(self, folder: Path) -> None:
+        executor = submitit.SlurmExecutor(folder=folder)
+        executor.update_parameters(partition="gpuA100x4", gpus_per_node=1, time=5, mem="1G")
+        job = executor.submit(os.getenv, "CUDA_VISIBLE_DEVICES")
+        assert job.result() in "0123"
+
+
+@on_slurm
+class TestStandIn:
+    def test_it_lists_pending_tasks_as_sacct_does(self, bed: Bed) -> None:
+        job = submit(bed, "grace", "--array=1-9:4%2", "--hold")
+        bed.wait(lambda: states(bed, "grace", job) == ["PENDING"])
+        row = bed.sacct("grace", [job])[0]
+        cancel(bed, "grace", job)
+        assert row["JobID"] == f"{job}_[1,5,9%2]"
+        assert row["NodeList"] == "None assigned"
+
+    def test_it_finds_a_single_task_and_refuses_what_it_does_not_know(self, testbed_light: Bed) -> None:
+        job = submit(testbed_light, "grace", "--array=0-1")
+        wait_for(testbed_light, "grace", job, "COMPLETED", "COMPLETED")
+        assert [row["JobID"] for row in testbed_light.sacct("grace", [f"{job}_1"])] == [f"{job}_1"]
+        assert testbed_light.run("grace", "sacct", "-o", "MaxRSS").returncode == 1
+        assert testbed_light.run("grace", "sacct", "--user=nobody").returncode == 2
+
+
+@on_slurm
+class TestUpAndDown:
+    def test_two_beds_live_side_by_side(self, testbed: Bed, testbed_light: Bed) -> None:
+        assert testbed.is_up()
+        assert testbed_light.is_up()
+        assert not set(testbed.plan.ports()) & set(testbed_light.plan.ports())
+        job = submit(testbed, "grace", "--hold", "--job-name=mine")
+        names = [bed.run("grace", "squeue", "-h", "-o", "%j").stdout for bed in (testbed, testbed_light)]
+        cancel(testbed, "grace", job)
+        assert "mine" in names[0]
+        assert "mine" not in names[1]
+
+    def test_down_leaves_no_process_no_port_and_no_folder(self, testbed_light: Bed, tmp_path: Path) -> None:
+        """Regression: slurmstepd was missed, for it writes over its environment."""
+        others = set(traces(testbed_light.state))
+        with fixtures.temporary_bed(light=True, sites=("grace",)) as bed:
+            wrap = "setsid -f sleep 500; echo ok; srun sleep 500"
+            job = submit(bed, "grace", "--partition=gpu", "--gres=gpu:a100:1", wrap=wrap, cwd=tmp_path)
+            bed.wait(lambda: "sleep" in "".join(comms(traces(bed.state))), what=f"{job} to start its step")
+            bed.wait(lambda: comms(traces(bed.state)).count("slurmstepd") == 2, what="both steps")
+            ports = [port for port in bed.plan.ports() if port_is_taken(port)]
+            assert len(ports) == 6, "slurmctld and five nodes"
+            bed.down()
+            assert traces(bed.state) == []
+            assert not any(port_is_taken(port) for port in ports)
+            assert not bed.state.exists()
+            bed.down()
+        assert others <= set(traces(testbed_light.state)), "the other bed lives on"
+
+    def test_up_refuses_a_taken_port_and_starts_nothing(self, testbed_light: Bed, tmp_path: Path) -> None:
+        state = tmp_path.parent / "b"
+        taken = testbed_light.plan.port
+        done = command_line("up", "--light", "--state", state, "--port", str(taken))
+        assert done.returncode == 1
+        assert f"port {taken}, " in done.stderr
+        assert "--port" in done.stderr
+        assert not state.exists()
+
+    def test_the_command_line_goes_once_around(self, tmp_path: Path) -> None:
+        state = Path(tempfile.mkdtemp(prefix="testbed-")) / "bed"
+        here = {"INPAINT_BENCH_TESTBED": str(state)}
+        up = ("up", "--light", "--sites", "delta", "--port", str(free_port()))
+        try:
+            assert command_line("install", "--light", **here).returncode == 0
+            assert "delta (5 nodes)" in command_line(*up, **here).stdout
+            assert "already up" in command_line(*up, **here).stdout
+            assert "a bed is up" in command_line("up", **here).stderr
+            shell = (
+                command_line("env", "delta", **here).stdout + "sbatch --wait --wrap=true; sacct -nPo State"
+            )
+            done = subprocess.run(
+                ["sh", "-c", shell], cwd=tmp_path, capture_output=True, text=True, check=False
+            )
+            assert "COMPLETED" in done.stdout, done.stderr
+            assert command_line("kill-node", "delta", "nosuch", **here).returncode == 1
+            assert command_line("kill-node", "delta", "gpua001", **here).returncode == 0
+            assert command_line("start-node", "delta", "gpua001", **here).returncode == 0
+            assert "gpuh001" in command_line("status", **here).stdout
+        finally:
+            assert command_line("down", **here).returncode == 0
+        assert command_line("down", **here).returncode == 0
+        assert not state.exists()
+        state.parent.rmdir()
+
+    def test_a_failed_up_stops_what_it_had_started_and_shows_the_log(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        packages.install(light=True)
+        folder = Path(tempfile.mkdtemp(prefix="testbed-"))
+        plan = Plan(state=folder / "bed", sites=("delta",), light=True, port=free_port())
+        render = Plan.render
+        broken = {"slurm.conf": "NoSuchOption=1\n"}
+        monkeypatch.setattr(Plan, "render", lambda self, site: render(self, site) | broken)
+        monkeypatch.setattr("tests.testbed.bed.NODES_READY_S", 1)
+        with pytest.raises(BedError, match=r"idle[\s\S]*slurmctld\.out[\s\S]*NoSuchOption"):
+            Bed(plan).up()
+        assert traces(plan.state) == []
+        Bed(plan).down()
+        folder.rmdir()
+
+
+def comms(pids: list[str]) -> list[str]:
+    return [processes_name(pid) for pid in pids]
+
+
+def processes_name(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+class TestPlan:
+    def test_every_site_renders_without_a_placeholder_left(self, tmp_path: Path) -> None:
+        for site in SITES:
+            texts = Plan(state=Path("/x/bed")).render(site)
+            assert not any("$" in text for text in texts.values())
+            assert f"ClusterName={site}" in texts["slurm.conf"]
+            assert "File=/x/bed/" in texts["gres.conf"]
+
+    def test_no_two_daemons_share_a_port(self) -> None:
+        plan = Plan(state=Path("/x/bed"))
+        used = [port for site in SITES for port in re.findall(r"Port=(\d+)", plan.render(site)["slurm.conf"])]
+        used = [port for port in used if int(port) != plan.slurmdbd_port]
+        assert len(used) == len(set(used)) == sum(len(plan.nodes(site)) + 1 for site in SITES)
+        assert {int(port) for port in used} | {plan.slurmdbd_port, plan.mariadb_port} <= set(plan.ports())
+
+    def test_one_gpu_is_one_node_with_the_machines_own_card_cores_and_memory(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(os, "cpu_count", lambda: 24)
+        monkeypatch.setattr("tests.testbed.plan.machine_memory_mb", lambda: 200_000)
+        plan = Plan(state=Path("/x/bed"), sites=("delta",), light=True, one_gpu=True)
+        texts = plan.render("delta")
+        assert plan.nodes("delta") == ["gpuh001"]
+        assert "NodeName=gpuh001 Name=gpu Type=h200 File=/dev/nvidia0\n" in texts["gres.conf"]
+        assert "CPUs=24 RealMemory=200000 Gres=gpu:h200:1 " in texts["slurm.conf"]
+        assert re.search(r"^PartitionName=gpuH200x8 .*Default=YES", texts["slurm.conf"], re.MULTILINE)
+
+    @pytest.mark.parametrize(
+        ("wrong", "words"),
+        [
+            ({"sites": ("grace", "nowhere")}, "of: grace, delta"),
+            ({"sites": ("grace", "grace")}, "once"),
+            ({"one_gpu": True}, "--sites delta"),
+            ({"port": 65530}, "ports"),
+            ({"state": Path("/x y")}, "blanks"),
+            ({"state": Path("/" + "x" * STATE_PATH_LIMIT)}, "shorter folder"),
+        ],
+    )
+    def test_a_wrong_plan_says_what_is_right(self, wrong: dict[str, object], words: str) -> None:
+        with pytest.raises(BedError, match=words):
+            Plan(**{"state": Path("/x/bed")} | wrong)  # type: ignore[arg-type]
+
+    def test_a_folder_with_other_files_is_never_taken(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(packages, "require", lambda light: None)
+        monkeypatch.setattr("tests.testbed.plan.STATE_PATH_LIMIT", 1000)
+        (tmp_path / "thesis.tex").touch()
+        bed = Bed(Plan(state=tmp_path))
+        with pytest.raises(BedError, match="no test bed's"):
+            bed.up()
+        bed.down()
+        assert (tmp_path / "thesis.tex").exists()
+
+    def test_a_listening_port_counts_as_taken(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            assert port_is_taken(server.getsockname()[1])
+
+
+class TestProcesses:
+    def test_a_pid_file_of_somebody_elses_process_is_not_ours(self, tmp_path: Path) -> None:
+        file = tmp_path / "pid"
+        file.write_text(f"{os.getpid()} {processes.start_tick(os.getpid())}\n")
+        assert processes.ours(file, tmp_path) is None, "no mark"
+        log, env = tmp_path / "log", processes.daemon_env(tmp_path, {})
+        pid = processes.spawn(["sleep", "100"], pid_file=file, log=log, env=env)
+        try:
+            assert processes.ours(file, tmp_path) == pid
+            assert processes.ours(file, tmp_path / "other") is None
+            file.write_text(f"{pid} 1\n")
+            assert processes.ours(file, tmp_path) is None, "same number, other process"
+        finally:
+            processes.stop([pid], patience_s=5)
+        assert processes.start_tick(pid) is None
+
+    def test_a_wait_ends_and_shows_the_logs(self, tmp_path: Path) -> None:
+        (tmp_path / "log").write_text("first\nlast words\n")
+        start = time.monotonic()
+        with pytest.raises(BedError, match=r"in vain for godot[\s\S]*last words"):
+            processes.wait_until(lambda: False, timeout_s=0.1, what="godot", logs=[tmp_path / "log"])
+        assert time.monotonic() - start < 2
+
+
+class TestPackages:
+    @pytest.fixture
+    def bare(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+        """A machine without Slurm, for root or not."""
+
+        def set_up(root: bool) -> None:
+            monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+            monkeypatch.setattr("os.geteuid", lambda: 0 if root else 1000)
+
+        return set_up
+
+    def test_only_root_may_install(self, bare: Callable[[bool], None]) -> None:
+        bare(False)
+        with pytest.raises(
+            PackagesError, match=r"NO SLURM TEST BED: slurmctld.* only root may install slurmctld"
+        ):
+            packages.install(light=True)
+
+    def test_without_apt_it_says_so(self, bare: Callable[[bool], None]) -> None:
+        bare(True)
+        with pytest.raises(PackagesError, match=r"no apt-get here to install .*mariadb-server-core"):
+            packages.install(light=False)
+
+    def test_fixtures_skip_aloud_or_fail_where_a_bed_is_required(
+        self, bare: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bare(False)
+        refusals: list[str] = []
+        monkeypatch.setattr(fixtures, "_refusals", refusals)
+        monkeypatch.delenv(fixtures.REQUIRE, raising=False)
+        with pytest.raises(pytest.skip.Exception, match="NO SLURM TEST BED"):
+            next(fixtures._bed_or_skip(light=True))
+        assert len(refusals) == 1
+        monkeypatch.setenv(fixtures.REQUIRE, "1")
+        with pytest.raises(pytest.fail.Exception, match="NO SLURM TEST BED"):
+            next(fixtures._bed_or_skip(light=True))
+
+
+class TestUnpack:
+    def test_a_package_is_laid_down_without_replacing_what_is_there(self, tmp_path: Path) -> None:
+        package, root = tmp_path / "package", tmp_path / "root"
+        for name, text in {
+            "DEBIAN/control": "Package: x\nVersion: 1\nArchitecture: all\nMaintainer: x\nDescription: x\n",
+            "usr/sbin/slurmd-wlm": "new",
+            "lib/systemd/slurmd.service": "new",
+            "etc/there": "new",
+            "usr/lib/x86_64-linux-gnu/libz.so.1.2.13": "new",
+            "usr/lib/x86_64-linux-gnu/libnuma.so.1.0.0": "new",
+            "usr/lib/x86_64-linux-gnu/slurm-wlm/libz.so.1": "new",
+        }.items():
+            (package / name).parent.mkdir(parents=True, exist_ok=True)
+            (package / name).write_text(text)
+        (package / "usr/lib/x86_64-linux-gnu/libnuma.so.1").symlink_to("libnuma.so.1.0.0")
+        subprocess.run(["dpkg-deb", "-b", package, tmp_path / "x.deb"], check=True, capture_output=True)
+        for folder in ("etc", "usr/lib", "usr/sbin"):
+            (root / folder).mkdir(parents=True)
+        (root / "lib").symlink_to("usr/lib")
+        (root / "etc/there").write_text("old")
+        (root / "usr/sbin/slurmd").symlink_to("/etc/alternatives/nowhere")
+
+        assert unpack.unpack([tmp_path / "x.deb"], root, {"libz.so.1"}) == 5
+        assert (root / "etc/there").read_text() == "old"
+        assert (root / "usr/lib/systemd/slurmd.service").read_text() == "new"
+        assert not (root / "usr/lib/x86_64-linux-gnu/libz.so.1.2.13").exists()
+        assert (root / "usr/lib/x86_64-linux-gnu/slurm-wlm/libz.so.1").exists()
+        assert (root / "usr/lib/x86_64-linux-gnu/libnuma.so.1").read_text() == "new"
+        assert (root / "usr/sbin/slurmd").read_text() == "new"
+        assert unpack.unpack([tmp_path / "x.deb"], root, {"libz.so.1"}) == 0
+
+    @pytest.mark.parametrize(
+        ("name", "expected"),
+        [
+            ("libz.so.1.2.13", "libz.so.1"),
+            ("libz.so.1", "libz.so.1"),
+            ("libz.so", None),
+            ("slurm.conf", None),
+        ],
+    )
+    def test_a_library_is_known_by_its_first_version_number(self, name: str, expected: str | None) -> None:
+        assert unpack.soname(name) == expected
+
+    def test_usr_merged_folders_are_followed_only_where_they_are_links(self, tmp_path: Path) -> None:
+        (tmp_path / "lib").symlink_to("usr/lib")
+        assert unpack.target(PurePosixPath("lib/x"), tmp_path) == tmp_path / "usr/lib/x"
+        assert unpack.target(PurePosixPath("sbin/x"), tmp_path) == tmp_path / "sbin/x"
