@@ -9,5 +9,5 @@ class UserError(Exception):
     exit_code = 2
 
 
-class PointsFailed(Exception):
+class PointsFailedError(Exception):
     """Points of a sweep that was waited for did not complete; their table has been printed."""

@@ -13,7 +13,7 @@ def guarded(call: Callable[[], Any]) -> int:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from .errors import PointsFailed, UserError
+    from .errors import PointsFailedError, UserError
     from .explain import explain
 
     before = os.environ.get("HYDRA_FULL_ERROR")
@@ -26,11 +26,14 @@ def guarded(call: Callable[[], Any]) -> int:
     except (HydraException, OmegaConfBaseException) as error:
         print(explain(error), file=sys.stderr)
         return UserError.exit_code
-    except PointsFailed as error:
+    except PointsFailedError as error:
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("Interrupted. What Slurm holds goes on; `status` and `cancel` take the sweep directory.", file=sys.stderr)
+        print(
+            "Interrupted. What Slurm holds goes on; `status` and `cancel` take the sweep directory.",
+            file=sys.stderr,
+        )
         return 130
     finally:
         if before is None:

@@ -119,7 +119,10 @@ def _ended(reason: Reason, detail: str, left: Leavings, cancelled: bool) -> Verd
     if manifest["status"] == Status.COMPLETED:
         return _failed(Reason.APP_ERROR, f"the manifest says completed, the scheduler FAILED ({detail})")
     if manifest["status"] == Status.RUNNING:
-        return _failed(Reason.CANCELLED if cancelled else Reason.LOST, f"its process died ({detail}); {_progress(manifest)}")
+        return _failed(
+            Reason.CANCELLED if cancelled else Reason.LOST,
+            f"its process died ({detail}); {_progress(manifest)}",
+        )
     return _failed(Reason(manifest["reason"] or Reason.APP_ERROR), manifest["message"] or detail)
 
 

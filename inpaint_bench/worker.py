@@ -66,9 +66,7 @@ def _attempt(bench: BenchConfig, run_dir: Path, manifest: Manifest) -> None:
 
     from . import workloads
 
-    manifest.update(
-        environment=environment.fingerprint(), boot_id=environment.boot_id(), slurm=environment.slurm()
-    )
+    manifest.update(environment=environment.fingerprint(), boot_id=environment.boot_id(), slurm=environment.slurm())
     device, uuids = choose_device(bench)
     with _sidecar(bench, run_dir, manifest, uuids):
         if device.type == "cuda":
@@ -81,9 +79,7 @@ def _attempt(bench: BenchConfig, run_dir: Path, manifest: Manifest) -> None:
             workload.close()
 
 
-def _measure(
-    bench: BenchConfig, run_dir: Path, manifest: Manifest, workload: Workload, device: torch.device
-) -> None:
+def _measure(bench: BenchConfig, run_dir: Path, manifest: Manifest, workload: Workload, device: torch.device) -> None:
     from .measure import Loop, Windows
     from .telemetry.parts import PartWriter
 
@@ -137,9 +133,7 @@ def choose_device(bench: BenchConfig) -> tuple[torch.device, list[str]]:
     device = torch.device("cuda", 0)
     properties = torch.cuda.get_device_properties(device)
     if not re.match(gpu.nvml_name, properties.name):
-        raise UserError(
-            f"gpu={gpu.name} expects a device named {gpu.nvml_name!r}, this one is {properties.name!r}"
-        )
+        raise UserError(f"gpu={gpu.name} expects a device named {gpu.nvml_name!r}, this one is {properties.name!r}")
     uuid = str(properties.uuid)
     return device, [uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"]
 
@@ -184,6 +178,7 @@ def diagnose(error: BaseException, bench: BenchConfig) -> tuple[Status, Reason, 
 
     Of an outside interruption only Slurm knows the cause for certain; this is what can be told from inside.
     """
+    error = _interruption(error) or error
     name, text = type(error).__name__, " ".join(str(error).split())
     sentence = text if isinstance(error, UserError | Terminated) else f"{name}: {text}" if text else name
     if isinstance(error, KeyboardInterrupt):
@@ -197,6 +192,13 @@ def diagnose(error: BaseException, bench: BenchConfig) -> tuple[Status, Reason, 
     if name == "SidecarError":
         return Status.FAILED, Reason.TELEMETRY_INCOMPLETE, sentence
     return Status.FAILED, Reason.APP_ERROR, sentence
+
+
+def _interruption(error: BaseException | None) -> BaseException | None:
+    """The interruption during whose handling `error` came up, if any: what was closing then failed."""
+    while error is not None and not isinstance(error, KeyboardInterrupt | Terminated):
+        error = error.__context__
+    return error
 
 
 def _is_gpu_oom(error: BaseException, text: str) -> bool:

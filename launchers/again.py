@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import logging
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from hydra import compose, initialize_config_dir
-from hydra._internal.callbacks import Callbacks
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.utils import configure_log, filter_overrides, setup_globals
+from hydra.core.utils import filter_overrides
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import OmegaConf, open_dict, read_write
+from omegaconf import OmegaConf
 
-from inpaint_bench.config import register
 from inpaint_bench.contract import SWEEP, PointState, Reason
 from inpaint_bench.errors import UserError
-from inpaint_bench.paths import conf_dir
 
 from . import plans
-from .catalogue import Catalogue
+from .compose import composer
 from .ledger import Ledger
-from .place import place
 from .point import Point
-from .submit import Sending, new_sweep_id, send
+from .submit import Sending, new_sweep, new_sweep_id, send
 from .watch import Standing, look
 
 log = logging.getLogger(__name__)
@@ -55,10 +44,9 @@ def rerun(folder: Path, task: TaskFunction, *, only: set[Reason] | None, dry_run
     if only is None or Reason.NEVER_STARTED in only:
         chosen |= {num: overrides for num, overrides in enumerate(grid or []) if num not in records}
     points = []
-    with _hydra() as context:
-        catalogue = Catalogue(context.config_loader)
+    with composer() as compose:
         for num, overrides in sorted(chosen.items()):
-            point = _compose(num, overrides, catalogue)
+            point = compose(num, overrides)
             record = records.get(num)
             if record and record.plan and not point.reachable:
                 log.info(f"point {num} still waits in {record.plan} ({point.why})")
@@ -66,23 +54,22 @@ def rerun(folder: Path, task: TaskFunction, *, only: set[Reason] | None, dry_run
             point.attempt = record.last.attempt + 1 if record and record.last else 1
             points.append(point)
         if points:
-            sending = _sending(folder, context, task, points, dry_run=dry_run, wait=wait)
-            send(points, sending, sweep=_new_sweep(new_sweep_id()) if fresh else None)
+            sending = _sending(folder, compose.context, task, points, dry_run=dry_run, wait=wait)
+            send(points, sending, sweep=new_sweep(new_sweep_id()) if fresh else None)
     return len(points)
 
 
 def run_plan(path: Path, task: TaskFunction, *, dry_run: bool, wait: bool) -> Path:
     """Send the points of a plan file from here, under their own numbers. Returns the new sweep's folder."""
     plan = plans.read(path)
-    with _hydra() as context:
-        catalogue = Catalogue(context.config_loader)
-        points = [_compose(num, [*overrides, f"site={plan.site}"], catalogue) for num, overrides in plan.points]
+    with composer() as compose:
+        points = [compose(num, [*overrides, f"site={plan.site}"]) for num, overrides in plan.points]
         away = [point for point in points if not point.reachable]
         if away and not dry_run:
             raise UserError(f"{path}: {plan.site} cannot be reached from here ({away[0].why})")
         folder = Path(str(points[0].config.hydra.sweep.dir)).absolute()
-        sending = _sending(folder, context, task, points, dry_run=dry_run, wait=wait)
-        send(points, sending, sweep=_new_sweep(plan.sweep_id))
+        sending = _sending(folder, compose.context, task, points, dry_run=dry_run, wait=wait)
+        send(points, sending, sweep=new_sweep(plan.sweep_id))
     return folder
 
 
@@ -91,10 +78,6 @@ def _wanted(standing: Standing, only: set[Reason] | None) -> bool:
     if word.state not in (PointState.FAILED, PointState.PLANNED):
         return False
     return only is None or word.reason in only
-
-
-def _new_sweep(sweep_id: str) -> dict[str, Any]:
-    return {"sweep_id": sweep_id, "created_unix": round(time.time(), 3), "command": sys.argv, "overrides": []}
 
 
 def _grid(folder: Path) -> list[list[str]] | None:
@@ -107,28 +90,10 @@ def _grid(folder: Path) -> list[list[str]] | None:
     return [list(filter_overrides(point)) for batch in batches for point in batch]
 
 
-@contextmanager
-def _hydra() -> Iterator[HydraContext]:
-    """Hydra without its command line."""
-    register()
-    with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir()), job_name="inpaint_bench"):
-        setup_globals()
-        yield HydraContext(config_loader=GlobalHydra.instance().config_loader(), callbacks=Callbacks())
-
-
-def _compose(num: int, overrides: Sequence[str], catalogue: Catalogue) -> Point:
-    config = compose("config", overrides=list(overrides), return_hydra_config=True)
-    with read_write(config), open_dict(config):
-        config.hydra.job.num = num
-    configure_log(config.hydra.hydra_logging)
-    return place(num, list(overrides), config, catalogue)
-
-
 def _sending(
     folder: Path, context: HydraContext, task: TaskFunction, points: list[Point], *, dry_run: bool, wait: bool
 ) -> Sending:
     bench = points[0].bench
-    assert bench is not None
     return Sending(
         folder=folder,
         hydra_context=context,

@@ -9,10 +9,21 @@ from contextlib import contextmanager
 from inpaint_bench.config import SiteConfig
 
 # A sweep is often submitted from inside another job; its allocation must not become the new job's.
-_LEAKS = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SALLOC_", "SUBMITIT_", "SACCT_", "SQUEUE_", "PMI_", "PMIX_")
+_LEAKS = (
+    "SLURM_",
+    "SLURMD_",
+    "SRUN_",
+    "SBATCH_",
+    "SALLOC_",
+    "SUBMITIT_",
+    "SACCT_",
+    "SQUEUE_",
+    "PMI_",
+    "PMIX_",
+)
 _LEAK_NAMES = frozenset(
-    ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "MASTER_ADDR", "MASTER_PORT")
-    + ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "HYDRA_FULL_ERROR")
+    """CUDA_VISIBLE_DEVICES GPU_DEVICE_ORDINAL HYDRA_FULL_ERROR
+    MASTER_ADDR MASTER_PORT RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE""".split()
 )
 
 

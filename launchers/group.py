@@ -43,5 +43,5 @@ def group_points(points: list[Point], *, taken: int = 0) -> list[Group]:
 
 
 def _name(point: Point, number: int) -> str:
-    parts = [f"{number:02d}", point.site.name, point.request.partition or "", point.bench.gpu.name if point.bench else ""]
+    parts = [f"{number:02d}", point.site.name, point.request.partition or "", point.bench.gpu.name]
     return "-".join(re.sub(r"[^A-Za-z0-9_]+", "_", part) for part in parts if part)

@@ -49,8 +49,8 @@ def run_all(
     *,
     folder: Path,
     code: Path | None,
-    started: Callable[[int, str], None],
-    ended: Callable[[int], None],
+    started: Callable[[int, str], None] = lambda index, job_id: None,
+    ended: Callable[[int], None] = lambda index: None,
 ) -> None:
     """Run every call, filling `result`. `started(i, job_id)` and `ended(i)` are told as it goes.
 

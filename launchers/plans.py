@@ -54,4 +54,6 @@ def read(path: Path) -> Plan:
         points = tuple((int(p["num"]), tuple(str(o) for o in p["overrides"])) for p in content["points"])
         return Plan(sweep_id=str(content["sweep_id"]), site=str(content["site"]), points=points)
     except (AssertionError, KeyError, TypeError, ValueError):
-        raise UserError(f"{path}: not a plan file; it needs sweep_id, site, and points with num and overrides") from None
+        raise UserError(
+            f"{path}: not a plan file; it needs sweep_id, site, and points with num and overrides"
+        ) from None

@@ -29,7 +29,7 @@ class Point:
     num: int
     overrides: list[str]
     config: DictConfig  # composed, with Hydra's own node
-    bench: BenchConfig | None  # None: an application that is not ours
+    bench: BenchConfig
     site: SiteConfig
     request: Request
     reachable: bool

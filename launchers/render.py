@@ -35,25 +35,23 @@ def render(group: Group, *, command: str, folder: Path, code: Path, job_name: st
         "PYTHONUNBUFFERED": "1",
         "SUBMITIT_EXECUTOR": "slurm",
     }
-    for key, value in variables.items():
-        if not key.isidentifier():
-            raise UserError(f"site.{site.name}.environment.variables.{key}: not a name of a variable")
-        variables[key] = shlex.quote(str(value))
+    for name in variables:
+        if not name.isidentifier():
+            raise UserError(f"site.{site.name}.environment.variables.{name}: not a name of a variable")
     directives = list(_directives(group, folder, job_name))
     for option, value in directives:
         _refuse_control_characters(site.name, option, value)
-    text = (
+    return (
         _environment()
         .get_template(site.template)
         .render(
             site=site,
             request=group.first.request,
             directives=directives,
-            variables=sorted(variables.items()),
+            variables=[(name, shlex.quote(str(value))) for name, value in sorted(variables.items())],
             command=command,
         )
     )
-    return text
 
 
 def _directives(group: Group, folder: Path, job_name: str) -> Iterator[tuple[str, str | int | None]]:
@@ -79,8 +77,8 @@ def _directives(group: Group, folder: Path, job_name: str) -> Iterator[tuple[str
     yield "array", f"0-{len(group.points) - 1}"
     yield ("requeue" if site.requeue.request else "no-requeue"), None
     yield "open-mode", "append"
-    yield "output", folder / "%A_%a_0_log.out"
-    yield "error", folder / "%A_%a_0_log.err"
+    yield "output", str(folder / "%A_%a_0_log.out")
+    yield "error", str(folder / "%A_%a_0_log.err")
     if environment.export:
         yield "export", environment.export
     if environment.get_user_env:

@@ -44,7 +44,12 @@ def _ended(site: SiteConfig, job_ids: Sequence[str]) -> dict[str, SchedulerWord]
 def cancel(site: SiteConfig, job_ids: Iterable[str]) -> str | None:
     """None, or what scancel complained of."""
     done = subprocess.run(
-        ["scancel", *job_ids], env=for_slurm(site), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        ["scancel", *job_ids],
+        env=for_slurm(site),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
     )
     return None if done.returncode == 0 else done.stderr.strip()
 

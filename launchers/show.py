@@ -17,8 +17,8 @@ def plan_table(points: Sequence[Point]) -> Table:
     rows = [
         (
             point.num,
-            point.bench.gpu.name if point.bench else None,
-            point.bench.batch if point.bench else None,
+            point.bench.gpu.name,
+            point.bench.batch,
             point.site.name,
             point.request.partition,
             str(point.request),
@@ -52,7 +52,18 @@ def standings_table(standings: Sequence[Standing]) -> Table:
                 word.message,
             )
         )
-    columns = ("point", "gpu", "batch", "site", "attempt", "job", "state", "reason", "images/s", "what happened")
+    columns = (
+        "point",
+        "gpu",
+        "batch",
+        "site",
+        "attempt",
+        "job",
+        "state",
+        "reason",
+        "images/s",
+        "what happened",
+    )
     return table(columns, rows)
 
 

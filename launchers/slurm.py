@@ -6,7 +6,7 @@ import io
 import shlex
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -54,15 +54,14 @@ class SiteExecutor(SlurmExecutor):
             submission.dump(pickles[-1])
         array = self._submit_command(self._submitit_command_str)
         jobs = [
-            SlurmJob(folder=self.folder, job_id=f"{array.job_id}_{index}", tasks=[0])
-            for index in range(len(delayed))
+            SlurmJob(folder=self.folder, job_id=f"{array.job_id}_{index}", tasks=[0]) for index in range(len(delayed))
         ]
         for job, pickle in zip(jobs, pickles, strict=True):
             job.paths.move_temporary_file(pickle, "submitted_pickle")
         return jobs
 
 
-def submit(group: Group, calls: list[Callable[[], Any]], *, folder: Path, code: Path, job_name: str) -> str:
+def submit(group: Group, calls: Sequence[Callable[[], Any]], *, folder: Path, code: Path, job_name: str) -> str:
     """The id of the submitted array. Raises UserError with sbatch's own words where it refuses."""
     folder.mkdir(parents=True, exist_ok=True)
     with replaced(for_slurm(group.first.site)):

@@ -27,8 +27,8 @@ def take(folder: Path) -> str:
         if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
     ]
     digest = hashlib.sha256()
-    for name, path in files:
-        digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
+    for relative, path in files:
+        digest.update(f"{relative}\0".encode() + path.read_bytes() + b"\0")
     name = digest.hexdigest()[:12]
     target = folder / name
     if (target / RECORD).is_file():

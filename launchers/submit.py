@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import secrets
+import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from omegaconf import OmegaConf, open_dict, read_write
 
 from inpaint_bench.config import SiteConfig
 from inpaint_bench.contract import CODE, PointState
-from inpaint_bench.errors import PointsFailed, UserError
+from inpaint_bench.errors import PointsFailedError, UserError
 from inpaint_bench.manifest import new_run_id
 from inpaint_bench.terminal import console
 
@@ -65,7 +65,7 @@ class Sending:
 def send(points: list[Point], sending: Sending, *, sweep: dict[str, Any] | None) -> list[JobReturn]:
     """Submit `points` into the sweep at `sending.folder`; `sweep` None: it exists already.
 
-    Raises UserError before anything was submitted, PointsFailed after waiting.
+    Raises UserError before anything was submitted, PointsFailedError after waiting.
     """
     check_budget(points, sending.budget)
     if sending.dry_run:
@@ -87,7 +87,7 @@ def send(points: list[Point], sending: Sending, *, sweep: dict[str, Any] | None)
     console().print(show.plan_table(points))
     local = [g for g in groups if g.first.site.reach.method == "local"]
     results = _run_here([p for g in local for p in g.points], ledger, sending, code)
-    if sending.wait and groups:
+    if groups and (sending.wait or len(local) == len(groups)):
         _wait(ledger, {p.num for g in groups for p in g.points})
     elif groups:
         log.info(f"How it stands: python -m inpaint_bench.status {sending.folder}")
@@ -133,12 +133,11 @@ def _account_hint(site: SiteConfig) -> str:
 
 
 def _entry(point: Point) -> dict[str, Any]:
-    bench = point.bench
     return {
         "point": point.num,
         "overrides": point.overrides,
-        "gpu": bench.gpu.name if bench else None,
-        "batch": bench.batch if bench else None,
+        "gpu": point.bench.gpu.name,
+        "batch": point.bench.batch,
         "site": point.site.name,
     }
 
@@ -173,13 +172,12 @@ def _plan(group: Group, ledger: Ledger, folder: Path) -> None:
         config = point.config
         with read_write(config), open_dict(config):
             config.hydra.sweep.dir = str(folder)
-            if point.bench is not None:
-                config.hydra.sweep.subdir = point.subdir
-                config.site = OmegaConf.structured(point.site)
-                config.identity.run_id = point.run_id
-                config.identity.sweep_id = sweep_id
-                config.identity.point = point.num
-                config.identity.attempt = point.attempt
+            config.hydra.sweep.subdir = point.subdir
+            config.site = OmegaConf.structured(point.site)
+            config.identity.run_id = point.run_id
+            config.identity.sweep_id = sweep_id
+            config.identity.point = point.num
+            config.identity.attempt = point.attempt
     ledger.append(
         "planned",
         group=group.name,
@@ -197,7 +195,7 @@ def _job(point: Point, sending: Sending, job_id: str) -> PointJob:
         task_function=sending.task_function,
         config=point.config,
         singletons=Singleton.get_state(),
-        raise_failure=point.bench is not None,
+        raise_failure=True,
     )
 
 
@@ -225,9 +223,7 @@ def _submit_array(group: Group, ledger: Ledger, sending: Sending, code: Path) ->
 def _run_here(points: list[Point], ledger: Ledger, sending: Sending, code: Path) -> dict[int, JobReturn]:
     if not points:
         return {}
-    calls = [
-        LocalCall(call=_job(p, sending, f"{p.group}_{p.num}"), time_min=p.request.time_min) for p in points
-    ]
+    calls = [LocalCall(call=_job(p, sending, f"{p.group}_{p.num}"), time_min=p.request.time_min) for p in points]
     begun: dict[int, float] = {}
 
     def started(index: int, job_id: str) -> None:
@@ -243,14 +239,7 @@ def _run_here(points: list[Point], ledger: Ledger, sending: Sending, code: Path)
 
     folder = _private(sending.folder / JOBS) / points[0].group
     run_all(calls, folder=folder, code=code, started=started, ended=ended)
-    results: dict[int, JobReturn] = {}
-    for point, local in zip(points, calls, strict=True):
-        if isinstance(local.result, JobReturn):
-            results[point.num] = local.result
-        elif point.bench is None:
-            assert local.result is not None
-            raise local.result
-    return results
+    return {p.num: c.result for p, c in zip(points, calls, strict=True) if isinstance(c.result, JobReturn)}
 
 
 def _wait(ledger: Ledger, nums: set[int]) -> None:
@@ -272,12 +261,16 @@ def _wait(ledger: Ledger, nums: set[int]) -> None:
     console().print(show.standings_table(standings))
     failed = [s for s in standings if s.verdict.state is not PointState.COMPLETED]
     if failed:
-        raise PointsFailed(f"{len(failed)} of {len(standings)} points did not complete; `rerun` sends them again")
+        raise PointsFailedError(f"{len(failed)} of {len(standings)} points did not complete; `rerun` sends them again")
 
 
 def _job_name(group: Group, sweep_id: str) -> str:
     """Unique on the cluster, so that no tool that selects by name takes one sweep for another."""
     return f"inpaint-{sweep_id}-{group.name}"
+
+
+def new_sweep(sweep_id: str) -> dict[str, Any]:
+    return {"sweep_id": sweep_id, "created_unix": round(time.time(), 3), "command": sys.argv}
 
 
 def new_sweep_id() -> str:

@@ -85,5 +85,3 @@ def _alive(pid: int) -> bool:
         return b"submitit" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
-
-

@@ -30,8 +30,9 @@ def bed(request: pytest.FixtureRequest) -> Bed:
     return found
 
 
-def submit(bed: Bed, site: str, *options: str, wrap: str = "true", cwd: Path = Path("/tmp")) -> str:
-    done = bed.run(site, "sbatch", "--parsable", "--output=%j.out", *options, f"--wrap={wrap}", cwd=cwd)
+def submit(bed: Bed, site: str, *options: str, wrap: str = "true", cwd: Path | None = None) -> str:
+    output = "--output=%j.out" if cwd else "--output=/dev/null"
+    done = bed.run(site, "sbatch", "--parsable", output, *options, f"--wrap={wrap}", cwd=cwd)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip().partition(";")[0]
 
@@ -151,7 +152,7 @@ class TestRefusals:
     def test_what_no_node_has_is_refused_at_submission(
         self, testbed_light: Bed, site: str, asked: tuple[str, ...], words: str
     ) -> None:
-        done = testbed_light.run(site, "sbatch", *asked, "--wrap=true")
+        done = testbed_light.run(site, "sbatch", "--output=/dev/null", *asked, "--wrap=true")
         assert done.returncode == 1
         assert words in done.stderr
 
@@ -167,7 +168,7 @@ class TestRefusals:
         self, testbed_light: Bed, site: str, asked: tuple[str, ...], why: str
     ) -> None:
         """Accepted, as Slurm does without EnforcePartLimits: nothing but the reason tells."""
-        done = testbed_light.run(site, "sbatch", "--parsable", *asked, "--wrap=true")
+        done = testbed_light.run(site, "sbatch", "--parsable", "--output=/dev/null", *asked, "--wrap=true")
         if why == "PartitionNodeLimit" and done.returncode:
             assert "Node count specification invalid" in done.stderr
             return
@@ -295,6 +296,7 @@ class TestUpAndDown:
             assert "COMPLETED" in done.stdout, done.stderr
             assert command_line("kill-node", "delta", "nosuch", **here).returncode == 1
             assert command_line("kill-node", "delta", "gpua001", **here).returncode == 0
+            assert command_line("nudge", "delta", **here).stdout == ""
             assert command_line("start-node", "delta", "gpua001", **here).returncode == 0
             assert "gpuh001" in command_line("status", **here).stdout
         finally:

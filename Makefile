@@ -1,0 +1,44 @@
+# Two commands on a bare machine with Python 3.11 or 3.12: `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+DEMO ?= demo
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check testbed-up testbed-down clean
+
+help:  ## list targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1 - /p' Makefile | awk -F ' - ' '{printf "  %-14s %s\n", $$1, $$2}'
+
+install: $(STAMP)  ## install everything into .venv
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: install  ## the main sweep on this machine, without GPU and Slurm: run, merge, report
+	@rm -rf $(DEMO)
+	$(BIN)/python -m inpaint_bench.launch -m gpu=a40,a100,h200 batch=8,16,32 profile=demo hydra.sweep.dir=$(DEMO)/sweep
+	$(BIN)/python -m inpaint_bench.merge $(DEMO)/sweep -o $(DEMO)/dataset
+	$(BIN)/python -m inpaint_bench.report $(DEMO)/dataset -o $(DEMO)/report
+
+test: check  ## everything that must pass: check, then all tests, real Slurm included
+	$(BIN)/python -m tests.testbed install || test -z "$(INPAINT_BENCH_REQUIRE_TESTBED)"
+	$(BIN)/python -m pytest
+
+check: install  ## lint, format, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+testbed-up: install  ## two real Slurm clusters, grace and delta, on this machine
+	$(BIN)/python -m tests.testbed install
+	$(BIN)/python -m tests.testbed up
+
+testbed-down: install  ## stop them and remove what they wrote
+	$(BIN)/python -m tests.testbed down
+
+clean:  ## remove what the targets made, .venv included
+	rm -rf .venv $(DEMO) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

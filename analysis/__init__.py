@@ -1,0 +1,1 @@
+"""From run directories to tables, figures and a report. Imports neither torch nor hydra nor diffusers."""

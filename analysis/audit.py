@@ -1,0 +1,118 @@
+"""Whether a measure window can be trusted. Every check that fails is a sentence; no sentence, no objection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from .energy import Floats, Ints
+
+MAX_GAP_PERIODS = 5.0  # 0.5 s at 10 Hz: the energy counter is interpolated over less than this
+DEFAULT_HZ = 10.0
+
+
+@dataclass(kw_only=True)
+class Lane:
+    """Samples of one GPU in the order in which they were written."""
+
+    uuid: str
+    t_ns: Ints
+    tick: Ints
+    columns: dict[str, Floats]  # null is NaN
+
+    @classmethod
+    def split(cls, samples: pl.DataFrame, columns: list[str]) -> list[Lane]:
+        """One lane per UUID, in order of UUID."""
+        lanes = []
+        for uuid in sorted(samples["gpu_uuid"].unique().drop_nulls().to_list()):
+            rows = samples.filter(pl.col("gpu_uuid") == uuid)
+            values = {name: rows[name].cast(pl.Float64).fill_null(np.nan).to_numpy() for name in columns}
+            lane = cls(
+                uuid=uuid,
+                t_ns=rows["t_mono_ns"].cast(pl.Int64).to_numpy(),
+                tick=rows["tick_seq"].cast(pl.Int64).to_numpy(),
+                columns=values,
+            )
+            lanes.append(lane)
+        return lanes
+
+    def bracket(self, start_ns: int, end_ns: int) -> Lane:
+        """From the last sample at or before the start to the first at or after the end, by clock."""
+        before, after = self.t_ns[self.t_ns <= start_ns], self.t_ns[self.t_ns >= end_ns]
+        low = before.max() if len(before) else start_ns
+        high = after.min() if len(after) else end_ns
+        keep = (self.t_ns >= low) & (self.t_ns <= high)
+        columns = {name: values[keep] for name, values in self.columns.items()}
+        return Lane(uuid=self.uuid, t_ns=self.t_ns[keep], tick=self.tick[keep], columns=columns)
+
+
+def fast_hz(manifest: dict[str, Any]) -> float:
+    """Rate of the fast lane by the manifest; 10 where it is not given."""
+    hz = (manifest.get("telemetry") or {}).get("hz")
+    if isinstance(hz, dict):
+        hz = hz.get("fast") or hz.get("fast_hz") or hz.get("samples_fast")
+    return float(hz) if isinstance(hz, int | float) and hz > 0 else DEFAULT_HZ
+
+
+def telemetry_off(manifest: dict[str, Any]) -> bool:
+    """True where the run was asked to take no samples: then throughput stands alone."""
+    source = (manifest.get("telemetry") or {}).get("source", "missing")
+    return source is None or source == "none"
+
+
+def devices(lanes: list[Lane], manifest: dict[str, Any]) -> list[str]:
+    """The sampled UUIDs are the manifest's. A replay on a machine without GPU has no devices to compare."""
+    sampled = {lane.uuid for lane in lanes}
+    named = {device.get("uuid") for device in manifest.get("devices") or [] if device.get("uuid")}
+    if named and sampled != named:
+        extra, lost = sorted(sampled - named), sorted(named - sampled)
+        what = [f"samples of {', '.join(extra)}, which the manifest does not name"] if extra else []
+        what += [f"no samples of {', '.join(lost)}"] if lost else []
+        return ["GPUs differ: " + "; ".join(what)]
+    expected = int(manifest.get("gpus") or 1)
+    replayed = str((manifest.get("telemetry") or {}).get("source") or "").startswith("replay")
+    if not named and not replayed:
+        return ["the manifest names no GPU to compare the samples with"]
+    if not named and len(sampled) != expected:
+        return [f"samples of {len(sampled)} GPUs in a run of {expected}"]
+    return []
+
+
+def window(lane: Lane, start_ns: int, end_ns: int, hz: float) -> list[str]:
+    """What is wrong with one GPU's fast samples around one measure window."""
+    who = f"GPU {lane.uuid}: "
+    if not len(lane.t_ns):
+        return [who + "no samples"]
+    problems = []
+    if lane.t_ns.min() > start_ns:
+        late = (int(lane.t_ns.min()) - start_ns) * 1e-9
+        problems.append(f"{who}first sample {late:.2f} s after the window opened")
+    if lane.t_ns.max() < end_ns:
+        early = (end_ns - int(lane.t_ns.max())) * 1e-9
+        problems.append(f"{who}last sample {early:.2f} s before the window closed")
+    near = lane.bracket(start_ns, end_ns)
+    if len(near.t_ns) < 2:
+        return [*problems, who + "fewer than two samples around the window"]
+    steps = np.diff(near.t_ns)
+    if (steps <= 0).any():
+        problems.append(f"{who}clock does not move forward in {int((steps <= 0).sum())} places")
+    if (np.diff(near.tick) <= 0).any():
+        problems.append(f"{who}tick_seq repeats or goes back")
+    limit_s = MAX_GAP_PERIODS / hz
+    worst = int(steps.argmax())
+    if steps[worst] * 1e-9 > limit_s * (1 + 1e-9):
+        at = (int(near.t_ns[worst]) - start_ns) * 1e-9
+        gap = steps[worst] * 1e-9
+        problems.append(f"{who}gap of {gap:.2f} s at {at:.1f} s of the window (limit {limit_s:.2f} s)")
+    if counter_fell(near):
+        problems.append(f"{who}energy counter went back (driver reloaded?)")
+    return problems
+
+
+def counter_fell(lane: Lane) -> bool:
+    """True where the cumulative energy counter decreases between two readings."""
+    counter = lane.columns["energy_mj"]
+    return bool((np.diff(counter[~np.isnan(counter)]) < 0).any())

@@ -1,0 +1,66 @@
+"""A merged dataset, opened for reading. Long tables are scanned lazily: a report touches few of their rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from inpaint_bench import contract, files
+from inpaint_bench.errors import UserError
+
+from . import parts
+from .merge import KEYS, WINDOWS, hive_value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    folder: Path
+    account: dict[str, Any]  # dataset.json
+    runs: pl.DataFrame
+    windows: pl.DataFrame
+    skipped: pl.DataFrame
+
+    def scan(self, table: str, run_id: str | None = None) -> pl.LazyFrame:
+        """Rows of a long table, of one run or of all."""
+        files_of_table = sorted((self.folder / table).glob("site=*/gpu=*/run=*/part-*.parquet"))
+        if not files_of_table:
+            empty = pl.DataFrame(schema=parts.polars_schema(table))
+            return empty.lazy().with_columns(pl.lit(None, pl.String).alias(key) for key in KEYS)
+        hive = dict.fromkeys(KEYS, pl.String())
+        rows = pl.scan_parquet(files_of_table, hive_partitioning=True, hive_schema=hive)
+        return rows if run_id is None else rows.filter(pl.col("run_id") == run_id)
+
+    def files(self, run_id: str) -> list[Path]:
+        """The long tables' files of one run."""
+        found = self.folder.glob(f"*/site=*/gpu=*/run={hive_value(run_id)}/part-*.parquet")
+        return sorted(found)
+
+
+def open_dataset(folder: Path) -> Dataset:
+    """Raises UserError where the folder is missing, not a dataset, or of another schema version."""
+    if not folder.is_dir():
+        raise UserError(f"{folder} does not exist; merge run directories into it first (inpaint_bench.merge).")
+    try:
+        account = files.read_json(folder / contract.DATASET)
+    except ValueError as error:
+        raise UserError(f"Dataset damaged: {error}. Merge again.") from None
+    if not isinstance(account, dict):
+        raise UserError(f"{folder} is not a merged dataset (no {contract.DATASET}); use inpaint_bench.merge.")
+    if account.get("schema_version") != contract.SCHEMA_VERSION:
+        raise UserError(
+            f"{folder} has schema version {account.get('schema_version')}; this code reads "
+            f"{contract.SCHEMA_VERSION}. Merge again."
+        )
+    try:
+        return Dataset(
+            folder=folder,
+            account=account,
+            runs=pl.read_parquet(folder / contract.RUNS),
+            windows=pl.read_parquet(folder / WINDOWS),
+            skipped=pl.read_parquet(folder / contract.SKIPPED),
+        )
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise UserError(f"{folder} is not a whole dataset ({error}). Merge again.") from None

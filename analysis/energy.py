@@ -1,0 +1,68 @@
+"""Integrals over a window of sampled values, with the edges interpolated. Times in ns of one clock."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+def integral(t_ns: Ints, value: Floats, start_ns: int, end_ns: int) -> float | None:
+    """Trapezoid of `value` from start to end, in units of value times seconds.
+
+    NaN are dropped first. None where the samples do not reach both edges: nothing is extrapolated.
+    """
+    known = ~np.isnan(value)
+    t_ns, value = t_ns[known], value[known]
+    if len(t_ns) < 2 or t_ns[0] > start_ns or t_ns[-1] < end_ns or end_ns <= start_ns:
+        return None
+    inside = (t_ns > start_ns) & (t_ns < end_ns)
+    # Relative to the start: an absolute clock in float seconds would lose the microseconds.
+    seconds = (t_ns - start_ns).astype(np.float64) * 1e-9
+    edges = np.array([0.0, (end_ns - start_ns) * 1e-9])
+    at_edges = np.interp(edges, seconds, value)
+    x = np.concatenate([edges[:1], seconds[inside], edges[1:]])
+    y = np.concatenate([at_edges[:1], value[inside], at_edges[1:]])
+    return float(np.sum(np.diff(x) * (y[1:] + y[:-1]) / 2))
+
+
+def mean(t_ns: Ints, value: Floats, start_ns: int, end_ns: int) -> float | None:
+    """Time-weighted mean over the window; of the samples inside where they do not reach the edges."""
+    known = ~np.isnan(value)
+    t_ns, value = t_ns[known], value[known]
+    inside = (t_ns >= start_ns) & (t_ns <= end_ns)
+    if not inside.any():
+        return None
+    whole = integral(t_ns, value, start_ns, end_ns)
+    if whole is not None:
+        return whole / ((end_ns - start_ns) * 1e-9)
+    t_in, v_in = t_ns[inside], value[inside]
+    part = integral(t_in, v_in, int(t_in[0]), int(t_in[-1]))
+    return float(v_in.mean()) if part is None else part / ((int(t_in[-1]) - int(t_in[0])) * 1e-9)
+
+
+def counter_j(t_ns: Ints, counter_mj: Floats, start_ns: int, end_ns: int) -> float | None:
+    """Joules between the edges by a cumulative counter in mJ, interpolated at both edges.
+
+    None where it is not known on both sides. The counter moves about every 100 ms, so the edges cost up to
+    0.2 s of power: 1 % of a 20 s window.
+    """
+    known = ~np.isnan(counter_mj)
+    t_ns, counter_mj = t_ns[known], counter_mj[known]
+    if len(t_ns) < 2 or t_ns[0] > start_ns or t_ns[-1] < end_ns:
+        return None
+    seconds = (t_ns - start_ns).astype(np.float64) * 1e-9
+    edges = np.array([0.0, (end_ns - start_ns) * 1e-9])
+    first, last = np.interp(edges, seconds, counter_mj - counter_mj[0])
+    return float(last - first) / 1000
+
+
+def counter_rate(t_ns: Ints, counter: Floats, start_ns: int, end_ns: int) -> float | None:
+    """Growth of a cumulative counter per ns between the first and the last sample inside the window."""
+    inside = (t_ns >= start_ns) & (t_ns <= end_ns) & ~np.isnan(counter)
+    if inside.sum() < 2:
+        return None
+    t_in, c_in = t_ns[inside], counter[inside]
+    return float((c_in[-1] - c_in[0]) / (t_in[-1] - t_in[0])) if t_in[-1] > t_in[0] else None

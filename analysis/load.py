@@ -1,0 +1,181 @@
+"""Run directories under any number of roots: found, read, and nothing skipped silently."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from inpaint_bench import contract, files
+from inpaint_bench.errors import UserError
+
+from .parts import Parts, Skip, probe
+
+
+@dataclass(kw_only=True)
+class Run:
+    """One attempt on disk. `hash` is over the bytes of everything that would be merged."""
+
+    folder: Path
+    manifest: dict[str, Any]
+    windows: list[dict[str, Any]]
+    telemetry: dict[str, Any]
+    tables: dict[str, Parts] = field(default_factory=dict)
+    hash: str = ""
+
+    @property
+    def run_id(self) -> str:
+        return str(self.manifest["run_id"])
+
+    @property
+    def site(self) -> str:
+        return str(self.manifest.get("site") or "unknown")
+
+    @property
+    def gpu(self) -> str:
+        return str(self.manifest.get("gpu") or "unknown")
+
+
+@dataclass(kw_only=True)
+class Found:
+    """What the roots hold."""
+
+    runs: list[Run] = field(default_factory=list)
+    skips: list[Skip] = field(default_factory=list)
+    candidates: int = 0  # run directories seen, readable or not
+
+
+def find(roots: list[Path]) -> Iterator[Path]:
+    """Run directories below the roots, in order of path; never one inside another, each folder once.
+
+    A folder counts when it has a manifest or a folder of parts. Hidden folders, merged datasets and the
+    code snapshot of a sweep are not entered.
+    """
+    seen: set[Path] = set()
+    for root in roots:
+        for here, folders, names in os.walk(root):
+            folder = Path(here)
+            if contract.DATASET in names:
+                folders.clear()
+                continue
+            is_run = contract.MANIFEST in names or any(table in folders for table in contract.TABLES)
+            if is_run:
+                folders.clear()
+                if folder.resolve() not in seen:
+                    seen.add(folder.resolve())
+                    yield folder
+                continue
+            snapshot = contract.CODE if contract.SWEEP in names else None
+            folders[:] = sorted(name for name in folders if not name.startswith(".") and name != snapshot)
+
+
+def check_roots(roots: list[Path]) -> None:
+    """Refuse a root that is missing or not a folder."""
+    if not roots:
+        raise UserError("No root given: name at least one folder that holds run directories.")
+    for root in roots:
+        if not root.is_dir():
+            what = "is not a folder" if root.exists() else "does not exist"
+            raise UserError(f"Root {root} {what}; give folders that hold run directories.")
+
+
+def load(roots: list[Path]) -> Found:
+    """Every readable run below the roots, once; everything else as a skip with its reason."""
+    check_roots(roots)
+    found = Found()
+    first: dict[str, Run] = {}
+    for folder in find(roots):
+        found.candidates += 1
+        run, skips = read_run(folder)
+        found.skips += skips
+        if run is None:
+            continue
+        kept = first.get(run.run_id)
+        if kept is None:
+            first[run.run_id] = run
+            found.runs.append(run)
+        elif kept.hash == run.hash:
+            why = f"same content as {kept.folder}, which was kept"
+            found.skips.append(Skip(path=str(folder), code="duplicate", reason=why, run_id=run.run_id))
+        else:
+            why = (
+                f"CONFLICT: run id also in {kept.folder} with other content; the first one found was kept, "
+                "not because it is right. Remove one of the two and merge again"
+            )
+            found.skips.append(Skip(path=str(folder), code="conflict", reason=why, run_id=run.run_id))
+    return found
+
+
+def read_run(folder: Path) -> tuple[Run | None, list[Skip]]:
+    """One run directory. None when its manifest cannot be trusted; then each of its parts is listed."""
+    manifest, code, why = _manifest(folder / contract.MANIFEST)
+    run_id = str(manifest["run_id"]) if manifest else None
+    tables: dict[str, Parts] = {}
+    skips: list[Skip] = []
+    for table in contract.TABLES:
+        tables[table], bad = probe(folder / table, table, run_id)
+        skips += bad
+    if (folder / contract.JOURNAL).is_file():
+        why_not = f"a journal belongs beside its parts, in {', '.join(contract.TABLES)}"
+        skips.append(_skip(folder / contract.JOURNAL, "unexpected", why_not, run_id))
+    if manifest is None:
+        orphans = [path for parts in tables.values() for path in (*parts.good, *parts.journals)]
+        skips += [_skip(path, code, f"part of a run without a usable manifest: {why}") for path in orphans]
+        return None, [_skip(folder / contract.MANIFEST, code, why), *skips]
+    run = Run(folder=folder, manifest=manifest, windows=[], telemetry={}, tables=tables)
+    for name, kind in ((contract.WINDOWS, list), (contract.TELEMETRY, dict)):
+        try:
+            value = files.read_json(folder / name)
+            if value is None:
+                if name == contract.WINDOWS:
+                    skips.append(_skip(folder / name, "missing", "no such file: no window to measure", run_id))
+                continue
+            if not isinstance(value, kind) or (kind is list and not all(isinstance(w, dict) for w in value)):
+                raise ValueError(f"{folder / name}: not the expected JSON {kind.__name__}")
+        except (ValueError, OSError) as error:
+            skips.append(_skip(folder / name, "damaged", str(error), run_id))
+            continue
+        if name == contract.WINDOWS:
+            run.windows = value
+        else:
+            run.telemetry = value
+    run.hash = _content_hash(run)
+    return run, skips
+
+
+def _skip(path: Path, code: str, reason: str, run_id: str | None = None) -> Skip:
+    size = path.stat().st_size if path.is_file() else None
+    return Skip(path=str(path), code=code, reason=reason, run_id=run_id, size_bytes=size)
+
+
+def _manifest(path: Path) -> tuple[dict[str, Any] | None, str, str]:
+    """The manifest, or None with a code and the reason."""
+    try:
+        value = files.read_json(path)
+    except (ValueError, OSError) as error:
+        return None, "manifest_damaged", f"manifest damaged: {error}"
+    if value is None:
+        return None, "no_manifest", "no manifest: the worker never got far enough to write one, or it was lost"
+    if not isinstance(value, dict) or not isinstance(value.get("run_id"), str) or not value["run_id"]:
+        return None, "manifest_damaged", "manifest damaged: it has no run_id"
+    version = value.get("schema_version")
+    if version != contract.SCHEMA_VERSION:
+        why = f"manifest has schema version {version}; this code reads {contract.SCHEMA_VERSION}"
+        return None, "schema_version", why
+    return value, "", ""
+
+
+def _content_hash(run: Run) -> str:
+    digest = hashlib.sha256()
+    names = [contract.MANIFEST, contract.WINDOWS, contract.TELEMETRY]
+    paths = [run.folder / name for name in names]
+    paths += [path for parts in run.tables.values() for path in (*parts.good, *parts.journals)]
+    for path in paths:
+        digest.update(str(path.relative_to(run.folder)).encode() + b"\0")
+        if path.is_file():
+            with path.open("rb") as raw:
+                digest.update(hashlib.file_digest(raw, "sha256").digest())
+    return digest.hexdigest()

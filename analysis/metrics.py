@@ -1,0 +1,77 @@
+"""Names, units and number format of the figures, once for every table and figure."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+import polars as pl
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    name: str  # column of runs.parquet
+    label: str
+    unit: str = ""
+
+    @property
+    def heading(self) -> str:
+        return f"{self.label} [{self.unit}]" if self.unit else self.label
+
+
+_ALL = (
+    ("runtime_h", "Runtime, projected", "h"),
+    ("steps_per_s", "Steps/s", ""),
+    ("images_per_s", "Images/s", ""),
+    ("step_ms_p50", "Step p50", "ms"),
+    ("step_ms_p95", "Step p95", "ms"),
+    ("data_wait_pct", "Data wait", "%"),
+    ("gpu_util_pct", "GPU utilisation", "%"),
+    ("mem_active_pct", "Memory active", "% of time"),
+    ("vram_pct", "VRAM peak", "%"),
+    ("vram_used_mib_peak", "VRAM peak", "MiB"),
+    ("torch_reserved_peak_mib", "torch reserved", "MiB"),
+    ("torch_allocated_peak_mib", "torch allocated", "MiB"),
+    ("power_w", "Power", "W"),
+    ("temp_gpu_c_mean", "Temperature, mean", "\u00b0C"),
+    ("temp_gpu_c_max", "Temperature, max", "\u00b0C"),
+    ("sm_clock_mhz_mean", "SM clock", "MHz"),
+    ("joules_per_image", "Energy per image", "J"),
+    ("images_per_s_per_w", "Images/s/W", ""),
+    ("steps_per_s_per_w", "Steps/s/W", ""),
+    ("energy_ratio", "Counter / integral", ""),
+    ("mfu_pct", "MFU", "%"),
+)
+METRICS = {name: Metric(name=name, label=label, unit=unit) for name, label, unit in _ALL}
+
+
+def number(value: float | int | None) -> str:
+    """Three significant digits, never an exponent for what a person can read; an en dash for null."""
+    if value is None:
+        return "\u2013"
+    size = abs(float(f"{value:.3g}"))
+    if size == 0:
+        return "0"
+    if size >= 1000:
+        return f"{value:,.0f}"
+    if size < 1e-4:
+        return f"{value:.2e}"
+    return f"{value:.{max(0, 2 - math.floor(math.log10(size)))}f}"
+
+
+def runtime_heading(runs: pl.DataFrame) -> str:
+    """What the runtime column is: projected from images/s, measured, or both."""
+    kinds = sorted(runs["runtime_kind"].drop_nulls().unique().to_list()) if runs.height else []
+    return f"Runtime, {' and '.join(kinds) or 'projected'} [h]"
+
+
+def gpu_label(gpu: str) -> str:
+    return gpu if gpu in ("cpu", "unknown") else gpu.upper()
+
+
+def gpu_order(gpu: str) -> tuple[str, int, str]:
+    """A40 before A100: letters first, then the number as a number."""
+    found = re.match(r"([a-zA-Z]*)(\d*)", gpu)
+    assert found is not None
+    return found[1].lower(), int(found[2] or 0), gpu

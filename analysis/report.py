@@ -1,0 +1,225 @@
+"""A merged dataset as terminal tables, Markdown, CSV, SVG and one page that needs no network."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import polars as pl
+
+from inpaint_bench import files
+from inpaint_bench.errors import UserError
+
+from . import bottleneck, figures, published, render, svg, tables, timeline
+from .dataset import Dataset, open_dataset
+from .metrics import gpu_label, gpu_order
+from .tables import Builder, Table
+
+PAGE, TEXT, CSV, FIGURES = "report.html", "report.md", "runs.csv", "figures"
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """Everything that a report shows, whatever it is written as."""
+
+    dataset: Dataset
+    demonstration: bool
+    why_demonstration: str
+    facts: dict[str, str]  # what, where, when
+    quality: dict[str, str]
+    conflicts: list[str]
+    not_counted: Table
+    skipped: Table
+    runs: Table
+    results: list[Table]
+    poster: list[Table]
+    findings: list[Table]
+    environment: Table
+
+    def all_tables(self) -> list[Table]:
+        head = [self.not_counted, self.skipped, self.runs]
+        return [*head, *self.results, *self.poster, *self.findings, self.environment]
+
+
+def content(dataset: Dataset) -> Content:
+    """Work out the report of a dataset. Reads the run table only, not the samples."""
+    runs = dataset.runs
+    build = Builder(runs=runs)
+    poster = [table for metric in tables.POSTER_METRICS if (table := build.poster(metric))]
+    return Content(
+        dataset=dataset,
+        demonstration=build.demonstration,
+        why_demonstration=_why_demonstration(runs),
+        facts=_facts(dataset),
+        quality=_quality(dataset),
+        conflicts=dataset.skipped.filter(pl.col("code") == "conflict")["path"].to_list(),
+        not_counted=build.not_counted(),
+        skipped=tables.skipped(dataset.skipped, build.title("Files left out")),
+        runs=build.run_list(),
+        results=[build.throughput(), build.energy(), build.memory()],
+        poster=poster if _has_poster_workload(runs) else [],
+        findings=[build.gpu_ratios(), build.best_batch(), build.bottlenecks()],
+        environment=build.environment(),
+    )
+
+
+def _has_poster_workload(runs: pl.DataFrame) -> bool:
+    return bool((runs["workload"] == published.WORKLOAD).any())
+
+
+def _why_demonstration(runs: pl.DataFrame) -> str:
+    """In words: how many runs are no measurement of the GPU they name."""
+    marked = runs.filter(pl.col("demonstration"))
+    if marked.is_empty():
+        return ""
+    replayed = marked.filter(pl.col("source").str.starts_with("replay")).height
+    words = f"{marked.height} of {runs.height} runs are demonstrations"
+    if replayed:
+        words += f", {replayed} of them with telemetry replayed from a recording"
+    return words + ". Their figures show how the pipeline works; they say nothing about the GPUs they name."
+
+
+def _listed(values: pl.Series) -> str:
+    return ", ".join(sorted(str(v) for v in values.drop_nulls().unique().to_list())) or "unknown"
+
+
+def _facts(dataset: Dataset) -> dict[str, str]:
+    runs = dataset.runs
+    gpus = sorted(runs["gpu"].drop_nulls().unique().to_list(), key=gpu_order)
+    started, ended = runs["started"].min(), runs["ended"].max()
+    when = "unknown"
+    if started is not None:
+        when = f"{started:%Y-%m-%d %H:%M}" + (f" to {ended:%Y-%m-%d %H:%M} UTC" if ended is not None else " UTC")
+    batches = ", ".join(str(b) for b in sorted(runs["batch"].drop_nulls().unique().to_list()))
+    return {
+        "Workload": f"{_listed(runs['workload'])}, model {_listed(runs['model'])}",
+        "GPUs": ", ".join(map(gpu_label, gpus)) or "none",
+        "Batch sizes": batches or "none",
+        "Recipe": _listed(runs["recipe"]),
+        "Sites": _listed(runs["site"]),
+        "When": when,
+        "Merged": f"{dataset.account.get('merged_at')} from {', '.join(dataset.account.get('roots', []))}",
+        "Producer": str(dataset.account.get("producer")),
+    }
+
+
+def _quality(dataset: Dataset) -> dict[str, str]:
+    runs, account = dataset.runs, dataset.account
+    valid = runs.filter(pl.col("valid"))
+    completed = runs.filter((pl.col("status") == "completed") & ~pl.col("valid")).height
+    coverage = valid["coverage_pct"].drop_nulls()
+    share = f"{coverage.min():.1f} % or more" if len(coverage) else "none sampled"
+    ratio = valid["energy_ratio"].drop_nulls()
+    energy = f"{ratio.min():.3f} to {ratio.max():.3f}" if len(ratio) else "not known"
+    cells = valid.group_by("site", "gpu", "batch", "recipe").len()["len"]
+    per_cell = f"{cells.min()} to {cells.max()}" if len(cells) and cells.min() != cells.max() else None
+    return {
+        "Run directories found": str(account.get("run_directories")),
+        "Runs merged": str(runs.height),
+        "Valid": str(valid.height),
+        "Completed but invalid": str(completed),
+        "Failed or unfinished": str(runs.height - valid.height - completed),
+        "Entries left out": str(dataset.skipped.height),
+        "Samples in the windows": share,
+        "Energy counter / integral": energy,
+        "Runs per cell": per_cell or (f"{cells.min()}" if len(cells) else "0"),
+    }
+
+
+def write_report(dataset_dir: Path, out: Path, *, terminal: bool = False) -> Path:
+    """Write the page and what lies beside it; returns the page's path. Prints the tables if asked to."""
+    dataset = open_dataset(dataset_dir)
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is not a folder; give a folder for the report.")
+    if out.resolve() == dataset_dir.resolve() or dataset_dir.resolve() in out.resolve().parents:
+        raise UserError(f"{out} lies inside the dataset, which a new merge replaces; write the report elsewhere.")
+    report = content(dataset)
+    if terminal:
+        print_tables(report)
+    build = Builder(runs=dataset.runs)
+    drawn = figures.draw(build.cells, dataset.runs, demonstration=report.demonstration)
+    colours = figures.gpu_colours(build.cells)
+    strips = timeline.draw(dataset, colours, demonstration=report.demonstration)
+    out.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(out / FIGURES, ignore_errors=True)
+    for figure in (*drawn, *strips):
+        files.replace_text(out / FIGURES / f"{figure.id}.svg", svg.standalone(figure.svg))
+    render.runs_csv(dataset.runs, out / CSV)
+    files.replace_text(out / TEXT, markdown(report))
+    files.replace_text(out / PAGE, page(report, drawn, strips, out))
+    return out / PAGE
+
+
+def print_tables(report: Content) -> None:
+    """Tables for the terminal; as wide as they need to be where the output is a file or a pipe."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    if report.demonstration:
+        console.print(Text(f"DEMONSTRATION: {report.why_demonstration}\n", style="bold reverse"))
+    for path in report.conflicts:
+        console.print(Text(f"CONFLICT: {render.plain(path)}: see files left out\n", style="bold red"))
+    console.print(Text("   ".join(f"{name}: {value}" for name, value in report.quality.items()) + "\n"))
+    for table in report.all_tables():
+        render.to_terminal(table, console)
+
+
+def markdown(report: Content) -> str:
+    """The same tables as Markdown."""
+    title = "# Benchmark report\n"
+    banner = f"\n> **Demonstration.** {report.why_demonstration}\n" if report.demonstration else ""
+    lists = [f"- {name}: {value}" for name, value in (*report.facts.items(), *report.quality.items())]
+    body = "\n".join(render.to_markdown(table) for table in report.all_tables())
+    return f"{title}{banner}\n" + "\n".join(lists) + f"\n\n{body}"
+
+
+def page(
+    report: Content, drawn: list[figures.Figure], strips: list[figures.Figure], out: Path
+) -> str:
+    """The HTML. Autoescape is on; the only markup passed through is our own SVG, whose text is escaped."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals.update(svg=lambda figure: Markup(figure.svg), anchor=anchor)
+    return environment.get_template("report.html.j2").render(
+        report=report,
+        figures=drawn,
+        strips=strips,
+        runs=_run_cards(report.dataset, out),
+        rules=bottleneck.RULES,
+        mixed=bottleneck.MIXED,
+        source=published.SOURCE,
+        figure_css=Markup(svg.css()),
+    )
+
+
+def anchor(run_id: str) -> str:
+    """An id that is safe in an attribute and after a hash sign."""
+    return "run-" + quote(run_id, safe="").replace("%", "_")
+
+
+def _run_cards(dataset: Dataset, out: Path) -> list[dict[str, Any]]:
+    """Per run: where it lies, what it warns of, and its files, linked relative to the page."""
+    cards = []
+    for row in dataset.runs.iter_rows(named=True):
+        links = []
+        for path in dataset.files(row["run_id"]):
+            relative = os.path.relpath(path.resolve(), out.resolve())
+            links.append({"href": quote(relative), "text": str(path.relative_to(dataset.folder))})
+        what = figures.series_title(row)
+        cards.append({**row, "links": links, "what": what})
+    return cards

@@ -1,0 +1,245 @@
+"""The report's tables as plain data: rendered to the terminal, Markdown and HTML elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import polars as pl
+
+from . import aggregate, bottleneck, published
+from .metrics import METRICS, gpu_label, gpu_order, number, runtime_heading
+
+ONE_RUN = "n = 1: one run per cell, no interval."
+RANGES = "Mean (min\u2013max) over n runs; no range where n = 1."
+PROJECTED = "Runtime is projected from images/s to the epochs asked, not waited for."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    id: str
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+    note: str = ""
+    text_columns: frozenset[int] = frozenset()  # aligned left; the rest are numbers
+    run_column: int | None = None  # holds run ids: the page links them
+
+
+@dataclass(kw_only=True)
+class Builder:
+    """Makes tables of one dataset; a demonstration is named in every title."""
+
+    runs: pl.DataFrame
+    cells: pl.DataFrame = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.cells = aggregate.cells(self.runs)
+
+    @property
+    def demonstration(self) -> bool:
+        return bool(self.runs["demonstration"].any())
+
+    def title(self, text: str) -> str:
+        return f"Demonstration: {text}" if self.demonstration else text
+
+    def table(self, id: str, title: str, columns: list[str], rows: list[list[str]], **more: Any) -> Table:
+        texts = frozenset(i for i, name in enumerate(columns) if name in _TEXT_COLUMNS)
+        return Table(
+            id=id, title=self.title(title), columns=columns, rows=rows, text_columns=texts, **more
+        )
+
+    def _heading(self, metric: str) -> str:
+        return runtime_heading(self.runs) if metric == "runtime_h" else METRICS[metric].heading
+
+    def _summary(self, id: str, title: str, metrics: tuple[str, ...], note: str) -> Table:
+        keys = ["Site", "GPU", "Batch", "Recipe", "n"]
+        extra = [name for name in ("model", "workload", "gpus", "demonstration") if self._varies(name)]
+        rows = [
+            [row["site"], gpu_label(row["gpu"]), str(row["batch"]), row["recipe"] or "\u2013", str(row["n"])]
+            + [str(row[name]) for name in extra]
+            + [spread(row, name) for name in metrics]
+            for row in self.cells.iter_rows(named=True)
+        ]
+        mixed = [f"{r['series']} batch {r['batch']}: {r['mixes']}" for r in self.cells.to_dicts() if r["mixes"]]
+        interval = ONE_RUN if self.one_run else RANGES
+        parts = [note, interval, "Cells that mix: " + "; ".join(mixed) + "." if mixed else ""]
+        columns = [*keys, *(name.capitalize() for name in extra), *map(self._heading, metrics)]
+        return self.table(id, title, columns, rows, note=" ".join(p for p in parts if p))
+
+    @property
+    def one_run(self) -> bool:
+        return bool((self.cells["n"] == 1).all())
+
+    def _varies(self, name: str) -> bool:
+        return self.cells[name].n_unique() > 1
+
+    def throughput(self) -> Table:
+        metrics = ("runtime_h", "steps_per_s", "images_per_s", "step_ms_p50", "step_ms_p95", "data_wait_pct")
+        return self._summary("throughput", "Throughput", (*metrics, "gpu_util_pct"), PROJECTED)
+
+    def energy(self) -> Table:
+        metrics = "power_w joules_per_image images_per_s_per_w steps_per_s_per_w energy_ratio temp_gpu_c_mean"
+        note = "Power is energy over time, of the whole GPU board. Steps/s/W falls with the batch by construction."
+        return self._summary("energy", "Power, energy and temperature", tuple(metrics.split()), note)
+
+    def memory(self) -> Table:
+        metrics = "vram_pct vram_used_mib_peak torch_reserved_peak_mib torch_allocated_peak_mib mem_active_pct"
+        note = (
+            "VRAM as NVML sees it, share of what the driver does not reserve. Memory active is the share of "
+            "time with any access: neither bandwidth nor VRAM."
+        )
+        return self._summary("memory", "Memory", tuple(metrics.split()), note)
+
+    def run_list(self) -> Table:
+        metrics = "runtime_h images_per_s gpu_util_pct power_w joules_per_image".split()
+        head = ["Run", "Point", "Try", "Site", "GPU", "Batch", "Recipe", "Status", "Counts"]
+        rows = []
+        for row in self.runs.iter_rows(named=True):
+            status = row["status"] + (f" ({row['reason']})" if row["reason"] else "")
+            keys = [row[k] or "\u2013" for k in ("run_id", "point", "attempt", "site")]
+            keys += [gpu_label(row["gpu"]), str(row["batch"] or "\u2013"), row["recipe"] or "\u2013"]
+            keys += [status, "yes" if row["valid"] else "no", *(number(row[m]) for m in metrics)]
+            rows.append([*keys, row["source"] or "\u2013"])
+        columns = [*head, *map(self._heading, metrics), "Telemetry"]
+        note = f"Every attempt, whether it counts or not. {PROJECTED}"
+        return self.table("runs", "Runs", columns, rows, note=note, run_column=0)
+
+    def not_counted(self) -> Table:
+        """Failed, unfinished and invalid runs, each with why."""
+        lost = self.runs.filter(~pl.col("valid"))
+        rows = [
+            [
+                row["run_id"],
+                row["point"] or "\u2013",
+                row["site"],
+                gpu_label(row["gpu"]),
+                str(row["batch"] or "\u2013"),
+                row["invalid_reason"] or "\u2013",
+                row["message"] or "",
+            ]
+            for row in lost.iter_rows(named=True)
+        ]
+        columns = ["Run", "Point", "Site", "GPU", "Batch", "Why it does not count", "Message"]
+        return self.table("not-counted", "Runs that do not count", columns, rows, run_column=0)
+
+    def poster(self, metric: str) -> Table | None:
+        """Measured beside published at the same GPU and batch; None where neither has a figure."""
+        mine = self.cells.filter((pl.col("workload") == published.WORKLOAD) & pl.col(metric).is_not_null())
+        theirs = {
+            (r["gpu"], r["batch"]): r
+            for r in published.shown().filter(pl.col("metric") == metric).iter_rows(named=True)
+        }
+        rows, met = [], set()
+        for row in mine.iter_rows(named=True):
+            key = (row["gpu"], row["batch"])
+            met.add(key)
+            other = theirs.get(key)
+            beside = ["\u2013", "\u2013", "\u2013"]
+            if other:
+                beside = [number(other["value"]), other["status"], number(row[metric] / other["value"])]
+            rows.append((key, [row["series"], str(row["batch"]), spread(row, metric), str(row["n"]), *beside]))
+        for key, other in theirs.items():
+            if key not in met:
+                cell = [gpu_label(key[0]), str(key[1]), "\u2013", "0", number(other["value"]), other["status"]]
+                rows.append((key, [*cell, "\u2013"]))
+        if not rows:
+            return None
+        rows.sort(key=lambda pair: (gpu_order(pair[0][0]), pair[0][1], pair[1][0]))
+        columns = ["GPU", "Batch", "Measured", "n", "Published", "Status", "Ratio"]
+        heading = self._heading(metric)
+        return self.table(f"poster-{metric}", heading, columns, [row for _, row in rows])
+
+    def gpu_ratios(self) -> Table:
+        rows = []
+        for ratio in aggregate.ratios(self.cells, value="images_per_s"):
+            each = ", ".join(f"{batch}: {value:.2f}" for batch, value in ratio.by_batch.items())
+            rows.append([f"{ratio.fast} / {ratio.slow}", ratio.text, each])
+        for ratio in published_ratios():
+            each = ", ".join(f"{batch}: {value:.2f}" for batch, value in ratio.by_batch.items())
+            rows.append([f"{ratio.fast} / {ratio.slow} (published)", ratio.text, each])
+        note = "How many times faster at equal batch, by images/s; the range is over batches. " + (
+            ONE_RUN if self.one_run else "Ratios of means."
+        )
+        return self.table("ratios", "GPU ratios", ["Pair", "Range", "By batch"], rows, note=note)
+
+    def best_batch(self) -> Table:
+        rows = []
+        for metric, lowest, words in (
+            ("images_per_s", False, "fastest (images/s)"),
+            ("joules_per_image", True, "least energy (J/image)"),
+        ):
+            for best in aggregate.best_batches(self.cells, metric=metric, lowest=lowest):
+                rows.append([best.series, words, str(best.batch), number(best.value), _verdict(best)])
+        rows.sort(key=lambda row: gpu_order(row[0]))
+        columns = ["GPU", "By", "Best batch", "Value", "Reading"]
+        note = "A tie is within 2 %, or, with more than one run each, ranges that overlap; take the smallest."
+        return self.table("best", "Best batch per GPU", columns, rows, note=note)
+
+    def bottlenecks(self) -> Table:
+        rows = []
+        for row in self.runs.filter(pl.col("valid") | (pl.col("reason") == "oom_gpu")).iter_rows(named=True):
+            name, evidence = bottleneck.classify(row)
+            rows.append([row["run_id"], gpu_label(row["gpu"]), str(row["batch"]), name, evidence])
+        columns = ["Run", "GPU", "Batch", "Class", "Evidence"]
+        note = f"Tier {bottleneck.TIER}: evidence of a single run; first rule that matches, thresholds not fitted."
+        return self.table("bottleneck", "What held it back", columns, rows, note=note, run_column=0)
+
+    def environment(self) -> Table:
+        keys = ["site", "node", "gpu_name", "power_limit_w", "driver", "torch", "cuda", "precision", "source"]
+        table = self.runs.group_by(keys).agg(pl.len().alias("n")).sort(keys, nulls_last=True)
+        rows = [
+            [number(v) if k == "power_limit_w" else str(v or "\u2013") for k, v in row.items()]
+            for row in table.iter_rows(named=True)
+        ]
+        columns = ["Site", "Node", "Board", "Power limit [W]", "Driver", "torch", "CUDA", "Precision"]
+        return self.table("environment", "Environment", [*columns, "Telemetry", "Runs"], rows)
+
+
+_TEXT_COLUMNS = set(
+    "Run|Point|Site|GPU|Recipe|Status|Counts|Telemetry|Why it does not count|Message|By|Reading|Class|Evidence|"
+    "Node|Board|Driver|torch|CUDA|Precision|Pair|By batch|Model|Workload|Demonstration|Kind|Reason|Path".split("|")
+)
+
+
+def spread(row: dict[str, Any], metric: str) -> str:
+    """Mean, with min and max where there is more than one run."""
+    if row["n"] < 2 or row[metric] is None:
+        return number(row[metric])
+    return f"{number(row[metric])} ({number(row[f'{metric}_min'])}\u2013{number(row[f'{metric}_max'])})"
+
+
+def published_ratios() -> list[aggregate.Ratio]:
+    """The poster's speed-ups, from its hours, by the same code as ours."""
+    hours = published.shown().filter(pl.col("metric") == "runtime_h")
+    hours = hours.with_columns(pl.col("gpu").map_elements(gpu_label, pl.String).alias("series"))
+    return aggregate.ratios(hours, value="value", lower_is_faster=True)
+
+
+def _verdict(best: aggregate.Best) -> str:
+    if best.candidates == 1:
+        return "only batch measured"
+    words = f"clear of the other {best.candidates - 1}"
+    if best.ties:
+        words = f"tie with {', '.join(map(str, best.ties))}: take {best.smallest}"
+    return words + ("; n = 1, no interval" if best.n == 1 else "")
+
+
+def skipped(frame: pl.DataFrame, title: str) -> Table:
+    """Everything the merge left out."""
+    rows = [[r["code"], r["path"], r["reason"]] for r in frame.iter_rows(named=True)]
+    columns = ["Kind", "Path", "Reason"]
+    return Table(id="skipped", title=title, columns=columns, rows=rows, text_columns=frozenset(range(3)))
+
+
+POSTER_METRICS: Iterable[str] = (
+    "runtime_h",
+    "gpu_util_pct",
+    "power_w",
+    "temp_gpu_c_mean",
+    "vram_pct",
+    "mem_active_pct",
+    "steps_per_s_per_w",
+    "images_per_s_per_w",
+)

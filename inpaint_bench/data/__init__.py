@@ -1,0 +1,1 @@
+"""Images with positions, and the loader that feeds them."""

@@ -1,0 +1,66 @@
+"""What a set of images is to the loader, and how a configuration becomes one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..config import DataConfig
+
+Pixels = npt.NDArray[np.uint8]  # [H, W, 3]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skipped:
+    """An image that is not used, and why in words."""
+
+    file: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """What was found, used and left out; `found == used + len(skipped) + beyond_limit`."""
+
+    kind: str
+    found: int
+    used: int
+    beyond_limit: int = 0  # not looked at: data.num_images was reached before
+    skipped: list[Skipped] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "found": self.found,
+            "used": self.used,
+            "beyond_limit": self.beyond_limit,
+            "skipped": [{"file": one.file, "reason": one.reason} for one in self.skipped],
+        }
+
+
+class Source(Protocol):
+    """Images by index, all checked when the source was opened."""
+
+    account: Account
+    positions: npt.NDArray[np.float64]  # [N, 2]: latitude, longitude in degrees
+    texts: list[str]  # [N], "" where there is none
+
+    def __len__(self) -> int: ...
+
+    def pixels(self, index: int) -> Pixels:
+        """[resolution, resolution, 3], uint8. Raises RuntimeError naming a file that became unreadable."""
+        ...
+
+
+def open_source(config: DataConfig) -> Source:
+    """The images that `config` names. Raises UserError where there is no usable one."""
+    if config.kind == "folder":
+        from .folder import FolderSource
+
+        return FolderSource.open(config)
+    from .synthetic import SyntheticSource
+
+    return SyntheticSource(config)

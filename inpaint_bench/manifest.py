@@ -1,0 +1,146 @@
+"""manifest.json: what an attempt is and where it stands, whole at any moment.
+
+Written when the attempt begins, rewritten at most every few seconds while steps run (by a thread, so a slow
+file system does not show up in the steps), and once more when it ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from . import __version__
+from .config import BenchConfig, config_hash
+from .contract import MANIFEST, MANIFEST_FIELDS, SCHEMA_VERSION, Reason, Status
+from .files import replace_json
+
+PROGRESS_S = 5.0
+MESSAGE_CHARS = 400
+
+log = logging.getLogger(__name__)
+
+
+def new_run_id() -> str:
+    """`r-<UTC yyyymmddThhmmss>-<8 hex digits>`: sorts by time, and is unique without a registry."""
+    return f"r-{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
+
+
+class Manifest:
+    """The file of one attempt. Methods may be called from one thread; every write is whole or not there."""
+
+    def __init__(self, path: Path, values: dict[str, Any]) -> None:
+        self.path = path
+        self._values = values
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+        self._fresh = False  # progress that is not on disk yet
+
+    @classmethod
+    def start(cls, run_dir: Path, bench: BenchConfig, config: DictConfig, overrides: list[str]) -> Manifest:
+        """Write the manifest of an attempt that begins now. An earlier one here keeps its content aside."""
+        path = run_dir / MANIFEST
+        _set_aside(path)
+        identity = bench.identity
+        values: dict[str, Any] = dict.fromkeys(MANIFEST_FIELDS)
+        values.update(
+            schema_version=SCHEMA_VERSION,
+            producer=f"inpaint_bench {__version__}",
+            run_id=identity.run_id or new_run_id(),
+            sweep_id=identity.sweep_id,
+            point=identity.point,
+            attempt=identity.attempt,
+            status=Status.RUNNING.value,
+            workload=bench.workload.name,
+            recipe=bench.recipe.name,
+            model=bench.model.name,
+            site=bench.site.name,
+            gpu=bench.gpu.name,
+            batch=bench.batch,
+            gpus=bench.gpus,
+            demonstration=bench.demonstration,
+            config_hash=config_hash(config),
+            overrides=overrides,
+            started_unix_ns=time.time_ns(),
+            devices=[],
+            telemetry={"source": bench.telemetry.source, "hz": None, "status": None},
+        )
+        manifest = cls(path, values)
+        manifest.update()
+        return manifest
+
+    @property
+    def run_id(self) -> str:
+        return str(self._values["run_id"])
+
+    def update(self, **fields: Any) -> None:
+        """Set fields of the contract and write the file."""
+        if unknown := fields.keys() - set(MANIFEST_FIELDS):
+            raise KeyError(f"not fields of a manifest: {', '.join(sorted(unknown))}")
+        with self._lock:
+            self._values.update(fields)
+            self._write()
+
+    def progress(self, step: int, steps_total: int | None, images_per_s: float | None) -> None:
+        """Note how far the run is; on disk within PROGRESS_S. Costs the caller a few microseconds."""
+        note = {
+            "step": step,
+            "steps_total": steps_total,
+            "images_per_s": images_per_s,
+            "t_unix_ns": time.time_ns(),
+        }
+        with self._lock:
+            self._values["progress"] = note
+            self._fresh = True
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._keep_written, name="manifest", daemon=True)
+            self._thread.start()
+
+    def finish(self, status: Status, reason: Reason | None = None, message: str | None = None) -> None:
+        """Close the account. The message is cut to one line."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+        line = " ".join(message.split())[:MESSAGE_CHARS] if message else None
+        self.update(
+            status=status.value,
+            reason=reason.value if reason else None,
+            message=line,
+            ended_unix_ns=time.time_ns(),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        with self._lock:
+            return dict(self._values)
+
+    def _keep_written(self) -> None:
+        while not self._ended.wait(PROGRESS_S):
+            with self._lock:
+                if not self._fresh:
+                    continue
+                try:
+                    self._write()
+                except OSError as error:  # progress is a courtesy: the run goes on, its end is written again
+                    log.warning("%s: progress could not be written (%s)", self.path, error)
+
+    def _write(self) -> None:
+        replace_json(self.path, self._values)
+        self._fresh = False
+
+
+def _set_aside(path: Path) -> None:
+    """A requeued job starts again in its directory: what it said the first time is kept."""
+    if not path.exists():
+        return
+    number = 1
+    while (target := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
+        number += 1
+    path.rename(target)
+    log.warning("%s was here before; kept as %s", path, target.name)

@@ -1,0 +1,130 @@
+"""The sidecar's account of itself: telemetry.json, what it was told, what it did and what that cost."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .. import __version__, contract
+from .clock import Ticker
+from .sampler import Sampler
+from .spec import Spec
+from .storage import Storage
+
+PRODUCER = f"inpaint_bench {__version__}"
+
+
+def identity(spec: Spec, source: str, driver: str | None, nvml: str | None) -> dict[str, Any]:
+    """What telemetry.json and every part's metadata say alike."""
+    return {
+        "schema_version": contract.SCHEMA_VERSION,
+        "producer": PRODUCER,
+        "run_id": spec.run_id,
+        "source": source,
+        "driver": driver,
+        "nvml": nvml,
+        "boot_id": boot_id(),
+    }
+
+
+def part_metadata(facts: Mapping[str, Any], spec: Spec) -> dict[str, dict[str, str]]:
+    """Schema metadata of each table's parts."""
+    common = {key: str(value) for key, value in facts.items() if value is not None}
+    common["clock"] = "CLOCK_MONOTONIC"
+    fast = {
+        "period_ms": f"{1000 / spec.fast_hz:g}",
+        "fields": "power_instant_w=186/0 power_avg1s_w=185/0 energy_mj=83 (NVML field/scope)",
+        "energy_scope": "gpu_board",
+    }
+    slow = {
+        "period_ms": f"{1000 / spec.slow_hz:g}",
+        "fields": "power_mem_avg_w=185/2 temp_mem_c=82 throttle_*_ns=74,269,270,271 (NVML field/scope)",
+    }
+    return {"samples_fast": {**common, **fast}, "samples_slow": {**common, **slow}, "events": common}
+
+
+class Account:
+    """Everything telemetry.json says, at any moment of a run."""
+
+    def __init__(
+        self,
+        facts: Mapping[str, Any],
+        spec: Spec,
+        capture: Mapping[str, Any] | None,
+        sampler: Sampler,
+        storage: Storage,
+        tickers: Mapping[str, Ticker],
+    ) -> None:
+        self._facts = facts
+        self._spec = spec
+        self._capture = capture
+        self._sampler = sampler
+        self._storage = storage
+        self._tickers = tickers
+        self._start = {"t_unix_ns": time.time_ns(), "t_mono_ns": time.monotonic_ns()}
+
+    def state(self, status: str, reason: str | None = None) -> dict[str, Any]:
+        """telemetry.json. Status: running, complete, incomplete (rows not on disk), failed.
+
+        Reason: why it ended. ticks_late were skipped: ticks_due = ticks_done + ticks_late. cpu_s and
+        max_rss_mib are the sidecar's own.
+        """
+        ended = status != "running"
+        return {
+            **self._facts,
+            "status": status,
+            "reason": reason,
+            "capture": self._capture,
+            "pid": os.getpid(),
+            "host": platform.node(),
+            "cpus": sorted(os.sched_getaffinity(0)),
+            "started_unix_ns": self._start["t_unix_ns"],
+            "started_mono_ns": self._start["t_mono_ns"],
+            "updated_unix_ns": time.time_ns(),
+            "ended_unix_ns": time.time_ns() if ended else None,
+            "ended_mono_ns": time.monotonic_ns() if ended else None,
+            "part_s": self._spec.part_s,
+            "journal_s": self._spec.journal_s,
+            "devices": [self._device(index) for index in range(len(self._sampler.devices))],
+            "lanes": {name: self._lane(name, ticker) for name, ticker in self._tickers.items()},
+            "tables": self._storage.counts(),
+            "storage": {"errors": self._storage.errors, "error": self._storage.error},
+            "cpu_s": round(time.process_time(), 3),
+            "max_rss_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+        }
+
+    def _device(self, index: int) -> dict[str, Any]:
+        device = self._sampler.devices[index]
+        errors: dict[str, dict[str, int]] = {}
+        absent: list[str] = []
+        for reader in device.readers.values():
+            absent += sorted(reader.absent)
+            for (column, code), count in sorted(reader.errors.items()):
+                if column not in reader.absent:
+                    errors.setdefault(column, {})[str(code)] = count
+        return {**device.facts, "lost": device.lost, "absent": absent, "errors": errors}
+
+    def _lane(self, name: str, ticker: Ticker) -> dict[str, Any]:
+        took = self._sampler.durations[name]
+        return {
+            "hz": 1e9 / ticker.period_ns,
+            "ticks_due": ticker.due,
+            "ticks_done": ticker.done,
+            "ticks_late": ticker.late,
+            "read_us_p50": took.quantile_us(0.5),
+            "read_us_p99": took.quantile_us(0.99),
+            "read_us_max": round(took.max_us, 1),
+        }
+
+
+def boot_id() -> str | None:
+    """This boot of this host: monotonic times of one host compare only within it."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None

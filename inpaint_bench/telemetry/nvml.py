@@ -1,0 +1,251 @@
+"""The narrow edge to NVML: what the sidecar may ask of a GPU, and the real adapter over `pynvml`.
+
+Devices are found by UUID only. Indices change between reboots, need not match CUDA's, and are renumbered
+under device cgroups. Every failure is one exception class that carries NVML's return code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+MIN_GAP_NS: Final = 50_000_000  # below 50 ms NVML gives spurious NOT_SUPPORTED and zeros (zeus#186)
+NOT_IN_CAPTURE: Final = -1  # our own code, never NVML's: replay has no recording of this call
+
+CODES: Final = {
+    NOT_IN_CAPTURE: "not in capture",
+    1: "uninitialized",
+    2: "invalid argument",
+    3: "not supported",
+    4: "no permission",
+    6: "not found",
+    9: "driver not loaded",
+    12: "library not found",
+    13: "function not found",
+    15: "GPU is lost",
+    16: "reset required",
+    17: "blocked by the operating system",
+    18: "library and driver versions differ",
+    26: "deprecated",
+    999: "unknown",
+}
+
+Handle = Any  # an adapter's own name for an open device
+
+
+class NvmlError(Exception):
+    """A call failed with NVML's return code `code`."""
+
+    def __init__(self, code: int, call: str) -> None:
+        super().__init__(f"{call}: {CODES.get(code, 'NVML error')} (NVML code {code})")
+        self.code = code
+        self.call = call
+
+
+class FieldValue(NamedTuple):
+    """One element of a field query: its own return code, and its value where that is 0."""
+
+    code: int
+    value: float | None
+    latency_us: int = 0
+
+
+class Utilization(NamedTuple):
+    gpu_pct: int  # share of time with at least one kernel running
+    memory_pct: int  # share of time memory was read or written; not bandwidth, not VRAM
+
+
+class MemoryInfo(NamedTuple):
+    """Bytes, memory info v2: used does not contain reserved."""
+
+    total: int
+    reserved: int
+    used: int
+    free: int
+
+
+class Nvml(Protocol):
+    """What is asked of a GPU. Every method may raise NvmlError; none returns a stand-in value."""
+
+    def open(self) -> None: ...
+    def close(self) -> None: ...
+    def driver_version(self) -> str: ...
+    def nvml_version(self) -> str: ...
+    def uuids(self) -> list[str]: ...
+    def device(self, uuid: str) -> Handle: ...
+    def uuid(self, handle: Handle) -> str: ...
+    def name(self, handle: Handle) -> str: ...
+    def pci_bus_id(self, handle: Handle) -> str: ...
+    def minor(self, handle: Handle) -> int: ...
+    def vbios(self, handle: Handle) -> str: ...
+    def power_limit_mw(self, handle: Handle) -> int: ...
+    def persistence_mode(self, handle: Handle) -> int: ...
+    def ecc_mode(self, handle: Handle) -> int: ...
+    def mig_mode(self, handle: Handle) -> int: ...
+    def max_sm_clock_mhz(self, handle: Handle) -> int: ...
+    def fields(self, handle: Handle, ids: Sequence[tuple[int, int]]) -> list[FieldValue]: ...
+    def utilization(self, handle: Handle) -> Utilization: ...
+    def total_energy_mj(self, handle: Handle) -> int: ...
+    def sm_clock_mhz(self, handle: Handle) -> int: ...
+    def mem_clock_mhz(self, handle: Handle) -> int: ...
+    def throttle_reasons(self, handle: Handle) -> int: ...
+    def temperature_c(self, handle: Handle) -> int: ...
+    def memory(self, handle: Handle) -> MemoryInfo: ...
+
+
+_UUID = re.compile(r"(?:GPU-)?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.IGNORECASE)
+
+
+def gpu_uuid(text: str) -> str:
+    """NVML's "GPU-..." of a UUID that torch prints without prefix. ValueError on anything else."""
+    if text.upper().startswith("MIG-"):
+        raise ValueError(f"{text}: a MIG slice has no power or utilisation of its own; give a whole GPU")
+    match = _UUID.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r}: not a GPU's UUID (GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx)")
+    return f"GPU-{match[1].lower()}"
+
+
+# valueType of a field -> member of its union
+_MEMBER: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+_TEMPERATURE_GPU: Final = 0
+_CLOCK_SM, _CLOCK_MEM = 1, 2
+
+
+class RealNvml:
+    """NVML through `nvidia-ml-py`. Makes no CUDA context and heeds no CUDA_VISIBLE_DEVICES."""
+
+    def __init__(self) -> None:
+        try:
+            import pynvml
+        except ImportError:
+            raise NvmlError(12, "import pynvml (pip install nvidia-ml-py)") from None
+        # The PyPI project named pynvml calls itself deprecated and shadows the vendor's binding.
+        if not hasattr(pynvml, "_nvmlGetFunctionPointer"):
+            raise NvmlError(13, f"{pynvml.__file__} is not nvidia-ml-py (pip uninstall pynvml)")
+        self._binding: Any = pynvml
+        self._preferred: dict[tuple[str, ...], str] = {}
+
+    def _call(self, name: str, *args: Any) -> Any:
+        function = getattr(self._binding, name, None)
+        if function is None:
+            raise NvmlError(13, name)
+        try:
+            return function(*args)
+        except self._binding.NVMLError as error:
+            raise NvmlError(int(error.value), name) from None
+
+    def _first(self, names: tuple[str, ...], *args: Any) -> Any:
+        """The first of several names for one call that binding and driver both know; then always that one."""
+        if names in self._preferred:
+            return self._call(self._preferred[names], *args)
+        for name in names:
+            try:
+                value = self._call(name, *args)
+            except NvmlError as error:
+                if error.code not in (13, 25, 26) or name == names[-1]:
+                    raise
+            else:
+                self._preferred[names] = name
+                return value
+        raise AssertionError("unreachable")
+
+    def open(self) -> None:
+        self._call("nvmlInit")
+
+    def close(self) -> None:
+        self._call("nvmlShutdown")
+
+    def driver_version(self) -> str:
+        return _text(self._call("nvmlSystemGetDriverVersion"))
+
+    def nvml_version(self) -> str:
+        return _text(self._call("nvmlSystemGetNVMLVersion"))
+
+    def uuids(self) -> list[str]:
+        """UUIDs of the GPUs that can be opened; the count may include some that a cgroup forbids."""
+        found = []
+        for index in range(self._call("nvmlDeviceGetCount")):
+            try:
+                found.append(self.uuid(self._call("nvmlDeviceGetHandleByIndex", index)))
+            except NvmlError:
+                continue
+        return found
+
+    def device(self, uuid: str) -> Handle:
+        return self._call("nvmlDeviceGetHandleByUUID", uuid)
+
+    def uuid(self, handle: Handle) -> str:
+        return _text(self._call("nvmlDeviceGetUUID", handle))
+
+    def name(self, handle: Handle) -> str:
+        return _text(self._call("nvmlDeviceGetName", handle))
+
+    def pci_bus_id(self, handle: Handle) -> str:
+        return _text(self._call("nvmlDeviceGetPciInfo", handle).busId)
+
+    def minor(self, handle: Handle) -> int:
+        return int(self._call("nvmlDeviceGetMinorNumber", handle))
+
+    def vbios(self, handle: Handle) -> str:
+        return _text(self._call("nvmlDeviceGetVbiosVersion", handle))
+
+    def power_limit_mw(self, handle: Handle) -> int:
+        return int(self._call("nvmlDeviceGetEnforcedPowerLimit", handle))
+
+    def persistence_mode(self, handle: Handle) -> int:
+        return int(self._call("nvmlDeviceGetPersistenceMode", handle))
+
+    def ecc_mode(self, handle: Handle) -> int:
+        return int(self._call("nvmlDeviceGetEccMode", handle)[0])
+
+    def mig_mode(self, handle: Handle) -> int:
+        return int(self._call("nvmlDeviceGetMigMode", handle)[0])
+
+    def max_sm_clock_mhz(self, handle: Handle) -> int:
+        return int(self._call("nvmlDeviceGetMaxClockInfo", handle, _CLOCK_SM))
+
+    def fields(self, handle: Handle, ids: Sequence[tuple[int, int]]) -> list[FieldValue]:
+        """One driver call for all fields. Each element carries its own return code."""
+        answer = self._call("nvmlDeviceGetFieldValues", handle, list(ids))
+        return [_field_value(element) for element in answer]
+
+    def utilization(self, handle: Handle) -> Utilization:
+        rates = self._call("nvmlDeviceGetUtilizationRates", handle)
+        return Utilization(int(rates.gpu), int(rates.memory))
+
+    def total_energy_mj(self, handle: Handle) -> int:
+        return int(self._call("nvmlDeviceGetTotalEnergyConsumption", handle))
+
+    def sm_clock_mhz(self, handle: Handle) -> int:
+        return int(self._call("nvmlDeviceGetClockInfo", handle, _CLOCK_SM))
+
+    def mem_clock_mhz(self, handle: Handle) -> int:
+        return int(self._call("nvmlDeviceGetClockInfo", handle, _CLOCK_MEM))
+
+    def throttle_reasons(self, handle: Handle) -> int:
+        names = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+        return int(self._first(names, handle))
+
+    def temperature_c(self, handle: Handle) -> int:
+        names = ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature")
+        return int(self._first(names, handle, _TEMPERATURE_GPU))
+
+    def memory(self, handle: Handle) -> MemoryInfo:
+        info = self._call("nvmlDeviceGetMemoryInfo", handle, self._binding.nvmlMemory_v2)
+        return MemoryInfo(int(info.total), int(info.reserved), int(info.used), int(info.free))
+
+
+def _field_value(element: Any) -> FieldValue:
+    """A field's number by its value type; an unknown type is an error, not a guess."""
+    code, kind = int(element.nvmlReturn), int(element.valueType)
+    if code != 0:
+        return FieldValue(code, None, int(element.latencyUsec))
+    if not 0 <= kind < len(_MEMBER):
+        return FieldValue(999, None, int(element.latencyUsec))
+    return FieldValue(0, getattr(element.value, _MEMBER[kind]), int(element.latencyUsec))
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

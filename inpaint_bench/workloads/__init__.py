@@ -1,0 +1,60 @@
+"""What is executed. A workload is a module with `build(config, device) -> Workload`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from ..config import BenchConfig
+
+
+class Workload(Protocol):
+    """One step after another on one device, over endless batches.
+
+    `step` queues its work and returns at once: it neither synchronises with the device nor reads a value
+    from it. `facts` and `data` go into the manifest as they are when a window ends, so they are plain JSON.
+    """
+
+    images_per_step: int
+    facts: dict[str, Any]  # manifest["workload_facts"]
+    data: dict[str, Any]  # manifest["data"]
+
+    def next_batch(self) -> Any:
+        """Wait for the loader; the time this takes is the step's `data_wait_ns`."""
+        ...
+
+    def step(self, batch: Any) -> Tensor:
+        """Train on one batch. Returns the loss, a detached scalar that stays on the device."""
+        ...
+
+    def learning_rate(self) -> float: ...
+
+    def skipped_steps(self) -> int:
+        """Steps so far whose update fp16 overflow suppressed. Synchronises: at window edges only."""
+        ...
+
+    def close(self) -> None:
+        """End worker processes."""
+        ...
+
+
+def load(config: BenchConfig, device: torch.device) -> Workload:
+    """Build the workload that the configuration names. Raises UserError where there is no such module."""
+    name = config.workload.module
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+            raise  # the module is there, something that it imports is not
+        raise UserError(f"workload.module={name}: no such module") from None
+    build = getattr(module, "build", None)
+    if build is None:
+        raise UserError(f"workload.module={name}: has no function build(config, device)")
+    workload: Workload = build(config, device)
+    return workload

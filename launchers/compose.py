@@ -1,0 +1,44 @@
+"""Points without Hydra's command line: what `rerun` and plans compose, from the configuration as it is now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from hydra import compose, initialize_config_dir
+from hydra._internal.callbacks import Callbacks
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.utils import configure_log, setup_globals
+from hydra.types import HydraContext
+from omegaconf import open_dict, read_write
+
+from inpaint_bench.config import register
+from inpaint_bench.paths import conf_dir
+
+from .catalogue import Catalogue
+from .place import place
+from .point import Point
+
+
+@dataclass(frozen=True)
+class Composer:
+    context: HydraContext
+    catalogue: Catalogue
+
+    def __call__(self, num: int, overrides: Sequence[str]) -> Point:
+        """One placed point. Raises UserError, or Hydra's own errors for overrides that do not fit."""
+        config = compose("config", overrides=list(overrides), return_hydra_config=True)
+        with read_write(config), open_dict(config):
+            config.hydra.job.num = num
+        return place(num, list(overrides), config, self.catalogue)
+
+
+@contextmanager
+def composer() -> Iterator[Composer]:
+    register()
+    with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir()), job_name="inpaint_bench"):
+        setup_globals()
+        loader = GlobalHydra.instance().config_loader()
+        configure_log(compose("config", return_hydra_config=True).hydra.hydra_logging)
+        yield Composer(HydraContext(config_loader=loader, callbacks=Callbacks()), Catalogue(loader))

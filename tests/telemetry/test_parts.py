@@ -1,0 +1,161 @@
+"""Parts and journals: whole or not there, and nothing lost on the way."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from inpaint_bench import contract
+from inpaint_bench.telemetry.parts import PartWriter
+from inpaint_bench.telemetry.recover import recover
+
+from .support import leftovers, rows
+
+
+def _writer(run_dir: Path, writer: str | None = None, part_s: float = 10.0) -> PartWriter:
+    metadata = {"run_id": "r-1", "producer": "test"}
+    return PartWriter(run_dir / "events", contract.EVENTS, metadata, part_s, 1.0, writer=writer)
+
+
+def _add(writer: PartWriter, *seconds: int) -> None:
+    for second in seconds:
+        writer.append(t_mono_ns=second, t_unix_ns=second, kind="test", detail=f"at {second}")
+
+
+def _abandon(writer: PartWriter) -> None:
+    """What a kill -9 does to the writer: the descriptor is closed, nothing else happens."""
+    assert writer._journal is not None
+    assert writer._journal._handle is not None
+    os.close(writer._journal._handle)
+
+
+def test_a_part_is_one_row_group_with_the_schema_and_who_wrote_it(tmp_path: Path) -> None:
+    writer = _writer(tmp_path)
+    writer.tick(0.0)
+    _add(writer, 1, 2)
+    writer.tick(1.0)
+    _add(writer, 3)
+    writer.close()
+    part = pq.ParquetFile(tmp_path / "events" / "part-000000.parquet")
+    assert part.num_row_groups == 1
+    assert part.metadata.row_group(0).column(1).compression == "ZSTD"
+    assert part.schema_arrow.equals(contract.EVENTS)
+    assert part.schema_arrow.metadata[b"producer"] == b"test"
+    assert part.schema_arrow.metadata[b"schema_version"] == b"1"
+    table = rows(tmp_path, "events")
+    assert table["t_mono_ns"].to_list() == [1, 2, 3]
+    assert table["run_id"].to_list() == ["r-1"] * 3
+    assert table["gpu_uuid"].null_count() == 3
+    assert leftovers(tmp_path) == []
+
+
+def test_parts_follow_each_other_by_time_and_a_second_writer_overwrites_none(tmp_path: Path) -> None:
+    writer = _writer(tmp_path)
+    for second in range(25):
+        writer.tick(float(second))
+        _add(writer, second)
+    writer.close()
+    again = _writer(tmp_path)
+    _add(again, 99)
+    again.close()
+    names = sorted(path.name for path in (tmp_path / "events").iterdir())
+    assert names == [f"part-00000{i}.parquet" for i in range(4)]
+    assert rows(tmp_path, "events")["t_mono_ns"].to_list() == [*range(25), 99]
+
+
+def test_two_writers_share_a_folder_under_their_own_names(tmp_path: Path) -> None:
+    ours, theirs = _writer(tmp_path), _writer(tmp_path, "sidecar")
+    for writer in (ours, theirs):
+        writer.tick(0.0)
+    _add(ours, 1)
+    _add(theirs, 2)
+    for writer in (ours, theirs):
+        writer.tick(1.0)
+    assert sorted(leftovers(tmp_path)) == ["events/.journal.arrows", "events/.journal.sidecar.arrows"]
+    ours.close()
+    theirs.close()
+    assert rows(tmp_path, "events")["t_mono_ns"].to_list() == [1, 2]
+
+
+@pytest.mark.parametrize("cut", [1, 8, 100, 400])
+def test_a_journal_cut_short_is_recovered_up_to_its_last_whole_batch(tmp_path: Path, cut: int) -> None:
+    writer = _writer(tmp_path)
+    writer.tick(0.0)
+    for second in (1, 2, 3):
+        _add(writer, second)
+        writer.tick(float(second))
+    journal = tmp_path / "events" / contract.JOURNAL
+    _abandon(writer)
+    journal.write_bytes(journal.read_bytes()[:-cut])
+    (record,) = recover(tmp_path)
+    assert (record["outcome"], record["rows"], record["whole"]) == ("recovered", 2, False)
+    assert rows(tmp_path, "events")["detail"].to_list() == ["at 1", "at 2"]
+    assert recover(tmp_path) == []
+    assert leftovers(tmp_path) == []
+
+
+def test_every_possible_cut_of_a_journal_gives_a_beginning_of_its_rows(tmp_path: Path) -> None:
+    writer = _writer(tmp_path)
+    writer.tick(0.0)
+    for second in (1, 2):
+        _add(writer, second)
+        writer.tick(float(second))
+    content = (tmp_path / "events" / contract.JOURNAL).read_bytes()
+    for length in range(0, len(content), 7):
+        run = tmp_path / f"cut-{length}"
+        (run / "events").mkdir(parents=True)
+        (run / "events" / contract.JOURNAL).write_bytes(content[:length])
+        recovered = sum(record["rows"] for record in recover(run))
+        found = rows(run, "events")["t_mono_ns"].to_list() if recovered else []
+        assert found == [1, 2][:recovered]
+    writer.close()
+
+
+def test_a_journal_whose_part_was_closed_is_removed_and_counted_once(tmp_path: Path) -> None:
+    writer = _writer(tmp_path)
+    writer.tick(0.0)
+    _add(writer, 1)
+    writer.tick(1.0)
+    journal = tmp_path / "events" / contract.JOURNAL
+    content = journal.read_bytes()
+    writer.close()
+    journal.write_bytes(content)  # killed between the rename and the removal
+    (record,) = recover(tmp_path)
+    assert record["outcome"] == "already_closed"
+    assert rows(tmp_path, "events")["t_mono_ns"].to_list() == [1]
+
+
+def test_recovery_leaves_a_living_writer_alone(tmp_path: Path) -> None:
+    writer = _writer(tmp_path)
+    writer.tick(0.0)
+    _add(writer, 1)
+    writer.tick(1.0)
+    (record,) = recover(tmp_path)
+    assert record["outcome"] == "in_use"
+    with pytest.raises(ValueError, match="another process"):
+        _writer(tmp_path)
+    _add(writer, 2)
+    writer.close()
+    assert rows(tmp_path, "events")["t_mono_ns"].to_list() == [1, 2]
+
+
+def test_a_row_with_an_unknown_or_a_missing_column_is_refused_at_once(tmp_path: Path) -> None:
+    writer = _writer(tmp_path)
+    with pytest.raises(ValueError, match="no column knd"):
+        writer.append(t_mono_ns=1, t_unix_ns=1, kind="x", knd="x")
+    with pytest.raises(ValueError, match="t_unix_ns must not be null"):
+        writer.append(t_mono_ns=1, kind="x")
+
+
+def test_rows_of_the_steps_table_keep_their_types(tmp_path: Path) -> None:
+    writer = PartWriter(tmp_path / "steps", contract.STEPS, {"run_id": "r-1"}, 60.0, 5.0)
+    times = {"t_start_mono_ns": 2**62, "t_end_mono_ns": 2**62 + 1, "data_wait_ns": 5}
+    writer.append(window_id="w-1", step=0, **times, images=16, loss=0.5, lr=1e-5)
+    writer.close()
+    part = pq.read_table(next((tmp_path / "steps").glob("*.parquet")))
+    assert part.schema.equals(contract.STEPS)
+    assert part["t_start_mono_ns"].to_pylist() == [2**62]
+    assert part["device_ms"].null_count == 1

@@ -1,0 +1,267 @@
+"""The sidecar as a process: what it leaves on disk, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import inpaint_bench
+from inpaint_bench import contract
+from inpaint_bench.files import read_json
+from inpaint_bench.telemetry.client import Sidecar, SidecarError
+from inpaint_bench.telemetry.recover import recover
+
+from .support import leftovers, part_schema, pid_of, rows, settings, start
+
+
+def _gone(pid: int, within_s: float) -> bool:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            return True
+        time.sleep(0.02)
+    return False
+
+
+class TestSampling:
+    def test_ten_hertz_for_three_seconds_is_thirty_rows_of_the_contract(self, tmp_path: Path) -> None:
+        sidecar = start(tmp_path)
+        time.sleep(3)
+        account = sidecar.stop()
+        fast, slow = rows(tmp_path, "samples_fast"), rows(tmp_path, "samples_slow")
+        assert 28 <= len(fast) <= 33
+        assert 4 <= len(slow) <= 5
+        assert part_schema(tmp_path, "samples_fast").equals(contract.SAMPLES_FAST)
+        assert part_schema(tmp_path, "samples_slow").equals(contract.SAMPLES_SLOW)
+        assert fast["run_id"].unique().to_list() == ["r-test"]
+        assert fast["power_instant_w"].null_count() == 0
+        lane = account["lanes"]["fast"]
+        assert lane["ticks_done"] == len(fast)
+        assert lane["ticks_due"] == lane["ticks_done"] + lane["ticks_late"]
+        assert account["tables"]["samples_fast"]["rows"] == len(fast)
+        gaps_ms = fast["t_mono_ns"].diff().drop_nulls() / 1e6
+        assert gaps_ms.median() == pytest.approx(100, abs=2)
+        assert gaps_ms.min() > 49  # below 50 ms NVML answers falsely; the stamp is the middle of the read
+
+    def test_rows_of_a_replay_cannot_be_taken_for_a_real_gpu(self, tmp_path: Path) -> None:
+        sidecar = start(tmp_path)
+        account = sidecar.stop()
+        fast = rows(tmp_path, "samples_fast")
+        assert fast["source"].unique().to_list() == ["replay:h200-synthetic"] == [sidecar.source]
+        assert fast["gpu_uuid"].unique().to_list() == ["REPLAY-h200-synthetic"]
+        assert sidecar.devices[0]["uuid"] == "REPLAY-h200-synthetic"
+        assert sidecar.capture is not None
+        assert sidecar.capture["synthetic"] is True
+        assert account["capture"]["synthetic"] is True
+        metadata = part_schema(tmp_path, "samples_fast").metadata
+        assert metadata[b"source"] == b"replay:h200-synthetic"
+        assert {b"schema_version", b"run_id", b"producer", b"driver", b"nvml", b"period_ms"} <= metadata.keys()
+
+    def test_a_sensor_that_the_card_lacks_is_null_with_its_reason_and_never_zero(self, tmp_path: Path) -> None:
+        sidecar = start(tmp_path, capture="a100-synthetic")
+        time.sleep(0.5)
+        account = sidecar.stop()
+        fast, slow = rows(tmp_path, "samples_fast"), rows(tmp_path, "samples_slow")
+        assert fast["power_avg1s_w"].null_count() == len(fast)
+        assert set(fast["nulls"]) == {"power_avg1s_w=not_supported"}
+        assert set(slow["nulls"]) == {"power_mem_avg_w=not_supported;temp_mem_c=not_in_capture"}
+        assert account["devices"][0]["absent"][0] == "power_avg1s_w"
+
+    def test_the_first_sample_comes_within_a_second_of_the_start(self, tmp_path: Path) -> None:
+        waits = []
+        for attempt in range(3):
+            began_ns = time.time_ns()
+            sidecar = start(tmp_path / str(attempt))
+            sidecar.stop()
+            first = rows(tmp_path / str(attempt), "samples_fast")["t_unix_ns"][0]
+            waits.append((first - began_ns) / 1e9)
+        assert min(waits) < 1.0, waits
+
+    def test_ticks_missed_while_the_process_stood_still_are_counted_not_made_up(self, tmp_path: Path) -> None:
+        sidecar = start(tmp_path)
+        os.kill(pid_of(sidecar), signal.SIGSTOP)
+        time.sleep(0.75)
+        os.kill(pid_of(sidecar), signal.SIGCONT)
+        time.sleep(0.3)
+        lane = sidecar.stop()["lanes"]["fast"]
+        fast = rows(tmp_path, "samples_fast")
+        assert lane["ticks_late"] >= 5
+        assert lane["ticks_due"] == lane["ticks_done"] + lane["ticks_late"]
+        assert fast["tick_seq"].max() - len(fast) + 1 == lane["ticks_late"]
+        assert fast["t_mono_ns"].diff().drop_nulls().min() > 49e6  # no burst afterwards
+
+    def test_neither_torch_nor_hydra_is_imported(self) -> None:
+        code = (
+            "import sys, inpaint_bench.telemetry.sidecar, inpaint_bench.telemetry.client\n"
+            "print(*{m.partition('.')[0] for m in sys.modules} & {'torch', 'diffusers', 'hydra', 'omegaconf'})"
+        )
+        out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        assert out.strip() == ""
+
+
+class TestEnding:
+    def test_sigterm_closes_within_a_second_and_leaves_only_closed_parts(self, tmp_path: Path) -> None:
+        sidecar = start(tmp_path, journal_s=0.2)
+        time.sleep(1)
+        began = time.monotonic()
+        account = sidecar.stop()
+        assert time.monotonic() - began < 1.0
+        assert account["status"] == "complete"
+        assert account["reason"] == "SIGTERM"
+        assert account == read_json(tmp_path / contract.TELEMETRY)
+        assert sidecar.stop() == account
+        assert not sidecar.alive()
+        assert leftovers(tmp_path) == []
+
+    @pytest.mark.parametrize("part_s", [1.0, 60.0])
+    def test_kill_9_loses_at_most_the_journal_interval_and_invents_nothing(self, tmp_path: Path, part_s: float) -> None:
+        sidecar = start(tmp_path, journal_s=0.5, part_s=part_s)
+        time.sleep(1.0 + random.random())
+        killed_ns = time.monotonic_ns()
+        os.kill(pid_of(sidecar), signal.SIGKILL)
+        assert sidecar._process is not None
+        sidecar._process.wait()
+        assert read_json(tmp_path / contract.TELEMETRY)["status"] == "running"
+        recover(tmp_path)
+        assert leftovers(tmp_path) == []
+        fast = rows(tmp_path, "samples_fast")
+        lost_s = (killed_ns - fast["t_mono_ns"][-1]) / 1e9
+        assert lost_s <= 0.5 + 0.1 + 0.1  # the interval, one period, the scheduler
+        assert fast["tick_seq"].is_unique().all()
+        assert fast["tick_seq"][0] == 0
+        assert fast["energy_mj"].diff().drop_nulls().min() >= 0
+        assert fast["power_instant_w"].min() > 50
+        assert recover(tmp_path) == []
+        assert rows(tmp_path, "samples_fast").equals(fast)
+
+    def test_the_client_of_a_killed_sidecar_hears_of_it_and_gets_the_rows(self, tmp_path: Path) -> None:
+        sidecar = start(tmp_path, journal_s=0.2)
+        time.sleep(0.6)
+        os.kill(pid_of(sidecar), signal.SIGKILL)
+        assert sidecar._process is not None
+        sidecar._process.wait(5)
+        assert not sidecar.alive()
+        account = sidecar.stop()
+        assert account["status"] == "died"
+        assert read_json(tmp_path / contract.TELEMETRY)["status"] == "died"
+        assert {record["table"] for record in account["recovered"]} == {"samples_fast", "samples_slow"}
+        assert len(rows(tmp_path, "samples_fast")) >= 3
+
+    def test_a_parent_that_dies_takes_the_sidecar_with_it_and_no_row_is_lost(self, tmp_path: Path) -> None:
+        code = (
+            "import os, pathlib, sys, time\n"
+            "from tests.telemetry.support import pid_of, start\n"
+            "print(pid_of(start(pathlib.Path(sys.argv[1]))), flush=True)\n"
+            "time.sleep(0.5)\n"
+            "os.kill(os.getpid(), 9)\n"
+        )
+        root = Path(__file__).parents[2]
+        out = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path)], cwd=root, capture_output=True, text=True, check=False
+        )
+        assert _gone(int(out.stdout), 2)
+        account = read_json(tmp_path / contract.TELEMETRY)
+        assert (account["status"], account["reason"]) == ("complete", "parent_gone")
+        assert account["tables"]["samples_fast"]["rows"] == len(rows(tmp_path, "samples_fast")) >= 5
+        assert leftovers(tmp_path) == []
+
+    def test_a_disk_that_refuses_is_reported_and_its_rows_are_saved_when_it_takes_them(self, tmp_path: Path) -> None:
+        sidecar = start(tmp_path, journal_s=0.2)
+        _, hard = resource.prlimit(pid_of(sidecar), resource.RLIMIT_FSIZE)
+        resource.prlimit(pid_of(sidecar), resource.RLIMIT_FSIZE, (0, hard))
+        time.sleep(0.8)
+        assert sidecar.alive()
+        assert sidecar.problems()[0].startswith("storage_failed")
+        resource.prlimit(pid_of(sidecar), resource.RLIMIT_FSIZE, (hard, hard))
+        time.sleep(0.6)
+        account = sidecar.stop()
+        assert account["status"] == "complete"
+        assert account["storage"]["errors"] >= 1
+        assert account["storage"]["error"] is None
+        assert rows(tmp_path, "events")["kind"].to_list() == ["storage_failed", "storage_recovered"]
+        assert rows(tmp_path, "samples_fast")["tick_seq"].to_list() == list(
+            range(account["tables"]["samples_fast"]["rows"])
+        )
+
+    def test_a_disk_that_refuses_to_the_end_makes_the_account_incomplete(self, tmp_path: Path) -> None:
+        sidecar = start(tmp_path, journal_s=0.2)
+        resource.prlimit(pid_of(sidecar), resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        time.sleep(0.4)
+        account = sidecar.stop()
+        assert account["status"] == "incomplete"
+        assert "File too large" in account["storage"]["error"]
+        assert read_json(tmp_path / contract.TELEMETRY)["status"] == "running"  # the disk had no room for more
+
+
+class TestStarting:
+    def test_an_unknown_capture_is_refused_with_the_available_ones(self, tmp_path: Path) -> None:
+        with pytest.raises(SidecarError, match=r"no capture 'gtx'; available: .*a100-synthetic, a40-synthetic"):
+            start(tmp_path, capture="gtx")
+
+    @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is an NVIDIA driver here")
+    def test_without_a_driver_the_error_says_what_would_run(self, tmp_path: Path) -> None:
+        uuids = ["12345678-1234-1234-1234-123456789abc"]
+        with pytest.raises(SidecarError, match=r"no working NVIDIA driver .* telemetry=replay"):
+            Sidecar.start(tmp_path, "r-test", uuids, settings(source="nvml"))
+
+    @pytest.mark.parametrize(
+        ("uuids", "message"),
+        [([], "no GPU was named"), (["0"], "not a GPU's UUID"), (["MIG-1234"], "MIG slice"), ([""], "UUID")],
+    )
+    def test_gpus_are_named_by_uuid_and_by_nothing_else(self, tmp_path: Path, uuids: list[str], message: str) -> None:
+        with pytest.raises(SidecarError, match=message):
+            Sidecar.start(tmp_path, "r-test", uuids, settings(source="nvml"))
+
+    def test_several_gpus_are_several_replayed_devices(self, tmp_path: Path) -> None:
+        sidecar = Sidecar.start(tmp_path, "r-test", ["a", "b"], settings())
+        account = sidecar.stop()
+        assert [device["uuid"] for device in sidecar.devices] == [
+            "REPLAY-h200-synthetic",
+            "REPLAY-h200-synthetic-1",
+        ]
+        fast = rows(tmp_path, "samples_fast")
+        assert len(fast) == 2 * account["lanes"]["fast"]["ticks_done"]
+
+    def test_the_source_none_starts_nothing(self, tmp_path: Path) -> None:
+        sidecar = start(tmp_path, source="none")
+        assert (sidecar.source, sidecar.devices, sidecar.alive()) == ("none", [], True)
+        assert sidecar.stop()["status"] == "none"
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_job_that_runs_a_snapshot_gets_the_sidecar_of_that_snapshot(self, tmp_path: Path) -> None:
+        """The working directory may hold another version of the package: it must not be the one that runs."""
+        package = Path(inpaint_bench.__file__).parent
+        for place, version in (("snapshot", "1.snapshot"), ("elsewhere", "2.elsewhere")):
+            shutil.copytree(package, tmp_path / place / "inpaint_bench")
+            (tmp_path / place / "inpaint_bench" / "__init__.py").write_text(f"__version__ = {version!r}\n")
+        code = (
+            "import pathlib, types\n"
+            "from inpaint_bench.telemetry.client import Sidecar\n"
+            "settings = types.SimpleNamespace(source='replay', capture='a40-synthetic', fast_hz=10, slow_hz=1,"
+            " part_s=60, journal_s=5, ready_timeout_s=10)\n"
+            f"run = pathlib.Path({str(tmp_path / 'run')!r})\n"
+            "print(Sidecar.start(run, 'r-1', [], settings).stop()['producer'])\n"
+        )
+        (tmp_path / "job.py").write_text(code)
+        out = subprocess.run(
+            [sys.executable, str(tmp_path / "job.py")],
+            cwd=tmp_path / "elsewhere",
+            env={**os.environ, "PYTHONPATH": str(tmp_path / "snapshot")},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert out.stdout.strip() == "inpaint_bench 1.snapshot"

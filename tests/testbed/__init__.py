@@ -1,0 +1,12 @@
+"""Two real Slurm clusters on loopback, `grace` and `delta`, with GPUs that are links to /dev/null.
+
+Everything lies under one state folder and on ports of its own; a Slurm already on the machine is neither
+read nor touched. What is real: submission rules, scheduling, arrays, requeue, preemption, node failure,
+accounting. What is not: GPUs (except with one_gpu), memory limits, CPU confinement.
+"""
+
+from tests.testbed.bed import Bed
+from tests.testbed.errors import BedError
+from tests.testbed.plan import SITES, Plan
+
+__all__ = ["SITES", "Bed", "BedError", "Plan"]

@@ -1,0 +1,156 @@
+"""`python -m tests.testbed`: the bed from a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+from tests.testbed import packages
+from tests.testbed.bed import Bed
+from tests.testbed.errors import BedError, PackagesError
+from tests.testbed.plan import DEFAULT_PORT, SITES, Plan
+
+DEFAULT_STATE = Path(__file__).parents[2] / ".testbed"
+
+
+def _up(asked: argparse.Namespace) -> int:
+    plan = Plan(
+        state=asked.state,
+        sites=tuple(asked.sites.split(",")),
+        light=asked.light or asked.one_gpu,
+        one_gpu=asked.one_gpu,
+        port=asked.port,
+    )
+    if Plan.load(asked.state) == plan and Bed(plan).is_up():
+        print(f"already up ({plan.variant}) in {plan.state}")
+        return 0
+    start = time.monotonic()
+    Bed(plan).up()
+    sites = ", ".join(f"{site} ({len(plan.nodes(site))} nodes)" for site in plan.sites)
+    print(f"up in {time.monotonic() - start:.1f} s ({plan.variant}): {sites}; state in {plan.state}")
+    for site in plan.sites:
+        print(f"  {site}: . {plan.home(site) / 'env.sh'}")
+    return 0
+
+
+def _down(asked: argparse.Namespace) -> int:
+    if Plan.load(asked.state) is None:
+        print(f"no bed in {asked.state}")
+        return 0
+    start = time.monotonic()
+    Bed.at(asked.state).down(keep=asked.keep)
+    kept = f"; logs kept in {asked.state}" if asked.keep else ""
+    print(f"down in {time.monotonic() - start:.1f} s{kept}")
+    return 0
+
+
+def _status(asked: argparse.Namespace) -> int:
+    """0: all up. 1: something is not."""
+    bed = Bed.at(asked.state)
+    for name, pid in bed.daemons().items():
+        print(f"{name:<24} {f'pid {pid}' if pid else 'NOT RUNNING'}")
+    if not bed.is_up():
+        print(f"not up (or not all of it): {bed.state}")
+        return 1
+    for site in bed.sites:
+        print(f"\n== {site}: SLURM_CONF={bed.conf(site)}")
+        print(bed.run(site, "sinfo", "-N", "-o", "%N %P %t %G %c %m").stdout, end="")
+        print(bed.run(site, "squeue").stdout, end="")
+    return 0
+
+
+def _env(asked: argparse.Namespace) -> int:
+    print(Bed.at(asked.state).exports(asked.site), end="")
+    return 0
+
+
+def _kill_node(asked: argparse.Namespace) -> int:
+    Bed.at(asked.state).kill_node(asked.site, asked.node, at_once=not asked.unnoticed)
+    return 0
+
+
+def _start_node(asked: argparse.Namespace) -> int:
+    Bed.at(asked.state).start_node(asked.site, asked.node)
+    return 0
+
+
+def _nudge(asked: argparse.Namespace) -> int:
+    bed = Bed.at(asked.state)
+    while True:
+        for job in bed.nudge(asked.site):
+            print(f"{job} may start", flush=True)
+        if not asked.follow or not bed.is_up():
+            return 0
+        time.sleep(1)
+
+
+def _install(asked: argparse.Namespace) -> int:
+    print(packages.install(light=asked.light))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.testbed", description=sys.modules[__package__].__doc__
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    state = argparse.ArgumentParser(add_help=False)
+    state.add_argument(
+        "--state",
+        type=lambda text: Path(text).absolute(),
+        default=Path(os.environ.get("INPAINT_BENCH_TESTBED") or DEFAULT_STATE).absolute(),
+        help="the bed's folder (default: $INPAINT_BENCH_TESTBED, else .testbed in the repository)",
+    )
+
+    up = commands.add_parser("up", parents=[state], help="start it; returns when all nodes are idle")
+    up.add_argument("--light", action="store_true", help="no database; a stand-in answers for sacct")
+    up.add_argument("--one-gpu", action="store_true", help="delta as one node with /dev/nvidia0, light")
+    up.add_argument("--sites", default=",".join(SITES), help="which clusters (default: %(default)s)")
+    up.add_argument("--port", type=int, default=DEFAULT_PORT, help="first port (default: %(default)s)")
+    up.set_defaults(do=_up)
+
+    down = commands.add_parser("down", parents=[state], help="stop everything and remove the folder")
+    down.add_argument("--keep", action="store_true", help="leave logs and accounting")
+    down.set_defaults(do=_down)
+
+    commands.add_parser("status", parents=[state], help="daemons, nodes, queue").set_defaults(do=_status)
+
+    install = commands.add_parser("install", help="apt-get what is missing")
+    install.add_argument("--light", action="store_true", help="without the database's packages")
+    install.set_defaults(do=_install)
+
+    for name, do, about in (
+        ("env", _env, "print shell exports: eval $(... env grace)"),
+        ("nudge", _nudge, "let requeued jobs start without the 120 s wait"),
+        ("kill-node", _kill_node, "a node loses power"),
+        ("start-node", _start_node, "and comes back"),
+    ):
+        command = commands.add_parser(name, parents=[state], help=about)
+        command.add_argument("site", metavar="SITE", choices=SITES)
+        if name.endswith("-node"):
+            command.add_argument("node", metavar="NODE")
+        if name == "kill-node":
+            command.add_argument("--unnoticed", action="store_true", help="let slurmctld find out (25 s)")
+        if name == "nudge":
+            command.add_argument("--follow", action="store_true", help="once a second until the bed is down")
+        command.set_defaults(do=do)
+    return parser
+
+
+def main() -> int:
+    asked = _parser().parse_args()
+    try:
+        return int(asked.do(asked))
+    except PackagesError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except BedError as error:
+        print(f"testbed: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

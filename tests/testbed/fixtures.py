@@ -1,0 +1,85 @@
+"""Beds for tests: `testbed` (with accounting) and `testbed_light`, one each per session.
+
+Each lies in a folder and on ports of its own, beside any bed a person has up. Where no bed can be had, tests
+are skipped and the end of the run says so; with INPAINT_BENCH_REQUIRE_TESTBED=1 they fail instead.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.testbed import packages
+from tests.testbed.bed import Bed
+from tests.testbed.errors import PackagesError, PortsTakenError
+from tests.testbed.plan import SITES, Plan, free_port
+
+REQUIRE = "INPAINT_BENCH_REQUIRE_TESTBED"
+
+_refusals: list[str] = []
+
+
+@contextmanager
+def temporary_bed(*, light: bool = False, sites: tuple[str, ...] = SITES) -> Iterator[Bed]:
+    """A bed that is gone after the block, folder included. Installs packages where it may."""
+    packages.install(light=light)
+    # Not pytest's tmp_path: sockets need a short path.
+    folder = Path(tempfile.mkdtemp(prefix="testbed-"))
+    try:
+        bed = _up_on_free_ports(folder / "bed", light=light, sites=sites)
+        try:
+            yield bed
+        finally:
+            bed.down()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _up_on_free_ports(state: Path, *, light: bool, sites: tuple[str, ...], tries: int = 5) -> Bed:
+    for left in reversed(range(tries)):
+        bed = Bed(Plan(state=state, sites=sites, light=light, port=free_port()))
+        try:
+            bed.up()
+        except PortsTakenError:  # somebody was quicker
+            if not left:
+                raise
+        else:
+            return bed
+    raise AssertionError("unreachable")
+
+
+def _bed_or_skip(*, light: bool) -> Iterator[Bed]:
+    try:
+        packages.install(light=light)
+    except PackagesError as error:
+        if os.environ.get(REQUIRE) == "1":
+            pytest.fail(f"{REQUIRE}=1, yet: {error}", pytrace=False)
+        if str(error) not in _refusals:
+            _refusals.append(str(error))
+        pytest.skip(str(error))
+    with temporary_bed(light=light) as bed:
+        yield bed
+
+
+@pytest.fixture(scope="session")
+def testbed() -> Iterator[Bed]:
+    """Both sites with MariaDB and slurmdbd, for the whole session."""
+    yield from _bed_or_skip(light=False)
+
+
+@pytest.fixture(scope="session")
+def testbed_light() -> Iterator[Bed]:
+    """Both sites without a database; sacct is the stand-in."""
+    yield from _bed_or_skip(light=True)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for refusal in _refusals:
+        terminalreporter.write_sep("!", "tests on real Slurm did NOT run", red=True, bold=True)
+        terminalreporter.write_line(f"{refusal}. Set {REQUIRE}=1 to make this a failure.")

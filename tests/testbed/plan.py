@@ -1,0 +1,180 @@
+"""What a bed is made of: sites, variant, folder, ports. Pure data and rendering, starts nothing."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import random
+import re
+import secrets
+import socket
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from string import Template
+
+from tests.testbed.errors import BedError, PortsTakenError
+
+SITES = ("grace", "delta")
+DEFAULT_PORT = 17000
+PORTS_PER_SITE = 10  # slurmctld and up to nine nodes
+PORT_RANGE = PORTS_PER_SITE * len(SITES) + 2  # and slurmdbd, mariadbd
+TEMPLATES = Path(__file__).parent / "sites"
+PLAN_FILE = "testbed.json"
+
+# A socket's path holds 107 characters; slurmstepd's is
+# STATE/delta/gpua001/gpua001_<8-digit job>.<10-digit step>
+STATE_PATH_LIMIT = 107 - len("/delta/gpua001/gpua001_12345678.4294967291")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A bed, before anything runs."""
+
+    state: Path  # holds everything the bed writes
+    sites: tuple[str, ...] = SITES
+    light: bool = False  # no database; a stand-in answers for sacct
+    one_gpu: bool = False  # delta as one node with the machine's own /dev/nvidia0
+    port: int = DEFAULT_PORT  # first of PORT_RANGE ports
+
+    def __post_init__(self) -> None:
+        unknown = [site for site in self.sites if site not in SITES]
+        if unknown or not self.sites or len(set(self.sites)) != len(self.sites):
+            raise BedError(f"sites={','.join(self.sites)!r}: name each once, of: {', '.join(SITES)}")
+        if self.one_gpu and self.sites != ("delta",):
+            raise BedError("one-gpu is a variant of delta alone: give --sites delta as well")
+        if not 1024 <= self.port <= 65535 - PORT_RANGE:
+            raise BedError(f"port={self.port}: the bed needs {PORT_RANGE} ports from 1024 to 65535")
+        text = str(self.state)
+        if not self.state.is_absolute() or re.search(r"[^\w./+@~-]", text):
+            raise BedError(f"state={text!r}: needs an absolute path without blanks or signs Slurm reads")
+        if len(text) > STATE_PATH_LIMIT:
+            raise BedError(
+                f"state={text!r} is {len(text)} characters long; sockets inside it allow {STATE_PATH_LIMIT}. "
+                "Set INPAINT_BENCH_TESTBED or --state to a shorter folder"
+            )
+
+    @property
+    def variant(self) -> str:
+        return "one GPU, light" if self.one_gpu else "light" if self.light else "full"
+
+    @property
+    def slurmdbd_port(self) -> int:
+        return self.port + PORTS_PER_SITE * len(SITES)
+
+    @property
+    def mariadb_port(self) -> int:
+        return self.slurmdbd_port + 1
+
+    def home(self, site: str) -> Path:
+        return self.state / site
+
+    def conf(self, site: str) -> Path:
+        return self.home(site) / "etc" / "slurm.conf"
+
+    def munge_socket(self, site: str) -> Path:
+        return self.home(site) / "munge" / "sock"
+
+    def site_ports(self, site: str) -> range:
+        """First slurmctld's, then one per node."""
+        first = self.port + PORTS_PER_SITE * SITES.index(site)
+        return range(first, first + PORTS_PER_SITE)
+
+    def ports(self) -> list[int]:
+        """Every port this bed may listen on."""
+        ports = [port for site in self.sites for port in self.site_ports(site)]
+        return ports if self.light else [*ports, self.slurmdbd_port, self.mariadb_port]
+
+    def site_conf(self, site: str) -> str:
+        return "\n".join(
+            (TEMPLATES / name).read_text(encoding="utf-8")
+            for name in (
+                "common.conf",
+                "light.conf" if self.light else "full.conf",
+                f"{self._folder(site)}/slurm.conf",
+            )
+        )
+
+    def nodes(self, site: str) -> list[str]:
+        """One slurmd each, in the order of the site's template."""
+        return re.findall(r"^NodeName=(?!DEFAULT)(\S+)", self.site_conf(site), flags=re.MULTILINE)
+
+    def render(self, site: str) -> dict[str, str]:
+        """Text of every file of the site's etc folder, by name."""
+        values: dict[str, object] = {f"port{i}": port for i, port in enumerate(self.site_ports(site))}
+        values |= {
+            "site": site,
+            "home": self.home(site),
+            "user": getpass.getuser(),
+            "munge_socket": self.munge_socket(site),
+            "slurmdbd_port": self.slurmdbd_port,
+            # Apart between sites and between beds; 20 and 40 million stay below Slurm's limit of 67 million.
+            "first_job_id": (SITES.index(site) + 1) * 20_000_000 + int(time.time()) % 10_000_000,
+            "machine_cpus": os.cpu_count() or 1,
+            "machine_memory_mb": machine_memory_mb(),
+        }
+        gres = (TEMPLATES / self._folder(site) / "gres.conf").read_text(encoding="utf-8")
+        return {
+            "slurm.conf": Template(self.site_conf(site)).substitute(values),
+            "gres.conf": Template(gres).substitute(values),
+            "cgroup.conf": (TEMPLATES / "cgroup.conf").read_text(encoding="utf-8"),
+        }
+
+    def render_database(self, home: Path) -> dict[str, str]:
+        """Text of the database's files, by name; the password is a new one each time."""
+        values = {
+            "home": home,
+            "user": getpass.getuser(),
+            "munge_socket": self.munge_socket(self.sites[0]),
+            "slurmdbd_port": self.slurmdbd_port,
+            "mariadb_port": self.mariadb_port,
+            "password": secrets.token_hex(16),
+        }
+        return {
+            path.name: Template(path.read_text(encoding="utf-8")).substitute(values)
+            for path in sorted((TEMPLATES / "database").iterdir())
+        }
+
+    def save(self) -> None:
+        data = asdict(self) | {"state": str(self.state)}
+        (self.state / PLAN_FILE).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, state: Path) -> Plan | None:
+        """The plan of the bed in this folder; None where there is none."""
+        try:
+            data = json.loads((state / PLAN_FILE).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        return cls(**data | {"state": state, "sites": tuple(data["sites"])})
+
+    def _folder(self, site: str) -> str:
+        return f"{site}_one_gpu" if self.one_gpu else site
+
+
+def machine_memory_mb() -> int:
+    """What a node of this machine may promise: 90 % of the memory, the rest is the machine's own."""
+    pages, page_bytes = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return int(pages * page_bytes / 2**20 * 0.9)
+
+
+def port_is_taken(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # lingering closed connections do not count
+        try:
+            probe.bind(("", port))
+            probe.listen(1)  # with SO_REUSEADDR a bind alone may succeed beside another
+        except OSError:
+            return True
+    return False
+
+
+def free_port() -> int:
+    """First port of a range that is free now, below the kernel's own picks (32768 and up)."""
+    for first in random.sample(range(18000, 32000, PORT_RANGE), k=100):
+        if not any(port_is_taken(port) for port in range(first, first + PORT_RANGE)):
+            return first
+    raise PortsTakenError(f"no {PORT_RANGE} free ports in a row between 18000 and 32000")

@@ -1,0 +1,173 @@
+"""Daemons in the foreground, found again by pid file, start tick and a mark in their environment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from tests.testbed.errors import BedError
+
+# Every daemon carries these; a slurmstepd inherits them from its slurmd, jobs do not. They must come after
+# SLURM_CONF: slurmstepd writes its title over the variables before it.
+OWNER = "INPAINT_BENCH_TESTBED_OWNER"  # the bed's state folder
+NODE = "INPAINT_BENCH_TESTBED_NODE"  # SITE/NODE, on a slurmd and its steps
+
+_PASSED_ON = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
+_SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
+
+# Kept so that children are reaped here and Python does not warn about running ones.
+_children: dict[int, subprocess.Popen[bytes]] = {}
+
+
+def daemon_env(state: Path, extra: Mapping[str, str]) -> dict[str, str]:
+    """Little of the caller's environment, so that a bed behaves the same from pytest, make and a shell."""
+    env = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    env["PATH"] = f"{env.get('PATH', '/usr/bin:/bin')}:{_SBIN}"  # Debian keeps daemons in sbin
+    return {**env, **extra, OWNER: str(state)}
+
+
+def spawn(command: Sequence[str], *, pid_file: Path, log: Path, env: Mapping[str, str]) -> int:
+    """Start a daemon in a session of its own and note its pid."""
+    with log.open("ab") as out:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=dict(env),
+            cwd="/",
+            umask=0o022,
+            start_new_session=True,
+        )
+    _children[child.pid] = child
+    pid_file.write_text(f"{child.pid} {start_tick(child.pid)}\n", encoding="ascii")
+    return child.pid
+
+
+def start_tick(pid: int) -> str | None:
+    """When the process started; None when it is gone. A zombie is gone: process 1 may reap late."""
+    if child := _children.get(pid):
+        child.poll()
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def environment(pid: int) -> dict[str, str]:
+    """What the process was started with; empty when gone, a kernel thread or not ours to read."""
+    try:
+        raw = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (item.partition("=") for item in raw.decode(errors="replace").split("\0"))
+    return {name: value for name, sep, value in pairs if sep}
+
+
+def ours(pid_file: Path, state: Path) -> int | None:
+    """The pid in the file if that very process still runs and belongs to the bed; else None."""
+    try:
+        text, _, tick = pid_file.read_text(encoding="ascii").strip().partition(" ")
+        pid = int(text)
+    except (FileNotFoundError, ValueError):
+        return None
+    if start_tick(pid) != tick or environment(pid).get(OWNER) != str(state):
+        return None
+    return pid
+
+
+def bed_processes(state: Path, *, node: str | None = None) -> set[int]:
+    """Every process of the bed, or of one SITE/NODE of it: daemons, steps, jobs and their descendants.
+
+    A job's process that left its parents is found by the SLURM_CONF and node of its environment. Callers
+    and their ancestors are never in it, though a shell may carry the bed's SLURM_CONF.
+    """
+    parents = _parents()
+    site, _, name = (node or "").partition("/")
+    found = set()
+    for pid in parents:
+        env = environment(pid)
+        if env.get(OWNER) == str(state):
+            mine = node is None or env.get(NODE) == node
+        else:
+            conf = env.get("SLURM_CONF", "")
+            here = str(state / site) if node else str(state)
+            mine = (
+                conf.startswith(f"{here}/")
+                and "SLURM_JOB_ID" in env
+                and name in ("", env.get("SLURMD_NODENAME"))
+            )
+        if mine:
+            found.add(pid)
+    grew = True
+    while grew:
+        kin = {pid for pid, parent in parents.items() if parent in found} - found
+        found |= kin
+        grew = bool(kin)
+    myself = os.getpid()
+    while myself in parents:
+        found.discard(myself)
+        myself = parents[myself]
+    return found
+
+
+def kill(pids: Iterable[int], sig: signal.Signals = signal.SIGKILL) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, sig)
+
+
+def stop(pids: Iterable[int], *, patience_s: float) -> None:
+    """SIGTERM, and SIGKILL for what outlives the patience."""
+    alive = {pid: tick for pid in pids if (tick := start_tick(pid))}
+    kill(alive, signal.SIGTERM)
+    end = time.monotonic() + patience_s
+    while alive and time.monotonic() < end:
+        time.sleep(0.02)
+        alive = {pid: tick for pid, tick in alive.items() if start_tick(pid) == tick}
+    kill(alive)
+
+
+def wait_until(
+    predicate: Callable[[], object],
+    *,
+    timeout_s: float,
+    what: str,
+    logs: Sequence[Path] = (),
+    step_s: float = 0.05,
+) -> None:
+    """Poll until true. At the end of the time: BedError with the tail of the logs."""
+    end = time.monotonic() + timeout_s
+    while not predicate():
+        if time.monotonic() >= end:
+            tails = "".join(f"\n--- {log}\n{tail(log)}" for log in logs)
+            raise BedError(f"waited {timeout_s:g} s in vain for {what}{tails}")
+        time.sleep(step_s)
+
+
+def tail(log: Path, lines: int = 15) -> str:
+    try:
+        return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+    except OSError as error:
+        return f"({error})"
+
+
+def _parents() -> dict[int, int]:
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            fields = (entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[0] not in "ZX":
+            parents[int(entry.name)] = int(fields[1])
+    return parents
