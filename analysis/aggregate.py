@@ -54,16 +54,12 @@ def cells(runs: pl.DataFrame) -> pl.DataFrame:
         for name, words in _WATCHED.items()
     ]
     mixes = pl.concat_str(said, separator=", ", ignore_nulls=True).alias("mixes")
-    return with_series(table.with_columns(mixes).drop(pl.col("^.*_kinds$")))
+    return with_series(table.with_columns(mixes).drop([f"{name}_kinds" for name in _WATCHED]))
 
 
 def with_series(table: pl.DataFrame) -> pl.DataFrame:
     """Add `series`: the GPU, and whatever else tells its cells apart in this table."""
-    varying = [
-        name
-        for name in ("workload", "model", "recipe", "gpus", "demonstration")
-        if table[name].n_unique() > 1
-    ]
+    varying = [name for name in ("workload", "model", "recipe", "gpus", "demonstration") if table[name].n_unique() > 1]
     sites = table.group_by("gpu").agg(pl.col("site").n_unique()) if table.height else None
     if sites is not None and (sites["site"] > 1).any():
         varying.append("site")

@@ -89,9 +89,7 @@ def draw(cells: pl.DataFrame, runs: pl.DataFrame, *, demonstration: bool) -> lis
     return figures
 
 
-def _figure(
-    name: str, title: str, subtitle: str, caption: str, spec: dict[str, Any], mine: pl.DataFrame
-) -> Figure:
+def _figure(name: str, title: str, subtitle: str, caption: str, spec: dict[str, Any], mine: pl.DataFrame) -> Figure:
     spec = {**spec, "title": {"text": title, "subtitle": subtitle}, "width": WIDTH, "height": HEIGHT}
     run_ids = sorted(mine["run_ids"].explode().unique().to_list())
     drawn = svg.render(spec, f"fig-{name}", title)
@@ -149,9 +147,7 @@ def _data(frame: pl.DataFrame, *columns: str) -> dict[str, Any]:
     return {"values": frame.select(columns).to_dicts()}
 
 
-def _bars(
-    mine: pl.DataFrame, theirs: pl.DataFrame, heading: str, domain: tuple[float, float] | None
-) -> dict[str, Any]:
+def _bars(mine: pl.DataFrame, theirs: pl.DataFrame, heading: str, domain: tuple[float, float] | None) -> dict[str, Any]:
     names = _series(mine)
     batches = sorted({*mine["batch"], *theirs["batch"]})
     x = {
@@ -256,7 +252,7 @@ def _tradeoff(both: pl.DataFrame) -> dict[str, Any]:
     ends = both.with_columns(first, last)
     axes = {
         axis: {"field": column, "type": "quantitative", "title": METRICS[column].heading}
-        | {"scale": {"domain": [0, both[column].max() * 1.12], "nice": True}}
+        | {"scale": {"domain": [0, 1.12 * max(both[column])], "nice": True}}
         for axis, column in (("x", "images_per_s"), ("y", "joules_per_image"))
     }
     encoding = {**axes, "color": _colour(names)}

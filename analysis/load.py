@@ -128,7 +128,7 @@ def read_run(folder: Path) -> tuple[Run | None, list[Skip]]:
     run = Run(folder=folder, manifest=manifest, windows=[], telemetry={}, tables=tables)
     for name, kind in ((contract.WINDOWS, list), (contract.TELEMETRY, dict)):
         try:
-            value = files.read_json(folder / name)
+            value: Any = files.read_json(folder / name)
             if value is None:
                 if name == contract.WINDOWS:
                     skips.append(_skip(folder / name, "missing", "no such file: no window to measure", run_id))

@@ -157,9 +157,7 @@ def _write_table(frame: pl.DataFrame, run: Run, folder: Path) -> None:
 
 def _row(run: Run, tables: dict[str, pl.DataFrame]) -> dict[str, Any]:
     try:
-        row = runs.summarise(
-            run.manifest, run.windows, tables["samples_fast"], tables["samples_slow"], tables["steps"]
-        )
+        row = runs.summarise(run.manifest, run.windows, tables["samples_fast"], tables["samples_slow"], tables["steps"])
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         # A manifest of the right version with fields of the wrong kind: one bad run must not stop the rest.
         row = dict.fromkeys(runs.SCHEMA)

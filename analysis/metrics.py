@@ -37,7 +37,7 @@ _ALL = (
     ("temp_gpu_c_mean", "Temperature, mean", "\u00b0C"),
     ("temp_gpu_c_max", "Temperature, max", "\u00b0C"),
     ("sm_clock_mhz_mean", "SM clock", "MHz"),
-    ("joules_per_image", "Energy per image", "J"),
+    ("joules_per_image", "Energy", "J/image"),
     ("images_per_s_per_w", "Images/s/W", ""),
     ("steps_per_s_per_w", "Steps/s/W", ""),
     ("energy_ratio", "Counter / integral", ""),

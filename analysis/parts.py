@@ -69,7 +69,8 @@ def _size(path: Path) -> int | None:
 
 def probe(folder: Path, table: str, run_id: str | None) -> tuple[Parts, list[Skip]]:
     """Sort the files of one table's folder into readable parts, journals, and skipped ones with a reason."""
-    parts, skips = Parts(), []
+    parts = Parts()
+    skips: list[Skip] = []
     if not folder.is_dir():
         return parts, skips
     for path in sorted(folder.iterdir()):
@@ -145,9 +146,7 @@ def read(table: str, parts: Parts, run_id: str) -> tuple[pl.DataFrame, list[Skip
             pieces.append(_plain(pq.read_table(path, partitioning=None), table))
         except (pa.ArrowException, OSError, ValueError) as error:
             why = f"footer is good, pages are not ({_first_line(error)})"
-            skips.append(
-                Skip(path=str(path), code="damaged", reason=why, run_id=run_id, size_bytes=_size(path))
-            )
+            skips.append(Skip(path=str(path), code="damaged", reason=why, run_id=run_id, size_bytes=_size(path)))
     closed = _frame(pieces, table)
     late: list[pa.Table] = []
     for path in parts.journals:

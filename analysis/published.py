@@ -70,7 +70,5 @@ def _derived() -> list[pl.DataFrame]:
     per_watt = frame.join(power, on=["gpu", "batch"], how="left").with_columns(capped.alias("status"))
     plain = frame.with_columns(pl.lit("likely").alias("status"))
     rates = [_tidy(plain.rename({name: "value"}), name) for name in ("images_per_s", "steps_per_s")]
-    watts = [
-        _tidy(per_watt.rename({name: "value"}), name) for name in ("steps_per_s_per_w", "images_per_s_per_w")
-    ]
+    watts = [_tidy(per_watt.rename({name: "value"}), name) for name in ("steps_per_s_per_w", "images_per_s_per_w")]
     return rates + watts

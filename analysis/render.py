@@ -69,6 +69,4 @@ def runs_csv(runs: pl.DataFrame, path: Path) -> None:
         pl.when(pl.col(name).str.contains(r"^[=+\-@\t\r]")).then("'" + pl.col(name)).otherwise(pl.col(name))
         for name in texts
     ]
-    runs.with_columns(expression.alias(name) for expression, name in zip(risky, texts, strict=True)).write_csv(
-        path
-    )
+    runs.with_columns(expression.alias(name) for expression, name in zip(risky, texts, strict=True)).write_csv(path)

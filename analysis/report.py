@@ -17,7 +17,7 @@ from inpaint_bench.errors import UserError
 
 from . import bottleneck, figures, published, render, svg, tables, timeline
 from .dataset import Dataset, open_dataset
-from .metrics import gpu_label, gpu_order
+from .metrics import gpu_label, gpu_order, number
 from .tables import Builder, Table
 
 PAGE, TEXT, CSV, FIGURES = "report.html", "report.md", "runs.csv", "figures"
@@ -31,6 +31,7 @@ class Content:
     dataset: Dataset
     demonstration: bool
     why_demonstration: str
+    headline: str
     facts: dict[str, str]  # what, where, when
     quality: dict[str, str]
     conflicts: list[str]
@@ -56,6 +57,7 @@ def content(dataset: Dataset) -> Content:
         dataset=dataset,
         demonstration=build.demonstration,
         why_demonstration=_why_demonstration(runs),
+        headline=_headline(build),
         facts=_facts(dataset),
         quality=_quality(dataset),
         conflicts=dataset.skipped.filter(pl.col("code") == "conflict")["path"].to_list(),
@@ -85,6 +87,23 @@ def _why_demonstration(runs: pl.DataFrame) -> str:
     return words + ". Their figures show how the pipeline works; they say nothing about the GPUs they name."
 
 
+def _headline(build: Builder) -> str:
+    """How much counts, and the fastest and the thriftiest cell: no claim beyond the tables."""
+    runs, words = build.runs, []
+    words.append(f"{runs.filter(pl.col('valid')).height} of {runs.height} runs count.")
+    for metric, lowest, text in (
+        ("images_per_s", False, "Fastest: {} at batch {}, {} images/s."),
+        ("joules_per_image", True, "Least energy: {} at batch {}, {} J per image."),
+    ):
+        known = build.cells.filter(pl.col(metric).is_not_null()).sort(metric, descending=not lowest)
+        if known.height:
+            top = known.row(0, named=True)
+            words.append(text.format(top["series"], top["batch"], number(top[metric])))
+    if build.cells.height and build.one_run:
+        words.append("One run per cell, so no intervals.")
+    return " ".join(words)
+
+
 def _listed(values: pl.Series) -> str:
     return ", ".join(sorted(str(v) for v in values.drop_nulls().unique().to_list())) or "unknown"
 
@@ -93,10 +112,10 @@ def _facts(dataset: Dataset) -> dict[str, str]:
     runs = dataset.runs
     gpus = sorted(runs["gpu"].drop_nulls().unique().to_list(), key=gpu_order)
     started, ended = runs["started"].min(), runs["ended"].max()
-    when = "unknown"
-    if started is not None:
-        when = f"{started:%Y-%m-%d %H:%M}" + (f" to {ended:%Y-%m-%d %H:%M} UTC" if ended is not None else " UTC")
+    moments = [f"{moment:%Y-%m-%d %H:%M}" for moment in (started, ended) if moment is not None]
+    when = " to ".join(moments) + " UTC" if moments else "unknown"
     batches = ", ".join(str(b) for b in sorted(runs["batch"].drop_nulls().unique().to_list()))
+    merged = str(dataset.account.get("merged_at"))[:16].replace("T", " ") + " UTC"
     return {
         "Workload": f"{_listed(runs['workload'])}, model {_listed(runs['model'])}",
         "GPUs": ", ".join(map(gpu_label, gpus)) or "none",
@@ -104,7 +123,7 @@ def _facts(dataset: Dataset) -> dict[str, str]:
         "Recipe": _listed(runs["recipe"]),
         "Sites": _listed(runs["site"]),
         "When": when,
-        "Merged": f"{dataset.account.get('merged_at')} from {', '.join(dataset.account.get('roots', []))}",
+        "Merged": f"{merged} from {', '.join(dataset.account.get('roots', []))}",
         "Producer": str(dataset.account.get("producer")),
     }
 
@@ -113,12 +132,9 @@ def _quality(dataset: Dataset) -> dict[str, str]:
     runs, account = dataset.runs, dataset.account
     valid = runs.filter(pl.col("valid"))
     completed = runs.filter((pl.col("status") == "completed") & ~pl.col("valid")).height
-    coverage = valid["coverage_pct"].drop_nulls()
-    share = f"{coverage.min():.1f} % or more" if len(coverage) else "none sampled"
-    ratio = valid["energy_ratio"].drop_nulls()
-    energy = f"{ratio.min():.3f} to {ratio.max():.3f}" if len(ratio) else "not known"
-    cells = valid.group_by("site", "gpu", "batch", "recipe").len()["len"]
-    per_cell = f"{cells.min()} to {cells.max()}" if len(cells) and cells.min() != cells.max() else None
+    coverage = valid["coverage_pct"].drop_nulls().to_list()
+    share = f"{min(coverage):.1f} %" if coverage else "none sampled"
+    per_cell = valid.group_by("site", "gpu", "batch", "recipe").len()["len"].to_list()
     return {
         "Run directories found": str(account.get("run_directories")),
         "Runs merged": str(runs.height),
@@ -126,10 +142,16 @@ def _quality(dataset: Dataset) -> dict[str, str]:
         "Completed but invalid": str(completed),
         "Failed or unfinished": str(runs.height - valid.height - completed),
         "Entries left out": str(dataset.skipped.height),
-        "Samples in the windows": share,
-        "Energy counter / integral": energy,
-        "Runs per cell": per_cell or (f"{cells.min()}" if len(cells) else "0"),
+        "Sampled, lowest": share,
+        "Energy counter / integral": _range(valid["energy_ratio"].drop_nulls().to_list(), ".3f"),
+        "Runs per cell": _range(per_cell, "d"),
     }
+
+
+def _range(values: list[Any], form: str) -> str:
+    if not values:
+        return "not known"
+    return "\u2013".join(dict.fromkeys(f"{end:{form}}" for end in (min(values), max(values))))
 
 
 def write_report(dataset_dir: Path, out: Path, *, terminal: bool = False) -> Path:
@@ -173,16 +195,14 @@ def print_tables(report: Content) -> None:
 
 def markdown(report: Content) -> str:
     """The same tables as Markdown."""
-    title = "# Benchmark report\n"
+    title = f"# {'Demonstration: ' if report.demonstration else ''}Benchmark report\n\n{report.headline}\n"
     banner = f"\n> **Demonstration.** {report.why_demonstration}\n" if report.demonstration else ""
     lists = [f"- {name}: {value}" for name, value in (*report.facts.items(), *report.quality.items())]
     body = "\n".join(render.to_markdown(table) for table in report.all_tables())
     return f"{title}{banner}\n" + "\n".join(lists) + f"\n\n{body}"
 
 
-def page(
-    report: Content, drawn: list[figures.Figure], strips: list[figures.Figure], out: Path
-) -> str:
+def page(report: Content, drawn: list[figures.Figure], strips: list[figures.Figure], out: Path) -> str:
     """The HTML. Autoescape is on; the only markup passed through is our own SVG, whose text is escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup

@@ -18,34 +18,19 @@ from inpaint_bench.contract import Status, WindowKind, WindowStatus
 
 from . import audit, energy
 from .audit import Lane
+from .columns import SCHEMA, TEXT
 
-_TEXT = (
-    "run_id sweep_id point attempt site gpu gpu_name gpu_uuid node workload recipe model source status reason "
-    "message invalid_reason warnings nulls energy_source step_ms_kind runtime_kind precision config_hash "
-    "slurm_job_id driver torch cuda run_dir content_hash"
-).split()
-_FLOAT = (
-    "window_s steps_per_s images_per_s step_ms_p50 step_ms_p95 data_wait_pct runtime_h gpu_util_pct "
-    "mem_active_pct vram_used_mib_peak vram_used_mib_mean vram_pct torch_allocated_peak_mib "
-    "torch_reserved_peak_mib power_w energy_j energy_integral_j energy_ratio temp_gpu_c_mean temp_gpu_c_max "
-    "joules_per_image images_per_s_per_w steps_per_s_per_w sm_clock_mhz_mean throttle_power_pct "
-    "throttle_thermal_pct power_limit_w coverage_pct mfu_pct"
-).split()
-_INT = "batch gpus n_steps images epochs dataset_images resolution_px".split()
-SCHEMA: dict[str, pl.DataType] = {
-    **{name: pl.String() for name in _TEXT},
-    "valid": pl.Boolean(),
-    "demonstration": pl.Boolean(),
-    "started": pl.Datetime("us", "UTC"),
-    "ended": pl.Datetime("us", "UTC"),
-    **{name: pl.Int64() for name in _INT},
-    **{name: pl.Float64() for name in _FLOAT},
-}
 _FAST = ["power_instant_w", "power_avg1s_w", "energy_mj", "gpu_util_pct", "mem_active_pct"]
-_SLOW = (
-    "sm_clock_mhz throttle_power_cap_ns throttle_sw_thermal_ns throttle_hw_thermal_ns temp_gpu_c "
-    "vram_total_mib vram_reserved_mib vram_used_mib"
-).split()
+_SLOW = [
+    "sm_clock_mhz",
+    "throttle_power_cap_ns",
+    "throttle_sw_thermal_ns",
+    "throttle_hw_thermal_ns",
+    "temp_gpu_c",
+    "vram_total_mib",
+    "vram_reserved_mib",
+    "vram_used_mib",
+]
 Window = tuple[int, int]
 
 
@@ -113,9 +98,7 @@ def _identity(manifest: dict[str, Any]) -> dict[str, Any]:
     found = [device for device in manifest.get("devices") or [] if isinstance(device, dict)]
     limits = [device["power_limit_w"] for device in found if device.get("power_limit_w") is not None]
     host = env.get("host")
-    same = (
-        "run_id sweep_id point attempt site gpu workload recipe model status reason message batch gpus config_hash"
-    )
+    same = "run_id sweep_id point attempt site gpu workload recipe model status reason message batch gpus config_hash"
     values: dict[str, Any] = {name: manifest.get(name) for name in same.split()}
     values.update(
         started=_when(manifest.get("started_unix_ns")),
@@ -136,7 +119,7 @@ def _identity(manifest: dict[str, Any]) -> dict[str, Any]:
         torch_reserved_peak_mib=memory.get("reserved_peak_mib"),
     )
     for name, value in values.items():
-        if value is not None and name in _TEXT:
+        if value is not None and name in TEXT:
             values[name] = str(value)
     return values
 

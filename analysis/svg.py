@@ -51,7 +51,14 @@ def config() -> dict[str, Any]:
             "tickSize": 4,
         },
         "axisX": {"grid": False, "labelAngle": 0},
-        "axisY": {"domain": False, "ticks": False, "labelPadding": 6, "tickCount": 5, "titlePadding": 10, "minExtent": 34},
+        "axisY": {
+            "domain": False,
+            "ticks": False,
+            "labelPadding": 6,
+            "tickCount": 5,
+            "titlePadding": 10,
+            "minExtent": 34,
+        },
         "legend": {
             "orient": "top",
             "title": None,
@@ -108,7 +115,7 @@ def _merge_styles(tag: re.Match[str]) -> str:
 
 def standalone(inline: str) -> str:
     """The same figure as a file of its own."""
-    look = f'<style>{css()}svg{{background:Canvas;color-scheme:light dark}}text{{font-family:{FONT}}}</style>'
+    look = f"<style>{css()}svg{{background:Canvas;color-scheme:light dark}}text{{font-family:{FONT}}}</style>"
     start = inline.index(">") + 1
     head = inline[:start].replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
     return head + look + inline[start:] + "\n"

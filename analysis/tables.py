@@ -46,9 +46,7 @@ class Builder:
 
     def table(self, id: str, title: str, columns: list[str], rows: list[list[str]], **more: Any) -> Table:
         texts = frozenset(i for i, name in enumerate(columns) if name in _TEXT_COLUMNS)
-        return Table(
-            id=id, title=self.title(title), columns=columns, rows=rows, text_columns=texts, **more
-        )
+        return Table(id=id, title=self.title(title), columns=columns, rows=rows, text_columns=texts, **more)
 
     def _heading(self, metric: str) -> str:
         return runtime_heading(self.runs) if metric == "runtime_h" else METRICS[metric].heading
@@ -93,7 +91,7 @@ class Builder:
         return self._summary("memory", "Memory", tuple(metrics.split()), note)
 
     def run_list(self) -> Table:
-        metrics = "runtime_h images_per_s gpu_util_pct power_w joules_per_image".split()
+        metrics = ["runtime_h", "images_per_s", "gpu_util_pct", "power_w", "joules_per_image"]
         head = ["Run", "Point", "Try", "Site", "GPU", "Batch", "Recipe", "Status", "Counts"]
         rows = []
         for row in self.runs.iter_rows(named=True):
@@ -138,18 +136,18 @@ class Builder:
             other = theirs.get(key)
             beside = ["\u2013", "\u2013", "\u2013"]
             if other:
-                beside = [number(other["value"]), other["status"], number(row[metric] / other["value"])]
+                beside = [f"{other['value']:g}", other["status"], number(row[metric] / other["value"])]
             rows.append((key, [row["series"], str(row["batch"]), spread(row, metric), str(row["n"]), *beside]))
         for key, other in theirs.items():
             if key not in met:
-                cell = [gpu_label(key[0]), str(key[1]), "\u2013", "0", number(other["value"]), other["status"]]
+                cell = [gpu_label(key[0]), str(key[1]), "\u2013", "0", f"{other['value']:g}", other["status"]]
                 rows.append((key, [*cell, "\u2013"]))
         if not rows:
             return None
         rows.sort(key=lambda pair: (gpu_order(pair[0][0]), pair[0][1], pair[1][0]))
         columns = ["GPU", "Batch", "Measured", "n", "Published", "Status", "Ratio"]
-        heading = self._heading(metric)
-        return self.table(f"poster-{metric}", heading, columns, [row for _, row in rows])
+        title = f"Beside the poster: {self._heading(metric)}"
+        return self.table(f"poster-{metric}", title, columns, [row for _, row in rows])
 
     def gpu_ratios(self) -> Table:
         rows = []
@@ -198,8 +196,36 @@ class Builder:
 
 
 _TEXT_COLUMNS = set(
-    "Run|Point|Site|GPU|Recipe|Status|Counts|Telemetry|Why it does not count|Message|By|Reading|Class|Evidence|"
-    "Node|Board|Driver|torch|CUDA|Precision|Pair|By batch|Model|Workload|Demonstration|Kind|Reason|Path".split("|")
+    [
+        "Run",
+        "Point",
+        "Site",
+        "GPU",
+        "Recipe",
+        "Status",
+        "Counts",
+        "Telemetry",
+        "Why it does not count",
+        "Message",
+        "By",
+        "Reading",
+        "Class",
+        "Evidence",
+        "Node",
+        "Board",
+        "Driver",
+        "torch",
+        "CUDA",
+        "Precision",
+        "Pair",
+        "By batch",
+        "Model",
+        "Workload",
+        "Demonstration",
+        "Kind",
+        "Reason",
+        "Path",
+    ]
 )
 
 

@@ -52,9 +52,7 @@ def draw(dataset: Dataset, colours: dict[str, str], *, demonstration: bool) -> l
         origin = _origin(dataset, row["run_id"], windows)
         if origin is None:
             continue
-        panels = [
-            thin(dataset.scan(table, row["run_id"]), column, origin) for table, column, _, _ in _PANELS
-        ]
+        panels = [thin(dataset.scan(table, row["run_id"]), column, origin) for table, column, _, _ in _PANELS]
         strips.append((row, panels, _relative(windows, origin)))
     domains = [_domain([panels[i] for _, panels, _ in strips], i) for i in range(len(_PANELS))]
     prefix = "Demonstration: " if demonstration else ""
@@ -63,9 +61,7 @@ def draw(dataset: Dataset, colours: dict[str, str], *, demonstration: bool) -> l
 
 def _windows(dataset: Dataset, run_id: str) -> list[dict[str, Any]]:
     known = dataset.windows.filter(
-        (pl.col("run_id") == run_id)
-        & pl.col("t_start_mono_ns").is_not_null()
-        & pl.col("t_end_mono_ns").is_not_null()
+        (pl.col("run_id") == run_id) & pl.col("t_start_mono_ns").is_not_null() & pl.col("t_end_mono_ns").is_not_null()
     )
     return known.to_dicts()
 
@@ -108,7 +104,7 @@ def _strip(
     prefix: str,
     colour: str,
 ) -> Figure:
-    spans = [v for panel in panels if panel.height for v in (panel["t"].min(), panel["t"].max())]
+    spans = [v for panel in panels if panel.height for v in panel["t"].to_list()]
     x_scale = {"domain": [min(spans), max(spans)], "nice": False} if spans else {}
     stack = []
     for index, ((_, _, axis, height), panel, domain) in enumerate(zip(_PANELS, panels, domains, strict=True)):

@@ -10,7 +10,7 @@ from inpaint_bench.environment import git_state
 from inpaint_bench.files import replace_json
 from inpaint_bench.paths import ROOT, conf_dir, templates_dir
 
-PACKAGES = ("inpaint_bench", "launchers", "analysis", "hydra_plugins")
+PACKAGES = ("inpaint_bench", "launchers", "hydra_plugins")  # what a job may import
 RECORD = "snapshot.json"
 
 

@@ -19,7 +19,10 @@ TABLES = ("samples_fast", "samples_slow", "events")
 
 
 class Storage:
-    """`report(kind, detail)` hears of storage_failed and storage_recovered. OSError where nothing opens."""
+    """`report(kind, detail)` hears of storage_failed and storage_recovered; `note()` is called after each save.
+
+    Raises OSError where nothing opens.
+    """
 
     def __init__(
         self,
@@ -28,10 +31,12 @@ class Storage:
         part_s: float,
         journal_s: float,
         report: Callable[[str, str], None],
+        note: Callable[[], None],
     ) -> None:
         self.errors = 0
         self.error: str | None = None  # the one that has not been overcome
         self._report = report
+        self._note = note
         step_s = 0.9 * min(part_s, journal_s)  # the rest is for the disk
         self._writers = {
             table: PartWriter(
@@ -69,6 +74,7 @@ class Storage:
     def _run(self) -> None:
         while not self._stop.wait(self._pause_s):
             self._save()
+            self._note()
 
     def _save(self) -> None:
         now_s = time.monotonic()

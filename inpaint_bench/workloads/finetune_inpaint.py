@@ -72,7 +72,7 @@ class FinetuneInpaint:
             self.scaler.step(self.optimizer)
             self.scaler.update()
         else:
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return loss.detach()

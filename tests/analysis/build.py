@@ -128,9 +128,7 @@ def write_run(
     head = {"run_id": run_id, "gpu_uuid": facts["devices"][0]["uuid"], "source": source, "read_us": 150.0}
     if windows:
         spans = [("w-0", "warmup", start - 9 * S, start, 10), ("w-1", "measure", start, end, num_steps)]
-        (folder / contract.WINDOWS).write_text(
-            json.dumps([_window(*span, batch, facts["status"]) for span in spans])
-        )
+        (folder / contract.WINDOWS).write_text(json.dumps([_window(*span, batch, facts["status"]) for span in spans]))
     total = round((window_s + 15) * hz) + 1
     tick = np.arange(total)
     t = start - 10 * S + (tick * (S / hz)).astype(np.int64)
@@ -195,9 +193,7 @@ def write_run(
     return folder
 
 
-def _window(
-    name: str, kind: str, start: int, end: int, steps: int, batch: int, status: str
-) -> dict[str, Any]:
+def _window(name: str, kind: str, start: int, end: int, steps: int, batch: int, status: str) -> dict[str, Any]:
     state = status if kind == "measure" else "completed"
     times = {"t_start_mono_ns": start, "t_end_mono_ns": end}
     unix = {"t_start_unix_ns": start + UNIX0, "t_end_unix_ns": end + UNIX0}
@@ -205,9 +201,7 @@ def _window(
     return {"window_id": name, "kind": kind, "status": state, **times, **unix, **counts}
 
 
-def _write_parts(
-    folder: Path, table: str, head: dict[str, Any], columns: dict[str, Any], parts: int
-) -> None:
+def _write_parts(folder: Path, table: str, head: dict[str, Any], columns: dict[str, Any], parts: int) -> None:
     length = max(len(v) for v in columns.values() if isinstance(v, np.ndarray))
     for index, rows in enumerate(np.array_split(np.arange(length), parts)):
         cut = {k: v[rows] if isinstance(v, np.ndarray) else v for k, v in columns.items()}

@@ -126,6 +126,18 @@ class TestEnding:
         assert not sidecar.alive()
         assert leftovers(tmp_path) == []
 
+    def test_no_thread_but_the_main_one_can_take_the_signal_that_ends_it(self, tmp_path: Path) -> None:
+        """Regression: a thread that Arrow starts on import took SIGTERM now and then, and nothing was closed."""
+        sidecar = start(tmp_path)
+        pid = pid_of(sidecar)
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            lines = (task / "status").read_text().splitlines()
+            blocked = int(next(line for line in lines if line.startswith("SigBlk")).split()[1], 16)
+            if int(task.name) != pid:
+                assert blocked >> (signal.SIGTERM - 1) & 1
+                assert blocked >> (signal.SIGINT - 1) & 1
+        assert sidecar.stop()["status"] == "complete"
+
     @pytest.mark.parametrize("part_s", [1.0, 60.0])
     def test_kill_9_loses_at_most_the_journal_interval_and_invents_nothing(self, tmp_path: Path, part_s: float) -> None:
         sidecar = start(tmp_path, journal_s=0.5, part_s=part_s)

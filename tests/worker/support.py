@@ -65,6 +65,7 @@ def photo(
         pixels[:] = colour
     image = Image.fromarray(pixels)
     exif = Image.Exif()
+    exif[0x010F] = "test"  # Pillow writes no EXIF into a PNG whose main directory is empty
     if orientation:
         exif[0x0112] = orientation
     if position:

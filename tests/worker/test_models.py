@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DDPMScheduler, UNet2DConditionModel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from inpaint_bench.config import ModelConfig
 from inpaint_bench.errors import UserError
 from inpaint_bench.workloads import finetune_inpaint, flops, models
 from inpaint_bench.workloads.location import LocationEncoder
-from inpaint_bench.workloads.precision import pin_fp32
+from inpaint_bench.workloads.precision import autocast, pin_fp32
 from inpaint_bench.workloads.tokens import hash_tokenizer
 
 from .support import bench, constant_batch
@@ -165,6 +166,27 @@ class TestLocation:
         assert not torch.equal(tokens[1], encoder.null)
 
 
+class ReadsBack(TorchDispatchMode):
+    """Raises where a value leaves its device, which on a GPU would wait for everything queued before."""
+
+    WAITS = ("aten._local_scalar_dense", "aten.nonzero", "aten.equal", "aten.masked_select", "aten.unique")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert not str(func).startswith(self.WAITS), f"{func} waits for the device"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_forward_and_backward_never_wait_for_the_device(precision: str) -> None:
+    workload = finetune_inpaint.build(bench(f"recipe.precision={precision}"), CPU)
+    with ReadsBack():
+        with autocast(CPU, precision):
+            loss = workload.loss(constant_batch(2))
+        loss.backward()
+        with pytest.raises(AssertionError, match="waits for the device"):
+            loss.item()
+
+
 class TestTokens:
     def test_hashes_are_stable_padded_and_within_the_vocabulary(self) -> None:
         tokenize = hash_tokenizer(1000, 8)
@@ -177,9 +199,10 @@ class TestTokens:
 
 @pytest.mark.parametrize(("tf32", "word"), [(True, "tf32"), (False, "ieee")])
 def test_tf32_is_pinned_for_matmuls_and_convolutions_alike(tf32: bool, word: str) -> None:
-    pinned: dict[str, Any] = pin_fp32(tf32)
-    assert pinned["matmul"] == pinned["conv"] == word
-    assert torch.backends.cudnn.allow_tf32 is tf32, "PyTorch refuses this question after mixed settings"
+    """Regression: pinned through the newer interface, PyTorch refused to be asked through the older one."""
+    assert pin_fp32(tf32) == {"matmul": word, "conv": word}
+    assert torch.backends.cudnn.allow_tf32 is tf32
+    assert (torch.get_float32_matmul_precision() == "highest") is not tf32
 
 
 def test_a_resolution_that_the_unet_cannot_halve_is_refused() -> None:

@@ -18,13 +18,17 @@ import torch
 from inpaint_bench import worker
 from inpaint_bench.contract import MANIFEST_FIELDS, STEPS, Reason, Status
 from inpaint_bench.errors import UserError
-from inpaint_bench.files import read_json
+from inpaint_bench.files import read_json as read_json_or_none
 from inpaint_bench.manifest import new_run_id
 from inpaint_bench.paths import ROOT
 from inpaint_bench.workloads import finetune_inpaint
 from inpaint_bench.workloads.finetune_inpaint import FinetuneInpaint
 
 from .support import bench, compose, steps_of
+
+
+def read_json(path: Path) -> Any:
+    return read_json_or_none(path)
 
 
 @pytest.fixture(scope="module")

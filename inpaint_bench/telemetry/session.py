@@ -1,0 +1,164 @@
+"""One sidecar's run: open the GPUs, sample until told to stop, close everything."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import time
+import traceback
+from typing import Any, Final
+
+import pyarrow as pa
+
+from ..contract import TELEMETRY
+from ..files import replace_json
+from . import signals
+from .account import Account, identity, part_metadata
+from .clock import Ticker
+from .devices import open_devices
+from .lanes import LANES
+from .log import log
+from .nvml import Nvml, NvmlError, RealNvml
+from .recording import CaptureError, load
+from .replay import Replay
+from .sampler import Sampler
+from .spec import Spec
+from .storage import Storage
+
+_LONGEST_WAIT_S: Final = 0.5
+
+
+class Sidecar:
+    """From the orders to the last line. Cannot start: NvmlError, CaptureError, ValueError, OSError."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+        self._parent = os.getppid() if spec.parent is None else spec.parent
+        spec.folder.mkdir(parents=True, exist_ok=True)
+        source, capture, nvml, uuids = _source(spec)
+        nvml.open()
+        devices = open_devices(nvml, uuids)
+        facts = identity(spec, source, nvml.driver_version(), nvml.nvml_version())
+        self._sampler = Sampler(nvml, devices, source, lambda table, row: self._storage.append(table, row))
+        self._storage = Storage(
+            spec.folder, part_metadata(facts, spec), spec.part_s, spec.journal_s, self._problem, self._note
+        )
+        start_ns = time.monotonic_ns()
+        rates = {"fast": spec.fast_hz, "slow": spec.slow_hz}
+        self._tickers = {name: Ticker(round(1e9 / hz), start_ns) for name, hz in rates.items()}
+        self._account = Account(facts, spec, capture, self._sampler, self._storage, self._tickers)
+        self._nvml = nvml
+        self._next_note_s = time.monotonic() + spec.part_s
+        self._hello = {
+            "ready": True,
+            **{key: facts[key] for key in ("source", "driver", "nvml", "boot_id")},
+            "capture": capture,
+            "devices": [device.facts for device in devices],
+        }
+
+    def run(self) -> int:
+        """Sample until told to stop. Returns the exit code."""
+        self._sample_due()
+        replace_json(self._spec.folder / TELEMETRY, self._account.state("running"))
+        self._storage.start()
+        say(self._hello)
+        gc.freeze()
+        try:
+            while (reason := self._wait()) is None:
+                self._sample_due()
+        except Exception as error:  # a mistake of ours: what was sampled is still saved
+            log(traceback.format_exc())
+            self._sampler.fatal = reason = f"internal error: {error!r}"
+        return self._end(reason)
+
+    def _sample_due(self) -> None:
+        for lane in LANES:
+            seq = self._tickers[lane.name].take(time.monotonic_ns())
+            if seq is not None:
+                self._sampler.sample(lane, seq)
+
+    def _wait(self) -> str | None:
+        """Sleep until the next tick. Why to stop, or None."""
+        if self._sampler.fatal:
+            return self._sampler.fatal
+        due_ns = min(ticker.next_ns for ticker in self._tickers.values())
+        wait_s = min(max(0.0, (due_ns - time.monotonic_ns()) / 1e9), _LONGEST_WAIT_S)
+        return signals.wait(wait_s, self._parent)
+
+    def _note(self) -> None:
+        """Refresh telemetry.json once per part, so that a kill -9 leaves recent counts. Storage thread."""
+        if time.monotonic() >= self._next_note_s:
+            self._next_note_s = time.monotonic() + self._spec.part_s
+            try:
+                replace_json(self._spec.folder / TELEMETRY, self._account.state("running"))
+            except OSError as error:
+                log(f"{TELEMETRY}: {error}")
+
+    def _end(self, reason: str) -> int:
+        """Last sample, parts, telemetry.json, last line."""
+        earliest_ns = max(ticker.earliest_ns for ticker in self._tickers.values())
+        time.sleep(max(0.0, (earliest_ns - time.monotonic_ns()) / 1e9))
+        for lane in LANES:
+            self._sampler.sample(lane, self._tickers[lane.name].extra(time.monotonic_ns()))
+        saved = self._storage.close()
+        status = "failed" if self._sampler.fatal else "complete" if saved else "incomplete"
+        state = self._account.state(status, reason)
+        for device in state["devices"]:
+            device["energy_end_mj"] = self._energy(device["uuid"])
+        try:
+            replace_json(self._spec.folder / TELEMETRY, state)
+        except OSError as error:
+            state.update(status="incomplete", storage={**state["storage"], "error": f"{TELEMETRY}: {error}"})
+        say({"final": state})
+        with contextlib.suppress(NvmlError):  # a lost driver cannot be closed
+            self._nvml.close()
+        return 0 if state["status"] == "complete" else 1
+
+    def _energy(self, uuid: str) -> int | None:
+        """The energy counter by its own NVML call, to compare with the sampled field."""
+        try:
+            return self._nvml.total_energy_mj(self._nvml.device(uuid))
+        except NvmlError:
+            return None
+
+    def _problem(self, kind: str, detail: str) -> None:
+        self._sampler.event(kind, detail)
+        say({"problem": kind, "detail": detail})
+
+
+def _source(spec: Spec) -> tuple[str, dict[str, Any] | None, Nvml, list[str]]:
+    """The word for the `source` column, the capture's summary, the NVML, the UUIDs to watch."""
+    if spec.source == "nvml":
+        return "nvml", None, RealNvml(), spec.uuids
+    assert spec.capture is not None
+    capture = load(spec.capture)
+    replay = Replay(capture, max(1, len(spec.uuids)))
+    return f"replay:{capture.name}", capture.summary, replay, replay.uuids()
+
+
+def say(message: dict[str, Any]) -> None:
+    """One line of JSON to whoever started us. A reader that is gone is no reason to stop."""
+    with contextlib.suppress(OSError):
+        os.write(1, json.dumps(message).encode() + b"\n")
+
+
+def not_ready(error: Exception) -> str:
+    """One sentence for the user."""
+    if isinstance(error, NvmlError) and error.code in (9, 12):
+        return f"this node has no working NVIDIA driver ({error}); telemetry=replay or telemetry=none runs without one"
+    return str(error)
+
+
+def main(orders: str) -> int:
+    """Run a sidecar by its orders (JSON); signals must be blocked already. Returns the exit code."""
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    try:
+        sidecar = Sidecar(Spec.parse(orders))
+        return sidecar.run()
+    except (NvmlError, CaptureError, ValueError, TypeError, OSError) as error:
+        say({"ready": False, "error": not_ready(error)})
+        log(repr(error))
+        return 2
