@@ -2,7 +2,7 @@
 
 Thresholds are starting values, not yet fitted on our own runs. Not decided here, because one run cannot:
 tensor_bound and dram_bound (need GPM or DCGM counters), vram_limited (needs a sweep over the batch), and the
-clock and elasticity arms of power_capped, data_starved and host_bound.
+elasticity arms of data_starved and host_bound.
 """
 
 from __future__ import annotations
@@ -35,6 +35,13 @@ def _below(column: str, limit: float) -> Callable[[Row], bool]:
     return lambda row: row[column] is not None and row[column] < limit
 
 
+def _at_the_limit(row: Row) -> bool:
+    power, limit = row["power_w"], row["power_limit_w"]
+    clock, most = row["sm_clock_mhz_mean"], row["sm_clock_mhz_limit"]
+    known = None not in (power, limit, clock, most)
+    return bool(known and power > 0.97 * limit and clock < 0.97 * most)
+
+
 RULES = (
     Rule(
         name="oom",
@@ -50,9 +57,15 @@ RULES = (
     ),
     Rule(
         name="power_capped",
-        when="held at the power cap for more than 5 % of the window",
-        test=_above("throttle_power_pct", 5),
-        shows=(("throttle_power_pct", "% of the window at the power cap"), ("power_w", "W")),
+        when="held at the power cap for more than 5 % of the window, or power above 97 % of the limit with the "
+        "SM clock below 97 % of its maximum",
+        test=lambda row: _above("throttle_power_pct", 5)(row) or _at_the_limit(row),
+        shows=(
+            ("throttle_power_pct", "% of the window at the power cap"),
+            ("power_w", "W"),
+            ("power_limit_w", "W limit"),
+            ("sm_clock_mhz_mean", "MHz"),
+        ),
     ),
     Rule(
         name="data_starved",

@@ -61,6 +61,7 @@ FLOAT = [
     "images_per_s_per_w",
     "steps_per_s_per_w",
     "sm_clock_mhz_mean",
+    "sm_clock_mhz_limit",
     "throttle_power_pct",
     "throttle_thermal_pct",
     "power_limit_w",

@@ -139,9 +139,9 @@ def read_run(folder: Path) -> tuple[Run | None, list[Skip]]:
             skips.append(_skip(folder / name, "damaged", str(error), run_id))
             continue
         if name == contract.WINDOWS:
-            run.windows = value
+            run.windows = list(value)
         else:
-            run.telemetry = value
+            run.telemetry = dict(value)
     run.hash = _content_hash(run)
     return run, skips
 

@@ -15,7 +15,9 @@ import pyarrow.parquet as pq
 
 from inpaint_bench import contract
 
-_PART = re.compile(r"part-\d{6,}\.parquet")
+# Several writers of one folder tell their files apart: part-000000.sidecar.parquet, .journal.sidecar.arrows.
+_PART = re.compile(r"part-\d{6,}(\.[\w-]+)?\.parquet")
+_JOURNAL = re.compile(re.escape(contract.JOURNAL).replace(r"\.arrows", r"(\.[\w-]+)?\.arrows"))
 # What makes a row of a table the same row, seen once in a part and once in a journal.
 _KEYS = {
     "samples_fast": ["gpu_uuid", "tick_seq"],
@@ -74,7 +76,7 @@ def probe(folder: Path, table: str, run_id: str | None) -> tuple[Parts, list[Ski
     if not folder.is_dir():
         return parts, skips
     for path in sorted(folder.iterdir()):
-        if path.name == contract.JOURNAL:
+        if _JOURNAL.fullmatch(path.name):
             parts.journals.append(path)
             continue
         if path.name.startswith(".") and path.name.endswith(".tmp"):

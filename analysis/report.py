@@ -111,8 +111,8 @@ def _listed(values: pl.Series) -> str:
 def _facts(dataset: Dataset) -> dict[str, str]:
     runs = dataset.runs
     gpus = sorted(runs["gpu"].drop_nulls().unique().to_list(), key=gpu_order)
-    started, ended = runs["started"].min(), runs["ended"].max()
-    moments = [f"{moment:%Y-%m-%d %H:%M}" for moment in (started, ended) if moment is not None]
+    started, ended = (runs[name].drop_nulls().dt.strftime("%Y-%m-%d %H:%M").sort() for name in ("started", "ended"))
+    moments = [*started.head(1), *ended.tail(1)]
     when = " to ".join(moments) + " UTC" if moments else "unknown"
     batches = ", ".join(str(b) for b in sorted(runs["batch"].drop_nulls().unique().to_list()))
     merged = str(dataset.account.get("merged_at"))[:16].replace("T", " ") + " UTC"
@@ -239,7 +239,7 @@ def _run_cards(dataset: Dataset, out: Path) -> list[dict[str, Any]]:
         links = []
         for path in dataset.files(row["run_id"]):
             relative = os.path.relpath(path.resolve(), out.resolve())
-            links.append({"href": quote(relative), "text": str(path.relative_to(dataset.folder))})
+            links.append({"href": quote(relative, safe="/="), "text": str(path.relative_to(dataset.folder))})
         what = figures.series_title(row)
         cards.append({**row, "links": links, "what": what})
     return cards

@@ -97,7 +97,7 @@ def _identity(manifest: dict[str, Any]) -> dict[str, Any]:
     memory = manifest.get("memory") or {}
     found = [device for device in manifest.get("devices") or [] if isinstance(device, dict)]
     limits = [device["power_limit_w"] for device in found if device.get("power_limit_w") is not None]
-    host = env.get("host")
+    clocks = [device["max_sm_clock_mhz"] for device in found if device.get("max_sm_clock_mhz")]
     same = "run_id sweep_id point attempt site gpu workload recipe model status reason message batch gpus config_hash"
     values: dict[str, Any] = {name: manifest.get(name) for name in same.split()}
     values.update(
@@ -106,7 +106,8 @@ def _identity(manifest: dict[str, Any]) -> dict[str, Any]:
         gpu_name=_joined(device.get("name") for device in found),
         gpu_uuid=_joined(device.get("uuid") for device in found),
         power_limit_w=sum(limits) if limits else None,
-        node=slurm.get("node") or (host.get("node") if isinstance(host, dict) else host),
+        sm_clock_mhz_limit=min(clocks, default=None),
+        node=slurm.get("node") or env.get("hostname"),
         slurm_job_id=slurm.get("job_id"),
         driver=env.get("driver"),
         torch=env.get("torch"),

@@ -15,6 +15,7 @@ from .files import read_json
 # Slurm's states (sacct and squeue, long form). What is in none of these sets is still on its way.
 SUCCESS = frozenset({"COMPLETED"})
 QUEUED = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED"})
+GONE = "GONE"  # not Slurm's: a local process that is no more; how it ended only its manifest knows
 ENDED = {
     "FAILED": Reason.APP_ERROR,
     "TIMEOUT": Reason.TIMEOUT,
@@ -81,7 +82,7 @@ def verdict(
         return _ended(ENDED[state], scheduler.detail if scheduler else "", left, cancelled)
     if state in QUEUED and scheduler:
         return Verdict(state=PointState.QUEUED, message=scheduler.detail)
-    if state is not None and state not in SUCCESS:
+    if state not in (None, GONE) and state not in SUCCESS:
         return Verdict(state=PointState.RUNNING, message=_progress(left.manifest))
     return _by_manifest(state, scheduler, left, cancelled)
 
@@ -92,6 +93,8 @@ def _by_manifest(state: str | None, scheduler: SchedulerWord | None, left: Leavi
     if manifest is None:
         if cancelled:
             return _failed(Reason.CANCELLED, "")
+        if state == GONE:
+            return _failed(Reason.NEVER_STARTED, "its process ended before the workload began; see its log in jobs/")
         if state in SUCCESS:
             return _failed(Reason.LOST, "the scheduler says COMPLETED, but there is no manifest")
         if scheduler is not None:

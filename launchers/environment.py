@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from inpaint_bench.config import SiteConfig
 
@@ -39,6 +40,11 @@ def for_slurm(site: SiteConfig) -> dict[str, str]:
     if conf:
         clean["SLURM_CONF"] = conf
     return clean
+
+
+def python_path(code: Path) -> str:
+    """The snapshot first, then whatever the submitting shell had."""
+    return os.pathsep.join(filter(None, [str(code), os.environ.get("PYTHONPATH")]))
 
 
 @contextmanager

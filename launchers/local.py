@@ -13,7 +13,7 @@ from typing import Any
 
 from hydra.core.utils import JobReturn
 
-from .environment import leaks, replaced
+from .environment import leaks, python_path, replaced
 
 POLL_S = 0.2
 
@@ -62,7 +62,7 @@ def run_all(
     slots = list(gpus) or [""]
     environment = {k: v for k, v in os.environ.items() if k not in set(leaks(os.environ))}
     if code is not None:
-        environment["PYTHONPATH"] = str(code)
+        environment["PYTHONPATH"] = python_path(code)
     waiting = list(range(len(calls)))
     running: dict[str, tuple[int, Any]] = {}
     try:

@@ -12,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from inpaint_bench.errors import UserError
 from inpaint_bench.paths import templates_dir
 
+from .environment import python_path
 from .group import Group
 
 
@@ -31,7 +32,7 @@ def render(group: Group, *, command: str, folder: Path, code: Path, job_name: st
     site = group.first.site
     variables = {
         **site.environment.variables,
-        "PYTHONPATH": str(code),
+        "PYTHONPATH": python_path(code),
         "PYTHONUNBUFFERED": "1",
         "SUBMITIT_EXECUTOR": "slurm",
     }

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from inpaint_bench.config import SiteConfig
 from inpaint_bench.contract import PointState, Reason
-from inpaint_bench.truth import Leavings, SchedulerWord, Verdict, verdict
+from inpaint_bench.truth import GONE, Leavings, SchedulerWord, Verdict, verdict
 
 from .ledger import Attempt, Ledger, PointRecord
 from .scheduler import ask
@@ -74,7 +74,7 @@ def _word(attempt: Attempt, answers: dict[str, dict[str, SchedulerWord] | None])
     if job_id is None:
         return None
     if job_id.startswith("pid:"):
-        return SchedulerWord(state="RUNNING" if _alive(int(job_id.removeprefix("pid:"))) else None)
+        return SchedulerWord(state="RUNNING" if _alive(int(job_id.removeprefix("pid:"))) else GONE)
     answer = answers.get(attempt.site)
     return answer.get(job_id) if answer is not None else None
 

@@ -19,7 +19,7 @@ from ..data.source import Source, open_source
 from ..errors import UserError
 from . import flops, models
 from .location import DROP
-from .precision import DTYPES, autocast, pin_fp32
+from .precision import autocast, pin_fp32
 
 # torch.optim.AdamW's own defaults, written out: they are part of what is measured.
 ADAMW: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2}
@@ -158,8 +158,6 @@ class FinetuneInpaint:
 
 def build(config: BenchConfig, device: torch.device) -> FinetuneInpaint:
     """Data, networks and optimiser on `device`. Raises UserError for data or weights that cannot be used."""
-    if config.recipe.precision not in DTYPES:
-        raise UserError(f"recipe.precision={config.recipe.precision}: not one of {', '.join(DTYPES)}")
     source = open_source(config.data)
     torch.manual_seed(config.seed)
     centre = np.median(source.positions, axis=0)

@@ -74,7 +74,7 @@ def manifest(run_id: str, **changes: Any) -> dict[str, Any]:
                 "memory_mib": memory,
             }
         ],
-        environment={"torch": "2.9.1", "cuda": "12.8", "driver": "580.95.05", "host": "g001"},
+        environment={"torch": "2.9.1", "cuda": "12.8", "driver": "580.95.05", "hostname": "g001"},
         slurm={"job_id": "4711", "node": "g001"},
         workload_facts={
             "num_images": 6500,
@@ -227,7 +227,7 @@ def write_study(grace: Path, delta: Path, **changes: Any) -> None:
     for index, ((gpu, batch), (rate, watts, util, temp, vram)) in enumerate(STUDY.items()):
         site, root = ("delta", delta) if gpu == "h200" else ("grace", grace)
         node = "gpuc01" if site == "delta" else f"g{gpu[1:]}"
-        env = {"torch": "2.9.1", "cuda": "12.8", "host": node}
+        env = {"torch": "2.9.1", "cuda": "12.8", "hostname": node}
         env["driver"] = "570.172.08" if site == "delta" else "580.95.05"
         write_run(
             root,

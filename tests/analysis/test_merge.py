@@ -1,0 +1,197 @@
+"""Merging: nothing skipped silently, no half dataset, inputs untouched."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from analysis import aggregate, load, merge
+from analysis.dataset import Dataset, open_dataset
+from inpaint_bench import contract
+from inpaint_bench.errors import UserError
+
+from .build import write_run
+
+
+def merged(tmp_path: Path, *roots: Path) -> Dataset:
+    merge.merge(list(roots) or [tmp_path / "grace"], tmp_path / "ds")
+    return open_dataset(tmp_path / "ds")
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_two_sites_become_one_dataset_with_keys_in_folders_and_files(tmp_path: Path) -> None:
+    write_run(tmp_path / "grace" / "deep" / "er", "r-01")
+    write_run(tmp_path / "delta", "r-02", gpu="h200", site="delta")
+    before = snapshot(tmp_path)
+    dataset = merged(tmp_path, tmp_path / "grace", tmp_path / "delta")
+    assert dataset.runs.sort("run_id")["site"].to_list() == ["grace", "delta"]
+    path = tmp_path / "ds/samples_fast/site=delta/gpu=h200/run=r-02/part-000000.parquet"
+    inside = pq.read_table(path, partitioning=None)
+    assert {"site", "gpu", "run_id"} <= set(inside.column_names)
+    rows = dataset.scan("samples_fast").collect()
+    assert rows.schema["run"] == pl.String
+    assert rows.group_by("run_id").len().height == 2
+    assert {k: v for k, v in snapshot(tmp_path).items() if not k.startswith("ds/")} == before
+
+
+def test_an_id_of_digits_stays_text(tmp_path: Path) -> None:
+    """Regression known from polars: hive values that look like numbers become integers."""
+    write_run(tmp_path / "grace", "0042")
+    dataset = merged(tmp_path)
+    assert (tmp_path / "ds/steps/site=grace/gpu=a40/run=r-0042").is_dir()
+    assert dataset.scan("steps", "0042").collect().height == 60
+    assert len(dataset.files("0042")) == 3
+
+
+def test_a_truncated_part_is_listed_and_the_merge_goes_on(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "grace", "r-01")
+    write_run(tmp_path / "grace", "r-02")
+    part = folder / "samples_fast" / "part-000002.parquet"
+    part.write_bytes(part.read_bytes()[:-40])
+    dataset = merged(tmp_path)
+    skip = dataset.skipped.row(0, named=True)
+    assert (skip["code"], skip["path"], skip["run_id"]) == ("truncated", str(part), "r-01")
+    assert "truncated" in skip["reason"]
+    assert dict(dataset.runs.select("run_id", "valid").iter_rows()) == {"r-01": False, "r-02": True}
+
+
+def test_every_kind_of_bad_file_is_listed_with_its_reason(tmp_path: Path) -> None:
+    good = write_run(tmp_path / "grace", "r-01")
+    table = pq.read_table(good / "steps/part-000000.parquet")
+    pq.write_table(table.replace_schema_metadata({"schema_version": "99"}), good / "steps/part-000001.parquet")
+    keep = table.drop_columns(["images"])
+    pq.write_table(keep, good / "steps/part-000002.parquet")
+    (good / "steps" / ".part-000003.parquet.tmp").write_bytes(b"PAR1")
+    (good / "steps" / "notes.txt").write_text("hello")
+    (write_run(tmp_path / "grace", "r-02") / contract.MANIFEST).unlink()
+    (write_run(tmp_path / "grace", "r-03") / contract.MANIFEST).write_text('{"run_id": "r-0')
+    (write_run(tmp_path / "grace", "r-04") / contract.WINDOWS).write_text("[[]]")
+    write_run(tmp_path / "grace", "r-05", schema_version=0)
+    dataset = merged(tmp_path)
+    codes = dict(dataset.skipped.group_by("code").len().iter_rows())
+    assert codes == {
+        "schema_version": 1 + 6,
+        "schema": 1,
+        "temporary": 1,
+        "unexpected": 1,
+        "no_manifest": 6,
+        "manifest_damaged": 6,
+        "damaged": 1,
+    }
+    assert dataset.skipped["reason"].str.len_chars().min() > 10
+    assert sorted(dataset.runs["run_id"]) == ["r-01", "r-04"]
+
+
+def test_the_same_run_twice_is_kept_once_and_listed(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "grace", "r-01")
+    shutil.copytree(folder, tmp_path / "copy" / "run")
+    dataset = merged(tmp_path, tmp_path / "grace", tmp_path / "copy", tmp_path / "grace")
+    assert dataset.runs.height == 1
+    assert dataset.skipped["code"].to_list() == ["duplicate"]
+
+
+def test_one_id_with_two_contents_is_reported_loudly(tmp_path: Path) -> None:
+    write_run(tmp_path / "grace", "r-01")
+    write_run(tmp_path / "other", "r-01", power_w=210.0)
+    dataset = merged(tmp_path, tmp_path / "grace", tmp_path / "other")
+    assert dataset.account["conflicts"] == 1
+    assert dataset.skipped["code"].to_list() == ["conflict"]
+    assert "CONFLICT" in dataset.skipped["reason"][0]
+    assert dataset.runs["power_w"][0] == pytest.approx(200)
+
+
+def test_a_journal_is_read_in_place_without_repeating_closed_rows(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "grace", "r-01")
+    last = folder / "samples_fast" / "part-000002.parquet"
+    rows = pq.read_table(last)
+    overlap = pq.read_table(folder / "samples_fast" / "part-000001.parquet").slice(100)
+    last.unlink()
+    journal = folder / "samples_fast" / ".journal.arrows"
+    with pa.OSFile(str(journal), "wb") as raw, pa.ipc.new_stream(raw, rows.schema) as stream:
+        stream.write_table(overlap.cast(rows.schema))
+        stream.write_table(rows.slice(0, 100))
+        stream.write_table(rows.slice(100))
+    whole = journal.read_bytes()
+    dataset = merged(tmp_path)
+    assert dataset.runs["valid"][0], dataset.runs["invalid_reason"][0]
+    assert dataset.account["rows"]["samples_fast"] == 451
+    assert dataset.skipped["code"].to_list() == ["journal"]
+    journal.write_bytes(whole[:-300])
+    dataset = merged(tmp_path)
+    assert "tail is lost" in dataset.skipped["reason"][0]
+    assert journal.exists()
+    assert dataset.account["rows"]["samples_fast"] < 451
+
+
+def test_invalid_and_failed_runs_are_rows_but_not_in_any_mean(tmp_path: Path) -> None:
+    write_run(tmp_path / "grace", "r-01", steps_per_s=2.0)
+    write_run(tmp_path / "grace", "r-02", steps_per_s=4.0, gap=(5.0, 7.0))
+    write_run(tmp_path / "grace", "r-03", status="failed", reason="oom_gpu", message="CUDA out of memory")
+    dataset = merged(tmp_path)
+    assert dataset.runs.height == 3
+    cells = aggregate.cells(dataset.runs)
+    assert cells.select("n", "images_per_s").rows() == [(1, pytest.approx(16))]
+
+
+def test_an_interrupted_merge_leaves_no_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path / "grace", "r-01")
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(merge, "_row", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        merge.merge([tmp_path / "grace"], tmp_path / "ds")
+    assert [p.name for p in tmp_path.iterdir()] == ["grace"]
+
+
+def test_an_interrupted_merge_leaves_the_older_dataset_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "grace", "r-01")
+    merged(tmp_path)
+    before = snapshot(tmp_path)
+    monkeypatch.setattr(merge.files, "replace_json", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        merge.merge([tmp_path / "grace"], tmp_path / "ds")
+    assert snapshot(tmp_path) == before
+
+
+def test_an_older_dataset_is_replaced_and_anything_else_is_not(tmp_path: Path) -> None:
+    write_run(tmp_path / "grace", "r-01")
+    merged(tmp_path)
+    write_run(tmp_path / "grace", "r-02")
+    assert merged(tmp_path).runs.height == 2
+    (tmp_path / "ds" / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match=r"thesis\.tex"):
+        merged(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "photo.jpg").write_text("x")
+    with pytest.raises(UserError, match="not a dataset"):
+        merge.merge([tmp_path / "grace"], tmp_path / "mine")
+    with pytest.raises(UserError, match="holds root"):
+        merge.merge([tmp_path / "grace"], tmp_path)
+
+
+def test_a_manifest_with_fields_of_the_wrong_kind_does_not_stop_the_rest(tmp_path: Path) -> None:
+    write_run(tmp_path / "grace", "r-01", batch=8)
+    bad = write_run(tmp_path / "grace", "r-02")
+    facts = json.loads((bad / contract.MANIFEST).read_text())
+    (bad / contract.MANIFEST).write_text(json.dumps({**facts, "devices": 5, "environment": "?"}))
+    dataset = merged(tmp_path)
+    assert dataset.runs.filter(pl.col("run_id") == "r-02")["invalid_reason"][0].startswith("cannot be summarised")
+
+
+def test_a_dataset_below_a_root_is_not_read_as_runs(tmp_path: Path) -> None:
+    write_run(tmp_path / "grace", "r-01")
+    merge.merge([tmp_path / "grace"], tmp_path / "grace" / "ds")
+    assert [p.name for p in load.find([tmp_path / "grace"])] == ["run-r-01"]

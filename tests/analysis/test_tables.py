@@ -1,0 +1,158 @@
+"""Aggregates, ratios, best batch, bottleneck rules, and the published layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+import pytest
+
+from analysis import aggregate, bottleneck, columns, metrics, published, render, tables
+
+
+def frame(*rows: dict[str, Any]) -> pl.DataFrame:
+    base = dict.fromkeys(columns.SCHEMA) | {
+        "run_id": "r-01",
+        "site": "grace",
+        "gpu": "a40",
+        "batch": 8,
+        "gpus": 1,
+        "recipe": "baseline",
+        "model": "sd15_inpaint",
+        "workload": "finetune_inpaint",
+        "status": "completed",
+        "valid": True,
+        "demonstration": False,
+        "source": "nvml",
+    }
+    return pl.DataFrame([base | row for row in rows], schema=columns.SCHEMA)
+
+
+def test_the_posters_hours_give_its_printed_speedups_through_our_ratio_code() -> None:
+    found = {f"{r.fast}_over_{r.slow}": r for r in tables.published_ratios()}
+    for claim in published.read("poster_speedup_claims.csv").iter_rows(named=True):
+        ratio = found[claim["comparison"]]
+        assert ratio.text == f"{claim['low']}\u2013{claim['high']}"
+        assert (f"{ratio.low:.1f}", f"{ratio.high:.1f}") == (str(claim["low"]), str(claim["high"]))
+        for batch in (4, 8, 16):
+            assert ratio.by_batch[batch] == pytest.approx(claim[f"computed_bs{batch}"], abs=6e-4)
+
+
+def test_the_poster_fed_as_if_measured_gives_ratio_one_and_its_own_speedups() -> None:
+    hours = published.shown().filter(pl.col("metric") == "runtime_h")
+    rows = [
+        {
+            "run_id": f"r-{i}",
+            "gpu": r["gpu"],
+            "batch": r["batch"],
+            "runtime_h": r["value"],
+            "images_per_s": 28.78 / r["value"],
+        }
+        for i, r in enumerate(hours.to_dicts())
+    ]
+    build = tables.Builder(runs=frame(*rows))
+    table = build.poster("runtime_h")
+    assert table is not None
+    assert [row[-1] for row in table.rows] == ["1.00"] * 10
+    assert [row[1] for row in build.gpu_ratios().rows[:3]] == ["1.6\u20131.7", "3.6\u20134.4", "2.3\u20132.6"]
+
+
+def test_the_input_pipeline_changes_are_those_the_poster_prints() -> None:
+    table = published.read("poster_input_pipeline.csv")
+    base, tuned, _, exact = (table.row(i, named=True) for i in range(4))
+    for name in table.columns[1:]:
+        assert 100 * (tuned[name] / base[name] - 1) == pytest.approx(exact[name], abs=0.4), name
+
+
+def test_only_proven_and_likely_figures_are_shown() -> None:
+    shown = published.shown()
+    assert set(shown["status"]) == {"proven", "likely"}
+    power = shown.filter((pl.col("metric") == "power_w") & (pl.col("gpu") == "a100"))
+    assert power["batch"].to_list() == [4]
+    assert shown.filter(pl.col("metric") == "temp_gpu_c_mean").select("gpu", "value").rows() == [
+        ("h200", 58.5),
+        ("h200", 50.9),
+    ]
+    assert "ambiguous" in set(published.load()["status"])
+
+
+def test_published_figures_never_enter_an_aggregate() -> None:
+    cells = aggregate.cells(frame({"runtime_h": 9.0, "power_w": 100.0, "images_per_s": 1.0}))
+    assert cells.height == 1
+    assert cells.select("runtime_h", "runtime_h_min", "runtime_h_max", "power_w", "n").row(0) == (9, 9, 9, 100, 1)
+
+
+def test_what_cannot_be_compared_is_not_averaged_or_is_named() -> None:
+    cells = aggregate.cells(
+        frame(
+            {"run_id": "r-1", "driver": "570", "images_per_s": 10.0},
+            {"run_id": "r-2", "driver": "580", "images_per_s": 12.0},
+            {"run_id": "r-3", "demonstration": True, "images_per_s": 90.0},
+            {"run_id": "r-4", "site": "delta", "images_per_s": 50.0},
+        )
+    )
+    pooled = cells.filter((pl.col("site") == "grace") & ~pl.col("demonstration")).row(0, named=True)
+    assert (pooled["n"], pooled["images_per_s"], pooled["mixes"]) == (2, 11.0, "2 drivers")
+    assert cells["n"].sum() == 4
+    assert set(cells["series"]) == {
+        "A40 \u00b7 real \u00b7 grace",
+        "A40 \u00b7 demo \u00b7 grace",
+        "A40 \u00b7 real \u00b7 delta",
+    }
+    assert tables.spread(pooled, "images_per_s") == "11.0 (10.0\u201312.0)"
+
+
+def test_batches_within_two_percent_are_a_tie_and_the_smallest_is_taken() -> None:
+    runs = frame(
+        {"run_id": "r-1", "batch": 8, "images_per_s": 10.0},
+        {"run_id": "r-2", "batch": 16, "images_per_s": 19.7},
+        {"run_id": "r-3", "batch": 32, "images_per_s": 20.0},
+    )
+    (best,) = aggregate.best_batches(aggregate.cells(runs), metric="images_per_s", lowest=False)
+    assert (best.batch, best.ties, best.smallest, best.n) == (32, [16], 16, 1)
+    reading = tables.Builder(runs=runs).best_batch().rows[0][-1]
+    assert reading == "tie with 16: take 16; n = 1, no interval"
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [
+        ({"reason": "oom_gpu"}, "oom"),
+        ({"throttle_thermal_pct": 1.5, "throttle_power_pct": 50.0}, "thermal_throttled"),
+        ({"throttle_power_pct": 6.0, "data_wait_pct": 50.0}, "power_capped"),
+        (
+            {"power_w": 299.0, "power_limit_w": 300.0, "sm_clock_mhz_mean": 1400.0, "sm_clock_mhz_limit": 1740.0},
+            "power_capped",
+        ),
+        ({"data_wait_pct": 12.0, "gpu_util_pct": 60.0}, "data_starved"),
+        ({"data_wait_pct": 1.0, "gpu_util_pct": 60.0}, "host_bound"),
+        ({"data_wait_pct": 1.0, "gpu_util_pct": 99.0}, "mixed"),
+        ({}, "unknown"),
+    ],
+)
+def test_the_first_rule_that_matches_names_the_bottleneck(row: dict[str, Any], name: str) -> None:
+    found, evidence = bottleneck.classify(frame(row).row(0, named=True))
+    assert found == name
+    assert evidence
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "\u2013"), (0, "0"), (0.9997, "1.00"), (99.96, "100"), (99.25, "99.2"), (0.00342, "0.00342")]
+    + [(1234.5, "1,234"), (2.517, "2.52"), (661.2, "661"), (3e-6, "3.00e-06"), (-0.5, "-0.500")],
+)
+def test_numbers_have_three_significant_digits(value: float | None, text: str) -> None:
+    assert metrics.number(value) == text
+
+
+def test_markdown_and_terminal_text_cannot_be_steered_by_a_message() -> None:
+    table = tables.Table(id="x", title="T", columns=["Message"], rows=[["a|b <img src=x>\n\x1b[2Jc"]])
+    text = render.to_markdown(table)
+    assert "<img" not in text
+    assert "\x1b" not in text
+    assert r"a\|b" in text
+
+
+def test_a_formula_in_a_message_is_text_in_the_csv(tmp_path: Any) -> None:
+    render.runs_csv(frame({"message": '=HYPERLINK("x")'}), tmp_path / "runs.csv")
+    assert pl.read_csv(tmp_path / "runs.csv")["message"][0].startswith("'=")
