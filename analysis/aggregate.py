@@ -15,6 +15,8 @@ from .metrics import METRICS, gpu_label, gpu_order
 
 # Never averaged across: a demonstration with a measurement, another model, another site, another card count.
 GROUP = ["workload", "model", "site", "gpu", "gpus", "batch", "recipe", "demonstration"]
+# Two GPUs are compared only where all of these are equal.
+COMPARABLE = ["workload", "model", "gpus", "recipe", "demonstration"]
 # May differ inside a cell, but not silently.
 _WATCHED = {
     "driver": "drivers",

@@ -39,6 +39,10 @@ class Lane:
             lanes.append(lane)
         return lanes
 
+    def touches(self, spans: list[tuple[int, int]]) -> bool:
+        """Whether any sample lies inside any of the windows."""
+        return any(((self.t_ns >= start) & (self.t_ns <= end)).any() for start, end in spans)
+
     def bracket(self, start_ns: int, end_ns: int) -> Lane:
         """From the last sample at or before the start to the first at or after the end, by clock."""
         before, after = self.t_ns[self.t_ns <= start_ns], self.t_ns[self.t_ns >= end_ns]

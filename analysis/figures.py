@@ -98,8 +98,9 @@ def _figure(name: str, title: str, subtitle: str, caption: str, spec: dict[str, 
 
 def _legend_words(kind: str, with_published: bool, with_ranges: bool) -> str:
     solid, dashed = ("Filled", "dashed outline") if kind == "bars" else ("Solid", "dashed, hollow")
-    runs = "mean of n runs, whisker min\u2013max" if with_ranges else "n = 1"
-    words = f"{solid}: measured, {runs}"
+    words = f"{solid}: measured, n = 1"
+    if with_ranges:
+        words, dashed = f"{solid}: mean, whisker min\u2013max", "dashed"
     return f"{words}; {dashed}: published" if with_published else words
 
 

@@ -33,7 +33,9 @@ def to_terminal(table: Table, console: Console) -> None:
     grid = RichTable(title=Text(table.title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
     for index, name in enumerate(table.columns):
         left = index in table.text_columns
-        grid.add_column(Text(name), justify="left" if left else "right", overflow="fold")
+        grid.add_column(
+            Text(name), justify="left" if left else "right", overflow="fold", no_wrap=index == table.run_column
+        )
     for row in table.rows:
         grid.add_row(*(Text(plain(cell)) for cell in row))
     console.print(grid)

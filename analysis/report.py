@@ -15,7 +15,7 @@ import polars as pl
 from inpaint_bench import files
 from inpaint_bench.errors import UserError
 
-from . import bottleneck, figures, published, render, svg, tables, timeline
+from . import aggregate, bottleneck, figures, published, render, svg, tables, timeline
 from .dataset import Dataset, open_dataset
 from .metrics import gpu_label, gpu_order, number
 from .tables import Builder, Table
@@ -91,17 +91,18 @@ def _headline(build: Builder) -> str:
     """How much counts, and the fastest and the thriftiest cell: no claim beyond the tables."""
     runs, words = build.runs, []
     words.append(f"{runs.filter(pl.col('valid')).height} of {runs.height} runs count.")
+    alike = build.cells.select(aggregate.COMPARABLE[:2]).n_unique() == 1 if build.cells.height else False
     for metric, lowest, text in (
         ("images_per_s", False, "Fastest: {} at batch {}, {} images/s."),
         ("joules_per_image", True, "Least energy: {} at batch {}, {} J per image."),
     ):
         known = build.cells.filter(pl.col(metric).is_not_null()).sort(metric, descending=not lowest)
-        if known.height:
+        if known.height and alike:
             top = known.row(0, named=True)
             words.append(text.format(top["series"], top["batch"], number(top[metric])))
     if build.cells.height and build.one_run:
         words.append("One run per cell, so no intervals.")
-    return " ".join(words)
+    return ("As a demonstration: " if build.demonstration else "") + " ".join(words)
 
 
 def _listed(values: pl.Series) -> str:

@@ -69,13 +69,16 @@ def summarise(
     problems = []
     if row["images"] is None:
         problems.append("the measure window does not say how many images it processed")
-    fast, slow = Lane.split(samples_fast, _FAST), Lane.split(samples_slow, _SLOW)
+    # A requeued job leaves samples of another node and clock in the same directory: only those around the
+    # measure windows are of this measurement.
+    fast = [lane for lane in Lane.split(samples_fast, _FAST) if lane.touches(spans)]
+    slow = [lane for lane in Lane.split(samples_slow, _SLOW) if lane.touches(spans)]
     if audit.telemetry_off(manifest) and not fast:
         warnings.append("no telemetry was asked for: throughput only")
         nulls.update(dict.fromkeys(("power_w", "energy_j", "gpu_util_pct"), "telemetry off"))
     else:
         hz = audit.fast_hz(manifest)
-        problems += audit.devices(fast, manifest) if fast else ["no telemetry samples"]
+        problems += audit.devices(fast, manifest) if fast else ["no telemetry samples in the measure window"]
         problems += [text for lane in fast for span in spans for text in audit.window(lane, *span, hz)]
         row["coverage_pct"] = _coverage(fast, spans, hz)
         _telemetry(row, fast, slow, spans, nulls, warnings)
@@ -246,13 +249,15 @@ def _total(values: list[float | None]) -> float | None:
 
 
 def _sum(lane: Lane, column: str, spans: list[Window]) -> float | None:
-    return _total([energy.counter_j(lane.t_ns, lane.columns[column], a, b) for a, b in spans])
+    near = [(lane.bracket(a, b), a, b) for a, b in spans]
+    return _total([energy.counter_j(part.t_ns, part.columns[column], a, b) for part, a, b in near])
 
 
 def _sampled_j(lane: Lane, spans: list[Window]) -> float | None:
     """Integral of instant power, which every card has; of its one-second average where it is missing."""
+    near = [(lane.bracket(a, b), a, b) for a, b in spans]
     for column in ("power_instant_w", "power_avg1s_w"):
-        joules = _total([energy.integral(lane.t_ns, lane.columns[column], a, b) for a, b in spans])
+        joules = _total([energy.integral(part.t_ns, part.columns[column], a, b) for part, a, b in near])
         if joules is not None:
             return joules
     return None
@@ -262,7 +267,8 @@ def _mean(lanes: list[Lane], column: str, spans: list[Window]) -> float | None:
     """Mean over GPUs of the time-weighted mean over windows."""
     means = []
     for lane in lanes:
-        parts = [(energy.mean(lane.t_ns, lane.columns[column], a, b), b - a) for a, b in spans]
+        near = [(lane.bracket(a, b), a, b) for a, b in spans]
+        parts = [(energy.mean(part.t_ns, part.columns[column], a, b), b - a) for part, a, b in near]
         known = [(value, weight) for value, weight in parts if value is not None]
         if known:
             means.append(sum(v * w for v, w in known) / sum(w for _, w in known))
@@ -307,7 +313,7 @@ def _per_watt(row: dict[str, Any]) -> None:
 def _mfu(row: dict[str, Any], manifest: dict[str, Any], nulls: dict[str, str]) -> None:
     """Model FLOP/s over the card's dense BF16 peak, both from the manifest; only for 16-bit precision."""
     facts = manifest.get("workload_facts") or {}
-    flop, peak = facts.get("flop_per_image"), facts.get("bf16_dense_tflops")
+    flop, peak = facts.get("flop_per_image"), (manifest.get("gpu_facts") or {}).get("bf16_dense_tflops")
     if not flop or not peak or not row["images_per_s"]:
         nulls["mfu_pct"] = "FLOP per image or peak unknown"
     elif facts.get("precision") not in ("bf16", "fp16"):

@@ -91,15 +91,17 @@ class Builder:
         return self._summary("memory", "Memory", tuple(metrics.split()), note)
 
     def run_list(self) -> Table:
+        """Every run; what is the same in all of them is in the page's head and left out here."""
         metrics = ["runtime_h", "images_per_s", "gpu_util_pct", "power_w", "joules_per_image"]
-        head = ["Run", "Point", "Try", "Site", "GPU", "Batch", "Recipe", "Status", "Counts"]
+        facts = {"Point": "point", "Try": "attempt", "Recipe": "recipe"}
+        facts = {name: column for name, column in facts.items() if self.runs[column].n_unique() > 1}
         rows = []
         for row in self.runs.iter_rows(named=True):
-            status = row["status"] + (f" ({row['reason']})" if row["reason"] else "")
-            keys = [row[k] or "\u2013" for k in ("run_id", "point", "attempt", "site")]
-            keys += [gpu_label(row["gpu"]), str(row["batch"] or "\u2013"), row["recipe"] or "\u2013"]
-            keys += [status, "yes" if row["valid"] else "no", *(number(row[m]) for m in metrics)]
-            rows.append([*keys, row["source"] or "\u2013"])
+            status = (row["status"] or "unknown") + (f" ({row['reason']})" if row["reason"] else "")
+            keys = [row["run_id"], *(row[column] or "\u2013" for column in facts.values()), row["site"]]
+            keys += [gpu_label(row["gpu"]), str(row["batch"] or "\u2013"), status, "yes" if row["valid"] else "no"]
+            rows.append([*keys, *(number(row[m]) for m in metrics), row["source"] or "\u2013"])
+        head = ["Run", *facts, "Site", "GPU", "Batch", "Status", "Counts"]
         columns = [*head, *map(self._heading, metrics), "Telemetry"]
         note = f"Every attempt, whether it counts or not. {PROJECTED}"
         return self.table("runs", "Runs", columns, rows, note=note, run_column=0)
@@ -147,11 +149,16 @@ class Builder:
         rows.sort(key=lambda pair: (gpu_order(pair[0][0]), pair[0][1], pair[1][0]))
         columns = ["GPU", "Batch", "Measured", "n", "Published", "Status", "Ratio"]
         title = f"Beside the poster: {self._heading(metric)}"
-        return self.table(f"poster-{metric}", title, columns, [row for _, row in rows])
+        measured = ", ".join(mine["model"].drop_nulls().unique().sort().to_list()) or "none"
+        note = f"Published: {published.SOURCE}. Model measured: {measured}. Ratio: measured over published."
+        if self.demonstration:
+            note += " The measured side is a demonstration: the ratio says nothing about the GPU."
+        return self.table(f"poster-{metric}", title, columns, [row for _, row in rows], note=note)
 
     def gpu_ratios(self) -> Table:
         rows = []
-        for ratio in aggregate.ratios(self.cells, value="images_per_s"):
+        groups = self.cells.partition_by(aggregate.COMPARABLE, maintain_order=True) if self.cells.height else []
+        for ratio in (r for group in groups for r in aggregate.ratios(group, value="images_per_s")):
             each = ", ".join(f"{batch}: {value:.2f}" for batch, value in ratio.by_batch.items())
             rows.append([f"{ratio.fast} / {ratio.slow}", ratio.text, each])
         for ratio in published_ratios():
@@ -160,6 +167,9 @@ class Builder:
         note = "How many times faster at equal batch, by images/s; the range is over batches. " + (
             ONE_RUN if self.one_run else "Ratios of means."
         )
+        drivers = sorted(self.runs.filter(pl.col("valid"))["driver"].drop_nulls().unique().to_list())
+        if len(drivers) > 1:
+            note += f" Drivers differ between runs ({', '.join(drivers)}): see the environment table."
         return self.table("ratios", "GPU ratios", ["Pair", "Range", "By batch"], rows, note=note)
 
     def best_batch(self) -> Table:
@@ -195,37 +205,14 @@ class Builder:
         return self.table("environment", "Environment", [*columns, "Telemetry", "Runs"], rows)
 
 
-_TEXT_COLUMNS = set(
-    [
-        "Run",
-        "Point",
-        "Site",
-        "GPU",
-        "Recipe",
-        "Status",
-        "Counts",
-        "Telemetry",
-        "Why it does not count",
-        "Message",
-        "By",
-        "Reading",
-        "Class",
-        "Evidence",
-        "Node",
-        "Board",
-        "Driver",
-        "torch",
-        "CUDA",
-        "Precision",
-        "Pair",
-        "By batch",
-        "Model",
-        "Workload",
-        "Demonstration",
-        "Kind",
-        "Reason",
-        "Path",
-    ]
+_TEXT_COLUMNS = frozenset(
+    name
+    for group in (
+        ("Run", "Point", "Site", "GPU", "Recipe", "Status", "Counts", "Telemetry", "Why it does not count", "Message"),
+        ("By", "Reading", "Class", "Evidence", "Pair", "By batch", "Model", "Workload", "Demonstration"),
+        ("Node", "Board", "Driver", "torch", "CUDA", "Precision"),
+    )
+    for name in group
 )
 
 
@@ -246,7 +233,7 @@ def published_ratios() -> list[aggregate.Ratio]:
 def _verdict(best: aggregate.Best) -> str:
     if best.candidates == 1:
         return "only batch measured"
-    words = f"clear of the other {best.candidates - 1}"
+    words = f"no tie among {best.candidates} batches"
     if best.ties:
         words = f"tie with {', '.join(map(str, best.ties))}: take {best.smallest}"
     return words + ("; n = 1, no interval" if best.n == 1 else "")

@@ -190,6 +190,7 @@ MANIFEST_FIELDS: Final = (
     "model",
     "site",
     "gpu",
+    "gpu_facts",  # the vendor's: memory_gb, bandwidth_gb_s, bf16_dense_tflops, power_limit_w, architecture
     "batch",
     "gpus",
     "demonstration",

@@ -23,6 +23,7 @@ from .files import replace_json
 
 PROGRESS_S = 5.0
 MESSAGE_CHARS = 400
+GPU_FACTS = ("architecture", "memory_gb", "memory_type", "bandwidth_gb_s", "bf16_dense_tflops", "power_limit_w")
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +62,10 @@ class Manifest:
             workload=bench.workload.name,
             recipe=bench.recipe.name,
             model=bench.model.name,
-            site=bench.site.name,
+            # a single point that nobody placed runs on this machine
+            site="local" if bench.site.name == "auto" else bench.site.name,
             gpu=bench.gpu.name,
+            gpu_facts={name: getattr(bench.gpu, name) for name in GPU_FACTS},
             batch=bench.batch,
             gpus=bench.gpus,
             demonstration=bench.demonstration,

@@ -125,7 +125,7 @@ def test_the_gap_limit_follows_the_sampling_period(tmp_path: Path) -> None:
             ),
             "energy counter went back",
         ),
-        (lambda f: f.clear(), "no telemetry samples"),
+        (lambda f: f.clear(), "no telemetry samples in the measure window"),
     ],
 )
 def test_the_audit_names_what_is_wrong(tmp_path: Path, change: Any, words: str) -> None:
@@ -199,8 +199,25 @@ def test_runtime_is_measured_where_the_run_went_the_whole_way(tmp_path: Path) ->
 
 
 def test_mfu_needs_flop_and_a_peak_of_the_same_precision(tmp_path: Path) -> None:
-    facts = {"bf16_dense_tflops": 149.7, "flop_per_image": 2.4e12}
-    assert row_of(write_run(tmp_path, workload_facts=facts))["mfu_pct"] == pytest.approx(100 * 2.4 * 16 / 149.7)
-    other = row_of(write_run(tmp_path, "r-02", workload_facts={**facts, "precision": "fp32"}))
+    facts, peak = {"flop_per_image": 2.4e12}, {"bf16_dense_tflops": 149.7}
+    run = write_run(tmp_path, workload_facts=facts, gpu_facts=peak)
+    assert row_of(run)["mfu_pct"] == pytest.approx(100 * 2.4 * 16 / 149.7)
+    other = row_of(write_run(tmp_path, "r-02", workload_facts={**facts, "precision": "fp32"}, gpu_facts=peak))
     assert other["mfu_pct"] is None
     assert "mfu_pct=the BF16 peak says nothing about fp32" in other["nulls"]
+
+
+def test_samples_of_a_node_that_a_requeued_job_left_do_not_matter(tmp_path: Path) -> None:
+    run, _ = load.read_run(write_run(tmp_path))
+    assert run is not None
+    tables = {name: parts.read(name, found, run.run_id)[0] for name, found in run.tables.items()}
+    fast = tables["samples_fast"]
+    earlier = fast.with_columns(
+        pl.lit("GPU-of-another-node").alias("gpu_uuid"), (pl.col("t_mono_ns") + 9000 * S).alias("t_mono_ns")
+    )
+    same_gpu = fast.with_columns((pl.col("t_mono_ns") + 5000 * S).alias("t_mono_ns"))
+    both = pl.concat([earlier, same_gpu, fast])
+    row = runs.summarise(run.manifest, run.windows, both, tables["samples_slow"], tables["steps"])
+    assert row["valid"], row["invalid_reason"]
+    assert row["power_w"] == pytest.approx(200)
+    assert row["gpu_util_pct"] == pytest.approx(98)

@@ -102,6 +102,16 @@ def test_what_cannot_be_compared_is_not_averaged_or_is_named() -> None:
     assert tables.spread(pooled, "images_per_s") == "11.0 (10.0\u201312.0)"
 
 
+def test_gpus_are_compared_only_at_the_same_model_and_recipe() -> None:
+    runs = frame(
+        {"run_id": "r-1", "gpu": "a40", "images_per_s": 10.0},
+        {"run_id": "r-2", "gpu": "a100", "images_per_s": 20.0},
+        {"run_id": "r-3", "gpu": "h200", "images_per_s": 900.0, "model": "tiny_inpaint"},
+    )
+    pairs = [row[:2] for row in tables.Builder(runs=runs).gpu_ratios().rows if "published" not in row[0]]
+    assert [text for _, text in pairs] == ["2.0"]
+
+
 def test_batches_within_two_percent_are_a_tie_and_the_smallest_is_taken() -> None:
     runs = frame(
         {"run_id": "r-1", "batch": 8, "images_per_s": 10.0},
@@ -138,8 +148,19 @@ def test_the_first_rule_that_matches_names_the_bottleneck(row: dict[str, Any], n
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, "\u2013"), (0, "0"), (0.9997, "1.00"), (99.96, "100"), (99.25, "99.2"), (0.00342, "0.00342")]
-    + [(1234.5, "1,234"), (2.517, "2.52"), (661.2, "661"), (3e-6, "3.00e-06"), (-0.5, "-0.500")],
+    [
+        (None, "\u2013"),
+        (0, "0"),
+        (0.9997, "1.00"),
+        (99.96, "100"),
+        (99.25, "99.2"),
+        (0.00342, "0.00342"),
+        (1234.5, "1,234"),
+        (2.517, "2.52"),
+        (661.2, "661"),
+        (3e-6, "3.00e-06"),
+        (-0.5, "-0.500"),
+    ],
 )
 def test_numbers_have_three_significant_digits(value: float | None, text: str) -> None:
     assert metrics.number(value) == text
