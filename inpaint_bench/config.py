@@ -316,9 +316,9 @@ def check_account(site: SiteConfig) -> None:
 
 
 def config_hash(config: DictConfig) -> str:
-    """12 hex digits over everything that decides what is executed; where and how it is sent stays out."""
+    """12 hex digits over what is executed. Where it is sent stays out, and the seed: that makes replicates."""
     content = OmegaConf.to_container(config, resolve=True)
     assert isinstance(content, dict)
-    for key in ("site", "sites", "identity", "hydra", "out", "name", "wait", "dry_run", "budget", "time_min"):
+    for key in ("site", "sites", "identity", "hydra", "seed", "out", "name", "wait", "dry_run", "budget", "time_min"):
         content.pop(key, None)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from hydra.errors import MissingConfigException
+from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
@@ -18,6 +18,9 @@ def explain(error: Exception) -> str:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         return f"{group}={name}: no such choice; have: {', '.join(error.options)}"
+    if isinstance(error, OverrideParseException):
+        said = str(error).splitlines()[0].removeprefix("LexerNoViableAltException: ")
+        return f"{error.override}: not KEY=VALUE as Hydra reads it ({said})"
     return " ".join(line.strip() for line in str(error).splitlines() if line.strip())
 
 

@@ -23,8 +23,17 @@ _LEAKS = (
     "PMIX_",
 )
 _LEAK_NAMES = frozenset(
-    """CUDA_VISIBLE_DEVICES GPU_DEVICE_ORDINAL HYDRA_FULL_ERROR
-    MASTER_ADDR MASTER_PORT RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE""".split()
+    [
+        "CUDA_VISIBLE_DEVICES",
+        "GPU_DEVICE_ORDINAL",
+        "HYDRA_FULL_ERROR",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+    ]
 )
 
 

@@ -60,13 +60,14 @@ def request(bench: BenchConfig, site: SiteConfig) -> Request:
         raise UserError(
             f"time_min={bench.time_min}: partition {entry.partition} of {site.name} allows {entry.max_minutes}"
         )
+    here = site.reach.method == "local"  # nothing is asked of anyone
     option = {
         "gres": ("gres", f"gpu:{entry.gres or bench.gpu.name}:{bench.gpus}"),
         "gpus_per_node": ("gpus-per-node", str(bench.gpus)),
         "none": None,
-    }[entry.request]
+    }["none" if here else entry.request]
     return Request(
-        partition=entry.partition,
+        partition=None if here else entry.partition,
         gpu_option=option,
         cpus_per_task=entry.cpus_per_gpu * bench.gpus,
         mem_gb=entry.mem_gb_per_gpu * bench.gpus,
@@ -84,7 +85,7 @@ def service_units(bench: BenchConfig, site: SiteConfig) -> float | None:
         shares.append(entry.cpus_per_gpu * bench.gpus / rule.cores_per_unit)
     if per_unit := rule.mem_gb_per_unit.get(bench.gpu.name):
         shares.append(entry.mem_gb_per_gpu * bench.gpus / per_unit)
-    if not shares or entry.charge_factor is None:
+    if not shares or entry.charge_factor is None or site.reach.method == "local":
         return None
     return max(shares) * entry.charge_factor * bench.time_min / 60
 

@@ -20,8 +20,10 @@ class Request:
     time_min: int
 
     def __str__(self) -> str:
-        gpu = "{}={}".format(*self.gpu_option) if self.gpu_option else "no GPU asked"
-        return f"{gpu} cpus={self.cpus_per_task} mem={self.mem_gb}G"
+        if self.partition is None:
+            return "-"
+        gpu = "{}={} ".format(*self.gpu_option) if self.gpu_option else ""
+        return f"{gpu}cpus={self.cpus_per_task} mem={self.mem_gb}G"
 
 
 @dataclass(kw_only=True)

@@ -42,7 +42,7 @@ def render(group: Group, *, command: str, folder: Path, code: Path, job_name: st
     directives = list(_directives(group, folder, job_name))
     for option, value in directives:
         _refuse_control_characters(site.name, option, value)
-    return (
+    text = (
         _environment()
         .get_template(site.template)
         .render(
@@ -53,6 +53,7 @@ def render(group: Group, *, command: str, folder: Path, code: Path, job_name: st
             command=command,
         )
     )
+    return text.rstrip() + "\n"
 
 
 def _directives(group: Group, folder: Path, job_name: str) -> Iterator[tuple[str, str | int | None]]:

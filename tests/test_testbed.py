@@ -287,12 +287,8 @@ class TestUpAndDown:
             assert "delta (5 nodes)" in command_line(*up, **here).stdout
             assert "already up" in command_line(*up, **here).stdout
             assert "a bed is up" in command_line("up", **here).stderr
-            shell = (
-                command_line("env", "delta", **here).stdout + "sbatch --wait --wrap=true; sacct -nPo State"
-            )
-            done = subprocess.run(
-                ["sh", "-c", shell], cwd=tmp_path, capture_output=True, text=True, check=False
-            )
+            shell = command_line("env", "delta", **here).stdout + "sbatch --wait --wrap=true; sacct -nPo State"
+            done = subprocess.run(["sh", "-c", shell], cwd=tmp_path, capture_output=True, text=True, check=False)
             assert "COMPLETED" in done.stdout, done.stderr
             assert command_line("kill-node", "delta", "nosuch", **here).returncode == 1
             assert command_line("kill-node", "delta", "gpua001", **here).returncode == 0
@@ -305,9 +301,7 @@ class TestUpAndDown:
         assert not state.exists()
         state.parent.rmdir()
 
-    def test_a_failed_up_stops_what_it_had_started_and_shows_the_log(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_failed_up_stops_what_it_had_started_and_shows_the_log(self, monkeypatch: pytest.MonkeyPatch) -> None:
         packages.install(light=True)
         folder = Path(tempfile.mkdtemp(prefix="testbed-"))
         plan = Plan(state=folder / "bed", sites=("delta",), light=True, port=free_port())
@@ -375,9 +369,7 @@ class TestPlan:
         with pytest.raises(BedError, match=words):
             Plan(**{"state": Path("/x/bed")} | wrong)  # type: ignore[arg-type]
 
-    def test_a_folder_with_other_files_is_never_taken(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_folder_with_other_files_is_never_taken(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(packages, "require", lambda light: None)
         monkeypatch.setattr("tests.testbed.plan.STATE_PATH_LIMIT", 1000)
         (tmp_path / "thesis.tex").touch()
@@ -429,9 +421,7 @@ class TestPackages:
 
     def test_only_root_may_install(self, bare: Callable[[bool], None]) -> None:
         bare(False)
-        with pytest.raises(
-            PackagesError, match=r"NO SLURM TEST BED: slurmctld.* only root may install slurmctld"
-        ):
+        with pytest.raises(PackagesError, match=r"NO SLURM TEST BED: slurmctld.* only root may install slurmctld"):
             packages.install(light=True)
 
     def test_without_apt_it_says_so(self, bare: Callable[[bool], None]) -> None:

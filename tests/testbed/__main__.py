@@ -93,9 +93,7 @@ def _install(asked: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.testbed", description=sys.modules[__package__].__doc__
-    )
+    parser = argparse.ArgumentParser(prog="python -m tests.testbed", description=sys.modules[__package__].__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     state = argparse.ArgumentParser(add_help=False)
     state.add_argument(

@@ -260,9 +260,7 @@ class Bed:
             bin_folder = self._standin_folder()
             bin_folder.mkdir(exist_ok=True)
             # -I -S: nothing of the caller's Python, and quick to start.
-            script = (
-                f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -S {shlex.quote(str(_STANDIN))} "$@"\n'
-            )
+            script = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -S {shlex.quote(str(_STANDIN))} "$@"\n'
             (bin_folder / "sacct").write_text(script, encoding="utf-8")
             (bin_folder / "sacct").chmod(0o755)
         (home / "env.sh").write_text(self.exports(site), encoding="utf-8")

@@ -161,9 +161,7 @@ def machine_memory_mb() -> int:
 
 def port_is_taken(port: int) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # lingering closed connections do not count
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # lingering closed connections do not count
         try:
             probe.bind(("", port))
             probe.listen(1)  # with SO_REUSEADDR a bind alone may succeed beside another

@@ -99,11 +99,7 @@ def bed_processes(state: Path, *, node: str | None = None) -> set[int]:
         else:
             conf = env.get("SLURM_CONF", "")
             here = str(state / site) if node else str(state)
-            mine = (
-                conf.startswith(f"{here}/")
-                and "SLURM_JOB_ID" in env
-                and name in ("", env.get("SLURMD_NODENAME"))
-            )
+            mine = conf.startswith(f"{here}/") and "SLURM_JOB_ID" in env and name in ("", env.get("SLURMD_NODENAME"))
         if mine:
             found.add(pid)
     grew = True

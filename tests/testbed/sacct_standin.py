@@ -45,9 +45,7 @@ ACTIVE = ("PENDING", "RUNNING", "SUSPENDED")
 
 
 def jobs() -> list[dict[str, str]]:
-    shown = subprocess.run(
-        ["scontrol", "show", "job", "--all", "-o"], capture_output=True, text=True, check=False
-    )
+    shown = subprocess.run(["scontrol", "show", "job", "--all", "-o"], capture_output=True, text=True, check=False)
     if shown.returncode:
         sys.exit(f"sacct: error: {shown.stderr.strip()}")
     # Values may hold blanks (JobName, Comment): one ends where the next looks like a key.
@@ -94,9 +92,7 @@ def names(job: dict[str, str]) -> set[str]:
     found = {job["JobId"], job_id(job)} | {job[key] for key in ("ArrayJobId", "HetJobId") if key in job}
     tasks = re.sub(r"%\d+$", "", job.get("ArrayTaskId", ""))
     for first, last, step in re.findall(r"(\d+)(?:-(\d+))?(?::(\d+))?", tasks):
-        found |= {
-            f"{job['ArrayJobId']}_{i}" for i in range(int(first), int(last or first) + 1, int(step or 1))
-        }
+        found |= {f"{job['ArrayJobId']}_{i}" for i in range(int(first), int(last or first) + 1, int(step or 1))}
     return found
 
 
@@ -117,9 +113,7 @@ def main() -> None:
 
     columns = [column.partition("%")[0] for column in asked.format.split(",")]
     if unknown := [column for column in columns if column.lower() not in FIELDS]:
-        sys.exit(
-            f'sacct: fatal: Invalid field requested: "{unknown[0]}" (stand-in knows {", ".join(FIELDS)})'
-        )
+        sys.exit(f'sacct: fatal: Invalid field requested: "{unknown[0]}" (stand-in knows {", ".join(FIELDS)})')
     wanted = {name for listed in asked.jobs for name in listed.split(",")}
     states = set(filter(None, asked.state.upper().split(",")))
     rows = [

@@ -81,9 +81,7 @@ def link_alternatives(root: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="unpack.py", description="lay carried .deb files down, dpkg untouched"
-    )
+    parser = argparse.ArgumentParser(prog="unpack.py", description="lay carried .deb files down, dpkg untouched")
     parser.add_argument("folder", type=Path, help="searched for *.deb, subfolders too")
     parser.add_argument("--root", type=Path, default=Path("/"), help="where to (default: /)")
     asked = parser.parse_args()

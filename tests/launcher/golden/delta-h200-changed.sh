@@ -1,0 +1,33 @@
+#!/bin/bash
+#SBATCH --job-name=inpaint-s1-00
+#SBATCH --account=bbxx-delta-gpu
+#SBATCH --partition=gpuH200x8
+#SBATCH --qos=low
+#SBATCH --constraint='scratch&projects'
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=12
+#SBATCH --mem=240G
+#SBATCH --gpus-per-node=1
+#SBATCH --time=60
+#SBATCH --array=0-1
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=/sweep/jobs/00/%A_%a_0_log.out
+#SBATCH --error=/sweep/jobs/00/%A_%a_0_log.err
+#SBATCH --export=ALL
+#SBATCH --wckey=w
+#SBATCH --gpu-bind=closest
+
+set -eo pipefail
+
+# --- environment: nothing is relied on that is not written here
+module reset
+module load nccl
+export PYTHONPATH=/sweep/code/0123456789ab
+export PYTHONUNBUFFERED=1
+export SUBMITIT_EXECUTOR=slurm
+hostname
+
+# --- the job
+python -u -m submitit.core._submit /sweep/jobs/00

@@ -1,0 +1,29 @@
+#!/bin/bash
+#SBATCH --job-name=inpaint-s1-00
+#SBATCH --account=bbxx-delta-gpu
+#SBATCH --partition=gpuH200x8
+#SBATCH --constraint=scratch
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=12
+#SBATCH --mem=240G
+#SBATCH --gpus-per-node=1
+#SBATCH --time=60
+#SBATCH --array=0-1
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=/sweep/jobs/00/%A_%a_0_log.out
+#SBATCH --error=/sweep/jobs/00/%A_%a_0_log.err
+#SBATCH --export=ALL
+#SBATCH --gpu-bind=closest
+
+set -eo pipefail
+
+# --- environment: nothing is relied on that is not written here
+module reset
+export PYTHONPATH=/sweep/code/0123456789ab
+export PYTHONUNBUFFERED=1
+export SUBMITIT_EXECUTOR=slurm
+
+# --- the job
+srun --unbuffered --cpus-per-task=12 python -u -m submitit.core._submit /sweep/jobs/00

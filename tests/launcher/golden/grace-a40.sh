@@ -1,0 +1,29 @@
+#!/bin/bash
+#SBATCH --job-name=inpaint-s1-00
+#SBATCH --partition=gpu
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=16
+#SBATCH --mem=120G
+#SBATCH --gres=gpu:a40:1
+#SBATCH --time=60
+#SBATCH --array=0-1
+#SBATCH --no-requeue
+#SBATCH --open-mode=append
+#SBATCH --output=/sweep/jobs/00/%A_%a_0_log.out
+#SBATCH --error=/sweep/jobs/00/%A_%a_0_log.err
+#SBATCH --export=NONE
+#SBATCH --get-user-env=L
+
+set -eo pipefail
+
+# --- environment: nothing is relied on that is not written here
+module purge
+module load WebProxy
+export PYTHONPATH=/sweep/code/0123456789ab
+export PYTHONUNBUFFERED=1
+export SUBMITIT_EXECUTOR=slurm
+export no_proxy=localhost,127.0.0.1
+
+# --- the job
+srun --unbuffered --cpus-per-task=16 --export=ALL python -u -m submitit.core._submit /sweep/jobs/00

@@ -1,0 +1,61 @@
+"""A wrong sweep costs a sentence and nothing else."""
+
+import re
+
+import pytest
+
+from inpaint_bench.launch import main
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("batchs=8", r"batchs: no such key.*Did you mean batch\?.*Valid: batch"),
+        ("data.kinds=x", r"data\.kinds: no such key in data.*kind"),
+        ("gpu=b200", r"gpu=b200: no such choice; have: a100, a40"),
+        ("gpu=h100", r"gpu=h100: no site serves it \(delta: a100, a40, h200; grace"),
+        ("gpu=h200 site=grace", r"gpu=h200: not on site grace; it has: a100, a40"),
+        ("batch=abc", r"batch: .*'abc'.*Integer"),
+        ("batch=0", r"batch=0: must lie between 1 and"),
+        ("recipe.precision=int8", r"recipe\.precision=int8: not one of bf16, fp16, fp32"),
+        ("time_min=9999 gpu=h200", r"time_min=9999: partition gpuH200x8 of delta allows 2880"),
+        ("data=folder", r"data\.root is empty"),
+        ("data.resolution_px=100", r"data\.resolution_px=100: must be a multiple of 8"),
+        ("sites.nowhere.qos=x", r"sites\.nowhere: no such site; have: delta, grace, local"),
+        ("sites.grace.gpus.a100.partitio=x", r"site grace: .*'partitio'"),
+        ("sites.delta.account.value=me gpu=h200", r"account\.value=me: not an account of delta.*`accounts`"),
+        ("budget=1 gpu=h200", r"budget=1: this sweep may cost 3\.0 SU"),
+        ("budget=1 gpu=a100", r"charging rule of grace is not known"),
+        ("batch=[", r"batch="),
+    ],
+)
+def test_a_wrong_sweep_is_refused_in_a_sentence_with_exit_code_2(arguments, says, capsys, tmp_path):
+    code = main(["-m", *arguments.split(), f"out={tmp_path}"])
+    error = capsys.readouterr().err
+    assert code == 2
+    assert re.search(says, error)
+    assert "Traceback" not in error
+    assert len(error.strip().splitlines()) == 1
+    assert not list(tmp_path.rglob("sweep.json"))
+
+
+def test_a_plan_file_that_is_none_is_refused(capsys, tmp_path):
+    file = tmp_path / "plan.yaml"
+    file.write_text("points: [1")
+    assert main(["--plan", str(file)]) == 2
+    assert "not a plan file" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_no_sweep_is_refused_by_every_command(capsys, tmp_path):
+    from inpaint_bench import cancel, rerun, status
+
+    for command in (status, rerun, cancel):
+        assert command.main([str(tmp_path)]) == 2
+        assert "not a sweep directory" in capsys.readouterr().err
+
+
+def test_an_unknown_reason_lists_the_known_ones(capsys, tmp_path):
+    from inpaint_bench import rerun
+
+    assert rerun.main([str(tmp_path), "--only", "bad_luck"]) == 2
+    assert "oom_gpu" in capsys.readouterr().err
