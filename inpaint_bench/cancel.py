@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launchers import scheduler
+from launchers import local, scheduler
 from launchers.ledger import Attempt, Ledger
 from launchers.watch import look, sites_of
 
@@ -38,8 +35,7 @@ def _cancel(options: argparse.Namespace) -> None:
         ledger.append("cancelled", points=[[a.point, a.attempt] for a in attempts])
         here = [a for a in attempts if (a.job_id or "").startswith("pid:")]
         for attempt in here:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int((attempt.job_id or "").removeprefix("pid:")), signal.SIGINT)
+            local.stop(int((attempt.job_id or "").removeprefix("pid:")))
         jobs = [a.job_id for a in attempts if a.job_id and a not in here]
         if jobs and (complaint := scheduler.cancel(sites[site], jobs)):
             complaints.append(f"{site}: {complaint}")

@@ -99,6 +99,6 @@ def _sending(
         hydra_context=context,
         task_function=task,
         wait=wait or bench.wait,
-        dry_run=dry_run,
+        dry_run=dry_run or bench.dry_run,
         budget=bench.budget,
     )

@@ -23,17 +23,17 @@ _LEAKS = (
     "PMIX_",
 )
 _LEAK_NAMES = frozenset(
-    [
+    {
         "CUDA_VISIBLE_DEVICES",
         "GPU_DEVICE_ORDINAL",
         "HYDRA_FULL_ERROR",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
         "MASTER_ADDR",
         "MASTER_PORT",
         "RANK",
         "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-    ]
+    }
 )
 
 

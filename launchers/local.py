@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from hydra.core.utils import JobReturn
 from .environment import leaks, python_path, replaced
 
 POLL_S = 0.2
+STOP_S = 30.0
 
 
 @dataclass(kw_only=True)
@@ -89,9 +91,26 @@ def run_all(
                     ended(index)
     except BaseException:
         for _, job in running.values():
-            with contextlib.suppress(ProcessLookupError):
-                job.cancel(check=False)
+            stop(int(job.job_id))
+        deadline = time.monotonic() + STOP_S
+        while any(not job.done() for _, job in running.values()) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
         raise
+
+
+def stop(pid: int) -> None:
+    """Ask the job that `started` named to end; it writes its manifest first.
+
+    The process of that id is the shell of `setup`. submitit's controller below it hands SIGTERM on to the
+    job; a signal to the shell itself would end there.
+    """
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return
+    for child in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(child), signal.SIGTERM)
 
 
 def _result(job: Any) -> JobReturn | Exception:

@@ -1,4 +1,4 @@
-"""What a set of images is to the loader, and how a configuration becomes one."""
+"""What a set of images is to the loader."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-
-from ..config import DataConfig
 
 Pixels = npt.NDArray[np.uint8]  # [H, W, 3]
 
@@ -53,14 +51,3 @@ class Source(Protocol):
     def pixels(self, index: int) -> Pixels:
         """[resolution, resolution, 3], uint8. Raises RuntimeError naming a file that became unreadable."""
         ...
-
-
-def open_source(config: DataConfig) -> Source:
-    """The images that `config` names. Raises UserError where there is no usable one."""
-    if config.kind == "folder":
-        from .folder import FolderSource
-
-        return FolderSource.open(config)
-    from .synthetic import SyntheticSource
-
-    return SyntheticSource(config)

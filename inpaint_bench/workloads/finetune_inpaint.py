@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ..config import BenchConfig
 from ..data.loader import Batch, Batches, Samples
-from ..data.source import Source, open_source
+from ..data.opened import open_source
+from ..data.source import Source
 from ..errors import UserError
 from . import flops, models
 from .location import DROP

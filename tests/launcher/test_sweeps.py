@@ -1,0 +1,208 @@
+"""Whole sweeps: on this machine, and on two real Slurm clusters."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from inpaint_bench import cancel, launch, merge, report, rerun, status
+from inpaint_bench.contract import PLAN_PATTERN
+from launchers.ledger import Ledger
+
+QUICK = ["data.num_images=16", "workload.warmup_steps=1", "workload.measure_steps=2", "workload.min_measure_s=1"]
+BROKEN = "model.weights=null,/no/such/weights"  # the second of two points raises
+
+
+def sweep(folder: Path, *overrides: str) -> int:
+    return launch.main(["-m", *overrides, *QUICK, f"hydra.sweep.dir={folder}"])
+
+
+def manifests(folder: Path) -> list[dict]:
+    return [json.loads(file.read_text()) for file in sorted(folder.glob("*/attempt-*/manifest.json"))]
+
+
+def told(folder: Path, capsys) -> list[dict]:
+    """What `status` says, point by point."""
+    capsys.readouterr()
+    assert status.main([str(folder), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+class TestThisMachine:
+    @pytest.fixture(scope="class")
+    def broken(self, tmp_path_factory):
+        """Two points, of which the second raises."""
+        folder = tmp_path_factory.mktemp("local") / "sweep"
+        code = sweep(folder, "gpu=a40", "batch=2", "profile=demo", BROKEN)
+        return folder, code
+
+    def test_a_failing_point_fails_the_command_and_says_why(self, broken, capsys):
+        folder, code = broken
+        assert code == 1
+        good, bad = told(folder, capsys)
+        assert good["state"] == "completed"
+        assert (bad["state"], bad["reason"]) == ("failed", "app_error")
+        assert "/no/such/weights" in bad["message"]
+
+    def test_the_manifest_says_which_attempt_it_is(self, broken):
+        folder, _ = broken
+        first = manifests(folder)[0]
+        assert (first["point"], first["attempt"], first["site"]) == (0, 1, "grace")
+        assert first["sweep_id"] == Ledger.open(folder).sweep["sweep_id"]
+        assert first["environment"]["git"] is not None
+
+    def test_rerun_sends_just_what_failed_as_a_further_attempt(self, broken, capsys):
+        folder, _ = broken
+        assert rerun.main([str(folder)]) == 1
+        assert [point["attempt"] for point in told(folder, capsys)] == [1, 2]
+        assert rerun.main([str(folder), "--only", "timeout"]) == 0
+        assert "Nothing to send again" in capsys.readouterr().out
+        assert [point["attempt"] for point in told(folder, capsys)] == [1, 2]
+
+    def test_a_sweep_is_never_written_over_another(self, broken, capsys):
+        folder, _ = broken
+        assert sweep(folder, "gpu=a40", "profile=demo") == 2
+        assert "holds a sweep already" in capsys.readouterr().err
+
+
+def test_points_out_of_reach_wait_in_a_plan_that_can_be_carried(tmp_path, capsys):
+    folder = tmp_path / "sweep"
+    assert sweep(folder, "gpu=h200", "batch=2,4", "profile=demo", "sites.delta.reach.method=slurm") == 0
+    plan = folder / PLAN_PATTERN.format(site="delta")
+    assert f"--plan {plan.name}" in capsys.readouterr().out
+    assert [point["state"] for point in told(folder, capsys)] == ["planned", "planned"]
+    assert launch.main(["--plan", str(plan), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "gpus-per-node=1" in out
+    assert launch.main(["--plan", str(plan)]) == 2
+    assert "delta cannot be reached from here" in capsys.readouterr().err
+
+
+def test_a_dry_run_writes_the_scripts_and_submits_nothing(tmp_path, capsys):
+    folder = tmp_path / "sweep"
+    assert sweep(folder, "gpu=a40,a100,h200", "batch=8,16,32", "dry_run=true") == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if " cpus=" in line]
+    assert len(rows) == 9
+    assert len(list((folder / "sbatch").glob("*.sh"))) == 3
+    assert not (folder / "ledger.jsonl").exists()
+
+
+def test_a_sweep_cut_off_by_the_keyboard_can_be_taken_up_again(tmp_path, capsys):
+    folder = tmp_path / "sweep"
+    command = [sys.executable, "-m", "inpaint_bench.launch", "-m", "gpu=a40", "batch=2,3", "profile=demo"]
+    command += [*QUICK, f"hydra.sweep.dir={folder}", "workload.min_measure_s=${oc.env:MEASURE_S,1}"]
+    slow = {**os.environ, "MEASURE_S": "60"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=slow)
+    deadline = time.monotonic() + 60
+    while not list(folder.glob("0/attempt-1/windows.json")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Interrupted" in error
+    first, second = told(folder, capsys)
+    assert (first["state"], first["reason"]) == ("failed", "cancelled")
+    assert (second["state"], second["reason"]) == ("planned", "never_started")
+    assert rerun.main([str(folder)]) == 0
+    assert [point["state"] for point in told(folder, capsys)] == ["completed", "completed"]
+
+
+@pytest.mark.testbed
+class TestTwoClusters:
+    @pytest.fixture(autouse=True)
+    def _reach(self, testbed, monkeypatch):
+        monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed.state))
+
+    def test_nine_points_run_on_two_sites_and_come_back_as_one_report(self, testbed, tmp_path):
+        folder = tmp_path / "sweep"
+        assert sweep(folder, "gpu=a40,a100,h200", "batch=2,3,4", "profile=testbed", "wait=true") == 0
+        for site, expected in (("grace", 6), ("delta", 3)):
+            ids = [a.job_id for p in Ledger.open(folder).points().values() for a in p.attempts if a.site == site]
+            states = {row["JobID"]: row["State"] for row in testbed.sacct(site)}
+            assert [states[job] for job in ids] == ["COMPLETED"] * expected
+        assert merge.main([str(folder), "-o", str(tmp_path / "dataset")]) == 0
+        runs = pl.read_parquet(tmp_path / "dataset" / "runs.parquet")
+        assert runs.group_by("site").len().sort("site").rows() == [("delta", 3), ("grace", 6)]
+        assert runs["valid"].all()
+        assert report.main([str(tmp_path / "dataset"), "-o", str(tmp_path / "report")]) == 0
+        page = (tmp_path / "report" / "report.html").read_text()
+        assert "grace" in page
+        assert "delta" in page
+
+    def test_a_point_that_raises_is_failed_in_slurm_too_and_alone_is_sent_again(self, testbed, tmp_path, capsys):
+        folder = tmp_path / "sweep"
+        assert sweep(folder, "gpu=h200", "batch=2", "profile=testbed", "wait=true", BROKEN) == 1
+        good, bad = told(folder, capsys)
+        states = {row["JobID"]: row["State"] for row in testbed.sacct("delta")}
+        assert (states[good["job_id"]], states[bad["job_id"]]) == ("COMPLETED", "FAILED")
+        assert (bad["reason"], bad["state"]) == ("app_error", "failed")
+        assert "/no/such/weights" in bad["message"]
+        assert rerun.main([str(folder), "--wait"]) == 1
+        assert [point["attempt"] for point in told(folder, capsys)] == [1, 2]
+
+    def test_what_sbatch_refuses_is_told_in_its_words_and_the_other_site_goes_on(self, tmp_path, capsys):
+        folder = tmp_path / "sweep"
+        refused = "sites.delta.gpus.h200.partition=nowhere"
+        assert sweep(folder, "gpu=a40,h200", "batch=2", "profile=testbed", "wait=true", refused) == 1
+        assert "nvalid partition" in capsys.readouterr().out
+        good, bad = told(folder, capsys)
+        assert good["state"] == "completed"
+        assert (bad["state"], bad["reason"]) == ("failed", "never_started")
+
+    def test_a_sweep_whose_launcher_died_before_it_wrote_anything_is_sent_by_rerun(self, tmp_path, capsys):
+        folder = tmp_path / "sweep"
+        assert (
+            sweep(
+                folder, "gpu=a40", "batch=2", "profile=testbed", "wait=true", "sites.grace.gpus.a40.partition=nowhere"
+            )
+            == 1
+        )
+        for file in ("sweep.json", "ledger.jsonl"):
+            (folder / file).unlink()
+        assert rerun.main([str(folder), "--wait"]) == 1
+        (point,) = told(folder, capsys)
+        assert (point["attempt"], point["reason"]) == (1, "never_started")
+
+    def test_a_shell_inside_another_job_leaks_nothing_into_a_sweep(self, tmp_path, monkeypatch, capsys):
+        for name, value in {
+            "SBATCH_PARTITION": "nowhere",
+            "SLURM_JOB_ID": "1",
+            "SLURM_CONF": "/nonexistent",
+            "SLURM_MEM_PER_CPU": "7",
+            "SBATCH_EXPORT": "NONE",
+        }.items():
+            monkeypatch.setenv(name, value)
+        folder = tmp_path / "sweep"
+        assert sweep(folder, "gpu=h200", "batch=2", "profile=testbed", "wait=true") == 0
+
+    def test_more_points_than_an_array_may_hold_all_run(self, tmp_path, capsys):
+        folder = tmp_path / "sweep"
+        limit = "sites.grace.limits.max_array_size=2"
+        assert sweep(folder, "gpu=a40", "batch=1,2,3", "profile=testbed", "wait=true", limit) == 0
+        arrays = {point["job_id"].split("_")[0] for point in told(folder, capsys)}
+        assert len(arrays) == 2
+
+    def test_cancel_stops_what_is_queued_or_running_and_says_so(self, tmp_path, capsys):
+        folder = tmp_path / "sweep"
+        assert sweep(folder, "gpu=h200", "batch=1,2", "profile=testbed", "workload.min_measure_s=120") == 0
+        assert cancel.main([str(folder)]) == 0
+        deadline = time.monotonic() + 60
+        while any(p["state"] != "failed" for p in told(folder, capsys)) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        assert [point["reason"] for point in told(folder, capsys)] == ["cancelled", "cancelled"]
+        assert cancel.main([str(folder)]) == 0
+        assert "Nothing is queued or running" in capsys.readouterr().out
+
+    def test_queued_jobs_run_the_code_as_it_was_when_they_were_submitted(self, tmp_path):
+        folder = tmp_path / "sweep"
+        assert sweep(folder, "gpu=h200", "batch=2", "profile=testbed", "wait=true") == 0
+        (snapshot,) = (folder / "code").iterdir()
+        script = next((folder / "jobs").rglob("*_submission.sh")).read_text()
+        assert f"export PYTHONPATH={snapshot}" in script
+        assert manifests(folder)[0]["environment"]["git"] == json.loads((snapshot / "snapshot.json").read_text())["git"]
