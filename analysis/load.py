@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from inpaint_bench import contract, files
+from inpaint_bench.contract import PointState, Reason, Status
 from inpaint_bench.errors import UserError
+from inpaint_bench.truth import Leavings, SchedulerWord, verdict
 
 from .parts import Parts, Skip, probe
 
@@ -125,7 +127,7 @@ def read_run(folder: Path) -> tuple[Run | None, list[Skip]]:
         orphans = [path for parts in tables.values() for path in (*parts.good, *parts.journals)]
         skips += [_skip(path, code, f"part of a run without a usable manifest: {why}") for path in orphans]
         return None, [_skip(folder / contract.MANIFEST, code, why), *skips]
-    run = Run(folder=folder, manifest=manifest, windows=[], telemetry={}, tables=tables)
+    run = Run(folder=folder, manifest=_judged(folder, manifest), windows=[], telemetry={}, tables=tables)
     for name, kind in ((contract.WINDOWS, list), (contract.TELEMETRY, dict)):
         try:
             value: Any = files.read_json(folder / name)
@@ -144,6 +146,20 @@ def read_run(folder: Path) -> tuple[Run | None, list[Skip]]:
             run.telemetry = dict(value)
     run.hash = _content_hash(run)
     return run, skips
+
+
+def _judged(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    """The manifest, corrected where the scheduler's last word knows better how the attempt ended.
+
+    Whether telemetry suffices is not asked here: the audit of the windows decides that.
+    """
+    left, word = Leavings.read(folder), SchedulerWord.kept(folder)
+    found = verdict(submitted=True, refused=None, cancelled=False, scheduler=word, left=left)
+    if found.state is not PointState.FAILED or found.reason is Reason.TELEMETRY_INCOMPLETE:
+        return manifest
+    kept = manifest.get("status") in (Status.FAILED, Status.INTERRUPTED)
+    status = manifest["status"] if kept else Status.FAILED.value
+    return {**manifest, "status": status, "reason": str(found.reason), "message": found.message or None}
 
 
 def _skip(path: Path, code: str, reason: str, run_id: str | None = None) -> Skip:

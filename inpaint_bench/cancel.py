@@ -31,15 +31,19 @@ def _cancel(options: argparse.Namespace) -> None:
     sites = sites_of(ledger)
     complaints = []
     for site, attempts in by_site.items():
-        # written first: a job that dies of it is then known to have been cancelled
+        # written first: a job that dies of it is then known to have been cancelled, one that waits here never starts
         ledger.append("cancelled", points=[[a.point, a.attempt] for a in attempts])
-        here = [a for a in attempts if (a.job_id or "").startswith("pid:")]
-        for attempt in here:
-            local.stop(int((attempt.job_id or "").removeprefix("pid:")))
-        jobs = [a.job_id for a in attempts if a.job_id and a not in here]
-        if jobs and (complaint := scheduler.cancel(sites[site], jobs)):
+        here = [a.job_id for a in attempts if a.job_id and a.job_id.startswith("pid:")]
+        there = [a.job_id for a in attempts if a.job_id and not a.job_id.startswith("pid:")]
+        for job_id in here:
+            if (pid := local.process_of(job_id)) is not None:
+                local.stop(pid)
+            else:
+                complaints.append(f"{job_id} runs on another machine: cancel it there")
+        if there and (complaint := scheduler.cancel(sites[site], there)):
             complaints.append(f"{site}: {complaint}")
-        print(f"{site}: {len(attempts)} points cancelled")
+        else:
+            print(f"{site}: {len(attempts)} points cancelled")
     if complaints:
         raise UserError("; ".join(complaints))
     if not by_site:

@@ -84,7 +84,7 @@ class SiteGpu(Fact):
     max_per_node: int = within(1, 64, 1)
     max_minutes: int = within(1, 60 * 24 * 366, 60 * 24)
     cpus_per_gpu: int = within(1, 512, 1)
-    mem_gb_per_gpu: int = within(1, 8192, 1)
+    mem_gb_per_gpu: int = within(1, 8192, 1)  # in Slurm's G, 2^30 bytes
     charge_factor: float | None = None  # the partition's factor in the site's charging rule
 
 
@@ -104,7 +104,7 @@ class Charging(Fact):
 @dataclass(kw_only=True)
 class Limits(Fact):
     max_array_size: int = within(1, 4_000_001, 1001)  # Slurm's MaxArraySize: highest index + 1
-    max_submit_jobs: int | None = None  # jobs of one user in queue; null: not known
+    max_submit_jobs: int | None = None  # jobs of one user in queue; arrays are no longer; null: not known
     files_quota: int | None = None  # files on scratch
 
 
@@ -286,7 +286,7 @@ def _problems(value: Any, path: str) -> Iterator[str]:
         if bounds := spec.metadata.get("range"):
             low, high = bounds
             if not low <= item <= high:
-                yield f"{key}={item}: must lie between {low:g} and {high:g}"
+                yield f"{key}={item}: must lie between {low:,} and {high:,}"
         yield from _problems(item, key)
 
 

@@ -18,14 +18,17 @@ SCHEMA_VERSION: Final = 1
 MANIFEST: Final = "manifest.json"
 WINDOWS: Final = "windows.json"
 TELEMETRY: Final = "telemetry.json"  # the sidecar's account of itself
+SCHEDULER: Final = "scheduler.json"  # the scheduler's last word on this attempt, which it forgets in time
 TABLES: Final = ("samples_fast", "samples_slow", "steps", "events")  # one folder of parts each
-PART_PATTERN: Final = "part-{:06d}.parquet"
+PART_PATTERN: Final = "part-{:06d}.parquet"  # a second writer adds its name; readers glob part-*.parquet
 JOURNAL: Final = ".journal.arrows"  # Arrow IPC stream of the part that is still open; dot: no reader scans it
 
 # --- a sweep directory ---------------------------------------------------------------------------
 SWEEP: Final = "sweep.json"
+MULTIRUN: Final = "multirun.yaml"  # Hydra's own record of a sweep
 LEDGER: Final = "ledger.jsonl"  # append-only: planned, submitted, refused, cancelled
 CODE: Final = "code"  # the code as it was when the sweep was submitted
+SNAPSHOT: Final = "snapshot.json"  # in it: hash and git state of that code
 PLAN_PATTERN: Final = "plan.{site}.yaml"
 
 # --- a merged dataset ----------------------------------------------------------------------------

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from .contract import SNAPSHOT
 from .files import read_json
 from .paths import ROOT
 
-SNAPSHOT = "snapshot.json"  # beside the packages in a sweep's copy of the code
 GIT_TIMEOUT_S = 0.6  # three calls
 PACKAGES = ("diffusers", "hydra-core", "numpy", "nvidia-ml-py", "pyarrow", "torch", "transformers")
 

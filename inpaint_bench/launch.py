@@ -14,6 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from .config import register
+from .errors import UserError
 from .guard import guarded
 from .paths import conf_dir
 
@@ -23,13 +24,15 @@ def task(config: DictConfig) -> dict[str, Any]:
     from .worker import run  # torch only where a job runs, not where it is submitted
 
     hydra_config = HydraConfig.get()
+    if config.dry_run:
+        raise UserError("dry_run=true needs -m: without it, launch runs one point here and now")
     return run(config, Path(hydra_config.runtime.output_dir), list(hydra_config.overrides.task))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     register()
-    if "--plan" in arguments:
+    if any(argument.split("=")[0] == "--plan" for argument in arguments):
         return guarded(lambda: _run_plan(arguments))
     sys.argv = ["launch", *arguments]
     return guarded(hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task))

@@ -13,9 +13,12 @@ from .errors import UserError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    does = "Send the points of a sweep that failed, were lost or never started once more, and only those."
-    options = parser("rerun", does, "runs/2026-11-21/08-30-00-inpaint --only node_fail,never_started")
+    does = "Send the points of a sweep that failed, were cancelled or lost, or never started once more, and only those."
+    options = parser("rerun", does, "runs/2026-11-21/08-30-00-inpaint time_min=120 --only timeout")
     options.add_argument("sweep", type=Path, help="the folder that `launch -m` printed")
+    options.add_argument(
+        "changes", nargs="*", metavar="KEY=VALUE", help="what is to differ this time, e.g. time_min=120"
+    )
     options.add_argument("--only", metavar="REASONS", help=f"of {', '.join(Reason)}; separated by commas")
     options.add_argument("--dry-run", action="store_true", help="show and write the scripts, submit nothing")
     options.add_argument("--wait", action="store_true", help="return when all points have ended")
@@ -27,7 +30,14 @@ def _rerun(options: argparse.Namespace) -> None:
 
     from .launch import task
 
-    count = rerun(options.sweep, task, only=_reasons(options.only), dry_run=options.dry_run, wait=options.wait)
+    count = rerun(
+        options.sweep,
+        task,
+        only=_reasons(options.only),
+        changes=options.changes,
+        dry_run=options.dry_run,
+        wait=options.wait,
+    )
     if not count:
         print("Nothing to send again.")
 

@@ -20,9 +20,10 @@ from .terminal import console
 def main(argv: Sequence[str] | None = None) -> int:
     options = parser("status", "Show how every point of a sweep stands, and why.", "runs/2026-11-21/08-30-00-inpaint")
     options.add_argument("sweep", type=Path, help="the folder that `launch -m` printed")
-    options.add_argument("--watch", action="store_true", help="look again every minute until nothing is open")
+    how = options.add_mutually_exclusive_group()
+    how.add_argument("--watch", action="store_true", help="look again every minute until nothing is open")
+    how.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options.add_argument("--every", type=float, default=60.0, metavar="S", help="seconds between two looks (60)")
-    options.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return run(options, _status, argv)
 
 

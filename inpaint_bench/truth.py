@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .contract import JOURNAL, MANIFEST, TABLES, TELEMETRY, PointState, Reason, Status
-from .files import read_json
+from .contract import JOURNAL, MANIFEST, SCHEDULER, TABLES, TELEMETRY, PointState, Reason, Status
+from .files import read_json, replace_json
 
 # Slurm's states (sacct and squeue, long form). What is in none of these sets is still on its way.
 SUCCESS = frozenset({"COMPLETED"})
@@ -35,6 +35,19 @@ class SchedulerWord:
 
     state: str | None
     detail: str = ""  # pending reason, exit code, node
+
+    def keep(self, run_dir: Path) -> None:
+        """Write a last word beside the manifest, for readers that come when the scheduler has forgotten it."""
+        if (self.state in ENDED or self.state in SUCCESS) and run_dir.is_dir() and self.kept(run_dir) != self:
+            replace_json(run_dir / SCHEDULER, {"state": self.state, "detail": self.detail})
+
+    @classmethod
+    def kept(cls, run_dir: Path) -> SchedulerWord | None:
+        try:
+            value = read_json(run_dir / SCHEDULER)
+        except ValueError:
+            return None
+        return cls(state=value["state"], detail=value["detail"]) if value else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,14 +82,12 @@ def verdict(
     *, submitted: bool, refused: str | None, cancelled: bool, scheduler: SchedulerWord | None, left: Leavings
 ) -> Verdict:
     """`scheduler` None: it was not asked or did not answer."""
-    if refused:
-        return Verdict(state=PointState.FAILED, reason=Reason.NEVER_STARTED, message=refused)
+    if refused and not submitted:
+        return _failed(Reason.NEVER_STARTED, refused)
     if not submitted and left.manifest is None:
         if cancelled:
             return _failed(Reason.CANCELLED, "cancelled before it was submitted")
         return Verdict(state=PointState.PLANNED, reason=Reason.NEVER_STARTED, message="not submitted")
-    if left.damaged:
-        return _failed(Reason.LOST, left.damaged)
     state = scheduler.state if scheduler else None
     if state in ENDED:
         return _ended(ENDED[state], scheduler.detail if scheduler else "", left, cancelled)
@@ -84,6 +95,8 @@ def verdict(
         return Verdict(state=PointState.QUEUED, message=scheduler.detail)
     if state not in (None, GONE) and state not in SUCCESS:
         return Verdict(state=PointState.RUNNING, message=_progress(left.manifest))
+    if left.damaged:
+        return _failed(Reason.LOST, left.damaged)
     return _by_manifest(state, scheduler, left, cancelled)
 
 

@@ -31,19 +31,21 @@ if TYPE_CHECKING:
     from .measure import Loop
     from .workloads import Workload
 
+ENDING = (signal.SIGTERM, signal.SIGUSR2)
 END_OF_TIME_S = 90  # a SIGTERM this close to the job's time limit is that limit (Slurm's KillWait is 30 s)
 
 log = logging.getLogger(__name__)
 
 
 class Terminated(SystemExit):
-    """SIGTERM. Exit code 143, as a shell reports a process that the signal ended."""
+    """A signal to end. Exit code 128 + its number, as a shell reports a process that the signal ended."""
 
-    def __init__(self) -> None:
-        super().__init__(128 + signal.SIGTERM)
+    def __init__(self, signum: int) -> None:
+        super().__init__(128 + signum)
+        self.signum = signum
 
     def __str__(self) -> str:
-        return "received SIGTERM"
+        return f"received {signal.Signals(self.signum).name}"
 
 
 def run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[str, Any]:
@@ -184,7 +186,7 @@ def diagnose(error: BaseException, bench: BenchConfig) -> tuple[Status, Reason, 
     if isinstance(error, KeyboardInterrupt):
         return Status.INTERRUPTED, Reason.CANCELLED, "interrupted from the keyboard (SIGINT)"
     if isinstance(error, Terminated):
-        return Status.INTERRUPTED, _why_terminated(bench), sentence
+        return Status.INTERRUPTED, _why_terminated(error), sentence
     if _is_gpu_oom(error, text):
         return Status.FAILED, Reason.OOM_GPU, sentence
     if isinstance(error, MemoryError) or _is_host_oom(text):
@@ -217,28 +219,31 @@ def _is_host_oom(text: str) -> bool:
     return "killed by signal: Killed" in text or "DefaultCPUAllocator: can't allocate memory" in text
 
 
-def _why_terminated(bench: BenchConfig) -> Reason:
-    end = os.environ.get("SLURM_JOB_END_TIME", "")
-    if end.isdigit() and time.time() > int(end) - END_OF_TIME_S:
-        return Reason.TIMEOUT
-    if environment.slurm() and bench.site.preempt.signal == "SIGTERM":
-        return Reason.PREEMPTED
-    return Reason.CANCELLED
+def _why_terminated(error: Terminated) -> Reason:
+    """Near the end of its time it was the time limit; else it was told to stop, by whom Slurm knows."""
+    end = os.environ.get("INPAINT_BENCH_END_UNIX", "")
+    near = end.isdigit() and time.time() > int(end) - END_OF_TIME_S
+    return Reason.TIMEOUT if near or error.signum == signal.SIGUSR2 else Reason.CANCELLED
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM raises Terminated in the main thread, once: a second one must not cut the closing short."""
+    """SIGTERM raises Terminated in the main thread, once: a second one must not cut the closing short.
+
+    So does SIGUSR2, by which submitit's local executor announces the end of the time limit.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def stop(_: int, __: Any) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise Terminated
+    def stop(signum: int, _: Any) -> None:
+        for one in ENDING:
+            signal.signal(one, signal.SIG_IGN)
+        raise Terminated(signum)
 
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {one: signal.signal(one, stop) for one in ENDING}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for one, handler in before.items():
+            signal.signal(one, handler)

@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from inpaint_bench.config import SiteConfig, check
 from inpaint_bench.errors import UserError
+from inpaint_bench.explain import explain
 
 
 class Catalogue:
@@ -52,7 +53,7 @@ class Catalogue:
             merged = OmegaConf.merge(OmegaConf.structured(SiteConfig), base, overrides.get(name) or {})
             site = OmegaConf.to_object(merged)
         except OmegaConfBaseException as error:
-            raise UserError(f"site {name}: {str(error).splitlines()[0]} (key {error.full_key})") from None
+            raise UserError(explain(error, prefix=f"sites.{name}.")) from None
         assert isinstance(site, SiteConfig)
         check(site, f"site.{name}")
         return site
@@ -79,7 +80,7 @@ def reachable(site: SiteConfig) -> Reachable:
         return Reachable(yes=False, standing=False, why=f"{_host_names()[0]} is not a machine of {site.name}")
     if shutil.which("sbatch") is None:
         return Reachable(yes=False, standing=standing, why="sbatch is not on PATH")
-    return Reachable(yes=True, standing=standing, why="Slurm answers here")
+    return Reachable(yes=True, standing=standing, why="its Slurm is set up here")
 
 
 @cache

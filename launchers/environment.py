@@ -10,17 +10,12 @@ from pathlib import Path
 from inpaint_bench.config import SiteConfig
 
 # A sweep is often submitted from inside another job; its allocation must not become the new job's.
-_LEAKS = (
-    "SLURM_",
-    "SLURMD_",
-    "SRUN_",
-    "SBATCH_",
-    "SALLOC_",
-    "SUBMITIT_",
-    "SACCT_",
-    "SQUEUE_",
-    "PMI_",
-    "PMIX_",
+_LEAKS = tuple(
+    f"{name}_"
+    for name in (
+        *("SLURM", "SLURMD", "SRUN", "SBATCH", "SALLOC", "SCANCEL", "SACCT", "SQUEUE", "SINFO", "SCONTROL"),
+        *("SUBMITIT", "PMI", "PMIX"),
+    )
 )
 _LEAK_NAMES = frozenset(
     {

@@ -24,7 +24,7 @@ def group_points(points: list[Point], *, taken: int = 0) -> list[Group]:
     """In the order of the first point of each; numbers go on after `taken`, names are unique in a sweep."""
 
     def shape(point: Point) -> tuple[str, str]:
-        return (point.site.name, repr(point.request))
+        return (repr(point.site), repr(point.request))  # any key of the site may be swept
 
     order: dict[tuple[str, str], int] = {}
     for point in points:

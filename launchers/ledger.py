@@ -31,7 +31,9 @@ class Attempt:
     site: str
     group: str
     planned_unix: float
-    job_id: str | None = None  # Slurm: "<array>_<task>"; local: "pid:<n>"
+    job_name: str | None = None  # Slurm's, unique: an array whose id was never written down is found by it
+    task: int = 0  # place in the array
+    job_id: str | None = None  # Slurm: "<array>_<task>"; local: "pid:<n>@<host>"
     refused: str | None = None  # what sbatch said
     cancelled: bool = False
 
@@ -96,8 +98,19 @@ class Ledger:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UserError(f"{self.folder}: another command is submitting from this sweep; wait for it") from None
+                raise UserError(
+                    f"{self.folder}: another command is submitting from this sweep or running its points here; "
+                    "wait for it"
+                ) from None
             yield
+
+    def busy(self) -> bool:
+        """Somebody is submitting from this sweep, or running its points on this machine."""
+        try:
+            with self.locked():
+                return False
+        except UserError:
+            return True
 
     def append(self, kind: str, **content: Any) -> None:
         line = json.dumps({"t_unix": round(time.time(), 3), "kind": kind, **content}).encode()
@@ -127,7 +140,7 @@ class Ledger:
                     for num in record["points"]:
                         points[num].plan = record["plan"]
                 case "planned":
-                    for num, attempt, run_id in record["points"]:
+                    for task, (num, attempt, run_id) in enumerate(record["points"]):
                         points[num].plan = None
                         points[num].site = record["site"]
                         points[num].attempts.append(
@@ -138,6 +151,8 @@ class Ledger:
                                 site=record["site"],
                                 group=record["group"],
                                 planned_unix=record["t_unix"],
+                                job_name=record["job_name"],
+                                task=task,
                             )
                         )
                 case "submitted":

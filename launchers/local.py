@@ -6,6 +6,7 @@ import contextlib
 import os
 import shlex
 import signal
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -53,8 +54,9 @@ def run_all(
     code: Path | None,
     started: Callable[[int, str], None] = lambda index, job_id: None,
     ended: Callable[[int], None] = lambda index: None,
+    wanted: Callable[[int], bool] = lambda index: True,
 ) -> None:
-    """Run every call, filling `result`. `started(i, job_id)` and `ended(i)` are told as it goes.
+    """Run every call that is still `wanted` at its turn, filling `result`; `started` and `ended` are told.
 
     Interrupted by the keyboard, the jobs that run are told to stop and the rest never start.
     """
@@ -64,7 +66,7 @@ def run_all(
     slots = list(gpus) or [""]
     environment = {k: v for k, v in os.environ.items() if k not in set(leaks(os.environ))}
     if code is not None:
-        environment["PYTHONPATH"] = python_path(code)
+        environment |= {"PYTHONPATH": python_path(code), "PYTHONSAFEPATH": "1"}
     waiting = list(range(len(calls)))
     running: dict[str, tuple[int, Any]] = {}
     try:
@@ -73,6 +75,8 @@ def run_all(
                 if slot in running or not waiting:
                     continue
                 index = waiting.pop(0)
+                if not wanted(index):
+                    continue
                 # a folder each: job ids are process ids here, and an old pickle of that id would be taken
                 executor = LocalExecutor(folder / f"task-{index}")
                 executor.update_parameters(
@@ -82,7 +86,7 @@ def run_all(
                 with replaced(environment):
                     job = executor.submit(calls[index].call)
                 running[slot] = (index, job)
-                started(index, f"pid:{job.job_id}")
+                started(index, f"pid:{job.job_id}@{socket.gethostname()}")
             time.sleep(POLL_S)
             for slot, (index, job) in list(running.items()):
                 if job.done():
@@ -96,6 +100,20 @@ def run_all(
         while any(not job.done() for _, job in running.values()) and time.monotonic() < deadline:
             time.sleep(POLL_S)
         raise
+
+
+def process_of(job_id: str) -> int | None:
+    """The process id in a local job's id; None where it is of another machine."""
+    pid, _, host = job_id.removeprefix("pid:").partition("@")
+    return int(pid) if host == socket.gethostname() else None
+
+
+def alive(pid: int) -> bool:
+    """A process of that id that submitit started; ids are used again, so its command line is looked at."""
+    try:
+        return b"submitit" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def stop(pid: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from omegaconf import DictConfig
 
 from inpaint_bench.config import BenchConfig, SiteConfig, check_account, typed
@@ -60,6 +62,8 @@ def request(bench: BenchConfig, site: SiteConfig) -> Request:
         raise UserError(
             f"time_min={bench.time_min}: partition {entry.partition} of {site.name} allows {entry.max_minutes}"
         )
+    if bench.gpus > entry.max_per_node:
+        raise UserError(f"gpus={bench.gpus}: a node of {site.name} has {entry.max_per_node} {bench.gpu.name}")
     here = site.reach.method == "local"  # nothing is asked of anyone
     option = {
         "gres": ("gres", f"gpu:{entry.gres or bench.gpu.name}:{bench.gpus}"),
@@ -78,19 +82,20 @@ def request(bench: BenchConfig, site: SiteConfig) -> Request:
 def service_units(bench: BenchConfig, site: SiteConfig) -> float | None:
     """Service units if the job runs to its time limit, by the site's charging rule; None where not known."""
     rule, entry = site.charging, site.gpus[bench.gpu.name]
+    mem_gb = entry.mem_gb_per_gpu * bench.gpus * 2**30 / 1e9  # Slurm's G is 2^30 bytes, the rule's GB 10^9
     shares = []
     if rule.gpus_per_unit:
         shares.append(bench.gpus / rule.gpus_per_unit)
     if rule.cores_per_unit:
         shares.append(entry.cpus_per_gpu * bench.gpus / rule.cores_per_unit)
     if per_unit := rule.mem_gb_per_unit.get(bench.gpu.name):
-        shares.append(entry.mem_gb_per_gpu * bench.gpus / per_unit)
+        shares.append(mem_gb / per_unit)
     if not shares or entry.charge_factor is None or site.reach.method == "local":
         return None
     return max(shares) * entry.charge_factor * bench.time_min / 60
 
 
-def check_budget(points: list[Point], budget: float | None) -> None:
+def check_budget(points: Sequence[Point], budget: float | None) -> None:
     """Refuse a sweep that may cost more than `budget` service units, or whose cost is not known."""
     if budget is None:
         return

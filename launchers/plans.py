@@ -25,12 +25,15 @@ class Plan:
 
 
 def write(folder: Path, site: str, sweep_id: str, points: Sequence[Point]) -> Path:
+    """The site's plan file in `folder`, with these points beside what it already held."""
     path = folder / PLAN_PATTERN.format(site=site)
+    waiting = dict(read(path).points) if path.exists() else {}
+    waiting |= {point.num: tuple(point.overrides) for point in points}
     content = {
         "schema_version": SCHEMA_VERSION,
         "sweep_id": sweep_id,
         "site": site,
-        "points": [{"num": point.num, "overrides": list(point.overrides)} for point in points],
+        "points": [{"num": num, "overrides": list(overrides)} for num, overrides in sorted(waiting.items())],
     }
     head = f"# Points of sweep {sweep_id} that {site} has to run. There: {command(path.name)}\n"
     replace_text(path, head + OmegaConf.to_yaml(OmegaConf.create(content)))
@@ -51,6 +54,7 @@ def read(path: Path) -> Plan:
         raise UserError(f"{path}: not a plan file ({str(error).splitlines()[0]})") from None
     try:
         assert isinstance(content, dict)
+        assert content["points"]
         points = tuple((int(p["num"]), tuple(str(o) for o in p["overrides"])) for p in content["points"])
         return Plan(sweep_id=str(content["sweep_id"]), site=str(content["site"]), points=points)
     except (AssertionError, KeyError, TypeError, ValueError):

@@ -15,7 +15,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from inpaint_bench.config import BenchConfig
-from inpaint_bench.contract import SWEEP
+from inpaint_bench.contract import MULTIRUN
 from inpaint_bench.errors import UserError
 
 from .catalogue import Catalogue
@@ -50,22 +50,30 @@ class SweepLauncher(Launcher):
         self._task = task_function
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        from .submit import Sending, new_sweep, new_sweep_id, send
-
         setup_globals()
         configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
         folder = Path(str(self._config.hydra.sweep.dir)).absolute()
-        configs = [self._compose(initial_job_idx + i, list(o)) for i, o in enumerate(job_overrides)]
+        try:
+            return self._launch([list(o) for o in job_overrides], initial_job_idx, folder)
+        except UserError:
+            _forget_refused(folder)
+            raise
+
+    def _launch(self, job_overrides: list[list[str]], initial_job_idx: int, folder: Path) -> list[JobReturn]:
+        from .submit import Sending, new_sweep, send
+
+        configs = [self._compose(initial_job_idx + i, overrides) for i, overrides in enumerate(job_overrides)]
         if OmegaConf.get_type(configs[0]) is not BenchConfig:
             return run_foreign(configs, folder, self._context, self._task)
-        if (folder / SWEEP).exists() and not self._sweep_made:
-            raise UserError(f"{folder} holds a sweep already: choose another hydra.sweep.dir, or `rerun` that one")
         catalogue = Catalogue(self._context.config_loader)
         points = [
             place(config.hydra.job.num, list(filter_overrides(overrides)), config, catalogue)
             for config, overrides in zip(configs, job_overrides, strict=True)
         ]
         bench = points[0].bench
+        for key in ("wait", "dry_run", "budget"):
+            if len({getattr(point.bench, key) for point in points}) > 1:
+                raise UserError(f"{key} differs between points: it is one for the whole sweep")
         sending = Sending(
             folder=folder,
             hydra_context=self._context,
@@ -73,8 +81,9 @@ class SweepLauncher(Launcher):
             wait=bench.wait,
             dry_run=bench.dry_run,
             budget=bench.budget,
+            sweep=None if self._sweep_made else new_sweep(overrides=list(self._config.hydra.overrides.task)),
         )
-        results = send(points, sending, sweep=None if self._sweep_made else new_sweep(new_sweep_id()))
+        results = send(lambda: points, sending)
         self._sweep_made = not sending.dry_run
         return results
 
@@ -113,6 +122,13 @@ def run_foreign(
         if isinstance(call.result, Exception):
             raise call.result
     return [call.result for call in calls if isinstance(call.result, JobReturn)]
+
+
+def _forget_refused(folder: Path) -> None:
+    """Hydra's sweeper leaves its record before we see a point; of a sweep that never was, nothing shall stay."""
+    record = folder / MULTIRUN
+    if record.exists() and [file.name for file in folder.iterdir()] in ([MULTIRUN], [MULTIRUN, ".lock"]):
+        record.unlink()
 
 
 def _made(folder: Path) -> Path:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
 from inpaint_bench.errors import UserError
 from inpaint_bench.paths import templates_dir
@@ -33,6 +33,7 @@ def render(group: Group, *, command: str, folder: Path, code: Path, job_name: st
     variables = {
         **site.environment.variables,
         "PYTHONPATH": python_path(code),
+        "PYTHONSAFEPATH": "1",  # else the folder one submits from comes before the snapshot
         "PYTHONUNBUFFERED": "1",
         "SUBMITIT_EXECUTOR": "slurm",
     }
@@ -40,20 +41,27 @@ def render(group: Group, *, command: str, folder: Path, code: Path, job_name: st
         if not name.isidentifier():
             raise UserError(f"site.{site.name}.environment.variables.{name}: not a name of a variable")
     directives = list(_directives(group, folder, job_name))
-    for option, value in directives:
-        _refuse_control_characters(site.name, option, value)
-    text = (
-        _environment()
-        .get_template(site.template)
-        .render(
-            site=site,
-            request=group.first.request,
-            directives=directives,
-            variables=[(name, shlex.quote(str(value))) for name, value in sorted(variables.items())],
-            command=command,
+    _refuse_control_characters(site.name, directives)
+    try:
+        text = (
+            _environment()
+            .get_template(site.template)
+            .render(
+                site=site,
+                request=group.first.request,
+                directives=[(option, _quoted(value)) for option, value in directives],
+                variables=[(name, shlex.quote(str(value))) for name, value in sorted(variables.items())],
+                command=command,
+            )
         )
-    )
+    except TemplateError as error:
+        known = ", ".join(sorted(_environment().list_templates()))
+        raise UserError(f"site {site.name}: template {site.template}: {error} (have: {known})") from None
     return text.rstrip() + "\n"
+
+
+def _quoted(value: str | int | None) -> str | None:
+    return None if value is None else shlex.quote(str(value))
 
 
 def _directives(group: Group, folder: Path, job_name: str) -> Iterator[tuple[str, str | int | None]]:
@@ -68,7 +76,7 @@ def _directives(group: Group, folder: Path, job_name: str) -> Iterator[tuple[str
         yield "qos", site.qos
     if site.constraint:
         # `&` so that what a user adds narrows what the site asks for
-        yield "constraint", shlex.quote("&".join(site.constraint))
+        yield "constraint", "&".join(site.constraint)
     yield "nodes", 1
     yield "ntasks-per-node", 1
     yield "cpus-per-task", request.cpus_per_task
@@ -89,6 +97,7 @@ def _directives(group: Group, folder: Path, job_name: str) -> Iterator[tuple[str
         yield "wckey", site.wckey
 
 
-def _refuse_control_characters(site: str, option: str, value: object) -> None:
-    if any(ord(c) < 32 for c in str(value)):
-        raise UserError(f"site {site}: the value of --{option} has a control character: {value!r}")
+def _refuse_control_characters(site: str, directives: list[tuple[str, str | int | None]]) -> None:
+    for option, value in directives:
+        if any(ord(c) < 32 for c in str(value)):
+            raise UserError(f"site {site}: the value of --{option} has a control character: {value!r}")

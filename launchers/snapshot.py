@@ -6,19 +6,41 @@ import hashlib
 import shutil
 from pathlib import Path
 
+from inpaint_bench.contract import SNAPSHOT
 from inpaint_bench.environment import git_state
 from inpaint_bench.files import replace_json
 from inpaint_bench.paths import ROOT, conf_dir, templates_dir
 
 PACKAGES = ("inpaint_bench", "launchers", "hydra_plugins")  # what a job may import
-RECORD = "snapshot.json"
 
 
-def take(folder: Path) -> str:
-    """Copy the running packages, conf/ and slurm_templates/ into a new folder below `folder`.
+def take(folder: Path) -> Path:
+    """Copy the running packages, conf/ and slurm_templates/ into a new folder below `folder`, and return it.
 
-    Named after its content, so equal code is stored once however often a sweep is rerun. Returns that name.
+    Named after its content, so equal code is stored once however often a sweep is rerun.
     """
+    files, digest = _content()
+    target = folder / _name(digest)
+    if (target / SNAPSHOT).is_file():
+        return target
+    for relative, path in files:
+        (target / relative).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target / relative)
+    replace_json(target / SNAPSHOT, {"content_sha256": digest, "git": git_state(ROOT)})
+    return target
+
+
+def would_be(folder: Path) -> Path:
+    """The folder that `take` would return now."""
+    return folder / _name(_content()[1])
+
+
+def _name(digest: str) -> str:
+    return digest[:12]
+
+
+def _content() -> tuple[list[tuple[Path, Path]], str]:
+    """Files as (path in the snapshot, path here), and the hash over names and contents."""
     sources = [ROOT / name for name in PACKAGES] + [conf_dir(), templates_dir()]
     files = [
         (Path(source.name) / path.relative_to(source), path)
@@ -29,12 +51,4 @@ def take(folder: Path) -> str:
     digest = hashlib.sha256()
     for relative, path in files:
         digest.update(f"{relative}\0".encode() + path.read_bytes() + b"\0")
-    name = digest.hexdigest()[:12]
-    target = folder / name
-    if (target / RECORD).is_file():
-        return name
-    for relative, path in files:
-        (target / relative).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target / relative)
-    replace_json(target / RECORD, {"content_sha256": digest.hexdigest(), "git": git_state(ROOT)})
-    return name
+    return files, digest.hexdigest()

@@ -1,7 +1,7 @@
 """From placed points to submitted jobs: look before, write down, submit, and wait where asked.
 
 The order is the promise: a point is in the ledger as planned before anything is sent, and every refusal is
-written down and told, so that `rerun` can go on from any break.
+written down and told, so that `rerun` can go on from any break. All of it happens under the sweep's lock.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 import secrets
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,26 +21,20 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import OmegaConf, open_dict, read_write
 
 from inpaint_bench.config import SiteConfig
-from inpaint_bench.contract import CODE, PointState
+from inpaint_bench.contract import CODE, SWEEP
 from inpaint_bench.errors import PointsFailedError, UserError
 from inpaint_bench.manifest import new_run_id
 from inpaint_bench.terminal import console
 
-from . import plans, show, snapshot
+from . import plans, preview, show, slurm, snapshot
 from .group import Group, group_points
 from .job import PointJob
 from .ledger import Ledger
 from .local import LocalCall, run_all
-from .place import check_budget
 from .point import Point
-from .render import render
-from .watch import OPEN, look
+from .waiting import wait
 
 log = logging.getLogger(__name__)
-
-JOBS = "jobs"  # submitit's pickles and logs, a folder per array
-SCRIPTS = "sbatch"  # what a dry run leaves
-WAIT_S = (2.0, 60.0)  # first and longest pause between two looks at Slurm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,76 +55,62 @@ class Sending:
     wait: bool = False
     dry_run: bool = False
     budget: float | None = None
+    sweep: dict[str, Any] | None = None  # content of a new sweep.json; None: the sweep exists
 
 
-def send(points: list[Point], sending: Sending, *, sweep: dict[str, Any] | None) -> list[JobReturn]:
-    """Submit `points` into the sweep at `sending.folder`; `sweep` None: it exists already.
+def new_sweep(sweep_id: str | None = None, overrides: list[str] | None = None) -> dict[str, Any]:
+    """`overrides`: the sweep as it was typed, from which the grid can be expanded again."""
+    fresh = f"s{time.strftime('%y%m%d', time.gmtime())}{secrets.token_hex(3)}"
+    return {
+        "sweep_id": sweep_id or fresh,
+        "created_unix": round(time.time(), 3),
+        "command": sys.argv,
+        "overrides": overrides or [],
+    }
 
-    Raises UserError before anything was submitted, PointsFailedError after waiting.
+
+def send(choose: Callable[[], list[Point]], sending: Sending) -> list[JobReturn]:
+    """Submit what `choose` returns; it is called under the lock, so what it saw is still true.
+
+    Raises UserError before anything was submitted, PointsFailedError where sbatch refused or, after waiting,
+    a point did not complete.
     """
-    check_budget(points, sending.budget)
+    folder = sending.folder
+    ledger = Ledger(folder)
     if sending.dry_run:
-        return _dry_run(points, sending)
-    _check_accounts(points)
-    ledger = Ledger(sending.folder)
+        points = choose()
+        preview.check(points, folder, sending.budget)
+        sweep_id = (sending.sweep or ledger.sweep)["sweep_id"]
+        preview.dry_run(points, folder, sweep_id, 0 if sending.sweep else _arrays_so_far(ledger))
+        return [_sentinel(point, "dry run") for point in points]
     with ledger.locked():
-        if sweep is not None:
-            ledger.create(**sweep)
+        if sending.sweep and (folder / SWEEP).exists():
+            raise UserError(f"{folder} holds a sweep already: choose another hydra.sweep.dir, or `rerun` that one")
+        points = choose()
+        if not points:
+            return []
+        preview.check(points, folder, sending.budget)
+        preview.check_accounts(points)
+        if sending.sweep:
+            ledger.create(**sending.sweep)
         ledger.know([_entry(p) for p in points], {p.site.name: _content(p.site) for p in points})
         _write_plans(points, ledger)
         groups = group_points([p for p in points if p.reachable], taken=_arrays_so_far(ledger))
-        code = sending.folder / CODE / snapshot.take(sending.folder / CODE)
+        console().print(show.plan_table(points))
+        code = snapshot.take(folder / CODE)
         for group in groups:
-            _plan(group, ledger, sending.folder)
-        for group in groups:
-            if group.first.site.reach.method == "slurm":
-                _submit_array(group, ledger, sending, code)
-    console().print(show.plan_table(points))
-    local = [g for g in groups if g.first.site.reach.method == "local"]
-    results = _run_here([p for g in local for p in g.points], ledger, sending, code)
-    if groups and (sending.wait or len(local) == len(groups)):
-        _wait(ledger, {p.num for g in groups for p in g.points})
+            _plan(group, ledger)
+        there = [g for g in groups if g.first.site.reach.method == "slurm"]
+        refused = [g for g in there if not _submit_array(g, ledger, sending, code)]
+        here = [p for g in groups if g not in there for p in g.points]
+        results = _run_here(here, ledger, sending, code)
+    if groups and (sending.wait or not there):
+        wait(ledger, {p.num for g in groups for p in g.points})
     elif groups:
-        log.info(f"How it stands: python -m inpaint_bench.status {sending.folder}")
+        log.info(f"How it stands: python -m inpaint_bench.status {folder}")
+    if refused:
+        raise PointsFailedError(f"{sum(len(g.points) for g in refused)} of {len(points)} points were refused")
     return [results.get(p.num) or _sentinel(p, p.group or "plan") for p in points]
-
-
-def _dry_run(points: list[Point], sending: Sending) -> list[JobReturn]:
-    groups = group_points(points)
-    console().print(show.plan_table(points))
-    folder = sending.folder / SCRIPTS
-    for group in groups:
-        if group.first.site.reach.method != "slurm":
-            continue
-        from .slurm import job_command
-
-        jobs = sending.folder / JOBS / group.name
-        code = sending.folder / CODE / "<snapshot>"
-        text = render(group, command=job_command(group, jobs), folder=jobs, code=code, job_name=_job_name(group, "dry"))
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{group.name}.sh").write_text(text, encoding="utf-8")
-        log.info(f"{len(group.points)} points: {folder / f'{group.name}.sh'}")
-    for point in {p.site.name: p for p in points}.values():
-        site = point.site
-        if not point.reachable:
-            log.info(f"From here {site.name} is out of reach ({point.why}): a launch would leave a plan file for it")
-        if site.account.required and not site.account.value and site.reach.method == "slurm":
-            log.info(f"{site.name} will want an account: {_account_hint(site)}")
-    total = [p.service_units for p in points if p.service_units is not None]
-    log.info(f"At most {sum(total):.1f} SU where the rule is known. Dry run: nothing was submitted.")
-    return [_sentinel(point, "dry run") for point in points]
-
-
-def _check_accounts(points: list[Point]) -> None:
-    for point in points:
-        account = point.site.account
-        if point.reachable and point.site.reach.method == "slurm" and account.required and not account.value:
-            raise UserError(f"{point.site.name} needs an account: {_account_hint(point.site)}")
-
-
-def _account_hint(site: SiteConfig) -> str:
-    account = site.account
-    return f"sites.{site.name}.account.value=... (pattern {account.pattern}); `{account.how_to_list}` lists yours"
 
 
 def _entry(point: Point) -> dict[str, Any]:
@@ -164,14 +145,14 @@ def _write_plans(points: list[Point], ledger: Ledger) -> None:
         )
 
 
-def _plan(group: Group, ledger: Ledger, folder: Path) -> None:
+def _plan(group: Group, ledger: Ledger) -> None:
     """Complete the configuration of the group's points and write them down as planned."""
     sweep_id = ledger.sweep["sweep_id"]
     for point in group.points:
         point.run_id = new_run_id()
         config = point.config
         with read_write(config), open_dict(config):
-            config.hydra.sweep.dir = str(folder)
+            config.hydra.sweep.dir = str(ledger.folder)
             config.hydra.sweep.subdir = point.subdir
             config.site = OmegaConf.structured(point.site)
             config.identity.run_id = point.run_id
@@ -181,6 +162,7 @@ def _plan(group: Group, ledger: Ledger, folder: Path) -> None:
     ledger.append(
         "planned",
         group=group.name,
+        job_name=preview.job_name(group.name, sweep_id),
         site=group.first.site.name,
         partition=group.first.request.partition,
         points=[[p.num, p.attempt, p.run_id] for p in group.points],
@@ -199,25 +181,24 @@ def _job(point: Point, sending: Sending, job_id: str) -> PointJob:
     )
 
 
-def _submit_array(group: Group, ledger: Ledger, sending: Sending, code: Path) -> None:
-    from .slurm import submit
-
+def _submit_array(group: Group, ledger: Ledger, sending: Sending, code: Path) -> bool:
+    """False where sbatch refused, which is written down and told; other arrays are not stopped by it."""
     pairs = [[p.num, p.attempt] for p in group.points]
-    calls = [_job(p, sending, f"{group.name}_{task}") for task, p in enumerate(group.points)]
     try:
-        array = submit(
+        array = slurm.submit(
             group,
-            calls,
-            folder=_private(sending.folder / JOBS) / group.name,
+            [_job(p, sending, f"{group.name}_{task}") for task, p in enumerate(group.points)],
+            folder=_private(sending.folder / preview.JOBS) / group.name,
             code=code,
-            job_name=_job_name(group, ledger.sweep["sweep_id"]),
+            job_name=preview.job_name(group.name, ledger.sweep["sweep_id"]),
         )
     except UserError as error:
         ledger.append("refused", group=group.name, points=pairs, message=str(error))
-        log.error(f"{error}. Its {len(pairs)} points are recorded; `rerun` sends them again.")
-        return
+        log.error(f"{error}. Its {len(pairs)} points are recorded; `rerun`, with what is to change, sends them again.")
+        return False
     ledger.append("submitted", group=group.name, job_id=f"{array}_%a", points=pairs)
     log.info(f"{group.first.site.name}: array {array} with {len(pairs)} points in {group.first.request.partition}")
+    return True
 
 
 def _run_here(points: list[Point], ledger: Ledger, sending: Sending, code: Path) -> dict[int, JobReturn]:
@@ -225,6 +206,10 @@ def _run_here(points: list[Point], ledger: Ledger, sending: Sending, code: Path)
         return {}
     calls = [LocalCall(call=_job(p, sending, f"{p.group}_{p.num}"), time_min=p.request.time_min) for p in points]
     begun: dict[int, float] = {}
+
+    def wanted(index: int) -> bool:
+        last = ledger.points()[points[index].num].last
+        return last is not None and not last.cancelled
 
     def started(index: int, job_id: str) -> None:
         point = points[index]
@@ -237,44 +222,9 @@ def _run_here(points: list[Point], ledger: Ledger, sending: Sending, code: Path)
         how = "done" if isinstance(result, JobReturn) and result.status == JobStatus.COMPLETED else "FAILED"
         log.info(f"[{index + 1}/{len(points)}] {how} after {time.monotonic() - begun[index]:.1f} s")
 
-    folder = _private(sending.folder / JOBS) / points[0].group
-    run_all(calls, folder=folder, code=code, started=started, ended=ended)
+    folder = _private(sending.folder / preview.JOBS) / points[0].group
+    run_all(calls, folder=folder, code=code, started=started, ended=ended, wanted=wanted)
     return {p.num: c.result for p, c in zip(points, calls, strict=True) if isinstance(c.result, JobReturn)}
-
-
-def _wait(ledger: Ledger, nums: set[int]) -> None:
-    pause = WAIT_S[0]
-    seen: dict[int, PointState] = {}
-    while True:
-        standings = [s for s in look(ledger) if s.record.num in nums]
-        for standing in standings:
-            num, state = standing.record.num, standing.verdict.state
-            if seen.get(num) != state:
-                pause = WAIT_S[0]
-                job = standing.record.last.job_id if standing.record.last else ""
-                log.info(f"point {num} on {standing.record.site} ({job}): {state} {standing.verdict.message}".rstrip())
-            seen[num] = state
-        if not any(state in OPEN for state in seen.values()):
-            break
-        time.sleep(pause)
-        pause = min(pause * 1.5, WAIT_S[1])
-    console().print(show.standings_table(standings))
-    failed = [s for s in standings if s.verdict.state is not PointState.COMPLETED]
-    if failed:
-        raise PointsFailedError(f"{len(failed)} of {len(standings)} points did not complete; `rerun` sends them again")
-
-
-def _job_name(group: Group, sweep_id: str) -> str:
-    """Unique on the cluster, so that no tool that selects by name takes one sweep for another."""
-    return f"inpaint-{sweep_id}-{group.name}"
-
-
-def new_sweep(sweep_id: str) -> dict[str, Any]:
-    return {"sweep_id": sweep_id, "created_unix": round(time.time(), 3), "command": sys.argv}
-
-
-def new_sweep_id() -> str:
-    return f"s{time.strftime('%y%m%d', time.gmtime())}{secrets.token_hex(3)}"
 
 
 def _private(folder: Path) -> Path:

@@ -18,7 +18,8 @@ def ledger(tmp_path):
 
 
 def plan(ledger, attempt=1):
-    ledger.append("planned", group="00", site="grace", points=[[0, attempt, f"r{attempt}"], [1, attempt, "r"]])
+    points = [[0, attempt, f"r{attempt}"], [1, attempt, "r"]]
+    ledger.append("planned", group="00", job_name="j", site="grace", points=points)
 
 
 def test_a_point_is_planned_then_submitted(ledger):

@@ -58,7 +58,10 @@ def test_each_site_is_asked_in_its_own_syntax(points):
         ("gpu=h200 time_min=60", 3.0),  # one GPU of eight: 12 of 16 cores, 240 of 250 GB, so the GPU share counts
         ("gpu=a40 site=delta time_min=120", 1.0),
         ("gpu=a100 site=delta time_min=60 sites.delta.gpus.a100.cpus_per_gpu=32", 2.0),  # two GPUs' worth of cores
-        ("gpu=a100 site=delta time_min=60 sites.delta.gpus.a100.mem_gb_per_gpu=250", 4.0),  # four GPUs' worth of memory
+        (
+            "gpu=a100 site=delta time_min=60 sites.delta.gpus.a100.mem_gb_per_gpu=232",
+            232 * 1.073741824 / 62.5,
+        ),
         ("gpu=a100 site=grace", None),
     ],
 )
@@ -84,6 +87,11 @@ def test_more_points_than_the_site_allows_become_several_arrays(points, limit):
     groups = group_points(many)
     assert [len(g.points) for g in groups] == [2, 2, 1]
     assert sorted(p.num for g in groups for p in g.points) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("key", ["qos", "account.how_to_list", "environment.variables.OMP_NUM_THREADS", "python"])
+def test_points_that_differ_in_any_key_of_their_site_are_not_one_array(points, key):
+    assert len(group_points(points(f"gpu=a40 sites.grace.{key}='1'", f"gpu=a40 sites.grace.{key}='2'"))) == 2
 
 
 def test_a_named_site_that_lacks_the_gpu_is_refused(points):

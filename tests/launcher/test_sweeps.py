@@ -70,6 +70,39 @@ class TestThisMachine:
         assert sweep(folder, "gpu=a40", "profile=demo") == 2
         assert "holds a sweep already" in capsys.readouterr().err
 
+    def test_a_refused_launch_leaves_the_sweep_as_it_was(self, broken, capsys):
+        folder, _ = broken
+        assert sweep(folder, "gpu=a40", "batch=1,2,3,4,5", "profile=demo") == 2
+        capsys.readouterr()
+        rerun.main([str(folder), "--only", "never_started"])
+        assert "Nothing to send again" in capsys.readouterr().out
+
+    def test_while_someone_submits_nobody_else_does(self, broken, capsys):
+        folder, _ = broken
+        with Ledger(folder).locked():
+            assert rerun.main([str(folder)]) == 2
+        assert "another command is submitting" in capsys.readouterr().err
+
+    def test_rerun_takes_what_is_to_differ(self, broken, capsys):
+        folder, _ = broken
+        assert rerun.main([str(folder), "model.weights=null"]) == 0
+        assert [point["state"] for point in told(folder, capsys)] == ["completed", "completed"]
+
+
+def test_a_refused_launch_leaves_nothing(tmp_path, capsys):
+    assert sweep(tmp_path / "sweep", "gpu=a40", "batch=0") == 2
+    assert not list(tmp_path.rglob("multirun.yaml"))
+
+
+def test_a_dry_run_needs_a_sweep(tmp_path, capsys):
+    assert launch.main(["dry_run=true", f"hydra.run.dir={tmp_path}"]) == 2
+    assert "needs -m" in capsys.readouterr().err
+
+
+def test_a_path_that_slurm_would_expand_is_refused(tmp_path, capsys):
+    assert sweep(tmp_path / "100%A", "gpu=a40", "dry_run=true") == 2
+    assert "%" in capsys.readouterr().err
+
 
 def test_points_out_of_reach_wait_in_a_plan_that_can_be_carried(tmp_path, capsys):
     folder = tmp_path / "sweep"
@@ -84,6 +117,20 @@ def test_points_out_of_reach_wait_in_a_plan_that_can_be_carried(tmp_path, capsys
     assert "delta cannot be reached from here" in capsys.readouterr().err
 
 
+def test_a_plan_is_sent_once(tmp_path, capsys):
+    folder = tmp_path / "sweep"
+    away = "sites.delta.reach.method=slurm"
+    assert sweep(folder, "gpu=h200", "batch=2", f"out={tmp_path}", "profile=demo", away) == 0
+    plan = folder / PLAN_PATTERN.format(site="delta")
+    here = plan.read_text().replace(away, "sites.delta.reach.method=local")
+    plan.write_text(here)
+    assert launch.main(["--plan", str(plan)]) == 0
+    assert launch.main([f"--plan={plan}"]) == 2
+    assert "holds a sweep already" in capsys.readouterr().err
+    assert rerun.main([str(folder)]) == 0
+    assert "waits in plan.delta.yaml" in capsys.readouterr().out
+
+
 def test_a_dry_run_writes_the_scripts_and_submits_nothing(tmp_path, capsys):
     folder = tmp_path / "sweep"
     assert sweep(folder, "gpu=a40,a100,h200", "batch=8,16,32", "dry_run=true") == 0
@@ -93,7 +140,9 @@ def test_a_dry_run_writes_the_scripts_and_submits_nothing(tmp_path, capsys):
     assert not (folder / "ledger.jsonl").exists()
 
 
-def test_a_sweep_cut_off_by_the_keyboard_can_be_taken_up_again(tmp_path, capsys):
+@pytest.fixture
+def slow_sweep(tmp_path):
+    """A local sweep of two points, in another process, whose first point measures for a minute."""
     folder = tmp_path / "sweep"
     command = [sys.executable, "-m", "inpaint_bench.launch", "-m", "gpu=a40", "batch=2,3", "profile=demo"]
     command += [*QUICK, f"hydra.sweep.dir={folder}", "workload.min_measure_s=${oc.env:MEASURE_S,1}"]
@@ -102,6 +151,22 @@ def test_a_sweep_cut_off_by_the_keyboard_can_be_taken_up_again(tmp_path, capsys)
     deadline = time.monotonic() + 60
     while not list(folder.glob("0/attempt-1/windows.json")) and time.monotonic() < deadline:
         time.sleep(0.1)
+    yield folder, process
+    process.kill()
+
+
+def test_a_local_sweep_can_be_watched_and_cancelled_from_elsewhere(slow_sweep, capsys):
+    folder, process = slow_sweep
+    assert [point["state"] for point in told(folder, capsys)] == ["running", "queued"]
+    assert rerun.main([str(folder)]) == 2
+    assert cancel.main([str(folder)]) == 0
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 1, error
+    assert [point["reason"] for point in told(folder, capsys)] == ["cancelled", "cancelled"]
+
+
+def test_a_sweep_cut_off_by_the_keyboard_can_be_taken_up_again(slow_sweep, capsys):
+    folder, process = slow_sweep
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -155,6 +220,44 @@ class TestTwoClusters:
         assert good["state"] == "completed"
         assert (bad["state"], bad["reason"]) == ("failed", "never_started")
 
+    def test_what_sbatch_refuses_fails_the_command_though_it_does_not_wait(self, tmp_path, capsys):
+        folder = tmp_path / "sweep"
+        assert sweep(folder, "gpu=h200", "profile=testbed", "sites.delta.gpus.h200.partition=nowhere") == 1
+        assert "1 of 1 points were refused" in capsys.readouterr().err
+
+    def test_an_array_whose_launcher_died_in_the_call_is_found_by_its_name(self, tmp_path, capsys):
+        folder = tmp_path / "with a space"
+        assert sweep(folder, "gpu=h200", "batch=2", "profile=testbed", "wait=true") == 0
+        ledger = folder / "ledger.jsonl"
+        lines = ledger.read_text().splitlines()
+        ledger.write_text("\n".join(line for line in lines if '"submitted"' not in line) + "\n")
+        (point,) = told(folder, capsys)
+        assert point["state"] == "completed"
+        assert rerun.main([str(folder)]) == 0
+        assert "Nothing to send again" in capsys.readouterr().out
+
+    def test_a_point_is_not_lost_while_half_of_slurm_is_silent(self, testbed, tmp_path, capsys, monkeypatch):
+        partition = ("scontrol", "update", "partitionname=gpuH200x8")
+        testbed.run("delta", *partition, "state=down")
+        folder = tmp_path / "sweep"
+        try:
+            assert sweep(folder, "gpu=h200", "batch=1,2", "profile=testbed") == 0
+            for silent, states in (("squeue", {"queued", "unknown"}), ("sacct", {"queued"})):
+                deaf = tmp_path / f"no-{silent}"
+                deaf.mkdir()
+                (deaf / silent).write_text("#!/bin/sh\nexit 1\n")
+                (deaf / silent).chmod(0o755)
+                with monkeypatch.context() as patch:
+                    patch.setenv("PATH", str(deaf), prepend=os.pathsep)
+                    assert {point["state"] for point in told(folder, capsys)} <= states
+                    assert rerun.main([str(folder)]) == 0
+                    assert "Nothing to send again" in capsys.readouterr().out
+            monkeypatch.setenv("SCANCEL_STATE", "RUNNING")  # would spare what is pending
+            assert cancel.main([str(folder)]) == 0
+            assert [point["reason"] for point in told(folder, capsys)] == ["cancelled", "cancelled"]
+        finally:
+            testbed.run("delta", *partition, "state=up")
+
     def test_a_sweep_whose_launcher_died_before_it_wrote_anything_is_sent_by_rerun(self, tmp_path, capsys):
         folder = tmp_path / "sweep"
         assert (
@@ -205,4 +308,5 @@ class TestTwoClusters:
         (snapshot,) = (folder / "code").iterdir()
         script = next((folder / "jobs").rglob("*_submission.sh")).read_text()
         assert f"export PYTHONPATH={snapshot}" in script
-        assert manifests(folder)[0]["environment"]["git"] == json.loads((snapshot / "snapshot.json").read_text())["git"]
+        code = manifests(folder)[0]["environment"]["git"]
+        assert code["content_sha256"] == json.loads((snapshot / "snapshot.json").read_text())["content_sha256"]

@@ -203,19 +203,18 @@ class TestAnInterruption:
         assert len(steps_of(tmp_path)) == window["steps"] + 1
 
     @pytest.mark.parametrize(
-        ("end_in_s", "site", "reason"),
+        ("signum", "end_in_s", "reason"),
         [
-            (20, "local", Reason.TIMEOUT),
-            (3600, "delta", Reason.PREEMPTED),
-            (3600, "grace", Reason.CANCELLED),
+            (signal.SIGTERM, 20, Reason.TIMEOUT),
+            (signal.SIGTERM, 3600, Reason.CANCELLED),
+            (signal.SIGUSR2, 3600, Reason.TIMEOUT),
         ],
     )
-    def test_sigterm_is_read_by_time_limit_and_site(
-        self, end_in_s: int, site: str, reason: Reason, monkeypatch: pytest.MonkeyPatch
+    def test_a_signal_is_the_time_limit_where_the_time_is_up(
+        self, signum: int, end_in_s: int, reason: Reason, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setenv("SLURM_JOB_ID", "7")
-        monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + end_in_s))
-        status, found, _ = worker.diagnose(worker.Terminated(), bench(f"site={site}"))
+        monkeypatch.setenv("INPAINT_BENCH_END_UNIX", str(int(time.time()) + end_in_s))
+        status, found, _ = worker.diagnose(worker.Terminated(signum), bench("site=local"))
         assert (status, found) == (Status.INTERRUPTED, reason)
 
     def test_a_second_start_in_the_directory_keeps_what_the_first_left(

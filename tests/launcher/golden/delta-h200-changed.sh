@@ -7,7 +7,7 @@
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=12
-#SBATCH --mem=240G
+#SBATCH --mem=232G
 #SBATCH --gpus-per-node=1
 #SBATCH --time=60
 #SBATCH --array=0-1
@@ -25,9 +25,11 @@ set -eo pipefail
 module reset
 module load nccl
 export PYTHONPATH=/sweep/code/0123456789ab
+export PYTHONSAFEPATH=1
 export PYTHONUNBUFFERED=1
 export SUBMITIT_EXECUTOR=slurm
 hostname
 
-# --- the job
+# --- the job, which is to know when its time is up
+export INPAINT_BENCH_END_UNIX=$(($(date +%s) + 3600))
 python -u -m submitit.core._submit /sweep/jobs/00

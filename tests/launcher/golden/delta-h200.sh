@@ -6,7 +6,7 @@
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=12
-#SBATCH --mem=240G
+#SBATCH --mem=232G
 #SBATCH --gpus-per-node=1
 #SBATCH --time=60
 #SBATCH --array=0-1
@@ -22,8 +22,10 @@ set -eo pipefail
 # --- environment: nothing is relied on that is not written here
 module reset
 export PYTHONPATH=/sweep/code/0123456789ab
+export PYTHONSAFEPATH=1
 export PYTHONUNBUFFERED=1
 export SUBMITIT_EXECUTOR=slurm
 
-# --- the job
+# --- the job, which is to know when its time is up
+export INPAINT_BENCH_END_UNIX=$(($(date +%s) + 3600))
 srun --unbuffered --cpus-per-task=12 python -u -m submitit.core._submit /sweep/jobs/00

@@ -22,9 +22,11 @@ set -eo pipefail
 module purge
 module load WebProxy
 export PYTHONPATH=/sweep/code/0123456789ab
+export PYTHONSAFEPATH=1
 export PYTHONUNBUFFERED=1
 export SUBMITIT_EXECUTOR=slurm
 export no_proxy=localhost,127.0.0.1
 
-# --- the job
+# --- the job, which is to know when its time is up
+export INPAINT_BENCH_END_UNIX=$(($(date +%s) + 14400))
 srun --unbuffered --cpus-per-task=16 --export=ALL python -u -m submitit.core._submit /sweep/jobs/00
