@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 
 def fsync_folder(folder: Path) -> None:
@@ -19,13 +21,13 @@ def fsync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write `text` under a temporary name, sync it, and rename it over `path`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that becomes `path` when the block ends, synced; nothing is left where it raises."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as out:
-            out.write(text)
+        with temporary.open("wb") as out:
+            yield out
             out.flush()
             os.fsync(out.fileno())
         temporary.replace(path)
@@ -33,6 +35,13 @@ def replace_text(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
         raise
     fsync_folder(path.parent)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write `text` whole, with the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as out:
+        out.write(text.encode())
 
 
 def replace_json(path: Path, value: Any) -> None:

@@ -7,27 +7,20 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from .errors import PointsFailedError, UserError
+
 
 def guarded(call: Callable[[], Any]) -> int:
     """0, or 2 for a user's mistake, 1 for points that failed, 130 for Ctrl-C. Real bugs keep their traceback."""
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    from .errors import PointsFailedError, UserError
-    from .explain import explain
-
     before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting with 1
     try:
         call()
     except UserError as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    except (HydraException, OmegaConfBaseException) as error:
-        print(explain(error), file=sys.stderr)
-        return UserError.exit_code
     except PointsFailedError as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(
@@ -35,6 +28,13 @@ def guarded(call: Callable[[], Any]) -> int:
             file=sys.stderr,
         )
         return 130
+    except Exception as error:
+        if type(error).__module__.split(".")[0] not in ("hydra", "omegaconf"):
+            raise
+        from .explain import explain  # Hydra is not loaded for commands that do without it
+
+        print(f"error: {explain(error)}", file=sys.stderr)
+        return UserError.exit_code
     finally:
         if before is None:
             del os.environ["HYDRA_FULL_ERROR"]

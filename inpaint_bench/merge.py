@@ -1,48 +1,34 @@
-"""`python -m inpaint_bench.merge`: run directories of all sites into one dataset."""
+"""`merge`: run directories of all sites into one dataset."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from .errors import UserError
-
-EXAMPLE = """\
-example:
-  python -m inpaint_bench.merge runs/grace runs/delta -o dataset
-  python -m inpaint_bench.report dataset -o report
-"""
+from .command import parser, run
 
 
-def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(
-        prog="python -m inpaint_bench.merge",
-        description="Merge run directories, at any depth below the given roots, into one dataset. Inputs are "
-        "only read. Everything that is left out is listed with its reason.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def main(argv: Sequence[str] | None = None) -> int:
+    does = (
+        "Merge run directories, at any depth below the given roots, into one dataset. Inputs are only read. "
+        "Everything that is left out is listed with its reason."
     )
-    result.add_argument("roots", nargs="+", type=Path, metavar="ROOT", help="folder with run directories")
-    result.add_argument(
-        "-o", "--output", required=True, type=Path, metavar="DATASET", help="dataset folder; replaced if it is one"
-    )
-    return result
+    options = parser("merge", does, "runs/grace runs/delta -o dataset")
+    options.add_argument("roots", nargs="+", type=Path, metavar="ROOT", help="folder with run directories")
+    out = "dataset folder; replaced if it is one"
+    options.add_argument("-o", "--output", required=True, type=Path, metavar="DATASET", help=out)
+    return run(options, _merge, argv)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Exit code 0, or 2 with a message for a user's mistake."""
-    args = parser().parse_args(argv)
+def _merge(options: argparse.Namespace) -> None:
     from analysis.dataset import open_dataset
     from analysis.merge import merge
     from analysis.render import plain
 
-    try:
-        account = merge(args.roots, args.output)
-        dataset = open_dataset(args.output)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    account = merge(options.roots, options.output)
+    dataset = open_dataset(options.output)
     left_out = dataset.skipped.to_dicts()
     for row in left_out:
         loud = "WARNING: " if row["code"] == "conflict" else ""
@@ -53,9 +39,8 @@ def main(argv: list[str] | None = None) -> int:
         f"{account['run_directories']} run directories: {account['runs']} runs merged, "
         f"{account['runs_valid']} valid; {len(left_out)} entries skipped"
     )
-    print(f"dataset: {args.output}")
-    return 0
+    print(f"dataset: {options.output}")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

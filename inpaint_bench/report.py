@@ -1,46 +1,31 @@
-"""`python -m inpaint_bench.report`: a merged dataset into tables, figures and one offline page."""
+"""`report`: a merged dataset into tables, figures and one offline page."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from .errors import UserError
-
-EXAMPLE = """\
-example:
-  python -m inpaint_bench.merge runs/grace runs/delta -o dataset
-  python -m inpaint_bench.report dataset -o report
-"""
+from .command import parser, run
 
 
-def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(
-        prog="python -m inpaint_bench.report",
-        description="Print a merged dataset's tables and write report.html (one offline page), report.md, "
-        "runs.csv and figures/*.svg.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def main(argv: Sequence[str] | None = None) -> int:
+    does = (
+        "Print a merged dataset's tables and write report.html (one offline page), report.md, runs.csv and "
+        "figures/*.svg."
     )
-    result.add_argument("dataset", type=Path, metavar="DATASET", help="folder written by inpaint_bench.merge")
-    result.add_argument("-o", "--output", required=True, type=Path, metavar="DIR", help="folder for the report")
-    return result
+    options = parser("report", does, "dataset -o report")
+    options.add_argument("dataset", type=Path, metavar="DATASET", help="folder written by `merge`")
+    options.add_argument("-o", "--output", required=True, type=Path, metavar="DIR", help="folder for the report")
+    return run(options, _report, argv)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Exit code 0, or 2 with a message for a user's mistake."""
-    args = parser().parse_args(argv)
+def _report(options: argparse.Namespace) -> None:
     from analysis.report import write_report
 
-    try:
-        page = write_report(args.dataset, args.output, terminal=True)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    print(f"report: {page}")
-    return 0
+    print(f"report: {write_report(options.dataset, options.output, terminal=True)}")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

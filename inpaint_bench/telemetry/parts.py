@@ -6,7 +6,6 @@ process killed at any moment has lost at most the rows of the last `journal_s` s
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..contract import PART_PATTERN
-from ..files import fsync_folder
+from ..files import replacing
 from .journal import Journal, in_use, journal_name, read_journal
 
 
@@ -30,23 +29,8 @@ def write_part(path: Path, table: pa.Table) -> None:
     """Write a part whole. Raises OSError and leaves nothing behind when the disk does not take it."""
     strings = [f.name for f in table.schema if pa.types.is_dictionary(f.type) or pa.types.is_string(f.type)]
     table = table.unify_dictionaries().combine_chunks()
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("wb") as out:
-            pq.write_table(
-                table,
-                out,
-                compression="zstd",
-                use_dictionary=strings,
-                row_group_size=max(1, table.num_rows),
-            )
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    fsync_folder(path.parent)
+    with replacing(path) as out:
+        pq.write_table(table, out, compression="zstd", use_dictionary=strings, row_group_size=max(1, table.num_rows))
 
 
 def recover_folder(folder: Path) -> list[dict[str, Any]]:
@@ -74,7 +58,7 @@ def recover_folder(folder: Path) -> list[dict[str, Any]]:
             record.update(outcome="recovered", part=target.name, rows=journal.table.num_rows)
             record["whole"] = journal.whole
         path.unlink()
-        for rest in folder.glob(f".{part_name(0, writer).replace('000000', '*')}.tmp"):
+        for rest in folder.glob(f".{part_name(0, writer).replace('000000', '*')}*.tmp"):
             rest.unlink(missing_ok=True)
     return found
 
