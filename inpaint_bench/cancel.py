@@ -9,6 +9,7 @@ from pathlib import Path
 
 from launchers import local, scheduler
 from launchers.ledger import Attempt, Ledger
+from launchers.show import count
 from launchers.watch import look, sites_of
 
 from .command import parser, run
@@ -43,7 +44,7 @@ def _cancel(options: argparse.Namespace) -> None:
         if there and (complaint := scheduler.cancel(sites[site], there)):
             complaints.append(f"{site}: {complaint}")
         else:
-            print(f"{site}: {len(attempts)} points cancelled")
+            print(f"{site}: {count(len(attempts), 'point')} told to stop")
     if complaints:
         raise UserError("; ".join(complaints))
     if not by_site:

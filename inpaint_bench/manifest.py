@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 
 from . import __version__
 from .config import BenchConfig, config_hash
-from .contract import MANIFEST, MANIFEST_FIELDS, SCHEMA_VERSION, Reason, Status
+from .contract import MANIFEST, MANIFEST_FIELDS, SCHEDULER, SCHEMA_VERSION, Reason, Status
 from .files import replace_json
 
 PROGRESS_S = 5.0
@@ -39,7 +39,8 @@ class Manifest:
     def __init__(self, path: Path, values: dict[str, Any]) -> None:
         self.path = path
         self._values = values
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # the values; never held while the disk is waited for
+        self._writing = threading.Lock()  # the file
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
         self._fresh = False  # progress that is not on disk yet
@@ -49,6 +50,7 @@ class Manifest:
         """Write the manifest of an attempt that begins now. An earlier one here keeps its content aside."""
         path = run_dir / MANIFEST
         _set_aside(path)
+        (run_dir / SCHEDULER).unlink(missing_ok=True)  # a word on the earlier start, not on this one
         identity = bench.identity
         values: dict[str, Any] = dict.fromkeys(MANIFEST_FIELDS)
         values.update(
@@ -89,7 +91,7 @@ class Manifest:
             raise KeyError(f"not fields of a manifest: {', '.join(sorted(unknown))}")
         with self._lock:
             self._values.update(fields)
-            self._write()
+        self._write()
 
     def progress(self, step: int, steps_total: int | None, images_per_s: float | None) -> None:
         """Note how far the run is; on disk within PROGRESS_S. Costs the caller a few microseconds."""
@@ -125,17 +127,18 @@ class Manifest:
 
     def _keep_written(self) -> None:
         while not self._ended.wait(PROGRESS_S):
-            with self._lock:
-                if not self._fresh:
-                    continue
-                try:
-                    self._write()
-                except OSError as error:  # progress is a courtesy: the run goes on, its end is written again
-                    log.warning("%s: progress could not be written (%s)", self.path, error)
+            if not self._fresh:
+                continue
+            try:
+                self._write()
+            except OSError as error:  # progress is a courtesy: the run goes on, its end is written again
+                log.warning("%s: progress could not be written (%s)", self.path, error)
 
     def _write(self) -> None:
-        replace_json(self.path, self._values)
-        self._fresh = False
+        with self._writing:
+            with self._lock:
+                values, self._fresh = dict(self._values), False
+            replace_json(self.path, values)
 
 
 def _set_aside(path: Path) -> None:

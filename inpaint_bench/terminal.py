@@ -21,6 +21,9 @@ def console() -> Console:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str | None = None) -> Table:
     """Numbers right, words left; None is a dash. A cell that is a state of a point has its colour."""
+    # a column with nothing in it says nothing
+    shown = [index for index, _ in enumerate(columns) if not rows or any(row[index] not in (None, "") for row in rows)]
+    columns, rows = [columns[i] for i in shown], [[row[i] for i in shown] for row in rows]
     result = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
     for index, name in enumerate(columns):
         values = [row[index] for row in rows]

@@ -127,7 +127,7 @@ def choose_device(bench: BenchConfig) -> tuple[torch.device, list[str]]:
     if not gpu.nvml_name:
         raise UserError(f"recipe {recipe.name} needs a GPU, gpu={gpu.name} names none: take recipe=cpu")
     if not torch.cuda.is_available():
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "not set") or "empty"
         raise UserError(
             f"recipe {recipe.name} needs CUDA, which PyTorch {torch.__version__} cannot use here "
             f"(CUDA_VISIBLE_DEVICES {visible}); recipe=cpu runs on the processor"

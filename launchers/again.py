@@ -58,9 +58,10 @@ def rerun(
             if only is None or Reason.NEVER_STARTED in only:
                 grid = enumerate(_grid(sweep["overrides"]))
                 chosen |= {num: overrides for num, overrides in grid if num not in known}
-            for num in [num for num in chosen if num in known and known[num].plan]:
-                log.info(f"point {num} waits in {known[num].plan}: {plans.command(folder / str(known[num].plan))}")
-                del chosen[num]
+            waiting = {num: known[num] for num in chosen if num in known and known[num].plan}
+            for plan in sorted({str(record.plan) for record in waiting.values()}):
+                log.info(f"{plan} is left alone: its points are for another machine to send ({plans.command(plan)})")
+            chosen = {num: overrides for num, overrides in chosen.items() if num not in waiting}
             points = []
             for num, overrides in sorted(chosen.items()):
                 point = compose(num, [*overrides, *changes])
@@ -92,8 +93,11 @@ def run_plan(path: Path, task: TaskFunction, *, dry_run: bool, wait: bool) -> No
         if away and not dry_run:
             raise UserError(f"{path}: {plan.site} cannot be reached from here ({away[0].why})")
         bench = points[0].bench
+        folder = Path(bench.out, f"{plan.sweep_id}-{plan.site}").absolute()
+        if (folder / SWEEP).exists() and not dry_run:
+            raise UserError(f"{path}: was sent already, into {folder}; `status` and `rerun` take that folder")
         sending = Sending(
-            folder=Path(bench.out, f"{plan.sweep_id}-{plan.site}").absolute(),
+            folder=folder,
             hydra_context=compose.context,
             task_function=task,
             wait=wait,

@@ -30,6 +30,7 @@ class Catalogue:
                 continue
             for file in sorted(Path(rest, "site").glob("*.yaml")):
                 if file.stem != "auto":
+                    _check_name(file)
                     self._files.setdefault(file.stem, file)
 
     @property
@@ -57,6 +58,13 @@ class Catalogue:
         assert isinstance(site, SiteConfig)
         check(site, f"site.{name}")
         return site
+
+
+def _check_name(file: Path) -> None:
+    """A copied site file that keeps the old name would pass for the old site."""
+    name = OmegaConf.select(OmegaConf.load(file), "name")
+    if name != file.stem:
+        raise UserError(f"{file}: name is {name}, it must be {file.stem}, as the file")
 
 
 @dataclass(frozen=True, kw_only=True)

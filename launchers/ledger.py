@@ -67,7 +67,8 @@ class Ledger:
     def open(cls, folder: Path) -> Ledger:
         """An existing sweep. Raises UserError where `folder` is none."""
         if not (folder / SWEEP).is_file():
-            raise UserError(f"{folder}: not a sweep directory (no {SWEEP}); give the folder that `launch -m` printed")
+            why = f"no {SWEEP}; a dry run leaves only scripts" if folder.is_dir() else "no such folder"
+            raise UserError(f"{folder}: not a sweep directory ({why}); give the folder that `launch -m` printed")
         return cls(folder)
 
     @property
@@ -141,8 +142,10 @@ class Ledger:
                         points[num].plan = record["plan"]
                 case "planned":
                     for task, (num, attempt, run_id) in enumerate(record["points"]):
+                        asked = record["asked"][task]
                         points[num].plan = None
-                        points[num].site = record["site"]
+                        points[num].site, points[num].overrides = record["site"], asked["overrides"]
+                        points[num].gpu, points[num].batch = asked["gpu"], asked["batch"]
                         points[num].attempts.append(
                             Attempt(
                                 point=num,

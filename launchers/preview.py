@@ -66,7 +66,7 @@ def dry_run(points: Sequence[Point], folder: Path, sweep_id: str, taken: int) ->
         file = folder / SCRIPTS / f"{group.name}.sh"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(script(group, folder, code, sweep_id), encoding="utf-8")
-        log.info(f"{len(group.points)} points: {file}")
+        log.info(f"{show.count(len(group.points), 'point')}: {file}")
     for point in {p.site.name: p for p in points}.values():
         site = point.site
         if not point.reachable:
@@ -84,4 +84,4 @@ def _lacks_account(site: SiteConfig) -> bool:
 
 def _account_hint(site: SiteConfig) -> str:
     account = site.account
-    return f"sites.{site.name}.account.value=... (pattern {account.pattern}); `{account.how_to_list}` lists yours"
+    return f"sites.{site.name}.account.value=... (pattern {account.pattern}); `{account.how_to_list}` there lists yours"

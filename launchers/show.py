@@ -13,12 +13,24 @@ from .point import Point
 from .watch import Standing
 
 
+def count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def _also(overrides: Sequence[Sequence[str]]) -> list[str]:
+    """For each point the overrides that not all points share, less those with a column of their own."""
+    common = set(overrides[0]).intersection(*overrides) if overrides else set()
+    own = ("gpu=", "batch=")
+    return [" ".join(o for o in point if o not in common and not o.startswith(own)) for point in overrides]
+
+
 def plan_table(points: Sequence[Point]) -> Table:
     rows = [
         (
             point.num,
             point.bench.gpu.name,
             point.bench.batch,
+            also,
             point.site.name,
             point.request.partition,
             str(point.request),
@@ -26,15 +38,15 @@ def plan_table(points: Sequence[Point]) -> Table:
             point.service_units,
             point.group or f"plan.{point.site.name}.yaml",
         )
-        for point in points
+        for point, also in zip(points, _also([point.overrides for point in points]), strict=True)
     ]
-    columns = ("point", "gpu", "batch", "site", "partition", "request", "time limit", "SU at most", "array")
+    columns = ("point", "gpu", "batch", "also", "site", "partition", "request", "time limit", "SU at most", "array")
     return table(columns, rows)
 
 
 def standings_table(standings: Sequence[Standing]) -> Table:
     rows = []
-    for standing in standings:
+    for standing, also in zip(standings, _also([s.record.overrides for s in standings]), strict=True):
         record, word = standing.record, standing.verdict
         last = record.last
         progress = (standing.left.manifest or {}).get("progress") or {}
@@ -43,6 +55,7 @@ def standings_table(standings: Sequence[Standing]) -> Table:
                 record.num,
                 record.gpu,
                 record.batch,
+                also,
                 record.site,
                 last.attempt if last else None,
                 last.job_id if last else None,
@@ -56,6 +69,7 @@ def standings_table(standings: Sequence[Standing]) -> Table:
         "point",
         "gpu",
         "batch",
+        "also",
         "site",
         "attempt",
         "job",
@@ -69,4 +83,4 @@ def standings_table(standings: Sequence[Standing]) -> Table:
 
 def summary(standings: Sequence[Standing]) -> str:
     counts = Counter(str(standing.verdict.state) for standing in standings)
-    return f"{len(standings)} points: " + ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
+    return f"{count(len(standings), 'point')}: " + ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))

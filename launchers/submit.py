@@ -77,6 +77,7 @@ def send(choose: Callable[[], list[Point]], sending: Sending) -> list[JobReturn]
     """
     folder = sending.folder
     ledger = Ledger(folder)
+    log.info(f"sweep directory: {folder}")
     if sending.dry_run:
         points = choose()
         preview.check(points, folder, sending.budget)
@@ -104,6 +105,9 @@ def send(choose: Callable[[], list[Point]], sending: Sending) -> list[JobReturn]
         refused = [g for g in there if not _submit_array(g, ledger, sending, code)]
         here = [p for g in groups if g not in there for p in g.points]
         results = _run_here(here, ledger, sending, code)
+    away = sum(not p.reachable for p in points)
+    if away:
+        log.info(f"{len(points) - away} of {len(points)} points sent, {away} wait in plan files in {folder}")
     if groups and (sending.wait or not there):
         wait(ledger, {p.num for g in groups for p in g.points})
     elif groups:
@@ -140,7 +144,7 @@ def _write_plans(points: list[Point], ledger: Ledger) -> None:
         path = plans.write(ledger.folder, site, ledger.sweep["sweep_id"], theirs)
         ledger.append("elsewhere", points=[p.num for p in theirs], plan=path.name)
         log.info(
-            f"{len(theirs)} points wait for {site} ({theirs[0].why}). "
+            f"{show.count(len(theirs), 'point')} for {site}, which is out of reach ({theirs[0].why}). "
             f"Carry {path} there and run: {plans.command(path.name)}"
         )
 
@@ -166,6 +170,7 @@ def _plan(group: Group, ledger: Ledger) -> None:
         site=group.first.site.name,
         partition=group.first.request.partition,
         points=[[p.num, p.attempt, p.run_id] for p in group.points],
+        asked=[_entry(p) for p in group.points],
     )
 
 
@@ -197,7 +202,8 @@ def _submit_array(group: Group, ledger: Ledger, sending: Sending, code: Path) ->
         log.error(f"{error}. Its {len(pairs)} points are recorded; `rerun`, with what is to change, sends them again.")
         return False
     ledger.append("submitted", group=group.name, job_id=f"{array}_%a", points=pairs)
-    log.info(f"{group.first.site.name}: array {array} with {len(pairs)} points in {group.first.request.partition}")
+    first = group.first
+    log.info(f"{first.site.name}: array {array} with {show.count(len(pairs), 'point')} in {first.request.partition}")
     return True
 
 

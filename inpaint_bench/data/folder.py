@@ -107,8 +107,8 @@ def _image_files(root: Path) -> list[Path]:
 
 
 def _named_but_missing(rows: dict[str, Row] | None, present: set[str]) -> list[Skipped]:
-    missing = sorted(set(rows or ()) - present)
-    return [Skipped(file=name, reason="named in the metadata file, not in the folder") for name in missing]
+    absent = f"named in the metadata file, but no image of that name in the folder ({', '.join(SUFFIXES)})"
+    return [Skipped(file=name, reason=absent) for name in sorted(set(rows or ()) - present)]
 
 
 def _examine_all(root: Path, files: list[Path], rows: dict[str, Row]) -> Iterator[Photo | Skipped]:
@@ -133,6 +133,7 @@ def _examine(root: Path, path: Path, rows: dict[str, Row]) -> Photo | Skipped:
             return Skipped(file=name, reason="empty file")
         with Image.open(path) as image:
             image.load()
+            ImageOps.exif_transpose(image)  # as `pixels` will: damaged EXIF is to show now
             latitude, longitude = positions.from_row(row) if row.has_position else positions.from_exif(image)
     except NoPosition as error:
         return Skipped(file=name, reason=str(error))

@@ -36,7 +36,8 @@ class Row:
 
     @property
     def has_position(self) -> bool:
-        return not (_empty(self.latitude) or _empty(self.longitude))
+        """One coordinate is enough to say that EXIF is not meant; the other is then missed by name."""
+        return not (_empty(self.latitude) and _empty(self.longitude))
 
 
 def read_metadata(root: Path) -> dict[str, Row] | None:
@@ -94,6 +95,8 @@ def from_exif(image: Image.Image) -> tuple[float, float]:
         raise NoPosition("no position: neither in a metadata file nor in EXIF")
     latitude = _degrees(gps[2]) * _sign(gps.get(1), "N", "S")
     longitude = _degrees(gps[4]) * _sign(gps.get(3), "E", "W")
+    if latitude == longitude == 0:
+        raise NoPosition("EXIF position is 0, 0: what cameras write without a fix")
     return _checked(latitude, longitude)
 
 
@@ -102,6 +105,8 @@ def _degrees(value: Any) -> float:
         degrees, minutes, seconds = (float(part) for part in value)
     except (TypeError, ValueError, ZeroDivisionError):
         raise NoPosition("EXIF position is damaged: not degrees, minutes and seconds") from None
+    if not (0 <= minutes < 60 and 0 <= seconds < 60):
+        raise NoPosition(f"EXIF position is damaged: {minutes:g} minutes, {seconds:g} seconds")
     return degrees + minutes / 60 + seconds / 3600
 
 

@@ -18,7 +18,8 @@ class Workload(Protocol):
     """One step after another on one device, over endless batches.
 
     `step` queues its work and returns at once: it neither synchronises with the device nor reads a value
-    from it. `facts` and `data` go into the manifest as they are when a window ends, so they are plain JSON.
+    from it (fp16 does, once per step: PyTorch's gradient scaler asks whether the update is finite). `facts`
+    and `data` go into the manifest as they are when a window ends, so they are plain JSON.
     """
 
     images_per_step: int

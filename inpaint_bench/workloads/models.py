@@ -79,7 +79,6 @@ def build(config: ModelConfig, device: torch.device, centre: tuple[float, float]
     unet.train()
     alphas = scheduler.alphas_cumprod.double()
     length = text.config.max_position_embeddings
-    own_tokenizer = Path(config.weights) / "tokenizer" if config.weights else None
     return Models(
         unet=unet,
         vae=vae,
@@ -87,8 +86,8 @@ def build(config: ModelConfig, device: torch.device, centre: tuple[float, float]
         location=encoder,
         signal=alphas.sqrt().float().to(device),
         noise=(1 - alphas).sqrt().float().to(device),
-        tokenize=tokens.folder_tokenizer(own_tokenizer, length)
-        if own_tokenizer and own_tokenizer.is_dir()
+        tokenize=tokens.folder_tokenizer(Path(config.weights) / "tokenizer", length)
+        if config.weights
         else tokens.hash_tokenizer(text.config.vocab_size, length),
         context_length=length,
     )
@@ -118,7 +117,7 @@ def _from_folder(folder: Path) -> tuple[Any, Any, Any, Any]:
     """Networks from a folder that diffusers' `save_pretrained` wrote. Nothing is downloaded."""
     if not folder.is_dir():
         raise UserError(f"model.weights={folder}: no such folder")
-    needed = ("unet", "vae", "text_encoder", "scheduler")
+    needed = ("unet", "vae", "text_encoder", "tokenizer", "scheduler")
     if missing := [name for name in needed if not (folder / name).is_dir()]:
         raise UserError(
             f"model.weights={folder}: not a diffusers folder, {', '.join(missing)} missing in it "

@@ -26,7 +26,7 @@ from inpaint_bench.launch import main
         ("sites.grace.template=nope.sh.j2 dry_run=true", r"template nope\.sh\.j2: .*have: base\.sh\.j2"),
         ("sites.grace.reach.slurm_conf=a,b dry_run=true", r"sites\.grace\.reach differs between points"),
         ("wait=true,false dry_run=true", r"wait differs between points"),
-        ("sites.delta.account.value=me gpu=h200", r"account\.value=me: not an account of delta.*`accounts`"),
+        ("sites.delta.account.value=me gpu=h200", r"account\.value=me: not an account of delta.*`accounts` there"),
         ("budget=1 gpu=h200", r"budget=1: this sweep may cost 3\.0 SU"),
         ("budget=1 gpu=a100", r"charging rule of grace is not known"),
         ("batch=[", r"batch="),

@@ -19,7 +19,8 @@ def ledger(tmp_path):
 
 def plan(ledger, attempt=1):
     points = [[0, attempt, f"r{attempt}"], [1, attempt, "r"]]
-    ledger.append("planned", group="00", job_name="j", site="grace", points=points)
+    asked = [{"gpu": "a40", "batch": 8 * attempt, "overrides": []}] * 2
+    ledger.append("planned", group="00", job_name="j", site="grace", points=points, asked=asked)
 
 
 def test_a_point_is_planned_then_submitted(ledger):
@@ -27,6 +28,12 @@ def test_a_point_is_planned_then_submitted(ledger):
     assert ledger.points()[1].last.job_id is None
     ledger.append("submitted", group="00", job_id="77_%a", points=[[0, 1], [1, 1]])
     assert [p.last.job_id for p in ledger.points().values()] == ["77_0", "77_1"]
+
+
+def test_a_point_is_what_its_last_attempt_asked(ledger):
+    plan(ledger)
+    plan(ledger, attempt=2)
+    assert ledger.points()[0].batch == 16
 
 
 def test_attempts_are_appended(ledger):

@@ -85,7 +85,8 @@ class TestThisMachine:
 
     def test_rerun_takes_what_is_to_differ(self, broken, capsys):
         folder, _ = broken
-        assert rerun.main([str(folder), "model.weights=null"]) == 0
+        assert rerun.main([str(folder), "model.weights=null", "batch=3"]) == 0
+        assert [point["overrides"][-1] for point in told(folder, capsys)][1] == "batch=3"
         assert [point["state"] for point in told(folder, capsys)] == ["completed", "completed"]
 
 
@@ -126,9 +127,9 @@ def test_a_plan_is_sent_once(tmp_path, capsys):
     plan.write_text(here)
     assert launch.main(["--plan", str(plan)]) == 0
     assert launch.main([f"--plan={plan}"]) == 2
-    assert "holds a sweep already" in capsys.readouterr().err
+    assert "was sent already" in capsys.readouterr().err
     assert rerun.main([str(folder)]) == 0
-    assert "waits in plan.delta.yaml" in capsys.readouterr().out
+    assert "plan.delta.yaml is left alone" in capsys.readouterr().out
 
 
 def test_a_dry_run_writes_the_scripts_and_submits_nothing(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,20 @@ def save(folder: Path, channels: int = 9) -> models.Models:
     nets.vae.save_pretrained(folder / "vae")
     nets.text_encoder.save_pretrained(folder / "text_encoder")
     DDPMScheduler(**config.scheduler).save_pretrained(folder / "scheduler")
+    save_tokenizer(folder / "tokenizer")
     return nets
+
+
+def save_tokenizer(folder: Path) -> None:
+    """CLIP's tokenizer over the letters of the alphabet."""
+    folder.mkdir()
+    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
+    marks = {"bos_token": "<|startoftext|>", "eos_token": "<|endoftext|>"}
+    vocabulary = [*letters, *(f"{letter}</w>" for letter in letters), *marks.values()]
+    (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(vocabulary)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    settings = {**marks, "unk_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "CLIPTokenizer", **settings}))
 
 
 class TestTheFullModel:
@@ -48,6 +62,14 @@ class TestTheFullModel:
         assert counts["vae"] == 83_653_863
         assert counts["text_encoder"] == 123_060_480
         assert sum(p.numel() for p in nets.trained()) == counts["unet"] + counts["location"]
+
+    def test_reads_text_by_the_tokenizer_of_its_folder(self, tmp_path: Path) -> None:
+        save(tmp_path)
+        nets = models.build(tiny(f"model.weights={tmp_path}"), CPU)
+        ids = nets.tokenize(["ab", ""])
+        assert ids.shape == (2, 77)
+        assert ids[0, :4].tolist() == [52, 0, 27, 53]
+        assert ids[1, :2].tolist() == [52, 53]
 
     def test_costs_the_operations_that_were_counted_by_hand(self) -> None:
         config = bench("model=sd15_inpaint", "model.location_tokens=0").model
@@ -107,7 +129,7 @@ class TestAWeightsFolder:
     def test_that_is_missing_or_wrong_is_a_clear_error(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="no such folder"):
             models.build(tiny(f"model.weights={tmp_path}/none"), CPU)
-        with pytest.raises(UserError, match="not a diffusers folder, unet, vae, text_encoder, scheduler"):
+        with pytest.raises(UserError, match="not a diffusers folder, unet, vae, text_encoder, tokenizer, scheduler"):
             models.build(tiny(f"model.weights={tmp_path}"), CPU)
         save(tmp_path)
         for file in (tmp_path / "vae").glob("*.safetensors"):

@@ -15,12 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from inpaint_bench import worker
+from inpaint_bench import manifest, worker
 from inpaint_bench.contract import MANIFEST_FIELDS, STEPS, Reason, Status
 from inpaint_bench.errors import UserError
 from inpaint_bench.files import read_json as read_json_or_none
 from inpaint_bench.manifest import new_run_id
 from inpaint_bench.paths import ROOT
+from inpaint_bench.truth import SchedulerWord
 from inpaint_bench.workloads import finetune_inpaint
 from inpaint_bench.workloads.finetune_inpaint import FinetuneInpaint
 
@@ -242,3 +243,21 @@ def test_the_sidecars_account_reaches_the_manifest(tmp_path: Path) -> None:
     assert manifest["telemetry"]["source"].startswith("replay:")
     assert manifest["telemetry"]["status"] == "complete"
     assert manifest["devices"][0]["index_visible"] == 0
+
+
+def test_progress_does_not_wait_for_a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = manifest.Manifest.start(tmp_path, bench("site=local"), compose(), [])
+    monkeypatch.setattr(manifest, "PROGRESS_S", 0.05)
+    monkeypatch.setattr(manifest, "replace_json", lambda *_: time.sleep(1))
+    record.progress(1, None, None)
+    time.sleep(0.3)  # its thread now writes
+    began = time.monotonic()
+    record.progress(2, None, None)
+    assert time.monotonic() - began < 0.2
+    record.finish(Status.COMPLETED)
+
+
+def test_a_second_start_forgets_what_slurm_said_of_the_first(tmp_path: Path) -> None:
+    (tmp_path / "scheduler.json").write_text('{"state": "PREEMPTED", "detail": ""}')
+    manifest.Manifest.start(tmp_path, bench("site=local"), compose(), [])
+    assert SchedulerWord.kept(tmp_path) is None
