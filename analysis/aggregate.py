@@ -11,17 +11,24 @@ from typing import Any
 
 import polars as pl
 
+from . import published
 from .metrics import METRICS, gpu_label, gpu_order
 
+# What is computed: another precision or resolution is another computation.
+_COMPUTED = ["precision", "resolution_px"]
 # Never averaged across: a demonstration with a measurement, another model, another site, another card count.
-GROUP = ["workload", "model", "site", "gpu", "gpus", "batch", "recipe", "demonstration"]
+GROUP = ["workload", "model", "site", "gpu", "gpus", "batch", "recipe", "demonstration", *_COMPUTED]
 # Two GPUs are compared only where all of these are equal.
-COMPARABLE = ["workload", "model", "gpus", "recipe", "demonstration"]
+COMPARABLE = ["workload", "model", "gpus", "recipe", "demonstration", *_COMPUTED]
+# Told in words wherever they vary within a table.
+TELLING = ["workload", "model", "recipe", "gpus", "demonstration", *_COMPUTED]
 # May differ inside a cell, but not silently.
 _WATCHED = {
     "driver": "drivers",
     "torch": "torch versions",
     "gpu_name": "boards",
+    "gpu_uuid": "cards",
+    "node": "nodes",
     "power_limit_w": "power limits",
     "energy_source": "energy sources",
     "source": "telemetry sources",
@@ -32,7 +39,11 @@ TIE = 0.02
 
 
 def cells(runs: pl.DataFrame) -> pl.DataFrame:
-    """One row per group of valid runs: n, run_ids, mixes, and mean, min and max of every metric."""
+    """One row per group of valid runs: n, cards, run_ids, mixes, and mean, min, max and n of every metric.
+
+    A metric's own n counts the runs that have it. `poster_hours`: every run was asked for as many images as the
+    poster's hours stand for.
+    """
     stats = [
         expression
         for name in METRICS
@@ -40,17 +51,28 @@ def cells(runs: pl.DataFrame) -> pl.DataFrame:
             pl.col(name).mean().alias(name),
             pl.col(name).min().alias(f"{name}_min"),
             pl.col(name).max().alias(f"{name}_max"),
+            pl.col(name).count().alias(f"{name}_n"),
         )
     ]
     counts = [pl.col(name).drop_nulls().n_unique().alias(f"{name}_kinds") for name in _WATCHED]
+    cards = pl.col("gpu_uuid").drop_nulls().str.split(", ").explode().drop_nulls().n_unique().alias("cards")
+    asked = pl.col("epochs") * pl.col("dataset_images")
+    near = (asked / published.IMAGES - 1).abs() <= published.IMAGES_WITHIN
     table = (
         runs.filter(pl.col("valid"))
         .group_by(GROUP)
-        .agg(pl.len().alias("n"), pl.col("run_id").sort().alias("run_ids"), *counts, *stats)
+        .agg(
+            pl.len().alias("n"),
+            pl.col("run_id").sort().alias("run_ids"),
+            cards,
+            near.fill_null(False).all().alias("poster_hours"),
+            *counts,
+            *stats,
+        )
     )
     order = sorted(table["gpu"].unique().drop_nulls().to_list(), key=gpu_order)
     rank = pl.col("gpu").replace_strict(order, range(len(order)), return_dtype=pl.Int64, default=None)
-    table = table.sort("workload", "model", rank, "site", "gpus", "recipe", "batch", nulls_last=True)
+    table = table.sort("workload", "model", rank, "site", "gpus", "recipe", *_COMPUTED, "batch", nulls_last=True)
     said = [
         pl.when(pl.col(f"{name}_kinds") > 1).then(pl.format("{} " + words, pl.col(f"{name}_kinds")))
         for name, words in _WATCHED.items()
@@ -61,16 +83,27 @@ def cells(runs: pl.DataFrame) -> pl.DataFrame:
 
 def with_series(table: pl.DataFrame) -> pl.DataFrame:
     """Add `series`: the GPU, and whatever else tells its cells apart in this table."""
-    varying = [name for name in ("workload", "model", "recipe", "gpus", "demonstration") if table[name].n_unique() > 1]
+    varying = [name for name in TELLING if table[name].n_unique() > 1]
     sites = table.group_by("gpu").agg(pl.col("site").n_unique()) if table.height else None
     if sites is not None and (sites["site"] > 1).any():
         varying.append("site")
     names = []
     for row in table.iter_rows(named=True):
         words = {"gpus": f"{row['gpus']} GPUs", "demonstration": "demo" if row["demonstration"] else "real"}
+        words["resolution_px"] = f"{row['resolution_px']} px"
         extra = [words.get(name, str(row[name])) for name in varying]
         names.append(" \u00b7 ".join([gpu_label(row["gpu"]), *extra]))
     return table.with_columns(pl.Series("series", names, dtype=pl.String))
+
+
+def mixed_note(table: pl.DataFrame) -> str:
+    """One sentence that names the cells whose runs differ in something watched; empty where none do."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for series, batch, mixes in table.select("series", "batch", "mixes").iter_rows():
+        if mixes:
+            found.setdefault((mixes, series), []).append(str(batch))
+    words = [f"{series} batch {', '.join(batches)}: {mixes}" for (mixes, series), batches in found.items()]
+    return f"Cells that mix: {'; '.join(words)}." if words else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +172,7 @@ def best_batches(table: pl.DataFrame, *, metric: str, lowest: bool) -> list[Best
                 value=top[metric],
                 ties=sorted(tied),
                 smallest=min([top["batch"], *tied]),
-                n=min(row["n"] for row in rows),
+                n=min(row[f"{metric}_n"] for row in rows),
                 candidates=len(rows),
             )
         )
@@ -150,4 +183,4 @@ def _tied(top: dict[str, Any], row: dict[str, Any], metric: str) -> bool:
     if abs(row[metric] / top[metric] - 1) <= TIE:
         return True
     overlap = row[f"{metric}_max"] >= top[f"{metric}_min"] and row[f"{metric}_min"] <= top[f"{metric}_max"]
-    return min(top["n"], row["n"]) > 1 and overlap
+    return min(top[f"{metric}_n"], row[f"{metric}_n"]) > 1 and overlap

@@ -11,7 +11,10 @@ import polars as pl
 from .energy import Floats, Ints
 
 MAX_GAP_PERIODS = 5.0  # 0.5 s at 10 Hz: the energy counter is interpolated over less than this
+MAX_GAP_S = 3.0  # however slowly a run was sampled
 DEFAULT_HZ = 10.0
+SHORT_S, SHORT_STEPS = 20.0, 50
+CLOCK_S, CLOCK_SHARE = 0.5, 0.01  # wall and monotonic clock may differ by the larger of the two
 
 
 @dataclass(kw_only=True)
@@ -43,6 +46,13 @@ class Lane:
         """Whether any sample lies inside any of the windows."""
         return any(((self.t_ns >= start) & (self.t_ns <= end)).any() for start, end in spans)
 
+    def known(self, column: str) -> Lane:
+        """Only the samples that have a value in this column."""
+        keep = ~np.isnan(self.columns[column])
+        return Lane(
+            uuid=self.uuid, t_ns=self.t_ns[keep], tick=self.tick[keep], columns={column: self.columns[column][keep]}
+        )
+
     def bracket(self, start_ns: int, end_ns: int) -> Lane:
         """From the last sample at or before the start to the first at or after the end, by clock."""
         before, after = self.t_ns[self.t_ns <= start_ns], self.t_ns[self.t_ns >= end_ns]
@@ -59,6 +69,57 @@ def fast_hz(manifest: dict[str, Any]) -> float:
     if isinstance(hz, dict):
         hz = hz.get("fast") or hz.get("fast_hz") or hz.get("samples_fast")
     return float(hz) if isinstance(hz, int | float) and hz > 0 else DEFAULT_HZ
+
+
+def gap_limit_s(hz: float) -> float:
+    """The longest time without a value that a measurement may have."""
+    return min(MAX_GAP_PERIODS / hz, MAX_GAP_S)
+
+
+def short(window: dict[str, Any]) -> list[str]:
+    """A warning where a measure window is too short to say much."""
+    seconds = (window["t_end_mono_ns"] - window["t_start_mono_ns"]) * 1e-9
+    steps = window.get("steps")
+    if seconds >= SHORT_S and (steps is None or steps >= SHORT_STEPS):
+        return []
+    return [f"short window: {seconds:.1f} s, {'unknown' if steps is None else steps} steps"]
+
+
+def clocks(window: dict[str, Any]) -> list[str]:
+    """A clock jump: the wall clock and the monotonic clock disagree about how long the window was."""
+    start, end = window.get("t_start_unix_ns"), window.get("t_end_unix_ns")
+    if not isinstance(start, int) or not isinstance(end, int):
+        return []
+    seconds = (window["t_end_mono_ns"] - window["t_start_mono_ns"]) * 1e-9
+    wall = (end - start) * 1e-9
+    if abs(wall - seconds) <= max(CLOCK_S, CLOCK_SHARE * seconds):
+        return []
+    return [f"clock jump: the window lasted {seconds:.2f} s by the monotonic clock, {wall:.2f} s by the wall clock"]
+
+
+def counts(window: dict[str, Any], manifest: dict[str, Any]) -> list[str]:
+    """Images processed are steps times batch times GPUs, where all of them are known."""
+    images, steps, batch = window.get("images"), window.get("steps"), manifest.get("batch")
+    if images is None or steps is None or not batch:
+        return []
+    gpus = int(manifest.get("gpus") or 1)
+    if images == steps * batch * gpus:
+        return []
+    return [f"{images} images are not {steps} steps of batch {batch} on {gpus} GPU(s)"]
+
+
+def column(lane: Lane, name: str, start_ns: int, end_ns: int, hz: float) -> str | None:
+    """Why this column's values do not cover the window, or None where they do. Nulls do not count as values."""
+    known = lane.known(name)
+    inside = (known.t_ns >= start_ns) & (known.t_ns <= end_ns)
+    if not inside.any():
+        return f"no {name} in the measure window"
+    limit_s = gap_limit_s(hz)
+    near = known.bracket(start_ns, end_ns).t_ns
+    if near[0] > start_ns or near[-1] < end_ns:
+        return f"{name} does not reach the edges of the window"
+    gap = float(np.diff(np.sort(near)).max()) * 1e-9 if len(near) > 1 else 0.0
+    return f"{name} unknown for {gap:.2f} s (limit {limit_s:.2f} s)" if gap > limit_s * (1 + 1e-9) else None
 
 
 def telemetry_off(manifest: dict[str, Any]) -> bool:
@@ -105,7 +166,7 @@ def window(lane: Lane, start_ns: int, end_ns: int, hz: float) -> list[str]:
         problems.append(f"{who}clock does not move forward in {int((steps <= 0).sum())} places")
     if (np.diff(near.tick) <= 0).any():
         problems.append(f"{who}tick_seq repeats or goes back")
-    limit_s = MAX_GAP_PERIODS / hz
+    limit_s = gap_limit_s(hz)
     worst = int(steps.argmax())
     if steps[worst] * 1e-9 > limit_s * (1 + 1e-9):
         at = (int(near.t_ns[worst]) - start_ns) * 1e-9

@@ -34,6 +34,7 @@ TEXT = [
     "torch",
     "cuda",
     "run_dir",
+    "skipped_photographs",  # JSON: [{file, reason}], the first ones
     "content_hash",
 ]
 FLOAT = [
@@ -69,6 +70,7 @@ FLOAT = [
     "mfu_pct",
 ]
 INT = ["batch", "gpus", "n_steps", "images", "epochs", "dataset_images", "resolution_px"]
+INT += ["images_found", "images_used", "images_skipped"]
 SCHEMA: dict[str, pl.DataType] = {
     **{name: pl.String() for name in TEXT},
     "valid": pl.Boolean(),

@@ -12,6 +12,7 @@ from inpaint_bench import contract, files
 from inpaint_bench.errors import UserError
 
 from . import parts
+from .columns import SCHEMA
 from .merge import KEYS, WINDOWS, hive_value
 
 
@@ -58,9 +59,15 @@ def open_dataset(folder: Path) -> Dataset:
         return Dataset(
             folder=folder,
             account=account,
-            runs=pl.read_parquet(folder / contract.RUNS),
+            runs=_with_all_columns(pl.read_parquet(folder / contract.RUNS)),
             windows=pl.read_parquet(folder / WINDOWS),
             skipped=pl.read_parquet(folder / contract.SKIPPED),
         )
     except (OSError, pl.exceptions.PolarsError) as error:
         raise UserError(f"{folder} is not a whole dataset ({error}). Merge again.") from None
+
+
+def _with_all_columns(runs: pl.DataFrame) -> pl.DataFrame:
+    """Columns that an older merge did not write are null."""
+    missing = [pl.lit(None, kind).alias(name) for name, kind in SCHEMA.items() if name not in runs.columns]
+    return runs.with_columns(missing)

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from . import published, svg
+from . import aggregate, published, svg
 from .metrics import METRICS, gpu_label, runtime_heading
 
 WIDTH, HEIGHT = 400, 230
@@ -93,7 +93,13 @@ def _figure(name: str, title: str, subtitle: str, caption: str, spec: dict[str, 
     spec = {**spec, "title": {"text": title, "subtitle": subtitle}, "width": WIDTH, "height": HEIGHT}
     run_ids = sorted(mine["run_ids"].explode().unique().to_list())
     drawn = svg.render(spec, f"fig-{name}", title)
-    return Figure(id=f"fig-{name}", title=title, caption=caption, svg=drawn, run_ids=run_ids)
+    return Figure(
+        id=f"fig-{name}",
+        title=title,
+        caption=f"{caption} {aggregate.mixed_note(mine)}".strip(),
+        svg=drawn,
+        run_ids=run_ids,
+    )
 
 
 def _legend_words(kind: str, with_published: bool, with_ranges: bool) -> str:
@@ -110,9 +116,11 @@ def _measured(cells: pl.DataFrame, metric: str) -> pl.DataFrame:
         "series",
         "gpu",
         "batch",
-        "n",
+        pl.col(f"{metric}_n").alias("n"),
         "run_ids",
         "workload",
+        "poster_hours",
+        "mixes",
         pl.col(metric).alias("value"),
         pl.col(f"{metric}_min").alias("low"),
         pl.col(f"{metric}_max").alias("high"),
@@ -125,7 +133,10 @@ def _published(mine: pl.DataFrame, metric: str, kind: str) -> pl.DataFrame:
     theirs = published.shown().filter(pl.col("metric") == source).select("gpu", "batch", "value")
     if metric == "joules_per_image":
         theirs = theirs.with_columns((1 / pl.col("value")).alias("value"))
-    slots = mine.filter(pl.col("workload") == published.WORKLOAD).select("gpu", "series")
+    alike = pl.col("workload") == published.WORKLOAD
+    if metric == "runtime_h":
+        alike &= pl.col("poster_hours")
+    slots = mine.filter(alike).select("gpu", "series")
     slots = slots.unique(maintain_order=True)
     if kind == "lines":
         slots = slots.unique("gpu", maintain_order=True)

@@ -28,37 +28,37 @@ def to_terminal(table: Table, console: Console) -> None:
     from rich.text import Text
 
     if not table.rows:
-        console.print(Text(f"{table.title}: none\n"))
+        console.print(Text(f"{plain(table.title)}: none\n"))
         return
-    grid = RichTable(title=Text(table.title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
+    grid = RichTable(title=Text(plain(table.title), style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
     for index, name in enumerate(table.columns):
         left = index in table.text_columns
         grid.add_column(
-            Text(name), justify="left" if left else "right", overflow="fold", no_wrap=index == table.run_column
+            Text(plain(name)), justify="left" if left else "right", overflow="fold", no_wrap=index == table.run_column
         )
     for row in table.rows:
         grid.add_row(*(Text(plain(cell)) for cell in row))
     console.print(grid)
     if table.note:
-        console.print(Text(table.note + "\n", style="dim"))
+        console.print(Text(plain(table.note) + "\n", style="dim"))
 
 
 def to_markdown(table: Table) -> str:
     """A pipe table under its title."""
-    lines = [f"### {table.title}", ""]
+    lines = [f"### {inline(table.title)}", ""]
     if table.rows:
         rule = ["---" if i in table.text_columns else "---:" for i in range(len(table.columns))]
         lines += [_line(table.columns), _line(rule), *map(_line, table.rows)]
     else:
         lines.append("None.")
-    return "\n".join([*lines, "", *([table.note, ""] if table.note else [])]) + "\n"
+    return "\n".join([*lines, "", *([inline(table.note), ""] if table.note else [])]) + "\n"
 
 
 def _line(cells: list[str]) -> str:
-    return "| " + " | ".join(_cell(cell) for cell in cells) + " |"
+    return "| " + " | ".join(inline(cell) for cell in cells) + " |"
 
 
-def _cell(text: str) -> str:
+def inline(text: str) -> str:
     """One line, with what Markdown would read as markup or HTML made harmless."""
     flat = " ".join(plain(text).split())
     return re.sub(r"([|\\`*\[\]])", r"\\\1", flat.replace("&", "&amp;").replace("<", "&lt;"))

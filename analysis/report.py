@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from .metrics import gpu_label, gpu_order, number
 from .tables import Builder, Table
 
 PAGE, TEXT, CSV, FIGURES = "report.html", "report.md", "runs.csv", "figures"
+MARKER = ".inpaint-report"  # JSON: what the last report wrote here, the only files that the next one removes
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -37,6 +37,7 @@ class Content:
     conflicts: list[str]
     not_counted: Table
     skipped: Table
+    photographs: Table
     runs: Table
     results: list[Table]
     poster: list[Table]
@@ -44,7 +45,7 @@ class Content:
     environment: Table
 
     def all_tables(self) -> list[Table]:
-        head = [self.not_counted, self.skipped, self.runs]
+        head = [self.not_counted, self.skipped, self.photographs, self.runs]
         return [*head, *self.results, *self.poster, *self.findings, self.environment]
 
 
@@ -59,10 +60,11 @@ def content(dataset: Dataset) -> Content:
         why_demonstration=_why_demonstration(runs),
         headline=_headline(build),
         facts=_facts(dataset),
-        quality=_quality(dataset),
+        quality=_quality(dataset, build.cells),
         conflicts=dataset.skipped.filter(pl.col("code") == "conflict")["path"].to_list(),
         not_counted=build.not_counted(),
         skipped=tables.skipped(dataset.skipped, build.title("Files left out")),
+        photographs=tables.photographs_skipped(runs, build.title("Photographs skipped")),
         runs=build.run_list(),
         results=[build.throughput(), build.energy(), build.memory()],
         poster=poster if _has_poster_workload(runs) else [],
@@ -80,7 +82,7 @@ def _why_demonstration(runs: pl.DataFrame) -> str:
     marked = runs.filter(pl.col("demonstration"))
     if marked.is_empty():
         return ""
-    replayed = marked.filter(pl.col("source").str.starts_with("replay")).height
+    replayed = marked.filter(pl.col("source").str.contains("replay", literal=True)).height
     words = f"{marked.height} of {runs.height} runs are demonstrations"
     if replayed:
         words += f", {replayed} of them with telemetry replayed from a recording"
@@ -129,13 +131,12 @@ def _facts(dataset: Dataset) -> dict[str, str]:
     }
 
 
-def _quality(dataset: Dataset) -> dict[str, str]:
+def _quality(dataset: Dataset, cells: pl.DataFrame) -> dict[str, str]:
     runs, account = dataset.runs, dataset.account
     valid = runs.filter(pl.col("valid"))
     completed = runs.filter((pl.col("status") == "completed") & ~pl.col("valid")).height
     coverage = valid["coverage_pct"].drop_nulls().to_list()
     share = f"{min(coverage):.1f} %" if coverage else "none sampled"
-    per_cell = valid.group_by("site", "gpu", "batch", "recipe").len()["len"].to_list()
     return {
         "Run directories found": str(account.get("run_directories")),
         "Runs merged": str(runs.height),
@@ -145,7 +146,7 @@ def _quality(dataset: Dataset) -> dict[str, str]:
         "Entries left out": str(dataset.skipped.height),
         "Sampled, lowest": share,
         "Energy counter / integral": _range(valid["energy_ratio"].drop_nulls().to_list(), ".3f"),
-        "Runs per cell": _range(per_cell, "d"),
+        "Runs per cell": _range(cells["n"].to_list(), "d"),
     }
 
 
@@ -162,6 +163,7 @@ def write_report(dataset_dir: Path, out: Path, *, terminal: bool = False) -> Pat
         raise UserError(f"{out} is not a folder; give a folder for the report.")
     if out.resolve() == dataset_dir.resolve() or dataset_dir.resolve() in out.resolve().parents:
         raise UserError(f"{out} lies inside the dataset, which a new merge replaces; write the report elsewhere.")
+    last = _last_report(out)
     report = content(dataset)
     if terminal:
         print_tables(report)
@@ -170,13 +172,34 @@ def write_report(dataset_dir: Path, out: Path, *, terminal: bool = False) -> Pat
     colours = figures.gpu_colours(build.cells)
     strips = timeline.draw(dataset, colours, demonstration=report.demonstration)
     out.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(out / FIGURES, ignore_errors=True)
-    for figure in (*drawn, *strips):
+    pictures = (*drawn, *strips)
+    names = [PAGE, TEXT, CSV, *(f"{FIGURES}/{figure.id}.svg" for figure in pictures)]
+    if foreign := [name for name in names if name not in last and (out / name).exists()]:
+        raise UserError(f"{out} holds {', '.join(foreign)}, which no report of ours wrote; move it out first.")
+    for name in last:
+        (out / name).unlink(missing_ok=True)
+    files.replace_json(out / MARKER, {"files": names})
+    for figure in pictures:
         files.replace_text(out / FIGURES / f"{figure.id}.svg", svg.standalone(figure.svg))
     render.runs_csv(dataset.runs, out / CSV)
     files.replace_text(out / TEXT, markdown(report))
     files.replace_text(out / PAGE, page(report, drawn, strips, out))
     return out / PAGE
+
+
+def _last_report(out: Path) -> list[str]:
+    """What the last report wrote into the folder. Raises UserError where the folder holds something else."""
+    if not out.exists() or not any(out.iterdir()):
+        return []
+    try:
+        account = files.read_json(out / MARKER)
+    except ValueError:
+        account = None
+    names = account.get("files") if isinstance(account, dict) else None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{out} is not empty and holds no report of ours ({MARKER}); give a new or empty folder.")
+    home = out.resolve()
+    return [name for name in names if home in (home / name).parent.resolve().joinpath(Path(name).name).parents]
 
 
 def print_tables(report: Content) -> None:
@@ -186,19 +209,21 @@ def print_tables(report: Content) -> None:
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     if report.demonstration:
-        console.print(Text(f"DEMONSTRATION: {report.why_demonstration}\n", style="bold reverse"))
+        console.print(Text(f"DEMONSTRATION: {render.plain(report.why_demonstration)}\n", style="bold reverse"))
     for path in report.conflicts:
         console.print(Text(f"CONFLICT: {render.plain(path)}: see files left out\n", style="bold red"))
-    console.print(Text("   ".join(f"{name}: {value}" for name, value in report.quality.items()) + "\n"))
+    console.print(Text(render.plain("   ".join(f"{k}: {v}" for k, v in report.quality.items())) + "\n"))
     for table in report.all_tables():
         render.to_terminal(table, console)
 
 
 def markdown(report: Content) -> str:
     """The same tables as Markdown."""
-    title = f"# {'Demonstration: ' if report.demonstration else ''}Benchmark report\n\n{report.headline}\n"
-    banner = f"\n> **Demonstration.** {report.why_demonstration}\n" if report.demonstration else ""
-    lists = [f"- {name}: {value}" for name, value in (*report.facts.items(), *report.quality.items())]
+    title = (
+        f"# {'Demonstration: ' if report.demonstration else ''}Benchmark report\n\n{render.inline(report.headline)}\n"
+    )
+    banner = f"\n> **Demonstration.** {render.inline(report.why_demonstration)}\n" if report.demonstration else ""
+    lists = [f"- {name}: {render.inline(value)}" for name, value in (*report.facts.items(), *report.quality.items())]
     body = "\n".join(render.to_markdown(table) for table in report.all_tables())
     return f"{title}{banner}\n" + "\n".join(lists) + f"\n\n{body}"
 

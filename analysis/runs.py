@@ -8,6 +8,7 @@ is null, and `nulls` says why. A run that did not complete keeps its row and has
 from __future__ import annotations
 
 import datetime as dt
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,22 +17,11 @@ import polars as pl
 
 from inpaint_bench.contract import Status, WindowKind, WindowStatus
 
-from . import audit, energy
-from .audit import Lane
-from .columns import SCHEMA, TEXT
+from . import audit, telemetry
+from .columns import FLOAT, SCHEMA, TEXT
+from .telemetry import Window
 
-_FAST = ["power_instant_w", "power_avg1s_w", "energy_mj", "gpu_util_pct", "mem_active_pct"]
-_SLOW = [
-    "sm_clock_mhz",
-    "throttle_power_cap_ns",
-    "throttle_sw_thermal_ns",
-    "throttle_hw_thermal_ns",
-    "temp_gpu_c",
-    "vram_total_mib",
-    "vram_reserved_mib",
-    "vram_used_mib",
-]
-Window = tuple[int, int]
+SKIPPED_SHOWN = 50  # photographs named per run; all of them are counted
 
 
 def summarise(
@@ -45,8 +35,11 @@ def summarise(
     row: dict[str, Any] = dict.fromkeys(SCHEMA)
     row.update(_identity(manifest))
     sources = samples_fast["source"].unique().drop_nulls().sort().to_list()
+    kinds = {str(source).partition(":")[0] for source in sources}
     row["source"] = ", ".join(sources) or (manifest.get("telemetry") or {}).get("source") or "none"
-    row["demonstration"] = bool(manifest.get("demonstration")) or row["source"].startswith("replay")
+    row["demonstration"] = (
+        bool(manifest.get("demonstration")) or row["source"].startswith("replay") or "replay" in kinds
+    )
     row["valid"] = False
     if manifest.get("status") != Status.COMPLETED:
         row["invalid_reason"] = f"status {manifest.get('status')}" + (
@@ -59,32 +52,22 @@ def summarise(
         states = ", ".join(str(w.get("status")) for w in measured) or "none recorded"
         row["invalid_reason"] = f"no completed measure window ({states})"
         return row
-    warnings = []
+    warnings = _workload_warnings(manifest) + [text for w in usable for text in audit.short(w)]
     if len(usable) < len(measured):
         warnings.append(f"{len(measured) - len(usable)} measure window(s) cut short and left out")
     spans = [span for w in usable if (span := _span(w))]
     nulls: dict[str, str] = {}
     _throughput(row, usable, spans, steps, nulls, warnings)
     _runtime(row, windows, nulls)
-    problems = []
+    problems = [text for w in usable for text in (*audit.clocks(w), *audit.counts(w, manifest))]
     if row["images"] is None:
         problems.append("the measure window does not say how many images it processed")
-    # A requeued job leaves samples of another node and clock in the same directory: only those around the
-    # measure windows are of this measurement.
-    fast = [lane for lane in Lane.split(samples_fast, _FAST) if lane.touches(spans)]
-    slow = [lane for lane in Lane.split(samples_slow, _SLOW) if lane.touches(spans)]
-    if audit.telemetry_off(manifest) and not fast:
-        warnings.append("no telemetry was asked for: throughput only")
-        nulls.update(dict.fromkeys(("power_w", "energy_j", "gpu_util_pct"), "telemetry off"))
-    else:
-        hz = audit.fast_hz(manifest)
-        problems += audit.devices(fast, manifest) if fast else ["no telemetry samples in the measure window"]
-        problems += [text for lane in fast for span in spans for text in audit.window(lane, *span, hz)]
-        row["coverage_pct"] = _coverage(fast, spans, hz)
-        _telemetry(row, fast, slow, spans, nulls, warnings)
+    if len(kinds) > 1:
+        problems.append(f"telemetry of several kinds: {row['source']}")
+    problems += telemetry.figures(row, manifest, samples_fast, samples_slow, spans, nulls, warnings)
     _per_watt(row)
     _mfu(row, manifest, nulls)
-    _hardware_nulls(row, pl.concat([samples_fast.select("nulls"), samples_slow.select("nulls")]), nulls)
+    _explain(row, nulls)
     row["valid"] = not problems
     row["invalid_reason"] = "; ".join(problems) or None
     row["warnings"] = "; ".join(warnings) or None
@@ -121,11 +104,31 @@ def _identity(manifest: dict[str, Any]) -> dict[str, Any]:
         dataset_images=facts.get("dataset_images") or facts.get("num_images"),
         torch_allocated_peak_mib=memory.get("allocated_peak_mib"),
         torch_reserved_peak_mib=memory.get("reserved_peak_mib"),
+        **_photographs(manifest),
     )
     for name, value in values.items():
         if value is not None and name in TEXT:
             values[name] = str(value)
     return values
+
+
+def _photographs(manifest: dict[str, Any]) -> dict[str, Any]:
+    """How many photographs were found, used and left out, and which ones were left out and why."""
+    data = manifest.get("data") or {}
+    lost = data.get("skipped")
+    named = [{"file": str(one.get("file")), "reason": str(one.get("reason"))} for one in lost or []]
+    return {
+        "images_found": data.get("found"),
+        "images_used": data.get("used"),
+        "images_skipped": None if lost is None else len(lost),
+        "skipped_photographs": json.dumps(named[:SKIPPED_SHOWN]) if named else None,
+    }
+
+
+def _workload_warnings(manifest: dict[str, Any]) -> list[str]:
+    facts = manifest.get("workload_facts") or {}
+    words = {"losses_not_finite": "loss(es) not finite", "skipped_steps": "optimiser step(s) skipped"}
+    return [f"{facts[name]} {text}" for name, text in words.items() if (facts.get(name) or 0) > 0]
 
 
 def _joined(values: Iterable[Any]) -> str | None:
@@ -195,109 +198,6 @@ def _runtime(row: dict[str, Any], windows: list[dict[str, Any]], nulls: dict[str
         row["runtime_h"], row["runtime_kind"] = asked / row["images_per_s"] / 3600, "projected"
 
 
-def _coverage(lanes: list[Lane], spans: list[Window], hz: float) -> float | None:
-    expected = sum(end - start for start, end in spans) * 1e-9 * hz * len(lanes)
-    if not expected:
-        return None
-    inside = sum(int(((lane.t_ns >= a) & (lane.t_ns <= b)).sum()) for lane in lanes for a, b in spans)
-    return min(100.0, 100 * inside / expected)
-
-
-def _telemetry(
-    row: dict[str, Any],
-    fast: list[Lane],
-    slow: list[Lane],
-    spans: list[Window],
-    nulls: dict[str, str],
-    warnings: list[str],
-) -> None:
-    """Energy summed over GPUs; utilisation and clocks averaged over them; temperature and VRAM of the worst."""
-    row["gpu_util_pct"] = _mean(fast, "gpu_util_pct", spans)
-    row["mem_active_pct"] = _mean(fast, "mem_active_pct", spans)
-    counted = [_sum(lane, "energy_mj", spans) for lane in fast]
-    row["energy_integral_j"] = _total([_sampled_j(lane, spans) for lane in fast])
-    if any(audit.counter_fell(lane.bracket(*span)) for lane in fast for span in spans):
-        nulls["energy_j"] = "energy counter went back"
-    elif (by_counter := _total(counted)) is not None:
-        row["energy_j"], row["energy_source"] = by_counter, "counter"
-    elif row["energy_integral_j"] is not None:
-        row["energy_j"], row["energy_source"] = row["energy_integral_j"], "integral"
-        warnings.append("no energy counter: energy is the integral of sampled power")
-    else:
-        nulls["energy_j"] = "neither an energy counter nor power around the window"
-    if row["energy_source"] == "counter" and row["energy_integral_j"]:
-        row["energy_ratio"] = row["energy_j"] / row["energy_integral_j"]
-    else:
-        nulls["energy_ratio"] = "counter and integral are not both known"
-    row["temp_gpu_c_mean"] = _mean(slow, "temp_gpu_c", spans)
-    row["temp_gpu_c_max"] = _max(slow, "temp_gpu_c", spans)
-    row["sm_clock_mhz_mean"] = _mean(slow, "sm_clock_mhz", spans)
-    row["vram_used_mib_peak"] = _max(slow, "vram_used_mib", spans)
-    row["vram_used_mib_mean"] = _mean(slow, "vram_used_mib", spans)
-    # "Used" leaves out what the driver reserves, so the room it is a share of must too.
-    total, reserved = _max(slow, "vram_total_mib", spans), _max(slow, "vram_reserved_mib", spans)
-    if row["vram_used_mib_peak"] is not None and total is not None and reserved is not None:
-        row["vram_pct"] = 100 * row["vram_used_mib_peak"] / (total - reserved)
-    row["throttle_power_pct"] = _throttled(slow, ("throttle_power_cap_ns",), spans)
-    thermal = ("throttle_sw_thermal_ns", "throttle_hw_thermal_ns")
-    row["throttle_thermal_pct"] = _throttled(slow, thermal, spans)
-
-
-def _total(values: list[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return sum(known) if known and len(known) == len(values) else None
-
-
-def _sum(lane: Lane, column: str, spans: list[Window]) -> float | None:
-    near = [(lane.bracket(a, b), a, b) for a, b in spans]
-    return _total([energy.counter_j(part.t_ns, part.columns[column], a, b) for part, a, b in near])
-
-
-def _sampled_j(lane: Lane, spans: list[Window]) -> float | None:
-    """Integral of instant power, which every card has; of its one-second average where it is missing."""
-    near = [(lane.bracket(a, b), a, b) for a, b in spans]
-    for column in ("power_instant_w", "power_avg1s_w"):
-        joules = _total([energy.integral(part.t_ns, part.columns[column], a, b) for part, a, b in near])
-        if joules is not None:
-            return joules
-    return None
-
-
-def _mean(lanes: list[Lane], column: str, spans: list[Window]) -> float | None:
-    """Mean over GPUs of the time-weighted mean over windows."""
-    means = []
-    for lane in lanes:
-        near = [(lane.bracket(a, b), a, b) for a, b in spans]
-        parts = [(energy.mean(part.t_ns, part.columns[column], a, b), b - a) for part, a, b in near]
-        known = [(value, weight) for value, weight in parts if value is not None]
-        if known:
-            means.append(sum(v * w for v, w in known) / sum(w for _, w in known))
-    return sum(means) / len(means) if means else None
-
-
-def _max(lanes: list[Lane], column: str, spans: list[Window]) -> float | None:
-    best: float | None = None
-    for lane in lanes:
-        for a, b in spans:
-            inside = lane.columns[column][(lane.t_ns >= a) & (lane.t_ns <= b)]
-            inside = inside[~np.isnan(inside)]
-            if len(inside):
-                top = float(inside.max())
-                best = top if best is None else max(best, top)
-    return best
-
-
-def _throttled(lanes: list[Lane], columns: tuple[str, ...], spans: list[Window]) -> float | None:
-    """Share of the window, in %, that the worst GPU spent held back; null where no counter is known."""
-    shares = []
-    for lane in lanes:
-        rates = [energy.counter_rate(lane.t_ns, lane.columns[c], a, b) for c in columns for a, b in spans]
-        known = [rate for rate in rates if rate is not None]
-        if known:
-            shares.append(100 * sum(known) / len(spans))
-    return max(shares) if shares else None
-
-
 def _per_watt(row: dict[str, Any]) -> None:
     joules = row["energy_j"]
     if not joules:
@@ -322,12 +222,16 @@ def _mfu(row: dict[str, Any], manifest: dict[str, Any], nulls: dict[str, str]) -
         row["mfu_pct"] = 100 * flop * row["images_per_s"] / (peak * 1e12 * (row["gpus"] or 1))
 
 
-def _hardware_nulls(row: dict[str, Any], cells: pl.DataFrame, nulls: dict[str, str]) -> None:
-    """Hand on the sidecar's own reasons for the columns that a null figure rests on."""
-    for cell in cells["nulls"].unique().drop_nulls().to_list():
-        for pair in str(cell).split(";"):
-            column, _, why = pair.partition("=")
-            figures = [name for name in row if name == column or name.startswith(f"{column}_")]
-            for name in figures:
-                if row[name] is None and why:
-                    nulls.setdefault(name, why)
+def _explain(row: dict[str, Any], nulls: dict[str, str]) -> None:
+    """A reason for every figure that is null: of the figure it is worked out from, or that nothing was recorded."""
+    per_joule = ("joules_per_image", "images_per_s_per_w", "steps_per_s_per_w")
+    for name in ("power_w", *per_joule):
+        if row["energy_j"] is None and "energy_j" in nulls:
+            nulls.setdefault(name, nulls["energy_j"])
+    if "step_ms_p50" in nulls:
+        nulls.setdefault("step_ms_p95", nulls["step_ms_p50"])
+    for name in FLOAT:
+        if row[name] is None:
+            nulls.setdefault(name, "not recorded")
+    for name in [name for name in nulls if row[name] is not None]:
+        del nulls[name]

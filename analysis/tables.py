@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from .metrics import METRICS, gpu_label, gpu_order, number, runtime_heading
 
 ONE_RUN = "n = 1: one run per cell, no interval."
 RANGES = "Mean (min\u2013max) over n runs; no range where n = 1."
+PHOTOGRAPHS_SHOWN = 50
 PROJECTED = "Runtime is projected from images/s to the epochs asked, not waited for."
 
 
@@ -52,18 +54,18 @@ class Builder:
         return runtime_heading(self.runs) if metric == "runtime_h" else METRICS[metric].heading
 
     def _summary(self, id: str, title: str, metrics: tuple[str, ...], note: str) -> Table:
-        keys = ["Site", "GPU", "Batch", "Recipe", "n"]
-        extra = [name for name in ("model", "workload", "gpus", "demonstration") if self._varies(name)]
+        keys = ["Site", "GPU", "Batch", "Recipe", "n", "Cards"]
+        extra = [name for name in aggregate.TELLING if name != "recipe" and self._varies(name)]
         rows = [
-            [row["site"], gpu_label(row["gpu"]), str(row["batch"]), row["recipe"] or "\u2013", str(row["n"])]
+            [row["site"], gpu_label(row["gpu"]), str(row["batch"]), row["recipe"] or "\u2013"]
+            + [str(row["n"]), _cards(row)]
             + [str(row[name]) for name in extra]
             + [spread(row, name) for name in metrics]
             for row in self.cells.iter_rows(named=True)
         ]
-        mixed = [f"{r['series']} batch {r['batch']}: {r['mixes']}" for r in self.cells.to_dicts() if r["mixes"]]
         interval = ONE_RUN if self.one_run else RANGES
-        parts = [note, interval, "Cells that mix: " + "; ".join(mixed) + "." if mixed else ""]
-        columns = [*keys, *(name.capitalize() for name in extra), *map(self._heading, metrics)]
+        parts = [note, interval, aggregate.mixed_note(self.cells)]
+        columns = [*keys, *(_HEADINGS.get(name, name.capitalize()) for name in extra), *map(self._heading, metrics)]
         return self.table(id, title, columns, rows, note=" ".join(p for p in parts if p))
 
     @property
@@ -75,7 +77,7 @@ class Builder:
 
     def throughput(self) -> Table:
         metrics = ("runtime_h", "steps_per_s", "images_per_s", "step_ms_p50", "step_ms_p95", "data_wait_pct")
-        return self._summary("throughput", "Throughput", (*metrics, "gpu_util_pct"), PROJECTED)
+        return self._summary("throughput", "Throughput", (*metrics, "gpu_util_pct", "mfu_pct"), PROJECTED)
 
     def energy(self) -> Table:
         metrics = "power_w joules_per_image images_per_s_per_w steps_per_s_per_w energy_ratio temp_gpu_c_mean"
@@ -131,26 +133,44 @@ class Builder:
             (r["gpu"], r["batch"]): r
             for r in published.shown().filter(pl.col("metric") == metric).iter_rows(named=True)
         }
-        rows, met = [], set()
+        rows, met, unequal = [], set(), False
         for row in mine.iter_rows(named=True):
             key = (row["gpu"], row["batch"])
             met.add(key)
             other = theirs.get(key)
             beside = ["\u2013", "\u2013", "\u2013"]
             if other:
-                beside = [f"{other['value']:g}", other["status"], number(row[metric] / other["value"])]
-            rows.append((key, [row["series"], str(row["batch"]), spread(row, metric), str(row["n"]), *beside]))
+                alike = metric != "runtime_h" or row["poster_hours"]
+                unequal = unequal or not alike
+                ratio = number(row[metric] / other["value"]) if alike else "\u2013"
+                beside = [f"{other['value']:g}", other["status"], ratio]
+            rows.append(
+                (
+                    key,
+                    [
+                        row["series"],
+                        str(row["batch"]),
+                        spread(row, metric),
+                        str(row[f"{metric}_n"]),
+                        _cards(row),
+                        *beside,
+                    ],
+                )
+            )
         for key, other in theirs.items():
             if key not in met:
-                cell = [gpu_label(key[0]), str(key[1]), "\u2013", "0", f"{other['value']:g}", other["status"]]
+                cell = [gpu_label(key[0]), str(key[1]), "\u2013", "0", "\u2013", f"{other['value']:g}", other["status"]]
                 rows.append((key, [*cell, "\u2013"]))
         if not rows:
             return None
         rows.sort(key=lambda pair: (gpu_order(pair[0][0]), pair[0][1], pair[1][0]))
-        columns = ["GPU", "Batch", "Measured", "n", "Published", "Status", "Ratio"]
+        columns = ["GPU", "Batch", "Measured", "n", "Cards", "Published", "Status", "Ratio"]
         title = f"Beside the poster: {self._heading(metric)}"
         measured = ", ".join(mine["model"].drop_nulls().unique().sort().to_list()) or "none"
         note = f"Published: {published.SOURCE}. Model measured: {measured}. Ratio: measured over published."
+        if unequal:
+            note += f" No ratio where epochs times images are not {published.IMAGES:,}, as published."
+        note = f"{note} {aggregate.mixed_note(mine)}".strip()
         if self.demonstration:
             note += " The measured side is a demonstration: the ratio says nothing about the GPU."
         return self.table(f"poster-{metric}", title, columns, [row for _, row in rows], note=note)
@@ -161,7 +181,8 @@ class Builder:
         for ratio in (r for group in groups for r in aggregate.ratios(group, value="images_per_s")):
             each = ", ".join(f"{batch}: {value:.2f}" for batch, value in ratio.by_batch.items())
             rows.append([f"{ratio.fast} / {ratio.slow}", ratio.text, each])
-        for ratio in published_ratios():
+        poster = (self.runs["workload"] == published.WORKLOAD).any()
+        for ratio in published_ratios() if poster else []:
             each = ", ".join(f"{batch}: {value:.2f}" for batch, value in ratio.by_batch.items())
             rows.append([f"{ratio.fast} / {ratio.slow} (published)", ratio.text, each])
         note = "How many times faster at equal batch, by images/s; the range is over batches. " + (
@@ -170,6 +191,7 @@ class Builder:
         drivers = sorted(self.runs.filter(pl.col("valid"))["driver"].drop_nulls().unique().to_list())
         if len(drivers) > 1:
             note += f" Drivers differ between runs ({', '.join(drivers)}): see the environment table."
+        note = f"{note} {aggregate.mixed_note(self.cells)}".strip()
         return self.table("ratios", "GPU ratios", ["Pair", "Range", "By batch"], rows, note=note)
 
     def best_batch(self) -> Table:
@@ -183,6 +205,7 @@ class Builder:
         rows.sort(key=lambda row: gpu_order(row[0]))
         columns = ["GPU", "By", "Best batch", "Value", "Reading"]
         note = "A tie is within 2 %, or, with more than one run each, ranges that overlap; take the smallest."
+        note = f"{note} {aggregate.mixed_note(self.cells)}".strip()
         return self.table("best", "Best batch per GPU", columns, rows, note=note)
 
     def bottlenecks(self) -> Table:
@@ -205,6 +228,7 @@ class Builder:
         return self.table("environment", "Environment", [*columns, "Telemetry", "Runs"], rows)
 
 
+_HEADINGS = {"resolution_px": "Resolution [px]", "gpus": "GPUs"}
 _TEXT_COLUMNS = frozenset(
     name
     for group in (
@@ -217,10 +241,18 @@ _TEXT_COLUMNS = frozenset(
 
 
 def spread(row: dict[str, Any], metric: str) -> str:
-    """Mean, with min and max where there is more than one run."""
-    if row["n"] < 2 or row[metric] is None:
-        return number(row[metric])
-    return f"{number(row[metric])} ({number(row[f'{metric}_min'])}\u2013{number(row[f'{metric}_max'])})"
+    """Mean, with min and max where more than one run has the metric, and its n where not every run has it."""
+    n, inside = row[f"{metric}_n"], []
+    if n > 1:
+        inside.append(f"{number(row[f'{metric}_min'])}\u2013{number(row[f'{metric}_max'])}")
+    if 0 < n < row["n"]:
+        inside.append(f"n = {n}")
+    return number(row[metric]) + (f" ({', '.join(inside)})" if inside else "")
+
+
+def _cards(row: dict[str, Any]) -> str:
+    """How many different cards a cell's runs used; an en dash where no run names its card."""
+    return str(row["cards"] or "\u2013")
 
 
 def published_ratios() -> list[aggregate.Ratio]:
@@ -237,6 +269,21 @@ def _verdict(best: aggregate.Best) -> str:
     if best.ties:
         words = f"tie with {', '.join(map(str, best.ties))}: take {best.smallest}"
     return words + ("; n = 1, no interval" if best.n == 1 else "")
+
+
+def photographs_skipped(runs: pl.DataFrame, title: str) -> Table:
+    """Photographs that the data set's reader left out, each once, with why."""
+    known = runs.filter(pl.col("images_skipped") > 0)
+    named = {
+        (row["site"], one["file"], one["reason"]): None
+        for row in known.iter_rows(named=True)
+        for one in json.loads(row["skipped_photographs"] or "[]")
+    }
+    rows = [[site or "\u2013", file, why] for site, file, why in list(named)[:PHOTOGRAPHS_SHOWN]]
+    most = max(known["images_skipped"].to_list(), default=0)
+    note = f"{len(rows)} shown; one run skipped {most:,} at most." if rows else ""
+    columns = ["Site", "File", "Reason"]
+    return Table(id="photographs", title=title, columns=columns, rows=rows, text_columns=frozenset(range(3)), note=note)
 
 
 def skipped(frame: pl.DataFrame, title: str) -> Table:

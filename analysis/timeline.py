@@ -14,6 +14,7 @@ from .dataset import Dataset
 from .figures import Figure, series_title
 
 BINS = 180
+NEAR_NS = 60 * 10**9  # how far before the first and after the last window a strip may reach
 WIDTH = 300
 _PANELS = (  # table, column, axis, height
     ("samples_fast", "power_instant_w", "Power [W]", 84),
@@ -49,10 +50,11 @@ def draw(dataset: Dataset, colours: dict[str, str], *, demonstration: bool) -> l
     strips = []
     for row in dataset.runs.iter_rows(named=True):
         windows = _windows(dataset, row["run_id"])
-        origin = _origin(dataset, row["run_id"], windows)
+        tables = {table: _own(dataset.scan(table, row["run_id"]), row, windows) for table, _, _, _ in _PANELS}
+        origin = _origin(tables["samples_fast"], windows)
         if origin is None:
             continue
-        panels = [thin(dataset.scan(table, row["run_id"]), column, origin) for table, column, _, _ in _PANELS]
+        panels = [thin(tables[table], column, origin) for table, column, _, _ in _PANELS]
         strips.append((row, panels, _relative(windows, origin)))
     domains = [_domain([panels[i] for _, panels, _ in strips], i) for i in range(len(_PANELS))]
     prefix = "Demonstration: " if demonstration else ""
@@ -66,9 +68,20 @@ def _windows(dataset: Dataset, run_id: str) -> list[dict[str, Any]]:
     return known.to_dicts()
 
 
-def _origin(dataset: Dataset, run_id: str, windows: list[dict[str, Any]]) -> int | None:
+def _own(samples: pl.LazyFrame, row: dict[str, Any], windows: list[dict[str, Any]]) -> pl.LazyFrame:
+    """Samples of the run's own cards near its windows: a requeued job leaves those of another node and clock."""
+    if row["gpu_uuid"]:
+        samples = samples.filter(pl.col("gpu_uuid").cast(pl.String).is_in(row["gpu_uuid"].split(", ")))
+    if windows:
+        first = min(w["t_start_mono_ns"] for w in windows) - NEAR_NS
+        last = max(w["t_end_mono_ns"] for w in windows) + NEAR_NS
+        samples = samples.filter(pl.col("t_mono_ns").is_between(first, last))
+    return samples
+
+
+def _origin(samples: pl.LazyFrame, windows: list[dict[str, Any]]) -> int | None:
     """Start of the first measure window, else the first sample; None for a run without samples."""
-    first = dataset.scan("samples_fast", run_id).select(pl.col("t_mono_ns").min()).collect().item()
+    first = samples.select(pl.col("t_mono_ns").min()).collect().item()
     starts = [w["t_start_mono_ns"] for w in windows if w["kind"] == "measure"]
     return None if first is None else min(starts, default=first)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -135,6 +137,57 @@ def test_a_dataset_without_a_valid_run_still_has_a_report(tmp_path: Path) -> Non
     assert "status failed (oom_gpu)" in text
     assert "No valid run to draw" in text
     assert ">oom<" in text
+
+
+def test_a_report_replaces_only_what_the_last_report_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "in", "r-01")
+    report_of(tmp_path)
+    mine = tmp_path / "out" / "figures" / "mine.svg"
+    mine.write_text("mine")
+    (tmp_path / "in").rename(tmp_path / "old")
+    write_run(tmp_path / "in", "r-02")
+    report_of(tmp_path)
+    assert mine.read_text() == "mine"
+    assert not (tmp_path / "out" / "figures" / "timeline-r-01.svg").exists()
+    (tmp_path / "other" / "figures").mkdir(parents=True)
+    (tmp_path / "other" / "report.md").write_text("mine")
+    assert inpaint_bench.report.main([str(tmp_path / "ds"), "-o", str(tmp_path / "other")]) == 2
+    assert "holds no report of ours" in capsys.readouterr().err
+    assert [p.name for p in sorted((tmp_path / "other").iterdir())] == ["figures", "report.md"]
+
+
+def test_a_marker_cannot_name_files_outside_its_folder(tmp_path: Path) -> None:
+    write_run(tmp_path / "in", "r-01")
+    report_of(tmp_path)
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    (tmp_path / "out" / ".inpaint-report").write_text(
+        json.dumps({"files": ["../outside", str(outside), "report.html", "report.md", "runs.csv"]})
+    )
+    shutil.rmtree(tmp_path / "out" / "figures")
+    report_of(tmp_path)
+    assert outside.read_text() == "mine"
+
+
+def test_photographs_telemetry_and_runs_per_cell_are_on_the_page(tmp_path: Path) -> None:
+    data = {"found": 10, "used": 9, "skipped": [{"file": "<b>a.jpg", "reason": "truncated"}]}
+    write_run(tmp_path / "in", "r-01", data=data)
+    write_run(tmp_path / "in", "r-02", data=data, workload_facts={"precision": "fp32"})
+    text, _ = report_of(tmp_path)
+    assert "Photographs skipped" in text
+    assert "&lt;b&gt;a.jpg" in text
+    assert "Telemetry: nvml" in text
+    assert "MFU, executed FLOP [%]" in text
+    assert re.search(r"<dt>Runs per cell</dt><dd>1</dd>", text)
+    assert "&lt;b>a.jpg" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_a_timeline_shows_the_runs_own_card_near_its_windows() -> None:
+    times = pl.Series([0, 10**9, 900 * 10**9])
+    samples = pl.DataFrame({"t_mono_ns": [*times, 10**9], "gpu_uuid": ["GPU-a", "GPU-a", "GPU-a", "GPU-b"]})
+    window = {"t_start_mono_ns": 0, "t_end_mono_ns": 2 * 10**9}
+    kept = timeline._own(samples.lazy(), {"gpu_uuid": "GPU-a"}, [window]).collect()
+    assert kept["t_mono_ns"].to_list() == [0, 10**9]
 
 
 def test_a_timeline_is_thinned_without_losing_a_spike() -> None:

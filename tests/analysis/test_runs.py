@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from analysis import energy, load, parts, runs
 from analysis.audit import counter_fell
+from analysis.columns import FLOAT
 
 from .build import S, manifest, write_run
 
@@ -221,3 +222,112 @@ def test_samples_of_a_node_that_a_requeued_job_left_do_not_matter(tmp_path: Path
     assert row["valid"], row["invalid_reason"]
     assert row["power_w"] == pytest.approx(200)
     assert row["gpu_util_pct"] == pytest.approx(98)
+
+
+def changed(folder: Path, fast: Any = None, window: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The row of a run whose fast samples or measure window were changed after the fact."""
+    run, _ = load.read_run(folder)
+    assert run is not None
+    tables = {name: parts.read(name, found, run.run_id)[0] for name, found in run.tables.items()}
+    samples = fast(tables["samples_fast"]) if fast else tables["samples_fast"]
+    windows = [w | (window or {}) if w["kind"] == "measure" else w for w in run.windows]
+    return runs.summarise(run.manifest, windows, samples, tables["samples_slow"], tables["steps"])
+
+
+def null_between(column: str, first: float, last: float) -> Any:
+    """Nulls in one column between two times of the window."""
+    seconds = (pl.col("t_mono_ns") - 1000 * S) / 1e9
+    return lambda f: f.with_columns(pl.when(~seconds.is_between(first, last)).then(column).alias(column))
+
+
+def test_a_counter_that_stands_still_is_not_zero_joules(tmp_path: Path) -> None:
+    row = changed(write_run(tmp_path), lambda f: f.with_columns(pl.lit(7, pl.UInt64).alias("energy_mj")))
+    assert (row["energy_source"], row["power_w"]) == ("integral", pytest.approx(200))
+    assert "energy counter does not move" in row["warnings"]
+    assert "energy_ratio=energy counter does not move" in row["nulls"]
+
+
+def test_a_counter_off_the_integral_by_more_than_five_percent_is_a_warning(tmp_path: Path) -> None:
+    row = changed(write_run(tmp_path), lambda f: f.with_columns(pl.col("power_instant_w") * 0.9))
+    assert "energy counter is +11.1 % off the integral" in row["warnings"]
+
+
+def test_a_null_at_the_edge_is_bridged_by_the_next_known_reading(tmp_path: Path) -> None:
+    row = changed(write_run(tmp_path), null_between("energy_mj", -0.15, 0.05))
+    assert (row["energy_source"], row["energy_j"]) == ("counter", pytest.approx(6000))
+
+
+@pytest.mark.parametrize(
+    ("columns", "nulls"),
+    [
+        (("gpu_util_pct",), ("gpu_util_pct",)),
+        (("energy_mj", "power_instant_w", "power_avg1s_w"), ("power_w", "energy_j", "energy_integral_j")),
+    ],
+)
+def test_a_column_that_is_mostly_null_covers_nothing(tmp_path: Path, columns: Any, nulls: Any) -> None:
+    def cut(frame: pl.DataFrame) -> pl.DataFrame:
+        for column in columns:
+            frame = null_between(column, 2, 28)(frame)
+        return frame
+
+    row = changed(write_run(tmp_path), cut)
+    assert [row[name] for name in nulls] == [None] * len(nulls)
+    assert f"{columns[0]} unknown for 26." in row["warnings"]
+    assert all(f"{name}=" in row["nulls"] for name in nulls)
+    assert row["coverage_pct"] < 20
+
+
+def test_a_counter_with_a_gap_gives_way_to_the_integral(tmp_path: Path) -> None:
+    row = changed(write_run(tmp_path), null_between("energy_mj", 5, 10))
+    assert (row["energy_source"], row["power_w"]) == ("integral", pytest.approx(200))
+
+
+@pytest.mark.parametrize(
+    ("window", "words"),
+    [
+        ({"t_end_unix_ns": 1_790_001_035 * S}, "clock jump"),
+        ({"images": 479}, "479 images are not 60 steps of batch 8 on 1 GPU(s)"),
+    ],
+)
+def test_a_window_that_contradicts_itself_is_invalid(tmp_path: Path, window: dict[str, Any], words: str) -> None:
+    row = changed(write_run(tmp_path), window=window)
+    assert not row["valid"]
+    assert words in row["invalid_reason"]
+
+
+def test_a_short_window_is_a_warning(tmp_path: Path) -> None:
+    row = row_of(write_run(tmp_path, window_s=15.0))
+    assert row["valid"], row["invalid_reason"]
+    assert "short window: 15.0 s, 30 steps" in row["warnings"]
+
+
+def test_no_rate_of_sampling_allows_a_gap_of_more_than_three_seconds(tmp_path: Path) -> None:
+    row = row_of(write_run(tmp_path, hz=0.25, telemetry={"hz": 0.25}))
+    assert "(limit 3.00 s)" in row["invalid_reason"]
+
+
+def test_a_mix_of_measured_and_replayed_samples_is_an_invalid_demonstration(tmp_path: Path) -> None:
+    some = pl.when(pl.col("tick_seq") < 100).then(pl.lit("replay:x")).otherwise("source").alias("source")
+    row = changed(write_run(tmp_path), lambda f: f.with_columns(some))
+    assert (row["demonstration"], row["valid"]) == (True, False)
+    assert "telemetry of several kinds: nvml, replay:x" in row["invalid_reason"]
+
+
+def test_the_data_account_and_unusual_steps_reach_the_row(tmp_path: Path) -> None:
+    data = {"kind": "folder", "found": 10, "used": 9, "skipped": [{"file": "a.jpg", "reason": "truncated"}]}
+    row = row_of(write_run(tmp_path, data=data, workload_facts={"losses_not_finite": 2, "skipped_steps": 3}))
+    assert (row["images_found"], row["images_used"], row["images_skipped"]) == (10, 9, 1)
+    assert "a.jpg" in row["skipped_photographs"]
+    assert "2 loss(es) not finite; 3 optimiser step(s) skipped" in row["warnings"]
+
+
+@pytest.mark.parametrize("source", ["nvml", "none"])
+def test_every_null_figure_has_its_reason(tmp_path: Path, source: str) -> None:
+    nothing = pl.lit("power_instant_w=no_permission;gpu_util_pct=not_supported").alias("nulls")
+    hidden = [pl.lit(None).alias(name) for name in ("power_instant_w", "power_avg1s_w", "energy_mj", "gpu_util_pct")]
+    folder = write_run(tmp_path, telemetry={"source": source})
+    row = changed(folder, lambda f: f.clear() if source == "none" else f.with_columns(nothing, *hidden))
+    reasons = dict(pair.split("=", 1) for pair in row["nulls"].split("; "))
+    assert {name for name in FLOAT if row[name] is None} <= reasons.keys()
+    if source == "nvml":
+        assert (reasons["energy_integral_j"], reasons["gpu_util_pct"]) == ("no_permission", "not_supported")

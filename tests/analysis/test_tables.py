@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import polars as pl
@@ -47,6 +48,8 @@ def test_the_poster_fed_as_if_measured_gives_ratio_one_and_its_own_speedups() ->
             "batch": r["batch"],
             "runtime_h": r["value"],
             "images_per_s": 28.78 / r["value"],
+            "epochs": 16,
+            "dataset_images": 6500,
         }
         for i, r in enumerate(hours.to_dicts())
     ]
@@ -177,3 +180,58 @@ def test_markdown_and_terminal_text_cannot_be_steered_by_a_message() -> None:
 def test_a_formula_in_a_message_is_text_in_the_csv(tmp_path: Any) -> None:
     render.runs_csv(frame({"message": '=HYPERLINK("x")'}), tmp_path / "runs.csv")
     assert pl.read_csv(tmp_path / "runs.csv")["message"][0].startswith("'=")
+
+
+def test_another_precision_or_resolution_is_another_cell_and_no_ratio() -> None:
+    rows = [{"precision": "bf16"}, {"precision": "fp32"}, {"gpu": "a100", "precision": "bf16", "resolution_px": 256}]
+    build = tables.Builder(runs=frame(*({"images_per_s": 10.0, "resolution_px": 512} | row for row in rows)))
+    assert build.cells["n"].to_list() == [1, 1, 1]
+    assert {"Precision", "Resolution [px]"} <= set(build.throughput().columns)
+    assert all("published" in row[0] for row in build.gpu_ratios().rows)
+
+
+def test_n_and_range_are_those_of_the_metric() -> None:
+    runs = frame({"run_id": "r-1", "images_per_s": 10.0, "power_w": 5.0}, {"run_id": "r-2", "images_per_s": 12.0})
+    cell = aggregate.cells(runs).row(0, named=True)
+    assert (cell["images_per_s_n"], cell["power_w_n"]) == (2, 1)
+    assert tables.spread(cell, "power_w") == "5.00 (n = 1)"
+    assert tables.spread(cell, "joules_per_image") == "\u2013"
+
+
+def test_cards_are_counted_and_a_mix_is_named_under_every_table_that_rests_on_it() -> None:
+    runs = frame(
+        *(
+            {"run_id": f"r-{i}", "gpu_uuid": f"GPU-{i}", "node": f"g{i}", "images_per_s": 10.0, "runtime_h": 3.5}
+            for i in range(2)
+        )
+    )
+    build = tables.Builder(runs=runs)
+    poster = build.poster("runtime_h")
+    assert poster is not None
+    assert build.throughput().rows[0][4:6] == ["2", "2"]
+    for table in (build.throughput(), build.best_batch(), build.gpu_ratios(), poster):
+        assert "A40 batch 8: 2 cards, 2 nodes" in table.note
+
+
+def test_published_hours_have_a_ratio_only_for_as_many_images() -> None:
+    row = {"runtime_h": 3.5, "images_per_s": 8.0, "dataset_images": 6500}
+    for epochs, known in ((16, True), (1, False), (None, False)):
+        table = tables.Builder(runs=frame(row | {"epochs": epochs})).poster("runtime_h")
+        assert table is not None
+        ratio = next(r[-1] for r in table.rows if r[:2] == ["A40", "8"])
+        assert (ratio != "\u2013") is known
+        assert ("No ratio where" in table.note) is not known
+
+
+def test_the_posters_speedups_stand_only_beside_its_own_workload() -> None:
+    other = tables.Builder(runs=frame({"workload": "other", "images_per_s": 1.0})).gpu_ratios()
+    assert not any("published" in row[0] for row in other.rows)
+
+
+def test_skipped_photographs_are_listed_once_and_capped() -> None:
+    lost = json.dumps([{"file": f"{i}.jpg", "reason": "truncated"} for i in range(60)])
+    rows = [{"run_id": f"r-{i}", "images_skipped": 90, "skipped_photographs": lost} for i in range(2)]
+    table = tables.photographs_skipped(frame(*rows), "Photographs skipped")
+    assert len(table.rows) == 50
+    assert table.rows[0] == ["grace", "0.jpg", "truncated"]
+    assert "50 shown; one run skipped 90 at most" in table.note
