@@ -16,7 +16,6 @@ from urllib.parse import quote
 
 import polars as pl
 
-import inpaint_bench
 from inpaint_bench import contract, files
 from inpaint_bench.errors import UserError
 
@@ -129,7 +128,7 @@ def _write(found: Found, roots: list[Path], out: Path) -> dict[str, Any]:
     pl.DataFrame(skipped, schema=_SKIP_SCHEMA).write_parquet(out / contract.SKIPPED)
     account = {
         "schema_version": contract.SCHEMA_VERSION,
-        "producer": f"inpaint_bench {inpaint_bench.__version__}",
+        "producer": contract.PRODUCER,
         "merged_at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "roots": [str(root) for root in roots],
         "run_directories": found.candidates,

@@ -12,7 +12,10 @@ from typing import Final
 
 import pyarrow as pa
 
+from . import __version__
+
 SCHEMA_VERSION: Final = 1
+PRODUCER: Final = f"inpaint_bench {__version__}"  # in every file that is written
 
 # --- a run directory: what one attempt at a point leaves -----------------------------------------
 MANIFEST: Final = "manifest.json"

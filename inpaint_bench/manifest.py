@@ -16,9 +16,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from . import __version__
 from .config import BenchConfig, config_hash
-from .contract import MANIFEST, MANIFEST_FIELDS, SCHEDULER, SCHEMA_VERSION, Reason, Status
+from .contract import MANIFEST, MANIFEST_FIELDS, PRODUCER, SCHEDULER, SCHEMA_VERSION, Reason, Status
 from .files import replace_json
 
 PROGRESS_S = 5.0
@@ -55,7 +54,7 @@ class Manifest:
         values: dict[str, Any] = dict.fromkeys(MANIFEST_FIELDS)
         values.update(
             schema_version=SCHEMA_VERSION,
-            producer=f"inpaint_bench {__version__}",
+            producer=PRODUCER,
             run_id=identity.run_id or new_run_id(),
             sweep_id=identity.sweep_id,
             point=identity.point,

@@ -1,4 +1,4 @@
-"""The truth about a point, from three witnesses: Slurm, the manifest, the parts on disk.
+"""The truth about a point, from three witnesses: Slurm, the manifest, the sidecar's account of its parts.
 
 One function; status, rerun, wait and analysis all ask it. A missing witness is said, never guessed round.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .contract import JOURNAL, MANIFEST, SCHEDULER, TABLES, TELEMETRY, PointState, Reason, Status
+from .contract import MANIFEST, SCHEDULER, TELEMETRY, PointState, Reason, Status
 from .files import read_json, replace_json
 
 # Slurm's states (sacct and squeue, long form). What is in none of these sets is still on its way.
@@ -56,8 +56,7 @@ class Leavings:
 
     manifest: dict[str, Any] | None = None
     damaged: str | None = None  # the manifest cannot be read
-    telemetry: str | None = None  # status in telemetry.json
-    open_journal: bool = False  # a part was never closed
+    telemetry: str | None = None  # status in telemetry.json: whether every part was closed
 
     @classmethod
     def read(cls, run_dir: Path) -> Leavings:
@@ -66,9 +65,8 @@ class Leavings:
             account = read_json(run_dir / TELEMETRY)
         except ValueError as error:
             return cls(damaged=str(error))
-        journal = any((run_dir / table / JOURNAL).exists() for table in TABLES)
         telemetry = account.get("status") if account else None
-        return cls(manifest=manifest, telemetry=telemetry, open_journal=journal)
+        return cls(manifest=manifest, telemetry=telemetry)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from . import __version__, environment
+from . import environment
 from .config import BenchConfig, typed
-from .contract import SCHEMA_VERSION, STEPS, Reason, Status
+from .contract import PRODUCER, SCHEMA_VERSION, STEPS, Reason, Status
 from .errors import UserError
 from .manifest import Manifest
 
@@ -88,7 +88,7 @@ def _measure(bench: BenchConfig, run_dir: Path, manifest: Manifest, workload: Wo
     metadata = {
         "schema_version": str(SCHEMA_VERSION),
         "run_id": manifest.run_id,
-        "producer": f"inpaint_bench {__version__}",
+        "producer": PRODUCER,
     }
     settings = bench.telemetry
     rows = PartWriter(run_dir / "steps", STEPS, metadata, settings.part_s, settings.journal_s)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from itertools import groupby
 
 from .point import Point
 
@@ -26,12 +25,11 @@ def group_points(points: list[Point], *, taken: int = 0) -> list[Group]:
     def shape(point: Point) -> tuple[str, str]:
         return (repr(point.site), repr(point.request))  # any key of the site may be swept
 
-    order: dict[tuple[str, str], int] = {}
+    by_shape: dict[tuple[str, str], list[Point]] = {}
     for point in points:
-        order.setdefault(shape(point), len(order))
+        by_shape.setdefault(shape(point), []).append(point)
     groups: list[Group] = []
-    for _, members in groupby(sorted(points, key=lambda p: (order[shape(p)], p.num)), key=shape):
-        alike = list(members)
+    for alike in by_shape.values():
         limits = alike[0].site.limits
         size = min(limits.max_array_size, limits.max_submit_jobs or limits.max_array_size)
         for start in range(0, len(alike), size):

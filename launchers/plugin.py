@@ -116,7 +116,8 @@ def run_foreign(
         )
         for config in configs
     ]
-    with tempfile.TemporaryDirectory(prefix=".jobs-", dir=_made(folder)) as jobs:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".jobs-", dir=folder) as jobs:
         run_all(calls, folder=Path(jobs), code=None)
     for call in calls:
         if isinstance(call.result, Exception):
@@ -127,10 +128,5 @@ def run_foreign(
 def _forget_refused(folder: Path) -> None:
     """Hydra's sweeper leaves its record before we see a point; of a sweep that never was, nothing shall stay."""
     record = folder / MULTIRUN
-    if record.exists() and [file.name for file in folder.iterdir()] in ([MULTIRUN], [MULTIRUN, ".lock"]):
+    if record.exists() and {file.name for file in folder.iterdir()} <= {MULTIRUN, ".lock"}:
         record.unlink()
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder

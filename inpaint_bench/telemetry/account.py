@@ -7,23 +7,21 @@ import platform
 import resource
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from .. import __version__, contract
+from .. import contract
+from ..environment import boot_id
 from .clock import Ticker
 from .sampler import Sampler
 from .spec import Spec
 from .storage import Storage
-
-PRODUCER = f"inpaint_bench {__version__}"
 
 
 def identity(spec: Spec, source: str, driver: str | None, nvml: str | None) -> dict[str, Any]:
     """What telemetry.json and every part's metadata say alike."""
     return {
         "schema_version": contract.SCHEMA_VERSION,
-        "producer": PRODUCER,
+        "producer": contract.PRODUCER,
         "run_id": spec.run_id,
         "source": source,
         "driver": driver,
@@ -120,11 +118,3 @@ class Account:
             "read_us_p99": took.quantile_us(0.99),
             "read_us_max": round(took.max_us, 1),
         }
-
-
-def boot_id() -> str | None:
-    """This boot of this host: monotonic times of one host compare only within it."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return None

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from .. import __version__
+from ..contract import PRODUCER
 from .clock import Ticker
 from .devices import describe, open_device
 from .lanes import FAST, LANES, SLOW, Reader
@@ -101,7 +101,7 @@ def record(nvml: Nvml, uuid: str, seconds: float) -> tuple[dict[str, Any], dict[
         "gpu": facts["name"],
         "driver": driver,
         "recorded_on": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "tool": f"inpaint_bench {__version__} telemetry.capture",
+        "tool": f"{PRODUCER} telemetry.capture",
         "synthetic": False,
         "duration_ms": round((time.monotonic_ns() - recorder._start_ns) / 1e6, 1),
     }
