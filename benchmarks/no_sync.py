@@ -9,8 +9,9 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from inpaint_bench import workloads
-from inpaint_bench.config import register, typed
+from inpaint_bench.config import typed
 from inpaint_bench.paths import conf_dir
+from inpaint_bench.schema import register
 
 STEPS = 20
 

@@ -13,11 +13,9 @@ from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from .errors import UserError
-from .paths import testbed_dir
 
 
 def within(low: float, high: float, default: Any = MISSING) -> Any:
@@ -175,28 +173,69 @@ class ModelConfig:
     location_tokens: int = within(0, 64, 4)  # latitude and longitude as this many tokens beside the text
 
 
+NEEDS_ROOT = {"folder": "a folder of images", "prepared": "what `prepare` wrote"}
+
+
 @dataclass(kw_only=True)
 class DataConfig:
-    kind: str = one_of("synthetic", "folder")
-    root: str | None = None  # folder: images, with EXIF positions or a metadata file
+    """Which images, how they are split, and what hides them."""
+
+    kind: str = one_of("synthetic", "folder", "prepared")
+    root: str | None = None  # folder: images, with EXIF positions or a metadata file; prepared: what `prepare` wrote
     num_images: int | None = within(1, 10_000_000, None)  # synthetic: how many; folder: at most so many
     resolution_px: int = within(32, 4096, 512)
     seed: int = within(0, 2**31 - 1, 0)
+    masks: str = one_of("sd", "disaster", default="sd")  # sd: strokes and boxes; disaster: debris, water, smoke, walls
+    full_share: float = within(0, 1, 0.25)  # masks that repaint everything
+    validation_share: float = within(0, 0.9, 0.1)  # of the images, held out by whole blocks of ground
+    block_m: float = within(1, 1e6, 200.0)  # side of such a block
+
+
+@dataclass(kw_only=True)
+class PrepareConfig:
+    """What `prepare` writes; a job does not read this."""
+
+    out: str | None = None
+    formats: list[str] = field(default_factory=lambda: ["files", "memmap"])
+    jpeg_quality: int = within(50, 100, 95)
+    shard_images: int = within(1, 1_000_000, 256)  # webdataset: images in one tar
+    caches: bool = False  # also encode images, masked images and texts with the model's frozen networks
 
 
 @dataclass(kw_only=True)
 class RecipeConfig:
-    """How the workload is executed."""
+    """How the workload is executed. The defaults are the baseline: what a plain diffusers loop does."""
 
-    name: str
+    name: str = ""  # empty: made of the levers that differ from the baseline, see recipe.py
     device: str = one_of("cuda", "cpu", default="cuda")
-    precision: str = one_of("bf16", "fp16", "fp32", default="bf16")  # autocast; weights stay fp32
+    precision: str = one_of("bf16", "fp16", "fp32", default="bf16")  # autocast
     tf32: bool = False  # what stays fp32 may use TF32; pinned either way, PyTorch's own default is mixed
+    weights: str = one_of("fp32", "bf16_master", "bf16_stochastic", default="fp32")  # of the trained networks
     channels_last: bool = False
+    cudnn_benchmark: bool = False
+    attention: str = one_of("default", "math", "efficient", "flash", "cudnn", default="default")
+    compile: str = one_of(
+        "none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", default="none"
+    )
+    cuda_graph: bool = False  # the whole step as one CUDA graph
+    optimizer: str = one_of("adamw", "adamw_loop", "adamw_fused", "adamw_8bit", default="adamw")
+    grad_checkpoint: bool = False
+    accumulate: int = within(1, 1024, 1)  # micro-batches per step; `batch` is their sum
+    ema: bool = False
     num_workers: int = within(0, 256, 4)
     prefetch_factor: int = within(1, 64, 2)
-    pin_memory: bool = True
-    non_blocking: bool = True
+    pin_memory: bool = False
+    non_blocking: bool = False
+    format: str = one_of(
+        "files", "memmap", "hdf5", "webdataset", default="files"
+    )  # which copy of prepared data is read
+    stage: str = one_of("none", "tmp", "shm", default="none")  # copied to the node's disk or memory first
+    decode: str = one_of("pillow", "dali", default="pillow")
+    cache_image: bool = False  # moments of the images' latents
+    cache_masked: bool = False  # moments of the masked images' latents, for a pool of masks per image
+    cache_text: bool = False
+    cache_place: str = one_of("disk", "gpu", default="disk")
+    mask_pool: int = within(1, 1024, 8)  # masks per image in the pool
 
 
 @dataclass(kw_only=True)
@@ -221,6 +260,33 @@ class WorkloadConfig:
     epochs: int = within(1, 100_000, 16)  # what "runtime" stands for
     dataset_images: int = within(1, 1_000_000_000, 6500)  # images in one such epoch
     learning_rate: float = within(0, 10, 1.0e-5)
+    train_steps: int | None = within(1, 1_000_000_000, None)  # null: only warm-up and one measured stretch
+    validate_every: int = within(0, 1_000_000_000, 0)  # steps; 0: never. Also before the first and after the last
+    validation_images: int = within(1, 1_000_000, 64)  # at most so many of those held out
+    sample_images: int = within(0, 64, 0)  # held-out images restored at the end, for metrics and a grid
+    sample_steps: int = within(1, 1000, 20)
+    checkpoint_every_s: float = within(0, 1e7, 0.0)  # 0: only on a signal and at the end of training
+    keep_checkpoints: int = within(1, 1000, 2)
+    save_weights: bool = False  # a diffusers pipeline folder when training ends
+    resume: bool = True  # from the last good checkpoint of this point
+
+
+@dataclass(kw_only=True)
+class QualityConfig:
+    """Weight files of the networks that judge pictures. Without one its metric is unavailable, not zero."""
+
+    lpips_weights: str | None = None
+    inception_weights: str | None = None
+
+
+@dataclass(kw_only=True)
+class StudyConfig:
+    """Recipes to compare, one sweep: see recipe.py for how a name becomes a list of recipes."""
+
+    name: str = "none"
+    base: str = "baseline"
+    levers: list[str] = field(default_factory=list)  # `a+b` is one step of two levers
+    repeats: int = within(1, 1000, 1)
 
 
 @dataclass(kw_only=True)
@@ -242,6 +308,9 @@ class BenchConfig:
     recipe: RecipeConfig
     telemetry: TelemetryConfig
     workload: WorkloadConfig
+    prepare: PrepareConfig = field(default_factory=PrepareConfig)
+    quality: QualityConfig = field(default_factory=QualityConfig)
+    study: StudyConfig = field(default_factory=StudyConfig)
     sites: dict[str, Any] = field(default_factory=dict)  # overrides of site files, by site
     identity: Identity = field(default_factory=Identity)
     batch: int = within(1, 1_000_000, 16)  # images per step and GPU
@@ -254,14 +323,6 @@ class BenchConfig:
     wait: bool = False
     dry_run: bool = False
     demonstration: bool = False  # every table and figure of such a run says so
-
-
-def register() -> None:
-    """Tell Hydra the root schema, from which conf/config.yaml starts, and our resolver."""
-    OmegaConf.register_new_resolver("testbed", lambda: str(testbed_dir()), replace=True)
-    schema = OmegaConf.structured(BenchConfig)
-    OmegaConf.set_struct(schema.sites, False)  # any key of a site file; typed where the site is known
-    ConfigStore.instance().store(name="bench_schema", node=schema)
 
 
 def check(value: Any, path: str = "") -> None:
@@ -298,8 +359,8 @@ def typed(config: DictConfig) -> BenchConfig:
     result = OmegaConf.to_object(own)
     assert isinstance(result, BenchConfig)
     check(result)
-    if result.data.kind == "folder" and not result.data.root:
-        raise UserError("data.root is empty: data=folder needs data.root=<a folder of images>")
+    if result.data.kind in NEEDS_ROOT and not result.data.root:
+        raise UserError(f"data.root is empty: data={result.data.kind} needs data.root=<{NEEDS_ROOT[result.data.kind]}>")
     if result.data.resolution_px % 8:
         raise UserError(f"data.resolution_px={result.data.resolution_px}: must be a multiple of 8")
     return result
@@ -319,6 +380,7 @@ def config_hash(config: DictConfig) -> str:
     """12 hex digits over what is executed. Where it is sent stays out, and the seed: that makes replicates."""
     content = OmegaConf.to_container(config, resolve=True)
     assert isinstance(content, dict)
-    for key in ("site", "sites", "identity", "hydra", "seed", "out", "name", "wait", "dry_run", "budget", "time_min"):
+    elsewhere = ("site", "sites", "out", "name", "wait", "dry_run", "budget", "time_min")
+    for key in ("identity", "hydra", "seed", "study", "prepare", *elsewhere):
         content.pop(key, None)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]

@@ -210,6 +210,11 @@ MANIFEST_FIELDS: Final = (
     "slurm",  # job_id, array_job_id, array_task_id, partition, node, restart_count; null outside Slurm
     "workload_facts",  # resolution_px, precision, parameters, flop_per_image, num_images, epochs, optimizer
     "data",  # kind, found, used, skipped: [{file, reason}]
+    "study",  # name, base, levers, repeats: the comparison this point belongs to
+    "levers",  # [{name, field, requested, effective, active, evidence}] of every lever asked for
+    "parity",  # errors against the baseline on fixed seeds: prediction_rel, loss_rel, gradient_rel, update_rel
+    "quality",  # validation: [{step, loss, ...}], metrics: {name: {value, n} or {unavailable}}, pictures
+    "resumed",  # [{step, checkpoint}] each time the attempt went on from one; refused: [{checkpoint, reason}]
     "memory",  # allocated_peak_mib, reserved_peak_mib (torch); null on CPU
     "telemetry",  # source, hz, status
     "progress",  # step, steps_total, t_unix_ns

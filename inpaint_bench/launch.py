@@ -13,10 +13,10 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from .config import register
 from .errors import UserError
 from .guard import guarded
 from .paths import conf_dir
+from .schema import register
 
 
 def task(config: DictConfig) -> dict[str, Any]:

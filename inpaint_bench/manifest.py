@@ -10,12 +10,14 @@ import logging
 import secrets
 import threading
 import time
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
+from . import recipe
 from .config import BenchConfig, config_hash
 from .contract import MANIFEST, MANIFEST_FIELDS, PRODUCER, SCHEDULER, SCHEMA_VERSION, Reason, Status
 from .files import replace_json
@@ -61,7 +63,7 @@ class Manifest:
             attempt=identity.attempt,
             status=Status.RUNNING.value,
             workload=bench.workload.name,
-            recipe=bench.recipe.name,
+            recipe=recipe.name(bench.recipe),
             model=bench.model.name,
             # a single point that nobody placed runs on this machine
             site="local" if bench.site.name == "auto" else bench.site.name,
@@ -74,6 +76,7 @@ class Manifest:
             overrides=overrides,
             started_unix_ns=time.time_ns(),
             devices=[],
+            study=asdict(bench.study),
             telemetry={"source": bench.telemetry.source, "hz": None, "status": None},
         )
         manifest = cls(path, values)

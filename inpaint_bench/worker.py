@@ -24,6 +24,7 @@ from .config import BenchConfig, typed
 from .contract import PRODUCER, SCHEMA_VERSION, STEPS, Reason, Status
 from .errors import UserError
 from .manifest import Manifest
+from .recipe import name as recipe_name
 
 if TYPE_CHECKING:
     import torch
@@ -117,19 +118,20 @@ def choose_device(bench: BenchConfig) -> tuple[torch.device, list[str]]:
     import torch
 
     gpu, recipe = bench.gpu, bench.recipe
+    label = recipe_name(recipe)
     if recipe.device == "cpu":
         if gpu.nvml_name and not bench.demonstration:
             raise UserError(
-                f"recipe {recipe.name} runs on the processor, which would be recorded as gpu={gpu.name}: "
+                f"recipe {label} runs on the processor, which would be recorded as gpu={gpu.name}: "
                 "take gpu=cpu, or demonstration=true"
             )
         return torch.device("cpu"), []
     if not gpu.nvml_name:
-        raise UserError(f"recipe {recipe.name} needs a GPU, gpu={gpu.name} names none: take recipe=cpu")
+        raise UserError(f"recipe {label} needs a GPU, gpu={gpu.name} names none: take recipe=cpu")
     if not torch.cuda.is_available():
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "not set") or "empty"
         raise UserError(
-            f"recipe {recipe.name} needs CUDA, which PyTorch {torch.__version__} cannot use here "
+            f"recipe {label} needs CUDA, which PyTorch {torch.__version__} cannot use here "
             f"(CUDA_VISIBLE_DEVICES {visible}); recipe=cpu runs on the processor"
         )
     device = torch.device("cuda", 0)

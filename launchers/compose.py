@@ -13,8 +13,8 @@ from hydra.core.utils import configure_log, setup_globals
 from hydra.types import HydraContext
 from omegaconf import open_dict, read_write
 
-from inpaint_bench.config import register
 from inpaint_bench.paths import conf_dir
+from inpaint_bench.schema import register
 
 from .catalogue import Catalogue
 from .place import place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import UserError
@@ -35,6 +36,22 @@ class Workload(Protocol):
         ...
 
     def learning_rate(self) -> float: ...
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All that the next step depends on, at a step boundary: tensors by name, and plain JSON."""
+        ...
+
+    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Go on from what `state` gave, as if never stopped. Raises UserError where it is another model's."""
+        ...
+
+    def validate(self) -> dict[str, float]:
+        """Figures on held-out data, on fixed noise and masks; empty where nothing is held out."""
+        ...
+
+    def finish(self, run_dir: Path) -> dict[str, Any]:
+        """What is made of a trained model: weights, pictures, metrics (manifest["quality"], less validation)."""
+        ...
 
     def skipped_steps(self) -> int:
         """Steps so far whose update fp16 overflow suppressed. Synchronises: at window edges only."""

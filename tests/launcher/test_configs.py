@@ -7,9 +7,10 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 
-from inpaint_bench.config import SiteConfig, SiteGpu, check, config_hash, register, typed
+from inpaint_bench.config import SiteConfig, SiteGpu, check, config_hash, typed
 from inpaint_bench.errors import UserError
 from inpaint_bench.paths import ROOT, conf_dir
+from inpaint_bench.schema import register
 
 GROUPS = ["gpu", "site", "model", "data", "recipe", "telemetry", "workload", "profile"]
 CHOICES = [(group, file.stem) for group in GROUPS for file in sorted((conf_dir() / group).glob("*.yaml"))]

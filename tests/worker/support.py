@@ -13,8 +13,9 @@ import torch
 from omegaconf import DictConfig
 from PIL import Image
 
-from inpaint_bench.config import BenchConfig, register, typed
+from inpaint_bench.config import BenchConfig, typed
 from inpaint_bench.paths import conf_dir
+from inpaint_bench.schema import register
 
 TINY = (
     "hydra/launcher=basic",
