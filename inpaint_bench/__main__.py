@@ -6,12 +6,14 @@ import sys
 from importlib import import_module
 
 VERBS = {
+    "prepare": "a folder of images or the generator -> a dataset with a manifest and a split",
     "launch": "send a sweep to every site (-m), or run one point here",
     "status": "how every point of a sweep stands, and why",
     "rerun": "send again what failed or never started",
     "cancel": "stop what is queued or running",
     "merge": "shards of any number of sites -> one dataset",
     "report": "dataset -> tables, figures, one HTML page",
+    "restore": "repaint the masked parts of a folder of images with saved weights",
 }
 EXAMPLE = "inpaint-bench launch -m gpu=a40,a100,h200 batch=8,16,32"
 

@@ -189,13 +189,13 @@ class DataConfig:
     full_share: float = within(0, 1, 0.25)  # masks that repaint everything
     validation_share: float = within(0, 0.9, 0.1)  # of the images, held out by whole blocks of ground
     block_m: float = within(1, 1e6, 200.0)  # side of such a block
+    out: str | None = None  # where `prepare` writes; a job does not read this
 
 
 @dataclass(kw_only=True)
 class PrepareConfig:
-    """What `prepare` writes; a job does not read this."""
+    """What `prepare` writes into `data.out`; a job does not read this."""
 
-    out: str | None = None
     formats: list[str] = field(default_factory=lambda: ["files", "memmap"])
     jpeg_quality: int = within(50, 100, 95)
     shard_images: int = within(1, 1_000_000, 256)  # webdataset: images in one tar
@@ -313,7 +313,7 @@ class BenchConfig:
     study: StudyConfig = field(default_factory=StudyConfig)
     sites: dict[str, Any] = field(default_factory=dict)  # overrides of site files, by site
     identity: Identity = field(default_factory=Identity)
-    batch: int = within(1, 1_000_000, 16)  # images per step and GPU
+    batch: int | str = within(1, 1_000_000, 16)  # images per step and GPU; auto: as many as fit
     gpus: int = within(1, 1, 1)  # per job; no workload spreads over several yet
     seed: int = within(0, 2**31 - 1, 0)
     time_min: int = within(1, 60 * 24 * 366, 60)  # time limit of a job
@@ -346,7 +346,10 @@ def _problems(value: Any, path: str) -> Iterator[str]:
             yield f"{key}={item}: not one of {', '.join(choices)}"
         if bounds := spec.metadata.get("range"):
             low, high = bounds
-            if not low <= item <= high:
+            if isinstance(item, str):
+                if item != "auto":
+                    yield f"{key}={item}: must be a number between {low:,} and {high:,}, or auto"
+            elif not low <= item <= high:
                 yield f"{key}={item}: must lie between {low:,} and {high:,}"
         yield from _problems(item, key)
 
@@ -383,4 +386,5 @@ def config_hash(config: DictConfig) -> str:
     elsewhere = ("site", "sites", "out", "name", "wait", "dry_run", "budget", "time_min")
     for key in ("identity", "hydra", "seed", "study", "prepare", *elsewhere):
         content.pop(key, None)
+    content["data"].pop("out", None)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]

@@ -1,8 +1,10 @@
-"""A folder of photographs. Each is decoded once when the folder is opened, so that what cannot be read is
-named and counted before the first step instead of ending the run in its third hour."""
+"""A folder of photographs. Each is read and decoded once when the folder is opened, so that what cannot be used
+is named and counted before the first step instead of ending the run in its third hour."""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import logging
 import os
 import time
@@ -13,13 +15,14 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from ..config import DataConfig
 from ..errors import UserError
-from . import positions
+from . import positions, transform
 from .positions import NoPosition, Row
-from .source import Account, Pixels, Skipped
+from .source import Account, Mask, Pixels, Skipped
+from .transform import UnusableImage
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 THREADS = 8  # Pillow decodes outside the interpreter lock
@@ -31,21 +34,26 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Photo:
-    path: Path
+    name: str  # relative to the folder
     latitude: float
     longitude: float
     text: str
+    mask: str | None  # relative to the folder
+    sha256: str  # of the files: image, then mask
 
 
 class FolderSource:
     """Images below a folder, each with a position; see `open`."""
 
-    def __init__(self, photos: list[Photo], account: Account, resolution_px: int) -> None:
+    def __init__(self, root: Path, photos: list[Photo], account: Account, resolution_px: int) -> None:
         self.account = account
         self.resolution_px = resolution_px
         self.positions = np.array([(p.latitude, p.longitude) for p in photos], np.float64)
         self.texts = [p.text for p in photos]
-        self._paths = [p.path for p in photos]
+        self.names = [p.name for p in photos]
+        self.identity = hashlib.sha256("\n".join(map(repr, photos)).encode()).hexdigest()
+        self._root = root
+        self._masks = [p.mask for p in photos]
 
     @classmethod
     def open(cls, config: DataConfig) -> FolderSource:
@@ -57,12 +65,13 @@ class FolderSource:
         if not root.is_dir():
             raise UserError(f"data.root={root}: no such folder")
         rows = positions.read_metadata(root)
-        files = _image_files(root)
+        masks = {row.mask for row in (rows or {}).values()}
+        files = [path for path in _image_files(root) if path.relative_to(root).as_posix() not in masks]
         photos: list[Photo] = []
         skipped = _named_but_missing(rows, {f.relative_to(root).as_posix() for f in files})
         found = len(files) + len(skipped)
         looked_at = 0
-        for result in _examine_all(root, files, rows or {}):
+        for result in _examine_all(root, files, rows, config.resolution_px):
             looked_at += 1
             if isinstance(result, Skipped):
                 skipped.append(result)
@@ -83,20 +92,37 @@ class FolderSource:
             beyond_limit=len(files) - looked_at,
             skipped=skipped,
         )
-        return cls(photos, account, config.resolution_px)
+        return cls(root, photos, account, config.resolution_px)
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self.names)
 
     def pixels(self, index: int) -> Pixels:
         """Upright, the centre square, resized. Raises RuntimeError naming a file that became unreadable."""
-        path, side = self._paths[index], self.resolution_px
+        path = self._root / self.names[index]
         try:
             with Image.open(path) as image:
-                upright = ImageOps.exif_transpose(image).convert("RGB")
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise RuntimeError(f"{path}: was readable when the run began, now: {error}") from error
-        return np.asarray(ImageOps.fit(upright, (side, side), method=Image.Resampling.BICUBIC))
+                return transform.square(transform.upright(image), self.resolution_px)
+        except transform.DAMAGE as error:
+            raise _changed(path, error) from error
+
+    def own_mask(self, index: int) -> Mask | None:
+        """By the same crop as the image. Raises RuntimeError naming a file that became unreadable."""
+        name = self._masks[index]
+        if name is None:
+            return None
+        try:
+            with Image.open(self._root / self.names[index]) as image, Image.open(self._root / name) as mask:
+                return transform.square_mask(mask, transform.upright_size(image), self.resolution_px)
+        except transform.DAMAGE as error:
+            raise _changed(self._root / name, error) from error
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _changed(path: Path, error: Exception) -> RuntimeError:
+    return RuntimeError(f"{path}: was readable when the run began, now: {error}")
 
 
 def _image_files(root: Path) -> list[Path]:
@@ -108,38 +134,83 @@ def _image_files(root: Path) -> list[Path]:
 
 def _named_but_missing(rows: dict[str, Row] | None, present: set[str]) -> list[Skipped]:
     absent = f"named in the metadata file, but no image of that name in the folder ({', '.join(SUFFIXES)})"
-    return [Skipped(file=name, reason=absent) for name in sorted(set(rows or ()) - present)]
+    return [Skipped(file=_legible(name), reason=absent) for name in sorted(set(rows or ()) - present)]
 
 
-def _examine_all(root: Path, files: list[Path], rows: dict[str, Row]) -> Iterator[Photo | Skipped]:
+def _examine_all(root: Path, files: list[Path], rows: dict[str, Row] | None, side: int) -> Iterator[Photo | Skipped]:
     """In the order of `files`, a chunk at a time: a limit met early leaves the rest unread."""
     threads = min(THREADS, len(os.sched_getaffinity(0)))
     said, done, todo = time.monotonic(), 0, iter(files)
     with ThreadPoolExecutor(threads, thread_name_prefix="images") as pool:
         while chunk := list(islice(todo, CHUNK)):
-            yield from pool.map(lambda path: _examine(root, path, rows), chunk)
+            yield from pool.map(lambda path: _examine(root, path, rows, side), chunk)
             done += len(chunk)
             if time.monotonic() - said > SAY_AFTER_S:
                 said = time.monotonic()
                 log.info("checked %d of %d images", done, len(files))
 
 
-def _examine(root: Path, path: Path, rows: dict[str, Row]) -> Photo | Skipped:
-    """Decode the whole image (a truncated one only shows then) and find its position."""
+def _examine(root: Path, path: Path, rows: dict[str, Row] | None, side: int) -> Photo | Skipped:
+    """Decode the whole image (a truncated one only shows then), find its position and its mask."""
     name = path.relative_to(root).as_posix()
-    row = rows.get(name, Row())
+    row = (rows or {}).get(name, Row())
+    if not (_is_unicode(name) and _is_unicode(row.text)):
+        return Skipped(file=_legible(name), reason="its name or its text is not valid Unicode")
+    if len(row.entries) > 1:
+        entries = ", ".join(map(str, row.entries))
+        return Skipped(file=name, reason=f"named more than once in the metadata file (entries {entries})")
     try:
-        if path.stat().st_size == 0:
+        content = path.read_bytes()
+        if not content:
             return Skipped(file=name, reason="empty file")
-        with Image.open(path) as image:
-            image.load()
-            ImageOps.exif_transpose(image)  # as `pixels` will: damaged EXIF is to show now
+        with Image.open(io.BytesIO(content)) as image:
+            upright = transform.upright(image)  # as `pixels` will: damaged EXIF is to show now
             latitude, longitude = positions.from_row(row) if row.has_position else positions.from_exif(image)
+        if row.mask is not None:
+            content += _examine_mask(root, row.mask, upright.size, side)
     except NoPosition as error:
+        rowless = "no row in the metadata file; " if rows is not None and name not in rows else ""
+        return Skipped(file=name, reason=f"{rowless}{error}")
+    except UnusableImage as error:
         return Skipped(file=name, reason=str(error))
     except UnidentifiedImageError:
         return Skipped(file=name, reason="not an image that can be read")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        # Pillow says "truncated" as OSError and reports other damage as any of these.
+    except transform.DAMAGE as error:
+        # Pillow says "truncated" as OSError, without a number, and reports other damage as any of these.
+        if isinstance(error, OSError) and error.errno is not None:
+            return Skipped(file=name, reason=f"cannot be read: {error.strerror}")
         return Skipped(file=name, reason=f"damaged image: {error}")
-    return Photo(path=path, latitude=latitude, longitude=longitude, text=row.text)
+    sha256 = hashlib.sha256(content).hexdigest()
+    return Photo(name=name, latitude=latitude, longitude=longitude, text=row.text, mask=row.mask, sha256=sha256)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _legible(name: str) -> str:
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def _examine_mask(root: Path, name: str, size: tuple[int, int], side: int) -> bytes:
+    """The mask file's content. Raises UnusableImage."""
+    path = root / name
+    if ".." in Path(name).parts or Path(name).is_absolute():
+        raise UnusableImage(f"its mask {name} lies outside the folder")
+    if not path.is_file():
+        raise UnusableImage(f"its mask {name} is missing")
+    try:
+        content = path.read_bytes()
+        if not content:
+            raise UnusableImage(f"its mask {name} is an empty file")
+        with Image.open(io.BytesIO(content)) as mask:
+            transform.square_mask(mask, size, side)
+    except UnusableImage:
+        raise
+    except transform.DAMAGE as error:
+        raise UnusableImage(f"its mask {name} cannot be read: {error}") from error
+    return content

@@ -1,14 +1,20 @@
 """Batches without end, the same for the same seed whatever the number of worker processes.
 
-A batch, `B` images of `R` x `R` pixels:
+A batch, `B` images of `R` x `R` pixels, drawn from `D` distinct texts:
 
 | key | shape | type | meaning |
 |---|---|---|---|
+| index | B | int64 | which image of the source |
+| draw | B | int64 | how many samples were drawn before this one since the stream's beginning |
+| latitude, longitude | B | float64 | degrees (float32 is off by up to 0.8 m) |
+| tokens | B,L | int64 | text |
+| text_id | B | int64 | which of the D distinct texts |
 | image | B,3,R,R | float32 | -1..1 |
 | mask | B,1,R,R | float32 | 1 = repaint |
 | masked_image | B,3,R,R | float32 | image, 0 under the mask |
-| latitude, longitude | B | float64 | degrees (float32 is off by up to 0.8 m) |
-| tokens | B,L | int64 | text |
+
+The last three only where `Samples` was told to bring pixels. A stream may start at any draw: it is then, to the
+bit, the rest of the stream from draw 0. (WebDataset's stream is another one; what it promises: shards.py.)
 """
 
 from __future__ import annotations
@@ -20,99 +26,166 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ..config import RecipeConfig
+from ..errors import UserError
 from .masks import make_mask
-from .source import Source
+from .prepared import PreparedSource
+from .source import Pixels, Source
 
 Batch = dict[str, Tensor]
+
+FULL = -1  # in `pool`: the mask that repaints everything
+Indices = npt.NDArray[np.int64]
 
 log = logging.getLogger(__name__)
 
 
 class EndlessShuffle(Sampler[tuple[int, int]]):
-    """(index, draw): epoch after epoch in a fresh seeded order; `draw` counts samples since the start.
+    """(index, draw) from draw `start` on: epoch after epoch of `indices`, each in a fresh seeded order.
 
     One stream, so a batch may span two epochs: every batch is full, also where the data is smaller than it.
     """
 
-    def __init__(self, size: int, seed: int) -> None:
-        self.size, self.seed = size, seed
+    def __init__(self, indices: Indices, seed: int, start: int = 0) -> None:
+        self.indices, self.seed, self.start = indices, seed, start
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        draw, epoch = 0, 0
+        draw = self.start
         while True:
-            order = np.random.default_rng((self.seed, epoch)).permutation(self.size)
-            for index in order:
+            epoch, done = divmod(draw, len(self.indices))
+            order = np.random.default_rng((self.seed, epoch)).permutation(self.indices)
+            for index in order[done:]:
                 yield int(index), draw
                 draw += 1
-            epoch += 1
 
 
 class Samples(Dataset[Batch]):
-    """One sample by (index, draw). Its mask depends on seed, index and draw: another one in each epoch."""
+    """One sample by (index, draw).
 
-    def __init__(self, source: Source, tokenize: Callable[[list[str]], Tensor], seed: int) -> None:
-        self.source, self.seed = source, seed
-        distinct = sorted(set(source.texts))
-        place = {text: number for number, text in enumerate(distinct)}
-        self._tokens = tokenize(distinct)  # here, once: workers need no tokenizer
-        self._text = [place[text] for text in source.texts]
+    Its mask is the data's own where there is one; otherwise it depends on seed, index and draw, and is another
+    one in each epoch. `pixels=False` decodes nothing and leaves out image, mask and masked_image.
+
+    With `mask_pool` a sample says which of an image's prepared masks hides it: `pool`, FULL for everything.
+    `cached(index, pool, text_id)` adds rows of a cache that lies on disk.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        tokenize: Callable[[list[str]], Tensor],
+        seed: int,
+        *,
+        masks: str,
+        full_share: float,
+        pixels: bool = True,
+        mask_pool: int | None = None,
+        cached: Callable[[int, int, int], Batch] | None = None,
+    ) -> None:
+        self.source, self.seed, self.pixels = source, seed, pixels
+        self.mask_pool, self.cached = mask_pool, cached
+        self.masks, self.full_share = masks, full_share
+        self.distinct_texts = sorted(set(source.texts))  # [D]
+        place = {text: number for number, text in enumerate(self.distinct_texts)}
+        self.tokens = tokenize(self.distinct_texts)  # [D, L] here, once: workers need no tokenizer
+        self.text_ids = [place[text] for text in source.texts]  # [N]
 
     def __len__(self) -> int:
         return len(self.source)
 
     def __getitem__(self, key: tuple[int, int]) -> Batch:
         index, draw = key
-        pixels = np.array(self.source.pixels(index))  # an own, writable copy
-        image = torch.from_numpy(pixels).permute(2, 0, 1).to(torch.float32).div_(127.5).sub_(1.0)
-        mask = torch.from_numpy(make_mask(image.shape[-1], (self.seed, index, draw)))[None].float()
+        return self.sample(index, draw, self.source.pixels(index) if self.pixels else None)
+
+    def sample(self, index: int, draw: int, pixels: Pixels | None) -> Batch:
+        """The sample of an image whose pixels [R, R, 3] were read elsewhere."""
         latitude, longitude = self.source.positions[index]
-        return {
-            "image": image.contiguous(),
-            "mask": mask,
-            "masked_image": image * (mask < 0.5),
+        text = self.text_ids[index]
+        result = {
+            "index": torch.tensor(index, dtype=torch.int64),
+            "draw": torch.tensor(draw, dtype=torch.int64),
             "latitude": torch.tensor(latitude, dtype=torch.float64),
             "longitude": torch.tensor(longitude, dtype=torch.float64),
-            "tokens": self._tokens[self._text[index]],
+            "tokens": self.tokens[text],
+            "text_id": torch.tensor(text, dtype=torch.int64),
         }
+        if self.mask_pool:
+            result["pool"] = torch.tensor(self._pool(index, draw, self.mask_pool), dtype=torch.int64)
+        if self.cached:
+            result |= self.cached(index, int(result.get("pool", FULL)), text)
+        if pixels is None:
+            return result
+        # An own, writable copy.
+        image = torch.from_numpy(np.array(pixels)).permute(2, 0, 1).to(torch.float32).div_(127.5).sub_(1.0)
+        mask = torch.from_numpy(self.mask(index, draw, image.shape[-1]))[None].float()
+        return result | {"image": image.contiguous(), "mask": mask, "masked_image": image * (mask < 0.5)}
+
+    def _pool(self, index: int, draw: int, size: int) -> int:
+        random = np.random.Generator(np.random.PCG64(np.random.SeedSequence((self.seed, index, draw))))
+        everything = random.random() < self.full_share and self.source.own_mask(index) is None
+        return FULL if everything else int(random.integers(size))
+
+    def mask(self, index: int, draw: int, side: int) -> npt.NDArray[np.uint8]:
+        """[side, side], 1 = repaint."""
+        own = self.source.own_mask(index)
+        if own is not None:
+            return own
+        return make_mask(side, (self.seed, index, draw), kind=self.masks, full_share=self.full_share)
 
 
 class Batches:
-    """Iterator over batches; `settings` says what was asked for and what is in effect."""
+    """Iterator over batches; `settings` says what was asked for and what is in effect.
 
-    def __init__(self, samples: Samples, batch: int, recipe: RecipeConfig, seed: int) -> None:
-        cores = len(os.sched_getaffinity(0))
-        workers = min(recipe.num_workers, cores)
-        if workers < recipe.num_workers:
-            log.warning(
-                "recipe.num_workers=%d, but this job has %d CPU cores: the loader uses %d",
-                recipe.num_workers,
-                cores,
-                workers,
-            )
+    `indices` are the images to draw from (all where None). `start` is the first draw: batches taken so far times
+    their size.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        batch: int,
+        recipe: RecipeConfig,
+        seed: int,
+        *,
+        start: int = 0,
+        indices: Indices | None = None,
+    ) -> None:
+        if indices is None:
+            indices = np.arange(len(samples))
+        if not len(indices):
+            raise UserError("no image is left to draw from; see data.validation_share and data.block_m")
+        workers = _workers(recipe.num_workers, len(os.sched_getaffinity(0)), "this job has {} CPU cores")
+        dataset: Any = samples
+        sampler: EndlessShuffle | None = EndlessShuffle(indices, seed, start)
+        source = samples.source
+        if isinstance(source, PreparedSource) and source.format == "webdataset" and samples.pixels:
+            from .shards import ShardStream, with_any_of
+
+            shards = with_any_of(source.shards(), indices)
+            workers = _workers(workers, len(shards), "the data has {} shards with images to draw")
+            dataset = ShardStream(samples, shards, indices, batch, workers, seed, start)
+            sampler = None
         # Pinning needs a GPU; without one PyTorch warns and does nothing.
         pinned = recipe.pin_memory and recipe.device == "cuda"
         self.settings: dict[str, Any] = {
-            "num_workers": {"requested": recipe.num_workers, "effective": workers},
-            "prefetch_factor": {
-                "requested": recipe.prefetch_factor,
-                "effective": recipe.prefetch_factor if workers else None,
-            },
-            "pin_memory": {"requested": recipe.pin_memory, "effective": pinned},
+            "num_workers": _setting(recipe.num_workers, workers),
+            "prefetch_factor": _setting(recipe.prefetch_factor, recipe.prefetch_factor if workers else None),
+            "pin_memory": _setting(recipe.pin_memory, pinned),
             # Without pinned memory a copy is synchronous whatever it is asked to be.
-            "non_blocking": {
-                "requested": recipe.non_blocking,
-                "effective": recipe.non_blocking and pinned,
-            },
+            "non_blocking": _setting(recipe.non_blocking, recipe.non_blocking and pinned),
+            "format": _setting(recipe.format, _format_in_effect(samples)),
+            "stage": _setting(recipe.stage, "none"),
         }
+        if isinstance(source, PreparedSource):
+            self.settings["stage"] = _setting(recipe.stage, source.stage_in_effect) | source.staging
         self._loader: DataLoader[Batch] | None = DataLoader(
-            samples,
+            dataset,
             batch_size=batch,
-            sampler=EndlessShuffle(len(samples), seed),
+            sampler=sampler,
             drop_last=True,
             num_workers=workers,
             prefetch_factor=recipe.prefetch_factor if workers else None,
@@ -133,8 +206,27 @@ class Batches:
         return next(self._iterator)
 
     def close(self) -> None:
-        """End the worker processes; afterwards there are no more batches."""
+        """End the worker processes; afterwards there are no more batches. The source stays open."""
         self._iterator = self._loader = None
+
+
+def _setting(requested: Any, effective: Any) -> dict[str, Any]:
+    return {"requested": requested, "effective": effective}
+
+
+def _workers(requested: int, most: int, because: str) -> int:
+    if requested > most:
+        reason = because.format(most)
+        log.warning("recipe.num_workers=%d, but %s: the loader uses %d", requested, reason, most)
+    return min(requested, most)
+
+
+def _format_in_effect(samples: Samples) -> str | None:
+    """None where no image is read."""
+    if not samples.pixels:
+        return None
+    source = samples.source
+    return source.format if isinstance(source, PreparedSource) else source.account.kind
 
 
 def _quiet_worker(_: int) -> None:

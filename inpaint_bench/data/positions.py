@@ -1,7 +1,8 @@
 """Where a photograph was taken: from a metadata file beside the images, or from EXIF.
 
 Metadata files follow the Hugging Face imagefolder convention: metadata.csv, .jsonl or .parquet with a
-`file_name` column relative to the folder; we read `latitude`, `longitude` (degrees) and `text` beside it.
+`file_name` column relative to the folder; we read `latitude`, `longitude` (degrees), `text` and `mask` (a file
+relative to the folder, white = repaint) beside it.
 EXIF positions are rationals in the GPS directory (EXIF 2.32, 4.6.6).
 """
 
@@ -33,6 +34,8 @@ class Row:
     latitude: Any = None
     longitude: Any = None
     text: str = ""
+    mask: str | None = None  # relative to the folder
+    entries: tuple[int, ...] = ()  # which entries of the metadata file name it; more than one is a mistake
 
     @property
     def has_position(self) -> bool:
@@ -61,10 +64,13 @@ def read_metadata(root: Path) -> dict[str, Row] | None:
         if not isinstance(name, str) or not name:
             have = ", ".join(map(str, record)) or "nothing"
             raise UserError(f"{path}: entry {number} has no file_name (it has {have})")
-        rows[Path(name).as_posix()] = Row(
+        key = Path(name).as_posix()
+        rows[key] = Row(
             latitude=record.get("latitude"),
             longitude=record.get("longitude"),
             text=str(record.get("text") or ""),
+            mask=Path(str(record["mask"])).as_posix() if not _empty(record.get("mask")) else None,
+            entries=(*(rows[key].entries if key in rows else ()), number),
         )
     return rows
 
@@ -119,6 +125,8 @@ def _sign(reference: Any, plus: str, minus: str) -> int:
 
 
 def _number(name: str, value: Any) -> float:
+    if _empty(value):
+        raise NoPosition(f"{name} is missing")
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -134,4 +142,5 @@ def _checked(latitude: float, longitude: float) -> tuple[float, float]:
 
 
 def _empty(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and not value.strip())
+    """None, blank, or NaN: how pandas writes nothing into a column of numbers."""
+    return value is None or (isinstance(value, str) and not value.strip()) or value != value

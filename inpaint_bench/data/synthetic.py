@@ -7,6 +7,7 @@ loss falls.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,9 @@ import numpy.typing as npt
 
 from ..config import DataConfig
 from .source import Account, Pixels
+from .split import METRES_PER_DEGREE
+
+VERSION = 1  # part of the identity: raise it when another picture, address or text comes out
 
 # A grid of streets of 100 m blocks, houses 12 m apart on both sides, around this corner.
 ORIGIN = (30.6280, -96.3344)  # degrees: latitude, longitude
@@ -21,7 +25,6 @@ BLOCK_M = 100.0
 HOUSE_M = 12.0
 SETBACK_M = 9.0
 HOUSES_PER_SIDE = 8
-METRES_PER_DEGREE = 111_320.0  # of latitude; 0.3 % is enough for an invented city
 
 WALLS = {
     "brick": (150, 75, 60),
@@ -61,6 +64,8 @@ class SyntheticSource:
         self.account = Account(kind="synthetic", found=self.count, used=self.count)
         self.positions = _addresses(self.count)
         self.texts = [_plan(self._random(index)).text for index in range(self.count)]
+        self.names = [f"synthetic-{index:06d}" for index in range(self.count)]
+        self.identity = hashlib.sha256(f"synthetic/{VERSION}/{self.seed}/{self.count}".encode()).hexdigest()
 
     def __len__(self) -> int:
         return self.count
@@ -68,6 +73,12 @@ class SyntheticSource:
     def pixels(self, index: int) -> Pixels:
         random = self._random(index)
         return _draw(_plan(random), random, self.resolution_px)
+
+    def own_mask(self, index: int) -> None:
+        return None
+
+    def close(self) -> None:
+        """Nothing is held."""
 
     def _random(self, index: int) -> np.random.Generator:
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence((self.seed, index))))

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 
-from inpaint_bench.config import SiteConfig, SiteGpu, check, config_hash, typed
+from inpaint_bench.config import NEEDS_ROOT, SiteConfig, SiteGpu, check, config_hash, typed
 from inpaint_bench.errors import UserError
 from inpaint_bench.paths import ROOT, conf_dir
 from inpaint_bench.schema import register
@@ -25,7 +25,7 @@ def _hydra():
 
 @pytest.mark.parametrize(("group", "choice"), CHOICES)
 def test_every_file_of_every_group_composes_and_is_typed(group, choice):
-    root = ["data.root=photos"] if choice == "folder" else []
+    root = ["data.root=photos"] if choice in NEEDS_ROOT else []
     bench = typed(compose("config", overrides=[f"{group}={choice}", *root]))
     assert bench.batch == 16
 

@@ -1,36 +1,30 @@
-"""Inpainting masks: strokes or rectangles, and a quarter that repaint everything. 1 = repaint.
+"""Strokes or rectangles, at equal odds: the masks that the SD 1.5 inpainting checkpoint was trained on.
 
-The mixture follows what the SD 1.5 inpainting checkpoint was trained on: synthetic masks in LaMa's manner
-(strokes of up to 200 px by 100 px, rectangles of 30 to 150 px, at 256 px, equal odds), 25 % full masks
-(model card of stable-diffusion-inpainting). Sizes scale with the resolution.
+They follow LaMa: strokes of up to 200 px by 100 px, rectangles of 30 to 150 px, at 256 px; sizes scale with the
+resolution.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
+
+from ..source import Mask
+from .canvas import WORK_PX, resized
 
 REFERENCE_PX = 256  # the side at which the sizes below hold
-FULL_SHARE = 0.25
 STROKES = (1, 5)  # how many, inclusive
 STROKE_LENGTH_PX = 200
 STROKE_WIDTH_PX = (10, 100)
 SEGMENTS = (2, 5)  # corners of one stroke
 RECTANGLES = (1, 4)
 RECTANGLE_PX = (30, 150)
-_WORK_PX = 256  # strokes are drawn at no more than this side and enlarged: their cost stays flat
-
-Mask = npt.NDArray[np.uint8]  # [H, W], 0 keep, 1 repaint
 
 
-def make_mask(side: int, seed: tuple[int, ...]) -> Mask:
-    """A mask of `side` x `side`, the same for the same `seed` (non-negative integers)."""
-    random = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
-    if random.random() < FULL_SHARE:
-        return np.ones((side, side), np.uint8)
+def draw(side: int, random: np.random.Generator) -> Mask:
+    """[side, side]; strokes or rectangles by `random` too."""
     if random.random() < 0.5:
         return _rectangles(side, random)
-    return _enlarge(_strokes(min(side, _WORK_PX), random), side)
+    return resized(_strokes(min(side, WORK_PX), random), side)
 
 
 def _rectangles(side: int, random: np.random.Generator) -> Mask:
@@ -73,10 +67,3 @@ def _strokes(side: int, random: np.random.Generator) -> Mask:
         near = (rows - along * dy) ** 2 + (columns - along * dx) ** 2 <= half * half
         mask[y0:y1, x0:x1] |= near
     return mask
-
-
-def _enlarge(mask: Mask, side: int) -> Mask:
-    if mask.shape[0] == side:
-        return mask
-    index = np.arange(side) * mask.shape[0] // side
-    return mask[index[:, None], index[None, :]]

@@ -22,8 +22,7 @@ from inpaint_bench.data.opened import open_source
 from inpaint_bench.data.source import Source
 from inpaint_bench.errors import UserError
 from inpaint_bench.workloads.tokens import hash_tokenizer
-
-from .support import bench, photo
+from tests.worker.support import bench, photo
 
 
 def folder(root: Path, num_images: int | None = None) -> Source:
@@ -35,7 +34,7 @@ def synthetic(count: int = 5, side: int = 32, seed: int = 0) -> Source:
 
 
 def batches(source: Source, batch: int, *overrides: str) -> Batches:
-    samples = Samples(source, hash_tokenizer(1000, 77), seed=0)
+    samples = Samples(source, hash_tokenizer(1000, 77), seed=0, masks="sd", full_share=0.25)
     return Batches(samples, batch, bench(*overrides).recipe, seed=0)
 
 
@@ -183,7 +182,7 @@ class TestBatches:
         assert batch["image"].shape[0] == 8
 
     def test_every_epoch_holds_each_image_once_in_another_order(self) -> None:
-        drawn = list(islice(EndlessShuffle(50, seed=0), 100))
+        drawn = list(islice(EndlessShuffle(np.arange(50), seed=0), 100))
         first, second = [index for index, _ in drawn[:50]], [index for index, _ in drawn[50:]]
         assert sorted(first) == sorted(second) == list(range(50))
         assert first != second

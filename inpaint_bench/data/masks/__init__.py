@@ -1,0 +1,34 @@
+"""Inpainting masks, 1 = repaint: strokes and boxes as SD 1.5 inpainting was trained, or what a disaster leaves.
+
+Every kind is drawn in shares of the picture's side, so that its coverage does not depend on the resolution,
+and the share of masks that repaint everything is the same choice in all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..source import Mask
+from . import disaster, sd
+
+FULL_SHARE = 0.25  # model card of stable-diffusion-inpainting: in 25 % of the steps everything is masked
+KINDS: dict[str, Callable[[int, np.random.Generator], Mask]] = {"sd": sd.draw, "disaster": disaster.draw}
+
+
+def make_mask(side: int, seed: tuple[int, ...], kind: str = "sd", full_share: float = FULL_SHARE) -> Mask:
+    """[side, side] uint8, the same for the same `seed` (non-negative integers).
+
+    A mask is all ones with probability `full_share`, and otherwise has ones and zeros. Raises ValueError for a
+    kind that does not exist.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"mask kind {kind!r}: not one of {', '.join(KINDS)}")
+    random = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
+    if random.random() < full_share:
+        return np.ones((side, side), np.uint8)
+    while True:  # a drawing that hides nothing or everything is rare, and is drawn again
+        mask = KINDS[kind](side, random)
+        if mask.any() and not mask.all():
+            return mask

@@ -1,0 +1,17 @@
+"""Masks are drawn at no more than 256 px and enlarged: their cost stays flat, and latents are coarser anyway."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..source import Mask
+
+WORK_PX = 256
+
+
+def resized(mask: Mask, side: int) -> Mask:
+    """The square `mask` at another side, every pixel the nearest of the old."""
+    if mask.shape[0] == side:
+        return mask
+    index = np.arange(side) * mask.shape[0] // side
+    return mask[index].take(index, axis=1)

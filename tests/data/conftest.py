@@ -1,0 +1,40 @@
+"""One thread for tensors, small prepared datasets, and a disk that is soon full."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from .support import prepared
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def facades(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """60 facades of 32 px in every format; not to be changed."""
+    return prepared(tmp_path_factory.mktemp("facades") / "set", "data.num_images=60")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """A tmpfs of so many kilobytes."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = False
+
+    def mount(kilobytes: int) -> Path:
+        nonlocal mounted
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", place], capture_output=True)
+        if done.returncode:
+            pytest.skip(f"nothing can be mounted here: {done.stderr.decode().strip()}")
+        mounted = True
+        return place
+
+    yield mount
+    if mounted:
+        subprocess.run(["umount", place], check=True)

@@ -1,0 +1,273 @@
+"""`prepare`, as a user runs it: whole datasets, or nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from inpaint_bench import prepare
+from inpaint_bench.config import config_hash
+from inpaint_bench.data import layout
+from tests.worker.support import compose, photo
+
+from .support import FORMATS, SMALL, opened, prepared
+
+FACADES = ("data=synthetic", "data.num_images=40")
+
+
+def contents(root: Path) -> dict[str, str]:
+    files = (path for path in root.rglob("*") if path.is_file())
+    return {path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+class TestADataset:
+    def test_holds_equal_pixels_in_every_format(self, facades: Path) -> None:
+        plain = opened(facades)
+        index = pq.read_table(facades / "index.parquet").to_pylist()
+        for format in FORMATS[1:]:
+            other = opened(facades, format)
+            assert all(np.array_equal(plain.pixels(at), other.pixels(at)) for at in range(60)), format
+        for row in index:
+            assert hashlib.sha256(plain.pixels(row["id"]).tobytes()).hexdigest() == row["sha256"]
+            assert plain.pixels(row["id"]).shape == (32, 32, 3)
+
+    def test_has_tars_of_the_very_files(self, facades: Path) -> None:
+        source, seen = opened(facades, "webdataset"), []
+        for shard in source.shards():
+            with tarfile.open(shard.path) as tar:
+                for member in tar:
+                    index = int(Path(member.name).stem)
+                    content = tar.extractfile(member)
+                    assert content is not None
+                    assert content.read() == source.jpeg(index)
+                    assert shard.first <= index < shard.end
+                    seen.append(index)
+        assert seen == list(range(60))
+
+    def test_has_an_index_in_parquet_with_positions_in_order(self, facades: Path) -> None:
+        table = pq.read_table(facades / "index.parquet")
+        assert table.schema.names == layout.INDEX_SCHEMA.names
+        assert table["id"].to_pylist() == list(range(60))
+        assert str(table["latitude"].type) == str(table["longitude"].type) == "double"
+        assert np.abs(table["latitude"].to_numpy() - 30.6).max() < 0.1
+        sides = {(row["block"], row["split"]) for row in table.to_pylist()}
+        assert len(sides) == len({block for block, _ in sides})
+        assert {side for _, side in sides} == {"train", "validation"}
+
+    def test_has_a_manifest_that_counts_and_times_what_was_done(self, facades: Path) -> None:
+        manifest = json.loads((facades / "prepared.json").read_text())
+        assert manifest["num_images"] == manifest["account"]["used"] == 60
+        assert manifest["split"]["train"] + manifest["split"]["validation"] == 60
+        assert set(manifest["formats"]) == set(FORMATS)
+        assert all(one["seconds"] > 0 for one in manifest["formats"].values())
+        assert len(manifest["formats"]["files"]["files"]) == 60
+
+    def test_is_the_same_to_the_byte_when_it_is_made_again(self, facades: Path, tmp_path: Path) -> None:
+        again = contents(prepared(tmp_path / "again", "data.num_images=60"))
+        before = contents(facades)
+        assert {n: h for n, h in again.items() if n != "prepared.json"} == {
+            n: h for n, h in before.items() if n != "prepared.json"
+        }
+
+    def test_of_real_photographs_is_whole(self, tmp_path: Path) -> None:
+        root = os.environ.get("INPAINT_BENCH_PHOTOS")
+        if not root:
+            pytest.skip("INPAINT_BENCH_PHOTOS names no folder of photographs")
+        assert prepare.main(["data=folder", f"data.root={root}", f"data.out={tmp_path / 'set'}", *SMALL]) == 0
+        assert prepare.main(["--verify", str(tmp_path / "set")]) == 0
+        source = opened(tmp_path / "set", "memmap")
+        assert source.account.kind == "folder"
+        assert len(source) == source.account.used > 1
+
+
+class TestRunAgain:
+    def test_it_rewrites_nothing(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        out = prepared(tmp_path / "set", *FACADES)
+        before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+        capsys.readouterr()
+        prepared(out, *FACADES)
+        assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+    def test_it_adds_a_format_that_is_missing(self, tmp_path: Path) -> None:
+        out, whole = prepared(tmp_path / "set", *FACADES, "prepare.formats=[files]"), tmp_path / "whole"
+        assert set(json.loads((out / "prepared.json").read_text())["formats"]) == {"files"}
+        prepared(out, *FACADES)
+        prepared(whole, *FACADES)
+        assert contents(out).keys() == contents(whole).keys()
+        assert np.array_equal(opened(out, "hdf5").pixels(7), opened(whole, "memmap").pixels(7))
+
+    @pytest.mark.parametrize(
+        "word", ["data.seed=1", "prepare.jpeg_quality=90", "data.block_m=50", "data.num_images=41"]
+    )
+    def test_it_refuses_a_folder_with_another_dataset(
+        self, tmp_path: Path, word: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        out = prepared(tmp_path / "set", *FACADES)
+        before = contents(out)
+        assert prepare.main([*FACADES, f"data.out={out}", *SMALL, word]) == 2
+        assert "holds another dataset" in capsys.readouterr().err
+        assert contents(out) == before
+
+    def test_it_refuses_a_folder_that_is_no_dataset(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "thesis.tex").write_text("years of work")
+        assert prepare.main([*FACADES, f"data.out={tmp_path}"]) == 2
+        assert "not a prepared dataset" in capsys.readouterr().err
+        assert list(tmp_path.iterdir()) == [tmp_path / "thesis.tex"]
+
+    def test_a_folder_whose_photographs_changed_is_another_dataset(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "photos").mkdir()
+        for number, name in enumerate("abc"):
+            photo(tmp_path / "photos" / f"{name}.jpg", position=(55.0 + number, 13.0))
+        words = ["data=folder", f"data.root={tmp_path / 'photos'}", f"data.out={tmp_path / 'set'}", *SMALL]
+        assert prepare.main(words) == 0
+        assert prepare.main(words) == 0
+        photo(tmp_path / "photos" / "b.jpg", position=(56.0, 13.0), colour=(1, 2, 3))
+        assert prepare.main(words) == 2
+
+
+class TestWhenItCannotFinish:
+    @pytest.mark.parametrize(
+        ("format", "kilobytes"), [("files", 150), ("memmap", 300), ("hdf5", 300), ("webdataset", 400)]
+    )
+    def test_a_full_disk_is_named_and_nothing_is_left_on_it(
+        self, small_disk: Callable[[int], Path], capsys: pytest.CaptureFixture[str], format: str, kilobytes: int
+    ) -> None:
+        disk = small_disk(kilobytes)
+        words = [*FACADES, "data.num_images=80", f"data.out={disk / 'set'}", *SMALL, f"prepare.formats=[{format}]"]
+        assert prepare.main(words) == 2
+        message = capsys.readouterr().err
+        assert f"the disk {disk} is full" in message
+        assert "MB were free" in message
+        assert not list(disk.iterdir())
+
+    @pytest.mark.parametrize("writer", ["memmap", "hdf5", "webdataset"])
+    def test_a_disk_that_fills_up_while_a_format_is_added_keeps_the_dataset(
+        self,
+        small_disk: Callable[[int], Path],
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        writer: str,
+    ) -> None:
+        """The size is known in advance for arrays; here that look is taken away, so that writing itself fails."""
+        disk = small_disk(400)
+        out = prepared(disk / "set", *FACADES, "data.num_images=80", "prepare.formats=[files]")
+        monkeypatch.setattr("inpaint_bench.data.write._array_bytes", lambda *_: 0)
+        before = contents(disk)
+        words = ["data=prepared", f"data.root={out}", "data.resolution_px=32", f"prepare.formats=[{writer}]"]
+        assert prepare.main(words) == 2
+        assert "is full" in capsys.readouterr().err
+        assert contents(disk) == before
+        assert sorted(path.name for path in disk.iterdir()) == ["set"]
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_a_signal_leaves_nothing_and_a_second_call_works(self, tmp_path: Path, number: signal.Signals) -> None:
+        words = [*FACADES, "data.num_images=5000", "data.resolution_px=64", f"data.out={tmp_path / 'set'}"]
+        running = start(words)
+        wait_for_images(tmp_path)
+        os.killpg(running.pid, number)  # all of them, as Slurm and a terminal do
+        _, message = running.communicate(timeout=60)
+        assert running.returncode == 128 + number
+        assert f"Stopped by {number.name}" in message
+        assert not list(tmp_path.iterdir())
+        prepared(tmp_path / "set", *FACADES)
+
+    def test_what_a_kill_leaves_is_removed_by_the_second_call_and_no_process_stays(self, tmp_path: Path) -> None:
+        words = [*FACADES, "data.num_images=5000", "data.resolution_px=64", f"data.out={tmp_path / 'set'}"]
+        running = start(words)
+        wait_for_images(tmp_path)
+        running.kill()
+        running.communicate(timeout=60)  # its pipes close only when its children are gone
+        prepared(tmp_path / "set", *FACADES)
+        assert [path.name for path in tmp_path.iterdir()] == ["set"]
+
+    def test_a_second_prepare_of_the_same_folder_waits_for_nobody_and_disturbs_nothing(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        words = [*FACADES, "data.num_images=5000", "data.resolution_px=64", f"data.out={tmp_path / 'set'}"]
+        running = start(words)
+        wait_for_images(tmp_path)
+        assert prepare.main(words) == 2
+        assert "another prepare is writing it" in capsys.readouterr().err
+        running.terminate()
+        running.communicate(timeout=60)
+        assert running.returncode == 128 + signal.SIGTERM
+
+
+def start(words: list[str]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "inpaint_bench.prepare", *words]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def wait_for_images(folder: Path) -> None:
+    until = time.monotonic() + 60
+    while not list(folder.glob(".set.partial/images/*9.jpg")):
+        assert time.monotonic() < until, "no image came"
+        time.sleep(0.02)
+
+
+class TestTheCommand:
+    def test_help_ends_with_an_example(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            prepare.main(["--help"])
+        assert "python -m inpaint_bench.prepare data=synthetic" in capsys.readouterr().out
+
+    def test_its_account_is_short_and_ends_with_how_to_use_the_dataset(self, tmp_path: Path) -> None:
+        command = [sys.executable, "-m", "inpaint_bench", "prepare", *FACADES, *SMALL, f"data.out={tmp_path / 'set'}"]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        assert said[0] == "40 found, 40 used, 0 skipped"
+        assert re.fullmatch(r"\d+ for training, \d+ for validation: 1 of 2 blocks of 200 m", said[1])
+        assert said[-1] == f"use it: data=prepared data.root={tmp_path / 'set'} data.resolution_px=32"
+
+    def test_a_terminal_sees_a_bar_and_a_pipe_does_not(self, tmp_path: Path) -> None:
+        leader, follower = pty.openpty()
+        command = [sys.executable, "-m", "inpaint_bench.prepare", *FACADES, *SMALL, f"data.out={tmp_path / 'set'}"]
+        environment = {**os.environ, "TERM": "xterm"}
+        subprocess.run(command, stdout=follower, stderr=follower, env=environment, check=True)
+        os.close(follower)
+        screen = os.read(leader, 100_000).decode()
+        os.close(leader)
+        assert re.search(r"images .*40/40", screen)
+        assert re.search(r"hdf5 .*40/40", screen)
+
+    def test_caches_of_the_frozen_networks_are_made_with_the_dataset(self, tmp_path: Path) -> None:
+        networks = ["model=tiny_inpaint", "recipe=cpu", "gpu=cpu", "prepare.caches=true"]
+        out = prepared(tmp_path / "set", *FACADES, *networks)
+        (account,) = out.glob("cache/*/cache.json")
+        assert json.loads(account.read_text())["images"] == 40
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["data=synthetic"], "data.out is empty"),
+            (["data=synthetic", "data.out=x", "prepare.formats=[zip]"], "not one of files, memmap, hdf5, webdataset"),
+            (["data=folder", "data.root=tests", "data.out=tests/data/out"], "lies inside data.root"),
+            (["data=prepared", "data.root=tests"], "`prepare` did not write it"),
+            (["data=synthetic", "data.out=x", "data.num_images=3"], "all 3 images lie in one block"),
+            (["data=synthetic", "data.out=x", "data.colour=red"], "colour"),
+            (["data=folder", "data.root=/nowhere/at/all", "data.out=x"], "no such folder"),
+        ],
+    )
+    def test_a_mistake_is_one_sentence_and_exit_code_two(self, words: list[str], message: str) -> None:
+        done = subprocess.run([sys.executable, "-m", "inpaint_bench.prepare", *words], capture_output=True, text=True)
+        assert done.returncode == 2, done.stderr
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+
+    def test_where_a_dataset_is_written_is_not_what_a_run_executes(self) -> None:
+        assert config_hash(compose("data.out=somewhere")) == config_hash(compose())
