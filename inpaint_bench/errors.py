@@ -11,3 +11,7 @@ class UserError(Exception):
 
 class PointsFailedError(Exception):
     """Points of a sweep that was waited for did not complete; their table has been printed."""
+
+
+class UnavailableError(UserError):
+    """What was asked for cannot run on this machine, and why: a result, not a failure of the benchmark."""

@@ -1,110 +1,111 @@
-"""Fine-tuning the Stable Diffusion 1.5 UNet for location-aware inpainting.
-
-Everything is computed in the step, as the common training scripts do: both VAE encodes (image and masked
-image), the text encoder, the noise. That is the baseline which cached inputs are to be compared with.
-"""
+"""Fine-tuning the Stable Diffusion 1.5 UNet for location-aware inpainting."""
 
 from __future__ import annotations
 
+import logging
+import time
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from .. import levers
 from ..config import BenchConfig
 from ..data.loader import Batch, Batches, Samples
-from ..data.opened import open_source
+from ..data.opened import Indices, open_source, open_split
 from ..data.source import Source
 from ..errors import UserError
-from . import flops, models
-from .location import DROP
-from .precision import autocast, pin_fp32
+from . import facts, fit, held_out, models, objective, optim, parity
+from .assembly import Assembly
+from .average import Average
+from .graph import GraphedStep
 
-# torch.optim.AdamW's own defaults, written out: they are part of what is measured.
-ADAMW: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2}
+
+log = logging.getLogger(__name__)
 
 
 class FinetuneInpaint:
     """The workload `finetune_inpaint`; see `inpaint_bench.workloads.Workload`."""
 
-    def __init__(self, config: BenchConfig, device: torch.device, source: Source, nets: models.Models) -> None:
-        recipe = config.recipe
-        self.device, self.recipe, self.nets = device, recipe, nets
-        self.images_per_step = config.batch
-        self.fp32 = pin_fp32(recipe.tf32)
-        torch.backends.cudnn.benchmark = False
-        self._layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
-        if recipe.channels_last:
-            nets.unet.to(memory_format=self._layout)
-            nets.vae.to(memory_format=self._layout)
+    def __init__(self, assembly: Assembly, train: Indices, held: Indices) -> None:
+        bench, nets = assembly.bench, assembly.nets
+        self.assembly, self.bench, self.device = assembly, bench, assembly.device
+        self.images_per_step = int(bench.batch)
+        self._train, self._held = train, held
         self.parameters = nets.trained()
-        # PyTorch picks `foreach` by itself on a GPU, the loop elsewhere; said here, so that it stays.
-        self.foreach = device.type == "cuda"
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=config.workload.learning_rate, foreach=self.foreach, fused=False, **ADAMW
-        )
-        self.scaler = torch.amp.GradScaler(device.type) if recipe.precision == "fp16" else None
-        self.random = torch.Generator(device).manual_seed(config.seed)
+        self.optimizers = assembly.optimizers(self.parameters, bench.workload.learning_rate)
+        fp16 = assembly.autocast is torch.float16
+        self.scaler = torch.amp.GradScaler(self.device.type) if fp16 else None
+        self.random = torch.Generator(self.device).manual_seed(bench.seed)
+        self.average = Average(self.parameters, assembly.ema_decay) if assembly.ema_decay else None
         self.attempted = 0
-        self.batches = Batches(Samples(source, nets.tokenize, config.seed), config.batch, recipe, config.seed)
-        self.data: dict[str, Any] = {
-            **source.account.as_dict(),
-            "root": config.data.root,
+        self.draws_taken = 0
+        self.samples = _samples(assembly)
+        self._batches: Batches | None = None
+        self.parity: dict[str, Any] | None = None
+        self.facts: dict[str, Any] = {}
+        self.graphed = GraphedStep(self._update, self.random) if assembly.graph else None
+
+    @property
+    def batches(self) -> Batches:
+        if self._batches is None:  # only now: a run that goes on starts elsewhere in the stream
+            self._batches = Batches(
+                self.samples,
+                self.images_per_step,
+                self.bench.recipe,
+                self.bench.seed,
+                start=self.draws_taken,
+                indices=self._train,
+            )
+        return self._batches
+
+    @property
+    def data(self) -> dict[str, Any]:
+        return {
+            **self.assembly.source.account.as_dict(),
+            "root": self.bench.data.root,
+            "train": len(self._train),
+            "validation": len(self._held),
             "loader": self.batches.settings,
         }
-        self.facts = self._facts(config, source)
 
     def next_batch(self) -> Batch:
-        return next(self.batches)
+        batch = next(self.batches)
+        self.draws_taken += self.images_per_step
+        return batch
 
     def learning_rate(self) -> float:
-        return float(self.optimizer.param_groups[0]["lr"])
+        return float(self.optimizers[0].param_groups[0]["lr"])
 
     def step(self, batch: Batch) -> Tensor:
         """Forward, backward and update. Returns the mean squared error, a scalar on the device."""
-        batch = self.to_device(batch)
         self.attempted += 1
-        with autocast(self.device, self.recipe.precision):
-            loss = self.loss(batch)
+        batch = self.to_device(batch)
+        return self.graphed(batch) if self.graphed else self._update(batch)
+
+    def _update(self, batch: Batch) -> Tensor:
+        assembly = self.assembly
+        draws = objective.draw(assembly, self.images_per_step, self.random)
+        total: Tensor | None = None
+        for start in range(0, self.images_per_step, assembly.micro_batch):
+            rows = slice(start, start + assembly.micro_batch)
+            part = {name: value[rows] for name, value in batch.items()}
+            loss = objective.loss(assembly, part, draws.part(rows)) / assembly.micro_batches
+            (self.scaler.scale(loss) if self.scaler else loss).backward()
+            total = loss.detach() if total is None else total + loss.detach()
+        for optimizer in self.optimizers:
+            self.scaler.step(optimizer) if self.scaler else optimizer.step()
         if self.scaler:
-            self.scaler.scale(loss).backward()
-            self.scaler.step(self.optimizer)
             self.scaler.update()
-        else:
-            loss.backward()
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
-
-    def loss(self, batch: Batch) -> Tensor:
-        """Mean squared error of the predicted noise, over all latents (masked or not, as SD trains)."""
-        nets = self.nets
-        with torch.no_grad():
-            latents = self.encode(batch["image"])
-            masked = self.encode(batch["masked_image"])
-            mask = F.interpolate(batch["mask"], size=latents.shape[-2:], mode="nearest")
-            text = nets.text_encoder(batch["tokens"]).last_hidden_state
-            noise = torch.randn(latents.shape, device=self.device, generator=self.random)
-            times = torch.randint(len(nets.signal), (len(latents),), device=self.device, generator=self.random)
-            kept, added = nets.signal[times, None, None, None], nets.noise[times, None, None, None]
-            # Order of the checkpoint's input: noisy latents 4, mask 1, masked-image latents 4.
-            state = torch.cat([kept * latents + added * noise, mask, masked], dim=1)
-            state = state.contiguous(memory_format=self._layout)
-        if nets.location:
-            absent = torch.rand(len(latents), device=self.device, generator=self.random) < DROP
-            place = nets.location(batch["latitude"], batch["longitude"], absent)
-            text = torch.cat([text, place.to(text.dtype)], dim=1)
-        predicted = nets.unet(state, times, text, return_dict=False)[0]
-        return F.mse_loss(predicted.float(), noise)
-
-    def encode(self, image: Tensor) -> Tensor:
-        """[B, 3, R, R] in -1..1 -> [B, 4, R/8, R/8] float32: a sample of the latent, scaled."""
-        image = image.contiguous(memory_format=self._layout)
-        latent = self.nets.vae.encode(image).latent_dist.sample(self.random)
-        scaled: Tensor = latent.float() * self.nets.vae.config.scaling_factor
-        return scaled
+        if self.average:
+            self.average.update()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        assert total is not None
+        return total
 
     def to_device(self, batch: Batch) -> Batch:
         wait = not self.batches.settings["non_blocking"]["effective"]
@@ -114,60 +115,122 @@ class FinetuneInpaint:
         """Suppressed updates: the optimiser's own count stays behind that of the steps attempted."""
         if not self.scaler:
             return 0
-        state = self.optimizer.state.get(self.parameters[0], {})
+        state = self.optimizers[0].state.get(self.parameters[0], {})
         return self.attempted - int(state.get("step", 0))
 
-    def close(self) -> None:
-        self.batches.close()
+    def verify(self) -> list[dict[str, Any]]:
+        """What is really active of every lever asked for. Runs one more step, under the profiler."""
+        return levers.verify(self)
 
-    def _facts(self, config: BenchConfig, source: Source) -> dict[str, Any]:
-        """What the analysis must know to make rates comparable. FLOP of one image, all parts of a step."""
-        counts = self.nets.counts()
-        counted = flops.count(config.model, config.data.resolution_px, self.nets)
-        return {
-            "resolution_px": config.data.resolution_px,
-            "precision": config.recipe.precision,
-            "tf32": config.recipe.tf32,
-            "fp32_precision": self.fp32,
-            "channels_last": config.recipe.channels_last,
-            "cudnn_benchmark": torch.backends.cudnn.benchmark,
-            "weights": config.model.weights,
-            "parameters": counts["unet"],  # without the location encoder
-            "parameters_trained": sum(p.numel() for p in self.parameters),
-            "parameters_by_network": counts,
-            "flop_per_image": counted["total"],
-            "flop_parts": counted,
-            "encodes_online": flops.ENCODES_ONLINE,
-            "text_online": True,
-            "location_tokens": config.model.location_tokens,
-            "optimizer": {
-                "class": type(self.optimizer).__name__,
-                "foreach": self.foreach,
-                "fused": False,
-                "lr": config.workload.learning_rate,
-                "betas": list(ADAMW["betas"]),
-                "eps": ADAMW["eps"],
-                "weight_decay": ADAMW["weight_decay"],
-                "grad_scaler": self.scaler is not None,
-            },
-            "skipped_steps": 0,
-            "epochs": config.workload.epochs,
-            "dataset_images": config.workload.dataset_images,
-            "num_images": len(source),
-        }
+    def validate(self) -> dict[str, float]:
+        return held_out.validate(self.assembly, self._held)
+
+    def finish(self, run_dir: Path) -> dict[str, Any]:
+        return held_out.finish(self.assembly, self._held, run_dir, self.average)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors = {f"parameter.{i}": p.detach() for i, p in enumerate(self.parameters)}
+        values: dict[str, Any] = {"attempted": self.attempted, "draws_taken": self.draws_taken}
+        for number, optimizer in enumerate(self.optimizers):
+            tensors |= {f"optimizer.{number}.{k}": v for k, v in optim.state_tensors(optimizer).items()}
+        if self.average:
+            tensors |= {f"average.{i}": tensor for i, tensor in enumerate(self.average.tensors)}
+            values["average_updates"] = self.average.updates
+        if self.scaler:
+            values["scaler"] = self.scaler.state_dict()
+        tensors["generator"] = self.random.get_state()
+        return tensors, values
+
+    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        with torch.no_grad():
+            for i, parameter in enumerate(self.parameters):
+                saved = tensors.get(f"parameter.{i}")
+                if saved is None or saved.shape != parameter.shape:
+                    shape = "nothing" if saved is None else list(saved.shape)
+                    raise UserError(
+                        f"the checkpoint holds {shape} for parameter {i}, here it is {list(parameter.shape)}"
+                    )
+                parameter.copy_(saved)
+        for number, optimizer in enumerate(self.optimizers):
+            start = f"optimizer.{number}."
+            own = {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
+            optim.load_tensors(optimizer, own)
+        if self.average:
+            count = len(self.average.tensors)
+            self.average.load(
+                [tensors[f"average.{i}"].to(self.device) for i in range(count)], values["average_updates"]
+            )
+        if self.scaler:
+            self.scaler.load_state_dict(values["scaler"])
+        self.random.set_state(tensors["generator"].cpu())
+        self.attempted, self.draws_taken = values["attempted"], values["draws_taken"]
+        if self._batches:
+            self._batches.close()
+            self._batches = None
+
+    def close(self) -> None:
+        if self._batches:
+            self._batches.close()
+        self.assembly.source.close()
+
+
+def _samples(assembly: Assembly) -> Samples:
+    bench, recipe, cache = assembly.bench, assembly.recipe, assembly.cache
+    return Samples(
+        assembly.source,
+        assembly.nets.tokenize,
+        bench.seed,
+        masks=bench.data.masks,
+        full_share=bench.data.full_share,
+        pixels=not (recipe.cache_image and recipe.cache_masked),
+        mask_pool=recipe.mask_pool if recipe.cache_masked else None,
+        cached=cache.rows if cache and cache.in_loader else None,
+    )
 
 
 def build(config: BenchConfig, device: torch.device) -> FinetuneInpaint:
     """Data, networks and optimiser on `device`. Raises UserError for data or weights that cannot be used."""
-    source = open_source(config.data)
-    torch.manual_seed(config.seed)
+    started = time.monotonic()
+    levers.require(config, device)
+    source = open_source(config.data, config.recipe)
+    asked = config.batch
+    if isinstance(asked, str):
+        config = replace(config, batch=fit.search(config, device, source))
+    train, held = _split(config, source)
+    nets = _networks(config, device, source)
+    assembly = Assembly.base(config, device, nets, source)
+    reference = parity.reference(assembly)
+    levers.apply(assembly)
+    workload = FinetuneInpaint(assembly, train, held)
+    workload.parity, first_s = parity.compare(assembly, reference)
+    workload.facts = facts.of(assembly, workload.optimizers, workload.scaler is not None)
+    workload.facts["compile_s"] = round(first_s, 3) if config.recipe.compile != "none" else None
+    workload.facts["batch_requested"] = asked
+    workload.facts["setup_s"] = round(time.monotonic() - started, 3)
+    return workload
+
+
+def _split(config: BenchConfig, source: Source) -> tuple[Indices, Indices]:
+    """Images for training and held-out ones. All for training where they cannot be told apart and nobody asks."""
+    try:
+        return open_split(source, config.data)
+    except UserError as error:
+        if config.workload.validate_every or config.workload.sample_images:
+            raise
+        log.warning("nothing is held out: %s", error)
+        return np.arange(len(source)), np.arange(0)
+
+
+def _networks(config: BenchConfig, device: torch.device, source: Source) -> models.Models:
+    # Random weights are the same whatever the run's seed: caches of the frozen networks stay valid.
+    torch.manual_seed(0)
     centre = np.median(source.positions, axis=0)
     nets = models.build(config.model, device, (float(centre[0]), float(centre[1])))
-    downscale = 2 ** (len(nets.vae.config.block_out_channels) - 1)
+    torch.manual_seed(config.seed)
     levels = 2 ** (len(nets.unet.config.block_out_channels) - 1)
-    if config.data.resolution_px % (downscale * levels):
+    if config.data.resolution_px % (nets.downscale * levels):
         raise UserError(
             f"data.resolution_px={config.data.resolution_px}: model {config.model.name} needs a multiple "
-            f"of {downscale * levels}"
+            f"of {nets.downscale * levels}"
         )
-    return FinetuneInpaint(config, device, source, nets)
+    return nets

@@ -17,14 +17,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..config import ModelConfig
 from . import models
 
-ENCODES_ONLINE = 2  # the image and the masked image, in every step
-
 
 def count(config: ModelConfig, resolution_px: int, described: Any | None = None) -> dict[str, int]:
-    """Operations for one image of `resolution_px`: `unet_forward`, `vae_encode`, `text_encode`, `total`.
+    """Operations for one image of `resolution_px`: `unet_forward`, `vae_encode`, `text_encode`.
 
     `described`: networks whose shapes rule, where a weights folder overrides the configuration.
-    `total` is what one training step executes per image: 3 UNet forwards, 2 VAE encodes, 1 text encode.
     """
     if described is not None:
         config = replace(
@@ -39,7 +36,7 @@ def count(config: ModelConfig, resolution_px: int, described: Any | None = None)
     length = nets.context_length + config.location_tokens
     side = resolution_px // 2 ** (len(nets.vae.config.block_out_channels) - 1)
     with torch.no_grad(), meta:
-        parts = {
+        return {
             "unet_forward": _counted(
                 lambda: nets.unet(
                     torch.empty(1, models.INPUT_CHANNELS, side, side),
@@ -52,13 +49,11 @@ def count(config: ModelConfig, resolution_px: int, described: Any | None = None)
             ),
             "text_encode": _counted(lambda: nets.text_encoder(torch.zeros(1, nets.context_length, dtype=torch.long))),
         }
-    parts["total"] = training(parts)
-    return parts
 
 
-def training(parts: dict[str, int]) -> int:
-    """Operations of one training step per image."""
-    return 3 * parts["unet_forward"] + ENCODES_ONLINE * parts["vae_encode"] + parts["text_encode"]
+def training(parts: dict[str, int], *, encodes: int, text: bool) -> int:
+    """Operations of one training step per image, with so many VAE encodes and the text encoder in the step."""
+    return 3 * parts["unet_forward"] + encodes * parts["vae_encode"] + text * parts["text_encode"]
 
 
 def _counted(run: Callable[[], Any]) -> int:

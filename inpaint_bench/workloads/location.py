@@ -23,6 +23,7 @@ EARTH_RADIUS_M = 6_371_008.8  # mean radius, IUGG
 LONGEST_M, SHORTEST_M = 50_000.0, 10.0
 WAVELENGTHS = 16
 FEATURES = 4 * WAVELENGTHS  # sine and cosine, east and north
+WAVES = {"wavelengths": WAVELENGTHS, "longest_m": LONGEST_M, "shortest_m": SHORTEST_M}
 DROP = 0.1  # share of samples trained without position, as text is dropped in SD's own recipe
 
 
@@ -37,6 +38,10 @@ class LocationEncoder(nn.Module):
         self.gate = nn.Parameter(torch.zeros(()))
         lengths = torch.logspace(math.log10(LONGEST_M), math.log10(SHORTEST_M), WAVELENGTHS, dtype=torch.float64)
         self.register_buffer("angular", 2 * math.pi / lengths, persistent=False)
+
+    def description(self) -> dict[str, Any]:
+        """What, beside the weights, another encoder must have in common with this one to be the same."""
+        return {"tokens": self.tokens, "width": self.width, "centre": list(self.centre), **WAVES}
 
     def metres(self, latitude: Tensor, longitude: Tensor) -> Tensor:
         """[B] and [B] degrees -> [B, 2] metres east and north of the centre (equirectangular, float64).
@@ -56,7 +61,8 @@ class LocationEncoder(nn.Module):
 
     def forward(self, latitude: Tensor, longitude: Tensor, absent: Tensor | None = None) -> Tensor:
         """[B], [B] degrees, [B] bool -> [B, tokens, width]; the learned null tokens where `absent`."""
-        tokens = self.linear(self.features(latitude, longitude)).unflatten(1, (self.tokens, self.width))
+        features = self.features(latitude, longitude).to(self.linear.weight.dtype)
+        tokens = self.linear(features).unflatten(1, (self.tokens, self.width))
         if absent is None:
             return tokens
         return torch.where(absent[:, None, None], self.null.to(tokens.dtype), tokens)

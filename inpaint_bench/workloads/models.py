@@ -5,7 +5,6 @@ Random weights are made on the device itself (0.86 B numbers are slow to draw on
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from transformers import CLIPTextConfig, CLIPTextModel
 
 from ..config import ModelConfig
 from ..errors import UserError
-from . import location, tokens
+from . import location, tokens, weights
 from .location import LocationEncoder
 
 LATENT_CHANNELS = 4
@@ -36,6 +35,13 @@ class Models:
     noise: Tensor  # [T]: square root of one minus them
     tokenize: tokens.Tokenize
     context_length: int
+    scheduler: Any  # DDPMScheduler: the noise schedule in diffusers' words
+    tokenizer_folder: Path | None = None  # files of `tokenize`; None: it hashes
+
+    @property
+    def downscale(self) -> int:
+        """Pixels per latent, along a side."""
+        return int(2 ** (len(self.vae.config.block_out_channels) - 1))
 
     def trained(self) -> list[nn.Parameter]:
         extra = list(self.location.parameters()) if self.location else []
@@ -52,13 +58,16 @@ class Models:
 def build(config: ModelConfig, device: torch.device, centre: tuple[float, float] = (0.0, 0.0)) -> Models:
     """The networks of `config` on `device` (also `meta`), locations counted from `centre`.
 
-    Raises UserError for a configuration or a folder that does not describe SD inpainting.
+    Weights that were saved with a location encoder bring it, with their own centre, unless
+    `config.location_tokens` is 0: then it stays unused. Raises UserError for a configuration or a folder that
+    does not describe SD inpainting.
     """
-    if config.weights:
-        unet, vae, text, scheduler = _from_folder(Path(config.weights))
+    folder = Path(config.weights) if config.weights else None
+    if folder:
+        unet, vae, text, scheduler = weights.load_networks(folder)
     else:
         unet, vae, text, scheduler = _random(config, device)
-    if unet.config.in_channels == LATENT_CHANNELS and config.weights:
+    if unet.config.in_channels == LATENT_CHANNELS and folder:
         widen_input(unet)
     if unet.config.in_channels != INPUT_CHANNELS:
         raise UserError(f"model {config.name}: the UNet takes {unet.config.in_channels} channels, inpainting needs 9")
@@ -67,10 +76,8 @@ def build(config: ModelConfig, device: torch.device, centre: tuple[float, float]
             f"model {config.name}: prediction_type={scheduler.config.prediction_type} is not supported, "
             "SD 1.5 inpainting predicts epsilon"
         )
-    encoder = None
-    if config.location_tokens:
-        with torch.device(device):
-            encoder = LocationEncoder(config.location_tokens, unet.config.cross_attention_dim, centre)
+    encoder = _location(config, unet.config.cross_attention_dim, device, centre, folder)
+    if encoder:
         location.install(unet, encoder)
     for network in (unet, vae, text):
         network.to(device)
@@ -86,11 +93,24 @@ def build(config: ModelConfig, device: torch.device, centre: tuple[float, float]
         location=encoder,
         signal=alphas.sqrt().float().to(device),
         noise=(1 - alphas).sqrt().float().to(device),
-        tokenize=tokens.folder_tokenizer(Path(config.weights) / "tokenizer", length)
-        if config.weights
+        tokenize=weights.load_tokenizer(folder, text)
+        if folder
         else tokens.hash_tokenizer(text.config.vocab_size, length),
         context_length=length,
+        scheduler=scheduler,
+        tokenizer_folder=folder / "tokenizer" if folder else None,
     )
+
+
+def _location(
+    config: ModelConfig, width: int, device: torch.device, centre: tuple[float, float], folder: Path | None
+) -> LocationEncoder | None:
+    if not config.location_tokens:
+        return None
+    if folder and (saved := weights.load_location(folder, config.location_tokens, width)):
+        return saved.to(device)
+    with torch.device(device):
+        return LocationEncoder(config.location_tokens, width, centre)
 
 
 def _random(config: ModelConfig, device: torch.device) -> tuple[Any, Any, Any, Any]:
@@ -105,39 +125,12 @@ def _random(config: ModelConfig, device: torch.device) -> tuple[Any, Any, Any, A
                 _scheduler(config.scheduler),
             )
     except (TypeError, ValueError) as error:
-        raise UserError(f"model {config.name}: not a valid description ({_first_line(error)})") from error
+        raise UserError(f"model {config.name}: not a valid description ({weights.first_line(error)})") from error
 
 
 def _scheduler(settings: dict[str, Any]) -> Any:
     with torch.device("cpu"):  # a table of a thousand numbers, wanted with values also beside meta networks
         return DDPMScheduler(**settings)
-
-
-def _from_folder(folder: Path) -> tuple[Any, Any, Any, Any]:
-    """Networks from a folder that diffusers' `save_pretrained` wrote. Nothing is downloaded."""
-    if not folder.is_dir():
-        raise UserError(f"model.weights={folder}: no such folder")
-    needed = ("unet", "vae", "text_encoder", "tokenizer", "scheduler")
-    if missing := [name for name in needed if not (folder / name).is_dir()]:
-        raise UserError(
-            f"model.weights={folder}: not a diffusers folder, {', '.join(missing)} missing in it "
-            f"(it needs {', '.join(needed)})"
-        )
-    return (
-        _load(folder, "unet", UNet2DConditionModel.from_pretrained),
-        _load(folder, "vae", AutoencoderKL.from_pretrained),
-        _load(folder, "text_encoder", CLIPTextModel.from_pretrained),
-        _load(folder, "scheduler", DDPMScheduler.from_pretrained),
-    )
-
-
-def _load(folder: Path, name: str, from_pretrained: Callable[..., Any]) -> Any:
-    try:
-        result = from_pretrained(str(folder), subfolder=name, local_files_only=True)
-    except (OSError, ValueError, TypeError, RuntimeError) as error:
-        raise UserError(f"model.weights={folder}: {name} cannot be loaded ({_first_line(error)})") from error
-    # Half-precision files too: what is trained keeps fp32 weights.
-    return result.float() if isinstance(result, nn.Module) else result
 
 
 def widen_input(unet: Any) -> None:
@@ -161,8 +154,3 @@ def widen_input(unet: Any) -> None:
         new.bias.copy_(old.bias)  # type: ignore[union-attr]
     unet.conv_in = new
     unet.register_to_config(in_channels=INPUT_CHANNELS)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

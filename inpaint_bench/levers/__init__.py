@@ -1,0 +1,91 @@
+"""Levers: each one switch of a recipe, that says whether it can run here, does it, and reads back what is so.
+
+Adding one: a class here, its field in `RecipeConfig`, a YAML in conf/recipe. A lever that cannot run is an
+error with its reason, never another one in its place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from .. import recipe as recipes
+from ..errors import UnavailableError
+from . import attention, caches, compiling, inputs, layout, memory, optimizers, precision
+from .lever import Effective, Lever, Machine
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..config import BenchConfig
+    from ..workloads.assembly import Assembly
+    from ..workloads.finetune_inpaint import FinetuneInpaint
+
+# In the order in which they are applied: weights and layout before what wraps the networks.
+REGISTRY: tuple[Lever, ...] = (
+    precision.Autocast(),
+    precision.Tf32(),
+    precision.Weights(),
+    layout.ChannelsLast(),
+    layout.CudnnBenchmark(),
+    attention.Attention(),
+    memory.GradCheckpoint(),
+    memory.Accumulate(),
+    memory.Ema(),
+    optimizers.Optimizer(),
+    inputs.Format(),
+    inputs.Stage(),
+    inputs.Decode(),
+    inputs.Workers(),
+    inputs.Prefetch(),
+    inputs.PinMemory(),
+    inputs.NonBlocking(),
+    caches.Image(),
+    caches.Masked(),
+    caches.Text(),
+    caches.Place(),
+    caches.Pool(),
+    compiling.Compile(),
+    compiling.CudaGraph(),
+)
+
+
+def asked(bench: BenchConfig) -> dict[Lever, str]:
+    """The levers of a recipe that are not as in the baseline, with their names."""
+    names = recipes.levers(bench.recipe)
+    return {lever: names[lever.field] for lever in REGISTRY if lever.field in names}
+
+
+def require(bench: BenchConfig, device: torch.device) -> None:
+    """Raises UnavailableError naming the first lever that cannot run here, and why."""
+    machine = Machine(bench=bench, device=device)
+    for lever, name in asked(bench).items():
+        if reason := lever.available(machine):
+            raise UnavailableError(f"lever {name}: {reason}")
+
+
+def apply(assembly: Assembly) -> None:
+    """Change the baseline's assembly into the recipe's."""
+    for lever in asked(assembly.bench):
+        lever.apply(assembly)
+
+
+def requested(bench: BenchConfig) -> list[dict[str, Any]]:
+    """manifest["levers"] before anything was read back."""
+    values = asdict(bench.recipe)
+    return [
+        {"name": name, "field": lever.field, "requested": values[lever.field]}
+        | asdict(Effective(effective=None, active=None, evidence="not read back"))
+        for lever, name in asked(bench).items()
+    ]
+
+
+def verify(workload: FinetuneInpaint) -> list[dict[str, Any]]:
+    """manifest["levers"]: what is really so. Runs steps of its own: only after the last one that counts."""
+    from .observe import observe
+
+    rows = requested(workload.bench)
+    if not rows:
+        return []
+    seen = observe(workload)
+    return [row | asdict(lever.verify(workload, seen)) for row, lever in zip(rows, asked(workload.bench), strict=True)]

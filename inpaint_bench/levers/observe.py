@@ -1,0 +1,135 @@
+"""Two more steps, under the profiler, to see what a step is really made of."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import DeviceType, ProfilerActivity, profile
+
+if TYPE_CHECKING:
+    from ..data.loader import Batch
+    from ..workloads.finetune_inpaint import FinetuneInpaint
+
+LAUNCHES = re.compile(r"^(cuda|cu)LaunchKernel")
+GRAPH_LAUNCHES = re.compile(r"^cudaGraphLaunch")
+
+
+@dataclass(kw_only=True)
+class Seen:
+    """One step: kernels on the device, operators and runtime calls on the host, and calls of the networks."""
+
+    kernels: Counter[str] = field(default_factory=Counter)
+    host: Counter[str] = field(default_factory=Counter)
+    calls: Counter[str] = field(default_factory=Counter)
+    batch: dict[str, Tensor] = field(default_factory=dict)  # as the loader handed it out
+    prediction: torch.dtype | None = None
+    problem: str = ""  # why the profiler saw nothing
+
+    def count(self, pattern: str) -> int:
+        """Kernels whose name matches, or on the processor operators."""
+        names = self.kernels or self.host
+        return sum(n for name, n in names.items() if re.search(pattern, name, re.IGNORECASE))
+
+    @property
+    def launches(self) -> int:
+        return sum(n for name, n in self.host.items() if LAUNCHES.match(name))
+
+    @property
+    def graph_launches(self) -> int:
+        return sum(n for name, n in self.host.items() if GRAPH_LAUNCHES.match(name))
+
+
+def observe(workload: FinetuneInpaint) -> Seen:
+    """Trains on two further batches."""
+    workload.step(workload.next_batch())
+    batch: Batch = workload.next_batch()
+    seen = Seen(batch=batch)
+    activities = [ProfilerActivity.CPU]
+    if workload.device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+        torch.cuda.synchronize()
+    taps = _Taps(workload, seen)
+    try:
+        with taps, profile(activities=activities) as profiler:
+            workload.step(batch)
+            if workload.device.type == "cuda":
+                torch.cuda.synchronize()
+    except RuntimeError as error:  # no permission to profile, or another profiler at work
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            raise
+        seen.problem = f"the profiler did not run ({str(error).splitlines()[0]})"
+        return seen
+    for event in profiler.events() or []:
+        where = seen.kernels if event.device_type == DeviceType.CUDA else seen.host
+        where[event.name] += 1
+    return seen
+
+
+class _Taps:
+    """Counts calls of the assembly's parts. A replayed graph calls none of them: then nothing is counted."""
+
+    def __init__(self, workload: FinetuneInpaint, seen: Seen) -> None:
+        self._assembly, self._seen = workload.assembly, seen
+        self._kept: dict[str, Callable[..., Any]] = {}
+        self._block: Any = workload.assembly.nets.unet.down_blocks[0].resnets[0]
+
+    def __enter__(self) -> None:
+        for name in ("unet", "encoder", "text"):
+            self._kept[name] = getattr(self._assembly, name)
+            setattr(self._assembly, name, self._counted(name, self._kept[name]))
+        self._hook = self._block.register_forward_pre_hook(self._count_block)
+
+    def __exit__(self, *_: object) -> None:
+        for name, function in self._kept.items():
+            setattr(self._assembly, name, function)
+        self._hook.remove()
+
+    def _count_block(self, *_: Any) -> None:
+        self._seen.calls["block"] += 1
+
+    def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._seen.calls[name] += 1
+            result = function(*args, **kwargs)
+            if name == "unet":
+                self._seen.prediction = result[0].dtype
+            return result
+
+        return call
+
+
+@torch.no_grad()
+def channels_last_inputs(workload: FinetuneInpaint) -> tuple[int, int]:
+    """(channels_last, all) inputs of the UNet's convolutions, in an eager training-mode forward of one image.
+
+    Maps of one pixel or one channel have both layouts and are not counted.
+    """
+    counts = [0, 0]
+
+    def look(_: nn.Module, given: tuple[Tensor, ...]) -> None:
+        value = given[0]
+        if value.shape[1] > 1 and value.shape[2] * value.shape[3] > 1:
+            counts[0] += value.is_contiguous(memory_format=torch.channels_last)
+            counts[1] += 1
+
+    assembly = workload.assembly
+    hooks = [m.register_forward_pre_hook(look) for m in assembly.nets.unet.modules() if isinstance(m, nn.Conv2d)]
+    try:
+        side = workload.bench.data.resolution_px // assembly.nets.downscale
+        state = torch.randn(1, 9, side, side, device=workload.device, dtype=assembly.input_dtype)
+        width = assembly.nets.unet.config.cross_attention_dim
+        length = assembly.nets.context_length + workload.bench.model.location_tokens
+        text = torch.randn(1, length, width, device=workload.device, dtype=assembly.input_dtype)
+        times = torch.zeros(1, dtype=torch.long, device=workload.device)
+        with assembly.cast():
+            assembly.nets.unet(state.contiguous(memory_format=assembly.layout), times, text)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return counts[0], counts[1]

@@ -1,0 +1,141 @@
+"""Pictures to restore, and their masks. Unlike in training a picture without a position is used too.
+
+They are cut and resized as in training (data/transform.py). Each is read when it is its turn, once.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from ..data import positions, transform
+from ..data.folder import SUFFIXES
+from ..data.masks import make_mask
+from ..data.positions import NoPosition, Row
+from ..data.source import Mask, Pixels, Skipped
+from ..data.transform import UnusableImage
+from ..errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    name: str  # relative to the folder
+    pixels: Pixels  # [R, R, 3]
+    mask: Mask  # [R, R], 1 = repaint
+    mask_from: str  # its file, or the kind that was generated
+    position: tuple[float, float] | None  # latitude, longitude in degrees
+    position_from: str  # "metadata", "EXIF", or why there is none
+    text: str
+
+
+def own_seed(seed: int, name: str) -> int:
+    """A seed for one picture: it depends on the picture's name, not on the others of its folder."""
+    return int(np.random.SeedSequence((seed, zlib.crc32(name.encode()))).generate_state(1)[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    """The pictures below `root`, hidden files and the metadata's masks apart, in alphabetical order.
+
+    A mask is the file of the same name in `masks` where that is given (any of the known endings will do), else the
+    one that the metadata file names, else one of `mask_kind`, drawn from `seed` and the picture's name.
+    """
+
+    root: Path
+    masks: Path | None
+    mask_kind: str
+    seed: int
+    side: int
+    names: list[str]
+    rows: dict[str, Row]
+
+    @classmethod
+    def open(cls, root: Path, masks: Path | None, mask_kind: str, seed: int, side: int) -> Folder:
+        """Raises UserError where a folder is missing, holds no picture, or its metadata cannot be read."""
+        for folder in (root, masks):
+            if folder is not None and not folder.is_dir():
+                raise UserError(f"{folder}: no such folder")
+        rows = positions.read_metadata(root) or {}
+        apart = {row.mask for row in rows.values()}
+        names = [name for name in _image_names(root, masks) if name not in apart]
+        if not names:
+            raise UserError(f"{root}: no image in it ({', '.join(SUFFIXES)})")
+        return cls(root=root, masks=masks, mask_kind=mask_kind, seed=seed, side=side, names=names, rows=rows)
+
+    def __iter__(self) -> Iterator[Picture | Skipped]:
+        for name in self.names:
+            try:
+                yield self._read(name)
+            except UnidentifiedImageError:
+                yield Skipped(file=name, reason="not an image that can be read")
+            except UnusableImage as error:
+                yield Skipped(file=name, reason=str(error))
+            except transform.DAMAGE as error:
+                yield Skipped(file=name, reason=f"damaged image: {error}")
+        for name in sorted(set(self.rows) - set(self.names)):
+            yield Skipped(file=name, reason="named in the metadata file, but no image of that name in the folder")
+
+    def _read(self, name: str) -> Picture:
+        row = self.rows.get(name, Row())
+        if len(row.entries) > 1:
+            raise UnusableImage(
+                f"named more than once in the metadata file (entries {', '.join(map(str, row.entries))})"
+            )
+        with Image.open(self.root / name) as image:
+            upright = transform.upright(image)
+            position, position_from = _position(row, image)
+        mask, mask_from = self._mask(name, row, upright.size)
+        return Picture(
+            name=name,
+            pixels=transform.square(upright, self.side),
+            mask=mask,
+            mask_from=mask_from,
+            position=position,
+            position_from=position_from,
+            text=row.text,
+        )
+
+    def _mask(self, name: str, row: Row, size: tuple[int, int]) -> tuple[Mask, str]:
+        if self.masks is None and row.mask is None:
+            drawn = make_mask(self.side, (own_seed(self.seed, name),), self.mask_kind, full_share=0)
+            return drawn, f"generated: {self.mask_kind}"
+        if self.masks is None:
+            assert row.mask is not None
+            path = self.root / row.mask
+        else:
+            wanted = self.masks / name
+            others = (path for path in (wanted.with_suffix(end) for end in SUFFIXES) if path.is_file())
+            path = wanted if wanted.is_file() else next(others, wanted)
+        if not path.is_file():
+            raise UnusableImage(f"no mask {path}")
+        try:
+            with Image.open(path) as mask:
+                return transform.square_mask(mask, size, self.side), str(path)
+        except UnusableImage:
+            raise
+        except transform.DAMAGE as error:
+            raise UnusableImage(f"its mask {path} cannot be read ({error})") from None
+
+
+def _position(row: Row, image: Image.Image) -> tuple[tuple[float, float] | None, str]:
+    try:
+        if row.has_position:
+            return positions.from_row(row), "metadata"
+        return positions.from_exif(image), "EXIF"
+    except NoPosition as error:
+        return None, str(error)
+
+
+def _image_names(root: Path, masks: Path | None) -> Iterator[str]:
+    """Relative names; what lies in the folder of masks is no picture."""
+    for path in sorted(root.rglob("*")):
+        inner = path.relative_to(root)
+        hidden = any(part.startswith(".") for part in inner.parts)
+        mask = masks is not None and masks != root and masks in path.parents
+        if path.suffix.lower() in SUFFIXES and path.is_file() and not hidden and not mask:
+            yield inner.as_posix()

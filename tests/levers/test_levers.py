@@ -1,0 +1,205 @@
+"""What each lever says, does and shows, on the processor with tiny networks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from inpaint_bench import levers
+from inpaint_bench.errors import UnavailableError
+from inpaint_bench.workloads import finetune_inpaint
+from inpaint_bench.workloads.finetune_inpaint import FinetuneInpaint
+from tests.worker.support import bench, constant_batch
+
+CPU = torch.device("cpu")
+
+
+def build(*names: str, **keys: Any) -> FinetuneInpaint:
+    overrides = [f"{name.replace('__', '.')}={value}" for name, value in keys.items()]
+    return finetune_inpaint.build(bench(f"recipe=[cpu{''.join(',' + one for one in names)}]", *overrides), CPU)
+
+
+def losses(workload: FinetuneInpaint, steps: int = 3) -> list[float]:
+    found = [workload.step(workload.next_batch()).item() for _ in range(steps)]
+    workload.close()
+    return found
+
+
+def verified(*names: str, **keys: Any) -> dict[str, dict[str, Any]]:
+    workload = build(*names, **keys)
+    try:
+        workload.step(workload.next_batch())
+        return {row["field"]: row for row in workload.verify()}
+    finally:
+        workload.close()
+
+
+class TestALeverThatCannotRun:
+    @pytest.mark.parametrize(
+        ("lever", "why"),
+        [
+            ("tf32", "Ampere"),
+            ("amp_fp16", "needs a GPU"),
+            ("attn_cudnn", "needs a GPU"),
+            ("attn_efficient", "needs a GPU"),
+            ("adamw_8bit", "needs a GPU"),
+            ("cuda_graph", "need a GPU"),
+            ("pin_memory", "needs a GPU"),
+            ("non_blocking", "no copy to a GPU"),
+            ("cudnn_benchmark", "needs a GPU"),
+            ("memmap", "needs data=prepared"),
+            ("stage_shm", "needs data=prepared"),
+            ("cache_image", "needs data=prepared"),
+            ("on_gpu", "nothing is cached"),
+            ("prefetch_4", "without loader processes"),
+        ],
+    )
+    def test_is_an_error_with_its_reason_and_never_another_in_its_place(self, lever: str, why: str) -> None:
+        with pytest.raises(UnavailableError, match=why):
+            build(lever)
+
+    def test_is_found_before_anything_is_built(self) -> None:
+        with pytest.raises(UnavailableError, match="lever tf32"):
+            levers.require(bench("recipe=[cpu,tf32]", "data=prepared", "data.root=/nowhere"), CPU)
+
+    def test_a_batch_that_cannot_be_cut_says_so(self) -> None:
+        with pytest.raises(UnavailableError, match="batch 3 cannot be cut into 2"):
+            build("accumulate_2", batch=3)
+
+
+class TestWhatIsReadBack:
+    def test_says_what_was_asked_and_what_is_so(self) -> None:
+        rows = verified("channels_last", "amp_bf16", "adamw_fused", "accumulate_2", "grad_checkpoint", "ema")
+        assert {name: row["requested"] for name, row in rows.items()} == {
+            "precision": "bf16",
+            "channels_last": True,
+            "optimizer": "adamw_fused",
+            "accumulate": 2,
+            "grad_checkpoint": True,
+            "ema": True,
+        }
+        assert all(row["active"] for row in rows.values()), rows
+        assert rows["precision"]["effective"] == "bf16"
+        assert 0.5 < rows["channels_last"]["effective"] < 1  # diffusers makes some inputs contiguous again
+        assert rows["accumulate"]["effective"] == 2
+        assert "the first block ran 4 times in 2 UNet passes" in rows["grad_checkpoint"]["evidence"]
+
+    def test_of_bf16_weights_names_their_type_and_that_of_the_moments(self) -> None:
+        assert "moments bf16" in verified("bf16_stochastic")["weights"]["evidence"]
+        assert "moments fp32" in verified("bf16_master")["weights"]["evidence"]
+
+    def test_of_attention_counts_operators_by_name(self) -> None:
+        assert verified("attn_flash")["attention"]["effective"]["flash"] > 0
+        assert verified("attn_math")["attention"]["effective"]["math"] > 0
+
+    def test_shows_a_lever_that_is_not_active(self) -> None:
+        """A lever whose work was undone behind its back is told, not believed."""
+        workload = build("channels_last")
+        workload.assembly.layout = torch.contiguous_format
+        workload.assembly.nets.unet.to(memory_format=torch.contiguous_format)
+        (row,) = workload.verify()
+        workload.close()
+        assert row["requested"] is True
+        assert row["active"] is False
+
+
+class TestParity:
+    def test_of_the_baseline_with_itself_is_exact(self) -> None:
+        parity = build().parity
+        assert parity == {
+            "reference": "baseline",
+            "prediction_rel": 0.0,
+            "loss_rel": 0.0,
+            "gradient_rel": 0.0,
+            "update_rel": 0.0,
+        }
+
+    def test_of_bf16_is_that_of_its_eight_bits(self) -> None:
+        parity = build("amp_bf16").parity
+        assert parity
+        assert 1e-4 < parity["prediction_rel"] < 0.05
+        assert 1e-4 < parity["gradient_rel"] < 0.1
+
+    def test_of_another_optimiser_is_in_the_update_alone(self) -> None:
+        parity = build("adamw_fused").parity
+        assert parity
+        assert parity["gradient_rel"] == 0
+        assert 0 < parity["update_rel"] < 1e-5
+
+    def test_of_plain_attention_is_rounding(self) -> None:
+        parity = build("attn_math").parity
+        assert parity
+        assert parity["prediction_rel"] < 1e-5
+
+
+class TestTraining:
+    def test_in_micro_batches_sees_the_samples_and_noise_of_the_whole_batch(self) -> None:
+        whole, cut = losses(build(batch=4)), losses(build("accumulate_2", batch=4))
+        assert cut == pytest.approx(whole, rel=1e-4)
+
+    def test_with_recomputed_activations_gives_the_same_losses(self) -> None:
+        assert losses(build("grad_checkpoint")) == pytest.approx(losses(build()), rel=1e-5)
+
+    def test_in_channels_last_gives_the_same_losses(self) -> None:
+        assert losses(build("channels_last")) == pytest.approx(losses(build()), rel=1e-4)
+
+    @pytest.mark.parametrize("lever", ["bf16_master", "bf16_stochastic"])
+    def test_with_bf16_weights_learns_as_with_fp32(self, lever: str) -> None:
+        """At a rate whose updates bf16 alone would round away."""
+        plain, narrow = build(workload__learning_rate=3e-4), build(lever, workload__learning_rate=3e-4)
+        batch = constant_batch(2)
+        first = [float(one.step(batch)) for one in (plain, narrow)]
+        for _ in range(60):
+            last = [float(one.step(batch)) for one in (plain, narrow)]
+        del first, last
+        shown = [validated(one, batch) for one in (plain, narrow)]
+        assert shown[1] == pytest.approx(shown[0], rel=0.05)
+
+    @pytest.mark.slow
+    def test_compiled_gives_the_same_losses(self) -> None:
+        workload = build("compile")
+        assert workload.facts["compile_s"] > 0
+        assert workload.parity
+        assert workload.parity["gradient_rel"] < 1e-3
+        assert losses(workload) == pytest.approx(losses(build()), rel=1e-3)
+
+
+def validated(workload: FinetuneInpaint, batch: dict[str, torch.Tensor]) -> float:
+    """The mean loss on one batch over draws that are the same for every model."""
+    from inpaint_bench.workloads import objective
+
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        found = [
+            float(objective.loss(workload.assembly, batch, objective.draw(workload.assembly, 2, generator)))
+            for _ in range(20)
+        ]
+    return sum(found) / len(found)
+
+
+class TestStateOfTheWorkload:
+    @pytest.mark.parametrize(
+        "names", [(), ("ema", "adamw_fused"), ("bf16_master",), ("bf16_stochastic",), ("channels_last",)]
+    )
+    def test_restored_gives_the_losses_of_an_unbroken_run_to_the_bit(self, names: tuple[str, ...]) -> None:
+        whole = build(*names)
+        first = [whole.step(whole.next_batch()).item() for _ in range(3)]
+        tensors, values = whole.state()
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+        shared = torch.get_rng_state()
+        rest = losses(whole)
+        again = build(*names)
+        again.restore(tensors, values)
+        torch.set_rng_state(shared)  # stochastic rounding draws from it; the checkpoint keeps it
+        assert losses(again) == rest
+        assert len(first) == 3
+
+    def test_of_another_model_is_refused(self) -> None:
+        from inpaint_bench.errors import UserError
+
+        tensors, values = build().state()
+        other = build(model__location_tokens=2)
+        with pytest.raises(UserError, match="the checkpoint holds"):
+            other.restore(tensors, values)

@@ -1,0 +1,79 @@
+"""Names of recipes, and the studies that compare them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inpaint_bench import levers, recipe
+from inpaint_bench.errors import UserError
+from inpaint_bench.paths import conf_dir
+from tests.worker.support import bench
+
+BUNDLES = {"baseline", "cpu", "poster_baseline", "poster_optimized", "tuned"}
+LEVERS = sorted({path.stem for path in (conf_dir() / "recipe").glob("*.yaml")} - BUNDLES)
+
+
+def named(*names: str) -> str:
+    return recipe.name(bench(f"recipe=[{','.join(names)}]").recipe)
+
+
+class TestAName:
+    @pytest.mark.parametrize("lever", LEVERS)
+    def test_of_a_levers_file_is_that_of_the_recipe_it_makes(self, lever: str) -> None:
+        base = "cpu" if lever == "amp_bf16" else "baseline"  # on a GPU bf16 autocast is the baseline
+        assert named(base, lever) == (f"cpu+{lever}" if base == "cpu" else lever)
+
+    def test_lists_the_levers_in_one_order_whatever_the_command_line_says(self) -> None:
+        assert named("baseline", "tf32", "channels_last") == named("baseline", "channels_last", "tf32")
+
+    def test_changes_with_a_key_set_by_hand(self) -> None:
+        assert recipe.name(bench("recipe=baseline", "recipe.num_workers=3").recipe) == "workers_3"
+
+    def test_of_a_bundle_is_its_own(self) -> None:
+        assert named("poster_optimized") == "poster_optimized"
+
+    def test_of_no_lever_is_the_baseline(self) -> None:
+        assert named("baseline") == "baseline"
+        assert named("cpu") == "cpu"
+
+
+def test_every_field_of_a_recipe_is_a_lever() -> None:
+    assert {lever.field for lever in levers.REGISTRY} == set(recipe._switches())
+
+
+def test_every_lever_has_a_file() -> None:
+    found = {next(iter(recipe.levers(bench("recipe=baseline", f"recipe={one}").recipe)), "precision") for one in LEVERS}
+    assert found | {"mask_pool"} == {lever.field for lever in levers.REGISTRY}
+
+
+class TestAStudy:
+    def test_one_at_a_time_is_the_base_and_each_lever_alone(self) -> None:
+        assert recipe.sweep("one_at_a_time", "baseline", ["a", "b+c"]) == "[baseline],[baseline,a],[baseline,b,c]"
+
+    def test_ladder_adds_one_more_each_time(self) -> None:
+        assert recipe.sweep("ladder", "baseline", ["a", "b+c"]) == "[baseline],[baseline,a],[baseline,a,b,c]"
+
+    def test_leave_one_out_is_all_and_all_but_each(self) -> None:
+        assert recipe.sweep("leave_one_out", "x", ["a", "b", "c"]) == "[x,a,b,c],[x,b,c],[x,a,c],[x,a,b]"
+
+    def test_without_levers_or_with_one_twice_is_refused(self) -> None:
+        with pytest.raises(UserError, match=r"study\.levers"):
+            recipe.sweep("ladder", "baseline", [])
+        with pytest.raises(UserError, match="none twice"):
+            recipe.sweep("ladder", "baseline", ["a", "a"])
+
+    def test_is_swept_with_repeats_outermost(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        from inpaint_bench import launch
+
+        code = launch.main(
+            ["-m", "study=ladder", "study.levers=[tf32,compile]", "study.repeats=2", "gpu=h200", "dry_run=true",
+             f"hydra.sweep.dir={tmp_path}"]
+        )  # fmt: skip
+        assert code == 0
+        lines = [line for line in capsys.readouterr().out.splitlines() if "recipe=[" in line]
+        seeds = [line.split("seed=")[1].split()[0] for line in lines]
+        recipes = [line.split("recipe=")[1].split()[0] for line in lines]
+        assert seeds == ["0", "0", "0", "1", "1", "1"]
+        assert recipes == ["[baseline]", "[baseline,tf32]", "[baseline,tf32,compile]"] * 2
