@@ -24,6 +24,8 @@ TELEMETRY: Final = "telemetry.json"  # the sidecar's account of itself
 SCHEDULER: Final = "scheduler.json"  # the scheduler's last word on this attempt, which it forgets in time
 TABLES: Final = ("samples_fast", "samples_slow", "steps", "events")  # one folder of parts each
 PART_PATTERN: Final = "part-{:06d}.parquet"  # a second writer adds its name; readers glob part-*.parquet
+CHECKPOINTS: Final = "checkpoints"  # folder of step-<steps> folders, while workload.train_steps is set
+CHECKPOINT: Final = "checkpoint.json"  # in each: step, identity, checksums
 JOURNAL: Final = ".journal.arrows"  # Arrow IPC stream of the part that is still open; dot: no reader scans it
 
 # --- a sweep directory ---------------------------------------------------------------------------
@@ -214,7 +216,7 @@ MANIFEST_FIELDS: Final = (
     "levers",  # [{name, field, requested, effective, active, evidence}] of every lever asked for
     "parity",  # errors against the baseline on fixed seeds: prediction_rel, loss_rel, gradient_rel, update_rel
     "quality",  # validation: [{step, loss, ...}], metrics: {name: {value, n} or {unavailable}}, pictures
-    "resumed",  # [{step, checkpoint}] each time the attempt went on from one; refused: [{checkpoint, reason}]
+    "resumed",  # [{step, checkpoint} gone on from | {checkpoint, reason} refused | {problem} in writing one]
     "memory",  # allocated_peak_mib, reserved_peak_mib (torch); null on CPU
     "telemetry",  # source, hz, status
     "progress",  # step, steps_total, t_unix_ns

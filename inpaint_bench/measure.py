@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -60,6 +60,11 @@ class Windows:
         for record in self._all:
             if record["status"] == WindowStatus.RUNNING:
                 record.update(status=WindowStatus.INTERRUPTED.value, reason="the process ended without a word")
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """Every window so far, as in the file."""
+        return [dict(record) for record in self._all]
 
     def open(self, kind: WindowKind) -> Window:
         window = Window(
@@ -125,12 +130,12 @@ class Loop:
         rows: StepWriter,
         on_progress: Callable[[int, int | None, float | None], None],
     ) -> None:
-        self.workload, self.device = workload, device
+        self.workload, self.device, self.windows = workload, device, windows
         self.step = 0  # steps begun, over all windows
         self.losses: list[float] = []
         self.not_finite = 0  # losses that were NaN or infinite
         self.memory: dict[str, float] | None = None
-        self._windows, self._rows, self._on_progress = windows, rows, on_progress
+        self._rows, self._on_progress = rows, on_progress
         self._said = 0.0
 
     def warmup(self, steps: int, steps_after: int) -> None:
@@ -141,27 +146,58 @@ class Loop:
     def measure(self, steps: int, min_s: float) -> Window:
         """A window of at least `steps` steps and at least `min_s` seconds. Peak memory counts from here."""
         before = self.step
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-            torch.cuda.reset_peak_memory_stats(self.device)
+        self._forget_peak()
 
         def total(done: int, elapsed_s: float) -> int | None:
             if done >= 2 and elapsed_s > 0:
                 return before + max(steps, math.ceil(min_s * done / elapsed_s))
             return None if min_s else before + steps
 
-        window = self._run(WindowKind.MEASURE, lambda done, s: done >= steps and s >= min_s, total)
-        self.memory = peak_memory(self.device)
-        return window
+        return self._run(WindowKind.MEASURE, lambda done, s: done >= steps and s >= min_s, total)
+
+    def train(
+        self,
+        kind: WindowKind,
+        until: int,
+        steps_total: int,
+        leave: Callable[[], bool],
+        stopped: Callable[[], str | None],
+    ) -> Window:
+        """A window of steps up to step number `until`, ended earlier at the step boundary where `leave` says so.
+
+        Where `stopped` gives a reason it ends too, as interrupted for that reason; nothing is raised. Peak
+        memory is that of the measure windows alone.
+        """
+        if kind is WindowKind.MEASURE:
+            self._forget_peak()
+
+        def enough(done: int, _: float) -> bool:
+            return self.step >= until or stopped() is not None or (done > 0 and leave())
+
+        return self._run(kind, enough, lambda _, __: steps_total, stopped)
+
+    @contextmanager
+    def aside(self, kind: WindowKind) -> Iterator[None]:
+        """A window without steps around the block; the device is idle at its edges."""
+        self._synchronize()
+        window = self.windows.open(kind)
+        try:
+            yield
+            self._synchronize()
+        except BaseException as error:
+            self._cut(window, [], error)
+            raise
+        self.windows.close(window, WindowStatus.COMPLETED)
 
     def _run(
         self,
         kind: WindowKind,
         enough: Callable[[int, float], bool],
         total: Callable[[int, float], int | None],
+        stopped: Callable[[], str | None] = lambda: None,
     ) -> Window:
         self._synchronize()
-        window = self._windows.open(kind)
+        window = self.windows.open(kind)
         steps: list[_Step] = []
         try:
             elapsed_s = 0.0
@@ -172,10 +208,15 @@ class Loop:
             self._synchronize()
         except BaseException as error:
             self._cut(window, steps, error)
+            with suppress(RuntimeError):
+                self._note_peak()
             raise
         self._count(window, steps)
-        self._windows.close(window, WindowStatus.COMPLETED)
+        reason = stopped()
+        self.windows.close(window, WindowStatus.INTERRUPTED if reason else WindowStatus.COMPLETED, reason)
         self._write(window, steps)
+        if kind is WindowKind.MEASURE:
+            self._note_peak()
         self._say(len(steps), window.seconds or 0.0, total, finished=True)
         return window
 
@@ -210,11 +251,9 @@ class Loop:
         with suppress(RuntimeError):  # a device in error cannot finish what was queued
             self._synchronize()
         self._count(window, steps)
-        self._windows.close(window, status, reason=type(error).__name__)
+        self.windows.close(window, status, reason=type(error).__name__)
         with suppress(RuntimeError):
             self._write(window, steps)
-        with suppress(RuntimeError):
-            self.memory = peak_memory(self.device)
 
     def _count(self, window: Window, steps: list[_Step]) -> None:
         window.steps = len(steps)
@@ -256,6 +295,17 @@ class Loop:
         rate = done * self.workload.images_per_step / elapsed_s if elapsed_s > 0 else None
         in_all = total(done, elapsed_s)
         self._on_progress(self.step, None if in_all is None else max(in_all, self.step), rate)
+
+    def _forget_peak(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def _note_peak(self) -> None:
+        """The largest peak of several windows stays."""
+        before = self.memory or {}
+        if peak := peak_memory(self.device):
+            self.memory = {name: max(value, before.get(name, 0.0)) for name, value in peak.items()}
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":

@@ -10,7 +10,6 @@ import logging
 import os
 import re
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from . import environment
-from .config import BenchConfig, typed
+from .config import BenchConfig, WorkloadConfig, typed
 from .contract import PRODUCER, SCHEMA_VERSION, STEPS, Reason, Status
-from .errors import UserError
+from .ending import Ending, Terminated, terminable
+from .errors import UnavailableError, UserError
 from .manifest import Manifest
 from .recipe import name as recipe_name
 
@@ -32,21 +32,9 @@ if TYPE_CHECKING:
     from .measure import Loop
     from .workloads import Workload
 
-ENDING = (signal.SIGTERM, signal.SIGUSR2)
 END_OF_TIME_S = 90  # a SIGTERM this close to the job's time limit is that limit (Slurm's KillWait is 30 s)
 
 log = logging.getLogger(__name__)
-
-
-class Terminated(SystemExit):
-    """A signal to end. Exit code 128 + its number, as a shell reports a process that the signal ended."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(128 + signum)
-        self.signum = signum
-
-    def __str__(self) -> str:
-        return f"received {signal.Signals(self.signum).name}"
 
 
 def run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[str, Any]:
@@ -54,9 +42,9 @@ def run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[str, An
     bench = typed(config)
     run_dir.mkdir(parents=True, exist_ok=True)
     manifest = Manifest.start(run_dir, bench, config, overrides)
-    with _terminable():
+    with terminable() as ending:
         try:
-            _attempt(bench, run_dir, manifest)
+            _attempt(bench, run_dir, manifest, ending)
             manifest.finish(Status.COMPLETED)
         except BaseException as error:
             manifest.finish(*diagnose(error, bench))
@@ -64,11 +52,12 @@ def run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[str, An
     return manifest.as_dict()
 
 
-def _attempt(bench: BenchConfig, run_dir: Path, manifest: Manifest) -> None:
+def _attempt(bench: BenchConfig, run_dir: Path, manifest: Manifest, ending: Ending) -> None:
     import torch
 
     from . import workloads
 
+    _check_training(bench.workload)
     manifest.update(environment=environment.fingerprint(), boot_id=environment.boot_id(), slurm=environment.slurm())
     device, uuids = choose_device(bench)
     with _sidecar(bench, run_dir, manifest, uuids):
@@ -76,15 +65,39 @@ def _attempt(bench: BenchConfig, run_dir: Path, manifest: Manifest) -> None:
             torch.cuda.set_device(device)
         workload = workloads.load(bench, device)
         try:
-            manifest.update(workload_facts=workload.facts, data=workload.data)
-            _measure(bench, run_dir, manifest, workload, device)
+            manifest.update(
+                batch=workload.images_per_step,  # what batch=auto became
+                workload_facts=workload.facts,
+                data=workload.data,
+                levers=workload.requested(),
+                parity=workload.parity,
+            )
+            _measure(bench, run_dir, manifest, workload, device, ending)
         finally:
             workload.close()
 
 
-def _measure(bench: BenchConfig, run_dir: Path, manifest: Manifest, workload: Workload, device: torch.device) -> None:
+def _check_training(wanted: WorkloadConfig) -> None:
+    """Refuse what only training can do where nothing is trained. Raises UserError."""
+    for key in ("validate_every", "checkpoint_every_s"):
+        if wanted.train_steps is None and (value := getattr(wanted, key)):
+            raise UserError(
+                f"workload.{key}={value}: a benchmark is one measured stretch that nothing splits; "
+                "set workload.train_steps to train"
+            )
+
+
+def _measure(
+    bench: BenchConfig,
+    run_dir: Path,
+    manifest: Manifest,
+    workload: Workload,
+    device: torch.device,
+    ending: Ending,
+) -> None:
     from .measure import Loop, Windows
     from .telemetry.parts import PartWriter
+    from .training import Training
 
     metadata = {
         "schema_version": str(SCHEMA_VERSION),
@@ -96,11 +109,15 @@ def _measure(bench: BenchConfig, run_dir: Path, manifest: Manifest, workload: Wo
     loop = Loop(workload, device, Windows(run_dir), rows, manifest.progress)
     wanted = bench.workload
     try:
-        loop.warmup(wanted.warmup_steps, wanted.measure_steps)
-        loop.measure(wanted.measure_steps, wanted.min_measure_s)
+        if wanted.train_steps is None:
+            loop.warmup(wanted.warmup_steps, wanted.measure_steps)
+            loop.measure(wanted.measure_steps, wanted.min_measure_s)
+        else:
+            Training(bench, run_dir, manifest, workload, loop, ending).run(wanted.train_steps)
     finally:
         rows.close()
         _keep(manifest, workload, loop)
+    manifest.update(levers=workload.verify())
 
 
 def _keep(manifest: Manifest, workload: Workload, loop: Loop) -> None:
@@ -191,6 +208,8 @@ def diagnose(error: BaseException, bench: BenchConfig) -> tuple[Status, Reason, 
         return Status.INTERRUPTED, _why_terminated(error), sentence
     if _is_gpu_oom(error, text):
         return Status.FAILED, Reason.OOM_GPU, sentence
+    if isinstance(error, UnavailableError):
+        return Status.FAILED, Reason.UNAVAILABLE, sentence
     if isinstance(error, MemoryError) or _is_host_oom(text):
         return Status.FAILED, Reason.OOM_HOST, sentence
     if name == "SidecarError":
@@ -226,26 +245,3 @@ def _why_terminated(error: Terminated) -> Reason:
     end = os.environ.get("INPAINT_BENCH_END_UNIX", "")
     near = end.isdigit() and time.time() > int(end) - END_OF_TIME_S
     return Reason.TIMEOUT if near or error.signum == signal.SIGUSR2 else Reason.CANCELLED
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM raises Terminated in the main thread, once: a second one must not cut the closing short.
-
-    So does SIGUSR2, by which submitit's local executor announces the end of the time limit.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(signum: int, _: Any) -> None:
-        for one in ENDING:
-            signal.signal(one, signal.SIG_IGN)
-        raise Terminated(signum)
-
-    before = {one: signal.signal(one, stop) for one in ENDING}
-    try:
-        yield
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import random
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from omegaconf import DictConfig
 from PIL import Image
 
 from inpaint_bench.config import BenchConfig, typed
+from inpaint_bench.errors import UserError
 from inpaint_bench.paths import conf_dir
 from inpaint_bench.schema import register
 
@@ -100,3 +105,137 @@ def constant_batch(batch: int = 4, side: int = 32) -> dict[str, torch.Tensor]:
         "longitude": torch.linspace(13.0, 13.01, batch, dtype=torch.float64),
         "tokens": torch.zeros(batch, 77, dtype=torch.int64),
     }
+
+
+class TiedNet(torch.nn.Module):
+    """Convolutions in channels_last, a weight that two layers share, and dropout from the default generator."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = torch.nn.Conv2d(3, width, 3, padding=1)
+        self.one = torch.nn.Linear(width, width)
+        self.other = torch.nn.Linear(width, width)
+        self.other.weight = self.one.weight
+        self.norm = torch.nn.BatchNorm1d(width)
+        self.last = torch.nn.Linear(width, 1)
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features = torch.relu(self.first(images)).mean((2, 3))
+        features = self.norm(self.other(torch.relu(self.one(features))))
+        result: torch.Tensor = self.last(torch.dropout(features, 0.2, self.training))
+        return result
+
+
+def endless(size: int, seed: int, draw: int) -> Iterator[int]:
+    """Indices in a fresh order per epoch, from any draw on."""
+    while True:
+        order = np.random.default_rng((seed, draw // size)).permutation(size)
+        for place in range(draw % size, size):
+            yield int(order[place])
+        draw += size - draw % size
+
+
+class TinyTraining:
+    """A workload that draws from every generator there is and can be resumed to the bit.
+
+    Environment: TINY_STEP_S how long a step lasts; TINY_SIGNAL=`step:number:phase` sends itself a signal.
+    """
+
+    images_per_step: int
+
+    def __init__(self, config: BenchConfig) -> None:
+        torch.manual_seed(config.seed)
+        random.seed(config.seed)
+        np.random.seed(config.seed)
+        self.seed, self.images_per_step = config.seed, config.batch
+        self.net = TiedNet(width=8)
+        self.average = {name: value.clone() for name, value in self.net.state_dict().items()}
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=config.workload.learning_rate)
+        self.generator = torch.Generator().manual_seed(config.seed)
+        self.facts: dict[str, Any] = {}
+        self.data: dict[str, Any] = {}
+        self.steps, self.draws = 0, 0
+        self.stream = endless(7, self.seed, 0)
+        at, signum, self.phase = os.environ.get("TINY_SIGNAL", "-1:0:").split(":")
+        self.signal_at, self.signum = int(at), int(signum)
+
+    def _maybe_signal(self, phase: str) -> None:
+        if (self.steps, phase) == (self.signal_at, self.phase):
+            os.kill(os.getpid(), self.signum)
+
+    def next_batch(self) -> torch.Tensor:
+        self._maybe_signal("data")
+        indices = [next(self.stream) for _ in range(self.images_per_step)]
+        self.draws += len(indices)
+        pictures = [torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(index)) for index in indices]
+        return torch.stack(pictures)
+
+    def step(self, batch: torch.Tensor) -> torch.Tensor:
+        time.sleep(float(os.environ.get("TINY_STEP_S", "0")))
+        noise = torch.randn(batch.shape, generator=self.generator) * np.random.normal() * random.gauss(0, 1)
+        target = batch.mean((1, 2, 3))[:, None] + 0.1 * torch.randn(len(batch), 1)
+        loss = (self.net(batch + 0.1 * noise) - target).square().mean()
+        loss.backward()
+        self._maybe_signal("backward")
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._maybe_signal("update")
+        for name, value in self.net.state_dict().items():
+            if value.is_floating_point():
+                self.average[name].lerp_(value, 0.1)
+        self.steps += 1
+        return loss.detach()
+
+    def learning_rate(self) -> float:
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        tensors = {f"net.{name}": value for name, value in self.net.state_dict().items()}
+        tensors |= {f"average.{name}": value for name, value in self.average.items()}
+        for index, state in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
+        return tensors | {"generator": self.generator.get_state()}, {"steps": self.steps, "draws": self.draws}
+
+    def restore(self, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
+        net = {name[4:]: value for name, value in tensors.items() if name.startswith("net.")}
+        for name, value in self.net.state_dict().items():
+            if net[name].shape != value.shape:
+                raise UserError(f"{name} is {list(net[name].shape)} there and {list(value.shape)} here")
+        self.net.load_state_dict(net)
+        self.average = {name[8:]: value for name, value in tensors.items() if name.startswith("average.")}
+        state: dict[int, dict[str, torch.Tensor]] = {}
+        for name, value in tensors.items():
+            if name.startswith("optimizer."):
+                _, index, field = name.split(".")
+                state.setdefault(int(index), {})[field] = value
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+        self.generator.set_state(tensors["generator"])
+        self.steps, self.draws = values["steps"], values["draws"]
+        self.stream = endless(7, self.seed, self.draws)
+
+    def validate(self) -> dict[str, float]:
+        """Draws from a shared generator, which training must not notice."""
+        self._maybe_signal("validation")
+        torch.rand(1)
+        self.net.eval()
+        with torch.no_grad():
+            figure = float(self.net(torch.ones(2, 3, 8, 8)).mean())
+        self.net.train()
+        return {"loss": figure, "diverged": math.nan}
+
+    def finish(self, run_dir: Path) -> dict[str, Any]:
+        (run_dir / "finished.txt").write_text(str(self.steps))
+        return {"metrics": {"draws": {"value": self.draws, "n": 1}}}
+
+    def skipped_steps(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
+def build(config: BenchConfig, device: torch.device) -> TinyTraining:
+    """This module is a workload too: workload.module=tests.worker.support."""
+    assert device.type == "cpu"
+    return TinyTraining(config)

@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from inpaint_bench.config import ModelConfig
 from inpaint_bench.errors import UserError
-from inpaint_bench.workloads import finetune_inpaint, flops, models
+from inpaint_bench.workloads import finetune_inpaint, flops, models, objective
 from inpaint_bench.workloads.location import LocationEncoder
-from inpaint_bench.workloads.precision import autocast, pin_fp32
+from inpaint_bench.workloads.precision import pin_fp32
 from inpaint_bench.workloads.tokens import hash_tokenizer
 
 from .support import bench, constant_batch
@@ -77,7 +77,7 @@ class TestTheFullModel:
         assert parts["unet_forward"] / 1e12 == pytest.approx(0.8034, abs=0.0001)
         assert parts["vae_encode"] / 1e12 == pytest.approx(1.117, abs=0.001)
         assert parts["text_encode"] / 1e12 == pytest.approx(0.013, abs=0.001)
-        assert parts["total"] / 1e12 == pytest.approx(4.657, abs=0.005)
+        assert flops.training(parts, encodes=2, text=True) / 1e12 == pytest.approx(4.657, abs=0.005)
         assert flops.count(config, 256)["unet_forward"] / 1e12 == pytest.approx(0.1801, abs=0.0001)
 
     def test_location_tokens_cost_next_to_nothing(self) -> None:
@@ -107,7 +107,8 @@ class TestAWeightsFolder:
         config = bench(f"model.weights={tmp_path}", wrong_shapes)
         workload = finetune_inpaint.build(config, CPU)
         assert torch.isfinite(workload.step(workload.next_batch()))
-        assert workload.facts["flop_per_image"] == flops.count(tiny(), 32)["total"]
+        expected = flops.training(flops.count(tiny(), 32), encodes=2, text=True)
+        assert workload.facts["flop_per_image"] == expected
 
     def test_with_four_channels_becomes_nine_and_starts_with_the_same_output(self, tmp_path: Path) -> None:
         four = save(tmp_path, channels=4).unet.eval()
@@ -161,7 +162,7 @@ class TestLocation:
 
     def test_gate_and_then_the_encoder_learn(self) -> None:
         workload = finetune_inpaint.build(bench("workload.learning_rate=0.01"), CPU)
-        encoder = workload.nets.location
+        encoder = workload.assembly.nets.location
         assert encoder is not None
         before = encoder.linear.weight.detach().clone()
         for _ in range(3):
@@ -179,6 +180,13 @@ class TestLocation:
         encoder = LocationEncoder(4, 32, (0.0, 179.999))
         metres = encoder.metres(torch.tensor([0.001]), torch.tensor([-179.999], dtype=torch.float64))
         assert metres[0].tolist() == pytest.approx([222.39, 111.19], abs=0.1)
+
+    def test_in_half_precision_still_counts_metres_exactly(self) -> None:
+        encoder = LocationEncoder(4, 32, (55.7, 13.2)).bfloat16()
+        latitude = torch.tensor([55.75, 55.75 + 5 / 111_195], dtype=torch.float64)
+        house, neighbour = encoder(latitude, torch.full_like(latitude, 13.2))
+        assert house.dtype == torch.bfloat16
+        assert not torch.equal(house, neighbour)
 
     def test_an_absent_position_is_the_learned_null_token(self) -> None:
         encoder = LocationEncoder(2, 8, (0.0, 0.0))
@@ -202,8 +210,8 @@ class ReadsBack(TorchDispatchMode):
 def test_forward_and_backward_never_wait_for_the_device(precision: str) -> None:
     workload = finetune_inpaint.build(bench(f"recipe.precision={precision}"), CPU)
     with ReadsBack():
-        with autocast(CPU, precision):
-            loss = workload.loss(constant_batch(2))
+        draws = objective.draw(workload.assembly, 2, workload.random)
+        loss = objective.loss(workload.assembly, constant_batch(2), draws)
         loss.backward()
         with pytest.raises(AssertionError, match="waits for the device"):
             loss.item()
