@@ -192,6 +192,8 @@ class Batches:
             persistent_workers=workers > 0,
             pin_memory=pinned,
             worker_init_fn=_quiet_worker,
+            # Its own: a loader that is made again, after a resume, must not move the default generator.
+            generator=torch.Generator().manual_seed(seed),
         )
         self._iterator: Iterator[Batch] | None = None
 

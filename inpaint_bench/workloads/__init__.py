@@ -25,6 +25,7 @@ class Workload(Protocol):
 
     images_per_step: int
     facts: dict[str, Any]  # manifest["workload_facts"]
+    parity: dict[str, Any] | None  # manifest["parity"]
     data: dict[str, Any]  # manifest["data"]
 
     def next_batch(self) -> Any:
@@ -51,6 +52,14 @@ class Workload(Protocol):
 
     def finish(self, run_dir: Path) -> dict[str, Any]:
         """What is made of a trained model: weights, pictures, metrics (manifest["quality"], less validation)."""
+        ...
+
+    def requested(self) -> list[dict[str, Any]]:
+        """manifest["levers"] before anything was read back."""
+        ...
+
+    def verify(self) -> list[dict[str, Any]]:
+        """manifest["levers"], read back from the running thing. May run further steps: after the last that counts."""
         ...
 
     def skipped_steps(self) -> int:

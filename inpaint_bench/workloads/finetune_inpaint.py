@@ -23,7 +23,6 @@ from .assembly import Assembly
 from .average import Average
 from .graph import GraphedStep
 
-
 log = logging.getLogger(__name__)
 
 
@@ -117,6 +116,9 @@ class FinetuneInpaint:
             return 0
         state = self.optimizers[0].state.get(self.parameters[0], {})
         return self.attempted - int(state.get("step", 0))
+
+    def requested(self) -> list[dict[str, Any]]:
+        return levers.requested(self.bench)
 
     def verify(self) -> list[dict[str, Any]]:
         """What is really active of every lever asked for. Runs one more step, under the profiler."""

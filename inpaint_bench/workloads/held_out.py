@@ -129,7 +129,7 @@ def _averaged(assembly: Assembly, average: Average | None) -> Iterator[None]:
     if average is None:
         yield
         return
-    parameters = assembly.nets.trained()
+    parameters: list[Tensor] = list(assembly.nets.trained())
     kept = [p.detach().clone(memory_format=torch.preserve_format) for p in parameters]
     with torch.no_grad():
         torch._foreach_copy_(parameters, average.tensors)

@@ -8,6 +8,7 @@ hand out is compared by their own check.
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +20,11 @@ from torch import Tensor, nn
 from .assembly import Assembly, plain_adamw
 from .models import INPUT_CHANNELS, LATENT_CHANNELS
 
+log = logging.getLogger(__name__)
+
 SEED = 20_261_121
 FP16_SCALE = 2.0**12  # small gradients would be zero in fp16, as loss scaling knows
+FAR = 0.1  # bf16 stays below 0.03, see benchmarks/README.md; beyond it something else is computed
 PARAMETERS_COMPARED = 16  # evenly through the network; all of them would need a second copy of the gradients
 
 
@@ -41,8 +45,7 @@ def reference(assembly: Assembly) -> Reference:
         prediction, loss = _forward(assembly)
         loss.backward()
     except torch.cuda.OutOfMemoryError:
-        assembly.nets.unet.zero_grad(set_to_none=True)
-        torch.cuda.empty_cache()
+        _forget(assembly)
         return Reference(missing=f"the baseline does not fit on this GPU at {_count(assembly)} images")
     chosen = _chosen(assembly)
     result = Reference(
@@ -70,13 +73,16 @@ def compare(assembly: Assembly, against: Reference) -> tuple[dict[str, Any], flo
     chosen = _chosen(assembly)
     gradients = [_gradient(p) / scale for p in chosen]
     _forget(assembly)
-    return {
-        "reference": "baseline",
+    errors = {
         "prediction_rel": _relative(against.prediction, prediction.detach().float()),
         "loss_rel": _relative(against.loss, loss.detach()),
         "gradient_rel": _relative(_joined(against.gradients), _joined(gradients)),
         "update_rel": _update(assembly, against.weights, against.gradients),
-    }, seconds
+    }
+    far = {name: error for name, error in errors.items() if error is not None and not error <= FAR}
+    if far:
+        log.warning("this recipe does not compute what the baseline does: %s", far)
+    return {"reference": "baseline", **errors, "far": bool(far)}, seconds
 
 
 def _count(assembly: Assembly) -> int:
@@ -116,7 +122,8 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def _forget(assembly: Assembly) -> None:
-    assembly.nets.unet.zero_grad(set_to_none=True)
+    for parameter in assembly.nets.trained():  # the location's gate too: it sits in the UNet's attention
+        parameter.grad = None
     if assembly.device.type == "cuda":
         torch.cuda.empty_cache()
 
