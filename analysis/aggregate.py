@@ -18,6 +18,8 @@ from .metrics import METRICS, gpu_label, gpu_order
 _COMPUTED = ["precision", "resolution_px"]
 # Never averaged across: a demonstration with a measurement, another model, another site, another card count.
 GROUP = ["workload", "model", "site", "gpu", "gpus", "batch", "recipe", "demonstration", *_COMPUTED]
+# Two recipes are compared only where all of these are equal; `asked_batch` is the batch, or `auto`.
+ACROSS_RECIPES = ["workload", "model", "site", "gpu", "gpus", "asked_batch", "resolution_px", "demonstration"]
 # Two GPUs are compared only where all of these are equal.
 COMPARABLE = ["workload", "model", "gpus", "recipe", "demonstration", *_COMPUTED]
 # Told in words wherever they vary within a table.
@@ -94,6 +96,12 @@ def with_series(table: pl.DataFrame) -> pl.DataFrame:
         extra = [words.get(name, str(row[name])) for name in varying]
         names.append(" \u00b7 ".join([gpu_label(row["gpu"]), *extra]))
     return table.with_columns(pl.Series("series", names, dtype=pl.String))
+
+
+def mixed_in(runs: pl.DataFrame, but: tuple[str, ...] = ()) -> str:
+    """What these runs differ in of all that is watched, e.g. `2 drivers, 3 cards`."""
+    kinds = {words: runs[name].drop_nulls().n_unique() for name, words in _WATCHED.items() if name not in but}
+    return ", ".join(f"{count} {words}" for words, count in kinds.items() if count > 1)
 
 
 def mixed_note(table: pl.DataFrame) -> str:

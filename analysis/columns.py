@@ -36,6 +36,18 @@ TEXT = [
     "run_dir",
     "skipped_photographs",  # JSON: [{file, reason}], the first ones
     "content_hash",
+    "study_name",
+    "study_base",
+    "study_levers",  # its steps in order, joined with commas
+    "recipe_parts",  # what the point asked recipe= for, joined with commas: base, lever, lever ...
+    "levers",  # JSON: [{name, field, requested, effective, active, evidence}]
+    "parity_reference",
+    "parity_unavailable",
+    "batch_requested",  # auto, or null
+    "cache",  # JSON: {place, bytes, key ...}
+    "validation",  # JSON: [{step, loss, n}]
+    "quality_metrics",  # JSON: {name: {value, n} or {unavailable}}
+    "pictures",  # in a dataset: the file below it
 ]
 FLOAT = [
     "window_s",
@@ -68,13 +80,24 @@ FLOAT = [
     "power_limit_w",
     "coverage_pct",
     "mfu_pct",
+    "compile_s",
+    "setup_s",
+    "parity_prediction_rel",
+    "parity_loss_rel",
+    "parity_gradient_rel",
+    "parity_update_rel",
+    "validation_first_loss",
+    "validation_last_loss",
 ]
+PARITY = [name for name in FLOAT if name.startswith("parity_")]
 INT = ["batch", "gpus", "n_steps", "images", "epochs", "dataset_images", "resolution_px"]
-INT += ["images_found", "images_used", "images_skipped"]
+INT += ["images_found", "images_used", "images_skipped", "seed", "encodes_online"]
+INT += ["validation_first_step", "validation_last_step", "resumed_from_step"]
 SCHEMA: dict[str, pl.DataType] = {
     **{name: pl.String() for name in TEXT},
     "valid": pl.Boolean(),
     "demonstration": pl.Boolean(),
+    "text_online": pl.Boolean(),
     "started": pl.Datetime("us", "UTC"),
     "ended": pl.Datetime("us", "UTC"),
     **{name: pl.Int64() for name in INT},

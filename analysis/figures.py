@@ -70,6 +70,7 @@ def draw(cells: pl.DataFrame, runs: pl.DataFrame, *, demonstration: bool) -> lis
     """Every figure that has something measured to show."""
     figures = []
     prefix = "Demonstration: " if demonstration else ""
+    cells, left_out = _readable(cells)
     for plan in _PLANS:
         mine = _measured(cells, plan.metric)
         if mine.is_empty():
@@ -79,14 +80,30 @@ def draw(cells: pl.DataFrame, runs: pl.DataFrame, *, demonstration: bool) -> lis
         layers = _bars if plan.kind == "bars" else _lines
         subtitle = _legend_words(plan.kind, bool(theirs.height), bool((mine["n"] > 1).any()))
         spec = layers(mine, theirs, heading, plan.domain)
-        figures.append(_figure(plan.metric, prefix + plan.title, subtitle, plan.caption, spec, mine))
+        figures.append(_figure(plan.metric, prefix + plan.title, subtitle, plan.caption + left_out, spec, mine))
     both = cells.filter(pl.col("images_per_s").is_not_null() & pl.col("joules_per_image").is_not_null())
     if both.height:
         subtitle = "Numbers are batch sizes. Better is down and to the right"
-        caption = "Each line follows one GPU from batch to batch."
+        caption = "Each line follows one GPU from batch to batch." + left_out
         title = f"{prefix}Speed against energy"
         figures.append(_figure("tradeoff", title, subtitle, caption, _tradeoff(both), both))
     return figures
+
+
+def _readable(cells: pl.DataFrame) -> tuple[pl.DataFrame, str]:
+    """No more series than colours: whole recipes are left out, those with the fewest cells first, and it is said."""
+    recipes = cells.group_by("recipe", maintain_order=True).agg(pl.len(), pl.col("series").n_unique().alias("lines"))
+    order = recipes.sort(pl.col("len"), pl.col("recipe") == "baseline", descending=True, maintain_order=True)
+    kept: list[str] = []
+    room = len(svg.SERIES)
+    for recipe, _, lines in order.iter_rows():
+        if not kept or lines <= room:
+            kept.append(recipe)
+            room -= lines
+    if len(kept) == recipes.height:
+        return cells, ""
+    shown = aggregate.with_series(cells.filter(pl.col("recipe").is_in(kept)).drop("series"))
+    return shown, f" Recipes shown: {', '.join(kept)}; {recipes.height - len(kept)} more are in the tables."
 
 
 def _figure(name: str, title: str, subtitle: str, caption: str, spec: dict[str, Any], mine: pl.DataFrame) -> Figure:
@@ -115,6 +132,7 @@ def _measured(cells: pl.DataFrame, metric: str) -> pl.DataFrame:
     return known.select(
         "series",
         "gpu",
+        "site",
         "batch",
         pl.col(f"{metric}_n").alias("n"),
         "run_ids",
@@ -128,7 +146,7 @@ def _measured(cells: pl.DataFrame, metric: str) -> pl.DataFrame:
 
 
 def _published(mine: pl.DataFrame, metric: str, kind: str) -> pl.DataFrame:
-    """Published figures of the GPUs measured; bars stand beside every series of their GPU, lines once."""
+    """Published figures of the GPUs measured; bars stand beside the first series of their GPU at each site."""
     source = "images_per_s_per_w" if metric == "joules_per_image" else metric
     theirs = published.shown().filter(pl.col("metric") == source).select("gpu", "batch", "value")
     if metric == "joules_per_image":
@@ -136,10 +154,8 @@ def _published(mine: pl.DataFrame, metric: str, kind: str) -> pl.DataFrame:
     alike = pl.col("workload") == published.WORKLOAD
     if metric == "runtime_h":
         alike &= pl.col("poster_hours")
-    slots = mine.filter(alike).select("gpu", "series")
-    slots = slots.unique(maintain_order=True)
-    if kind == "lines":
-        slots = slots.unique("gpu", maintain_order=True)
+    slots = mine.filter(alike).unique(["gpu"] if kind == "lines" else ["gpu", "site"], maintain_order=True)
+    slots = slots.select("gpu", "series")
     return theirs.join(slots, on="gpu", maintain_order="right").sort("batch", maintain_order=True)
 
 
@@ -152,7 +168,14 @@ def _colour(names: list[str]) -> dict[str, Any]:
         "field": "series",
         "type": "nominal",
         "scale": {"domain": names, "range": [svg.SERIES[i % len(svg.SERIES)] for i in range(len(names))]},
+        "legend": {"columns": legend_columns(names)},
     }
+
+
+def legend_columns(names: list[str]) -> int:
+    """Four short names stand in a row, of long ones two: what is wider than the figure is cut off."""
+    longest = max(map(len, names), default=0)
+    return 4 if longest <= 12 else 2 if longest <= 30 else 1
 
 
 def _data(frame: pl.DataFrame, *columns: str) -> dict[str, Any]:
@@ -222,6 +245,7 @@ def _lines(
     shape = {
         "field": "series",
         "type": "nominal",
+        "legend": {"columns": legend_columns(names)},
         "scale": {"domain": names, "range": [_SHAPES[i % len(_SHAPES)] for i in range(len(names))]},
     }
     base = {"x": x, "y": y, "color": _colour(names)}
@@ -262,6 +286,7 @@ def _tradeoff(both: pl.DataFrame) -> dict[str, Any]:
     batch = pl.col("batch")
     first, last = batch.min().over("series").alias("first"), batch.max().over("series").alias("last")
     ends = both.with_columns(first, last)
+    one_end = pl.col("first") == pl.col("last")  # a single batch carries its number once
     axes = {
         axis: {"field": column, "type": "quantitative", "title": METRICS[column].heading}
         | {"scale": {"domain": [0, 1.12 * max(both[column])], "nice": True}}
@@ -271,11 +296,11 @@ def _tradeoff(both: pl.DataFrame) -> dict[str, Any]:
     columns = ("series", "batch", "images_per_s", "joules_per_image")
     labels = [
         {
-            "data": _data(ends.filter(pl.col("batch") == pl.col(which)), *columns),
+            "data": _data(ends.filter((pl.col("batch") == pl.col(which)) & only), *columns),
             "mark": {"type": "text", "dx": shift, "dy": drop, "color": svg.TEXT},
             "encoding": {**axes, "text": {"field": "batch", "type": "quantitative"}},
         }
-        for which, shift, drop in (("first", -8, -9), ("last", 12, 8))
+        for which, shift, drop, only in (("first", -8, -9, pl.lit(True)), ("last", 12, 8, one_end.not_()))
     ]
     order = {"field": "batch", "type": "quantitative"}
     line = {"type": "line", "strokeWidth": 1.3, "opacity": 0.7}

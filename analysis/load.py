@@ -14,6 +14,7 @@ from inpaint_bench.contract import PointState, Reason, Status
 from inpaint_bench.errors import UserError
 from inpaint_bench.truth import Leavings, SchedulerWord, verdict
 
+from . import pictures
 from .parts import Parts, Skip, probe
 
 
@@ -132,7 +133,7 @@ def read_run(folder: Path) -> tuple[Run | None, list[Skip]]:
         try:
             value: Any = files.read_json(folder / name)
             if value is None:
-                if name == contract.WINDOWS:
+                if name == contract.WINDOWS and run.manifest.get("reason") != Reason.UNAVAILABLE:
                     skips.append(_skip(folder / name, "missing", "no such file: no window to measure", run_id))
                 continue
             if not isinstance(value, kind) or (kind is list and not all(isinstance(w, dict) for w in value)):
@@ -189,6 +190,8 @@ def _content_hash(run: Run) -> str:
     names = [contract.MANIFEST, contract.WINDOWS, contract.TELEMETRY]
     paths = [run.folder / name for name in names]
     paths += [path for parts in run.tables.values() for path in (*parts.good, *parts.journals)]
+    if picture := pictures.usable(run.folder, run.manifest):
+        paths.append(picture)
     for path in paths:
         digest.update(str(path.relative_to(run.folder)).encode() + b"\0")
         if path.is_file():

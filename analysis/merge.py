@@ -19,7 +19,7 @@ import polars as pl
 from inpaint_bench import contract, files
 from inpaint_bench.errors import UserError
 
-from . import parts, runs
+from . import parts, pictures, runs
 from .load import Found, Run, check_roots, load
 
 WINDOWS = "windows.parquet"
@@ -37,7 +37,7 @@ _WINDOW_SCHEMA = {
         ("t_start_mono_ns", "t_end_mono_ns", "t_start_unix_ns", "t_end_unix_ns", "steps", "images"), pl.Int64
     ),
 }
-_OWN = {contract.DATASET, contract.RUNS, contract.SKIPPED, WINDOWS, *contract.TABLES}
+_OWN = {contract.DATASET, contract.RUNS, contract.SKIPPED, WINDOWS, pictures.FOLDER, *contract.TABLES}
 
 
 def partition(run: Run) -> Path:
@@ -120,7 +120,9 @@ def _write(found: Found, roots: list[Path], out: Path) -> dict[str, Any]:
             skips += late
             counts[name] += tables[name].height
             _write_table(tables[name], run, out / name)
-        rows.append(_row(run, tables))
+        picture, objection = pictures.copy(run.folder, run.manifest, out)
+        skips += [objection] if objection else []
+        rows.append({**_row(run, tables), "pictures": picture})
         windows += [_window(run, window) for window in run.windows]
     pl.DataFrame(rows, schema=runs.SCHEMA, strict=False).write_parquet(out / contract.RUNS)
     pl.DataFrame(windows, schema=_WINDOW_SCHEMA, strict=False).write_parquet(out / WINDOWS)

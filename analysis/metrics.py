@@ -42,6 +42,7 @@ _ALL = (
     ("steps_per_s_per_w", "Steps/s/W", ""),
     ("energy_ratio", "Counter / integral", ""),
     ("mfu_pct", "MFU, executed FLOP", "%"),
+    ("compile_s", "Compile", "s"),
 )
 METRICS = {name: Metric(name=name, label=label, unit=unit) for name, label, unit in _ALL}
 

@@ -36,8 +36,8 @@ def to_terminal(table: Table, console: Console) -> None:
         grid.add_column(
             Text(plain(name)), justify="left" if left else "right", overflow="fold", no_wrap=index == table.run_column
         )
-    for row in table.rows:
-        grid.add_row(*(Text(plain(cell)) for cell in row))
+    for index, row in enumerate(table.rows):
+        grid.add_row(*(Text(plain(cell)) for cell in row), style="dim" if index in table.muted_rows else None)
     console.print(grid)
     if table.note:
         console.print(Text(plain(table.note) + "\n", style="dim"))

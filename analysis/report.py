@@ -14,13 +14,30 @@ import polars as pl
 from inpaint_bench import files
 from inpaint_bench.errors import UserError
 
-from . import aggregate, bottleneck, figures, published, render, svg, tables, timeline
+from . import (
+    aggregate,
+    bottleneck,
+    figures,
+    lever_figures,
+    lever_tables,
+    pictures,
+    poster_tables,
+    published,
+    quality,
+    render,
+    study,
+    svg,
+    tables,
+    timeline,
+)
 from .dataset import Dataset, open_dataset
 from .metrics import gpu_label, gpu_order, number
+from .runs import is_unavailable
 from .tables import Builder, Table
 
 PAGE, TEXT, CSV, FIGURES = "report.html", "report.md", "runs.csv", "figures"
 MARKER = ".inpaint-report"  # JSON: what the last report wrote here, the only files that the next one removes
+LONG_TABLE = 40  # rows from which on a table of the page is folded
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -40,20 +57,25 @@ class Content:
     photographs: Table
     runs: Table
     results: list[Table]
+    pipeline: list[Table]  # the poster's second study
     poster: list[Table]
+    levers: list[Table]
+    training: list[Table]  # how well it still trains
     findings: list[Table]
     environment: Table
 
     def all_tables(self) -> list[Table]:
         head = [self.not_counted, self.skipped, self.photographs, self.runs]
-        return [*head, *self.results, *self.poster, *self.findings, self.environment]
+        body = [*self.results, *self.levers, *self.pipeline, *self.poster, *self.training, *self.findings]
+        return [*head, *body, self.environment]
 
 
 def content(dataset: Dataset) -> Content:
     """Work out the report of a dataset. Reads the run table only, not the samples."""
     runs = dataset.runs
     build = Builder(runs=runs)
-    poster = [table for metric in tables.POSTER_METRICS if (table := build.poster(metric))]
+    poster = [table for metric in poster_tables.METRICS if (table := poster_tables.beside(build, metric))]
+    trained = quality.table(build)
     return Content(
         dataset=dataset,
         demonstration=build.demonstration,
@@ -67,10 +89,46 @@ def content(dataset: Dataset) -> Content:
         photographs=tables.photographs_skipped(runs, build.title("Photographs skipped")),
         runs=build.run_list(),
         results=[build.throughput(), build.energy(), build.memory()],
+        pipeline=poster_tables.pipeline(build),
         poster=poster if _has_poster_workload(runs) else [],
+        levers=[lever_tables.table(build, one) for one in study.comparisons(runs)],
+        training=[trained] if trained else [],
         findings=[build.gpu_ratios(), build.best_batch(), build.bottlenecks()],
         environment=build.environment(),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """Every figure of a page by its section, and the sample pictures."""
+
+    overview: list[figures.Figure]
+    levers: list[figures.Figure]
+    training: list[figures.Figure]
+    strips: list[figures.Figure]
+    strips_apart: list[figures.Figure]  # timelines of runs that only the tables of levers show
+    samples: list[pictures.Picture]
+    samples_note: str
+
+    @classmethod
+    def of(cls, dataset: Dataset, build: Builder) -> Drawn:
+        runs, demo = dataset.runs, build.demonstration
+        strips = timeline.draw(dataset, figures.gpu_colours(build.cells), demonstration=demo)
+        named = {id for ids in build.cells["run_ids"].to_list() for id in ids}
+        apart = set(runs.filter(study.of_study())["run_id"]) - named
+        samples, note = pictures.embedded(dataset.folder, runs)
+        return cls(
+            overview=figures.draw(build.cells, runs, demonstration=demo),
+            levers=lever_figures.draw(study.comparisons(runs), demonstration=demo),
+            training=quality.draw(runs, demonstration=demo),
+            strips=[strip for strip in strips if not apart.intersection(strip.run_ids)],
+            strips_apart=[strip for strip in strips if apart.intersection(strip.run_ids)],
+            samples=samples,
+            samples_note=note,
+        )
+
+    def figures(self) -> list[figures.Figure]:
+        return [*self.overview, *self.levers, *self.training, *self.strips, *self.strips_apart]
 
 
 def _has_poster_workload(runs: pl.DataFrame) -> bool:
@@ -93,22 +151,40 @@ def _headline(build: Builder) -> str:
     """How much counts, and the fastest and the thriftiest cell: no claim beyond the tables."""
     runs, words = build.runs, []
     words.append(f"{runs.filter(pl.col('valid')).height} of {runs.height} runs count.")
-    alike = build.cells.select(aggregate.COMPARABLE[:2]).n_unique() == 1 if build.cells.height else False
+    cells = aggregate.cells(runs)  # of studies too: the fastest is the fastest
+    alike = cells.select(aggregate.COMPARABLE[:2]).n_unique() == 1 if cells.height else False
     for metric, lowest, text in (
         ("images_per_s", False, "Fastest: {} at batch {}, {} images/s."),
         ("joules_per_image", True, "Least energy: {} at batch {}, {} J per image."),
     ):
-        known = build.cells.filter(pl.col(metric).is_not_null()).sort(metric, descending=not lowest)
+        known = cells.filter(pl.col(metric).is_not_null()).sort(metric, descending=not lowest)
         if known.height and alike:
             top = known.row(0, named=True)
-            words.append(text.format(top["series"], top["batch"], number(top[metric])))
-    if build.cells.height and build.one_run:
+            words.append(text.format(_short(top["series"]), top["batch"], number(top[metric])))
+    if cells.height and (cells["n"] == 1).all():
         words.append("One run per cell, so no intervals.")
     return ("As a demonstration: " if build.demonstration else "") + " ".join(words)
 
 
+def _short(series: str) -> str:
+    """With no more than the first two levers of a recipe by name."""
+    words = []
+    for word in series.split(" \u00b7 "):
+        names = word.split("+")
+        rest = len(names) - 2
+        words.append(f"{'+'.join(names[:2])} and {rest} more levers" if rest > 1 else word)
+    return " \u00b7 ".join(words)
+
+
 def _listed(values: pl.Series) -> str:
     return ", ".join(sorted(str(v) for v in values.drop_nulls().unique().to_list())) or "unknown"
+
+
+def _recipes(runs: pl.DataFrame) -> str:
+    """Those of the overview by name; the many that only studies ran are counted."""
+    shown = study.overview(runs)["recipe"]
+    further = runs["recipe"].drop_nulls().n_unique() - shown.drop_nulls().n_unique()
+    return _listed(shown) + (f", and {further} more in studies" if further else "")
 
 
 def _facts(dataset: Dataset) -> dict[str, str]:
@@ -123,7 +199,7 @@ def _facts(dataset: Dataset) -> dict[str, str]:
         "Workload": f"{_listed(runs['workload'])}, model {_listed(runs['model'])}",
         "GPUs": ", ".join(map(gpu_label, gpus)) or "none",
         "Batch sizes": batches or "none",
-        "Recipe": _listed(runs["recipe"]),
+        "Recipe": _recipes(runs),
         "Sites": _listed(runs["site"]),
         "When": when,
         "Merged": f"{merged} from {', '.join(dataset.account.get('roots', []))}",
@@ -135,6 +211,7 @@ def _quality(dataset: Dataset, cells: pl.DataFrame) -> dict[str, str]:
     runs, account = dataset.runs, dataset.account
     valid = runs.filter(pl.col("valid"))
     completed = runs.filter((pl.col("status") == "completed") & ~pl.col("valid")).height
+    unavailable = sum(map(is_unavailable, runs.select("status", "reason").to_dicts()))
     coverage = valid["coverage_pct"].drop_nulls().to_list()
     share = f"{min(coverage):.1f} %" if coverage else "none sampled"
     return {
@@ -142,7 +219,8 @@ def _quality(dataset: Dataset, cells: pl.DataFrame) -> dict[str, str]:
         "Runs merged": str(runs.height),
         "Valid": str(valid.height),
         "Completed but invalid": str(completed),
-        "Failed or unfinished": str(runs.height - valid.height - completed),
+        "Failed or unfinished": str(runs.height - valid.height - completed - unavailable),
+        **({"Unavailable here": str(unavailable)} if unavailable else {}),
         "Entries left out": str(dataset.skipped.height),
         "Sampled, lowest": share,
         "Energy counter / integral": _range(valid["energy_ratio"].drop_nulls().to_list(), ".3f"),
@@ -168,22 +246,19 @@ def write_report(dataset_dir: Path, out: Path, *, terminal: bool = False) -> Pat
     if terminal:
         print_tables(report)
     build = Builder(runs=dataset.runs)
-    drawn = figures.draw(build.cells, dataset.runs, demonstration=report.demonstration)
-    colours = figures.gpu_colours(build.cells)
-    strips = timeline.draw(dataset, colours, demonstration=report.demonstration)
+    drawn = Drawn.of(dataset, build)
     out.mkdir(parents=True, exist_ok=True)
-    pictures = (*drawn, *strips)
-    names = [PAGE, TEXT, CSV, *(f"{FIGURES}/{figure.id}.svg" for figure in pictures)]
+    names = [PAGE, TEXT, CSV, *(f"{FIGURES}/{figure.id}.svg" for figure in drawn.figures())]
     if foreign := [name for name in names if name not in last and (out / name).exists()]:
         raise UserError(f"{out} holds {', '.join(foreign)}, which no report of ours wrote; move it out first.")
     for name in last:
         (out / name).unlink(missing_ok=True)
     files.replace_json(out / MARKER, {"files": names})
-    for figure in pictures:
+    for figure in drawn.figures():
         files.replace_text(out / FIGURES / f"{figure.id}.svg", svg.standalone(figure.svg))
     render.runs_csv(dataset.runs, out / CSV)
     files.replace_text(out / TEXT, markdown(report))
-    files.replace_text(out / PAGE, page(report, drawn, strips, out))
+    files.replace_text(out / PAGE, page(report, drawn, out))
     return out / PAGE
 
 
@@ -228,7 +303,7 @@ def markdown(report: Content) -> str:
     return f"{title}{banner}\n" + "\n".join(lists) + f"\n\n{body}"
 
 
-def page(report: Content, drawn: list[figures.Figure], strips: list[figures.Figure], out: Path) -> str:
+def page(report: Content, drawn: Drawn, out: Path) -> str:
     """The HTML. Autoescape is on; the only markup passed through is our own SVG, whose text is escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
@@ -241,10 +316,10 @@ def page(report: Content, drawn: list[figures.Figure], strips: list[figures.Figu
         lstrip_blocks=True,
     )
     environment.globals.update(svg=lambda figure: Markup(figure.svg), anchor=anchor)
+    environment.globals.update(long_table=LONG_TABLE, mark=lever_tables.NOT_ACTIVE)
     return environment.get_template("report.html.j2").render(
         report=report,
-        figures=drawn,
-        strips=strips,
+        drawn=drawn,
         runs=_run_cards(report.dataset, out),
         rules=bottleneck.RULES,
         mixed=bottleneck.MIXED,

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from inpaint_bench.contract import Status, WindowKind, WindowStatus
+from inpaint_bench.contract import Reason, Status, WindowKind, WindowStatus
 
-from . import audit, telemetry
+from . import audit, comparison, telemetry
 from .columns import FLOAT, SCHEMA, TEXT
 from .telemetry import Window
 
@@ -34,6 +34,8 @@ def summarise(
     """The row of one run, with a value or None for every column of SCHEMA."""
     row: dict[str, Any] = dict.fromkeys(SCHEMA)
     row.update(_identity(manifest))
+    manifest = comparison.with_batch(manifest)
+    row["batch"] = manifest.get("batch")
     sources = samples_fast["source"].unique().drop_nulls().sort().to_list()
     kinds = {str(source).partition(":")[0] for source in sources}
     row["source"] = ", ".join(sources) or (manifest.get("telemetry") or {}).get("source") or "none"
@@ -45,6 +47,8 @@ def summarise(
         row["invalid_reason"] = f"status {manifest.get('status')}" + (
             f" ({manifest['reason']})" if manifest.get("reason") else ""
         )
+        if is_unavailable(manifest):
+            row["invalid_reason"] = "unavailable on this machine"
         return row
     measured = [w for w in windows if w.get("kind") == WindowKind.MEASURE]
     usable = [w for w in measured if w.get("status") == WindowStatus.COMPLETED and _span(w)]
@@ -55,8 +59,9 @@ def summarise(
     warnings = _workload_warnings(manifest) + [text for w in usable for text in audit.short(w)]
     if len(usable) < len(measured):
         warnings.append(f"{len(measured) - len(usable)} measure window(s) cut short and left out")
+    warnings += comparison.warnings(manifest)
     spans = [span for w in usable if (span := _span(w))]
-    nulls: dict[str, str] = {}
+    nulls = comparison.nulls(manifest)
     _throughput(row, usable, spans, steps, nulls, warnings)
     _runtime(row, windows, nulls)
     problems = [text for w in usable for text in (*audit.clocks(w), *audit.counts(w, manifest))]
@@ -73,6 +78,11 @@ def summarise(
     row["warnings"] = "; ".join(warnings) or None
     row["nulls"] = "; ".join(f"{name}={why}" for name, why in sorted(nulls.items())) or None
     return row
+
+
+def is_unavailable(row: Mapping[str, Any]) -> bool:
+    """Whether a run, by its manifest or its row, ended because the machine lacks what its recipe needs."""
+    return row.get("status") == Status.FAILED and row.get("reason") == Reason.UNAVAILABLE
 
 
 def _identity(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -105,6 +115,7 @@ def _identity(manifest: dict[str, Any]) -> dict[str, Any]:
         torch_allocated_peak_mib=memory.get("allocated_peak_mib"),
         torch_reserved_peak_mib=memory.get("reserved_peak_mib"),
         **_photographs(manifest),
+        **comparison.facts(manifest),
     )
     for name, value in values.items():
         if value is not None and name in TEXT:

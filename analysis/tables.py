@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import polars as pl
 
-from . import aggregate, bottleneck, published
+from . import aggregate, bottleneck, published, study
 from .metrics import METRICS, gpu_label, gpu_order, number, runtime_heading
+from .runs import is_unavailable
 
 ONE_RUN = "n = 1: one run per cell, no interval."
 RANGES = "Mean (min\u2013max) over n runs; no range where n = 1."
@@ -27,6 +27,7 @@ class Table:
     note: str = ""
     text_columns: frozenset[int] = frozenset()  # aligned left; the rest are numbers
     run_column: int | None = None  # holds run ids: the page links them
+    muted_rows: frozenset[int] = frozenset()  # rows of what has no figures: greyed
 
 
 @dataclass(kw_only=True)
@@ -34,10 +35,13 @@ class Builder:
     """Makes tables of one dataset; a demonstration is named in every title."""
 
     runs: pl.DataFrame
-    cells: pl.DataFrame = field(init=False)
+    cells: pl.DataFrame = field(init=False)  # of the overview: what only a study ran has tables of its own
+    apart: list[str] = field(init=False)  # recipes that are not in the overview
 
     def __post_init__(self) -> None:
-        self.cells = aggregate.cells(self.runs)
+        shown = study.overview(self.runs)
+        self.cells = aggregate.cells(shown)
+        self.apart = sorted(set(self.runs["recipe"].drop_nulls()) - set(shown["recipe"]))
 
     @property
     def demonstration(self) -> bool:
@@ -50,7 +54,7 @@ class Builder:
         texts = frozenset(i for i, name in enumerate(columns) if name in _TEXT_COLUMNS)
         return Table(id=id, title=self.title(title), columns=columns, rows=rows, text_columns=texts, **more)
 
-    def _heading(self, metric: str) -> str:
+    def heading(self, metric: str) -> str:
         return runtime_heading(self.runs) if metric == "runtime_h" else METRICS[metric].heading
 
     def _summary(self, id: str, title: str, metrics: tuple[str, ...], note: str) -> Table:
@@ -58,15 +62,21 @@ class Builder:
         extra = [name for name in aggregate.TELLING if name != "recipe" and self._varies(name)]
         rows = [
             [row["site"], gpu_label(row["gpu"]), str(row["batch"]), row["recipe"] or "\u2013"]
-            + [str(row["n"]), _cards(row)]
+            + [str(row["n"]), cards(row)]
             + [str(row[name]) for name in extra]
             + [spread(row, name) for name in metrics]
             for row in self.cells.iter_rows(named=True)
         ]
         interval = ONE_RUN if self.one_run else RANGES
-        parts = [note, interval, aggregate.mixed_note(self.cells)]
-        columns = [*keys, *(_HEADINGS.get(name, name.capitalize()) for name in extra), *map(self._heading, metrics)]
+        parts = [note, interval, aggregate.mixed_note(self.cells), self.apart_note()]
+        columns = [*keys, *(_HEADINGS.get(name, name.capitalize()) for name in extra), *map(self.heading, metrics)]
         return self.table(id, title, columns, rows, note=" ".join(p for p in parts if p))
+
+    def apart_note(self) -> str:
+        """Where the recipes are that only studies ran."""
+        if not self.apart:
+            return ""
+        return f"{len(self.apart)} further recipe(s) ran only in studies: see the tables of levers."
 
     @property
     def one_run(self) -> bool:
@@ -100,11 +110,12 @@ class Builder:
         rows = []
         for row in self.runs.iter_rows(named=True):
             status = (row["status"] or "unknown") + (f" ({row['reason']})" if row["reason"] else "")
+            status = "unavailable" if is_unavailable(row) else status
             keys = [row["run_id"], *(row[column] or "\u2013" for column in facts.values()), row["site"]]
             keys += [gpu_label(row["gpu"]), str(row["batch"] or "\u2013"), status, "yes" if row["valid"] else "no"]
             rows.append([*keys, *(number(row[m]) for m in metrics), row["source"] or "\u2013"])
         head = ["Run", *facts, "Site", "GPU", "Batch", "Status", "Counts"]
-        columns = [*head, *map(self._heading, metrics), "Telemetry"]
+        columns = [*head, *map(self.heading, metrics), "Telemetry"]
         note = f"Every attempt, whether it counts or not. {PROJECTED}"
         return self.table("runs", "Runs", columns, rows, note=note, run_column=0)
 
@@ -124,56 +135,8 @@ class Builder:
             for row in lost.iter_rows(named=True)
         ]
         columns = ["Run", "Point", "Site", "GPU", "Batch", "Why it does not count", "Message"]
-        return self.table("not-counted", "Runs that do not count", columns, rows, run_column=0)
-
-    def poster(self, metric: str) -> Table | None:
-        """Measured beside published at the same GPU and batch; None where neither has a figure."""
-        mine = self.cells.filter((pl.col("workload") == published.WORKLOAD) & pl.col(metric).is_not_null())
-        theirs = {
-            (r["gpu"], r["batch"]): r
-            for r in published.shown().filter(pl.col("metric") == metric).iter_rows(named=True)
-        }
-        rows, met, unequal = [], set(), False
-        for row in mine.iter_rows(named=True):
-            key = (row["gpu"], row["batch"])
-            met.add(key)
-            other = theirs.get(key)
-            beside = ["\u2013", "\u2013", "\u2013"]
-            if other:
-                alike = metric != "runtime_h" or row["poster_hours"]
-                unequal = unequal or not alike
-                ratio = number(row[metric] / other["value"]) if alike else "\u2013"
-                beside = [f"{other['value']:g}", other["status"], ratio]
-            rows.append(
-                (
-                    key,
-                    [
-                        row["series"],
-                        str(row["batch"]),
-                        spread(row, metric),
-                        str(row[f"{metric}_n"]),
-                        _cards(row),
-                        *beside,
-                    ],
-                )
-            )
-        for key, other in theirs.items():
-            if key not in met:
-                cell = [gpu_label(key[0]), str(key[1]), "\u2013", "0", "\u2013", f"{other['value']:g}", other["status"]]
-                rows.append((key, [*cell, "\u2013"]))
-        if not rows:
-            return None
-        rows.sort(key=lambda pair: (gpu_order(pair[0][0]), pair[0][1], pair[1][0]))
-        columns = ["GPU", "Batch", "Measured", "n", "Cards", "Published", "Status", "Ratio"]
-        title = f"Beside the poster: {self._heading(metric)}"
-        measured = ", ".join(mine["model"].drop_nulls().unique().sort().to_list()) or "none"
-        note = f"Published: {published.SOURCE}. Model measured: {measured}. Ratio: measured over published."
-        if unequal:
-            note += f" No ratio where epochs times images are not {published.IMAGES:,}, as published."
-        note = f"{note} {aggregate.mixed_note(mine)}".strip()
-        if self.demonstration:
-            note += " The measured side is a demonstration: the ratio says nothing about the GPU."
-        return self.table(f"poster-{metric}", title, columns, [row for _, row in rows], note=note)
+        muted = frozenset(i for i, row in enumerate(lost.iter_rows(named=True)) if is_unavailable(row))
+        return self.table("not-counted", "Runs that do not count", columns, rows, run_column=0, muted_rows=muted)
 
     def gpu_ratios(self) -> Table:
         rows = []
@@ -235,22 +198,24 @@ _TEXT_COLUMNS = frozenset(
         ("Run", "Point", "Site", "GPU", "Recipe", "Status", "Counts", "Telemetry", "Why it does not count", "Message"),
         ("By", "Reading", "Class", "Evidence", "Pair", "By batch", "Model", "Workload", "Demonstration"),
         ("Node", "Board", "Driver", "torch", "CUDA", "Precision"),
+        ("Step", "Lever", "Levers as found", "Figure"),
     )
     for name in group
 )
 
 
 def spread(row: dict[str, Any], metric: str) -> str:
-    """Mean, with min and max where more than one run has the metric, and its n where not every run has it."""
+    """Mean, with min and max where runs differ as printed, and the metric's n where not every run has it."""
     n, inside = row[f"{metric}_n"], []
     if n > 1:
-        inside.append(f"{number(row[f'{metric}_min'])}\u2013{number(row[f'{metric}_max'])}")
+        ends = dict.fromkeys(number(row[f"{metric}_{end}"]) for end in ("min", "max"))
+        inside += ["\u2013".join(ends)] if len(ends) > 1 else []
     if 0 < n < row["n"]:
         inside.append(f"n = {n}")
     return number(row[metric]) + (f" ({', '.join(inside)})" if inside else "")
 
 
-def _cards(row: dict[str, Any]) -> str:
+def cards(row: dict[str, Any]) -> str:
     """How many different cards a cell's runs used; an en dash where no run names its card."""
     return str(row["cards"] or "\u2013")
 
@@ -291,15 +256,3 @@ def skipped(frame: pl.DataFrame, title: str) -> Table:
     rows = [[r["code"], r["path"], r["reason"]] for r in frame.iter_rows(named=True)]
     columns = ["Kind", "Path", "Reason"]
     return Table(id="skipped", title=title, columns=columns, rows=rows, text_columns=frozenset(range(3)))
-
-
-POSTER_METRICS: Iterable[str] = (
-    "runtime_h",
-    "gpu_util_pct",
-    "power_w",
-    "temp_gpu_c_mean",
-    "vram_pct",
-    "mem_active_pct",
-    "steps_per_s_per_w",
-    "images_per_s_per_w",
-)

@@ -18,7 +18,7 @@ from inpaint_bench.errors import UserError
 
 from . import plans
 from .compose import composer
-from .ledger import Ledger
+from .ledger import Ledger, sweeper_params
 from .point import Point
 from .submit import Sending, new_sweep, send
 from .watch import Standing, look
@@ -39,14 +39,15 @@ def rerun(
 
     Composed from the configuration files as they are now (a mended site file takes effect), the overrides as
     they were then, and `changes` to them. Also heals a launcher that died: what the grid holds and the ledger
-    does not is sent for the first time. Points that wait in a plan are left to it.
+    does not is sent for the first time. Points that wait in a plan are left to it, and what is unavailable
+    stays so unless it is asked for: no second attempt gives a machine what it lacks.
     """
     folder = folder.absolute()
     fresh = not (folder / SWEEP).is_file()
     if fresh and not (folder / MULTIRUN).is_file():
         raise UserError(f"{folder}: not a sweep directory (neither {SWEEP} nor {MULTIRUN})")
     ledger = Ledger(folder)
-    sweep = _found(folder) if fresh else ledger.sweep
+    sweep = _found(folder) | {"params": sweeper_params(folder)} if fresh else ledger.sweep
     if _says_dry_run(sweep["overrides"]):
         raise UserError(f"{folder}: was a dry run; launch it without dry_run=true")
     with composer() as compose:
@@ -56,7 +57,7 @@ def rerun(
             known = {s.record.num: s.record for s in standings}
             chosen = {s.record.num: s.record.overrides for s in standings if _wanted(s, only)}
             if only is None or Reason.NEVER_STARTED in only:
-                grid = enumerate(_grid(sweep["overrides"]))
+                grid = enumerate(_grid([*sweep.get("params", []), *sweep["overrides"]]))
                 chosen |= {num: overrides for num, overrides in grid if num not in known}
             waiting = {num: known[num] for num in chosen if num in known and known[num].plan}
             for plan in sorted({str(record.plan) for record in waiting.values()}):
@@ -112,7 +113,7 @@ def _wanted(standing: Standing, only: set[Reason] | None) -> bool:
     word = standing.verdict
     if word.state not in (PointState.FAILED, PointState.PLANNED):
         return False
-    return only is None or word.reason in only
+    return word.reason is not Reason.UNAVAILABLE if only is None else word.reason in only
 
 
 def _found(folder: Path) -> dict[str, Any]:

@@ -16,9 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from inpaint_bench.contract import LEDGER, SCHEMA_VERSION, SWEEP
+from omegaconf import OmegaConf
+
+from inpaint_bench.contract import LEDGER, MULTIRUN, SCHEMA_VERSION, SWEEP
 from inpaint_bench.errors import UserError
 from inpaint_bench.files import read_json, replace_json
+from inpaint_bench.schema import register
 
 
 @dataclass(kw_only=True)
@@ -81,7 +84,9 @@ class Ledger:
         return value
 
     def create(self, **content: Any) -> None:
-        replace_json(self.folder / SWEEP, {"schema_version": SCHEMA_VERSION, "sites": {}, "points": [], **content})
+        """What a study sweeps beside the command line is kept too: a later launch here overwrites Hydra's record."""
+        head = {"schema_version": SCHEMA_VERSION, "sites": {}, "points": [], "params": sweeper_params(self.folder)}
+        replace_json(self.folder / SWEEP, head | content)
 
     def know(self, points: list[dict[str, Any]], sites: dict[str, Any]) -> None:
         """Add points not yet known, and the sites as they are now."""
@@ -184,6 +189,16 @@ class Ledger:
                 yield json.loads(line)
             except ValueError:
                 continue  # its writer was killed before what it announces could happen
+
+
+def sweeper_params(folder: Path) -> list[str]:
+    """`hydra.sweeper.params` of Hydra's record, as overrides: the recipes and seeds of a study. A plan has none."""
+    record = folder / MULTIRUN
+    if not record.is_file():
+        return []
+    register()  # the record holds a study's recipes as calls of our resolvers
+    params = OmegaConf.select(OmegaConf.load(record), "hydra.sweeper.params") or {}
+    return [f"{key}={value}" for key, value in params.items()]
 
 
 def _ends_line(handle: BinaryIO) -> bool:

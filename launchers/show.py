@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from inpaint_bench.contract import Reason
 from inpaint_bench.terminal import table
 
 from .point import Point
@@ -44,6 +45,12 @@ def plan_table(points: Sequence[Point]) -> Table:
     return table(columns, rows)
 
 
+def state(standing: Standing) -> str:
+    """In one word; `unavailable` is its own, though the attempt itself ended as failed."""
+    word = standing.verdict
+    return str(Reason.UNAVAILABLE if word.reason is Reason.UNAVAILABLE else word.state)
+
+
 def standings_table(standings: Sequence[Standing]) -> Table:
     rows = []
     for standing, also in zip(standings, _also([s.record.overrides for s in standings]), strict=True):
@@ -59,7 +66,7 @@ def standings_table(standings: Sequence[Standing]) -> Table:
                 record.site,
                 last.attempt if last else None,
                 last.job_id if last else None,
-                str(word.state),
+                state(standing),
                 str(word.reason) if word.reason else None,
                 progress.get("images_per_s"),
                 word.message,
@@ -82,5 +89,5 @@ def standings_table(standings: Sequence[Standing]) -> Table:
 
 
 def summary(standings: Sequence[Standing]) -> str:
-    counts = Counter(str(standing.verdict.state) for standing in standings)
-    return f"{count(len(standings), 'point')}: " + ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
+    counts = Counter(map(state, standings))
+    return f"{count(len(standings), 'point')}: " + ", ".join(f"{n} {word}" for word, n in sorted(counts.items()))

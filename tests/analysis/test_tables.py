@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from analysis import aggregate, bottleneck, columns, metrics, published, render, tables
+from analysis import aggregate, bottleneck, columns, metrics, poster_tables, published, render, tables
 
 
 def frame(*rows: dict[str, Any]) -> pl.DataFrame:
@@ -54,7 +54,7 @@ def test_the_poster_fed_as_if_measured_gives_ratio_one_and_its_own_speedups() ->
         for i, r in enumerate(hours.to_dicts())
     ]
     build = tables.Builder(runs=frame(*rows))
-    table = build.poster("runtime_h")
+    table = poster_tables.beside(build, "runtime_h")
     assert table is not None
     assert [row[-1] for row in table.rows] == ["1.00"] * 10
     assert [row[1] for row in build.gpu_ratios().rows[:3]] == ["1.6\u20131.7", "3.6\u20134.4", "2.3\u20132.6"]
@@ -206,7 +206,7 @@ def test_cards_are_counted_and_a_mix_is_named_under_every_table_that_rests_on_it
         )
     )
     build = tables.Builder(runs=runs)
-    poster = build.poster("runtime_h")
+    poster = poster_tables.beside(build, "runtime_h")
     assert poster is not None
     assert build.throughput().rows[0][4:6] == ["2", "2"]
     for table in (build.throughput(), build.best_batch(), build.gpu_ratios(), poster):
@@ -216,7 +216,7 @@ def test_cards_are_counted_and_a_mix_is_named_under_every_table_that_rests_on_it
 def test_published_hours_have_a_ratio_only_for_as_many_images() -> None:
     row = {"runtime_h": 3.5, "images_per_s": 8.0, "dataset_images": 6500}
     for epochs, known in ((16, True), (1, False), (None, False)):
-        table = tables.Builder(runs=frame(row | {"epochs": epochs})).poster("runtime_h")
+        table = poster_tables.beside(tables.Builder(runs=frame(row | {"epochs": epochs})), "runtime_h")
         assert table is not None
         ratio = next(r[-1] for r in table.rows if r[:2] == ["A40", "8"])
         assert (ratio != "\u2013") is known

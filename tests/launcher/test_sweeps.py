@@ -13,7 +13,9 @@ import pytest
 
 from inpaint_bench import cancel, launch, merge, report, rerun, status
 from inpaint_bench.contract import PLAN_PATTERN
+from inpaint_bench.errors import PointsFailedError
 from launchers.ledger import Ledger
+from launchers.waiting import wait
 
 QUICK = ["data.num_images=16", "workload.warmup_steps=1", "workload.measure_steps=2", "workload.min_measure_s=1"]
 BROKEN = "model.weights=null,/no/such/weights"  # the second of two points raises
@@ -139,6 +141,70 @@ def test_a_dry_run_writes_the_scripts_and_submits_nothing(tmp_path, capsys):
     assert len(rows) == 9
     assert len(list((folder / "sbatch").glob("*.sh"))) == 3
     assert not (folder / "ledger.jsonl").exists()
+
+
+STUDY = ["gpu=a40", "batch=2", "profile=demo", "study=ladder", "study.base=cpu", "study.levers=[channels_last]"]
+
+
+def test_a_study_whose_launcher_died_before_it_recorded_a_point_is_sent_whole_by_rerun(tmp_path, capsys, monkeypatch):
+    """Regression: the grid was expanded from the command line alone, which does not name a study's recipes."""
+    folder = tmp_path / "sweep"
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "create", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert sweep(folder, *STUDY, "study.repeats=2") == 130
+    assert not (folder / "sweep.json").exists()
+    assert rerun.main([str(folder)]) == 0
+    asked = [point["overrides"] for point in told(folder, capsys)]
+    ours = [{o for o in overrides if o.startswith(("recipe=", "seed="))} for overrides in asked]
+    assert ours == [{f"seed={s}", f"recipe={r}"} for s in (0, 1) for r in ("[cpu]", "[cpu,channels_last]")]
+    assert {point["state"] for point in told(folder, capsys)} == {"completed"}
+    assert rerun.main([str(folder)]) == 0
+    assert "Nothing to send again" in capsys.readouterr().out
+
+
+def test_a_study_whose_launcher_died_between_sweep_and_points_is_sent_whole_by_rerun(tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "sweep"
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "know", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert sweep(folder, *STUDY) == 130
+    assert (folder / "sweep.json").exists()
+    assert rerun.main([str(folder), "--dry-run"]) == 0
+    shown = [line for line in capsys.readouterr().out.splitlines() if "recipe=[cpu" in line]
+    assert len(shown) == 2
+
+
+class TestUnavailable:
+    @pytest.fixture
+    def lacking(self, tmp_path):
+        """Two points that completed, the second of which then says that it could not run here."""
+        folder = tmp_path / "sweep"
+        assert sweep(folder, "gpu=a40", "batch=2,3", "profile=demo") == 0
+        file = folder / "1" / "attempt-1" / "manifest.json"
+        word = {"status": "failed", "reason": "unavailable", "message": "dali is not installed"}
+        file.write_text(json.dumps({**json.loads(file.read_text()), **word}))
+        return folder
+
+    def test_waiting_tells_of_it_and_fails_nothing(self, lacking, caplog):
+        with caplog.at_level("INFO"):
+            wait(Ledger.open(lacking), {0, 1})
+        assert "1 of 2 points is unavailable here: dali is not installed" in caplog.text
+
+    def test_another_failure_beside_it_still_fails_the_command(self, lacking):
+        file = lacking / "0" / "attempt-1" / "manifest.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "status": "failed", "reason": "app_error"}))
+        with pytest.raises(PointsFailedError, match="1 of 2 points did not complete"):
+            wait(Ledger.open(lacking), {0, 1})
+
+    def test_status_shows_it_as_a_state_of_its_own(self, lacking, capsys):
+        capsys.readouterr()
+        assert status.main([str(lacking)]) == 0
+        assert "2 points: 1 completed, 1 unavailable" in capsys.readouterr().out
+
+    def test_rerun_takes_it_only_when_asked(self, lacking, capsys):
+        assert rerun.main([str(lacking)]) == 0
+        assert "Nothing to send again" in capsys.readouterr().out
+        assert rerun.main([str(lacking), "--only", "unavailable"]) == 0
+        assert [point["attempt"] for point in told(lacking, capsys)] == [1, 2]
 
 
 @pytest.fixture

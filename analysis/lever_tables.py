@@ -1,0 +1,147 @@
+"""Tables of a study: the ladder, one lever at a time, all levers but one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .metrics import METRICS, number
+from .ratio import Gain
+from .study import LADDER, LEAVE_ONE_OUT, ONE_AT_A_TIME, Comparison, Step, change
+from .tables import Builder, Table, spread
+
+NOT_ACTIVE = "\u2717"  # stands before every lever that was asked for and found not to work
+_FIGURES = ("vram_used_mib_peak", "power_w", "joules_per_image", "compile_s")
+_TITLES = {
+    LADDER: "Ladder, one lever more each step",
+    ONE_AT_A_TIME: "One lever at a time",
+    LEAVE_ONE_OUT: "All levers but one",
+}
+_HEADS = {
+    LADDER: ["Step", "Images/s", "Against the step before", "Against the base"],
+    ONE_AT_A_TIME: ["Lever", "Images/s", "Against the base"],
+    LEAVE_ONE_OUT: ["Recipe", "Images/s", "Change without it"],
+}
+METHOD = (
+    "Gains are ratios of images/s with 95 % t-intervals of their logarithms, over pairs of runs of one card with one "
+    "seed; where there are none, of the two means, which the cell says. No difference seen: the interval holds 0. "
+    "Each interval stands for itself: among twenty levers one may miss the truth by chance."
+)
+
+
+def table(build: Builder, one: Comparison) -> Table:
+    """Every step of the study, ran or not; steps without a run that counts are greyed."""
+    rows = [_row(one, index) for index in range(len(one.steps))]
+    figures = [_heading(name) for name in _FIGURES]
+    columns = [*_HEADS[one.kind], *figures, "Parity", "n", "Levers as found"]
+    columns += ["Recipe"] if one.kind == LADDER else []
+    return build.table(
+        one.name,
+        f"{_TITLES[one.kind]}: {one.where}, {one.what}",
+        columns,
+        rows,
+        note=_note(one),
+        muted_rows=frozenset(i for i, step in enumerate(one.steps) if not step.runs),
+    )
+
+
+def gain_words(gain: Gain | None, runs: int | None = None) -> str:
+    """`+12.3 % (+10.1 to +14.5)`, or that no difference was seen. Pairs are counted where they are not `runs`."""
+    if gain is None:
+        return "\u2013"
+    kind = [] if gain.paired else ["unpaired"]
+    if gain.low is None or gain.high is None:
+        return f"{_percent(gain.value)} % ({', '.join(['n=1', 'no interval', *kind])})"
+    kind += [f"{gain.n} pairs"] if gain.paired and runs not in (None, gain.n) else []
+    interval = ", ".join([f"{_percent(gain.low)} to {_percent(gain.high)}", *kind])
+    if gain.tie:
+        return f"no difference seen ({_percent(gain.value)} %, {interval})"
+    return f"{_percent(gain.value)} % ({interval})"
+
+
+def against(one: Comparison, index: int, reference: int | None) -> Gain | None:
+    """Of one step over another; None for the reference itself and where either has no runs."""
+    return None if reference in (None, index) else change(one.steps[index], one.steps[reference or 0])
+
+
+def _row(one: Comparison, index: int) -> list[str]:
+    step = one.steps[index]
+    speed = spread(step.figures("images_per_s"), "images_per_s") if step.runs else step.word
+    gains = [gain_words(against(one, index, 0), len(step.runs))]
+    if one.kind == LADDER:
+        gains.insert(0, _before(one, index))
+    figures = [spread(step.figures(name), name) for name in _FIGURES]
+    found = "; ".join(text for text in (_levers(step), step.state) if text) or "\u2013"
+    tail = [_parity(step), str(len(step.runs)), found, *([step.recipe] if one.kind == LADDER else [])]
+    return [step.label, speed, *gains, *figures, *tail]
+
+
+def _before(one: Comparison, index: int) -> str:
+    step, before = one.steps[index], one.before(index)
+    if before is None or not step.runs:
+        return "\u2013"
+    words = gain_words(against(one, index, before), len(step.runs))
+    return words if before == index - 1 else f"{words} against {one.steps[before].label}"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:+.1f}"
+
+
+def _heading(name: str) -> str:
+    return METRICS[name].heading
+
+
+def _parity(step: Step) -> str:
+    worst = step.parity()
+    if worst is not None:
+        return f"{number(worst[0])} ({worst[1]})"
+    if any(row["parity_unavailable"] for row in step.runs):
+        return "unavailable"
+    reference = any(row["parity_reference"] and row["parity_reference"] == row["recipe"] for row in step.runs)
+    return "reference" if reference else "\u2013"
+
+
+def _levers(step: Step) -> str:
+    """What the step's own levers were asked to do and do, and every other one that is not as asked.
+
+    Not active comes first, with a mark and the evidence.
+    """
+    found = sorted(step.levers(), key=lambda lever: lever.get("active") is not False)
+    words = [_lever(lever) for lever in found if lever["name"] in step.added or lever.get("active") is not True]
+    others = len(found) - len(words)
+    return "; ".join([*words, *([f"{others} more active" if words else f"all {others} active"] if others else [])])
+
+
+def _lever(lever: dict[str, Any]) -> str:
+    asked, got = lever.get("requested"), lever.get("effective")
+    if lever.get("active") is False:
+        why = f" ({lever['evidence']})" if lever.get("evidence") else ""
+        return f"{NOT_ACTIVE} {lever['name']} not active: asked {_value(asked)}, found {_value(got)}{why}"
+    checked = "" if lever.get("active") else ", not checked"
+    if asked == got:
+        return f"{lever['name']}: {_value(got)} as asked{checked}"
+    return f"{lever['name']}: asked {_value(asked)}, found {_value(got)}{checked}"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {one}" for name, one in value.items())
+    return "nothing" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _note(one: Comparison) -> str:
+    words = [METHOD]
+    cards = {row["gpu_uuid"] for step in one.steps for row in step.runs if row["gpu_uuid"]}
+    if len(cards) == 1:
+        words.append("All on one card: the intervals say nothing about another.")
+    if any(one.steps[i].parity() for i in range(len(one.steps))):
+        words.append("Parity: the largest relative error against the reference on fixed seeds, and of what.")
+    every = [(step.label, row["parity_unavailable"]) for step in one.steps for row in step.runs]
+    lacking = {f"{label}: {why}" for label, why in every if why}
+    if lacking:
+        words.append(f"Parity unavailable for {'; '.join(sorted(lacking))}.")
+    if one.mixes:
+        words.append(f"Its runs differ in: {one.mixes}.")
+    if one.strangers:
+        words.append(f"{one.strangers} run(s) of this study have a recipe that is none of its steps.")
+    return " ".join(words)
