@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .test_resume import losses, manifest, start, whole
+from .test_resume import losses, start, whole
 
 STEPS = 120
 FINETUNE = (
