@@ -22,8 +22,6 @@ class Autocast(Lever):
 
     def available(self, machine: Machine) -> str | None:
         recipe = machine.recipe
-        if recipe.precision == "fp16" and not machine.cuda:
-            return "fp16 training needs a GPU, on a processor take amp_bf16"
         if recipe.precision == "fp16" and recipe.cuda_graph:
             return "fp16's loss scaling asks the device for a value in every step, which a CUDA graph cannot"
         return None

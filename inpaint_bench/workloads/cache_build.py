@@ -57,6 +57,7 @@ def build(bench: BenchConfig, source: Source, device: torch.device, progress: Pr
 
     Raises UserError for a full disk; what was begun is removed, however it ends.
     """
+    torch.manual_seed(models.FROZEN_SEED)
     nets = models.build(bench.model, device)
     made_of = caches.ingredients(bench, nets, source)
     key = caches.key(made_of)

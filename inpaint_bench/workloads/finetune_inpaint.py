@@ -224,8 +224,7 @@ def _split(config: BenchConfig, source: Source) -> tuple[Indices, Indices]:
 
 
 def _networks(config: BenchConfig, device: torch.device, source: Source) -> models.Models:
-    # Random weights are the same whatever the run's seed: caches of the frozen networks stay valid.
-    torch.manual_seed(0)
+    torch.manual_seed(models.FROZEN_SEED)
     centre = np.median(source.positions, axis=0)
     nets = models.build(config.model, device, (float(centre[0]), float(centre[1])))
     torch.manual_seed(config.seed)

@@ -20,6 +20,7 @@ from . import location, tokens, weights
 from .location import LocationEncoder
 
 LATENT_CHANNELS = 4
+FROZEN_SEED = 0  # of random weights, whatever the run's seed: caches of the frozen networks stay valid
 INPUT_CHANNELS = 9  # noisy latents 4, mask 1, masked-image latents 4: the checkpoint's order
 
 

@@ -41,7 +41,6 @@ class TestALeverThatCannotRun:
         ("lever", "why"),
         [
             ("tf32", "Ampere"),
-            ("amp_fp16", "needs a GPU"),
             ("attn_cudnn", "needs a GPU"),
             ("attn_efficient", "needs a GPU"),
             ("adamw_8bit", "needs a GPU"),
