@@ -1,0 +1,141 @@
+"""The poster's two studies and the ladder, one after the other on one GPU: a repeat, as one seed has it.
+
+Every point is a process of its own, as from `launch`, but forked from one that has imported PyTorch and never
+touched the GPU: a lease is short, and the imports of a point take as long as its measurement. Called once per
+GPU with another SEED; the order begins elsewhere for each, so that a time limit does not always cut the same.
+
+usage: python benchmarks/h200_levers.py DATA SWEEPS --seed K [--seeds N] [--until SECONDS] [--only WORDS]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+
+from inpaint_bench.paths import conf_dir
+from inpaint_bench.recipe import ladder, one_at_a_time
+from inpaint_bench.schema import register
+
+BATCHES = (4, 8, 16, 32)
+STEPS = ["adamw_fused", "cache_image+cache_masked+cache_text", "on_gpu", "compile", "cuda_graph"]
+LEVERS = [
+    *("channels_last", "cudnn_benchmark", "tf32", "fp32", "amp_fp16", "bf16_master", "bf16_stochastic"),
+    *("attn_math", "attn_efficient", "attn_flash", "attn_cudnn"),
+    *("adamw_fused", "adamw_loop", "adamw_8bit"),
+    *("compile", "compile_reduce-overhead", "cuda_graph"),
+    *("grad_checkpoint", "accumulate_2", "ema"),
+    *("workers_0", "workers_8", "pin_memory", "pin_memory+non_blocking", "prefetch_4"),
+    *("memmap", "hdf5", "webdataset", "stage_shm"),
+    *("cache_image+cache_masked", "cache_text"),
+]
+WINDOW = ["workload.warmup_steps=5", "workload.measure_steps=15", "workload.min_measure_s=8"]
+
+Point = tuple[str, list[str]]  # sweep it belongs to, overrides
+
+
+def points() -> list[Point]:
+    """Every point of a repeat, in the order of the studies."""
+    wide = [("poster", [f"batch={b}", f"recipe={r}"]) for b in BATCHES for r in ("poster_baseline", "poster_optimized")]
+    found: list[Point] = list(wide)
+    for study, make, steps in (("ladder", ladder, STEPS), ("one_at_a_time", one_at_a_time, LEVERS)):
+        asked = ["batch=16", f"study={study}", f"study.levers=[{','.join(steps)}]"]
+        found += [(study, [*asked, f"recipe=[{','.join(recipe)}]"]) for recipe in make("baseline", steps)]
+    return found
+
+
+def attempt(folder: Path, overrides: list[str]) -> int:
+    """One point, here. Returns 1 where it raised."""
+    from inpaint_bench.worker import run
+
+    try:
+        with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
+            config = compose("config", overrides=overrides)
+        run(config, folder, overrides)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+def forks() -> bool:
+    """Whether a child can use CUDA: not where some library asked the driver for its devices at import."""
+    import torch
+
+    child = os.fork()
+    if child == 0:
+        os._exit(int(torch.cuda._is_in_bad_fork()))
+    return os.waitpid(child, 0)[1] == 0
+
+
+def in_child(folder: Path, overrides: list[str], anew: bool) -> str:
+    """One point in a child. Returns its status, and what it says where it did not complete."""
+    folder.mkdir(parents=True)
+    child = os.fork()
+    if child == 0:
+        log = os.open(folder / "run.log", os.O_WRONLY | os.O_CREAT)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        if anew:
+            os.execv(sys.executable, [sys.executable, __file__, "--point", str(folder), *overrides])
+        os._exit(attempt(folder, overrides))
+    os.waitpid(child, 0)
+    found = json.loads((folder / "manifest.json").read_text()) if (folder / "manifest.json").exists() else {}
+    facts = found.get("workload_facts") or {}
+    return f"{found.get('status')} {found.get('message') or ''} setup {facts.get('setup_s')} s"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("sweeps", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=1, help="how many repeats there are, for where this one begins")
+    parser.add_argument("--until", type=float, default=float("inf"), help="begin no point after SECONDS")
+    parser.add_argument("--only", nargs="*", default=[], help="points with one of these words in recipe or sweep")
+    parser.add_argument("--with", nargs="*", default=[], dest="more", help="overrides for every point")
+    options = parser.parse_args()
+    begun = time.monotonic()
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # PyTorch then counts GPUs without touching them
+
+    import diffusers  # noqa: F401
+    import torch  # noqa: F401
+    import transformers  # noqa: F401
+
+    import inpaint_bench.levers.observe
+    import inpaint_bench.workloads.finetune_inpaint  # noqa: F401
+
+    anew = not forks()
+    print(f"{time.monotonic() - begun:6.1f} s imported; points are {'started anew' if anew else 'forked'}", flush=True)
+    common = ["site=local", "gpu=h200", "data=prepared", f"data.root={options.data}", f"seed={options.seed}", *WINDOW]
+    chosen = points()
+    if options.only:
+        chosen = [p for p in chosen if p[0] in options.only or p[1][-1].removeprefix("recipe=") in options.only]
+    first = len(chosen) * options.seed // options.seeds
+    for number, (sweep, overrides) in enumerate(chosen[first:] + chosen[:first]):
+        started = time.monotonic()
+        if started - begun > options.until:
+            print(f"time is up: {len(chosen) - number} points left", flush=True)
+            break
+        name = f"{sweep}-{options.seed}"
+        identity = [f"identity.sweep_id={name}", f"identity.point={number}"]
+        every = [*common, *options.more, *identity, *overrides]
+        said = in_child(options.sweeps / name / str(number), every, anew)
+        ended = time.monotonic()
+        print(f"{ended - begun:6.1f} s {ended - started:5.1f} s {overrides[-1]} {said}", flush=True)
+
+
+if __name__ == "__main__":
+    register()
+    if sys.argv[1:2] == ["--point"]:
+        sys.exit(attempt(Path(sys.argv[2]), sys.argv[3:]))
+    main()
