@@ -43,8 +43,8 @@ TIE = 0.02
 def cells(runs: pl.DataFrame) -> pl.DataFrame:
     """One row per group of valid runs: n, cards, run_ids, mixes, and mean, min, max and n of every metric.
 
-    A metric's own n counts the runs that have it. `poster_hours`: every run was asked for as many images as the
-    poster's hours stand for.
+    A metric's own n counts the runs that have it, `batch_found` those whose batch was searched for.
+    `poster_hours`: every run was asked for as many images as the poster's hours stand for.
     """
     stats = [
         expression
@@ -56,6 +56,7 @@ def cells(runs: pl.DataFrame) -> pl.DataFrame:
             pl.col(name).count().alias(f"{name}_n"),
         )
     ]
+    found = (pl.col("batch_requested") == "auto").fill_null(False).sum().alias("batch_found")
     counts = [pl.col(name).drop_nulls().n_unique().alias(f"{name}_kinds") for name in _WATCHED]
     cards = pl.col("gpu_uuid").drop_nulls().str.split(", ").explode().drop_nulls().n_unique().alias("cards")
     asked = pl.col("epochs") * pl.col("dataset_images")
@@ -67,6 +68,7 @@ def cells(runs: pl.DataFrame) -> pl.DataFrame:
             pl.len().alias("n"),
             pl.col("run_id").sort().alias("run_ids"),
             cards,
+            found,
             near.fill_null(False).all().alias("poster_hours"),
             *counts,
             *stats,
@@ -112,6 +114,15 @@ def mixed_note(table: pl.DataFrame) -> str:
             found.setdefault((mixes, series), []).append(str(batch))
     words = [f"{series} batch {', '.join(batches)}: {mixes}" for (mixes, series), batches in found.items()]
     return f"Cells that mix: {'; '.join(words)}." if words else ""
+
+
+def found_note(table: pl.DataFrame) -> str:
+    """One sentence that names the batches that a search found; empty where all were asked for."""
+    words = []
+    for row in table.filter(pl.col("batch_found") > 0).iter_rows(named=True):
+        part = "" if row["batch_found"] == row["n"] else f" ({row['batch_found']} of {row['n']} runs)"
+        words.append(f"{row['series']} batch {row['batch']}{part}")
+    return f"Found by a search (batch=auto), not asked for: {'; '.join(words)}." if words else ""
 
 
 @dataclass(frozen=True, kw_only=True)

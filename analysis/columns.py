@@ -98,6 +98,7 @@ SCHEMA: dict[str, pl.DataType] = {
     "valid": pl.Boolean(),
     "demonstration": pl.Boolean(),
     "text_online": pl.Boolean(),
+    "parity_far": pl.Boolean(),  # so far from the reference that something else is computed
     "started": pl.Datetime("us", "UTC"),
     "ended": pl.Datetime("us", "UTC"),
     **{name: pl.Int64() for name in INT},

@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 from .columns import PARITY
+from .metrics import number
 
 AUTO = "auto"  # a batch that each run searches for
 
@@ -36,6 +37,7 @@ def facts(manifest: dict[str, Any]) -> dict[str, Any]:
         "levers": _json(manifest.get("levers")),
         "parity_reference": parity.get("reference"),
         "parity_unavailable": parity.get("unavailable"),
+        "parity_far": parity.get("far"),
         **{name: parity.get(name.removeprefix("parity_")) for name in PARITY},
         "compile_s": workload.get("compile_s"),
         "setup_s": workload.get("setup_s"),
@@ -76,8 +78,8 @@ def _quality(quality: dict[str, Any]) -> dict[str, Any]:
 
 
 def warnings(manifest: dict[str, Any]) -> list[str]:
-    """What became of checkpoints, in words."""
-    words = []
+    """A recipe that is no longer the baseline's computation, and what became of checkpoints, in words."""
+    words = _far(manifest.get("parity") or {})
     for one in manifest.get("resumed") or []:
         if one.get("step") is not None:
             words.append(f"resumed from step {one['step']}; windows that the break cut are left out")
@@ -86,6 +88,17 @@ def warnings(manifest: dict[str, Any]) -> list[str]:
         elif one.get("problem"):
             words.append(f"a checkpoint could not be written: {one['problem']}")
     return words
+
+
+def _far(parity: dict[str, Any]) -> list[str]:
+    if not parity.get("far"):
+        return []
+    unlike = [name.removeprefix("parity_") for name in PARITY]
+    errors = {name.removesuffix("_rel"): parity.get(name) for name in unlike}
+    known = [f"{name} {number(error)}" for name, error in errors.items() if error is not None]
+    known += [f"{name.removesuffix('_rel')} not finite" for name in parity.get("not_finite") or []]
+    figures = f" (relative errors: {', '.join(known)})" if known else ""
+    return [f"does not compute what {parity.get('reference') or 'the baseline'} does{figures}"]
 
 
 def _resumed(manifest: dict[str, Any]) -> int | None:

@@ -9,7 +9,8 @@ from .ratio import Gain
 from .study import LADDER, LEAVE_ONE_OUT, ONE_AT_A_TIME, Comparison, Step, change
 from .tables import Builder, Table, spread
 
-NOT_ACTIVE = "\u2717"  # stands before every lever that was asked for and found not to work
+# stands before every lever that was asked for and found not to work, and before a parity that is far off
+NOT_ACTIVE = "\u2717"
 _FIGURES = ("vram_used_mib_peak", "power_w", "joules_per_image", "compile_s")
 _TITLES = {
     LADDER: "Ladder, one lever more each step",
@@ -92,9 +93,11 @@ def _heading(name: str) -> str:
 
 
 def _parity(step: Step) -> str:
-    worst = step.parity()
+    worst, far = step.parity(), step.far
     if worst is not None:
-        return f"{number(worst[0])} ({worst[1]})"
+        return f"{NOT_ACTIVE} far: {number(worst[0])} ({worst[1]})" if far else f"{number(worst[0])} ({worst[1]})"
+    if far:
+        return f"{NOT_ACTIVE} far: not finite"
     if any(row["parity_unavailable"] for row in step.runs):
         return "unavailable"
     reference = any(row["parity_reference"] and row["parity_reference"] == row["recipe"] for row in step.runs)
@@ -129,6 +132,10 @@ def _value(value: Any) -> str:
     return "nothing" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def _batches(step: Step) -> str:
+    return "/".join(str(batch) for batch in sorted({row["batch"] for row in step.runs}))
+
+
 def _note(one: Comparison) -> str:
     words = [METHOD]
     cards = {row["gpu_uuid"] for step in one.steps for row in step.runs if row["gpu_uuid"]}
@@ -136,6 +143,12 @@ def _note(one: Comparison) -> str:
         words.append("All on one card: the intervals say nothing about another.")
     if any(one.steps[i].parity() for i in range(len(one.steps))):
         words.append("Parity: the largest relative error against the reference on fixed seeds, and of what.")
+    far = [step.label for step in one.steps if step.far]
+    if far:
+        words.append(f"Far from the reference, and so no longer the same computation: {', '.join(far)}.")
+    found = [f"{step.label} {_batches(step)}" for step in one.steps if step.runs]
+    if found and all(row["batch_requested"] for step in one.steps for row in step.runs):
+        words.append(f"Each recipe has the batch that a search found for it (batch=auto): {', '.join(found)}.")
     every = [(step.label, row["parity_unavailable"]) for step in one.steps for row in step.runs]
     lacking = {f"{label}: {why}" for label, why in every if why}
     if lacking:

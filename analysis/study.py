@@ -80,6 +80,11 @@ class Step:
         ]
         return max(known, default=None)
 
+    @property
+    def far(self) -> bool:
+        """Whether any of its runs was so far from the reference that something else is computed."""
+        return any(row["parity_far"] for row in self.runs)
+
     def figures(self, metric: str) -> dict[str, Any]:
         """Mean, range and n, named as in a cell."""
         values = [row[metric] for row in self.runs if row[metric] is not None]

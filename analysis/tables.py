@@ -68,7 +68,7 @@ class Builder:
             for row in self.cells.iter_rows(named=True)
         ]
         interval = ONE_RUN if self.one_run else RANGES
-        parts = [note, interval, aggregate.mixed_note(self.cells), self.apart_note()]
+        parts = [note, interval, aggregate.mixed_note(self.cells), aggregate.found_note(self.cells), self.apart_note()]
         columns = [*keys, *(_HEADINGS.get(name, name.capitalize()) for name in extra), *map(self.heading, metrics)]
         return self.table(id, title, columns, rows, note=" ".join(p for p in parts if p))
 
@@ -112,7 +112,8 @@ class Builder:
             status = (row["status"] or "unknown") + (f" ({row['reason']})" if row["reason"] else "")
             status = "unavailable" if is_unavailable(row) else status
             keys = [row["run_id"], *(row[column] or "\u2013" for column in facts.values()), row["site"]]
-            keys += [gpu_label(row["gpu"]), str(row["batch"] or "\u2013"), status, "yes" if row["valid"] else "no"]
+            batch = str(row["batch"] or "\u2013") + (" (found)" if row["batch_requested"] and row["batch"] else "")
+            keys += [gpu_label(row["gpu"]), batch, status, "yes" if row["valid"] else "no"]
             rows.append([*keys, *(number(row[m]) for m in metrics), row["source"] or "\u2013"])
         head = ["Run", *facts, "Site", "GPU", "Batch", "Status", "Counts"]
         columns = [*head, *map(self.heading, metrics), "Telemetry"]
@@ -154,7 +155,7 @@ class Builder:
         drivers = sorted(self.runs.filter(pl.col("valid"))["driver"].drop_nulls().unique().to_list())
         if len(drivers) > 1:
             note += f" Drivers differ between runs ({', '.join(drivers)}): see the environment table."
-        note = f"{note} {aggregate.mixed_note(self.cells)}".strip()
+        note = " ".join(p for p in (note, aggregate.mixed_note(self.cells), aggregate.found_note(self.cells)) if p)
         return self.table("ratios", "GPU ratios", ["Pair", "Range", "By batch"], rows, note=note)
 
     def best_batch(self) -> Table:
@@ -168,7 +169,7 @@ class Builder:
         rows.sort(key=lambda row: gpu_order(row[0]))
         columns = ["GPU", "By", "Best batch", "Value", "Reading"]
         note = "A tie is within 2 %, or, with more than one run each, ranges that overlap; take the smallest."
-        note = f"{note} {aggregate.mixed_note(self.cells)}".strip()
+        note = " ".join(p for p in (note, aggregate.mixed_note(self.cells), aggregate.found_note(self.cells)) if p)
         return self.table("best", "Best batch per GPU", columns, rows, note=note)
 
     def bottlenecks(self) -> Table:

@@ -15,6 +15,7 @@ import os
 import sys
 import time
 import traceback
+from importlib import import_module
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
@@ -36,6 +37,13 @@ LEVERS = [
     *("cache_image+cache_masked", "cache_text"),
 ]
 WINDOW = ["workload.warmup_steps=5", "workload.measure_steps=15", "workload.min_measure_s=8"]
+
+PRELOADED = [
+    *("torch", "pyarrow.parquet", "torch._dynamo", "diffusers", "diffusers.models.attention_processor"),
+    *("transformers", "transformers.models.clip.modeling_clip", "diffusers.models.unets.unet_2d_condition"),
+    *("diffusers.models.autoencoders.autoencoder_kl", "torch.profiler", "inpaint_bench.levers"),
+    "inpaint_bench.workloads.finetune_inpaint",
+]
 
 Point = tuple[str, list[str]]  # sweep it belongs to, overrides
 
@@ -67,13 +75,17 @@ def attempt(folder: Path, overrides: list[str]) -> int:
     return 0
 
 
-def forks() -> bool:
-    """Whether a child can use CUDA: not where some library asked the driver for its devices at import."""
-    import torch
-
+def forks(after: str = "torch") -> bool:
+    """Whether a child of a process that imported `after` can use CUDA: not where that asked for the devices."""
     child = os.fork()
     if child == 0:
-        os._exit(int(torch.cuda._is_in_bad_fork()))
+        import_module(after)
+        import torch
+
+        grandchild = os.fork()
+        if grandchild == 0:
+            os._exit(int(torch.cuda._is_in_bad_fork()))
+        os._exit(int(os.waitpid(grandchild, 0)[1] != 0))
     return os.waitpid(child, 0)[1] == 0
 
 
@@ -107,13 +119,11 @@ def main() -> None:
     begun = time.monotonic()
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # PyTorch then counts GPUs without touching them
 
-    import diffusers  # noqa: F401
-    import torch  # noqa: F401
-    import transformers  # noqa: F401
-
-    import inpaint_bench.levers.observe
-    import inpaint_bench.workloads.finetune_inpaint  # noqa: F401
-
+    for name in PRELOADED:
+        if forks(after=name):
+            import_module(name)
+        else:
+            print(f"{name} touches the GPU when it is imported: every point does it itself", flush=True)
     anew = not forks()
     print(f"{time.monotonic() - begun:6.1f} s imported; points are {'started anew' if anew else 'forked'}", flush=True)
     common = ["site=local", "gpu=h200", "data=prepared", f"data.root={options.data}", f"seed={options.seed}", *WINDOW]

@@ -271,6 +271,18 @@ class WorkloadConfig:
     resume: bool = True  # from the last good checkpoint of this point
 
 
+TRAINING_ONLY = (
+    "validate_every",
+    "validation_images",
+    "sample_images",
+    "sample_steps",
+    "checkpoint_every_s",
+    "keep_checkpoints",
+    "save_weights",
+    "resume",
+)  # keys of a workload that mean nothing without train_steps
+
+
 @dataclass(kw_only=True)
 class QualityConfig:
     """Weight files of the networks that judge pictures. Without one its metric is unavailable, not zero."""
@@ -348,7 +360,7 @@ def _problems(value: Any, path: str) -> Iterator[str]:
             low, high = bounds
             if isinstance(item, str):
                 if item != "auto":
-                    yield f"{key}={item}: must be a number between {low:,} and {high:,}, or auto"
+                    yield f"{key}={item}: must be an integer between {low:,} and {high:,}, or auto"
             elif not low <= item <= high:
                 yield f"{key}={item}: must lie between {low:,} and {high:,}"
         yield from _problems(item, key)
@@ -366,7 +378,22 @@ def typed(config: DictConfig) -> BenchConfig:
         raise UserError(f"data.root is empty: data={result.data.kind} needs data.root=<{NEEDS_ROOT[result.data.kind]}>")
     if result.data.resolution_px % 8:
         raise UserError(f"data.resolution_px={result.data.resolution_px}: must be a multiple of 8")
+    _check_training(result.workload)
     return result
+
+
+def _check_training(wanted: WorkloadConfig) -> None:
+    """Refuse what only training can do where nothing is trained: it would be left out without a word."""
+    if wanted.train_steps is not None:
+        return
+    for spec in fields(wanted):
+        value = getattr(wanted, spec.name)
+        if spec.name in TRAINING_ONLY and value != spec.default:
+            shown = str(value).lower() if isinstance(value, bool) else value
+            raise UserError(
+                f"workload.{spec.name}={shown}: only training does that, and a benchmark is one measured stretch. "
+                "Set workload.train_steps to train."
+            )
 
 
 def check_account(site: SiteConfig) -> None:

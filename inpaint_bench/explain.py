@@ -43,5 +43,7 @@ def _allowed(error: ValidationError) -> str:
         return ""
     for spec in fields(owner):
         if spec.name == error.key and (bounds := spec.metadata.get("range")):
+            if "str" in str(spec.type):
+                return f"; allowed: an integer between {bounds[0]:,} and {bounds[1]:,}, or auto"
             return f"; allowed: {bounds[0]:,} to {bounds[1]:,}"
     return ""

@@ -1,14 +1,16 @@
 """Windows of a run, and the loop that fills them with steps.
 
 The loop never waits for the device inside a window: CUDA events mark the steps, losses stay on the device,
-and both are read when the window ends. A window begins and ends with the device idle, so
-`images / (t_end - t_start)` is what was really done in that time.
+and both are read when the window ends. Windows of training may last for hours, and a kill must not take their
+rows along: there, losses travel to the host behind their steps and are read once they have landed. A window
+begins and ends with the device idle, so `images / (t_end - t_start)` is what was really done in that time.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from .workloads import Workload
 
 PROGRESS_STEP_S = 0.5  # how often the loop itself bothers to note progress
+LANDING = 4096  # losses that may be under way to the host: more steps than a device's queue holds
 
 
 @dataclass(kw_only=True)
@@ -113,6 +116,7 @@ class _Step:
     lr: float
     loss: Tensor
     marks: tuple[torch.cuda.Event, torch.cuda.Event] | None
+    landing: tuple[Tensor, torch.cuda.Event] | None  # where on the host the loss comes to lie, and when it does
 
 
 class Loop:
@@ -136,6 +140,7 @@ class Loop:
         self.not_finite = 0  # losses that were NaN or infinite
         self.memory: dict[str, float] | None = None
         self._rows, self._on_progress = rows, on_progress
+        self._pinned: Tensor | None = None  # where losses land; page-locked once, that is slow
         self._said = 0.0
 
     def warmup(self, steps: int, steps_after: int) -> None:
@@ -166,15 +171,17 @@ class Loop:
         """A window of steps up to step number `until`, ended earlier at the step boundary where `leave` says so.
 
         Where `stopped` gives a reason it ends too, as interrupted for that reason; nothing is raised. Peak
-        memory is that of the measure windows alone.
+        memory is that of the measure windows alone. Rows are written as their steps are done.
         """
+        if self.device.type == "cuda" and self._pinned is None:
+            self._pinned = torch.empty(LANDING, pin_memory=True)
         if kind is WindowKind.MEASURE:
             self._forget_peak()
 
         def enough(done: int, _: float) -> bool:
             return self.step >= until or stopped() is not None or (done > 0 and leave())
 
-        return self._run(kind, enough, lambda _, __: steps_total, stopped)
+        return self._run(kind, enough, lambda _, __: steps_total, stopped, early=True)
 
     @contextmanager
     def aside(self, kind: WindowKind) -> Iterator[None]:
@@ -185,7 +192,8 @@ class Loop:
             yield
             self._synchronize()
         except BaseException as error:
-            self._cut(window, [], error)
+            self.losses = []
+            self._cut(window, deque(), error)
             raise
         self.windows.close(window, WindowStatus.COMPLETED)
 
@@ -195,16 +203,23 @@ class Loop:
         enough: Callable[[int, float], bool],
         total: Callable[[int, float], int | None],
         stopped: Callable[[], str | None] = lambda: None,
+        *,
+        early: bool = False,
     ) -> Window:
+        """`early`: rows are written within the window, as soon as they are known."""
         self._synchronize()
         window = self.windows.open(kind)
-        steps: list[_Step] = []
+        steps: deque[_Step] = deque()  # those not yet written; the losses are those of the written ones
+        self.losses = []
         try:
-            elapsed_s = 0.0
-            while not enough(len(steps), elapsed_s):
-                steps.append(self._one())
+            done, elapsed_s = 0, 0.0
+            while not enough(done, elapsed_s):
+                steps.append(self._one(early))
+                done += 1
                 elapsed_s = (time.monotonic_ns() - window.t_start_mono_ns) / 1e9
-                self._say(len(steps), elapsed_s, total, finished=False)
+                if early:
+                    self._write(window, _landed(steps))
+                self._say(done, elapsed_s, total, finished=False)
             self._synchronize()
         except BaseException as error:
             self._cut(window, steps, error)
@@ -214,13 +229,14 @@ class Loop:
         self._count(window, steps)
         reason = stopped()
         self.windows.close(window, WindowStatus.INTERRUPTED if reason else WindowStatus.COMPLETED, reason)
-        self._write(window, steps)
+        self._write(window, list(steps))
+        self._rows.close()
         if kind is WindowKind.MEASURE:
             self._note_peak()
-        self._say(len(steps), window.seconds or 0.0, total, finished=True)
+        self._say(done, window.seconds or 0.0, total, finished=True)
         return window
 
-    def _one(self) -> _Step:
+    def _one(self, early: bool) -> _Step:
         number = self.step
         start = time.monotonic_ns()
         batch = self.workload.next_batch()
@@ -242,9 +258,19 @@ class Loop:
             lr=lr,
             loss=loss,
             marks=marks,
+            landing=self._land(number, loss) if early else None,
         )
 
-    def _cut(self, window: Window, steps: list[_Step], error: BaseException) -> None:
+    def _land(self, number: int, loss: Tensor) -> tuple[Tensor, torch.cuda.Event] | None:
+        """Send the loss to the host behind its step; None where it is there already."""
+        if self._pinned is None:
+            return None
+        place, event = self._pinned[number % LANDING], torch.cuda.Event()
+        place.copy_(loss, non_blocking=True)
+        event.record()
+        return place, event
+
+    def _cut(self, window: Window, steps: deque[_Step], error: BaseException) -> None:
         """Keep what a failing or interrupted window did, and mark it."""
         stopped = isinstance(error, KeyboardInterrupt | SystemExit)
         status = WindowStatus.INTERRUPTED if stopped else WindowStatus.FAILED
@@ -253,19 +279,20 @@ class Loop:
         self._count(window, steps)
         self.windows.close(window, status, reason=type(error).__name__)
         with suppress(RuntimeError):
-            self._write(window, steps)
+            self._write(window, list(steps))
+        self._rows.close()
 
-    def _count(self, window: Window, steps: list[_Step]) -> None:
-        window.steps = len(steps)
-        window.images = len(steps) * self.workload.images_per_step
+    def _count(self, window: Window, steps: deque[_Step]) -> None:
+        window.steps = len(self.losses) + len(steps)
+        window.images = window.steps * self.workload.images_per_step
 
     def _write(self, window: Window, steps: list[_Step]) -> None:
-        """Read events and losses (one transfer for all of them) and close a part."""
+        """Rows of steps that are done, into memory; losses still on the device come in one transfer."""
         if not steps:
             return
-        self.losses = torch.stack([s.loss for s in steps]).float().tolist()
-        self.not_finite += sum(not math.isfinite(loss) for loss in self.losses)
-        for step, loss in zip(steps, self.losses, strict=True):
+        places = [step.landing[0] for step in steps if step.landing]
+        losses: list[float] = torch.stack(places or [step.loss for step in steps]).float().tolist()
+        for step, loss in zip(steps, losses, strict=True):
             self._rows.append(
                 window_id=window.window_id,
                 step=step.number,
@@ -277,7 +304,8 @@ class Loop:
                 loss=loss,
                 lr=step.lr,
             )
-        self._rows.close()
+        self.losses += losses
+        self.not_finite += sum(not math.isfinite(loss) for loss in losses)
 
     def _say(
         self,
@@ -310,6 +338,16 @@ class Loop:
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def _landed(steps: deque[_Step]) -> list[_Step]:
+    """Taken out: the steps, oldest first, that can be read without waiting for the device."""
+    found = []
+    while steps and (steps[0].landing is None or steps[0].landing[1].query()):
+        found.append(steps.popleft())
+    if len(steps) == LANDING and steps[0].landing:  # the next loss would land on this one
+        steps[0].landing[1].synchronize()
+    return found
 
 
 def peak_memory(device: torch.device) -> dict[str, float] | None:

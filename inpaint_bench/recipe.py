@@ -2,17 +2,22 @@
 
 A recipe is the baseline of its device and the levers that differ from it. A lever is one field of
 `RecipeConfig`; its name is made from the field and its value, so two recipes with one name do the same. One
-YAML in conf/recipe per lever carries that name; several make one recipe: `recipe=[tf32,channels_last]`.
+YAML in conf/recipe per lever carries that name; several make one recipe: `recipe=[tf32,channels_last]`. A
+bundle is a YAML with a name of its own, and what was changed about it comes behind: `tuned+tf32`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
+from functools import cache
 from typing import Any
+
+import yaml
 
 from .config import RecipeConfig
 from .errors import UserError
+from .paths import conf_dir
 
 # How a lever is called; a field that is not here: its own name where it is on or off, else name_value.
 _NAMES: dict[str, str] = {
@@ -27,6 +32,7 @@ _VALUES: dict[tuple[str, Any], str] = {
     ("precision", "fp32"): "fp32",
     ("precision", "fp16"): "amp_fp16",
     ("precision", "bf16"): "amp_bf16",
+    ("weights", "fp32"): "weights_fp32",
     ("compile", "default"): "compile",
     ("compile", "max-autotune-no-cudagraphs"): "compile_max-autotune_plain",
     ("decode", "dali"): "dali",
@@ -43,8 +49,12 @@ def baseline(device: str) -> RecipeConfig:
 
 def levers(recipe: RecipeConfig) -> dict[str, str]:
     """Name by field of every lever that is not as in the baseline, in the order of the fields."""
-    base, own = asdict(baseline(recipe.device)), asdict(recipe)
-    return {name: label(name, own[name]) for name in _switches() if own[name] != base[name]}
+    return _differing(recipe, baseline(recipe.device))
+
+
+def _differing(recipe: RecipeConfig, base: RecipeConfig) -> dict[str, str]:
+    then, now = asdict(base), asdict(recipe)
+    return {name: label(name, now[name]) for name in _switches() if now[name] != then[name]}
 
 
 def label(field: str, value: Any) -> str:
@@ -57,13 +67,20 @@ def label(field: str, value: Any) -> str:
 
 
 def name(recipe: RecipeConfig) -> str:
-    """`baseline`, `cpu`, `tf32+channels_last`, `cpu+fused` ...; what the recipe calls itself comes first."""
-    if recipe.name:
-        return recipe.name
-    parts = list(levers(recipe).values())
-    if recipe.device == "cpu":
-        parts.insert(0, "cpu")
+    """`baseline`, `cpu`, `tf32+channels_last`, `cpu+fused` ...; a bundle's own name comes before its changes."""
+    parts = ["cpu"] if recipe.device == "cpu" else []
+    parts += [recipe.name] if recipe.name else []
+    base = replace(baseline(recipe.device), **_bundle(recipe.name))
+    parts += _differing(recipe, base).values()
     return "+".join(parts) or "baseline"
+
+
+@cache
+def _bundle(name: str) -> dict[str, Any]:
+    """The levers of the file of this name; none where there is no such file, so that all of them are named."""
+    known = {path.stem: path for path in (conf_dir() / "recipe").glob("*.yaml")}
+    content = yaml.safe_load(known[name].read_text(encoding="utf-8")) if name in known else {}
+    return {field: value for field, value in content.items() if field in _switches()}
 
 
 def _switches() -> list[str]:

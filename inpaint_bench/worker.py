@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from . import environment
-from .config import BenchConfig, WorkloadConfig, typed
+from .config import BenchConfig, typed
 from .contract import PRODUCER, SCHEMA_VERSION, STEPS, Reason, Status
 from .ending import Ending, Terminated, terminable
 from .errors import UnavailableError, UserError
@@ -57,7 +57,6 @@ def _attempt(bench: BenchConfig, run_dir: Path, manifest: Manifest, ending: Endi
 
     from . import workloads
 
-    _check_training(bench.workload)
     manifest.update(environment=environment.fingerprint(), boot_id=environment.boot_id(), slurm=environment.slurm())
     device, uuids = choose_device(bench)
     with _sidecar(bench, run_dir, manifest, uuids):
@@ -77,16 +76,6 @@ def _attempt(bench: BenchConfig, run_dir: Path, manifest: Manifest, ending: Endi
             workload.close()
 
 
-def _check_training(wanted: WorkloadConfig) -> None:
-    """Refuse what only training can do where nothing is trained. Raises UserError."""
-    for key in ("validate_every", "checkpoint_every_s"):
-        if wanted.train_steps is None and (value := getattr(wanted, key)):
-            raise UserError(
-                f"workload.{key}={value}: a benchmark is one measured stretch that nothing splits; "
-                "set workload.train_steps to train"
-            )
-
-
 def _measure(
     bench: BenchConfig,
     run_dir: Path,
@@ -96,7 +85,7 @@ def _measure(
     ending: Ending,
 ) -> None:
     from .measure import Loop, Windows
-    from .telemetry.parts import PartWriter
+    from .telemetry.parts import PartWriter, ticking
     from .training import Training
 
     metadata = {
@@ -105,7 +94,8 @@ def _measure(
         "producer": PRODUCER,
     }
     settings = bench.telemetry
-    rows = PartWriter(run_dir / "steps", STEPS, metadata, settings.part_s, settings.journal_s)
+    tick_s = 0.1 * settings.journal_s  # the journal is never older than journal_s
+    rows = PartWriter(run_dir / "steps", STEPS, metadata, settings.part_s, settings.journal_s - tick_s)
     loop = Loop(workload, device, Windows(run_dir), rows, manifest.progress)
     wanted = bench.workload
     try:
@@ -113,7 +103,8 @@ def _measure(
             loop.warmup(wanted.warmup_steps, wanted.measure_steps)
             loop.measure(wanted.measure_steps, wanted.min_measure_s)
         else:
-            Training(bench, run_dir, manifest, workload, loop, ending).run(wanted.train_steps)
+            with ticking(rows, tick_s):
+                Training(bench, run_dir, manifest, workload, loop, ending).run(wanted.train_steps)
     finally:
         rows.close()
         _keep(manifest, workload, loop)

@@ -1,10 +1,26 @@
 """Shared by all tests."""
 
+import copy
+from typing import Any
+
 import pytest
+from hydra.core.plugins import Plugins
+from hydra.core.singleton import Singleton
 
 pytest_plugins = ["tests.testbed.fixtures"]
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _untouched_hydra() -> Any:
+    Plugins.instance()  # our launcher is known to the configuration store once plugins were looked for
+    return copy.deepcopy(Singleton.get_state())
+
+
 @pytest.fixture(autouse=True)
-def _hydra_is_left_as_it_was(hydra_restore_singletons):
-    """Hydra's version base and configuration store are singletons that one test would pass on to the next."""
+def _hydra_is_as_at_the_start(_untouched_hydra: Any) -> None:
+    """Hydra's version base and configuration store are singletons that one test would pass on to the next.
+
+    Restoring them after each test is not enough: a fixture of a whole session changes them before that test's
+    state is looked at.
+    """
+    Singleton.set_state(copy.deepcopy(_untouched_hydra))

@@ -15,6 +15,7 @@ A batch, `B` images of `R` x `R` pixels, drawn from `D` distinct texts:
 
 The last three only where `Samples` was told to bring pixels. A stream may start at any draw: it is then, to the
 bit, the rest of the stream from draw 0. (WebDataset's stream is another one; what it promises: shards.py.)
+Where DALI decodes, these three lie on the device already; everything else is as ever: dali.py.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +38,9 @@ from ..errors import UserError
 from .masks import make_mask
 from .prepared import PreparedSource
 from .source import Pixels, Source
+
+if TYPE_CHECKING:
+    from .dali import DaliBatches
 
 Batch = dict[str, Tensor]
 
@@ -171,6 +176,21 @@ class Batches:
             sampler = None
         # Pinning needs a GPU; without one PyTorch warns and does nothing.
         pinned = recipe.pin_memory and recipe.device == "cuda"
+        collate = None
+        self._decode: Callable[[Iterator[Batch]], DaliBatches] | None = None
+        if recipe.decode == "dali" and samples.pixels:
+            from . import dali
+
+            if not isinstance(source, PreparedSource) or source.format != "files":
+                raise UserError("recipe.decode=dali needs data=prepared and recipe.format=files")
+            dataset, collate = dali.Encoded(samples, source), dali.collate
+            self._decode = partial(
+                dali.DaliBatches,
+                source=source,
+                batch=batch,
+                device=torch.device(recipe.device),
+                non_blocking=recipe.non_blocking and pinned,
+            )
         self.settings: dict[str, Any] = {
             "num_workers": _setting(recipe.num_workers, workers),
             "prefetch_factor": _setting(recipe.prefetch_factor, recipe.prefetch_factor if workers else None),
@@ -179,6 +199,7 @@ class Batches:
             "non_blocking": _setting(recipe.non_blocking, recipe.non_blocking and pinned),
             "format": _setting(recipe.format, _format_in_effect(samples)),
             "stage": _setting(recipe.stage, "none"),
+            "decode": _setting(recipe.decode, _decoder_in_effect(samples, self._decode is not None)),
         }
         if isinstance(source, PreparedSource):
             self.settings["stage"] = _setting(recipe.stage, source.stage_in_effect) | source.staging
@@ -191,11 +212,13 @@ class Batches:
             prefetch_factor=recipe.prefetch_factor if workers else None,
             persistent_workers=workers > 0,
             pin_memory=pinned,
+            collate_fn=collate,
             worker_init_fn=_quiet_worker,
             # Its own: a loader that is made again, after a resume, must not move the default generator.
             generator=torch.Generator().manual_seed(seed),
         )
         self._iterator: Iterator[Batch] | None = None
+        self.decoder: DaliBatches | None = None  # from the first batch on, where DALI decodes
 
     def __iter__(self) -> Batches:
         return self
@@ -205,11 +228,13 @@ class Batches:
             if self._loader is None:
                 raise StopIteration
             self._iterator = iter(self._loader)
+            if self._decode:
+                self._iterator = self.decoder = self._decode(self._iterator)
         return next(self._iterator)
 
     def close(self) -> None:
         """End the worker processes; afterwards there are no more batches. The source stays open."""
-        self._iterator = self._loader = None
+        self._iterator = self._loader = self.decoder = None
 
 
 def _setting(requested: Any, effective: Any) -> dict[str, Any]:
@@ -229,6 +254,14 @@ def _format_in_effect(samples: Samples) -> str | None:
         return None
     source = samples.source
     return source.format if isinstance(source, PreparedSource) else source.account.kind
+
+
+def _decoder_in_effect(samples: Samples, dali: bool) -> str | None:
+    """None where no file is decoded."""
+    format = _format_in_effect(samples)
+    if format is None or format in ("synthetic", "memmap", "hdf5"):
+        return None
+    return "dali" if dali else "pillow"
 
 
 def _quiet_worker(_: int) -> None:

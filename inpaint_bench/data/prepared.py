@@ -88,11 +88,15 @@ class PreparedSource:
 
     def jpeg(self, index: int) -> bytes:
         """The encoded image, as in images/; staged with format `files`. Raises RuntimeError where it is gone."""
-        path = (self._near if self.format == "files" else self.root) / layout.image_name(index)
+        path = self.path(index)
         try:
             return path.read_bytes()
         except OSError as error:
             raise RuntimeError(f"{path}: was there when the run began, now: {error}") from error
+
+    def path(self, index: int) -> Path:
+        """Where `jpeg` reads."""
+        return (self._near if self.format == "files" else self.root) / layout.image_name(index)
 
     def own_mask(self, index: int) -> Mask | None:
         name = self._masks[index]

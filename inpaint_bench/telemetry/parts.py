@@ -6,8 +6,11 @@ process killed at any moment has lost at most the rows of the last `journal_s` s
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,8 @@ import pyarrow.parquet as pq
 from ..contract import PART_PATTERN
 from ..files import replacing
 from .journal import Journal, in_use, journal_name, read_journal
+
+log = logging.getLogger(__name__)
 
 
 def part_name(number: int, writer: str | None) -> str:
@@ -171,3 +176,32 @@ class PartWriter:
         self._batches = []
         self._number += 1
         self.parts += 1
+
+
+@contextmanager
+def ticking(writer: PartWriter, every_s: float) -> Iterator[None]:
+    """A thread that ticks the writer while the block runs, so that a slow disk delays no row.
+
+    A disk that refuses is told once; every row stays in memory and each next journal is another try.
+    """
+    stop = threading.Event()
+
+    def work() -> None:
+        told = False
+        while True:
+            try:
+                writer.tick(time.monotonic())
+            except OSError as error:
+                if not told:
+                    log.warning("rows cannot be saved while they come, and wait in memory: %s", error)
+                told = True
+            if stop.wait(every_s):
+                return
+
+    thread = threading.Thread(target=work, name="rows", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()

@@ -10,7 +10,7 @@ nearest would lose every update smaller than half a unit in the last place (at a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -142,8 +142,17 @@ def state_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     return {
         f"{number}.{name}": value if isinstance(value, Tensor) else torch.tensor(value)
         for number, values in optimizer.state_dict()["state"].items()
-        for name, value in values.items()
+        for name, value in _unwrapped(values)
     }
+
+
+def _unwrapped(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """bitsandbytes hides its quantised state from FSDP in a dictionary inside; it loads it from either place."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from value.items()
+        else:
+            yield name, value
 
 
 @torch.no_grad()
@@ -153,8 +162,10 @@ def load_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -
         for name, buffer in optimizer.buffers.items():
             buffer.copy_(tensors[name])
         return
-    state: dict[int, dict[str, Tensor]] = {}
+    state: dict[int, dict[str, Any]] = {}
     for key, value in tensors.items():
         number, name = key.split(".", 1)
-        state.setdefault(int(number), {})[name] = value
+        # Whole numbers were plain ones (bitsandbytes' step); PyTorch's own step is a float tensor and stays one.
+        plain = value.ndim == 0 and not value.is_floating_point()
+        state.setdefault(int(number), {})[name] = int(value) if plain else value
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

@@ -9,6 +9,7 @@ hand out is compared by their own check.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -82,7 +83,10 @@ def compare(assembly: Assembly, against: Reference) -> tuple[dict[str, Any], flo
     far = {name: error for name, error in errors.items() if error is not None and not error <= FAR}
     if far:
         log.warning("this recipe does not compute what the baseline does: %s", far)
-    return {"reference": "baseline", **errors, "far": bool(far)}, seconds
+    result: dict[str, Any] = {"reference": "baseline", **errors, "far": bool(far)}
+    if lost := [name for name, error in far.items() if not math.isfinite(error)]:  # JSON has no such numbers
+        result |= {**dict.fromkeys(lost), "not_finite": lost}
+    return result, seconds
 
 
 def _count(assembly: Assembly) -> int:

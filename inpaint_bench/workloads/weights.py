@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import diffusers
 from diffusers import AutoencoderKL, DDIMScheduler, DDPMScheduler, UNet2DConditionModel
+from diffusers.utils import logging as diffusers_logging
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import CLIPTextModel
+from transformers.utils import logging as transformers_logging
 
 from ..errors import UserError
 from ..files import fsync_folder, replace_json
@@ -48,8 +50,9 @@ def save_pipeline(nets: Models, folder: Path) -> None:
     `folder` is something else than a pipeline, or a part cannot be written.
     """
     with replacing_folder(folder, INDEX) as new:
-        for name in NETWORKS:
-            getattr(nets, name).save_pretrained(new / name)
+        with _no_bars():
+            for name in NETWORKS:
+                getattr(nets, name).save_pretrained(new / name)
         sampler(nets.scheduler).save_pretrained(new / "scheduler")
         if nets.tokenizer_folder:
             shutil.copytree(nets.tokenizer_folder, new / "tokenizer", copy_function=shutil.copyfile)
@@ -58,6 +61,20 @@ def save_pipeline(nets: Models, folder: Path) -> None:
         if nets.location:
             _save_location(nets.location, new / LOCATION)
         replace_json(new / INDEX, _index())
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """The libraries' progress bars are off within: in a job's log each is lines about a second of work."""
+    libraries = (transformers_logging, diffusers_logging)
+    shown = [library for library in libraries if library.is_progress_bar_enabled()]
+    for library in shown:
+        library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for library in shown:
+            library.enable_progress_bar()
 
 
 def sampler(scheduler: Any) -> Any:
@@ -131,7 +148,8 @@ def load_networks(folder: Path) -> tuple[Any, Any, Any, Any]:
             f"model.weights={folder}: not a diffusers folder, {', '.join(missing)} missing in it "
             f"(it needs {', '.join(PARTS)})"
         )
-    unet, vae, text = (_network(folder, name) for name in NETWORKS)
+    with _no_bars():
+        unet, vae, text = (_network(folder, name) for name in NETWORKS)
     return unet, vae, text, _read(folder, "scheduler", DDPMScheduler.from_pretrained)
 
 

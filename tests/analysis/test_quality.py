@@ -10,7 +10,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from analysis import pictures, quality
+from analysis import aggregate, pictures, quality
+from analysis.dataset import open_dataset
 from analysis.tables import Builder
 
 from .build import write_levers, write_quality, write_run
@@ -59,6 +60,36 @@ def test_parity_that_could_not_be_measured_is_null_with_its_sentence(tmp_path: P
     row = row_of(tmp_path, parity={"unavailable": "the baseline does not fit beside it"})
     assert row["parity_unavailable"] == "the baseline does not fit beside it"
     assert "parity_update_rel=the baseline does not fit beside it" in row["nulls"]
+
+
+def test_a_recipe_far_from_the_baseline_counts_with_a_warning_that_holds_the_figures(tmp_path: Path) -> None:
+    errors = {"prediction_rel": 0.25, "loss_rel": 0.02, "gradient_rel": None, "update_rel": None}
+    row = row_of(tmp_path, parity={"reference": "baseline", **errors, "far": True, "not_finite": ["gradient_rel"]})
+    assert row["valid"]
+    assert row["parity_far"] is True
+    assert row["warnings"] == (
+        "does not compute what baseline does (relative errors: prediction 0.250, loss 0.0200, gradient not finite)"
+    )
+
+
+def test_a_recipe_near_the_baseline_has_no_such_warning(tmp_path: Path) -> None:
+    row = row_of(tmp_path, parity={"reference": "baseline", "prediction_rel": 0.01, "far": False})
+    assert (row["parity_far"], row["warnings"]) == (False, None)
+
+
+def test_tables_use_the_batch_that_was_found_and_say_that_it_was(tmp_path: Path) -> None:
+    """As a worker writes it: the manifest has the batch that was found, the facts that it was asked to search."""
+    write_run(tmp_path / "in", "r-01", batch=40, workload_facts={"batch_requested": "auto"})
+    write_run(tmp_path / "in", "r-02", batch=8, workload_facts={"batch_requested": 8})
+    report_of(tmp_path)
+    lines = (tmp_path / "out" / "report.md").read_text().splitlines()
+    assert "auto" not in " ".join(line for line in lines if line.startswith("| "))
+    assert "| 40 (found) |" in next(line for line in lines if line.startswith("| r-01"))
+    assert "| 8 |" in next(line for line in lines if line.startswith("| r-02"))
+    said = "Found by a search (batch=auto), not asked for: A40 batch 40."
+    assert sum(said in line for line in lines) >= 3, "throughput, energy and memory say so"
+    cells = aggregate.cells(open_dataset(tmp_path / "ds").runs)
+    assert cells.select("batch", "batch_found").rows() == [(8, 0), (40, 1)]
 
 
 def test_a_batch_that_was_searched_for_is_the_one_that_was_found(tmp_path: Path) -> None:

@@ -149,6 +149,41 @@ def test_parity_is_the_worst_of_the_errors_and_a_missing_one_says_why() -> None:
     assert "Parity unavailable for compile: the reference ran out of memory." in table.note
 
 
+def test_a_recipe_that_is_far_from_the_reference_is_marked_and_named_in_the_note() -> None:
+    rows = [
+        run("one_at_a_time", "baseline", 10.0, parity_reference="baseline", parity_far=False),
+        run("one_at_a_time", "baseline,tf32", 11.0, parity_gradient_rel=0.4, parity_far=True),
+        run("one_at_a_time", "baseline,compile", 12.0, parity_far=True),
+    ]
+    table = table_of(*rows)
+    mark = lever_tables.NOT_ACTIVE
+    assert column(table, "Parity")[1:3] == [f"{mark} far: 0.400 (gradient)", f"{mark} far: not finite"]
+    assert "Far from the reference, and so no longer the same computation: tf32, compile." in table.note
+
+
+def test_a_study_with_searched_batches_says_which_were_found() -> None:
+    rows = [
+        run("one_at_a_time", "baseline", 10.0, batch=40, batch_requested="auto"),
+        run("one_at_a_time", "baseline,tf32", 30.0, batch=64, batch_requested="auto"),
+    ]
+    assert "found for it (batch=auto): baseline 40, tf32 64." in table_of(*rows).note
+    assert "batch=auto" not in table_of(run("one_at_a_time", "baseline", 10.0)).note
+
+
+def test_recipes_of_a_study_on_a_bundle_are_cells_of_their_own() -> None:
+    """Regression: every recipe on a bundle bore the bundle's name."""
+    on = {"study_base": "tuned", "study_levers": "tf32,cudnn_benchmark"}
+    rows = [run("ladder", "tuned", 10.0, recipe="tuned", **on)]
+    rows += [run("ladder", "tuned,tf32", 11.0, recipe="tuned+tf32", recipe_parts=None, **on)]
+    runs = frame(*rows)
+    build = Builder(runs=runs)
+    assert build.cells.select("recipe", "n").rows() == [("tuned", 1)]
+    assert build.apart == ["tuned+tf32"]
+    table = lever_tables.table(build, study.comparisons(runs)[0])
+    assert column(table, "n") == ["1", "1", "0"]
+    assert column(table, "Recipe") == ["tuned", "tuned+tf32", "tuned+tf32+cudnn_benchmark"]
+
+
 def test_an_attempt_that_a_later_one_made_good_is_no_longer_told() -> None:
     same = {"sweep_id": "s-1", "point": "0"}
     table = table_of(

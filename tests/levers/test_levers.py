@@ -10,6 +10,7 @@ import torch
 from inpaint_bench import levers
 from inpaint_bench.errors import UnavailableError
 from inpaint_bench.workloads import finetune_inpaint
+from inpaint_bench.workloads import parity as parity_of
 from inpaint_bench.workloads.finetune_inpaint import FinetuneInpaint
 from tests.worker.support import bench, constant_batch
 
@@ -43,7 +44,6 @@ class TestALeverThatCannotRun:
             ("tf32", "Ampere"),
             ("attn_cudnn", "needs a GPU"),
             ("attn_efficient", "needs a GPU"),
-            ("adamw_8bit", "needs a GPU"),
             ("cuda_graph", "need a GPU"),
             ("pin_memory", "needs a GPU"),
             ("non_blocking", "no copy to a GPU"),
@@ -115,6 +115,17 @@ class TestParity:
             "update_rel": 0.0,
             "far": False,
         }
+
+    def test_that_is_not_finite_is_far_and_stays_json(self) -> None:
+        workload = build()
+        assembly = workload.assembly
+        against = parity_of.reference(assembly)
+        assert against.prediction is not None
+        against.prediction[:] = float("nan")
+        found, _ = parity_of.compare(assembly, against)
+        workload.close()
+        assert (found["prediction_rel"], found["not_finite"], found["far"]) == (None, ["prediction_rel"], True)
+        assert found["gradient_rel"] == 0
 
     def test_of_bf16_is_that_of_its_eight_bits(self) -> None:
         parity = build("amp_bf16").parity

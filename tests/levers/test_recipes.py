@@ -31,8 +31,37 @@ class TestAName:
     def test_changes_with_a_key_set_by_hand(self) -> None:
         assert recipe.name(bench("recipe=baseline", "recipe.num_workers=3").recipe) == "workers_3"
 
-    def test_of_a_bundle_is_its_own(self) -> None:
-        assert named("poster_optimized") == "poster_optimized"
+    @pytest.mark.parametrize("bundle", sorted(BUNDLES))
+    def test_of_a_bundle_is_its_own(self, bundle: str) -> None:
+        assert named(bundle) == bundle
+        assert named("baseline", bundle) == bundle
+
+    def test_of_a_bundle_with_another_lever_says_which(self) -> None:
+        """Regression: every recipe of a study on a bundle was called like the bundle, and they were one cell."""
+        assert named("tuned", "tf32") == "tuned+tf32"
+        assert named("tuned", "channels_last", "workers_8") == "tuned+channels_last+workers_8"
+        assert named("tuned", "compile") == "tuned", "it has that lever already"
+
+    def test_of_a_bundle_with_a_lever_taken_out_says_which(self) -> None:
+        assert recipe.name(bench("recipe=tuned", "recipe.cuda_graph=false").recipe) == "tuned+no_cuda_graph"
+        assert recipe.name(bench("recipe=tuned", "recipe.optimizer=adamw").recipe) == "tuned+adamw"
+
+    def test_of_a_bundle_on_a_processor_says_so(self) -> None:
+        assert named("poster_baseline", "cpu").startswith("cpu+poster_baseline")
+
+    def test_given_by_hand_does_not_hide_the_levers(self) -> None:
+        assert recipe.name(bench("recipe=baseline", "recipe.name=mine", "recipe.tf32=true").recipe) == "mine+tf32"
+
+    @pytest.mark.parametrize("study", sorted(recipe.STUDIES))
+    @pytest.mark.parametrize("base", ["baseline", "tuned", "poster_optimized"])
+    def test_differs_between_recipes_of_a_study_that_differ(self, study: str, base: str) -> None:
+        steps = ["tf32", "grad_checkpoint+accumulate_2", "workers_2", "attn_flash"]
+        found: dict[str, set[str]] = {}
+        for parts in recipe.STUDIES[study](base, steps):
+            one = bench(f"recipe=[{','.join(parts)}]").recipe
+            found.setdefault(recipe.name(one), set()).add(str(one))
+        assert len(found) == len(steps) + 1
+        assert all(len(recipes) == 1 for recipes in found.values())
 
     def test_of_no_lever_is_the_baseline(self) -> None:
         assert named("baseline") == "baseline"

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 from diffusers import StableDiffusionInpaintPipeline
+from diffusers.utils import logging as diffusers_logging
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from transformers.utils import logging as transformers_logging
 
 from inpaint_bench.errors import UserError
 from inpaint_bench.workloads import weights
@@ -48,6 +50,18 @@ class TestASavedPipeline:
         (restored,) = pipeline("a Café, 12th street", picture, mask, num_inference_steps=2, height=64, width=64).images
         assert restored.size == (64, 64)
         assert pipeline.unet.config.in_channels == 9
+
+    def test_is_written_and_read_without_a_word_in_the_log(
+        self, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """Regression: transformers drew bars for a second of work, `Writing model shards`, `Loading weights`."""
+        nets = listening()
+        shown = transformers_logging.is_progress_bar_enabled(), diffusers_logging.is_progress_bar_enabled()
+        capfd.readouterr()
+        save_pipeline(nets, tmp_path / "trained")
+        loaded(tmp_path / "trained")
+        assert capfd.readouterr() == ("", "")
+        assert (transformers_logging.is_progress_bar_enabled(), diffusers_logging.is_progress_bar_enabled()) == shown
 
     def test_predicts_without_positions_in_diffusers_what_it_did_with_the_gate_at_zero(self, tmp_path: Path) -> None:
         nets = tiny()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from inpaint_bench import contract
-from inpaint_bench.telemetry.parts import PartWriter
+from inpaint_bench.telemetry.journal import read_journal
+from inpaint_bench.telemetry.parts import PartWriter, ticking
 from inpaint_bench.telemetry.recover import recover
 
 from .support import leftovers, rows
@@ -159,3 +162,42 @@ def test_rows_of_the_steps_table_keep_their_types(tmp_path: Path) -> None:
     assert part.schema.equals(contract.STEPS)
     assert part["t_start_mono_ns"].to_pylist() == [2**62]
     assert part["device_ms"].null_count == 1
+
+
+def test_rows_reach_the_journal_by_a_thread_while_the_block_runs(tmp_path: Path) -> None:
+    writer = PartWriter(tmp_path / "events", contract.EVENTS, {"run_id": "r-1"}, 60.0, 0.05)
+    with ticking(writer, 0.01):
+        _add(writer, 1, 2)
+        _until(lambda: writer._journal is not None and writer._journal._saved > 0)
+        found = read_journal(tmp_path / "events" / contract.JOURNAL)
+        assert found is not None
+        assert found.table["t_mono_ns"].to_pylist() == [1, 2]
+    writer.close()
+    assert rows(tmp_path, "events")["t_mono_ns"].to_list() == [1, 2]
+
+
+def test_a_disk_that_refuses_meanwhile_is_told_once_and_no_row_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = PartWriter(tmp_path / "events", contract.EVENTS, {"run_id": "r-1"}, 60.0, 0.01)
+    tries: list[float] = []
+
+    def refuse(now_s: float) -> None:
+        tries.append(now_s)
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(writer, "tick", refuse)
+        with ticking(writer, 0.01):
+            _add(writer, 1)
+            _until(lambda: len(tries) > 3)
+    assert caplog.text.count("No space left on device") == 1
+    writer.close()
+    assert rows(tmp_path, "events")["t_mono_ns"].to_list() == [1]
+
+
+def _until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

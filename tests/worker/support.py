@@ -148,13 +148,14 @@ class TinyTraining:
         torch.manual_seed(config.seed)
         random.seed(config.seed)
         np.random.seed(config.seed)
-        self.seed, self.images_per_step = config.seed, config.batch
+        self.seed, self.images_per_step = config.seed, int(config.batch)
         self.net = TiedNet(width=8)
         self.average = {name: value.clone() for name, value in self.net.state_dict().items()}
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=config.workload.learning_rate)
         self.generator = torch.Generator().manual_seed(config.seed)
         self.facts: dict[str, Any] = {}
         self.data: dict[str, Any] = {}
+        self.parity: dict[str, Any] | None = None
         self.steps, self.draws = 0, 0
         self.stream = endless(7, self.seed, 0)
         at, signum, self.phase = os.environ.get("TINY_SIGNAL", "-1:0:").split(":")
@@ -227,6 +228,12 @@ class TinyTraining:
     def finish(self, run_dir: Path) -> dict[str, Any]:
         (run_dir / "finished.txt").write_text(str(self.steps))
         return {"metrics": {"draws": {"value": self.draws, "n": 1}}}
+
+    def requested(self) -> list[dict[str, Any]]:
+        return []
+
+    def verify(self) -> list[dict[str, Any]]:
+        return []
 
     def skipped_steps(self) -> int:
         return 0

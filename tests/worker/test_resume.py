@@ -17,12 +17,14 @@ from typing import Any
 import polars as pl
 import pytest
 
+from analysis.merge import merge
 from analysis.runs import summarise
 from inpaint_bench import worker
 from inpaint_bench.contract import SAMPLES_FAST, SAMPLES_SLOW
 from inpaint_bench.ending import Ending, Terminated
 from inpaint_bench.errors import UserError
 from inpaint_bench.files import read_json
+from inpaint_bench.telemetry.recover import recover
 
 from . import support
 from .support import compose, steps_of
@@ -377,6 +379,66 @@ class TestWindows:
         assert losses(tmp_path) == expected(unbroken)
 
 
+class TestAKillInALongWindow:
+    """Neither validation nor checkpoint: one window to the end. Its rows must not be in memory alone."""
+
+    JOURNAL_S = 0.5
+
+    @pytest.fixture(scope="class")
+    def killed(self, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+        """Its run directory, and when it was killed on the monotonic clock."""
+        run_dir = tmp_path_factory.mktemp("killed")
+        overrides = training(100_000, f"telemetry.journal_s={self.JOURNAL_S}", "workload.warmup_steps=3")
+        child = start(run_dir, *overrides, TINY_STEP_S="0.005")
+        deadline = time.monotonic() + 60
+        while not windows(run_dir, "measure") and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(4 * self.JOURNAL_S)
+        assert child.poll() is None
+        at_ns = time.monotonic_ns()
+        child.kill()
+        child.wait(60)
+        return run_dir, at_ns
+
+    def test_loses_at_most_a_journals_time_of_step_rows(self, killed: tuple[Path, int], tmp_path: Path) -> None:
+        run_dir = Path(shutil.copytree(killed[0], tmp_path / "run"))
+        (found,) = [one for one in recover(run_dir) if one["table"] == "steps"]
+        assert (found["outcome"], found["whole"]) == ("recovered", True)
+        rows = steps_of(run_dir)
+        assert [row["step"] for row in rows] == list(range(len(rows))), "without a gap from the first step on"
+        lost_s = (killed[1] - rows[-1]["t_end_mono_ns"]) / 1e9
+        assert lost_s < self.JOURNAL_S + 0.5, "half a second for a busy machine"
+        assert all(row["loss"] is not None for row in rows)
+
+    def test_keeps_every_window_that_was_closed_and_the_open_one_without_an_end(
+        self, killed: tuple[Path, int], tmp_path: Path
+    ) -> None:
+        run_dir = Path(shutil.copytree(killed[0], tmp_path / "run"))
+        warm, measured = windows(run_dir)
+        assert (warm["kind"], warm["status"], warm["steps"]) == ("warmup", "completed", 3)
+        assert (measured["kind"], measured["status"], measured["t_end_mono_ns"]) == ("measure", "running", None)
+        recover(run_dir)
+        ids = [row["window_id"] for row in steps_of(run_dir)]
+        assert ids[:4] == [warm["window_id"]] * 3 + [measured["window_id"]]
+
+    def test_is_read_by_merge_and_nothing_of_it_counts(self, killed: tuple[Path, int], tmp_path: Path) -> None:
+        merge([killed[0]], tmp_path / "dataset")
+        (row,) = pl.read_parquet(tmp_path / "dataset" / "runs.parquet").to_dicts()
+        assert not row["valid"]
+        steps = pl.read_parquet(tmp_path / "dataset" / "steps" / "**" / "*.parquet")
+        assert steps.height > 20
+
+    def test_resumed_in_its_folder_the_rows_before_the_kill_stay(
+        self, killed: tuple[Path, int], tmp_path: Path, unbroken: dict[int, set[bytes]]
+    ) -> None:
+        run_dir = Path(shutil.copytree(killed[0], tmp_path / "run"))
+        whole(run_dir, *training(20, "workload.warmup_steps=3"))
+        assert windows(run_dir)[1]["status"] == "interrupted"
+        found = losses(run_dir)
+        assert {step: found[step] for step in range(20)} == expected(unbroken, 20), "done twice, with the same bits"
+        assert len(found) > 20
+
+
 class TestABenchmark:
     def test_leaves_no_checkpoint_and_says_nothing_of_resuming(self, tmp_path: Path) -> None:
         done = whole(tmp_path, *TRAINING)
@@ -393,6 +455,7 @@ class TestABenchmark:
     def test_cannot_be_split(self, override: str, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=rf"{override}.*one measured stretch.*workload\.train_steps"):
             whole(tmp_path, *TRAINING, override)
+        assert not list(tmp_path.iterdir()), "it is refused before the run directory is touched"
 
 
 class TestASignalThatIsHeld:

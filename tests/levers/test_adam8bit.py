@@ -1,0 +1,99 @@
+"""The lever `adamw_8bit`: what it refuses everywhere, and what bitsandbytes does where it is installed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+
+from inpaint_bench import levers
+from inpaint_bench.errors import UnavailableError
+from inpaint_bench.levers import optimizers
+from inpaint_bench.workloads import finetune_inpaint
+from tests.worker.support import bench, constant_batch
+
+CPU = torch.device("cpu")
+
+
+class TestWhatCannotRun:
+    @pytest.mark.parametrize(
+        ("beside", "why"), [("cuda_graph", "counts its steps on the host"), ("channels_last", "undoes channels_last")]
+    )
+    def test_beside_it_is_said(self, beside: str, why: str) -> None:
+        with pytest.raises(UnavailableError, match=f"lever adamw_8bit: .*{why}"):
+            levers.require(bench(f"recipe=[cpu,adamw_8bit,{beside}]"), CPU)
+
+    def test_without_bitsandbytes_names_the_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(optimizers, "find_spec", lambda name: None)
+        with pytest.raises(UnavailableError, match=r"inpaint-bench\[adam8bit\]"):
+            levers.require(bench("recipe=[cpu,adamw_8bit]"), CPU)
+
+    def test_with_a_broken_one_says_what_is_broken(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken(name: str) -> None:
+            raise OSError("libcudart.so.13: cannot open shared object file")
+
+        monkeypatch.setattr(optimizers, "find_spec", lambda name: object())
+        monkeypatch.setattr(optimizers, "import_module", broken)
+        with pytest.raises(UnavailableError, match=r"bitsandbytes cannot be imported: libcudart\.so\.13"):
+            levers.require(bench("recipe=[cpu,adamw_8bit]"), CPU)
+
+
+def test_the_moments_of_the_baseline_are_read_back_as_fp32() -> None:
+    workload = build("adamw_fused")
+    workload.step(workload.next_batch())
+    assert optimizers._moments(workload.optimizers[0]) == "100.0 % float32"
+    workload.close()
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes (the extra adam8bit)")
+class TestWithBitsandbytes:
+    def test_the_moments_are_read_back_as_bytes(self) -> None:
+        workload = build("adamw_8bit")
+        workload.step(workload.next_batch())
+        (row,) = workload.verify()
+        workload.close()
+        assert row["active"] is True
+        assert row["effective"]["class"] == "bitsandbytes.AdamW8bit"
+        share = float(row["evidence"].partition("moments ")[2].partition(" % uint8")[0])
+        assert 50 < share < 100  # what is small stays fp32
+
+    def test_an_optimiser_that_keeps_all_moments_in_fp32_is_told(self) -> None:
+        workload = build("adamw_8bit")
+        for optimizer in workload.optimizers:
+            optimizer.args.min_8bit_size = 10**12
+        (row,) = workload.verify()
+        workload.close()
+        assert row["active"] is False
+
+    def test_the_first_update_is_that_of_adamw(self) -> None:
+        workload = build("adamw_8bit")
+        assert workload.parity
+        assert workload.parity["gradient_rel"] == 0
+        assert workload.parity["update_rel"] < 1e-4
+        workload.close()
+
+    def test_it_learns_as_adamw_does(self) -> None:
+        plain, narrow = build(), build("adamw_8bit")
+        batch = constant_batch(2)
+        both = [[float(one.step(batch)) for _ in range(12)] for one in (plain, narrow)]
+        assert both[1] == pytest.approx(both[0], rel=0.02)
+
+    def test_restored_gives_the_losses_of_an_unbroken_run_to_the_bit(self) -> None:
+        whole = build("adamw_8bit")
+        for _ in range(2):
+            whole.step(whole.next_batch())
+        tensors, values = whole.state()
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+        assert any(tensor.dtype == torch.uint8 for name, tensor in tensors.items() if name.endswith("state1"))
+        again = build("adamw_8bit")
+        again.restore(tensors, values)
+        rest = [[one.step(one.next_batch()).item() for _ in range(3)] for one in (whole, again)]
+        assert rest[0] == rest[1]
+        whole.close()
+        again.close()
+
+
+def build(*names: str) -> Any:
+    return finetune_inpaint.build(bench(f"recipe=[{','.join(('cpu', *names))}]"), CPU)

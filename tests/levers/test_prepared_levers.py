@@ -1,0 +1,122 @@
+"""Levers that need a prepared dataset: formats, staging, and caches of the frozen networks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from inpaint_bench.errors import UserError
+from inpaint_bench.workloads import finetune_inpaint, objective
+from inpaint_bench.workloads.finetune_inpaint import FinetuneInpaint
+from tests.data.support import prepared
+from tests.worker.support import bench
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("prepared") / "set"
+    return prepared(
+        out, "data.num_images=40", "data.block_m=50", "model=tiny_inpaint", "recipe=cpu", "prepare.caches=true"
+    )
+
+
+def build(dataset: Path, *names: str, **keys: Any) -> FinetuneInpaint:
+    own = [f"{name.replace('__', '.')}={value}" for name, value in keys.items()]
+    recipe = f"recipe=[cpu{''.join(',' + one for one in names)}]"
+    where = ["data=prepared", f"data.root={dataset}", "data.resolution_px=32", "data.block_m=50", "data.num_images=null"]
+    return finetune_inpaint.build(bench(recipe, *where, *own), CPU)
+
+
+def verified(dataset: Path, *names: str) -> dict[str, dict[str, Any]]:
+    workload = build(dataset, *names)
+    try:
+        workload.step(workload.next_batch())
+        return {row["field"]: row for row in workload.verify()}
+    finally:
+        workload.close()
+
+
+@pytest.mark.parametrize("lever", ["memmap", "hdf5", "webdataset", "stage_shm", "stage_tmp"])
+def test_every_way_to_read_a_dataset_is_found_active(dataset: Path, lever: str) -> None:
+    (row,) = verified(dataset, lever).values()
+    assert row["active"], row
+    assert row["effective"] == row["requested"]
+
+
+class TestCaches:
+    def test_take_the_place_of_the_frozen_networks(self, dataset: Path) -> None:
+        rows = verified(dataset, "cache_image", "cache_masked", "cache_text", "on_gpu")
+        assert all(row["active"] for row in rows.values()), rows
+        assert rows["cache_image"]["effective"] == rows["cache_text"]["effective"] == 0
+
+    def test_in_memory_and_read_by_the_loader_give_the_same_losses(self, dataset: Path) -> None:
+        names = ("cache_image", "cache_masked", "cache_text")
+        found = []
+        for more in ((), ("on_gpu",)):
+            workload = build(dataset, *names, *more)
+            found.append([workload.step(workload.next_batch()).item() for _ in range(3)])
+            workload.close()
+        assert found[0] == found[1]
+
+    def test_of_image_and_text_give_the_losses_of_the_networks_to_half_precision(self, dataset: Path) -> None:
+        found = []
+        for names in ((), ("cache_image", "cache_text")):
+            workload = build(dataset, *names)
+            found.append([workload.step(workload.next_batch()).item() for _ in range(3)])
+            workload.close()
+        assert found[1] == pytest.approx(found[0], rel=2e-3)
+
+    def test_of_masked_images_hold_what_the_networks_make_of_the_pool_s_masks(self, dataset: Path) -> None:
+        cached, online = build(dataset, "cache_masked"), build(dataset)
+        batch = cached.next_batch()
+        assert len(batch["image"])
+        draws = objective.draw(cached.assembly, len(batch["image"]), torch.Generator().manual_seed(0))
+        given = objective.inputs(cached.assembly, batch, draws)
+        from inpaint_bench.data.masks import make_mask
+
+        data = cached.bench.data
+        masks = [
+            np.ones((32, 32)) if pool < 0 else make_mask(32, (data.seed, index, pool), kind="sd", full_share=0.0)
+            for index, pool in zip(batch["index"].tolist(), batch["pool"].tolist(), strict=True)
+        ]
+        mask = torch.from_numpy(np.stack(masks)).float()[:, None]
+        batch |= {"mask": mask, "masked_image": batch["image"] * (1 - mask)}
+        wanted = objective.inputs(online.assembly, batch, draws)
+        assert torch.equal(given.mask, wanted.mask)
+        torch.testing.assert_close(given.masked, wanted.masked, rtol=5e-3, atol=5e-3)
+        cached.close()
+        online.close()
+
+    def test_sample_anew_at_every_step(self, dataset: Path) -> None:
+        """Moments are kept, not latents: the VAE's noise stays."""
+        workload = build(dataset, "cache_image")
+        batch = workload.next_batch()
+        generator = torch.Generator().manual_seed(0)
+        one, other = (
+            objective.inputs(workload.assembly, batch, objective.draw(workload.assembly, len(batch["index"]), generator))
+            for _ in range(2)
+        )
+        workload.close()
+        assert not torch.equal(one.latents, other.latents)
+
+    def test_of_other_settings_are_refused_with_what_differs(self, dataset: Path) -> None:
+        with pytest.raises(UserError, match=r"no cache fits.*mask_pool 8, here 4"):
+            build(dataset, "cache_masked", recipe__mask_pool=4)
+        with pytest.raises(UserError, match=r"no cache fits.*masks sd, here disaster"):
+            build(dataset, "cache_masked", data__masks="disaster")
+
+    def test_that_were_cut_are_refused_by_their_size(self, dataset: Path) -> None:
+        (array,) = dataset.glob("cache/*/text.npy")
+        whole = array.read_bytes()
+        try:
+            array.write_bytes(whole[:-10])
+            with pytest.raises(UserError, match=r"text\.npy: \d+ bytes, its account says \d+"):
+                build(dataset, "cache_text")
+        finally:
+            array.write_bytes(whole)
