@@ -29,7 +29,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def build(dataset: Path, *names: str, **keys: Any) -> FinetuneInpaint:
     own = [f"{name.replace('__', '.')}={value}" for name, value in keys.items()]
     recipe = f"recipe=[cpu{''.join(',' + one for one in names)}]"
-    where = ["data=prepared", f"data.root={dataset}", "data.resolution_px=32", "data.block_m=50", "data.num_images=null"]
+    data = {"root": dataset, "resolution_px": 32, "block_m": 50, "num_images": "null"}
+    where = ["data=prepared", *(f"data.{name}={value}" for name, value in data.items())]
     return finetune_inpaint.build(bench(recipe, *where, *own), CPU)
 
 
@@ -98,10 +99,8 @@ class TestCaches:
         workload = build(dataset, "cache_image")
         batch = workload.next_batch()
         generator = torch.Generator().manual_seed(0)
-        one, other = (
-            objective.inputs(workload.assembly, batch, objective.draw(workload.assembly, len(batch["index"]), generator))
-            for _ in range(2)
-        )
+        noises = [objective.draw(workload.assembly, len(batch["index"]), generator) for _ in range(2)]
+        one, other = (objective.inputs(workload.assembly, batch, noise) for noise in noises)
         workload.close()
         assert not torch.equal(one.latents, other.latents)
 
