@@ -1,14 +1,17 @@
-"""Procedural facades: sky, wall, roof, windows, door, pavement, on plausible addresses of one city.
+"""Procedural facades: sky, wall, roof, windows, door, pavement, on plausible addresses of one invented city.
 
-An image is a function of (seed, index) alone, so every worker, machine and attempt sees the same one. It is
-made of rectangles: cheap enough that a loader of a few processes keeps a GPU busy, structured enough that a
-loss falls.
+How a house looks is up to three things: its district (a few kilometres), its neighbourhood (a few hundred metres)
+and itself. So a position tells about a picture, which is what a location-aware model is there to learn, and it tells
+most about places between known ones. An image is a function of (seed, index) alone, so every worker, machine and
+attempt sees the same one. It is made of rectangles: cheap enough that a loader of a few processes keeps a GPU busy,
+structured enough that a loss falls.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,41 +20,62 @@ from ..config import DataConfig
 from .source import Account, Pixels
 from .split import METRES_PER_DEGREE
 
-VERSION = 1  # part of the identity: raise it when another picture, address or text comes out
+VERSION = 2  # part of the identity: raise it when another picture, address or text comes out
 
-# A grid of streets of 100 m blocks, houses 12 m apart on both sides, around this corner.
+# A grid of streets, 200 m apart, houses 24 m apart on both sides, around this corner.
 ORIGIN = (30.6280, -96.3344)  # degrees: latitude, longitude
-BLOCK_M = 100.0
-HOUSE_M = 12.0
+BLOCK_M = 200.0
+HOUSE_M = 24.0
 SETBACK_M = 9.0
 HOUSES_PER_SIDE = 8
 
+# Wavelengths of what changes over the city, and the share of a look's variance that each decides. Chosen, not fitted.
+SCALES_M = {"district": 4000.0, "neighbourhood": 800.0}
+SHARES = {"district": 0.5, "neighbourhood": 0.3}
+WAVES = 16  # sines per look and scale; their directions and phases make one city differ from another
+
 WALLS = {
     "brick": (150, 75, 60),
-    "plaster": (214, 202, 178),
     "timber": (120, 96, 72),
-    "concrete": (150, 150, 148),
     "yellow": (212, 176, 96),
+    "plaster": (214, 202, 178),
+    "concrete": (150, 150, 148),
     "blue": (110, 136, 164),
+}  # alike ones side by side: between two districts lie the walls between theirs
+
+Range = tuple[float, float] | tuple[tuple[float, float, float], tuple[float, float, float]]
+House = Mapping[str, Any]  # a look's value, [3] where it is a colour; lengths are shares of the picture's side
+
+
+def _grey(low: float, high: float) -> Range:
+    return (low, low, low), (high, high, high)
+
+
+# Every look with its range. Light and pavement are the place's too: a street is photographed in one drive.
+BY_PLACE: dict[str, Range] = {
+    "wall": (0, len(WALLS)),
+    "tint": _grey(-25, 25),
+    "storeys": (1, 6),
+    "eaves": (0.12, 0.4),  # the wall's upper edge, from the top
+    "gable": (0, 2),
+    "rise": (0.3, 0.9),
+    "roof": _grey(40, 130),
+    "ground": (0.82, 0.92),
+    "pavement": _grey(70, 150),
+    "zenith": ((70, 110, 160), (150, 180, 230)),
+    "horizon": _grey(190, 245),
+    "wide": (0.4, 0.7),  # of a window, in bays
+    "high": (0.45, 0.65),  # of a window, in storeys
+    "glass": _grey(20, 120),
+    "trim": _grey(170, 245),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What one house looks like; lengths are shares of the picture's side."""
-
-    wall: str
-    storeys: int
-    bays: int
-    left: float
-    right: float
-    eaves: float  # height of the wall's upper edge, from the top
-    gable: bool
-
-    @property
-    def text(self) -> str:
-        roof = "gabled" if self.gable else "flat"
-        return f"a street view of a {self.wall} building with {self.storeys} storeys and a {roof} roof"
+BY_HOUSE: dict[str, Range] = {
+    "bays": (2, 7),
+    "left": (0.0, 0.2),
+    "right": (0.8, 1.0),
+    "panel": _grey(30, 140),
+    "door": (0, 1),
+}
 
 
 class SyntheticSource:
@@ -62,17 +86,22 @@ class SyntheticSource:
         self.seed = config.seed
         self.count = config.num_images or 6500
         self.account = Account(kind="synthetic", found=self.count, used=self.count)
-        self.positions = _addresses(self.count)
-        self.texts = [_plan(self._random(index)).text for index in range(self.count)]
+        metres = _addresses(self.count)
+        self.positions = _degrees(metres)
+        self._looks = _looks(metres, self.seed)
+        self.texts = [_text(self.house(index)) for index in range(self.count)]
         self.names = [f"synthetic-{index:06d}" for index in range(self.count)]
         self.identity = hashlib.sha256(f"synthetic/{VERSION}/{self.seed}/{self.count}".encode()).hexdigest()
 
     def __len__(self) -> int:
         return self.count
 
+    def house(self, index: int) -> House:
+        return {name: values[index] for name, values in self._looks.items()}
+
     def pixels(self, index: int) -> Pixels:
-        random = self._random(index)
-        return _draw(_plan(random), random, self.resolution_px)
+        random = np.random.Generator(np.random.PCG64(np.random.SeedSequence((self.seed, index))))
+        return _draw(self.house(index), random, self.resolution_px)
 
     def own_mask(self, index: int) -> None:
         return None
@@ -80,51 +109,82 @@ class SyntheticSource:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _random(self, index: int) -> np.random.Generator:
-        return np.random.Generator(np.random.PCG64(np.random.SeedSequence((self.seed, index))))
-
 
 def _addresses(count: int) -> npt.NDArray[np.float64]:
-    """[count, 2] latitude and longitude, filling block after block of a square grid."""
+    """[count, 2] metres east and north, block after block of a square that grows: a house stays where it is."""
     index = np.arange(count)
     house, index = index % HOUSES_PER_SIDE, index // HOUSES_PER_SIDE
     side, block = index % 2, index // 2
-    width = max(1, int(np.ceil(np.sqrt(block.max() + 1))))
-    east_m = (block % width) * BLOCK_M + (house + 0.5) * HOUSE_M
-    north_m = (block // width) * BLOCK_M + np.where(side == 1, SETBACK_M, -SETBACK_M)
-    latitude = ORIGIN[0] + north_m / METRES_PER_DEGREE
-    longitude = ORIGIN[1] + east_m / (METRES_PER_DEGREE * np.cos(np.radians(ORIGIN[0])))
+    edge = np.sqrt(block).astype(int)  # blocks 0 .. edge**2 - 1 are a full square, the others an L around it
+    along = block - edge**2
+    column, row = np.minimum(edge, along), np.minimum(edge, 2 * edge - along)
+    east = column * BLOCK_M + (house + 0.5) * HOUSE_M
+    north = row * BLOCK_M + np.where(side == 1, SETBACK_M, -SETBACK_M)
+    return np.stack([east, north], axis=1)
+
+
+def _degrees(metres: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """[N, 2] latitude and longitude."""
+    latitude = ORIGIN[0] + metres[:, 1] / METRES_PER_DEGREE
+    longitude = ORIGIN[1] + metres[:, 0] / (METRES_PER_DEGREE * np.cos(np.radians(ORIGIN[0])))
     return np.stack([latitude, longitude], axis=1)
 
 
-def _plan(random: np.random.Generator) -> Plan:
-    return Plan(
-        wall=list(WALLS)[random.integers(len(WALLS))],
-        storeys=int(random.integers(1, 6)),
-        bays=int(random.integers(2, 7)),
-        left=float(random.uniform(0.0, 0.2)),
-        right=float(random.uniform(0.8, 1.0)),
-        eaves=float(random.uniform(0.12, 0.4)),
-        gable=bool(random.random() < 0.5),
-    )
+def _looks(metres: npt.NDArray[np.float64], seed: int) -> dict[str, npt.NDArray[np.float64]]:
+    """Every look of N houses: [N], or [N, 3] for a colour, spread over its whole range.
+
+    Each is a normal variable, of which district and neighbourhood decide their shares and the house the rest; its
+    quantile says where in the range the look lies.
+    """
+    ranges = {name: np.array(one, np.float64) for name, one in (BY_PLACE | BY_HOUSE).items()}
+    widths = [one[0].size for one in ranges.values()]
+    placed = sum(widths[: len(BY_PLACE)])
+    city, own = (np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(part,))) for part in (0, 1))
+    normal = own.standard_normal((len(metres), sum(widths)))  # row by row: a house does not depend on how many follow
+    normal[:, :placed] *= np.sqrt(1 - sum(SHARES.values()))
+    for scale, share in SHARES.items():
+        normal[:, :placed] += np.sqrt(share) * _field(metres / SCALES_M[scale], placed, city)
+    quantile = 1 / (1 + np.exp(-1.702 * normal))  # within 0.01 of the normal distribution's
+    parts = np.split(quantile, np.cumsum(widths)[:-1], axis=1)
+    return {
+        name: low + (high - low) * (part if low.size > 1 else part[:, 0])
+        for (name, (low, high)), part in zip(ranges.items(), parts, strict=True)
+    }
 
 
-def _draw(plan: Plan, random: np.random.Generator, side: int) -> Pixels:
+def _field(places: npt.NDArray[np.float64], count: int, random: np.random.Generator) -> npt.NDArray[np.float64]:
+    """[N, count] smooth functions of N places, about normal: sums of waves of length 0.7 to 1.4 in any direction."""
+    direction, phase = random.uniform(0, 2 * np.pi, (2, count, WAVES))
+    wave = 2 * np.pi / random.uniform(0.7, 1.4, (count, WAVES)) * np.stack([np.cos(direction), np.sin(direction)])
+    height = np.zeros((len(places), count))
+    for number in range(WAVES):
+        height += np.cos(places @ wave[:, :, number] + phase[:, number])
+    return height * np.sqrt(2 / WAVES)
+
+
+def _text(house: House) -> str:
+    roof = "gabled" if house["gable"] >= 1 else "flat"
+    return f"a street view of a {_wall(house)} building with {int(house['storeys'])} storeys and a {roof} roof"
+
+
+def _wall(house: House) -> str:
+    return list(WALLS)[int(house["wall"])]
+
+
+def _draw(house: House, random: np.random.Generator, side: int) -> Pixels:
     image = np.empty((side, side, 3), np.uint8)
-    ground = int(side * random.uniform(0.82, 0.92))
-    top, left, right = int(plan.eaves * side), int(plan.left * side), int(plan.right * side)
+    top, ground, left, right = (int(house[name] * side) for name in ("eaves", "ground", "left", "right"))
 
     sky = np.linspace(0, 1, ground, dtype=np.float32)[:, None]
-    zenith, horizon = random.uniform((70, 110, 160), (150, 180, 230)), random.uniform(190, 245, 3)
-    image[:ground] = (zenith * (1 - sky) + horizon * sky).astype(np.uint8)[:, None]
-    image[ground:] = random.integers(70, 150, 3, dtype=np.uint8)
+    image[:ground] = (house["zenith"] * (1 - sky) + house["horizon"] * sky).astype(np.uint8)[:, None]
+    image[ground:] = house["pavement"].astype(np.uint8)
 
-    wall = np.clip(np.array(WALLS[plan.wall]) + random.integers(-25, 26, 3), 0, 255).astype(np.uint8)
+    wall = np.clip(np.array(WALLS[_wall(house)]) + house["tint"], 0, 255).astype(np.uint8)
     image[top:ground, left:right] = wall
-    if plan.wall == "brick":
+    if _wall(house) == "brick":
         image[top : ground : max(2, side // 64), left:right] = (wall * 0.85).astype(np.uint8)
-    _roof(image, plan, random, top, left, right)
-    _openings(image, plan, random, top, ground, left, right)
+    _roof(image, house, top, left, right)
+    _openings(image, house, top, ground, left, right)
 
     # Sensor-like grain in bands: one small random field, repeated, is enough and costs little.
     grain = random.integers(0, 12, (side, min(side, 64)), dtype=np.uint8)
@@ -133,10 +193,9 @@ def _draw(plan: Plan, random: np.random.Generator, side: int) -> Pixels:
     return image
 
 
-def _roof(image: Pixels, plan: Plan, random: np.random.Generator, top: int, left: int, right: int) -> None:
-    colour = random.integers(40, 130, 3, dtype=np.uint8)
-    rise = int(top * random.uniform(0.3, 0.9))
-    if not plan.gable:
+def _roof(image: Pixels, house: House, top: int, left: int, right: int) -> None:
+    colour, rise = house["roof"].astype(np.uint8), int(top * house["rise"])
+    if house["gable"] < 1:
         image[max(0, top - rise // 4) : top, left:right] = colour
         return
     middle, half = (left + right) / 2, (right - left) / 2
@@ -145,22 +204,19 @@ def _roof(image: Pixels, plan: Plan, random: np.random.Generator, top: int, left
         image[row, max(0, int(middle - reach)) : int(middle + reach)] = colour
 
 
-def _openings(
-    image: Pixels, plan: Plan, random: np.random.Generator, top: int, ground: int, left: int, right: int
-) -> None:
+def _openings(image: Pixels, house: House, top: int, ground: int, left: int, right: int) -> None:
     """A grid of framed windows, and a door in one bay of the ground floor."""
-    storey, bay = (ground - top) / plan.storeys, (right - left) / plan.bays
-    wide, high = bay * random.uniform(0.4, 0.7), storey * random.uniform(0.45, 0.65)
-    frame = max(1, int(bay * 0.05))
-    glass = random.integers(20, 120, 3, dtype=np.uint8)
-    trim, panel = random.integers(170, 245, 3, dtype=np.uint8), random.integers(30, 140, 3, dtype=np.uint8)
-    door = int(random.integers(plan.bays))
-    for floor in range(plan.storeys):
-        for column in range(plan.bays):
+    storeys, bays = int(house["storeys"]), int(house["bays"])
+    storey, bay = (ground - top) / storeys, (right - left) / bays
+    wide, high, frame = bay * house["wide"], storey * house["high"], max(1, int(bay * 0.05))
+    glass, trim, panel = (house[name].astype(np.uint8) for name in ("glass", "trim", "panel"))
+    door = int(house["door"] * bays)
+    for floor in range(storeys):
+        for column in range(bays):
             x = int(left + bay * column + (bay - wide) / 2)
             y = int(top + storey * floor + (storey - high) / 2)
             x_end, y_end, fill = int(x + wide), int(y + high), glass
-            if floor == plan.storeys - 1 and column == door:
+            if floor == storeys - 1 and column == door:
                 y_end, fill = ground, panel
             image[y:y_end, x:x_end] = trim
             image[y + frame : max(y_end - frame, 0), x + frame : max(x_end - frame, 0)] = fill

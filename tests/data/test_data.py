@@ -154,6 +154,28 @@ class TestSyntheticFacades:
         assert len(np.unique(positions, axis=0)) == 2000
         assert np.ptp(positions, axis=0).max() < 0.05
 
+    @pytest.mark.parametrize("seed", [0, 1, 2])
+    def test_neighbours_look_alike_and_houses_across_the_city_do_not(self, seed: int) -> None:
+        """Regression: looks were drawn apart from the address, so that a position told nothing about a picture."""
+        source = synthetic(800, seed=seed)
+        colours = np.array([source.pixels(index).reshape(-1, 3).mean(axis=0) for index in range(800)])
+        metres = source.positions * 111_320 * np.array([1, np.cos(np.radians(source.positions[0, 0]))])
+        apart_m = np.linalg.norm(metres[:, None] - metres, axis=2)
+        unlike = np.square(colours[:, None] - colours).sum(axis=2)
+        near, far = unlike[(apart_m > 0) & (apart_m < 100)].mean(), unlike[apart_m > 1000].mean()
+        assert near < 0.75 * far  # 0.48 to 0.64 for eight seeds; 0.96 to 1.03 where the address decides nothing
+
+    def test_a_house_stays_as_it_is_when_the_city_grows(self) -> None:
+        small, large = synthetic(20), synthetic(300)
+        assert np.array_equal(small.positions, large.positions[:20])
+        assert small.texts == large.texts[:20]
+        assert all(np.array_equal(small.pixels(index), large.pixels(index)) for index in range(20))
+
+    def test_pictures_of_an_older_generator_are_another_dataset(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        now = synthetic().identity
+        monkeypatch.setattr("inpaint_bench.data.synthetic.VERSION", 1)
+        assert synthetic().identity != now
+
 
 class TestBatches:
     def test_have_the_documented_shapes_ranges_and_types(self) -> None:

@@ -231,7 +231,7 @@ class TestTheCommand:
         command = [sys.executable, "-m", "inpaint_bench", "prepare", *FACADES, *SMALL, f"data.out={tmp_path / 'set'}"]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
         assert said[0] == "40 found, 40 used, 0 skipped"
-        assert re.fullmatch(r"\d+ for training, \d+ for validation: 1 of 2 blocks of 200 m", said[1])
+        assert re.fullmatch(r"\d+ for training, \d+ for validation: 1 of 5 blocks of 200 m", said[1])
         assert said[-1] == f"use it: data=prepared data.root={tmp_path / 'set'} data.resolution_px=32"
 
     def test_a_terminal_sees_a_bar_and_a_pipe_does_not(self, tmp_path: Path) -> None:
