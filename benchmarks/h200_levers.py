@@ -75,7 +75,7 @@ def attempt(folder: Path, overrides: list[str]) -> int:
     return 0
 
 
-def forks(after: str = "torch") -> bool:
+def forks(after: str) -> bool:
     """Whether a child of a process that imported `after` can use CUDA: not where that asked for the devices."""
     child = os.fork()
     if child == 0:
@@ -89,7 +89,7 @@ def forks(after: str = "torch") -> bool:
     return os.waitpid(child, 0)[1] == 0
 
 
-def in_child(folder: Path, overrides: list[str], anew: bool) -> str:
+def in_child(folder: Path, overrides: list[str]) -> str:
     """One point in a child. Returns its status, and what it says where it did not complete."""
     folder.mkdir(parents=True)
     child = os.fork()
@@ -97,8 +97,6 @@ def in_child(folder: Path, overrides: list[str], anew: bool) -> str:
         log = os.open(folder / "run.log", os.O_WRONLY | os.O_CREAT)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        if anew:
-            os.execv(sys.executable, [sys.executable, __file__, "--point", str(folder), *overrides])
         os._exit(attempt(folder, overrides))
     os.waitpid(child, 0)
     found = json.loads((folder / "manifest.json").read_text()) if (folder / "manifest.json").exists() else {}
@@ -117,6 +115,7 @@ def main() -> None:
     parser.add_argument("--with", nargs="*", default=[], dest="more", help="overrides for every point")
     options = parser.parse_args()
     begun = time.monotonic()
+    register()
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # PyTorch then counts GPUs without touching them
 
     for name in PRELOADED:
@@ -124,8 +123,7 @@ def main() -> None:
             import_module(name)
         else:
             print(f"{name} touches the GPU when it is imported: every point does it itself", flush=True)
-    anew = not forks()
-    print(f"{time.monotonic() - begun:6.1f} s imported; points are {'started anew' if anew else 'forked'}", flush=True)
+    print(f"{time.monotonic() - begun:6.1f} s imported", flush=True)
     common = ["site=local", "gpu=h200", "data=prepared", f"data.root={options.data}", f"seed={options.seed}", *WINDOW]
     chosen = points()
     if options.only:
@@ -139,13 +137,10 @@ def main() -> None:
         name = f"{sweep}-{options.seed}"
         identity = [f"identity.sweep_id={name}", f"identity.point={number}"]
         every = [*common, *options.more, *identity, *overrides]
-        said = in_child(options.sweeps / name / str(number), every, anew)
+        said = in_child(options.sweeps / name / str(number), every)
         ended = time.monotonic()
         print(f"{ended - begun:6.1f} s {ended - started:5.1f} s {overrides[-1]} {said}", flush=True)
 
 
 if __name__ == "__main__":
-    register()
-    if sys.argv[1:2] == ["--point"]:
-        sys.exit(attempt(Path(sys.argv[2]), sys.argv[3:]))
     main()
