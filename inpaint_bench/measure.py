@@ -341,12 +341,15 @@ class Loop:
 
 
 def _landed(steps: deque[_Step]) -> list[_Step]:
-    """Taken out: the steps, oldest first, that can be read without waiting for the device."""
+    """Taken out: the steps, oldest first, that can be read without waiting for the device, or whose place is needed."""
     found = []
-    while steps and (steps[0].landing is None or steps[0].landing[1].query()):
+    while steps:
+        landing = steps[0].landing
+        if landing and not landing[1].query():
+            if len(steps) < LANDING:
+                break
+            landing[1].synchronize()  # the next loss would land on this one
         found.append(steps.popleft())
-    if len(steps) == LANDING and steps[0].landing:  # the next loss would land on this one
-        steps[0].landing[1].synchronize()
     return found
 
 
