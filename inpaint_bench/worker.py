@@ -156,6 +156,8 @@ def _sidecar(bench: BenchConfig, run_dir: Path, manifest: Manifest, uuids: list[
     from .telemetry.client import Sidecar
 
     settings = bench.telemetry
+    if settings.source == "nvml" and not uuids:
+        raise UserError("telemetry=nvml watches a GPU, and this run uses none: take telemetry=none")
     sidecar = Sidecar.start(run_dir, manifest.run_id, uuids, settings, bench.gpu.capture)
     hz = None if settings.source == "none" else settings.fast_hz
     about: dict[str, Any] = {"source": sidecar.source, "hz": hz, "status": "running"}

@@ -150,6 +150,10 @@ class TestAFailure:
         assert (warmup["status"], measure["status"], measure["steps"]) == ("completed", "failed", 2)
         assert len(steps_of(tmp_path)) == 3, "the steps before the failure are kept"
 
+    def test_a_gpu_s_telemetry_without_a_gpu_is_a_clear_error(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="this run uses none: take telemetry=none"):
+            worker.run(compose("telemetry=nvml", "telemetry.source=nvml"), tmp_path, [])
+
     def test_cuda_asked_for_without_cuda_is_a_clear_error(self, tmp_path: Path) -> None:
         if torch.cuda.is_available():
             pytest.skip("this machine has CUDA")
