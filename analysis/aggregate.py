@@ -35,6 +35,7 @@ _WATCHED = {
     "energy_source": "energy sources",
     "source": "telemetry sources",
     "config_hash": "configurations",
+    "data_identity": "data sets",
     "runtime_kind": "kinds of runtime",
 }
 TIE = 0.02

@@ -29,6 +29,7 @@ TEXT = [
     "runtime_kind",
     "precision",
     "config_hash",
+    "data_identity",  # hex digest of what decides images, positions, texts and masks
     "slurm_job_id",
     "driver",
     "torch",
@@ -86,6 +87,7 @@ FLOAT = [
     "parity_loss_rel",
     "parity_gradient_rel",
     "parity_update_rel",
+    "parity_encoder_rel",
     "validation_first_loss",
     "validation_last_loss",
 ]

@@ -41,7 +41,7 @@ _ALL = (
     ("images_per_s_per_w", "Images/s/W", ""),
     ("steps_per_s_per_w", "Steps/s/W", ""),
     ("energy_ratio", "Counter / integral", ""),
-    ("mfu_pct", "MFU, executed FLOP", "%"),
+    ("mfu_pct", "MFU", "%"),
     ("compile_s", "Compile", "s"),
 )
 METRICS = {name: Metric(name=name, label=label, unit=unit) for name, label, unit in _ALL}

@@ -79,9 +79,10 @@ class Picture:
 
 
 def embedded(folder: Path, runs: pl.DataFrame) -> tuple[list[Picture], str]:
-    """One sample grid per cell, of its first run, up to the page's size; and what was left out, in words."""
+    """One sample grid per cell, of its first run that counts, up to the page's size; what was left out, in words."""
     known = runs.filter(pl.col("pictures").is_not_null())
-    first = known.sort("seed", "run_id", nulls_last=True).unique(aggregate.GROUP, keep="first", maintain_order=True)
+    counted = known.filter("valid").sort("seed", "run_id", nulls_last=True)
+    first = counted.unique(aggregate.GROUP, keep="first", maintain_order=True)
     shown: list[Picture] = []
     room, lost = PAGE_BYTES, 0
     for row in first.iter_rows(named=True):
@@ -95,7 +96,7 @@ def embedded(folder: Path, runs: pl.DataFrame) -> tuple[list[Picture], str]:
         uri = f"data:{kind[1]};base64,{base64.b64encode(content).decode()}"
         title = f"{gpu_label(row['gpu'])}, batch {row['batch']}, {row['recipe']}, seed {row['seed'] or 0}"
         shown.append(Picture(run_id=row["run_id"], title=title, uri=uri))
-    words = f"One run per recipe, GPU and batch; all {known.height} are in the dataset's {FOLDER} folder."
+    words = f"One run that counts per recipe, GPU and batch; all {known.height} are in the dataset's {FOLDER} folder."
     if lost:
         words += f" {lost} more are not on this page, which takes {PAGE_BYTES // 2**20} MiB of pictures."
     return shown, words if known.height else ""

@@ -23,21 +23,27 @@ def table(build: Builder) -> Table | None:
     )
     if known.is_empty():
         return None
-    cells = known.partition_by(aggregate.GROUP, maintain_order=True)
+    # Losses on other images, or after another number of steps, are other figures.
+    cells = known.partition_by([*aggregate.GROUP, "data_identity", "validation_last_step"], maintain_order=True)
     cells.sort(key=lambda cell: (str(cell["gpu"][0]), cell["batch"][0], str(cell["site"][0])))
+    several = known["data_identity"].n_unique() > 1
     found = [json.loads(text or "{}") for text in known["quality_metrics"]]
     names = list(dict.fromkeys(name for one in found for name in one))
     rows = []
     for cell in cells:
         first = cell.row(0, named=True)
         given = [json.loads(text or "{}") for text in cell["quality_metrics"]]
-        keys = [gpu_label(first["gpu"]), str(first["batch"]), first["recipe"], first["site"], str(cell.height)]
+        keys = [gpu_label(first["gpu"]), str(first["batch"]), first["recipe"], first["site"]]
+        keys += [(first["data_identity"] or "unknown")[:8]] if several else []
+        keys += [str(cell.height)]
         losses = [_loss(cell, which) for which in ("first", "last")]
         rows.append([*keys, *losses, *(_metric([one.get(name) for one in given]) for name in names)])
-    columns = ["GPU", "Batch", "Recipe", "Site", "n", "Validation loss, first", "last", *names]
+    columns = ["GPU", "Batch", "Recipe", "Site", *(["Data set"] if several else []), "n"]
+    columns += ["Validation loss, first", "last", *names]
     note = (
         "Mean (min\u2013max) over n runs; [images] behind a metric are those it rests on, per run. Validation uses "
-        "fixed images, noise and timesteps, so its losses may be compared between recipes."
+        "fixed images, noise and timesteps, so its losses may be compared between recipes"
+        + (" on one data set, which its digest names." if several else ".")
     )
     return build.table("training-quality", "Training quality", columns, rows, note=note)
 

@@ -129,6 +129,7 @@ def _photographs(manifest: dict[str, Any]) -> dict[str, Any]:
     lost = data.get("skipped")
     named = [{"file": str(one.get("file")), "reason": str(one.get("reason"))} for one in lost or []]
     return {
+        "data_identity": data.get("identity"),
         "images_found": data.get("found"),
         "images_used": data.get("used"),
         "images_skipped": None if lost is None else len(lost),
@@ -202,7 +203,8 @@ def _runtime(row: dict[str, Any], windows: list[dict[str, Any]], nulls: dict[str
     asked = row["epochs"] * row["dataset_images"]
     trained = [w for w in windows if w.get("kind") in (WindowKind.WARMUP, WindowKind.MEASURE)]
     spans = [span for w in windows if (span := _span(w))]
-    if sum(w.get("images") or 0 for w in trained) >= asked:
+    # A run that went on elsewhere, or later, has windows of several clocks, and stood still between them.
+    if sum(w.get("images") or 0 for w in trained) >= asked and row["resumed_from_step"] is None:
         whole_ns = max(end for _, end in spans) - min(start for start, _ in spans)
         row["runtime_h"], row["runtime_kind"] = whole_ns * 1e-9 / 3600, "measured"
     else:

@@ -120,13 +120,13 @@ def change(new: Step, old: Step, metric: str = "images_per_s") -> Gain | None:
 
 
 def observations(rows: list[dict[str, Any]], metric: str) -> list[Observation]:
-    """A run that names no card has a key of its own: it is no pair of anything."""
+    """A run that names no card, or no seed, has a key of its own: it is no pair of anything."""
     return [(_key(row), row[metric]) for row in rows if row[metric] is not None]
 
 
 def _key(row: dict[str, Any]) -> Hashable:
     card = row["gpu_uuid"] or row["node"]
-    return (card, row["seed"]) if card else row["run_id"]
+    return (card, row["seed"]) if card and row["seed"] is not None else row["run_id"]
 
 
 def of_study() -> pl.Expr:

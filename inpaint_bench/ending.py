@@ -1,4 +1,4 @@
-"""Signals that ask a run to end: raised at once, or held until a step and its checkpoint are done."""
+"""Signals that ask a run to end: raised at once, or held until what must not be cut is done."""
 
 from __future__ import annotations
 
@@ -51,6 +51,27 @@ class Ending:
             self._held = False
         if self.signum is not None:
             raise Terminated(self.signum)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Signals to end, Ctrl-C among them, come when the block has ended. For renames that belong together, and forks.
+
+    What a handler raises while Python runs the hooks of a fork is lost. Blocking the signals would not do: any other
+    thread that lets them through (of BLAS, of a progress bar) makes the handler run in this one all the same.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {one: signal.signal(one, lambda signum, _: came.append(signum)) for one in (signal.SIGINT, *SIGNALS)}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    for signum in came:
+        signal.raise_signal(signum)
 
 
 @contextmanager

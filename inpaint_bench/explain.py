@@ -10,6 +10,8 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
+_OF_A_RESOLVER = "UserError raised while resolving interpolation: "
+
 
 def explain(error: Exception, prefix: str = "") -> str:
     """`prefix` is put before a key, where only a part of the configuration was looked at."""
@@ -24,7 +26,8 @@ def explain(error: Exception, prefix: str = "") -> str:
     if isinstance(error, OverrideParseException):
         said = str(error).splitlines()[0].removeprefix("LexerNoViableAltException: ")
         return f"{error.override}: not KEY=VALUE as Hydra reads it ({said})"
-    return " ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    said = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    return said.removeprefix(_OF_A_RESOLVER)
 
 
 def _unknown_key(error: OmegaConfBaseException, parent: DictConfig, prefix: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from .errors import UserError
@@ -24,9 +25,27 @@ def task(config: DictConfig) -> dict[str, Any]:
     from .worker import run  # torch only where a job runs, not where it is submitted
 
     hydra_config = HydraConfig.get()
+    run_dir, overrides = Path(hydra_config.runtime.output_dir), list(hydra_config.overrides.task)
+    if hydra_config.mode is not RunMode.RUN:
+        return run(config, run_dir, overrides)
     if config.dry_run:
         raise UserError("dry_run=true needs -m: without it, launch runs one point here and now")
-    return run(config, Path(hydra_config.runtime.output_dir), list(hydra_config.overrides.task))
+    if config.site.name not in ("auto", "local"):
+        raise UserError(f"site={config.site.name} needs -m: without it, launch runs one point here and now")
+    print(f"run directory: {run_dir}", flush=True)
+    manifest = run(config, run_dir, overrides)
+    _tell(manifest, run_dir)
+    return manifest
+
+
+def _tell(manifest: dict[str, Any], run_dir: Path) -> None:
+    progress, quality = manifest["progress"] or {}, manifest["quality"] or {}
+    for one in [*quality.get("validation", [])[:1], *quality.get("validation", [])[1:][-1:]]:
+        print(f"validation loss at step {one['step']}: {one['loss']:.4g}")
+    rate = f", {progress['images_per_s']:.4g} images/s" if progress.get("images_per_s") else ""
+    print(f"{manifest['status']}: {progress.get('step', 0)} steps{rate}")
+    if quality.get("weights"):
+        print(f"weights: {run_dir / quality['weights']}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -64,11 +64,6 @@ class Windows:
             if record["status"] == WindowStatus.RUNNING:
                 record.update(status=WindowStatus.INTERRUPTED.value, reason="the process ended without a word")
 
-    @property
-    def records(self) -> list[dict[str, Any]]:
-        """Every window so far, as in the file."""
-        return [dict(record) for record in self._all]
-
     def open(self, kind: WindowKind) -> Window:
         window = Window(
             window_id=f"{kind.value}-{len(self._all)}",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import signal
 import sys
 import time
 from collections import Counter
@@ -13,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -46,12 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="data=..., data.<key>=..., prepare.<key>=...")
     parser.add_argument("--verify", type=Path, metavar="DIR", help="only compare every file of DIR with its checksum")
-    try:
-        with _terminated():
-            return command.run(parser, _body, argv)
-    except _Stopped as stopped:
-        print(f"Stopped by {stopped}. Nothing half-written was left.", file=sys.stderr)
-        return 128 + stopped.signal
+    return command.run_whole(parser, _body, argv)
 
 
 def _body(options: argparse.Namespace) -> None:
@@ -71,7 +64,7 @@ def _body(options: argparse.Namespace) -> None:
 def _make(bench: BenchConfig) -> Path:
     """Write the dataset at data.out, or what is missing of it. Returns its folder."""
     began = time.monotonic()
-    out = Path(bench.data.out or "").absolute()
+    out = Path(bench.data.out or "").resolve()
     existing = _existing(out)
     source = open_source(bench.data)
     formats = list(dict.fromkeys(["files", *bench.prepare.formats]))
@@ -120,6 +113,8 @@ def _check(bench: BenchConfig) -> None:
 def _existing(out: Path) -> dict[str, Any] | None:
     """The manifest of a dataset at `out`. Raises UserError where something else is there."""
     manifest = layout.read_manifest(out)
+    if manifest is None and out.is_mount():
+        raise UserError(f"data.out={out}: is a mount point, which the finished folder cannot replace; name one in it")
     if manifest is None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"data.out={out}: exists and is not a prepared dataset; nothing was touched")
     return manifest
@@ -128,7 +123,7 @@ def _existing(out: Path) -> dict[str, Any] | None:
 def _add(bench: BenchConfig) -> Path:
     """Write the formats that the dataset at data.root lacks. Returns its folder."""
     began = time.monotonic()
-    root = Path(bench.data.root or "").absolute()
+    root = Path(bench.data.root or "").resolve()
     manifest = PreparedSource.open(bench.data).manifest
     _tell(root, _complete(root, manifest, bench, bench.prepare.formats), time.monotonic() - began)
     return root
@@ -227,29 +222,6 @@ class _Lines:
         if time.monotonic() - self._said > SAY_EVERY_S:
             self._said = time.monotonic()
             log.info("%s: %s of %s", doing, f"{done:,}", f"{total:,}")
-
-
-class _Stopped(BaseException):
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.signal = number
-
-
-@contextmanager
-def _terminated() -> Iterator[None]:
-    """SIGTERM and Ctrl-C unwind, so that what is half-written is removed; a second one does not disturb that."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        for ignored in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(ignored, signal.SIG_IGN)
-        raise _Stopped(number)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
+from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
@@ -122,4 +123,10 @@ def sweep(study: str, base: str, steps: Sequence[str]) -> str:
         raise UserError(f"study.name={study}: not one of {', '.join(STUDIES)}")
     if not steps or len(set(steps)) < len(steps):
         raise UserError(f"study.levers={list(steps)}: name at least one lever, and none twice")
+    have = sorted(path.stem for path in (conf_dir() / "recipe").glob("*.yaml"))
+    for part in [base, *_flat(steps)]:
+        if part not in have:
+            close = get_close_matches(part, have, n=1)
+            guess = f" Did you mean {close[0]}?" if close else ""
+            raise UserError(f"study: {part}: no such recipe or lever.{guess} Have: {', '.join(have)}")
     return ",".join(f"[{','.join(one)}]" for one in STUDIES[study](base, list(steps)))

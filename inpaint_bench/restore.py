@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .command import parser, run
+from .command import parser, run_whole
 from .errors import UserError
 
 if TYPE_CHECKING:  # torch takes seconds to import, --help should not
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--steps", type=int, default=30, help="of DDIM (30)")
     options.add_argument("--seed", type=int, default=0, help="of noise and generated masks (0)")
     options.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(cpu)")
-    return run(options, _restore, argv)
+    return run_whole(options, _restore, argv)
 
 
 def _restore(options: argparse.Namespace) -> None:
@@ -57,7 +57,10 @@ def _restore(options: argparse.Namespace) -> None:
     nets = _networks(options)
     if not 1 <= options.steps <= len(nets.signal):
         raise UserError(f"--steps {options.steps}: must lie between 1 and {len(nets.signal)}")
-    side = int(nets.unet.config.sample_size) * nets.downscale
+    latents = nets.unet.config.sample_size
+    if not isinstance(latents, int):
+        raise UserError(f"{options.weights}: unet.sample_size is {latents}, one number of latents is needed")
+    side = latents * nets.downscale
     masks = options.masks.absolute() if options.masks else None
     folder = Folder.open(images, masks, options.mask_kind, options.seed, side)
     with replacing_folder(out, RESULT) as new:

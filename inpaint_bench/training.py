@@ -59,6 +59,11 @@ class Training:
         try:
             if self.wanted.resume:
                 self._resume()
+            if self.loop.step > train_steps:
+                raise UserError(
+                    f"workload.train_steps={train_steps}: {self.loop.step} steps were already trained here; "
+                    "ask for at least as many, or take another run directory"
+                )
             self._note()
             self._train(train_steps)
             with self.ending.held():
@@ -75,13 +80,16 @@ class Training:
         while self.loop.step < train_steps:
             with self.ending.held():
                 self._steps(warm, train_steps)
-            self._validate(train_steps)
+            # What the loader makes meanwhile comes for nothing: those steps are not measured.
+            if self._validate(train_steps):
+                warm = max(warm, self.loop.step + self.workload.ahead)
             if self._due() and self.loop.step < train_steps:
                 with self.ending.held():
                     try:
                         self._checkpoint()
                     except CheckpointError as error:
                         self._problem(str(error))
+                warm = max(warm, self.loop.step + self.workload.ahead)
 
     def _steps(self, warm: int, train_steps: int) -> None:
         """One window: to the next validation, a checkpoint that is due, a signal, or the end."""
@@ -96,10 +104,11 @@ class Training:
         self.loop.train(kind, min(ends), train_steps, self._due, self.ending.word)
         self._unsaved = True
 
-    def _validate(self, train_steps: int) -> None:
+    def _validate(self, train_steps: int) -> bool:
+        """Whether it was time for it."""
         step, every = self.loop.step, self.wanted.validate_every
         if not every or (step % every and step < train_steps) or any(one["step"] == step for one in self.validation):
-            return
+            return False
         # Held: half-way through, a workload may have other weights in place than those that it trains.
         with self.ending.held():
             with self.loop.aside(WindowKind.VALIDATION), randomness.kept():
@@ -108,6 +117,7 @@ class Training:
                 self.validation.append({"step": step, **_plain(figures)})
                 self._unsaved = True
                 self._note()
+        return True
 
     # --- checkpoints -----------------------------------------------------------------------------
 
@@ -135,7 +145,6 @@ class Training:
             "validation": self.validation,
             "resumed": self.resumed,
             "losses_not_finite": self.loop.not_finite,
-            "windows": self.loop.windows.records,
         }
         return self.checkpoints.save(self.loop.step, named, whole)
 

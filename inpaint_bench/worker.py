@@ -22,7 +22,7 @@ from . import environment
 from .config import BenchConfig, typed
 from .contract import PRODUCER, SCHEMA_VERSION, STEPS, Reason, Status
 from .ending import Ending, Terminated, terminable
-from .errors import UnavailableError, UserError
+from .errors import UnavailableError, UserError, out_of_gpu_memory
 from .manifest import Manifest
 from .recipe import name as recipe_name
 
@@ -158,6 +158,10 @@ def _sidecar(bench: BenchConfig, run_dir: Path, manifest: Manifest, uuids: list[
     settings = bench.telemetry
     if settings.source == "nvml" and not uuids:
         raise UserError("telemetry=nvml watches a GPU, and this run uses none: take telemetry=none")
+    if settings.source == "replay" and not (settings.capture or bench.gpu.capture):
+        raise UserError(
+            "telemetry=replay needs telemetry.capture=<name or file of a recording>, or take telemetry=none"
+        )
     sidecar = Sidecar.start(run_dir, manifest.run_id, uuids, settings, bench.gpu.capture)
     hz = None if settings.source == "none" else settings.fast_hz
     about: dict[str, Any] = {"source": sidecar.source, "hz": hz, "status": "running"}
@@ -199,7 +203,7 @@ def diagnose(error: BaseException, bench: BenchConfig) -> tuple[Status, Reason, 
         return Status.INTERRUPTED, Reason.CANCELLED, "interrupted from the keyboard (SIGINT)"
     if isinstance(error, Terminated):
         return Status.INTERRUPTED, _why_terminated(error), sentence
-    if _is_gpu_oom(error, text):
+    if out_of_gpu_memory(error):
         return Status.FAILED, Reason.OOM_GPU, sentence
     if isinstance(error, UnavailableError):
         return Status.FAILED, Reason.UNAVAILABLE, sentence
@@ -215,17 +219,6 @@ def _interruption(error: BaseException | None) -> BaseException | None:
     while error is not None and not isinstance(error, KeyboardInterrupt | Terminated):
         error = error.__context__
     return error
-
-
-def _is_gpu_oom(error: BaseException, text: str) -> bool:
-    import torch
-
-    if isinstance(error, torch.cuda.OutOfMemoryError):
-        return True
-    # Libraries below the allocator report it in words.
-    return isinstance(error, RuntimeError) and (
-        "CUDA out of memory" in text or "CUDA error: out of memory" in text or "STATUS_ALLOC_FAILED" in text
-    )
 
 
 def _is_host_oom(text: str) -> bool:

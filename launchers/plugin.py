@@ -71,6 +71,11 @@ class SweepLauncher(Launcher):
             for config, overrides in zip(configs, job_overrides, strict=True)
         ]
         bench = points[0].bench
+        asked = [one for one in self._config.hydra.overrides.task if one.split("=")[0] == "recipe"]
+        if bench.study.name != "none" and asked:
+            raise UserError(
+                f"{asked[0]}: study={bench.study.name} makes the recipes itself; study.base=<recipe> names its base"
+            )
         for key in ("wait", "dry_run", "budget"):
             if len({getattr(point.bench, key) for point in points}) > 1:
                 raise UserError(f"{key} differs between points: it is one for the whole sweep")

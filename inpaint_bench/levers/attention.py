@@ -9,6 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..workloads.assembly import Assembly
 from .lever import Effective, Lever, Machine
+from .observe import unet_kernels
 
 if TYPE_CHECKING:
     from ..workloads.finetune_inpaint import FinetuneInpaint
@@ -34,6 +35,8 @@ class Attention(Lever):
 
     def available(self, machine: Machine) -> str | None:
         name, recipe = machine.recipe.attention, machine.recipe
+        if recipe.grad_checkpoint:
+            return "grad_checkpoint computes activations again outside the choice of a kernel; take one of the two"
         if name == "math" or (name == "flash" and not machine.cuda):
             return None  # the processor has both
         if not machine.cuda:
@@ -51,8 +54,12 @@ class Attention(Lever):
         assembly.attention = context
 
     def verify(self, workload: FinetuneInpaint, seen: Seen) -> Effective:
-        if seen.problem:
-            return Effective(effective=None, active=None, evidence=seen.problem)
-        found = {name: seen.count(pattern) for name, pattern in KERNELS.items()}
-        text = "kernels by name in a step: " + ", ".join(f"{name} {n}" for name, n in found.items())
-        return Effective(effective=found, active=found[workload.bench.recipe.attention] > 0, evidence=text)
+        own = unet_kernels(workload)
+        if own.problem:
+            return Effective(effective=None, active=None, evidence=own.problem)
+        found = {name: own.count(pattern) for name, pattern in KERNELS.items()}
+        text = "kernels by name in a forward pass of the UNet: " + ", ".join(f"{name} {n}" for name, n in found.items())
+        asked = workload.bench.recipe.attention
+        allowed = {asked, "flash"} if asked == "cudnn" else {asked}
+        active = found[asked] > 0 and not any(n for name, n in found.items() if name not in allowed)
+        return Effective(effective=found, active=active, evidence=text)

@@ -44,9 +44,8 @@ class Compile(Lever):
         counters = torch._dynamo.utils.counters
         graphs = int(counters["stats"]["unique_graphs"])
         breaks = sum(counters["graph_break"].values())
-        again = sum(counters["recompiles"].values()) if "recompiles" in counters else 0
         kernels = seen.count("triton")
-        text = f"{graphs} graphs, {breaks} graph breaks, {again} recompiles; {kernels} Triton kernels in a step"
+        text = f"{graphs} graphs, {breaks} graph breaks; {kernels} Triton kernels in a step"
         return Effective(effective={"graphs": graphs, "breaks": breaks}, active=graphs > 0, evidence=text)
 
 

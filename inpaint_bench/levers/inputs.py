@@ -60,17 +60,20 @@ class NonBlocking(_Loader):
         return None if machine.cuda else "there is no copy to a GPU"
 
 
-class Format(Lever):
+def _nothing_is_read(machine: Machine) -> str | None:
+    if machine.recipe.cache_image and machine.recipe.cache_masked:
+        return "with images and masked images cached no picture is read"
+    return None
+
+
+class Format(_Loader):
     field = "format"
 
     def available(self, machine: Machine) -> str | None:
         kind, wanted = machine.bench.data.kind, machine.recipe.format
-        return None if kind == "prepared" else f"needs data=prepared with format {wanted}, this is data={kind}"
-
-    def verify(self, workload: FinetuneInpaint, seen: Seen) -> Effective:
-        found = getattr(workload.assembly.source, "format", None)
-        wanted = workload.bench.recipe.format
-        return Effective(effective=found, active=found == wanted, evidence="the opened dataset's own account")
+        if kind != "prepared":
+            return f"needs data=prepared with format {wanted}, this is data={kind}"
+        return _nothing_is_read(machine)
 
 
 class Stage(Lever):
@@ -78,7 +81,7 @@ class Stage(Lever):
 
     def available(self, machine: Machine) -> str | None:
         kind = machine.bench.data.kind
-        return None if kind == "prepared" else f"needs data=prepared, this is data={kind}"
+        return _nothing_is_read(machine) if kind == "prepared" else f"needs data=prepared, this is data={kind}"
 
     def verify(self, workload: FinetuneInpaint, seen: Seen) -> Effective:
         setting = workload.batches.settings["stage"]
@@ -97,9 +100,7 @@ class Decode(Lever):
                 "DALI decodes the files of a prepared dataset: it needs data=prepared with format files, "
                 f"this is data={kind} with format {recipe.format}"
             )
-        if recipe.cache_image and recipe.cache_masked:
-            return "with images and masked images cached nothing is decoded"
-        return dali.missing()
+        return _nothing_is_read(machine) or dali.missing()
 
     def verify(self, workload: FinetuneInpaint, seen: Seen) -> Effective:
         """Also how far DALI's pixels are from Pillow's."""

@@ -50,14 +50,19 @@ def observe(workload: FinetuneInpaint) -> Seen:
     workload.step(workload.next_batch())
     batch: Batch = workload.next_batch()
     seen = Seen(batch=batch)
+    with _Taps(workload, seen):
+        return _profiled(workload, seen, lambda: workload.step(batch))
+
+
+def _profiled(workload: FinetuneInpaint, seen: Seen, call: Callable[[], Any]) -> Seen:
+    """`seen` with the kernels and host events of `call`, or with the reason why there are none."""
     activities = [ProfilerActivity.CPU]
     if workload.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
         torch.cuda.synchronize()
-    taps = _Taps(workload, seen)
     try:
-        with taps, profile(activities=activities) as profiler:
-            workload.step(batch)
+        with profile(activities=activities) as profiler:
+            call()
             if workload.device.type == "cuda":
                 torch.cuda.synchronize()
     except RuntimeError as error:  # no permission to profile, or another profiler at work
@@ -104,9 +109,28 @@ class _Taps:
         return call
 
 
+def unet_forward(workload: FinetuneInpaint) -> None:
+    """One image through the eager UNet, in training mode."""
+    assembly, device = workload.assembly, workload.device
+    side = workload.bench.data.resolution_px // assembly.nets.downscale
+    state = torch.randn(1, 9, side, side, device=device, dtype=assembly.input_dtype)
+    width = assembly.nets.unet.config.cross_attention_dim
+    length = assembly.nets.context_length + workload.bench.model.location_tokens
+    text = torch.randn(1, length, width, device=device, dtype=assembly.input_dtype)
+    times = torch.zeros(1, dtype=torch.long, device=device)
+    with assembly.unet_cast(), assembly.attention():
+        assembly.nets.unet(state.contiguous(memory_format=assembly.layout), times, text)
+
+
+def unet_kernels(workload: FinetuneInpaint) -> Seen:
+    """Kernels and operators of a forward pass of the UNet alone: the frozen networks attend too, in their own way."""
+    unet_forward(workload)
+    return _profiled(workload, Seen(), lambda: unet_forward(workload))
+
+
 @torch.no_grad()
 def channels_last_inputs(workload: FinetuneInpaint) -> tuple[int, int]:
-    """(channels_last, all) inputs of the UNet's convolutions, in an eager training-mode forward of one image.
+    """(channels_last, all) inputs of the UNet's convolutions in a forward pass of one image.
 
     Maps of one pixel or one channel have both layouts and are not counted.
     """
@@ -118,17 +142,10 @@ def channels_last_inputs(workload: FinetuneInpaint) -> tuple[int, int]:
             counts[0] += value.is_contiguous(memory_format=torch.channels_last)
             counts[1] += 1
 
-    assembly = workload.assembly
-    hooks = [m.register_forward_pre_hook(look) for m in assembly.nets.unet.modules() if isinstance(m, nn.Conv2d)]
+    modules = workload.assembly.nets.unet.modules()
+    hooks = [m.register_forward_pre_hook(look) for m in modules if isinstance(m, nn.Conv2d)]
     try:
-        side = workload.bench.data.resolution_px // assembly.nets.downscale
-        state = torch.randn(1, 9, side, side, device=workload.device, dtype=assembly.input_dtype)
-        width = assembly.nets.unet.config.cross_attention_dim
-        length = assembly.nets.context_length + workload.bench.model.location_tokens
-        text = torch.randn(1, length, width, device=workload.device, dtype=assembly.input_dtype)
-        times = torch.zeros(1, dtype=torch.long, device=workload.device)
-        with assembly.cast():
-            assembly.nets.unet(state.contiguous(memory_format=assembly.layout), times, text)
+        unet_forward(workload)
     finally:
         for hook in hooks:
             hook.remove()

@@ -32,7 +32,10 @@ class Autocast(Lever):
 
     def verify(self, workload: FinetuneInpaint, seen: Seen) -> Effective:
         wanted = DTYPES[workload.bench.recipe.precision]
-        found = seen.prediction or workload.assembly.autocast or torch.float32
+        if seen.prediction is None:
+            text = "the step is one CUDA graph, the UNet's output cannot be looked at"
+            return Effective(effective=None, active=None, evidence=seen.problem or text)
+        found = seen.prediction
         text = f"the UNet's output is {_name(found)}; {seen.count('bf16|bfloat')} kernels name bf16"
         return Effective(effective=_name(found), active=found == wanted, evidence=text)
 

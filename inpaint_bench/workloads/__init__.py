@@ -28,6 +28,11 @@ class Workload(Protocol):
     parity: dict[str, Any] | None  # manifest["parity"]
     data: dict[str, Any]  # manifest["data"]
 
+    @property
+    def ahead(self) -> int:
+        """How many batches its loader makes while nobody asks for one."""
+        ...
+
     def next_batch(self) -> Any:
         """Wait for the loader; the time this takes is the step's `data_wait_ns`."""
         ...

@@ -89,6 +89,12 @@ class Assembly:
             self.device.type, dtype=self.autocast, enabled=self.autocast is not None, cache_enabled=not self.graph
         )
 
+    def unet_cast(self) -> AbstractContextManager[Any]:
+        """Around the UNet: off where its weights are 16 bit, else norms would give fp32 under autocast."""
+        if self.input_dtype == torch.float32:
+            return self.cast()
+        return torch.autocast(self.device.type, enabled=False)
+
     def moments(self, image: Tensor) -> Tensor:
         """[B, 3, R, R] in -1..1 -> [B, 8, R/8, R/8]: mean and log variance of the latent, not scaled."""
         hidden = self.encoder(image.contiguous(memory_format=self.layout))

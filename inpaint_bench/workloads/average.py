@@ -13,7 +13,6 @@ class Average:
 
     def __init__(self, parameters: list[nn.Parameter], decay: float) -> None:
         self.decay = decay
-        self.updates = 0
         self._parameters = parameters
         self.tensors = [p.detach().float().clone(memory_format=torch.preserve_format) for p in parameters]
 
@@ -21,9 +20,7 @@ class Average:
     def update(self) -> None:
         current = [p.detach() if p.dtype == torch.float32 else p.detach().float() for p in self._parameters]
         torch._foreach_lerp_(self.tensors, current, 1 - self.decay)
-        self.updates += 1
 
     @torch.no_grad()
-    def load(self, tensors: list[Tensor], updates: int) -> None:
+    def load(self, tensors: list[Tensor]) -> None:
         torch._foreach_copy_(self.tensors, tensors)
-        self.updates = updates

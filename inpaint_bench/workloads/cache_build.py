@@ -21,6 +21,7 @@ from ..config import BenchConfig
 from ..contract import PRODUCER
 from ..data.masks import make_mask
 from ..data.source import Source
+from ..ending import undisturbed
 from ..errors import UserError
 from ..files import fsync_folder, read_json, replace_json
 from . import caches, models
@@ -150,7 +151,9 @@ def _encode_images(assembly: Assembly, folder: Path, progress: Progress) -> tupl
         _Pictures(bench, source), batch_size=CHUNK, num_workers=workers, pin_memory=device.type == "cuda"
     )
     done = 0
-    for index, pixels, shown in loader:
+    with undisturbed():
+        batches = iter(loader)
+    for index, pixels, shown in batches:
         picture = pixels.to(device, non_blocking=True).permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
         hidden = shown.to(device, non_blocking=True)
         place = index.numpy()

@@ -11,7 +11,8 @@ from .assembly import ADAMW, Assembly
 
 
 def of(assembly: Assembly, optimizers: list[torch.optim.Optimizer], scaled: bool) -> dict[str, Any]:
-    """manifest["workload_facts"]. `flop_per_image` holds what a step executes, not what a cache has done."""
+    """manifest["workload_facts"]. `flop_per_image`: of the model, less what a cache has done; recomputation of
+    activations is not counted, as is usual for MFU."""
     bench, nets, recipe = assembly.bench, assembly.nets, assembly.recipe
     parameters, trained = nets.counts(), sum(p.numel() for p in nets.trained())
     parts = flops.count(bench.model, bench.data.resolution_px, nets)

@@ -66,10 +66,16 @@ class FinetuneInpaint:
         return {
             **self.assembly.source.account.as_dict(),
             "root": self.bench.data.root,
+            "identity": self.assembly.source.identity,
             "train": len(self._train),
             "validation": len(self._held),
             "loader": self.batches.settings,
         }
+
+    @property
+    def ahead(self) -> int:
+        settings = self.batches.settings
+        return int(settings["num_workers"]["effective"] * (settings["prefetch_factor"]["effective"] or 0))
 
     def next_batch(self) -> Batch:
         batch = next(self.batches)
@@ -132,18 +138,30 @@ class FinetuneInpaint:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = {f"parameter.{i}": p.detach() for i, p in enumerate(self.parameters)}
-        values: dict[str, Any] = {"attempted": self.attempted, "draws_taken": self.draws_taken}
+        values: dict[str, Any] = {"attempted": self.attempted, "draws_taken": self.draws_taken, "draws": self._draws()}
         for number, optimizer in enumerate(self.optimizers):
             tensors |= {f"optimizer.{number}.{k}": v for k, v in optim.state_tensors(optimizer).items()}
         if self.average:
             tensors |= {f"average.{i}": tensor for i, tensor in enumerate(self.average.tensors)}
-            values["average_updates"] = self.average.updates
         if self.scaler:
             values["scaler"] = self.scaler.state_dict()
         tensors["generator"] = self.random.get_state()
         return tensors, values
 
+    def _draws(self) -> dict[str, Any]:
+        """What decides which samples a step gets, as far as the configuration alone does not tell."""
+        settings = self.batches.settings
+        tars = settings["format"]["effective"] == "webdataset"  # read by each worker for itself
+        return {
+            "batch": self.images_per_step,  # of batch=auto too
+            "data": self.assembly.source.identity,
+            "workers": settings["num_workers"]["effective"] if tars else None,
+        }
+
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        here, there = self._draws(), values["draws"]
+        if other := [f"{name} {there[name]}, here {here[name]}" for name in here if there[name] != here[name]]:
+            raise UserError(f"the checkpoint's samples are others: {'; '.join(other)}")
         with torch.no_grad():
             for i, parameter in enumerate(self.parameters):
                 saved = tensors.get(f"parameter.{i}")
@@ -159,9 +177,7 @@ class FinetuneInpaint:
             optim.load_tensors(optimizer, own)
         if self.average:
             count = len(self.average.tensors)
-            self.average.load(
-                [tensors[f"average.{i}"].to(self.device) for i in range(count)], values["average_updates"]
-            )
+            self.average.load([tensors[f"average.{i}"].to(self.device) for i in range(count)])
         if self.scaler:
             self.scaler.load_state_dict(values["scaler"])
         self.random.set_state(tensors["generator"].cpu())
@@ -197,7 +213,7 @@ def build(config: BenchConfig, device: torch.device) -> FinetuneInpaint:
     source = open_source(config.data, config.recipe)
     asked = config.batch
     if isinstance(asked, str):
-        config = replace(config, batch=fit.search(config, device, source))
+        config = replace(config, batch=fit.search(config, device, source, lambda a: _samples(a)[0, 0]))
     train, held = _split(config, source)
     nets = _networks(config, device, source)
     assembly = Assembly.base(config, device, nets, source)

@@ -1,6 +1,6 @@
 """`batch=auto`: the largest batch that fits on the GPU.
 
-Tried with eager steps on made-up pictures, whatever the recipe compiles or caches: compiled code needs no more
+Tried with eager steps on one sample many times over, whatever the recipe compiles: compiled code needs no more
 memory, and each size would be compiled for minutes. So the answer is a lower bound for such recipes.
 """
 
@@ -17,9 +17,10 @@ from .. import levers
 from ..config import BenchConfig
 from ..data.loader import Batch
 from ..data.source import Source
-from ..errors import UserError
+from ..errors import UserError, out_of_gpu_memory
 from . import models, objective
 from .assembly import Assembly
+from .average import Average
 
 LIMIT = 4096
 FINENESS = 8  # the answer is within 1/8 of the largest power of two that fits
@@ -44,16 +45,15 @@ def largest(fits: Callable[[int], bool], limit: int = LIMIT) -> int:
     return low
 
 
-def search(bench: BenchConfig, device: torch.device, source: Source) -> int:
+def search(bench: BenchConfig, device: torch.device, source: Source, sample: Callable[[Assembly], Batch]) -> int:
     """The largest batch of this recipe. Raises UserError on a processor, and where not one image fits."""
     if device.type != "cuda":
         raise UserError("batch=auto searches a GPU's memory; on a processor name a batch")
-    recipe = replace(bench.recipe, compile="none", cuda_graph=False, cache_image=False, cache_masked=False)
-    plain = replace(bench, recipe=replace(recipe, cache_text=False, cache_place="disk", mask_pool=8))
-    parts = recipe.accumulate
+    plain = replace(bench, recipe=replace(bench.recipe, compile="none", cuda_graph=False))
+    parts = bench.recipe.accumulate
 
     def fits(count: int) -> bool:
-        return _fits(replace(plain, batch=count * parts), device, source)
+        return _fits(replace(plain, batch=count * parts), device, source, sample)
 
     found = largest(fits) * parts
     if not found:
@@ -62,11 +62,13 @@ def search(bench: BenchConfig, device: torch.device, source: Source) -> int:
     return found
 
 
-def _fits(bench: BenchConfig, device: torch.device, source: Source) -> bool:
+def _fits(bench: BenchConfig, device: torch.device, source: Source, sample: Callable[[Assembly], Batch]) -> bool:
     """Two steps, the second with the optimiser's moments in place."""
     try:
-        _try(bench, device, source)
-    except torch.cuda.OutOfMemoryError:
+        _try(bench, device, source, sample)
+    except RuntimeError as error:
+        if not out_of_gpu_memory(error):
+            raise
         return False
     finally:
         gc.collect()
@@ -74,33 +76,24 @@ def _fits(bench: BenchConfig, device: torch.device, source: Source) -> bool:
     return True
 
 
-def _try(bench: BenchConfig, device: torch.device, source: Source) -> None:
+def _try(bench: BenchConfig, device: torch.device, source: Source, sample: Callable[[Assembly], Batch]) -> None:
     nets = models.build(bench.model, device)
     assembly = Assembly.base(bench, device, nets, source)
     levers.apply(assembly)
     optimizers = assembly.optimizers(nets.trained(), 0.0)
+    average = Average(nets.trained(), assembly.ema_decay) if assembly.ema_decay else None
     generator = torch.Generator(device).manual_seed(0)
-    batch = _made_up(assembly)
+    batch = _repeated(sample(assembly), assembly.micro_batch, device)
     for _ in range(2):
         loss = objective.loss(assembly, batch, objective.draw(assembly, assembly.micro_batch, generator))
         loss.backward()
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+        if average:
+            average.update()
     torch.cuda.synchronize(device)
 
 
-def _made_up(assembly: Assembly) -> Batch:
-    count, side, device = assembly.micro_batch, assembly.bench.data.resolution_px, assembly.device
-    image = torch.zeros(count, 3, side, side, device=device)
-    place = torch.zeros(count, dtype=torch.float64, device=device)
-    tokens = torch.zeros(count, assembly.nets.context_length, dtype=torch.int64, device=device)
-    mask = torch.ones(count, 1, side, side, device=device)
-    return {
-        "image": image,
-        "masked_image": image.clone(),
-        "mask": mask,
-        "tokens": tokens,
-        "latitude": place,
-        "longitude": place.clone(),
-    }
+def _repeated(sample: Batch, count: int, device: torch.device) -> Batch:
+    return {name: torch.stack([value] * count).to(device) for name, value in sample.items()}

@@ -70,13 +70,7 @@ def build(config: ModelConfig, device: torch.device, centre: tuple[float, float]
         unet, vae, text, scheduler = _random(config, device)
     if unet.config.in_channels == LATENT_CHANNELS and folder:
         widen_input(unet)
-    if unet.config.in_channels != INPUT_CHANNELS:
-        raise UserError(f"model {config.name}: the UNet takes {unet.config.in_channels} channels, inpainting needs 9")
-    if scheduler.config.prediction_type != "epsilon":
-        raise UserError(
-            f"model {config.name}: prediction_type={scheduler.config.prediction_type} is not supported, "
-            "SD 1.5 inpainting predicts epsilon"
-        )
+    _check(config.name, unet.config, vae.config, text.config, scheduler.config)
     encoder = _location(config, unet.config.cross_attention_dim, device, centre, folder)
     if encoder:
         location.install(unet, encoder)
@@ -101,6 +95,23 @@ def build(config: ModelConfig, device: torch.device, centre: tuple[float, float]
         scheduler=scheduler,
         tokenizer_folder=folder / "tokenizer" if folder else None,
     )
+
+
+def _check(name: str, unet: Any, vae: Any, text: Any, scheduler: Any) -> None:
+    wanted = {
+        "unet.in_channels": (unet.in_channels, INPUT_CHANNELS),
+        "unet.out_channels": (unet.out_channels, LATENT_CHANNELS),
+        "unet.cross_attention_dim": (unet.cross_attention_dim, text.hidden_size),  # the text encoder's
+        "unet.addition_embed_type": (unet.addition_embed_type, None),
+        "unet.class_embed_type": (unet.class_embed_type, None),
+        "unet.num_class_embeds": (unet.num_class_embeds, None),
+        "vae.latent_channels": (vae.latent_channels, LATENT_CHANNELS),
+        "scheduler.prediction_type": (scheduler.prediction_type, "epsilon"),
+    }
+    for what, (found, right) in wanted.items():
+        if found != right:
+            words = ("none" if value is None else value for value in (found, right))
+            raise UserError("model {}: {} is {}, SD 1.5 inpainting needs {}".format(name, what, *words))
 
 
 def _location(

@@ -93,11 +93,12 @@ def predict(assembly: Assembly, given: Inputs, batch: Batch, draws: Draws) -> Te
         # Order of the checkpoint's input: noisy latents 4, mask 1, masked-image latents 4.
         state = torch.cat([kept * given.latents + added * draws.noise, given.mask, given.masked], dim=1)
         state = state.to(assembly.input_dtype).contiguous(memory_format=assembly.layout)
-    with assembly.cast(), assembly.attention():
-        text = given.text.to(assembly.input_dtype)
-        if nets.location:
+    text = given.text.to(assembly.input_dtype)
+    if nets.location:
+        with assembly.cast():
             place = nets.location(batch["latitude"], batch["longitude"], draws.absent)
-            text = torch.cat([text, place.to(text.dtype)], dim=1)
+        text = torch.cat([text, place.to(text.dtype)], dim=1)
+    with assembly.unet_cast(), assembly.attention():
         predicted: Tensor = assembly.unet(state, draws.times, text, return_dict=False)[0]
     return predicted
 

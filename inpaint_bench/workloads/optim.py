@@ -74,13 +74,6 @@ class Bf16AdamW(torch.optim.Optimizer):
             decay=group["weight_decay"],
         )
 
-    def masters(self) -> list[Tensor]:
-        """fp32 values of the parameters, in their order: the masters, or the weights widened."""
-        (group,) = self.param_groups
-        if self.stochastic:
-            return [p.detach().float() for p in group["params"]]
-        return _like(group["params"], self.buffers["master"])
-
 
 def _like(params: list[nn.Parameter], flat: Tensor) -> list[Tensor]:
     """Views of `flat` with the parameters' shapes and strides, one after another."""
@@ -169,3 +162,7 @@ def load_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -
         plain = value.ndim == 0 and not value.is_floating_point()
         state.setdefault(int(number), {})[name] = int(value) if plain else value
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    for parameter, values in optimizer.state.items():
+        for name, value in values.items():  # a fused kernel walks moments in the order of the weight's memory
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

@@ -33,6 +33,7 @@ PARAMETERS_COMPARED = 16  # evenly through the network; all of them would need a
 class Reference:
     """What the baseline gives, or why it could not be asked."""
 
+    moments: Tensor | None = None  # of the encoder, where a step still encodes
     prediction: Tensor | None = None
     loss: Tensor | None = None
     gradients: list[Tensor] | None = None
@@ -45,11 +46,13 @@ def reference(assembly: Assembly) -> Reference:
     try:
         prediction, loss = _forward(assembly)
         loss.backward()
+        moments = _encoded(assembly)
     except torch.cuda.OutOfMemoryError:
         _forget(assembly)
         return Reference(missing=f"the baseline does not fit on this GPU at {_count(assembly)} images")
     chosen = _chosen(assembly)
     result = Reference(
+        moments=moments,
         prediction=prediction.detach().float(),
         loss=loss.detach(),
         gradients=[_gradient(p) for p in chosen],
@@ -65,6 +68,7 @@ def compare(assembly: Assembly, against: Reference) -> tuple[dict[str, Any], flo
     prediction, loss = _forward(assembly)
     scale = FP16_SCALE if assembly.autocast is torch.float16 else 1.0
     (loss * scale).backward()
+    moments = _encoded(assembly)
     if assembly.device.type == "cuda":
         torch.cuda.synchronize()
     seconds = time.monotonic() - started
@@ -79,6 +83,7 @@ def compare(assembly: Assembly, against: Reference) -> tuple[dict[str, Any], flo
         "loss_rel": _relative(against.loss, loss.detach()),
         "gradient_rel": _relative(_joined(against.gradients), _joined(gradients)),
         "update_rel": _update(assembly, against.weights, against.gradients),
+        "encoder_rel": None if moments is None or against.moments is None else _relative(against.moments, moments),
     }
     far = {name: error for name, error in errors.items() if error is not None and not error <= FAR}
     if far:
@@ -109,9 +114,21 @@ def _forward(assembly: Assembly) -> tuple[Tensor, Tensor]:
     text.requires_grad_(nets.location is not None)
     target = normal(count, LATENT_CHANNELS, side, side)
     times = torch.randint(len(nets.signal), (count,), generator=generator).to(device)
-    with assembly.cast(), assembly.attention():
+    with assembly.unet_cast(), assembly.attention():
         predicted = assembly.unet(state.contiguous(memory_format=assembly.layout), times, text, return_dict=False)[0]
     return predicted, F.mse_loss(predicted.float(), target)
+
+
+@torch.no_grad()
+def _encoded(assembly: Assembly) -> Tensor | None:
+    """Moments of pictures that depend on shapes alone; None where caches stand for the encoder."""
+    if assembly.recipe.cache_image and assembly.recipe.cache_masked:
+        return None
+    side = assembly.bench.data.resolution_px
+    generator = torch.Generator("cpu").manual_seed(SEED)
+    picture = torch.rand(_count(assembly), 3, side, side, generator=generator).mul_(2).sub_(1).to(assembly.device)
+    with assembly.cast():
+        return assembly.moments(picture).float()
 
 
 def _chosen(assembly: Assembly) -> list[nn.Parameter]:

@@ -7,9 +7,6 @@ read back through both. After the newer `fp32_precision` (2.9 and later) has sai
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import Any
-
 import torch
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -24,8 +21,3 @@ def pin_fp32(tf32: bool) -> dict[str, str]:
         "matmul": words[torch.backends.cuda.matmul.allow_tf32],
         "conv": words[torch.backends.cudnn.allow_tf32],
     }
-
-
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
-    """Autocast to `precision`; for fp32 one that is switched off."""
-    return torch.autocast(device.type, dtype=DTYPES[precision], enabled=precision != "fp32")

@@ -25,6 +25,7 @@ from torch import nn
 from transformers import CLIPTextModel
 from transformers.utils import logging as transformers_logging
 
+from ..ending import undisturbed
 from ..errors import UserError
 from ..files import fsync_folder, replace_json
 from . import location, tokens
@@ -249,28 +250,32 @@ def _location_description(folder: Path) -> dict[str, Any]:
 def replacing_folder(folder: Path, mark: str) -> Iterator[Path]:
     """An empty folder to fill that becomes `folder` when the block ends, every file synced.
 
-    What is at `folder` is replaced only where it is empty or holds the file `mark`, else UserError. A block that
-    raises leaves it as it was. Killed between the two renames, old and new lie beside it under hidden names.
+    What is at `folder`, or where it points as a symlink, is replaced only where it is empty or holds the file `mark`,
+    else UserError. A block that raises leaves it as it was. Killed between the two renames, old and new lie beside it
+    under hidden names.
     """
-    folder = folder.absolute()
-    if folder.exists() and not (folder.is_dir() and ((folder / mark).is_file() or not any(folder.iterdir()))):
-        raise UserError(f"{folder}: is there and holds no {mark}; it is not replaced, name another folder")
+    folder = folder.resolve()
     new, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{word}") for word in ("new", "old"))
     try:
+        if folder.is_mount():
+            raise UserError(f"{folder}: is a mount point, which the finished folder cannot replace; name one in it")
+        if folder.exists() and not (folder.is_dir() and ((folder / mark).is_file() or not any(folder.iterdir()))):
+            raise UserError(f"{folder}: is there and holds no {mark}; it is not replaced, name another folder")
         new.mkdir(parents=True)
         yield new
         for path in [new, *new.rglob("*")]:
             _sync(path)
+        with undisturbed():
+            if folder.exists():
+                folder.rename(old)
+            new.rename(folder)
+            fsync_folder(folder.parent)
+            shutil.rmtree(old, ignore_errors=True)
     except BaseException as error:
         shutil.rmtree(new, ignore_errors=True)
         if isinstance(error, OSError):
             raise UserError(f"{folder}: cannot be written ({error})") from error
         raise
-    if folder.exists():
-        folder.rename(old)
-    new.rename(folder)
-    fsync_folder(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

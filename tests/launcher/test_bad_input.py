@@ -36,6 +36,11 @@ from inpaint_bench.launch import main
         ("budget=1 gpu=h200", r"budget=1: this sweep may cost 3\.0 SU"),
         ("budget=1 gpu=a100", r"charging rule of grace is not known"),
         ("batch=[", r"batch="),
+        ("study=ladder study.levers=[adamw_fusd]", r"^error: study: adamw_fusd: .*Did you mean adamw_fused"),
+        (
+            "study=ladder study.levers=[ema] recipe=cpu",
+            r"recipe=cpu: study=ladder makes the recipes itself; study.base",
+        ),
     ],
 )
 def test_a_wrong_sweep_is_refused_in_a_sentence_with_exit_code_2(arguments, says, capsys, tmp_path):
@@ -46,6 +51,11 @@ def test_a_wrong_sweep_is_refused_in_a_sentence_with_exit_code_2(arguments, says
     assert "Traceback" not in error
     assert len(error.strip().splitlines()) == 1
     assert not list(tmp_path.rglob("sweep.json"))
+
+
+def test_a_single_run_on_another_site_is_refused(capsys, tmp_path):
+    assert main(["site=delta", "gpu=h200", f"out={tmp_path}"]) == 2
+    assert "site=delta needs -m" in capsys.readouterr().err
 
 
 def test_a_plan_file_that_is_none_is_refused(capsys, tmp_path):

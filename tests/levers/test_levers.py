@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from inpaint_bench import levers
 from inpaint_bench.errors import UnavailableError
@@ -63,6 +64,10 @@ class TestALeverThatCannotRun:
         with pytest.raises(UnavailableError, match="lever tf32"):
             levers.require(bench("recipe=[cpu,tf32]", "data=prepared", "data.root=/nowhere"), CPU)
 
+    def test_recomputed_activations_and_a_chosen_attention_exclude_each_other(self) -> None:
+        with pytest.raises(UnavailableError, match="lever attn_math: grad_checkpoint computes"):
+            build("attn_math", "grad_checkpoint")
+
     def test_a_batch_that_cannot_be_cut_says_so(self) -> None:
         with pytest.raises(UnavailableError, match="batch 3 cannot be cut into 2"):
             build("accumulate_2", batch=3)
@@ -89,9 +94,27 @@ class TestWhatIsReadBack:
         assert "moments bf16" in verified("bf16_stochastic")["weights"]["evidence"]
         assert "moments fp32" in verified("bf16_master")["weights"]["evidence"]
 
-    def test_of_attention_counts_operators_by_name(self) -> None:
-        assert verified("attn_flash")["attention"]["effective"]["flash"] > 0
-        assert verified("attn_math")["attention"]["effective"]["math"] > 0
+    def test_of_attention_counts_operators_of_the_unet_by_name(self) -> None:
+        for name in ("flash", "math"):
+            row = verified(f"attn_{name}")["attention"]
+            assert row["active"]
+            assert {kind for kind, count in row["effective"].items() if count} == {name}
+
+    def test_of_attention_is_not_fooled_by_the_frozen_networks(self) -> None:
+        workload = build("attn_flash")
+        workload.assembly.attention = lambda: sdpa_kernel(SDPBackend.MATH)
+        (row,) = workload.verify()
+        workload.close()
+        assert row["active"] is False
+
+    def test_of_bf16_weights_finds_the_norms_in_bf16_too(self) -> None:
+        workload = build("bf16_master")
+        seen: list[torch.dtype] = []
+        norm = next(m for m in workload.assembly.nets.unet.modules() if isinstance(m, torch.nn.GroupNorm))
+        norm.register_forward_hook(lambda _, __, out: seen.append(out.dtype))
+        workload.step(workload.next_batch())
+        workload.close()
+        assert seen == [torch.bfloat16]
 
     def test_shows_a_lever_that_is_not_active(self) -> None:
         """A lever whose work was undone behind its back is told, not believed."""
@@ -113,6 +136,7 @@ class TestParity:
             "loss_rel": 0.0,
             "gradient_rel": 0.0,
             "update_rel": 0.0,
+            "encoder_rel": 0.0,
             "far": False,
         }
 
@@ -132,6 +156,17 @@ class TestParity:
         assert parity
         assert 1e-4 < parity["prediction_rel"] < 0.05
         assert 1e-4 < parity["gradient_rel"] < 0.1
+
+    def test_sees_an_encoder_that_gives_something_else(self) -> None:
+        workload = build()
+        assembly = workload.assembly
+        against = parity_of.reference(assembly)
+        encoder = assembly.encoder
+        assembly.encoder = lambda image: 2 * encoder(image)
+        found, _ = parity_of.compare(assembly, against)
+        workload.close()
+        assert found["encoder_rel"] > 0.5
+        assert found["far"]
 
     def test_of_another_optimiser_is_in_the_update_alone(self) -> None:
         parity = build("adamw_fused").parity
@@ -192,7 +227,8 @@ def validated(workload: FinetuneInpaint, batch: dict[str, torch.Tensor]) -> floa
 
 class TestStateOfTheWorkload:
     @pytest.mark.parametrize(
-        "names", [(), ("ema", "adamw_fused"), ("bf16_master",), ("bf16_stochastic",), ("channels_last",)]
+        "names",
+        [(), ("ema", "adamw_fused"), ("bf16_master",), ("bf16_stochastic",), ("channels_last", "adamw_fused")],
     )
     def test_restored_gives_the_losses_of_an_unbroken_run_to_the_bit(self, names: tuple[str, ...]) -> None:
         whole = build(*names)

@@ -143,6 +143,7 @@ class TinyTraining:
     """
 
     images_per_step: int
+    ahead = 0
 
     def __init__(self, config: BenchConfig) -> None:
         torch.manual_seed(config.seed)
