@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,23 @@ class TestOddModes:
         }
 
 
+class TestFilesThatCannotBeRead:
+    def test_a_symlink_to_nothing_is_found_and_skipped(self, tmp_path: Path) -> None:
+        photo(tmp_path / "good.jpg")
+        (tmp_path / "lost.jpg").symlink_to(tmp_path / "gone.jpg")
+        source = folder(tmp_path)
+        assert reasons(source) == {"lost.jpg": "cannot be read: No such file or directory"}
+        assert (source.account.found, source.account.used) == (2, 1)
+
+    def test_a_value_of_another_type_in_exif_costs_that_image_alone(self, tmp_path: Path) -> None:
+        """Regression: Pillow writes EXIF anew when it turns an image, and raised TypeError or struct.error."""
+        orientation, resolution = struct.pack("<HHIHH", 0x0112, 3, 1, 6, 0), struct.pack("<HHI4s", 0x011A, 2, 3, b"72")
+        exif = b"Exif\0\0II*\0" + struct.pack("<IH", 8, 2) + orientation + resolution + bytes(4)
+        save(tmp_path, ("good.png", grey(1)), ("turned.jpg", grey(2)))
+        grey(2).save(tmp_path / "turned.jpg", exif=exif)
+        assert reasons(folder(tmp_path)) == {"turned.jpg": "damaged image: bad operand type for abs(): 'str'"}
+
+
 class TestMetadata:
     def test_a_name_given_twice_is_skipped_with_both_entries(self, tmp_path: Path) -> None:
         save(tmp_path, ("a.png", grey(1)), ("b.png", grey(2)))
@@ -97,7 +115,7 @@ class TestMetadata:
         save(tmp_path, ("a.png", grey(1)), ("b.png", grey(2)))
         describe(tmp_path, {"file_name": "a.png"}, {"file_name": "b.png", "text": "half of a pair: \ud83d"})
         photo(tmp_path / "c.jpg").rename(tmp_path / os.fsdecode(b"caf\xe9.jpg"))
-        why = "its name or its text is not valid Unicode"
+        why = "its name, its text or its mask's name is not valid Unicode"
         assert reasons(folder(tmp_path)) == {"b.png": why, "caf\\udce9.jpg": why}
 
     def test_missing_and_impossible_positions_are_told_apart(self, tmp_path: Path) -> None:
@@ -119,6 +137,28 @@ class TestMetadata:
             "word.png": "latitude='here' is not a number",
             "nan.png": "position out of range: latitude inf is not within -90..90",
         }
+
+    def test_numbers_that_are_no_degrees_are_told_apart_from_those_out_of_range(self, tmp_path: Path) -> None:
+        save(tmp_path, *((f"{name}.png", grey(number)) for number, name in enumerate(("good", "long", "true", "zero"))))
+        describe(
+            tmp_path,
+            {"file_name": "good.png"},
+            {"file_name": "long.png", "latitude": 10**400},
+            {"file_name": "true.png", "latitude": True},
+            {"file_name": "zero.png", "latitude": 0, "longitude": -0.0},
+        )
+        assert reasons(folder(tmp_path)) == {
+            "long.png": "position out of range: latitude has 401 digits",
+            "true.png": "latitude=True is not a number",
+            "zero.png": "position is 0, 0: what cameras and tables write for none",
+        }
+
+    def test_an_image_that_another_row_names_as_its_mask_is_no_image_and_says_so(self, tmp_path: Path) -> None:
+        save(tmp_path, ("a.png", grey(1)), ("b.png", grey(255)))
+        describe(tmp_path, {"file_name": "a.png", "mask": "b.png"}, {"file_name": "b.png"})
+        source = folder(tmp_path)
+        assert reasons(source) == {"b.png": "named as a mask too in the metadata file, so it is not used as an image"}
+        assert (source.account.found, source.account.used) == (2, 1)
 
     def test_a_blank_that_pandas_wrote_as_nan_counts_as_missing(self, tmp_path: Path) -> None:
         save(tmp_path, ("a.png", grey(1)), ("b.png", grey(2)))

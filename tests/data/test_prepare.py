@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -187,6 +188,21 @@ class TestWhenItCannotFinish:
         assert not list(tmp_path.iterdir())
         prepared(tmp_path / "set", *FACADES)
 
+    @pytest.mark.parametrize("hook", ["before", "after_in_parent"])
+    @pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
+    def test_a_signal_while_its_processes_are_forked_is_not_lost(self, tmp_path: Path, hook: str, number: str) -> None:
+        """Regression: what the handler raised within the hooks of a fork was dropped, and later signals ignored."""
+        script = (
+            "import os, signal, sys; from inpaint_bench import prepare\n"
+            f"os.register_at_fork({hook}=lambda: os.kill(os.getpid(), signal.{number}))\n"
+            "sys.exit(prepare.main(sys.argv[1:]))"
+        )
+        command = [sys.executable, "-c", script, *FACADES, f"data.out={tmp_path / 'set'}", *SMALL]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 128 + signal.Signals[number], done.stderr
+        assert done.stderr == f"Stopped by {number}. Nothing half-written was left.\n"
+        assert not list(tmp_path.iterdir())
+
     def test_what_a_kill_leaves_is_removed_by_the_second_call_and_no_process_stays(self, tmp_path: Path) -> None:
         words = [*FACADES, "data.num_images=5000", "data.resolution_px=64", f"data.out={tmp_path / 'set'}"]
         running = start(words)
@@ -207,6 +223,71 @@ class TestWhenItCannotFinish:
         running.terminate()
         running.communicate(timeout=60)
         assert running.returncode == 128 + signal.SIGTERM
+
+
+class TestWhereItIsWritten:
+    def test_a_symlink_to_another_disk_stays_and_the_dataset_is_written_there(
+        self, small_disk: Callable[[int], Path], tmp_path: Path
+    ) -> None:
+        disk, link = small_disk(4000), tmp_path / "set"
+        (disk / "there").mkdir()
+        link.symlink_to(disk / "there")
+        prepared(link, *FACADES, "prepare.formats=[files]")
+        words = ["data=prepared", f"data.root={link}", "data.resolution_px=32", "prepare.formats=[memmap]"]
+        assert prepare.main(words) == 0
+        assert link.is_symlink()
+        assert len(opened(disk / "there", "memmap")) == 40
+        assert [path.name for path in disk.iterdir()] == ["there"]
+
+    def test_a_mount_point_is_refused_before_the_work_and_takes_formats_once_it_is_a_dataset(
+        self, small_disk: Callable[[int], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        disk = small_disk(4000)
+        assert prepare.main([*FACADES, f"data.out={disk}", *SMALL]) == 2
+        assert "is a mount point, which the finished folder cannot replace" in capsys.readouterr().err
+        shutil.copytree(prepared(tmp_path / "set", *FACADES, "prepare.formats=[files]"), disk, dirs_exist_ok=True)
+        words = ["data=prepared", f"data.root={disk}", "data.resolution_px=32", "prepare.formats=[webdataset]"]
+        assert prepare.main(words) == 0
+        assert prepare.main(["--verify", str(disk)]) == 0
+        assert not list(disk.glob(".*"))
+
+    @pytest.mark.parametrize(("out", "why"), [("file/set", "File exists"), ("n" * 250, "too long"), ("n" * 300, "too")])
+    def test_a_name_that_cannot_be_is_a_sentence(
+        self, tmp_path: Path, out: str, why: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "file").touch()
+        assert prepare.main([*FACADES, f"data.out={tmp_path / out}", *SMALL]) == 2
+        message = capsys.readouterr().err
+        assert str(tmp_path / out) in message
+        assert why in message
+
+
+class TestDamageOfUnchangedSize:
+    """Of a dataset that has its files, when a format is added."""
+
+    def refused(self, out: Path, format: str, capsys: pytest.CaptureFixture[str]) -> str:
+        capsys.readouterr()
+        assert prepare.main([*FACADES, f"data.out={out}", *SMALL, f"prepare.formats=[{format}]"]) == 2
+        assert set(json.loads((out / "prepared.json").read_text())["formats"]) == {"files"}
+        return capsys.readouterr().err
+
+    @pytest.mark.parametrize("format", ["memmap", "webdataset"])
+    def test_of_an_image_is_named_and_never_sealed(
+        self, tmp_path: Path, format: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        out = prepared(tmp_path / "set", *FACADES, "prepare.formats=[files]")
+        whole = (out / "images/000003.jpg").read_bytes()
+        (out / "images/000003.jpg").write_bytes(bytes(len(whole)))
+        assert f"{out}/images/000003.jpg: cannot be decoded" in self.refused(out, format, capsys)
+        changed = bytearray(whole)
+        changed[-40:-20] = bytes(20)
+        (out / "images/000003.jpg").write_bytes(changed)
+        assert f"{out}/images/000003.jpg: other pixels than were prepared" in self.refused(out, format, capsys)
+
+    def test_of_the_index_is_named(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        out = prepared(tmp_path / "set", *FACADES, "prepare.formats=[files]")
+        (out / "index.parquet").write_bytes(bytes((out / "index.parquet").stat().st_size))
+        assert f"{out}/index.parquet: not as it was written" in self.refused(out, "memmap", capsys)
 
 
 def start(words: list[str]) -> subprocess.Popen[str]:

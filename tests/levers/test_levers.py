@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from inpaint_bench import levers
-from inpaint_bench.errors import UnavailableError
+from inpaint_bench.errors import UnavailableError, UserError
 from inpaint_bench.workloads import finetune_inpaint
 from inpaint_bench.workloads import parity as parity_of
 from inpaint_bench.workloads.finetune_inpaint import FinetuneInpaint
@@ -226,6 +226,13 @@ def validated(workload: FinetuneInpaint, batch: dict[str, torch.Tensor]) -> floa
 
 
 class TestStateOfTheWorkload:
+    def test_of_another_batch_or_other_data_is_refused(self) -> None:
+        tensors, values = build(batch=2).state()
+        with pytest.raises(UserError, match="samples are others: batch 2, here 4"):
+            build(batch=4).restore(tensors, values)
+        with pytest.raises(UserError, match=r"samples are others: data \w+, here \w+"):
+            build(batch=2, data__num_images=9).restore(tensors, values)
+
     @pytest.mark.parametrize(
         "names",
         [(), ("ema", "adamw_fused"), ("bf16_master",), ("bf16_stochastic",), ("channels_last", "adamw_fused")],

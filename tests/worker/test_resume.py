@@ -214,6 +214,11 @@ class TestARerun:
         longer = whole(tmp_path / "attempt-3", *training(8, "workload.validate_every=5"))
         assert [one["step"] for one in longer["quality"]["validation"]] == [0, 5, 8]
 
+    def test_for_fewer_steps_than_were_trained_is_refused(self, tmp_path: Path) -> None:
+        whole(tmp_path, *training(12))
+        with pytest.raises(UserError, match="train_steps=6: 12 steps were already trained here"):
+            whole(tmp_path, *training(6))
+
     def test_begins_anew_where_resume_is_off(self, tmp_path: Path, unbroken: dict[int, set[bytes]]) -> None:
         whole(tmp_path / "attempt-1", *training(5))
         done = whole(tmp_path / "attempt-2", *training(5, "workload.resume=false"))
@@ -328,6 +333,16 @@ class TestAFullDisk:
 
 
 class TestWindows:
+    def test_what_the_loader_made_during_a_validation_is_not_measured(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(support.TinyTraining, "ahead", 3)
+        whole(tmp_path, *training(20, "workload.validate_every=10", "workload.warmup_steps=2"))
+        found = [(one["kind"], one["steps"]) for one in windows(tmp_path, "warmup", "measure", "validation")]
+        assert [one for one in found if one[0] != "validation"] == [
+            ("warmup", 2), ("measure", 8), ("warmup", 3), ("measure", 7),
+        ]  # fmt: skip
+
     @pytest.fixture(scope="class")
     def done(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
         run_dir = tmp_path_factory.mktemp("windows")
