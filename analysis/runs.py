@@ -117,6 +117,8 @@ def _identity(manifest: dict[str, Any]) -> dict[str, Any]:
         **_photographs(manifest),
         **comparison.facts(manifest),
     )
+    if facts.get("own_shapes"):  # not the model of that name: never in one cell with it, nor beside the poster
+        values["model"] = f"{values['model']} of other shapes, {facts.get('parameters') or 0:,} parameters"
     for name, value in values.items():
         if value is not None and name in TEXT:
             values[name] = str(value)

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,7 +127,7 @@ def _restore_all(nets: Models, folder: Any, options: argparse.Namespace, out: Pa
         if isinstance(found, Skipped):
             skipped.append({"file": found.file, "reason": found.reason})
             continue
-        waiting.append(found)
+        waiting.append(_placed(found, nets))
         if len(waiting) == BATCH:
             flush()
     flush()
@@ -137,6 +138,19 @@ def _restore_all(nets: Models, folder: Any, options: argparse.Namespace, out: Pa
     names = [one["file"] for one in done[: len(rows)]]
     grid.write(out / "grid.png", originals, masks, restored, names, GRID_ROWS)
     return {"restored": done, "skipped": skipped}
+
+
+def _placed(picture: Picture, nets: Models) -> Picture:
+    """A picture from another city is one of unknown position: what the model knows of places ends with its ground."""
+    from .workloads.location import LONGEST_M
+
+    if nets.location is None or picture.position is None:
+        return picture
+    away = nets.location.away_m(*picture.position)
+    if away <= LONGEST_M / 2:
+        return picture
+    why = f"{away / 1000:,.0f} km from the ground that the weights were trained on"
+    return replace(picture, position=None, position_from=why)
 
 
 def _batch(nets: Models, pictures: list[Picture], options: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor]:

@@ -66,9 +66,9 @@ class FolderSource:
             raise UserError(f"data.root={root}: no such folder")
         rows = positions.read_metadata(root)
         masks = {row.mask for row in (rows or {}).values()}
-        files = [path for path in _image_files(root) if path.relative_to(root).as_posix() not in masks]
+        files = [path for path in image_files(root) if path.relative_to(root).as_posix() not in masks]
         photos: list[Photo] = []
-        skipped = _named_but_missing(rows, {f.relative_to(root).as_posix() for f in files})
+        skipped = named_but_unused(root, rows or {}, {f.relative_to(root).as_posix() for f in files})
         found = len(files) + len(skipped)
         looked_at = 0
         for result in _examine_all(root, files, rows, config.resolution_px):
@@ -125,16 +125,22 @@ def _changed(path: Path, error: Exception) -> RuntimeError:
     return RuntimeError(f"{path}: was readable when the run began, now: {error}")
 
 
-def _image_files(root: Path) -> list[Path]:
-    """Sorted, so that an index means the same image on every machine."""
+def image_files(root: Path) -> list[Path]:
+    """Sorted, so that an index means the same image on every machine. Symlinks to nothing are among them."""
     files = (path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES)
     visible = (p for p in files if not any(part.startswith(".") for part in p.relative_to(root).parts))
-    return sorted(path for path in visible if path.is_file())
+    return sorted(path for path in visible if path.is_file() or not path.exists())
 
 
-def _named_but_missing(rows: dict[str, Row] | None, present: set[str]) -> list[Skipped]:
+def named_but_unused(root: Path, rows: dict[str, Row], used: set[str]) -> list[Skipped]:
+    """Images that have a row of their own and are not among those `used`."""
+    masks = {row.mask for row in rows.values()}
     absent = f"named in the metadata file, but no image of that name in the folder ({', '.join(SUFFIXES)})"
-    return [Skipped(file=_legible(name), reason=absent) for name in sorted(set(rows or ()) - present)]
+    masking = "named as a mask too in the metadata file, so it is not used as an image"
+    return [
+        Skipped(file=legible(name), reason=masking if name in masks and (root / name).is_file() else absent)
+        for name in sorted(rows.keys() - used)
+    ]
 
 
 def _examine_all(root: Path, files: list[Path], rows: dict[str, Row] | None, side: int) -> Iterator[Photo | Skipped]:
@@ -154,15 +160,11 @@ def _examine(root: Path, path: Path, rows: dict[str, Row] | None, side: int) -> 
     """Decode the whole image (a truncated one only shows then), find its position and its mask."""
     name = path.relative_to(root).as_posix()
     row = (rows or {}).get(name, Row())
-    if not (_is_unicode(name) and _is_unicode(row.text)):
-        return Skipped(file=_legible(name), reason="its name or its text is not valid Unicode")
-    if len(row.entries) > 1:
-        entries = ", ".join(map(str, row.entries))
-        return Skipped(file=name, reason=f"named more than once in the metadata file (entries {entries})")
     try:
+        check_row(name, row)
         content = path.read_bytes()
         if not content:
-            return Skipped(file=name, reason="empty file")
+            raise UnusableImage("empty file")
         with Image.open(io.BytesIO(content)) as image:
             upright = transform.upright(image)  # as `pixels` will: damaged EXIF is to show now
             latitude, longitude = positions.from_row(row) if row.has_position else positions.from_exif(image)
@@ -171,29 +173,37 @@ def _examine(root: Path, path: Path, rows: dict[str, Row] | None, side: int) -> 
     except NoPosition as error:
         rowless = "no row in the metadata file; " if rows is not None and name not in rows else ""
         return Skipped(file=name, reason=f"{rowless}{error}")
-    except UnusableImage as error:
-        return Skipped(file=name, reason=str(error))
-    except UnidentifiedImageError:
-        return Skipped(file=name, reason="not an image that can be read")
     except transform.DAMAGE as error:
-        # Pillow says "truncated" as OSError, without a number, and reports other damage as any of these.
-        if isinstance(error, OSError) and error.errno is not None:
-            return Skipped(file=name, reason=f"cannot be read: {error.strerror}")
-        return Skipped(file=name, reason=f"damaged image: {error}")
+        return skipped(name, error)
     sha256 = hashlib.sha256(content).hexdigest()
     return Photo(name=name, latitude=latitude, longitude=longitude, text=row.text, mask=row.mask, sha256=sha256)
 
 
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def check_row(name: str, row: Row) -> None:
+    """Raises UnusableImage where an image's name or its row says nothing that can be used."""
+    if any(legible(text) != text for text in (name, row.text, row.mask or "")):
+        raise UnusableImage("its name, its text or its mask's name is not valid Unicode")
+    if len(row.entries) > 1:
+        entries = ", ".join(map(str, row.entries))
+        raise UnusableImage(f"named more than once in the metadata file (entries {entries})")
 
 
-def _legible(name: str) -> str:
-    return name.encode("utf-8", "backslashreplace").decode()
+def skipped(name: str, error: Exception) -> Skipped:
+    """Why an image cannot be used, by what was raised."""
+    if isinstance(error, UnusableImage):
+        reason = str(error)
+    elif isinstance(error, UnidentifiedImageError):
+        reason = "not an image that can be read"
+    elif isinstance(error, OSError) and error.errno is not None:  # Pillow's own, such as "truncated", have no number
+        reason = f"cannot be read: {error.strerror}"
+    else:
+        reason = f"damaged image: {error}"
+    return Skipped(file=legible(name), reason=reason)
+
+
+def legible(text: str) -> str:
+    """The text, with what is not Unicode in it as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _examine_mask(root: Path, name: str, size: tuple[int, int], side: int) -> bytes:

@@ -1,23 +1,26 @@
 """The copies of images/ in other formats: how each is written, and how the arrays are read.
 
 A writer takes the folder that holds images/ and the folder to write into, and returns the paths it wrote.
-Array writers compare every image with its hash in the index on the way.
+Every image is compared with its hash in the index on the way.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
+import math
 import os
 import tarfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import UserError
-from . import layout
+from . import layout, transform
 from .source import Pixels
 
 CHUNK = 64  # images decoded ahead
@@ -29,7 +32,7 @@ Writer = Callable[[Path, Path, list[str], Report], list[str]]
 def write_memmap(root: Path, target: Path, hashes: list[str], report: Report) -> list[str]:
     with (target / layout.PIXELS_NPY).open("wb") as out:
         # Written, not mapped: a full disk is then an error, not a SIGBUS.
-        for number, pixels in enumerate(_decoded(root, hashes, report, "memmap")):
+        for number, (_, pixels) in enumerate(_images(root, hashes, report, "memmap")):
             if number == 0:
                 shape = {"descr": "|u1", "fortran_order": False, "shape": (len(hashes), *pixels.shape)}
                 np.lib.format.write_array_header_1_0(out, shape)
@@ -44,7 +47,7 @@ def write_hdf5(root: Path, target: Path, hashes: list[str], report: Report) -> l
     # HDF5 writes into a file object of ours: its own driver loses the reason when the disk is full.
     with (target / layout.PIXELS_H5).open("w+b") as out:
         with h5py.File(out, "w", track_order=False) as file:
-            for number, pixels in enumerate(_decoded(root, hashes, report, "hdf5")):
+            for number, (_, pixels) in enumerate(_images(root, hashes, report, "hdf5")):
                 if number == 0:
                     shape = (len(hashes), *pixels.shape)
                     data = file.create_dataset(layout.H5_DATASET, shape, "u1", chunks=(1, *pixels.shape))
@@ -56,34 +59,38 @@ def write_hdf5(root: Path, target: Path, hashes: list[str], report: Report) -> l
 def write_shards(root: Path, target: Path, hashes: list[str], report: Report, shard_images: int) -> list[str]:
     (target / "shards").mkdir()
     paths = []
-    for number, first in enumerate(range(0, len(hashes), shard_images)):
+    images = enumerate(_images(root, hashes, report, "webdataset"))
+    for number in range(math.ceil(len(hashes) / shard_images)):
         paths.append(layout.shard_name(number))
         with (target / paths[-1]).open("wb") as out:
             with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as shard:
-                for index in range(first, min(first + shard_images, len(hashes))):
-                    jpeg = root / layout.image_name(index)
-                    member = tarfile.TarInfo(jpeg.name)
-                    member.size, member.mode = jpeg.stat().st_size, 0o444
-                    with jpeg.open("rb") as content:
-                        shard.addfile(member, content)
-                    report("webdataset", index + 1, len(hashes))
+                for index, (jpeg, _) in islice(images, shard_images):
+                    member = tarfile.TarInfo(Path(layout.image_name(index)).name)
+                    member.size, member.mode = len(jpeg), 0o444
+                    shard.addfile(member, io.BytesIO(jpeg))
             _sync(out)
     return paths
 
 
-def _decoded(root: Path, hashes: list[str], report: Report, doing: str) -> Iterator[Pixels]:
-    def one(index: int) -> Pixels:
-        name = layout.image_name(index)
-        pixels = layout.decode((root / name).read_bytes())
+def _images(root: Path, hashes: list[str], report: Report, doing: str) -> Iterator[tuple[bytes, Pixels]]:
+    """Files of images/ and what they hold. Raises UserError naming one that is not as it was written."""
+
+    def one(index: int) -> tuple[bytes, Pixels]:
+        path = root / layout.image_name(index)
+        try:
+            jpeg = path.read_bytes()
+            pixels = layout.decode(jpeg)
+        except transform.DAMAGE as error:
+            raise UserError(f"{path}: cannot be decoded ({error}); prepare the dataset again") from None
         if hashlib.sha256(pixels.tobytes()).hexdigest() != hashes[index]:
-            raise UserError(f"{root / name}: other pixels than were prepared; prepare the dataset again")
-        return pixels
+            raise UserError(f"{path}: other pixels than were prepared; prepare the dataset again")
+        return jpeg, pixels
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="decode") as pool:
         for first in range(0, len(hashes), CHUNK):
-            for index, pixels in enumerate(pool.map(one, range(first, min(first + CHUNK, len(hashes)))), first):
-                yield pixels
+            for index, image in enumerate(pool.map(one, range(first, min(first + CHUNK, len(hashes)))), first):
                 report(doing, index + 1, len(hashes))
+                yield image
 
 
 def _sync(out: Any) -> None:

@@ -92,6 +92,8 @@ def read_manifest(root: Path) -> dict[str, Any] | None:
         manifest = files.read_json(root / MANIFEST)
     except NotADirectoryError:
         return None
+    except OSError as error:
+        raise UserError(f"{root / MANIFEST}: cannot be read ({error.strerror})") from None
     except ValueError as error:
         raise UserError(f"{error}; prepare the dataset again") from None
     if manifest is None:

@@ -101,8 +101,6 @@ def from_exif(image: Image.Image) -> tuple[float, float]:
         raise NoPosition("no position: neither in a metadata file nor in EXIF")
     latitude = _degrees(gps[2]) * _sign(gps.get(1), "N", "S")
     longitude = _degrees(gps[4]) * _sign(gps.get(3), "E", "W")
-    if latitude == longitude == 0:
-        raise NoPosition("EXIF position is 0, 0: what cameras write without a fix")
     return _checked(latitude, longitude)
 
 
@@ -128,9 +126,13 @@ def _number(name: str, value: Any) -> float:
     if _empty(value):
         raise NoPosition(f"{name} is missing")
     try:
-        return float(value)
+        if not isinstance(value, bool):
+            return float(value)
+    except OverflowError:
+        raise NoPosition(f"position out of range: {name} has {len(str(value))} digits") from None
     except (TypeError, ValueError):
-        raise NoPosition(f"{name}={value!r} is not a number") from None
+        pass
+    raise NoPosition(f"{name}={value!r} is not a number")
 
 
 def _checked(latitude: float, longitude: float) -> tuple[float, float]:
@@ -138,6 +140,8 @@ def _checked(latitude: float, longitude: float) -> tuple[float, float]:
         raise NoPosition(f"position out of range: latitude {latitude:g} is not within -90..90")
     if not (math.isfinite(longitude) and abs(longitude) <= 180):
         raise NoPosition(f"position out of range: longitude {longitude:g} is not within -180..180")
+    if latitude == longitude == 0:
+        raise NoPosition("position is 0, 0: what cameras and tables write for none")
     return latitude, longitude
 
 

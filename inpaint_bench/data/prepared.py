@@ -14,7 +14,7 @@ from PIL import Image
 
 from ..config import DataConfig
 from ..errors import UserError
-from . import layout
+from . import layout, transform
 from .formats import ArrayReader
 from .layout import Entry
 from .source import Account, Mask, Pixels
@@ -40,7 +40,7 @@ class PreparedSource:
         self.identity = str(manifest["identity"])
         self.resolution_px = int(manifest["resolution_px"])
         self.account = Account.from_dict(manifest["account"])
-        index = _read_index(root, manifest)
+        index = read_index(root, manifest)
         self.names: list[str] = index["file_name"].to_pylist()
         self.texts: list[str] = index["text"].to_pylist()
         self.positions = np.stack([index["latitude"].to_numpy(), index["longitude"].to_numpy()], axis=1)
@@ -105,7 +105,7 @@ class PreparedSource:
         try:
             with Image.open(self._near / name) as mask:
                 return (np.asarray(mask) > 127).astype(np.uint8)
-        except (OSError, SyntaxError) as error:
+        except transform.DAMAGE as error:
             raise RuntimeError(f"{self._near / name}: was readable when it was prepared, now: {error}") from error
 
     def shards(self) -> list[Shard]:
@@ -134,7 +134,7 @@ class PreparedSource:
         jpeg = self.jpeg(index)
         try:
             return layout.decode(jpeg)
-        except (OSError, SyntaxError, ValueError) as error:
+        except transform.DAMAGE as error:
             raise RuntimeError(f"{self.root / layout.image_name(index)}: cannot be decoded: {error}") from error
 
 
@@ -155,7 +155,7 @@ def _check_settings(config: DataConfig, manifest: dict[str, Any]) -> None:
         raise UserError(f"data.root={config.root}: not what was prepared: {said}; set {right}, or prepare it anew")
 
 
-def _read_index(root: Path, manifest: dict[str, Any]) -> pa.Table:
+def read_index(root: Path, manifest: dict[str, Any]) -> pa.Table:
     """Raises UserError for an index that is not, to the bit, the one that was written."""
     path = root / layout.INDEX
     if Entry.of(root, layout.INDEX) != Entry(**manifest["index"]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
@@ -10,7 +12,8 @@ from .source import Mask, Pixels
 VERSION = 1  # part of every prepared dataset's identity: raise it when other pixels come out
 MIN_SIDE_PX = 16  # a shorter side holds no building, only what resizing would invent
 WHITE, BLACK = (255, 255, 255, 255), (0, 0, 0, 255)  # what shows through where a picture, a mask is transparent
-DAMAGE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # what Pillow raises for bad files
+# What Pillow raises for bad files; the last two where EXIF has values of another type than its tags.
+DAMAGE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError, TypeError, struct.error)
 
 
 class UnusableImage(ValueError):  # noqa: N818

@@ -33,11 +33,13 @@ from PIL import Image, features
 from .. import files
 from ..config import DataConfig, PrepareConfig
 from ..contract import PRODUCER
+from ..ending import undisturbed
 from ..errors import UserError
 from . import layout, transform
 from .formats import Report, Writer, write_hdf5, write_memmap, write_shards
 from .layout import Entry
 from .locks import Lock
+from .prepared import read_index
 from .source import Source
 from .split import blocks, split
 
@@ -134,7 +136,7 @@ def add_formats(
     root: Path, manifest: dict[str, Any], settings: PrepareConfig, formats: Sequence[str], report: Report
 ) -> dict[str, Any]:
     """Write `formats` beside those that the dataset at `root` has, from its images. Returns its new manifest."""
-    hashes = pq.read_table(root / layout.INDEX, columns=["sha256"])["sha256"].to_pylist()
+    hashes = read_index(root, manifest)["sha256"].to_pylist()
     need = _array_bytes(formats, manifest["num_images"], manifest["resolution_px"])
     with _unfinished(root, need) as folder:
         added = {name: _write_format(name, settings, root, folder, hashes, report) for name in formats}
@@ -177,7 +179,9 @@ def _write_images(source: Source, quality: int, folder: Path, report: Report) ->
         initargs=(os.getpid(), source, quality, folder),
     )
     try:
-        for one in pool.map(_write_image, range(count), chunksize=CHUNK):
+        with undisturbed():  # all processes, at the first task
+            results = pool.map(_write_image, range(count), chunksize=CHUNK)
+        for one in results:
             written.append(one)
             report("images", len(written), count)
     finally:
@@ -222,19 +226,21 @@ def _put(folder: Path, path: str, content: bytes) -> Entry:
 
 @contextmanager
 def _unfinished(out: Path, need: int) -> Iterator[Path]:
-    """A hidden folder beside `out` to write in, gone when the block ends. Full disks become UserErrors.
+    """A hidden folder beside `out` to write in, gone when the block ends. Errors of the disk become UserErrors.
 
+    In `out` where that is a mount point: nothing is renamed from one file system to another.
     `need`: bytes known in advance, refused at once where they do not fit.
     """
-    folder, lock = out.with_name(f".{out.name}.partial"), Lock(out.with_name(f".{out.name}.lock"))
-    with _full_disk(out, need):
-        out.parent.mkdir(parents=True, exist_ok=True)
+    place = out if out.is_mount() else out.parent
+    folder, lock = place / f".{out.name}.partial", Lock(place / f".{out.name}.lock")
+    with _disk_errors(out, need):
+        place.mkdir(parents=True, exist_ok=True)
         if not lock.take(wait=False):
             raise UserError(f"{out}: another prepare is writing it")
     try:
-        with _full_disk(out, need):
+        with _disk_errors(out, need):
             shutil.rmtree(folder, ignore_errors=True)
-            if shutil.disk_usage(out.parent).free < need:
+            if shutil.disk_usage(place).free < need:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             folder.mkdir()
             yield folder
@@ -244,8 +250,8 @@ def _unfinished(out: Path, need: int) -> Iterator[Path]:
 
 
 @contextmanager
-def _full_disk(out: Path, need: int) -> Iterator[None]:
-    parent = next(folder for folder in out.absolute().parents if folder.exists())
+def _disk_errors(out: Path, need: int) -> Iterator[None]:
+    parent = next(folder for folder in (out, *out.parents) if folder.exists())
     free = shutil.disk_usage(parent).free
     try:
         yield
@@ -257,9 +263,9 @@ def _full_disk(out: Path, need: int) -> Iterator[None]:
                 f"data.out={out}: the disk {disk} is full ({error.strerror}); {free / 1e6:,.1f} MB were free when it "
                 f"began{arrays}. Nothing was left there; free some space or choose another data.out"
             ) from None
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
-            raise UserError(f"data.out={out}: cannot be written ({error.strerror}: {error.filename})") from None
-        raise
+        if error.errno is None:  # not the system's
+            raise
+        raise UserError(f"data.out={out}: cannot be written ({error.strerror}: {error.filename})") from None
 
 
 def _array_bytes(formats: Sequence[str], count: int, side: int) -> int:

@@ -28,23 +28,11 @@ PSNR_CEILING_DB = 100.0
 RANGE = 2.0  # of a picture in -1..1
 FID_IMAGES = 2049  # features + 1
 INCEPTION_SHA = "6726825d"  # first digits of the file's sha256, which torch-fidelity has in its name
-CHUNK = 16
 Figures = dict[str, dict[str, Any]]
 
 
 class Unavailable(Exception):  # noqa: N818
     """Why a figure cannot be had, in a sentence."""
-
-
-def judge(
-    originals: Tensor, restored: Tensor, masks: Tensor, quality: QualityConfig, device: torch.device | None = None
-) -> Figures:
-    """All figures of [N, 3, R, R], [N, 3, R, R] (-1..1) and [N, 1, R, R] (1 = repainted); for more, use `Judge`."""
-    judging = Judge(quality, len(originals), device or originals.device)
-    for start in range(0, len(originals), CHUNK):
-        part = slice(start, start + CHUNK)
-        judging.add(originals[part], restored[part], masks[part])
-    return judging.figures()
 
 
 class Judge:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from ..data import positions, transform
-from ..data.folder import SUFFIXES
+from ..data.folder import SUFFIXES, check_row, image_files, named_but_unused, skipped
 from ..data.masks import make_mask
 from ..data.positions import NoPosition, Row
 from ..data.source import Mask, Pixels, Skipped
@@ -71,21 +71,13 @@ class Folder:
         for name in self.names:
             try:
                 yield self._read(name)
-            except UnidentifiedImageError:
-                yield Skipped(file=name, reason="not an image that can be read")
-            except UnusableImage as error:
-                yield Skipped(file=name, reason=str(error))
             except transform.DAMAGE as error:
-                yield Skipped(file=name, reason=f"damaged image: {error}")
-        for name in sorted(set(self.rows) - set(self.names)):
-            yield Skipped(file=name, reason="named in the metadata file, but no image of that name in the folder")
+                yield skipped(name, error)
+        yield from named_but_unused(self.root, self.rows, set(self.names))
 
     def _read(self, name: str) -> Picture:
         row = self.rows.get(name, Row())
-        if len(row.entries) > 1:
-            raise UnusableImage(
-                f"named more than once in the metadata file (entries {', '.join(map(str, row.entries))})"
-            )
+        check_row(name, row)
         with Image.open(self.root / name) as image:
             upright = transform.upright(image)
             position, position_from = _position(row, image)
@@ -133,9 +125,6 @@ def _position(row: Row, image: Image.Image) -> tuple[tuple[float, float] | None,
 
 def _image_names(root: Path, masks: Path | None) -> Iterator[str]:
     """Relative names; what lies in the folder of masks is no picture."""
-    for path in sorted(root.rglob("*")):
-        inner = path.relative_to(root)
-        hidden = any(part.startswith(".") for part in inner.parts)
-        mask = masks is not None and masks != root and masks in path.parents
-        if path.suffix.lower() in SUFFIXES and path.is_file() and not hidden and not mask:
-            yield inner.as_posix()
+    for path in image_files(root):
+        if masks is None or masks == root or masks not in path.parents:
+            yield path.relative_to(root).as_posix()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ def of(assembly: Assembly, optimizers: list[torch.optim.Optimizer], scaled: bool
         "channels_last": recipe.channels_last,
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "weights": bench.model.weights,
+        "own_shapes": _own_shapes(bench.model.unet, nets.unet.config),
         "parameters": parameters["unet"],  # without the location encoder
         "parameters_trained": trained,
         "parameters_by_network": parameters,
@@ -51,3 +53,9 @@ def of(assembly: Assembly, optimizers: list[torch.optim.Optimizer], scaled: bool
         "dataset_images": bench.workload.dataset_images,
         "num_images": len(assembly.source),
     }
+
+
+def _own_shapes(described: dict[str, Any], loaded: Any) -> bool:
+    """Whether the weights that were loaded are of another size than the model whose name the run bears."""
+    names = ("block_out_channels", "layers_per_block", "cross_attention_dim")
+    return any(json.dumps(loaded[name]) != json.dumps(described[name]) for name in names if name in described)

@@ -22,6 +22,7 @@ from . import facts, fit, held_out, models, objective, optim, parity
 from .assembly import Assembly
 from .average import Average
 from .graph import GraphedStep
+from .location import LONGEST_M
 
 log = logging.getLogger(__name__)
 
@@ -244,6 +245,9 @@ def _networks(config: BenchConfig, device: torch.device, source: Source) -> mode
     centre = np.median(source.positions, axis=0)
     nets = models.build(config.model, device, (float(centre[0]), float(centre[1])))
     torch.manual_seed(config.seed)
+    away = nets.location.away_m(float(centre[0]), float(centre[1])) if nets.location else 0.0
+    if away > LONGEST_M / 2:
+        log.warning("the data lies %s km from the ground whose places the weights know", f"{away / 1000:,.0f}")
     levels = 2 ** (len(nets.unet.config.block_out_channels) - 1)
     if config.data.resolution_px % (nets.downscale * levels):
         raise UserError(

@@ -53,6 +53,11 @@ class LocationEncoder(nn.Module):
         east = torch.deg2rad(turn) * math.cos(math.radians(self.centre[0]))
         return torch.stack([east, north], dim=1) * EARTH_RADIUS_M
 
+    def away_m(self, latitude: float, longitude: float) -> float:
+        """Metres from the centre. Beyond half of LONGEST_M the waves repeat: places there are taken for nearer ones."""
+        place = self.metres(torch.tensor([latitude]), torch.tensor([longitude]))
+        return float(place.norm())
+
     def features(self, latitude: Tensor, longitude: Tensor) -> Tensor:
         """[B], [B] degrees -> [B, FEATURES] float32 in -1..1. Phases are formed in float64."""
         angular: Any = self.angular

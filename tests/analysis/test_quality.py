@@ -184,6 +184,17 @@ def test_a_page_takes_pictures_up_to_its_size_and_counts_the_rest(
     assert "1 more are not on this page" in words
 
 
+def test_a_run_that_does_not_count_is_never_shown_as_the_sample_of_its_recipe(tmp_path: Path) -> None:
+    for index in (0, 1):
+        about = write_quality(tmp_path / "grace" / f"run-r-{index}", index, 0)
+        write_run(tmp_path / "grace", f"r-{index}", quality=about)
+    dataset = merged(tmp_path)
+    runs = dataset.runs.with_columns(valid=pl.col("run_id") == "r-1")
+    shown, words = pictures.embedded(dataset.folder, runs)
+    assert [picture.run_id for picture in shown] == ["r-1"]
+    assert "all 2 are in the dataset" in words
+
+
 def test_a_metric_without_a_figure_says_why_beside_those_that_have_one() -> None:
     def metrics(value: float | None) -> str:
         fid = {"value": value, "n": 4096} if value else {"unavailable": "2,049 images are needed"}

@@ -82,6 +82,13 @@ def test_runs_of_different_cards_are_compared_unpaired_and_it_is_said() -> None:
     assert column(table_of(*rows), "Against the base")[1].endswith(", unpaired)")
 
 
+def test_runs_without_a_seed_are_single_runs_and_no_pairs() -> None:
+    """Regression: every run of a card had the same key, so that all of them became one pair."""
+    rows = [run("one_at_a_time", "baseline", 10.0 + s, seed=None, run_id=f"b-{s}") for s in range(3)]
+    rows += [run("one_at_a_time", "baseline,tf32", 40.0 + s, seed=None, run_id=f"t-{s}") for s in range(3)]
+    assert column(table_of(*rows), "Against the base")[1].endswith(", unpaired)")
+
+
 def test_leaving_a_lever_out_is_told_as_the_change_without_it() -> None:
     rows = [
         run("leave_one_out", "baseline,tf32,compile,cache_image,cache_masked", 20.0),

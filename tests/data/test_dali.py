@@ -30,7 +30,7 @@ class TestALeverThatCannotRun:
             ((), "needs data=prepared with format files, this is data=synthetic"),
             (("data=folder", "data.root=/nowhere"), "this is data=folder"),
             ((*LEFT, "recipe.format=memmap"), "this is data=prepared with format memmap"),
-            ((*LEFT, "recipe.cache_image=true", "recipe.cache_masked=true"), "nothing is decoded"),
+            ((*LEFT, "recipe.cache_image=true", "recipe.cache_masked=true"), "no picture is read"),
         ],
     )
     def test_says_what_it_needs(self, overrides: tuple[str, ...], why: str) -> None:

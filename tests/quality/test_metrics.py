@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from inpaint_bench.config import QualityConfig
 from inpaint_bench.quality import grid, metrics
-from inpaint_bench.quality.metrics import FID_IMAGES, Judge, judge, psnr_hole, ssim_hole
+from inpaint_bench.quality.metrics import FID_IMAGES, Figures, Judge, psnr_hole, ssim_hole
 
 from .support import CPU
 
@@ -24,6 +24,12 @@ def pictures(count: int = 4, side: int = 32) -> tuple[Tensor, Tensor]:
     masks = torch.zeros(count, 1, side, side)
     masks[:, :, side // 2 :] = 1
     return torch.rand(count, 3, side, side, generator=torch.Generator().manual_seed(0)) * 2 - 1, masks
+
+
+def judge(originals: Tensor, restored: Tensor, masks: Tensor, quality: QualityConfig) -> Figures:
+    judging = Judge(quality, len(originals), CPU)
+    judging.add(originals, restored, masks)
+    return judging.figures()
 
 
 class TestPSNR:

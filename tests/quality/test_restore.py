@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,15 @@ class TestAFolderOfImages:
         assert (out / "grid.png").is_file()
         assert said["restored"][0]["position"] == pytest.approx([55.698, 13.195])
         assert "images: 3 restored, 0 skipped\npositions: 2 known, 1 not known" in capsys.readouterr().out
+
+    def test_of_another_city_is_one_of_unknown_position(self, weights: Path, tmp_path: Path) -> None:
+        folder = tmp_path / "elsewhere"
+        folder.mkdir()
+        photo(folder / "far.jpg", position=(30.625, -96.25))
+        assert restore(weights, folder, tmp_path / "out") == 0
+        (one,) = account(tmp_path / "out")["restored"]
+        assert one["position"] is None
+        assert "km from the ground that the weights were trained on" in one["position_from"]
 
     def test_says_of_each_image_whether_its_position_was_known(
         self, weights: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -138,6 +149,50 @@ class TestAFolderOfImages:
         assert restore(weights, images, tmp_path / "thesis") == 2
         assert "holds no restore.json; it is not replaced" in capsys.readouterr().err
 
+    def test_named_by_a_symlink_is_replaced_where_it_lies_and_the_link_stays(
+        self, weights: Path, images: Path, tmp_path: Path
+    ) -> None:
+        out = tmp_path / "out"
+        out.symlink_to(tmp_path / "elsewhere")
+        for _ in range(2):
+            assert restore(weights, images, out) == 0
+        assert out.is_symlink()
+        assert {path.name for path in tmp_path.iterdir()} == {"photographs", "out", "elsewhere"}
+        assert account(tmp_path / "elsewhere")["restored"]
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_that_a_signal_ends_leaves_nothing(
+        self,
+        weights: Path,
+        images: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        number: signal.Signals,
+    ) -> None:
+        monkeypatch.setattr("inpaint_bench.quality.sample.restore", lambda *_: signal.raise_signal(number))
+        assert restore(weights, images, tmp_path / "out") == 128 + number
+        assert capsys.readouterr().err == f"Stopped by {number.name}. Nothing half-written was left.\n"
+        assert [path.name for path in tmp_path.iterdir()] == ["photographs"]
+
+    def test_skips_names_and_texts_that_are_no_unicode_and_symlinks_to_nothing(
+        self, weights: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        photo(tmp_path / "other.jpg").rename(images / os.fsdecode(b"caf\xe9.jpg"))
+        (images / "lost.jpg").symlink_to(tmp_path / "gone.jpg")
+        rows = {"file_name": "a.jpg", "text": "half of a pair: \ud83d"}, {"file_name": "c.jpg", "mask": "street/b.png"}
+        lines = [json.dumps(row) for row in (*rows, {"file_name": "street/b.png"})]
+        (images / "metadata.jsonl").write_text("\n".join(lines))
+        assert restore(weights, images, tmp_path / "out") == 0
+        said = account(tmp_path / "out")
+        assert [one["file"] for one in said["restored"]] == ["c.jpg"]
+        assert {one["file"]: one["reason"] for one in said["skipped"]} == {
+            "a.jpg": "its name, its text or its mask's name is not valid Unicode",
+            "caf\\udce9.jpg": "its name, its text or its mask's name is not valid Unicode",
+            "lost.jpg": "cannot be read: No such file or directory",
+            "street/b.png": "named as a mask too in the metadata file, so it is not used as an image",
+        }
+
     def test_of_two_endings_gives_two_results(self, weights: Path, tmp_path: Path) -> None:
         (tmp_path / "photographs").mkdir()
         for name in ("a.jpg", "a.png"):
@@ -178,6 +233,29 @@ class TestAMistake:
         self.refused(capsys, "lies in the folder of images", weights, images, images / "restored")
         (empty / "words.png").write_text("this is no image")
         self.refused(capsys, "none of 1 images can be used: not an image that can be read", weights, empty, out)
+
+    def test_of_a_mount_point_for_the_results_is_named_before_the_work(
+        self,
+        weights: Path,
+        images: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        out = tmp_path / "disk"
+        out.mkdir()
+        monkeypatch.setattr(Path, "is_mount", lambda path: path == out)
+        self.refused(capsys, "disk: is a mount point, which the finished folder cannot replace", weights, images, out)
+
+    @pytest.mark.parametrize("size", [None, [8, 8]])
+    def test_of_weights_whose_side_is_not_one_number_is_named(
+        self, images: Path, tmp_path: Path, size: Any, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        save_pipeline(tiny(), tmp_path / "sideless")
+        config = tmp_path / "sideless/unet/config.json"
+        config.write_text(json.dumps({**json.loads(config.read_text()), "sample_size": size}))
+        sentence = f"sideless: unet.sample_size is {size}, one number of latents is needed"
+        self.refused(capsys, sentence, tmp_path / "sideless", images, tmp_path / "out")
 
     def test_in_numbers_is_named(
         self, weights: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

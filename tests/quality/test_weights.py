@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from diffusers import StableDiffusionInpaintPipeline
+from diffusers import AutoencoderKL, DDPMScheduler, StableDiffusionInpaintPipeline, UNet2DConditionModel
 from diffusers.utils import logging as diffusers_logging
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -18,6 +19,7 @@ from inpaint_bench.errors import UserError
 from inpaint_bench.workloads import weights
 from inpaint_bench.workloads.location import LocationEncoder
 from inpaint_bench.workloads.weights import save_pipeline
+from tests.worker.support import bench
 
 from .support import CENTRE, listening, loaded, noise, tiny
 
@@ -185,6 +187,41 @@ class TestADamagedFolder:
         self.refused(mine, r"config\.json: does not say 'width'")
         file.write_text("[]")
         self.refused(mine, r"config\.json: does not describe a location encoder")
+
+
+class TestAnotherModel:
+    """A folder that is whole, and not SD 1.5 inpainting."""
+
+    @pytest.mark.parametrize(
+        ("part", "changes", "sentence"),
+        [
+            ("vae", {"latent_channels": 16}, "vae.latent_channels is 16, SD 1.5 inpainting needs 4"),
+            ("unet", {"in_channels": 5}, "unet.in_channels is 5, SD 1.5 inpainting needs 9"),
+            ("unet", {"out_channels": 8}, "unet.out_channels is 8, SD 1.5 inpainting needs 4"),
+            ("unet", {"cross_attention_dim": 48}, "unet.cross_attention_dim is 48, SD 1.5 inpainting needs 32"),
+            ("unet", {"num_class_embeds": 10}, "unet.num_class_embeds is 10, SD 1.5 inpainting needs none"),
+            (
+                "unet",
+                {
+                    "addition_embed_type": "text_time",
+                    "addition_time_embed_dim": 8,
+                    "projection_class_embeddings_input_dim": 64,
+                },
+                "unet.addition_embed_type is text_time, SD 1.5 inpainting needs none",
+            ),
+            ("scheduler", {"prediction_type": "v_prediction"}, "scheduler.prediction_type is v_prediction, SD 1.5"),
+        ],
+        ids=lambda value: "",
+    )
+    def test_is_told_by_what_was_found_and_what_is_needed(
+        self, mine: Path, part: str, changes: dict[str, Any], sentence: str
+    ) -> None:
+        model = bench().model
+        kinds = {"unet": UNet2DConditionModel, "vae": AutoencoderKL, "scheduler": DDPMScheduler}
+        kinds[part](**{**getattr(model, part), **changes}).save_pretrained(mine / part)
+        with pytest.raises(UserError, match=re.escape(sentence)) as error:
+            loaded(mine)
+        assert "\n" not in str(error.value)
 
 
 class TestTheLocationEncoder:

@@ -109,6 +109,7 @@ class TestAWeightsFolder:
         assert torch.isfinite(workload.step(workload.next_batch()))
         expected = flops.training(flops.count(tiny(), 32), encodes=2, text=True)
         assert workload.facts["flop_per_image"] == expected
+        assert workload.facts["own_shapes"], "the report names another model then"
 
     def test_with_four_channels_becomes_nine_and_starts_with_the_same_output(self, tmp_path: Path) -> None:
         four = save(tmp_path, channels=4).unet.eval()
