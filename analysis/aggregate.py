@@ -1,29 +1,31 @@
 """From runs to cells: means over valid runs that may be compared, ratios between GPUs, and the best batch.
 
-The unit of replication is the run. A cell of one run has no interval, and every table says so.
+The unit of replication is the run. A cell of one run has no interval, and every table says so. What two cells
+differ in is told by the interval of their ratio (ratio.py), never by two intervals that overlap or do not.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import polars as pl
 
 from . import published
 from .metrics import METRICS, gpu_label, gpu_order
+from .ratio import Gain, Observation, gain, mean_interval, run_key
 
 # What is computed: another precision or resolution is another computation.
-_COMPUTED = ["precision", "resolution_px"]
+COMPUTED = ["precision", "resolution_px"]
 # Never averaged across: a demonstration with a measurement, another model, another site, another card count.
-GROUP = ["workload", "model", "site", "gpu", "gpus", "batch", "recipe", "demonstration", *_COMPUTED]
+GROUP = ["workload", "model", "site", "gpu", "gpus", "batch", "recipe", "demonstration", *COMPUTED]
 # Two recipes are compared only where all of these are equal; `asked_batch` is the batch, or `auto`.
 ACROSS_RECIPES = ["workload", "model", "site", "gpu", "gpus", "asked_batch", "resolution_px", "demonstration"]
 # Two GPUs are compared only where all of these are equal.
-COMPARABLE = ["workload", "model", "gpus", "recipe", "demonstration", *_COMPUTED]
+COMPARABLE = ["workload", "model", "gpus", "recipe", "demonstration", *COMPUTED]
 # Told in words wherever they vary within a table.
-TELLING = ["workload", "model", "recipe", "gpus", "demonstration", *_COMPUTED]
+TELLING = ["workload", "model", "recipe", "gpus", "demonstration", *COMPUTED]
 # May differ inside a cell, but not silently.
 _WATCHED = {
     "driver": "drivers",
@@ -38,11 +40,12 @@ _WATCHED = {
     "data_identity": "data sets",
     "runtime_kind": "kinds of runtime",
 }
-TIE = 0.02
+TIE = 0.02  # one run says nothing of its scatter: figures as near as this are not told apart
 
 
 def cells(runs: pl.DataFrame) -> pl.DataFrame:
-    """One row per group of valid runs: n, cards, run_ids, mixes, and mean, min, max and n of every metric.
+    """One row per group of valid runs: n, cards, run_ids, mixes, and mean, 95 % interval, min, max and n of every
+    metric. In `<metric>_runs` and `seeds` stand the figures themselves, in the order of run_ids.
 
     A metric's own n counts the runs that have it, `batch_found` those whose batch was searched for.
     `poster_hours`: every run was asked for as many images as the poster's hours stand for.
@@ -55,6 +58,7 @@ def cells(runs: pl.DataFrame) -> pl.DataFrame:
             pl.col(name).min().alias(f"{name}_min"),
             pl.col(name).max().alias(f"{name}_max"),
             pl.col(name).count().alias(f"{name}_n"),
+            pl.col(name).alias(f"{name}_runs"),
         )
     ]
     found = (pl.col("batch_requested") == "auto").fill_null(False).sum().alias("batch_found")
@@ -64,10 +68,13 @@ def cells(runs: pl.DataFrame) -> pl.DataFrame:
     near = (asked / published.IMAGES - 1).abs() <= published.IMAGES_WITHIN
     table = (
         runs.filter(pl.col("valid"))
-        .group_by(GROUP)
+        .sort("run_id")
+        .group_by(GROUP, maintain_order=True)
         .agg(
             pl.len().alias("n"),
-            pl.col("run_id").sort().alias("run_ids"),
+            pl.col("run_id").alias("run_ids"),
+            pl.coalesce("gpu_uuid", "node").alias("run_cards"),
+            pl.col("seed").alias("seeds"),
             cards,
             found,
             near.fill_null(False).all().alias("poster_hours"),
@@ -77,13 +84,44 @@ def cells(runs: pl.DataFrame) -> pl.DataFrame:
     )
     order = sorted(table["gpu"].unique().drop_nulls().to_list(), key=gpu_order)
     rank = pl.col("gpu").replace_strict(order, range(len(order)), return_dtype=pl.Int64, default=None)
-    table = table.sort("workload", "model", rank, "site", "gpus", "recipe", *_COMPUTED, "batch", nulls_last=True)
+    table = table.sort("workload", "model", rank, "site", "gpus", "recipe", *COMPUTED, "batch", nulls_last=True)
     said = [
         pl.when(pl.col(f"{name}_kinds") > 1).then(pl.format("{} " + words, pl.col(f"{name}_kinds")))
         for name, words in _WATCHED.items()
     ]
     mixes = pl.concat_str(said, separator=", ", ignore_nulls=True).alias("mixes")
-    return with_series(table.with_columns(mixes).drop([f"{name}_kinds" for name in _WATCHED]))
+    return with_series(_with_intervals(table.with_columns(mixes).drop([f"{name}_kinds" for name in _WATCHED])))
+
+
+def _with_intervals(table: pl.DataFrame) -> pl.DataFrame:
+    """Add the ends of every metric's interval: null where fewer than two runs have it."""
+    found: dict[str, list[float | None]] = {f"{name}_{end}": [] for name in METRICS for end in ("low", "high")}
+    for row in table.iter_rows(named=True):
+        for name in METRICS:
+            low, high = mean_interval(observations(row, name)) or (None, None)
+            found[f"{name}_low"].append(low)
+            found[f"{name}_high"].append(high)
+    return table.with_columns(pl.Series(name, ends, dtype=pl.Float64) for name, ends in found.items())
+
+
+def observations(cell: dict[str, Any], metric: str) -> list[Observation]:
+    """The figure of each of a cell's runs that has it, by card and seed."""
+    each = zip(cell["run_cards"], cell["seeds"], cell["run_ids"], cell[f"{metric}_runs"], strict=True)
+    return [(run_key(card, seed, run_id), value) for card, seed, run_id, value in each if value is not None]
+
+
+def told_apart(better: dict[str, Any], other: dict[str, Any], metric: str, *, lowest: bool) -> bool:
+    """Whether the runs of two cells show that one is better: by the interval of their ratio.
+
+    Where there is no interval, because a cell has one run: by more than 2 %, which is a habit and no statistics.
+    """
+    found = gain(observations(better, metric), observations(other, metric))
+    if found is None:
+        return True
+    ahead = (lambda value: -value) if lowest else (lambda value: value)
+    if found.low is None or found.high is None:
+        return ahead(found.value) > TIE
+    return ahead(found.high if lowest else found.low) > 0
 
 
 def with_series(table: pl.DataFrame) -> pl.DataFrame:
@@ -135,6 +173,7 @@ class Ratio:
     low: float
     high: float
     by_batch: dict[int, float]
+    gains: dict[int, Gain] = field(default_factory=dict)  # the same with intervals, where runs are known
 
     @property
     def text(self) -> str:
@@ -144,63 +183,36 @@ class Ratio:
 
 
 def ratios(table: pl.DataFrame, *, value: str, lower_is_faster: bool = False) -> list[Ratio]:
-    """Ratio matrix over `series` at equal batch. `table` has series, batch and the value's column."""
+    """Ratio matrix over `series` at equal batch. `table` has series, batch and the value's column.
+
+    Of cells: ratios of geometric means over runs, with intervals.
+    """
     speed: dict[str, dict[int, float]] = {}
-    for series, batch, number in table.select("series", "batch", value).iter_rows():
+    cells: dict[tuple[str, int], dict[str, Any]] = {}
+    for row in table.iter_rows(named=True):
+        series, batch, number = row["series"], row["batch"], row[value]
         if number:
             speed.setdefault(series, {})[batch] = 1 / number if lower_is_faster else number
+            cells[series, batch] = row
     order = sorted(speed, key=lambda s: (_geometric_mean(speed[s]), s))
+    of_runs = f"{value}_runs" in table.columns and not lower_is_faster
     found = []
     for i, slow in enumerate(order):
         for fast in order[i + 1 :]:
             shared = sorted(speed[slow].keys() & speed[fast].keys())
-            if shared:
-                by_batch = {batch: speed[fast][batch] / speed[slow][batch] for batch in shared}
-                low, high = min(by_batch.values()), max(by_batch.values())
-                found.append(Ratio(fast=fast, slow=slow, low=low, high=high, by_batch=by_batch))
+            if not shared:
+                continue
+            gains: dict[int, Gain] = {}
+            for batch in shared if of_runs else []:
+                one = gain(*(observations(cells[series, batch], value) for series in (fast, slow)))
+                if one is not None:
+                    gains[batch] = one
+            plain = {batch: speed[fast][batch] / speed[slow][batch] for batch in shared}
+            by_batch = {batch: 1 + gains[batch].value if batch in gains else plain[batch] for batch in shared}
+            low, high = min(by_batch.values()), max(by_batch.values())
+            found.append(Ratio(fast=fast, slow=slow, low=low, high=high, by_batch=by_batch, gains=gains))
     return found
 
 
 def _geometric_mean(values: dict[int, float]) -> float:
     return math.exp(sum(math.log(v) for v in values.values()) / len(values))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Best:
-    """The best batch of one series by one figure, with the batches that cannot be told from it."""
-
-    series: str
-    batch: int
-    value: float
-    ties: list[int]  # other batches within 2 %, or whose ranges overlap
-    smallest: int  # of the best and its ties: the one to take
-    n: int  # runs of the cell with the fewest
-    candidates: int
-
-
-def best_batches(table: pl.DataFrame, *, metric: str, lowest: bool) -> list[Best]:
-    """Per series. A tie is a mean within 2 % of the best, or, with n > 1 in both, overlapping min-max ranges."""
-    found = []
-    for (series,), group in table.filter(pl.col(metric).is_not_null()).group_by("series", maintain_order=True):
-        rows = group.sort(metric, descending=not lowest).to_dicts()
-        top = rows[0]
-        tied = [row["batch"] for row in rows[1:] if _tied(top, row, metric)]
-        found.append(
-            Best(
-                series=str(series),
-                batch=top["batch"],
-                value=top[metric],
-                ties=sorted(tied),
-                smallest=min([top["batch"], *tied]),
-                n=min(row[f"{metric}_n"] for row in rows),
-                candidates=len(rows),
-            )
-        )
-    return found
-
-
-def _tied(top: dict[str, Any], row: dict[str, Any], metric: str) -> bool:
-    if abs(row[metric] / top[metric] - 1) <= TIE:
-        return True
-    overlap = row[f"{metric}_max"] >= top[f"{metric}_min"] and row[f"{metric}_min"] <= top[f"{metric}_max"]
-    return min(top[f"{metric}_n"], row[f"{metric}_n"]) > 1 and overlap

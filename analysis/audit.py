@@ -1,4 +1,8 @@
-"""Whether a measure window can be trusted. Every check that fails is a sentence; no sentence, no objection."""
+"""Whether a measure window can be trusted. Every check that fails is a sentence; no sentence, no objection.
+
+Two kinds of rows in the events table count against a run, whoever writes them: `co_tenant`, detail `pid N`, for
+another process on one of its GPUs, and `power_limit`, detail `300 W to 250 W`, for a limit that changed.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,11 @@ from .energy import Floats, Ints
 MAX_GAP_PERIODS = 5.0  # 0.5 s at 10 Hz: the energy counter is interpolated over less than this
 MAX_GAP_S = 3.0  # however slowly a run was sampled
 DEFAULT_HZ = 10.0
+STILL_S = 1.0  # ten updates of an energy counter; an H200's moved at each of 400 readings at 10 Hz
+OVER_LIMIT = 1.05  # mean power over the power limit: +/- 5 W of the sensor, and what a regulator lets pass
 SHORT_S, SHORT_STEPS = 20.0, 50
 CLOCK_S, CLOCK_SHARE = 0.5, 0.01  # wall and monotonic clock may differ by the larger of the two
+EVENTS = {"co_tenant": "another process was on GPU", "power_limit": "the power limit changed within the run on GPU"}
 
 
 @dataclass(kw_only=True)
@@ -97,6 +104,71 @@ def clocks(window: dict[str, Any]) -> list[str]:
     return [f"clock jump: the window lasted {seconds:.2f} s by the monotonic clock, {wall:.2f} s by the wall clock"]
 
 
+def overlaps(window: dict[str, Any], windows: list[dict[str, Any]]) -> list[str]:
+    """Time that a measure window shares with another window of the run; that of warm-up is counted in.
+
+    Windows of an earlier boot may have equal monotonic times by chance: both clocks must say so where both are known.
+    """
+    found = []
+    for other in windows:
+        clocks = [both for clock in ("mono", "unix") if (both := _shared_ns(window, other, clock)) is not None]
+        if other is window or not clocks or min(clocks) <= 0:
+            continue
+        what = "warm-up counted in: the measure window" if other.get("kind") == "warmup" else "the measure window"
+        seconds = "the start" if other.get("t_end_mono_ns") is None else f"{clocks[0] * 1e-9:.2f} s"
+        found.append(f"{what} shares {seconds} with {other.get('kind')} window {other.get('window_id')}")
+    return found
+
+
+def _shared_ns(one: dict[str, Any], other: dict[str, Any], clock: str) -> int | None:
+    """How long both are open at once. A window whose end nobody saw is open at its start; None: start unknown."""
+    edges = []
+    for each in (one, other):
+        start, end = each.get(f"t_start_{clock}_ns"), each.get(f"t_end_{clock}_ns")
+        if not isinstance(start, int):
+            return None
+        edges.append((start, end if isinstance(end, int) else start + 1))
+    (a, b), (c, d) = edges
+    return min(b, d) - max(a, c)
+
+
+def steps(window: dict[str, Any], table: pl.DataFrame) -> list[str]:
+    """The window's steps lie inside it, one after the other."""
+    start, end = window["t_start_mono_ns"], window["t_end_mono_ns"]
+    rows = table.filter(pl.col("window_id") == str(window.get("window_id"))).sort("step", maintain_order=True)
+    first, last = pl.col("t_start_mono_ns"), pl.col("t_end_mono_ns")
+    early, late = rows.filter(first < start).height, rows.filter(last > end).height
+    back = rows.filter((first.diff() < 0) | (last < first)).height
+    words = {
+        "warm-up counted in: {} step(s) began before the measure window opened": early,
+        "{} step(s) ended after the measure window closed": late,
+        "clock jump: the times of steps go back in {} places": back,
+    }
+    return [text.format(count) for text, count in words.items() if count]
+
+
+def events(table: pl.DataFrame, manifest: dict[str, Any], uuids: set[str]) -> list[str]:
+    """What happened to the run's GPUs that no other sample shows. A requeued job's earlier events are another run's."""
+    began = manifest.get("started_unix_ns") or 0
+    ours = (pl.col("gpu_uuid").is_in(sorted(uuids)) | pl.col("gpu_uuid").is_null()) & (pl.col("t_unix_ns") >= began)
+    found: dict[str, None] = {}
+    for kind, uuid, detail in table.filter(ours).select("kind", "gpu_uuid", "detail").iter_rows():
+        if kind in EVENTS:
+            found[f"{EVENTS[kind]} {uuid or '(not named)'}: {detail or 'no detail'}"] = None
+    return list(found)
+
+
+def over_limit(power_w: float | None, manifest: dict[str, Any]) -> list[str]:
+    """Mean power that the manifest's power limits do not allow: they were not those of the window."""
+    limits = [device.get("power_limit_w") for device in manifest.get("devices") or []]
+    if power_w is None or not limits or None in limits or len(limits) != int(manifest.get("gpus") or 1):
+        return []
+    limit_w = float(sum(limits))
+    if power_w <= OVER_LIMIT * limit_w:
+        return []
+    return [f"{power_w:.0f} W on average, over the power limit of {limit_w:.0f} W by the manifest: it was not in force"]
+
+
 def counts(window: dict[str, Any], manifest: dict[str, Any]) -> list[str]:
     """Images processed are steps times batch times GPUs, where all of them are known."""
     images, steps, batch = window.get("images"), window.get("steps"), manifest.get("batch")
@@ -108,13 +180,12 @@ def counts(window: dict[str, Any], manifest: dict[str, Any]) -> list[str]:
     return [f"{images} images are not {steps} steps of batch {batch} on {gpus} GPU(s)"]
 
 
-def column(lane: Lane, name: str, start_ns: int, end_ns: int, hz: float) -> str | None:
+def column(lane: Lane, name: str, start_ns: int, end_ns: int, limit_s: float) -> str | None:
     """Why this column's values do not cover the window, or None where they do. Nulls do not count as values."""
     known = lane.known(name)
     inside = (known.t_ns >= start_ns) & (known.t_ns <= end_ns)
     if not inside.any():
         return f"no {name} in the measure window"
-    limit_s = gap_limit_s(hz)
     near = known.bracket(start_ns, end_ns).t_ns
     if near[0] > start_ns or near[-1] < end_ns:
         return f"{name} does not reach the edges of the window"
@@ -126,6 +197,13 @@ def telemetry_off(manifest: dict[str, Any]) -> bool:
     """True where the run was asked to take no samples: then throughput stands alone."""
     source = (manifest.get("telemetry") or {}).get("source", "missing")
     return source is None or source == "none"
+
+
+def strangers(lanes: list[Lane], manifest: dict[str, Any]) -> list[str]:
+    """Samples of GPUs that the manifest does not name, where it names any."""
+    named = {device.get("uuid") for device in manifest.get("devices") or [] if device.get("uuid")}
+    extra = sorted({lane.uuid for lane in lanes} - named) if named else []
+    return [f"GPUs differ: slow samples of {', '.join(extra)}, which the manifest does not name"] if extra else []
 
 
 def devices(lanes: list[Lane], manifest: dict[str, Any]) -> list[str]:
@@ -174,7 +252,41 @@ def window(lane: Lane, start_ns: int, end_ns: int, hz: float) -> list[str]:
         problems.append(f"{who}gap of {gap:.2f} s at {at:.1f} s of the window (limit {limit_s:.2f} s)")
     if counter_fell(near):
         problems.append(f"{who}energy counter went back (driver reloaded?)")
-    return problems
+    if still := counter_still(lane, start_ns, end_ns, hz):
+        problems.append(who + still)
+    return [*problems, *(who + text for text in sample_clocks(near, (end_ns - start_ns) * 1e-9))]
+
+
+def sample_clocks(lane: Lane, seconds: float) -> list[str]:
+    """A step of the wall clock that is undone before the window closes shows in the samples alone."""
+    apart = lane.columns["t_unix_ns"] - lane.t_ns
+    drift_s = float(np.nanmax(apart) - np.nanmin(apart)) * 1e-9
+    if not drift_s > max(CLOCK_S, CLOCK_SHARE * seconds):
+        return []
+    return [f"clock jump: wall and monotonic clock of the samples move {drift_s:.2f} s against each other"]
+
+
+def counter_still(lane: Lane, start_ns: int, end_ns: int, hz: float) -> str | None:
+    """The longest stretch of the window in which power is drawn and the energy counter does not count it."""
+    known = ~np.isnan(lane.columns["energy_mj"])
+    inside = known & (lane.t_ns >= start_ns) & (lane.t_ns <= end_ns)
+    t_ns, counter = lane.t_ns[inside], lane.columns["energy_mj"][inside]
+    if not len(t_ns):
+        return None
+    edges = np.concatenate([[0], np.flatnonzero(np.diff(counter) != 0) + 1, [len(t_ns)]])
+    lengths = t_ns[edges[1:] - 1] - t_ns[edges[:-1]]
+    longest = int(lengths.argmax())
+    first_ns, still_s = int(t_ns[edges[longest]]), float(lengths[longest]) * 1e-9
+    if still_s <= max(STILL_S, gap_limit_s(hz)):
+        return None
+    during = (lane.t_ns >= first_ns) & (lane.t_ns <= first_ns + lengths[longest])
+    for name in ("power_instant_w", "power_avg1s_w"):
+        watts = lane.columns[name][during]
+        if not np.isnan(watts).all():
+            mean_w, at = float(np.nanmean(watts)), (first_ns - start_ns) * 1e-9
+            text = f"energy counter does not move for {still_s:.2f} s at {at:.1f} s of the window"
+            return f"{text}, while {mean_w:.0f} W are drawn" if mean_w >= 1 else None
+    return None
 
 
 def counter_fell(lane: Lane) -> bool:

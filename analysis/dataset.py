@@ -13,7 +13,8 @@ from inpaint_bench.errors import UserError
 
 from . import parts
 from .columns import SCHEMA
-from .merge import KEYS, WINDOWS, hive_value
+from .kept import WINDOWS
+from .merge import KEYS, hive_value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,8 @@ class Dataset:
 
     def scan(self, table: str, run_id: str | None = None) -> pl.LazyFrame:
         """Rows of a long table, of one run or of all."""
-        files_of_table = sorted((self.folder / table).glob("site=*/gpu=*/run=*/part-*.parquet"))
+        one = "*" if run_id is None else hive_value(run_id)
+        files_of_table = sorted((self.folder / table).glob(f"site=*/gpu=*/run={one}/part-*.parquet"))
         if not files_of_table:
             empty = pl.DataFrame(schema=parts.polars_schema(table))
             return empty.lazy().with_columns(pl.lit(None, pl.String).alias(key) for key in KEYS)

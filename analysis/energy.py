@@ -43,26 +43,22 @@ def mean(t_ns: Ints, value: Floats, start_ns: int, end_ns: int) -> float | None:
     return float(v_in.mean()) if part is None else part / ((int(t_in[-1]) - int(t_in[0])) * 1e-9)
 
 
-def counter_j(t_ns: Ints, counter_mj: Floats, start_ns: int, end_ns: int) -> float | None:
-    """Joules between the edges by a cumulative counter in mJ, interpolated at both edges.
-
-    None where it is not known on both sides. The counter moves about every 100 ms, so the edges cost up to
-    0.2 s of power: 1 % of a 20 s window.
-    """
-    known = ~np.isnan(counter_mj)
-    t_ns, counter_mj = t_ns[known], counter_mj[known]
+def growth(t_ns: Ints, counter: Floats, start_ns: int, end_ns: int) -> float | None:
+    """How much a cumulative counter grows between the edges, interpolated at both; None where it is unknown there."""
+    known = ~np.isnan(counter)
+    t_ns, counter = t_ns[known], counter[known]
     if len(t_ns) < 2 or t_ns[0] > start_ns or t_ns[-1] < end_ns:
         return None
     seconds = (t_ns - start_ns).astype(np.float64) * 1e-9
     edges = np.array([0.0, (end_ns - start_ns) * 1e-9])
-    first, last = np.interp(edges, seconds, counter_mj - counter_mj[0])
-    return float(last - first) / 1000
+    first, last = np.interp(edges, seconds, counter - counter[0])
+    return float(last - first)
 
 
-def counter_rate(t_ns: Ints, counter: Floats, start_ns: int, end_ns: int) -> float | None:
-    """Growth of a cumulative counter per ns between the first and the last sample inside the window."""
-    inside = (t_ns >= start_ns) & (t_ns <= end_ns) & ~np.isnan(counter)
-    if inside.sum() < 2:
-        return None
-    t_in, c_in = t_ns[inside], counter[inside]
-    return float((c_in[-1] - c_in[0]) / (t_in[-1] - t_in[0])) if t_in[-1] > t_in[0] else None
+def counter_j(t_ns: Ints, counter_mj: Floats, start_ns: int, end_ns: int) -> float | None:
+    """Joules between the edges by a cumulative counter in mJ.
+
+    The counter moves about every 100 ms, so the edges cost up to 0.2 s of power: 1 % of a 20 s window.
+    """
+    grown = growth(t_ns, counter_mj, start_ns, end_ns)
+    return None if grown is None else grown / 1000

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from .metrics import METRICS, number
-from .ratio import Gain
+import polars as pl
+
+from . import aggregate
+from .metrics import METRICS, gpu_label, number
+from .ratio import Gain, gain
 from .study import LADDER, LEAVE_ONE_OUT, ONE_AT_A_TIME, Comparison, Step, change
-from .tables import Builder, Table, spread
+from .tables import BRACKETS, Builder, Table, spread
 
 # stands before every lever that was asked for and found not to work, and before a parity that is far off
 NOT_ACTIVE = "\u2717"
+BASELINE = "baseline"
 _FIGURES = ("vram_used_mib_peak", "power_w", "joules_per_image", "compile_s")
 _TITLES = {
     LADDER: "Ladder, one lever more each step",
@@ -24,8 +28,9 @@ _HEADS = {
 }
 METHOD = (
     "Gains are ratios of images/s with 95 % t-intervals of their logarithms, over pairs of runs of one card with one "
-    "seed; where there are none, of the two means, which the cell says. No difference seen: the interval holds 0. "
-    "Each interval stands for itself: among twenty levers one may miss the truth by chance."
+    "seed; where there are none, of the two means, over cards where several ran, and the cell says unpaired. No "
+    "difference seen: the interval holds 0. Each interval stands for itself: among twenty levers one may miss the "
+    "truth by chance."
 )
 
 
@@ -43,6 +48,26 @@ def table(build: Builder, one: Comparison) -> Table:
         note=_note(one),
         muted_rows=frozenset(i for i, step in enumerate(one.steps) if not step.runs),
     )
+
+
+def between(build: Builder) -> Table | None:
+    """Recipes that were sent outside a study, against the baseline or else the slowest; None where none compare."""
+    rows = []
+    keys = ["batch" if name == "asked_batch" else name for name in aggregate.ACROSS_RECIPES]
+    known = build.cells.filter(pl.col("images_per_s").is_not_null())
+    for group in known.partition_by(keys, maintain_order=True) if known.height else []:
+        each = group.sort("images_per_s").to_dicts()
+        base = next((cell for cell in each if cell["recipe"] == BASELINE), each[0])
+        where = [gpu_label(base["gpu"]), str(base["batch"]), base["site"]]
+        for cell in each:
+            if cell is not base:
+                found = gain(*(aggregate.observations(one, "images_per_s") for one in (cell, base)))
+                rows.append(
+                    [*where, cell["recipe"] or "\u2013", base["recipe"] or "\u2013", gain_words(found, cell["n"])]
+                )
+    columns = ["GPU", "Batch", "Site", "Recipe", "Against", "Change of images/s"]
+    note = f"At equal batch, model and resolution. {METHOD}"
+    return build.table("recipe-ratios", "Recipes against each other", columns, rows, note=note) if rows else None
 
 
 def gain_words(gain: Gain | None, runs: int | None = None) -> str:
@@ -137,7 +162,7 @@ def _batches(step: Step) -> str:
 
 
 def _note(one: Comparison) -> str:
-    words = [METHOD]
+    words = [BRACKETS, METHOD]
     cards = {row["gpu_uuid"] for step in one.steps for row in step.runs if row["gpu_uuid"]}
     if len(cards) == 1:
         words.append("All on one card: the intervals say nothing about another.")

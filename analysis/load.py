@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,8 @@ from inpaint_bench.truth import Leavings, SchedulerWord, verdict
 
 from . import pictures
 from .parts import Parts, Skip, probe
+
+SETTLED_S = 2  # some file systems keep whole seconds: what is younger may change and look the same
 
 
 @dataclass(kw_only=True)
@@ -40,15 +43,6 @@ class Run:
     @property
     def gpu(self) -> str:
         return str(self.manifest.get("gpu") or "unknown")
-
-
-@dataclass(kw_only=True)
-class Found:
-    """What the roots hold."""
-
-    runs: list[Run] = field(default_factory=list)
-    skips: list[Skip] = field(default_factory=list)
-    candidates: int = 0  # run directories seen, readable or not
 
 
 def find(roots: list[Path]) -> Iterator[Path]:
@@ -85,41 +79,56 @@ def check_roots(roots: list[Path]) -> None:
             raise UserError(f"Root {root} {what}; give folders that hold run directories.")
 
 
-def load(roots: list[Path]) -> Found:
-    """Every readable run below the roots, once; everything else as a skip with its reason."""
-    check_roots(roots)
-    found = Found()
-    first: dict[str, Run] = {}
-    for folder in find(roots):
-        found.candidates += 1
-        run, skips = read_run(folder)
-        found.skips += skips
-        if run is None:
-            continue
-        kept = first.get(run.run_id)
-        if kept is None:
-            first[run.run_id] = run
-            found.runs.append(run)
-        elif kept.hash == run.hash:
-            why = f"same content as {kept.folder}, which was kept"
-            found.skips.append(Skip(path=str(folder), code="duplicate", reason=why, run_id=run.run_id))
-        else:
-            why = (
-                f"CONFLICT: run id also in {kept.folder} with other content; the first one found was kept, "
-                "not because it is right. Remove one of the two and merge again"
-            )
-            found.skips.append(Skip(path=str(folder), code="conflict", reason=why, run_id=run.run_id))
-    return found
+def fingerprint(folder: Path) -> tuple[str | None, int]:
+    """What tells whether a run directory has changed, without reading it: names, sizes and times of all its files.
+
+    None where that cannot tell: a folder is linked from elsewhere, or a file was written so recently that a second
+    write could have the same time and size. The change time is in it too: a copy may carry old times.
+    With it, the bytes that its parts and journals have.
+    """
+    digest = hashlib.sha256()
+    newest_ns = size_bytes = 0
+    waiting = [folder]
+    while waiting:
+        here = waiting.pop()
+        try:
+            with os.scandir(here) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(Path(entry.path))
+                    digest.update(f"{entry.path}\0".encode(errors="surrogateescape"))
+                    continue
+                if entry.is_symlink() and entry.is_dir():
+                    return None, size_bytes
+                of = entry.stat()
+                size_bytes += of.st_size if entry.name.endswith((".parquet", ".arrows")) else 0
+                newest_ns = max(newest_ns, of.st_mtime_ns)
+                facts = f"{entry.path}\0{of.st_size} {of.st_mtime_ns} {of.st_ctime_ns}\0"
+                digest.update(facts.encode(errors="surrogateescape"))
+        except OSError:
+            return None, size_bytes
+    settled = newest_ns <= time.time_ns() - SETTLED_S * 1_000_000_000
+    return digest.hexdigest() if settled else None, size_bytes
 
 
-def read_run(folder: Path) -> tuple[Run | None, list[Skip]]:
-    """One run directory. None when its manifest cannot be trusted; then each of its parts is listed."""
+def peek(folder: Path) -> str | None:
+    """The run id of a directory whose manifest can be used."""
+    manifest, _, _ = _manifest(folder / contract.MANIFEST)
+    return str(manifest["run_id"]) if manifest else None
+
+
+def read_run(folder: Path, *, keep: bool = True) -> tuple[Run | None, list[Skip]]:
+    """One run directory. None when its manifest cannot be trusted; then each of its parts is listed.
+
+    Its parts stay in memory until `parts.read` takes them; without `keep` only their hash does.
+    """
     manifest, code, why = _manifest(folder / contract.MANIFEST)
     run_id = str(manifest["run_id"]) if manifest else None
     tables: dict[str, Parts] = {}
     skips: list[Skip] = []
     for table in contract.TABLES:
-        tables[table], bad = probe(folder / table, table, run_id)
+        tables[table], bad = probe(folder / table, table, run_id, keep=keep)
         skips += bad
     if (folder / contract.JOURNAL).is_file():
         why_not = f"a journal belongs beside its parts, in {', '.join(contract.TABLES)}"
@@ -187,6 +196,7 @@ def _manifest(path: Path) -> tuple[dict[str, Any] | None, str, str]:
 
 def _content_hash(run: Run) -> str:
     digest = hashlib.sha256()
+    known = {path: digested for parts in run.tables.values() for path, digested in parts.digests.items()}
     names = [contract.MANIFEST, contract.WINDOWS, contract.TELEMETRY]
     paths = [run.folder / name for name in names]
     paths += [path for parts in run.tables.values() for path in (*parts.good, *parts.journals)]
@@ -194,7 +204,9 @@ def _content_hash(run: Run) -> str:
         paths.append(picture)
     for path in paths:
         digest.update(str(path.relative_to(run.folder)).encode() + b"\0")
-        if path.is_file():
+        if path in known:
+            digest.update(known[path])
+        elif path.is_file():
             with path.open("rb") as raw:
                 digest.update(hashlib.file_digest(raw, "sha256").digest())
     return digest.hexdigest()

@@ -1,28 +1,41 @@
 """Run directories of any number of sites -> one dataset folder that says where everything came from.
 
 The dataset is built under a temporary name beside its place and renamed at the end: an interrupted merge
-leaves what was there before. Inputs are only read.
+leaves what was there before. Inputs are only read, and only those that the last merge into the same folder did
+not read as they are now; what comes out is the same.
 """
 
 from __future__ import annotations
 
+import ctypes
 import datetime as dt
 import hashlib
 import os
 import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from inpaint_bench import contract, files
 from inpaint_bench.errors import UserError
 
-from . import parts, pictures, runs
-from .load import Found, Run, check_roots, load
+from . import kept, parts, pictures, runs
+from .kept import WINDOWS, Kept, Outcome
+from .load import Run, check_roots, find, fingerprint, peek, read_run
+from .parts import Skip
 
-WINDOWS = "windows.parquet"
 KEYS = ("site", "gpu", "run")  # hive folders; all of them strings
 _SKIP_SCHEMA = {
     "path": pl.String,
@@ -37,7 +50,10 @@ _WINDOW_SCHEMA = {
         ("t_start_mono_ns", "t_end_mono_ns", "t_start_unix_ns", "t_end_unix_ns", "steps", "images"), pl.Int64
     ),
 }
-_OWN = {contract.DATASET, contract.RUNS, contract.SKIPPED, WINDOWS, pictures.FOLDER, *contract.TABLES}
+_OWN = {contract.DATASET, *kept.INDEX, contract.SKIPPED, pictures.FOLDER, *contract.TABLES}
+ROW_GROUP = 262_144  # rows
+PARALLEL_BYTES = 32 * 2**20  # of parts to read: with less, other processes start longer than they help
+_BATCH = 1000  # rows of a small table that are held as Python objects
 
 
 def partition(run: Run) -> Path:
@@ -52,16 +68,18 @@ def hive_value(value: str) -> str:
     return quote(lettered, safe="")
 
 
-def merge(roots: list[Path], dataset_dir: Path) -> dict[str, Any]:
+def merge(roots: list[Path], dataset_dir: Path, *, processes: int = 1) -> dict[str, Any]:
     """Write the dataset and return the content of its dataset.json.
 
-    Raises UserError where a root is missing, nothing is found, or `dataset_dir` holds anything that a merge
-    did not write.
+    With `processes` above 1 large amounts are read by as many processes at once; a script that asks for them
+    needs the usual guard of its main module. Raises UserError where a root is missing, nothing is found, or
+    `dataset_dir` holds anything that a merge did not write.
     """
     check_roots(roots)
     _check_target(roots, dataset_dir)
-    found = load(roots)
-    if not found.candidates:
+    before = Kept.read(dataset_dir)
+    plan = _plan(roots, before)
+    if not plan:
         where = ", ".join(map(str, roots))
         raise UserError(f"No run directory below {where}: none holds {contract.MANIFEST} or folders of parts.")
     dataset_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -69,11 +87,163 @@ def merge(roots: list[Path], dataset_dir: Path) -> dict[str, Any]:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
-        account = _write(found, roots, temporary)
+        with _outcomes(plan, before, temporary, processes) as outcomes:
+            account = _write(outcomes, roots, temporary)
         _swap(temporary, dataset_dir)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return account
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Task:
+    """A run directory, and what is to be done with it."""
+
+    folder: Path
+    fingerprint: str | None
+    run_id: str | None
+    twin: bool  # its id was seen before: only its hash is needed
+    size_bytes: int
+    unchanged: bool
+
+
+def _plan(roots: list[Path], before: Kept) -> list[_Task]:
+    """Every run directory in order. Reads nothing but the manifests of those that are new or changed."""
+    tasks: list[_Task] = []
+    seen: set[str] = set()
+    for folder in find(roots):
+        mark, size_bytes = fingerprint(folder)
+        same, run_id = before.run_id(folder, mark)
+        if not same:
+            run_id = peek(folder)
+        place = None if run_id is None else hive_value(run_id)
+        twin = place in seen
+        unchanged = same and before.outcome(folder, mark, twin=twin) is not None
+        tasks.append(
+            _Task(
+                folder=folder,
+                fingerprint=mark,
+                run_id=run_id,
+                twin=twin,
+                size_bytes=0 if unchanged else size_bytes,
+                unchanged=unchanged,
+            )
+        )
+        if place is not None:
+            seen.add(place)
+    return tasks
+
+
+@contextmanager
+def _outcomes(plan: list[_Task], before: Kept, out: Path, processes: int) -> Iterator[Iterator[tuple[Outcome, bool]]]:
+    """What becomes of each directory, in the plan's order, and whether it was taken over from the last merge."""
+    new = [task for task in plan if not task.unchanged]
+    several = min(processes, len(new))
+    if several < 2 or sum(task.size_bytes for task in new) < PARALLEL_BYTES:
+        yield _in_order(plan, before, out, (_read(task, out) for task in new))
+        return
+    pool = ProcessPoolExecutor(several, mp_context=get_context("spawn"), initializer=_alone)
+    try:
+        with _one_thread_each():
+            read = pool.map(_read, new, [out] * len(new))  # starts the processes
+        yield _in_order(plan, before, out, read)
+    except BrokenProcessPool:
+        raise UserError(
+            "A process of this merge was killed, most likely for want of memory; nothing was changed. "
+            "Merge again with --processes 1."
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)  # waits: nobody may write into a folder that is being removed
+
+
+def hold_memory() -> None:
+    """Let this process keep the memory that it frees, for the next run's arrays; for a process that only merges.
+
+    glibc gives large arrays back to the kernel one by one, and fresh pages cost a quarter of a merge's CPU time.
+    Other C libraries are left alone.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return
+    for option, value in ((-3, 32 * 2**20), (-1, 2**30), (-2, 64 * 2**20)):  # M_MMAP_THRESHOLD, M_TRIM_, M_TOP_PAD
+        mallopt(option, value)
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Processes started meanwhile have one thread in polars, which asks when it is imported."""
+    name = "POLARS_MAX_THREADS"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _alone() -> None:
+    """Set up a process that reads runs: no Ctrl-C of its own, and it ends with its parent."""
+    hold_memory()
+    pa.set_cpu_count(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+def _in_order(plan: list[_Task], before: Kept, out: Path, read: Iterator[Outcome]) -> Iterator[tuple[Outcome, bool]]:
+    for task in plan:
+        if task.unchanged:
+            outcome = before.outcome(task.folder, task.fingerprint, twin=task.twin)
+            if outcome is None:
+                raise UserError("The older dataset was changed while it was merged into; merge again.")
+            before.link(outcome, out)
+            yield outcome, True
+        else:
+            yield next(read), False
+
+
+def _read(task: _Task, out: Path) -> Outcome:
+    """Read one run directory and write its part of the dataset, below which no other one writes."""
+    found, skips = read_run(task.folder, keep=not task.twin)
+    outcome = Outcome(folder=task.folder, fingerprint=task.fingerprint, skips=skips)
+    if found is None:
+        return outcome
+    if found.run_id != task.run_id:  # began, or was replaced, since the plan was made: its place may be taken
+        why = "its manifest appeared or changed while it was merged; merge again"
+        skip = Skip(path=str(task.folder), code="changing", reason=why, run_id=found.run_id)
+        return Outcome(folder=task.folder, skips=[skip])
+    outcome.run_id, outcome.hash = found.run_id, found.hash
+    if task.twin:
+        return outcome
+    frames: dict[str, pl.DataFrame] = {}
+    for name in contract.TABLES:
+        rows, late = parts.read_coded(name, found.tables[name], found.run_id)
+        outcome.late += late
+        outcome.rows[name] = rows.num_rows
+        if written := _write_table(rows, found, out / name):
+            outcome.files.append(_file(written, out))
+        frames[name] = parts.plain(name, rows)
+    picture, objection = pictures.copy(found.folder, found.manifest, out)
+    outcome.late += [objection] if objection else []
+    outcome.files += [_file(out / picture, out)] if picture else []
+    outcome.row = {**_row(found, frames), "pictures": picture}
+    outcome.windows = [_window(found, window) for window in found.windows]
+    return outcome
+
+
+def _file(path: Path, out: Path) -> tuple[str, int, int]:
+    of = path.stat()
+    return str(path.relative_to(out)), of.st_size, of.st_mtime_ns
 
 
 def _check_target(roots: list[Path], target: Path) -> None:
@@ -108,57 +278,121 @@ def _swap(new: Path, target: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _write(found: Found, roots: list[Path], out: Path) -> dict[str, Any]:
-    rows: list[dict[str, Any]] = []
-    windows: list[dict[str, Any]] = []
+@dataclass(kw_only=True)
+class _Small:
+    """Rows of a small table, few of them as Python objects at a time."""
+
+    schema: dict[str, Any]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    frames: list[pl.DataFrame] = field(default_factory=list)
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        if len(self.rows) == _BATCH:
+            self._pack()
+
+    def _pack(self) -> None:
+        self.frames.append(pl.DataFrame(self.rows, schema=self.schema, strict=False))
+        self.rows = []
+
+    def write(self, path: Path) -> None:
+        self._pack()
+        pl.concat(self.frames, rechunk=True).write_parquet(path)
+
+
+def _write(outcomes: Iterator[tuple[Outcome, bool]], roots: list[Path], out: Path) -> dict[str, Any]:
+    table, windows = _Small(schema=runs.SCHEMA), _Small(schema=_WINDOW_SCHEMA)
+    skipped, directories = _Small(schema=_SKIP_SCHEMA), _Small(schema=kept.SCHEMA)
     counts = dict.fromkeys(contract.TABLES, 0)
-    skips = list(found.skips)
-    for run in found.runs:
-        tables: dict[str, pl.DataFrame] = {}
-        for name in contract.TABLES:
-            tables[name], late = parts.read(name, run.tables[name], run.run_id)
-            skips += late
-            counts[name] += tables[name].height
-            _write_table(tables[name], run, out / name)
-        picture, objection = pictures.copy(run.folder, run.manifest, out)
-        skips += [objection] if objection else []
-        rows.append({**_row(run, tables), "pictures": picture})
-        windows += [_window(run, window) for window in run.windows]
-    pl.DataFrame(rows, schema=runs.SCHEMA, strict=False).write_parquet(out / contract.RUNS)
-    pl.DataFrame(windows, schema=_WINDOW_SCHEMA, strict=False).write_parquet(out / WINDOWS)
-    skipped = [{name: getattr(skip, name) for name in _SKIP_SCHEMA} for skip in skips]
-    pl.DataFrame(skipped, schema=_SKIP_SCHEMA).write_parquet(out / contract.SKIPPED)
+    first: dict[str, Outcome] = {}  # by place; without its rows
+    seen = skips = conflicts = valid = unchanged = 0
+    for outcome, same in outcomes:
+        seen += 1
+        unchanged += same
+        own = [*outcome.skips, *outcome.late]
+        if outcome.row is not None and outcome.run_id is not None:
+            table.add(outcome.row)
+            valid += bool(outcome.row["valid"])
+            for window in outcome.windows:
+                windows.add(window)
+            for name, rows in outcome.rows.items():
+                counts[name] += rows
+            first[hive_value(outcome.run_id)] = Outcome(folder=outcome.folder, run_id=outcome.run_id, hash=outcome.hash)
+        elif outcome.run_id is not None:
+            own.append(_second(outcome, first.get(hive_value(outcome.run_id))))
+            conflicts += own[-1].code == "conflict"
+        for skip in own:
+            skipped.add({name: getattr(skip, name) for name in _SKIP_SCHEMA})
+        skips += len(own)
+        directories.add(outcome.entry())
+    table.write(out / contract.RUNS)
+    windows.write(out / WINDOWS)
+    skipped.write(out / contract.SKIPPED)
+    directories.write(out / kept.DIRECTORIES)
     account = {
         "schema_version": contract.SCHEMA_VERSION,
         "producer": contract.PRODUCER,
         "merged_at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "roots": [str(root) for root in roots],
-        "run_directories": found.candidates,
-        "runs": len(rows),
-        "runs_valid": sum(bool(row["valid"]) for row in rows),
+        "run_directories": seen,
+        "unchanged": unchanged,
+        "runs": len(first),
+        "runs_valid": valid,
         "rows": counts,
-        "skipped": len(skips),
-        "conflicts": sum(skip.code == "conflict" for skip in skips),
-        "run_hashes": {run.run_id: run.hash for run in found.runs},
-        "content_hash": hashlib.sha256("".join(sorted(r.hash for r in found.runs)).encode()).hexdigest(),
+        "skipped": skips,
+        "conflicts": conflicts,
+        "run_hashes": {str(one.run_id): one.hash for one in first.values()},
+        "content_hash": hashlib.sha256("".join(sorted(str(o.hash) for o in first.values())).encode()).hexdigest(),
+        "analysis": kept.version(),
+        "index": kept.index_hashes(out),
     }
     files.replace_json(out / contract.DATASET, account)
     return account
 
 
-def _write_table(frame: pl.DataFrame, run: Run, folder: Path) -> None:
-    """The run's rows with the hive keys repeated as columns. No rows, no file."""
-    if frame.is_empty():
-        return
-    target = folder / partition(run)
-    target.mkdir(parents=True)
-    keyed = frame.with_columns(pl.lit(run.site).alias("site"), pl.lit(run.gpu).alias("gpu"))
-    keyed.write_parquet(target / contract.PART_PATTERN.format(0), compression="zstd", statistics=True)
+def _second(outcome: Outcome, one: Outcome | None) -> Skip:
+    """Why a directory with a run id that was seen before is left out."""
+    where = one.folder if one else "another directory"
+    if one and one.hash == outcome.hash:
+        code, why = "duplicate", f"same content as {where}, which was kept"
+    else:
+        code = "conflict"
+        why = (
+            f"CONFLICT: run id also in {where} with other content; the first one found was kept, "
+            "not because it is right. Remove one of the two and merge again"
+        )
+    return Skip(path=str(outcome.folder), code=code, reason=why, run_id=outcome.run_id)
+
+
+def _write_table(rows: pa.Table, run: Run, folder: Path) -> Path | None:
+    """The run's rows with the hive keys repeated as columns, in one file. No rows, no file.
+
+    Strings are plain strings to whoever reads it. zstd at its first level: the parts are that size too, and the
+    third, a fifth smaller, takes half as long again.
+    """
+    if not rows.num_rows:
+        return None
+    path = folder / partition(run) / contract.PART_PATTERN.format(0)
+    path.parent.mkdir(parents=True)
+    for name, value in (("site", run.site), ("gpu", run.gpu)):
+        one = pa.DictionaryArray.from_arrays(pa.nulls(rows.num_rows, pa.int32()).fill_null(0), [value])
+        rows = rows.append_column(name, one)
+    pq.write_table(
+        rows.replace_schema_metadata({b"schema_version": str(contract.SCHEMA_VERSION).encode()}),
+        path,
+        row_group_size=ROW_GROUP,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=[field.name for field in rows.schema if pa.types.is_dictionary(field.type)],
+        store_schema=False,
+    )
+    return path
 
 
 def _row(run: Run, tables: dict[str, pl.DataFrame]) -> dict[str, Any]:
     try:
-        row = runs.summarise(run.manifest, run.windows, tables["samples_fast"], tables["samples_slow"], tables["steps"])
+        names = ("samples_fast", "samples_slow", "steps", "events")
+        row = runs.summarise(run.manifest, run.windows, *(tables[name] for name in names))
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         # A manifest of the right version with fields of the wrong kind: one bad run must not stop the rest.
         row = dict.fromkeys(runs.SCHEMA)

@@ -1,9 +1,17 @@
-"""How much faster one set of runs is than another, and how sure that is.
+"""How sure a mean of runs is, and how much faster one set of runs is than another.
+
+The unit of replication is the run. An interval of a mean is Student's over the runs of one card; where several
+cards ran, runs of one card are no independent news of another, so that the scatter is that of the cards: each
+card's mean weighs as many runs as it has, and there is one degree of freedom fewer than cards. Two cards thus
+give wide intervals, which is what two cards say. One card says nothing about another.
+
+Simulated, runs and cards normal, with half or four fifths of the variance between cards: this interval holds the
+truth in 94 to 96 of 100 cells of 3 to 6 runs on 2 to 6 cards. Student's over all runs does in 72 to 95, and a
+percentile bootstrap (cards, then runs within them, 2000 draws) in 54 to 86: neither is used.
 
 Gains are ratios, so the statistics are those of logarithms. Where the same card ran both sides with the same
 seed, the ratio of each such pair is one observation: what the card itself adds falls out. Otherwise the two
-means are compared with Welch's interval. The interval says how these runs scatter, not how cards differ: pairs
-of one card say nothing about another.
+means are compared with Welch's interval, each side's error and degrees of freedom as above.
 """
 
 from __future__ import annotations
@@ -11,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -36,23 +45,38 @@ class Gain:
 Observation = tuple[Hashable, float]  # what has to be equal in both runs of a pair, and the figure
 
 
+def run_key(card: str | None, seed: int | None, run_id: str) -> Hashable:
+    """(card, seed) of a run. One that names no seed is no pair of anything; one that names no card has no card."""
+    return (card, run_id if seed is None else seed) if card else run_id
+
+
+def mean_interval(observations: Sequence[Observation]) -> tuple[float, float] | None:
+    """The 95 % interval of the mean; None for a single run."""
+    side = _side([value for _, value in observations], [_card(key) for key, _ in observations])
+    if side is None:
+        return None
+    half = student(side.df) * math.sqrt(side.variance)
+    return side.mean - half, side.mean + half
+
+
 def gain(new: Sequence[Observation], old: Sequence[Observation]) -> Gain | None:
     """New over old, paired where at least two pairs exist or a side has a single run. None without figures.
 
-    Figures that are zero or below have no ratio and are left out. Several runs with one key are averaged.
+    Figures that are zero or below have no ratio and are left out. In a pair, several runs with one key are averaged.
     """
     ours, theirs = _logs(new), _logs(old)
     if not ours or not theirs:
         return None
     shared = [key for key in ours if key in theirs]
-    if len(shared) >= 2 or (shared and min(map(len, (ours, theirs))) == 1):
+    flat = [[(key, value) for key, values in side.items() for value in values] for side in (ours, theirs)]
+    if len(shared) >= 2 or (shared and min(map(len, flat)) == 1):
         pairs = [float(np.mean(ours[key]) - np.mean(theirs[key])) for key in shared]
         return _made(float(np.mean(pairs)), _half_width(pairs), len(pairs), paired=True)
-    flat_new, flat_old = ([value for values in side.values() for value in values] for side in (ours, theirs))
-    middle = float(np.mean(flat_new) - np.mean(flat_old))
-    return _made(middle, _welch(flat_new, flat_old), min(len(flat_new), len(flat_old)), paired=False)
+    means = [float(np.mean([value for _, value in side])) for side in flat]
+    return _made(means[0] - means[1], _welch(*flat), min(map(len, flat)), paired=False)
 
 
+@lru_cache(maxsize=4096)
 def student(df: float, confidence: float = CONFIDENCE) -> float:
     """The two-sided quantile of Student's t. With t = sqrt(df) tan(a), its density becomes cos(a)^(df - 1)."""
     if df < 1:
@@ -77,15 +101,40 @@ def _half_width(values: Sequence[float]) -> float | None:
     return student(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
-def _welch(a: Sequence[float], b: Sequence[float]) -> float | None:
-    if min(len(a), len(b)) < 2:
+@dataclass(frozen=True, kw_only=True)
+class _Side:
+    mean: float
+    variance: float  # of the mean
+    df: int
+
+
+def _card(key: Hashable) -> Hashable:
+    return key[0] if isinstance(key, tuple) else None
+
+
+def _side(values: Sequence[float], cards: Sequence[Hashable]) -> _Side | None:
+    """The mean over runs and its error: over cards where there are several, else over runs. None for one run."""
+    if len(values) < 2:
         return None
-    parts = [float(np.var(side, ddof=1)) / len(side) for side in (a, b)]
-    total = sum(parts)
+    figures, mean = np.asarray(values, float), float(np.mean(values))
+    names = list(dict.fromkeys(cards))
+    if len(names) == 1:
+        return _Side(mean=mean, variance=float(np.var(figures, ddof=1)) / len(figures), df=len(figures) - 1)
+    owner = np.array([names.index(card) for card in cards])
+    pulls = np.bincount(owner, weights=figures - mean) / len(figures)  # of each card on the mean
+    return _Side(mean=mean, variance=float(np.sum(pulls**2)) * len(names) / (len(names) - 1), df=len(names) - 1)
+
+
+def _welch(new: Sequence[Observation], old: Sequence[Observation]) -> float | None:
+    sides = [_side([value for _, value in side], [_card(key) for key, _ in side]) for side in (new, old)]
+    known = [side for side in sides if side is not None]
+    if len(known) < 2:
+        return None
+    total = sum(side.variance for side in known)
     if total == 0:
         return 0.0
-    df = total**2 / sum(part**2 / (len(side) - 1) for part, side in zip(parts, (a, b), strict=True))
-    return student(df) * math.sqrt(total)
+    df = total**2 / sum(side.variance**2 / side.df for side in known)
+    return student(max(df, 1.0)) * math.sqrt(total)  # rounding can leave it a hair below 1
 
 
 def _made(middle: float, half: float | None, n: int, *, paired: bool) -> Gain:

@@ -59,6 +59,7 @@ class Content:
     results: list[Table]
     pipeline: list[Table]  # the poster's second study
     poster: list[Table]
+    partings: list[Table]  # where the poster's text and its numbers part
     levers: list[Table]
     training: list[Table]  # how well it still trains
     findings: list[Table]
@@ -66,8 +67,8 @@ class Content:
 
     def all_tables(self) -> list[Table]:
         head = [self.not_counted, self.skipped, self.photographs, self.runs]
-        body = [*self.results, *self.levers, *self.pipeline, *self.poster, *self.training, *self.findings]
-        return [*head, *body, self.environment]
+        poster = [*self.pipeline, *self.poster, *self.partings]
+        return [*head, *self.results, *self.levers, *poster, *self.training, *self.findings, self.environment]
 
 
 def content(dataset: Dataset) -> Content:
@@ -75,7 +76,7 @@ def content(dataset: Dataset) -> Content:
     runs = dataset.runs
     build = Builder(runs=runs)
     poster = [table for metric in poster_tables.METRICS if (table := poster_tables.beside(build, metric))]
-    trained = quality.table(build)
+    trained, recipes = quality.table(build), lever_tables.between(build)
     return Content(
         dataset=dataset,
         demonstration=build.demonstration,
@@ -91,9 +92,10 @@ def content(dataset: Dataset) -> Content:
         results=[build.throughput(), build.energy(), build.memory()],
         pipeline=poster_tables.pipeline(build),
         poster=poster if _has_poster_workload(runs) else [],
+        partings=[poster_tables.partings(build)] if _has_poster_workload(runs) else [],
         levers=[lever_tables.table(build, one) for one in study.comparisons(runs)],
         training=[trained] if trained else [],
-        findings=[build.gpu_ratios(), build.best_batch(), build.bottlenecks()],
+        findings=[build.gpu_ratios(), *([recipes] if recipes else []), build.best_batch(), *build.bottlenecks()],
         environment=build.environment(),
     )
 
@@ -148,22 +150,34 @@ def _why_demonstration(runs: pl.DataFrame) -> str:
 
 
 def _headline(build: Builder) -> str:
-    """How much counts, and the fastest and the thriftiest cell: no claim beyond the tables."""
+    """How much counts, and the fastest and the thriftiest cell with those not told from it: no claim beyond."""
     runs, words = build.runs, []
     words.append(f"{runs.filter(pl.col('valid')).height} of {runs.height} runs count.")
     cells = aggregate.cells(runs)  # of studies too: the fastest is the fastest
     alike = cells.select(aggregate.COMPARABLE[:2]).n_unique() == 1 if cells.height else False
-    for metric, lowest, text in (
-        ("images_per_s", False, "Fastest: {} at batch {}, {} images/s."),
-        ("joules_per_image", True, "Least energy: {} at batch {}, {} J per image."),
+    for metric, lowest, text, unit in (
+        ("images_per_s", False, "Fastest", "images/s"),
+        ("joules_per_image", True, "Least energy", "J per image"),
     ):
-        known = cells.filter(pl.col(metric).is_not_null()).sort(metric, descending=not lowest)
-        if known.height and alike:
-            top = known.row(0, named=True)
-            words.append(text.format(_short(top["series"]), top["batch"], number(top[metric])))
+        known = cells.filter(pl.col(metric).is_not_null()).sort(metric, descending=not lowest).to_dicts()
+        if known and alike:
+            top, others = known[0], known[1:]
+            tied = [row for row in others if not aggregate.told_apart(top, row, metric, lowest=lowest)]
+            said = f"{text}: {_named(top)}, {number(top[metric])} {unit}"
+            words.append(f"{said}; not told from it: {_several(tied)}." if tied else f"{said}.")
     if cells.height and (cells["n"] == 1).all():
         words.append("One run per cell, so no intervals.")
     return ("As a demonstration: " if build.demonstration else "") + " ".join(words)
+
+
+def _named(cell: dict[str, Any]) -> str:
+    return f"{_short(cell['series'])} at batch {cell['batch']}"
+
+
+def _several(cells: list[dict[str, Any]]) -> str:
+    """The first three by name, the rest as a number."""
+    rest = len(cells) - 3
+    return ", ".join(map(_named, cells[:3])) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _short(series: str) -> str:
@@ -322,7 +336,7 @@ def page(report: Content, drawn: Drawn, out: Path) -> str:
         drawn=drawn,
         runs=_run_cards(report.dataset, out),
         rules=bottleneck.RULES,
-        mixed=bottleneck.MIXED,
+        mixed=(bottleneck.MIXED, bottleneck.MIXED_WHEN),
         source=published.SOURCE,
         figure_css=Markup(svg.css()),
     )

@@ -17,7 +17,7 @@ import polars as pl
 
 from inpaint_bench.contract import Reason, Status, WindowKind, WindowStatus
 
-from . import audit, comparison, telemetry
+from . import audit, comparison, parts, telemetry
 from .columns import FLOAT, SCHEMA, TEXT
 from .telemetry import Window
 
@@ -30,8 +30,10 @@ def summarise(
     samples_fast: pl.DataFrame,
     samples_slow: pl.DataFrame,
     steps: pl.DataFrame,
+    events: pl.DataFrame | None = None,
 ) -> dict[str, Any]:
     """The row of one run, with a value or None for every column of SCHEMA."""
+    events = pl.DataFrame(schema=parts.polars_schema("events")) if events is None else events
     row: dict[str, Any] = dict.fromkeys(SCHEMA)
     row.update(_identity(manifest))
     manifest = comparison.with_batch(manifest)
@@ -53,7 +55,8 @@ def summarise(
     measured = [w for w in windows if w.get("kind") == WindowKind.MEASURE]
     usable = [w for w in measured if w.get("status") == WindowStatus.COMPLETED and _span(w)]
     if not usable:
-        states = ", ".join(str(w.get("status")) for w in measured) or "none recorded"
+        states = ", ".join(f"{w.get('status')}{'' if _span(w) else ', without an end'}" for w in measured)
+        states = states or "none recorded"
         row["invalid_reason"] = f"no completed measure window ({states})"
         return row
     warnings = _workload_warnings(manifest) + [text for w in usable for text in audit.short(w)]
@@ -65,12 +68,14 @@ def summarise(
     _throughput(row, usable, spans, steps, nulls, warnings)
     _runtime(row, windows, nulls)
     problems = [text for w in usable for text in (*audit.clocks(w), *audit.counts(w, manifest))]
+    problems += [text for w in usable for text in (*audit.overlaps(w, windows), *audit.steps(w, steps))]
     if row["images"] is None:
         problems.append("the measure window does not say how many images it processed")
     if len(kinds) > 1:
         problems.append(f"telemetry of several kinds: {row['source']}")
-    problems += telemetry.figures(row, manifest, samples_fast, samples_slow, spans, nulls, warnings)
+    problems += telemetry.figures(row, manifest, samples_fast, samples_slow, events, spans, nulls, warnings)
     _per_watt(row)
+    problems += audit.over_limit(row["power_w"], manifest)
     _mfu(row, manifest, nulls)
     _explain(row, nulls)
     row["valid"] = not problems

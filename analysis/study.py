@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +19,7 @@ from inpaint_bench.recipe import STUDIES
 from . import aggregate
 from .columns import PARITY
 from .metrics import gpu_label, gpu_order
-from .ratio import Gain, Observation, gain
+from .ratio import Gain, Observation, gain, mean_interval, run_key
 from .runs import is_unavailable
 
 LADDER, ONE_AT_A_TIME, LEAVE_ONE_OUT = "ladder", "one_at_a_time", "leave_one_out"
@@ -86,11 +85,13 @@ class Step:
         return any(row["parity_far"] for row in self.runs)
 
     def figures(self, metric: str) -> dict[str, Any]:
-        """Mean, range and n, named as in a cell."""
-        values = [row[metric] for row in self.runs if row[metric] is not None]
+        """Mean, range, interval and n, named as in a cell."""
+        found = observations(self.runs, metric)
+        values = [value for _, value in found]
         ends = (sum(values) / len(values), min(values), max(values)) if values else (None, None, None)
         stats = dict(zip((metric, f"{metric}_min", f"{metric}_max"), ends, strict=True))
-        return {**stats, f"{metric}_n": len(values), "n": len(self.runs)}
+        low, high = mean_interval(found) or (None, None)
+        return {**stats, f"{metric}_low": low, f"{metric}_high": high, f"{metric}_n": len(values), "n": len(self.runs)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,13 +121,9 @@ def change(new: Step, old: Step, metric: str = "images_per_s") -> Gain | None:
 
 
 def observations(rows: list[dict[str, Any]], metric: str) -> list[Observation]:
-    """A run that names no card, or no seed, has a key of its own: it is no pair of anything."""
-    return [(_key(row), row[metric]) for row in rows if row[metric] is not None]
-
-
-def _key(row: dict[str, Any]) -> Hashable:
-    card = row["gpu_uuid"] or row["node"]
-    return (card, row["seed"]) if card and row["seed"] is not None else row["run_id"]
+    """A figure of each run that has it, by card and seed; see `run_key`."""
+    known = [row for row in rows if row[metric] is not None]
+    return [(run_key(row["gpu_uuid"] or row["node"], row["seed"], row["run_id"]), row[metric]) for row in known]
 
 
 def of_study() -> pl.Expr:

@@ -8,12 +8,16 @@ from typing import Any
 
 import polars as pl
 
-from . import aggregate, bottleneck, published, study
+from . import aggregate, best, bottleneck, published, study
 from .metrics import METRICS, gpu_label, gpu_order, number, runtime_heading
 from .runs import is_unavailable
 
+BRACKETS = "In brackets behind a mean: its 95 % interval."
 ONE_RUN = "n = 1: one run per cell, no interval."
-RANGES = "Mean (min\u2013max) over n runs; no range where n = 1."
+INTERVALS = (
+    "Mean (95 % interval of the mean) over n runs: Student's t over the runs of one card, over the cards where several "
+    "ran. None where n = 1. A single card says nothing about another."
+)
 PHOTOGRAPHS_SHOWN = 50
 PROJECTED = "Runtime is projected from images/s to the epochs asked, not waited for."
 
@@ -67,7 +71,7 @@ class Builder:
             + [spread(row, name) for name in metrics]
             for row in self.cells.iter_rows(named=True)
         ]
-        interval = ONE_RUN if self.one_run else RANGES
+        interval = ONE_RUN if self.one_run else INTERVALS
         parts = [note, interval, aggregate.mixed_note(self.cells), aggregate.found_note(self.cells), self.apart_note()]
         columns = [*keys, *(_HEADINGS.get(name, name.capitalize()) for name in extra), *map(self.heading, metrics)]
         return self.table(id, title, columns, rows, note=" ".join(p for p in parts if p))
@@ -143,14 +147,15 @@ class Builder:
         rows = []
         groups = self.cells.partition_by(aggregate.COMPARABLE, maintain_order=True) if self.cells.height else []
         for ratio in (r for group in groups for r in aggregate.ratios(group, value="images_per_s")):
-            each = ", ".join(f"{batch}: {value:.2f}" for batch, value in ratio.by_batch.items())
-            rows.append([f"{ratio.fast} / {ratio.slow}", ratio.text, each])
+            rows.append([f"{ratio.fast} / {ratio.slow}", ratio.text, _each(ratio)])
         poster = (self.runs["workload"] == published.WORKLOAD).any()
         for ratio in published_ratios() if poster else []:
-            each = ", ".join(f"{batch}: {value:.2f}" for batch, value in ratio.by_batch.items())
-            rows.append([f"{ratio.fast} / {ratio.slow} (published)", ratio.text, each])
+            rows.append([f"{ratio.fast} / {ratio.slow} (published)", ratio.text, _each(ratio)])
         note = "How many times faster at equal batch, by images/s; the range is over batches. " + (
-            ONE_RUN if self.one_run else "Ratios of means."
+            ONE_RUN
+            if self.one_run
+            else "By batch: the ratio of geometric means (95 % interval of the ratio, none where a side has one run); "
+            "no difference seen: it holds 1. A single card says nothing about another."
         )
         drivers = sorted(self.runs.filter(pl.col("valid"))["driver"].drop_nulls().unique().to_list())
         if len(drivers) > 1:
@@ -159,27 +164,52 @@ class Builder:
         return self.table("ratios", "GPU ratios", ["Pair", "Range", "By batch"], rows, note=note)
 
     def best_batch(self) -> Table:
+        """A row per GPU: what to take, and which run could change that."""
         rows = []
-        for metric, lowest, words in (
-            ("images_per_s", False, "fastest (images/s)"),
-            ("joules_per_image", True, "least energy (J/image)"),
-        ):
-            for best in aggregate.best_batches(self.cells, metric=metric, lowest=lowest):
-                rows.append([best.series, words, str(best.batch), number(best.value), _verdict(best)])
+        for one in best.decisions(self.cells, self.runs):
+            cells = [text for choice in (one.fastest, one.cheapest) for text in _choice(choice)]
+            take = str(one.fastest.smallest) if one.fastest else "\u2013"
+            ends = [str(batch or "\u2013") for batch in (one.largest_ran, one.smallest_oom)]
+            following = f"{one.next_run} ({one.why})" if one.next_run else f"none: {one.why}"
+            rows.append([one.series, *cells, take, *ends, following])
         rows.sort(key=lambda row: gpu_order(row[0]))
-        columns = ["GPU", "By", "Best batch", "Value", "Reading"]
-        note = "A tie is within 2 %, or, with more than one run each, ranges that overlap; take the smallest."
+        columns = ["GPU", "Fastest", "Images/s", "Ties by speed", "Least energy", "J/image", "Ties by energy"]
+        columns += ["Take", "Largest that ran", "Smallest out of memory", "Next run"]
+        note = (
+            "Batches. A tie: the 95 % interval of the ratio holds 1, over pairs of one card and seed where "
+            f"there are such; where a batch has one run (n = 1), within {100 * aggregate.TIE:g} %. Take: the smallest "
+            "that ties with the fastest."
+        )
         note = " ".join(p for p in (note, aggregate.mixed_note(self.cells), aggregate.found_note(self.cells)) if p)
         return self.table("best", "Best batch per GPU", columns, rows, note=note)
 
-    def bottlenecks(self) -> Table:
+    def bottlenecks(self) -> list[Table]:
+        """The class of every run, and what to try for each class of a GPU's recipe."""
+        around = bottleneck.sweeps(aggregate.cells(self.runs), self.runs)
         rows = []
+        alike: dict[tuple[str, ...], tuple[list[int], str]] = {}
         for row in self.runs.filter(pl.col("valid") | (pl.col("reason") == "oom_gpu")).iter_rows(named=True):
-            name, evidence = bottleneck.classify(row)
-            rows.append([row["run_id"], gpu_label(row["gpu"]), str(row["batch"]), name, evidence])
-        columns = ["Run", "GPU", "Batch", "Class", "Evidence"]
-        note = f"Tier {bottleneck.TIER}: evidence of a single run; first rule that matches, thresholds not fitted."
-        return self.table("bottleneck", "What held it back", columns, rows, note=note, run_column=0)
+            found = bottleneck.classify(row, around.get(row["run_id"]))
+            tier = bottleneck.NONE if found.tier is None else str(found.tier)
+            head = [row["run_id"], gpu_label(row["gpu"]), str(row["batch"] or "\u2013"), found.name, tier]
+            rows.append([*head, found.evidence, found.runner_up])
+            advice = bottleneck.advice_words(found.advice, row)
+            key = (found.name, gpu_label(row["gpu"]), row["site"], row["recipe"] or "\u2013", advice)
+            if advice != bottleneck.NONE:
+                alike.setdefault(key, ([], advice))[0].append(row["batch"] or 0)
+        columns = ["Run", "GPU", "Batch", "Class", "Tier", "Evidence", "Runner-up"]
+        tiers = "; ".join(f"{tier} {words}" for tier, words in bottleneck.TIERS.items())
+        note = f"Tiers of evidence: {tiers}. The first rule that matches; thresholds not fitted."
+        classes = self.table("bottleneck", "What held it back", columns, rows, note=note, run_column=0)
+        advised = [
+            [*key[:4], ", ".join(str(batch or "\u2013") for batch in sorted(set(batches))), str(len(batches)), advice]
+            for key, (batches, advice) in sorted(alike.items(), key=lambda item: (item[0][0], gpu_order(item[0][1])))
+        ]
+        columns = ["Class", "GPU", "Site", "Recipe", "Batches", "Runs", "Try"]
+        note = (
+            "Overrides of a launch command, and Slurm's own words where they begin with two dashes; none is a promise."
+        )
+        return [classes, self.table("advice", "What to try", columns, advised, note=note)]
 
     def environment(self) -> Table:
         keys = ["site", "node", "gpu_name", "power_limit_w", "driver", "torch", "cuda", "precision", "source"]
@@ -197,20 +227,22 @@ _TEXT_COLUMNS = frozenset(
     name
     for group in (
         ("Run", "Point", "Site", "GPU", "Recipe", "Status", "Counts", "Telemetry", "Why it does not count", "Message"),
-        ("By", "Reading", "Class", "Evidence", "Pair", "By batch", "Model", "Workload", "Demonstration"),
+        ("Ties by speed", "Ties by energy", "Next run", "Class", "Evidence", "Runner-up", "Batches", "Try"),
+        ("Pair", "By batch", "Against", "Change of images/s", "Model", "Workload", "Demonstration"),
         ("Node", "Board", "Driver", "torch", "CUDA", "Precision"),
         ("Step", "Lever", "Levers as found", "Figure"),
+        ("The poster says", "Its figures", "What they show"),
     )
     for name in group
 )
 
 
 def spread(row: dict[str, Any], metric: str) -> str:
-    """Mean, with min and max where runs differ as printed, and the metric's n where not every run has it."""
+    """Mean, its interval where the ends differ as printed, and the metric's n where not every run has it."""
     n, inside = row[f"{metric}_n"], []
-    if n > 1:
-        ends = dict.fromkeys(number(row[f"{metric}_{end}"]) for end in ("min", "max"))
-        inside += ["\u2013".join(ends)] if len(ends) > 1 else []
+    if row[f"{metric}_low"] is not None:
+        ends = dict.fromkeys(number(row[f"{metric}_{end}"]) for end in ("low", "high"))
+        inside += [" to ".join(ends)] if len(ends) > 1 else []
     if 0 < n < row["n"]:
         inside.append(f"n = {n}")
     return number(row[metric]) + (f" ({', '.join(inside)})" if inside else "")
@@ -228,13 +260,25 @@ def published_ratios() -> list[aggregate.Ratio]:
     return aggregate.ratios(hours, value="value", lower_is_faster=True)
 
 
-def _verdict(best: aggregate.Best) -> str:
-    if best.candidates == 1:
-        return "only batch measured"
-    words = f"no tie among {best.candidates} batches"
-    if best.ties:
-        words = f"tie with {', '.join(map(str, best.ties))}: take {best.smallest}"
-    return words + ("; n = 1, no interval" if best.n == 1 else "")
+def _each(ratio: aggregate.Ratio) -> str:
+    """The ratio at every batch, with its interval where there is one."""
+    words = []
+    for batch, value in ratio.by_batch.items():
+        found = ratio.gains.get(batch)
+        text = f"{batch}: {value:.2f}"
+        if found and found.low is not None and found.high is not None:
+            inside = f"{1 + found.low:.2f} to {1 + found.high:.2f}"
+            text += f" ({'no difference seen, ' if found.tie else ''}{inside})"
+        words.append(text)
+    return ", ".join(words)
+
+
+def _choice(one: best.Choice | None) -> list[str]:
+    """The batch, its figure, and its ties."""
+    if one is None:
+        return ["\u2013"] * 3
+    ties = ", ".join(map(str, one.ties)) or ("only batch measured" if one.candidates == 1 else "none")
+    return [str(one.batch), spread(one.cell, one.metric), ties + ("; n = 1" if one.n == 1 else "")]
 
 
 def photographs_skipped(runs: pl.DataFrame, title: str) -> Table:

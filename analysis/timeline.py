@@ -10,12 +10,14 @@ from typing import Any
 import polars as pl
 
 from . import svg
+from .aggregate import GROUP
 from .dataset import Dataset
 from .figures import Figure, series_title
 
 BINS = 180
 NEAR_NS = 60 * 10**9  # how far before the first and after the last window a strip may reach
 WIDTH = 300
+MANY = 60  # runs; more, and only one of each cell is drawn
 _PANELS = (  # table, column, axis, height
     ("samples_fast", "power_instant_w", "Power [W]", 84),
     ("samples_fast", "gpu_util_pct", "Util. [%]", 52),
@@ -46,9 +48,16 @@ def thin(samples: pl.LazyFrame, column: str, origin_ns: int, bins: int = BINS) -
 
 
 def draw(dataset: Dataset, colours: dict[str, str], *, demonstration: bool) -> list[Figure]:
-    """A strip for every run that has samples, on common scales; grey where the GPU has no colour."""
+    """A strip for every run that has samples, on common scales; grey where the GPU has no colour.
+
+    Of many runs, one for each cell: those beyond MANY would make the page slow and are not looked at.
+    """
+    runs = dataset.runs
+    if runs.height > MANY:
+        runs = runs.sort("valid", descending=True, maintain_order=True).unique(GROUP, keep="first", maintain_order=True)
+        runs = runs.head(MANY)
     strips = []
-    for row in dataset.runs.iter_rows(named=True):
+    for row in runs.iter_rows(named=True):
         windows = _windows(dataset, row["run_id"])
         tables = {table: _own(dataset.scan(table, row["run_id"]), row, windows) for table, _, _, _ in _PANELS}
         origin = _origin(tables["samples_fast"], windows)

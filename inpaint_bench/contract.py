@@ -22,7 +22,7 @@ MANIFEST: Final = "manifest.json"
 WINDOWS: Final = "windows.json"
 TELEMETRY: Final = "telemetry.json"  # the sidecar's account of itself
 SCHEDULER: Final = "scheduler.json"  # the scheduler's last word on this attempt, which it forgets in time
-TABLES: Final = ("samples_fast", "samples_slow", "steps", "events")  # one folder of parts each
+TABLES: Final = ("samples_fast", "samples_slow", "samples_gpm", "steps", "events")  # one folder of parts each
 PART_PATTERN: Final = "part-{:06d}.parquet"  # a second writer adds its name; readers glob part-*.parquet
 CHECKPOINTS: Final = "checkpoints"  # folder of step-<steps> folders, while workload.train_steps is set
 CHECKPOINT: Final = "checkpoint.json"  # in each: step, identity, checksums
@@ -155,6 +155,23 @@ SAMPLES_SLOW: Final = _table(
     _NULLS,
 )
 
+# 1 Hz, Hopper and later only (GPM). A value is the mean over the `window_ms` before the row's time; the first
+# read has no window and so no row. sm_active_pct: share of SMs that were busy; sm_occupancy_pct: active warps
+# over the most that fit; tensor_active_pct: time of any tensor operation; dram_active_pct: of peak bandwidth.
+SAMPLES_GPM: Final = _table(
+    *_SAMPLE_HEAD,
+    ("window_ms", pa.float32(), True),
+    ("sm_active_pct", pa.float32(), True),
+    ("sm_occupancy_pct", pa.float32(), True),
+    ("tensor_active_pct", pa.float32(), True),
+    ("dram_active_pct", pa.float32(), True),
+    ("pcie_tx_mib_s", pa.float32(), True),  # from the GPU
+    ("pcie_rx_mib_s", pa.float32(), True),
+    ("nvlink_tx_mib_s", pa.float32(), True),  # all links
+    ("nvlink_rx_mib_s", pa.float32(), True),
+    _NULLS,
+)
+
 STEPS: Final = _table(
     ("window_id", _DICT, False),
     ("step", pa.uint32(), False),
@@ -167,6 +184,8 @@ STEPS: Final = _table(
     ("lr", pa.float32(), True),
 )
 
+# kind, of the sidecar: gpu_lost, nvml_broken | nvml_reopened | nvml_reopen_failed | nvml_fatal, storage_failed |
+# storage_recovered, ecc (what became worse), co_tenant ("pid N name", once per process and GPU), xid (its number).
 EVENTS: Final = _table(
     ("t_mono_ns", pa.int64(), False),
     ("t_unix_ns", pa.int64(), False),
@@ -178,6 +197,7 @@ EVENTS: Final = _table(
 SCHEMAS: Final[dict[str, pa.Schema]] = {
     "samples_fast": SAMPLES_FAST,
     "samples_slow": SAMPLES_SLOW,
+    "samples_gpm": SAMPLES_GPM,
     "steps": STEPS,
     "events": EVENTS,
 }

@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .command import parser, run
+from .command import parser, run_whole
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     does = (
         "Merge run directories, at any depth below the given roots, into one dataset. Inputs are only read. "
-        "Everything that is left out is listed with its reason."
+        "Everything that is left out is listed with its reason. Merging again into the same folder reads only what "
+        "is new or changed."
     )
     options = parser("merge", does, "runs/grace runs/delta -o dataset")
     options.add_argument("roots", nargs="+", type=Path, metavar="ROOT", help="folder with run directories")
     out = "dataset folder; replaced if it is one"
     options.add_argument("-o", "--output", required=True, type=Path, metavar="DATASET", help=out)
-    return run(options, _merge, argv)
+    most = "read large amounts with as many processes (the cores that may be used, 8 at most)"
+    options.add_argument("--processes", type=int, default=min(8, _cores()), metavar="N", help=most)
+    return run_whole(options, _merge, argv)
+
+
+def _cores() -> int:
+    """Processors that this process may use: fewer than the machine has inside a Slurm job."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _merge(options: argparse.Namespace) -> None:
     from analysis.dataset import open_dataset
-    from analysis.merge import merge
+    from analysis.merge import hold_memory, merge
     from analysis.render import plain
 
-    account = merge(options.roots, options.output)
+    hold_memory()
+    account = merge(options.roots, options.output, processes=options.processes)
     dataset = open_dataset(options.output)
     left_out = dataset.skipped.to_dicts()
     for row in left_out:
@@ -37,7 +47,8 @@ def _merge(options: argparse.Namespace) -> None:
         print(plain(f"does not count: {row['run_id']}: {row['invalid_reason']}"), file=sys.stderr)
     print(
         f"{account['run_directories']} run directories: {account['runs']} runs merged, "
-        f"{account['runs_valid']} valid; {len(left_out)} entries skipped"
+        f"{account['runs_valid']} valid; {len(left_out)} entries skipped; {account['unchanged']} unchanged since the "
+        "last merge"
     )
     print(f"dataset: {options.output}")
 

@@ -12,6 +12,7 @@ from typing import Any
 from .. import contract
 from ..environment import boot_id
 from .clock import Ticker
+from .lanes import GPM, GPM_MAX_HZ
 from .sampler import Sampler
 from .spec import Spec
 from .storage import Storage
@@ -43,7 +44,21 @@ def part_metadata(facts: Mapping[str, Any], spec: Spec) -> dict[str, dict[str, s
         "period_ms": f"{1000 / spec.slow_hz:g}",
         "fields": "power_mem_avg_w=185/2 temp_mem_c=82 throttle_*_ns=74,269,270,271 (NVML field/scope)",
     }
-    return {"samples_fast": {**common, **fast}, "samples_slow": {**common, **slow}, "events": common}
+    gpm = {
+        "period_ms": f"{1000 / gpm_hz(spec):g}",
+        "fields": " ".join(f"{item.column}={item.field_id}" for item in GPM.metrics) + " (GPM metric)",
+    }
+    return {
+        "samples_fast": {**common, **fast},
+        "samples_slow": {**common, **slow},
+        "samples_gpm": {**common, **gpm},
+        "events": common,
+    }
+
+
+def gpm_hz(spec: Spec) -> float:
+    """The slow lane's rate, less where that leaves no GPM window."""
+    return min(spec.slow_hz, GPM_MAX_HZ)
 
 
 class Account:
@@ -64,13 +79,14 @@ class Account:
         self._sampler = sampler
         self._storage = storage
         self._tickers = tickers
+        self.problems: list[str] = []  # what was reported while the run lasted
         self._start = {"t_unix_ns": time.time_ns(), "t_mono_ns": time.monotonic_ns()}
 
     def state(self, status: str, reason: str | None = None) -> dict[str, Any]:
         """telemetry.json. Status: running, complete, incomplete (rows not on disk), failed.
 
-        Reason: why it ended. ticks_late were skipped: ticks_due = ticks_done + ticks_late. cpu_s and
-        max_rss_mib are the sidecar's own.
+        Reason: why it ended. problems: events as "kind: detail". ticks_late were skipped: ticks_due =
+        ticks_done + ticks_late. cpu_s and max_rss_mib are the sidecar's own.
         """
         ended = status != "running"
         return {
@@ -92,6 +108,7 @@ class Account:
             "lanes": {name: self._lane(name, ticker) for name, ticker in self._tickers.items()},
             "tables": self._storage.counts(),
             "storage": {"errors": self._storage.errors, "error": self._storage.error},
+            "problems": list(self.problems),
             "cpu_s": round(time.process_time(), 3),
             "max_rss_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
         }
@@ -105,7 +122,15 @@ class Account:
             for (column, code), count in sorted(reader.errors.items()):
                 if column not in reader.absent:
                     errors.setdefault(column, {})[str(code)] = count
-        return {**device.facts, "lost": device.lost, "absent": absent, "errors": errors}
+        return {
+            **device.facts,
+            "lost": device.lost,
+            "absent": absent,
+            "errors": errors,
+            "health": device.health,
+            "processes": device.processes.account(),
+            "xids": device.xids.account(),
+        }
 
     def _lane(self, name: str, ticker: Ticker) -> dict[str, Any]:
         took = self._sampler.durations[name]

@@ -17,8 +17,9 @@ from typing import Any, cast
 from ..contract import PRODUCER
 from .clock import Ticker
 from .devices import describe, open_device
-from .lanes import FAST, LANES, SLOW, Reader
-from .nvml import FieldValue, Nvml, NvmlError, RealNvml, gpu_uuid
+from .health import read_health
+from .lanes import FAST, GPM, LANES, SLOW, Reader
+from .nvml import FieldValue, GpmWindow, Handle, Nvml, NvmlError, RealNvml, gpu_uuid
 from .recording import SUFFIX, save
 
 _NOT_RECORDED = frozenset(("open", "close", "uuids", "device", "uuid"))
@@ -63,6 +64,20 @@ class Recorder:
             self._note_field(key, before_ns, answer)
         return answers
 
+    def gpm(self, handle: Handle, ids: Sequence[int]) -> GpmWindow | None:
+        """Noted per metric, where there was a window."""
+        before_ns = time.monotonic_ns()
+        try:
+            window = self._inner.gpm(handle, ids)
+        except NvmlError as error:
+            for metric in ids:
+                self._note(f"gpm:{metric}", before_ns, error.code, None)
+            raise
+        if window is not None:
+            for metric, answer in zip(ids, window.metrics, strict=True):
+                self._note(f"gpm:{metric}", before_ns, answer.code, answer.value)
+        return window
+
     def _note_field(self, key: tuple[int, int], before_ns: int, answer: FieldValue) -> None:
         series = self._series(f"field:{key[0]}:{key[1]}", before_ns, answer.code, answer.value)
         series.setdefault("driver_us", []).append(answer.latency_us)
@@ -87,8 +102,10 @@ def record(nvml: Nvml, uuid: str, seconds: float) -> tuple[dict[str, Any], dict[
     driver = recorded.driver_version()
     recorded.nvml_version()
     facts = describe(recorded, handle)
+    read_health(recorded, handle)
     start_ns = time.monotonic_ns()
     tickers = {FAST.name: Ticker(100_000_000, start_ns), SLOW.name: Ticker(1_000_000_000, start_ns)}
+    tickers[GPM.name] = Ticker(1_000_000_000, start_ns)
     readers = {lane.name: Reader(lane) for lane in LANES}
     end_ns = start_ns + round(seconds * 1e9)
     while time.monotonic_ns() < end_ns:

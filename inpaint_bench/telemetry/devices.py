@@ -8,6 +8,8 @@ from typing import Any
 
 from .lanes import LANES, Reader, null_reason
 from .nvml import Handle, Nvml, NvmlError
+from .processes import Processes
+from .xids import Xids
 
 
 @dataclass
@@ -17,6 +19,9 @@ class Device:
     facts: dict[str, Any]
     readers: dict[str, Reader] = field(default_factory=lambda: {lane.name: Reader(lane) for lane in LANES})
     lost: bool = False
+    health: dict[str, Any] = field(default_factory=lambda: {"start": None, "end": None})
+    processes: Processes = field(default_factory=Processes)
+    xids: Xids = field(default_factory=Xids)
 
 
 def open_devices(nvml: Nvml, uuids: Sequence[str]) -> list[Device]:

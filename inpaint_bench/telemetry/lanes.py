@@ -1,8 +1,8 @@
 """What is read at which rate, and how one read becomes a row of the contract's tables.
 
 Fast lane: power, energy counter, utilisation. Slow lane: the rest. A value that was not given is null and
-the row's `nulls` says why; it is never zero. Process lists and PCIe throughput stay out: they take
-milliseconds under the driver's lock.
+the row's `nulls` says why; it is never zero. GPM lane: what only Hopper and later count, as means over the
+whole interval. Process lists and PCIe throughput stay out: they take milliseconds under the driver's lock.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ class Lane:
     table: str
     fields: tuple[Field, ...]
     calls: tuple[Call, ...]
+    metrics: tuple[Field, ...] = ()  # GPM; field_id is the metric's
 
     @property
     def schema(self) -> pa.Schema:
@@ -107,7 +108,26 @@ SLOW: Final = Lane(
     ),
 )
 
-LANES: Final = (FAST, SLOW)
+GPM: Final = Lane(
+    "gpm",
+    "samples_gpm",
+    (),
+    (),
+    (
+        Field("sm_active_pct", 2),
+        Field("sm_occupancy_pct", 3),
+        Field("tensor_active_pct", 5),
+        Field("dram_active_pct", 10),
+        Field("pcie_tx_mib_s", 20),
+        Field("pcie_rx_mib_s", 21),
+        Field("nvlink_tx_mib_s", 61),
+        Field("nvlink_rx_mib_s", 60),
+    ),
+)
+WINDOW: Final = "window_ms"  # the GPM lane's column of its own
+GPM_MAX_HZ: Final = 5.0  # more than 100 ms between two samples
+
+LANES: Final = (FAST, SLOW, GPM)
 
 
 @dataclass
@@ -119,6 +139,7 @@ class Reading:
     read_us: float
     values: dict[str, float] = field(default_factory=dict)
     codes: dict[str, int] = field(default_factory=dict)
+    empty: bool = False  # nothing to tell yet, so no row: the first read of a GPM window
 
     @property
     def nulls(self) -> str | None:
@@ -152,6 +173,7 @@ class Reader:
         codes = dict(self.absent)
         unix_ns, start_ns = time.time_ns(), time.monotonic_ns()
         self._read_fields(nvml, handle, values, codes)
+        empty = self._read_metrics(nvml, handle, values, codes)
         for call in self.lane.calls:
             if call.columns[0] in self.absent:
                 continue
@@ -160,9 +182,10 @@ class Reader:
             except NvmlError as error:
                 codes.update(dict.fromkeys(call.columns, error.code))
         took_ns = time.monotonic_ns() - start_ns
-        self._learn(codes)
+        if not empty:
+            self._learn(codes)
         half = took_ns // 2
-        return Reading(start_ns + half, unix_ns + half, took_ns / 1000, values, codes)
+        return Reading(start_ns + half, unix_ns + half, took_ns / 1000, values, codes, empty)
 
     def _read_fields(self, nvml: Nvml, handle: Handle, values: dict[str, float], codes: dict[str, int]) -> None:
         wanted = [item for item in self.lane.fields if item.column not in self.absent]
@@ -178,6 +201,26 @@ class Reader:
                 values[item.column] = answer.value if item.scale == 1 else answer.value * item.scale
             else:
                 codes[item.column] = answer.code
+
+    def _read_metrics(self, nvml: Nvml, handle: Handle, values: dict[str, float], codes: dict[str, int]) -> bool:
+        """Whether there was no window yet."""
+        wanted = [item for item in self.lane.metrics if item.column not in self.absent]
+        if not wanted:
+            return False
+        try:
+            window = nvml.gpm(handle, [item.field_id for item in wanted])
+        except NvmlError as error:
+            codes.update(dict.fromkeys([WINDOW, *(item.column for item in wanted)], error.code))
+            return False
+        if window is None:
+            return True
+        values[WINDOW] = window.window_ms
+        for item, answer in zip(wanted, window.metrics, strict=True):
+            if answer.code == 0 and answer.value is not None:
+                values[item.column] = answer.value
+            else:
+                codes[item.column] = answer.code
+        return False
 
     def _learn(self, codes: dict[str, int]) -> None:
         self._reads += 1

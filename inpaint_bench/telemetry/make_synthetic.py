@@ -44,6 +44,8 @@ class Card:
     used_mib: Levels
     ecc: int | None
     mig: int | None
+    gpm_pct: tuple[float, float, float, float] | None  # under load; SM, occupancy, tensor, DRAM. None: before Hopper
+    recovery: int | None  # field 230. None: not known whether this driver has it, so not in the capture
     wobble_w: float  # how much a training step makes power swing: assumed
     unknown: tuple[str, ...] = ()  # calls whose answer nobody has seen: not in the capture
 
@@ -74,6 +76,8 @@ CARDS = (
         used_mib=(0, 27641),
         ecc=1,
         mig=None,
+        gpm_pct=None,
+        recovery=None,
         wobble_w=8,
     ),
     Card(
@@ -100,6 +104,8 @@ CARDS = (
         used_mib=(0, 29901),
         ecc=1,
         mig=0,
+        gpm_pct=None,
+        recovery=None,
         wobble_w=10,
         unknown=("field:82:0",),
     ),
@@ -109,7 +115,7 @@ CARDS = (
         driver="590.48.01",
         note="Idle and load power, memory power, utilisation, memory temperature and VRAM: the one-moment "
         "H200 captures of nvidia_gpu_exporter (77.88 and 625.24 W); GPU temperature 58.5 C: the poster, "
-        f"H200 batch 16. {_COMMON}",
+        f"H200 batch 16; GPM and health are assumed. {_COMMON}",
         limit_w=700,
         power_w=(77.9, 625.2),
         has_average=True,
@@ -126,6 +132,8 @@ CARDS = (
         used_mib=(0, 32362),
         ecc=1,
         mig=0,
+        gpm_pct=(88, 34, 41, 52),
+        recovery=0,
         wobble_w=14,
     ),
 )
@@ -179,6 +187,16 @@ def make(card: Card) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         "memory": _over(slow, memory),
         **{f"field:{field_id}:0": _over(slow, [0] * len(slow)) for field_id in (74, 269, 270, 271)},
     }
+    calls.update(_gpm(card, slow))
+    calls.update(
+        ecc_volatile=_always([0, 0]),
+        ecc_aggregate=_always([0, 0]),
+        remapped_rows=_always([0, 0, 0, 0]),
+        xids=_always(None) | {"code": [0]},
+    )
+    calls["field:94:0"] = _always(0)
+    if card.recovery is not None:
+        calls["field:230:0"] = _always(card.recovery)
     for key in card.unknown:
         del calls[key]
     meta = {
@@ -193,6 +211,20 @@ def make(card: Card) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         "loop_from_ms": (_IDLE_S + _RAMP_S) * 1000,
     }
     return meta, calls
+
+
+def _gpm(card: Card, times_s: list[float]) -> dict[str, dict[str, Any]]:
+    """GPM metrics by id. PCIe and NVLink: a card that works alone."""
+    metrics = (2, 3, 5, 10, 20, 21, 60, 61)
+    if card.gpm_pct is None:
+        return {f"gpm:{metric}": _always(None) for metric in metrics}
+    rng = random.Random(f"{card.name} gpm")
+    loads = (*card.gpm_pct, 60.0, 450.0, 0.0, 0.0)
+    series = {}
+    for metric, load in zip(metrics, loads, strict=True):
+        values = [round(load * _share(t) * rng.uniform(0.97, 1.03), 2) for t in times_s]
+        series[f"gpm:{metric}"] = _over(times_s, values)
+    return series
 
 
 def _share(t_s: float) -> float:

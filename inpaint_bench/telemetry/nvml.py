@@ -65,6 +65,32 @@ class MemoryInfo(NamedTuple):
     free: int
 
 
+class EccErrors(NamedTuple):
+    """Total memory errors. Corrected ones cost nothing but are a sign."""
+
+    corrected: int
+    uncorrected: int
+
+
+class RemappedRows(NamedTuple):
+    corrected: int  # rows remapped because of correctable errors
+    uncorrected: int
+    pending: int  # 1: takes effect at the next reset
+    failed: int  # 1: no spare row was left
+
+
+class GpmWindow(NamedTuple):
+    """Means over the time since the last read, one per metric asked for, each with its own return code."""
+
+    window_ms: float
+    metrics: list[FieldValue]
+
+
+class Xid(NamedTuple):
+    uuid: str | None  # None: the GPU no longer gives its name
+    number: int
+
+
 class Nvml(Protocol):
     """What is asked of a GPU. Every method may raise NvmlError; none returns a stand-in value."""
 
@@ -92,6 +118,15 @@ class Nvml(Protocol):
     def throttle_reasons(self, handle: Handle) -> int: ...
     def temperature_c(self, handle: Handle) -> int: ...
     def memory(self, handle: Handle) -> MemoryInfo: ...
+    def gpm(self, handle: Handle, ids: Sequence[int]) -> GpmWindow | None: ...
+    def ecc_volatile(self, handle: Handle) -> EccErrors: ...
+    def ecc_aggregate(self, handle: Handle) -> EccErrors: ...
+    def remapped_rows(self, handle: Handle) -> RemappedRows: ...
+    def compute_processes(self, handle: Handle) -> list[int]: ...
+    def event_set(self) -> Any: ...
+    def watch_xids(self, events: Any, handle: Handle) -> None: ...
+    def next_xid(self, events: Any, timeout_ms: int) -> Xid | None: ...
+    def free_events(self, events: Any) -> None: ...
 
 
 _UUID = re.compile(r"(?:GPU-)?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.IGNORECASE)
@@ -111,6 +146,9 @@ def gpu_uuid(text: str) -> str:
 _MEMBER: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 _TEMPERATURE_GPU: Final = 0
 _CLOCK_SM, _CLOCK_MEM = 1, 2
+_ECC_VOLATILE, _ECC_AGGREGATE = 0, 1  # since the driver was loaded; over the card's life
+_XID_EVENT: Final = 0x8
+_TIMEOUT: Final = 10
 
 
 class RealNvml:
@@ -124,8 +162,11 @@ class RealNvml:
         # The PyPI project named pynvml calls itself deprecated and shadows the vendor's binding.
         if not hasattr(pynvml, "_nvmlGetFunctionPointer"):
             raise NvmlError(13, f"{pynvml.__file__} is not nvidia-ml-py (pip uninstall pynvml)")
+        from .gpm import Gpm
+
         self._binding: Any = pynvml
         self._preferred: dict[tuple[str, ...], str] = {}
+        self._gpm = Gpm(pynvml, self._call)
 
     def _call(self, name: str, *args: Any) -> Any:
         function = getattr(self._binding, name, None)
@@ -155,6 +196,7 @@ class RealNvml:
         self._call("nvmlInit")
 
     def close(self) -> None:
+        self._gpm.forget()
         self._call("nvmlShutdown")
 
     def driver_version(self) -> str:
@@ -235,6 +277,54 @@ class RealNvml:
     def memory(self, handle: Handle) -> MemoryInfo:
         info = self._call("nvmlDeviceGetMemoryInfo", handle, self._binding.nvmlMemory_v2)
         return MemoryInfo(int(info.total), int(info.reserved), int(info.used), int(info.free))
+
+    def gpm(self, handle: Handle, ids: Sequence[int]) -> GpmWindow | None:
+        """Means since the last call; None where there is no window yet. By UUID: a handle may be opened anew."""
+        return self._gpm.read(self.uuid(handle), handle, ids)
+
+    def ecc_volatile(self, handle: Handle) -> EccErrors:
+        """Since the driver was loaded."""
+        return self._ecc(handle, _ECC_VOLATILE)
+
+    def ecc_aggregate(self, handle: Handle) -> EccErrors:
+        """Over the card's life, as its memory keeps it."""
+        return self._ecc(handle, _ECC_AGGREGATE)
+
+    def _ecc(self, handle: Handle, counter: int) -> EccErrors:
+        return EccErrors(*(int(self._call("nvmlDeviceGetTotalEccErrors", handle, kind, counter)) for kind in (0, 1)))
+
+    def remapped_rows(self, handle: Handle) -> RemappedRows:
+        return RemappedRows(*map(int, self._call("nvmlDeviceGetRemappedRows", handle)))
+
+    def compute_processes(self, handle: Handle) -> list[int]:
+        """Process ids of those with a compute context. Takes milliseconds under the driver's lock."""
+        names = tuple("nvmlDeviceGetComputeRunningProcesses" + version for version in ("", "_v2"))
+        return [int(process.pid) for process in self._first(names, handle)]
+
+    def event_set(self) -> Any:
+        return self._call("nvmlEventSetCreate")
+
+    def watch_xids(self, events: Any, handle: Handle) -> None:
+        self._call("nvmlDeviceRegisterEvents", handle, _XID_EVENT, events)
+
+    def next_xid(self, events: Any, timeout_ms: int) -> Xid | None:
+        """Wait for an Xid of a registered GPU; None where none came in time. 999: the driver knows no number."""
+        try:
+            event = self._call("nvmlEventSetWait_v2", events, timeout_ms)
+        except NvmlError as error:
+            if error.code == _TIMEOUT:
+                return None
+            raise
+        if not int(event.eventType) & _XID_EVENT:
+            return None
+        try:
+            uuid = self.uuid(event.device)
+        except NvmlError:  # an Xid may well be the last word of a GPU
+            uuid = None
+        return Xid(uuid, int(event.eventData))
+
+    def free_events(self, events: Any) -> None:
+        self._call("nvmlEventSetFree", events)
 
 
 def _field_value(element: Any) -> FieldValue:

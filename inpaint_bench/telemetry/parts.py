@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +137,9 @@ class PartWriter:
             self.failing = True
             self._collect()
             if now_s >= self._part_due:
+                if self._journal is not None:
+                    with suppress(OSError):  # the part is tried all the same
+                        self._journal.save()  # writing a part takes longer, and a kill may fall into it
                 self._close_part()
                 self._part_due = now_s + self._part_s
             elif self._journal is not None:

@@ -12,7 +12,18 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from .nvml import NOT_IN_CAPTURE, FieldValue, Handle, MemoryInfo, NvmlError, Utilization
+from .nvml import (
+    NOT_IN_CAPTURE,
+    EccErrors,
+    FieldValue,
+    GpmWindow,
+    Handle,
+    MemoryInfo,
+    NvmlError,
+    RemappedRows,
+    Utilization,
+    Xid,
+)
 from .recording import Capture, Series
 
 _CUMULATIVE = frozenset(("total_energy_mj", "field:83:0", "field:74:0", "field:269:0", "field:270:0", "field:271:0"))
@@ -28,6 +39,8 @@ class Replay:
         names += [f"REPLAY-{capture.name}-{index}" for index in range(1, num_devices)]
         self._uuids = names
         self._start_ns = time.monotonic_ns()
+        self._gpm_ns: dict[str, int] = {}  # when each device's last GPM sample was
+        self._xids_told = 0
         self._gain = {key: self._loop_gain(key) for key in _CUMULATIVE & capture.calls.keys()}
 
     def _loop_gain(self, key: str) -> int:
@@ -142,3 +155,50 @@ class Replay:
 
     def memory(self, handle: Handle) -> MemoryInfo:
         return MemoryInfo(*self._get("memory"))
+
+    def gpm(self, handle: Handle, ids: Sequence[int]) -> GpmWindow | None:
+        """The window is the replay's own, the means are the capture's. Where every metric fails, so does the call."""
+        answers = [FieldValue(*self._answer(f"gpm:{metric}")) for metric in ids]
+        if all(answer.code for answer in answers):
+            raise NvmlError(answers[0].code, "replay of gpm")
+        now_ns = time.monotonic_ns()
+        last_ns, self._gpm_ns[handle] = self._gpm_ns.get(handle), now_ns
+        if last_ns is None:
+            return None
+        return GpmWindow((now_ns - last_ns) / 1e6, answers)
+
+    def ecc_volatile(self, handle: Handle) -> EccErrors:
+        return EccErrors(*self._get("ecc_volatile"))
+
+    def ecc_aggregate(self, handle: Handle) -> EccErrors:
+        return EccErrors(*self._get("ecc_aggregate"))
+
+    def remapped_rows(self, handle: Handle) -> RemappedRows:
+        return RemappedRows(*self._get("remapped_rows"))
+
+    def compute_processes(self, handle: Handle) -> list[int]:
+        return [int(pid) for pid in self._get("compute_processes")]
+
+    def event_set(self) -> Any:
+        """Xids are the series "xids": a number at its time, once; null is none, which says that one can listen."""
+        if "xids" not in self._capture.calls:
+            raise NvmlError(NOT_IN_CAPTURE, "replay of xids")
+        return "xids"
+
+    def watch_xids(self, events: Any, handle: Handle) -> None:
+        code = self._capture.calls["xids"].at(0)[0]
+        if code != 0:
+            raise NvmlError(code, "replay of xids")
+
+    def next_xid(self, events: Any, timeout_ms: int) -> Xid | None:
+        series = self._capture.calls["xids"]
+        deadline_ms = (time.monotonic_ns() - self._start_ns) / 1e6 + timeout_ms
+        due = series.t_ms[self._xids_told] if self._xids_told < len(series.t_ms) else deadline_ms + 1
+        time.sleep(max(0.0, min(due, deadline_ms) * 1e6 - (time.monotonic_ns() - self._start_ns)) / 1e9)
+        if due > deadline_ms:
+            return None
+        number = series.value[self._xids_told]
+        self._xids_told += 1
+        return None if number is None else Xid(self._uuids[0], int(number))
+
+    def free_events(self, events: Any) -> None: ...

@@ -13,7 +13,8 @@ from typing import Any
 
 from .clock import Durations
 from .devices import Device, open_device
-from .lanes import BROKEN, FATAL, LANES, LOST, Lane, Reading
+from .gate import Gate
+from .lanes import BROKEN, FATAL, GPM, LANES, LOST, Lane, Reading
 from .log import log
 from .nvml import CODES, Nvml, NvmlError
 
@@ -24,7 +25,12 @@ class Sampler:
     """`append(table, row)` takes every row and event; it must not block."""
 
     def __init__(
-        self, nvml: Nvml, devices: list[Device], source: str, append: Callable[[str, dict[str, Any]], None]
+        self,
+        nvml: Nvml,
+        devices: list[Device],
+        source: str,
+        append: Callable[[str, dict[str, Any]], None],
+        gate: Gate | None = None,
     ) -> None:
         self.devices = devices
         self.fatal: str | None = None  # why sampling ended, where it had to
@@ -32,6 +38,7 @@ class Sampler:
         self._nvml = nvml
         self._source = source
         self._append = append
+        self._gate = gate or Gate()
         self._backoff_s = 1.0
         self._reopen_at_s: float | None = None
         self._logged: set[tuple[str, str, int]] = set()
@@ -45,9 +52,11 @@ class Sampler:
                 continue
             reading = device.readers[lane.name].read(self._nvml, device.handle)
             self.durations[lane.name].add(reading.read_us)
+            if reading.empty:
+                continue
             self._append(lane.table, reading.row(device.uuid, self._source, seq))
             if reading.codes:
-                self._judge(device, reading)
+                self._judge(device, lane, reading)
             elif self._reopen_at_s is None:
                 self._backoff_s = 1.0
 
@@ -57,7 +66,7 @@ class Sampler:
         self._append("events", {**now, "kind": kind, "gpu_uuid": gpu_uuid, "detail": detail})
         log(f"{kind} {gpu_uuid or ''} {detail}")
 
-    def _judge(self, device: Device, reading: Reading) -> None:
+    def _judge(self, device: Device, lane: Lane, reading: Reading) -> None:
         codes = set(reading.codes.values())
         for column, code in reading.codes.items():
             if (device.uuid, column, code) not in self._logged:
@@ -68,7 +77,7 @@ class Sampler:
             self.event("nvml_fatal", self.fatal)
         elif codes & LOST:
             self._lose(device, _words(min(codes & LOST)))
-        elif not reading.values and codes & BROKEN and self._reopen_at_s is None:
+        elif lane is not GPM and not reading.values and codes & BROKEN and self._reopen_at_s is None:
             self.event("nvml_broken", _words(min(codes & BROKEN)), device.uuid)
             self._reopen_at_s = time.monotonic() + self._backoff_s
 
@@ -77,7 +86,11 @@ class Sampler:
         self.event("gpu_lost", why, device.uuid)
 
     def _reopen(self) -> None:
-        """Open NVML anew; where it fails, again after twice the time."""
+        """Open NVML anew; where it fails, again after twice the time. Helper threads stay outside meanwhile."""
+        with self._gate.closed():
+            self._open_anew()
+
+    def _open_anew(self) -> None:
         with contextlib.suppress(NvmlError):  # it may not be open any more
             self._nvml.close()
         try:

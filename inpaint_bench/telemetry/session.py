@@ -15,17 +15,21 @@ import pyarrow as pa
 from ..contract import TELEMETRY
 from ..files import replace_json
 from . import signals
-from .account import Account, identity, part_metadata
+from .account import Account, gpm_hz, identity, part_metadata
 from .clock import Ticker
 from .devices import open_devices
+from .gate import Gate
+from .health import read_health, worsened
 from .lanes import LANES
 from .log import log
 from .nvml import Nvml, NvmlError, RealNvml
+from .processes import ProcessWatch
 from .recording import CaptureError, load
 from .replay import Replay
 from .sampler import Sampler
 from .spec import Spec
 from .storage import Storage
+from .xids import XidWatch
 
 _LONGEST_WAIT_S: Final = 0.5
 
@@ -41,12 +45,15 @@ class Sidecar:
         nvml.open()
         devices = open_devices(nvml, uuids)
         facts = identity(spec, source, nvml.driver_version(), nvml.nvml_version())
-        self._sampler = Sampler(nvml, devices, source, lambda table, row: self._storage.append(table, row))
+        gate = Gate()
+        self._sampler = Sampler(nvml, devices, source, lambda table, row: self._storage.append(table, row), gate)
+        self._processes = ProcessWatch(nvml, devices, self._parent, gate, self._problem)
+        self._xids = XidWatch(nvml, devices, gate, self._problem)
         self._storage = Storage(
             spec.folder, part_metadata(facts, spec), spec.part_s, spec.journal_s, self._problem, self._note
         )
         start_ns = time.monotonic_ns()
-        rates = {"fast": spec.fast_hz, "slow": spec.slow_hz}
+        rates = {"fast": spec.fast_hz, "slow": spec.slow_hz, "gpm": gpm_hz(spec)}
         self._tickers = {name: Ticker(round(1e9 / hz), start_ns) for name, hz in rates.items()}
         self._account = Account(facts, spec, capture, self._sampler, self._storage, self._tickers)
         self._nvml = nvml
@@ -61,9 +68,13 @@ class Sidecar:
     def run(self) -> int:
         """Sample until told to stop. Returns the exit code."""
         self._sample_due()
+        for device in self._sampler.devices:
+            device.health["start"] = read_health(self._nvml, device.handle)
         replace_json(self._spec.folder / TELEMETRY, self._account.state("running"))
         self._storage.start()
         say(self._hello)
+        self._xids.start()  # not before: what they report must not be the first line
+        self._processes.start()
         gc.freeze()
         try:
             while (reason := self._wait()) is None:
@@ -97,11 +108,14 @@ class Sidecar:
                 log(f"{TELEMETRY}: {error}")
 
     def _end(self, reason: str) -> int:
-        """Last sample, parts, telemetry.json, last line."""
+        """Last sample, last look at health and processes, parts, telemetry.json, last line."""
+        self._xids.signal()
         earliest_ns = max(ticker.earliest_ns for ticker in self._tickers.values())
         time.sleep(max(0.0, (earliest_ns - time.monotonic_ns()) / 1e9))
         for lane in LANES:
             self._sampler.sample(lane, self._tickers[lane.name].extra(time.monotonic_ns()))
+        self._look_at_health()
+        threads_ended = all([self._xids.stop(), self._processes.stop()])
         saved = self._storage.close()
         status = "failed" if self._sampler.fatal else "complete" if saved else "incomplete"
         state = self._account.state(status, reason)
@@ -112,8 +126,9 @@ class Sidecar:
         except OSError as error:
             state.update(status="incomplete", storage={**state["storage"], "error": f"{TELEMETRY}: {error}"})
         say({"final": state})
-        with contextlib.suppress(NvmlError):  # a lost driver cannot be closed
-            self._nvml.close()
+        if threads_ended:  # never under a thread that NVML still holds: it ends with the process
+            with contextlib.suppress(NvmlError):  # a lost driver cannot be closed
+                self._nvml.close()
         return 0 if state["status"] == "complete" else 1
 
     def _energy(self, uuid: str) -> int | None:
@@ -123,8 +138,17 @@ class Sidecar:
         except NvmlError:
             return None
 
-    def _problem(self, kind: str, detail: str) -> None:
-        self._sampler.event(kind, detail)
+    def _look_at_health(self) -> None:
+        for device in self._sampler.devices:
+            start, end = device.health["start"], read_health(self._nvml, device.handle)
+            device.health["end"] = end
+            for phrase in worsened(start, end):
+                self._problem("ecc", phrase, device.uuid)
+
+    def _problem(self, kind: str, detail: str, gpu_uuid: str | None = None) -> None:
+        """An event, a line to whoever started us, and a line in telemetry.json. Any thread."""
+        self._account.problems.append(f"{kind}: {detail}")
+        self._sampler.event(kind, detail, gpu_uuid)
         say({"problem": kind, "detail": detail})
 
 

@@ -15,7 +15,7 @@ from .. import contract
 from .parts import PartWriter
 
 WRITER = "sidecar"  # the worker writes events of its own beside the sidecar's
-TABLES = ("samples_fast", "samples_slow", "events")
+TABLES = ("samples_fast", "samples_slow", "samples_gpm", "events")
 
 
 class Storage:
@@ -37,7 +37,7 @@ class Storage:
         self.error: str | None = None  # the one that has not been overcome
         self._report = report
         self._note = note
-        step_s = 0.9 * min(part_s, journal_s)  # the rest is for the disk
+        step_s = 0.8 * min(part_s, journal_s)  # the rest is for the disk
         self._writers = {
             table: PartWriter(
                 run_dir / table,
@@ -50,6 +50,7 @@ class Storage:
             for table in TABLES
         }
         self._pause_s = step_s
+        self._due_s = 0.0  # on time.monotonic()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="storage", daemon=True)
 
@@ -72,12 +73,14 @@ class Storage:
         return {table: {"rows": w.rows, "parts": w.parts} for table, w in self._writers.items()}
 
     def _run(self) -> None:
-        while not self._stop.wait(self._pause_s):
+        while not self._stop.wait(max(0.0, self._due_s - time.monotonic())):
             self._save()
             self._note()
 
     def _save(self) -> None:
-        now_s = time.monotonic()
+        """From one save's beginning to the next's: what a save takes does not put off the one after it."""
+        now_s = max(time.monotonic(), self._due_s)
+        self._due_s = now_s + self._pause_s
         self._each(lambda writer: writer.tick(now_s))
 
     def _each(self, action: Callable[[PartWriter], None]) -> bool:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
@@ -42,6 +44,28 @@ def write_part(folder: Path, table: str, columns: dict[str, Any], index: int = 0
     path = folder / contract.PART_PATTERN.format(index)
     pq.write_table(pa.Table.from_arrays(arrays, schema=schema), path)
     return path
+
+
+def rewrite(folder: Path, table: str, change: Callable[[pl.DataFrame], pl.DataFrame]) -> None:
+    """Change the rows of one table of a run directory; its parts become one."""
+    found = sorted((folder / table).glob("part-*.parquet"))
+    rows = change(pl.concat([pl.read_parquet(path, hive_partitioning=False) for path in found]))
+    for path in found:
+        path.unlink()
+    write_part(folder / table, table, rows.to_dict(as_series=False))
+
+
+def rewrite_json(folder: Path, name: str, change: Callable[[Any], Any]) -> None:
+    """Change manifest or windows of a run directory."""
+    path = folder / name
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+
+
+def write_event(folder: Path, kind: str, detail: str, *, at_s: float = 5.0, gpu_uuid: str | None = "GPU-a40") -> None:
+    """One row in the events table, at a time of the measure window."""
+    t = 1000 * S + round(at_s * S)
+    event = {"t_mono_ns": [t], "t_unix_ns": [t + UNIX0], "kind": [kind], "gpu_uuid": [gpu_uuid], "detail": [detail]}
+    write_part(folder / "events", "events", {"run_id": folder.name.removeprefix("run-"), **event})
 
 
 def manifest(run_id: str, **changes: Any) -> dict[str, Any]:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import aggregate, load, merge
+from analysis import aggregate, kept, load, merge
 from analysis.dataset import Dataset, open_dataset
 from inpaint_bench import contract
 from inpaint_bench.errors import UserError
 
-from .build import write_run
+from .build import write_quality, write_run
 
 
 def merged(tmp_path: Path, *roots: Path) -> Dataset:
@@ -195,3 +197,207 @@ def test_a_dataset_below_a_root_is_not_read_as_runs(tmp_path: Path) -> None:
     write_run(tmp_path / "grace", "r-01")
     merge.merge([tmp_path / "grace"], tmp_path / "grace" / "ds")
     assert [p.name for p in load.find([tmp_path / "grace"])] == ["run-r-01"]
+
+
+REWRITTEN = {contract.DATASET, kept.DIRECTORIES}  # when it was merged, and when each file was written
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the run directories that were read. The files of a test may be as young as they are."""
+    names: list[str] = []
+    real = merge.read_run
+
+    def read_run(folder: Path, *, keep: bool = True) -> Any:
+        names.append(folder.name)
+        return real(folder, keep=keep)
+
+    monkeypatch.setattr(merge, "read_run", read_run)
+    monkeypatch.setattr(load, "SETTLED_S", 0)
+    return names
+
+
+def content(dataset: Path) -> dict[str, bytes]:
+    return {name: held for name, held in snapshot(dataset).items() if name not in REWRITTEN}
+
+
+def as_from_nothing(tmp_path: Path, *roots: Path) -> bool:
+    """Whether the dataset is, byte for byte, what a merge without an older dataset gives."""
+    shutil.rmtree(tmp_path / "fresh", ignore_errors=True)
+    merge.merge(list(roots) or [tmp_path / "grace"], tmp_path / "fresh")
+    return content(tmp_path / "ds") == content(tmp_path / "fresh")
+
+
+def journalled(root: Path, run_id: str) -> Path:
+    folder = write_run(root, run_id)
+    last = folder / "samples_fast" / "part-000002.parquet"
+    rows = pq.read_table(last)
+    with pa.OSFile(str(last.with_name(".journal.arrows")), "wb") as raw, pa.ipc.new_stream(raw, rows.schema) as stream:
+        stream.write_table(rows)
+    return folder
+
+
+def test_merging_again_reads_only_what_is_new_or_changed(tmp_path: Path, reads: list[str]) -> None:
+    roots = tmp_path / "grace", tmp_path / "more"
+    journalled(roots[0], "r-01")
+    changed = write_run(roots[0], "r-02")
+    gone = write_run(roots[0], "r-03")
+    (write_run(roots[0], "r-04") / contract.MANIFEST).write_text("{")
+    shown = write_run(roots[0], "r-05", noise=0.02, window_s=33.3, quality=write_quality(roots[0] / "run-r-05", 1, 1))
+    (shown / "steps" / "part-000000.parquet").write_bytes(b"PAR1")
+    shutil.copytree(roots[0] / "run-r-01", roots[1] / "copy")
+    write_run(roots[1], "r-02", power_w=210.0)
+    merged(tmp_path, *roots)
+    assert len(reads) == 7
+    reads.clear()
+    dataset = merged(tmp_path, *roots)
+    assert (reads, dataset.account["unchanged"]) == ([], 7)
+    assert as_from_nothing(tmp_path, *roots)
+
+    write_run(roots[0], "r-00")
+    write_run(changed.parent, "r-02", steps_per_s=3.0)
+    shutil.rmtree(gone)
+    reads.clear()
+    dataset = merged(tmp_path, *roots)
+    assert reads == ["run-r-00", "run-r-02"]
+    assert dataset.runs["run_id"].to_list() == ["r-00", "r-01", "r-02", "r-05"]
+    assert sorted(dataset.skipped["code"]) == sorted(
+        ["journal", "truncated", "conflict", "duplicate", "manifest_damaged", *["manifest_damaged"] * 5]
+    )
+    assert not list((tmp_path / "ds").rglob("run=r-03"))
+    assert as_from_nothing(tmp_path, *roots)
+
+
+def test_what_is_unchanged_is_linked_not_written_again(tmp_path: Path, reads: list[str]) -> None:
+    write_run(tmp_path / "grace", "r-01")
+    before = {path: path.stat().st_ino for path in merged(tmp_path).files("r-01")}
+    assert {path: path.stat().st_ino for path in merged(tmp_path).files("r-01")} == before
+    assert len(before) == 3
+    assert reads == ["run-r-01"]
+
+
+def test_a_file_system_without_links_gets_copies(
+    tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "grace", "r-01")
+    merged(tmp_path)
+    monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("not supported")))
+    merged(tmp_path)
+    merged(tmp_path)
+    assert reads == ["run-r-01"]
+    assert as_from_nothing(tmp_path)
+
+
+def test_a_change_that_keeps_size_and_time_is_seen(tmp_path: Path, reads: list[str]) -> None:
+    folder = write_run(tmp_path / "grace", "r-01")
+    merged(tmp_path)
+    manifest = folder / contract.MANIFEST
+    of = manifest.stat()
+    manifest.write_text(manifest.read_text().replace("g001", "g002"))
+    os.utime(manifest, ns=(of.st_atime_ns, of.st_mtime_ns))
+    assert manifest.stat().st_size == of.st_size
+    assert merged(tmp_path).runs["run_id"].to_list() == ["r-01"]
+    assert reads == ["run-r-01"] * 2
+    assert as_from_nothing(tmp_path)
+
+
+def test_a_run_whose_files_are_seconds_old_is_read_again(
+    tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system that keeps whole seconds shows a second write within one as no change."""
+    monkeypatch.setattr(load, "SETTLED_S", 60)
+    write_run(tmp_path / "grace", "r-01")
+    merged(tmp_path)
+    assert merged(tmp_path).account["unchanged"] == 0
+    assert reads == ["run-r-01"] * 2
+
+
+def test_a_folder_linked_from_elsewhere_is_always_read(tmp_path: Path, reads: list[str]) -> None:
+    folder = write_run(tmp_path / "grace", "r-01")
+    (folder / "steps").rename(tmp_path / "elsewhere")
+    (folder / "steps").symlink_to(tmp_path / "elsewhere")
+    merged(tmp_path)
+    assert merged(tmp_path).account["unchanged"] == 0
+    assert reads == ["run-r-01"] * 2
+
+
+def test_another_version_of_the_analysis_reads_everything(
+    tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "grace", "r-01")
+    merged(tmp_path)
+    monkeypatch.setattr(kept, "version", lambda: "another")
+    merged(tmp_path)
+    merged(tmp_path)
+    assert reads == ["run-r-01"] * 2
+
+
+@pytest.mark.parametrize("name", [contract.RUNS, kept.WINDOWS, kept.DIRECTORIES, contract.DATASET, "steps"])
+def test_an_older_dataset_that_was_changed_is_not_believed(tmp_path: Path, reads: list[str], name: str) -> None:
+    write_run(tmp_path / "grace", "r-01")
+    dataset = merged(tmp_path)
+    if name == "steps":
+        dataset.files("r-01")[-1].unlink()
+    elif name == contract.DATASET:
+        (tmp_path / "ds" / name).write_text('{"schema_version": 1}')
+    else:
+        pl.read_parquet(tmp_path / "ds" / name).clear().write_parquet(tmp_path / "ds" / name)
+    merged(tmp_path)
+    assert reads == ["run-r-01"] * 2
+    assert as_from_nothing(tmp_path)
+
+
+def test_a_duplicate_is_read_when_the_first_one_is_gone(tmp_path: Path, reads: list[str]) -> None:
+    folder = write_run(tmp_path / "grace", "r-01")
+    shutil.copytree(folder, tmp_path / "grace" / "z")
+    merged(tmp_path)
+    shutil.rmtree(folder)
+    assert merged(tmp_path).runs["run_dir"].to_list() == [str(tmp_path / "grace" / "z")]
+    assert reads == ["run-r-01", "z", "z"]
+    assert as_from_nothing(tmp_path)
+
+
+def test_several_processes_give_the_same_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merge, "PARALLEL_BYTES", 0)
+    for index in range(4):
+        write_run(tmp_path / "grace", f"r-{index}", noise=0.01, steps_per_s=1.0 + index)
+    shutil.copytree(tmp_path / "grace" / "run-r-1", tmp_path / "grace" / "z")
+    merge.merge([tmp_path / "grace"], tmp_path / "ds", processes=2)
+    assert as_from_nothing(tmp_path)
+
+
+def test_ids_that_would_share_a_folder_are_a_conflict(tmp_path: Path) -> None:
+    """Regression: the second of `0042` and `r-0042` ended the merge with a traceback."""
+    write_run(tmp_path / "grace", "0042")
+    write_run(tmp_path / "grace", "r-0042")
+    dataset = merged(tmp_path)
+    assert dataset.runs.height == 1
+    assert dataset.skipped["code"].to_list() == ["conflict"]
+
+
+def test_parts_of_other_writers_are_read_as_the_contract_has_them(tmp_path: Path) -> None:
+    """Plain and large strings, wider integers and another order of columns are the same rows."""
+    folder = write_run(tmp_path / "grace", "r-01")
+    expected = merged(tmp_path).scan("samples_fast").collect()
+    for part in sorted((folder / "samples_fast").iterdir())[:2]:
+        rows = pq.read_table(part)
+        kinds = {pa.dictionary(pa.int32(), pa.string()): pa.large_string(), pa.uint32(): pa.int64()}
+        wide = [pa.field(f.name, kinds.get(f.type, f.type)) for f in reversed(rows.schema)]
+        rows = rows.select([f.name for f in wide]).cast(pa.schema(wide, metadata=rows.schema.metadata))
+        pq.write_table(rows, part)
+    assert merged(tmp_path).scan("samples_fast").collect().equals(expected)
+
+
+def test_a_run_that_begins_while_it_is_merged_is_listed_and_read_next_time(
+    tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its place was not in the plan, so another directory could have taken it."""
+    write_run(tmp_path / "grace", "r-01")
+    write_run(tmp_path / "grace", "r-02")
+    with monkeypatch.context() as early:
+        early.setattr(merge, "peek", lambda folder: None if folder.name == "run-r-02" else load.peek(folder))
+        dataset = merged(tmp_path)
+    assert dataset.runs["run_id"].to_list() == ["r-01"]
+    assert dataset.skipped["code"].to_list() == ["changing"]
+    assert merged(tmp_path).runs["run_id"].to_list() == ["r-01", "r-02"]
+    assert reads == ["run-r-01", "run-r-02", "run-r-02"]

@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from analysis import aggregate, bottleneck, columns, metrics, poster_tables, published, render, tables
+from analysis import aggregate, columns, metrics, poster_tables, published, render, tables
 
 
 def frame(*rows: dict[str, Any]) -> pl.DataFrame:
@@ -102,7 +102,7 @@ def test_what_cannot_be_compared_is_not_averaged_or_is_named() -> None:
         "A40 \u00b7 demo \u00b7 grace",
         "A40 \u00b7 real \u00b7 delta",
     }
-    assert tables.spread(pooled, "images_per_s") == "11.0 (10.0\u201312.0)"
+    assert tables.spread(pooled, "images_per_s") == "11.0 (-1.71 to 23.7)"  # t(1) = 12.706, error of the mean 1
 
 
 def test_gpus_are_compared_only_at_the_same_model_and_recipe() -> None:
@@ -113,40 +113,6 @@ def test_gpus_are_compared_only_at_the_same_model_and_recipe() -> None:
     )
     pairs = [row[:2] for row in tables.Builder(runs=runs).gpu_ratios().rows if "published" not in row[0]]
     assert [text for _, text in pairs] == ["2.0"]
-
-
-def test_batches_within_two_percent_are_a_tie_and_the_smallest_is_taken() -> None:
-    runs = frame(
-        {"run_id": "r-1", "batch": 8, "images_per_s": 10.0},
-        {"run_id": "r-2", "batch": 16, "images_per_s": 19.7},
-        {"run_id": "r-3", "batch": 32, "images_per_s": 20.0},
-    )
-    (best,) = aggregate.best_batches(aggregate.cells(runs), metric="images_per_s", lowest=False)
-    assert (best.batch, best.ties, best.smallest, best.n) == (32, [16], 16, 1)
-    reading = tables.Builder(runs=runs).best_batch().rows[0][-1]
-    assert reading == "tie with 16: take 16; n = 1, no interval"
-
-
-@pytest.mark.parametrize(
-    ("row", "name"),
-    [
-        ({"reason": "oom_gpu"}, "oom"),
-        ({"throttle_thermal_pct": 1.5, "throttle_power_pct": 50.0}, "thermal_throttled"),
-        ({"throttle_power_pct": 6.0, "data_wait_pct": 50.0}, "power_capped"),
-        (
-            {"power_w": 299.0, "power_limit_w": 300.0, "sm_clock_mhz_mean": 1400.0, "sm_clock_mhz_limit": 1740.0},
-            "power_capped",
-        ),
-        ({"data_wait_pct": 12.0, "gpu_util_pct": 60.0}, "data_starved"),
-        ({"data_wait_pct": 1.0, "gpu_util_pct": 60.0}, "host_bound"),
-        ({"data_wait_pct": 1.0, "gpu_util_pct": 99.0}, "mixed"),
-        ({}, "unknown"),
-    ],
-)
-def test_the_first_rule_that_matches_names_the_bottleneck(row: dict[str, Any], name: str) -> None:
-    found, evidence = bottleneck.classify(frame(row).row(0, named=True))
-    assert found == name
-    assert evidence
 
 
 @pytest.mark.parametrize(

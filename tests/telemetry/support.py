@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,16 @@ import pyarrow.parquet as pq
 
 from inpaint_bench.config import TelemetryConfig
 from inpaint_bench.telemetry.client import Sidecar
-from inpaint_bench.telemetry.nvml import FieldValue, MemoryInfo, NvmlError, Utilization
+from inpaint_bench.telemetry.nvml import (
+    EccErrors,
+    FieldValue,
+    GpmWindow,
+    MemoryInfo,
+    NvmlError,
+    RemappedRows,
+    Utilization,
+    Xid,
+)
 from inpaint_bench.telemetry.recording import save
 
 CAPTURE = "h200-synthetic"
@@ -47,8 +56,8 @@ def leftovers(run_dir: Path) -> list[str]:
     return [str(path.relative_to(run_dir)) for path in run_dir.rglob(".*") if path.is_file()]
 
 
-def small_capture(path: Path, energy: Sequence[int], loop_from_ms: float = 0.0) -> Path:
-    """100 ms per answer of the energy counter, and nothing else."""
+def small_capture(path: Path, energy: Sequence[int], loop_from_ms: float = 0.0, **more: Mapping[int, Any]) -> Path:
+    """100 ms per answer of the energy counter, and `more`: for a call its values by the ms since the start."""
     series = {
         "t_ms": [100 * i for i in range(len(energy))],
         "code": [0] * len(energy),
@@ -56,6 +65,8 @@ def small_capture(path: Path, energy: Sequence[int], loop_from_ms: float = 0.0) 
     }
     facts = {key: {"t_ms": [0], "code": [0], "value": [key]} for key in ("driver_version", "nvml_version", "name")}
     meta = {"synthetic": True, "duration_ms": 100 * len(energy), "loop_from_ms": loop_from_ms}
+    for call, values in more.items():
+        facts[call] = {"t_ms": list(values), "code": [0] * len(values), "value": list(values.values())}
     save(path, meta, {"field:83:0": series, **facts})
     return path
 
@@ -72,6 +83,9 @@ class FakeGpus:
         self.fail: dict[str, dict[str, int]] = {name: {} for name in self.known}
         self.asked: list[tuple[str, Any]] = []
         self.opened = 0
+        self.processes: list[int] = []
+        self.xids: list[Xid] = []  # to be told, one per wait
+        self._gpm_reads: dict[str, int] = {}
 
     def _do(self, handle: str, call: str, value: Any) -> Any:
         self.asked.append((handle, call))
@@ -116,6 +130,43 @@ class FakeGpus:
 
     def memory(self, handle: str) -> MemoryInfo:
         return MemoryInfo(*self._do(handle, "memory", (8 << 30, 1 << 30, 2 << 30, 5 << 30)))
+
+    def gpm(self, handle: str, ids: Sequence[int]) -> GpmWindow | None:
+        self._do(handle, "gpm", None)
+        self._gpm_reads[handle] = self._gpm_reads.get(handle, 0) + 1
+        if self._gpm_reads[handle] == 1:
+            return None
+        codes = [self.fail[handle].get(f"gpm:{metric}", 0) for metric in ids]
+        answers = [FieldValue(c, None if c else float(metric)) for c, metric in zip(codes, ids, strict=True)]
+        return GpmWindow(1000.0, answers)
+
+    def ecc_volatile(self, handle: str) -> EccErrors:
+        return EccErrors(*self._do(handle, "ecc_volatile", (0, 0)))
+
+    def ecc_aggregate(self, handle: str) -> EccErrors:
+        return EccErrors(*self._do(handle, "ecc_aggregate", (4, 0)))
+
+    def remapped_rows(self, handle: str) -> RemappedRows:
+        return RemappedRows(*self._do(handle, "remapped_rows", (0, 0, 0, 0)))
+
+    def compute_processes(self, handle: str) -> list[int]:
+        return list(self._do(handle, "compute_processes", self.processes))
+
+    def event_set(self) -> list[str]:
+        return []
+
+    def watch_xids(self, events: list[str], handle: str) -> None:
+        self._do(handle, "watch_xids", None)
+        events.append(handle)
+
+    def next_xid(self, events: list[str], timeout_ms: int) -> Xid | None:
+        if self.xids:
+            return self.xids.pop(0)
+        time.sleep(min(timeout_ms, 10) / 1000)
+        return None
+
+    def free_events(self, events: list[str]) -> None:
+        self.asked.append(("", "free_events"))
 
     def mig_mode(self, handle: str) -> int:
         return int(self._do(handle, "mig_mode", 0))

@@ -10,7 +10,7 @@ import pytest
 from inpaint_bench.contract import Null
 from inpaint_bench.telemetry.clock import Durations, Ticker
 from inpaint_bench.telemetry.devices import open_devices
-from inpaint_bench.telemetry.lanes import FAST, LANES, SLOW, Reader, null_reason
+from inpaint_bench.telemetry.lanes import FAST, LANES, SLOW, WINDOW, Reader, null_reason
 from inpaint_bench.telemetry.nvml import Nvml, NvmlError, RealNvml, gpu_uuid
 from inpaint_bench.telemetry.sampler import Sampler
 
@@ -117,6 +117,8 @@ def test_the_lanes_fill_every_column_of_their_tables() -> None:
     head = {"run_id", "gpu_uuid", "source", "tick_seq", "t_mono_ns", "t_unix_ns", "read_us", "nulls"}
     for lane in LANES:
         filled = {item.column for item in lane.fields} | {name for call in lane.calls for name in call.columns}
+        if lane.metrics:
+            filled |= {WINDOW} | {item.column for item in lane.metrics}
         assert filled == set(lane.schema.names) - head
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -14,6 +16,7 @@ from inpaint_bench import contract
 from inpaint_bench.telemetry.journal import read_journal
 from inpaint_bench.telemetry.parts import PartWriter, ticking
 from inpaint_bench.telemetry.recover import recover
+from inpaint_bench.telemetry.storage import TABLES, Storage
 
 from .support import leftovers, rows
 
@@ -143,6 +146,41 @@ def test_recovery_leaves_a_living_writer_alone(tmp_path: Path) -> None:
     _add(writer, 2)
     writer.close()
     assert rows(tmp_path, "events")["t_mono_ns"].to_list() == [1, 2]
+
+
+def test_the_journal_holds_every_row_before_a_part_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: a kill while a part was written cost twice the journal's interval."""
+    writer = _writer(tmp_path, part_s=2.0)
+    journal = tmp_path / "events" / contract.JOURNAL
+    seen: list[int] = []
+
+    def write(path: Path, table: pa.Table) -> None:
+        found = read_journal(journal)
+        seen.extend(found.table["t_mono_ns"].to_pylist() if found else [])
+
+    monkeypatch.setattr("inpaint_bench.telemetry.parts.write_part", write)
+    for second in (0, 1, 2):
+        _add(writer, second)
+        writer.tick(float(second))
+    assert seen == [0, 1, 2]
+
+
+def test_a_slow_disk_does_not_put_off_the_next_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata: dict[str, dict[str, str]] = {table: {"run_id": "r-1"} for table in TABLES}
+    storage = Storage(tmp_path, metadata, 60.0, 0.25, lambda kind, detail: None, lambda: None)
+    saves: list[float] = []
+
+    def slow(self: PartWriter, now_s: float) -> None:
+        saves.append(now_s)
+        time.sleep(0.02)
+
+    monkeypatch.setattr(PartWriter, "tick", slow)
+    storage.start()
+    _until(lambda: len(saves) >= 5 * len(TABLES))
+    storage.close()
+    saves = saves[:: len(TABLES)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(saves)]
+    assert sorted(gaps)[len(gaps) // 2] == pytest.approx(0.2, abs=0.02)
 
 
 def test_a_row_with_an_unknown_or_a_missing_column_is_refused_at_once(tmp_path: Path) -> None:

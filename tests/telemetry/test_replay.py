@@ -9,8 +9,9 @@ from typing import cast
 import pytest
 
 from inpaint_bench.telemetry import make_synthetic
+from inpaint_bench.telemetry.capture import Recorder, record
 from inpaint_bench.telemetry.capture import main as capture_main
-from inpaint_bench.telemetry.capture import record
+from inpaint_bench.telemetry.health import read_health
 from inpaint_bench.telemetry.lanes import FAST, SLOW, Reader
 from inpaint_bench.telemetry.nvml import Nvml, NvmlError
 from inpaint_bench.telemetry.recording import PACKAGED, SUFFIX, CaptureError, available, load, save
@@ -52,6 +53,25 @@ def test_what_a_gpu_answered_is_what_replay_answers_failures_included(tmp_path: 
         replay.vbios(name)
     capture = load(str(path))
     assert len(capture.calls["field:186:0"].t_ms) == 4
+
+
+def test_gpm_and_health_are_recorded_and_replayed(tmp_path: Path) -> None:
+    gpus = FakeGpus(1)
+    gpus.fail[uuid(0)] = {"gpm:10": 3, "remapped_rows": 4, "230:0": 3}
+    recorder = Recorder(cast(Nvml, gpus))
+    assert recorder.gpm(uuid(0), [2, 10]) is None
+    recorder.gpm(uuid(0), [2, 10])
+    health = read_health(cast(Nvml, recorder), uuid(0))
+    path = tmp_path / f"fake{SUFFIX}"
+    save(path, {"duration_ms": 1000}, recorder.calls)
+    replay = Replay(load(str(path)))
+    (name,) = replay.uuids()
+    assert replay.gpm(name, [2, 10]) is None
+    window = replay.gpm(name, [2, 10])
+    assert window is not None
+    assert [(answer.code, answer.value) for answer in window.metrics] == [(0, 2.0), (3, None)]
+    assert read_health(replay, name) == health
+    assert health["nulls"]["remapped_rows_failed"] == "no_permission"
 
 
 @pytest.mark.parametrize("name", [card.name for card in make_synthetic.CARDS])

@@ -1,0 +1,153 @@
+"""Xids: the driver's reports of serious errors, heard by a thread of its own.
+
+Only what happens while it listens is heard. Where the GPU or the driver does not offer it, the count is null
+with the reason; the sampling never waits for this thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from .gate import Gate
+from .lanes import null_reason
+from .log import log
+from .nvml import NOT_IN_CAPTURE, Nvml, NvmlError
+
+if TYPE_CHECKING:
+    from .devices import Device
+
+WAIT_MS: Final = 250  # not the usual 1000: SIGTERM leaves the sidecar less than a second in all
+_JOIN_S: Final = 0.5
+_BACKOFF_S: Final = (1.0, 30.0)
+_NEVER: Final = frozenset({3, 4, 13, 26, NOT_IN_CAPTURE})  # asking again would not help
+_MAX_ROWS: Final = 100  # per GPU; a failing card can send thousands
+
+
+@dataclass
+class Xids:
+    """What was heard of one GPU, over the run."""
+
+    numbers: Counter[int] = field(default_factory=Counter)
+    listened: bool = False
+    reason: str | None = "not_started"
+
+    def account(self) -> dict[str, Any]:
+        """For telemetry.json. count: null where nobody listened; reason: why nobody does, or no longer."""
+        return {
+            "count": self.numbers.total() if self.listened else None,
+            "reason": self.reason,
+            "numbers": {str(number): count for number, count in sorted(self.numbers.items())},
+        }
+
+
+class XidWatch:
+    """`report(kind, detail, gpu_uuid)` hears `xid` with the number, for each up to 100 per GPU."""
+
+    def __init__(
+        self, nvml: Nvml, devices: Sequence[Device], gate: Gate, report: Callable[[str, str, str | None], None]
+    ) -> None:
+        self._nvml = nvml
+        self._devices = devices
+        self._gate = gate
+        self._report = report
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="xids", daemon=True)
+        self._backoff_s = _BACKOFF_S[0]
+        self._nameless = 0  # Xids of a GPU that no longer gave its name
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def signal(self) -> None:
+        """Ask the thread to end; it does within one wait."""
+        self._stop.set()
+
+    def stop(self) -> bool:
+        """Wait for the thread's end; False where NVML still holds it."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_S)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                if not self._listen():
+                    return
+            except NvmlError as error:
+                for device in self._devices:
+                    device.xids.reason = null_reason(error.code).value
+                if error.code in _NEVER:
+                    return
+                log(f"xids: {error}")
+                self._stop.wait(self._backoff_s)
+                self._backoff_s = min(2 * self._backoff_s, _BACKOFF_S[1])
+            except Exception as error:  # a mistake of ours must be seen in the account, and end nothing else
+                for device in self._devices:
+                    device.xids.reason = f"internal error: {error!r}"
+                return
+
+    def _listen(self) -> bool:
+        """Until told to stop or NVML was opened anew; False where no GPU offers it. Raises NvmlError."""
+        with self._gate.calling():
+            generation = self._gate.generation
+            events = self._nvml.event_set()
+            try:
+                worth = self._register(events)
+            except BaseException:
+                self._free(events)
+                raise
+        try:
+            while worth and not self._stop.is_set():
+                with self._gate.calling():
+                    if self._gate.generation != generation:
+                        return True
+                    xid = self._nvml.next_xid(events, WAIT_MS)
+                self._backoff_s = _BACKOFF_S[0]
+                if xid is not None:
+                    self._tell(xid.uuid, xid.number)
+        finally:
+            with self._gate.calling():
+                if self._gate.generation == generation:
+                    self._free(events)
+        return worth
+
+    def _register(self, events: Any) -> bool:
+        """Whether any GPU is listened to. Raises the error of the last one where asking again may help."""
+        again: NvmlError | None = None
+        listening = False
+        for device in self._devices:
+            if device.lost:
+                device.xids.reason = null_reason(15).value
+                continue
+            try:
+                self._nvml.watch_xids(events, device.handle)
+            except NvmlError as error:
+                device.xids.reason = null_reason(error.code).value
+                again = again if error.code in _NEVER else error
+            else:
+                device.xids.listened, device.xids.reason = True, None
+                listening = True
+        if again is not None and not listening:
+            raise again
+        return listening
+
+    def _free(self, events: Any) -> None:
+        with contextlib.suppress(NvmlError):
+            self._nvml.free_events(events)
+
+    def _tell(self, uuid: str | None, number: int) -> None:
+        for device in self._devices:
+            if device.uuid == uuid or (uuid is None and len(self._devices) == 1):
+                device.xids.numbers[number] += 1
+                if device.xids.numbers.total() <= _MAX_ROWS:
+                    self._report("xid", str(number), device.uuid)
+                return
+        self._nameless += 1
+        if self._nameless <= _MAX_ROWS:
+            self._report("xid", str(number), None)
