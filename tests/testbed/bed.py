@@ -145,7 +145,7 @@ class Bed:
         header, *rows = done.stdout.splitlines()
         return [dict(zip(header.split("|"), row.split("|"), strict=True)) for row in rows]
 
-    def wait(self, predicate: Callable[[], object], timeout_s: float = 30, what: str = "a condition") -> None:
+    def wait(self, predicate: Callable[[], object], timeout_s: float = 120, what: str = "a condition") -> None:
         """Poll until true; BedError with the tails of the controllers' logs when the time is over."""
         logs = [self.plan.home(site) / "log" / "slurmctld.out" for site in self.sites]
         wait_until(predicate, timeout_s=timeout_s, what=what, logs=logs, step_s=0.1)
@@ -171,7 +171,7 @@ class Bed:
         log = self.plan.home(site) / "log" / f"slurmd.{node}.out"
         wait_until(
             lambda: node in self._ready_nodes(site),
-            timeout_s=30,
+            timeout_s=120,
             what=f"{node} of {site} to be ready",
             logs=[log],
         )
