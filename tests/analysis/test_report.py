@@ -182,6 +182,15 @@ def test_photographs_telemetry_and_runs_per_cell_are_on_the_page(tmp_path: Path)
     assert "&lt;b>a.jpg" in (tmp_path / "out" / "report.md").read_text()
 
 
+def test_of_very_many_runs_one_timeline_per_cell_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline, "MANY", 2)
+    for number in range(3):
+        write_run(tmp_path / "in", f"r-0{number}", batch=8 if number else 16)
+    report_of(tmp_path)
+    drawn = {path.name for path in (tmp_path / "out" / "figures").glob("timeline-*.svg")}
+    assert drawn == {"timeline-r-00.svg", "timeline-r-01.svg"}
+
+
 def test_a_timeline_shows_the_runs_own_card_near_its_windows() -> None:
     times = pl.Series([0, 10**9, 900 * 10**9])
     samples = pl.DataFrame({"t_mono_ns": [*times, 10**9], "gpu_uuid": ["GPU-a", "GPU-a", "GPU-a", "GPU-b"]})
