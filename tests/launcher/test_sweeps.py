@@ -321,7 +321,8 @@ class TestTwoClusters:
                     assert "Nothing to send again" in capsys.readouterr().out
             monkeypatch.setenv("SCANCEL_STATE", "RUNNING")  # would spare what is pending
             assert cancel.main([str(folder)]) == 0
-            assert [point["reason"] for point in told(folder, capsys)] == ["cancelled", "cancelled"]
+            # sacct hears of it a moment later
+            testbed.wait(lambda: [point["reason"] for point in told(folder, capsys)] == ["cancelled", "cancelled"])
         finally:
             testbed.run("delta", *partition, "state=up")
 
