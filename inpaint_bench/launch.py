@@ -40,8 +40,9 @@ def task(config: DictConfig) -> dict[str, Any]:
 
 def _tell(manifest: dict[str, Any], run_dir: Path) -> None:
     progress, quality = manifest["progress"] or {}, manifest["quality"] or {}
-    for one in [*quality.get("validation", [])[:1], *quality.get("validation", [])[1:][-1:]]:
-        print(f"validation loss at step {one['step']}: {one['loss']:.4g}")
+    for one in quality.get("validation", []):
+        loss = "not finite" if one["loss"] is None else f"{one['loss']:.4g}"
+        print(f"validation loss at step {one['step']}: {loss}")
     rate = f", {progress['images_per_s']:.4g} images/s" if progress.get("images_per_s") else ""
     print(f"{manifest['status']}: {progress.get('step', 0)} steps{rate}")
     if quality.get("weights"):

@@ -80,15 +80,15 @@ class Training:
         while self.loop.step < train_steps:
             with self.ending.held():
                 self._steps(warm, train_steps)
-            # What the loader makes meanwhile comes for nothing: those steps are not measured.
-            if self._validate(train_steps):
-                warm = max(warm, self.loop.step + self.workload.ahead)
+            aside = self._validate(train_steps)
             if self._due() and self.loop.step < train_steps:
+                aside = True
                 with self.ending.held():
                     try:
                         self._checkpoint()
                     except CheckpointError as error:
                         self._problem(str(error))
+            if aside:  # what the loader made meanwhile comes for nothing: those steps are not measured
                 warm = max(warm, self.loop.step + self.workload.ahead)
 
     def _steps(self, warm: int, train_steps: int) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import BenchConfig, RecipeConfig
+from ..data.loader import Samples
 from ..data.source import Source
 from .models import Models
 from .precision import DTYPES, pin_fp32
@@ -94,6 +95,20 @@ class Assembly:
         if self.input_dtype == torch.float32:
             return self.cast()
         return torch.autocast(self.device.type, enabled=False)
+
+    def samples(self) -> Samples:
+        """What the loader of a training hands out, as data and recipe ask for it."""
+        data, recipe, cache = self.bench.data, self.recipe, self.cache
+        return Samples(
+            self.source,
+            self.nets.tokenize,
+            self.bench.seed,
+            masks=data.masks,
+            full_share=data.full_share,
+            pixels=not (recipe.cache_image and recipe.cache_masked),
+            mask_pool=recipe.mask_pool if recipe.cache_masked else None,
+            cached=cache.rows if cache and cache.in_loader else None,
+        )
 
     def moments(self, image: Tensor) -> Tensor:
         """[B, 3, R, R] in -1..1 -> [B, 8, R/8, R/8]: mean and log variance of the latent, not scaled."""

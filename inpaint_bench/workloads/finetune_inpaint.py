@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import levers
 from ..config import BenchConfig
-from ..data.loader import Batch, Batches, Samples
+from ..data.loader import Batch, Batches
 from ..data.opened import Indices, open_source, open_split
 from ..data.source import Source
 from ..errors import UserError
@@ -43,7 +43,7 @@ class FinetuneInpaint:
         self.average = Average(self.parameters, assembly.ema_decay) if assembly.ema_decay else None
         self.attempted = 0
         self.draws_taken = 0
-        self.samples = _samples(assembly)
+        self.samples = assembly.samples()
         self._batches: Batches | None = None
         self.parity: dict[str, Any] | None = None
         self.facts: dict[str, Any] = {}
@@ -193,20 +193,6 @@ class FinetuneInpaint:
         self.assembly.source.close()
 
 
-def _samples(assembly: Assembly) -> Samples:
-    bench, recipe, cache = assembly.bench, assembly.recipe, assembly.cache
-    return Samples(
-        assembly.source,
-        assembly.nets.tokenize,
-        bench.seed,
-        masks=bench.data.masks,
-        full_share=bench.data.full_share,
-        pixels=not (recipe.cache_image and recipe.cache_masked),
-        mask_pool=recipe.mask_pool if recipe.cache_masked else None,
-        cached=cache.rows if cache and cache.in_loader else None,
-    )
-
-
 def build(config: BenchConfig, device: torch.device) -> FinetuneInpaint:
     """Data, networks and optimiser on `device`. Raises UserError for data or weights that cannot be used."""
     started = time.monotonic()
@@ -214,7 +200,7 @@ def build(config: BenchConfig, device: torch.device) -> FinetuneInpaint:
     source = open_source(config.data, config.recipe)
     asked = config.batch
     if isinstance(asked, str):
-        config = replace(config, batch=fit.search(config, device, source, lambda a: _samples(a)[0, 0]))
+        config = replace(config, batch=fit.search(config, device, source))
     train, held = _split(config, source)
     nets = _networks(config, device, source)
     assembly = Assembly.base(config, device, nets, source)

@@ -15,7 +15,6 @@ import torch
 
 from .. import levers
 from ..config import BenchConfig
-from ..data.loader import Batch
 from ..data.source import Source
 from ..errors import UserError, out_of_gpu_memory
 from . import models, objective
@@ -45,7 +44,7 @@ def largest(fits: Callable[[int], bool], limit: int = LIMIT) -> int:
     return low
 
 
-def search(bench: BenchConfig, device: torch.device, source: Source, sample: Callable[[Assembly], Batch]) -> int:
+def search(bench: BenchConfig, device: torch.device, source: Source) -> int:
     """The largest batch of this recipe. Raises UserError on a processor, and where not one image fits."""
     if device.type != "cuda":
         raise UserError("batch=auto searches a GPU's memory; on a processor name a batch")
@@ -53,7 +52,7 @@ def search(bench: BenchConfig, device: torch.device, source: Source, sample: Cal
     parts = bench.recipe.accumulate
 
     def fits(count: int) -> bool:
-        return _fits(replace(plain, batch=count * parts), device, source, sample)
+        return _fits(replace(plain, batch=count * parts), device, source)
 
     found = largest(fits) * parts
     if not found:
@@ -62,10 +61,10 @@ def search(bench: BenchConfig, device: torch.device, source: Source, sample: Cal
     return found
 
 
-def _fits(bench: BenchConfig, device: torch.device, source: Source, sample: Callable[[Assembly], Batch]) -> bool:
+def _fits(bench: BenchConfig, device: torch.device, source: Source) -> bool:
     """Two steps, the second with the optimiser's moments in place."""
     try:
-        _try(bench, device, source, sample)
+        _try(bench, device, source)
     except RuntimeError as error:
         if not out_of_gpu_memory(error):
             raise
@@ -76,16 +75,17 @@ def _fits(bench: BenchConfig, device: torch.device, source: Source, sample: Call
     return True
 
 
-def _try(bench: BenchConfig, device: torch.device, source: Source, sample: Callable[[Assembly], Batch]) -> None:
+def _try(bench: BenchConfig, device: torch.device, source: Source) -> None:
     nets = models.build(bench.model, device)
     assembly = Assembly.base(bench, device, nets, source)
     levers.apply(assembly)
     optimizers = assembly.optimizers(nets.trained(), 0.0)
     average = Average(nets.trained(), assembly.ema_decay) if assembly.ema_decay else None
     generator = torch.Generator(device).manual_seed(0)
-    batch = _repeated(sample(assembly), assembly.micro_batch, device)
+    count = assembly.micro_batch
+    batch = {name: torch.stack([value] * count).to(device) for name, value in assembly.samples()[0, 0].items()}
     for _ in range(2):
-        loss = objective.loss(assembly, batch, objective.draw(assembly, assembly.micro_batch, generator))
+        loss = objective.loss(assembly, batch, objective.draw(assembly, count, generator))
         loss.backward()
         for optimizer in optimizers:
             optimizer.step()
@@ -93,7 +93,3 @@ def _try(bench: BenchConfig, device: torch.device, source: Source, sample: Calla
         if average:
             average.update()
     torch.cuda.synchronize(device)
-
-
-def _repeated(sample: Batch, count: int, device: torch.device) -> Batch:
-    return {name: torch.stack([value] * count).to(device) for name, value in sample.items()}
