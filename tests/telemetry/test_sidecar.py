@@ -56,6 +56,14 @@ class TestSampling:
         assert gaps_ms.median() == pytest.approx(100, abs=2)
         assert gaps_ms.min() > 49  # below 50 ms NVML answers falsely; the stamp is the middle of the read
 
+    def test_its_memory_is_its_own_and_not_that_of_the_process_that_started_it(self, tmp_path: Path) -> None:
+        ballast = bytearray(600 * 2**20)  # touched: zeroed memory of a bytearray is written
+        ballast[::4096] = b"x" * len(ballast[::4096])
+        sidecar = start(tmp_path)
+        account = sidecar.stop()
+        del ballast
+        assert 10 < account["max_rss_mib"] < 400
+
     def test_rows_of_a_replay_cannot_be_taken_for_a_real_gpu(self, tmp_path: Path) -> None:
         sidecar = start(tmp_path)
         account = sidecar.stop()
