@@ -10,6 +10,18 @@ from hydra.core.singleton import Singleton
 pytest_plugins = ["tests.testbed.fixtures"]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `-n`: whatever uses Slurm is one process's, and begins first, for it mostly waits; else by file."""
+
+    def on_slurm(item: pytest.Item) -> bool:
+        fixtures = getattr(item, "fixturenames", ())
+        return item.get_closest_marker("testbed") is not None or not {"testbed", "testbed_light"}.isdisjoint(fixtures)
+
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("slurm" if on_slurm(item) else str(item.path)))
+    items.sort(key=lambda item: not on_slurm(item))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _untouched_hydra() -> Any:
     Plugins.instance()  # our launcher is known to the configuration store once plugins were looked for
