@@ -25,6 +25,7 @@ demo: install  ## the main sweep on this machine, without GPU and Slurm: run, me
 
 test: check  ## everything that must pass: check, then all tests, real Slurm included
 	$(BIN)/python -m tests.testbed install || test -z "$(INPAINT_BENCH_REQUIRE_TESTBED)"
+	$(BIN)/python -m tests.browser install || test -z "$(INPAINT_BENCH_REQUIRE_BROWSER)"
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 check: install  ## lint, format, types

@@ -18,14 +18,16 @@ from .ratio import Gain, Observation, gain, mean_interval, run_key
 
 # What is computed: another precision or resolution is another computation.
 COMPUTED = ["precision", "resolution_px"]
-# Never averaged across: a demonstration with a measurement, another model, another site, another card count.
-GROUP = ["workload", "model", "site", "gpu", "gpus", "batch", "recipe", "demonstration", *COMPUTED]
+# Never averaged across: a demonstration with a measurement, another model, another site, another card count, and
+# what comparable.py tells apart.
+GROUP = ["workload", "model", "site", "gpu", "gpus", "batch", "recipe", "demonstration", *COMPUTED, "apart"]
 # Two recipes are compared only where all of these are equal; `asked_batch` is the batch, or `auto`.
 ACROSS_RECIPES = ["workload", "model", "site", "gpu", "gpus", "asked_batch", "resolution_px", "demonstration"]
+ACROSS_RECIPES += ["apart"]
 # Two GPUs are compared only where all of these are equal.
 COMPARABLE = ["workload", "model", "gpus", "recipe", "demonstration", *COMPUTED]
 # Told in words wherever they vary within a table.
-TELLING = ["workload", "model", "recipe", "gpus", "demonstration", *COMPUTED]
+TELLING = ["workload", "model", "recipe", "gpus", "demonstration", *COMPUTED, "apart"]
 # May differ inside a cell, but not silently.
 _WATCHED = {
     "driver": "drivers",
@@ -68,6 +70,7 @@ def cells(runs: pl.DataFrame) -> pl.DataFrame:
     near = (asked / published.IMAGES - 1).abs() <= published.IMAGES_WITHIN
     table = (
         runs.filter(pl.col("valid"))
+        .with_columns(pl.col("apart").fill_null(""))
         .sort("run_id")
         .group_by(GROUP, maintain_order=True)
         .agg(
@@ -84,13 +87,24 @@ def cells(runs: pl.DataFrame) -> pl.DataFrame:
     )
     order = sorted(table["gpu"].unique().drop_nulls().to_list(), key=gpu_order)
     rank = pl.col("gpu").replace_strict(order, range(len(order)), return_dtype=pl.Int64, default=None)
-    table = table.sort("workload", "model", rank, "site", "gpus", "recipe", *COMPUTED, "batch", nulls_last=True)
+    order_by = ("site", "gpus", "recipe", *COMPUTED, "apart", "batch")
+    table = table.sort("workload", "model", rank, *order_by, nulls_last=True)
     said = [
         pl.when(pl.col(f"{name}_kinds") > 1).then(pl.format("{} " + words, pl.col(f"{name}_kinds")))
         for name, words in _WATCHED.items()
     ]
     mixes = pl.concat_str(said, separator=", ", ignore_nulls=True).alias("mixes")
     return with_series(_with_intervals(table.with_columns(mixes).drop([f"{name}_kinds" for name in _WATCHED])))
+
+
+def not_apart_from(apart: str | None) -> pl.Expr:
+    """Runs that may belong to a cell: a run that ended early knows less of what tells it apart than the cell does.
+
+    Of one that counts nothing is guessed.
+    """
+    own = pl.col("apart").fill_null("")
+    less = pl.lit(f"{apart or ''}, ").str.starts_with(pl.concat_str(own, pl.lit(", "))) | (own == "")
+    return pl.when(pl.col("valid")).then(own == (apart or "")).otherwise(less)
 
 
 def _with_intervals(table: pl.DataFrame) -> pl.DataFrame:
@@ -135,7 +149,7 @@ def with_series(table: pl.DataFrame) -> pl.DataFrame:
         words = {"gpus": f"{row['gpus']} GPUs", "demonstration": "demo" if row["demonstration"] else "real"}
         words["resolution_px"] = f"{row['resolution_px']} px"
         extra = [words.get(name, str(row[name])) for name in varying]
-        names.append(" \u00b7 ".join([gpu_label(row["gpu"]), *extra]))
+        names.append(" \u00b7 ".join([gpu_label(row["gpu"]), *filter(None, extra)]))
     return table.with_columns(pl.Series("series", names, dtype=pl.String))
 
 

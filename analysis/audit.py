@@ -20,6 +20,7 @@ DEFAULT_HZ = 10.0
 STILL_S = 1.0  # ten updates of an energy counter; an H200's moved at each of 400 readings at 10 Hz
 OVER_LIMIT = 1.05  # mean power over the power limit: +/- 5 W of the sensor, and what a regulator lets pass
 SHORT_S, SHORT_STEPS = 20.0, 50
+INCIDENTS = {"xid": "Xid", "ecc": "memory errors:"}
 CLOCK_S, CLOCK_SHARE = 0.5, 0.01  # wall and monotonic clock may differ by the larger of the two
 EVENTS = {"co_tenant": "another process was on GPU", "power_limit": "the power limit changed within the run on GPU"}
 
@@ -156,6 +157,21 @@ def events(table: pl.DataFrame, manifest: dict[str, Any], uuids: set[str]) -> li
         if kind in EVENTS:
             found[f"{EVENTS[kind]} {uuid or '(not named)'}: {detail or 'no detail'}"] = None
     return list(found)
+
+
+def incidents(table: pl.DataFrame, manifest: dict[str, Any], usable: list[dict[str, Any]]) -> list[str]:
+    """What the driver reported of the run's GPUs while it was measured: told, because not every Xid spoils figures."""
+    uuids = [device["uuid"] for device in manifest.get("devices") or [] if device.get("uuid")]
+    ours = pl.col("t_unix_ns") >= (manifest.get("started_unix_ns") or 0)
+    if uuids:
+        ours &= pl.col("gpu_uuid").is_in(uuids) | pl.col("gpu_uuid").is_null()
+    found = []
+    for kind, at, uuid, detail in table.filter(ours).select("kind", "t_mono_ns", "gpu_uuid", "detail").iter_rows():
+        inside = [w for w in usable if w["t_start_mono_ns"] <= at <= w["t_end_mono_ns"]]
+        if kind in INCIDENTS and inside:
+            seconds = (at - inside[0]["t_start_mono_ns"]) * 1e-9
+            found.append(f"{INCIDENTS[kind]} {detail or 'no detail'} on GPU {uuid or '(not named)'} at {seconds:.1f} s")
+    return found
 
 
 def over_limit(power_w: float | None, manifest: dict[str, Any]) -> list[str]:

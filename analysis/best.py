@@ -107,9 +107,10 @@ def wall(cell: dict[str, Any], runs: pl.DataFrame) -> tuple[int | None, int | No
     """
     same = pl.lit(True)
     for name in aggregate.GROUP:
-        if name != "batch":
+        if name not in ("batch", "apart"):
             equal = pl.col(name).eq_missing(pl.lit(cell[name]))
             same &= (equal | pl.col(name).is_null()) if name in aggregate.COMPUTED else equal
+    same &= aggregate.not_apart_from(cell["apart"])
     mine = runs.filter(same & pl.col("batch").is_not_null())
     ran = mine.filter(pl.col("status") == Status.COMPLETED)["batch"].max()
     oom = mine.filter(pl.col("reason") == Reason.OOM_GPU)["batch"].min()

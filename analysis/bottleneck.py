@@ -20,7 +20,7 @@ import polars as pl
 
 from inpaint_bench.contract import Reason
 
-from . import best
+from . import best, marks
 from .metrics import number
 
 COUNTERS, SWEEP, RUN = 1, 2, 3
@@ -54,7 +54,7 @@ FACTS = {
         meaning="d ln(images/s) / d ln(batch) to the next larger batch, or from the next smaller: 1 where a larger "
         "batch costs no time, 0 where it brings nothing",
     ),
-    "sm_active_pct": Fact(words="SMs active", unit="%", meaning="share of SMs that were busy"),
+    "sm_active_pct": Fact(words="SMs active", unit="%", meaning="share of SMs that were busy, mean over the window"),
     "tensor_active_pct": Fact(words="tensor cores active", unit="%", meaning="share of time"),
     "dram_active_pct": Fact(words="memory bandwidth", unit="% of peak", meaning="about 80 % is the practical peak"),
     "at_the_wall": Fact(words="largest batch that fits", meaning="the next larger one tried ended out of memory"),
@@ -164,7 +164,7 @@ RULES = (
     Rule(
         name="thermal_throttled",
         means="The card got too hot and slowed down: the run says more of its cooling than of the GPU.",
-        ways=(_way(RUN, _above("throttle_thermal_pct", 1)),),
+        ways=(_way(RUN, _above("throttle_thermal_pct", marks.THERMAL_PCT)),),
         shows=("throttle_thermal_pct", "clock_share_pct"),
         advice=(
             Advice("leave this node out, tell the site, and compare nothing with these figures", "--exclude=NODE"),
@@ -174,7 +174,7 @@ RULES = (
         name="power_capped",
         means="The card drew what it may and lowered its clock.",
         ways=(
-            _way(RUN, _above("throttle_power_pct", 5)),
+            _way(RUN, _above("throttle_power_pct", marks.POWER_CAP_PCT)),
             _way(RUN, _above("power_share_pct", 97), _below("clock_share_pct", 97)),
         ),
         shows=("throttle_power_pct", "power_share_pct", "clock_share_pct"),
@@ -283,6 +283,8 @@ def classify(row: Row, sweep: Sweep | None = None) -> Finding:
         evidence = _evidence(facts, rule.shows)
         if rule.name == "oom":  # it ended before there were figures
             evidence, runner_up = f"batch {row['batch'] or 'unknown'}", NONE
+        elif way.tier == COUNTERS and row.get("counters_source"):
+            evidence += f" (by {row['counters_source']})"
         return Finding(name=rule.name, tier=way.tier, evidence=evidence, runner_up=runner_up, advice=rule.advice)
     if row["gpu_util_pct"] is None and row["data_wait_pct"] is None:
         why = "no evidence in this run"

@@ -49,6 +49,11 @@ TEXT = [
     "validation",  # JSON: [{step, loss, n}]
     "quality_metrics",  # JSON: {name: {value, n} or {unavailable}}
     "pictures",  # in a dataset: the file below it
+    "counters_source",  # of sm_active_pct and its kind: gpm, dcgm:<host:port>, none
+    "steady",  # whether the step time had settled: yes, no, too_short
+    "marks",  # codes of what touched the run, joined with commas: marks.Mark
+    "power_semantics",  # which reading fed power_w, and whose: "energy_mj by nvml"
+    "apart",  # what tells it from runs that it must not be averaged with; empty: nothing
 ]
 FLOAT = [
     "window_s",
@@ -90,11 +95,24 @@ FLOAT = [
     "parity_encoder_rel",
     "validation_first_loss",
     "validation_last_loss",
+    "sm_active_pct",
+    "sm_occupancy_pct",
+    "tensor_active_pct",
+    "dram_active_pct",
+    "pcie_tx_mib_s",
+    "pcie_rx_mib_s",
+    "energy_error_pct",  # of energy_j, power_w and joules_per_image, at most: energy.Error
+    "energy_edge_pct",
+    "energy_sensor_pct",
+    "energy_update_ms",  # observed: between two changes of the energy counter
+    "joules_per_image_error",
+    "step_drift_pct",  # over the measured time: above 0 slower and slower
+    "step_block_cv_pct",
 ]
 PARITY = [name for name in FLOAT if name.startswith("parity_")]
 INT = ["batch", "gpus", "n_steps", "images", "epochs", "dataset_images", "resolution_px"]
 INT += ["images_found", "images_used", "images_skipped", "seed", "encodes_online"]
-INT += ["validation_first_step", "validation_last_step", "resumed_from_step"]
+INT += ["validation_first_step", "validation_last_step", "resumed_from_step", "step_blocks"]
 SCHEMA: dict[str, pl.DataType] = {
     **{name: pl.String() for name in TEXT},
     "valid": pl.Boolean(),

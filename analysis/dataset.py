@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,10 @@ import polars as pl
 from inpaint_bench import contract, files
 from inpaint_bench.errors import UserError
 
-from . import parts
+from . import comparable, migrate, parts
 from .columns import SCHEMA
 from .kept import WINDOWS
-from .merge import KEYS, hive_value
+from .merge import KEYS, WINDOW_SCHEMA, hive_value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,24 +53,21 @@ def open_dataset(folder: Path) -> Dataset:
         raise UserError(f"Dataset damaged: {error}. Merge again.") from None
     if not isinstance(account, dict):
         raise UserError(f"{folder} is not a merged dataset (no {contract.DATASET}); use inpaint_bench.merge.")
-    if account.get("schema_version") != contract.SCHEMA_VERSION:
-        raise UserError(
-            f"{folder} has schema version {account.get('schema_version')}; this code reads "
-            f"{contract.SCHEMA_VERSION}. Merge again."
-        )
+    if why := migrate.objection(account.get("schema_version")):
+        raise UserError(f"{folder}: {why}. Merge again.")
     try:
         return Dataset(
             folder=folder,
             account=account,
-            runs=_with_all_columns(pl.read_parquet(folder / contract.RUNS)),
-            windows=pl.read_parquet(folder / WINDOWS),
+            runs=comparable.mark(_with_all_columns(pl.read_parquet(folder / contract.RUNS), SCHEMA)),
+            windows=_with_all_columns(pl.read_parquet(folder / WINDOWS), WINDOW_SCHEMA),
             skipped=pl.read_parquet(folder / contract.SKIPPED),
         )
     except (OSError, pl.exceptions.PolarsError) as error:
         raise UserError(f"{folder} is not a whole dataset ({error}). Merge again.") from None
 
 
-def _with_all_columns(runs: pl.DataFrame) -> pl.DataFrame:
+def _with_all_columns(frame: pl.DataFrame, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
     """Columns that an older merge did not write are null."""
-    missing = [pl.lit(None, kind).alias(name) for name, kind in SCHEMA.items() if name not in runs.columns]
-    return runs.with_columns(missing)
+    missing = [pl.lit(None, kind).alias(name) for name, kind in schema.items() if name not in frame.columns]
+    return frame.with_columns(missing)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+SENSOR_W = 5.0  # accuracy of a power reading per GPU, by the vendor: +/- 5 W (nvidia-smi's help, driver 590)
 
 
 def integral(t_ns: Ints, value: Floats, start_ns: int, end_ns: int) -> float | None:
@@ -62,3 +65,35 @@ def counter_j(t_ns: Ints, counter_mj: Floats, start_ns: int, end_ns: int) -> flo
     """
     grown = growth(t_ns, counter_mj, start_ns, end_ns)
     return None if grown is None else grown / 1000
+
+
+def update_s(t_ns: Ints, counter: Floats) -> float | None:
+    """Median time between two changes of a counter, as seen: never less than the sampling period."""
+    changes = t_ns[1:][np.diff(counter) != 0]
+    return float(np.median(np.diff(changes))) * 1e-9 if len(changes) > 1 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Error:
+    """By how much energy may be wrong, in % of it: bounds that add up, no standard deviation.
+
+    Edges: in each of n windows of together T seconds, the counter was last updated up to u before either edge:
+    2 u n / T. Sensor: SENSOR_W on each of G GPUs over the mean power: G SENSOR_W T / E. Disagreement:
+    |counter / integral - 1|, of two ways to measure the same joules.
+    """
+
+    edge_pct: float
+    sensor_pct: float
+    disagreement_pct: float
+
+    @classmethod
+    def of(cls, joules: float, seconds: float, windows: int, gpus: int, update_s: float, ratio: float) -> Error:
+        return cls(
+            edge_pct=100 * 2 * update_s * windows / seconds,
+            sensor_pct=100 * gpus * SENSOR_W * seconds / joules,
+            disagreement_pct=100 * abs(ratio - 1),
+        )
+
+    @property
+    def pct(self) -> float:
+        return self.edge_pct + self.sensor_pct + self.disagreement_pct

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import svg
-from .figures import Figure
+from . import by_batch, plate, svg
 from .lever_tables import against
-from .study import LADDER, LEAVE_ONE_OUT, Comparison
+from .plate import Figure, layer
+from .study import LADDER, LEAVE_ONE_OUT, Comparison, Step
 
-WIDTH, ROW = 380, 30
+ROW = 30
 _INK, _FAINT, _MARK = svg.TEXT, svg.MUTED, svg.SERIES[0]
 Rows = list[dict[str, Any]]
 Layers = Rows
@@ -23,107 +23,93 @@ def draw(comparisons: list[Comparison], *, demonstration: bool) -> list[Figure]:
 
 def _figure(one: Comparison, prefix: str) -> Figure:
     if one.kind == LADDER:
-        title, layers = "Ladder", _bars(one)
-        subtitle = "Images/s, mean; whisker min\u2013max; n beside each bar"
-        caption = "Each step keeps all levers before it."
+        title, subtitle, rows = "Ladder", "Images/s, mean; n beside each bar", _bars(one)
+        inside = plate.frame([row["value"] for row in rows], _ends(rows), zero=True)
+        layers = _ladder(one, rows, inside)
+        caption = f"Each step keeps all levers before it. {by_batch.interval_words(rows, inside)}"
     else:
         without = one.kind == LEAVE_ONE_OUT
-        title, layers = ("All levers but one" if without else "One lever at a time"), _dots(one)
+        title, rows = ("All levers but one" if without else "One lever at a time"), _gains(one)
+        inside = plate.frame([0.0, *(row["value"] for row in rows)], _ends(rows), zero=False)
+        layers = _dots(one, rows, inside)
         subtitle = f"Change of images/s against {'all levers' if without else 'the base'}; bar: 95 % interval"
         caption = "An interval that touches the line at 0 is no difference seen; hollow: n = 1, no interval."
-    title, caption = f"{prefix}{title}: {one.where}", f"{caption} {one.what}."
-    spec: dict[str, Any] = {
-        "layer": layers,
-        "width": WIDTH,
-        "height": {"step": ROW},
-        "title": {"text": title, "subtitle": subtitle},
-    }
-    name = f"fig-{one.name}"
-    run_ids = sorted(row["run_id"] for step in one.steps for row in step.runs)
-    return Figure(id=name, title=title, caption=caption, svg=svg.render(spec, name, title), run_ids=run_ids)
+        caption += f" {by_batch.ARROW.capitalize()}." if plate.leaves(rows, inside) else ""
+    run_ids = [row["run_id"] for step in one.steps for row in step.runs]
+    caption = f"{caption} {one.what}. {plate.of_runs(run_ids, sum(bool(step.runs) for step in one.steps))}"
+    width = max(220, plate.WIDTH + 40 - plate.label_px([step.label for step in one.steps]))
+    spec: dict[str, Any] = {"layer": layers, "width": width, "height": {"step": ROW}}
+    return plate.figure(f"fig-{one.name}", f"{prefix}{title}: {one.where}", subtitle, caption, spec, run_ids)
 
 
-def _bars(one: Comparison) -> Layers:
-    measured: Rows = []
-    lacking: Rows = []
+def _ends(rows: Rows) -> list[float]:
+    return [row[end] for row in rows for end in ("low", "high") if row[end] is not None]
+
+
+def _bars(one: Comparison) -> Rows:
+    rows: Rows = []
     for step in one.steps:
         stats = step.figures("images_per_s")
-        if stats["images_per_s"] is None:
-            lacking.append({"label": step.label, "value": 0, "words": step.word})
-            continue
-        ends = {"low": stats["images_per_s_min"], "high": stats["images_per_s_max"]}
-        n = stats["images_per_s_n"]
-        measured.append({"label": step.label, "value": stats["images_per_s"], **ends, "words": f"n = {n}"})
+        if stats["images_per_s"] is not None:
+            ends = {end: stats[f"images_per_s_{end}"] for end in ("low", "high")}
+            words = f"n = {stats['images_per_s_n']}"
+            rows.append({"label": step.label, "value": stats["images_per_s"], **ends, "words": words})
+    return rows
+
+
+def _ladder(one: Comparison, measured: Rows, inside: tuple[float, float]) -> Layers:
+    lacking = _lacking(one.steps, measured)
     x: dict[str, Any] = {"field": "value", "type": "quantitative", "title": "Images/s"}
-    x["scale"] = {"domain": [0, 1.12 * max(row["high"] for row in measured)], "nice": True}
-    y = _labels([step.label for step in one.steps])
-    ends = {"x": {**x, "field": "low"}, "x2": {"field": "high"}}
+    x["axis"] = {"tickCount": 5}
+    x["scale"] = {"domain": [0, 1.12 * inside[1]], "nice": True}
+    y = plate.row_axis([step.label for step in one.steps])
+    ends = [{**row, "end": min(inside[1], max(row["value"], row["high"] or 0))} for row in measured]
     return [
-        _layer(measured, {"type": "bar", "color": _MARK, "opacity": 0.9, "cornerRadiusEnd": 2}, x=x, y=y),
-        _layer([row for row in measured if row["low"] < row["high"]], _rule(_INK), **ends, y=y),
-        _text(measured, {**x, "field": "high"}, y, _FAINT),
+        layer(measured, {"type": "bar", "color": _MARK, "opacity": 0.9, "cornerRadiusEnd": 2}, x=x, y=y),
+        *plate.whiskers(measured, inside, {"color": _INK}, {"x": x, "y": y}, "x"),
+        _text(ends, {**x, "field": "end"}, y, _FAINT),
         _text(lacking, x, y, _FAINT),
     ]
 
 
-def _dots(one: Comparison) -> Layers:
-    """Sorted by gain; what has none stands below, with why."""
-    measured: Rows = []
-    lacking: Rows = []
+def _gains(one: Comparison) -> Rows:
+    """Gain of each step in percent with its interval, largest first."""
+    rows: Rows = []
     for index, step in enumerate(one.steps[1:], start=1):
         gain = against(one, index, 0)
-        if gain is None:
-            lacking.append({"label": step.label, "value": 0, "words": step.word})
-            continue
-        row = {"label": step.label, "value": 100 * gain.value, "words": f"n = {gain.n}", "sure": gain.low is not None}
-        low, high = (gain.value if end is None else end for end in (gain.low, gain.high))
-        measured.append({**row, "low": 100 * low, "high": 100 * high})
-    measured.sort(key=lambda row: -row["value"])
-    x: dict[str, Any] = {
-        "field": "value",
-        "type": "quantitative",
-        "title": "Change of images/s [%]",
-        "axis": {"grid": True},
-    }
-    furthest = max([1.0, *(row["high"] for row in measured)])
-    nearest = min([0.0, *(row["low"] for row in measured)])
-    x["scale"] = {"domain": [nearest, furthest + 0.16 * (furthest - nearest)], "nice": True}
-    y = _labels([row["label"] for row in (*measured, *lacking)])
-    ends = {"x": {**x, "field": "low"}, "x2": {"field": "high"}}
-    sure, single = ([row for row in measured if row["sure"] is which] for which in (True, False))
+        if gain is not None:
+            low, high = (None if end is None else 100 * end for end in (gain.low, gain.high))
+            row = {"label": step.label, "value": 100 * gain.value, "words": f"n = {gain.n}"}
+            rows.append({**row, "low": low, "high": high})
+    return sorted(rows, key=lambda row: -row["value"])
+
+
+def _dots(one: Comparison, measured: Rows, inside: tuple[float, float]) -> Layers:
+    """Sorted by gain; what has none stands below, with why."""
+    lacking = _lacking(one.steps[1:], measured)
+    x: dict[str, Any] = {"field": "value", "type": "quantitative", "title": "Change of images/s [%]"}
+    x["axis"] = {"grid": True, "tickCount": 5}
+    x["scale"] = {"domain": [inside[0], inside[1] + 0.16 * (inside[1] - inside[0])], "nice": True}
+    y = plate.row_axis([row["label"] for row in (*measured, *lacking)])
+    sure, single = ([row for row in measured if (row["low"] is not None) is which] for which in (True, False))
     point = {"type": "point", "color": _MARK, "size": 80, "opacity": 1, "strokeWidth": 1.5}
+    ends = [{**row, "end": row["value"] if row["high"] is None else min(inside[1], row["high"])} for row in measured]
     return [
-        {
-            "data": {"values": [{}]},
-            "mark": {"type": "rule", "color": _INK},
-            "encoding": {"x": {"datum": 0, **_zero(x)}},
-        },
-        _layer(sure, _rule(_MARK), **ends, y=y),
-        _layer(sure, {**point, "filled": True}, x=x, y=y),
-        _layer(single, {**point, "filled": False}, x=x, y=y),
-        _text(measured, {**x, "field": "high"}, y, _FAINT),
+        layer([{}], {"type": "rule", "color": _INK}, x=plate.constant(0, x)),
+        *plate.whiskers(sure, inside, {"color": _MARK}, {"x": x, "y": y}, "x"),
+        layer(sure, {**point, "filled": True}, x=x, y=y),
+        layer(single, {**point, "filled": False}, x=x, y=y),
+        _text(ends, {**x, "field": "end"}, y, _FAINT),
         _text(lacking, x, y, _FAINT),
     ]
 
 
-def _labels(names: list[str]) -> dict[str, Any]:
-    """A row per name, in this order. Room for the labels in the reader's font, which may be wider than ours."""
-    axis = {"labelLimit": 220, "domain": False, "ticks": False, "minExtent": min(220, 7.6 * max(map(len, names)))}
-    return {"field": "label", "type": "nominal", "sort": names, "title": None, "axis": axis}
-
-
-def _zero(x: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in x.items() if key != "field"}
-
-
-def _layer(rows: Rows, mark: dict[str, Any], **encoding: Any) -> dict[str, Any]:
-    return {"data": {"values": rows}, "mark": mark, "encoding": encoding}
-
-
-def _rule(colour: str) -> dict[str, Any]:
-    return {"type": "rule", "color": colour, "strokeWidth": 1.8}
+def _lacking(steps: list[Step], measured: Rows) -> Rows:
+    """Steps without a figure, with why."""
+    known = {row["label"] for row in measured}
+    return [{"label": step.label, "value": 0, "words": step.word} for step in steps if step.label not in known]
 
 
 def _text(rows: Rows, x: dict[str, Any], y: dict[str, Any], colour: str) -> dict[str, Any]:
     mark = {"type": "text", "align": "left", "dx": 7, "color": colour}
-    return _layer(rows, mark, x=x, y=y, text={"field": "words", "type": "nominal"})
+    return layer(rows, mark, x=x, y=y, text={"field": "words", "type": "nominal"})

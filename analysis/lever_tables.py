@@ -7,6 +7,7 @@ from typing import Any
 import polars as pl
 
 from . import aggregate
+from .estimate import Estimate
 from .metrics import METRICS, gpu_label, number
 from .ratio import Gain, gain
 from .study import LADDER, LEAVE_ONE_OUT, ONE_AT_A_TIME, Comparison, Step, change
@@ -70,18 +71,22 @@ def between(build: Builder) -> Table | None:
     return build.table("recipe-ratios", "Recipes against each other", columns, rows, note=note) if rows else None
 
 
-def gain_words(gain: Gain | None, runs: int | None = None) -> str:
-    """`+12.3 % (+10.1 to +14.5)`, or that no difference was seen. Pairs are counted where they are not `runs`."""
+def gain_words(gain: Gain | None, runs: int | None = None, over: str | None = None) -> str:
+    """`+12.3 % (+10.1 to +14.5)`, or that no difference was seen. Pairs are counted where they are not `runs`.
+
+    `over` names the reference where the column's heading does not.
+    """
     if gain is None:
         return "\u2013"
     kind = [] if gain.paired else ["unpaired"]
-    if gain.low is None or gain.high is None:
-        return f"{_percent(gain.value)} % ({', '.join(['n=1', 'no interval', *kind])})"
-    kind += [f"{gain.n} pairs"] if gain.paired and runs not in (None, gain.n) else []
-    interval = ", ".join([f"{_percent(gain.low)} to {_percent(gain.high)}", *kind])
-    if gain.tie:
-        return f"no difference seen ({_percent(gain.value)} %, {interval})"
-    return f"{_percent(gain.value)} % ({interval})"
+    ends = [None if end is None else 100 * end for end in (gain.low, gain.high)]
+    if None in ends:
+        remarks = ["n=1", "no interval", *kind]
+    else:
+        remarks = kind + ([f"{gain.n} pairs"] if gain.paired and runs not in (None, gain.n) else [])
+    remarks += [f"against {over}"] if over else []
+    verdict = "no difference seen" if None not in ends and gain.tie else ""
+    return Estimate(100 * gain.value, *ends, form=_signed, unit="%", remarks=remarks, verdict=verdict)
 
 
 def against(one: Comparison, index: int, reference: int | None) -> Gain | None:
@@ -105,12 +110,12 @@ def _before(one: Comparison, index: int) -> str:
     step, before = one.steps[index], one.before(index)
     if before is None or not step.runs:
         return "\u2013"
-    words = gain_words(against(one, index, before), len(step.runs))
-    return words if before == index - 1 else f"{words} against {one.steps[before].label}"
+    over = None if before == index - 1 else one.steps[before].label
+    return gain_words(against(one, index, before), len(step.runs), over)
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:+.1f}"
+def _signed(value: float) -> str:
+    return f"{value:+.1f}"
 
 
 def _heading(name: str) -> str:

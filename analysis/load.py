@@ -15,7 +15,7 @@ from inpaint_bench.contract import PointState, Reason, Status
 from inpaint_bench.errors import UserError
 from inpaint_bench.truth import Leavings, SchedulerWord, verdict
 
-from . import pictures
+from . import migrate, pictures
 from .parts import Parts, Skip, probe
 
 SETTLED_S = 2  # some file systems keep whole seconds: what is younger may change and look the same
@@ -187,11 +187,9 @@ def _manifest(path: Path) -> tuple[dict[str, Any] | None, str, str]:
         return None, "no_manifest", "no manifest: the worker never got far enough to write one, or it was lost"
     if not isinstance(value, dict) or not isinstance(value.get("run_id"), str) or not value["run_id"]:
         return None, "manifest_damaged", "manifest damaged: it has no run_id"
-    version = value.get("schema_version")
-    if version != contract.SCHEMA_VERSION:
-        why = f"manifest has schema version {version}; this code reads {contract.SCHEMA_VERSION}"
-        return None, "schema_version", why
-    return value, "", ""
+    if why := migrate.objection(value.get("schema_version")):
+        return None, "schema_version", f"manifest: {why}"
+    return migrate.manifest(value), "", ""
 
 
 def _content_hash(run: Run) -> str:

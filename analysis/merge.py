@@ -14,7 +14,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 from inpaint_bench import contract, files
 from inpaint_bench.errors import UserError
 
-from . import kept, parts, pictures, runs
+from . import comparable, kept, marks, parts, pictures, runs
 from .kept import WINDOWS, Kept, Outcome
 from .load import Run, check_roots, find, fingerprint, peek, read_run
 from .parts import Skip
@@ -44,15 +44,16 @@ _SKIP_SCHEMA = {
     "run_id": pl.String,
     "size_bytes": pl.Int64,
 }
-_WINDOW_SCHEMA = {
-    **dict.fromkeys(("run_id", "site", "gpu", "window_id", "kind", "status", "reason"), pl.String),
+WINDOW_SCHEMA: dict[str, pl.DataType] = {
+    **dict.fromkeys(("run_id", "site", "gpu", "window_id", "kind", "status", "reason", "marks"), pl.String()),
     **dict.fromkeys(
-        ("t_start_mono_ns", "t_end_mono_ns", "t_start_unix_ns", "t_end_unix_ns", "steps", "images"), pl.Int64
+        ("t_start_mono_ns", "t_end_mono_ns", "t_start_unix_ns", "t_end_unix_ns", "steps", "images"), pl.Int64()
     ),
 }
 _OWN = {contract.DATASET, *kept.INDEX, contract.SKIPPED, pictures.FOLDER, *contract.TABLES}
 ROW_GROUP = 262_144  # rows
 PARALLEL_BYTES = 32 * 2**20  # of parts to read: with less, other processes start longer than they help
+_WRONG_KIND = (TypeError, ValueError, KeyError, AttributeError, pl.exceptions.PolarsError)
 _BATCH = 1000  # rows of a small table that are held as Python objects
 
 
@@ -68,13 +69,17 @@ def hive_value(value: str) -> str:
     return quote(lettered, safe="")
 
 
-def merge(roots: list[Path], dataset_dir: Path, *, processes: int = 1) -> dict[str, Any]:
+def merge(
+    roots: list[Path], dataset_dir: Path, *, processes: int = 1, allow_mixed: Collection[str] = ()
+) -> dict[str, Any]:
     """Write the dataset and return the content of its dataset.json.
 
     With `processes` above 1 large amounts are read by as many processes at once; a script that asks for them
-    needs the usual guard of its main module. Raises UserError where a root is missing, nothing is found, or
+    needs the usual guard of its main module. `allow_mixed`: which of comparable.ATTRIBUTES may differ among runs of
+    one GPU at one site. Raises UserError where a root is missing, nothing is found, runs are not comparable, or
     `dataset_dir` holds anything that a merge did not write.
     """
+    comparable.check_attributes(allow_mixed)
     check_roots(roots)
     _check_target(roots, dataset_dir)
     before = Kept.read(dataset_dir)
@@ -88,7 +93,7 @@ def merge(roots: list[Path], dataset_dir: Path, *, processes: int = 1) -> dict[s
     temporary.mkdir()
     try:
         with _outcomes(plan, before, temporary, processes) as outcomes:
-            account = _write(outcomes, roots, temporary)
+            account = _write(outcomes, roots, temporary, allow_mixed)
         _swap(temporary, dataset_dir)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -236,8 +241,11 @@ def _read(task: _Task, out: Path) -> Outcome:
     picture, objection = pictures.copy(found.folder, found.manifest, out)
     outcome.late += [objection] if objection else []
     outcome.files += [_file(out / picture, out)] if picture else []
-    outcome.row = {**_row(found, frames), "pictures": picture}
-    outcome.windows = [_window(found, window) for window in found.windows]
+    touched = _marks(found, frames)
+    outcome.row = {**_row(found, frames), **touched.run, "pictures": picture}
+    outcome.windows = [
+        {**_window(found, window), "marks": codes} for window, codes in zip(found.windows, touched.windows, strict=True)
+    ]
     return outcome
 
 
@@ -295,13 +303,15 @@ class _Small:
         self.frames.append(pl.DataFrame(self.rows, schema=self.schema, strict=False))
         self.rows = []
 
-    def write(self, path: Path) -> None:
+    def frame(self) -> pl.DataFrame:
         self._pack()
-        pl.concat(self.frames, rechunk=True).write_parquet(path)
+        return pl.concat(self.frames, rechunk=True)
 
 
-def _write(outcomes: Iterator[tuple[Outcome, bool]], roots: list[Path], out: Path) -> dict[str, Any]:
-    table, windows = _Small(schema=runs.SCHEMA), _Small(schema=_WINDOW_SCHEMA)
+def _write(
+    outcomes: Iterator[tuple[Outcome, bool]], roots: list[Path], out: Path, allow_mixed: Collection[str]
+) -> dict[str, Any]:
+    table, windows = _Small(schema=runs.SCHEMA), _Small(schema=WINDOW_SCHEMA)
     skipped, directories = _Small(schema=_SKIP_SCHEMA), _Small(schema=kept.SCHEMA)
     counts = dict.fromkeys(contract.TABLES, 0)
     first: dict[str, Outcome] = {}  # by place; without its rows
@@ -325,10 +335,13 @@ def _write(outcomes: Iterator[tuple[Outcome, bool]], roots: list[Path], out: Pat
             skipped.add({name: getattr(skip, name) for name in _SKIP_SCHEMA})
         skips += len(own)
         directories.add(outcome.entry())
-    table.write(out / contract.RUNS)
-    windows.write(out / WINDOWS)
-    skipped.write(out / contract.SKIPPED)
-    directories.write(out / kept.DIRECTORIES)
+    merged = comparable.mark(table.frame())
+    mixed = comparable.conflicts(merged)
+    comparable.refuse(mixed, allow_mixed)
+    merged.write_parquet(out / contract.RUNS)
+    windows.frame().write_parquet(out / WINDOWS)
+    skipped.frame().write_parquet(out / contract.SKIPPED)
+    directories.frame().write_parquet(out / kept.DIRECTORIES)
     account = {
         "schema_version": contract.SCHEMA_VERSION,
         "producer": contract.PRODUCER,
@@ -341,6 +354,7 @@ def _write(outcomes: Iterator[tuple[Outcome, bool]], roots: list[Path], out: Pat
         "rows": counts,
         "skipped": skips,
         "conflicts": conflicts,
+        "mixed": [one.words for one in mixed],
         "run_hashes": {str(one.run_id): one.hash for one in first.values()},
         "content_hash": hashlib.sha256("".join(sorted(str(o.hash) for o in first.values())).encode()).hexdigest(),
         "analysis": kept.version(),
@@ -391,9 +405,9 @@ def _write_table(rows: pa.Table, run: Run, folder: Path) -> Path | None:
 
 def _row(run: Run, tables: dict[str, pl.DataFrame]) -> dict[str, Any]:
     try:
-        names = ("samples_fast", "samples_slow", "steps", "events")
+        names = ("samples_fast", "samples_slow", "steps", "events", "samples_gpm")
         row = runs.summarise(run.manifest, run.windows, *(tables[name] for name in names))
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+    except _WRONG_KIND as error:
         # A manifest of the right version with fields of the wrong kind: one bad run must not stop the rest.
         row = dict.fromkeys(runs.SCHEMA)
         row.update(run_id=run.run_id, valid=False, demonstration=bool(run.manifest.get("demonstration")))
@@ -403,7 +417,22 @@ def _row(run: Run, tables: dict[str, pl.DataFrame]) -> dict[str, Any]:
     return row
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Marks:
+    run: dict[str, str | None]  # columns of runs.parquet
+    windows: list[str | None]
+
+
+def _marks(run: Run, tables: dict[str, pl.DataFrame]) -> _Marks:
+    try:
+        found = marks.of_windows(run.manifest, run.windows, tables["samples_slow"], tables["events"])
+        whole = marks.of_run(run.manifest, run.windows, found, tables["events"])
+    except _WRONG_KIND:  # such a run does not count: see _row
+        return _Marks(run={"marks": None}, windows=[None] * len(run.windows))
+    return _Marks(run={"marks": marks.text(whole)}, windows=[marks.text(one) for one in found])
+
+
 def _window(run: Run, window: dict[str, Any]) -> dict[str, Any]:
-    row = {name: window.get(name) for name in _WINDOW_SCHEMA}
+    row = {name: window.get(name) for name in WINDOW_SCHEMA}
     row.update(run_id=run.run_id, site=run.site, gpu=run.gpu)
     return row

@@ -43,6 +43,14 @@ _ALL = (
     ("energy_ratio", "Counter / integral", ""),
     ("mfu_pct", "MFU", "%"),
     ("compile_s", "Compile", "s"),
+    ("sm_active_pct", "SMs active", "%"),
+    ("sm_occupancy_pct", "SM occupancy", "%"),
+    ("tensor_active_pct", "Tensor cores active", "% of time"),
+    ("dram_active_pct", "DRAM bandwidth", "% of peak"),
+    ("pcie_tx_mib_s", "PCIe from the GPU", "MiB/s"),
+    ("pcie_rx_mib_s", "PCIe to the GPU", "MiB/s"),
+    ("energy_error_pct", "Energy error, at most", "%"),
+    ("joules_per_image_error", "Energy error, at most", "J/image"),
 )
 METRICS = {name: Metric(name=name, label=label, unit=unit) for name, label, unit in _ALL}
 

@@ -17,6 +17,8 @@ import pyarrow.parquet as pq
 
 from inpaint_bench import contract
 
+from . import migrate
+
 # Several writers of one folder tell their files apart: part-000000.sidecar.parquet, .journal.sidecar.arrows.
 _PART = re.compile(r"part-\d{6,}(\.[\w-]+)?\.parquet")
 _JOURNAL = re.compile(re.escape(contract.JOURNAL).replace(r"\.arrows", r"(\.[\w-]+)?\.arrows"))
@@ -121,11 +123,11 @@ def _open(path: Path, table: str) -> tuple[str, str, bytes, pq.ParquetFile | Non
     except pa.ArrowException as error:
         return "truncated", f"no readable Parquet footer: truncated or never closed ({_first_line(error)})", b"", None
     schema = opened.schema_arrow
-    found = (schema.metadata or {}).get(b"schema_version", b"none").decode(errors="replace")
-    if found != str(contract.SCHEMA_VERSION):
-        return "schema_version", f"schema version {found}; this code reads {contract.SCHEMA_VERSION}", b"", None
-    missing = [name for name in contract.SCHEMAS[table].names if name not in schema.names]
-    if missing:
+    version = migrate.version_of(schema)
+    if why := migrate.objection(version):
+        return "schema_version", why, b"", None
+    assert isinstance(version, int)
+    if missing := migrate.lacking(table, version, schema.names):
         return "schema", f"lacks column {', '.join(missing)}", b"", None
     return "", "", raw, opened
 
@@ -149,12 +151,26 @@ def _coded(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
+def _rows(opened: pq.ParquetFile, table: str, schema: pa.Schema) -> pa.Table:
+    """A part's rows under `schema`, whichever version wrote it."""
+    version = migrate.version_of(opened.schema_arrow)
+    assert isinstance(version, int)
+    now = migrate.names(table, version, opened.schema_arrow.names)
+    wanted = [name for name, new in now.items() if new in schema.names]
+    return _coded(migrate.rows(table, version, opened.read(columns=wanted, use_threads=False)), schema)
+
+
 def read_journal(path: Path, table: str) -> tuple[pa.Table, str | None]:
-    """Every whole batch of an Arrow IPC stream that may simply end, and what was wrong with its tail."""
+    """Every whole batch of an Arrow IPC stream that may simply end, and what was wrong with its tail.
+
+    Raises ValueError where another version wrote it that cannot be read.
+    """
     batches: list[pa.RecordBatch] = []
-    trouble = None
+    trouble, version = None, contract.SCHEMA_VERSION
     try:
         with pa.OSFile(str(path)) as raw, pa.ipc.open_stream(raw) as stream:
+            if b"schema_version" in (stream.schema.metadata or {}):
+                version = _readable(stream.schema)
             while True:
                 try:
                     batches.append(stream.read_next_batch())
@@ -163,8 +179,16 @@ def read_journal(path: Path, table: str) -> tuple[pa.Table, str | None]:
     except (pa.ArrowException, OSError, EOFError) as error:
         trouble = _first_line(error)
     schema = coded_schema(table)
-    tables = [_coded(pa.Table.from_batches([batch]), schema) for batch in batches]
+    tables = [_coded(migrate.rows(table, version, pa.Table.from_batches([batch])), schema) for batch in batches]
     return (pa.concat_tables(tables) if tables else schema.empty_table()), trouble
+
+
+def _readable(schema: pa.Schema) -> int:
+    version = migrate.version_of(schema)
+    if why := migrate.objection(version):
+        raise ValueError(why)
+    assert isinstance(version, int)
+    return version
 
 
 def read(table: str, parts: Parts, run_id: str) -> tuple[pl.DataFrame, list[Skip]]:
@@ -192,7 +216,7 @@ def read_coded(table: str, parts: Parts, run_id: str) -> tuple[pa.Table, list[Sk
     for path in parts.good:
         try:
             opened = parts.opened.pop(path, None) or pq.ParquetFile(path)
-            pieces.append(_coded(opened.read(columns=schema.names, use_threads=False), schema))
+            pieces.append(_rows(opened, table, schema))
         except (pa.ArrowException, OSError, ValueError) as error:
             why = f"footer is good, pages are not ({_first_line(error)})"
             skips.append(Skip(path=str(path), code="damaged", reason=why, run_id=run_id, size_bytes=_size(path)))
@@ -216,6 +240,17 @@ def read_coded(table: str, parts: Parts, run_id: str) -> tuple[pa.Table, list[Sk
         plain(table, closed).select(keys), on=keys, how="anti", nulls_equal=True, maintain_order="left"
     )
     return _joined([closed, rows.take(fresh["_at"].to_arrow())], schema), skips
+
+
+def null_reasons(nulls: pl.Series) -> dict[str, str]:
+    """Why columns are null, by the rows' own `nulls`: the first reason of each, by their text."""
+    said: dict[str, str] = {}
+    for cell in nulls.unique().drop_nulls().sort().to_list():
+        for pair in str(cell).split(";"):
+            column, _, why = pair.strip().partition("=")
+            if why:
+                said.setdefault(column, why)
+    return said
 
 
 def _joined(pieces: list[pa.Table], schema: pa.Schema) -> pa.Table:

@@ -7,9 +7,9 @@ from typing import Any
 
 import polars as pl
 
-from . import aggregate, svg
-from .figures import Figure, legend_columns
+from . import aggregate, plate, svg
 from .metrics import gpu_label, number
+from .plate import Figure, legend_columns
 from .study import alike, asked_batch, comparisons, of_study
 from .tables import Builder, Table
 
@@ -116,11 +116,10 @@ def _figure(lines: list[tuple[str, list[dict[str, Any]]]], where: str, index: in
             {"mark": {"type": "line", "strokeWidth": 1.5, "opacity": 0.85}, "encoding": base},
             {"mark": {"type": "point", "filled": True, "size": 28, "opacity": 1}, "encoding": base},
         ],
-        "title": {"text": title, "subtitle": f"{len(runs)} runs, a line each; {images} images per point"},
-        "width": 400,
-        "height": 230,
     }
     name = f"fig-validation-{index}"
-    caption = "The axis does not start at zero. Fixed images, noise and timesteps at every point."
-    run_ids = sorted(run["run_id"] for run in runs)
-    return Figure(id=name, title=title, caption=caption, svg=svg.render(spec, name, title), run_ids=run_ids)
+    caption = "The axis does not start at zero. Fixed images, noise and timesteps at every point. "
+    caption += f"n = {plate.count(len(runs), 'run')}."
+    subtitle = f"{plate.count(len(runs), 'run')}, a line each; {images} images per point"
+    run_ids = [run["run_id"] for run in runs]
+    return plate.figure(name, title, subtitle, caption, spec, run_ids)

@@ -1,9 +1,11 @@
-"""A merged dataset as terminal tables, Markdown, CSV, SVG and one page that needs no network."""
+"""A merged dataset as terminal tables, Markdown, CSV, LaTeX, figures and one page that needs no network."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,12 @@ from inpaint_bench.errors import UserError
 from . import (
     aggregate,
     bottleneck,
+    export,
     figures,
     lever_figures,
     lever_tables,
     pictures,
+    plate,
     poster_tables,
     published,
     quality,
@@ -33,11 +37,12 @@ from . import (
 from .dataset import Dataset, open_dataset
 from .metrics import gpu_label, gpu_order, number
 from .runs import is_unavailable
-from .tables import Builder, Table
+from .tables import LONG_TABLE, Builder, Table
 
-PAGE, TEXT, CSV, FIGURES = "report.html", "report.md", "runs.csv", "figures"
+PAGE, TEXT, CSV = "report.html", "report.md", "runs.csv"
 MARKER = ".inpaint-report"  # JSON: what the last report wrote here, the only files that the next one removes
-LONG_TABLE = 40  # rows from which on a table of the page is folded
+_UNITS = re.compile(r"(?<=\d) (?=%|W\b|s\b|MiB\b|h\b)|(?<=\bn) (?==)|(?<=\bn =) ")
+_RANGE = re.compile(r"(?<=\d)\u2013(?=\d)")
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -104,23 +109,26 @@ def content(dataset: Dataset) -> Content:
 class Drawn:
     """Every figure of a page by its section, and the sample pictures."""
 
-    overview: list[figures.Figure]
-    levers: list[figures.Figure]
-    training: list[figures.Figure]
-    strips: list[figures.Figure]
-    strips_apart: list[figures.Figure]  # timelines of runs that only the tables of levers show
+    overview: list[plate.Figure]
+    absent: list[str]  # why a figure of the overview could not be drawn, a sentence each
+    levers: list[plate.Figure]
+    training: list[plate.Figure]
+    strips: list[plate.Figure]
+    strips_apart: list[plate.Figure]  # timelines of runs that only the tables of levers show
     samples: list[pictures.Picture]
     samples_note: str
 
     @classmethod
     def of(cls, dataset: Dataset, build: Builder) -> Drawn:
         runs, demo = dataset.runs, build.demonstration
-        strips = timeline.draw(dataset, figures.gpu_colours(build.cells), demonstration=demo)
+        strips = timeline.draw(dataset, plate.gpu_colours(build.cells), demonstration=demo)
         named = {id for ids in build.cells["run_ids"].to_list() for id in ids}
         apart = set(runs.filter(study.of_study())["run_id"]) - named
+        overview = figures.overview(dataset, build.cells, demonstration=demo)
         samples, note = pictures.embedded(dataset.folder, runs)
         return cls(
-            overview=figures.draw(build.cells, runs, demonstration=demo),
+            overview=overview.figures,
+            absent=overview.absent,
             levers=lever_figures.draw(study.comparisons(runs), demonstration=demo),
             training=quality.draw(runs, demonstration=demo),
             strips=[strip for strip in strips if not apart.intersection(strip.run_ids)],
@@ -129,7 +137,7 @@ class Drawn:
             samples_note=note,
         )
 
-    def figures(self) -> list[figures.Figure]:
+    def figures(self) -> list[plate.Figure]:
         return [*self.overview, *self.levers, *self.training, *self.strips, *self.strips_apart]
 
 
@@ -248,7 +256,9 @@ def _range(values: list[Any], form: str) -> str:
     return "\u2013".join(dict.fromkeys(f"{end:{form}}" for end in (min(values), max(values))))
 
 
-def write_report(dataset_dir: Path, out: Path, *, terminal: bool = False) -> Path:
+def write_report(
+    dataset_dir: Path, out: Path, *, terminal: bool = False, formats: Collection[str] = export.USUAL
+) -> Path:
     """Write the page and what lies beside it; returns the page's path. Prints the tables if asked to."""
     dataset = open_dataset(dataset_dir)
     if out.exists() and not out.is_dir():
@@ -262,17 +272,19 @@ def write_report(dataset_dir: Path, out: Path, *, terminal: bool = False) -> Pat
     build = Builder(runs=dataset.runs)
     drawn = Drawn.of(dataset, build)
     out.mkdir(parents=True, exist_ok=True)
-    names = [PAGE, TEXT, CSV, *(f"{FIGURES}/{figure.id}.svg" for figure in drawn.figures())]
+    beside = export.planned(report.all_tables(), drawn.figures(), formats, demonstration=report.demonstration)
+    names = [PAGE, TEXT, CSV, *beside]
     if foreign := [name for name in names if name not in last and (out / name).exists()]:
-        raise UserError(f"{out} holds {', '.join(foreign)}, which no report of ours wrote; move it out first.")
+        some = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
+        raise UserError(f"{out} holds {some}, which no report of ours wrote; move it out first.")
     for name in last:
         (out / name).unlink(missing_ok=True)
     files.replace_json(out / MARKER, {"files": names})
-    for figure in drawn.figures():
-        files.replace_text(out / FIGURES / f"{figure.id}.svg", svg.standalone(figure.svg))
+    for name, content_of in beside.items():
+        files.replace_bytes(out / name, content_of())
     render.runs_csv(dataset.runs, out / CSV)
     files.replace_text(out / TEXT, markdown(report))
-    files.replace_text(out / PAGE, page(report, drawn, out))
+    files.replace_text(out / PAGE, page(report, drawn, out, formats))
     return out / PAGE
 
 
@@ -317,7 +329,7 @@ def markdown(report: Content) -> str:
     return f"{title}{banner}\n" + "\n".join(lists) + f"\n\n{body}"
 
 
-def page(report: Content, drawn: Drawn, out: Path) -> str:
+def page(report: Content, drawn: Drawn, out: Path, formats: Collection[str] = ()) -> str:
     """The HTML. Autoescape is on; the only markup passed through is our own SVG, whose text is escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
@@ -330,7 +342,9 @@ def page(report: Content, drawn: Drawn, out: Path) -> str:
         lstrip_blocks=True,
     )
     environment.globals.update(svg=lambda figure: Markup(figure.svg), anchor=anchor)
-    environment.globals.update(long_table=LONG_TABLE, mark=lever_tables.NOT_ACTIVE)
+    environment.globals.update(long_table=LONG_TABLE, mark=lever_tables.NOT_ACTIVE, formats=formats)
+    environment.globals.update(figure_font=Markup(svg.FONT))
+    environment.filters["unbroken"] = _unbroken
     return environment.get_template("report.html.j2").render(
         report=report,
         drawn=drawn,
@@ -340,6 +354,11 @@ def page(report: Content, drawn: Drawn, out: Path) -> str:
         source=published.SOURCE,
         figure_css=Markup(svg.css()),
     )
+
+
+def _unbroken(text: str) -> str:
+    """A figure and its unit, `n = 3` and `1.6\u20131.7` stay on one line."""
+    return _RANGE.sub("\u2060\u2013\u2060", _UNITS.sub("\u00a0", text))
 
 
 def anchor(run_id: str) -> str:
@@ -355,6 +374,6 @@ def _run_cards(dataset: Dataset, out: Path) -> list[dict[str, Any]]:
         for path in dataset.files(row["run_id"]):
             relative = os.path.relpath(path.resolve(), out.resolve())
             links.append({"href": quote(relative, safe="/="), "text": str(path.relative_to(dataset.folder))})
-        what = figures.series_title(row)
+        what = plate.series_title(row)
         cards.append({**row, "links": links, "what": what})
     return cards

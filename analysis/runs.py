@@ -17,8 +17,9 @@ import polars as pl
 
 from inpaint_bench.contract import Reason, Status, WindowKind, WindowStatus
 
-from . import audit, comparison, parts, telemetry
+from . import audit, comparison, parts, steady, telemetry
 from .columns import FLOAT, SCHEMA, TEXT
+from .energy import Floats
 from .telemetry import Window
 
 SKIPPED_SHOWN = 50  # photographs named per run; all of them are counted
@@ -31,9 +32,11 @@ def summarise(
     samples_slow: pl.DataFrame,
     steps: pl.DataFrame,
     events: pl.DataFrame | None = None,
+    samples_gpm: pl.DataFrame | None = None,
 ) -> dict[str, Any]:
     """The row of one run, with a value or None for every column of SCHEMA."""
     events = pl.DataFrame(schema=parts.polars_schema("events")) if events is None else events
+    gpm = pl.DataFrame(schema=parts.polars_schema("samples_gpm")) if samples_gpm is None else samples_gpm
     row: dict[str, Any] = dict.fromkeys(SCHEMA)
     row.update(_identity(manifest))
     manifest = comparison.with_batch(manifest)
@@ -73,7 +76,8 @@ def summarise(
         problems.append("the measure window does not say how many images it processed")
     if len(kinds) > 1:
         problems.append(f"telemetry of several kinds: {row['source']}")
-    problems += telemetry.figures(row, manifest, samples_fast, samples_slow, events, spans, nulls, warnings)
+    problems += telemetry.figures(row, manifest, samples_fast, samples_slow, gpm, events, spans, nulls, warnings)
+    warnings += audit.incidents(events, manifest, usable)
     _per_watt(row)
     problems += audit.over_limit(row["power_w"], manifest)
     _mfu(row, manifest, nulls)
@@ -185,13 +189,15 @@ def _throughput(
     if row["n_steps"] is not None and inside.height != row["n_steps"]:
         warnings.append(f"step table holds {inside.height} of {row['n_steps']} steps")
     if inside.is_empty():
-        nulls["step_ms_p50"] = nulls["data_wait_pct"] = "no steps in the table"
+        unknown = ("step_ms_p50", "data_wait_pct", "step_drift_pct", "step_block_cv_pct")
+        nulls.update(dict.fromkeys(unknown, "no steps in the table"))
         return
     on_device = inside["device_ms"].null_count() == 0
     row["step_ms_kind"] = "device" if on_device else "host"
     host_ms = (inside["t_end_mono_ns"] - inside["t_start_mono_ns"]) / 1e6
     millis = (inside["device_ms"].cast(pl.Float64) if on_device else host_ms).to_numpy()
     row["step_ms_p50"], row["step_ms_p95"] = (float(q) for q in np.percentile(millis, [50, 95]))
+    _steadiness(row, usable, inside, millis, nulls, warnings)
     # Of the same steps' own time on the host, so that a lost part does not make waiting look short.
     starts = inside.group_by("window_id").agg(
         (pl.col("t_end_mono_ns").max() - pl.col("t_start_mono_ns").min()).alias("span"),
@@ -200,6 +206,32 @@ def _throughput(
     complete = inside.height == row["n_steps"]
     over = seconds * 1e9 if complete else float(starts["span"].sum())
     row["data_wait_pct"] = 100 * float(starts["wait"].sum()) / over if over > 0 else None
+
+
+def _steadiness(
+    row: dict[str, Any],
+    usable: list[dict[str, Any]],
+    inside: pl.DataFrame,
+    millis: Floats,
+    nulls: dict[str, str],
+    warnings: list[str],
+) -> None:
+    """Whether the step time had settled, over the measured time: what lies between two windows takes none of it."""
+    offset_ns: dict[str, int] = {}
+    measured_ns = 0
+    for window in usable:
+        start, end = window["t_start_mono_ns"], window["t_end_mono_ns"]
+        offset_ns[str(window.get("window_id"))] = measured_ns - start
+        measured_ns += end - start
+    shift = pl.col("window_id").replace_strict(offset_ns, return_dtype=pl.Int64)
+    at_s = (inside.select(pl.col("t_start_mono_ns") + shift).to_series().to_numpy()) * 1e-9
+    found = steady.judge(at_s, millis, measured_ns * 1e-9)
+    row["steady"], row["step_blocks"] = found.verdict.value, found.blocks
+    row["step_drift_pct"], row["step_block_cv_pct"] = found.drift_pct, found.cv_pct
+    if found.verdict is steady.Steady.NO:
+        warnings.append(found.words)
+    elif found.verdict is steady.Steady.TOO_SHORT:
+        nulls["step_drift_pct"] = nulls["step_block_cv_pct"] = found.words
 
 
 def _runtime(row: dict[str, Any], windows: list[dict[str, Any]], nulls: dict[str, str]) -> None:
@@ -226,6 +258,8 @@ def _per_watt(row: dict[str, Any]) -> None:
     if row["images"]:
         row["joules_per_image"] = joules / row["images"]
         row["images_per_s_per_w"] = row["images"] / joules
+        if row.get("energy_error_pct") is not None:
+            row["joules_per_image_error"] = row["joules_per_image"] * row["energy_error_pct"] / 100
     if row["n_steps"]:
         row["steps_per_s_per_w"] = row["n_steps"] / joules
 

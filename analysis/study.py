@@ -148,16 +148,19 @@ def asked_batch() -> pl.Expr:
 def alike(runs: pl.DataFrame, *more: str) -> list[pl.DataFrame]:
     """Runs whose recipes may be compared. `runs` has asked_batch.
 
-    A run that failed before it knew its resolution belongs to every resolution of its group.
+    A run that failed before it knew its resolution belongs to every resolution of its group; the same where runs
+    are told apart by what they must not be averaged across.
     """
     if runs.is_empty():
         return []
-    keys = [*more, *(name for name in aggregate.ACROSS_RECIPES if name != "resolution_px")]
+    keys = [*more, *(name for name in aggregate.ACROSS_RECIPES if name not in ("resolution_px", "apart"))]
     found = []
     for group in runs.partition_by(keys, maintain_order=True):
         own = pl.col("resolution_px")
         known = group["resolution_px"].drop_nulls().unique().sort().to_list()
-        found += [group.filter((own == px) | own.is_null()) for px in known] or [group]
+        for part in [group.filter((own == px) | own.is_null()) for px in known] or [group]:
+            apart = part.filter("valid")["apart"].fill_null("").unique().sort().to_list()
+            found += [part.filter(aggregate.not_apart_from(one)) for one in apart] or [part]
     return found
 
 
@@ -188,9 +191,10 @@ def _comparison(part: pl.DataFrame, index: int) -> Comparison:
     what += [f"{first['gpus']} GPUs"] if (first["gpus"] or 1) > 1 else []
     what += [f"{px} px" for px in part["resolution_px"].drop_nulls().head(1)]
     valid = part.filter(pl.col("valid"))
+    apart = sorted(set(valid["apart"].drop_nulls()) - {""})
     return Comparison(
         kind=kind,
-        where=f"{gpu_label(first['gpu'])}, batch {first['asked_batch']}, {first['site']}",
+        where=f"{gpu_label(first['gpu'])}, batch {first['asked_batch']}, {', '.join([first['site'], *apart])}",
         what=", ".join(what),
         name=f"{kind.replace('_', '-')}-{index}",
         steps=steps,

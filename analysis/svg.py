@@ -18,7 +18,8 @@ _VARIABLES = {TEXT: "--fig-text", MUTED: "--fig-muted", GRID: "--fig-grid"} | {
 # After Okabe and Ito (distinct for the common kinds of colour blindness), darkened or lightened to the ground.
 LIGHT = ("#0067a5", "#c2410c", "#007a55", "#9d3a86", "#8a6500", "#3b6fd4", "#5f5f5f", "#a3263a")
 DARK = ("#62b3f0", "#ff9a62", "#45c79b", "#e594d2", "#e0b83c", "#9db8ff", "#b9b9b9", "#ff8a98")
-FONT = "system-ui, -apple-system, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif"
+# vl-convert measures text in Liberation Sans, which has Arial's metrics: in a wider font words would touch.
+FONT = "Arial, 'Liberation Sans', Helvetica, sans-serif"
 
 
 def css() -> str:
@@ -68,6 +69,7 @@ def config() -> dict[str, Any]:
             "labelLimit": 260,
             "offset": 8,
             "columns": 4,
+            "columnPadding": 26,  # the reader's font may be wider than the one that the rows were set in
         },
         "title": {
             "anchor": "start",
@@ -119,3 +121,12 @@ def standalone(inline: str) -> str:
     start = inline.index(">") + 1
     head = inline[:start].replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
     return head + look + inline[start:] + "\n"
+
+
+def on_paper(inline: str) -> str:
+    """The same figure in the light scheme, its colours written out: for renderers that read no CSS variables."""
+    colours = dict(re.findall(r"(--fig-[a-z0-9]+):(#[0-9a-f]{6})", css().partition("@media")[0]))
+    plain = re.sub(r"var\((--fig-[a-z0-9]+)\)", lambda found: colours[found[1]], inline)
+    start = plain.index(">") + 1
+    head = plain[:start].replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" ', 1)
+    return f'{head}<rect width="100%" height="100%" fill="#ffffff"/>{plain[start:]}'

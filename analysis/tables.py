@@ -9,6 +9,7 @@ from typing import Any
 import polars as pl
 
 from . import aggregate, best, bottleneck, published, study
+from .estimate import Estimate
 from .metrics import METRICS, gpu_label, gpu_order, number, runtime_heading
 from .runs import is_unavailable
 
@@ -19,6 +20,7 @@ INTERVALS = (
     "ran. None where n = 1. A single card says nothing about another."
 )
 PHOTOGRAPHS_SHOWN = 50
+LONG_TABLE = 40  # rows from which on a table is folded on the page, and runs over pages on paper
 PROJECTED = "Runtime is projected from images/s to the epochs asked, not waited for."
 
 
@@ -239,13 +241,11 @@ _TEXT_COLUMNS = frozenset(
 
 def spread(row: dict[str, Any], metric: str) -> str:
     """Mean, its interval where the ends differ as printed, and the metric's n where not every run has it."""
-    n, inside = row[f"{metric}_n"], []
-    if row[f"{metric}_low"] is not None:
-        ends = dict.fromkeys(number(row[f"{metric}_{end}"]) for end in ("low", "high"))
-        inside += [" to ".join(ends)] if len(ends) > 1 else []
-    if 0 < n < row["n"]:
-        inside.append(f"n = {n}")
-    return number(row[metric]) + (f" ({', '.join(inside)})" if inside else "")
+    n, value = row[f"{metric}_n"], row[metric]
+    if value is None:
+        return number(None)
+    remarks = [f"n = {n}"] if 0 < n < row["n"] else []
+    return Estimate(value, row[f"{metric}_low"], row[f"{metric}_high"], form=number, remarks=remarks, narrow=False)
 
 
 def cards(row: dict[str, Any]) -> str:

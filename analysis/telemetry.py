@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from . import audit, energy
+from . import audit, counters, energy, parts
 from .audit import Lane
+from .marks import THERMAL_PCT
 
 Window = tuple[int, int]
 _ENERGY = ("energy_j", "power_w", "joules_per_image", "images_per_s_per_w", "steps_per_s_per_w")
@@ -37,7 +38,7 @@ _FAST = ["power_instant_w", "power_avg1s_w", "energy_mj", "gpu_util_pct", "mem_a
 _SLOW = [name for name in RESTS_ON if name not in _FAST]
 _THROTTLE = ("throttle_power_cap_ns", "throttle_sw_thermal_ns", "throttle_hw_thermal_ns")
 RATIO_LIMIT = 0.05
-THERMAL_PCT = 1.0
+ERROR = ("energy_error_pct", "energy_edge_pct", "energy_sensor_pct", "energy_update_ms", "joules_per_image_error")
 
 
 def figures(
@@ -45,6 +46,7 @@ def figures(
     manifest: dict[str, Any],
     samples_fast: pl.DataFrame,
     samples_slow: pl.DataFrame,
+    samples_gpm: pl.DataFrame,
     events: pl.DataFrame,
     spans: list[Window],
     nulls: dict[str, str],
@@ -59,7 +61,8 @@ def figures(
     slow = [lane for lane in Lane.split(samples_slow, _SLOW) if lane.touches(spans)]
     if audit.telemetry_off(manifest) and not fast:
         warnings.append("no telemetry was asked for: throughput only")
-        nulls.update(dict.fromkeys((*_FIGURES, "coverage_pct"), "telemetry off"))
+        nulls.update(dict.fromkeys((*_FIGURES, *counters.COLUMNS, *ERROR, "coverage_pct"), "telemetry off"))
+        row["counters_source"] = counters.NONE
         return []
     hz = audit.fast_hz(manifest)
     problems = audit.devices(fast, manifest) if fast else ["no telemetry samples in the measure window"]
@@ -79,6 +82,7 @@ def figures(
     sampled = [name for name in _SLOW if name not in _THROTTLE]
     gaps |= {name: why for name in sampled if (why := _uncovered(slow, name, spans, limits_s))}
     _slow(row, slow, spans, gaps, warnings)
+    counters.figures(row, manifest, samples_gpm, {lane.uuid for lane in fast}, spans, nulls)
     _reasons(row, pl.concat([samples_fast.select("nulls"), samples_slow.select("nulls")]), gaps, nulls)
     partly = [
         why
@@ -160,6 +164,28 @@ def _energy(
         nulls["energy_ratio"] = "energy counter does not move"
     else:
         nulls["energy_ratio"] = "counter and integral are not both known"
+    _error(row, fast, spans, sampled_j, nulls)
+
+
+def _error(
+    row: dict[str, Any], fast: list[Lane], spans: list[Window], sampled_j: float | None, nulls: dict[str, str]
+) -> None:
+    """The error bar of energy by the counter. The integral alone has none: nothing says what it did not see."""
+    if row["energy_source"] != "counter":
+        nulls.update(dict.fromkeys(ERROR, nulls.get("energy_j", "no energy counter to tell it by")))
+        return
+    near = [lane.known("energy_mj").bracket(*span) for lane in fast for span in spans]
+    seen = [update for one in near if (update := energy.update_s(one.t_ns, one.columns["energy_mj"])) is not None]
+    if not seen or not sampled_j:
+        why = "no sampled power to check the energy counter against" if seen else "too few updates of the counter"
+        nulls.update(dict.fromkeys(ERROR, why))
+        return
+    seconds = sum(end - start for start, end in spans) * 1e-9
+    joules = row["energy_j"]
+    error = energy.Error.of(joules, seconds, len(spans), len(fast), max(seen), joules / sampled_j)
+    row["energy_update_ms"] = 1000 * max(seen)
+    row["energy_edge_pct"], row["energy_sensor_pct"] = error.edge_pct, error.sensor_pct
+    row["energy_error_pct"] = error.pct
 
 
 def _slow(
@@ -185,12 +211,7 @@ def _slow(
 
 def _reasons(row: dict[str, Any], cells: pl.DataFrame, gaps: dict[str, str], nulls: dict[str, str]) -> None:
     """Hand on the sidecar's own reasons for the columns that a null figure rests on, then those of the audit."""
-    said: dict[str, str] = {}
-    for cell in cells["nulls"].unique().drop_nulls().sort().to_list():
-        for pair in str(cell).split(";"):
-            column, _, why = pair.strip().partition("=")
-            if why:
-                said.setdefault(column, why)
+    said = parts.null_reasons(cells["nulls"])
     for column, names in RESTS_ON.items():
         why = said.get(column) or gaps.get(column) or f"no {column} in the measure window"
         for name in names:

@@ -1,10 +1,10 @@
-"""The poster's two studies and the ladder, one after the other on one GPU: a repeat, as one seed has it.
+"""Batches, the poster's two studies and the ladder, one after the other on one GPU, a repeat per seed.
 
 Every point is a process of its own, as from `launch`, but forked from one that has imported PyTorch and never
-touched the GPU: a lease is short, and the imports of a point take as long as its measurement. Called once per
-GPU with another SEED; the order begins elsewhere for each, so that a time limit does not always cut the same.
+touched the GPU: time on a GPU is short, and the imports of a point take as long as its measurement. The order of
+a repeat is shuffled by its seed, so that neither drift nor a time limit always meets the same points.
 
-usage: python benchmarks/h200_levers.py DATA SWEEPS --seed K [--seeds N] [--until SECONDS] [--only WORDS]
+usage: python benchmarks/h200_levers.py DATA SWEEPS --seed K... [--until SECONDS] [--sweep NAMES] [--only RECIPES]
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import sys
 import time
 import traceback
@@ -25,6 +26,8 @@ from inpaint_bench.recipe import ladder, one_at_a_time
 from inpaint_bench.schema import register
 
 BATCHES = (4, 8, 16, 32)
+CACHED = ["baseline", "adamw_fused", "cache_image", "cache_masked", "cache_text", "on_gpu"]
+RANGES = [(["baseline"], (4, 8, 16, 32, 64, 128)), (CACHED, (8, 16, 32, 64, 128))]
 STEPS = ["adamw_fused", "cache_image+cache_masked+cache_text", "on_gpu", "compile", "cuda_graph"]
 LEVERS = [
     *("channels_last", "cudnn_benchmark", "tf32", "fp32", "amp_fp16", "bf16_master", "bf16_stochastic"),
@@ -50,8 +53,11 @@ Point = tuple[str, list[str]]  # sweep it belongs to, overrides
 
 def points() -> list[Point]:
     """Every point of a repeat, in the order of the studies."""
+    found: list[Point] = [
+        ("batches", [f"batch={b}", f"recipe=[{','.join(r)}]"]) for r, batches in RANGES for b in batches
+    ]
     wide = [("poster", [f"batch={b}", f"recipe={r}"]) for b in BATCHES for r in ("poster_baseline", "poster_optimized")]
-    found: list[Point] = list(wide)
+    found += wide
     for study, make, steps in (("ladder", ladder, STEPS), ("one_at_a_time", one_at_a_time, LEVERS)):
         asked = ["batch=16", f"study={study}", f"study.levers=[{','.join(steps)}]"]
         found += [(study, [*asked, f"recipe=[{','.join(recipe)}]"]) for recipe in make("baseline", steps)]
@@ -108,10 +114,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("sweeps", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seeds", type=int, default=1, help="how many repeats there are, for where this one begins")
+    parser.add_argument("--seed", type=int, nargs="+", default=[0], help="a repeat for each")
     parser.add_argument("--until", type=float, default=float("inf"), help="begin no point after SECONDS")
-    parser.add_argument("--only", nargs="*", default=[], help="points with one of these words in recipe or sweep")
+    parser.add_argument("--sweep", nargs="*", default=["batches", "poster", "ladder", "one_at_a_time"])
+    parser.add_argument("--only", nargs="*", default=[], help="points with one of these recipes")
     parser.add_argument("--with", nargs="*", default=[], dest="more", help="overrides for every point")
     options = parser.parse_args()
     begun = time.monotonic()
@@ -124,22 +130,28 @@ def main() -> None:
         else:
             print(f"{name} touches the GPU when it is imported: every point does it itself", flush=True)
     print(f"{time.monotonic() - begun:6.1f} s imported", flush=True)
-    common = ["site=local", "gpu=h200", "data=prepared", f"data.root={options.data}", f"seed={options.seed}", *WINDOW]
-    chosen = points()
+    common = ["site=local", "gpu=h200", "data=prepared", f"data.root={options.data}", *WINDOW, *options.more]
+    chosen = [point for point in points() if point[0] in options.sweep]
     if options.only:
-        chosen = [p for p in chosen if p[0] in options.only or p[1][-1].removeprefix("recipe=") in options.only]
-    first = len(chosen) * options.seed // options.seeds
-    for number, (sweep, overrides) in enumerate(chosen[first:] + chosen[:first]):
+        chosen = [point for point in chosen if point[1][-1].removeprefix("recipe=") in options.only]
+    repeats = [(seed, number, point) for seed in options.seed for number, point in shuffled(chosen, seed)]
+    for place, (seed, number, (sweep, overrides)) in enumerate(repeats):
         started = time.monotonic()
         if started - begun > options.until:
-            print(f"time is up: {len(chosen) - number} points left", flush=True)
+            print(f"time is up: {len(repeats) - place} points left", flush=True)
             break
-        name = f"{sweep}-{options.seed}"
-        identity = [f"identity.sweep_id={name}", f"identity.point={number}"]
-        every = [*common, *options.more, *identity, *overrides]
-        said = in_child(options.sweeps / name / str(number), every)
+        name = f"{sweep}-{seed}"
+        identity = [f"seed={seed}", f"identity.sweep_id={name}", f"identity.point={number}"]
+        said = in_child(options.sweeps / name / str(number), [*common, *identity, *overrides])
         ended = time.monotonic()
-        print(f"{ended - begun:6.1f} s {ended - started:5.1f} s {overrides[-1]} {said}", flush=True)
+        print(f"{ended - begun:6.1f} s {ended - started:5.1f} s seed {seed} {' '.join(overrides)} {said}", flush=True)
+
+
+def shuffled(points: list[Point], seed: int) -> list[tuple[int, Point]]:
+    """The points with their numbers, in the order of that repeat."""
+    order = list(enumerate(points))
+    random.Random(seed).shuffle(order)
+    return order
 
 
 if __name__ == "__main__":

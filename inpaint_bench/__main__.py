@@ -13,7 +13,9 @@ VERBS = {
     "cancel": "stop what is queued or running",
     "merge": "shards of any number of sites -> one dataset",
     "report": "dataset -> tables, figures, one HTML page",
+    "doctor": "what this machine can measure; --gpu probes a GPU for 20 s",
     "restore": "repaint the masked parts of a folder of images with saved weights",
+    "overhead": "measure what the telemetry sidecar costs the training on this machine",
 }
 EXAMPLE = "inpaint-bench launch -m gpu=a40,a100,h200 batch=8,16,32"
 

@@ -27,10 +27,11 @@ import torch
 from torch import Tensor
 
 from .config import BenchConfig
-from .contract import CHECKPOINT, CHECKPOINTS, PRODUCER, SCHEMA_VERSION
+from .contract import CHECKPOINT, CHECKPOINTS, PRODUCER
 from .files import fsync_folder
 
 TENSORS, VALUES = "tensors.safetensors", "values.json"
+LAYOUT_VERSION = 1  # of checkpoint.json and what lies beside it; the tables' schema has a version of its own
 NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 DTYPES = {
     torch.float64: "F64",
@@ -158,7 +159,7 @@ class Checkpoints:
                 VALUES: _write(temporary / VALUES, lambda out: out.write(json.dumps(values).encode())),
             }
             content = {
-                "schema_version": SCHEMA_VERSION,
+                "schema_version": LAYOUT_VERSION,
                 "producer": PRODUCER,
                 "step": step,
                 "created_unix_ns": time.time_ns(),
@@ -276,8 +277,8 @@ def _read(path: Path, wanted: dict[str, Any]) -> Checkpoint:
 
     try:
         content = _content(path)
-        if content["schema_version"] != SCHEMA_VERSION:
-            raise _RefusedError(f"written in schema version {content['schema_version']}, this is {SCHEMA_VERSION}")
+        if content["schema_version"] != LAYOUT_VERSION:
+            raise _RefusedError(f"written in schema version {content['schema_version']}, this is {LAYOUT_VERSION}")
         if differing := _differing(content["identity"], wanted):
             raise _RefusedError(f"it is of another run: {differing}")
         for name, facts in content["files"].items():

@@ -27,7 +27,7 @@ def run(
     body: Callable[[argparse.Namespace], None],
     argv: Sequence[str] | None,
 ) -> int:
-    options = parser.parse_args(argv)
+    options = parser.parse_intermixed_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     return guarded(lambda: body(options))
 

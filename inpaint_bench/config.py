@@ -15,6 +15,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from .endpoint import Endpoint
 from .errors import UserError
 
 
@@ -26,6 +27,11 @@ def within(low: float, high: float, default: Any = MISSING) -> Any:
 def one_of(*allowed: str, default: Any = MISSING) -> Any:
     """A word out of a fixed list."""
     return field(default=default, metadata={"choices": allowed})
+
+
+def http_address() -> Any:
+    """An http:// or https:// address, or null."""
+    return field(default=None, metadata={"http_address": True})
 
 
 @dataclass(kw_only=True)
@@ -84,6 +90,7 @@ class SiteGpu(Fact):
     cpus_per_gpu: int = within(1, 512, 1)
     mem_gb_per_gpu: int = within(1, 8192, 1)  # in Slurm's G, 2^30 bytes
     charge_factor: float | None = None  # the partition's factor in the site's charging rule
+    dcgm_url: str | None = http_address()  # a dcgm-exporter as its nodes see it; telemetry.dcgm_url where that is null
 
 
 @dataclass(kw_only=True)
@@ -247,6 +254,8 @@ class TelemetryConfig:
     slow_hz: float = within(0.1, 10, 1.0)
     part_s: float = within(1, 3600, 60.0)
     journal_s: float = within(0.1, 600, 5.0)
+    dcgm_url: str | None = http_address()  # a dcgm-exporter to ask about GPUs without GPM; null: the site's, if any
+    dcgm_every_s: float = within(0.5, 600, 5.0)  # the exporter renews its values every 30 s unless the site says less
     ready_timeout_s: float = within(1, 600, 10.0)
 
 
@@ -298,7 +307,6 @@ class StudyConfig:
     name: str = "none"
     base: str = "baseline"
     levers: list[str] = field(default_factory=list)  # `a+b` is one step of two levers
-    repeats: int = within(1, 1000, 1)
 
 
 @dataclass(kw_only=True)
@@ -327,7 +335,11 @@ class BenchConfig:
     identity: Identity = field(default_factory=Identity)
     batch: int | str = within(1, 1_000_000, 16)  # images per step and GPU; auto: as many as fit
     gpus: int = within(1, 1, 1)  # per job; no workload spreads over several yet
-    seed: int = within(0, 2**31 - 1, 0)
+    seed: int = within(0, 2**31 - 1, 0)  # of the first repetition
+    repeats: int | str = within(1, 1000, 1)  # runs of each cell, with seeds of their own; auto: as the target needs
+    repeats_target: float = within(0.0001, 1, 0.02)  # half width of the 95 % interval of images/s, over its mean
+    repeats_max: int = within(2, 1000, 10)  # auto: at most so many runs of a cell
+    order_seed: int | None = within(0, 2**31 - 1, None)  # shuffles the cells; null: drawn where they repeat
     time_min: int = within(1, 60 * 24 * 366, 60)  # time limit of a job
     budget: float | None = within(0, 1e12, None)  # service units; a sweep that may cost more is refused
     name: str = "inpaint"
@@ -363,15 +375,17 @@ def _problems(value: Any, path: str) -> Iterator[str]:
                     yield f"{key}={item}: must be an integer between {low:,} and {high:,}, or auto"
             elif not low <= item <= high:
                 yield f"{key}={item}: must lie between {low:,} and {high:,}"
+        if spec.metadata.get("http_address"):
+            try:
+                Endpoint.parse(item)
+            except ValueError as error:
+                yield f"{key}={item}: {error}"
         yield from _problems(item, key)
 
 
 def typed(config: DictConfig) -> BenchConfig:
     """A composed configuration as objects, checked; Hydra's own node, if there, is left out. Raises UserError."""
-    own = config.copy()
-    with read_write(own), open_dict(own):
-        own.pop("hydra", None)
-    result = OmegaConf.to_object(own)
+    result = OmegaConf.to_object(_without_hydra(config))
     assert isinstance(result, BenchConfig)
     check(result)
     if result.data.kind in NEEDS_ROOT and not result.data.root:
@@ -380,6 +394,14 @@ def typed(config: DictConfig) -> BenchConfig:
         raise UserError(f"data.resolution_px={result.data.resolution_px}: must be a multiple of 8")
     _check_training(result.workload)
     return result
+
+
+def _without_hydra(config: DictConfig) -> DictConfig:
+    """A copy: parts of Hydra's own node are known only in a job."""
+    own = config.copy()
+    with read_write(own), open_dict(own):
+        own.pop("hydra", None)
+    return own
 
 
 def _check_training(wanted: WorkloadConfig) -> None:
@@ -408,10 +430,13 @@ def check_account(site: SiteConfig) -> None:
 
 def config_hash(config: DictConfig) -> str:
     """12 hex digits over what is executed. Where it is sent stays out, and the seed: that makes replicates."""
-    content = OmegaConf.to_container(config, resolve=True)
+    content = OmegaConf.to_container(_without_hydra(config), resolve=True)
     assert isinstance(content, dict)
     elsewhere = ("site", "sites", "out", "name", "wait", "dry_run", "budget", "time_min")
-    for key in ("identity", "hydra", "seed", "study", "prepare", *elsewhere):
+    repetition = ("seed", "repeats", "repeats_target", "repeats_max", "order_seed")
+    for key in ("identity", "study", "prepare", *elsewhere, *repetition):
         content.pop(key, None)
     content["data"].pop("out", None)
+    for key in ("dcgm_url", "dcgm_every_s"):
+        content["telemetry"].pop(key, None)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]

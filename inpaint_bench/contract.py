@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from . import __version__
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2  # analysis/migrate.py reads the older ones
 PRODUCER: Final = f"inpaint_bench {__version__}"  # in every file that is written
 
 # --- a run directory: what one attempt at a point leaves -----------------------------------------
@@ -101,6 +101,11 @@ class Null(StrEnum):
     GPU_LOST = "gpu_lost"
     ERROR = "error"  # any other return code; counted in telemetry.json
     NOT_IN_CAPTURE = "not_in_capture"  # replay only
+    NOT_RECORDED = "not_recorded"  # an older schema version had no such column
+    # Of rows whose source is dcgm:<host:port>:
+    NO_ANSWER = "no_answer"  # the exporter did not answer, or not with metrics
+    NOT_EXPORTED = "not_exported"  # it lists no such GPU, or not this metric of it
+    STALE = "stale"  # it repeats old values
 
 
 _DICT = pa.dictionary(pa.int32(), pa.string())
@@ -115,7 +120,7 @@ def _table(*columns: tuple[str, pa.DataType, bool]) -> pa.Schema:
 
 _SAMPLE_HEAD = (
     ("gpu_uuid", _DICT, False),
-    ("source", _DICT, False),  # nvml | replay:<capture>
+    ("source", _DICT, False),  # nvml | replay:<capture>; samples_gpm also dcgm:<host:port>
     ("tick_seq", pa.uint32(), False),
     ("t_mono_ns", pa.int64(), False),  # CLOCK_MONOTONIC at the middle of the read
     ("t_unix_ns", pa.int64(), False),
@@ -158,6 +163,9 @@ SAMPLES_SLOW: Final = _table(
 # 1 Hz, Hopper and later only (GPM). A value is the mean over the `window_ms` before the row's time; the first
 # read has no window and so no row. sm_active_pct: share of SMs that were busy; sm_occupancy_pct: active warps
 # over the most that fit; tensor_active_pct: time of any tensor operation; dram_active_pct: of peak bandwidth.
+# Where the site names a dcgm-exporter and the card has no GPM, rows with source dcgm:<host:port> too: one per
+# renewal of its values, tick_seq from 2^31. Of these `window_ms` is a bound: the value is the mean over some
+# part of it, and no measurement before it is in the value. dram_active_pct is then of memory cycles.
 SAMPLES_GPM: Final = _table(
     *_SAMPLE_HEAD,
     ("window_ms", pa.float32(), True),
@@ -185,7 +193,9 @@ STEPS: Final = _table(
 )
 
 # kind, of the sidecar: gpu_lost, nvml_broken | nvml_reopened | nvml_reopen_failed | nvml_fatal, storage_failed |
-# storage_recovered, ecc (what became worse), co_tenant ("pid N name", once per process and GPU), xid (its number).
+# storage_recovered, ecc (what became worse), co_tenant ("pid N name", once per process and GPU), xid (its number),
+# power_limit ("300 W to 250 W"),
+# dcgm (why the exporter's rows are null, once per cause).
 EVENTS: Final = _table(
     ("t_mono_ns", pa.int64(), False),
     ("t_unix_ns", pa.int64(), False),
@@ -232,7 +242,7 @@ MANIFEST_FIELDS: Final = (
     "slurm",  # job_id, array_job_id, array_task_id, partition, node, restart_count; null outside Slurm
     "workload_facts",  # resolution_px, precision, parameters, flop_per_image, num_images, epochs, optimizer
     "data",  # kind, found, used, skipped: [{file, reason}]
-    "study",  # name, base, levers, repeats: the comparison this point belongs to
+    "study",  # name, base, levers: the comparison this point belongs to
     "levers",  # [{name, field, requested, effective, active, evidence}] of every lever asked for
     "parity",  # errors against the baseline on fixed seeds: prediction_rel, loss_rel, gradient_rel, update_rel
     "quality",  # validation: [{step, loss, ...}], metrics: {name: {value, n} or {unavailable}}, pictures

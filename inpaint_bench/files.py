@@ -39,9 +39,14 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 def replace_text(path: Path, text: str) -> None:
     """Write `text` whole, with the folders above it."""
+    replace_bytes(path, text.encode())
+
+
+def replace_bytes(path: Path, content: bytes) -> None:
+    """As `replace_text`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as out:
-        out.write(text.encode())
+        out.write(content)
 
 
 def replace_json(path: Path, value: Any) -> None:

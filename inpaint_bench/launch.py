@@ -14,7 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from .errors import UserError
+from .errors import PointsFailedError, UserError
 from .guard import guarded
 from .paths import conf_dir
 from .schema import register
@@ -30,6 +30,8 @@ def task(config: DictConfig) -> dict[str, Any]:
         return run(config, run_dir, overrides)
     if config.dry_run:
         raise UserError("dry_run=true needs -m: without it, launch runs one point here and now")
+    if config.repeats != 1:
+        raise UserError(f"repeats={config.repeats} needs -m: without it, launch runs one point here and now")
     if config.site.name not in ("auto", "local"):
         raise UserError(f"site={config.site.name} needs -m: without it, launch runs one point here and now")
     print(f"run directory: {run_dir}", flush=True)
@@ -55,7 +57,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     if any(argument.split("=")[0] == "--plan" for argument in arguments):
         return guarded(lambda: _run_plan(arguments))
     sys.argv = ["launch", *arguments]
-    return guarded(hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task))
+    return guarded(_launch)
+
+
+def _launch() -> None:
+    """What was asked for, and of `repeats=auto` whose points were waited for the repetitions that it still needs."""
+    from launchers.plugin import SweepLauncher
+
+    SweepLauncher.ended.clear()
+    failed: PointsFailedError | None = None
+    try:
+        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task)()
+    except PointsFailedError as error:
+        failed = error
+    for folder in SweepLauncher.ended:
+        from .repeats import repeat
+
+        try:
+            repeat(folder, task, wait=True)
+        except PointsFailedError as error:
+            failed = failed or error
+    if failed:
+        raise failed
 
 
 def _run_plan(arguments: list[str]) -> None:

@@ -15,7 +15,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     does = (
         "Merge run directories, at any depth below the given roots, into one dataset. Inputs are only read. "
         "Everything that is left out is listed with its reason. Merging again into the same folder reads only what "
-        "is new or changed."
+        "is new or changed. Runs that must not be averaged (docs/dataset.md) are refused, but for --allow-mixed."
     )
     options = parser("merge", does, "runs/grace runs/delta -o dataset")
     options.add_argument("roots", nargs="+", type=Path, metavar="ROOT", help="folder with run directories")
@@ -23,6 +23,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("-o", "--output", required=True, type=Path, metavar="DATASET", help=out)
     most = "read large amounts with as many processes (the cores that may be used, 8 at most)"
     options.add_argument("--processes", type=int, default=min(8, _cores()), metavar="N", help=most)
+    mixed = (
+        "take runs of one GPU at one site that differ in any of driver, board, power_limit, power_semantics (named "
+        "with commas): they become cells of their own"
+    )
+    options.add_argument("--allow-mixed", default="", metavar="WHAT", help=mixed)
     return run_whole(options, _merge, argv)
 
 
@@ -37,7 +42,8 @@ def _merge(options: argparse.Namespace) -> None:
     from analysis.render import plain
 
     hold_memory()
-    account = merge(options.roots, options.output, processes=options.processes)
+    allowed = [name for name in options.allow_mixed.split(",") if name]
+    account = merge(options.roots, options.output, processes=options.processes, allow_mixed=allowed)
     dataset = open_dataset(options.output)
     left_out = dataset.skipped.to_dicts()
     for row in left_out:
@@ -45,6 +51,8 @@ def _merge(options: argparse.Namespace) -> None:
         print(plain(f"{loud}skipped [{row['code']}] {row['path']}: {row['reason']}"), file=sys.stderr)
     for row in dataset.runs.filter(~dataset.runs["valid"]).iter_rows(named=True):
         print(plain(f"does not count: {row['run_id']}: {row['invalid_reason']}"), file=sys.stderr)
+    for words in account["mixed"]:
+        print(plain(f"kept apart: {words}"), file=sys.stderr)
     print(
         f"{account['run_directories']} run directories: {account['runs']} runs merged, "
         f"{account['runs_valid']} valid; {len(left_out)} entries skipped; {account['unchanged']} unchanged since the "

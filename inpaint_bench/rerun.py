@@ -20,6 +20,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "changes", nargs="*", metavar="KEY=VALUE", help="what is to differ this time, e.g. time_min=120"
     )
     options.add_argument("--only", metavar="REASONS", help=f"of {', '.join(Reason)}; separated by commas")
+    repeats = "send further repetitions instead: until every cell has N, or (auto) as repeats_target asks"
+    options.add_argument("--repeats", metavar="N|auto", help=repeats)
     options.add_argument("--dry-run", action="store_true", help="show and write the scripts, submit nothing")
     options.add_argument("--wait", action="store_true", help="return when all points have ended")
     return run(options, _rerun, argv)
@@ -30,6 +32,9 @@ def _rerun(options: argparse.Namespace) -> None:
 
     from .launch import task
 
+    if options.repeats is not None:
+        _repeat(options)
+        return
     count = rerun(
         options.sweep,
         task,
@@ -40,6 +45,25 @@ def _rerun(options: argparse.Namespace) -> None:
     )
     if not count:
         print("Nothing to send again.")
+
+
+def _repeat(options: argparse.Namespace) -> None:
+    from .launch import task
+    from .repeats import repeat
+
+    if options.only is not None:
+        raise UserError("--only chooses what is sent again, and --repeats sends nothing again: take one of them")
+    wanted = options.repeats
+    if wanted != "auto" and not (wanted.isdecimal() and int(wanted) > 0):
+        raise UserError(f"--repeats {wanted}: must be a whole number above 0, or auto")
+    repeat(
+        options.sweep,
+        task,
+        wanted=None if wanted == "auto" else int(wanted),
+        changes=options.changes,
+        dry_run=options.dry_run,
+        wait=options.wait,
+    )
 
 
 def _reasons(text: str | None) -> set[Reason] | None:

@@ -11,10 +11,9 @@ from .paths import testbed_dir
 
 
 def register() -> None:
-    """May be called again. conf/config.yaml starts from the schema, conf/study uses `recipes` and `upto`."""
+    """May be called again. conf/config.yaml starts from the schema, conf/study uses `recipes`."""
     OmegaConf.register_new_resolver("testbed", lambda: str(testbed_dir()), replace=True)
     OmegaConf.register_new_resolver("recipes", recipe.sweep, replace=True)
-    OmegaConf.register_new_resolver("upto", lambda count: ",".join(map(str, range(count))), replace=True)
     schema = OmegaConf.structured(BenchConfig)
     OmegaConf.set_struct(schema.sites, False)  # any key of a site file; typed where the site is known
     ConfigStore.instance().store(name="bench_schema", node=schema)

@@ -144,10 +144,16 @@ def choose_device(bench: BenchConfig) -> tuple[torch.device, list[str]]:
         )
     device = torch.device("cuda", 0)
     properties = torch.cuda.get_device_properties(device)
+    uuid = str(properties.uuid)  # CUDA's own, whether CUDA_VISIBLE_DEVICES holds numbers or UUIDs
+    # CUDA ends the name of a slice with its profile, "MIG 1g.18gb"; its UUID may come without the prefix.
+    if re.search(r"\bMIG\b", properties.name) or uuid.startswith("MIG-"):
+        raise UserError(
+            f"this run was given a MIG slice ({properties.name}), whose power and utilisation belong to no single "
+            "job: ask for a whole GPU"
+        )
     if not re.match(gpu.nvml_name, properties.name):
         raise UserError(f"gpu={gpu.name} expects a device named {gpu.nvml_name!r}, this one is {properties.name!r}")
-    uuid = str(properties.uuid)
-    return device, [uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"]
+    return device, [uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"]
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from . import plans
 from .compose import composer
 from .ledger import Ledger, sweeper_params
 from .point import Point
+from .repetition import Order
 from .submit import Sending, new_sweep, send
 from .watch import Standing, look
 
@@ -50,15 +51,20 @@ def rerun(
     sweep = _found(folder) | {"params": sweeper_params(folder)} if fresh else ledger.sweep
     if _says_dry_run(sweep["overrides"]):
         raise UserError(f"{folder}: was a dry run; launch it without dry_run=true")
+    cells = _grid([*sweep.get("params", []), *sweep["overrides"]])
     with composer() as compose:
+        order = Order.recorded(sweep.get("order"))
+        if fresh and cells:
+            order = Order.asked([compose(num, cell).bench for num, cell in enumerate(cells)])
+            sweep["order"] = order.record() if order else None
 
         def choose() -> list[Point]:
             standings = [] if fresh else look(ledger, holding_lock=not dry_run)
             known = {s.record.num: s.record for s in standings}
             chosen = {s.record.num: s.record.overrides for s in standings if _wanted(s, only)}
             if only is None or Reason.NEVER_STARTED in only:
-                grid = enumerate(_grid([*sweep.get("params", []), *sweep["overrides"]]))
-                chosen |= {num: overrides for num, overrides in grid if num not in known}
+                grid = order.grid(cells) if order and cells else cells
+                chosen |= {num: overrides for num, overrides in enumerate(grid) if num not in known}
             waiting = {num: known[num] for num in chosen if num in known and known[num].plan}
             for plan in sorted({str(record.plan) for record in waiting.values()}):
                 log.info(f"{plan} is left alone: its points are for another machine to send ({plans.command(plan)})")
@@ -104,7 +110,7 @@ def run_plan(path: Path, task: TaskFunction, *, dry_run: bool, wait: bool) -> No
             wait=wait,
             dry_run=dry_run,
             budget=bench.budget,
-            sweep=new_sweep(plan.sweep_id),
+            sweep=new_sweep(plan.sweep_id, order=plan.order),
         )
         send(lambda: points, sending)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf, read_write
 
 from inpaint_bench.config import BenchConfig, SiteConfig, check_account, typed
 from inpaint_bench.errors import UserError
@@ -18,6 +18,7 @@ def place(num: int, overrides: list[str], config: DictConfig, catalogue: Catalog
     bench = typed(config)
     site, reach = _choose(bench, config, catalogue)
     check_account(site)
+    config, bench = _with_exporter(config, bench, site)
     return Point(
         num=num,
         overrides=overrides,
@@ -29,6 +30,17 @@ def place(num: int, overrides: list[str], config: DictConfig, catalogue: Catalog
         why=reach.why,
         service_units=service_units(bench, site),
     )
+
+
+def _with_exporter(config: DictConfig, bench: BenchConfig, site: SiteConfig) -> tuple[DictConfig, BenchConfig]:
+    """The site's dcgm-exporter goes into the point's own configuration, where that names none."""
+    url = site.gpus[bench.gpu.name].dcgm_url
+    if url is None or bench.telemetry.dcgm_url is not None or bench.telemetry.source != "nvml":
+        return config, bench
+    config = config.copy()
+    with read_write(config):
+        OmegaConf.update(config, "telemetry.dcgm_url", url)
+    return config, typed(config)
 
 
 def _choose(bench: BenchConfig, config: DictConfig, catalogue: Catalogue) -> tuple[SiteConfig, Reachable]:

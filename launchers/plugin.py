@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.singleton import Singleton
@@ -20,6 +22,9 @@ from inpaint_bench.errors import UserError
 
 from .catalogue import Catalogue
 from .place import place
+from .repetition import AUTO, Order
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -37,6 +42,8 @@ def register() -> None:
 
 class SweepLauncher(Launcher):
     """Sends points of our own application to their sites; any other application runs on this machine."""
+
+    ended: ClassVar[list[Path]] = []  # sweeps with repeats=auto whose points were waited for: Hydra returns nothing
 
     def __init__(self) -> None:
         self._config: DictConfig
@@ -70,8 +77,13 @@ class SweepLauncher(Launcher):
             place(config.hydra.job.num, list(filter_overrides(overrides)), config, catalogue)
             for config, overrides in zip(configs, job_overrides, strict=True)
         ]
+        order = self._order([point.bench for point in points])
+        if order and not order.as_typed:
+            points = order.points(points)
+            log.info(f"order: {order}")
         bench = points[0].bench
-        asked = [one for one in self._config.hydra.overrides.task if one.split("=")[0] == "recipe"]
+        typed_in = list(self._config.hydra.overrides.task)
+        asked = [one for one in typed_in if one.split("=")[0] == "recipe"]
         if bench.study.name != "none" and asked:
             raise UserError(
                 f"{asked[0]}: study={bench.study.name} makes the recipes itself; study.base=<recipe> names its base"
@@ -86,11 +98,28 @@ class SweepLauncher(Launcher):
             wait=bench.wait,
             dry_run=bench.dry_run,
             budget=bench.budget,
-            sweep=None if self._sweep_made else new_sweep(overrides=list(self._config.hydra.overrides.task)),
+            sweep=None if self._sweep_made else new_sweep(overrides=typed_in, order=order),
         )
-        results = send(lambda: points, sending)
+        try:
+            results = send(lambda: points, sending)
+        finally:
+            if sending.waited and bench.repeats == AUTO:
+                self.ended.append(folder)
         self._sweep_made = not sending.dry_run
+        if bench.dry_run and order and order.order_seed != bench.order_seed:
+            log.info(f"A launch draws an order of its own; order_seed={order.order_seed} makes it this one.")
+        if bench.repeats == AUTO and not sending.waited:
+            log.info(f"When these have ended: python -m inpaint_bench.rerun {folder} --repeats auto")
         return results
+
+    def _order(self, cells: Sequence[BenchConfig]) -> Order | None:
+        """None for a sweep that comes in batches: none of them knows how many cells there are."""
+        order = Order.asked(cells)
+        if self._config.hydra.sweeper.get("max_batch_size") is None:
+            return order
+        if order and not order.as_typed:
+            raise UserError("hydra.sweeper.max_batch_size: repetitions need the whole sweep at once; leave it out")
+        return None
 
     def _compose(self, num: int, overrides: list[str]) -> DictConfig:
         config = self._context.config_loader.load_sweep_config(self._config, overrides)

@@ -18,7 +18,7 @@ def count(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
-def _also(overrides: Sequence[Sequence[str]]) -> list[str]:
+def differing(overrides: Sequence[Sequence[str]]) -> list[str]:
     """For each point the overrides that not all points share, less those with a column of their own."""
     common = set(overrides[0]).intersection(*overrides) if overrides else set()
     own = ("gpu=", "batch=")
@@ -39,7 +39,7 @@ def plan_table(points: Sequence[Point]) -> Table:
             point.service_units,
             point.group or f"plan.{point.site.name}.yaml",
         )
-        for point, also in zip(points, _also([point.overrides for point in points]), strict=True)
+        for point, also in zip(points, differing([point.overrides for point in points]), strict=True)
     ]
     columns = ("point", "gpu", "batch", "also", "site", "partition", "request", "time limit", "SU at most", "array")
     return table(columns, rows)
@@ -53,7 +53,7 @@ def state(standing: Standing) -> str:
 
 def standings_table(standings: Sequence[Standing]) -> Table:
     rows = []
-    for standing, also in zip(standings, _also([s.record.overrides for s in standings]), strict=True):
+    for standing, also in zip(standings, differing([s.record.overrides for s in standings]), strict=True):
         record, word = standing.record, standing.verdict
         last = record.last
         progress = (standing.left.manifest or {}).get("progress") or {}

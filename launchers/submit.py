@@ -11,7 +11,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from .job import PointJob
 from .ledger import Ledger
 from .local import LocalCall, run_all
 from .point import Point
+from .repetition import Order
 from .waiting import wait
 
 log = logging.getLogger(__name__)
@@ -56,16 +57,20 @@ class Sending:
     dry_run: bool = False
     budget: float | None = None
     sweep: dict[str, Any] | None = None  # content of a new sweep.json; None: the sweep exists
+    waited: bool = field(default=False, init=False)  # set by `send`: it stayed until all that was sent had ended
 
 
-def new_sweep(sweep_id: str | None = None, overrides: list[str] | None = None) -> dict[str, Any]:
-    """`overrides`: the sweep as it was typed, from which the grid can be expanded again."""
+def new_sweep(
+    sweep_id: str | None = None, overrides: list[str] | None = None, order: Order | None = None
+) -> dict[str, Any]:
+    """`overrides`: the sweep as it was typed, from which with `order` its points can be expanded again."""
     fresh = f"s{time.strftime('%y%m%d', time.gmtime())}{secrets.token_hex(3)}"
     return {
         "sweep_id": sweep_id or fresh,
         "created_unix": round(time.time(), 3),
         "command": sys.argv,
         "overrides": overrides or [],
+        "order": order.record() if order else None,
     }
 
 
@@ -103,12 +108,13 @@ def send(choose: Callable[[], list[Point]], sending: Sending) -> list[JobReturn]
             _plan(group, ledger)
         there = [g for g in groups if g.first.site.reach.method == "slurm"]
         refused = [g for g in there if not _submit_array(g, ledger, sending, code)]
-        here = [p for g in groups if g not in there for p in g.points]
+        here = sorted((p for g in groups if g not in there for p in g.points), key=lambda p: p.num)
         results = _run_here(here, ledger, sending, code)
     away = sum(not p.reachable for p in points)
     if away:
         log.info(f"{len(points) - away} of {len(points)} points sent, {away} wait in plan files in {folder}")
     if groups and (sending.wait or not there):
+        sending.waited = True
         wait(ledger, {p.num for g in groups for p in g.points})
     elif groups:
         log.info(f"How it stands: python -m inpaint_bench.status {folder}")
@@ -141,7 +147,7 @@ def _write_plans(points: list[Point], ledger: Ledger) -> None:
         if not point.reachable:
             apart.setdefault(point.site.name, []).append(point)
     for site, theirs in apart.items():
-        path = plans.write(ledger.folder, site, ledger.sweep["sweep_id"], theirs)
+        path = plans.write(ledger.folder, site, ledger.sweep, theirs)
         ledger.append("elsewhere", points=[p.num for p in theirs], plan=path.name)
         log.info(
             f"{show.count(len(theirs), 'point')} for {site}, which is out of reach ({theirs[0].why}). "

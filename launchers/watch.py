@@ -23,6 +23,7 @@ class Standing:
     record: PointRecord
     verdict: Verdict
     left: Leavings
+    folder: Path | None = None  # run directory of the last attempt
 
     @property
     def open(self) -> bool:
@@ -81,7 +82,7 @@ def _standing(
         scheduler=scheduler,
         left=left,
     )
-    return Standing(record=record, verdict=found, left=left)
+    return Standing(record=record, verdict=found, left=left, folder=run_dir)
 
 
 def _adopt(records: dict[int, PointRecord], sites: dict[str, SiteConfig]) -> set[str]:

@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import contract
 from ..environment import boot_id
@@ -16,6 +16,9 @@ from .lanes import GPM, GPM_MAX_HZ
 from .sampler import Sampler
 from .spec import Spec
 from .storage import Storage
+
+if TYPE_CHECKING:
+    from .dcgm import DcgmWatch
 
 
 def identity(spec: Spec, source: str, driver: str | None, nvml: str | None) -> dict[str, Any]:
@@ -72,6 +75,7 @@ class Account:
         sampler: Sampler,
         storage: Storage,
         tickers: Mapping[str, Ticker],
+        dcgm: DcgmWatch | None = None,
     ) -> None:
         self._facts = facts
         self._spec = spec
@@ -79,6 +83,7 @@ class Account:
         self._sampler = sampler
         self._storage = storage
         self._tickers = tickers
+        self._dcgm = dcgm
         self.problems: list[str] = []  # what was reported while the run lasted
         self._start = {"t_unix_ns": time.time_ns(), "t_mono_ns": time.monotonic_ns()}
 
@@ -86,7 +91,7 @@ class Account:
         """telemetry.json. Status: running, complete, incomplete (rows not on disk), failed.
 
         Reason: why it ended. problems: events as "kind: detail". ticks_late were skipped: ticks_due =
-        ticks_done + ticks_late. cpu_s and max_rss_mib are the sidecar's own.
+        ticks_done + ticks_late. dcgm: null where no exporter was named. cpu_s and max_rss_mib are the sidecar's own.
         """
         ended = status != "running"
         return {
@@ -106,6 +111,7 @@ class Account:
             "journal_s": self._spec.journal_s,
             "devices": [self._device(index) for index in range(len(self._sampler.devices))],
             "lanes": {name: self._lane(name, ticker) for name, ticker in self._tickers.items()},
+            "dcgm": self._dcgm.account() if self._dcgm else None,
             "tables": self._storage.counts(),
             "storage": {"errors": self._storage.errors, "error": self._storage.error},
             "problems": list(self.problems),
@@ -124,6 +130,7 @@ class Account:
                     errors.setdefault(column, {})[str(code)] = count
         return {
             **device.facts,
+            "power_limit_last_w": device.power_limit_w,
             "lost": device.lost,
             "absent": absent,
             "errors": errors,

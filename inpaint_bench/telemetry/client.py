@@ -75,6 +75,8 @@ class Sidecar:
                 slow_hz=settings.slow_hz,
                 part_s=settings.part_s,
                 journal_s=settings.journal_s,
+                dcgm_url=settings.dcgm_url,
+                dcgm_every_s=settings.dcgm_every_s,
                 parent=os.getpid(),
             )
         except ValueError as error:

@@ -18,6 +18,7 @@ class Device:
     handle: Handle
     facts: dict[str, Any]
     readers: dict[str, Reader] = field(default_factory=lambda: {lane.name: Reader(lane) for lane in LANES})
+    power_limit_w: float | None = None  # the enforced limit when it was last looked at
     lost: bool = False
     health: dict[str, Any] = field(default_factory=lambda: {"start": None, "end": None})
     processes: Processes = field(default_factory=Processes)
@@ -32,7 +33,7 @@ def open_devices(nvml: Nvml, uuids: Sequence[str]) -> list[Device]:
         facts = describe(nvml, handle)
         if facts["mig_mode"]:
             raise ValueError(f"{uuid} is in MIG mode: its power and utilisation belong to no single job")
-        devices.append(Device(uuid, handle, facts))
+        devices.append(Device(uuid, handle, facts, power_limit_w=facts["power_limit_w"]))
     return devices
 
 

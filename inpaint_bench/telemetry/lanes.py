@@ -167,6 +167,11 @@ class Reader:
         self._reads = 0
         self._misses: Counter[str] = Counter()
 
+    @property
+    def probed(self) -> bool:
+        """Whether enough was read to know which sensors are absent."""
+        return self._reads >= PROBES
+
     def read(self, nvml: Nvml, handle: Handle) -> Reading:
         """Ask the GPU. Never raises NvmlError: failures are in the reading."""
         values: dict[str, float] = {}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .processes import OURS
 from .recording import PACKAGED, SUFFIX, save
 
 _IDLE_S, _RAMP_S, _LOAD_S = 3.0, 1.0, 30.0
@@ -193,6 +194,7 @@ def make(card: Card) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         ecc_aggregate=_always([0, 0]),
         remapped_rows=_always([0, 0, 0, 0]),
         xids=_always(None) | {"code": [0]},
+        compute_processes=_always([OURS]),
     )
     calls["field:94:0"] = _always(0)
     if card.recovery is not None:

@@ -1,30 +1,21 @@
-"""Who else computes on our GPUs: a thread that asks at the start and every 30 s, and once more at the end.
+"""Whose the processes on a GPU are: ours, another's, or not to be told.
 
-A process list takes milliseconds under the driver's lock, so it is never asked for in a sampling lane.
 NVML may give process ids of another pid namespace (containers): then nothing is claimed of them.
 """
 
 from __future__ import annotations
 
 import os
-import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from .gate import Gate
-from .lanes import null_reason
-from .nvml import Nvml, NvmlError
-
-if TYPE_CHECKING:
-    from .devices import Device
-
-EVERY_S: Final = 30.0
-_JOIN_S: Final = 0.2
 _INITIAL_NAMESPACE: Final = 0xEFFFFFFC  # inode of /proc/self/ns/pid outside of every container: PROC_PID_INIT_INO
 _PROC: Final = Path("/proc")
+OURS, FOREIGN, UNKNOWN = "ours", "foreign", "unknown"  # all that a capture keeps of a process
+# What replay gives for these words where NVML gives a process id: no process has such an id.
+REPLAYED: Final = {OURS: -1, FOREIGN: -2, UNKNOWN: -3}
 
 
 @dataclass
@@ -78,6 +69,8 @@ def tell_apart(pids: Iterable[int], worker: int, proc: Path = _PROC, outside: bo
     if outside is None:
         outside = _outside()
     seen = frozenset(pids)
+    if seen & frozenset(REPLAYED.values()):
+        return _replayed(seen)
     ours = frozenset(pid for pid in seen if _descends(pid, worker, proc))
     rest = seen - ours
     if not outside and not ours:
@@ -92,6 +85,13 @@ def tell_apart(pids: Iterable[int], worker: int, proc: Path = _PROC, outside: bo
         elif _exists(pid):
             strangers[pid] = None
     return Sorted(ours, strangers, frozenset(unknown), trusted=True)
+
+
+def _replayed(seen: frozenset[int]) -> Sorted:
+    """As it was told apart when it was recorded. This machine's /proc knows nothing of those processes."""
+    strangers: dict[int, str | None] = {pid: "in the capture" for pid in seen if pid == REPLAYED[FOREIGN]}
+    unknown = seen - {REPLAYED[OURS]} - strangers.keys()
+    return Sorted(seen & {REPLAYED[OURS]}, strangers, unknown, trusted=not unknown)
 
 
 def _descends(pid: int, worker: int, proc: Path) -> bool:
@@ -131,66 +131,3 @@ def _outside() -> bool:
         return (_PROC / "self/ns/pid").stat().st_ino == _INITIAL_NAMESPACE
     except OSError:
         return False
-
-
-class ProcessWatch:
-    """`report(kind, detail, gpu_uuid)` hears `co_tenant` once per process and GPU. Ends with `stop`."""
-
-    def __init__(
-        self,
-        nvml: Nvml,
-        devices: Sequence[Device],
-        worker: int,
-        gate: Gate,
-        report: Callable[[str, str, str | None], None],
-        every_s: float = EVERY_S,
-    ) -> None:
-        self._nvml = nvml
-        self._devices = devices
-        self._worker = worker
-        self._gate = gate
-        self._report = report
-        self._every_s = every_s
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="processes", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> bool:
-        """End the thread and look a last time; False where NVML still holds the thread."""
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join(_JOIN_S)
-        if self._thread.is_alive():
-            return False
-        self.check()
-        return True
-
-    def check(self) -> None:
-        """One look at every GPU that is left. Never raises NvmlError."""
-        for device in self._devices:
-            if device.lost:
-                continue
-            known = device.processes
-            try:
-                with self._gate.calling():
-                    pids = self._nvml.compute_processes(device.handle)
-            except NvmlError as error:
-                known.failed += 1
-                known.reason = null_reason(error.code).value
-                continue
-            found = tell_apart(pids, self._worker)
-            known.checks += 1
-            known.trusted |= found.trusted
-            known.unknown |= found.unknown
-            for pid, name in found.strangers.items():
-                if pid not in known.strangers:
-                    known.strangers[pid] = name
-                    self._report("co_tenant", f"pid {pid} {name or 'of unknown name'}", device.uuid)
-
-    def _run(self) -> None:
-        due_s = time.monotonic()
-        while not self._stop.wait(max(0.0, due_s - time.monotonic())):
-            self.check()
-            due_s = max(due_s + self._every_s, time.monotonic())

@@ -1,9 +1,11 @@
 """Capture files: what one GPU answered, call by call, failures kept.
 
 A `.json.gz` of {"format": 1, "meta": {...}, "calls": {key: {"t_ms": [...], "code": ..., "value": [...],
-"us": [...]}}}. Keys are method names of `Nvml`, or "field:<id>:<scope>". `code` is one number where every
-answer had the same; `us` is how long the call took, absent for elements of one field query. Meta says
-whether the file was recorded or made up (`synthetic`), where from, and on what day.
+"us": [...]}}}. Keys are method names of `Nvml`, or "field:<id>:<scope>", "gpm:<metric>" with "gpm_window_ms",
+and "xids" (first whether one may listen, then the numbers that came). Of a process list there is a word per
+process: ours, foreign, unknown. `code` is one number where every answer had the same; `us` is how long the
+call took, absent for elements of one query. Meta says whether the file was recorded or made up (`synthetic`),
+where from, and on what day.
 """
 
 from __future__ import annotations
@@ -11,9 +13,12 @@ from __future__ import annotations
 import gzip
 import json
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from ..files import replacing
 
 FORMAT: Final = 1
 SUFFIX: Final = ".json.gz"
@@ -83,10 +88,13 @@ def load(name: str) -> Capture:
     return capture
 
 
-def save(path: Path, meta: dict[str, Any], calls: dict[str, dict[str, Any]]) -> None:
-    """Write a capture; the same content gives the same bytes."""
-    for item in calls.values():
-        if len(set(item["code"])) == 1:
-            item["code"] = item["code"][0]
-    text = json.dumps({"format": FORMAT, "meta": meta, "calls": calls}, separators=(",", ":"))
-    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+def save(path: Path, meta: dict[str, Any], calls: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write a capture, whole or not at all; the same content gives the same bytes."""
+    short = {key: {**item, "code": _one(item["code"])} for key, item in calls.items()}
+    text = json.dumps({"format": FORMAT, "meta": meta, "calls": short}, separators=(",", ":"))
+    with replacing(path) as out:
+        out.write(gzip.compress(text.encode(), mtime=0))
+
+
+def _one(codes: list[int]) -> int | list[int]:
+    return codes[0] if len(set(codes)) == 1 else codes

@@ -24,6 +24,7 @@ from .nvml import (
     Utilization,
     Xid,
 )
+from .processes import REPLAYED
 from .recording import Capture, Series
 
 _CUMULATIVE = frozenset(("total_energy_mj", "field:83:0", "field:74:0", "field:269:0", "field:270:0", "field:271:0"))
@@ -157,7 +158,10 @@ class Replay:
         return MemoryInfo(*self._get("memory"))
 
     def gpm(self, handle: Handle, ids: Sequence[int]) -> GpmWindow | None:
-        """The window is the replay's own, the means are the capture's. Where every metric fails, so does the call."""
+        """The capture's means, each over its recorded window; where none was recorded, the replay's own.
+
+        Where every metric fails, so does the call. As on a card, a GPU's first read has no window.
+        """
         answers = [FieldValue(*self._answer(f"gpm:{metric}")) for metric in ids]
         if all(answer.code for answer in answers):
             raise NvmlError(answers[0].code, "replay of gpm")
@@ -165,7 +169,8 @@ class Replay:
         last_ns, self._gpm_ns[handle] = self._gpm_ns.get(handle), now_ns
         if last_ns is None:
             return None
-        return GpmWindow((now_ns - last_ns) / 1e6, answers)
+        code, window_ms = self._answer("gpm_window_ms")
+        return GpmWindow(float(window_ms) if code == 0 else (now_ns - last_ns) / 1e6, answers)
 
     def ecc_volatile(self, handle: Handle) -> EccErrors:
         return EccErrors(*self._get("ecc_volatile"))
@@ -177,7 +182,8 @@ class Replay:
         return RemappedRows(*self._get("remapped_rows"))
 
     def compute_processes(self, handle: Handle) -> list[int]:
-        return [int(pid) for pid in self._get("compute_processes")]
+        """Ids that no process has, one for each word of the recorded list; `tell_apart` knows them."""
+        return [REPLAYED[word] for word in self._get("compute_processes")]
 
     def event_set(self) -> Any:
         """Xids are the series "xids": a number at its time, once; null is none, which says that one can listen."""

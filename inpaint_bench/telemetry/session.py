@@ -8,11 +8,12 @@ import json
 import os
 import time
 import traceback
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from ..contract import TELEMETRY
+from ..endpoint import Endpoint
 from ..files import replace_json
 from . import signals
 from .account import Account, gpm_hz, identity, part_metadata
@@ -23,13 +24,16 @@ from .health import read_health, worsened
 from .lanes import LANES
 from .log import log
 from .nvml import Nvml, NvmlError, RealNvml
-from .processes import ProcessWatch
 from .recording import CaptureError, load
 from .replay import Replay
+from .rounds import Rounds
 from .sampler import Sampler
 from .spec import Spec
 from .storage import Storage
 from .xids import XidWatch
+
+if TYPE_CHECKING:
+    from .dcgm import DcgmWatch
 
 _LONGEST_WAIT_S: Final = 0.5
 
@@ -47,15 +51,16 @@ class Sidecar:
         facts = identity(spec, source, nvml.driver_version(), nvml.nvml_version())
         gate = Gate()
         self._sampler = Sampler(nvml, devices, source, lambda table, row: self._storage.append(table, row), gate)
-        self._processes = ProcessWatch(nvml, devices, self._parent, gate, self._problem)
+        self._rounds = Rounds(nvml, devices, self._parent, gate, self._problem)
         self._xids = XidWatch(nvml, devices, gate, self._problem)
+        self._dcgm = self._dcgm_watch()
         self._storage = Storage(
             spec.folder, part_metadata(facts, spec), spec.part_s, spec.journal_s, self._problem, self._note
         )
         start_ns = time.monotonic_ns()
         rates = {"fast": spec.fast_hz, "slow": spec.slow_hz, "gpm": gpm_hz(spec)}
         self._tickers = {name: Ticker(round(1e9 / hz), start_ns) for name, hz in rates.items()}
-        self._account = Account(facts, spec, capture, self._sampler, self._storage, self._tickers)
+        self._account = Account(facts, spec, capture, self._sampler, self._storage, self._tickers, self._dcgm)
         self._nvml = nvml
         self._next_note_s = time.monotonic() + spec.part_s
         self._hello = {
@@ -74,7 +79,9 @@ class Sidecar:
         self._storage.start()
         say(self._hello)
         self._xids.start()  # not before: what they report must not be the first line
-        self._processes.start()
+        self._rounds.start()
+        if self._dcgm:
+            self._dcgm.start()
         gc.freeze()
         try:
             while (reason := self._wait()) is None:
@@ -110,12 +117,16 @@ class Sidecar:
     def _end(self, reason: str) -> int:
         """Last sample, last look at health and processes, parts, telemetry.json, last line."""
         self._xids.signal()
+        if self._dcgm:
+            self._dcgm.signal()
         earliest_ns = max(ticker.earliest_ns for ticker in self._tickers.values())
         time.sleep(max(0.0, (earliest_ns - time.monotonic_ns()) / 1e9))
         for lane in LANES:
             self._sampler.sample(lane, self._tickers[lane.name].extra(time.monotonic_ns()))
         self._look_at_health()
-        threads_ended = all([self._xids.stop(), self._processes.stop()])
+        threads_ended = all([self._xids.stop(), self._rounds.stop()])
+        if self._dcgm:
+            self._dcgm.stop()  # what may still hold it is no call of NVML
         saved = self._storage.close()
         status = "failed" if self._sampler.fatal else "complete" if saved else "incomplete"
         state = self._account.state(status, reason)
@@ -130,6 +141,15 @@ class Sidecar:
             with contextlib.suppress(NvmlError):  # a lost driver cannot be closed
                 self._nvml.close()
         return 0 if state["status"] == "complete" else 1
+
+    def _dcgm_watch(self) -> DcgmWatch | None:
+        if self._spec.dcgm_url is None:
+            return None
+        from .dcgm import DcgmWatch  # its parser is not light, and few sites name an exporter
+
+        append = lambda table, row: self._storage.append(table, row)  # noqa: E731
+        endpoint = Endpoint.parse(self._spec.dcgm_url)
+        return DcgmWatch(endpoint, self._sampler.devices, append, self._problem, self._spec.dcgm_every_s)
 
     def _energy(self, uuid: str) -> int | None:
         """The energy counter by its own NVML call, to compare with the sampled field."""

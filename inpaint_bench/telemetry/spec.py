@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..endpoint import Endpoint
 from .nvml import MIN_GAP_NS, gpu_uuid
 
 MAX_HZ = 1e9 / MIN_GAP_NS
@@ -25,6 +26,8 @@ class Spec:
     slow_hz: float = 1.0
     part_s: float = 60.0
     journal_s: float = 5.0
+    dcgm_url: str | None = None  # a dcgm-exporter to ask about GPUs without GPM
+    dcgm_every_s: float = 5.0
     parent: int | None = None  # end when this process is no longer the parent; null: the one at the start
 
     def __post_init__(self) -> None:
@@ -33,9 +36,14 @@ class Spec:
         for name in ("fast_hz", "slow_hz"):
             if not 0 < getattr(self, name) <= MAX_HZ:
                 raise ValueError(f"{name}={getattr(self, name)}: must be above 0 and at most {MAX_HZ:g}")
-        for name in ("part_s", "journal_s"):
+        for name in ("part_s", "journal_s", "dcgm_every_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)}: must be above 0")
+        if self.dcgm_url is not None:
+            try:
+                Endpoint.parse(self.dcgm_url)
+            except ValueError as error:
+                raise ValueError(f"dcgm_url={self.dcgm_url}: {error}") from None
         if self.source == "replay" and not self.capture:
             raise ValueError("source=replay needs the name or file of a capture")
         if self.source == "nvml":

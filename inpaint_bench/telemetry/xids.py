@@ -7,13 +7,13 @@ with the reason; the sampling never waits for this thread.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from .gate import Gate
+from .helper import Helper
 from .lanes import null_reason
 from .log import log
 from .nvml import NOT_IN_CAPTURE, Nvml, NvmlError
@@ -45,37 +45,22 @@ class Xids:
         }
 
 
-class XidWatch:
+class XidWatch(Helper):
     """`report(kind, detail, gpu_uuid)` hears `xid` with the number, for each up to 100 per GPU."""
 
     def __init__(
         self, nvml: Nvml, devices: Sequence[Device], gate: Gate, report: Callable[[str, str, str | None], None]
     ) -> None:
+        super().__init__("xids", _JOIN_S)
         self._nvml = nvml
         self._devices = devices
         self._gate = gate
         self._report = report
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="xids", daemon=True)
         self._backoff_s = _BACKOFF_S[0]
         self._nameless = 0  # Xids of a GPU that no longer gave its name
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def signal(self) -> None:
-        """Ask the thread to end; it does within one wait."""
-        self._stop.set()
-
-    def stop(self) -> bool:
-        """Wait for the thread's end; False where NVML still holds it."""
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join(_JOIN_S)
-        return not self._thread.is_alive()
-
     def _run(self) -> None:
-        while not self._stop.is_set():
+        while not self._stopping.is_set():
             try:
                 if not self._listen():
                     return
@@ -85,7 +70,7 @@ class XidWatch:
                 if error.code in _NEVER:
                     return
                 log(f"xids: {error}")
-                self._stop.wait(self._backoff_s)
+                self._stopping.wait(self._backoff_s)
                 self._backoff_s = min(2 * self._backoff_s, _BACKOFF_S[1])
             except Exception as error:  # a mistake of ours must be seen in the account, and end nothing else
                 for device in self._devices:
@@ -103,7 +88,7 @@ class XidWatch:
                 self._free(events)
                 raise
         try:
-            while worth and not self._stop.is_set():
+            while worth and not self._stopping.is_set():
                 with self._gate.calling():
                     if self._gate.generation != generation:
                         return True

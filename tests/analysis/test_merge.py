@@ -188,9 +188,11 @@ def test_a_manifest_with_fields_of_the_wrong_kind_does_not_stop_the_rest(tmp_pat
     write_run(tmp_path / "grace", "r-01", batch=8)
     bad = write_run(tmp_path / "grace", "r-02")
     facts = json.loads((bad / contract.MANIFEST).read_text())
-    (bad / contract.MANIFEST).write_text(json.dumps({**facts, "devices": 5, "environment": "?"}))
-    dataset = merged(tmp_path)
-    assert dataset.runs.filter(pl.col("run_id") == "r-02")["invalid_reason"][0].startswith("cannot be summarised")
+    for wrong in ({"devices": 5, "environment": "?"}, {"started_unix_ns": "yesterday"}, {"slurm": "4711"}):
+        (bad / contract.MANIFEST).write_text(json.dumps({**facts, **wrong}))
+        dataset = merged(tmp_path)
+        assert dataset.runs.filter(pl.col("run_id") == "r-02")["invalid_reason"][0].startswith("cannot be summarised")
+        assert dataset.runs.filter(pl.col("run_id") == "r-01")["valid"][0]
 
 
 def test_a_dataset_below_a_root_is_not_read_as_runs(tmp_path: Path) -> None:

@@ -96,8 +96,10 @@ def test_the_report_leaves_markdown_csv_and_figures_beside_the_page(study: tuple
     out = study[0] / "out"
     assert "| A40 | 8 |" in (out / "report.md").read_text()
     assert pl.read_csv(out / "runs.csv").height == 9
-    drawn = sorted(p.name for p in (out / "figures").iterdir())
-    assert len(drawn) == 8 + 9
+    shown = set(re.findall(r'<figure id="([^"]+)">', study[1]))
+    assert sum(name.startswith("timeline-") for name in shown) == 9
+    for suffix in ("svg", "pdf"):
+        assert {path.stem for path in (out / "figures").glob(f"*.{suffix}")} == shown
     text = (out / "figures" / "fig-runtime_h.svg").read_text()
     assert "projected" in text
     assert "prefers-color-scheme:dark" in text
@@ -110,10 +112,14 @@ def test_every_figure_and_table_title_of_a_demonstration_says_so(tmp_path: Path)
     assert "Demonstration, not a measurement" in text
     assert "1 of 2 runs are demonstrations, 1 of them with telemetry replayed" in text
     labels = re.findall(r'<svg class="fig"[^>]*aria-label="([^"]*)"', text)
-    assert len(labels) == 8 + 2
+    assert len(labels) == text.count("<figure id=")
     assert all(title.startswith("Demonstration: ") for title in (*labels, *page.headings)), page.headings
-    for path in (tmp_path / "out" / "figures").iterdir():
+    for path in (tmp_path / "out" / "figures").glob("*.svg"):
         assert "Demonstration: " in re.sub(r'aria-label="[^"]*"', "", path.read_text())
+    for path in (tmp_path / "out" / "tables").glob("*.csv"):
+        assert path.read_text().partition("\n")[0].endswith(",Demonstration")
+    for path in (tmp_path / "out" / "tables").glob("*.tex"):
+        assert r"\caption{Demonstration: " in path.read_text()
     titles = re.findall(r"^#+ (.*)$", (tmp_path / "out" / "report.md").read_text(), re.MULTILINE)
     assert all(title.startswith("Demonstration: ") for title in titles)
 
@@ -164,7 +170,8 @@ def test_a_marker_cannot_name_files_outside_its_folder(tmp_path: Path) -> None:
     (tmp_path / "out" / ".inpaint-report").write_text(
         json.dumps({"files": ["../outside", str(outside), "report.html", "report.md", "runs.csv"]})
     )
-    shutil.rmtree(tmp_path / "out" / "figures")
+    for folder in ("figures", "tables"):
+        shutil.rmtree(tmp_path / "out" / folder)
     report_of(tmp_path)
     assert outside.read_text() == "mine"
 

@@ -252,6 +252,58 @@ def test_a_counter_off_the_integral_by_more_than_five_percent_is_a_warning(tmp_p
     assert "energy counter is +11.1 % off the integral" in row["warnings"]
 
 
+def test_energy_has_an_error_bar_of_three_known_parts(tmp_path: Path) -> None:
+    """Counter updated every 100 ms in a window of 30 s; 5 W of 200 W; counter and integral agree."""
+    row = row_of(write_run(tmp_path))
+    assert row["energy_update_ms"] == pytest.approx(100)
+    assert row["energy_edge_pct"] == pytest.approx(100 * 2 * 0.1 / 30)
+    assert row["energy_sensor_pct"] == pytest.approx(2.5)
+    assert row["energy_error_pct"] == pytest.approx(0.6667 + 2.5, rel=1e-4)
+    assert row["joules_per_image_error"] == pytest.approx(12.5 * row["energy_error_pct"] / 100)
+
+
+def test_a_coarse_counter_costs_edges_and_a_disagreement_counts_in_full(tmp_path: Path) -> None:
+    coarse = (pl.col("energy_mj") // 100_000 * 100_000).alias("energy_mj")
+    row = changed(write_run(tmp_path), lambda f: f.with_columns(coarse, pl.col("power_instant_w") * 1.25))
+    assert row["energy_update_ms"] == pytest.approx(500)
+    assert row["energy_edge_pct"] == pytest.approx(100 * 2 * 0.5 / 30)
+    apart = 100 * abs(row["energy_ratio"] - 1)
+    assert apart == pytest.approx(20, abs=1)
+    assert row["energy_error_pct"] == pytest.approx(row["energy_edge_pct"] + row["energy_sensor_pct"] + apart)
+
+
+def test_energy_by_the_integral_alone_has_no_error_bar_and_says_why(tmp_path: Path) -> None:
+    row = row_of(write_run(tmp_path, counter=False))
+    assert (row["energy_source"], row["energy_error_pct"], row["joules_per_image_error"]) == ("integral", None, None)
+    assert "energy_error_pct=no energy counter to tell it by" in row["nulls"]
+
+
+def test_a_counter_that_nothing_checks_has_no_error_bar(tmp_path: Path) -> None:
+    hidden = [pl.lit(None).alias(name) for name in ("power_instant_w", "power_avg1s_w")]
+    row = changed(write_run(tmp_path), lambda f: f.with_columns(*hidden))
+    assert (row["energy_source"], row["energy_error_pct"]) == ("counter", None)
+    assert "energy_error_pct=no sampled power to check the energy counter against" in row["nulls"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    joules=st.floats(1, 1e7),
+    seconds=st.floats(1, 1e5),
+    windows=st.integers(1, 50),
+    gpus=st.integers(1, 8),
+    update_s=st.floats(0.01, 1),
+    ratio=st.floats(0.5, 1.5),
+)
+def test_a_longer_measurement_of_the_same_power_is_never_less_certain(
+    joules: float, seconds: float, windows: int, gpus: int, update_s: float, ratio: float
+) -> None:
+    short = energy.Error.of(joules, seconds, windows, gpus, update_s, ratio)
+    long = energy.Error.of(2 * joules, 2 * seconds, windows, gpus, update_s, ratio)
+    assert 0 <= long.pct <= short.pct * (1 + 1e-12)
+    assert long.edge_pct == pytest.approx(short.edge_pct / 2)
+    assert (long.sensor_pct, long.disagreement_pct) == pytest.approx((short.sensor_pct, short.disagreement_pct))
+
+
 def test_a_null_at_the_edge_is_bridged_by_the_next_known_reading(tmp_path: Path) -> None:
     row = changed(write_run(tmp_path), null_between("energy_mj", -0.15, 0.05))
     assert (row["energy_source"], row["energy_j"]) == ("counter", pytest.approx(6000))

@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from analysis import figures, lever_figures, lever_tables, poster_tables, published, study
+from analysis import by_batch, lever_figures, lever_tables, poster_tables, published, study
 from analysis.tables import Builder, Table
 
 from .test_tables import frame
@@ -63,7 +63,7 @@ def test_a_step_that_did_not_run_stays_in_its_place_and_says_why() -> None:
 
 def test_a_step_after_a_gap_is_compared_with_the_last_that_ran_and_says_which() -> None:
     table = table_of(run("ladder", "baseline", 10.0), run("ladder", "baseline,tf32,compile", 12.0))
-    assert column(table, "Against the step before")[2] == "+20.0 % (n=1, no interval) against baseline"
+    assert column(table, "Against the step before")[2] == "+20.0 % (n=1, no interval, against baseline)"
 
 
 def test_one_run_has_no_interval_and_a_difference_within_the_scatter_is_none_seen() -> None:
@@ -277,7 +277,7 @@ def test_figures_show_no_more_series_than_colours_and_name_what_they_leave_out()
     rows = [{"run_id": f"r-{i}", "recipe": f"workers_{i}", "images_per_s": 10.0 + i} for i in range(20)]
     rows += [{"run_id": f"r-b{b}", "recipe": "baseline", "batch": b, "images_per_s": 9.0} for b in (8, 16)]
     cells = Builder(runs=frame(*rows)).cells
-    figure = next(f for f in figures.draw(cells, frame(*rows), demonstration=False) if f.id == "fig-images_per_s")
+    figure = next(f for f in by_batch.draw(cells, frame(*rows), prefix="") if f.id == "fig-images_per_s")
     assert len(figure.run_ids) == 2 + 7
     assert "Recipes shown: baseline, " in figure.caption
     assert "13 more are in the tables." in figure.caption

@@ -79,18 +79,20 @@ def test_the_readme_names_commands_and_every_study():
 
 
 def test_a_study_of_the_readme_is_the_base_and_one_recipe_per_step():
-    study = ["study=one_at_a_time", "study.levers=[tf32,channels_last+compile]", "study.repeats=2"]
+    study = ["study=one_at_a_time", "study.levers=[tf32,channels_last+compile]"]
     points = _points(["-m", *study, "gpu=a40,h200"])
-    assert len(points) == 2 * 3 * 2
+    assert len(points) == 3 * 2
     assert [next(o for o in point if o.startswith("recipe=")) for point in points[::2]] == [
         "recipe=[baseline]",
         "recipe=[baseline,tf32]",
         "recipe=[baseline,channels_last,compile]",
-    ] * 2
+    ]
 
 
-def test_the_hash_of_a_configuration_ignores_where_it_is_sent_and_the_seed_but_not_what_it_does():
+def test_the_hash_of_a_configuration_ignores_where_it_is_sent_and_its_repetitions_but_not_what_it_does():
     base = config_hash(compose("config"))
+    repeated = ["repeats=auto", "repeats_target=0.01", "repeats_max=5", "order_seed=1"]
+    assert config_hash(compose("config", overrides=repeated)) == base
     assert config_hash(compose("config", overrides=["site=delta", "wait=true", "out=elsewhere", "seed=3"])) == base
     assert config_hash(compose("config", overrides=["batch=8"])) != base
 

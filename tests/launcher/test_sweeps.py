@@ -151,15 +151,21 @@ def test_a_study_whose_launcher_died_before_it_recorded_a_point_is_sent_whole_by
     folder = tmp_path / "sweep"
     with monkeypatch.context() as patch:
         patch.setattr(Ledger, "create", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
-        assert sweep(folder, *STUDY, "study.repeats=2") == 130
+        assert sweep(folder, *STUDY, "repeats=2") == 130
     assert not (folder / "sweep.json").exists()
     assert rerun.main([str(folder)]) == 0
     asked = [point["overrides"] for point in told(folder, capsys)]
-    ours = [{o for o in overrides if o.startswith(("recipe=", "seed="))} for overrides in asked]
-    assert ours == [{f"seed={s}", f"recipe={r}"} for s in (0, 1) for r in ("[cpu]", "[cpu,channels_last]")]
+    ours = [tuple(o for o in overrides if o.startswith(("recipe=", "seed="))) for overrides in asked]
+    recipes = ("recipe=[cpu]", "recipe=[cpu,channels_last]")
+    for seed in (0, 1):
+        assert set(ours[2 * seed : 2 * seed + 2]) == {(recipe, f"seed={seed}") for recipe in recipes}
     assert {point["state"] for point in told(folder, capsys)} == {"completed"}
     assert rerun.main([str(folder)]) == 0
     assert "Nothing to send again" in capsys.readouterr().out
+    # real runs are replicates that count: same configuration, valid, with an interval
+    assert rerun.main([str(folder), "--repeats", "auto", "repeats_max=2", "repeats_target=0.0001"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if "repeats_max=2 is reached" in line]
+    assert [row[row.index("%") - 3 : row.index("%") - 1] for row in rows] == [["2", "2"], ["2", "2"]]
 
 
 def test_a_study_whose_launcher_died_between_sweep_and_points_is_sent_whole_by_rerun(tmp_path, capsys, monkeypatch):

@@ -39,6 +39,12 @@ class FakeDriver:
         self.freed = 0
         self.samples: dict[int, int] = {}  # address of a buffer -> number of the sample in it
         self.windows: list[tuple[int, int]] = []
+        self.gpus = [uuid(0)]
+        self.mig = 0
+        self.power_limit_mw = 700_000
+        self.memory = SimpleNamespace(total=8 << 30, reserved=1 << 30, used=2 << 30, free=5 << 30)
+        self.watts: dict[int, tuple[float, float]] = {}  # field -> (W, s between two updates)
+        self._start_s = time.monotonic()
 
     def calls(self) -> Iterator[tuple[str, Any]]:
         for name in dir(self):
@@ -65,10 +71,58 @@ class FakeDriver:
         return "13.999.0"
 
     def nvmlDeviceGetHandleByUUID(self, name: str) -> str:
+        if name not in self.gpus:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return name
 
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        return self.gpus[index]
+
+    def nvmlDeviceGetName(self, handle: str) -> str:
+        return "NVIDIA H999"
+
+    def nvmlDeviceGetPciInfo(self, handle: str) -> Any:
+        return SimpleNamespace(busId="00000000:99:00.0")
+
+    def nvmlDeviceGetMinorNumber(self, handle: str) -> int:
+        return 9
+
+    def nvmlDeviceGetVbiosVersion(self, handle: str) -> str:
+        return "99.00.99"
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: str) -> int:
+        return self.power_limit_mw
+
+    def nvmlDeviceGetPersistenceMode(self, handle: str) -> int:
+        return 1
+
+    def nvmlDeviceGetEccMode(self, handle: str) -> list[int]:
+        return [1, 1]
+
     def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:
-        return [0, 0]
+        return [self.mig, self.mig]
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: str, kind: int) -> int:
+        return 1980
+
+    def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
+        return 1900
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: str) -> int:
+        return 4
+
+    def nvmlDeviceGetTemperatureV(self, handle: str, sensor: int) -> int:
+        return 55
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str, version: Any) -> Any:
+        assert version == pynvml.nvmlMemory_v2
+        return self.memory
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
+        return self._field(83)[1]
 
     def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:
         return SimpleNamespace(gpu=50, memory=5)
@@ -85,9 +139,17 @@ class FakeDriver:
     def nvmlDeviceGetFieldValues(self, handle: str, ids: list[tuple[int, int]]) -> Any:
         answers = (pynvml.c_nvmlFieldValue_t * len(ids))()
         for answer, (field_id, _) in zip(answers, ids, strict=True):
-            answer.nvmlReturn, answer.value.uiVal = self.fields.get(field_id, (0, 1000))
+            answer.nvmlReturn, answer.value.uiVal = self._field(field_id)
             answer.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
         return answers
+
+    def _field(self, field_id: int) -> tuple[int, int]:
+        """As told by `fields`, or of a card that draws `watts`: power jitters by 1 mW with every update."""
+        if field_id in self.watts:
+            watts, period_s = self.watts[field_id]
+            updates = int((time.monotonic() - self._start_s) / period_s)
+            return 0, round(watts * 1000 * updates * period_s if field_id == 83 else watts * 1000 + updates % 2)
+        return self.fields.get(field_id, (0, 1000))
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
         return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in self.pids]

@@ -50,7 +50,7 @@ def test_a_part_is_one_row_group_with_the_schema_and_who_wrote_it(tmp_path: Path
     assert part.metadata.row_group(0).column(1).compression == "ZSTD"
     assert part.schema_arrow.equals(contract.EVENTS)
     assert part.schema_arrow.metadata[b"producer"] == b"test"
-    assert part.schema_arrow.metadata[b"schema_version"] == b"1"
+    assert part.schema_arrow.metadata[b"schema_version"] == str(contract.SCHEMA_VERSION).encode()
     table = rows(tmp_path, "events")
     assert table["t_mono_ns"].to_list() == [1, 2, 3]
     assert table["run_id"].to_list() == ["r-1"] * 3

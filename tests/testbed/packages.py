@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.testbed.errors import PackagesError
@@ -41,7 +42,14 @@ def install(*, light: bool) -> str:
     if not missing:
         return "Slurm's packages are present."
     packages = LIGHT if light else FULL
-    lacking = f"NO SLURM TEST BED: {', '.join(missing)} missing"
+    apt_get(packages, f"NO SLURM TEST BED: {', '.join(missing)} missing")
+    if missing := missing_programs(light=light):
+        raise PackagesError(f"NO SLURM TEST BED: installed, yet {', '.join(missing)} cannot be found")
+    return f"Installed {' '.join(packages)}."
+
+
+def apt_get(packages: Sequence[str], lacking: str) -> None:
+    """Install packages. PackagesError that begins with `lacking` where that cannot be."""
     if os.geteuid() != 0:
         raise PackagesError(f"{lacking} and only root may install {' '.join(packages)}")
     if not shutil.which("apt-get"):
@@ -52,6 +60,3 @@ def install(*, light: bool) -> str:
         if done.returncode:
             reason = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
             raise PackagesError(f"{lacking} and apt-get {command[0]} failed: {''.join(reason)}")
-    if missing := missing_programs(light=light):
-        raise PackagesError(f"NO SLURM TEST BED: installed, yet {', '.join(missing)} cannot be found")
-    return f"Installed {' '.join(packages)}."

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -179,6 +180,34 @@ class TestAFailure:
             worker.choose_device(bench("gpu=a100", "recipe=baseline"))
         _, uuids = worker.choose_device(bench("gpu=a40", "recipe=baseline"))
         assert uuids == ["GPU-1234"]
+
+    @pytest.mark.parametrize("visible", ["3", "GPU-99999999", "2,GPU-1234"])
+    def test_the_gpu_that_is_watched_is_the_one_that_cuda_runs_on(
+        self, visible: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Numbers in CUDA_VISIBLE_DEVICES are CUDA's order, not NVML's: they are never looked up."""
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        properties = SimpleNamespace(name="NVIDIA A40", uuid="1234")
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+        assert worker.choose_device(bench("gpu=a40", "recipe=baseline"))[1] == ["GPU-1234"]
+
+    @pytest.mark.parametrize(
+        ("name", "uuid"), [("NVIDIA H200 MIG 1g.18gb", "1234"), ("NVIDIA H200", "MIG-1234")], ids=["by name", "by UUID"]
+    )
+    def test_a_mig_slice_is_refused_in_a_sentence(self, name: str, uuid: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whatever watches it: steps on a slice are not steps on the card that the tables name."""
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        properties = SimpleNamespace(name=name, uuid=uuid)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+        with pytest.raises(UserError, match=r"MIG slice \(NVIDIA H200.*\).*ask for a whole GPU"):
+            worker.choose_device(bench("gpu=h200", "recipe=baseline", "telemetry=none"))
+
+    def test_an_empty_cuda_visible_devices_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES empty"):
+            worker.choose_device(bench("gpu=h200", "recipe=baseline"))
 
 
 class TestAnInterruption:

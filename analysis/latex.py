@@ -1,0 +1,136 @@
+r"""A table as LaTeX: `\usepackage{booktabs}`, and `longtable` where it is longer than a page.
+
+Numbers stand right, the interval of a mean left behind it in a column of its own: $16.1$ [$15.8$, $16.4$].
+"""
+
+from __future__ import annotations
+
+import re
+
+from .estimate import Estimate
+from .render import NUMBER, plain
+from .tables import LONG_TABLE, Table
+
+_ESCAPED = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "&": r"\&",
+    "#": r"\#",
+    "_": r"\_",
+    "%": r"\%",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+    "[": "{[}",  # behind a line's end it would be read as an argument
+    "]": "{]}",
+    "\u2013": r"\textendash{}",
+    "\u2014": r"\textemdash{}",
+    "\u00b0": r"\textdegree{}",
+    "\u00b7": r"\textperiodcentered{}",
+    "\u00b1": r"$\pm$",
+    "\u00d7": r"$\times$",
+    "\u2212": "$-$",
+    "\u2264": r"$\leq$",
+    "\u2265": r"$\geq$",
+    "\u2717": r"$\times$",
+}
+_LIGATURE = re.compile(r"([-'`,!?])(?=[-'`,])")  # two hyphens would become a dash
+_NARROW = 9  # columns up to which the usual size is kept
+_WIDE = 42  # characters from which on a column of text is broken into lines
+HEAD = "% Needs \\usepackage[T1]{{fontenc}}, {packages}.\n"
+
+
+def escape(text: str) -> str:
+    """Text that LaTeX prints as it is. A letter that pdflatex does not know becomes its code point."""
+    known = "".join(_ESCAPED.get(c) or _letter(c) for c in " ".join(plain(text).split()))
+    return _LIGATURE.sub(r"\1{}", known)
+
+
+def to_latex(table: Table) -> str:
+    """A float of its own, labelled `tab:<id>`; a long table is a longtable, which breaks over pages."""
+    long = len(table.rows) > LONG_TABLE
+    columns, head = [], []
+    paired = [any(_has_interval(row[index]) for row in table.rows) for index in range(len(table.columns))]
+    for index, name in enumerate(table.columns):
+        if paired[index]:
+            columns.append("r@{~}l")
+            head.append(rf"\multicolumn{{2}}{{c}}{{{escape(name)}}}")
+        elif index in table.text_columns:
+            columns.append(_text_column([row[index] for row in table.rows]))
+            head.append(escape(name))
+        else:
+            columns.append("r")
+            head.append(rf"\multicolumn{{1}}{{r}}{{{escape(name)}}}")
+    form, lines = f"@{{}}{''.join(columns)}@{{}}", [_line(head)]
+    body = [
+        _line([_cell(cell, paired[index], text=index in table.text_columns) for index, cell in enumerate(row)])
+        for row in table.rows
+    ]
+    caption = rf"\caption{{{escape(table.title)}}}\label{{tab:{_label(table.id)}}}"
+    note = [rf"\par\smallskip{{\footnotesize {escape(table.note)}\par}}"] if table.note else []
+    size = r"\small" if len(columns) <= _NARROW else r"\scriptsize\setlength{\tabcolsep}{3pt}"
+    packages = r"\usepackage{booktabs}" + (r", \usepackage{longtable}" if long else "")
+    if long:
+        top = [rf"\begingroup{size}", rf"\begin{{longtable}}{{{form}}}", caption + r"\\", r"\toprule", *lines]
+        top += [r"\midrule\endfirsthead", r"\toprule", *lines, r"\midrule\endhead", r"\bottomrule\endfoot"]
+        out = [*top, *body, r"\end{longtable}", *note, r"\endgroup"]
+    else:
+        top = [r"\begin{table}[htbp]", rf"\centering{size}", caption, rf"\begin{{tabular}}{{{form}}}", r"\toprule"]
+        none = [rf"\multicolumn{{{_width(columns)}}}{{@{{}}l}}{{None.}} \\"]
+        out = [*top, *lines, r"\midrule", *(body or none), r"\bottomrule", r"\end{tabular}", *note, r"\end{table}"]
+    return HEAD.format(packages=packages) + "\n".join(out) + "\n"
+
+
+def _line(cells: list[str]) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+def _cell(cell: str, paired: bool, *, text: bool) -> str:
+    if not paired:
+        return escape(cell) if text else _number(cell)
+    if not isinstance(cell, Estimate):
+        return f"{_number(cell)} & "
+    mean, *ends = map(_number, cell.shown)
+    unit = rf"~{escape(cell.unit)}" if cell.unit else ""
+    interval = [f"[{', '.join(ends)}]"] if ends else []
+    remarks = [f"({', '.join(map(escape, cell.remarks))})"] if cell.remarks else []
+    return f"{mean}{unit} & {' '.join([*interval, *remarks])}"
+
+
+def _has_interval(cell: str) -> bool:
+    """Or another remark, which stands where an interval does."""
+    return isinstance(cell, Estimate) and (len(cell.shown) > 1 or bool(cell.remarks))
+
+
+def _number(text: str) -> str:
+    """In mathematics, so that minus is a minus; text where it is no number."""
+    found = NUMBER.fullmatch(text)
+    if found is None:
+        return escape(text)
+    sign, digits, power_sign, power = found.groups()
+    digits = digits.replace(",", "{,}")
+    times = rf" \times 10^{{{power_sign.replace('+', '')}{power}}}" if power else ""
+    return f"${sign}{digits}{times}$"
+
+
+def _text_column(cells: list[str]) -> str:
+    longest = max(map(len, cells), default=0)
+    return "l" if longest <= _WIDE else r"p{0.3\linewidth}"
+
+
+def _width(columns: list[str]) -> int:
+    return sum(2 if column.startswith("r@") else 1 for column in columns)
+
+
+def _label(id: str) -> str:
+    return re.sub(r"[^A-Za-z0-9:.-]", "-", id)
+
+
+def _letter(c: str) -> str:
+    """Latin letters are in the T1 encoding; of anything else the code point is printed."""
+    return c if c < "\x7f" or "\u00c0" <= c <= "\u017f" else rf"\texttt{{U+{ord(c):04X}}}"
