@@ -201,7 +201,7 @@ class Builder:
                 alike.setdefault(key, ([], advice))[0].append(row["batch"] or 0)
         columns = ["Run", "GPU", "Batch", "Class", "Tier", "Evidence", "Runner-up"]
         tiers = "; ".join(f"{tier} {words}" for tier, words in bottleneck.TIERS.items())
-        note = f"Tiers of evidence: {tiers}. The first rule that matches; thresholds not fitted."
+        note = f"Tiers of evidence: {tiers}. The first rule that matches; docs/bottlenecks.md has them all."
         classes = self.table("bottleneck", "What held it back", columns, rows, note=note, run_column=0)
         advised = [
             [*key[:4], ", ".join(str(batch or "\u2013") for batch in sorted(set(batches))), str(len(batches)), advice]

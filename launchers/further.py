@@ -53,15 +53,13 @@ def extend(
     Raises UserError where the sweep cannot be repeated, and what `send` raises.
     """
     ledger = Ledger.open(folder.absolute())
-    sweep = ledger.sweep
-    order = Order.recorded(sweep.get("order"))
+    order = Order.recorded(ledger.sweep.get("order"))
     if order is None:
         raise UserError(f"{folder}: its seeds were swept by hand or it came in batches; launch with repeats= instead")
     check_changes(changes)
-    asked = {entry["point"]: entry["overrides"] for entry in sweep["points"]}
     with composer() as compose:
 
-        def cell(number: int, known: dict[int, Standing]) -> Cell:
+        def cell(number: int, known: dict[int, Standing], asked: dict[int, list[str]]) -> Cell:
             sent = max(known) + 1
             overrides = order.overrides(asked[known[min(known)].record.num], sent)
             following = compose(order.number(number, sent), [*overrides, *changes])
@@ -72,7 +70,8 @@ def extend(
             for standing in look(ledger, holding_lock=not dry_run):
                 number, repetition = order.place(standing.record.num)
                 known.setdefault(number, {})[repetition] = standing
-            cells = [cell(number, mine) for number, mine in sorted(known.items())]
+            asked = {entry["point"]: entry["overrides"] for entry in ledger.sweep["points"]}
+            cells = [cell(number, mine, asked) for number, mine in sorted(known.items())]
             lacking = [
                 order.point(one.next, one.number, repetition)
                 for one, more in zip(cells, judge(cells), strict=True)

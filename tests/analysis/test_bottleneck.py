@@ -18,6 +18,9 @@ from inpaint_bench.schema import register
 
 from .test_tables import frame
 
+CAPPED = {"throttle_power_pct": 6.0, "sm_clock_mhz_mean": 1900.0, "sm_clock_mhz_limit": 1980.0}
+EVEN = {"tensor_active_pct": 19.0, "dram_active_pct": 36.0}
+UNHURT = CAPPED | {"throttle_power_pct": 98.0, "sm_clock_mhz_mean": 1960.0, "gpu_util_pct": 99.0, "data_wait_pct": 1.0}
 HOT = {"power_w": 299.0, "power_limit_w": 300.0, "sm_clock_mhz_mean": 1400.0, "sm_clock_mhz_limit": 1740.0}
 
 
@@ -30,7 +33,8 @@ def found(row: dict[str, Any], sweep: Sweep | None = None, **counters: float) ->
     [
         ({"reason": "oom_gpu"}, "oom"),
         ({"throttle_thermal_pct": 1.5, "throttle_power_pct": 50.0}, "thermal_throttled"),
-        ({"throttle_power_pct": 6.0, "data_wait_pct": 50.0}, "power_capped"),
+        (CAPPED | {"data_wait_pct": 50.0}, "power_capped"),
+        (UNHURT, "mixed"),
         (HOT, "power_capped"),
         ({"data_wait_pct": 12.0, "gpu_util_pct": 60.0}, "data_starved"),
         ({"data_wait_pct": 1.0, "gpu_util_pct": 60.0}, "host_bound"),
@@ -59,6 +63,14 @@ BUSY = {"data_wait_pct": 1.0, "gpu_util_pct": 99.0}
         (BUSY, Sweep(), {"tensor_active_pct": 55.0, "sm_active_pct": 90.0}, "tensor_bound", 1),
         (BUSY, Sweep(), {"tensor_active_pct": 55.0, "sm_active_pct": 50.0}, "mixed", None),
         (BUSY, Sweep(), {"dram_active_pct": 62.0, "tensor_active_pct": 20.0}, "dram_bound", 1),
+        (
+            UNHURT,
+            Sweep(),
+            EVEN | {"sm_active_pct": 85.0},
+            "latency_bound",
+            1,
+        ),
+        (BUSY, Sweep(), EVEN | {"sm_active_pct": 50.0}, "mixed", None),
         (BUSY, Sweep(elasticity=0.4, at_the_wall=True), {}, "vram_limited", 2),
         (BUSY, Sweep(elasticity=0.1, at_the_wall=True), {}, "mixed", None),
     ],
@@ -71,7 +83,7 @@ def test_sweeps_and_counters_tell_what_one_run_cannot(
 
 
 def test_the_runner_up_is_the_next_that_matches_or_the_nearest() -> None:
-    both = found({"throttle_power_pct": 6.0, "data_wait_pct": 50.0})
+    both = found(CAPPED | {"data_wait_pct": 50.0})
     assert both.runner_up == "data_starved, matches too"
     near = found({"data_wait_pct": 8.0, "gpu_util_pct": 99.0})
     assert (near.name, near.runner_up) == ("mixed", "data_starved, 80 % of the way")
