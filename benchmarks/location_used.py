@@ -31,8 +31,8 @@ from torch.utils.data import default_collate
 
 from analysis.ratio import student
 from inpaint_bench.config import BenchConfig, typed
-from inpaint_bench.data.loader import Samples
 from inpaint_bench.data.opened import open_source, open_split
+from inpaint_bench.data.samples import Samples
 from inpaint_bench.data.split import blocks
 from inpaint_bench.files import read_json
 from inpaint_bench.paths import conf_dir

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, --help should not
     from torch import Tensor
 
     from .quality.photos import Picture
-    from .workloads.models import Models
+    from .workloads.networks import Models
 
 BATCH = 4
 GRID_ROWS = 8

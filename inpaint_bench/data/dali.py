@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 if TYPE_CHECKING:
-    from .loader import Batch, Samples
     from .prepared import PreparedSource
+    from .samples import Batch, Samples
 
 
 def missing() -> str | None:

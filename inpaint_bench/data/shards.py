@@ -23,7 +23,7 @@ from . import layout
 from .prepared import Shard
 
 if TYPE_CHECKING:
-    from .loader import Samples
+    from .samples import Samples
 
 BUFFER = 512  # encoded images that a worker shuffles among
 

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 from .. import recipe as recipes
 from ..errors import UnavailableError
 from . import attention, caches, compiling, inputs, layout, memory, optimizers, precision
-from .lever import Effective, Lever, Machine
+from .lever import Effective, Lever, Machine, Running
 
 if TYPE_CHECKING:
     import torch
 
     from ..config import BenchConfig
     from ..workloads.assembly import Assembly
-    from ..workloads.finetune_inpaint import FinetuneInpaint
 
 # In the order in which they are applied: weights and layout before what wraps the networks.
 REGISTRY: tuple[Lever, ...] = (
@@ -80,7 +79,7 @@ def requested(bench: BenchConfig) -> list[dict[str, Any]]:
     ]
 
 
-def verify(workload: FinetuneInpaint) -> list[dict[str, Any]]:
+def verify(workload: Running) -> list[dict[str, Any]]:
     """manifest["levers"]: what is really so. Runs steps of its own: only after the last one that counts."""
     from .observe import observe
 

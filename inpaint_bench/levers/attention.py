@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..workloads.assembly import Assembly
-from .lever import Effective, Lever, Machine
+from .lever import Effective, Lever, Machine, Running
 from .observe import unet_kernels
 
 if TYPE_CHECKING:
-    from ..workloads.finetune_inpaint import FinetuneInpaint
     from .observe import Seen
 
 # cuDNN's backward pass takes heads of at most 128; SD 1.5 has 160 too, which must have somewhere to go.
@@ -53,7 +52,7 @@ class Attention(Lever):
 
         assembly.attention = context
 
-    def verify(self, workload: FinetuneInpaint, seen: Seen) -> Effective:
+    def verify(self, workload: Running, seen: Seen) -> Effective:
         own = unet_kernels(workload)
         if own.problem:
             return Effective(effective=None, active=None, evidence=own.problem)

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 from ..workloads.assembly import Assembly
 from ..workloads.caches import Cache
-from .lever import Effective, Lever, Machine
+from .lever import Effective, Lever, Machine, Running
 
 if TYPE_CHECKING:
-    from ..workloads.finetune_inpaint import FinetuneInpaint
     from .observe import Seen
 
 
@@ -24,7 +23,7 @@ class _Cached(Lever):
         if assembly.cache is None:
             assembly.cache = Cache.open(assembly.bench, assembly.nets, assembly.source, assembly.device)
 
-    def verify(self, workload: FinetuneInpaint, seen: Seen) -> Effective:
+    def verify(self, workload: Running, seen: Seen) -> Effective:
         if seen.graph_launches:
             text = "the step is one CUDA graph, calls inside it cannot be counted"
             return Effective(effective=None, active=None, evidence=text)
@@ -64,7 +63,7 @@ class Place(Lever):
     def available(self, machine: Machine) -> str | None:
         return _nothing_cached(machine)
 
-    def verify(self, workload: FinetuneInpaint, seen: Seen) -> Effective:
+    def verify(self, workload: Running, seen: Seen) -> Effective:
         cache = workload.assembly.cache
         place = cache.facts["place"] if cache else None
         active = place == workload.bench.recipe.cache_place
@@ -77,7 +76,7 @@ class Pool(Lever):
     def available(self, machine: Machine) -> str | None:
         return None if machine.recipe.cache_masked else "masks come from a pool only with cache_masked"
 
-    def verify(self, workload: FinetuneInpaint, seen: Seen) -> Effective:
+    def verify(self, workload: Running, seen: Seen) -> Effective:
         cache = workload.assembly.cache
         size = cache.facts["made_of"]["mask_pool"] if cache else None
         active = size == workload.bench.recipe.mask_pool

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..workloads.assembly import Assembly
-from .lever import Effective, Lever, Machine
+from .lever import Effective, Lever, Machine, Running
 
 if TYPE_CHECKING:
-    from ..workloads.finetune_inpaint import FinetuneInpaint
     from .observe import Seen
 
 
@@ -40,7 +39,7 @@ class Compile(Lever):
         assembly.unet = torch.compile(assembly.nets.unet, **options)
         assembly.encoder = torch.compile(assembly.nets.vae.encoder, **options)
 
-    def verify(self, workload: FinetuneInpaint, seen: Seen) -> Effective:
+    def verify(self, workload: Running, seen: Seen) -> Effective:
         counters = torch._dynamo.utils.counters
         graphs = int(counters["stats"]["unique_graphs"])
         breaks = sum(counters["graph_break"].values())
@@ -69,7 +68,7 @@ class CudaGraph(Lever):
 
         assembly.optimizers = capturable
 
-    def verify(self, workload: FinetuneInpaint, seen: Seen) -> Effective:
+    def verify(self, workload: Running, seen: Seen) -> Effective:
         graphed = workload.graphed
         captured = graphed is not None and graphed.captured
         text = f"captured {captured}; in a step {seen.graph_launches} graph launches, {seen.launches} of kernels"

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from ..data import dali
-from .lever import Effective, Lever, Machine
+from .lever import Effective, Lever, Machine, Running
 
 if TYPE_CHECKING:
     from ..data.source import Source
-    from ..workloads.finetune_inpaint import FinetuneInpaint
     from .observe import Seen
 
 COMPARED = 8  # images of a batch
@@ -23,7 +22,7 @@ FAR_LEVELS = 3.0  # a guess: DALI's own coarse transform is 1.3 off on noise at 
 class _Loader(Lever):
     """A setting that the loader reads from the recipe and accounts for."""
 
-    def verify(self, workload: FinetuneInpaint, seen: Seen) -> Effective:
+    def verify(self, workload: Running, seen: Seen) -> Effective:
         setting: dict[str, Any] = workload.batches.settings[self.field]
         active = setting["effective"] == setting["requested"]
         return Effective(effective=setting["effective"], active=active, evidence="the loader's own account")
@@ -46,7 +45,7 @@ class PinMemory(_Loader):
     def available(self, machine: Machine) -> str | None:
         return None if machine.cuda else "page-locked memory needs a GPU"
 
-    def verify(self, workload: FinetuneInpaint, seen: Seen) -> Effective:
+    def verify(self, workload: Running, seen: Seen) -> Effective:
         here = [value for value in seen.batch.values() if value.device.type == "cpu"]  # DALI's lie on the GPU already
         pinned = all(value.is_pinned() for value in here)
         text = f"{sum(value.is_pinned() for value in here)} of {len(here)} tensors of a batch in memory are pinned"
@@ -83,7 +82,7 @@ class Stage(Lever):
         kind = machine.bench.data.kind
         return _nothing_is_read(machine) if kind == "prepared" else f"needs data=prepared, this is data={kind}"
 
-    def verify(self, workload: FinetuneInpaint, seen: Seen) -> Effective:
+    def verify(self, workload: Running, seen: Seen) -> Effective:
         setting = workload.batches.settings["stage"]
         active = setting["effective"] == setting["requested"]
         text = f"{setting['bytes']:,} bytes at {setting['path']}" if active else "read where they are"
@@ -102,7 +101,7 @@ class Decode(Lever):
             )
         return _nothing_is_read(machine) or dali.missing()
 
-    def verify(self, workload: FinetuneInpaint, seen: Seen) -> Effective:
+    def verify(self, workload: Running, seen: Seen) -> Effective:
         """Also how far DALI's pixels are from Pillow's."""
         decoder = workload.batches.decoder
         if decoder is None or not decoder.handed_out:

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..workloads.assembly import Assembly
-from .lever import Effective, Lever, Machine
+from .lever import Effective, Lever, Machine, Running
 from .observe import channels_last_inputs
 
 if TYPE_CHECKING:
-    from ..workloads.finetune_inpaint import FinetuneInpaint
     from .observe import Seen
 
 
@@ -25,7 +24,7 @@ class ChannelsLast(Lever):
         assembly.nets.unet.to(memory_format=torch.channels_last)
         assembly.nets.vae.to(memory_format=torch.channels_last)
 
-    def verify(self, workload: FinetuneInpaint, seen: Seen) -> Effective:
+    def verify(self, workload: Running, seen: Seen) -> Effective:
         there, every = channels_last_inputs(workload)
         share = round(there / every, 3) if every else None
         text = f"{there} of {every} convolution inputs are channels_last in the eager UNet"
@@ -43,6 +42,6 @@ class CudnnBenchmark(Lever):
     def apply(self, assembly: Assembly) -> None:
         torch.backends.cudnn.benchmark = True
 
-    def verify(self, workload: FinetuneInpaint, seen: Seen) -> Effective:
+    def verify(self, workload: Running, seen: Seen) -> Effective:
         on = bool(torch.backends.cudnn.benchmark)
         return Effective(effective=on, active=on, evidence="torch.backends.cudnn.benchmark read back")

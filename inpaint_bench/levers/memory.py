@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..workloads.assembly import Assembly
-from .lever import Effective, Lever, Machine
+from .lever import Effective, Lever, Machine, Running
 
 if TYPE_CHECKING:
-    from ..workloads.finetune_inpaint import FinetuneInpaint
     from .observe import Seen
 
 EMA_DECAY = 0.9999
@@ -20,7 +19,7 @@ class GradCheckpoint(Lever):
     def apply(self, assembly: Assembly) -> None:
         assembly.nets.unet.enable_gradient_checkpointing()
 
-    def verify(self, workload: FinetuneInpaint, seen: Seen) -> Effective:
+    def verify(self, workload: Running, seen: Seen) -> Effective:
         on = bool(workload.assembly.nets.unet.is_gradient_checkpointing)
         passes, calls = seen.calls["unet"], seen.calls["block"]
         again = calls > passes if calls else None  # compiled or replayed code calls no module
@@ -40,7 +39,7 @@ class Accumulate(Lever):
     def apply(self, assembly: Assembly) -> None:
         assembly.micro_batches = assembly.recipe.accumulate
 
-    def verify(self, workload: FinetuneInpaint, seen: Seen) -> Effective:
+    def verify(self, workload: Running, seen: Seen) -> Effective:
         calls = seen.calls["unet"]
         active = calls == workload.bench.recipe.accumulate if calls else None
         return Effective(effective=calls or None, active=active, evidence=f"{calls} UNet passes in a step")
@@ -52,7 +51,7 @@ class Ema(Lever):
     def apply(self, assembly: Assembly) -> None:
         assembly.ema_decay = EMA_DECAY
 
-    def verify(self, workload: FinetuneInpaint, seen: Seen) -> Effective:
+    def verify(self, workload: Running, seen: Seen) -> Effective:
         average = workload.average
         if average is None:
             return Effective(effective=None, active=False, evidence="no averaged weights are kept")

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.profiler import DeviceType, ProfilerActivity, profile
 
 if TYPE_CHECKING:
-    from ..data.loader import Batch
-    from ..workloads.finetune_inpaint import FinetuneInpaint
+    from ..data.samples import Batch
+    from .lever import Running
 
 LAUNCHES = re.compile(r"^(cuda|cu)LaunchKernel")
 GRAPH_LAUNCHES = re.compile(r"^cudaGraphLaunch")
@@ -45,7 +45,7 @@ class Seen:
         return sum(n for name, n in self.host.items() if GRAPH_LAUNCHES.match(name))
 
 
-def observe(workload: FinetuneInpaint) -> Seen:
+def observe(workload: Running) -> Seen:
     """Trains on two further batches."""
     workload.step(workload.next_batch())
     batch: Batch = workload.next_batch()
@@ -54,7 +54,7 @@ def observe(workload: FinetuneInpaint) -> Seen:
         return _profiled(workload, seen, lambda: workload.step(batch))
 
 
-def _profiled(workload: FinetuneInpaint, seen: Seen, call: Callable[[], Any]) -> Seen:
+def _profiled(workload: Running, seen: Seen, call: Callable[[], Any]) -> Seen:
     """`seen` with the kernels and host events of `call`, or with the reason why there are none."""
     activities = [ProfilerActivity.CPU]
     if workload.device.type == "cuda":
@@ -79,7 +79,7 @@ def _profiled(workload: FinetuneInpaint, seen: Seen, call: Callable[[], Any]) ->
 class _Taps:
     """Counts calls of the assembly's parts. A replayed graph calls none of them: then nothing is counted."""
 
-    def __init__(self, workload: FinetuneInpaint, seen: Seen) -> None:
+    def __init__(self, workload: Running, seen: Seen) -> None:
         self._assembly, self._seen = workload.assembly, seen
         self._kept: dict[str, Callable[..., Any]] = {}
         self._block: Any = workload.assembly.nets.unet.down_blocks[0].resnets[0]
@@ -109,7 +109,7 @@ class _Taps:
         return call
 
 
-def unet_forward(workload: FinetuneInpaint) -> None:
+def unet_forward(workload: Running) -> None:
     """One image through the eager UNet, in training mode."""
     assembly, device = workload.assembly, workload.device
     side = workload.bench.data.resolution_px // assembly.nets.downscale
@@ -122,14 +122,14 @@ def unet_forward(workload: FinetuneInpaint) -> None:
         assembly.nets.unet(state.contiguous(memory_format=assembly.layout), times, text)
 
 
-def unet_kernels(workload: FinetuneInpaint) -> Seen:
+def unet_kernels(workload: Running) -> Seen:
     """Kernels and operators of a forward pass of the UNet alone: the frozen networks attend too, in their own way."""
     unet_forward(workload)
     return _profiled(workload, Seen(), lambda: unet_forward(workload))
 
 
 @torch.no_grad()
-def channels_last_inputs(workload: FinetuneInpaint) -> tuple[int, int]:
+def channels_last_inputs(workload: Running) -> tuple[int, int]:
     """(channels_last, all) inputs of the UNet's convolutions in a forward pass of one image.
 
     Maps of one pixel or one channel have both layouts and are not counted.

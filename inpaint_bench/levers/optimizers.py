@@ -11,10 +11,9 @@ import torch
 from torch import nn
 
 from ..workloads.assembly import ADAMW, Assembly
-from .lever import Effective, Lever, Machine
+from .lever import Effective, Lever, Machine, Running
 
 if TYPE_CHECKING:
-    from ..workloads.finetune_inpaint import FinetuneInpaint
     from .observe import Seen
 
 
@@ -49,7 +48,7 @@ class Optimizer(Lever):
 
         assembly.optimizers = make
 
-    def verify(self, workload: FinetuneInpaint, seen: Seen) -> Effective:
+    def verify(self, workload: Running, seen: Seen) -> Effective:
         one = workload.optimizers[0]
         kind = f"{type(one).__module__.split('.')[0]}.{type(one).__name__}"
         fused, foreach = one.defaults.get("fused"), one.defaults.get("foreach")

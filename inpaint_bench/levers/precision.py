@@ -10,10 +10,9 @@ from torch import nn
 from ..workloads.assembly import ADAMW, Assembly, plain_adamw
 from ..workloads.optim import Bf16AdamW
 from ..workloads.precision import DTYPES, pin_fp32
-from .lever import Effective, Lever, Machine
+from .lever import Effective, Lever, Machine, Running
 
 if TYPE_CHECKING:
-    from ..workloads.finetune_inpaint import FinetuneInpaint
     from .observe import Seen
 
 
@@ -30,7 +29,7 @@ class Autocast(Lever):
         name = assembly.recipe.precision
         assembly.autocast = None if name == "fp32" else DTYPES[name]
 
-    def verify(self, workload: FinetuneInpaint, seen: Seen) -> Effective:
+    def verify(self, workload: Running, seen: Seen) -> Effective:
         wanted = DTYPES[workload.bench.recipe.precision]
         if seen.prediction is None:
             text = "the step is one CUDA graph, the UNet's output cannot be looked at"
@@ -51,7 +50,7 @@ class Tf32(Lever):
     def apply(self, assembly: Assembly) -> None:
         assembly.fp32 = pin_fp32(True)
 
-    def verify(self, workload: FinetuneInpaint, seen: Seen) -> Effective:
+    def verify(self, workload: Running, seen: Seen) -> Effective:
         matmul, conv = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
         text = f"matmul {matmul}, convolution {conv}; {seen.count('tf32|s1688')} kernels name tf32"
         return Effective(effective={"matmul": matmul, "conv": conv}, active=matmul and conv, evidence=text)
@@ -84,7 +83,7 @@ class Weights(Lever):
 
         assembly.optimizers = adamw
 
-    def verify(self, workload: FinetuneInpaint, seen: Seen) -> Effective:
+    def verify(self, workload: Running, seen: Seen) -> Effective:
         kinds = sorted({_name(p.dtype) for p in workload.assembly.nets.unet.parameters()})
         first = workload.optimizers[0]
         moments = _name(first.buffers["exp_avg"].dtype) if isinstance(first, Bf16AdamW) else "fp32"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..workloads.models import LATENT_CHANNELS, Models
+from ..workloads.networks import LATENT_CHANNELS, Models
 from ..workloads.weights import sampler
 from .inputs import Predict, context, device_of, evaluating, hidden, plain
 

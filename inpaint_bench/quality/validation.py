@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..workloads.models import LATENT_CHANNELS, Models
+from ..workloads.networks import LATENT_CHANNELS, Models
 from .inputs import Predict, context, device_of, evaluating, hidden, latents, plain
 
 POSITIONS = ("true", "shuffled", "none")

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ..config import BenchConfig, RecipeConfig
-from ..data.loader import Samples
+from ..data.samples import Samples
 from ..data.source import Source
-from .models import Models
+from .networks import Models
 from .precision import DTYPES, pin_fp32
 
 if TYPE_CHECKING:

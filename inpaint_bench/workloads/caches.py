@@ -28,11 +28,11 @@ import torch
 from torch import Tensor, nn
 
 from ..config import BenchConfig
-from ..data.loader import FULL, Batch
+from ..data.samples import FULL, Batch
 from ..data.source import Source
 from ..errors import UserError
 from ..files import read_json
-from .models import Models
+from .networks import Models
 
 CACHES = "cache"
 ACCOUNT = "cache.json"

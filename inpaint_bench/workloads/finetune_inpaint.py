@@ -14,8 +14,9 @@ from torch import Tensor
 
 from .. import levers
 from ..config import BenchConfig
-from ..data.loader import Batch, Batches
+from ..data.loader import Batches
 from ..data.opened import Indices, open_source, open_split
+from ..data.samples import Batch
 from ..data.source import Source
 from ..errors import UserError
 from . import facts, fit, held_out, models, objective, optim, parity
@@ -23,6 +24,7 @@ from .assembly import Assembly
 from .average import Average
 from .graph import GraphedStep
 from .location import LONGEST_M
+from .networks import Models
 
 log = logging.getLogger(__name__)
 
@@ -226,7 +228,7 @@ def _split(config: BenchConfig, source: Source) -> tuple[Indices, Indices]:
         return np.arange(len(source)), np.arange(0)
 
 
-def _networks(config: BenchConfig, device: torch.device, source: Source) -> models.Models:
+def _networks(config: BenchConfig, device: torch.device, source: Source) -> Models:
     torch.manual_seed(models.FROZEN_SEED)
     centre = np.median(source.positions, axis=0)
     nets = models.build(config.model, device, (float(centre[0]), float(centre[1])))

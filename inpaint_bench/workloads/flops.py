@@ -15,7 +15,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..config import ModelConfig
-from . import models
+from . import models, networks
 
 
 def count(config: ModelConfig, resolution_px: int, described: Any | None = None) -> dict[str, int]:
@@ -39,7 +39,7 @@ def count(config: ModelConfig, resolution_px: int, described: Any | None = None)
         return {
             "unet_forward": _counted(
                 lambda: nets.unet(
-                    torch.empty(1, models.INPUT_CHANNELS, side, side),
+                    torch.empty(1, networks.INPUT_CHANNELS, side, side),
                     torch.zeros(1, dtype=torch.long),
                     torch.empty(1, length, width),
                 )

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..data.loader import Batch, Samples
+from ..data.samples import Batch, Samples
 from ..quality import grid, metrics, sample, validation
 from ..quality.inputs import Predict
 from .assembly import Assembly

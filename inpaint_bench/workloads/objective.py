@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from ..data.loader import Batch
+from ..data.samples import Batch
 from .assembly import Assembly
 from .location import DROP
-from .models import LATENT_CHANNELS
+from .networks import LATENT_CHANNELS
 
 LOG_VARIANCE = (-30.0, 20.0)  # where diffusers cuts the VAE's
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .assembly import Assembly, plain_adamw
-from .models import INPUT_CHANNELS, LATENT_CHANNELS
+from .networks import INPUT_CHANNELS, LATENT_CHANNELS
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import diffusers
 from diffusers import AutoencoderKL, DDIMScheduler, DDPMScheduler, UNet2DConditionModel
@@ -30,9 +30,7 @@ from ..errors import UserError
 from ..files import fsync_folder, replace_json
 from . import location, tokens
 from .location import LocationEncoder
-
-if TYPE_CHECKING:
-    from .models import Models
+from .networks import Models
 
 NETWORKS = {"unet": UNet2DConditionModel, "vae": AutoencoderKL, "text_encoder": CLIPTextModel}
 PARTS = (*NETWORKS, "tokenizer", "scheduler")

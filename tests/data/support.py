@@ -10,8 +10,9 @@ import torch
 
 from inpaint_bench import prepare
 from inpaint_bench.config import DataConfig
-from inpaint_bench.data.loader import Batch, Batches, Samples
+from inpaint_bench.data.loader import Batches
 from inpaint_bench.data.prepared import PreparedSource
+from inpaint_bench.data.samples import Batch, Samples
 from inpaint_bench.data.source import Source
 from inpaint_bench.workloads.tokens import hash_tokenizer
 from tests.worker.support import bench

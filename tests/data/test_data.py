@@ -16,9 +16,10 @@ import torch
 from PIL import Image
 
 from inpaint_bench.config import DataConfig
-from inpaint_bench.data.loader import Batches, EndlessShuffle, Samples
+from inpaint_bench.data.loader import Batches, EndlessShuffle
 from inpaint_bench.data.masks import make_mask
 from inpaint_bench.data.opened import open_source
+from inpaint_bench.data.samples import Samples
 from inpaint_bench.data.source import Source
 from inpaint_bench.errors import UserError
 from inpaint_bench.workloads.tokens import hash_tokenizer

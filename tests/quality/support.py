@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from inpaint_bench.workloads import models
-from inpaint_bench.workloads.models import Models
+from inpaint_bench.workloads.networks import Models
 from tests.worker.support import bench
 
 CPU = torch.device("cpu")

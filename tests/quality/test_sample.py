@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from inpaint_bench.quality.sample import restore
-from inpaint_bench.workloads.models import Models
+from inpaint_bench.workloads.networks import Models
 
 from .support import listening, tiny
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from inpaint_bench.quality.validation import Held, losses, timestep, validate
-from inpaint_bench.workloads.models import Models
+from inpaint_bench.workloads.networks import Models
 
 from .support import listening, tiny
 
