@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from .. import recipe as recipes
 from ..errors import UnavailableError
 from . import attention, caches, compiling, inputs, layout, memory, optimizers, precision
-from .lever import Effective, Lever, Machine, Running
+from .lever import Effective, Lever, Machine
 
 if TYPE_CHECKING:
     import torch
 
     from ..config import BenchConfig
     from ..workloads.assembly import Assembly
+    from .running import Running
 
 # In the order in which they are applied: weights and layout before what wraps the networks.
 REGISTRY: tuple[Lever, ...] = (

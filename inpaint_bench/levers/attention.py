@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..workloads.assembly import Assembly
-from .lever import Effective, Lever, Machine, Running
+from .lever import Effective, Lever, Machine
 from .observe import unet_kernels
 
 if TYPE_CHECKING:
-    from .observe import Seen
+    from .running import Running, Seen
 
 # cuDNN's backward pass takes heads of at most 128; SD 1.5 has 160 too, which must have somewhere to go.
 BACKENDS = {

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from ..workloads.assembly import Assembly
 from ..workloads.caches import Cache
-from .lever import Effective, Lever, Machine, Running
+from .lever import Effective, Lever, Machine
 
 if TYPE_CHECKING:
-    from .observe import Seen
+    from .running import Running, Seen
 
 
 class _Cached(Lever):

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..workloads.assembly import Assembly
-from .lever import Effective, Lever, Machine, Running
+from .lever import Effective, Lever, Machine
 
 if TYPE_CHECKING:
-    from .observe import Seen
+    from .running import Running, Seen
 
 
 class Compile(Lever):

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from ..data import dali
-from .lever import Effective, Lever, Machine, Running
+from .lever import Effective, Lever, Machine
 
 if TYPE_CHECKING:
     from ..data.source import Source
-    from .observe import Seen
+    from .running import Running, Seen
 
 COMPARED = 8  # images of a batch
 FAR_LEVELS = 3.0  # a guess: DALI's own coarse transform is 1.3 off on noise at quality 95, swapped channels by tens

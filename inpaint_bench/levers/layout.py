@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..workloads.assembly import Assembly
-from .lever import Effective, Lever, Machine, Running
+from .lever import Effective, Lever, Machine
 from .observe import channels_last_inputs
 
 if TYPE_CHECKING:
-    from .observe import Seen
+    from .running import Running, Seen
 
 
 class ChannelsLast(Lever):

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     import torch
 
     from ..config import BenchConfig, RecipeConfig
-    from ..data.loader import Batches
-    from ..data.samples import Batch
     from ..workloads.assembly import Assembly
-    from ..workloads.average import Average
-    from ..workloads.graph import GraphedStep
-    from .observe import Seen
+    from .running import Running, Seen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,29 +36,6 @@ class Machine:
     @property
     def cuda(self) -> bool:
         return self.device.type == "cuda"
-
-
-class Running(Protocol):
-    """What levers read back from: a workload that trains an assembly."""
-
-    @property
-    def assembly(self) -> Assembly: ...
-    @property
-    def bench(self) -> BenchConfig: ...
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def parameters(self) -> list[torch.nn.Parameter]: ...
-    @property
-    def optimizers(self) -> list[torch.optim.Optimizer]: ...
-    @property
-    def average(self) -> Average | None: ...
-    @property
-    def graphed(self) -> GraphedStep | None: ...
-    @property
-    def batches(self) -> Batches: ...
-    def next_batch(self) -> Batch: ...
-    def step(self, batch: Batch) -> torch.Tensor: ...
 
 
 class Lever:

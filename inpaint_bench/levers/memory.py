@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..workloads.assembly import Assembly
-from .lever import Effective, Lever, Machine, Running
+from .lever import Effective, Lever, Machine
 
 if TYPE_CHECKING:
-    from .observe import Seen
+    from .running import Running, Seen
 
 EMA_DECAY = 0.9999
 

@@ -2,47 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.profiler import DeviceType, ProfilerActivity, profile
 
+from .running import Running, Seen
+
 if TYPE_CHECKING:
     from ..data.samples import Batch
-    from .lever import Running
-
-LAUNCHES = re.compile(r"^(cuda|cu)LaunchKernel")
-GRAPH_LAUNCHES = re.compile(r"^cudaGraphLaunch")
-
-
-@dataclass(kw_only=True)
-class Seen:
-    """One step: kernels on the device, operators and runtime calls on the host, and calls of the networks."""
-
-    kernels: Counter[str] = field(default_factory=Counter)
-    host: Counter[str] = field(default_factory=Counter)
-    calls: Counter[str] = field(default_factory=Counter)
-    batch: dict[str, Tensor] = field(default_factory=dict)  # as the loader handed it out
-    prediction: torch.dtype | None = None
-    problem: str = ""  # why the profiler saw nothing
-
-    def count(self, pattern: str) -> int:
-        """Kernels whose name matches, or on the processor operators."""
-        names = self.kernels or self.host
-        return sum(n for name, n in names.items() if re.search(pattern, name, re.IGNORECASE))
-
-    @property
-    def launches(self) -> int:
-        return sum(n for name, n in self.host.items() if LAUNCHES.match(name))
-
-    @property
-    def graph_launches(self) -> int:
-        return sum(n for name, n in self.host.items() if GRAPH_LAUNCHES.match(name))
 
 
 def observe(workload: Running) -> Seen:

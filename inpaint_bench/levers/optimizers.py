@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from ..workloads.assembly import ADAMW, Assembly
-from .lever import Effective, Lever, Machine, Running
+from .lever import Effective, Lever, Machine
 
 if TYPE_CHECKING:
-    from .observe import Seen
+    from .running import Running, Seen
 
 
 class Optimizer(Lever):

@@ -10,10 +10,10 @@ from torch import nn
 from ..workloads.assembly import ADAMW, Assembly, plain_adamw
 from ..workloads.optim import Bf16AdamW
 from ..workloads.precision import DTYPES, pin_fp32
-from .lever import Effective, Lever, Machine, Running
+from .lever import Effective, Lever, Machine
 
 if TYPE_CHECKING:
-    from .observe import Seen
+    from .running import Running, Seen
 
 
 class Autocast(Lever):
