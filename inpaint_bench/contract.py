@@ -193,9 +193,9 @@ STEPS: Final = _table(
 )
 
 # kind, of the sidecar: gpu_lost, nvml_broken | nvml_reopened | nvml_reopen_failed | nvml_fatal, storage_failed |
-# storage_recovered, ecc (what became worse), co_tenant ("pid N name", once per process and GPU), xid (its number),
-# power_limit ("300 W to 250 W"),
-# dcgm (why the exporter's rows are null, once per cause).
+# storage_recovered, ecc (what became worse), co_tenant ("pid N name", once per process and GPU; 100 of a GPU at most),
+# xid (its number; likewise), power_limit ("300 W to 250 W"), rounds (why processes and power limit could not be
+# looked at), dcgm (why the exporter's rows are null, once per cause).
 EVENTS: Final = _table(
     ("t_mono_ns", pa.int64(), False),
     ("t_unix_ns", pa.int64(), False),

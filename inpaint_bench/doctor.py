@@ -17,7 +17,7 @@ from .contract import PRODUCER
 from .errors import UserError
 from .files import replace_json
 from .telemetry.capture import Recording
-from .telemetry.nvml import Nvml, NvmlError, RealNvml
+from .telemetry.nvml import NvmlError, RealNvml
 from .telemetry.probe import SECONDS, Phases, choose, probe
 from .telemetry.recording import SUFFIX, save
 from .terminal import console, table
@@ -25,6 +25,8 @@ from .terminal import console, table
 _NO_DRIVER: Final = (9, 12)
 _SEEN: Final = {
     "yes": "a process that we started on the GPU was listed by its own id: co-tenants are told apart",
+    "this_namespace": "a process that we started on the GPU was listed by its own id, in a container's pid namespace: "
+    "who computes from outside of it may not be listed, so that a run can never be called alone",
     "other_namespace": "a process that we started was listed under an id that is not its own here (a container's "
     "pid namespace): other processes are counted, but a run can never be called alone",
     "hidden": "a process that we started was not listed: co-tenants would not be seen either",
@@ -56,7 +58,6 @@ def _doctor(options: argparse.Namespace) -> None:
         raise UserError(f"--seconds {options.seconds:g}: a probe takes {shortest:g} to {longest:g} s")
     phases = Phases.of(options.seconds)
     _check(options, phases)
-    nvml: Nvml | None = None
     try:
         nvml = RealNvml()
         nvml.open()
@@ -163,6 +164,8 @@ def _print_costs(out: Console, found: dict[str, Any]) -> None:
     keys = ("n", "p50_us", "p99_us", "max_us")
     rows = [(e["function"], _feeds(e["feeds"]), *(e[key] for key in keys)) for e in found["costs"]]
     out.print(table(("cost of a call", "feeds", "n", "p50 us", "p99 us", "max us"), rows))
+    rows = [(e["column"], e["lane"], str(e["field"]), *(e[key] for key in keys)) for e in found["fields"]]
+    out.print(table(("driver's own time", "lane", "field", "n", "p50 us", "p99 us", "max us"), rows))
     rows = [(name, e["hz"], *(e[key] for key in keys)) for name, e in found["lanes"].items()]
     out.print(table(("cost of a lane's read", "Hz", "n", "p50 us", "p99 us", "max us"), rows))
 

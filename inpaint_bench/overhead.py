@@ -174,7 +174,8 @@ def figures(blocks: Sequence[Block], rates: dict[str, float], limit_pct: float) 
     good = [block for block in blocks if block.round not in broken]
     if not good:
         raise UserError("the sidecar did not sample until it was told to end, so that no round counts")
-    rounds = [{b.arm: b.step_ms for b in good if b.round == number} for number in sorted({b.round for b in good})]
+    numbers = sorted({b.round for b in good})
+    rounds = [{b.arm: b.step_ms for b in good if b.round == number} for number in numbers]
     arms = []
     for name, hz in rates.items():
         found = crossover.cost(rounds, name)
@@ -185,6 +186,7 @@ def figures(blocks: Sequence[Block], rates: dict[str, float], limit_pct: float) 
                 "hz": hz,
                 "step_ms": _mean(one[name] for one in rounds),
                 "cost": _percent(found),
+                "median_pct": 100 * crossover.median(rounds, name),
                 "verdict": crossover.verdict(found, limit_pct),
                 "sidecar": _together(own),
             }
@@ -195,6 +197,10 @@ def figures(blocks: Sequence[Block], rates: dict[str, float], limit_pct: float) 
         "off_step_ms": _mean(one[name] for one in rounds for name in crossover.OFF),
         "off_over_off": _percent(crossover.nothing(rounds)),
         "arms": arms,
+        "outlying": [
+            {"round": numbers[one.place], "arm": one.arm, "above_median_pct": 100 * one.above_median}
+            for one in crossover.outlying(rounds)
+        ],
         "start": _start(good),
         "blocks": [asdict(block) | {"step_ms": block.step_ms} for block in blocks],
     }
@@ -214,6 +220,8 @@ def _together(accounts: Sequence[SidecarBlock]) -> dict[str, Any]:
     """The sidecars of all blocks of one rate."""
     import numpy as np
 
+    from .telemetry.clock import ENOUGH_FOR_P99
+
     cpu_s = sum(one.cpu_s for one in accounts)
     result: dict[str, Any] = {
         "ticks_due": sum(one.ticks_due for one in accounts),
@@ -226,7 +234,8 @@ def _together(accounts: Sequence[SidecarBlock]) -> dict[str, Any]:
     for lane in accounts[0].read_us:
         reads = [us for one in accounts for us in one.read_us[lane]]
         for share in (50, 99):
-            result[f"{lane}_read_us_p{share}"] = float(np.percentile(reads, share)) if reads else None
+            enough = len(reads) >= (ENOUGH_FOR_P99 if share == 99 else 1)
+            result[f"{lane}_read_us_p{share}"] = float(np.percentile(reads, share)) if enough else None
     return result
 
 
@@ -291,14 +300,17 @@ def _tell(account: dict[str, Any]) -> None:
 
     nothing, start = account["off_over_off"], account["start"]
     rows: list[list[object]] = [
-        ["off", _digits(account["off_step_ms"]), None, None, None, 2 * nothing["n"]],
-        ["off against off", None, *_cells(nothing)],
+        ["off", _digits(account["off_step_ms"]), None, None, None, 2 * nothing["n"], None],
+        ["off against off", None, *_cells(nothing), None],
     ]
-    rows += [[f"on, {one['arm']}", _digits(one["step_ms"]), *_cells(one["cost"])] for one in account["arms"]]
+    for one in account["arms"]:
+        rows.append([f"on, {one['arm']}", _digits(one["step_ms"]), *_cells(one["cost"]), round(one["median_pct"], 3)])
     say("\nThe sidecar's cost in percent of step time, with 95 % intervals (Student's t over rounds):")
-    screen.print(table(("sidecar", "ms per step", "cost %", "from %", "to %", "n"), rows))
+    screen.print(table(("sidecar", "ms per step", "cost %", "from %", "to %", "n", "median %"), rows))
     for one in account["arms"]:
         say(f"{one['arm']}: {one['verdict']}")
+    for one in account["outlying"]:
+        say(_stands_out(one, account["blocks"]))
     if nothing["low_pct"] is not None and not nothing["low_pct"] <= 0 <= nothing["high_pct"]:
         say("Off differs from off: chance (1 in 20), or this machine was not steady. Measure again.")
     block_s = account["steps_per_block"] * account["off_step_ms"] / 1000
@@ -316,6 +328,18 @@ def _tell(account: dict[str, Any]) -> None:
         say(f"The sidecar reported: {problem}")
     if account["rounds_left_out"]:
         say(f"Left out, since a sidecar broke down: round {', '.join(map(str, account['rounds_left_out']))}")
+
+
+def _stands_out(one: dict[str, Any], blocks: Sequence[dict[str, Any]]) -> str:
+    """One block that is far from the rest, and where its time went."""
+    block = next(block for block in blocks if (block["round"], block["arm"]) == (one["round"], one["arm"]))
+    by = one["above_median_pct"]
+    device = "" if block["device_ms"] is None else f"{block['device_ms']:.6g} ms of it on the device, "
+    return (
+        f"Stands out: {one['arm']} in round {one['round']}, {block['step_ms']:.6g} ms per step, {abs(by):.3g} % "
+        f"{'above' if by > 0 else 'below'} the median of its blocks ({device}{block['data_wait_pct']:.2g} % waiting "
+        "for data). Whatever the cause, it counts in every figure above; the median hardly moves by it."
+    )
 
 
 def _cells(found: dict[str, Any]) -> list[object]:

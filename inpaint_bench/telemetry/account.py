@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from .. import contract
 from ..environment import boot_id
@@ -19,6 +19,8 @@ from .storage import Storage
 
 if TYPE_CHECKING:
     from .dcgm import DcgmWatch
+
+_MOST_PROBLEMS: Final = 200  # a flapping disk has thousands in a week; events have each one
 
 
 def identity(spec: Spec, source: str, driver: str | None, nvml: str | None) -> dict[str, Any]:
@@ -84,13 +86,23 @@ class Account:
         self._storage = storage
         self._tickers = tickers
         self._dcgm = dcgm
-        self.problems: list[str] = []  # what was reported while the run lasted
+        self._problems: list[str] = []
+        self._problems_more = 0
         self._start = {"t_unix_ns": time.time_ns(), "t_mono_ns": time.monotonic_ns()}
+
+    def problem(self, sentence: str) -> bool:
+        """Take what was reported while the run lasted; False from the 201st on, which is only counted."""
+        if len(self._problems) >= _MOST_PROBLEMS:
+            self._problems_more += 1
+            return False
+        self._problems.append(sentence)
+        return True
 
     def state(self, status: str, reason: str | None = None) -> dict[str, Any]:
         """telemetry.json. Status: running, complete, incomplete (rows not on disk), failed.
 
-        Reason: why it ended. problems: events as "kind: detail". ticks_late were skipped: ticks_due =
+        Reason: why it ended. problems: the first 200 events as "kind: detail"; problems_more: how many came after,
+        which are in `events` alone. ticks_late were skipped: ticks_due =
         ticks_done + ticks_late. dcgm: null where no exporter was named. cpu_s and max_rss_mib are the sidecar's own.
         """
         ended = status != "running"
@@ -114,7 +126,8 @@ class Account:
             "dcgm": self._dcgm.account() if self._dcgm else None,
             "tables": self._storage.counts(),
             "storage": {"errors": self._storage.errors, "error": self._storage.error},
-            "problems": list(self.problems),
+            "problems": list(self._problems),
+            "problems_more": self._problems_more,
             "cpu_s": round(time.process_time(), 3),
             "max_rss_mib": _peak_rss_mib(),
         }

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Final
 
 from .nvml import MIN_GAP_NS
+
+ENOUGH_FOR_P99: Final = 100  # of fewer, the 99th percentile is the maximum under another name
 
 
 class Ticker:
@@ -73,11 +76,11 @@ class Durations:
         self.max_us = max(self.max_us, us)
 
     def quantile_us(self, share: float) -> float | None:
-        """The quantile to within 5 %; None before the first read."""
+        """The quantile to within 5 %, and never more than the maximum; None before the first read."""
         total = self._buckets.total()
         seen = 0
         for bucket in sorted(self._buckets):
             seen += self._buckets[bucket]
             if seen >= share * total:
-                return round(2.0 ** (bucket / self._PER_OCTAVE), 1)
+                return round(min(2.0 ** (bucket / self._PER_OCTAVE), self.max_us), 1)
         return None

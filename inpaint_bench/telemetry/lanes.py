@@ -129,6 +129,15 @@ GPM_MAX_HZ: Final = 5.0  # more than 100 ms between two samples
 
 LANES: Final = (FAST, SLOW, GPM)
 
+# One number that its column cannot hold would take the rows of a whole journal step with it.
+_COUNTERS: Final = frozenset(
+    item.column
+    for lane in LANES
+    for item in lane.fields
+    if pa.types.is_unsigned_integer(lane.schema.field(item.column).type)
+)
+_UNKNOWN: Final = 999
+
 
 @dataclass
 class Reading:
@@ -202,10 +211,12 @@ class Reader:
             codes.update({item.column: error.code for item in wanted})
             return
         for item, answer in zip(wanted, answers, strict=True):
-            if answer.code == 0 and answer.value is not None:
-                values[item.column] = answer.value if item.scale == 1 else answer.value * item.scale
-            else:
+            if answer.code != 0 or answer.value is None:
                 codes[item.column] = answer.code
+            elif item.column in _COUNTERS and not (answer.value >= 0 and answer.value == int(answer.value)):
+                codes[item.column] = _UNKNOWN
+            else:
+                values[item.column] = answer.value if item.scale == 1 else answer.value * item.scale
 
     def _read_metrics(self, nvml: Nvml, handle: Handle, values: dict[str, float], codes: dict[str, int]) -> bool:
         """Whether there was no window yet."""

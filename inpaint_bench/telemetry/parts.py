@@ -114,6 +114,11 @@ class PartWriter:
         self.parts = 0  # closed
         self.failing = False  # the last try to save did not succeed
 
+    @property
+    def unsaved(self) -> bool:
+        """Whether there are rows that are in no closed part."""
+        return bool(self._pending or self._batches)
+
     def append(self, **row: Any) -> None:
         """Take one row; columns left out are null. Raises ValueError on an unknown or missing column."""
         if "run_id" not in row and self._run_id is not None:
@@ -149,8 +154,10 @@ class PartWriter:
     def close(self) -> None:
         """Close the open part. Raises OSError when the disk refuses; the journal then holds what it could."""
         with self._disk:
+            self.failing = True
             self._collect()
             self._close_part()
+            self.failing = False
 
     def _collect(self) -> None:
         """Rows in memory -> one batch, in the journal's memory."""

@@ -21,8 +21,9 @@ from typing import Any, Final
 
 from . import context
 from .capture import HZ, Recording, our_root, record
+from .clock import ENOUGH_FOR_P99
 from .devices import describe, open_device
-from .lanes import FAST, GPM, PROBES, SLOW, Reader, null_reason
+from .lanes import FAST, GPM, LANES, PROBES, SLOW, Reader, null_reason
 from .nvml import CODES, Handle, Nvml, NvmlError, gpu_uuid
 from .processes import tell_apart
 from .questions import QUESTIONS, WITHOUT, Question
@@ -79,6 +80,7 @@ def probe(nvml: Nvml, uuid: str, phases: Phases) -> tuple[dict[str, Any], Record
         "answers": answers,
         "updates": updates,
         "costs": costs,
+        "fields": field_costs(recording),
         "lanes": lanes,
         "recorded_s": round(recording.meta["duration_ms"] / 1000, 1),
         "gpm": _gpm(recording),
@@ -203,10 +205,23 @@ def call_costs(nvml: Nvml, handle: Handle, rounds: int) -> tuple[list[dict[str, 
     return costs, {lane: {"hz": HZ[lane], **_spread(us)} for lane, us in lane_us.items()}
 
 
+def field_costs(recording: Recording) -> list[dict[str, Any]]:
+    """The driver's own time for each field of the lanes: one call asks for several, and they cost very unlike."""
+    found = []
+    for lane in LANES:
+        for item in lane.fields:
+            series = recording.calls.get(f"field:{item.field_id}:{item.scope}", {})
+            if us := series.get("driver_us"):
+                found.append({"lane": lane.name, "column": item.column, "field": item.field_id, **_spread(us)})
+    return found
+
+
 def _spread(us: Sequence[float]) -> dict[str, Any]:
+    """p99_us is null for fewer than 100."""
     ordered = sorted(us)
     shares = {"p50_us": 0.5, "p99_us": 0.99, "max_us": 1.0}
-    return {"n": len(us), **{name: round(_quantile(ordered, share), 1) for name, share in shares.items()}}
+    found: dict[str, Any] = {name: round(_quantile(ordered, share), 1) for name, share in shares.items()}
+    return {"n": len(us), **found, **({"p99_us": None} if len(us) < ENOUGH_FOR_P99 else {})}
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
@@ -291,8 +306,9 @@ def _xids(recording: Recording) -> dict[str, Any]:
 def processes(nvml: Nvml, handle: Handle, uuid: str) -> dict[str, Any]:
     """Whether the process list shows a process that we start on the GPU, by its own id.
 
-    verdict: yes; other_namespace (the list grows, by an id that is not ours: a container); hidden (it does not
-    grow); not_tried (no context could be made); no_list. Sorted as the sidecar would, counts only.
+    verdict: yes; this_namespace (yes, in a container, whose list may hold nobody from outside); other_namespace
+    (the list grows, by an id that is not ours: a container); hidden (it does not grow); not_tried (no context could
+    be made); no_list. Sorted as the sidecar would, counts only.
     """
     try:
         before = nvml.compute_processes(handle)
@@ -303,7 +319,7 @@ def processes(nvml: Nvml, handle: Handle, uuid: str) -> dict[str, Any]:
     found = tell_apart(before, our_root())
     counts = {"ours": len(found.ours), "foreign": len(found.strangers), "unknown": len(found.unknown)}
     if pid in during:
-        verdict = "yes"
+        verdict = "yes" if found.trusted else "this_namespace"
     elif word != "ready":
         verdict = "not_tried"
     else:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 _INITIAL_NAMESPACE: Final = 0xEFFFFFFC  # inode of /proc/self/ns/pid outside of every container: PROC_PID_INIT_INO
 _PROC: Final = Path("/proc")
+MOST_NAMED: Final = 100  # per GPU; jobs of seconds that come and go are thousands in a week
 OURS, FOREIGN, UNKNOWN = "ours", "foreign", "unknown"  # all that a capture keeps of a process
 # What replay gives for these words where NVML gives a process id: no process has such an id.
 REPLAYED: Final = {OURS: -1, FOREIGN: -2, UNKNOWN: -3}
@@ -27,7 +28,7 @@ class Processes:
     strangers: dict[int, str | None] = field(default_factory=dict)  # pid -> name
     unknown: set[int] = field(default_factory=set)
     reason: str | None = None  # why the last list was not given
-    trusted: bool = False  # a list was given whose ids are those of our namespace
+    trusted: bool = False  # a list was given that holds whoever is there
 
     @property
     def verdict(self) -> str | None:
@@ -39,14 +40,19 @@ class Processes:
         return "alone" if self.trusted and not self.unknown else "unknown"
 
     def account(self) -> dict[str, Any]:
-        """For telemetry.json. A check may have missed a process that came and went between two."""
+        """For telemetry.json. A check may have missed a process that came and went between two.
+
+        The lists hold 100 each at most.
+        """
         return {
             "verdict": self.verdict,
             "reason": self.reason if self.verdict is None else None,
             "checks": self.checks,
             "failed": self.failed,
-            "co_tenants": [{"pid": pid, "name": name} for pid, name in list(self.strangers.items())],
-            "unknown_pids": sorted(self.unknown),
+            "num_co_tenants": len(self.strangers),
+            "co_tenants": [{"pid": pid, "name": name} for pid, name in list(self.strangers.items())[:MOST_NAMED]],
+            "num_unknown": len(self.unknown),
+            "unknown_pids": sorted(self.unknown)[:MOST_NAMED],
         }
 
 
@@ -57,14 +63,16 @@ class Sorted:
     ours: frozenset[int]
     strangers: dict[int, str | None]
     unknown: frozenset[int]
-    trusted: bool
+    trusted: bool  # who is not in it is not on the GPU
 
 
 def tell_apart(pids: Iterable[int], worker: int, proc: Path = _PROC, outside: bool | None = None) -> Sorted:
     """Ours are the worker and its descendants. `outside`: we are in no container's pid namespace.
 
-    Inside one, ids can be trusted only where one of them is ours, and an id that is not in /proc then belongs
-    elsewhere. Outside, an id that is not in /proc has ended, or /proc hides other users' processes.
+    Inside one, ids can be believed only where one of them is ours, and an id that is not in /proc then belongs
+    elsewhere. The list is not trusted even then: NVIDIA's open kernel modules leave out whoever has no id in the
+    caller's namespace (gpuGetProcWithObject), so that a list without strangers says nothing of other containers.
+    Outside, an id that is not in /proc has ended, or /proc hides other users' processes.
     """
     if outside is None:
         outside = _outside()
@@ -84,7 +92,7 @@ def tell_apart(pids: Iterable[int], worker: int, proc: Path = _PROC, outside: bo
             unknown.add(pid)
         elif _exists(pid):
             strangers[pid] = None
-    return Sorted(ours, strangers, frozenset(unknown), trusted=True)
+    return Sorted(ours, strangers, frozenset(unknown), trusted=outside)
 
 
 def _replayed(seen: frozenset[int]) -> Sorted:

@@ -14,7 +14,7 @@ from .gate import Gate
 from .helper import Helper
 from .lanes import null_reason
 from .nvml import Nvml, NvmlError
-from .processes import tell_apart
+from .processes import MOST_NAMED, tell_apart
 
 if TYPE_CHECKING:
     from .devices import Device
@@ -24,7 +24,9 @@ _JOIN_S: Final = 0.2
 
 
 class Rounds(Helper):
-    """`report(kind, detail, gpu_uuid)` hears `co_tenant` once per process and GPU, `power_limit` at each change."""
+    """`report(kind, detail, gpu_uuid)` hears `co_tenant` for each of the first 100 processes of a GPU, once;
+    `power_limit` at each change; `rounds` where a look failed in a way that is no answer of NVML's.
+    """
 
     def __init__(
         self,
@@ -51,11 +53,18 @@ class Rounds(Helper):
         return ended
 
     def check(self) -> None:
-        """One look at every GPU that is left. Never raises NvmlError."""
+        """One look at every GPU that is left. Never raises."""
         for device in self._devices:
-            if not device.lost:
+            if device.lost:
+                continue
+            try:
                 self._look_at_processes(device)
                 self._look_at_power_limit(device)
+            except Exception as error:  # a mistake of ours, or a /proc unlike any known: said, and the run goes on
+                if device.processes.failed == 0:
+                    self._report("rounds", f"internal error: {error!r}", device.uuid)
+                device.processes.failed += 1
+                device.processes.reason = f"internal error: {error!r}"
 
     def _look_at_processes(self, device: Device) -> None:
         known = device.processes
@@ -73,7 +82,8 @@ class Rounds(Helper):
         for pid, name in found.strangers.items():
             if pid not in known.strangers:
                 known.strangers[pid] = name
-                self._report("co_tenant", f"pid {pid} {name or 'of unknown name'}", device.uuid)
+                if len(known.strangers) <= MOST_NAMED:
+                    self._report("co_tenant", f"pid {pid} {name or 'of unknown name'}", device.uuid)
 
     def _look_at_power_limit(self, device: Device) -> None:
         """A limit that is not given now says nothing of a change."""

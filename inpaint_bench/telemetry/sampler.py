@@ -47,6 +47,7 @@ class Sampler:
         """One tick of a lane on every GPU that is left. Never raises NvmlError."""
         if self._reopen_at_s is not None and time.monotonic() >= self._reopen_at_s:
             self._reopen()
+        answered: list[bool] = []
         for device in self.devices:
             if device.lost or self.fatal:
                 continue
@@ -55,10 +56,11 @@ class Sampler:
             if reading.empty:
                 continue
             self._append(lane.table, reading.row(device.uuid, self._source, seq))
+            answered.append(bool(reading.values))
             if reading.codes:
                 self._judge(device, lane, reading)
-            elif self._reopen_at_s is None:
-                self._backoff_s = 1.0
+        if answered and all(answered):  # one GPU that is well says nothing of another for whose sake NVML was reopened
+            self._backoff_s = 1.0
 
     def event(self, kind: str, detail: str, gpu_uuid: str | None = None) -> None:
         """A row in `events` and a line in the log."""

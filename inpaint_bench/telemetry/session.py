@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import json
 import os
+import threading
 import time
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
     from .dcgm import DcgmWatch
 
 _LONGEST_WAIT_S: Final = 0.5
+_CLAIM_S: Final = 1.0
+_saying = threading.Lock()  # a long line goes into a pipe in pieces
 
 
 class Sidecar:
@@ -45,6 +50,7 @@ class Sidecar:
         self._spec = spec
         self._parent = os.getppid() if spec.parent is None else spec.parent
         spec.folder.mkdir(parents=True, exist_ok=True)
+        _claim(spec.folder)
         source, capture, nvml, uuids = _source(spec)
         nvml.open()
         devices = open_devices(nvml, uuids)
@@ -83,13 +89,15 @@ class Sidecar:
         if self._dcgm:
             self._dcgm.start()
         gc.freeze()
+        ended = False
         try:
             while (reason := self._wait()) is None:
                 self._sample_due()
+            ended = self._look_last()
         except Exception as error:  # a mistake of ours: what was sampled is still saved
             log(traceback.format_exc())
             self._sampler.fatal = reason = f"internal error: {error!r}"
-        return self._end(reason)
+        return self._close(reason, ended)
 
     def _sample_due(self) -> None:
         for lane in LANES:
@@ -111,11 +119,11 @@ class Sidecar:
             self._next_note_s = time.monotonic() + self._spec.part_s
             try:
                 replace_json(self._spec.folder / TELEMETRY, self._account.state("running"))
-            except OSError as error:
-                log(f"{TELEMETRY}: {error}")
+            except Exception as error:  # whatever it is: the thread that saves the rows goes on
+                log(f"{TELEMETRY}: {error!r}")
 
-    def _end(self, reason: str) -> int:
-        """Last sample, last look at health and processes, parts, telemetry.json, last line."""
+    def _look_last(self) -> bool:
+        """Last sample, last look at health and processes; False where NVML still holds a thread."""
         self._xids.signal()
         if self._dcgm:
             self._dcgm.signal()
@@ -124,9 +132,13 @@ class Sidecar:
         for lane in LANES:
             self._sampler.sample(lane, self._tickers[lane.name].extra(time.monotonic_ns()))
         self._look_at_health()
-        threads_ended = all([self._xids.stop(), self._rounds.stop()])
+        ended = all([self._xids.stop(), self._rounds.stop()])
         if self._dcgm:
             self._dcgm.stop()  # what may still hold it is no call of NVML
+        return ended
+
+    def _close(self, reason: str, threads_ended: bool) -> int:
+        """Parts, telemetry.json, last line."""
         saved = self._storage.close()
         status = "failed" if self._sampler.fatal else "complete" if saved else "incomplete"
         state = self._account.state(status, reason)
@@ -167,9 +179,9 @@ class Sidecar:
 
     def _problem(self, kind: str, detail: str, gpu_uuid: str | None = None) -> None:
         """An event, a line to whoever started us, and a line in telemetry.json. Any thread."""
-        self._account.problems.append(f"{kind}: {detail}")
         self._sampler.event(kind, detail, gpu_uuid)
-        say({"problem": kind, "detail": detail})
+        if self._account.problem(f"{kind}: {detail}"):
+            say({"problem": kind, "detail": detail})
 
 
 def _source(spec: Spec) -> tuple[str, dict[str, Any] | None, Nvml, list[str]]:
@@ -182,9 +194,29 @@ def _source(spec: Spec) -> tuple[str, dict[str, Any] | None, Nvml, list[str]]:
     return f"replay:{capture.name}", capture.summary, replay, replay.uuids()
 
 
+def _claim(folder: Path) -> None:
+    """Lock the run directory for as long as this process lives. Raises ValueError where another sidecar holds it.
+
+    One whose worker was killed ends within a second, which is waited for.
+    """
+    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    give_up_s = time.monotonic() + _CLAIM_S
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > give_up_s:
+                raise ValueError(f"{folder}: another sidecar is writing here") from None
+            time.sleep(0.05)
+            continue
+        except OSError:
+            pass  # a file system without locks on folders; a journal that is in use is refused all the same
+        return
+
+
 def say(message: dict[str, Any]) -> None:
     """One line of JSON to whoever started us. A reader that is gone is no reason to stop."""
-    with contextlib.suppress(OSError):
+    with _saying, contextlib.suppress(OSError):
         os.write(1, json.dumps(message).encode() + b"\n")
 
 

@@ -67,7 +67,12 @@ class Storage:
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()
-        return self._each(lambda writer: writer.close())
+        saved = False
+        for _ in range(3):  # that it failed, and that it went well then, are events, to be saved too
+            saved = self._each(lambda writer: writer.close())
+            if saved and not any(writer.unsaved for writer in self._writers.values()):
+                break
+        return saved
 
     def counts(self) -> dict[str, dict[str, int]]:
         return {table: {"rows": w.rows, "parts": w.parts} for table, w in self._writers.items()}

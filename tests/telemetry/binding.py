@@ -141,6 +141,7 @@ class FakeDriver:
         for answer, (field_id, _) in zip(answers, ids, strict=True):
             answer.nvmlReturn, answer.value.uiVal = self._field(field_id)
             answer.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
+            answer.latencyUsec = 3000 if field_id == 83 else 2
         return answers
 
     def _field(self, field_id: int) -> tuple[int, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +25,7 @@ from inpaint_bench.telemetry.nvml import (
     Utilization,
     Xid,
 )
-from inpaint_bench.telemetry.recording import save
+from inpaint_bench.telemetry.recording import PACKAGED, SUFFIX, save
 
 CAPTURE = "h200-synthetic"
 
@@ -68,6 +70,18 @@ def small_capture(path: Path, energy: Sequence[int], loop_from_ms: float = 0.0, 
     for call, values in more.items():
         facts[call] = {"t_ms": list(values), "code": [0] * len(values), "value": list(values.values())}
     save(path, meta, {"field:83:0": series, **facts})
+    return path
+
+
+def hurried(name: str, times: float, folder: Path) -> Path:
+    """A packaged capture that plays so many times faster: the same answers, sooner."""
+    content = json.loads(gzip.decompress((PACKAGED / f"{name}{SUFFIX}").read_bytes()))
+    for series in content["calls"].values():
+        series["t_ms"] = [t_ms / times for t_ms in series["t_ms"]]
+    for key in {"duration_ms", "loop_from_ms"} & content["meta"].keys():
+        content["meta"][key] /= times
+    path = folder / f"{name}{SUFFIX}"
+    path.write_bytes(gzip.compress(json.dumps(content).encode()))
     return path
 
 

@@ -17,6 +17,7 @@ import pytest
 from inpaint_bench import doctor
 from inpaint_bench.files import read_json
 from inpaint_bench.telemetry import context, probe
+from inpaint_bench.telemetry.capture import Recording
 from inpaint_bench.telemetry.devices import describe
 from inpaint_bench.telemetry.health import read_health
 from inpaint_bench.telemetry.lanes import LANES, WINDOW
@@ -61,7 +62,7 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         with _on_the_gpu(fake), redirect_stdout(text):
             began_s = time.monotonic()
             code = doctor.main(
-                ["--gpu", "--seconds", "5", "--out", str(out), "--json", str(findings), "--note", "busy"]
+                ["--gpu", "--seconds", "4", "--out", str(out), "--json", str(findings), "--note", "busy"]
             )
             took_s = time.monotonic() - began_s
     assert code == 0
@@ -69,8 +70,8 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_the_probe_takes_the_time_it_was_given(probed: dict[str, Any]) -> None:
-    assert 3.5 < probed["took_s"] < 5.5
-    assert probed["found"]["recorded_s"] > 2
+    assert 3 < probed["took_s"] < 6  # a busy machine
+    assert probed["found"]["recorded_s"] > 1.5
 
 
 def test_every_column_of_every_lane_and_every_fact_has_a_question() -> None:
@@ -111,9 +112,21 @@ def test_every_call_and_every_lane_has_a_cost(probed: dict[str, Any]) -> None:
     costs = probed["found"]["costs"]
     assert [entry["feeds"] for entry in costs] == [list(question.feeds) for question in QUESTIONS]
     for entry in (*costs, *probed["found"]["lanes"].values()):
-        assert 0 < entry["p50_us"] <= entry["p99_us"] <= entry["max_us"]
-        assert entry["n"] >= 3
+        assert 0 < entry["p50_us"] <= entry["max_us"]
+        assert 100 > entry["n"] >= 3
+        assert entry["p99_us"] is None  # of so few it would be the maximum under another name
+    assert probe._spread([float(us) for us in range(1, 101)]) == {"n": 100, "p50_us": 50, "p99_us": 99, "max_us": 100}
     assert set(probed["found"]["lanes"]) == {lane.name for lane in LANES}
+
+
+def test_what_each_field_costs_the_driver_is_told_apart(probed: dict[str, Any]) -> None:
+    """One call asks for power and energy: on an H200 two of its fields take microseconds and one takes 3 ms."""
+    told = {entry["column"]: entry for entry in probed["found"]["fields"]}
+    assert set(told) == {item.column for lane in LANES for item in lane.fields}
+    assert (told["energy_mj"]["p50_us"], told["energy_mj"]["lane"], told["energy_mj"]["field"]) == (3000, "fast", 83)
+    assert told["power_instant_w"]["max_us"] == 2
+    assert told["energy_mj"]["n"] > 10
+    assert "driver's own time" in probed["text"]
 
 
 def test_energy_is_compared_with_both_powers(probed: dict[str, Any]) -> None:
@@ -153,11 +166,14 @@ def test_a_sidecar_replays_what_the_doctor_recorded(probed: dict[str, Any], tmp_
 
 
 @pytest.mark.parametrize(
-    ("listed_as", "verdict"), [(None, "yes"), (4_000_000_000, "other_namespace")], ids=["own id", "other id"]
+    ("listed_as", "outside", "verdict"),
+    [(None, True, "yes"), (None, False, "this_namespace"), (4_000_000_000, True, "other_namespace")],
+    ids=["own id", "own id in a container", "other id"],
 )
 def test_a_process_list_of_another_namespace_is_found_out(
-    listed_as: int | None, verdict: str, monkeypatch: pytest.MonkeyPatch
+    listed_as: int | None, outside: bool, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("inpaint_bench.telemetry.processes._outside", lambda: outside)
     with driver() as (fake, nvml, handle):
         monkeypatch.setattr(context, "holding", lambda _: _on_the_gpu(fake, listed_as))
         assert probe.processes(nvml, handle, handle)["verdict"] == verdict
@@ -196,9 +212,10 @@ def test_a_card_that_answers_little_is_described_with_what_that_means(capsys: py
         "nvmlDeviceGetMemoryInfo": 3,
         "nvmlDeviceGetTotalEnergyConsumption": 3,
     }
-    with driver() as (fake, _, _):
+    with driver() as (fake, _, _), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Phases, "of", lambda _: Phases(0.05, 2, 0.3))
         fake.fail = refusing
-        assert doctor.main(["--gpu", "--seconds", "2"]) == 0
+        assert doctor.main(["--gpu"]) == 0
     text = capsys.readouterr().out
     for words in (
         "bottleneck tier 2",
@@ -298,7 +315,7 @@ def test_a_probe_of_20_s_polls_for_3_and_a_longer_one_records_longer() -> None:
 
 
 def test_a_card_is_printed_even_where_its_file_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    probed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A disk that is full after 20 s of probing must not cost the findings."""
 
@@ -306,8 +323,9 @@ def test_a_card_is_printed_even_where_its_file_cannot_be_written(
         raise OSError(28, "No space left on device", "card.json")
 
     monkeypatch.setattr(doctor, "replace_json", full)
+    monkeypatch.setattr(doctor, "probe", lambda *_: (probed["found"], Recording({}, {})))
     with driver():
-        assert doctor.main(["--gpu", "--seconds", "2", "--json", str(tmp_path / "card.json")]) == 2
+        assert doctor.main(["--gpu", "--json", str(tmp_path / "card.json")]) == 2
     output = capsys.readouterr()
     assert "NVIDIA H999" in output.out
     assert output.err.splitlines() == ["error: not written: [Errno 28] No space left on device: 'card.json'"]

@@ -19,7 +19,7 @@ from inpaint_bench.telemetry.nvml import Nvml, NvmlError, RealNvml
 from inpaint_bench.telemetry.sampler import Sampler
 
 from .binding import FakeDriver, driver
-from .support import FakeGpus, part_schema, rows, start, uuid
+from .support import FakeGpus, hurried, part_schema, rows, start, uuid
 
 
 class Rig:
@@ -161,8 +161,11 @@ def test_gpm_that_breaks_alone_does_not_make_nvml_be_opened_anew() -> None:
 
 
 def test_a_replayed_hopper_has_rows_and_a_replayed_ampere_has_reasons(tmp_path: Path) -> None:
-    runs = {name: start(tmp_path / name, capture=f"{name}-synthetic", slow_hz=5.0) for name in ("h200", "a40")}
-    time.sleep(4.6)  # the capture idles for 3 s
+    runs = {
+        name: start(tmp_path / name, capture=str(hurried(f"{name}-synthetic", 5, tmp_path)), slow_hz=5.0)
+        for name in ("h200", "a40")
+    }
+    time.sleep(1.6)  # the captures idle for 3 s, here 0.6
     accounts = {name: sidecar.stop() for name, sidecar in runs.items()}
     hopper, ampere = (rows(tmp_path / name, "samples_gpm") for name in runs)
     assert part_schema(tmp_path / "h200", "samples_gpm").equals(contract.SAMPLES_GPM)
@@ -173,7 +176,7 @@ def test_a_replayed_hopper_has_rows_and_a_replayed_ampere_has_reasons(tmp_path: 
     assert hopper["nulls"].null_count() == len(hopper)
     values = [name for name in ampere.columns if name.endswith(("_pct", "_mib_s", "window_ms"))]
     assert len(values) == 9
-    assert all(ampere[name].null_count() == len(ampere) > 10 for name in values)
+    assert all(ampere[name].null_count() == len(ampere) > 5 for name in values)
     assert "sm_active_pct=not_supported" in ampere["nulls"][0]
     assert accounts["h200"]["lanes"]["gpm"]["hz"] == 5.0
     assert accounts["h200"]["devices"][0]["absent"] == []

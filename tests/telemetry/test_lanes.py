@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -12,9 +14,10 @@ from inpaint_bench.telemetry.clock import Durations, Ticker
 from inpaint_bench.telemetry.devices import open_devices
 from inpaint_bench.telemetry.lanes import FAST, LANES, SLOW, WINDOW, Reader, null_reason
 from inpaint_bench.telemetry.nvml import Nvml, NvmlError, RealNvml, gpu_uuid
+from inpaint_bench.telemetry.parts import PartWriter
 from inpaint_bench.telemetry.sampler import Sampler
 
-from .support import FakeGpus, uuid
+from .support import FakeGpus, rows, uuid
 
 
 def _sampler(gpus: FakeGpus) -> tuple[Sampler, dict[str, list[dict[str, Any]]]]:
@@ -51,6 +54,62 @@ def test_nvml_that_stops_answering_is_opened_anew() -> None:
     assert [row["kind"] for row in tables["events"]] == ["nvml_broken", "nvml_reopened"]
     assert gpus.opened == 1
     assert tables["samples_fast"][-1]["nulls"] is None
+
+
+def test_a_gpu_that_is_gone_when_nvml_is_opened_anew_is_lost_and_the_others_go_on() -> None:
+    gpus = FakeGpus(2)
+    sampler, tables = _sampler(gpus)
+    sampler._backoff_s = 0.0
+    for name in gpus.known:
+        gpus.fail[name]["*"] = 999
+    sampler.sample(FAST, 0)
+    gpus.fail = {name: {} for name in gpus.known}
+    gpus.known = gpus.known[:1]
+    sampler.sample(FAST, 1)
+    told = [(row["kind"], row["gpu_uuid"]) for row in tables["events"]]
+    assert told == [("nvml_broken", uuid(0)), ("gpu_lost", uuid(1)), ("nvml_reopened", None)]
+    assert [(row["gpu_uuid"], row["nulls"]) for row in tables["samples_fast"] if row["tick_seq"] == 1] == [
+        (uuid(0), None)
+    ]
+
+
+def test_one_gpu_that_is_well_does_not_make_nvml_be_opened_anew_every_second() -> None:
+    """Regression: every good read of another GPU forgot how long to wait before the next try."""
+    gpus = FakeGpus(2)
+    sampler, tables = _sampler(gpus)
+    gpus.fail[uuid(1)] = dict.fromkeys(("fields", "utilization"), 999)
+    waits = []
+    for seq in range(8):
+        sampler.sample(FAST, seq)
+        waits.append(sampler._backoff_s)
+        if sampler._reopen_at_s is not None:
+            sampler._reopen_at_s = 0.0  # its time has come
+    assert waits == sorted(waits)
+    assert waits[-1] == 30
+    gpus.fail[uuid(1)].clear()
+    sampler.sample(FAST, 8)
+    assert sampler._backoff_s == 1
+    assert tables["samples_fast"][-1]["nulls"] is None
+
+
+def test_a_number_that_a_counters_column_cannot_hold_is_null_and_costs_no_other_row(tmp_path: Path) -> None:
+    """Regression: one negative counter made the rows of a whole journal step be lost."""
+    columns = {item.column for lane in (FAST, SLOW) for item in lane.fields}
+    numbers: dict[int, float] = {83: -1, 74: 0.5, 269: -5}
+    gpus = FakeGpus(1)
+    fields = gpus.fields
+    gpus.fields = lambda handle, ids: [  # type: ignore[method-assign]
+        answer._replace(value=numbers.get(one, 7)) for (one, _), answer in zip(ids, fields(handle, ids), strict=True)
+    ]
+    fast, slow = (Reader(lane).read(cast(Nvml, gpus), uuid(0)) for lane in (FAST, SLOW))
+    assert fast.nulls == "energy_mj=error"
+    assert slow.nulls == "throttle_power_cap_ns=error;throttle_sw_thermal_ns=error"
+    assert columns - fast.values.keys() - slow.values.keys() == {*fast.codes, *slow.codes}
+    for lane, reading in ((FAST, fast), (SLOW, slow)):
+        writer = PartWriter(tmp_path / lane.table, lane.schema, {"run_id": "r"}, 60, 5)
+        writer.append(**reading.row(uuid(0), "nvml", 0))
+        writer.close()
+    assert rows(tmp_path, "samples_slow")["throttle_hw_thermal_ns"].to_list() == [7]
 
 
 def test_a_driver_replaced_under_the_run_ends_the_sampling() -> None:
@@ -122,6 +181,24 @@ def test_the_lanes_fill_every_column_of_their_tables() -> None:
         assert filled == set(lane.schema.names) - head
 
 
+def test_a_row_is_stamped_in_the_middle_of_its_read_by_both_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an H200 a read takes 3 ms, now and then 17: energy over a window is cut at these times."""
+    now_ms = 1000
+    clock = SimpleNamespace(monotonic_ns=lambda: now_ms * 10**6, time_ns=lambda: (now_ms + 5000) * 10**6)
+    monkeypatch.setattr("inpaint_bench.telemetry.lanes.time", clock)
+    gpus = FakeGpus(1)
+    fields = gpus.fields
+
+    def slow(handle: str, ids: Any) -> Any:
+        nonlocal now_ms
+        now_ms += 40
+        return fields(handle, ids)
+
+    gpus.fields = slow  # type: ignore[method-assign]
+    reading = Reader(FAST).read(cast(Nvml, gpus), uuid(0))
+    assert (reading.t_mono_ns, reading.t_unix_ns, reading.read_us) == (1020 * 10**6, 6020 * 10**6, 40_000)
+
+
 def test_memory_is_reported_in_mib_and_power_in_watts() -> None:
     gpus = FakeGpus(1)
     slow = Reader(SLOW).read(cast(Nvml, gpus), uuid(0)).values
@@ -133,6 +210,13 @@ def test_memory_is_reported_in_mib_and_power_in_watts() -> None:
 def test_a_gpu_that_is_not_here_is_refused_with_those_that_are() -> None:
     with pytest.raises(ValueError, match=f"{uuid(7)} is not here; NVML lists {uuid(0)}"):
         open_devices(cast(Nvml, FakeGpus(1)), [uuid(7)])
+
+
+def test_a_handle_that_answers_by_another_uuid_is_refused() -> None:
+    gpus = FakeGpus(2)
+    gpus.uuid = lambda handle: uuid(1)  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match=f"{uuid(0)} was asked for and {uuid(1)} answered"):
+        open_devices(cast(Nvml, gpus), [uuid(0)])
 
 
 def test_a_gpu_in_mig_mode_is_refused() -> None:
@@ -205,3 +289,6 @@ def test_quantiles_of_read_times_are_within_five_percent() -> None:
     assert durations.quantile_us(0.5) == pytest.approx(500, rel=0.05)
     assert durations.quantile_us(0.99) == pytest.approx(990, rel=0.05)
     assert durations.max_us == 1000
+    slow = Durations()
+    slow.add(1000.0)  # nearest to a bucket that begins above it
+    assert slow.quantile_us(0.99) == slow.max_us == 1000

@@ -31,7 +31,7 @@ with driver() as (fake, nvml, handle):
     def sicken():
         fake.ecc[1, 0] += 2
         fake.rows = (1, 2, 0, 1)
-    threading.Timer(0.5, sicken).start()
+    threading.Timer(0.3, sicken).start()
     sys.exit(session.main(sys.argv[1]))
 """
 
@@ -44,7 +44,7 @@ def test_the_real_adapter_fills_tables_events_and_account(tmp_path: Path) -> Non
     )
     assert process.stdout is not None
     assert json.loads(process.stdout.readline())["ready"]
-    time.sleep(1.5)
+    time.sleep(1.1)
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
     assert process.wait(5) == 0
@@ -52,7 +52,7 @@ def test_the_real_adapter_fills_tables_events_and_account(tmp_path: Path) -> Non
     process.stdout.close()
 
     gpm = rows(tmp_path, "samples_gpm")
-    assert len(gpm) >= 5
+    assert len(gpm) >= 4
     assert gpm["source"].unique().to_list() == ["nvml"]
     assert gpm["window_ms"].median() == pytest.approx(200, abs=10)
     assert gpm["tensor_active_pct"].unique().to_list() == [5.0]

@@ -86,6 +86,32 @@ def test_two_writers_share_a_folder_under_their_own_names(tmp_path: Path) -> Non
     assert rows(tmp_path, "events")["t_mono_ns"].to_list() == [1, 2]
 
 
+def test_a_journal_that_could_not_be_saved_whole_is_as_it_was_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = _writer(tmp_path)
+    writer.tick(0.0)
+    _add(writer, 1)
+    writer.tick(1.0)
+    journal = tmp_path / "events" / contract.JOURNAL
+    before = journal.read_bytes()
+    _add(writer, 2)
+
+    def refuse(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr("inpaint_bench.telemetry.journal.os.fsync", refuse)
+        with pytest.raises(OSError, match="No space"):
+            writer.tick(2.0)
+    assert journal.read_bytes() == before
+    writer.tick(3.0)
+    found = read_journal(journal)
+    assert found is not None
+    assert (found.whole, found.table["t_mono_ns"].to_pylist()) == (True, [1, 2])
+    writer.close()
+
+
 @pytest.mark.parametrize("cut", [1, 8, 100, 400])
 def test_a_journal_cut_short_is_recovered_up_to_its_last_whole_batch(tmp_path: Path, cut: int) -> None:
     writer = _writer(tmp_path)
@@ -181,6 +207,58 @@ def test_a_slow_disk_does_not_put_off_the_next_journal(tmp_path: Path, monkeypat
     saves = saves[:: len(TABLES)]
     gaps = [later - earlier for earlier, later in itertools.pairwise(saves)]
     assert sorted(gaps)[len(gaps) // 2] == pytest.approx(0.2, abs=0.02)
+
+
+def _storage(run_dir: Path, told: list[str]) -> Storage:
+    """A Storage that does what the sidecar's does with a report: an event."""
+    metadata: dict[str, dict[str, str]] = {table: {"run_id": "r-1"} for table in TABLES}
+
+    def report(kind: str, detail: str) -> None:
+        told.append(kind)
+        storage.append("events", {"t_mono_ns": len(told), "t_unix_ns": len(told), "kind": kind, "detail": detail})
+
+    storage = Storage(run_dir, metadata, 60.0, 5.0, report, lambda: None)
+    storage.append("events", {"t_mono_ns": 0, "t_unix_ns": 0, "kind": "test"})
+    return storage
+
+
+@pytest.mark.parametrize("before_the_end", [True, False], ids=["from earlier on", "at the end alone"])
+def test_a_disk_that_has_room_again_only_at_the_end_is_an_error_overcome_and_both_events_are_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before_the_end: bool
+) -> None:
+    """Regression: the account was complete with an error that was none any more, and its last event in no part."""
+    told: list[str] = []
+    storage = _storage(tmp_path, told)
+    storage.start()
+    real, refused = PartWriter._close_part, []
+
+    def refuse(self: PartWriter) -> None:
+        if self._journal is not None and not refused:
+            refused.append(self)
+            raise OSError(28, "No space left on device")
+        real(self)
+
+    monkeypatch.setattr(PartWriter, "_close_part", refuse)
+    if before_the_end:
+        storage._each(lambda writer: writer.tick(time.monotonic() + 100))
+        assert storage.error == "events: [Errno 28] No space left on device"
+    assert storage.close()
+    assert storage.error is None
+    assert told == ["storage_failed", "storage_recovered"]
+    assert rows(tmp_path, "events")["kind"].to_list() == ["test", *told]
+    assert storage.counts()["events"]["rows"] == 3
+
+
+def test_a_disk_that_refuses_to_the_end_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: PartWriter) -> None:
+        raise OSError(28, "No space left on device")
+
+    told: list[str] = []
+    storage = _storage(tmp_path, told)
+    monkeypatch.setattr(PartWriter, "_close_part", refuse)
+    assert not storage.close()
+    assert storage.error == "events: [Errno 28] No space left on device"
+    assert told == ["storage_failed"]
 
 
 def test_a_row_with_an_unknown_or_a_missing_column_is_refused_at_once(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from inpaint_bench.telemetry.processes import FOREIGN, OURS, REPLAYED, UNKNOWN, tell_apart
+from inpaint_bench.telemetry.processes import FOREIGN, OURS, REPLAYED, UNKNOWN, Processes, tell_apart
 
 from .binding import driver
 
@@ -16,11 +16,11 @@ WORKER = 100
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
-    """1 -> 50 (shell) -> 100 (worker) -> 101 -> 102; 1 -> 200 (a stranger whose name is a trap)."""
+    """1 -> 50 (shell) -> 100 (worker) -> 101 -> 102; 1 -> 200 (a stranger whose name would make it our child)."""
     for pid, parent, name in ((1, 0, "init"), (50, 1, "sh"), (100, 50, "python"), (101, 100, "python")):
         _process(tmp_path, pid, parent, name)
     _process(tmp_path, 102, 101, "python")
-    _process(tmp_path, 200, 1, "a) 100 (b")
+    _process(tmp_path, 200, 1, "a) S 100 (b")
     return tmp_path
 
 
@@ -33,7 +33,7 @@ def _process(proc: Path, pid: int, parent: int, name: str) -> None:
 def test_the_worker_and_its_descendants_are_ours_and_everyone_else_is_not(proc: Path) -> None:
     found = tell_apart([100, 102, 200, 50], WORKER, proc, outside=True)
     assert found.ours == {100, 102}
-    assert found.strangers == {200: "a) 100 (b", 50: "sh"}
+    assert found.strangers == {200: "a) S 100 (b", 50: "sh"}
     assert (found.unknown, found.trusted) == (frozenset(), True)
 
 
@@ -45,8 +45,23 @@ def test_ids_of_another_namespace_are_unknown_and_nobodys_guilt(proc: Path) -> N
 
 def test_in_a_container_whose_ids_are_right_a_stranger_is_told(proc: Path) -> None:
     found = tell_apart([100, 200, 70000], WORKER, proc, outside=False)
-    assert found.strangers == {200: "a) 100 (b"}
-    assert (found.unknown, found.trusted) == ({70000}, True)
+    assert found.strangers == {200: "a) S 100 (b"}
+    assert found.unknown == {70000}
+
+
+def test_in_a_container_a_list_of_ours_alone_is_no_proof_that_we_were_alone(proc: Path) -> None:
+    """The driver leaves out whoever has no id in the caller's pid namespace: a neighbour's container is not listed."""
+    for outside, verdict in ((False, "unknown"), (True, "alone")):
+        found = tell_apart([100, 101], WORKER, proc, outside=outside)
+        assert (found.ours, found.strangers, found.unknown) == ({100, 101}, {}, frozenset())
+        assert Processes(checks=1, trusted=found.trusted).verdict == verdict
+
+
+def test_thousands_of_processes_are_counted_and_a_hundred_named() -> None:
+    known = Processes(checks=1, strangers=dict.fromkeys(range(5000)), unknown=set(range(9000, 9500)))
+    account = known.account()
+    assert (account["num_co_tenants"], len(account["co_tenants"])) == (5000, 100)
+    assert (account["num_unknown"], len(account["unknown_pids"])) == (500, 100)
 
 
 def test_an_empty_list_proves_something_outside_of_containers_only(proc: Path) -> None:

@@ -23,16 +23,16 @@ from .support import FakeGpus, rows, small_capture, start, uuid
 
 
 def test_the_energy_counter_never_steps_back_however_often_the_capture_is_looped(tmp_path: Path) -> None:
-    """0.5 s of capture, 2 s of run: the counter goes on at the loop's rate, 10 J per 100 ms."""
+    """0.5 s of capture, 1.4 s of run: the counter goes on at the loop's rate, 10 J per 100 ms."""
     path = small_capture(tmp_path / f"tiny{SUFFIX}", [0, 500_000, 510_000, 520_000, 530_000], loop_from_ms=100)
     sidecar = start(tmp_path / "run", capture=str(path))
-    time.sleep(2)
+    time.sleep(1.4)
     sidecar.stop()
     fast = rows(tmp_path / "run", "samples_fast")
     assert fast["energy_mj"].diff().drop_nulls().min() >= 0
     looped = fast.filter(fast["energy_mj"] >= 500_000)
     seconds = (looped["t_mono_ns"][-1] - looped["t_mono_ns"][0]) / 1e9
-    assert seconds > 1.5
+    assert seconds > 1
     assert (looped["energy_mj"][-1] - looped["energy_mj"][0]) / seconds == pytest.approx(100_000, rel=0.1)
     assert "power_instant_w=not_in_capture" in fast["nulls"][0]
 

@@ -65,6 +65,39 @@ def test_a_namespace_that_is_not_ours_makes_the_verdict_unknown(monkeypatch: pyt
     assert (account["verdict"], account["unknown_pids"], rig.told) == ("unknown", [NOBODY], [])
 
 
+def test_co_tenants_that_come_and_go_without_end_are_told_a_hundred_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inpaint_bench.telemetry.processes._outside", lambda: True)
+    monkeypatch.setattr("inpaint_bench.telemetry.processes._exists", lambda pid: True)
+    gpus = FakeGpus(1)
+    rig = Rig(gpus)
+    for turn in range(13):
+        gpus.processes = list(range(NOBODY + 10 * turn, NOBODY + 10 * turn + 10))
+        rig.rounds.check()
+    assert len(rig.told) == 100
+    assert rig.devices[0].processes.account()["num_co_tenants"] == 130
+
+
+def test_a_look_that_fails_by_our_own_fault_is_told_once_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A /proc that refuses in a way nobody knew must not stop the looking, nor the closing of the run's parts."""
+
+    def broken(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "/proc/1")
+
+    gpus = FakeGpus(1)
+    rig = Rig(gpus, every_s=0.02)
+    with monkeypatch.context() as patch:
+        patch.setattr("inpaint_bench.telemetry.rounds.tell_apart", broken)
+        rig.rounds.start()
+        time.sleep(0.1)
+        assert rig.rounds._thread.is_alive()
+        assert rig.rounds.stop()
+    processes = rig.devices[0].processes
+    assert processes.failed >= 3
+    assert processes.account()["verdict"] is None
+    assert "Permission denied" in str(processes.account()["reason"])
+    assert [(kind, gpu) for kind, _, gpu in rig.told] == [("rounds", uuid(0))]
+
+
 def test_it_looks_at_the_start_at_intervals_and_at_the_end() -> None:
     gpus = FakeGpus(1)
     rig = Rig(gpus, every_s=0.1)
@@ -102,6 +135,16 @@ def test_a_limit_that_the_card_does_not_give_changes_nothing() -> None:
     rig = Rig(gpus)
     rig.rounds.check()
     assert (rig.told, rig.devices[0].power_limit_w) == ([], None)
+
+
+def test_a_limit_that_is_given_only_later_is_no_change() -> None:
+    gpus = FakeGpus(1)
+    gpus.fail[uuid(0)]["power_limit_mw"] = 999
+    rig = Rig(gpus)
+    rig.rounds.check()
+    gpus.fail[uuid(0)].clear()
+    rig.rounds.check()
+    assert (rig.told, rig.devices[0].power_limit_w) == ([], 0.001)
 
 
 def test_a_sidecar_tells_of_a_co_tenant_and_of_another_power_limit_once(tmp_path: Path) -> None:

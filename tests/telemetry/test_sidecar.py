@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import resource
@@ -9,8 +10,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +23,7 @@ from inpaint_bench.files import read_json
 from inpaint_bench.telemetry.client import Sidecar, SidecarError
 from inpaint_bench.telemetry.recover import recover
 
-from .support import leftovers, part_schema, pid_of, rows, settings, start
+from .support import CAPTURE, leftovers, part_schema, pid_of, rows, settings, start
 
 
 def _gone(pid: int, within_s: float) -> bool:
@@ -37,13 +40,13 @@ def _gone(pid: int, within_s: float) -> bool:
 
 
 class TestSampling:
-    def test_ten_hertz_for_three_seconds_is_thirty_rows_of_the_contract(self, tmp_path: Path) -> None:
+    def test_ten_hertz_for_two_seconds_is_twenty_rows_of_the_contract(self, tmp_path: Path) -> None:
         sidecar = start(tmp_path)
-        time.sleep(3)
+        time.sleep(2)
         account = sidecar.stop()
         fast, slow = rows(tmp_path, "samples_fast"), rows(tmp_path, "samples_slow")
-        assert 28 <= len(fast) <= 33
-        assert 4 <= len(slow) <= 5
+        assert 18 <= len(fast) <= 23
+        assert 3 <= len(slow) <= 4
         assert part_schema(tmp_path, "samples_fast").equals(contract.SAMPLES_FAST)
         assert part_schema(tmp_path, "samples_slow").equals(contract.SAMPLES_SLOW)
         assert fast["run_id"].unique().to_list() == ["r-test"]
@@ -90,13 +93,15 @@ class TestSampling:
 
     def test_the_first_sample_comes_within_a_second_of_the_start(self, tmp_path: Path) -> None:
         waits = []
-        for attempt in range(3):
+        for attempt in range(3):  # a busy machine
             began_ns = time.time_ns()
             sidecar = start(tmp_path / str(attempt))
             sidecar.stop()
             first = rows(tmp_path / str(attempt), "samples_fast")["t_unix_ns"][0]
             waits.append((first - began_ns) / 1e9)
-        assert min(waits) < 1.0, waits
+            if waits[-1] < 1.0:
+                return
+        pytest.fail(f"{waits} s")
 
     def test_ticks_missed_while_the_process_stood_still_are_counted_not_made_up(self, tmp_path: Path) -> None:
         sidecar = start(tmp_path)
@@ -123,12 +128,16 @@ class TestSampling:
 class TestEnding:
     def test_sigterm_closes_within_a_second_and_leaves_only_closed_parts(self, tmp_path: Path) -> None:
         sidecar = start(tmp_path, journal_s=0.2)
-        time.sleep(1)
+        time.sleep(0.5)
         began = time.monotonic()
         account = sidecar.stop()
         assert time.monotonic() - began < 1.0
         assert account["status"] == "complete"
         assert account["reason"] == "SIGTERM"
+        (device,) = account["devices"]
+        assert (
+            device["energy_end_mj"] >= rows(tmp_path, "samples_fast")["energy_mj"].max() > device["energy_start_mj"] > 0
+        )
         assert account == read_json(tmp_path / contract.TELEMETRY)
         assert sidecar.stop() == account
         assert not sidecar.alive()
@@ -149,12 +158,15 @@ class TestEnding:
     @pytest.mark.parametrize("part_s", [1.0, 60.0])
     def test_kill_9_loses_at_most_the_journal_interval_and_invents_nothing(self, tmp_path: Path, part_s: float) -> None:
         sidecar = start(tmp_path, journal_s=0.5, part_s=part_s)
-        time.sleep(1.0 + random.random())
+        time.sleep((1.5 if part_s == 1 else 0.8) + 0.5 * random.random())
         killed_ns = time.monotonic_ns()
         os.kill(pid_of(sidecar), signal.SIGKILL)
         assert sidecar._process is not None
         sidecar._process.wait()
-        assert read_json(tmp_path / contract.TELEMETRY)["status"] == "running"
+        account = read_json(tmp_path / contract.TELEMETRY)
+        assert account["status"] == "running"
+        if part_s == 1:  # the account is as old as a part at most
+            assert account["lanes"]["fast"]["ticks_done"] > 5
         recover(tmp_path)
         assert leftovers(tmp_path) == []
         fast = rows(tmp_path, "samples_fast")
@@ -225,6 +237,34 @@ class TestEnding:
         assert "File too large" in account["storage"]["error"]
         assert read_json(tmp_path / contract.TELEMETRY)["status"] == "running"  # the disk had no room for more
 
+    def test_a_mistake_at_the_last_look_is_told_and_no_row_is_lost(self, tmp_path: Path) -> None:
+        code = (
+            "import json, sys\n"
+            "from inpaint_bench.telemetry import signals\n"
+            "signals.block()\n"
+            "from inpaint_bench.telemetry import session\n"
+            "def broken(*_): raise KeyError('mistake')\n"
+            "session.worsened = broken\n"
+            "sys.exit(session.main(sys.argv[1]))\n"
+        )
+        orders = {"run_id": "r-test", "run_dir": str(tmp_path), "source": "replay", "capture": CAPTURE}
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, json.dumps(orders)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=Path(__file__).parents[2],
+        )
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["ready"]
+        time.sleep(0.3)
+        process.terminate()
+        assert process.wait(5) == 1
+        process.stdout.close()
+        account = read_json(tmp_path / contract.TELEMETRY)
+        assert (account["status"], account["reason"]) == ("failed", "internal error: KeyError('mistake')")
+        assert account["tables"]["samples_fast"]["rows"] == len(rows(tmp_path, "samples_fast")) >= 3
+        assert leftovers(tmp_path) == []
+
 
 class TestStarting:
     def test_an_unknown_capture_is_refused_with_the_available_ones(self, tmp_path: Path) -> None:
@@ -245,6 +285,24 @@ class TestStarting:
         with pytest.raises(SidecarError, match=message):
             Sidecar.start(tmp_path, "r-test", uuids, settings(source="nvml"))
 
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"part_s": 0.0}, "part_s=0.0: must be above 0"),
+            ({"journal_s": float("nan")}, "journal_s=nan: must be above 0"),
+            ({"fast_hz": 20.5}, "fast_hz=20.5: must be above 0 and at most 20"),
+            ({"slow_hz": 0.0}, "slow_hz=0.0: must be above 0"),
+            ({"source": "amd"}, "source='amd': not one of nvml, replay"),
+            ({"capture": None}, "needs the name or file of a capture"),
+        ],
+    )
+    def test_orders_that_make_no_sense_are_a_sentence(
+        self, tmp_path: Path, changes: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises(SidecarError, match=message):
+            start(tmp_path, **changes)
+        assert not list(tmp_path.iterdir())
+
     def test_several_gpus_are_several_replayed_devices(self, tmp_path: Path) -> None:
         sidecar = Sidecar.start(tmp_path, "r-test", ["a", "b"], settings())
         account = sidecar.stop()
@@ -254,6 +312,24 @@ class TestStarting:
         ]
         fast = rows(tmp_path, "samples_fast")
         assert len(fast) == 2 * account["lanes"]["fast"]["ticks_done"]
+
+    def test_a_second_one_for_the_same_run_directory_is_refused(self, tmp_path: Path) -> None:
+        """Regression: before the first journal, and after every closed part, a second one was let in, and the parts
+        of one replaced those of the other."""
+        first = start(tmp_path)
+        with pytest.raises(SidecarError, match="another sidecar is writing here"):
+            start(tmp_path)
+        account = first.stop()
+        assert account["status"] == "complete"
+        assert start(tmp_path).stop()["status"] == "complete"  # an attempt that goes on in its directory
+        assert len(list((tmp_path / "samples_fast").glob("part-*.parquet"))) == 2
+
+    def test_one_that_is_still_closing_is_waited_for(self, tmp_path: Path) -> None:
+        """A job that goes on in its directory may begin before the killed one's sidecar has closed its parts."""
+        first = start(tmp_path)
+        threading.Timer(0.3, first.stop).start()
+        assert start(tmp_path).stop()["status"] == "complete"
+        assert first.stop()["status"] == "complete"
 
     def test_the_source_none_starts_nothing(self, tmp_path: Path) -> None:
         sidecar = start(tmp_path, source="none")
