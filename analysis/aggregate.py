@@ -12,9 +12,9 @@ from typing import Any
 
 import polars as pl
 
-from . import published
+from . import published, recipe_names
 from .metrics import METRICS, gpu_label, gpu_order
-from .ratio import Gain, Observation, gain, mean_interval, run_key
+from .ratio import ENOUGH_DF, Gain, Observation, gain, mean_interval, run_key
 
 # What is computed: another precision or resolution is another computation.
 COMPUTED = ["precision", "resolution_px"]
@@ -26,6 +26,8 @@ ACROSS_RECIPES = ["workload", "model", "site", "gpu", "gpus", "asked_batch", "re
 ACROSS_RECIPES += ["apart"]
 # Two GPUs are compared only where all of these are equal.
 COMPARABLE = ["workload", "model", "gpus", "recipe", "demonstration", *COMPUTED]
+# What may stand in one picture and one sentence: whatever does this work, and however, is the choice to be made.
+SAME_WORK = ["workload", "model", "resolution_px", "demonstration"]
 # Told in words wherever they vary within a table.
 TELLING = ["workload", "model", "recipe", "gpus", "demonstration", *COMPUTED, "apart"]
 # May differ inside a cell, but not silently.
@@ -69,7 +71,8 @@ def cells(runs: pl.DataFrame) -> pl.DataFrame:
     asked = pl.col("epochs") * pl.col("dataset_images")
     near = (asked / published.IMAGES - 1).abs() <= published.IMAGES_WITHIN
     table = (
-        runs.filter(pl.col("valid"))
+        recipe_names.mark(runs)
+        .filter(pl.col("valid"))
         .with_columns(pl.col("apart").fill_null(""))
         .sort("run_id")
         .group_by(GROUP, maintain_order=True)
@@ -81,6 +84,7 @@ def cells(runs: pl.DataFrame) -> pl.DataFrame:
             cards,
             found,
             near.fill_null(False).all().alias("poster_hours"),
+            pl.col(recipe_names.COLUMN).first(),
             *counts,
             *stats,
         )
@@ -108,14 +112,25 @@ def not_apart_from(apart: str | None) -> pl.Expr:
 
 
 def _with_intervals(table: pl.DataFrame) -> pl.DataFrame:
-    """Add the ends of every metric's interval: null where fewer than two runs have it."""
+    """Add the ends of every metric's interval: null where too few runs or cards have it (see `interval`)."""
     found: dict[str, list[float | None]] = {f"{name}_{end}": [] for name in METRICS for end in ("low", "high")}
     for row in table.iter_rows(named=True):
         for name in METRICS:
-            low, high = mean_interval(observations(row, name)) or (None, None)
+            low, high = interval(name, observations(row, name)) or (None, None)
             found[f"{name}_low"].append(low)
             found[f"{name}_high"].append(high)
     return table.with_columns(pl.Series(name, ends, dtype=pl.Float64) for name, ends in found.items())
+
+
+def interval(metric: str, figures: list[Observation]) -> tuple[float, float] | None:
+    """The 95 % interval of a metric's mean, cut to what the metric can be; None with fewer than `ENOUGH_DF`."""
+    ends = mean_interval(figures, least_df=ENOUGH_DF)
+    return None if ends is None else (max(ends[0], 0.0), min(ends[1], METRICS[metric].most))
+
+
+def compared(new: dict[str, Any], old: dict[str, Any], metric: str) -> Gain | None:
+    """One cell over another, with an interval where at least three runs, cards or pairs stand behind it."""
+    return gain(observations(new, metric), observations(old, metric), least_df=ENOUGH_DF)
 
 
 def observations(cell: dict[str, Any], metric: str) -> list[Observation]:
@@ -127,14 +142,17 @@ def observations(cell: dict[str, Any], metric: str) -> list[Observation]:
 def told_apart(better: dict[str, Any], other: dict[str, Any], metric: str, *, lowest: bool) -> bool:
     """Whether the runs of two cells show that one is better: by the interval of their ratio.
 
-    Where there is no interval, because a cell has one run: by more than 2 %, which is a habit and no statistics.
+    Where there are too few runs for an interval: if every run of the one is better than every run of the other, and
+    the means are more than 2 % apart. That is a habit and no statistics.
     """
-    found = gain(observations(better, metric), observations(other, metric))
+    found = compared(better, other, metric)
     if found is None:
         return True
     ahead = (lambda value: -value) if lowest else (lambda value: value)
     if found.low is None or found.high is None:
-        return ahead(found.value) > TIE
+        best, worst = ("max", "min") if lowest else ("min", "max")
+        apart = ahead(better[f"{metric}_{best}"]) > ahead(other[f"{metric}_{worst}"])
+        return apart and ahead(found.value) > TIE
     return ahead(found.high if lowest else found.low) > 0
 
 
@@ -147,7 +165,7 @@ def with_series(table: pl.DataFrame) -> pl.DataFrame:
     names = []
     for row in table.iter_rows(named=True):
         words = {"gpus": f"{row['gpus']} GPUs", "demonstration": "demo" if row["demonstration"] else "real"}
-        words["resolution_px"] = f"{row['resolution_px']} px"
+        words |= {"resolution_px": f"{row['resolution_px']} px", "recipe": str(row[recipe_names.COLUMN])}
         extra = [words.get(name, str(row[name])) for name in varying]
         names.append(" \u00b7 ".join([gpu_label(row["gpu"]), *filter(None, extra)]))
     return table.with_columns(pl.Series("series", names, dtype=pl.String))
@@ -218,7 +236,7 @@ def ratios(table: pl.DataFrame, *, value: str, lower_is_faster: bool = False) ->
                 continue
             gains: dict[int, Gain] = {}
             for batch in shared if of_runs else []:
-                one = gain(*(observations(cells[series, batch], value) for series in (fast, slow)))
+                one = compared(cells[fast, batch], cells[slow, batch], value)
                 if one is not None:
                     gains[batch] = one
             plain = {batch: speed[fast][batch] / speed[slow][batch] for batch in shared}

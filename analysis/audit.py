@@ -6,13 +6,18 @@ another process on one of its GPUs, and `power_limit`, detail `300 W to 250 W`, 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from .energy import Floats, Ints
+
+Rows = slice | npt.NDArray[np.bool_]  # index of some rows
 
 MAX_GAP_PERIODS = 5.0  # 0.5 s at 10 Hz: the energy counter is interpolated over less than this
 MAX_GAP_S = 3.0  # however slowly a run was sampled
@@ -38,9 +43,10 @@ class Lane:
     def split(cls, samples: pl.DataFrame, columns: list[str]) -> list[Lane]:
         """One lane per UUID, in order of UUID."""
         lanes = []
-        for uuid in sorted(samples["gpu_uuid"].unique().drop_nulls().to_list()):
-            rows = samples.filter(pl.col("gpu_uuid") == uuid)
-            values = {name: rows[name].cast(pl.Float64).fill_null(np.nan).to_numpy() for name in columns}
+        found = samples["gpu_uuid"].unique()
+        for uuid in found.drop_nulls().cast(pl.String).sort():
+            rows = samples if len(found) == 1 else samples.filter(pl.col("gpu_uuid") == uuid)
+            values = {name: rows[name].cast(pl.Float64).to_numpy() for name in columns}  # null becomes NaN
             lane = cls(
                 uuid=uuid,
                 t_ns=rows["t_mono_ns"].cast(pl.Int64).to_numpy(),
@@ -50,25 +56,50 @@ class Lane:
             lanes.append(lane)
         return lanes
 
+    @cached_property
+    def ordered(self) -> bool:
+        """Whether the clock never goes back: then the rows of a span are a slice, and nothing is copied for it."""
+        return bool((self.t_ns[1:] >= self.t_ns[:-1]).all())
+
+    def inside(self, start_ns: int, end_ns: int) -> Rows:
+        """The samples from start to end, both included, by clock."""
+        if self.ordered:
+            return slice(self.t_ns.searchsorted(start_ns, "left"), self.t_ns.searchsorted(end_ns, "right"))
+        return (self.t_ns >= start_ns) & (self.t_ns <= end_ns)
+
     def touches(self, spans: list[tuple[int, int]]) -> bool:
         """Whether any sample lies inside any of the windows."""
-        return any(((self.t_ns >= start) & (self.t_ns <= end)).any() for start, end in spans)
+        return any(len(self.t_ns[self.inside(*span)]) for span in spans)
 
     def known(self, column: str) -> Lane:
-        """Only the samples that have a value in this column."""
-        keep = ~np.isnan(self.columns[column])
-        return Lane(
-            uuid=self.uuid, t_ns=self.t_ns[keep], tick=self.tick[keep], columns={column: self.columns[column][keep]}
-        )
+        """Only the samples that have a value in this column, with this column alone."""
+        if column not in self._known:
+            values = self.columns[column]
+            missing = np.isnan(values)
+            self._known[column] = self._take(~missing if missing.any() else slice(None), [column])
+        return self._known[column]
+
+    @cached_property
+    def _known(self) -> dict[str, Lane]:
+        return {}
 
     def bracket(self, start_ns: int, end_ns: int) -> Lane:
         """From the last sample at or before the start to the first at or after the end, by clock."""
-        before, after = self.t_ns[self.t_ns <= start_ns], self.t_ns[self.t_ns >= end_ns]
+        if self.ordered:
+            first, last = self.t_ns.searchsorted(start_ns, "right"), self.t_ns.searchsorted(end_ns, "left")
+            before, after = self.t_ns[:first][-1:], self.t_ns[last:][:1]
+        else:
+            before, after = self.t_ns[self.t_ns <= start_ns], self.t_ns[self.t_ns >= end_ns]
         low = before.max() if len(before) else start_ns
         high = after.min() if len(after) else end_ns
-        keep = (self.t_ns >= low) & (self.t_ns <= high)
-        columns = {name: values[keep] for name, values in self.columns.items()}
-        return Lane(uuid=self.uuid, t_ns=self.t_ns[keep], tick=self.tick[keep], columns=columns)
+        return self._take(self.inside(low, high), self.columns)
+
+    def _take(self, rows: Rows, columns: Iterable[str]) -> Lane:
+        values = {name: self.columns[name][rows] for name in columns}
+        taken = Lane(uuid=self.uuid, t_ns=self.t_ns[rows], tick=self.tick[rows], columns=values)
+        if self.ordered:
+            taken.ordered = True  # without looking again
+        return taken
 
 
 def fast_hz(manifest: dict[str, Any]) -> float:
@@ -199,13 +230,13 @@ def counts(window: dict[str, Any], manifest: dict[str, Any]) -> list[str]:
 def column(lane: Lane, name: str, start_ns: int, end_ns: int, limit_s: float) -> str | None:
     """Why this column's values do not cover the window, or None where they do. Nulls do not count as values."""
     known = lane.known(name)
-    inside = (known.t_ns >= start_ns) & (known.t_ns <= end_ns)
-    if not inside.any():
+    if not known.touches([(start_ns, end_ns)]):
         return f"no {name} in the measure window"
     near = known.bracket(start_ns, end_ns).t_ns
     if near[0] > start_ns or near[-1] < end_ns:
         return f"{name} does not reach the edges of the window"
-    gap = float(np.diff(np.sort(near)).max()) * 1e-9 if len(near) > 1 else 0.0
+    in_order = near if known.ordered else np.sort(near)
+    gap = float(np.diff(in_order).max()) * 1e-9 if len(near) > 1 else 0.0
     return f"{name} unknown for {gap:.2f} s (limit {limit_s:.2f} s)" if gap > limit_s * (1 + 1e-9) else None
 
 
@@ -284,18 +315,18 @@ def sample_clocks(lane: Lane, seconds: float) -> list[str]:
 
 def counter_still(lane: Lane, start_ns: int, end_ns: int, hz: float) -> str | None:
     """The longest stretch of the window in which power is drawn and the energy counter does not count it."""
-    known = ~np.isnan(lane.columns["energy_mj"])
-    inside = known & (lane.t_ns >= start_ns) & (lane.t_ns <= end_ns)
-    t_ns, counter = lane.t_ns[inside], lane.columns["energy_mj"][inside]
-    if not len(t_ns):
+    known = lane.known("energy_mj")
+    inside = known.inside(start_ns, end_ns)
+    t_ns, moves = known.t_ns[inside], np.diff(known.columns["energy_mj"][inside]) != 0
+    if not len(t_ns) or moves.all():
         return None
-    edges = np.concatenate([[0], np.flatnonzero(np.diff(counter) != 0) + 1, [len(t_ns)]])
+    edges = np.concatenate([[0], np.flatnonzero(moves) + 1, [len(t_ns)]])
     lengths = t_ns[edges[1:] - 1] - t_ns[edges[:-1]]
     longest = int(lengths.argmax())
     first_ns, still_s = int(t_ns[edges[longest]]), float(lengths[longest]) * 1e-9
     if still_s <= max(STILL_S, gap_limit_s(hz)):
         return None
-    during = (lane.t_ns >= first_ns) & (lane.t_ns <= first_ns + lengths[longest])
+    during = lane.inside(first_ns, first_ns + int(lengths[longest]))
     for name in ("power_instant_w", "power_avg1s_w"):
         watts = lane.columns[name][during]
         if not np.isnan(watts).all():

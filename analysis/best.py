@@ -14,7 +14,7 @@ import polars as pl
 from inpaint_bench.contract import Reason, Status
 
 from . import aggregate
-from .ratio import gain
+from .ratio import ENOUGH_DF
 
 MORE_SEEDS = 2  # with a first run of each, three: the fewest that give an interval worth the name
 
@@ -95,7 +95,7 @@ def choice(group: pl.DataFrame, metric: str, *, lowest: bool) -> Choice | None:
 
 def _same(top: dict[str, Any], row: dict[str, Any], metric: str) -> bool:
     """Whether the interval of the ratio lies within 2 %: no further run would show a difference that matters."""
-    found = gain(aggregate.observations(row, metric), aggregate.observations(top, metric))
+    found = aggregate.compared(row, top, metric)
     ends = (found.low, found.high) if found else (None, None)
     return all(end is not None and abs(end) <= aggregate.TIE for end in ends)
 
@@ -124,9 +124,10 @@ def _next(group: pl.DataFrame, choices: list[Choice], ran: int | None, oom: int 
     largest = max((one.batch for one in choices), default=None)
     if largest is not None and largest == ran and oom is None:
         return f"batch={2 * largest}", "the best is the largest tried, and memory did not end there"
-    single = {batch for one in choices if one.n == 1 for batch in (one.batch, one.second) if one.second is not None}
-    if single:
-        return _repeat(group, {batch for batch in single if batch is not None}), "one run has no interval"
+    few = [one for one in choices if one.n <= ENOUGH_DF and one.second is not None]
+    if few:
+        batches = {batch for one in few for batch in (one.batch, one.second) if batch is not None}
+        return _repeat(group, batches), "fewer than three runs have no interval"
     return "", "no tie that matters"
 
 

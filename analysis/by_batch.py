@@ -6,16 +6,20 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from . import aggregate, best, plate, published, svg
+from . import aggregate, best, plate, published, recipe_names, svg
 from .metrics import METRICS, runtime_heading
 from .plate import Figure, Row, Spec, layer
 
 _SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "stroke"]
-INTERVAL = "Whiskers: 95 % interval of the mean, over the runs of one card or over the cards where several ran"
+INTERVAL = (
+    "Whiskers with caps: 95 % interval of the mean, over the runs of one card or over the cards where several ran"
+)
+RANGE = "without caps: lowest to highest of runs or cards too few for an interval"
 ARROW = "an arrow: it goes on beyond the frame"
 ASIDE_PX = 20  # over which the series of one batch are spread
+_POSTER_RECIPES = ["baseline", "poster_baseline"]
 MIXED_WORDS = 200  # characters; a longer list of cells stands below the tables alone
-SINGLE = "n = 1 has no interval and stands alone"
+SINGLE = "n = 1 stands alone"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +94,8 @@ def _draw(plan: _Plan, mine: list[Row], cells: pl.DataFrame, runs: pl.DataFrame,
         spec = drawn(mine, theirs, heading, inside)
     words.append(interval_words(mine, inside))
     ids = plate.in_cells(shown)
-    words += [plate.of_runs(ids, shown.height), left_out, _mixed(shown)]
-    subtitle = _legend_words(plan.kind, bool(theirs), any(row["low"] is not None for row in mine))
+    words += [plate.of_runs(ids, shown.height), left_out, _mixed(shown), recipe_names.key_words(shown)]
+    subtitle = _legend_words(plan.kind, bool(theirs), any(row["n"] > 1 for row in mine))
     caption = " ".join(word for word in words if word)
     return plate.figure(f"fig-{plan.metric}", prefix + plan.title, subtitle, caption, spec, ids)
 
@@ -107,12 +111,13 @@ def _mixed(shown: pl.DataFrame) -> str:
 
 def interval_words(rows: list[Row], inside: tuple[float, float]) -> str:
     """What the whiskers of a figure are."""
-    if all(row.get("low") is None for row in rows):
+    if all(row["n"] == 1 for row in rows):
         return "One run per cell: no intervals."
-    words = [INTERVAL]
+    words = [INTERVAL] if any(row.get("low") is not None for row in rows) else []
+    words += [RANGE if words else f"Whiskers {RANGE}"] if any(map(plate.has_range, rows)) else []
     words += [ARROW] if plate.leaves(rows, inside) else []
-    words += [SINGLE] if any(row.get("low") is None for row in rows) else []
-    return "; ".join(words) + "."
+    words += [SINGLE] if any(row["n"] == 1 for row in rows) else []
+    return "; ".join(words) + "." if words else "Runs of a cell agree to the last digit: no whiskers."
 
 
 def _readable(cells: pl.DataFrame) -> tuple[pl.DataFrame, str]:
@@ -143,13 +148,14 @@ def _legend_words(kind: str, with_published: bool, with_intervals: bool) -> str:
     solid, dashed = ("Filled", "dashed outline") if kind == "bars" else ("Solid", "dashed, hollow")
     words = f"{solid}: measured, n = 1"
     if with_intervals:
-        words, dashed = f"{solid}: mean, whisker 95 % interval", "dashed"
+        words, dashed = f"{solid}: mean over runs", "dashed"
     return f"{words}; {dashed}: published" if with_published else words
 
 
 def _measured(cells: pl.DataFrame, plan: _Plan) -> list[Row]:
     known = cells.filter(pl.col(plan.metric).is_not_null())
-    ends = [pl.col(f"{plan.metric}_{end}").alias(end) for end in ("low", "high")]
+    names = {"low": "low", "high": "high", "least": "min", "most": "max"}
+    ends = [pl.col(f"{plan.metric}_{column}").alias(end) for end, column in names.items()]
     n = pl.col(f"{plan.metric}_n").alias("n")
     return known.select("series", "batch", n, pl.col(plan.metric).alias("value"), *ends).to_dicts()
 
@@ -163,14 +169,19 @@ def _published(shown: pl.DataFrame, metric: str, kind: str) -> list[Row]:
     alike = pl.col("workload") == published.WORKLOAD
     if metric == "runtime_h":
         alike &= pl.col("poster_hours")
-    slots = shown.filter(alike).unique(["gpu"] if kind == "lines" else ["gpu", "site"], maintain_order=True)
+    plain = pl.col("recipe").is_in(_POSTER_RECIPES)  # the recipe that the poster's sweep ran, where it was measured
+    slots = (
+        shown.filter(alike)
+        .sort(~plain, maintain_order=True)
+        .unique(["gpu"] if kind == "lines" else ["gpu", "site"], maintain_order=True)
+    )
     slots = slots.select("gpu", "series")
     beside = theirs.join(slots, on="gpu", maintain_order="right").sort("batch", maintain_order=True)
     return beside.select("series", "batch", "value").to_dicts()
 
 
 def _frame(plan: _Plan, mine: list[Row], theirs: list[Row]) -> tuple[float, float]:
-    ends = [row[end] for row in mine for end in ("low", "high") if row[end] is not None]
+    ends = plate.ends_of(mine)
     zero = plan.zero or plan.kind == "bars"
     bottom, top = plate.frame([row["value"] for row in (*mine, *theirs)], ends, zero=zero)
     return (bottom, top if plan.most is None else min(top, plan.most) if plan.kind == "lines" else plan.most)

@@ -48,7 +48,7 @@ def figures(
     nulls: dict[str, str],
 ) -> None:
     """Fill the row's counters and where they come from. `uuids`: the run's GPUs; of others nothing is taken."""
-    mine = samples.filter(pl.col("gpu_uuid").is_in(sorted(uuids)))
+    mine = samples if samples.is_empty() else samples.filter(pl.col("gpu_uuid").is_in(sorted(uuids)))
     row["counters_source"] = NONE
     why: dict[str, str] = {}
     for source in _sources(mine):

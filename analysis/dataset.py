@@ -12,7 +12,7 @@ import polars as pl
 from inpaint_bench import contract, files
 from inpaint_bench.errors import UserError
 
-from . import comparable, migrate, parts
+from . import comparable, migrate, parts, recipe_names
 from .columns import SCHEMA
 from .kept import WINDOWS
 from .merge import KEYS, WINDOW_SCHEMA, hive_value
@@ -59,7 +59,7 @@ def open_dataset(folder: Path) -> Dataset:
         return Dataset(
             folder=folder,
             account=account,
-            runs=comparable.mark(_with_all_columns(pl.read_parquet(folder / contract.RUNS), SCHEMA)),
+            runs=recipe_names.mark(comparable.mark(_with_all_columns(pl.read_parquet(folder / contract.RUNS), SCHEMA))),
             windows=_with_all_columns(pl.read_parquet(folder / WINDOWS), WINDOW_SCHEMA),
             skipped=pl.read_parquet(folder / contract.SKIPPED),
         )

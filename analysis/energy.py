@@ -12,13 +12,17 @@ Floats = npt.NDArray[np.float64]
 SENSOR_W = 5.0  # accuracy of a power reading per GPU, by the vendor: +/- 5 W (nvidia-smi's help, driver 590)
 
 
+def _known(t_ns: Ints, value: Floats) -> tuple[Ints, Floats]:
+    missing = np.isnan(value)
+    return (t_ns[~missing], value[~missing]) if missing.any() else (t_ns, value)
+
+
 def integral(t_ns: Ints, value: Floats, start_ns: int, end_ns: int) -> float | None:
     """Trapezoid of `value` from start to end, in units of value times seconds.
 
     NaN are dropped first. None where the samples do not reach both edges: nothing is extrapolated.
     """
-    known = ~np.isnan(value)
-    t_ns, value = t_ns[known], value[known]
+    t_ns, value = _known(t_ns, value)
     if len(t_ns) < 2 or t_ns[0] > start_ns or t_ns[-1] < end_ns or end_ns <= start_ns:
         return None
     inside = (t_ns > start_ns) & (t_ns < end_ns)
@@ -33,8 +37,7 @@ def integral(t_ns: Ints, value: Floats, start_ns: int, end_ns: int) -> float | N
 
 def mean(t_ns: Ints, value: Floats, start_ns: int, end_ns: int) -> float | None:
     """Time-weighted mean over the window; of the samples inside where they do not reach the edges."""
-    known = ~np.isnan(value)
-    t_ns, value = t_ns[known], value[known]
+    t_ns, value = _known(t_ns, value)
     inside = (t_ns >= start_ns) & (t_ns <= end_ns)
     if not inside.any():
         return None
@@ -48,8 +51,7 @@ def mean(t_ns: Ints, value: Floats, start_ns: int, end_ns: int) -> float | None:
 
 def growth(t_ns: Ints, counter: Floats, start_ns: int, end_ns: int) -> float | None:
     """How much a cumulative counter grows between the edges, interpolated at both; None where it is unknown there."""
-    known = ~np.isnan(counter)
-    t_ns, counter = t_ns[known], counter[known]
+    t_ns, counter = _known(t_ns, counter)
     if len(t_ns) < 2 or t_ns[0] > start_ns or t_ns[-1] < end_ns:
         return None
     seconds = (t_ns - start_ns).astype(np.float64) * 1e-9

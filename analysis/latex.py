@@ -98,13 +98,14 @@ def _cell(cell: str, paired: bool, *, text: bool) -> str:
     mean, *ends = map(_number, cell.shown)
     unit = rf"~{escape(cell.unit)}" if cell.unit else ""
     interval = [f"[{', '.join(ends)}]"] if ends else []
+    interval += [f"(range {' to '.join(map(_number, cell.spanned))})"] if cell.spanned else []
     remarks = [f"({', '.join(map(escape, cell.remarks))})"] if cell.remarks else []
     return f"{mean}{unit} & {' '.join([*interval, *remarks])}"
 
 
 def _has_interval(cell: str) -> bool:
     """Or another remark, which stands where an interval does."""
-    return isinstance(cell, Estimate) and (len(cell.shown) > 1 or bool(cell.remarks))
+    return isinstance(cell, Estimate) and (len(cell.shown) > 1 or bool(cell.spanned or cell.remarks))
 
 
 def _number(text: str) -> str:

@@ -24,16 +24,16 @@ def draw(comparisons: list[Comparison], *, demonstration: bool) -> list[Figure]:
 def _figure(one: Comparison, prefix: str) -> Figure:
     if one.kind == LADDER:
         title, subtitle, rows = "Ladder", "Images/s, mean; n beside each bar", _bars(one)
-        inside = plate.frame([row["value"] for row in rows], _ends(rows), zero=True)
+        inside = plate.frame([row["value"] for row in rows], plate.ends_of(rows), zero=True)
         layers = _ladder(one, rows, inside)
         caption = f"Each step keeps all levers before it. {by_batch.interval_words(rows, inside)}"
     else:
         without = one.kind == LEAVE_ONE_OUT
         title, rows = ("All levers but one" if without else "One lever at a time"), _gains(one)
-        inside = plate.frame([0.0, *(row["value"] for row in rows)], _ends(rows), zero=False)
+        inside = plate.frame([0.0, *(row["value"] for row in rows)], plate.ends_of(rows), zero=False)
         layers = _dots(one, rows, inside)
         subtitle = f"Change of images/s against {'all levers' if without else 'the base'}; bar: 95 % interval"
-        caption = "An interval that touches the line at 0 is no difference seen; hollow: n = 1, no interval."
+        caption = "An interval that touches the line at 0 is no difference seen; hollow: too few runs for an interval."
         caption += f" {by_batch.ARROW.capitalize()}." if plate.leaves(rows, inside) else ""
     run_ids = [row["run_id"] for step in one.steps for row in step.runs]
     caption = f"{caption} {one.what}. {plate.of_runs(run_ids, sum(bool(step.runs) for step in one.steps))}"
@@ -42,16 +42,13 @@ def _figure(one: Comparison, prefix: str) -> Figure:
     return plate.figure(f"fig-{one.name}", f"{prefix}{title}: {one.where}", subtitle, caption, spec, run_ids)
 
 
-def _ends(rows: Rows) -> list[float]:
-    return [row[end] for row in rows for end in ("low", "high") if row[end] is not None]
-
-
 def _bars(one: Comparison) -> Rows:
     rows: Rows = []
     for step in one.steps:
         stats = step.figures("images_per_s")
         if stats["images_per_s"] is not None:
-            ends = {end: stats[f"images_per_s_{end}"] for end in ("low", "high")}
+            names = {"low": "low", "high": "high", "least": "min", "most": "max"}
+            ends = {end: stats[f"images_per_s_{column}"] for end, column in names.items()} | {"n": len(step.runs)}
             words = f"n = {stats['images_per_s_n']}"
             rows.append({"label": step.label, "value": stats["images_per_s"], **ends, "words": words})
     return rows
@@ -60,10 +57,10 @@ def _bars(one: Comparison) -> Rows:
 def _ladder(one: Comparison, measured: Rows, inside: tuple[float, float]) -> Layers:
     lacking = _lacking(one.steps, measured)
     x: dict[str, Any] = {"field": "value", "type": "quantitative", "title": "Images/s"}
-    x["axis"] = {"tickCount": 5}
+    x["axis"] = {"tickCount": 4}  # more would touch in the reader's font
     x["scale"] = {"domain": [0, 1.12 * inside[1]], "nice": True}
     y = plate.row_axis([step.label for step in one.steps])
-    ends = [{**row, "end": min(inside[1], max(row["value"], row["high"] or 0))} for row in measured]
+    ends = [{**row, "end": min(inside[1], max([row["value"], *plate.ends_of([row])]))} for row in measured]
     return [
         layer(measured, {"type": "bar", "color": _MARK, "opacity": 0.9, "cornerRadiusEnd": 2}, x=x, y=y),
         *plate.whiskers(measured, inside, {"color": _INK}, {"x": x, "y": y}, "x"),

@@ -6,10 +6,10 @@ from typing import Any
 
 import polars as pl
 
-from . import aggregate
+from . import aggregate, recipe_names
 from .estimate import Estimate
 from .metrics import METRICS, gpu_label, number
-from .ratio import Gain, gain
+from .ratio import Gain
 from .study import LADDER, LEAVE_ONE_OUT, ONE_AT_A_TIME, Comparison, Step, change
 from .tables import BRACKETS, Builder, Table, spread
 
@@ -29,9 +29,9 @@ _HEADS = {
 }
 METHOD = (
     "Gains are ratios of images/s with 95 % t-intervals of their logarithms, over pairs of runs of one card with one "
-    "seed; where there are none, of the two means, over cards where several ran, and the cell says unpaired. No "
-    "difference seen: the interval holds 0. Each interval stands for itself: among twenty levers one may miss the "
-    "truth by chance."
+    "seed; where there are fewer than three, of the two means, over cards where several ran, and the cell says "
+    "unpaired. No interval with fewer than three pairs, runs or cards. No difference seen: the interval holds 0. Each "
+    "interval stands for itself: among twenty levers one may miss the truth by chance."
 )
 
 
@@ -47,6 +47,7 @@ def table(build: Builder, one: Comparison) -> Table:
         columns,
         rows,
         note=_note(one),
+        key_columns=1,
         muted_rows=frozenset(i for i, step in enumerate(one.steps) if not step.runs),
     )
 
@@ -62,9 +63,13 @@ def between(build: Builder) -> Table | None:
         where = [gpu_label(base["gpu"]), str(base["batch"]), base["site"]]
         for cell in each:
             if cell is not base:
-                found = gain(*(aggregate.observations(one, "images_per_s") for one in (cell, base)))
+                found = aggregate.compared(cell, base, "images_per_s")
                 rows.append(
-                    [*where, cell["recipe"] or "\u2013", base["recipe"] or "\u2013", gain_words(found, cell["n"])]
+                    [
+                        *where,
+                        *(one[recipe_names.COLUMN] or "\u2013" for one in (cell, base)),
+                        gain_words(found, cell["n"]),
+                    ]
                 )
     columns = ["GPU", "Batch", "Site", "Recipe", "Against", "Change of images/s"]
     note = f"At equal batch, model and resolution. {METHOD}"
@@ -81,7 +86,8 @@ def gain_words(gain: Gain | None, runs: int | None = None, over: str | None = No
     kind = [] if gain.paired else ["unpaired"]
     ends = [None if end is None else 100 * end for end in (gain.low, gain.high)]
     if None in ends:
-        remarks = ["n=1", "no interval", *kind]
+        pairs = gain.paired and gain.n != runs
+        remarks = [f"{gain.n} pair{'s' if gain.n > 1 else ''}" if pairs else f"n = {gain.n}", "no interval", *kind]
     else:
         remarks = kind + ([f"{gain.n} pairs"] if gain.paired and runs not in (None, gain.n) else [])
     remarks += [f"against {over}"] if over else []
@@ -102,8 +108,13 @@ def _row(one: Comparison, index: int) -> list[str]:
         gains.insert(0, _before(one, index))
     figures = [spread(step.figures(name), name) for name in _FIGURES]
     found = "; ".join(text for text in (_levers(step), step.state) if text) or "\u2013"
-    tail = [_parity(step), str(len(step.runs)), found, *([step.recipe] if one.kind == LADDER else [])]
+    tail = [_parity(step), str(len(step.runs)), found, *([_recipe(step)] if one.kind == LADDER else [])]
     return [step.label, speed, *gains, *figures, *tail]
+
+
+def _recipe(step: Step) -> str:
+    """As the other tables call it, where any run of the step knows that."""
+    return next((row[recipe_names.COLUMN] for row in step.attempts if row.get(recipe_names.COLUMN)), step.recipe)
 
 
 def _before(one: Comparison, index: int) -> str:

@@ -6,12 +6,10 @@ from collections.abc import Callable
 
 import polars as pl
 
-from . import plate, published, svg
+from . import aggregate, plate, published, recipe_names, svg
 from .metrics import METRICS, gpu_label, number
 from .plate import Figure, Row, Spec, layer
 
-# One picture holds what does the same work: whatever does it, and however, is the choice to be made.
-ALIKE = ["workload", "model", "resolution_px", "demonstration"]
 PICTURES = 3  # of kinds of work; the rest is in the tables
 LABELLED = 24  # cells up to which the dominated ones carry their batch, too
 NAMED = 6  # cells of a frontier that a caption names
@@ -24,7 +22,7 @@ ABSENT = "Speed against energy: no run has both images/s and J/image."
 def draw(cells: pl.DataFrame, *, prefix: str) -> list[Figure] | str:
     """A figure per kind of work, largest first; where nothing has both figures, the sentence that says so."""
     both = cells.filter(pl.col("images_per_s").is_not_null() & pl.col("joules_per_image").is_not_null())
-    kinds = both.partition_by(ALIKE, maintain_order=True)
+    kinds = both.partition_by(aggregate.SAME_WORK, maintain_order=True)
     kinds.sort(key=lambda kind: -kind.height)
     drawn = [_figure(kind, index, len(kinds), prefix) for index, kind in enumerate(kinds[:PICTURES])]
     return drawn or ABSENT
@@ -69,10 +67,10 @@ def _figure(cells: pl.DataFrame, index: int, kinds: int, prefix: str) -> Figure:
     words.append("The axes do not start at zero.")
     if kinds > PICTURES and not index:
         words.append(f"Of {kinds} kinds of work, the {PICTURES} with most cells are drawn.")
-    words.append(plate.of_runs(ids, cells.height))
+    words += [plate.of_runs(ids, cells.height), recipe_names.key_words(cells)]
     spec = _spec(rows, theirs, names)
     name = "fig-pareto" + (f"-{index}" if index else "")
-    return plate.figure(name, title, subtitle, " ".join(words), spec, ids)
+    return plate.figure(name, title, subtitle, " ".join(filter(None, words)), spec, ids)
 
 
 def _by_gpu(cells: pl.DataFrame) -> bool:
@@ -81,16 +79,16 @@ def _by_gpu(cells: pl.DataFrame) -> bool:
 
 
 def _key(cells: pl.DataFrame, front: pl.DataFrame) -> tuple[Callable[[Row], str], list[str]]:
-    """What the colours stand for: GPUs where there are several, else the recipes of the frontier, else sites."""
+    """What the colours stand for: GPUs where there are several, else recipes (the frontier's first), else sites."""
     if _by_gpu(cells):
         names = [gpu_label(gpu) for gpu in cells["gpu"].unique(maintain_order=True).to_list()]
         return lambda row: gpu_label(row["gpu"]), names
     if cells["recipe"].n_unique() > 1:
-        kept = front["recipe"].reverse().unique(maintain_order=True).head(len(svg.SERIES) - 1).to_list()
-        names = [str(recipe) for recipe in kept]
-        if set(cells["recipe"].to_list()) - set(kept):
-            names.append(OTHERS)
-        return lambda row: str(row["recipe"]) if row["recipe"] in kept else OTHERS, names
+        fastest = pl.concat([front.reverse(), cells.sort("images_per_s", descending=True)])["recipe_short"]
+        names = [str(recipe) for recipe in fastest.unique(maintain_order=True)]
+        if len(names) > len(svg.SERIES):
+            names = [*names[: len(svg.SERIES) - 1], OTHERS]
+        return lambda row: str(row["recipe_short"]) if str(row["recipe_short"]) in names else OTHERS, names
     return lambda row: str(row["site"]), [str(site) for site in cells["site"].unique(maintain_order=True)]
 
 

@@ -153,9 +153,10 @@ def _coded(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 def _rows(opened: pq.ParquetFile, table: str, schema: pa.Schema) -> pa.Table:
     """A part's rows under `schema`, whichever version wrote it."""
-    version = migrate.version_of(opened.schema_arrow)
+    found = opened.schema_arrow
+    version = migrate.version_of(found)
     assert isinstance(version, int)
-    now = migrate.names(table, version, opened.schema_arrow.names)
+    now = migrate.names(table, version, found.names)
     wanted = [name for name, new in now.items() if new in schema.names]
     return _coded(migrate.rows(table, version, opened.read(columns=wanted, use_threads=False)), schema)
 
@@ -204,6 +205,13 @@ def plain(table: str, rows: pa.Table) -> pl.DataFrame:
     return frame
 
 
+def coded(rows: pa.Table) -> pl.DataFrame:
+    """The same with categories for dictionaries: no text is written out row by row."""
+    frame = pl.from_arrow(rows)
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
 def read_coded(table: str, parts: Parts, run_id: str) -> tuple[pa.Table, list[Skip]]:
     """All rows of a table in written order. A part whose pages are damaged is skipped and listed, the rest stays.
 
@@ -245,7 +253,7 @@ def read_coded(table: str, parts: Parts, run_id: str) -> tuple[pa.Table, list[Sk
 def null_reasons(nulls: pl.Series) -> dict[str, str]:
     """Why columns are null, by the rows' own `nulls`: the first reason of each, by their text."""
     said: dict[str, str] = {}
-    for cell in nulls.unique().drop_nulls().sort().to_list():
+    for cell in nulls.unique().drop_nulls().sort():
         for pair in str(cell).split(";"):
             column, _, why = pair.strip().partition("=")
             if why:

@@ -141,16 +141,22 @@ def frame(means: list[float], ends: list[float], *, zero: bool) -> tuple[float, 
 def whiskers(rows: list[Row], inside: tuple[float, float], look: Spec, encoding: Spec, axis: str = "y") -> list[Spec]:
     """Layers of intervals from `low` to `high`: a bar with caps, or with an arrow where it leaves the frame.
 
-    `axis` is that of the values, whose encoding gives the scale. Rows without an interval get nothing.
+    Rows without an interval get a thin bar without caps from `least` to `most` of their runs, if they have those.
+    `axis` is that of the values, whose encoding gives the scale.
     """
     bottom, top = inside
     known = [row for row in rows if row.get("low") is not None]
-    if not known:
-        return []
-    cut = [{**row, "low": max(row["low"], bottom), "high": min(row["high"], top)} for row in known]
+    spans = [row for row in rows if has_range(row)]
     value, others = encoding[axis], {name: part for name, part in encoding.items() if name != axis}
+    layers = []
+    if spans:
+        span = {axis: {**value, "field": "least"}, f"{axis}2": {"field": "most"}}
+        layers.append(layer(spans, {"type": "rule", "strokeWidth": 1, "opacity": 0.8, **look}, **span, **others))
+    if not known:
+        return layers
+    cut = [{**row, "low": max(row["low"], bottom), "high": min(row["high"], top)} for row in known]
     between = {axis: {**value, "field": "low"}, f"{axis}2": {"field": "high"}}
-    layers = [layer(cut, {"type": "rule", "strokeWidth": 1.4, "opacity": 0.8, **look}, **between, **others)]
+    layers.append(layer(cut, {"type": "rule", "strokeWidth": 1.4, "opacity": 0.8, **look}, **between, **others))
     cap = {"type": "tick", "orient": "horizontal" if axis == "y" else "vertical", "size": 8, "thickness": 1.4}
     arrows = ("triangle-down", "triangle-up") if axis == "y" else ("triangle-left", "triangle-right")
     for end, arrow in zip(("low", "high"), arrows, strict=True):
@@ -163,6 +169,22 @@ def whiskers(rows: list[Row], inside: tuple[float, float], look: Spec, encoding:
             mark = {"type": "point", "shape": arrow, "filled": True, "size": 60, "opacity": 1, **look}
             layers.append(layer(rest, mark, **{axis: place}, **others))
     return layers
+
+
+def has_range(row: Row) -> bool:
+    """Runs that differ and are too few for an interval."""
+    return row.get("low") is None and row.get("least") is not None and row["least"] < row["most"]
+
+
+def ends_of(rows: list[Row]) -> list[float]:
+    """Ends of all that `whiskers` draws."""
+    return [end for row in rows for end in _ends(row)]
+
+
+def _ends(row: Row) -> list[float]:
+    if row.get("low") is not None:
+        return [row["low"], row["high"]]
+    return [row["least"], row["most"]] if has_range(row) else []
 
 
 def leaves(rows: list[Row], inside: tuple[float, float]) -> bool:

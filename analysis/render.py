@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,12 +15,15 @@ from .estimate import Estimate
 from .tables import Table
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, JustifyMethod
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _FORMULA = ["=", "+", "-", "@", "\t", "\r"]
 NUMBER = re.compile(r"([+-]?)([\d,]+(?:\.\d+)?)(?:e([+-]?)0*(\d+))?")  # as the tables print it: sign, digits, power
 _NONE = "\u2013"
+_INTERVAL = 12  # characters of a terminal's line in which an interval is still easy to read
+_TEXT = 40  # and of a text that goes on
+_BETWEEN = 3  # columns of a terminal's table
 
 
 def plain(text: str) -> str:
@@ -36,17 +40,54 @@ def to_terminal(table: Table, console: Console) -> None:
     if not table.rows:
         console.print(Text(f"{plain(table.title)}: none\n"))
         return
-    grid = RichTable(title=Text(plain(table.title), style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
-    for index, name in enumerate(table.columns):
-        left = index in table.text_columns
-        grid.add_column(
-            Text(plain(name)), justify="left" if left else "right", overflow="fold", no_wrap=index == table.run_column
-        )
-    for index, row in enumerate(table.rows):
-        grid.add_row(*(Text(plain(cell)) for cell in row), style="dim" if index in table.muted_rows else None)
-    console.print(grid)
+    title: Text | None = Text(plain(table.title), style="bold")
+    for block in _blocks(table, console.width):
+        grid = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+        title = None
+        for index in block:
+            justify: JustifyMethod = "left" if index in table.text_columns else "right"
+            need = _needs(table, index) - _BETWEEN
+            fits = table.key_columns > 0 and all(len(row[index]) <= need for row in table.rows)
+            head = textwrap.fill(plain(table.columns[index]), need) if fits else plain(table.columns[index])
+            whole = fits or index == table.run_column
+            grid.add_column(Text(head), justify=justify, overflow="fold", no_wrap=whole)
+        for number, row in enumerate(table.rows):
+            style = "dim" if number in table.muted_rows else None
+            grid.add_row(*(Text(plain(row[index])) for index in block), style=style)
+        console.print(grid)
     if table.note:
         console.print(Text(plain(table.note) + "\n", style="dim"))
+
+
+def _blocks(table: Table, width: int) -> list[list[int]]:
+    """The columns of each part of a table that is too wide for the terminal, each behind the key columns.
+
+    Without key columns there is one part, whose texts are broken into lines.
+    """
+    every = list(range(len(table.columns)))
+    keys, rest = every[: table.key_columns], every[table.key_columns :]
+    if not keys:
+        return [every]
+    needs = [_needs(table, index) for index in every]
+    room = width - sum(needs[index] for index in keys)
+    blocks: list[list[int]] = []
+    left = 0
+    for index in rest:
+        if not blocks or needs[index] > left:
+            blocks.append([*keys])
+            left = room
+        blocks[-1].append(index)
+        left -= needs[index]
+    return blocks
+
+
+def _needs(table: Table, index: int) -> int:
+    """Characters that a column takes in a terminal: words stay whole, an interval goes on below its mean."""
+    words = [len(word) for word in table.columns[index].split()]
+    cells = [row[index] for row in table.rows]
+    most = _TEXT if index in table.text_columns else None
+    room = [min(len(cell), _INTERVAL) if isinstance(cell, Estimate) else len(cell[:most]) for cell in cells]
+    return max([*words, *room]) + _BETWEEN
 
 
 def to_markdown(table: Table) -> str:
@@ -109,7 +150,7 @@ def to_csv(table: Table, *, demonstration: bool) -> str:
 
 
 def _apart(name: str, cells: list[str]) -> list[tuple[str, list[str | float | None]]]:
-    """A column of means as up to four: mean, low, high, remarks."""
+    """A column of means as up to six: mean, ends of the interval, of the range where there is none, remarks."""
     means = [cell if isinstance(cell, Estimate) else None for cell in cells]
     unit = next((mean.unit for mean in means if mean and mean.unit), "")
     head = f"{name} [{unit}]" if unit else name
@@ -122,6 +163,10 @@ def _apart(name: str, cells: list[str]) -> list[tuple[str, list[str | float | No
         ends = [None if mean is None else getattr(mean, end) for mean in means]
         if any(value is not None for value in ends):
             apart.append((f"{head}, {end} 95 %", list(ends)))
+    for words, end in (("lowest run", "least"), ("highest run", "most")):
+        ends = [None if mean is None or mean.low is not None else getattr(mean, end) for mean in means]
+        if any(mean is not None and mean.spanned for mean in means):
+            apart.append((f"{head}, {words}", ends))
     if any(remarks):
         apart.append((f"{name}, remark", list(remarks)))
     return apart

@@ -28,6 +28,7 @@ from . import (
     poster_tables,
     published,
     quality,
+    recipe_names,
     render,
     study,
     svg,
@@ -57,6 +58,8 @@ class Content:
     facts: dict[str, str]  # what, where, when
     quality: dict[str, str]
     conflicts: list[str]
+    best: Table  # what to take: the answer
+    recipes: Table | None  # the key of short names
     not_counted: Table
     skipped: Table
     photographs: Table
@@ -71,9 +74,11 @@ class Content:
     environment: Table
 
     def all_tables(self) -> list[Table]:
-        head = [self.not_counted, self.skipped, self.photographs, self.runs]
+        """The answer first, what it rests on next, the books last."""
+        head = [self.best, *([self.recipes] if self.recipes else []), *self.results, *self.levers]
         poster = [*self.pipeline, *self.poster, *self.partings]
-        return [*head, *self.results, *self.levers, *poster, *self.training, *self.findings, self.environment]
+        books = [self.runs, self.not_counted, self.skipped, self.photographs, self.environment]
+        return [*head, *self.findings, *poster, *self.training, *books]
 
 
 def content(dataset: Dataset) -> Content:
@@ -90,6 +95,8 @@ def content(dataset: Dataset) -> Content:
         facts=_facts(dataset),
         quality=_quality(dataset, build.cells),
         conflicts=dataset.skipped.filter(pl.col("code") == "conflict")["path"].to_list(),
+        best=build.best_batch(),
+        recipes=build.recipes(),
         not_counted=build.not_counted(),
         skipped=tables.skipped(dataset.skipped, build.title("Files left out")),
         photographs=tables.photographs_skipped(runs, build.title("Photographs skipped")),
@@ -100,7 +107,7 @@ def content(dataset: Dataset) -> Content:
         partings=[poster_tables.partings(build)] if _has_poster_workload(runs) else [],
         levers=[lever_tables.table(build, one) for one in study.comparisons(runs)],
         training=[trained] if trained else [],
-        findings=[build.gpu_ratios(), *([recipes] if recipes else []), build.best_batch(), *build.bottlenecks()],
+        findings=[build.gpu_ratios(), *([recipes] if recipes else []), *build.bottlenecks()],
         environment=build.environment(),
     )
 
@@ -162,24 +169,26 @@ def _headline(build: Builder) -> str:
     runs, words = build.runs, []
     words.append(f"{runs.filter(pl.col('valid')).height} of {runs.height} runs count.")
     cells = aggregate.cells(runs)  # of studies too: the fastest is the fastest
-    alike = cells.select(aggregate.COMPARABLE[:2]).n_unique() == 1 if cells.height else False
+    kinds = cells.select(aggregate.SAME_WORK).n_unique()
     for metric, lowest, text, unit in (
         ("images_per_s", False, "Fastest", "images/s"),
         ("joules_per_image", True, "Least energy", "J per image"),
     ):
         known = cells.filter(pl.col(metric).is_not_null()).sort(metric, descending=not lowest).to_dicts()
-        if known and alike:
+        if known and kinds == 1:
             top, others = known[0], known[1:]
             tied = [row for row in others if not aggregate.told_apart(top, row, metric, lowest=lowest)]
             said = f"{text}: {_named(top)}, {number(top[metric])} {unit}"
             words.append(f"{said}; not told from it: {_several(tied)}." if tied else f"{said}.")
+    if kinds > 1:
+        words.append("Several workloads, models, resolutions, or demonstrations among measurements: no fastest of all.")
     if cells.height and (cells["n"] == 1).all():
         words.append("One run per cell, so no intervals.")
     return ("As a demonstration: " if build.demonstration else "") + " ".join(words)
 
 
 def _named(cell: dict[str, Any]) -> str:
-    return f"{_short(cell['series'])} at batch {cell['batch']}"
+    return f"{cell['series']} at batch {cell['batch']}"
 
 
 def _several(cells: list[dict[str, Any]]) -> str:
@@ -188,24 +197,14 @@ def _several(cells: list[dict[str, Any]]) -> str:
     return ", ".join(map(_named, cells[:3])) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _short(series: str) -> str:
-    """With no more than the first two levers of a recipe by name."""
-    words = []
-    for word in series.split(" \u00b7 "):
-        names = word.split("+")
-        rest = len(names) - 2
-        words.append(f"{'+'.join(names[:2])} and {rest} more levers" if rest > 1 else word)
-    return " \u00b7 ".join(words)
-
-
 def _listed(values: pl.Series) -> str:
     return ", ".join(sorted(str(v) for v in values.drop_nulls().unique().to_list())) or "unknown"
 
 
 def _recipes(runs: pl.DataFrame) -> str:
     """Those of the overview by name; the many that only studies ran are counted."""
-    shown = study.overview(runs)["recipe"]
-    further = runs["recipe"].drop_nulls().n_unique() - shown.drop_nulls().n_unique()
+    shown = study.overview(runs)[recipe_names.COLUMN]
+    further = runs[recipe_names.COLUMN].drop_nulls().n_unique() - shown.drop_nulls().n_unique()
     return _listed(shown) + (f", and {further} more in studies" if further else "")
 
 
@@ -282,7 +281,7 @@ def write_report(
     files.replace_json(out / MARKER, {"files": names})
     for name, content_of in beside.items():
         files.replace_bytes(out / name, content_of())
-    render.runs_csv(dataset.runs, out / CSV)
+    render.runs_csv(dataset.runs.drop(recipe_names.COLUMN), out / CSV)
     files.replace_text(out / TEXT, markdown(report))
     files.replace_text(out / PAGE, page(report, drawn, out, formats))
     return out / PAGE
@@ -313,6 +312,7 @@ def print_tables(report: Content) -> None:
         console.print(Text(f"DEMONSTRATION: {render.plain(report.why_demonstration)}\n", style="bold reverse"))
     for path in report.conflicts:
         console.print(Text(f"CONFLICT: {render.plain(path)}: see files left out\n", style="bold red"))
+    console.print(Text(render.plain(report.headline) + "\n", style="bold"))
     console.print(Text(render.plain("   ".join(f"{k}: {v}" for k, v in report.quality.items())) + "\n"))
     for table in report.all_tables():
         render.to_terminal(table, console)

@@ -41,7 +41,7 @@ def summarise(
     row.update(_identity(manifest))
     manifest = comparison.with_batch(manifest)
     row["batch"] = manifest.get("batch")
-    sources = samples_fast["source"].unique().drop_nulls().sort().to_list()
+    sources = samples_fast["source"].unique().drop_nulls().cast(pl.String).sort().to_list()
     kinds = {str(source).partition(":")[0] for source in sources}
     row["source"] = ", ".join(sources) or (manifest.get("telemetry") or {}).get("source") or "none"
     row["demonstration"] = (

@@ -11,14 +11,14 @@ import polars as pl
 
 from inpaint_bench.contract import WindowKind, WindowStatus
 
-from . import plate, svg
+from . import plate, recipe_names, svg
 from .dataset import Dataset
 from .metrics import number
 from .plate import Figure, Row, Spec, layer
 
 CELLS = 24  # bars of one figure
 WORDS_PX = 150  # room for the words behind the longest bar
-DEVICE, WHOLE, WAIT, REST = "GPU", "Step, undivided", "Data wait", "Host and rest"
+DEVICE, WHOLE, WAIT, REST = "CUDA events", "Step, undivided", "Data wait", "Host and rest"
 VALIDATION, CHECKPOINT = "Validation", "Checkpoint"
 _COLOURS = {
     DEVICE: svg.SERIES[0],
@@ -52,7 +52,8 @@ def draw(dataset: Dataset, cells: pl.DataFrame, *, prefix: str) -> Figure | str:
     ids = [run_id for cell, _ in kept for run_id in cell["run_ids"] if run_id in shares]
     used = [part for part in _COLOURS if any(row["part"] == part for row in rows)]
     title = f"{prefix}Where a step's time goes"
-    caption = " ".join([*_words(used), _left_out(cells.height, len(known), len(kept)), plate.of_runs(ids, len(kept))])
+    said = [*_words(used), _left_out(cells.height, len(known), len(kept)), plate.of_runs(ids, len(kept))]
+    caption = " ".join(filter(None, [*said, recipe_names.key_words(cells)]))
     subtitle = "Milliseconds per image, mean over runs; series, batch"
     return plate.figure("fig-step-time", title, subtitle, caption, _spec(rows, totals, used), ids)
 
@@ -118,8 +119,8 @@ def _words(used: list[str]) -> list[str]:
     words = []
     if DEVICE in used:
         words.append(
-            f"{DEVICE}: between the CUDA events around a step; copy, forward, backward and optimizer are not told "
-            f"apart. {WAIT}: at most so much, what the GPU's own time did not hide."
+            f"{DEVICE}: between those around a step, with the gaps in which the GPU had no kernel; copy, forward, "
+            f"backward and optimizer are not told apart. {WAIT}: at most so much, what the GPU's own time did not hide."
         )
     if WHOLE in used:
         words.append(f"{WHOLE}: there are no CUDA events, and nothing parts it but the wait for data.")

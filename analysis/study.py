@@ -19,7 +19,7 @@ from inpaint_bench.recipe import STUDIES
 from . import aggregate
 from .columns import PARITY
 from .metrics import gpu_label, gpu_order
-from .ratio import Gain, Observation, gain, mean_interval, run_key
+from .ratio import ENOUGH_DF, Gain, Observation, gain, run_key
 from .runs import is_unavailable
 
 LADDER, ONE_AT_A_TIME, LEAVE_ONE_OUT = "ladder", "one_at_a_time", "leave_one_out"
@@ -90,7 +90,7 @@ class Step:
         values = [value for _, value in found]
         ends = (sum(values) / len(values), min(values), max(values)) if values else (None, None, None)
         stats = dict(zip((metric, f"{metric}_min", f"{metric}_max"), ends, strict=True))
-        low, high = mean_interval(found) or (None, None)
+        low, high = aggregate.interval(metric, found) or (None, None)
         return {**stats, f"{metric}_low": low, f"{metric}_high": high, f"{metric}_n": len(values), "n": len(self.runs)}
 
 
@@ -117,7 +117,7 @@ class Comparison:
 
 def change(new: Step, old: Step, metric: str = "images_per_s") -> Gain | None:
     """New over old; pairs are runs of one card with one seed."""
-    return gain(observations(new.runs, metric), observations(old.runs, metric))
+    return gain(observations(new.runs, metric), observations(old.runs, metric), least_df=ENOUGH_DF)
 
 
 def observations(rows: list[dict[str, Any]], metric: str) -> list[Observation]:

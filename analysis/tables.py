@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from dataclasses import dataclass, field
 from typing import Any
 
 import polars as pl
 
-from . import aggregate, best, bottleneck, published, study
+from . import aggregate, best, bottleneck, published, recipe_names, study
 from .estimate import Estimate
 from .metrics import METRICS, gpu_label, gpu_order, number, runtime_heading
 from .runs import is_unavailable
 
-BRACKETS = "In brackets behind a mean: its 95 % interval."
+BRACKETS = "In brackets behind a mean: its 95 % interval; the range of fewer than three runs, or cards."
 ONE_RUN = "n = 1: one run per cell, no interval."
 INTERVALS = (
     "Mean (95 % interval of the mean) over n runs: Student's t over the runs of one card, over the cards where several "
-    "ran. None where n = 1. A single card says nothing about another."
+    "ran, cut to what the figure can be. Of fewer than three runs, or of two cards, the range: lowest to highest run. "
+    "A single card says nothing about another."
 )
 PHOTOGRAPHS_SHOWN = 50
+MESSAGE_SHOWN = 160  # characters of a run's last words; CUDA's on memory go on for 500
 LONG_TABLE = 40  # rows from which on a table is folded on the page, and runs over pages on paper
 PROJECTED = "Runtime is projected from images/s to the epochs asked, not waited for."
 
@@ -34,6 +37,7 @@ class Table:
     text_columns: frozenset[int] = frozenset()  # aligned left; the rest are numbers
     run_column: int | None = None  # holds run ids: the page links them
     muted_rows: frozenset[int] = frozenset()  # rows of what has no figures: greyed
+    key_columns: int = 0  # that say what a row is: repeated where a terminal is too narrow for the table
 
 
 @dataclass(kw_only=True)
@@ -45,6 +49,7 @@ class Builder:
     apart: list[str] = field(init=False)  # recipes that are not in the overview
 
     def __post_init__(self) -> None:
+        self.runs = recipe_names.mark(self.runs)
         shown = study.overview(self.runs)
         self.cells = aggregate.cells(shown)
         self.apart = sorted(set(self.runs["recipe"].drop_nulls()) - set(shown["recipe"]))
@@ -67,7 +72,7 @@ class Builder:
         keys = ["Site", "GPU", "Batch", "Recipe", "n", "Cards"]
         extra = [name for name in aggregate.TELLING if name != "recipe" and self._varies(name)]
         rows = [
-            [row["site"], gpu_label(row["gpu"]), str(row["batch"]), row["recipe"] or "\u2013"]
+            [row["site"], gpu_label(row["gpu"]), str(row["batch"]), row[recipe_names.COLUMN] or "\u2013"]
             + [str(row["n"]), cards(row)]
             + [str(row[name]) for name in extra]
             + [spread(row, name) for name in metrics]
@@ -76,7 +81,13 @@ class Builder:
         interval = ONE_RUN if self.one_run else INTERVALS
         parts = [note, interval, aggregate.mixed_note(self.cells), aggregate.found_note(self.cells), self.apart_note()]
         columns = [*keys, *(_HEADINGS.get(name, name.capitalize()) for name in extra), *map(self.heading, metrics)]
-        return self.table(id, title, columns, rows, note=" ".join(p for p in parts if p))
+        return self.table(id, title, columns, rows, note=" ".join(p for p in parts if p), key_columns=len(keys))
+
+    def recipes(self) -> Table | None:
+        """The levers behind every short name; None where no name is short."""
+        rows = [[short, recipe.replace("+", ", ")] for short, recipe in recipe_names.key(self.runs).items()]
+        note = "A recipe of many levers is named by its first ones and the number of the others."
+        return self.table("recipes", "Recipes", ["Recipe", "Levers"], rows, note=note) if rows else None
 
     def apart_note(self) -> str:
         """Where the recipes are that only studies ran."""
@@ -111,7 +122,7 @@ class Builder:
     def run_list(self) -> Table:
         """Every run; what is the same in all of them is in the page's head and left out here."""
         metrics = ["runtime_h", "images_per_s", "gpu_util_pct", "power_w", "joules_per_image"]
-        facts = {"Point": "point", "Try": "attempt", "Recipe": "recipe"}
+        facts = {"Point": "point", "Try": "attempt", "Recipe": recipe_names.COLUMN}
         facts = {name: column for name, column in facts.items() if self.runs[column].n_unique() > 1}
         rows = []
         for row in self.runs.iter_rows(named=True):
@@ -124,7 +135,7 @@ class Builder:
         head = ["Run", *facts, "Site", "GPU", "Batch", "Status", "Counts"]
         columns = [*head, *map(self.heading, metrics), "Telemetry"]
         note = f"Every attempt, whether it counts or not. {PROJECTED}"
-        return self.table("runs", "Runs", columns, rows, note=note, run_column=0)
+        return self.table("runs", "Runs", columns, rows, note=note, run_column=0, key_columns=1)
 
     def not_counted(self) -> Table:
         """Failed, unfinished and invalid runs, each with why."""
@@ -137,13 +148,16 @@ class Builder:
                 gpu_label(row["gpu"]),
                 str(row["batch"] or "\u2013"),
                 row["invalid_reason"] or "\u2013",
-                row["message"] or "",
+                textwrap.shorten(row["message"] or "", MESSAGE_SHOWN, placeholder=" \u2026"),
             ]
             for row in lost.iter_rows(named=True)
         ]
         columns = ["Run", "Point", "Site", "GPU", "Batch", "Why it does not count", "Message"]
         muted = frozenset(i for i, row in enumerate(lost.iter_rows(named=True)) if is_unavailable(row))
-        return self.table("not-counted", "Runs that do not count", columns, rows, run_column=0, muted_rows=muted)
+        cut = (lost["message"].str.len_chars() > MESSAGE_SHOWN).any()
+        note = "Messages end with \u2026 where they are longer; runs.csv has them whole." if cut else ""
+        title = "Runs that do not count"
+        return self.table("not-counted", title, columns, rows, run_column=0, muted_rows=muted, note=note)
 
     def gpu_ratios(self) -> Table:
         rows = []
@@ -156,8 +170,9 @@ class Builder:
         note = "How many times faster at equal batch, by images/s; the range is over batches. " + (
             ONE_RUN
             if self.one_run
-            else "By batch: the ratio of geometric means (95 % interval of the ratio, none where a side has one run); "
-            "no difference seen: it holds 1. A single card says nothing about another."
+            else "By batch: the ratio of geometric means (95 % interval of the ratio, none with fewer than three runs, "
+            "or cards where several ran, on a side); no difference seen: it holds 1. A single card says nothing about "
+            "another."
         )
         drivers = sorted(self.runs.filter(pl.col("valid"))["driver"].drop_nulls().unique().to_list())
         if len(drivers) > 1:
@@ -173,17 +188,18 @@ class Builder:
             take = str(one.fastest.smallest) if one.fastest else "\u2013"
             ends = [str(batch or "\u2013") for batch in (one.largest_ran, one.smallest_oom)]
             following = f"{one.next_run} ({one.why})" if one.next_run else f"none: {one.why}"
-            rows.append([one.series, *cells, take, *ends, following])
+            rows.append([one.series, take, *cells, *ends, following])
         rows.sort(key=lambda row: gpu_order(row[0]))
-        columns = ["GPU", "Fastest", "Images/s", "Ties by speed", "Least energy", "J/image", "Ties by energy"]
-        columns += ["Take", "Largest that ran", "Smallest out of memory", "Next run"]
+        columns = ["GPU", "Take", "Fastest", "Images/s", "Ties by speed", "Least energy", "J/image", "Ties by energy"]
+        columns += ["Largest that ran", "Smallest out of memory", "Next run"]
         note = (
             "Batches. A tie: the 95 % interval of the ratio holds 1, over pairs of one card and seed where "
-            f"there are such; where a batch has one run (n = 1), within {100 * aggregate.TIE:g} %. Take: the smallest "
-            "that ties with the fastest."
+            "there are such; with too few runs for an interval, runs that overlap or means within "
+            f"{100 * aggregate.TIE:g} %. Take: the smallest that ties with the fastest."
         )
-        note = " ".join(p for p in (note, aggregate.mixed_note(self.cells), aggregate.found_note(self.cells)) if p)
-        return self.table("best", "Best batch per GPU", columns, rows, note=note)
+        parts = [note, aggregate.mixed_note(self.cells), aggregate.found_note(self.cells), self.apart_note()]
+        note = " ".join(p for p in parts if p)
+        return self.table("best", "Best batch per GPU", columns, rows, note=note, key_columns=1)
 
     def bottlenecks(self) -> list[Table]:
         """The class of every run, and what to try for each class of a GPU's recipe."""
@@ -196,7 +212,7 @@ class Builder:
             head = [row["run_id"], gpu_label(row["gpu"]), str(row["batch"] or "\u2013"), found.name, tier]
             rows.append([*head, found.evidence, found.runner_up])
             advice = bottleneck.advice_words(found.advice, row)
-            key = (found.name, gpu_label(row["gpu"]), row["site"], row["recipe"] or "\u2013", advice)
+            key = (found.name, gpu_label(row["gpu"]), row["site"], row[recipe_names.COLUMN] or "\u2013", advice)
             if advice != bottleneck.NONE:
                 alike.setdefault(key, ([], advice))[0].append(row["batch"] or 0)
         columns = ["Run", "GPU", "Batch", "Class", "Tier", "Evidence", "Runner-up"]
@@ -229,7 +245,7 @@ _TEXT_COLUMNS = frozenset(
     name
     for group in (
         ("Run", "Point", "Site", "GPU", "Recipe", "Status", "Counts", "Telemetry", "Why it does not count", "Message"),
-        ("Ties by speed", "Ties by energy", "Next run", "Class", "Evidence", "Runner-up", "Batches", "Try"),
+        ("Ties by speed", "Ties by energy", "Next run", "Class", "Evidence", "Runner-up", "Batches", "Try", "Levers"),
         ("Pair", "By batch", "Against", "Change of images/s", "Model", "Workload", "Demonstration"),
         ("Node", "Board", "Driver", "torch", "CUDA", "Precision"),
         ("Step", "Lever", "Levers as found", "Figure"),
@@ -240,12 +256,14 @@ _TEXT_COLUMNS = frozenset(
 
 
 def spread(row: dict[str, Any], metric: str) -> str:
-    """Mean, its interval where the ends differ as printed, and the metric's n where not every run has it."""
+    """Mean, its interval (of too few runs the range) where the ends differ as printed, and the metric's own n."""
     n, value = row[f"{metric}_n"], row[metric]
     if value is None:
         return number(None)
     remarks = [f"n = {n}"] if 0 < n < row["n"] else []
-    return Estimate(value, row[f"{metric}_low"], row[f"{metric}_high"], form=number, remarks=remarks, narrow=False)
+    low, high = row[f"{metric}_low"], row[f"{metric}_high"]
+    least, most = row[f"{metric}_min"], row[f"{metric}_max"]
+    return Estimate(value, low, high, least=least, most=most, form=number, remarks=remarks, narrow=False)
 
 
 def cards(row: dict[str, Any]) -> str:

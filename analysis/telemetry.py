@@ -83,7 +83,8 @@ def figures(
     gaps |= {name: why for name in sampled if (why := _uncovered(slow, name, spans, limits_s))}
     _slow(row, slow, spans, gaps, warnings)
     counters.figures(row, manifest, samples_gpm, {lane.uuid for lane in fast}, spans, nulls)
-    _reasons(row, pl.concat([samples_fast.select("nulls"), samples_slow.select("nulls")]), gaps, nulls)
+    cells = [samples["nulls"].unique().cast(pl.String) for samples in (samples_fast, samples_slow)]
+    _reasons(row, pl.concat(cells), gaps, nulls)
     partly = [
         why
         for name, why in gaps.items()
@@ -110,12 +111,7 @@ def _coverage(lanes: list[Lane], spans: list[Window], hz: float) -> float | None
     if not expected:
         return None
     counts = [
-        sum(
-            int(((t_ns >= a) & (t_ns <= b)).sum())
-            for lane in lanes
-            for t_ns in [lane.known(name).t_ns]
-            for a, b in spans
-        )
+        sum(len(known.t_ns[known.inside(*span)]) for known in (lane.known(name) for lane in lanes) for span in spans)
         for name in _FAST
         if any(len(lane.known(name).t_ns) for lane in lanes)
     ]
@@ -209,9 +205,9 @@ def _slow(
         warnings.append(f"thermally throttled for {row['throttle_thermal_pct']:.1f} % of the measure window")
 
 
-def _reasons(row: dict[str, Any], cells: pl.DataFrame, gaps: dict[str, str], nulls: dict[str, str]) -> None:
+def _reasons(row: dict[str, Any], cells: pl.Series, gaps: dict[str, str], nulls: dict[str, str]) -> None:
     """Hand on the sidecar's own reasons for the columns that a null figure rests on, then those of the audit."""
-    said = parts.null_reasons(cells["nulls"])
+    said = parts.null_reasons(cells)
     for column, names in RESTS_ON.items():
         why = said.get(column) or gaps.get(column) or f"no {column} in the measure window"
         for name in names:
@@ -252,9 +248,9 @@ def _mean(lanes: list[Lane], column: str, spans: list[Window]) -> float | None:
 def _max(lanes: list[Lane], column: str, spans: list[Window]) -> float | None:
     best: float | None = None
     for lane in lanes:
-        for a, b in spans:
-            inside = lane.columns[column][(lane.t_ns >= a) & (lane.t_ns <= b)]
-            inside = inside[~np.isnan(inside)]
+        known = lane.known(column)
+        for span in spans:
+            inside = known.columns[column][known.inside(*span)]
             if len(inside):
                 top = float(inside.max())
                 best = top if best is None else max(best, top)

@@ -12,7 +12,8 @@ merge (into nothing; again with nothing new; again with one run of ten changed),
 `duckdb` can be imported (pip install duckdb), the same figures by one query: mean power, energy difference and
 utilisation in each run's measure window, over the parts as they lie there, and over the merged dataset, beside
 polars on that; and the rewriting of all parts into one partition per run, which is what a merge does besides
-hashing and auditing. Memory is the sum over the processes of a command, so pages that they share count twice.
+hashing and auditing. With duckdb every command's CPU seconds are also given over those of its query and of its
+rewriting, turn by turn. Memory is the sum over the processes of a command, so pages that they share count twice.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ UNIX0 = 1_790_000_000 * S
 CARDS = {"a40": ("NVIDIA A40", 300.0), "a100": ("NVIDIA A100-PCIE-40GB", 250.0), "h200": ("NVIDIA H200", 700.0)}
 BATCHES = (4, 8, 16, 32)
 LEAST_FREE = 8 * 2**30
+QUERY, WRITE = "duckdb: figures from the parts", "duckdb: parts into partitions"
 RAW = "{root}/*/samples_fast/part-*.parquet"
 MERGED = "{out}/ds/samples_fast/site=*/gpu=*/run=*/part-*.parquet"
 FIGURES = """
@@ -120,13 +122,23 @@ def _measure(out: Path, runs: int, options: argparse.Namespace) -> None:
                 _run(command, found.setdefault(name, Measured()))
     account = json.loads((out / "ds" / contract.DATASET).read_text())
     print(f"{account['runs_valid']} of {account['runs']} runs valid")
-    print("\n| command | s, median (least to most) | CPU s | peak MiB | n |\n|---|---|---|---|---|")
+    beside = [name for name in (QUERY, WRITE) if name in found]
+    ratios = "".join(f" CPU over {name} |" for name in beside)
+    print(f"\n| command | s, median (least to most) | CPU s | peak MiB | n |{ratios}")
+    print("|---|---|---|---|---|" + "---|" * len(beside))
     for name, one in found.items():
         spread = f"{statistics.median(one.seconds):.2f} ({min(one.seconds):.2f} to {max(one.seconds):.2f})"
         cost = f"{statistics.median(one.cpu_s):.2f} | {max(one.peak_mib):,.0f} | {len(one.seconds)}"
-        print(f"| {name} | {spread} | {cost} |", flush=True)
+        over = "".join(f" {_ratio(one, found[other])} |" for other in beside)
+        print(f"| {name} | {spread} | {cost} |{over}", flush=True)
     shutil.rmtree(root)
     shutil.rmtree(out / "ds", ignore_errors=True)
+
+
+def _ratio(one: Measured, other: Measured) -> str:
+    """Of CPU seconds, turn by turn: what else the machine did then is in both."""
+    turns = [a / b for a, b in zip(one.cpu_s, other.cpu_s, strict=True)]
+    return f"{statistics.median(turns):.2f} ({min(turns):.2f} to {max(turns):.2f})"
 
 
 def _commands(out: Path, root: Path, folders: list[Path], cores: int) -> Iterator[tuple[str, list[str]]]:
@@ -136,7 +148,7 @@ def _commands(out: Path, root: Path, folders: list[Path], cores: int) -> Iterato
     if _has_duckdb():
         windows = RAW_WINDOWS.format(root=root)
         query = FIGURES.format(files=RAW.format(root=root), windows=windows)
-        yield "duckdb: figures from the parts", _duckdb(cores, query)
+        yield QUERY, _duckdb(cores, query)
     yield "merge, nothing there before", merge
     yield "merge again, nothing new", merge
     for folder in folders[::10]:
@@ -152,7 +164,7 @@ def _commands(out: Path, root: Path, folders: list[Path], cores: int) -> Iterato
         tables = [table for table in contract.TABLES if (folders[0] / table).is_dir()]
         rewrite = [REWRITE.format(files=f"{root}/*/{table}/part-*.parquet", out=out, table=table) for table in tables]
         (out / "duck").mkdir()
-        yield "duckdb: parts into partitions", _duckdb(cores, *rewrite)
+        yield WRITE, _duckdb(cores, *rewrite)
         shutil.rmtree(out / "duck")
 
 

@@ -59,6 +59,19 @@ def test_a_mean_reads_as_before_and_knows_its_interval() -> None:
     assert Estimate(1.0, 1.0, 1.0, form=number) == "1.00 (1.00 to 1.00)"
 
 
+def test_a_range_is_called_one_in_every_format_and_stands_only_where_there_is_no_interval() -> None:
+    span = Estimate(78.3, least=72.64, most=81.9, form=number)
+    assert span == "78.3 (range 72.6 to 81.9)"
+    assert Estimate(78.3, 70.0, 80.0, least=72.6, most=81.9, form=number) == "78.3 (70.0 to 80.0)"
+    assert Estimate(78.3, least=78.31, most=78.32, form=number) == "78.3"
+    both = table(["a", span, "1.00"], ["b", MEAN, "2.00"])
+    assert rows_of(latex.to_latex(both))[0] == r"a & $78.3$ & (range $72.6$ to $81.9$) & $1.00$"
+    first, second = read(render.to_csv(both, demonstration=False))
+    ends = ("low 95 %", "high 95 %", "lowest run", "highest run")
+    assert [first[f"Images/s [1/s], {end}"] for end in ends] == ["", "", "72.64", "81.9"]
+    assert [second[f"Images/s [1/s], {end}"] for end in ends] == ["1200.25", "1268.75", "", ""]
+
+
 def test_csv_has_figures_unrounded_with_their_intervals_apart() -> None:
     found = read(render.to_csv(table(["a", MEAN, GAIN], ["b", "\u2013", "unavailable"]), demonstration=False))
     assert found[0] == {

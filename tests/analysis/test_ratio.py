@@ -63,6 +63,30 @@ def test_a_single_pair_among_several_runs_does_not_throw_the_others_away() -> No
     assert (found.paired, found.n) == (False, 2)
 
 
+def test_where_three_are_asked_for_two_pairs_have_a_ratio_and_no_interval() -> None:
+    pairs = ([("a", 11.0), ("b", 24.0)], [("a", 10.0), ("b", 20.0)])
+    found = ratio.gain(*pairs, least_df=ratio.ENOUGH_DF)
+    assert found is not None
+    assert found.value == pytest.approx(math.sqrt(1.10 * 1.20) - 1)
+    assert (found.low, found.high, found.tie, found.n, found.paired) == (None, None, False, 2, True)
+
+
+def test_where_three_are_asked_for_two_pairs_give_way_to_three_runs_a_side() -> None:
+    new = [(("a", seed), value) for seed, value in enumerate((11.0, 11.1, 11.2))]
+    old = [(("a", seed), value) for seed, value in zip((1, 2, 9), (10.0, 10.1, 10.2), strict=True)]
+    found = ratio.gain(new, old, least_df=ratio.ENOUGH_DF)
+    assert found is not None
+    assert (found.paired, found.n) == (False, 3)
+    assert found.low is not None
+    assert found.low > 0.05
+
+
+def test_where_three_are_asked_for_six_runs_of_two_cards_have_no_interval() -> None:
+    runs = [((card, seed), value) for card, value in (("a", 10.0), ("b", 12.0)) for seed in range(3)]
+    assert ratio.mean_interval(runs, least_df=ratio.ENOUGH_DF) is None
+    assert ratio.mean_interval([*runs, (("c", 0), 11.0)], least_df=ratio.ENOUGH_DF) is not None
+
+
 def test_nothing_to_compare_is_no_gain() -> None:
     assert ratio.gain([], [("a", 1.0)]) is None
     assert ratio.gain([("a", 0.0)], [("a", 1.0)]) is None

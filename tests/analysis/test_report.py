@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -14,10 +15,13 @@ from urllib.parse import unquote
 
 import polars as pl
 import pytest
+from rich.console import Console
 
 import inpaint_bench.merge
 import inpaint_bench.report
-from analysis import svg, timeline
+from analysis import render, svg, timeline
+from analysis.dataset import open_dataset
+from analysis.report import content
 
 from .build import write_run, write_study
 
@@ -276,7 +280,36 @@ def test_merge_says_what_it_left_out_and_report_ends_with_the_page(
     out = capsys.readouterr().out
     assert out.splitlines()[-1] == f"report: {tmp_path / 'out' / 'report.html'}"
     assert "CONFLICT" in out
-    assert "Best batch per GPU" in out
+    said = ["1 of 1 runs count. Fastest:", "Best batch per GPU", "Throughput", "Runs", "Files left out"]
+    places = [next(at for at, line in enumerate(out.splitlines()) if line.startswith(words)) for words in said]
+    assert places == sorted(places), "the answer first, the books last"
+
+
+@pytest.mark.parametrize("width", [100, 160])
+def test_a_table_too_wide_for_the_terminal_goes_on_below_behind_its_keys(
+    width: int, study: tuple[Path, str, Page]
+) -> None:
+    """Regression: `utilisati` and `on [%]` stood on two lines, and a recipe on five."""
+    shown = content(open_dataset(study[0] / "ds"))
+    out = io.StringIO()
+    render.to_terminal(shown.results[0], Console(file=out, width=width))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    words = {word for line in lines for word in line.split()}
+    assert {word for name in shown.results[0].columns for word in name.split()} <= words
+    heads = [line for line in lines if line.lstrip().startswith("Site")]
+    assert len(heads) > (width == 100)
+    assert all("Recipe" in line for line in heads)
+
+
+def test_a_long_message_is_cut_in_the_tables_and_whole_in_the_csv(tmp_path: Path) -> None:
+    message = "CUDA out of memory. " * 20
+    write_run(tmp_path / "in", "r-01", status="failed", workload_facts={}, windows=False, message=message.strip())
+    text, _ = report_of(tmp_path)
+    assert message.strip() not in text
+    assert "CUDA out of memory. CUDA out of memory." in text
+    assert "runs.csv has them whole" in text
+    assert pl.read_csv(tmp_path / "out" / "runs.csv")["message"][0] == message.strip()
 
 
 @pytest.mark.parametrize("verb", ["merge", "report"])
