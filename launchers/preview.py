@@ -11,7 +11,7 @@ from inpaint_bench.contract import CODE
 from inpaint_bench.errors import UserError
 from inpaint_bench.terminal import console
 
-from . import show, snapshot
+from . import remote, show, snapshot
 from .group import Group, group_points
 from .place import check_budget
 from .point import Point
@@ -26,15 +26,16 @@ SCRIPTS = "sbatch"  # what a dry run leaves
 
 def check(points: Sequence[Point], folder: Path, budget: float | None) -> None:
     """Raises UserError for what sbatch, or nobody, would find out later."""
-    if "%" in str(folder):
-        raise UserError(f"{folder}: Slurm reads % in a path as a pattern; choose another hydra.sweep.dir")
+    for sign in "%\\":
+        if sign in str(folder):
+            raise UserError(f"{folder}: Slurm reads {sign} in a path as a pattern; choose another hydra.sweep.dir")
     check_budget(points, budget)
     first: dict[str, Point] = {}
     for point in points:
         if point.site.reach != first.setdefault(point.site.name, point).site.reach:
             raise UserError(f"sites.{point.site.name}.reach differs between points: one sweep reaches a site one way")
     for group in group_points(list(points)):
-        if group.first.site.reach.method == "slurm":
+        if group.first.site.reach.method != "local":
             script(group, folder, folder, "check")
 
 
@@ -45,6 +46,10 @@ def check_accounts(points: Sequence[Point]) -> None:
 
 
 def script(group: Group, folder: Path, code: Path, sweep_id: str) -> str:
+    site = group.first.site
+    if site.reach.method == "ssh":  # as it will be rendered there
+        folder = Path(remote.root_of(site, sweep_id))
+        code = folder / CODE / code.name
     jobs = folder / JOBS / group.name
     return render(
         group, command=job_command(group, jobs), folder=jobs, code=code, job_name=job_name(group.name, sweep_id)
@@ -61,7 +66,7 @@ def dry_run(points: Sequence[Point], folder: Path, sweep_id: str, taken: int) ->
     console().print(show.plan_table(points))
     code = snapshot.would_be(folder / CODE)
     for group in groups:
-        if group.first.site.reach.method != "slurm":
+        if group.first.site.reach.method == "local":
             continue
         file = folder / SCRIPTS / f"{group.name}.sh"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +84,7 @@ def dry_run(points: Sequence[Point], folder: Path, sweep_id: str, taken: int) ->
 
 
 def _lacks_account(site: SiteConfig) -> bool:
-    return site.reach.method == "slurm" and site.account.required and not site.account.value
+    return site.reach.method != "local" and site.account.required and not site.account.value
 
 
 def _account_hint(site: SiteConfig) -> str:

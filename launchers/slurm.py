@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import shlex
 import sys
 import uuid
 from collections.abc import Callable, Sequence
@@ -16,15 +15,15 @@ from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
 from inpaint_bench.errors import UserError
 
+from . import entry
 from .environment import for_slurm, replaced
 from .group import Group
 from .render import render
 
 
 def job_command(group: Group, folder: Path) -> str:
-    """The shell command of one task: submitit loads the point's pickle and runs it."""
-    python = group.first.site.python or sys.executable
-    return f"{shlex.quote(python)} -u -m submitit.core._submit {shlex.quote(str(folder))}"
+    """The shell command of one task: it looks at the folder, then submitit loads the point's pickle and runs it."""
+    return entry.command(group.first.site.python or sys.executable, folder)
 
 
 class SiteExecutor(SlurmExecutor):

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from inpaint_bench import doctor
+from inpaint_bench import card, doctor
 from inpaint_bench.files import read_json
 from inpaint_bench.telemetry import context, probe
 from inpaint_bench.telemetry.devices import describe
@@ -305,7 +305,7 @@ def test_a_card_is_printed_even_where_its_file_cannot_be_written(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device", "card.json")
 
-    monkeypatch.setattr(doctor, "replace_json", full)
+    monkeypatch.setattr(card, "replace_json", full)
     with driver():
         assert doctor.main(["--gpu", "--seconds", "2", "--json", str(tmp_path / "card.json")]) == 2
     output = capsys.readouterr()
