@@ -90,9 +90,9 @@ def main() -> int:
             bed.run(SITE, "scontrol", "update", f"partitionname={PARTITION}", "state=down")
             for size in asked.sizes:
                 points, _, times = size.partition(":")
-                for turn in range(int(times or 1)):
+                for _ in range(int(times or 1)):
                     for launcher in ("ours", "stock"):
-                        row = _measure(bed, work / f"{points}-{turn}-{launcher}", launcher, int(points), asked.stock)
+                        row = _measure(bed, work / f"{len(rows)}-{launcher}", launcher, int(points), asked.stock)
                         print(json.dumps(asdict(row)), flush=True)
                         rows.append(row)
                         if asked.results:

@@ -5,7 +5,8 @@
 
 The jobs are real (arrays of `true`, `sleep` and held ones, which squeue and sacct list like any other); the run
 directories are copies of what one real run left, given as --like RUN, or else written here. Wall time is of the whole
-command, interpreter included: the median of --times, the disk's cache warm.
+command, interpreter included, each the median of --times with the disk's cache warm: `first` asks sacct for all that
+ended and keeps what it said, `again` finds that kept.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def main() -> None:
     asked.add_argument("--like", type=Path, help="run directory whose files every completed point gets")
     asked.add_argument("--times", type=int, default=5)
     options = asked.parse_args()
-    print("points  completed  running  held  first s  median s  --json s")
+    print("points  completed  running  held  first s  again s  --json s")
     for points in options.points:
         with tempfile.TemporaryDirectory(prefix="status-scale-") as folder:
             print(_measure(points, Path(folder) / "sweep", options), flush=True)
@@ -60,19 +61,20 @@ def _measure(points: int, folder: Path, options: argparse.Namespace) -> str:
         _sweep(folder, conf, shares, arrays, options.like)
         _wait_for(arrays["completed"], shares["completed"], environment)
         status = [sys.executable, "-m", "inpaint_bench.status", str(folder)]
-        first = _seconds(status, environment)
-        again = []
+        first = []
         for _ in range(options.times):
             for path in folder.glob(f"*/attempt-1/{SCHEDULER}"):
-                path.unlink()  # else sacct would not be asked again
-            again.append(_seconds(status, environment))
+                path.unlink()  # so that sacct is asked again, for all of them
+            first.append(_seconds(status, environment))
+        again = [_seconds(status, environment) for _ in range(options.times)]
         as_json = statistics.median(_seconds([*status, "--json"], environment) for _ in range(options.times))
         found = json.loads(_run([*status, "--json"], environment))
         wanted = {"completed": shares["completed"], "running": running, "queued": shares["held"]}
         if found["counts"] != {state: n for state, n in sorted(wanted.items()) if n}:
             sys.exit(f"told {found['counts']}, true is {wanted}")
         numbers = f"{shares['completed']:9}  {running:7}  {shares['held']:4}"
-        return f"{points:6}  {numbers}  {first:7.2f}  {statistics.median(again):8.2f}  {as_json:8.2f}"
+        times = f"{statistics.median(first):7.2f}  {statistics.median(again):7.2f}  {as_json:8.2f}"
+        return f"{points:6}  {numbers}  {times}"
     finally:
         _run(["scancel", *arrays.values()], environment)
 

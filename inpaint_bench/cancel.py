@@ -41,7 +41,7 @@ def _cancel(options: argparse.Namespace) -> None:
             continue
         # written first: a job that dies of it is then known to have been cancelled, one that waits here never starts
         ledger.append("cancelled", points=[[a.point, a.attempt] for a in attempts])
-        here = [a.job_id for a in attempts if a.job_id and a.job_id.startswith("pid:")]
+        here = [a.job_id for a in attempts if not by_ssh and a.job_id and a.job_id.startswith("pid:")]
         there = [a.job_id for a in attempts if a.job_id and not a.job_id.startswith("pid:")]
         for job_id in here:
             if (pid := local.process_of(job_id)) is not None:

@@ -61,9 +61,8 @@ def check_sites(options: argparse.Namespace) -> bool:
         cases = []
         for site, file, reach in _sites(composed.catalogue, options):
             if reach.yes:
-                case = Case(site=site, file=file, findings=[])
                 cluster = inspect(site)
-                case.findings = [*_reach(site, reach), *compare(site, cluster)]
+                case = Case(site=site, file=file, findings=[*_reach(site, reach), *compare(site, cluster)])
                 _show(out, case, summary(cluster))
                 cases.append(case)
             else:
@@ -87,8 +86,12 @@ def show_probe(folder: Path) -> bool:
     return probed.fails(found)
 
 
+def _config(options: argparse.Namespace) -> DictConfig:
+    return compose("config", overrides=list(options.overrides), return_hydra_config=True)
+
+
 def _sites(catalogue: Catalogue, options: argparse.Namespace) -> list[tuple[SiteConfig, SiteFile, Reachable]]:
-    config = compose("config", overrides=list(options.overrides), return_hydra_config=True)
+    config = _config(options)
     if options.site != ALL and options.site not in catalogue.names:
         raise UserError(f"--site {options.site}: no such site; have: {', '.join([*catalogue.names, ALL])}")
     names = catalogue.names if options.site == ALL else [options.site]
@@ -182,8 +185,10 @@ def _update(case: Case, *, fix: bool) -> bool:
 
 
 def check_writeable(options: argparse.Namespace) -> None:
-    """Before anything is asked: --update where a file of the sites asked for is not the user's to write."""
+    """Before anything is asked: --update where a file is not the user's to write, or its site not what is asked."""
     with composer() as composed:
+        if _config(options).demonstration:
+            raise UserError("--update: this profile stands in for the sites, so what it shows is no fact of theirs")
         for _, file, reach in _sites(composed.catalogue, options):
             if reach.yes and (why := locked(file.path)):
                 raise UserError(f"{file.path}: {why}")

@@ -58,7 +58,7 @@ def _from_sites(ledger: Ledger) -> None:
         try:
             _from_site(ledger, at)
         except (UnreachableError, remote.RemoteError) as error:
-            complaints.append(f"{name}: {error}; what arrived is kept, `collect` goes on from there")
+            complaints.append(f"{error}; what arrived is kept, `collect` goes on from there")
         except UserError as error:
             complaints.append(f"{name}: {error}")
     plans = sorted({str(record.plan) for record in ledger.points().values() if record.plan})
@@ -79,8 +79,9 @@ def _from_site(ledger: Ledger, at: remote.Place) -> None:
             index = bundle.read_index(stream)
             brought = carry.check(index, ledger, site=name)
             received = carry.receive(stream, index, ledger, newest_unix=carry.newest(ledger, name))
-        except bundle.CutError as error:
-            raise UnreachableError(f"{error} ({stream.last_words() or 'the connection ended'})") from None
+        except bundle.CutError:
+            words = stream.last_words() or "the connection ended"
+            raise UnreachableError(f"{name}: what it was sending broke off ({words})") from None
     with ledger.locked():
         carry.adopt(brought, ledger, carried=False)
     ledger.append("collected", origin=name, made_unix=index.head["made_unix"], files=received.new)
@@ -125,7 +126,7 @@ def _export(ledger: Ledger, out: Path) -> None:
         raise UserError(f"{ledger.folder}: nothing was sent from here, so there are no results")
     try:
         with replacing(out) as handle:
-            index = bundle.write(handle, carry.head(ledger, attempts), sources)
+            index = bundle.write(handle, carry.head(ledger, attempts, sources), sources)
     except OSError as error:
         raise UserError(f"{out}: {error.strerror}") from None
     print(f"{out}: {count(len(index.members), 'file')} of {count(len(attempts), 'attempt')}")

@@ -487,7 +487,9 @@ def checked(result: BenchConfig) -> BenchConfig:
 
 
 def without_hydra(config: DictConfig) -> DictConfig:
-    """A copy: parts of Hydra's own node are known only in a job."""
+    """A copy, where there is something to leave out: parts of Hydra's own node are known only in a job."""
+    if "hydra" not in config:
+        return config
     own = config.copy()
     with read_write(own), open_dict(own):
         own.pop("hydra", None)

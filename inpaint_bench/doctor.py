@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 from rich.console import Console
@@ -21,6 +23,7 @@ from .terminal import console, table
 _OF_GPU = ("uuid", "out", "json", "note", "loop_from")
 _OF_SITE = ("update", "fix", "probe")
 SBATCH_TIMEOUT_S = 10
+DISTRIBUTION = "inpaint-bench"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,13 +87,32 @@ def _check(options: argparse.Namespace) -> None:
 
 def _this_machine(out: Console, sites: Sequence[Sequence[str]]) -> None:
     found = environment.fingerprint()
-    names = ("python", *(name.replace("-", "_") for name in environment.PACKAGES), "driver", "cpu", "cores", "kernel")
-    rows = [(name, "not found" if found[name] is None else found[name]) for name in names]
-    out.print(table(("this machine", ""), [*rows, ("sbatch", _sbatch())]))
+    names = ("python", "driver", "cpu", "cores", "kernel")
+    rows = [(name, "not found" if found[name] is None else found[name], None) for name in names]
+    out.print(table(("this machine", "", "wanted"), [*rows, ("sbatch", _sbatch(), None), *_packages()]))
     print(_gpus())
     heads = ("site", "file", "reached from here", "why", "blocks seen on the cluster")
     out.print(table(heads, sites))
     print("python -m inpaint_bench.doctor --site NAME holds a site's file against its Slurm")
+
+
+def _packages() -> list[tuple[str, str, str | None]]:
+    """What the project needs by its own account, and what is there; of a bare checkout the main ones."""
+    try:
+        wanted = [one for one in metadata.requires(DISTRIBUTION) or () if "extra ==" not in one]
+    except metadata.PackageNotFoundError:
+        wanted = list(environment.PACKAGES)
+    rows = []
+    for one in sorted(wanted):
+        found = re.match(r"[\w.-]+", one)
+        assert found is not None
+        name, versions = found[0], one[found.end() :].strip()
+        try:
+            there = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            there = "not installed"
+        rows.append((name, there, versions or None))
+    return rows
 
 
 def _sbatch() -> str:

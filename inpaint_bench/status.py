@@ -38,11 +38,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from launchers import detail, overview, show
+from launchers import cost, detail, overview, show
 from launchers.ledger import Ledger
 from launchers.outlook import Outlook, last_end, outlooks
 from launchers.scheduler import OK, Answer
-from launchers.watch import Standing, Survey, Tried, survey
+from launchers.watch import Standing, Survey, Tried, sites_of, survey
 
 from .command import parser, run
 from .contract import SCHEMA_VERSION
@@ -59,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     how.add_argument("--watch", action="store_true", help="look again every minute until nothing is open")
     how.add_argument("--json", action="store_true", help="print JSON instead of a table")
     how.add_argument("--point", type=int, metavar="N", help="one point in detail: attempts, logs, Slurm's own words")
+    how.add_argument("--cost", action="store_true", help="what was planned at most, and what it came to")
     options.add_argument("--all", action="store_true", help="a row for each point, however many are alike")
     options.add_argument("--every", type=float, default=EVERY_S, metavar="S", help="seconds between two looks (60)")
     return run(options, _status, argv)
@@ -66,6 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _status(options: argparse.Namespace) -> None:
     ledger = Ledger.open(options.sweep)
+    if options.cost:
+        units = {name: site.charging.unit for name, site in sites_of(ledger).items()}
+        console().print(cost.cost_table(cost.spent(ledger), units))
+        return
     while True:
         seen = survey(ledger)
         found = outlooks(seen.standings)

@@ -61,7 +61,8 @@ class SchedulerWord:
     def kept(cls, run_dir: Path) -> SchedulerWord | None:
         try:
             value: Any = read_json(run_dir / SCHEDULER)
-            return cls(state=value["state"], detail=value["detail"], said=f"{SCHEDULER}: {value['state']}")
+            state, detail = value["state"], value["detail"]
+            return cls(state=state, detail=detail, said=f"{SCHEDULER}: {', '.join(filter(None, (state, detail)))}")
         except (ValueError, OSError, KeyError, TypeError):  # none, or not whole
             return None
 
@@ -177,17 +178,17 @@ def _by_manifest(scheduler: SchedulerWord | None, left: Leavings, cancelled: boo
         alone = f"by its manifest alone: {scheduler.detail if scheduler else silence}"
     else:
         alone = "" if state else "by its manifest alone: the scheduler knows the job no more"
-    if scheduler is None and (manifest.get("slurm") or {}).get("requeued"):
+    if scheduler is None and part_of(manifest, "slurm").get("requeued"):
         return Verdict(state=PointState.UNKNOWN, message=f"it was requeued when it was pre-empted; {silence}")
     match manifest["status"]:
         case Status.COMPLETED:
-            if left.telemetry != "complete" and (manifest.get("telemetry") or {}).get("source") != "none":
+            if left.telemetry != "complete" and part_of(manifest, "telemetry").get("source") != "none":
                 return _failed(Reason.TELEMETRY_INCOMPLETE, f"the sidecar ended as {left.telemetry or 'never started'}")
             if left.missing:
                 return _failed(Reason.TELEMETRY_INCOMPLETE, f"the manifest says completed, but {left.missing}")
             return Verdict(state=PointState.COMPLETED, message=alone)
         case Status.FAILED | Status.INTERRUPTED:
-            message = manifest.get("message") or ""
+            message = str(manifest.get("message") or "")
             if state in SUCCESS:
                 message = f"{message} (the scheduler says COMPLETED, the manifest {manifest['status']})".strip()
             return _failed(_reason(manifest), message)
@@ -223,7 +224,8 @@ def _ended(reason: Reason, scheduler: SchedulerWord | None, left: Leavings, canc
     if manifest and manifest["status"] == Status.COMPLETED:
         return _failed(reason, f"the manifest says completed, the scheduler {state} ({detail})".replace(" ()", ""))
     if reason is not Reason.APP_ERROR:
-        return _failed(reason, detail if manifest is None else f"{detail} {_progress(manifest)}".strip())
+        more = (left.damaged or "") if manifest is None else _progress(manifest)
+        return _failed(reason, f"{detail} {more}".strip())
     if manifest is None:
         begun = left.damaged or ("the job ended before the workload began" if left.exists else "")
         return _failed(
@@ -235,7 +237,7 @@ def _ended(reason: Reason, scheduler: SchedulerWord | None, left: Leavings, canc
             Reason.CANCELLED if cancelled else Reason.LOST,
             f"its process died ({detail}); {_progress(manifest)}".removesuffix("; "),
         )
-    return _failed(_reason(manifest), manifest.get("message") or detail)
+    return _failed(_reason(manifest), str(manifest.get("message") or detail))
 
 
 def _reason(manifest: dict[str, Any]) -> Reason:
@@ -250,8 +252,14 @@ def _failed(reason: Reason, message: str) -> Verdict:
     return Verdict(state=PointState.FAILED, reason=reason, message=message)
 
 
+def part_of(manifest: dict[str, Any] | None, name: str) -> dict[str, Any]:
+    """A field of the manifest that has fields itself; empty where it is null, missing or of another kind."""
+    value = (manifest or {}).get(name)
+    return value if isinstance(value, dict) else {}
+
+
 def _progress(manifest: dict[str, Any] | None) -> str:
-    progress = (manifest or {}).get("progress") or {}
+    progress = part_of(manifest, "progress")
     if progress.get("step") is None:
         return ""
     return f"step {progress['step']} of {progress.get('steps_total') or '?'}"

@@ -48,7 +48,11 @@ class Received:
     bytes_new: int = 0
 
     def __str__(self) -> str:
-        said = "nothing new" if not self.new else f"{show.count(self.new, 'new file')} of {show.count(len(self.runs), 'run')}, {self.bytes_new:,} bytes"
+        said = (
+            "nothing new"
+            if not self.new
+            else f"{show.count(self.new, 'new file')} of {show.count(len(self.runs), 'run')}, {self.bytes_new:,} bytes"
+        )
         said += f"; {self.kept} were here" if self.kept else ""
         return said + (f"; {self.older} are newer here" if self.older else "")
 
@@ -63,7 +67,7 @@ def outgoing(folder: Path, standings: Iterable[Standing]) -> tuple[list[dict[str
             still_open = standing.open and attempt is standing.record.last
             sources += _run_files(folder, attempt.subdir, still_open)
             groups.add(attempt.group)
-            attempts.append(_facts(standing, attempt))
+            attempts.append(_facts(attempt))
     for group in sorted(groups):
         for file in sorted((folder / JOBS / group).glob("*")):
             path = f"{LOGS}/{group}/{file.name}"
@@ -72,8 +76,7 @@ def outgoing(folder: Path, standings: Iterable[Standing]) -> tuple[list[dict[str
     return attempts, sources
 
 
-def _facts(standing: Standing, attempt: Attempt) -> dict[str, Any]:
-    record = standing.record
+def _facts(attempt: Attempt) -> dict[str, Any]:
     return {
         "point": attempt.point,
         "attempt": attempt.attempt,
@@ -84,9 +87,6 @@ def _facts(standing: Standing, attempt: Attempt) -> dict[str, Any]:
         "job_id": attempt.job_id,
         "refused": attempt.refused,
         "cancelled": attempt.cancelled,
-        "overrides": record.overrides,
-        "gpu": record.gpu,
-        "batch": record.batch,
     }
 
 
@@ -100,7 +100,7 @@ def _run_files(folder: Path, subdir: str, still_open: bool) -> Iterator[Source]:
         for name in sorted(names):
             file = Path(here, name)
             inner = file.relative_to(folder / subdir).as_posix()
-            if inner in heads or file.is_symlink() or not _travels(inner) or (name == JOURNAL and still_open):
+            if inner in HEADS or file.is_symlink() or not _travels(inner) or (name == JOURNAL and still_open):
                 continue
             path = f"{subdir}/{inner}"
             closed = name.endswith(".parquet")
@@ -141,6 +141,8 @@ def check(index: Index, ledger: Ledger, *, site: str | None = None) -> list[dict
         )
     if not isinstance(head.get("made_unix"), int | float) or not isinstance(head.get("attempts"), list):
         raise BundleError("its list lacks a time or attempts")
+    if not isinstance(head.get("journals"), list):
+        raise BundleError("its list lacks the journals")
     records = ledger.points()
     for facts in head["attempts"]:
         _check_facts(facts)
@@ -191,6 +193,10 @@ def receive(stream: Readable, index: Index, ledger: Ledger, *, newest_unix: floa
                 result.kept += same
                 result.older += not same
                 return
+        elif outdated and target.name == JOURNAL:  # it is a part by now
+            skip_over(chunks)
+            result.older += 1
+            return
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as out:
             for chunk in chunks:
@@ -201,15 +207,31 @@ def receive(stream: Readable, index: Index, ledger: Ledger, *, newest_unix: floa
             result.runs.add((int(run[1]), int(run[2])))
 
     read_files(stream, index, each)
+    if not outdated:
+        for facts in index.head["attempts"]:
+            _drop_journals(root, Path(str(facts["point"]), f"attempt-{facts['attempt']}"), index.head["journals"])
     return result
 
 
+def _drop_journals(root: Path, subdir: Path, kept: list[Any]) -> None:
+    """A journal that is no more became a part, which is here by now: its rows would count twice."""
+    if not (root / subdir).resolve().is_relative_to(root):
+        return
+    for file in (root / subdir).rglob(JOURNAL):
+        if file.relative_to(root).as_posix() not in kept:
+            file.unlink()
+
+
 def adopt(attempts: Iterable[dict[str, Any]], ledger: Ledger, *, carried: bool) -> None:
-    """Write attempts into the ledger that were made elsewhere: from a plan, or by a `rerun` there."""
-    known = {(a.point, a.attempt) for record in ledger.points().values() for a in record.attempts}
+    """Write attempts into the ledger that were made elsewhere: from a plan, or by a `rerun` there.
+
+    What a point asks for stays as it was asked here: `rerun` composes it, which could run anything.
+    """
+    records = ledger.points()
+    known = {(a.point, a.attempt) for record in records.values() for a in record.attempts}
     new = [facts for facts in attempts if (facts["point"], facts["attempt"]) not in known]
     for facts in sorted(new, key=lambda facts: (facts["point"], facts["attempt"])):
-        pair = [facts["point"], facts["attempt"]]
+        pair, record = [facts["point"], facts["attempt"]], records[facts["point"]]
         ledger.append(
             "planned",
             group=facts["group"],
@@ -217,7 +239,7 @@ def adopt(attempts: Iterable[dict[str, Any]], ledger: Ledger, *, carried: bool) 
             site=facts["site"],
             carried=carried,
             points=[[*pair, facts["run_id"]]],
-            asked=[{key: facts[key] for key in ("point", "overrides", "gpu", "batch", "site")}],
+            asked=[{"overrides": record.overrides, "gpu": record.gpu, "batch": record.batch}],
         )
         if facts["job_id"]:
             ledger.append("submitted", group=facts["group"], job_id=facts["job_id"], points=[pair])
@@ -232,13 +254,14 @@ def newest(ledger: Ledger, origin: str) -> float:
     return max((note["made_unix"] for note in ledger.notes("collected") if note["origin"] == origin), default=0.0)
 
 
-def head(ledger: Ledger, attempts: list[dict[str, Any]]) -> dict[str, Any]:
+def head(ledger: Ledger, attempts: list[dict[str, Any]], sources: Iterable[Source]) -> dict[str, Any]:
     """What a bundle of results says of itself."""
     return {
         "kind": RESULTS,
         "sweep_id": ledger.sweep["sweep_id"],
         "made_unix": round(time.time(), 3),
         "attempts": attempts,
+        "journals": [source.path for source in sources if source.path.endswith(f"/{JOURNAL}")],
     }
 
 
@@ -265,10 +288,8 @@ def _check_facts(facts: Any) -> None:
     try:
         good = all(number(key) for key in ("point", "attempt"))
         good = good and all(word(key) for key in ("run_id", "site", "group"))
-        good = good and all(word(key, optional=True) for key in ("job_name", "job_id", "gpu"))
+        good = good and all(word(key, optional=True) for key in ("job_name", "job_id"))
         good = good and (facts["refused"] is None or line(facts["refused"])) and isinstance(facts["cancelled"], bool)
-        good = good and isinstance(facts["overrides"], list) and all(line(one) for one in facts["overrides"])
-        good = good and isinstance(facts["batch"], int | str | None) and line(str(facts["batch"]))
     except (KeyError, TypeError):
         good = False
     if not good:

@@ -244,7 +244,7 @@ def gpus(gres: str) -> dict[str, int]:
         count = int(rest.pop()) if rest and rest[-1].isdecimal() else 1
         kind = rest[0] if rest else ""
         found[kind] = found.get(kind, 0) + count
-    return found
+    return {kind: count for kind, count in found.items() if count}
 
 
 def is_model(model: str, kind: str) -> bool:

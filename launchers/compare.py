@@ -24,7 +24,7 @@ def compare(site: SiteConfig, cluster: Cluster) -> list[Finding]:
     """In the order of a site file. Raises nothing: a fact that Slurm did not give is a finding too."""
     gpus = [Gpu(site, model, cluster) for model in site.gpus]
     factors = {finding.block: finding for finding in charge_factors(gpus)}
-    found = []
+    found: list[Finding] = []
     for gpu in gpus:
         found += gpu.findings()
         found += [factors[block]] if (block := f"gpus.{gpu.model}") in factors else []

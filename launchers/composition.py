@@ -6,7 +6,8 @@ Hydra composed for their choices, and their own values are set on a copy, in the
 Hydra sets them. All that differs is that Hydra's own node is complete by then, which a value can see only through an
 interpolation. Hence a point is composed by Hydra, whole, where
 
-- an override is of Hydra's own node, or its key is not a plain one (`+` and `~` are fine, a package is not);
+- an override's key is not a plain one (`+` and `~` are fine, a package is not); of Hydra's own node a point may only
+  change values, which are then part of what is shared;
 - what lies at an override's key, or on the way there, is an interpolation, or becomes one by another override;
 - Hydra copies variables of the environment (`hydra.job.env_copy`), whose names may be interpolations.
 """
@@ -15,16 +16,17 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
-from omegaconf import DictConfig, Node, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from inpaint_bench.config import BenchConfig, typed, typed_like, unchecked, without_hydra
@@ -92,7 +94,12 @@ def _record(config: DictConfig, lines: Sequence[str]) -> None:
 @dataclass(frozen=True, kw_only=True)
 class _Shared:
     base: Composed
-    config: DictConfig  # the same, to look at
+    interpolations: frozenset[str]  # keys of the application at which there is one
+
+    @classmethod
+    def of(cls, config: DictConfig) -> _Shared:
+        own = OmegaConf.to_container(without_hydra(config), resolve=False)
+        return cls(base=Composed.whole(config), interpolations=frozenset(_interpolations(own)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,29 +123,47 @@ class Composition:
     """Composes points. `compose` is Hydra's own way from a point's overrides to its configuration."""
 
     def __init__(
-        self, compose: Callable[[list[str]], DictConfig], *, loader: ConfigLoader, hydra_overrides: Sequence[str] = ()
+        self,
+        compose: Callable[[list[str]], DictConfig],
+        *,
+        loader: ConfigLoader,
+        config_name: str = "config",
+        hydra_overrides: Sequence[str] = (),
     ) -> None:
         self._compose = compose
         assert isinstance(loader, ConfigLoaderImpl)
         # with hydra.searchpath followed, so that it knows every group that Hydra would find
-        _, self._files = loader._parse_overrides_and_create_caching_repo("config", list(hydra_overrides))
+        _, self._files = loader._parse_overrides_and_create_caching_repo(config_name, list(hydra_overrides))
         self._groups: dict[str, bool] = {}
         self._shared: dict[tuple[str, ...], _Shared | None] = {}  # by choices
         self._typed: dict[bytes, _Typed] = {}  # by base
 
     def __call__(self, lines: Sequence[str]) -> Composed:
         """Raises Hydra's own errors, and those of omegaconf, for overrides that do not fit."""
+        return self._folded(lines) or Composed.whole(self._compose(list(lines)))
+
+    def _folded(self, lines: Sequence[str]) -> Composed | None:
         choices: list[str] = []
+        own: list[Override] = []  # of Hydra's node
         values: list[Override] = []
         for line in lines:
             override = _parsed(line)
-            if _is_value(override) and not (self._is_group(override.key_or_group) and not _is_mapping(override)):
-                values.append(override)
-            else:
+            if self._is_choice(override):
                 choices.append(line)
+            elif not _is_plain(override):
+                return None
+            elif override.key_or_group.split(".")[0] != "hydra":
+                values.append(override)
+            elif override.type is OverrideType.CHANGE:
+                choices.append(line)
+                own.append(override)
+            else:
+                return None
         shared = self._composed_for(tuple(choices))
-        if shared is None or _sees_interpolation(shared.config, values):
-            return Composed.whole(self._compose(list(lines)))
+        if shared is None or _reads_another(own + values):
+            return None
+        if any(_on_the_way(value.key_or_group) & shared.interpolations for value in values):
+            return None
         return replace(shared.base, values=tuple(values), lines=tuple(lines))
 
     def _composed_for(self, choices: tuple[str, ...]) -> _Shared | None:
@@ -148,7 +173,7 @@ class Composition:
             except (HydraException, OmegaConfBaseException, ValueError):
                 shared = None  # whole, the point tells what is wrong with it
             else:
-                shared = None if config.hydra.job.env_copy else _Shared(base=Composed.whole(config), config=config)
+                shared = None if config.hydra.job.env_copy else _Shared.of(config)
             self._shared[choices] = shared
         return self._shared[choices]
 
@@ -171,55 +196,45 @@ class Composition:
             return typed(config), config
         return typed_like(config, shared.bench, touched | shared.interpolating), config
 
-    def _is_group(self, key: str) -> bool:
+    def _is_choice(self, override: Override) -> bool:
+        """Of a group; Hydra takes `group={...}` for values."""
+        key = override.key_or_group
         if key not in self._groups:
             self._groups[key] = self._files.group_exists(key)
-        return self._groups[key]
+        return self._groups[key] and not isinstance(override.value(), dict)
 
 
-_lines: dict[str, Override] = {}
-
-
+@cache
 def _parsed(line: str) -> Override:
-    """Hydra's parser, which takes as long for a line as setting its value: most lines of a sweep are alike."""
-    if line not in _lines:
-        (_lines[line],) = OverridesParser.create().parse_overrides([line])
-    return _lines[line]
+    """Hydra's parser takes as long for a line as setting its value, and most lines of a sweep are alike."""
+    (override,) = OverridesParser.create().parse_overrides([line])
+    return override
 
 
-def _is_value(override: Override) -> bool:
-    key = override.key_or_group
-    return (
-        override.package is None
-        and not override.is_sweep_override()
-        and _PLAIN_KEY.fullmatch(key) is not None
-        and key.split(".")[0] != "hydra"
-    )
+def _is_plain(override: Override) -> bool:
+    plain = override.package is None and not override.is_sweep_override()
+    return plain and _PLAIN_KEY.fullmatch(override.key_or_group) is not None
 
 
-def _is_mapping(override: Override) -> bool:
-    """Hydra takes `group={...}` for values, not for a choice."""
-    return isinstance(override.value(), dict)
+def _reads_another(overrides: Sequence[Override]) -> bool:
+    """A key is given an interpolation, and then more is done at that key or below it."""
+    given = [one for one in overrides if "${" in str(one.value())]
+    return any(_overlap(a.key_or_group, b.key_or_group) for a in given for b in overrides if b is not a)
 
 
-def _sees_interpolation(config: DictConfig, values: Sequence[Override]) -> bool:
-    if any(_interpolation_on_the_way(config, value.key_or_group.split(".")) for value in values):
-        return True
-    given = [value for value in values if "${" in str(value.value())]
-    return any(_overlap(one.key_or_group, other.key_or_group) for one in given for other in values if other is not one)
+def _on_the_way(key: str) -> set[str]:
+    """The key, and all in which it lies."""
+    names = key.split(".")
+    return {".".join(names[: count + 1]) for count in range(len(names))}
 
 
-def _interpolation_on_the_way(config: DictConfig, path: Sequence[str]) -> bool:
-    node: Any = config
-    for name in path:
-        if not isinstance(node, DictConfig) or node._is_none() or node._is_missing():
-            return False
-        node = node._get_node(name, validate_access=False)
-        if not isinstance(node, Node):
-            return False
-        if node._is_interpolation():
-            return True
-    return False
+def _interpolations(value: Any, key: str = "") -> Iterator[str]:
+    """Keys at which there is an interpolation, of an unresolved container."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _interpolations(item, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, str) and "${" in value:
+        yield key
 
 
 def _overlap(one: str, other: str) -> bool:

@@ -75,7 +75,8 @@ def _manifest(tried: Tried) -> str:
     if left.manifest is None:
         return "none"
     begun, ended = left.manifest.get("started_unix_ns"), left.manifest.get("ended_unix_ns")
-    times = [f"{word} {_time(ns / 1e9)}" for word, ns in (("begun", begun), ("ended", ended)) if ns]
+    both = (("begun", begun), ("ended", ended))
+    times = [f"{word} {_time(ns / 1e9)}" for word, ns in both if isinstance(ns, int) and ns]
     if left.manifest["status"] == Status.RUNNING and left.silent_s is not None:
         times.append(f"written {span(left.silent_s)} ago")
     return ", ".join([str(left.manifest["status"]), *times])

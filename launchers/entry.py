@@ -1,4 +1,4 @@
-"""What a job starts with: `python -m launchers.entry FOLDER` looks whose folder it is, then submitit loads the point."""
+"""What a job starts with, `python -m launchers.entry FOLDER`: look whose folder it is, then load the point from it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ def command(python: str, folder: Path) -> str:
     return f"{shlex.quote(python)} -u -m {__name__} {shlex.quote(str(folder))}"
 
 
+def pickle_name(task: int | str) -> str:
+    """Of one task of an array, from before sbatch is called until it begins."""
+    return f"{task}.pkl"
+
+
 def main(argv: list[str]) -> int:
     folder = Path(argv[0])
     try:
@@ -28,7 +33,11 @@ def main(argv: list[str]) -> int:
     from submitit.core.submission import process_job
 
     os.environ["SUBMITIT_FOLDER"] = str(folder)
-    result = JobEnvironment().paths.result_pickle
+    job = JobEnvironment()
+    task = os.environ.get("SLURM_ARRAY_TASK_ID")
+    if job.cluster == "slurm" and task and not job.paths.submitted_pickle.exists():
+        (folder / pickle_name(task)).rename(job.paths.submitted_pickle)
+    result = job.paths.result_pickle
     # submitit refuses to write beside what an earlier start of a requeued job left half-written
     result.with_suffix(f"{result.suffix}.save_tmp").unlink(missing_ok=True)
     process_job(folder)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from inpaint_bench.contract import MANIFEST, SWEEP, Reason, Status
 from inpaint_bench.files import read_json
@@ -62,7 +63,7 @@ def _read(out: Path) -> dict[tuple[str, str, str], list[float]]:
     for record in islice(newest, SWEEPS):
         for file in record.parent.glob(f"*/attempt-*/{MANIFEST}"):
             try:
-                manifest = read_json(file)
+                manifest: dict[str, Any] = read_json(file) or {}
                 minutes = _minutes(manifest)
                 key = (manifest["site"], manifest["gpu"], manifest["config_hash"])
             except (OSError, ValueError, LookupError, TypeError):
@@ -72,7 +73,7 @@ def _read(out: Path) -> dict[tuple[str, str, str], list[float]]:
     return found
 
 
-def _minutes(manifest: dict[str, object]) -> float | None:
+def _minutes(manifest: dict[str, Any]) -> float | None:
     """None where a run did not say how long the whole takes. One that its time limit cut off says: at least so long."""
     whole = manifest["status"] == Status.COMPLETED and not manifest["resumed"]
     if not whole and manifest["reason"] != Reason.TIMEOUT:

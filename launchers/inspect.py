@@ -9,7 +9,7 @@ from inpaint_bench.config import SiteConfig
 
 from .cluster import ASSOCIATION_FIELDS, NODE_FORMAT, QOS_FIELDS, Answer, Cluster, NotKnownError
 from .environment import for_slurm
-from .ssh import Connection, UnreachableError, shell
+from .ssh import Connection, UnreachableError, printable, shell
 
 TIMEOUT_S = 30
 
@@ -90,8 +90,8 @@ def _over_ssh(site: SiteConfig) -> Ask:
 def _answer(command: Sequence[str], code: int, out: str, said: str) -> Answer:
     if code == 0:
         return Answer(text=out)
-    last = said.strip().splitlines()
-    return Answer(why=f"{_name(command)} failed: {last[-1].strip() if last else f'exit code {code}'}")
+    last = printable((said.strip().splitlines() or [f"exit code {code}"])[-1])
+    return Answer(why=f"{_name(command)} failed: {last}")
 
 
 def _name(command: Sequence[str]) -> str:

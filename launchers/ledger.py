@@ -113,12 +113,14 @@ class Ledger:
             yield
 
     def busy(self) -> bool:
-        """Somebody is submitting from this sweep, or running its points on this machine."""
+        """Somebody is submitting from this sweep, or running its points on this machine, as far as one may see."""
         try:
             with self.locked():
                 return False
         except UserError:
             return True
+        except OSError:  # somebody else's sweep, which one may only read
+            return False
 
     def append(self, kind: str, **content: Any) -> None:
         line = json.dumps({"t_unix": round(time.time(), 3), "kind": kind, **content}).encode()

@@ -20,6 +20,7 @@ from typing import Any
 from inpaint_bench.contract import JOURNAL, WINDOWS, PointState, Status, WindowKind
 from inpaint_bench.files import read_json
 from inpaint_bench.telemetry.journal import read_journal
+from inpaint_bench.truth import part_of
 
 from .watch import Standing
 
@@ -176,20 +177,25 @@ def _likenesses(standing: Standing) -> list[tuple[object, ...]]:
     return [("asked", record.site, asked), ("cell", record.site, record.gpu, record.batch)]
 
 
+def _number(value: Any) -> float | None:
+    """A manifest that somebody else wrote may hold anything."""
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
 def _took_s(manifest: dict[str, Any] | None) -> float | None:
-    begun, ended = (manifest or {}).get("started_unix_ns"), (manifest or {}).get("ended_unix_ns")
+    begun, ended = (_number((manifest or {}).get(name)) for name in ("started_unix_ns", "ended_unix_ns"))
     return (ended - begun) / 1e9 if begun and ended and ended > begun else None
 
 
 def _begun(standing: Standing) -> float | None:
-    if begun := (standing.left.manifest or {}).get("started_unix_ns"):
-        return float(begun) / 1e9
+    if begun := _number((standing.left.manifest or {}).get("started_unix_ns")):
+        return begun / 1e9
     return standing.word.begins_unix if standing.word else None
 
 
 def _progress(manifest: dict[str, Any] | None) -> dict[str, Any]:
-    keys = ("step", "steps_total", "t_unix_ns", "images_per_s")
-    return dict.fromkeys(keys) | ((manifest or {}).get("progress") or {})
+    progress = part_of(manifest, "progress")
+    return {key: _number(progress.get(key)) for key in ("step", "steps_total", "t_unix_ns", "images_per_s")}
 
 
 def _windows(folder: Path | None) -> list[dict[str, Any]]:
@@ -202,7 +208,7 @@ def _windows(folder: Path | None) -> list[dict[str, Any]]:
 
 def _overhead(windows: list[dict[str, Any]]) -> float:
     """Time since the first measured step over the time of measured steps, at least 1: what is between them."""
-    closed = [w for w in windows if w.get("t_end_unix_ns")]
+    closed = [w for w in windows if _number(w.get("t_end_unix_ns")) and _number(w.get("t_start_unix_ns"))]
     measured = [w for w in closed if w.get("kind") == WindowKind.MEASURE]
     if not measured:
         return 1.0
@@ -231,7 +237,13 @@ def _tail(folder: Path | None, windows: list[dict[str, Any]], now: float) -> tup
         ends_ns, images = ends_ns[first:][last], rows["images"].to_numpy()[last]
         window = next(w for w in windows if w["window_id"] == ids[-1])
         ended_unix_ns = int(ends_ns[-1]) + window["t_start_unix_ns"] - window["t_start_mono_ns"]
-    except (OSError, LookupError, ValueError, StopIteration):  # it was closed meanwhile, or is somebody else's
+    except (
+        OSError,
+        LookupError,
+        ValueError,
+        TypeError,
+        StopIteration,
+    ):  # closed meanwhile, or not ours
         return None
     span_s = (ends_ns[-1] - ends_ns[0]) / 1e9
     if span_s <= 0:

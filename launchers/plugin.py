@@ -78,6 +78,7 @@ class SweepLauncher(Launcher):
         composition = Composition(
             lambda overrides: self._context.config_loader.load_sweep_config(self._config, overrides),
             loader=self._context.config_loader,
+            config_name=self._config.hydra.job.config_name,
             hydra_overrides=list(self._config.hydra.overrides.hydra),
         )
         catalogue, histories = Catalogue(self._context.config_loader), Histories()
@@ -134,9 +135,7 @@ class SweepLauncher(Launcher):
         return Composed.whole(config).edited({"hydra.job.num": num, "hydra.job.id": f"{config.hydra.job.name}_{num}"})
 
 
-def run_foreign(
-    points: Sequence[Composed], folder: Path, context: HydraContext, task: TaskFunction
-) -> list[JobReturn]:
+def run_foreign(points: Sequence[Composed], folder: Path, context: HydraContext, task: TaskFunction) -> list[JobReturn]:
     """An application that is not ours: every point runs on this machine, nothing is recorded."""
     from .job import HydraState, PointJob
     from .local import LocalCall, run_all

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 import shlex
 import shutil
 import tarfile
@@ -20,7 +21,6 @@ from typing import Any, TypeVar
 
 from inpaint_bench.config import SiteConfig
 from inpaint_bench.contract import CODE, SNAPSHOT, Status
-from inpaint_bench.errors import UserError
 from inpaint_bench.truth import FINAL, Leavings, SchedulerWord
 
 from .group import Group
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 MARK = b"inpaint-bench: "  # begins our lines: a login shell may print others
 MODULE = "launchers.there"
+BUNDLE = b"bundle\n"  # after it, nothing but one
+GREETING_LINES = 1000  # of a login shell, at most
 SUBMIT, LOOK, CANCEL, EXPORT = "submit", "look", "cancel", "export"
 SUBMIT_PATIENCE = 30  # times the site's time-out; a thousand points are composed there
 LOOK_PATIENCE = 3  # squeue and sacct have a minute each
@@ -118,8 +120,11 @@ def connect(points: Iterable[Point]) -> None:
 
 
 def submit(groups: Sequence[Group], ledger: Ledger, code: Path) -> int:
-    """Have the groups of one site submitted there, and write down what became of them; returns how many points were
-    refused or may not have arrived. Of those `status` knows once the site answers."""
+    """Have the groups of one site submitted there, and write down what became of them.
+
+    Returns how many points were refused, were not sent, or got no word back: of those `status` knows once the site
+    answers.
+    """
     site = groups[0].first.site
     points = [point for group in groups for point in group.points]
     sweep = ledger.sweep
@@ -134,7 +139,11 @@ def submit(groups: Sequence[Group], ledger: Ledger, code: Path) -> int:
     }
     try:
         _stage(at, code)
-        ledger.append("staged", site=site.name, root=at.root, code=at.code)
+    except (UnreachableError, RemoteError) as error:
+        log.error(f"{error}. None of its {len(points)} points was sent; `rerun` sends them.")
+        return len(points)
+    ledger.append("staged", site=site.name, root=at.root, code=at.code)
+    try:
         lines = at.ask(SUBMIT, request, patience=SUBMIT_PATIENCE)
     except (UnreachableError, RemoteError) as error:
         log.error(f"{error}. What became of its {len(points)} points is not known; `status` tells once it answers.")
@@ -153,9 +162,9 @@ def _write_down(lines: list[dict[str, Any]], points: list[Point], group: str, le
     refused: dict[str, list[list[int]]] = {}
     for point in points:
         line = told.get((point.num, point.attempt), {})
-        array, _, task = str(line.get("job_id") or "").partition("_")
-        pair = [point.num, point.attempt]
-        if array.isdecimal() and task.isdecimal():
+        pair, job_id = [point.num, point.attempt], _job_id(line.get("job_id"))
+        if job_id:
+            array, _, task = job_id.partition("_")
             arrays.setdefault(array, {})[int(task)] = pair
         else:
             refused.setdefault(printable(str(line.get("refused") or "it did not say why")), []).append(pair)
@@ -214,7 +223,7 @@ def _hear(
             if attempt is None or attempt.run_id != line["run_id"]:
                 continue
             heard.add(key)
-            attempt.job_id = _text(line["job_id"]) or attempt.job_id
+            attempt.job_id = _job_id(line["job_id"]) or attempt.job_id
             attempt.refused = attempt.refused or _text(line["refused"])
             attempt.cancelled = attempt.cancelled or line["cancelled"] is True
             if attempt.job_id and line["word"] is not None:
@@ -265,13 +274,14 @@ def results(at: Place, have: Mapping[str, Any]) -> Stream:
     stdin = json.dumps({"root": at.root, "have": have}).encode()
     stream = Connection(at.site.reach).stream(at.command(EXPORT), stdin=stdin)
     try:
-        while line := stream.read_line():
-            if line.startswith(MARK):
-                content = json.loads(line[len(MARK) :])
-                if content.get("kind") == "bundle":
-                    return stream
-                raise RemoteError(f"{at.site.name}: {printable(str(content.get('message')))}")
-        raise RemoteError(f"{at.site.name}: sent nothing ({stream.last_words() or 'and did not say why'})")
+        for _ in range(GREETING_LINES):
+            line = stream.read_line()
+            if line == MARK + BUNDLE:
+                return stream
+            if not line or line.startswith(MARK):
+                break
+        said = line[len(MARK) :].decode(errors="replace") or stream.last_words() or "nothing"
+        raise RemoteError(f"{at.site.name}: sent no results ({printable(said)})")
     except BaseException:
         stream.__exit__()
         raise
@@ -317,13 +327,10 @@ def _made(kind: type[_T], content: dict[str, Any]) -> _T:
     return kind(**{spec.name: content[spec.name] for spec in fields(kind) if spec.name in content})
 
 
+def _job_id(value: Any) -> str | None:
+    """A task of an array, and nothing that means a process of this machine."""
+    return value if isinstance(value, str) and re.fullmatch(r"\d+_\d+", value, re.ASCII) else None
+
+
 def _text(value: Any) -> str | None:
     return None if value is None else printable(str(value))
-
-
-def check_reachable(site: SiteConfig) -> None:
-    """Raises UserError where the site does not answer."""
-    try:
-        Connection(site.reach).open()
-    except UnreachableError as error:
-        raise UserError(f"{site.name} is out of reach: {error}") from None

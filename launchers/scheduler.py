@@ -31,43 +31,48 @@ class Answer:
     words: dict[str, SchedulerWord] = field(default_factory=dict)
     squeue: str = NOT_ASKED
     sacct: str = NOT_ASKED
+    owner: str | None = None  # another user, whose jobs Slurm may hide
 
     @property
     def silence(self) -> str:
         """Why a job has no word."""
+        if self.owner and (self.squeue, self.sacct) == (OK, OK):
+            return f"Slurm shows you no such job of {self.owner}"
         silent = [f"{name} {said}" for name, said in (("squeue", self.squeue), ("sacct", self.sacct)) if said != OK]
         return ", ".join(silent) or "Slurm was not asked"
 
 
-def ask(site: SiteConfig, job_ids: Sequence[str], *, settled: Collection[str] = ()) -> Answer:
+def ask(site: SiteConfig, job_ids: Sequence[str], *, settled: Collection[str] = (), owner: str | None = None) -> Answer:
     """A word per job id ("123_4") for which there is one; state None only where both commands answered.
 
-    Of `settled` jobs the last word is known: sacct, the slower of the two, is not asked for them.
+    Of `settled` jobs the last word is known: sacct, the slower of the two, is not asked for them. `owner`: another
+    user whose jobs they are. Slurm may hide those, so that it does not know one of them tells nothing.
     """
-    held, squeue = _held(site)
+    held, squeue = _held(site, owner)
     words = {i: word for i, word in (held or {}).items() if i in set(job_ids)}
     open_ends = [i for i in job_ids if i not in settled and (i not in words or _over(words[i]))]
     if not open_ends:
-        return Answer(words=words, squeue=squeue)
+        return Answer(words=words, squeue=squeue, owner=owner)
     ended, sacct = _ended(site, open_ends)
     # sacct hears of an end a moment later than squeue, and then knows more of it
     words |= {i: word for i in open_ends if (word := (ended or {}).get(i)) and (_over(word) or i not in words)}
-    if held is not None:
+    if held is not None and not owner:
         lost = (
             SchedulerWord(state=None)
             if ended is not None
             else SchedulerWord(state=LEFT, detail=f"squeue holds it no more, and sacct {sacct}")
         )
         words = dict.fromkeys(open_ends, lost) | words
-    return Answer(words=words, squeue=squeue, sacct=sacct)
+    return Answer(words=words, squeue=squeue, sacct=sacct, owner=owner)
 
 
 def _over(word: SchedulerWord) -> bool:
     return word.state in ENDED or word.state in SUCCESS
 
 
-def _held(site: SiteConfig) -> tuple[dict[str, SchedulerWord] | None, str]:
-    rows, said = _rows(site, ["squeue", "--me", "-h", "-r", "-t", "all", "-o", "%i|%T|%r|%N|%S|%e|%l"])
+def _held(site: SiteConfig, owner: str | None) -> tuple[dict[str, SchedulerWord] | None, str]:
+    whose = ["-u", owner] if owner else ["--me"]
+    rows, said = _rows(site, ["squeue", *whose, "-h", "-r", "-t", "all", "-o", "%i|%T|%r|%N|%S|%e|%l"])
     if rows is None:
         return None, said
     words = {}
@@ -173,3 +178,16 @@ def _rows(site: SiteConfig, command: list[str]) -> tuple[list[list[str]] | None,
     columns = command[command.index("-o") + 1].replace("|", ",").count(",") + 1
     rows = [line.split("|") for line in done.stdout.splitlines()]
     return [row for row in rows if len(row) == columns], OK
+
+
+def elapsed_s(site: SiteConfig, job_ids: Sequence[str]) -> dict[str, float] | None:
+    """How long each job has held what it asked for, over all its starts; None where sacct did not answer."""
+    arrays = ",".join(sorted({job_id.split("_")[0] for job_id in job_ids}))
+    rows, _ = _rows(site, ["sacct", "-X", "-D", "-P", "-n", "-o", "JobID,Elapsed", "-j", arrays])
+    if rows is None:
+        return None
+    taken: dict[str, float] = {}
+    for listed, elapsed in rows:
+        for job_id in expanded(listed):
+            taken[job_id] = taken.get(job_id, 0.0) + (_seconds(elapsed) or 0.0)
+    return taken

@@ -28,7 +28,8 @@ def differing(overrides: Sequence[Sequence[str]]) -> list[str]:
     return [" ".join(o for o in point if o not in common and not o.startswith(own)) for point in overrides]
 
 
-def plan_table(points: Sequence[Point]) -> Table:
+def plan_table(points: Sequence[Point], starts: Mapping[str, str] | None = None) -> Table:
+    """`starts`: by array when Slurm expects to start it."""
     rows = [
         (
             point.num,
@@ -40,13 +41,14 @@ def plan_table(points: Sequence[Point]) -> Table:
             str(point.request),
             f"{point.request.time_min} min",
             point.limit_basis,
+            (starts or {}).get(point.group),
             point.service_units,
             point.group or f"plan.{point.site.name}.yaml",
         )
         for point, also in zip(points, differing([point.overrides for point in points]), strict=True)
     ]
     asked = ("point", "gpu", "batch", "also", "site", "partition", "request")
-    columns = (*asked, "time limit", "from", "SU at most", "array")
+    columns = (*asked, "time limit", "from", "may start", "SU at most", "array")
     return table(columns, rows)
 
 

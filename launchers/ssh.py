@@ -53,6 +53,8 @@ class Connection:
 
     def open(self) -> None:
         """Make sure that a master is up, asking at the terminal if there is one. Raises UnreachableError."""
+        if self._reach.persist_min == 0:
+            atexit.register(self._control, "stop")
         if self._control("check") == 0:
             return
         asks = sys.stdin.isatty() and sys.stderr.isatty()
@@ -69,8 +71,6 @@ class Connection:
                 raise UnreachableError(f"{self.host} did not answer within {2 * self.timeout_s:g} s") from None
             if done.returncode == FAILED:
                 raise UnreachableError(f"ssh {self.host}: {_last_words(err) or 'failed, as said above'}")
-        if self._reach.persist_min == 0:
-            atexit.register(self._control, "exit")
 
     def run(self, command: str, *, stdin: bytes = b"", patience: float = 3) -> Answer:
         """A shell command there, to its end or for `patience` times the time-out. Raises UnreachableError."""

@@ -25,7 +25,7 @@ from inpaint_bench.errors import PointsFailedError, UserError
 from inpaint_bench.manifest import new_run_id
 from inpaint_bench.terminal import console
 
-from . import plans, preview, private, remote, show, slurm, snapshot
+from . import limits, plans, preview, private, remote, show, slurm, snapshot
 from .group import Group, group_points
 from .job import HydraState, PointJob
 from .ledger import Ledger
@@ -101,10 +101,13 @@ def send(choose: Callable[[], list[Point]], sending: Sending) -> list[JobReturn]
         remote.connect(points)
         if sending.sweep:
             ledger.create(**sending.sweep)
-        ledger.know([_entry(p) for p in points], {s.name: _content(s) for s in {p.site.name: p.site for p in points}.values()})
+        sites = {p.site.name: p.site for p in points}
+        ledger.know([_entry(p) for p in points], {name: _content(site) for name, site in sites.items()})
         _write_plans(points, ledger)
         groups = group_points([p for p in points if p.reachable], taken=_arrays_so_far(ledger))
         console().print(show.plan_table(points))
+        for line in (*preview.costs(points), *limits.notes(points)):
+            log.info(line)
         code = snapshot.take(folder / CODE)
         for group in groups:
             _plan(group, ledger)
@@ -123,7 +126,8 @@ def send(choose: Callable[[], list[Point]], sending: Sending) -> list[JobReturn]
     elif groups:
         log.info(f"How it stands: python -m inpaint_bench.status {folder}")
     if refused:
-        raise PointsFailedError(f"{refused} of {len(points)} points were refused")
+        how = "were refused, or no word of them came back" if by_ssh else "were refused"
+        raise PointsFailedError(f"{refused} of {len(points)} points {how}")
     return [results.get(p.num) or _sentinel(p, p.group or "plan") for p in points]
 
 
@@ -134,6 +138,8 @@ def _entry(point: Point) -> dict[str, Any]:
         "gpu": point.bench.gpu.name,
         "batch": point.bench.batch,
         "site": point.site.name,
+        "time_min": point.request.time_min,
+        "service_units": point.service_units,
     }
 
 

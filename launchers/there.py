@@ -22,7 +22,7 @@ from inpaint_bench.paths import ROOT
 
 from . import bundle, carry, scheduler, snapshot
 from .ledger import Ledger
-from .remote import CANCEL, EXPORT, LOOK, MARK, SUBMIT
+from .remote import BUNDLE, CANCEL, EXPORT, LOOK, MARK, SUBMIT
 from .watch import look, sites_of, survey
 
 if TYPE_CHECKING:
@@ -132,8 +132,8 @@ def export(request: dict[str, Any], out: BinaryIO) -> None:
     """A marked line, and then nothing but the bundle."""
     ledger = Ledger.open(Path(request["root"]))
     attempts, sources = carry.outgoing(ledger.folder, look(ledger))
-    _put(out, {"kind": "bundle"})
-    bundle.write(out, carry.head(ledger, attempts), sources, skip=request["have"])
+    out.write(b"\n" + MARK + BUNDLE)
+    bundle.write(out, carry.head(ledger, attempts, sources), sources, skip=request["have"])
 
 
 def _sentence(error: Exception) -> str:

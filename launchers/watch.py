@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +13,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from inpaint_bench.config import SiteConfig
-from inpaint_bench.contract import PointState, Reason
+from inpaint_bench.contract import SWEEP, PointState, Reason
 from inpaint_bench.truth import FINAL, GONE, LEFT, Leavings, SchedulerWord, Verdict, verdict
 
 from . import remote
@@ -78,13 +80,14 @@ def survey(ledger: Ledger, *, holding_lock: bool = False) -> Survey:
     with ThreadPoolExecutor(READERS) as pool:
         folders = [ledger.folder / attempt.subdir for attempt in attempts]
         kept = dict(zip(map(_key, attempts), pool.map(SchedulerWord.kept, folders), strict=True))
-        answers = _ask(sites, attempts, kept, pool) | told.answers
+        answers = _ask(sites, attempts, kept, pool, _owner(ledger.folder)) | told.answers
         left = dict(zip(map(_key, attempts), pool.map(Leavings.read, folders), strict=True)) | told.left
     runner_here = not holding_lock and ledger.busy()
     witnesses = _Witnesses(
         folder=ledger.folder, sites=sites, answers=answers, kept=kept, left=left, silent=silent, runner_here=runner_here
     )
     standings = [_standing(record, witnesses) for _, record in sorted(records.items())]
+    _keep([tried for standing in standings for tried in standing.tries], kept)
     return Survey(standings=standings, sites=sites, answers=answers, notes=[*problems, *_notes(standings)])
 
 
@@ -111,6 +114,7 @@ def _ask(
     attempts: Iterable[Attempt],
     kept: dict[_Key, SchedulerWord | None],
     pool: ThreadPoolExecutor,
+    owner: str | None,
 ) -> dict[str, Answer]:
     """All jobs of a site in one question, all sites at once."""
     asked: dict[str, list[str]] = {}
@@ -122,9 +126,21 @@ def _ask(
             if word and word.state in FINAL:
                 settled.setdefault(attempt.site, set()).add(attempt.job_id)
     answers = {
-        site: pool.submit(ask, sites[site], ids, settled=settled.get(site, set())) for site, ids in asked.items()
+        site: pool.submit(ask, sites[site], ids, settled=settled.get(site, set()), owner=owner)
+        for site, ids in asked.items()
     }
     return {site: answer.result() for site, answer in answers.items()}
+
+
+def _owner(folder: Path) -> str | None:
+    """The user whose sweep it is, where that is somebody else."""
+    uid = (folder / SWEEP).stat().st_uid
+    if uid == os.getuid():
+        return None
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _asked_here(attempt: Attempt, sites: dict[str, SiteConfig]) -> bool:
@@ -170,8 +186,6 @@ def _tried(attempt: Attempt, witnesses: _Witnesses, *, last: bool) -> Tried:
             return so(Verdict(state=PointState.UNKNOWN, message=message))
     word, silence = _word(attempt, witnesses.answers)
     kept = witnesses.kept[_key(attempt)]
-    if word is not None and word != kept:
-        word.keep(folder)
     # what was kept is Slurm's own last word, and better than that it knows the job no more, or does not answer
     if attempt.job_id is not None and kept is not None and (word is None or word.state in _NO_WORD):
         word = kept
@@ -184,6 +198,13 @@ def _tried(attempt: Attempt, witnesses: _Witnesses, *, last: bool) -> Tried:
         silence=silence,
     )
     return so(found, word)
+
+
+def _keep(tries: Iterable[Tried], kept: dict[_Key, SchedulerWord | None]) -> None:
+    """Slurm's last words beside the manifests. Each waits for the disk, and after a night there are many."""
+    fresh = [(tried.word, tried.folder) for tried in tries if tried.word and tried.word != kept[_key(tried.attempt)]]
+    with ThreadPoolExecutor(READERS) as pool:
+        list(pool.map(lambda one: one[0].keep(one[1]), fresh))
 
 
 def _notes(standings: Iterable[Standing]) -> list[str]:

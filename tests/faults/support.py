@@ -27,7 +27,7 @@ SHORT = "workload.min_measure_s=1"
 
 def send(folder: Path, *overrides: str) -> Path:
     """Submit a sweep and return at once."""
-    assert launch.main(["-m", *WORKLOAD, *overrides, f"hydra.sweep.dir={folder}"]) == 0
+    assert launch.main(["-m", *WORKLOAD, *overrides, f'hydra.sweep.dir="{folder}"']) == 0
     return folder
 
 

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.testbed, pytest.mark.timeout(900)]
 CAUSES = ("app_error", "oom_gpu", "oom_host", "sidecar_killed", "killed")
 STEPS = 160
 LOST_S = 5.0  # of telemetry, at most
-PARTITION = "sites.delta.gpus.a100.partition=gpuA100x4"
+HOSTILE = "it's $HOME; `id` *"  # a folder that sbatch and two shells have to take as it is
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Matrix:
     seen: dict[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Path:
-        return self.folder / name
+        return self.folder / (HOSTILE if name == "module" else name)
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +82,7 @@ def _happen(matrix: Matrix, disk: Path) -> Matrix:
     bed.run("delta", "scancel", jobs["stopped"][0])
     reached(bed, matrix["node"], 1)
     matrix.seen["node"] = manifest(matrix["node"])["slurm"]["node"]
+    matrix.seen["node_died"] = time.time()
     bed.kill_node("grace", matrix.seen["node"])
     for point in range(2):
         reached(bed, matrix["requeued"], 12, point)
@@ -93,8 +94,6 @@ def _happen(matrix: Matrix, disk: Path) -> Matrix:
         (job,) = jobs["preempted"]
         bed.wait(lambda job=job: slurm_state(bed, "delta", job) == "PENDING", what="a pre-emption")  # type: ignore[misc]
         matrix.seen.setdefault("preempted", []).append(manifest(matrix["preempted"]))
-        started_again(bed, "delta", job)
-    for job in jobs["requeued"]:
         started_again(bed, "delta", job)
     bed.start_node("grace", matrix.seen["node"])
     assert cancel.main([str(matrix["stopped"])]) == 0
@@ -191,6 +190,11 @@ class TestWhatSlurmDoes:
         assert f"sites.grace.exclude_nodes=[{node}]" in line(decided(matrix["node"], capsys), f"sent past {node}")
         assert f"#SBATCH --exclude={node}\n" in next((matrix["node"] / "sbatch").glob("*.sh")).read_text()
 
+    def test_a_dead_node_takes_at_most_five_seconds_of_telemetry_along(self, matrix: Matrix) -> None:
+        run_dir = matrix["node"] / "0" / "attempt-1"
+        recover(run_dir)
+        assert matrix.seen["node_died"] - last_sample_unix_ns(run_dir) * 1e-9 < LOST_S
+
     def test_a_job_that_slurm_requeued_completes_in_its_directory(self, matrix: Matrix, capsys: Any) -> None:
         assert reasons(matrix["requeued"], capsys) == [("completed", None)] * 2
         assert {point["attempt"] for point in told(matrix["requeued"], capsys)} == {1}
@@ -209,6 +213,7 @@ class TestWhatSlurmDoes:
         assert set(benchmark["status"]) == {"completed", "interrupted"}
 
     def test_a_module_that_is_not_there_is_a_point_that_never_started(self, matrix: Matrix, capsys: Any) -> None:
+        """In a folder whose name a shell would read, so that the job that heals it shows the quoting, too."""
         assert reasons(matrix["module"], capsys) == [("failed", "never_started")]
         assert "sent as it was" in decided(matrix["module"], capsys)
 

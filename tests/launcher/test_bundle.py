@@ -21,9 +21,6 @@ ATTEMPT = {
     "job_id": "77_0",
     "refused": None,
     "cancelled": False,
-    "overrides": ["gpu=h200", "batch=2"],
-    "gpu": "h200",
-    "batch": 2,
 }
 RUN = {
     "6/attempt-1/steps/part-000000.parquet": b"rows",
@@ -159,7 +156,8 @@ def sweep(tmp_path) -> Ledger:
     ledger = Ledger(tmp_path / "sweep")
     ledger.folder.mkdir()
     asked = [
-        {"point": n, "overrides": [], "gpu": None, "batch": None, "site": s} for n, s in ((0, "grace"), (6, "delta"))
+        {"point": n, "overrides": ["batch=2"], "gpu": None, "batch": None, "site": s}
+        for n, s in ((0, "grace"), (6, "delta"))
     ]
     ledger.create(sweep_id="s1", overrides=[])
     ledger.know(asked, {"grace": {}, "delta": {}})
@@ -171,6 +169,7 @@ def sweep(tmp_path) -> Ledger:
 def results(files: dict[str, bytes] = RUN, made_unix: float = 100.0, **changes: object) -> bytes:
     attempts = changes.pop("attempts", [ATTEMPT])
     head = {"kind": "results", "sweep_id": "s1", "made_unix": made_unix, "attempts": attempts}
+    head["journals"] = [path for path in files if path.endswith(".journal.arrows")]
     return packed(files, head | changes)
 
 
@@ -196,6 +195,11 @@ def test_results_that_are_brought_twice_are_there_once(sweep):
     assert (everything(sweep), sweep.points()) == (before, records)
     (attempt,) = records[6].attempts
     assert (attempt.run_id, attempt.job_id, attempt.carried) == ("r-6", "77_0", True)
+
+
+def test_results_do_not_change_what_a_point_asks_for(sweep):
+    bring(results(attempts=[ATTEMPT | {"overrides": ["workload.module=evil"]}]), sweep)
+    assert sweep.points()[6].overrides == ["batch=2"]
 
 
 @pytest.mark.parametrize(
@@ -267,6 +271,15 @@ def test_of_what_grows_the_newer_wins_whichever_comes_last(sweep):
     late = bring(results({manifest: b"1"}, made_unix=100), sweep)
     assert (late.new, late.older) == (0, 1)
     assert everything(sweep)[manifest] == b"2"
+
+
+def test_a_journal_that_became_a_part_goes_and_one_that_is_still_there_stays(sweep):
+    journals = {f"6/attempt-1/{table}/.journal.arrows": b"open rows" for table in ("steps", "events")}
+    bring(results(RUN | journals, made_unix=100), sweep)
+    later = {"6/attempt-1/events/.journal.arrows": b"open rows", "6/attempt-1/steps/part-000001.parquet": b"open rows"}
+    bring(results(later, made_unix=200), sweep)
+    bring(results(RUN | journals, made_unix=100), sweep)
+    assert {path for path in everything(sweep) if "journal" in path} == {"6/attempt-1/events/.journal.arrows"}
 
 
 def test_results_that_were_cut_leave_whole_files_and_no_manifest(sweep):

@@ -278,6 +278,7 @@ def test_gpus_are_counted_by_type_in_every_form_of_a_gres():
         "gpu": {"": 1},
         "gpu:tesla": {"tesla": 1},
         "gpu:a100:no_consume:2,gpu:1g.10gb:7": {"a100": 2, "1g.10gb": 7},
+        "gpu:a40:0": {},
         "craynetwork:4,bandwidth:lustre:2": {},
         "(null)": {},
     }

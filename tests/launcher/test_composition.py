@@ -79,6 +79,10 @@ VALUES = (
     "hydra.job.env_copy=[HOME]",
     "+hydra.job.env_set.X=${name}",
     "hydra={verbose: true}",
+    "+hydra.sweep.dir=x",
+    "~hydra.job.chdir=x",
+    "hydra.job.env_set=${sites}",
+    "study.levers[0]=ema",
     "batchs=8",
     "batch=abc",
     "data.kinds=x",
@@ -148,14 +152,20 @@ def test_every_kind_of_override_gives_what_hydra_gives(composition: Composition)
     assert sum(folded.values()) >= len(VALUES) / 2, folded
 
 
+def test_a_value_that_leads_into_hydras_own_node_is_left_to_hydra(composition: Composition) -> None:
+    """Regression: set on what was complete already, it went past Hydra's own writing of the choices."""
+    assert not check(composition, ["+sites.grace=${hydra.runtime.choices}", "+sites.grace.gpu=x"])
+    assert not check(composition, ["hydra.job.env_set=${sites}", "hydra.job.env_set.A=b", "+sites.A=c"])
+
+
 def test_any_mixture_of_choices_and_overrides_gives_what_hydra_gives(composition: Composition) -> None:
     chance = random.Random(5)
     folded = 0
-    for _ in range(16):
+    for _ in range(10):
         lines = [*chance.sample(CHOICES, chance.randrange(2)), *chance.sample(VALUES, chance.randrange(2, 5))]
         chance.shuffle(lines)
         folded += check(composition, lines)
-    assert folded >= 4, "the mixtures hardly ever come to what they are to try"
+    assert folded >= 3, "the mixtures hardly ever come to what they are to try"
 
 
 def test_every_group_is_folded_with_values_beside_its_choice(composition: Composition) -> None:
@@ -171,7 +181,9 @@ def test_points_that_choose_alike_hold_one_configuration_between_them(compositio
 
 
 def test_what_the_launcher_sets_comes_last_and_leaves_the_rest(composition: Composition) -> None:
-    composed = composition(["gpu=a40", "batch=3", "seed=1"]).edited({"seed": 2, "hydra.job.num": 7, "hydra.job.id": "x"})
+    composed = composition(["gpu=a40", "batch=3", "seed=1"]).edited(
+        {"seed": 2, "hydra.job.num": 7, "hydra.job.id": "x"}
+    )
     config = composed.edited({"seed": 5}).config()
     assert (config.batch, config.seed, config.hydra.job.num, config.hydra.job.id) == (3, 5, 7, "x")
     assert list(config.hydra.overrides.task) == ["gpu=a40", "batch=3", "seed=1"]

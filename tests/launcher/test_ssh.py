@@ -1,90 +1,32 @@
-"""A site that is reached over ssh: a real sshd in front of the second cluster, and what can go wrong between."""
+"""A site that is reached over ssh: a real sshd in front of the second cluster."""
 
 import json
 import os
 import re
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import polars as pl
 import pytest
 
-from inpaint_bench import cancel, collect, launch, merge, rerun, status
+from inpaint_bench import cancel, collect, launch, merge, rerun
 from inpaint_bench.config import Reach, SiteConfig, check_reach
 from inpaint_bench.errors import UserError
-from launchers import remote, ssh
+from launchers import catalogue, remote, ssh
 from launchers.ledger import Ledger
-from launchers.watch import sites_of
-from tests.testbed import Bed
-from tests.testbed.errors import PackagesError
-from tests.testbed.fixtures import REQUIRE
-from tests.testbed.ssh import LoginNodes, install
-
-QUICK = ["data.num_images=16", "workload.warmup_steps=1", "workload.measure_steps=2", "workload.min_measure_s=1"]
-PARTITION = ("scontrol", "update", "partitionname=gpuH200x8")
-
-
-@pytest.fixture(scope="module")
-def nodes(testbed: Bed) -> Iterator[LoginNodes]:
-    """A login node of delta that greets everyone. Needs Debian's openssh-server and rsync."""
-    try:
-        install()
-    except PackagesError as error:
-        if os.environ.get(REQUIRE) == "1":
-            pytest.fail(str(error), pytrace=False)
-        pytest.skip(str(error))
-    nodes = LoginNodes(testbed)
-    nodes.up("delta")
-    yield nodes
-    nodes.down()
-
-
-@pytest.fixture(autouse=True)
-def _bed(request, monkeypatch):
-    if "nodes" in request.fixturenames:
-        monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(request.getfixturevalue("testbed").state))
-
-
-def sweep(nodes: LoginNodes, folder: Path, *overrides: str, timeout_s: float = 30) -> int:
-    """Delta over ssh, all else as in the profile."""
-    reach = {
-        "method": "ssh",
-        "host": "delta-login",
-        "ssh_config": nodes.config,
-        "folder": nodes.bed.state / "scratch",
-        "timeout_s": int(timeout_s),
-    }
-    over = [f"sites.delta.reach.{key}={value}" for key, value in reach.items()]
-    over += [f"sites.delta.python={sys.executable}", "profile=testbed", *QUICK]
-    return launch.main(["-m", *over, *overrides, f"hydra.sweep.dir={folder}"])
-
-
-def told(folder: Path, capsys) -> list[dict]:
-    capsys.readouterr()
-    assert status.main([str(folder), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    return said["points"] if isinstance(said, dict) else said
-
-
-def jobs(nodes: LoginNodes, folder: Path) -> list[str]:
-    """What delta's Slurm holds of a sweep."""
-    name = Ledger.open(folder).sweep["sweep_id"]
-    listed = nodes.bed.run("delta", "squeue", "-h", "-r", "-o", "%i %j").stdout.splitlines()
-    return [line.split()[0] for line in listed if name in line]
+from tests.launcher.over_ssh import jobs, sweep, told
 
 
 @pytest.mark.testbed
-def test_one_command_sends_nine_points_by_slurm_and_by_ssh_and_all_come_back(nodes, tmp_path, monkeypatch, capsys):
+def test_one_command_sends_nine_points_by_slurm_and_by_ssh_and_all_return(login_nodes, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "sweep"
-    assert sweep(nodes, folder, "gpu=a40,a100,h200", "batch=2,3,4", "wait=true") == 0
+    assert sweep(login_nodes, folder, "gpu=a40,a100,h200", "batch=2,3,4", "wait=true") == 0
     assert not list(folder.glob("plan.*"))
     assert {point["state"] for point in told(folder, capsys)} == {"completed"}
     ids = [a.job_id for p in Ledger.open(folder).points().values() for a in p.attempts if a.site == "delta"]
-    states = {row["JobID"]: row["State"] for row in nodes.bed.sacct("delta")}
+    states = {row["JobID"]: row["State"] for row in login_nodes.bed.sacct("delta")}
     assert [states[job] for job in ids] == ["COMPLETED"] * 3
     assert not (folder / "6").exists()
 
@@ -107,28 +49,19 @@ def test_one_command_sends_nine_points_by_slurm_and_by_ssh_and_all_come_back(nod
     assert "Nothing to send again" in capsys.readouterr().out
 
 
-@pytest.fixture
-def waiting(nodes) -> Iterator[None]:
-    """Delta's jobs wait, so that nothing moves by itself."""
-    nodes.bed.run("delta", *PARTITION, "state=down")
-    yield
-    nodes.bed.run("delta", "scancel", "--user", "root")
-    nodes.bed.run("delta", *PARTITION, "state=up")
-
-
-@pytest.fixture
-def queued(nodes, waiting, tmp_path) -> Path:
+@pytest.fixture(scope="module")
+def queued(delta_waits, login_nodes, tmp_path_factory) -> Path:
     """A sweep of one point that waits at delta."""
-    folder = tmp_path / "queued"
-    assert sweep(nodes, folder, "gpu=h200", "batch=2", timeout_s=4) == 0
+    folder = tmp_path_factory.mktemp("ssh") / "queued"
+    assert sweep(login_nodes, folder, "gpu=h200", "batch=2") == 0
     return folder
 
 
 @pytest.mark.testbed
 class TestBetween:
-    def test_a_site_that_is_gone_is_a_missing_witness_and_its_points_are_not_lost(self, nodes, queued, capsys):
+    def test_a_site_that_is_gone_is_a_missing_witness_and_its_points_are_not_lost(self, login_nodes, queued, capsys):
         assert [point["state"] for point in told(queued, capsys)] == ["queued"]
-        nodes.stop("delta")
+        login_nodes.stop("delta")
         try:
             (point,) = told(queued, capsys)
             assert point["state"] == "unknown"
@@ -140,17 +73,15 @@ class TestBetween:
                 assert "delta-login" in capsys.readouterr().err
             assert [point["state"] for point in told(queued, capsys)] == ["unknown"]
         finally:
-            nodes.start("delta")
-        assert cancel.main([str(queued)]) == 0
-        nodes.bed.wait(lambda: [point["reason"] for point in told(queued, capsys)] == ["cancelled"])
-        assert jobs(nodes, queued) == []
+            login_nodes.start("delta")
+        assert [point["state"] for point in told(queued, capsys)] == ["queued"]
 
     def test_points_for_a_site_that_does_not_answer_wait_in_a_plan_until_it_does(
-        self, nodes, waiting, tmp_path, capsys
+        self, login_nodes, delta_waits, tmp_path, capsys
     ):
         folder = tmp_path / "sweep"
-        with nodes.another_host_key("delta"):
-            assert sweep(nodes, folder, "gpu=h200", "batch=2,3") == 0
+        with login_nodes.another_host_key("delta"):
+            assert sweep(login_nodes, folder, "gpu=h200", "batch=2,3") == 0
             out = capsys.readouterr().out
             assert "Host key verification failed" in out
             assert "They wait in" in out
@@ -159,139 +90,16 @@ class TestBetween:
         assert rerun.main([str(folder)]) == 0
         assert not (folder / "plan.delta.yaml").exists()
         assert [point["state"] for point in told(folder, capsys)] == ["queued", "queued"]
-        assert len(jobs(nodes, folder)) == 2
+        assert len(jobs(login_nodes, folder)) == 2
 
-    def test_a_peer_that_falls_silent_ends_a_command_in_bounded_time(self, nodes, queued, capsys):
-        nodes.freeze("delta")
-        try:
-            start = time.monotonic()
-            (point,) = told(queued, capsys)
-            assert time.monotonic() - start < 30
-            assert point["state"] == "unknown"
-            assert "delta-login" in point["message"]
-        finally:
-            nodes.thaw("delta")
-        assert [point["state"] for point in told(queued, capsys)] == ["queued"]
+    def test_cancel_goes_over_the_same_connection(self, login_nodes, queued, capsys):
+        assert cancel.main([str(queued)]) == 0
+        login_nodes.bed.wait(lambda: [point["reason"] for point in told(queued, capsys)] == ["cancelled"])
+        assert jobs(login_nodes, queued) == []
 
-    def test_an_answer_that_got_lost_doubles_nothing(self, nodes, waiting, tmp_path, capsys, monkeypatch):
-        folder, ask, asked = tmp_path / "sweep", remote.Place.ask, []
-
-        def unheard(at, verb, request, **more):
-            asked.append((at, verb, request))
-            ask(at, verb, request, **more)
-            raise ssh.UnreachableError("ssh delta-login: the connection broke")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(remote.Place, "ask", unheard)
-            assert sweep(nodes, folder, "gpu=h200", "batch=2") == 1
-            assert "is not known" in capsys.readouterr().out
-            assert [point["state"] for point in told(folder, capsys)] == ["unknown"]
-        (point,) = told(folder, capsys)
-        (job,) = jobs(nodes, folder)
-        assert (point["state"], point["job_id"]) == ("queued", job)
-        assert rerun.main([str(folder)]) == 0
-        assert "Nothing to send again" in capsys.readouterr().out
-        at, verb, request = asked[0]
-        assert [line["job_id"] for line in at.ask(verb, request)] == [job]
-        later = request | {"points": [request["points"][0] | {"attempt": 2, "run_id": "r-2"}]}
-        assert [line["refused"] for line in at.ask(verb, later)] == ["attempt 1 is queued there"]
-        assert jobs(nodes, folder) == [job]
-
-    def test_a_question_that_got_lost_is_asked_again_by_rerun(self, nodes, waiting, tmp_path, capsys, monkeypatch):
-        folder, ask = tmp_path / "sweep", remote.Place.ask
-
-        def unasked(at, verb, request, **more):
-            if verb == remote.SUBMIT:
-                raise ssh.UnreachableError("ssh delta-login: the connection broke")
-            return ask(at, verb, request, **more)
-
-        monkeypatch.setattr(remote.shutil, "which", lambda _: None)  # no rsync here: the code goes by tar
-        with monkeypatch.context() as patch:
-            patch.setattr(remote.Place, "ask", unasked)
-            assert sweep(nodes, folder, "gpu=h200", "batch=2") == 1
-            assert [point["state"] for point in told(folder, capsys)] == ["planned"]
-        assert rerun.main([str(folder)]) == 0
-        assert [(point["state"], point["attempt"]) for point in told(folder, capsys)] == [("queued", 2)]
-        assert len(jobs(nodes, folder)) == 1
-
-    def test_code_that_was_cut_off_on_its_way_never_runs(self, nodes, waiting, tmp_path, capsys, monkeypatch):
-        folder, slow = tmp_path / "sweep", tmp_path / "bin"
-        slow.mkdir()
-        (slow / "rsync").write_text('#!/bin/sh\nexec /usr/bin/rsync --bwlimit=60 "$@"\n')
-        (slow / "rsync").chmod(0o755)
-        scratch = nodes.bed.state / "scratch"
-        known = set(scratch.glob("*")) if scratch.exists() else set()
-
-        def cut() -> None:
-            end = time.monotonic() + 60
-            while time.monotonic() < end and not any(
-                (sent / "code").glob(".*.partial/*") for sent in set(scratch.glob("*")) - known
-            ):
-                time.sleep(0.02)
-            nodes.stop("delta")
-
-        cutter = threading.Thread(target=cut)
-        cutter.start()
-        with monkeypatch.context() as patch:
-            patch.setenv("PATH", str(slow), prepend=os.pathsep)
-            assert sweep(nodes, folder, "gpu=h200", "batch=2") == 1
-        cutter.join()
-        nodes.start("delta")
-        (sent,) = set(scratch.glob("*")) - known
-        assert [path.name[0] for path in (sent / "code").iterdir()] == ["."]
-        assert [point["state"] for point in told(folder, capsys)] == ["planned"]
-        assert rerun.main([str(folder)]) == 0
-        assert [point["state"] for point in told(folder, capsys)] == ["queued"]
-        assert len(jobs(nodes, folder)) == 1
-
-    def test_results_that_were_cut_off_look_unfinished_and_the_rest_comes_next_time(
-        self, nodes, queued, capsys, monkeypatch
-    ):
-        at = remote.place(sites_of(Ledger.open(queued))["delta"], Ledger.open(queued))
-        run_dir = Path(at.root, "0", "attempt-1")
-        (run_dir / "steps").mkdir(parents=True)
-        parts = {f"steps/part-{n:06d}.parquet": os.urandom(4 << 20) for n in range(4)}
-        for name, content in parts.items():
-            (run_dir / name).write_bytes(content)
-        (run_dir / "manifest.json").write_text('{"status": "completed"}')
-        read, seen = ssh.Stream.read, [0]
-
-        def cut(stream, size):
-            part = read(stream, size)
-            seen[0] += len(part)
-            if seen[0] > 6 << 20 and nodes_up[0]:
-                nodes_up[0] = False
-                nodes.stop("delta")
-            return part
-
-        nodes_up = [True]
-        with monkeypatch.context() as patch:
-            patch.setattr(ssh.Stream, "read", cut)
-            assert collect.main([str(queued)]) == 2
-        assert "goes on from there" in capsys.readouterr().err
-        nodes.start("delta")
-        here = queued / "0" / "attempt-1"
-        assert not (here / "manifest.json").exists()
-        arrived = {f"steps/{file.name}": file.read_bytes() for file in (here / "steps").iterdir()}
-        assert arrived
-        assert arrived.items() < parts.items()
-        assert collect.main([str(queued)]) == 0
-        assert f"{len(arrived)} were here" not in capsys.readouterr().out  # they are not even sent again
-        assert {f"steps/{file.name}": file.read_bytes() for file in (here / "steps").iterdir()} == parts
-        assert (here / "manifest.json").exists()
-
-    def test_what_a_site_cannot_do_is_told_in_its_words(self, nodes, waiting, tmp_path, capsys):
-        cases = [
-            ("sites.delta.gpus.h200.partition=nowhere", "nvalid partition"),
-            ("sites.delta.reach.folder=/proc/nothing", "/proc/nothing/.* cannot be made there"),
-            ("sites.delta.python=/no/python", "/no/python is no program there"),
-        ]
-        for number, (override, says) in enumerate(cases):
-            assert sweep(nodes, tmp_path / str(number), "gpu=h200", "batch=2", override) == 1
-            assert re.search(says, capsys.readouterr().out)
-
-    def test_a_connection_that_is_not_to_stay_ends_with_its_command(self, nodes, queued):
-        reach = Reach(method="ssh", host="delta-login", ssh_config=str(nodes.config), persist_min=0)
+    def test_a_connection_that_is_not_to_stay_ends_with_its_command(self, login_nodes):
+        reach = Reach(method="ssh", host="delta-login", ssh_config=str(login_nodes.config), persist_min=0)
+        ssh.Connection(reach)._control("exit")
         code = (
             "import sys; from inpaint_bench.config import Reach; from launchers.ssh import Connection;"
             f"c = Connection({reach!r}); print(c.run('echo hello').out); print(c._control('check'))"
@@ -325,6 +133,31 @@ def test_a_way_that_lacks_something_or_could_do_harm_is_refused_in_a_sentence(re
         check_reach(SiteConfig(name="delta", python=python, reach=Reach(**{"method": "ssh"} | reach)))
 
 
+def test_over_ssh_a_dry_run_writes_what_will_be_rendered_there_and_asks_nobody(tmp_path, capsys):
+    over = ["method=ssh", "host=nowhere.invalid", "folder=/scratch/me", "slurm_conf=null"]
+    words = [f"sites.delta.reach.{one}" for one in over]
+    words += ["sites.delta.python=/opt/python", "gpu=h200", "dry_run=true", f"hydra.sweep.dir={tmp_path}"]
+    assert launch.main(["-m", *words]) == 0
+    (script,) = (tmp_path / "sbatch").glob("*.sh")
+    text = script.read_text()
+    assert re.search(r"#SBATCH --output=/scratch/me/s\w+/jobs/", text)
+    assert re.search(r"PYTHONPATH=/scratch/me/s\w+/code/\w{12}\b", text)
+    assert "/opt/python" in text
+    assert str(tmp_path) not in text
+
+
+@pytest.mark.parametrize("way", ["ssh", "bundle"])
+def test_on_a_machine_of_the_site_itself_its_own_slurm_is_used(way, points, monkeypatch, tmp_path):
+    line = f"gpu=h200 sites.delta.reach.method={way} sites.delta.python=/p"
+    line += " sites.delta.reach.host=h sites.delta.reach.folder=/f"
+    assert points(line)[0].site.reach.method == way
+    monkeypatch.setattr(catalogue, "_host_names", lambda: ("dt-login03.delta.ncsa.illinois.edu",))
+    (tmp_path / "sbatch").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (there,) = points(line)
+    assert (there.site.reach.method, there.reachable) == ("slurm", True)
+
+
 def test_a_control_character_never_reaches_another_shell():
     with pytest.raises(UserError, match="control character"):
         ssh.shell(["/bin/python", "-m", "x\nreboot"])
@@ -337,12 +170,10 @@ def test_what_a_shell_there_reads_is_what_was_meant():
 
 
 def test_a_folder_for_sockets_that_others_could_use_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path) if len(str(tmp_path)) < 30 else "/tmp/ib-test")
-    base = Path(os.environ["XDG_RUNTIME_DIR"])
-    base.mkdir(exist_ok=True)
-    folder = base / "inpaint-bench"
-    try:
-        assert ssh.socket_folder() == folder
+    with TemporaryDirectory() as short:  # a socket's path is
+        monkeypatch.setenv("XDG_RUNTIME_DIR", short)
+        folder = ssh.socket_folder()
+        assert folder.parent == Path(short)
         assert folder.stat().st_mode & 0o777 == 0o700
         folder.chmod(0o755)
         with pytest.raises(UserError, match="yours alone"):
@@ -351,8 +182,6 @@ def test_a_folder_for_sockets_that_others_could_use_is_refused(tmp_path, monkeyp
         folder.symlink_to(tmp_path)
         with pytest.raises(UserError, match="yours alone"):
             ssh.socket_folder()
-    finally:
-        folder.unlink() if folder.is_symlink() else folder.rmdir()
 
 
 def test_what_ssh_says_cannot_drive_a_terminal():

@@ -266,6 +266,19 @@ class TestDamage:
         assert status.main([str(folder)]) == 2
         assert str(folder / SWEEP) in capsys.readouterr().err
 
+    def test_a_manifest_with_fields_of_the_wrong_kind_is_no_traceback(self, tmp_path, capsys):
+        here = f"pid:{os.getpid()}@elsewhere"
+        folder = made(tmp_path / "sweep", [here] * 3)
+        for num, state in enumerate(("running", "completed", "failed")):
+            left_behind(folder, num, state)
+            path = folder / str(num) / "attempt-1" / MANIFEST
+            whole = json.loads(path.read_text())
+            path.write_text(json.dumps(dict.fromkeys(whole, "x") | {"status": state}))
+            (path.parent / "windows.json").write_text('[{"kind": "measure", "t_end_unix_ns": "x"}, 3]')
+        assert as_json(folder, capsys)["counts"] == {"failed": 2, "running": 1}
+        for point in ("0", "1", "2"):
+            assert status.main([str(folder), "--point", point]) == 0
+
     def test_a_process_on_another_machine_is_a_missing_witness(self, tmp_path, capsys):
         folder = made(tmp_path / "sweep", ["pid:1@elsewhere", "pid:1@elsewhere"])
         left_behind(folder, 0)
@@ -273,6 +286,12 @@ class TestDamage:
         assert (done["state"], nothing["state"]) == ("completed", "unknown")
         assert "by its manifest alone" in done["message"]
         assert "on elsewhere, which cannot be asked from here" in nothing["message"]
+
+    def test_a_sweep_that_one_may_only_read_is_told_all_the_same(self, tmp_path, capsys):
+        folder = made(tmp_path / "sweep", [dead_pid()])
+        left_behind(folder, 0)
+        (folder / ".lock").mkdir()  # cannot be opened, as where permission is lacking
+        assert as_json(folder, capsys)["counts"] == {"completed": 1}
 
     def test_of_very_many_points_those_alike_share_a_row(self, tmp_path, capsys):
         folder = made(tmp_path / "sweep", [dead_pid()] * 120)
@@ -445,6 +464,18 @@ class TestOnSlurm:
         )
         assert found["counts"] == {"completed": 1, "failed": 1}
         assert "by its manifest alone: squeue did not answer" in found["points"][0]["message"]
+
+    def test_a_job_that_slurm_does_not_show_is_lost_only_where_it_is_ones_own(self, testbed, tmp_path, capsys):
+        if os.getuid():
+            pytest.skip("only root gives files away")
+        reach = Reach(slurm_conf=str(testbed.conf("delta")))
+        folder = made(tmp_path / "sweep", ["66000000_0"], SiteConfig(name="delta", reach=reach))
+        (mine,) = as_json(folder, capsys)["points"]
+        assert (mine["state"], mine["reason"]) == ("failed", "lost")
+        os.chown(folder / SWEEP, 65534, -1)
+        (theirs,) = as_json(folder, capsys)["points"]
+        assert theirs["state"] == "unknown"
+        assert "Slurm shows you no such job of nobody" in theirs["message"]
 
     def test_what_waits_is_told_with_its_reason_its_start_and_what_to_do(self, testbed, tmp_path, capsys):
         partition = ("scontrol", "update", "partitionname=gpuH200x8")

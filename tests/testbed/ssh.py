@@ -75,6 +75,7 @@ class LoginNodes:
         self.bed = bed
         self.keys = bed.state / "ssh"
         self.ports: dict[str, int] = {}
+        self._made: list[Path] = []
 
     @property
     def config(self) -> Path:
@@ -83,8 +84,9 @@ class LoginNodes:
 
     def up(self, *sites: str) -> None:
         self.keys.mkdir(mode=0o700, exist_ok=True)
-        if os.geteuid() == 0:
-            PRIVSEP.mkdir(mode=0o755, exist_ok=True)
+        if os.geteuid() == 0 and not PRIVSEP.exists():
+            PRIVSEP.mkdir(mode=0o755)
+            self._made.append(PRIVSEP)
         if not (self.keys / "id").exists():
             _keygen(self.keys / "id")
             shutil.copyfile(self.keys / "id.pub", self.keys / "authorized_keys")
@@ -136,6 +138,8 @@ class LoginNodes:
         for site in self.ports:
             self.stop(site)
         shutil.rmtree(self.keys, ignore_errors=True)
+        for folder in self._made:
+            folder.rmdir()
 
     def _configure(self, site: str) -> None:
         home = self._home(site)

@@ -41,10 +41,9 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def answers(show: str, requeue: int = 0) -> Path:
         asked = tmp_path / "asked"
         refusal = "echo 'requeue is disabled' >&2; " if requeue else ""
+        other = f'echo "$@" >> {asked}; {refusal}exit {requeue}'
         (folder / "show.txt").write_text(show)
-        (folder / "scontrol").write_text(
-            f'#!/bin/sh\ncase $1 in show) cat {folder}/show.txt;; *) echo "$@" >> {asked}; {refusal}exit {requeue};; esac\n'
-        )
+        (folder / "scontrol").write_text(f"#!/bin/sh\ncase $1 in show) cat {folder}/show.txt;; *) {other};; esac\n")
         (folder / "scontrol").chmod(0o755)
         return asked
 
