@@ -103,7 +103,7 @@ def following(survey: Survey, folder: Path) -> Iterator[str]:
         else:
             carried = plans.packed(folder / plan)
             yield f"Next: carry {carried} to its site and run there: {plans.command(carried.name)}"
-    away = [s for s in standings if s.verdict.state is PointState.COMPLETED and s.folder and not s.folder.is_dir()]
+    away = [s for s in standings if s.verdict.state is PointState.COMPLETED and not s.is_here]
     if away:
         yield f"Next: `inpaint-bench collect {where}` brings what {count(len(away), 'point')} measured elsewhere."
     elif standings and all(s.verdict.state is PointState.COMPLETED for s in standings):

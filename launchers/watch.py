@@ -13,7 +13,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from inpaint_bench.config import SiteConfig
-from inpaint_bench.contract import SWEEP, PointState, Reason
+from inpaint_bench.contract import MANIFEST, SWEEP, PointState, Reason
 from inpaint_bench.truth import FINAL, GONE, LEFT, Leavings, SchedulerWord, Verdict, verdict
 
 from . import remote
@@ -51,6 +51,11 @@ class Standing:
     def open(self) -> bool:
         """Something may still happen without anyone's doing."""
         return self.verdict.state in OPEN
+
+    @property
+    def is_here(self) -> bool:
+        """Its manifest lies in this sweep directory: what ran over ssh is to be collected first."""
+        return self.folder is not None and (self.folder / MANIFEST).is_file()
 
 
 @dataclass(frozen=True, kw_only=True)

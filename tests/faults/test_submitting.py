@@ -1,6 +1,6 @@
 """What befalls the command on the login node: whatever it leaves is told as it is, and one more command heals it.
 
-Nothing of this runs a job: the partitions are down, so that what was submitted waits and can be counted. That an
+But for one test nothing runs: the partitions are down, so that what was submitted waits and can be counted. That an
 array is no longer than the site allows, and what is told while sacct or squeue is silent, is in tests/launcher.
 """
 
@@ -17,11 +17,12 @@ from typing import Any
 
 import pytest
 
-from inpaint_bench import cancel, rerun
+from inpaint_bench import cancel, launch, rerun
 from launchers.ledger import Ledger
+from launchers.slurm import SiteExecutor
 from tests.testbed.bed import Bed
 
-from .support import ROOT, WORKLOAD, told
+from .support import ROOT, SHORT, WORKLOAD, told
 
 pytestmark = [pytest.mark.faults, pytest.mark.testbed, pytest.mark.timeout(400)]
 
@@ -73,10 +74,10 @@ def test_a_launch_killed_amid_300_points_and_two_reruns_at_once_send_each_of_the
     testbed: Bed, tmp_path: Path, capsys: Any
 ) -> None:
     folder = tmp_path / "sweep"
-    launch = launching(folder, "gpu=h200", "seed=range(0,300)", "sites.delta.limits.max_array_size=50")
+    first = launching(folder, "gpu=h200", "seed=range(0,300)", "sites.delta.limits.max_array_size=50")
     testbed.wait(lambda: len(records(folder, "submitted")) >= 2, what="two of six arrays to be submitted")
-    launch.kill()
-    launch.wait()
+    first.kill()
+    first.wait()
     assert len(records(folder, "submitted")) < 6, "it was killed too late to show anything"
     states = Counter(point["state"] for point in told(folder, capsys))
     assert states == {"queued": held(testbed, "delta", folder), "planned": 300 - states["queued"]}
@@ -96,6 +97,24 @@ def test_a_launch_killed_amid_300_points_and_two_reruns_at_once_send_each_of_the
     assert "Nothing to send again" in capsys.readouterr().out
     assert cancel.main([str(folder)]) == 0
     assert held(testbed, "delta", folder) == 0
+
+
+def test_an_array_whose_launcher_died_while_sbatch_answered_runs_all_the_same(
+    testbed: Bed, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its points lie where the job looks for them before sbatch is called."""
+    folder, submit = tmp_path / "sweep", SiteExecutor._submit_command
+
+    def die(self: SiteExecutor, command: str) -> None:
+        submit(self, command)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SiteExecutor, "_submit_command", die)
+    assert launch.main(["-m", *WORKLOAD, "gpu=a40", "site=delta", SHORT, f"hydra.sweep.dir={folder}"]) == 130
+    assert not records(folder, "submitted")
+    assert told(folder, capsys)[0]["state"] in ("queued", "running")
+    testbed.wait(lambda: told(folder, capsys)[0]["state"] not in ("queued", "running"), what="the array to end")
+    assert [(point["state"], point["attempt"]) for point in told(folder, capsys)] == [("completed", 1)]
 
 
 def test_two_launches_into_one_directory_at_once_send_one_sweep(testbed: Bed, tmp_path: Path, capsys: Any) -> None:
@@ -130,7 +149,7 @@ def test_slurmctld_down_for_a_minute_is_told_and_loses_or_doubles_nothing(
     testbed.stop_controller("grace")
     down_s = time.monotonic()
     try:
-        launch = launching(folder, "gpu=a40", "seed=0,1,2")
+        sent = launching(folder, "gpu=a40", "seed=0,1,2")
         # what was queued before is not known to be lost, and nobody sends it again
         assert {point["state"] for point in told(before, capsys)} <= {"queued", "unknown"}
         assert rerun.main([str(before)]) == 0
@@ -138,10 +157,10 @@ def test_slurmctld_down_for_a_minute_is_told_and_loses_or_doubles_nothing(
         time.sleep(max(0.0, DOWN_S - (time.monotonic() - down_s)))
     finally:
         testbed.start_controller("grace")
-    words, _ = launch.communicate(timeout=200)
+    words, _ = sent.communicate(timeout=200)
     states = {point["state"] for point in told(folder, capsys)}
-    assert states == ({"queued"} if launch.returncode == 0 else {"failed"}), words
-    assert held(testbed, "grace", folder) == (3 if launch.returncode == 0 else 0)
+    assert states == ({"queued"} if sent.returncode == 0 else {"failed"}), words
+    assert held(testbed, "grace", folder) == (3 if sent.returncode == 0 else 0)
     assert rerun.main([str(folder)]) == 0
     assert held(testbed, "grace", folder) == 3
     assert {point["state"] for point in told(folder, capsys)} == {"queued"}

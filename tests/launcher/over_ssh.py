@@ -36,6 +36,14 @@ def told(folder: Path, capsys: Any) -> list[dict[str, Any]]:
     return points
 
 
+def shown(folder: Path, capsys: Any) -> str:
+    """What `status` prints."""
+    capsys.readouterr()
+    assert status.main([str(folder)]) == 0
+    out: str = capsys.readouterr().out
+    return out
+
+
 def jobs(nodes: LoginNodes, folder: Path) -> list[str]:
     """What delta's Slurm holds of a sweep."""
     name = Ledger.open(folder).sweep["sweep_id"]

@@ -16,7 +16,7 @@ from inpaint_bench.config import Reach, SiteConfig, check_reach
 from inpaint_bench.errors import UserError
 from launchers import catalogue, remote, ssh
 from launchers.ledger import Ledger
-from tests.launcher.over_ssh import jobs, sweep, told
+from tests.launcher.over_ssh import jobs, shown, sweep, told
 
 
 @pytest.mark.testbed
@@ -29,11 +29,15 @@ def test_one_command_sends_nine_points_by_slurm_and_by_ssh_and_all_return(login_
     states = {row["JobID"]: row["State"] for row in login_nodes.bed.sacct("delta")}
     assert [states[job] for job in ids] == ["COMPLETED"] * 3
     assert not (folder / "6").exists()
+    assert "`inpaint-bench collect" in shown(folder, capsys)
+    assert rerun.main([str(folder), "--repeats", "auto", "--dry-run"]) == 0
+    assert capsys.readouterr().out.count("`collect` has to bring 1 run first") == 3
 
     assert collect.main([str(folder)]) == 0
     assert re.search(r"delta: \d+ new files of 3 runs", capsys.readouterr().out)
     assert collect.main([str(folder)]) == 0
     assert "delta: nothing new" in capsys.readouterr().out
+    assert "`inpaint-bench merge" in shown(folder, capsys)
     assert merge.main([str(folder), "-o", str(tmp_path / "dataset")]) == 0
     runs = pl.read_parquet(tmp_path / "dataset" / "runs.parquet")
     assert runs.group_by("site").len().sort("site").rows() == [("delta", 3), ("grace", 6)]
