@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 DEMO ?= demo
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check testbed-up testbed-down clean
+.PHONY: help install demo test faults check testbed-up testbed-down clean
 
 help:  ## list targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1 - /p' Makefile | awk -F ' - ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -26,7 +26,11 @@ demo: install  ## the main sweep on this machine, without GPU and Slurm: run, me
 test: check  ## everything that must pass: check, then all tests, real Slurm included
 	$(BIN)/python -m tests.testbed install || test -z "$(INPAINT_BENCH_REQUIRE_TESTBED)"
 	$(BIN)/python -m tests.browser install || test -z "$(INPAINT_BENCH_REQUIRE_BROWSER)"
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "not faults"
+
+faults: install  ## what befalls sweeps on a cluster, twenty ways, on real Slurm: 4-7 minutes
+	$(BIN)/python -m tests.testbed install
+	INPAINT_BENCH_REQUIRE_TESTBED=1 $(BIN)/python -m pytest -m faults tests/faults
 
 check: install  ## lint, format, types
 	$(BIN)/ruff check .

@@ -11,9 +11,10 @@ VERBS = {
     "status": "how every point of a sweep stands, and why",
     "rerun": "send again what failed or never started",
     "cancel": "stop what is queued or running",
+    "collect": "bring here what another site measured, over ssh or in a carried file",
     "merge": "shards of any number of sites -> one dataset",
     "report": "dataset -> tables, figures, one HTML page",
-    "doctor": "what this machine can measure; --gpu probes a GPU for 20 s",
+    "doctor": "what this machine can do; --site holds site files against Slurm, --gpu probes a GPU",
     "restore": "repaint the masked parts of a folder of images with saved weights",
     "overhead": "measure what the telemetry sidecar costs the training on this machine",
 }

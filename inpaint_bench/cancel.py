@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launchers import local, scheduler
+from launchers import local, remote, scheduler
 from launchers.ledger import Attempt, Ledger
 from launchers.show import count
 from launchers.watch import look, sites_of
@@ -32,16 +32,23 @@ def _cancel(options: argparse.Namespace) -> None:
     sites = sites_of(ledger)
     complaints = []
     for site, attempts in by_site.items():
+        by_ssh = sites[site].reach.method == "ssh"
+        if any(attempt.carried for attempt in attempts):
+            complaints.append(f"{site}: its points were carried there; cancel them there")
+            continue
+        if by_ssh and (complaint := remote.cancel(sites[site], ledger, attempts)):
+            complaints.append(complaint)  # what was not cancelled there is not called so here
+            continue
         # written first: a job that dies of it is then known to have been cancelled, one that waits here never starts
         ledger.append("cancelled", points=[[a.point, a.attempt] for a in attempts])
-        here = [a.job_id for a in attempts if a.job_id and a.job_id.startswith("pid:")]
+        here = [a.job_id for a in attempts if not by_ssh and a.job_id and a.job_id.startswith("pid:")]
         there = [a.job_id for a in attempts if a.job_id and not a.job_id.startswith("pid:")]
         for job_id in here:
             if (pid := local.process_of(job_id)) is not None:
                 local.stop(pid)
             else:
                 complaints.append(f"{job_id} runs on another machine: cancel it there")
-        if there and (complaint := scheduler.cancel(sites[site], there)):
+        if there and not by_ssh and (complaint := scheduler.cancel(sites[site], there)):
             complaints.append(f"{site}: {complaint}")
         else:
             print(f"{site}: {count(len(attempts), 'point')} told to stop")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -63,11 +63,20 @@ class GpuConfig:
 
 @dataclass(kw_only=True)
 class Reach(Fact):
-    """How this machine submits to the site."""
+    """How this machine submits to the site.
 
-    method: str = one_of("slurm", "local", default="slurm")
+    slurm: its Slurm is set up here. ssh: over OpenSSH, by our own command there. bundle: in a file that someone
+    carries. local: this machine without Slurm. On a machine of the site itself, ssh and bundle give way to slurm.
+    """
+
+    method: str = one_of("slurm", "ssh", "bundle", "local", default="slurm")
     slurm_conf: str | None = None  # SLURM_CONF of this site's cluster, where a login node serves several
     hostnames: list[str] = field(default_factory=list)  # regular expressions; a match means: we stand on it
+    host: str | None = None  # ssh: a name in your ssh configuration, or user@host
+    folder: str | None = None  # ssh: where sweeps lie there, absolute; scratch, best
+    ssh_config: str | None = None  # ssh: another file than ~/.ssh/config
+    timeout_s: int = within(1, 3600, 60)  # ssh: a site that is silent for so long does not answer
+    persist_min: int = within(0, 24 * 60, 10)  # ssh: the connection outlives a command by so long; 0: it does not
 
 
 @dataclass(kw_only=True)
@@ -155,6 +164,7 @@ class SiteConfig:
     constraint: list[str] = field(default_factory=list)
     wckey: str | None = None
     qos: str | None = None
+    exclude_nodes: list[str] = field(default_factory=list)  # --exclude; `rerun` adds nodes that failed
     use_srun: bool = True
     reach: Reach = field(default_factory=Reach)
     account: Account = field(default_factory=Account)
@@ -310,6 +320,64 @@ class StudyConfig:
 
 
 @dataclass(kw_only=True)
+class Cause:
+    """What `rerun` does with the points that ended for one reason."""
+
+    send: bool = True  # false: only where --only names the reason
+
+
+@dataclass(kw_only=True)
+class TimeoutCause(Cause):
+    time_factor: float = within(1, 100, 1.5)  # the next time limit over the last one, up to the partition's
+
+
+@dataclass(kw_only=True)
+class NodeFailCause(Cause):
+    exclude_node: bool = True
+
+
+@dataclass(kw_only=True)
+class OomGpuCause(Cause):
+    """Another recipe is another label: the point then says what it really ran."""
+
+    send: bool = False
+    relief: list[str] = field(
+        default_factory=lambda: ["recipe.grad_checkpoint=true", "recipe.accumulate=2", "recipe.accumulate=4"]
+    )  # one more per attempt, in this order
+
+
+@dataclass(kw_only=True)
+class OomHostCause(Cause):
+    send: bool = False
+    mem_factor: float = within(1, 100, 2.0)  # the next host memory over the last one, up to the node's
+
+
+@dataclass(kw_only=True)
+class AskedCause(Cause):
+    """Sent again, it would most likely end the same way."""
+
+    send: bool = False
+
+
+@dataclass(kw_only=True)
+class RerunConfig:
+    """What `rerun` does by itself, reason by reason; the fields below max_attempts are the words of `Reason`."""
+
+    max_attempts: int = within(1, 1000, 5)  # of one point, not counting what sbatch refused
+    timeout: TimeoutCause = field(default_factory=TimeoutCause)
+    node_fail: NodeFailCause = field(default_factory=NodeFailCause)
+    preempted: Cause = field(default_factory=Cause)
+    cancelled: Cause = field(default_factory=Cause)
+    lost: Cause = field(default_factory=Cause)
+    never_started: Cause = field(default_factory=Cause)
+    telemetry_incomplete: Cause = field(default_factory=Cause)
+    oom_gpu: OomGpuCause = field(default_factory=OomGpuCause)
+    oom_host: OomHostCause = field(default_factory=OomHostCause)
+    app_error: AskedCause = field(default_factory=AskedCause)
+    unavailable: AskedCause = field(default_factory=AskedCause)
+
+
+@dataclass(kw_only=True)
 class Identity:
     """Which attempt this is. The launcher fills it in; a single run makes its own."""
 
@@ -340,7 +408,9 @@ class BenchConfig:
     repeats_target: float = within(0.0001, 1, 0.02)  # half width of the 95 % interval of images/s, over its mean
     repeats_max: int = within(2, 1000, 10)  # auto: at most so many runs of a cell
     order_seed: int | None = within(0, 2**31 - 1, None)  # shuffles the cells; null: drawn where they repeat
-    time_min: int = within(1, 60 * 24 * 366, 60)  # time limit of a job
+    time_min: int | str = within(1, 60 * 24 * 366, 60)  # time limit of a job; auto: as earlier runs in `out` took
+    mem_gb: int | None = within(1, 65536, None)  # host memory of a job, in Slurm's G; null: the GPUs' share of a node
+    rerun: RerunConfig = field(default_factory=RerunConfig)
     budget: float | None = within(0, 1e12, None)  # service units; a sweep that may cost more is refused
     name: str = "inpaint"
     out: str = "runs"
@@ -385,8 +455,28 @@ def _problems(value: Any, path: str) -> Iterator[str]:
 
 def typed(config: DictConfig) -> BenchConfig:
     """A composed configuration as objects, checked; Hydra's own node, if there, is left out. Raises UserError."""
-    result = OmegaConf.to_object(_without_hydra(config))
+    return checked(unchecked(config))
+
+
+def unchecked(config: DictConfig) -> BenchConfig:
+    """As objects, which may be impossible ones."""
+    result = OmegaConf.to_object(without_hydra(config))
     assert isinstance(result, BenchConfig)
+    return result
+
+
+def typed_like(config: DictConfig, like: BenchConfig, keys: Iterable[str]) -> BenchConfig:
+    """`typed` of a configuration that may differ below these keys from the one that `like` was made of."""
+
+    def value(key: str) -> Any:
+        node = config[key]
+        return OmegaConf.to_object(node) if OmegaConf.is_config(node) else node
+
+    return checked(replace(like, **{key: value(key) for key in keys}))
+
+
+def checked(result: BenchConfig) -> BenchConfig:
+    """As it came. Raises UserError for what cannot be."""
     check(result)
     if result.data.kind in NEEDS_ROOT and not result.data.root:
         raise UserError(f"data.root is empty: data={result.data.kind} needs data.root=<{NEEDS_ROOT[result.data.kind]}>")
@@ -396,8 +486,10 @@ def typed(config: DictConfig) -> BenchConfig:
     return result
 
 
-def _without_hydra(config: DictConfig) -> DictConfig:
-    """A copy: parts of Hydra's own node are known only in a job."""
+def without_hydra(config: DictConfig) -> DictConfig:
+    """A copy, where there is something to leave out: parts of Hydra's own node are known only in a job."""
+    if "hydra" not in config:
+        return config
     own = config.copy()
     with read_write(own), open_dict(own):
         own.pop("hydra", None)
@@ -418,6 +510,33 @@ def _check_training(wanted: WorkloadConfig) -> None:
             )
 
 
+_SSH_NEEDS = {
+    "reach.host": "a name in your ssh configuration, or user@host",
+    "reach.folder": "an absolute path there, such as a folder on its scratch",
+    "python": "an interpreter there that has what this project needs",
+}
+_SSH_FORMS = {
+    "reach.host": r"\w[\w.@:%+-]*",  # never an option
+    "reach.folder": r"/[\w.@:,=+/-]*",
+    "python": r"/[\w.@:,=+/ -]*",
+}
+
+
+def check_reach(site: SiteConfig) -> None:
+    """Refuse what a way to the site lacks or does not read. Raises UserError."""
+    values = {"reach.host": site.reach.host, "reach.folder": site.reach.folder, "python": site.python}
+    if site.reach.method == "slurm" and site.reach.host:
+        raise UserError(f"sites.{site.name}.reach.host={site.reach.host}: is read by reach.method=ssh, and it is slurm")
+    if site.reach.method != "ssh":
+        return
+    for key, what in _SSH_NEEDS.items():
+        value = values[key]
+        if not value:
+            raise UserError(f"sites.{site.name}.{key} is empty: reach.method=ssh needs it, {what}")
+        if not re.fullmatch(_SSH_FORMS[key], value, re.ASCII):
+            raise UserError(f"sites.{site.name}.{key}={value!r}: must be {what}, without signs that a shell reads")
+
+
 def check_account(site: SiteConfig) -> None:
     """Refuse an account that cannot be one of the site's. Raises UserError."""
     account = site.account
@@ -430,9 +549,9 @@ def check_account(site: SiteConfig) -> None:
 
 def config_hash(config: DictConfig) -> str:
     """12 hex digits over what is executed. Where it is sent stays out, and the seed: that makes replicates."""
-    content = OmegaConf.to_container(_without_hydra(config), resolve=True)
+    content = OmegaConf.to_container(without_hydra(config), resolve=True)
     assert isinstance(content, dict)
-    elsewhere = ("site", "sites", "out", "name", "wait", "dry_run", "budget", "time_min")
+    elsewhere = ("site", "sites", "out", "name", "wait", "dry_run", "budget", "time_min", "mem_gb", "rerun")
     repetition = ("seed", "repeats", "repeats_target", "repeats_max", "order_seed")
     for key in ("identity", "study", "prepare", *elsewhere, *repetition):
         content.pop(key, None)

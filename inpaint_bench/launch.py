@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -85,12 +87,31 @@ def _run_plan(arguments: list[str]) -> None:
     from launchers.again import run_plan
 
     parser = argparse.ArgumentParser(prog="launch", description="Send the points of a plan file from this machine.")
-    parser.add_argument("--plan", type=Path, required=True, metavar="FILE", help="plan.<site>.yaml of a sweep")
+    file = "plan.<site>.yaml of a sweep, or plan.<site>.tar, which brings the code that runs it"
+    parser.add_argument("--plan", type=Path, required=True, metavar="FILE", help=file)
     parser.add_argument("--dry-run", action="store_true", help="show and write the scripts, submit nothing")
     parser.add_argument("--wait", action="store_true", help="return when all points have ended")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    if options.plan.suffix == ".tar":
+        _run_packed(options)
+        return
     run_plan(options.plan, task, dry_run=options.dry_run, wait=options.wait)
+
+
+def _run_packed(options: argparse.Namespace) -> None:
+    """In another process, which imports the code of the plan's own snapshot."""
+    from launchers.environment import python_path
+    from launchers.plans import unpacked
+
+    with unpacked(options.plan) as (plan, code):
+        words = [sys.executable, "-m", "inpaint_bench.launch", "--plan", str(plan)]
+        words += ["--dry-run"] * options.dry_run + ["--wait"] * options.wait
+        done = subprocess.run(words, env=os.environ | {"PYTHONPATH": python_path(code), "PYTHONSAFEPATH": "1"})
+    if done.returncode == UserError.exit_code:
+        raise UserError(f"{options.plan}: was not sent, as said above")
+    if done.returncode:
+        raise PointsFailedError(f"{options.plan}: not all of its points were sent or completed, as said above")
 
 
 if __name__ == "__main__":

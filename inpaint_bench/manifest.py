@@ -7,9 +7,11 @@ file system does not show up in the steps), and once more when it ends, however 
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import threading
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +26,8 @@ from .files import replace_json
 
 PROGRESS_S = 5.0
 MESSAGE_CHARS = 400
+RESERVE = ".reserve"  # room that a full disk or quota leaves for the last word
+RESERVE_BYTES = 64 * 1024
 GPU_FACTS = ("architecture", "memory_gb", "memory_type", "bandwidth_gb_s", "bf16_dense_tflops", "power_limit_w")
 
 log = logging.getLogger(__name__)
@@ -81,6 +85,8 @@ class Manifest:
         )
         manifest = cls(path, values)
         manifest.update()
+        with suppress(OSError):
+            (run_dir / RESERVE).write_bytes(os.urandom(RESERVE_BYTES))  # zeros would take no room on some disks
         return manifest
 
     @property
@@ -111,17 +117,26 @@ class Manifest:
             self._thread.start()
 
     def finish(self, status: Status, reason: Reason | None = None, message: str | None = None) -> None:
-        """Close the account. The message is cut to one line."""
+        """Close the account, also on a full disk. The message is cut to one line."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
         line = " ".join(message.split())[:MESSAGE_CHARS] if message else None
-        self.update(
-            status=status.value,
-            reason=reason.value if reason else None,
-            message=line,
-            ended_unix_ns=time.time_ns(),
-        )
+        last = {
+            "status": status.value,
+            "reason": reason.value if reason else None,
+            "message": line,
+            "ended_unix_ns": time.time_ns(),
+        }
+        try:
+            self.update(**last)
+        except OSError:
+            self._release()
+            self.update(**last)
+        self._release()
+
+    def _release(self) -> None:
+        self.path.with_name(RESERVE).unlink(missing_ok=True)
 
     def as_dict(self) -> dict[str, Any]:
         with self._lock:

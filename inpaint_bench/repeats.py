@@ -78,7 +78,8 @@ def repeat(
 
 def decide(cells: Sequence[Cell]) -> list[Decision]:
     """Which cells have an interval that is narrow enough, and which get the repetitions up to their next look."""
-    folders = [standing.folder for cell in cells for standing in cell.of(PointState.COMPLETED) if standing.folder]
+    completed = [standing for cell in cells for standing in cell.of(PointState.COMPLETED)]
+    folders = [standing.folder for standing in completed if standing.folder and standing.is_here]
     runs = _merged(folders) if folders else None
     return [_decide(cell, runs) for cell in cells]
 
@@ -113,6 +114,8 @@ def _left_alone(cell: Cell) -> str:
         return planned[0].verdict.message
     if pending := len(cell.standings) - len(cell.of(PointState.COMPLETED)):
         return f"waits for {show.count(pending, 'run')}"
+    if away := sum(not standing.is_here for standing in cell.standings):
+        return f"`collect` has to bring {show.count(away, 'run')} first"
     return ""
 
 

@@ -13,16 +13,21 @@ from .errors import UserError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    does = "Send the points of a sweep that failed, were cancelled or lost, or never started once more, and only those."
+    does = (
+        "Send the points of a sweep that did not complete once more, each by the policy of its cause (keys rerun.*): "
+        "a time limit is made longer, a failed node is avoided, and what the application or its memory failed of "
+        "is sent only where --only names it."
+    )
     options = parser("rerun", does, "runs/2026-11-21/08-30-00-inpaint time_min=120 --only timeout")
     options.add_argument("sweep", type=Path, help="the folder that `launch -m` printed")
     options.add_argument(
         "changes", nargs="*", metavar="KEY=VALUE", help="what is to differ this time, e.g. time_min=120"
     )
-    options.add_argument("--only", metavar="REASONS", help=f"of {', '.join(Reason)}; separated by commas")
+    reasons = f"send these and no others, whatever their policy: {', '.join(Reason)}, or oom; separated by commas"
+    options.add_argument("--only", metavar="REASONS", help=reasons)
     repeats = "send further repetitions instead: until every cell has N, or (auto) as repeats_target asks"
     options.add_argument("--repeats", metavar="N|auto", help=repeats)
-    options.add_argument("--dry-run", action="store_true", help="show and write the scripts, submit nothing")
+    options.add_argument("--dry-run", action="store_true", help="show what each policy does, submit nothing")
     options.add_argument("--wait", action="store_true", help="return when all points have ended")
     return run(options, _rerun, argv)
 
@@ -66,13 +71,16 @@ def _repeat(options: argparse.Namespace) -> None:
     )
 
 
-def _reasons(text: str | None) -> set[Reason] | None:
+def _reasons(text: str | None) -> frozenset[Reason] | None:
     if text is None:
         return None
+    words = {word.strip() for word in text.split(",")}
+    if "oom" in words:
+        words = words - {"oom"} | {Reason.OOM_GPU, Reason.OOM_HOST}
     try:
-        return {Reason(word.strip()) for word in text.split(",")}
+        return frozenset(Reason(word) for word in words)
     except ValueError:
-        raise UserError(f"--only {text}: not reasons; have: {', '.join(Reason)}") from None
+        raise UserError(f"--only {text}: not reasons; have: {', '.join(Reason)}, oom") from None
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from . import environment
+from . import environment, preemption
 from .config import BenchConfig, typed
 from .contract import PRODUCER, SCHEMA_VERSION, STEPS, Reason, Status
 from .ending import Ending, Terminated, terminable
@@ -47,9 +47,27 @@ def run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[str, An
             _attempt(bench, run_dir, manifest, ending)
             manifest.finish(Status.COMPLETED)
         except BaseException as error:
-            manifest.finish(*diagnose(error, bench))
+            status, reason, message = diagnose(error, bench)
+            if reason is Reason.PREEMPTED:
+                _leave(bench, manifest, message)
+            else:
+                manifest.finish(status, reason, message)
             raise
     return manifest.as_dict()
+
+
+def _leave(bench: BenchConfig, manifest: Manifest, message: str) -> None:
+    """Pre-empted: back into the queue where the site allows it. All is closed before Slurm is asked to end this."""
+    slurm = manifest.as_dict()["slurm"] or {}
+    if not bench.site.requeue.request:
+        manifest.finish(Status.INTERRUPTED, Reason.PREEMPTED, f"{message}; `rerun` sends it again")
+        return
+    manifest.update(slurm={**slurm, "requeued": True})
+    manifest.finish(Status.INTERRUPTED, Reason.PREEMPTED, f"{message}; it was requeued")
+    if refused := preemption.requeue():
+        manifest.update(slurm={**slurm, "requeued": False})
+        why = f"{message}; it could not be requeued ({refused}), `rerun` sends it again"
+        manifest.finish(Status.INTERRUPTED, Reason.PREEMPTED, why)
 
 
 def _attempt(bench: BenchConfig, run_dir: Path, manifest: Manifest, ending: Ending) -> None:
@@ -233,7 +251,9 @@ def _is_host_oom(text: str) -> bool:
 
 
 def _why_terminated(error: Terminated) -> Reason:
-    """Near the end of its time it was the time limit; else it was told to stop, by whom Slurm knows."""
+    """Slurm knows of a pre-emption; near the end of its time it was the time limit; else it was told to stop."""
+    if preemption.under_way():
+        return Reason.PREEMPTED
     end = os.environ.get("INPAINT_BENCH_END_UNIX", "")
     near = end.isdigit() and time.time() > int(end) - END_OF_TIME_S
     return Reason.TIMEOUT if near or error.signum == signal.SIGUSR2 else Reason.CANCELLED

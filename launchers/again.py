@@ -15,14 +15,17 @@ from omegaconf import OmegaConf
 
 from inpaint_bench.contract import MULTIRUN, SWEEP, PointState, Reason
 from inpaint_bench.errors import UserError
+from inpaint_bench.terminal import console
+from inpaint_bench.truth import Leavings, Verdict
 
 from . import plans
+from .causes import Asked, decide, decisions_table
 from .compose import composer
-from .ledger import Ledger, sweeper_params
+from .ledger import Ledger, PointRecord, sweeper_params
 from .point import Point
 from .repetition import Order
 from .submit import Sending, new_sweep, send
-from .watch import Standing, look
+from .watch import Standing, look, sites_of
 
 log = logging.getLogger(__name__)
 
@@ -31,17 +34,17 @@ def rerun(
     folder: Path,
     task: TaskFunction,
     *,
-    only: set[Reason] | None,
+    only: frozenset[Reason] | None,
     changes: Sequence[str] = (),
     dry_run: bool,
     wait: bool,
 ) -> int:
     """Send what is missing or failed again, each as a further attempt. Returns how many points that was.
 
+    Which points, and with what changes, is for the policies (`rerun.<reason>`) to say; `only` names reasons instead.
     Composed from the configuration files as they are now (a mended site file takes effect), the overrides as
     they were then, and `changes` to them. Also heals a launcher that died: what the grid holds and the ledger
-    does not is sent for the first time. Points that wait in a plan are left to it, and what is unavailable
-    stays so unless it is asked for: no second attempt gives a machine what it lacks.
+    does not is sent for the first time. Points that wait in a plan are left to it.
     """
     folder = folder.absolute()
     fresh = not (folder / SWEEP).is_file()
@@ -60,22 +63,21 @@ def rerun(
 
         def choose() -> list[Point]:
             standings = [] if fresh else look(ledger, holding_lock=not dry_run)
-            known = {s.record.num: s.record for s in standings}
-            chosen = {s.record.num: s.record.overrides for s in standings if _wanted(s, only)}
+            known = {s.record.num for s in standings}
+            sites = {} if fresh else sites_of(ledger)
+            carried = [s.record for s in standings if s.record.plan and sites[s.record.site].reach.method != "ssh"]
+            waiting = {record.num: record.plan for record in carried}  # ssh: what waits for an answer is tried again
             if only is None or Reason.NEVER_STARTED in only:
                 grid = order.grid(cells) if order and cells else cells
-                chosen |= {num: overrides for num, overrides in enumerate(grid) if num not in known}
-            waiting = {num: known[num] for num in chosen if num in known and known[num].plan}
-            for plan in sorted({str(record.plan) for record in waiting.values()}):
-                log.info(f"{plan} is left alone: its points are for another machine to send ({plans.command(plan)})")
-            chosen = {num: overrides for num, overrides in chosen.items() if num not in waiting}
-            points = []
-            for num, overrides in sorted(chosen.items()):
-                point = compose(num, [*overrides, *changes])
-                last = known[num].last if num in known else None
-                point.attempt = last.attempt + 1 if last else 1
-                points.append(point)
-            return points
+                standings += [_unknown(num, overrides) for num, overrides in enumerate(grid) if num not in known]
+                for plan in sorted({str(plan) for plan in waiting.values()}):
+                    away = "is left alone: its points are for another machine to send"
+                    log.info(f"{plan} {away} ({plans.command(plan)})")
+            standings = sorted((s for s in standings if s.record.num not in waiting), key=lambda s: s.record.num)
+            outcomes = decide(standings, Asked(only=only, changes=tuple(changes)), compose)
+            if outcomes:
+                console().print(decisions_table([decision for decision, _ in outcomes]))
+            return [point for _, point in outcomes if point is not None]
 
         sending = Sending(
             folder=folder,
@@ -96,6 +98,8 @@ def run_plan(path: Path, task: TaskFunction, *, dry_run: bool, wait: bool) -> No
     plan = plans.read(path)
     with composer() as compose:
         points = [compose(num, [*overrides, f"site={plan.site}"]) for num, overrides in plan.points]
+        for point in points:
+            point.attempt = plan.attempts.get(point.num, 1)
         away = [point for point in points if not point.reachable]
         if away and not dry_run:
             raise UserError(f"{path}: {plan.site} cannot be reached from here ({away[0].why})")
@@ -115,11 +119,11 @@ def run_plan(path: Path, task: TaskFunction, *, dry_run: bool, wait: bool) -> No
         send(lambda: points, sending)
 
 
-def _wanted(standing: Standing, only: set[Reason] | None) -> bool:
-    word = standing.verdict
-    if word.state not in (PointState.FAILED, PointState.PLANNED):
-        return False
-    return word.reason is not Reason.UNAVAILABLE if only is None else word.reason in only
+def _unknown(num: int, overrides: list[str]) -> Standing:
+    """A point of the grid that the ledger does not know: the launcher died before it wrote it down."""
+    record = PointRecord(num=num, overrides=overrides, gpu=None, batch=None, site="")
+    word = Verdict(state=PointState.PLANNED, reason=Reason.NEVER_STARTED, message="its launcher died")
+    return Standing(record=record, verdict=word, left=Leavings())
 
 
 def _found(folder: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from hydra.core.config_loader import ConfigLoader
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from inpaint_bench.config import SiteConfig, check
+from inpaint_bench.config import SiteConfig, check, check_reach
 from inpaint_bench.errors import UserError
 from inpaint_bench.explain import explain
 
@@ -24,6 +24,7 @@ class Catalogue:
 
     def __init__(self, config_loader: ConfigLoader) -> None:
         self._files: dict[str, Path] = {}
+        self._sites: dict[tuple[str, str, str], SiteConfig] = {}  # by name and what a point changes about it
         for entry in config_loader.get_search_path().get_path():
             scheme, mark, rest = (entry.path or "").rpartition("://")
             if mark and scheme != "file":
@@ -37,6 +38,9 @@ class Catalogue:
     def names(self) -> list[str]:
         return sorted(self._files)
 
+    def file(self, name: str) -> Path:
+        return self._files[name]
+
     def site(self, name: str, config: DictConfig) -> SiteConfig:
         """The site as one point sees it: its file, then `sites.<name>` of the point's configuration.
 
@@ -46,17 +50,25 @@ class Catalogue:
         for key in overrides:
             if key not in self._files:
                 raise UserError(f"sites.{key}: no such site; have: {', '.join(self.names)}")
-        if config.site.name == name:
-            base: Any = config.site
-        else:
-            base = OmegaConf.load(self._files[name])
+        chosen = config.site.name == name
+        asked = (name, repr(config.site) if chosen else "", repr(overrides.get(name)))
+        if asked not in self._sites:
+            base: Any = config.site if chosen else OmegaConf.load(self._files[name])
+            self._sites[asked] = self._site(name, base, overrides.get(name) or {})
+        return self._sites[asked]
+
+    @staticmethod
+    def _site(name: str, base: Any, overrides: Any) -> SiteConfig:
         try:
-            merged = OmegaConf.merge(OmegaConf.structured(SiteConfig), base, overrides.get(name) or {})
+            merged = OmegaConf.merge(OmegaConf.structured(SiteConfig), base, overrides)
             site = OmegaConf.to_object(merged)
         except OmegaConfBaseException as error:
             raise UserError(explain(error, prefix=f"sites.{name}.")) from None
         assert isinstance(site, SiteConfig)
         check(site, f"site.{name}")
+        check_reach(site)
+        if site.reach.method in ("ssh", "bundle") and standing_on(site):
+            site.reach.method = "slurm"
         return site
 
 
@@ -80,7 +92,13 @@ def reachable(site: SiteConfig) -> Reachable:
     """Looks at the host name, the site's slurm.conf and sbatch on PATH; asks no server."""
     if site.reach.method == "local":
         return Reachable(yes=True, standing=False, why="runs on this machine")
-    standing = any(re.fullmatch(p, host) for p in site.reach.hostnames for host in _host_names())
+    if site.reach.method == "bundle":
+        return Reachable(yes=False, standing=False, why="its points are carried there")
+    if site.reach.method == "ssh":
+        if shutil.which("ssh") is None:
+            return Reachable(yes=False, standing=False, why="ssh is not on PATH")
+        return Reachable(yes=True, standing=False, why=f"by ssh to {site.reach.host}")
+    standing = standing_on(site)
     if site.reach.slurm_conf:
         if not Path(site.reach.slurm_conf).is_file():
             return Reachable(yes=False, standing=standing, why=f"{site.reach.slurm_conf} does not exist")
@@ -89,6 +107,11 @@ def reachable(site: SiteConfig) -> Reachable:
     if shutil.which("sbatch") is None:
         return Reachable(yes=False, standing=standing, why="sbatch is not on PATH")
     return Reachable(yes=True, standing=standing, why="its Slurm is set up here")
+
+
+def standing_on(site: SiteConfig) -> bool:
+    """This machine is one of the site's own."""
+    return any(re.fullmatch(p, host) for p in site.reach.hostnames for host in _host_names())
 
 
 @cache

@@ -11,12 +11,14 @@ from hydra._internal.callbacks import Callbacks
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import configure_log, setup_globals
 from hydra.types import HydraContext
-from omegaconf import open_dict, read_write
+from omegaconf import DictConfig
 
 from inpaint_bench.paths import conf_dir
 from inpaint_bench.schema import register
 
 from .catalogue import Catalogue
+from .composition import Composition
+from .history import Histories
 from .place import place
 from .point import Point
 
@@ -24,14 +26,13 @@ from .point import Point
 @dataclass(frozen=True)
 class Composer:
     context: HydraContext
+    composition: Composition
     catalogue: Catalogue
+    histories: Histories
 
     def __call__(self, num: int, overrides: Sequence[str]) -> Point:
         """One placed point. Raises UserError, or Hydra's own errors for overrides that do not fit."""
-        config = compose("config", overrides=list(overrides), return_hydra_config=True)
-        with read_write(config), open_dict(config):
-            config.hydra.job.num = num
-        return place(num, list(overrides), config, self.catalogue)
+        return place(num, list(overrides), self.composition, self.catalogue, self.histories)
 
 
 @contextmanager
@@ -40,5 +41,10 @@ def composer() -> Iterator[Composer]:
     with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir()), job_name="inpaint_bench"):
         setup_globals()
         loader = GlobalHydra.instance().config_loader()
-        configure_log(compose("config", return_hydra_config=True).hydra.hydra_logging)
-        yield Composer(HydraContext(config_loader=loader, callbacks=Callbacks()), Catalogue(loader))
+        configure_log(_compose([]).hydra.hydra_logging)
+        context = HydraContext(config_loader=loader, callbacks=Callbacks())
+        yield Composer(context, Composition(_compose, loader=loader), Catalogue(loader), Histories())
+
+
+def _compose(overrides: list[str]) -> DictConfig:
+    return compose("config", overrides=overrides, return_hydra_config=True)

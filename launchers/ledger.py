@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -39,6 +39,7 @@ class Attempt:
     job_id: str | None = None  # Slurm: "<array>_<task>"; local: "pid:<n>@<host>"
     refused: str | None = None  # what sbatch said
     cancelled: bool = False
+    carried: bool = False  # made elsewhere from a plan: only what was brought back tells of it
 
     @property
     def subdir(self) -> str:
@@ -78,9 +79,10 @@ class Ledger:
     def sweep(self) -> dict[str, Any]:
         try:
             value = read_json(self.folder / SWEEP)
-        except ValueError as error:
-            raise UserError(str(error)) from None
-        assert isinstance(value, dict)
+        except (ValueError, OSError) as error:
+            raise UserError(f"{error}; what the runs measured is untouched, and `merge` reads it without") from None
+        if not isinstance(value, dict) or not {"sites", "points"} <= value.keys():
+            raise UserError(f"{self.folder / SWEEP}: not a sweep's record (it needs sites and points)")
         return value
 
     def create(self, **content: Any) -> None:
@@ -111,12 +113,14 @@ class Ledger:
             yield
 
     def busy(self) -> bool:
-        """Somebody is submitting from this sweep, or running its points on this machine."""
+        """Somebody is submitting from this sweep, or running its points on this machine, as far as one may see."""
         try:
             with self.locked():
                 return False
         except UserError:
             return True
+        except OSError:  # somebody else's sweep, which one may only read
+            return False
 
     def append(self, kind: str, **content: Any) -> None:
         line = json.dumps({"t_unix": round(time.time(), 3), "kind": kind, **content}).encode()
@@ -128,8 +132,12 @@ class Ledger:
             out.flush()
             os.fsync(out.fileno())
 
-    def points(self) -> dict[int, PointRecord]:
-        """Every point by number. A half-written line (its writer was killed) is left out."""
+    def points(self, problems: list[str] | None = None) -> dict[int, PointRecord]:
+        """Every point by number. A line that cannot be read (its writer was killed) is left out; `problems` hear of it.
+
+        Nothing is lost by it: what a record announces happens after it was written, and an array whose
+        `submitted` is missing is found by its job name.
+        """
         points = {
             entry["point"]: PointRecord(
                 num=entry["point"],
@@ -140,55 +148,69 @@ class Ledger:
             )
             for entry in self.sweep["points"]
         }
-        for record in self._records():
-            match record["kind"]:
-                case "elsewhere":
-                    for num in record["points"]:
-                        points[num].plan = record["plan"]
-                case "planned":
-                    for task, (num, attempt, run_id) in enumerate(record["points"]):
-                        asked = record["asked"][task]
-                        points[num].plan = None
-                        points[num].site, points[num].overrides = record["site"], asked["overrides"]
-                        points[num].gpu, points[num].batch = asked["gpu"], asked["batch"]
-                        points[num].attempts.append(
-                            Attempt(
-                                point=num,
-                                attempt=attempt,
-                                run_id=run_id,
-                                site=record["site"],
-                                group=record["group"],
-                                planned_unix=record["t_unix"],
-                                job_name=record["job_name"],
-                                task=task,
-                            )
-                        )
-                case "submitted":
-                    for task, (num, attempt) in enumerate(record["points"]):
-                        job_id = record["job_id"].replace("%a", str(task))
-                        self._attempt(points, num, attempt).job_id = job_id
-                case "refused":
-                    for num, attempt in record["points"]:
-                        self._attempt(points, num, attempt).refused = record["message"]
-                case "cancelled":
-                    for num, attempt in record["points"]:
-                        self._attempt(points, num, attempt).cancelled = True
+        for number, line in enumerate(self._lines(), start=1):
+            try:
+                self._apply(json.loads(line), points)
+            except (ValueError, LookupError, TypeError, StopIteration):
+                if problems is not None:
+                    where = f"{self.folder / LEDGER}: line {number}"
+                    problems.append(f"{where} cannot be read ({len(line)} bytes) and was left out")
         return points
+
+    def _apply(self, record: dict[str, Any], points: dict[int, PointRecord]) -> None:
+        match record["kind"]:
+            case "elsewhere":
+                for num in record["points"]:
+                    points[num].plan = record["plan"]
+            case "planned":
+                for task, (num, attempt, run_id) in enumerate(record["points"]):
+                    asked = record["asked"][task]
+                    points[num].plan = None
+                    points[num].site, points[num].overrides = record["site"], asked["overrides"]
+                    points[num].gpu, points[num].batch = asked["gpu"], asked["batch"]
+                    points[num].attempts.append(
+                        Attempt(
+                            point=num,
+                            attempt=attempt,
+                            run_id=run_id,
+                            site=record["site"],
+                            group=record["group"],
+                            planned_unix=record["t_unix"],
+                            job_name=record["job_name"],
+                            task=task,
+                            carried=record.get("carried", False),
+                        )
+                    )
+            case "submitted":
+                for task, (num, attempt) in enumerate(record["points"]):
+                    job_id = record["job_id"].replace("%a", str(task))
+                    self._attempt(points, num, attempt).job_id = job_id
+            case "refused":
+                for num, attempt in record["points"]:
+                    self._attempt(points, num, attempt).refused = record["message"]
+            case "cancelled":
+                for num, attempt in record["points"]:
+                    self._attempt(points, num, attempt).cancelled = True
+
+    def notes(self, kind: str) -> list[dict[str, Any]]:
+        """Records that say nothing of a point's attempts, oldest first; what cannot be read is left out."""
+        found = []
+        for line in self._lines():
+            with suppress(ValueError):
+                record = json.loads(line)
+                if isinstance(record, dict) and record.get("kind") == kind:
+                    found.append(record)
+        return found
 
     @staticmethod
     def _attempt(points: dict[int, PointRecord], num: int, attempt: int) -> Attempt:
         return next(a for a in points[num].attempts if a.attempt == attempt)
 
-    def _records(self) -> Iterator[dict[str, Any]]:
+    def _lines(self) -> list[bytes]:
         try:
-            lines = (self.folder / LEDGER).read_bytes().splitlines()
+            return (self.folder / LEDGER).read_bytes().splitlines()
         except FileNotFoundError:
-            return
-        for line in lines:
-            try:
-                yield json.loads(line)
-            except ValueError:
-                continue  # its writer was killed before what it announces could happen
+            return []
 
 
 def sweeper_params(folder: Path) -> list[str]:

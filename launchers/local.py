@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 
 from hydra.core.utils import JobReturn
 
+from . import entry, private
 from .environment import leaks, python_path, replaced
 
 POLL_S = 0.2
@@ -62,6 +64,11 @@ def run_all(
     """
     from submitit.local.local import LocalExecutor
 
+    class Executor(LocalExecutor):
+        @property
+        def _submitit_command_str(self) -> str:
+            return entry.command(sys.executable, self.folder)
+
     gpus = visible_gpus()
     slots = list(gpus) or [""]
     environment = {k: v for k, v in os.environ.items() if k not in set(leaks(os.environ))}
@@ -78,7 +85,7 @@ def run_all(
                 if not wanted(index):
                     continue
                 # a folder each: job ids are process ids here, and an old pickle of that id would be taken
-                executor = LocalExecutor(folder / f"task-{index}")
+                executor = Executor(private.make(folder / f"task-{index}"))
                 executor.update_parameters(
                     timeout_min=calls[index].time_min,
                     setup=[f"export CUDA_VISIBLE_DEVICES={shlex.quote(slot)}"],

@@ -3,44 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, read_write
+from omegaconf import DictConfig
 
-from inpaint_bench.config import BenchConfig, SiteConfig, check_account, typed
+from inpaint_bench.config import BenchConfig, SiteConfig, SiteGpu, check_account, config_hash
 from inpaint_bench.errors import UserError
 
 from .catalogue import Catalogue, Reachable, reachable
+from .composition import Composition
+from .history import AUTO, Histories
 from .point import Point, Request
 
 
-def place(num: int, overrides: list[str], config: DictConfig, catalogue: Catalogue) -> Point:
-    """Type, check and place one point. `config` still has Hydra's own node. Raises UserError."""
-    bench = typed(config)
+def place(
+    num: int, overrides: list[str], composition: Composition, catalogue: Catalogue, histories: Histories | None = None
+) -> Point:
+    """Compose, type, check and place one point. Raises UserError, and Hydra's errors for overrides that do not fit.
+
+    `histories` keeps what `time_min=auto` has read of earlier runs from one point to the next.
+    """
+    composed = composition(overrides)
+    bench, config = composition.typed(composed)
     site, reach = _choose(bench, config, catalogue)
     check_account(site)
-    config, bench = _with_exporter(config, bench, site)
+    edits: dict[str, Any] = {"hydra.job.num": num}
+    limit = None
+    if bench.time_min == AUTO:
+        history = (histories or Histories())[bench.out]
+        most = site.gpus[bench.gpu.name].max_minutes
+        limit = history.limit(site=site.name, gpu=bench.gpu.name, config_hash=config_hash(config), most=most)
+        edits["time_min"] = limit.minutes
+        bench = replace(bench, time_min=limit.minutes)
+    url = _exporter(bench, site)
+    if url is not None:
+        edits["telemetry.dcgm_url"] = url
+        bench = replace(bench, telemetry=replace(bench.telemetry, dcgm_url=url))
     return Point(
         num=num,
         overrides=overrides,
-        config=config,
+        composed=composed.edited(edits),
         bench=bench,
         site=site,
         request=request(bench, site),
+        limit_basis=limit.basis if limit else "",
         reachable=reach.yes,
         why=reach.why,
         service_units=service_units(bench, site),
     )
 
 
-def _with_exporter(config: DictConfig, bench: BenchConfig, site: SiteConfig) -> tuple[DictConfig, BenchConfig]:
+def _exporter(bench: BenchConfig, site: SiteConfig) -> str | None:
     """The site's dcgm-exporter goes into the point's own configuration, where that names none."""
-    url = site.gpus[bench.gpu.name].dcgm_url
-    if url is None or bench.telemetry.dcgm_url is not None or bench.telemetry.source != "nvml":
-        return config, bench
-    config = config.copy()
-    with read_write(config):
-        OmegaConf.update(config, "telemetry.dcgm_url", url)
-    return config, typed(config)
+    if bench.telemetry.dcgm_url is not None or bench.telemetry.source != "nvml":
+        return None
+    return site.gpus[bench.gpu.name].dcgm_url
 
 
 def _choose(bench: BenchConfig, config: DictConfig, catalogue: Catalogue) -> tuple[SiteConfig, Reachable]:
@@ -70,12 +88,17 @@ def _choose(bench: BenchConfig, config: DictConfig, catalogue: Catalogue) -> tup
 def request(bench: BenchConfig, site: SiteConfig) -> Request:
     """Raises UserError where the partition's limits do not allow it."""
     entry = site.gpus[bench.gpu.name]
-    if bench.time_min > entry.max_minutes:
+    time_min = int(bench.time_min)
+    if time_min > entry.max_minutes:
         raise UserError(
             f"time_min={bench.time_min}: partition {entry.partition} of {site.name} allows {entry.max_minutes}"
         )
     if bench.gpus > entry.max_per_node:
         raise UserError(f"gpus={bench.gpus}: a node of {site.name} has {entry.max_per_node} {bench.gpu.name}")
+    if bench.mem_gb is not None and bench.mem_gb > node_mem_gb(entry):
+        raise UserError(
+            f"mem_gb={bench.mem_gb}: a node with {bench.gpu.name} of {site.name} has {node_mem_gb(entry)} G for jobs"
+        )
     here = site.reach.method == "local"  # nothing is asked of anyone
     option = {
         "gres": ("gres", f"gpu:{entry.gres or bench.gpu.name}:{bench.gpus}"),
@@ -86,15 +109,20 @@ def request(bench: BenchConfig, site: SiteConfig) -> Request:
         partition=None if here else entry.partition,
         gpu_option=option,
         cpus_per_task=entry.cpus_per_gpu * bench.gpus,
-        mem_gb=entry.mem_gb_per_gpu * bench.gpus,
-        time_min=bench.time_min,
+        mem_gb=bench.mem_gb or entry.mem_gb_per_gpu * bench.gpus,
+        time_min=time_min,
     )
+
+
+def node_mem_gb(entry: SiteGpu) -> int:
+    """What a node has for jobs at least: the share of each of its GPUs."""
+    return entry.mem_gb_per_gpu * entry.max_per_node
 
 
 def service_units(bench: BenchConfig, site: SiteConfig) -> float | None:
     """Service units if the job runs to its time limit, by the site's charging rule; None where not known."""
     rule, entry = site.charging, site.gpus[bench.gpu.name]
-    mem_gb = entry.mem_gb_per_gpu * bench.gpus * 2**30 / 1e9  # Slurm's G is 2^30 bytes, the rule's GB 10^9
+    mem_gb = request(bench, site).mem_gb * 2**30 / 1e9  # Slurm's G is 2^30 bytes, the rule's GB 10^9
     shares = []
     if rule.gpus_per_unit:
         shares.append(bench.gpus / rule.gpus_per_unit)
@@ -104,14 +132,14 @@ def service_units(bench: BenchConfig, site: SiteConfig) -> float | None:
         shares.append(mem_gb / per_unit)
     if not shares or entry.charge_factor is None or site.reach.method == "local":
         return None
-    return max(shares) * entry.charge_factor * bench.time_min / 60
+    return max(shares) * entry.charge_factor * int(bench.time_min) / 60
 
 
 def check_budget(points: Sequence[Point], budget: float | None) -> None:
     """Refuse a sweep that may cost more than `budget` service units, or whose cost is not known."""
     if budget is None:
         return
-    unknown = sorted({p.site.name for p in points if p.service_units is None and p.site.reach.method == "slurm"})
+    unknown = sorted({p.site.name for p in points if p.service_units is None and p.site.reach.method != "local"})
     if unknown:
         raise UserError(
             f"budget={budget:g}: the charging rule of {', '.join(unknown)} is not known "

@@ -10,17 +10,20 @@ from pathlib import Path
 from typing import ClassVar
 
 from hydra.core.config_store import ConfigStore
-from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, configure_log, filter_overrides, setup_globals
+from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from inpaint_bench.config import BenchConfig
 from inpaint_bench.contract import MULTIRUN
 from inpaint_bench.errors import UserError
 
 from .catalogue import Catalogue
+from .composition import Composed, Composition
+from .history import Histories
 from .place import place
 from .repetition import AUTO, Order
 
@@ -62,20 +65,26 @@ class SweepLauncher(Launcher):
         folder = Path(str(self._config.hydra.sweep.dir)).absolute()
         try:
             return self._launch([list(o) for o in job_overrides], initial_job_idx, folder)
-        except UserError:
+        except (UserError, HydraException, OmegaConfBaseException):
             _forget_refused(folder)
             raise
 
     def _launch(self, job_overrides: list[list[str]], initial_job_idx: int, folder: Path) -> list[JobReturn]:
         from .submit import Sending, new_sweep, send
 
-        configs = [self._compose(initial_job_idx + i, overrides) for i, overrides in enumerate(job_overrides)]
-        if OmegaConf.get_type(configs[0]) is not BenchConfig:
-            return run_foreign(configs, folder, self._context, self._task)
-        catalogue = Catalogue(self._context.config_loader)
+        if OmegaConf.get_type(self._config) is not BenchConfig:
+            composed = [self._foreign(initial_job_idx + i, overrides) for i, overrides in enumerate(job_overrides)]
+            return run_foreign(composed, folder, self._context, self._task)
+        composition = Composition(
+            lambda overrides: self._context.config_loader.load_sweep_config(self._config, overrides),
+            loader=self._context.config_loader,
+            config_name=self._config.hydra.job.config_name,
+            hydra_overrides=list(self._config.hydra.overrides.hydra),
+        )
+        catalogue, histories = Catalogue(self._context.config_loader), Histories()
         points = [
-            place(config.hydra.job.num, list(filter_overrides(overrides)), config, catalogue)
-            for config, overrides in zip(configs, job_overrides, strict=True)
+            place(initial_job_idx + i, list(filter_overrides(overrides)), composition, catalogue, histories)
+            for i, overrides in enumerate(job_overrides)
         ]
         order = self._order([point.bench for point in points])
         if order and not order.as_typed:
@@ -121,34 +130,20 @@ class SweepLauncher(Launcher):
             raise UserError("hydra.sweeper.max_batch_size: repetitions need the whole sweep at once; leave it out")
         return None
 
-    def _compose(self, num: int, overrides: list[str]) -> DictConfig:
+    def _foreign(self, num: int, overrides: list[str]) -> Composed:
         config = self._context.config_loader.load_sweep_config(self._config, overrides)
-        with read_write(config), open_dict(config):
-            config.hydra.job.num = num
-            config.hydra.job.id = f"{config.hydra.job.name}_{num}"
-        return config
+        return Composed.whole(config).edited({"hydra.job.num": num, "hydra.job.id": f"{config.hydra.job.name}_{num}"})
 
 
-def run_foreign(
-    configs: Sequence[DictConfig], folder: Path, context: HydraContext, task: TaskFunction
-) -> list[JobReturn]:
+def run_foreign(points: Sequence[Composed], folder: Path, context: HydraContext, task: TaskFunction) -> list[JobReturn]:
     """An application that is not ours: every point runs on this machine, nothing is recorded."""
-    from .job import PointJob
+    from .job import HydraState, PointJob
     from .local import LocalCall, run_all
 
-    singletons = Singleton.get_state()
+    hydra = HydraState.now(context, task)
     calls = [
-        LocalCall(
-            call=PointJob(
-                hydra_context=context,
-                task_function=task,
-                config=config,
-                singletons=singletons,
-                raise_failure=False,
-            ),
-            time_min=60 * 24,
-        )
-        for config in configs
+        LocalCall(call=PointJob(hydra=hydra, composed=composed, raise_failure=False), time_min=60 * 24)
+        for composed in points
     ]
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".jobs-", dir=folder) as jobs:

@@ -8,6 +8,8 @@ from omegaconf import DictConfig
 
 from inpaint_bench.config import BenchConfig, SiteConfig
 
+from .composition import Composed
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
@@ -30,16 +32,22 @@ class Request:
 class Point:
     num: int
     overrides: list[str]
-    config: DictConfig  # composed, with Hydra's own node
+    composed: Composed
     bench: BenchConfig
     site: SiteConfig
     request: Request
     reachable: bool
     why: str  # why reachable or not
+    limit_basis: str = ""  # where the time limit comes from, if not from what was asked
     service_units: float | None = None  # None: the site's rule is not known
     attempt: int = 1
     run_id: str = ""
     group: str = ""
+
+    @property
+    def config(self) -> DictConfig:
+        """Unfolded, with Hydra's own node; a new one each time, and not cheap."""
+        return self.composed.config()
 
     @property
     def subdir(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -41,7 +41,10 @@ def render(group: Group, *, command: str, folder: Path, code: Path, job_name: st
         if not name.isidentifier():
             raise UserError(f"site.{site.name}.environment.variables.{name}: not a name of a variable")
     directives = list(_directives(group, folder, job_name))
-    _refuse_control_characters(site.name, directives)
+    _refuse_control_characters(site.name, [(f"--{option}", value) for option, value in directives])
+    _refuse_control_characters(site.name, [("the job's command", command)])
+    _refuse_control_characters(site.name, [("a module", module) for module in site.environment.modules])
+    _refuse_control_characters(site.name, [(f"the variable {name}", value) for name, value in variables.items()])
     try:
         text = (
             _environment()
@@ -49,6 +52,7 @@ def render(group: Group, *, command: str, folder: Path, code: Path, job_name: st
             .render(
                 site=site,
                 request=group.first.request,
+                modules=[shlex.quote(module) for module in site.environment.modules],
                 directives=[(option, _quoted(value)) for option, value in directives],
                 variables=[(name, shlex.quote(str(value))) for name, value in sorted(variables.items())],
                 command=command,
@@ -77,6 +81,8 @@ def _directives(group: Group, folder: Path, job_name: str) -> Iterator[tuple[str
     if site.constraint:
         # `&` so that what a user adds narrows what the site asks for
         yield "constraint", "&".join(site.constraint)
+    if site.exclude_nodes:
+        yield "exclude", ",".join(site.exclude_nodes)
     yield "nodes", 1
     yield "ntasks-per-node", 1
     yield "cpus-per-task", request.cpus_per_task
@@ -97,7 +103,8 @@ def _directives(group: Group, folder: Path, job_name: str) -> Iterator[tuple[str
         yield "wckey", site.wckey
 
 
-def _refuse_control_characters(site: str, directives: list[tuple[str, str | int | None]]) -> None:
-    for option, value in directives:
-        if any(ord(c) < 32 for c in str(value)):
-            raise UserError(f"site {site}: the value of --{option} has a control character: {value!r}")
+def _refuse_control_characters(site: str, values: Iterable[tuple[str, str | int | None]]) -> None:
+    """A line break would begin a line of its own in the script, whatever quotes are around it for sbatch."""
+    for what, value in values:
+        if any(ord(c) < 32 or ord(c) == 127 for c in str(value)):
+            raise UserError(f"site {site}: {what} has a control character: {value!r}")

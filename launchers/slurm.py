@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import shlex
 import sys
-import uuid
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from pathlib import Path
@@ -16,15 +14,15 @@ from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
 from inpaint_bench.errors import UserError
 
+from . import entry
 from .environment import for_slurm, replaced
 from .group import Group
 from .render import render
 
 
 def job_command(group: Group, folder: Path) -> str:
-    """The shell command of one task: submitit loads the point's pickle and runs it."""
-    python = group.first.site.python or sys.executable
-    return f"{shlex.quote(python)} -u -m submitit.core._submit {shlex.quote(str(folder))}"
+    """The shell command of one task: it looks at the folder, then submitit loads the point's pickle and runs it."""
+    return entry.command(group.first.site.python or sys.executable, folder)
 
 
 class SiteExecutor(SlurmExecutor):
@@ -44,31 +42,27 @@ class SiteExecutor(SlurmExecutor):
         return render(self._group, command=command, folder=self.folder, code=self._code, job_name=self._job_name)
 
     def _internal_process_submissions(self, delayed: list[utils.DelayedSubmission]) -> list[SlurmJob[Any]]:
-        """As upstream's for arrays, which names its own classes and throttles to 256 tasks."""
-        folder = utils.JobPaths.get_first_id_independent_folder(self.folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        pickles = []
-        for submission in delayed:
+        """As upstream's for arrays, which names its own classes, throttles to 256 tasks, and gives the pickles their
+        final names when sbatch has answered: an array whose launcher dies in that moment would find none."""
+        for index, submission in enumerate(delayed):
             submission.set_timeout(self._group.first.request.time_min, self.max_num_timeout)
-            pickles.append(folder / f"{uuid.uuid4().hex}.pkl")
-            submission.dump(pickles[-1])
+            submission.dump(self.folder / entry.pickle_name(index))
         array = self._submit_command(self._submitit_command_str)
-        jobs = [
+        return [
             SlurmJob(folder=self.folder, job_id=f"{array.job_id}_{index}", tasks=[0]) for index in range(len(delayed))
         ]
-        for job, pickle in zip(jobs, pickles, strict=True):
-            job.paths.move_temporary_file(pickle, "submitted_pickle")
-        return jobs
 
 
 def submit(group: Group, calls: Sequence[Callable[[], Any]], *, folder: Path, code: Path, job_name: str) -> str:
-    """The id of the submitted array. Raises UserError with sbatch's own words where it refuses."""
+    """The id of the submitted array. Raises UserError with sbatch's own words where it refuses, and on a full disk."""
     folder.mkdir(parents=True, exist_ok=True)
     with replaced(for_slurm(group.first.site)):
         executor = SiteExecutor(group, folder=folder, code=code, job_name=job_name)
         try:
             with redirect_stderr(io.StringIO()):  # submitit prints what it then raises
                 jobs = executor.submit_array(calls)
+        except OSError as error:
+            raise UserError(f"{group.first.site.name}: {group.name} could not be submitted: {error}") from None
         except utils.FailedJobError as error:
             raise UserError(f"{group.first.site.name}: sbatch refused {group.name}: {_sbatch_words(error)}") from None
     return str(jobs[0].job_id).split("_")[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from inpaint_bench.contract import SNAPSHOT
 from inpaint_bench.environment import git_state
-from inpaint_bench.files import replace_json
+from inpaint_bench.files import read_json, replace_json
 from inpaint_bench.paths import ROOT, conf_dir, templates_dir
 
 PACKAGES = ("inpaint_bench", "launchers", "hydra_plugins")  # what a job may import
@@ -26,7 +26,9 @@ def take(folder: Path) -> Path:
     for relative, path in files:
         (target / relative).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target / relative)
-    replace_json(target / SNAPSHOT, {"content_sha256": digest, "git": git_state(ROOT)})
+    before = read_json(ROOT / SNAPSHOT)  # where this runs from a snapshot itself
+    git = before["git"] if before and before["content_sha256"] == digest else git_state(ROOT)
+    replace_json(target / SNAPSHOT, {"content_sha256": digest, "git": git})
     return target
 
 

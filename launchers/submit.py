@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import OmegaConf, open_dict, read_write
+from omegaconf import OmegaConf
 
 from inpaint_bench.config import SiteConfig
 from inpaint_bench.contract import CODE, SWEEP
@@ -26,9 +25,9 @@ from inpaint_bench.errors import PointsFailedError, UserError
 from inpaint_bench.manifest import new_run_id
 from inpaint_bench.terminal import console
 
-from . import plans, preview, show, slurm, snapshot
+from . import limits, plans, preview, private, remote, show, slurm, snapshot
 from .group import Group, group_points
-from .job import PointJob
+from .job import HydraState, PointJob
 from .ledger import Ledger
 from .local import LocalCall, run_all
 from .point import Point
@@ -85,6 +84,8 @@ def send(choose: Callable[[], list[Point]], sending: Sending) -> list[JobReturn]
     log.info(f"sweep directory: {folder}")
     if sending.dry_run:
         points = choose()
+        if not points:
+            return []
         preview.check(points, folder, sending.budget)
         sweep_id = (sending.sweep or ledger.sweep)["sweep_id"]
         preview.dry_run(points, folder, sweep_id, 0 if sending.sweep else _arrays_so_far(ledger))
@@ -97,17 +98,23 @@ def send(choose: Callable[[], list[Point]], sending: Sending) -> list[JobReturn]
             return []
         preview.check(points, folder, sending.budget)
         preview.check_accounts(points)
+        remote.connect(points)
         if sending.sweep:
             ledger.create(**sending.sweep)
-        ledger.know([_entry(p) for p in points], {p.site.name: _content(p.site) for p in points})
+        sites = {p.site.name: p.site for p in points}
+        ledger.know([_entry(p) for p in points], {name: _content(site) for name, site in sites.items()})
         _write_plans(points, ledger)
         groups = group_points([p for p in points if p.reachable], taken=_arrays_so_far(ledger))
         console().print(show.plan_table(points))
+        for line in (*preview.costs(points), *limits.notes(points)):
+            log.info(line)
         code = snapshot.take(folder / CODE)
         for group in groups:
             _plan(group, ledger)
-        there = [g for g in groups if g.first.site.reach.method == "slurm"]
-        refused = [g for g in there if not _submit_array(g, ledger, sending, code)]
+        there = [g for g in groups if g.first.site.reach.method != "local"]
+        by_ssh = [g for g in there if g.first.site.reach.method == "ssh"]
+        refused = sum(len(g.points) for g in there if g not in by_ssh and not _submit_array(g, ledger, sending, code))
+        refused += _submit_by_ssh(by_ssh, ledger, code)
         here = sorted((p for g in groups if g not in there for p in g.points), key=lambda p: p.num)
         results = _run_here(here, ledger, sending, code)
     away = sum(not p.reachable for p in points)
@@ -119,7 +126,8 @@ def send(choose: Callable[[], list[Point]], sending: Sending) -> list[JobReturn]
     elif groups:
         log.info(f"How it stands: python -m inpaint_bench.status {folder}")
     if refused:
-        raise PointsFailedError(f"{sum(len(g.points) for g in refused)} of {len(points)} points were refused")
+        how = "were refused, or no word of them came back" if by_ssh else "were refused"
+        raise PointsFailedError(f"{refused} of {len(points)} points {how}")
     return [results.get(p.num) or _sentinel(p, p.group or "plan") for p in points]
 
 
@@ -130,6 +138,8 @@ def _entry(point: Point) -> dict[str, Any]:
         "gpu": point.bench.gpu.name,
         "batch": point.bench.batch,
         "site": point.site.name,
+        "time_min": point.request.time_min,
+        "service_units": point.service_units,
     }
 
 
@@ -149,9 +159,14 @@ def _write_plans(points: list[Point], ledger: Ledger) -> None:
     for site, theirs in apart.items():
         path = plans.write(ledger.folder, site, ledger.sweep, theirs)
         ledger.append("elsewhere", points=[p.num for p in theirs], plan=path.name)
+        method = theirs[0].site.reach.method
+        if method == "bundle":
+            path = plans.pack(path, snapshot.take(ledger.folder / CODE))
+        carry = f"Carry {path} there and run: {plans.command(path.name)}"
+        again = f"They wait in {path}; once it answers: python -m inpaint_bench.rerun {ledger.folder}"
         log.info(
             f"{show.count(len(theirs), 'point')} for {site}, which is out of reach ({theirs[0].why}). "
-            f"Carry {path} there and run: {plans.command(path.name)}"
+            f"{again if method == 'ssh' else carry}"
         )
 
 
@@ -159,16 +174,18 @@ def _plan(group: Group, ledger: Ledger) -> None:
     """Complete the configuration of the group's points and write them down as planned."""
     sweep_id = ledger.sweep["sweep_id"]
     for point in group.points:
-        point.run_id = new_run_id()
-        config = point.config
-        with read_write(config), open_dict(config):
-            config.hydra.sweep.dir = str(ledger.folder)
-            config.hydra.sweep.subdir = point.subdir
-            config.site = OmegaConf.structured(point.site)
-            config.identity.run_id = point.run_id
-            config.identity.sweep_id = sweep_id
-            config.identity.point = point.num
-            config.identity.attempt = point.attempt
+        point.run_id = point.run_id or new_run_id()
+        point.composed = point.composed.edited(
+            {
+                "hydra.sweep.dir": str(ledger.folder),
+                "hydra.sweep.subdir": point.subdir,
+                "site": point.site,
+                "identity.run_id": point.run_id,
+                "identity.sweep_id": sweep_id,
+                "identity.point": point.num,
+                "identity.attempt": point.attempt,
+            }
+        )
     ledger.append(
         "planned",
         group=group.name,
@@ -180,26 +197,29 @@ def _plan(group: Group, ledger: Ledger) -> None:
     )
 
 
-def _job(point: Point, sending: Sending, job_id: str) -> PointJob:
-    with read_write(point.config), open_dict(point.config):
-        point.config.hydra.job.id = job_id
-    return PointJob(
-        hydra_context=sending.hydra_context,
-        task_function=sending.task_function,
-        config=point.config,
-        singletons=Singleton.get_state(),
-        raise_failure=True,
-    )
+def _submit_by_ssh(groups: list[Group], ledger: Ledger, code: Path) -> int:
+    """Each site's groups over its connection; returns how many points were refused, or may not have arrived."""
+    by_site: dict[str, list[Group]] = {}
+    for group in groups:
+        by_site.setdefault(group.first.site.name, []).append(group)
+    for site, theirs in by_site.items():  # what waited for the connection is not to be carried there as well
+        plans.forget(ledger.folder, site, {p.num for g in theirs for p in g.points})
+    return sum(remote.submit(theirs, ledger, code) for theirs in by_site.values())
+
+
+def _job(point: Point, hydra: HydraState, job_id: str) -> PointJob:
+    return PointJob(hydra=hydra, composed=point.composed.edited({"hydra.job.id": job_id}), raise_failure=True)
 
 
 def _submit_array(group: Group, ledger: Ledger, sending: Sending, code: Path) -> bool:
     """False where sbatch refused, which is written down and told; other arrays are not stopped by it."""
     pairs = [[p.num, p.attempt] for p in group.points]
+    hydra = HydraState.now(sending.hydra_context, sending.task_function)
     try:
         array = slurm.submit(
             group,
-            [_job(p, sending, f"{group.name}_{task}") for task, p in enumerate(group.points)],
-            folder=_private(sending.folder / preview.JOBS) / group.name,
+            [_job(p, hydra, f"{group.name}_{task}") for task, p in enumerate(group.points)],
+            folder=private.make(sending.folder / preview.JOBS / group.name),
             code=code,
             job_name=preview.job_name(group.name, ledger.sweep["sweep_id"]),
         )
@@ -216,7 +236,8 @@ def _submit_array(group: Group, ledger: Ledger, sending: Sending, code: Path) ->
 def _run_here(points: list[Point], ledger: Ledger, sending: Sending, code: Path) -> dict[int, JobReturn]:
     if not points:
         return {}
-    calls = [LocalCall(call=_job(p, sending, f"{p.group}_{p.num}"), time_min=p.request.time_min) for p in points]
+    hydra = HydraState.now(sending.hydra_context, sending.task_function)
+    calls = [LocalCall(call=_job(p, hydra, f"{p.group}_{p.num}"), time_min=p.request.time_min) for p in points]
     begun: dict[int, float] = {}
 
     def wanted(index: int) -> bool:
@@ -234,18 +255,12 @@ def _run_here(points: list[Point], ledger: Ledger, sending: Sending, code: Path)
         how = "done" if isinstance(result, JobReturn) and result.status == JobStatus.COMPLETED else "FAILED"
         log.info(f"[{index + 1}/{len(points)}] {how} after {time.monotonic() - begun[index]:.1f} s")
 
-    folder = _private(sending.folder / preview.JOBS) / points[0].group
+    folder = private.make(sending.folder / preview.JOBS / points[0].group)
     run_all(calls, folder=folder, code=code, started=started, ended=ended, wanted=wanted)
     return {p.num: c.result for p, c in zip(points, calls, strict=True) if isinstance(c.result, JobReturn)}
 
 
-def _private(folder: Path) -> Path:
-    """Pickles are executed when they are loaded: nobody else may write here."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return folder
-
-
 def _sentinel(point: Point, where: str) -> JobReturn:
-    result = JobReturn(overrides=point.overrides, cfg=point.config, status=JobStatus.COMPLETED)
+    result = JobReturn(overrides=point.overrides, status=JobStatus.COMPLETED)
     result.return_value = Submitted(point=point.num, where=where)
     return result

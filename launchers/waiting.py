@@ -46,4 +46,6 @@ def wait(ledger: Ledger, nums: set[int]) -> None:
         verb = "is" if len(unavailable) == 1 else "are"
         log.info(f"{len(unavailable)} of {len(standings)} points {verb} unavailable here: {why}")
     if failed := len(open_ends) - len(unavailable):
-        raise PointsFailedError(f"{failed} of {len(standings)} points did not complete; `rerun` sends them again")
+        raise PointsFailedError(
+            f"{failed} of {len(standings)} points did not complete; `rerun` says which it sends again"
+        )

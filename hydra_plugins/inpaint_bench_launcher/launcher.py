@@ -1,8 +1,15 @@
-from launchers.plugin import SweepLauncher, register
+"""Hydra accepts plugins only from under `hydra_plugins`; ours live in `launchers`."""
+
+from launchers import plugin, sweeper
 
 
-class InpaintBenchLauncher(SweepLauncher):
+class InpaintBenchLauncher(plugin.SweepLauncher):
     pass
 
 
-register()
+class InpaintBenchSweeper(sweeper.SweepSweeper):
+    pass
+
+
+plugin.register()
+sweeper.register()

@@ -19,7 +19,7 @@ def script(points, *lines: str) -> str:
     (group,) = group_points(points(*lines))
     return render(
         group,
-        command="python -u -m submitit.core._submit /sweep/jobs/00",
+        command="python -u -m launchers.entry /sweep/jobs/00",
         folder=Path("/sweep/jobs/00"),
         code=Path("/sweep/code/0123456789ab"),
         job_name="inpaint-s1-00",

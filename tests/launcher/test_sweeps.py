@@ -33,7 +33,7 @@ def told(folder: Path, capsys) -> list[dict]:
     """What `status` says, point by point."""
     capsys.readouterr()
     assert status.main([str(folder), "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+    return json.loads(capsys.readouterr().out)["points"]
 
 
 class TestThisMachine:
@@ -61,11 +61,19 @@ class TestThisMachine:
 
     def test_rerun_sends_just_what_failed_as_a_further_attempt(self, broken, capsys):
         folder, _ = broken
-        assert rerun.main([str(folder)]) == 1
+        assert rerun.main([str(folder), "--only", "app_error"]) == 1
         assert [point["attempt"] for point in told(folder, capsys)] == [1, 2]
         assert rerun.main([str(folder), "--only", "timeout"]) == 0
         assert "Nothing to send again" in capsys.readouterr().out
         assert [point["attempt"] for point in told(folder, capsys)] == [1, 2]
+
+    def test_rerun_leaves_what_the_application_did_and_says_how_it_is_sent(self, broken, capsys):
+        folder, _ = broken
+        capsys.readouterr()
+        assert rerun.main([str(folder)]) == 0
+        out = capsys.readouterr().out
+        assert "left alone: --only app_error sends it" in out
+        assert "Nothing to send again" in out
 
     def test_a_sweep_is_never_written_over_another(self, broken, capsys):
         folder, _ = broken
@@ -87,7 +95,8 @@ class TestThisMachine:
 
     def test_rerun_takes_what_is_to_differ(self, broken, capsys):
         folder, _ = broken
-        assert rerun.main([str(folder), "model.weights=null", "batch=3"]) == 0
+        changes = ["--only", "app_error", "model.weights=null", "batch=3"]
+        assert rerun.main([str(folder), *changes]) == 0
         assert [point["overrides"][-1] for point in told(folder, capsys)][1] == "batch=3"
         assert [point["state"] for point in told(folder, capsys)] == ["completed", "completed"]
 
@@ -281,7 +290,7 @@ class TestTwoClusters:
         assert (states[good["job_id"]], states[bad["job_id"]]) == ("COMPLETED", "FAILED")
         assert (bad["reason"], bad["state"]) == ("app_error", "failed")
         assert "/no/such/weights" in bad["message"]
-        assert rerun.main([str(folder), "--wait"]) == 1
+        assert rerun.main([str(folder), "--only", "app_error", "--wait"]) == 1
         assert [point["attempt"] for point in told(folder, capsys)] == [1, 2]
 
     def test_what_sbatch_refuses_is_told_in_its_words_and_the_other_site_goes_on(self, tmp_path, capsys):

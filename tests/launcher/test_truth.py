@@ -5,7 +5,7 @@ import json
 import pytest
 
 from inpaint_bench.contract import MANIFEST, TELEMETRY, PointState, Reason
-from inpaint_bench.truth import GONE, Leavings, SchedulerWord, verdict
+from inpaint_bench.truth import GONE, LEFT, SILENT_S, Leavings, SchedulerWord, verdict
 
 
 def manifest(status: str, reason: str | None = None, message: str | None = None, **more):
@@ -13,11 +13,15 @@ def manifest(status: str, reason: str | None = None, message: str | None = None,
     return {**content, "progress": {"step": 7, "steps_total": 60}, **more}
 
 
-def judge(slurm, left=None, telemetry="complete", **more):
+def told(slurm, left=None, telemetry="complete", leavings=None, **more):
     word = SchedulerWord(state=slurm, detail="exit code 1:0") if slurm != "silent" else None
-    leavings = Leavings(manifest=left, telemetry=telemetry if left else None)
+    leavings = leavings or Leavings(manifest=left, telemetry=telemetry if left else None)
     facts = {"submitted": True, "refused": None, "cancelled": False, "scheduler": word, "left": leavings}
-    result = verdict(**{**facts, **more})
+    return verdict(**{**facts, **more})
+
+
+def judge(*facts, **more):
+    result = told(*facts, **more)
     return result.state, result.reason
 
 
@@ -51,6 +55,10 @@ FAILED, COMPLETED = PointState.FAILED, PointState.COMPLETED
         (GONE, None, (FAILED, Reason.NEVER_STARTED)),
         (GONE, manifest("running"), (FAILED, Reason.LOST)),
         (GONE, manifest("completed"), (COMPLETED, None)),
+        (LEFT, None, (PointState.UNKNOWN, None)),
+        (LEFT, manifest("running"), (PointState.UNKNOWN, None)),
+        (LEFT, manifest("completed"), (COMPLETED, None)),
+        (LEFT, manifest("failed", "oom_gpu"), (FAILED, Reason.OOM_GPU)),
     ],
 )
 def test_three_witnesses_make_one_verdict(slurm, left, says):
@@ -89,3 +97,94 @@ def test_leavings_read_what_an_attempt_left(tmp_path):
     left = Leavings.read(tmp_path)
     assert left.telemetry == "complete"
     assert left.manifest is not None
+
+
+@pytest.mark.parametrize(
+    ("slurm", "status", "words"),
+    [
+        ("TIMEOUT", "completed", ["manifest says completed", "TIMEOUT"]),
+        ("NODE_FAIL", "completed", ["manifest says completed", "NODE_FAIL"]),
+        ("FAILED", "completed", ["manifest says completed", "FAILED"]),
+        ("COMPLETED", "failed", ["scheduler says COMPLETED", "manifest failed"]),
+        ("RUNNING", "completed", ["manifest says completed", "the scheduler does not yet"]),
+        (None, "completed", ["by its manifest alone", "knows the job no more"]),
+        ("silent", "completed", ["by its manifest alone", "did not answer"]),
+        (LEFT, "completed", ["by its manifest alone", "exit code 1:0"]),
+    ],
+)
+def test_where_two_witnesses_contradict_or_one_is_missing_the_verdict_names_them(slurm, status, words):
+    message = told(slurm, manifest(status, message="")).message
+    assert all(word in message for word in words), message
+
+
+def test_a_completed_run_on_which_all_agree_needs_no_words():
+    assert told("COMPLETED", manifest("completed")).message == ""
+
+
+def test_why_the_scheduler_gave_no_word_is_told():
+    result = told("silent", silence="its process is on node7, which cannot be asked from here")
+    assert "on node7" in result.message
+
+
+def test_a_manifest_that_has_been_running_in_silence_is_not_believed():
+    fresh, old = (Leavings(manifest=manifest("running"), silent_s=age_s) for age_s in (5.0, SILENT_S + 120))
+    assert told("silent", leavings=fresh).state is PointState.RUNNING
+    result = told("silent", leavings=old)
+    assert result.state is PointState.UNKNOWN
+    assert "12 min ago" in result.message
+
+
+def test_a_job_that_runs_and_says_nothing_any_more_is_told():
+    old = Leavings(manifest=manifest("running"), silent_s=SILENT_S + 60)
+    result = told("RUNNING", leavings=old)
+    assert result.state is PointState.RUNNING
+    assert "no word from it for 11 min" in result.message
+
+
+@pytest.mark.parametrize("slurm", ["COMPLETED", None, "FAILED"])
+def test_a_run_directory_deleted_by_hand_is_told(slurm, tmp_path):
+    left = Leavings.read(tmp_path / "0" / "attempt-1")
+    result = told(slurm, leavings=left)
+    assert result.state is FAILED
+    assert "no run directory" in result.message
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '"x"', "\xff", '{"status": "exploded"}'])
+def test_a_manifest_that_is_none_is_damage_and_no_traceback(text, tmp_path):
+    (tmp_path / MANIFEST).write_bytes(text.encode("latin-1"))
+    left = Leavings.read(tmp_path)
+    assert str(tmp_path / MANIFEST) in left.damaged
+    assert judge("COMPLETED", leavings=left) == (FAILED, Reason.LOST)
+    assert judge("RUNNING", leavings=left) == (PointState.RUNNING, None)
+
+
+def test_a_reason_that_a_later_version_gave_is_a_failure_none_the_less():
+    assert judge("FAILED", manifest("failed", "struck_by_lightning")) == (FAILED, Reason.APP_ERROR)
+
+
+def test_parts_that_were_closed_and_are_gone_are_missed(tmp_path):
+    (tmp_path / MANIFEST).write_text(json.dumps(manifest("completed")))
+    tables = {"samples_fast": {"rows": 9, "parts": 2}, "events": {"rows": 0, "parts": 0}}
+    (tmp_path / TELEMETRY).write_text(json.dumps({"status": "complete", "tables": tables}))
+    parts = tmp_path / "samples_fast"
+    parts.mkdir()
+    for number in range(2):
+        (parts / f"part-{number:06d}.parquet").touch()
+    assert judge("COMPLETED", leavings=Leavings.read(tmp_path)) == (COMPLETED, None)
+    (parts / "part-000000.parquet").unlink()
+    result = told("COMPLETED", leavings=Leavings.read(tmp_path))
+    assert (result.state, result.reason) == (FAILED, Reason.TELEMETRY_INCOMPLETE)
+    assert "1 of 2 parts of samples_fast" in result.message
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"state": "FAI'])
+def test_a_kept_word_that_is_not_whole_is_none(text, tmp_path):
+    (tmp_path / "scheduler.json").write_text(text)
+    assert SchedulerWord.kept(tmp_path) is None
+
+
+def test_a_preempted_run_that_went_back_into_the_queue_is_not_lost_while_slurm_is_silent():
+    left = manifest("interrupted", "preempted", slurm={"requeued": True})
+    assert judge("silent", left) == (PointState.UNKNOWN, None)
+    assert judge("PENDING", left) == (PointState.QUEUED, None)
+    assert judge("FAILED", left) == (FAILED, Reason.PREEMPTED)

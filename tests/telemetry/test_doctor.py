@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from inpaint_bench import doctor
+from inpaint_bench import card, doctor
 from inpaint_bench.files import read_json
 from inpaint_bench.telemetry import context, probe
 from inpaint_bench.telemetry.capture import Recording
@@ -322,8 +322,8 @@ def test_a_card_is_printed_even_where_its_file_cannot_be_written(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device", "card.json")
 
-    monkeypatch.setattr(doctor, "replace_json", full)
-    monkeypatch.setattr(doctor, "probe", lambda *_: (probed["found"], Recording({}, {})))
+    monkeypatch.setattr(card, "replace_json", full)
+    monkeypatch.setattr(card, "probe", lambda *_: (probed["found"], Recording({}, {})))
     with driver():
         assert doctor.main(["--gpu", "--json", str(tmp_path / "card.json")]) == 2
     output = capsys.readouterr()

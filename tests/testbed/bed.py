@@ -176,6 +176,20 @@ class Bed:
             logs=[log],
         )
 
+    def stop_controller(self, site: str) -> None:
+        """slurmctld is gone, as after a crash; jobs run on, every command of Slurm fails."""
+        self._check_site(site)
+        pid_file = self.plan.home(site) / "pids" / "slurmctld"
+        if pid := ours(pid_file, self.state):
+            processes.stop([pid], patience_s=10)
+
+    def start_controller(self, site: str) -> None:
+        """slurmctld again, from its saved state; returns when it answers."""
+        self._check_site(site)
+        self._spawn(site, "slurmctld", "slurmctld", "-D", "-f", str(self.conf(site)))
+        log = self.plan.home(site) / "log" / "slurmctld.out"
+        wait_until(lambda: self._ready_nodes(site), timeout_s=60, what=f"slurmctld of {site}", logs=[log])
+
     def nudge(self, site: str) -> list[str]:
         """Let requeued jobs start again now instead of after Slurm's built-in 120 s; returns their ids.
 

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.testbed import packages
+from tests.testbed import packages, ssh
 from tests.testbed.bed import Bed
 from tests.testbed.errors import PackagesError, PortsTakenError
 from tests.testbed.plan import SITES, Plan, free_port
+from tests.testbed.ssh import LoginNodes
 
 REQUIRE = "INPAINT_BENCH_REQUIRE_TESTBED"
 
@@ -77,6 +78,33 @@ def testbed() -> Iterator[Bed]:
 def testbed_light() -> Iterator[Bed]:
     """Both sites without a database; sacct is the stand-in."""
     yield from _bed_or_skip(light=True)
+
+
+@pytest.fixture(scope="module")
+def login_nodes(testbed: Bed) -> Iterator[LoginNodes]:
+    """sshd in front of delta; commands find the bed by its variable meanwhile."""
+    try:
+        ssh.install()
+    except PackagesError as error:
+        if os.environ.get(REQUIRE) == "1":
+            pytest.fail(f"{REQUIRE}=1, yet: {error}", pytrace=False)
+        pytest.skip(str(error))
+    nodes = LoginNodes(testbed)
+    nodes.up("delta")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("INPAINT_BENCH_TESTBED", str(testbed.state))
+        yield nodes
+    nodes.down()
+
+
+@pytest.fixture(scope="module")
+def delta_waits(testbed: Bed) -> Iterator[None]:
+    """No job of delta's H200 begins, so that nothing moves by itself; afterwards none is left."""
+    partition = ("scontrol", "update", "partitionname=gpuH200x8")
+    testbed.run("delta", *partition, "state=down")
+    yield
+    testbed.run("delta", "scancel", "--partition", "gpuH200x8")
+    testbed.run("delta", *partition, "state=up")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

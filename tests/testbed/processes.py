@@ -114,6 +114,14 @@ def bed_processes(state: Path, *, node: str | None = None) -> set[int]:
     return found
 
 
+def descendants(pid: int) -> set[int]:
+    """Its children, theirs, and so on."""
+    parents, found = _parents(), {pid}
+    while kin := {one for one, parent in parents.items() if parent in found} - found:
+        found |= kin
+    return found - {pid}
+
+
 def kill(pids: Iterable[int], sig: signal.Signals = signal.SIGKILL) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):

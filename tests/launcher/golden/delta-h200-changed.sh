@@ -32,4 +32,4 @@ hostname
 
 # --- the job, which is to know when its time is up
 export INPAINT_BENCH_END_UNIX=$(($(date +%s) + 3600))
-python -u -m submitit.core._submit /sweep/jobs/00
+python -u -m launchers.entry /sweep/jobs/00

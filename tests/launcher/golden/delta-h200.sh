@@ -28,4 +28,4 @@ export SUBMITIT_EXECUTOR=slurm
 
 # --- the job, which is to know when its time is up
 export INPAINT_BENCH_END_UNIX=$(($(date +%s) + 3600))
-srun --unbuffered --cpus-per-task=12 python -u -m submitit.core._submit /sweep/jobs/00
+srun --unbuffered --cpus-per-task=12 python -u -m launchers.entry /sweep/jobs/00

@@ -29,4 +29,4 @@ export no_proxy=localhost,127.0.0.1
 
 # --- the job, which is to know when its time is up
 export INPAINT_BENCH_END_UNIX=$(($(date +%s) + 14400))
-srun --unbuffered --cpus-per-task=16 --export=ALL python -u -m submitit.core._submit /sweep/jobs/00
+srun --unbuffered --cpus-per-task=16 --export=ALL python -u -m launchers.entry /sweep/jobs/00

@@ -1,0 +1,157 @@
+"""How long `status` takes for a sweep of N points on the test bed's Slurm: half completed, some running, the rest held.
+
+    python -m tests.testbed up
+    python benchmarks/status_scale.py 10 100 1000
+
+The jobs are real (arrays of `true`, `sleep` and held ones, which squeue and sacct list like any other); the run
+directories are copies of what one real run left, given as --like RUN, or else written here. Wall time is of the whole
+command, interpreter included, each the median of --times with the disk's cache warm: `first` asks sacct for all that
+ended and keeps what it said, `again` finds that kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from inpaint_bench.contract import MANIFEST, MANIFEST_FIELDS, SAMPLES_FAST, SCHEDULER, TELEMETRY
+from inpaint_bench.files import replace_json
+from launchers.ledger import Ledger
+
+REPOSITORY = Path(__file__).parents[1]
+SITE, PARTITION = "delta", "cpu"
+RUNNING = 40  # a task is a process each
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("points", type=int, nargs="+")
+    asked.add_argument("--bed", type=Path, default=os.environ.get("INPAINT_BENCH_TESTBED") or REPOSITORY / ".testbed")
+    asked.add_argument("--like", type=Path, help="run directory whose files every completed point gets")
+    asked.add_argument("--times", type=int, default=5)
+    options = asked.parse_args()
+    print("points  completed  running  held  first s  again s  --json s")
+    for points in options.points:
+        with tempfile.TemporaryDirectory(prefix="status-scale-") as folder:
+            print(_measure(points, Path(folder) / "sweep", options), flush=True)
+
+
+def _measure(points: int, folder: Path, options: argparse.Namespace) -> str:
+    conf = options.bed.absolute() / SITE / "etc" / "slurm.conf"
+    environment = {**os.environ, "SLURM_CONF": str(conf), "PYTHONPATH": str(REPOSITORY)}
+    running = min(RUNNING, points // 4)
+    shares = {"completed": points // 2, "running": running, "held": points - points // 2 - running}
+    commands = {"completed": "true", "running": "sleep 600", "held": "true"}
+    arrays = {}
+    try:
+        for share, number in shares.items():
+            more = ["--hold"] if share == "held" else []
+            arrays[share] = _sbatch(commands[share], number, more, environment)
+        _sweep(folder, conf, shares, arrays, options.like)
+        _wait_for(arrays["completed"], shares["completed"], environment)
+        status = [sys.executable, "-m", "inpaint_bench.status", str(folder)]
+        first = []
+        for _ in range(options.times):
+            for path in folder.glob(f"*/attempt-1/{SCHEDULER}"):
+                path.unlink()  # so that sacct is asked again, for all of them
+            first.append(_seconds(status, environment))
+        again = [_seconds(status, environment) for _ in range(options.times)]
+        as_json = statistics.median(_seconds([*status, "--json"], environment) for _ in range(options.times))
+        found = json.loads(_run([*status, "--json"], environment))
+        wanted = {"completed": shares["completed"], "running": running, "queued": shares["held"]}
+        if found["counts"] != {state: n for state, n in sorted(wanted.items()) if n}:
+            sys.exit(f"told {found['counts']}, true is {wanted}")
+        numbers = f"{shares['completed']:9}  {running:7}  {shares['held']:4}"
+        times = f"{statistics.median(first):7.2f}  {statistics.median(again):7.2f}  {as_json:8.2f}"
+        return f"{points:6}  {numbers}  {times}"
+    finally:
+        _run(["scancel", *arrays.values()], environment)
+
+
+def _sbatch(command: str, number: int, more: list[str], environment: dict[str, str]) -> str:
+    small = ["--partition", PARTITION, "--cpus-per-task=1", "--mem=1", "--time=20", "--output=/dev/null"]
+    script = [*small, *more, f"--array=0-{number - 1}", "--parsable", "--wrap", command]
+    return _run(["sbatch", *script], environment).strip()
+
+
+def _sweep(folder: Path, conf: Path, shares: dict[str, int], arrays: dict[str, str], like: Path | None) -> None:
+    site: Any = OmegaConf.to_container(OmegaConf.load(REPOSITORY / "conf" / "site" / f"{SITE}.yaml"))
+    site["reach"]["slurm_conf"] = str(conf)
+    ledger = Ledger(folder)
+    folder.mkdir(parents=True)
+    ledger.create(sweep_id="scale", created_unix=time.time(), command=[], overrides=[], order=None)
+    entries = [
+        {"point": num, "overrides": ["gpu=h200", f"batch={num + 1}"], "gpu": "h200", "batch": num + 1, "site": SITE}
+        for num in range(sum(shares.values()))
+    ]
+    ledger.know(entries, {SITE: site})
+    begin = 0
+    for share, number in shares.items():
+        mine = entries[begin : begin + number]
+        named = {"group": share, "job_name": share, "site": SITE, "partition": PARTITION}
+        ledger.append("planned", **named, asked=mine, points=[[e["point"], 1, f"r-{e['point']}"] for e in mine])
+        ledger.append("submitted", group=share, job_id=f"{arrays[share]}_%a", points=[[e["point"], 1] for e in mine])
+        for entry in mine:
+            _run_directory(folder / str(entry["point"]) / "attempt-1", share, entry, like)
+        begin += number
+
+
+def _run_directory(folder: Path, share: str, entry: dict[str, Any], like: Path | None) -> None:
+    if share == "held":
+        return
+    if like and share == "completed":
+        shutil.copytree(like, folder)
+        return
+    now = time.time_ns()
+    progress = {"step": 30, "steps_total": 60, "images_per_s": 34.5, "t_unix_ns": now}
+    values = dict.fromkeys(MANIFEST_FIELDS) | {
+        "status": "completed" if share == "completed" else "running",
+        "batch": entry["batch"],
+        "overrides": entry["overrides"],
+        "started_unix_ns": now - 60 * 10**9,
+        "ended_unix_ns": now if share == "completed" else None,
+        "telemetry": {"source": "nvml", "hz": 10.0, "status": "complete"},
+        "progress": progress,
+        "environment": {str(n): "x" * 60 for n in range(80)},  # the size of a real one
+    }
+    replace_json(folder / MANIFEST, values)
+    parts = folder / "samples_fast"
+    parts.mkdir()
+    (parts / "part-000000.parquet").touch()
+    counts = {"samples_fast": {"rows": 600, "parts": 1}}
+    replace_json(folder / TELEMETRY, {"status": "complete", "tables": counts, "columns": SAMPLES_FAST.names})
+
+
+def _wait_for(array: str, number: int, environment: dict[str, str]) -> None:
+    deadline = time.monotonic() + 600
+    while time.monotonic() < deadline:
+        rows = _run(["sacct", "-X", "-n", "-P", "-o", "State", "-j", array], environment).split()
+        if rows.count("COMPLETED") == number:
+            return
+        time.sleep(2)
+    sys.exit(f"array {array} did not complete")
+
+
+def _seconds(command: list[str], environment: dict[str, str]) -> float:
+    begin = time.monotonic()
+    _run(command, environment)
+    return time.monotonic() - begin
+
+
+def _run(command: list[str], environment: dict[str, str]) -> str:
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+if __name__ == "__main__":
+    main()

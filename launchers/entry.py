@@ -1,0 +1,48 @@
+"""What a job starts with, `python -m launchers.entry FOLDER`: look whose folder it is, then load the point from it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from inpaint_bench.errors import UserError
+
+from . import private
+
+
+def command(python: str, folder: Path) -> str:
+    """The shell command of a job whose pickle lies in `folder`."""
+    return f"{shlex.quote(python)} -u -m {__name__} {shlex.quote(str(folder))}"
+
+
+def pickle_name(task: int | str) -> str:
+    """Of one task of an array, from before sbatch is called until it begins."""
+    return f"{task}.pkl"
+
+
+def main(argv: list[str]) -> int:
+    folder = Path(argv[0])
+    try:
+        private.check(folder)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    from submitit.core.job_environment import JobEnvironment
+    from submitit.core.submission import process_job
+
+    os.environ["SUBMITIT_FOLDER"] = str(folder)
+    job = JobEnvironment()
+    task = os.environ.get("SLURM_ARRAY_TASK_ID")
+    if job.cluster == "slurm" and task and not job.paths.submitted_pickle.exists():
+        (folder / pickle_name(task)).rename(job.paths.submitted_pickle)
+    result = job.paths.result_pickle
+    # submitit refuses to write beside what an earlier start of a requeued job left half-written
+    result.with_suffix(f"{result.suffix}.save_tmp").unlink(missing_ok=True)
+    process_job(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,183 @@
+"""Our side of an ssh connection: `python -m launchers.there VERB`, run at the site from the code that was sent there.
+
+The question is JSON on standard input. The answer is marked lines of JSON on standard output, `end` the last of them;
+whatever else is printed goes to standard error. Only the sweep's own directory there is read or written.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from inpaint_bench.contract import CODE, SWEEP, PointState
+from inpaint_bench.errors import PointsFailedError, UserError
+from inpaint_bench.paths import ROOT
+
+from . import bundle, carry, scheduler, snapshot
+from .ledger import Ledger
+from .remote import BUNDLE, CANCEL, EXPORT, LOOK, MARK, SUBMIT
+from .watch import look, sites_of, survey
+
+if TYPE_CHECKING:
+    from .point import Point
+
+Lines = Iterator[dict[str, Any]]
+
+
+def submit(request: dict[str, Any]) -> Lines:
+    """Send those of the points that are not here yet, and say of each what became of it.
+
+    A request may come late, or twice: no point is sent again whose attempt is known, is open or has completed.
+    """
+    from inpaint_bench.launch import task  # Hydra only where points are composed
+
+    from .compose import composer
+    from .repetition import Order
+    from .submit import Sending, new_sweep, send
+
+    folder, site = Path(request["root"]), request["site"]
+    _check_code(folder)
+    ledger = Ledger(folder)
+    instead: dict[int, str] = {}
+    with composer() as compose:
+
+        def choose() -> list[Point]:
+            known = {s.record.num: s for s in look(ledger, holding_lock=True)} if (folder / SWEEP).is_file() else {}
+            points = []
+            for asked in request["points"]:
+                standing = known.get(asked["num"])
+                last = standing.record.last if standing else None
+                if standing and last and last.attempt >= asked["attempt"]:
+                    instead[asked["num"]] = f"attempt {last.attempt} was sent before"
+                    continue
+                if standing and (standing.open or standing.verdict.state is PointState.COMPLETED):
+                    instead[asked["num"]] = f"attempt {last.attempt if last else 0} is {standing.verdict.state} there"
+                    continue
+                overrides = [one for one in asked["overrides"] if not one.startswith("site=")]
+                # whoever sent us here knows that this is the site, whatever the machine is called
+                point = compose(asked["num"], [*overrides, f"site={site}", f"sites.{site}.reach.hostnames=['.*']"])
+                if not point.reachable:
+                    raise UserError(f"{site} cannot be reached from its own machine ({point.why})")
+                point.attempt, point.run_id = asked["attempt"], asked["run_id"]
+                points.append(point)
+            return points
+
+        order = Order.recorded(request["order"])
+        sweep = None if (folder / SWEEP).is_file() else new_sweep(request["sweep_id"], order=order)
+        sending = Sending(folder=folder, hydra_context=compose.context, task_function=task, sweep=sweep)
+        with suppress(PointsFailedError):  # said of each below
+            send(choose, sending)
+    records = ledger.points()
+    for asked in request["points"]:
+        record = records.get(asked["num"])
+        found = next((a for a in (record.attempts if record else []) if a.run_id == asked["run_id"]), None)
+        refused = found.refused if found else instead.get(asked["num"], "it was not sent")
+        yield {
+            "kind": "attempt",
+            "point": asked["num"],
+            "attempt": asked["attempt"],
+            "job_id": found.job_id if found else None,
+            "refused": refused,
+        }
+
+
+def answer(request: dict[str, Any]) -> Lines:
+    """What the witnesses here say of every attempt; whoever asked weighs them."""
+    ledger = Ledger(Path(request["root"]))
+    busy = ledger.busy()  # before the look: what was submitted meanwhile is then seen
+    if not (ledger.folder / SWEEP).is_file():
+        yield {"kind": "answer", "squeue": "", "sacct": "", "busy": busy, "sweep": False}
+        return
+    seen = survey(ledger)
+    site = next(iter(seen.answers.values()), scheduler.Answer())
+    yield {"kind": "answer", "squeue": site.squeue, "sacct": site.sacct, "busy": busy, "sweep": True}
+    for tried in (tried for standing in seen.standings for tried in standing.tries):
+        attempt = tried.attempt
+        yield {
+            "kind": "attempt",
+            "point": attempt.point,
+            "attempt": attempt.attempt,
+            "run_id": attempt.run_id,
+            "group": attempt.group,
+            "job_id": attempt.job_id,
+            "refused": attempt.refused,
+            "cancelled": attempt.cancelled,
+            "word": None if tried.word is None else asdict(tried.word),
+            "left": asdict(tried.left),
+        }
+
+
+def cancel(request: dict[str, Any]) -> Lines:
+    ledger = Ledger.open(Path(request["root"]))
+    asked = {(point, attempt) for point, attempt in request["points"]}
+    tries = [
+        t.attempt for s in look(ledger) if s.open for t in s.tries if (t.attempt.point, t.attempt.attempt) in asked
+    ]
+    ledger.append("cancelled", points=[[a.point, a.attempt] for a in tries])
+    sites = sites_of(ledger)
+    for site in sorted({attempt.site for attempt in tries}):
+        jobs = [attempt.job_id for attempt in tries if attempt.site == site and attempt.job_id]
+        if jobs and (complaint := scheduler.cancel(sites[site], jobs)):
+            yield {"kind": "complaint", "message": complaint}
+
+
+def export(request: dict[str, Any], out: BinaryIO) -> None:
+    """A marked line, and then nothing but the bundle."""
+    ledger = Ledger.open(Path(request["root"]))
+    attempts, sources = carry.outgoing(ledger.folder, look(ledger))
+    out.write(b"\n" + MARK + BUNDLE)
+    bundle.write(out, carry.head(ledger, attempts, sources), sources, skip=request["have"])
+
+
+def _sentence(error: Exception) -> str:
+    """Raises what is a bug of ours."""
+    if isinstance(error, UserError):
+        return str(error)
+    if type(error).__module__.split(".")[0] not in ("hydra", "omegaconf"):
+        raise error
+    from inpaint_bench.explain import explain
+
+    return explain(error)
+
+
+def _check_code(folder: Path) -> None:
+    """What runs here is, to the last byte, what it is named after."""
+    wanted = snapshot.would_be(folder / CODE)
+    if wanted.resolve() != ROOT:
+        raise UserError(f"{ROOT}: the code there is not what was sent; remove that folder and send again")
+
+
+def _put(out: BinaryIO, line: dict[str, Any]) -> None:
+    out.write(MARK + json.dumps(line).encode() + b"\n")
+
+
+def main(argv: list[str]) -> int:
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # tables and log lines are not part of the answer
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    request = json.load(sys.stdin)
+    try:
+        if argv == [EXPORT]:
+            export(request, out)
+        else:
+            out.write(b"\n")  # a login shell may have left a line open
+            for line in {SUBMIT: submit, LOOK: answer, CANCEL: cancel}[argv[0]](request):
+                _put(out, line)
+            _put(out, {"kind": "end"})
+    except Exception as error:
+        _put(out, {"kind": "error", "message": _sentence(error)})
+        return 2
+    finally:
+        out.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,52 @@
+"""Our sweeper expands as Hydra's does, and leaves the composing to our launcher."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+
+from inpaint_bench import launch
+
+
+def sweep(folder: Path, *words: str) -> int:
+    return launch.main(["-m", *words, f"hydra.sweep.dir={folder}"])
+
+
+def test_hydra_composes_once_for_all_points_that_choose_alike(tmp_path, monkeypatch, capsys):
+    composed = []
+    real = ConfigLoaderImpl.load_sweep_config
+    monkeypatch.setattr(
+        ConfigLoaderImpl,
+        "load_sweep_config",
+        lambda self, master, overrides: composed.append(overrides) or real(self, master, overrides),
+    )
+    assert sweep(tmp_path, "gpu=a40,a100", "batch=1,2,3", "seed=range(0,5)", "dry_run=true") == 0
+    assert sorted(composed) == [["gpu=a100"], ["gpu=a40"]]
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if " cpus=" in line]
+    assert [(int(row[0]), row[1], row[2]) for row in rows] == [
+        (num, ("a40", "a100")[num // 15], str(num // 5 % 3 + 1)) for num in range(30)
+    ]
+
+
+@pytest.mark.parametrize("words", [["hydra/sweeper=basic"], []], ids=["Hydra's sweeper", "ours"])
+def test_a_point_that_does_not_compose_stops_the_sweep_and_leaves_nothing(tmp_path, capsys, words):
+    assert sweep(tmp_path, "gpu=a40", "data.seed=1,abc", *words) == 2
+    assert "data.seed" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("sweep.json"))
+    if not words:
+        assert not list(tmp_path.iterdir())
+
+
+def test_for_another_launcher_points_are_checked_before_the_first_one_runs(tmp_path, capsys):
+    assert sweep(tmp_path, "hydra/launcher=basic", "gpu=a40", "profile=demo", "data.seed=1,abc") == 2
+    assert "data.seed" in capsys.readouterr().err
+    assert not (tmp_path / "0").exists()
+
+
+def test_batches_and_a_study_of_its_own_come_through(tmp_path, capsys):
+    study = ["study=ladder", "study.levers=[tf32,channels_last]", "gpu=a40"]
+    assert sweep(tmp_path, *study, "hydra.sweeper.max_batch_size=2", "dry_run=true") == 0
+    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if " cpus=" in line]
+    assert rows == ["0", "1", "2"]
