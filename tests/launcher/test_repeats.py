@@ -300,7 +300,7 @@ class TestAuto:
         assert "Nothing to send again" in capsys.readouterr().out
         failed = asked(folder)[0][0]
         _fail(folder / str(failed) / "attempt-1")
-        assert rerun.main([str(folder)]) == 0
+        assert rerun.main([str(folder), "--only", "app_error"]) == 0
         attempts = {point["point"]: point["attempt"] for point in told(folder, capsys)}
         assert {num for num, attempt in attempts.items() if attempt == 2} == {failed}
 
