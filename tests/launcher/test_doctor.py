@@ -40,7 +40,7 @@ def conf(testbed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in testbed.sites:
         file = folder / "site" / f"{name}.yaml"
         way = f"  method: slurm\n  slurm_conf: {testbed.conf(name)}\n"
-        file.write_text(file.read_text().replace("  method: slurm\n", way, 1))
+        file.write_text(re.sub(r"^  method: slurm.*\n", way, file.read_text(), count=1, flags=re.MULTILINE))
     monkeypatch.setattr(composing, "conf_dir", lambda: folder)
     return folder
 
