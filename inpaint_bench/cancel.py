@@ -36,6 +36,12 @@ def _cancel(options: argparse.Namespace) -> None:
         if any(attempt.carried for attempt in attempts):
             complaints.append(f"{site}: its points were carried there; cancel them there")
             continue
+        if sites[site].reach.method == "slurm" and (unknown := [a for a in attempts if a.job_id is None]):
+            what = count(len(unknown), "point")
+            complaints.append(f"{site}: Slurm did not say whether {what} had been submitted; cancel again when it does")
+            attempts = [attempt for attempt in attempts if attempt.job_id is not None]
+            if not attempts:
+                continue
         if by_ssh and (complaint := remote.cancel(sites[site], ledger, attempts)):
             complaints.append(complaint)  # what was not cancelled there is not called so here
             continue

@@ -113,7 +113,6 @@ def run_plan(path: Path, task: TaskFunction, *, dry_run: bool, wait: bool) -> No
             task_function=task,
             wait=wait,
             dry_run=dry_run,
-            budget=bench.budget,
             sweep=new_sweep(plan.sweep_id, order=plan.order),
         )
         send(lambda: points, sending)

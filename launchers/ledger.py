@@ -155,6 +155,8 @@ class Ledger:
                 if problems is not None:
                     where = f"{self.folder / LEDGER}: line {number}"
                     problems.append(f"{where} cannot be read ({len(line)} bytes) and was left out")
+        for record in points.values():  # an attempt that was made at its site may be heard of after a later one
+            record.attempts.sort(key=lambda attempt: attempt.attempt)
         return points
 
     def _apply(self, record: dict[str, Any], points: dict[int, PointRecord]) -> None:

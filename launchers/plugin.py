@@ -106,7 +106,6 @@ class SweepLauncher(Launcher):
             task_function=self._task,
             wait=bench.wait,
             dry_run=bench.dry_run,
-            budget=bench.budget,
             sweep=None if self._sweep_made else new_sweep(overrides=typed_in, order=order),
         )
         try:

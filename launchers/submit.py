@@ -54,7 +54,6 @@ class Sending:
     task_function: TaskFunction
     wait: bool = False
     dry_run: bool = False
-    budget: float | None = None
     sweep: dict[str, Any] | None = None  # content of a new sweep.json; None: the sweep exists
     waited: bool = field(default=False, init=False)  # set by `send`: it stayed until all that was sent had ended
 
@@ -86,7 +85,7 @@ def send(choose: Callable[[], list[Point]], sending: Sending) -> list[JobReturn]
         points = choose()
         if not points:
             return []
-        preview.check(points, folder, sending.budget)
+        preview.check(points, folder, points[0].bench.budget)
         sweep_id = (sending.sweep or ledger.sweep)["sweep_id"]
         preview.dry_run(points, folder, sweep_id, 0 if sending.sweep else _arrays_so_far(ledger))
         return [_sentinel(point, "dry run") for point in points]
@@ -96,7 +95,7 @@ def send(choose: Callable[[], list[Point]], sending: Sending) -> list[JobReturn]
         points = choose()
         if not points:
             return []
-        preview.check(points, folder, sending.budget)
+        preview.check(points, folder, points[0].bench.budget)
         preview.check_accounts(points)
         remote.connect(points)
         if sending.sweep:

@@ -183,8 +183,8 @@ def _tried(attempt: Attempt, witnesses: _Witnesses, *, last: bool) -> Tried:
     def so(found: Verdict, word: SchedulerWord | None = None) -> Tried:
         return Tried(attempt=attempt, verdict=found, left=left, folder=folder, word=word)
 
-    if last and attempt.job_id is None and not attempt.cancelled and not left.manifest:
-        if site.reach.method == "local" and witnesses.runner_here:
+    if last and attempt.job_id is None and not left.manifest:
+        if site.reach.method == "local" and witnesses.runner_here and not attempt.cancelled:
             return so(Verdict(state=PointState.QUEUED, message="waits for its turn on this machine"))
         if attempt.site in witnesses.silent:
             message = f"{witnesses.silent[attempt.site]}, so whether its array was submitted is not known"
@@ -192,12 +192,15 @@ def _tried(attempt: Attempt, witnesses: _Witnesses, *, last: bool) -> Tried:
     word, silence = _word(attempt, witnesses.answers)
     kept = witnesses.kept[_key(attempt)]
     # what was kept is Slurm's own last word, and better than that it knows the job no more, or does not answer
-    if attempt.job_id is not None and kept is not None and (word is None or word.state in _NO_WORD):
+    asked_in_vain = kept is not None and (kept.state in FINAL if word is None else word.state in _NO_WORD)
+    if attempt.job_id is not None and asked_in_vain:
         word = kept
+    # told to stop, but Slurm does not say whether it did: that alone ends nothing
+    unheard = word is None and attempt.job_id is not None and _asked_here(attempt, witnesses.sites)
     found = verdict(
         submitted=attempt.job_id is not None,
         refused=attempt.refused,
-        cancelled=attempt.cancelled,
+        cancelled=attempt.cancelled and not unheard,
         scheduler=word,
         left=left,
         silence=silence,
@@ -231,7 +234,7 @@ def _adopt(records: dict[int, PointRecord], sites: dict[str, SiteConfig]) -> set
     open_ends: dict[str, list[Attempt]] = {}
     for record in records.values():
         last = record.last
-        if last and last.job_id is None and not last.cancelled and _asked_here(last, sites):
+        if last and last.job_id is None and _asked_here(last, sites):
             open_ends.setdefault(last.site, []).append(last)
     silent = set()
     for site, attempts in open_ends.items():

@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 
 from inpaint_bench import cancel, collect, launch, merge, rerun, status
-from launchers import bundle
+from launchers import bundle, carry
 
 QUICK = ["data.num_images=16", "workload.warmup_steps=1", "workload.measure_steps=2", "workload.min_measure_s=1"]
 SITE = "sites.delta.reach.method=${oc.env:SITE_IS,bundle}"
@@ -86,6 +86,20 @@ def test_a_plan_is_no_result_and_a_result_no_plan(carried, capsys):
     assert "is a plan" in capsys.readouterr().err
     assert launch.main(["--plan", str(site / "out.tar")]) == 2
     assert "holds no plan" in capsys.readouterr().err
+
+
+def test_results_are_not_brought_back_to_where_they_were_made(carried, capsys):
+    """There the journals of what still runs would be taken for old ones."""
+    _, site, sent = carried
+    assert collect.main([str(site / "out.tar"), "--into", str(sent)]) == 2
+    assert "attempt 1 was sent from here; there is nothing to bring" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [".journal.arrows", ".journal.worker.arrows"])
+def test_the_journals_of_all_writers_travel_and_nothing_else_that_is_hidden(name):
+    assert carry._travels(f"events/{name}")
+    assert not carry._travels(f"events/{name}.tmp")
+    assert not carry._travels("events/.part-000001.parquet.tmp")
 
 
 def test_a_packed_plan_that_was_changed_runs_nothing(carried, tmp_path, capsys):

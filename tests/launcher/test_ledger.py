@@ -72,3 +72,11 @@ def test_two_submitters_at_once_are_one(ledger):
 def test_a_folder_without_a_sweep_is_refused(tmp_path):
     with pytest.raises(UserError, match="not a sweep directory"):
         Ledger.open(tmp_path / "nothing")
+
+
+def test_the_last_attempt_is_the_one_with_the_highest_number_whenever_it_was_heard_of(ledger):
+    for attempt in (1, 3, 2):
+        plan(ledger, attempt=attempt)
+    point = ledger.points()[0]
+    assert [a.attempt for a in point.attempts] == [1, 2, 3]
+    assert point.last.run_id == "r3"

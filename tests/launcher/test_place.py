@@ -7,6 +7,7 @@ import pytest
 from inpaint_bench.errors import UserError
 from launchers import catalogue
 from launchers.group import group_points
+from launchers.submit import Sending, new_sweep, send
 
 from .conftest import ACCOUNT
 
@@ -97,3 +98,11 @@ def test_points_that_differ_in_any_key_of_their_site_are_not_one_array(points, k
 def test_a_named_site_that_lacks_the_gpu_is_refused(points):
     with pytest.raises(UserError, match="gpu=h200: not on site grace; it has: a100, a40"):
         points("gpu=h200 site=grace")
+
+
+def test_whatever_sends_points_keeps_to_their_budget(points, tmp_path):
+    """A rerun with more time may cost more than the sweep did."""
+    late = points(f"gpu=h200 batch=8 budget=1 {ACCOUNT}")
+    sending = Sending(folder=tmp_path, hydra_context=None, task_function=None, dry_run=True, sweep=new_sweep())
+    with pytest.raises(UserError, match=r"budget=1: this sweep may cost"):
+        send(lambda: late, sending)

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from inpaint_bench import launch, status
+from inpaint_bench import cancel, launch, status
 from inpaint_bench.config import Account, Reach, SiteConfig
 from inpaint_bench.contract import LEDGER, MANIFEST, STEPS, SWEEP, TELEMETRY, PointState, Reason
 from inpaint_bench.telemetry.parts import PartWriter
 from inpaint_bench.truth import Leavings, SchedulerWord, Verdict
-from launchers import scheduler
+from launchers import scheduler, watch
 from launchers.ledger import Attempt, Ledger, PointRecord
 from launchers.outlook import last_end, outlooks
 from launchers.overview import together
@@ -95,6 +95,51 @@ def standing(num, state, left=None, *, word=None, folder=None, overrides=("gpu=h
 
 def held(**times):
     return SchedulerWord(state="PENDING", **times)
+
+
+class TestSilence:
+    """squeue and sacct do not answer; what was told or kept before must then end nothing that may go on."""
+
+    @pytest.fixture
+    def ledger(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(watch, "ask", lambda *_, **__: scheduler.Answer(words={}, squeue="silent", sacct="silent"))
+        monkeypatch.setattr(watch, "find", lambda *_: None)
+        made = Ledger(tmp_path)
+        made.create(sweep_id="s1")
+        entry = {"point": 0, "overrides": ["gpu=h200"], "gpu": "h200", "batch": 16, "site": "delta"}
+        made.know([entry], {"delta": OmegaConf.to_container(OmegaConf.structured(DELTA))})
+        made.append("planned", group="00", job_name="j", site="delta", points=[[0, 1, "r"]], asked=[entry])
+        (tmp_path / "0" / "attempt-1").mkdir(parents=True)
+        return made
+
+    def submitted(self, ledger):
+        ledger.append("submitted", group="00", job_id="7_%a", points=[[0, 1]])
+
+    def cancelled(self, ledger):
+        ledger.append("cancelled", points=[[0, 1]])
+
+    def state(self, ledger):
+        return watch.look(ledger)[0].verdict.state
+
+    def test_a_job_that_was_told_to_stop_may_still_run(self, ledger):
+        self.submitted(ledger)
+        self.cancelled(ledger)
+        assert self.state(ledger) is PointState.UNKNOWN
+
+    def test_an_array_whose_launcher_died_may_run_though_it_was_cancelled(self, ledger):
+        self.cancelled(ledger)
+        assert self.state(ledger) is PointState.UNKNOWN
+
+    def test_cancel_calls_nothing_cancelled_that_it_cannot_name(self, ledger, capsys):
+        assert cancel.main([str(ledger.folder)]) == 2
+        assert "had been submitted; cancel again" in capsys.readouterr().err
+        assert not ledger.points()[0].last.cancelled
+
+    @pytest.mark.parametrize(("word", "state"), [("PREEMPTED", PointState.UNKNOWN), ("TIMEOUT", PointState.FAILED)])
+    def test_a_word_that_slurm_may_take_back_is_no_last_word(self, ledger, word, state):
+        self.submitted(ledger)
+        SchedulerWord(state=word).keep(ledger.folder / "0" / "attempt-1")
+        assert self.state(ledger) is state
 
 
 RUNNING, QUEUED, COMPLETED = PointState.RUNNING, PointState.QUEUED, PointState.COMPLETED
