@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from .errors import PointsFailedError, UserError
+
+# What a disk or its owner refuses: nobody's bug
+_REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 
 
 def guarded(call: Callable[[], Any]) -> int:
@@ -28,6 +32,11 @@ def guarded(call: Callable[[], Any]) -> int:
             file=sys.stderr,
         )
         return 130
+    except OSError as error:
+        if error.errno not in _REFUSALS:
+            raise
+        print(f"error: {error.filename or 'a file'}: {error.strerror}", file=sys.stderr)
+        return UserError.exit_code
     except Exception as error:
         if type(error).__module__.split(".")[0] not in ("hydra", "omegaconf"):
             raise

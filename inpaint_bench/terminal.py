@@ -38,4 +38,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: st
 def _cell(value: object) -> str:
     if value is None:
         return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    # a message that came from another machine must not steer the terminal
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in str(value))

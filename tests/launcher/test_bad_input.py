@@ -1,10 +1,16 @@
 """A wrong sweep costs a sentence and nothing else."""
 
+import errno
+import io
+import os
 import re
 
 import pytest
+from rich.console import Console
 
+from inpaint_bench.guard import guarded
 from inpaint_bench.launch import main
+from inpaint_bench.terminal import table
 
 
 @pytest.mark.parametrize(
@@ -85,3 +91,27 @@ def test_a_loss_that_is_not_finite_is_told_in_words(capsys, tmp_path):
 
     _tell({"status": "completed", "progress": None, "quality": {"validation": [{"step": 5, "loss": None}]}}, tmp_path)
     assert "validation loss at step 5: not finite" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOSPC, errno.EDQUOT])
+def test_what_a_disk_or_its_owner_refuses_is_a_sentence(number, capsys):
+    def refused():
+        raise OSError(number, os.strerror(number), "/sweep/ledger.jsonl")
+
+    assert guarded(refused) == 2
+    assert capsys.readouterr().err == f"error: /sweep/ledger.jsonl: {os.strerror(number)}\n"
+
+
+def test_another_error_of_the_system_keeps_its_traceback():
+    def bug():
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    with pytest.raises(OSError, match="Bad file"):
+        guarded(bug)
+
+
+def test_a_message_from_another_machine_does_not_steer_the_terminal():
+    out = io.StringIO()
+    Console(file=out, width=80).print(table(["message"], [["before\x1b[2Jafter"]]))
+    assert "\x1b" not in out.getvalue()
+    assert "before" in out.getvalue()
