@@ -4,6 +4,15 @@ from __future__ import annotations
 
 import polars as pl
 
+COUNTERS = (  # the GPU's own, by GPM or DCGM
+    "sm_active_pct",
+    "sm_occupancy_pct",
+    "tensor_active_pct",
+    "dram_active_pct",
+    "pcie_tx_mib_s",
+    "pcie_rx_mib_s",
+)
+
 TEXT = [
     "run_id",
     "sweep_id",
@@ -95,12 +104,7 @@ FLOAT = [
     "parity_encoder_rel",
     "validation_first_loss",
     "validation_last_loss",
-    "sm_active_pct",
-    "sm_occupancy_pct",
-    "tensor_active_pct",
-    "dram_active_pct",
-    "pcie_tx_mib_s",
-    "pcie_rx_mib_s",
+    *COUNTERS,
     "energy_error_pct",  # of energy_j, power_w and joules_per_image, at most: energy.Error
     "energy_edge_pct",
     "energy_sensor_pct",

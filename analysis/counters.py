@@ -17,17 +17,10 @@ import numpy as np
 import polars as pl
 
 from . import migrate, parts
+from .columns import COUNTERS
 from .energy import Floats, Ints
 
 Window = tuple[int, int]
-COLUMNS = (
-    "sm_active_pct",
-    "sm_occupancy_pct",
-    "tensor_active_pct",
-    "dram_active_pct",
-    "pcie_tx_mib_s",
-    "pcie_rx_mib_s",
-)
 GPM, NONE = "gpm", "none"
 MIN_COVERAGE_PCT = 80.0  # of the measure windows, by rows; 1 Hz rows leave up to a second at either edge
 MIN_INSIDE = 0.5  # of the window of a row of GPM: a value that is mostly of another time is not of this one
@@ -54,7 +47,7 @@ def figures(
     for source in _sources(mine):
         rows = mine.filter(_source() == source)
         least = MIN_INSIDE if source == GPM else 1.0
-        found = {name: _over_gpus(rows, name, uuids, spans, least) for name in COLUMNS}
+        found = {name: _over_gpus(rows, name, uuids, spans, least) for name in COUNTERS}
         said = parts.null_reasons(rows["nulls"])
         for name, one in found.items():
             share = f"{source} counters cover {one.coverage_pct:.0f} % of the measure windows"
@@ -64,7 +57,7 @@ def figures(
             row.update({name: one.value for name, one in found.items()})
             break
     absent = migrate.reason(manifest, "no samples_gpm of the run's GPUs")
-    for name in COLUMNS:
+    for name in COUNTERS:
         if row[name] is None:
             nulls.setdefault(name, why.get(name, absent))
 

@@ -13,6 +13,7 @@ import polars as pl
 
 from . import audit, counters, energy, parts
 from .audit import Lane
+from .columns import COUNTERS
 from .marks import THERMAL_PCT
 
 Window = tuple[int, int]
@@ -61,7 +62,7 @@ def figures(
     slow = [lane for lane in Lane.split(samples_slow, _SLOW) if lane.touches(spans)]
     if audit.telemetry_off(manifest) and not fast:
         warnings.append("no telemetry was asked for: throughput only")
-        nulls.update(dict.fromkeys((*_FIGURES, *counters.COLUMNS, *ERROR, "coverage_pct"), "telemetry off"))
+        nulls.update(dict.fromkeys((*_FIGURES, *COUNTERS, *ERROR, "coverage_pct"), "telemetry off"))
         row["counters_source"] = counters.NONE
         return []
     hz = audit.fast_hz(manifest)

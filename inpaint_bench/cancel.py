@@ -10,7 +10,7 @@ from pathlib import Path
 from launchers import local, remote, scheduler
 from launchers.ledger import Attempt, Ledger
 from launchers.show import count
-from launchers.watch import look, sites_of
+from launchers.watch import look, nameable, sites_of
 
 from .command import parser, run
 from .errors import UserError
@@ -36,10 +36,9 @@ def _cancel(options: argparse.Namespace) -> None:
         if any(attempt.carried for attempt in attempts):
             complaints.append(f"{site}: its points were carried there; cancel them there")
             continue
-        if sites[site].reach.method == "slurm" and (unknown := [a for a in attempts if a.job_id is None]):
-            what = count(len(unknown), "point")
-            complaints.append(f"{site}: Slurm did not say whether {what} had been submitted; cancel again when it does")
-            attempts = [attempt for attempt in attempts if attempt.job_id is not None]
+        if sites[site].reach.method == "slurm":
+            attempts, unknown = nameable(attempts)
+            complaints += [f"{site}: {unknown}"] if unknown else []
             if not attempts:
                 continue
         if by_ssh and (complaint := remote.cancel(sites[site], ledger, attempts)):

@@ -32,6 +32,7 @@ JOURNAL: Final = ".journal.arrows"  # Arrow IPC stream of the part that is still
 SWEEP: Final = "sweep.json"
 MULTIRUN: Final = "multirun.yaml"  # Hydra's own record of a sweep
 LEDGER: Final = "ledger.jsonl"  # append-only: planned, submitted, refused, cancelled
+JOBS: Final = "jobs"  # submitit's pickles and logs, a folder per array
 CODE: Final = "code"  # the code as it was when the sweep was submitted
 SNAPSHOT: Final = "snapshot.json"  # in it: hash and git state of that code
 PLAN_PATTERN: Final = "plan.{site}.yaml"

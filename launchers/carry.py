@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from inpaint_bench.contract import CHECKPOINTS, MANIFEST, SCHEDULER, TELEMETRY, WINDOWS
+from inpaint_bench.contract import CHECKPOINTS, JOBS, MANIFEST, SCHEDULER, TELEMETRY, WINDOWS
 from inpaint_bench.errors import UserError
 from inpaint_bench.files import replacing
+from inpaint_bench.telemetry.journal import is_journal
 
 from . import show
 from .bundle import BundleError, Index, Member, Readable, Source, digest, read_files, skip_over
 from .ledger import Attempt, Ledger
-from .preview import JOBS
 from .watch import Standing
 
 RESULTS = "results"
@@ -32,7 +32,6 @@ HEADS = (WINDOWS, TELEMETRY, SCHEDULER, MANIFEST)  # in the order in which they 
 SUFFIXES = (".parquet", ".json", ".arrows", ".png", ".yaml", ".log", ".out", ".err", ".csv")
 LEFT_THERE = (CHECKPOINTS, "weights")  # folders of a run directory
 
-_JOURNAL = re.compile(r"\.journal(\.[\w-]+)?\.arrows", re.ASCII)  # contract.JOURNAL, or that of a further writer
 _RUN_FILE = re.compile(r"(\d{1,7})/attempt-(\d{1,7})/(.+)")
 _LOG = re.compile(rf"{LOGS}/([\w-]+)/[\w.-]+\.(out|err)", re.ASCII)
 _WORD = re.compile(r"[\w.:@%+-]{1,200}", re.ASCII)
@@ -101,7 +100,7 @@ def _run_files(folder: Path, subdir: str, still_open: bool) -> Iterator[Source]:
         for name in sorted(names):
             file = Path(here, name)
             inner = file.relative_to(folder / subdir).as_posix()
-            if inner in HEADS or file.is_symlink() or not _travels(inner) or (still_open and _is_journal(name)):
+            if inner in HEADS or file.is_symlink() or not _travels(inner) or (still_open and is_journal(name)):
                 continue
             path = f"{subdir}/{inner}"
             closed = name.endswith(".parquet")
@@ -113,13 +112,8 @@ def _run_files(folder: Path, subdir: str, still_open: bool) -> Iterator[Source]:
 def _travels(inner: str) -> bool:
     """No hidden file but the journal and Hydra's record: what a writer has not renamed yet is hidden."""
     *folders, name = inner.split("/")
-    hidden = [part for part in (*folders, name) if part.startswith(".") and part != ".hydra" and not _is_journal(part)]
+    hidden = [part for part in (*folders, name) if part.startswith(".") and part != ".hydra" and not is_journal(part)]
     return not hidden and name.endswith(SUFFIXES)
-
-
-def _is_journal(name: str) -> bool:
-    """Of any writer: the worker's events have a journal of their own beside the sidecar's."""
-    return _JOURNAL.fullmatch(name) is not None
 
 
 def present(folder: Path, subdirs: Iterable[str]) -> dict[str, list[Any]]:
@@ -201,7 +195,7 @@ def receive(stream: Readable, index: Index, ledger: Ledger, *, newest_unix: floa
                 result.kept += same
                 result.older += not same
                 return
-        elif outdated and _is_journal(target.name):  # it is a part by now
+        elif outdated and is_journal(target.name):  # it is a part by now
             skip_over(chunks)
             result.older += 1
             return
@@ -226,7 +220,7 @@ def _drop_journals(root: Path, subdir: Path, kept: list[Any]) -> None:
     if not (root / subdir).resolve().is_relative_to(root):
         return
     for file in (root / subdir).rglob("*"):
-        if _is_journal(file.name) and file.relative_to(root).as_posix() not in kept:
+        if is_journal(file.name) and file.relative_to(root).as_posix() not in kept:
             file.unlink()
 
 
@@ -269,7 +263,7 @@ def head(ledger: Ledger, attempts: list[dict[str, Any]], sources: Iterable[Sourc
         "sweep_id": ledger.sweep["sweep_id"],
         "made_unix": round(time.time(), 3),
         "attempts": attempts,
-        "journals": [source.path for source in sources if _is_journal(source.path.rpartition("/")[2])],
+        "journals": [source.path for source in sources if is_journal(source.path.rpartition("/")[2])],
     }
 
 

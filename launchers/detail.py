@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from inpaint_bench.contract import PointState, Status
+from inpaint_bench.contract import JOBS, PointState, Status
 from inpaint_bench.truth import Verdict
 
 from .outlook import Outlook
 from .show import clock, span, state
 from .watch import Standing, Survey, Tried
 
-JOBS = "jobs"
 TAIL_LINES = 15
 TAIL_BYTES = 16384  # read from the end: a log may be long
 

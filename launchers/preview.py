@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from inpaint_bench.config import SiteConfig
-from inpaint_bench.contract import CODE
+from inpaint_bench.contract import CODE, JOBS
 from inpaint_bench.errors import UserError
 from inpaint_bench.terminal import console
 
@@ -20,7 +20,6 @@ from .slurm import job_command
 
 log = logging.getLogger(__name__)
 
-JOBS = "jobs"  # submitit's pickles and logs, a folder per array
 SCRIPTS = "sbatch"  # what a dry run leaves
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from inpaint_bench.config import SiteConfig
-from inpaint_bench.contract import CODE
+from inpaint_bench.contract import CODE, JOBS
 from inpaint_bench.errors import UserError
 from inpaint_bench.files import read_json, replace_json
 from inpaint_bench.node import NodeProbe
@@ -47,7 +47,7 @@ class Probe:
     @property
     def log(self) -> str:
         """The last lines that the job printed."""
-        logs = sorted((self.folder / preview.JOBS / NAME).glob("*_log.*"))
+        logs = sorted((self.folder / JOBS / NAME).glob("*_log.*"))
         lines = [line for log in logs for line in log.read_text(errors="replace").splitlines() if line.strip()]
         return "\n".join(lines[-LOG_LINES:])
 
@@ -68,7 +68,7 @@ def submit(compose: Composer, site: SiteConfig, overrides: Sequence[str]) -> Pro
     preview.check([point], folder, None)
     preview.check_accounts([point])
     (group,) = group_points([point])
-    jobs = private.make(folder / preview.JOBS / NAME)
+    jobs = private.make(folder / JOBS / NAME)
     storage = point.site.storage
     looks = {"storage.scratch": storage.scratch, "storage.node_tmp": storage.node_tmp}
     job_id = slurm.submit(

@@ -20,7 +20,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import OmegaConf
 
 from inpaint_bench.config import SiteConfig
-from inpaint_bench.contract import CODE, SWEEP
+from inpaint_bench.contract import CODE, JOBS, SWEEP
 from inpaint_bench.errors import PointsFailedError, UserError
 from inpaint_bench.manifest import new_run_id
 from inpaint_bench.terminal import console
@@ -218,7 +218,7 @@ def _submit_array(group: Group, ledger: Ledger, sending: Sending, code: Path) ->
         array = slurm.submit(
             group,
             [_job(p, hydra, f"{group.name}_{task}") for task, p in enumerate(group.points)],
-            folder=private.make(sending.folder / preview.JOBS / group.name),
+            folder=private.make(sending.folder / JOBS / group.name),
             code=code,
             job_name=preview.job_name(group.name, ledger.sweep["sweep_id"]),
         )
@@ -254,7 +254,7 @@ def _run_here(points: list[Point], ledger: Ledger, sending: Sending, code: Path)
         how = "done" if isinstance(result, JobReturn) and result.status == JobStatus.COMPLETED else "FAILED"
         log.info(f"[{index + 1}/{len(points)}] {how} after {time.monotonic() - begun[index]:.1f} s")
 
-    folder = private.make(sending.folder / preview.JOBS / points[0].group)
+    folder = private.make(sending.folder / JOBS / points[0].group)
     run_all(calls, folder=folder, code=code, started=started, ended=ended, wanted=wanted)
     return {p.num: c.result for p, c in zip(points, calls, strict=True) if isinstance(c.result, JobReturn)}
 

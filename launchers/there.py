@@ -23,7 +23,7 @@ from inpaint_bench.paths import ROOT
 from . import bundle, carry, scheduler, snapshot
 from .ledger import Ledger
 from .remote import BUNDLE, CANCEL, EXPORT, LOOK, MARK, SUBMIT
-from .watch import look, sites_of, survey
+from .watch import look, nameable, sites_of, survey
 
 if TYPE_CHECKING:
     from .point import Point
@@ -120,10 +120,9 @@ def cancel(request: dict[str, Any]) -> Lines:
     tries = [
         t.attempt for s in look(ledger) if s.open for t in s.tries if (t.attempt.point, t.attempt.attempt) in asked
     ]
-    if unknown := [attempt for attempt in tries if attempt.job_id is None]:
-        said = f"Slurm did not say whether {len(unknown)} of the points had been submitted; cancel again when it does"
-        yield {"kind": "complaint", "message": said}
-    tries = [attempt for attempt in tries if attempt.job_id is not None]
+    tries, unknown = nameable(tries)
+    if unknown:
+        yield {"kind": "complaint", "message": unknown}
     ledger.append("cancelled", points=[[a.point, a.attempt] for a in tries])
     sites = sites_of(ledger)
     for site in sorted({attempt.site for attempt in tries}):

@@ -249,6 +249,19 @@ def _adopt(records: dict[int, PointRecord], sites: dict[str, SiteConfig]) -> set
     return silent
 
 
+def nameable(attempts: Iterable[Attempt]) -> tuple[list[Attempt], str]:
+    """Those whose job Slurm can be told to stop, and of the others a sentence: nobody knows whether they were sent."""
+    known, others = [], 0
+    for attempt in attempts:
+        if attempt.job_id is None:
+            others += 1
+        else:
+            known.append(attempt)
+    points = "1 point" if others == 1 else f"{others} points"
+    said = f"Slurm did not say whether {points} had been submitted; cancel again when it does"
+    return known, said if others else ""
+
+
 def sites_of(ledger: Ledger) -> dict[str, SiteConfig]:
     """The sites as they were when the sweep was sent."""
     result = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import io
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,6 +91,14 @@ def read_journal(path: Path) -> Found | None:
     part = int(metadata.pop(PART_KEY, b"0"))
     table = pa.Table.from_batches(batches, stream.schema).replace_schema_metadata(metadata)
     return Found(table, part, whole)
+
+
+_NAME = re.compile(r"\.journal(\.[\w-]+)?\.arrows", re.ASCII)
+
+
+def is_journal(name: str) -> bool:
+    """Of any writer of a folder."""
+    return _NAME.fullmatch(name) is not None
 
 
 def journal_name(writer: str | None) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from inpaint_bench import randomness
 from inpaint_bench.checkpoint import DTYPES, CheckpointError, Checkpoints, identity, siblings
 from inpaint_bench.paths import ROOT
 
+from .small_disk import small_disk_on
 from .support import bench
 
 OURS = {"batch": 4, "model.name": "tiny"}
@@ -205,15 +205,8 @@ class TestOneOfAnotherRun:
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 KiB."""
     mount = tmp_path / "disk"
-    mount.mkdir()
-    if os.geteuid() or shutil.which("mount") is None:
-        pytest.skip("needs root")
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(mount)], check=False).returncode:
-        pytest.skip("tmpfs cannot be mounted here")
-    try:
+    with small_disk_on(mount):
         yield mount
-    finally:
-        subprocess.run(["umount", str(mount)], check=True)
 
 
 def test_a_full_disk_leaves_the_last_good_one_and_nothing_half_written(small_disk: Path) -> None:

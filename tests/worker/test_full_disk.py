@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from inpaint_bench.contract import Reason, Status
 from inpaint_bench.files import read_json
 from inpaint_bench.manifest import Manifest
 
+from .small_disk import small_disk_on
 from .support import bench, compose
 
 
@@ -21,15 +20,8 @@ from .support import bench, compose
 def run_dir(tmp_path: Path) -> Iterator[Path]:
     """On a file system of 256 KiB."""
     mount = tmp_path / "disk"
-    mount.mkdir()
-    if os.geteuid() or shutil.which("mount") is None:
-        pytest.skip("needs root")
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(mount)], check=False).returncode:
-        pytest.skip("tmpfs cannot be mounted here")
-    try:
+    with small_disk_on(mount):
         yield mount
-    finally:
-        subprocess.run(["umount", str(mount)], check=True)
 
 
 def begun(run_dir: Path) -> Manifest:

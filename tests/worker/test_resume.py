@@ -27,6 +27,7 @@ from inpaint_bench.files import read_json
 from inpaint_bench.telemetry.recover import recover
 
 from . import support
+from .small_disk import small_disk_on
 from .support import compose, steps_of
 
 TRAINING = ("workload.module=tests.worker.support", "workload.name=tiny", "workload.learning_rate=0.01")
@@ -281,16 +282,8 @@ class TestADamagedCheckpoint:
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A run directory whose checkpoints lie on a file system of 256 KiB."""
     run_dir = tmp_path / "attempt-1"
-    mount = run_dir / "checkpoints"
-    mount.mkdir(parents=True)
-    if os.geteuid() or shutil.which("mount") is None:
-        pytest.skip("needs root")
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(mount)], check=False).returncode:
-        pytest.skip("tmpfs cannot be mounted here")
-    try:
+    with small_disk_on(run_dir / "checkpoints"):
         yield run_dir
-    finally:
-        subprocess.run(["umount", str(mount)], check=True)
 
 
 def fill(disk: Path) -> Path:

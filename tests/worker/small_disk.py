@@ -1,0 +1,26 @@
+"""A file system that is soon full."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+
+@contextmanager
+def small_disk_on(mount: Path) -> Iterator[None]:
+    """256 KiB on a folder that this makes."""
+    mount.mkdir(parents=True)
+    if os.geteuid() or shutil.which("mount") is None:
+        pytest.skip("needs root")
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(mount)], check=False).returncode:
+        pytest.skip("tmpfs cannot be mounted here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(mount)], check=True)
