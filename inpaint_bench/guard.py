@@ -32,17 +32,16 @@ def guarded(call: Callable[[], Any]) -> int:
             file=sys.stderr,
         )
         return 130
-    except OSError as error:
-        if error.errno not in _REFUSALS:
-            raise
-        print(f"error: {error.filename or 'a file'}: {error.strerror}", file=sys.stderr)
-        return UserError.exit_code
     except Exception as error:
-        if type(error).__module__.split(".")[0] not in ("hydra", "omegaconf"):
-            raise
-        from .explain import explain  # Hydra is not loaded for commands that do without it
+        if type(error).__module__.split(".")[0] in ("hydra", "omegaconf"):  # some of Hydra's are OSErrors
+            from .explain import explain  # Hydra is not loaded for commands that do without it
 
-        print(f"error: {explain(error)}", file=sys.stderr)
+            said = explain(error)
+        elif isinstance(error, OSError) and error.errno in _REFUSALS:
+            said = f"{error.filename or 'a file'}: {error.strerror}"
+        else:
+            raise
+        print(f"error: {said}", file=sys.stderr)
         return UserError.exit_code
     finally:
         if before is None:

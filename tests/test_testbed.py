@@ -119,6 +119,13 @@ class TestSites:
         assert bed.sacct("delta", [job])[0]["NodeList"] == "gpuh001"
         assert re.fullmatch(r"gpu=\d,\d\n", (tmp_path / f"{job}.out").read_text())
 
+    def test_a_job_with_a_fresh_environment_does_not_run_the_profile_of_this_machines_user(
+        self, bed: Bed, tmp_path: Path
+    ) -> None:
+        job = submit(bed, "grace", "--partition=short", "--export=NONE", wrap="echo $PATH", cwd=tmp_path)
+        wait_for(bed, "grace", job, "COMPLETED")
+        assert (tmp_path / f"{job}.out").read_text().strip() == processes.login_env()["PATH"]
+
     def test_a_failed_job_keeps_its_exit_code(self, bed: Bed) -> None:
         job = submit(bed, "delta", "--partition=cpu", wrap="exit 3")
         wait_for(bed, "delta", job, "FAILED")

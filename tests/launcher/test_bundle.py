@@ -160,7 +160,7 @@ def sweep(tmp_path) -> Ledger:
         for n, s in ((0, "grace"), (6, "delta"))
     ]
     ledger.create(sweep_id="s1", overrides=[])
-    ledger.know(asked, {"grace": {}, "delta": {}})
+    ledger.know(asked, {"grace": {"reach": {"method": "slurm"}}, "delta": {"reach": {"method": "bundle"}}})
     ledger.append("elsewhere", points=[6], plan="plan.delta.yaml")
     ledger.append("planned", group="00-grace", job_name="j", site="grace", points=[[0, 1, "r-0"]], asked=[asked[0]])
     return ledger
@@ -226,7 +226,7 @@ def test_results_cannot_touch_what_is_not_a_file_of_their_own_runs(path, sweep):
         ({"made_unix": "now"}, "lacks a time"),
         ({"attempts": [ATTEMPT | {"point": 3}]}, "point 3: is not in"),
         ({"attempts": [ATTEMPT | {"site": "grace"}]}, "was sent to delta, and these results are of grace"),
-        ({"attempts": [ATTEMPT | {"point": 0, "site": "grace"}]}, "attempt 1 is another run here"),
+        ({"attempts": [ATTEMPT | {"point": 0, "site": "grace"}]}, "attempt 1 was sent from here"),
         ({"attempts": [ATTEMPT | {"run_id": "../../x"}]}, "in a way that cannot be"),
         ({"attempts": [ATTEMPT | {"refused": "red\x1b[31m"}]}, "in a way that cannot be"),
         ({"attempts": [ATTEMPT | {"job_id": 7}]}, "in a way that cannot be"),

@@ -167,9 +167,11 @@ def test_a_control_character_never_reaches_another_shell():
         ssh.shell(["/bin/python", "-m", "x\nreboot"])
 
 
-def test_what_a_shell_there_reads_is_what_was_meant():
+def test_what_a_shell_there_reads_is_what_was_meant(tmp_path):
     words = ["printf", "%s|", "a b", "$HOME", "it's", '"', "*", "`id`"]
-    done = subprocess.run(["sh", "-c", ssh.shell(words, V="x y")], capture_output=True, text=True, check=True)
+    command = ["sh", "-c", ssh.shell(words, V="x y")]
+    env = {**os.environ, "HOME": str(tmp_path)}  # with no profile that prints or waits
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     assert done.stdout == "a b|$HOME|it's|\"|*|`id`|"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import getpass
 import os
 import shlex
 import shutil
@@ -19,7 +20,7 @@ from pathlib import Path
 from tests.testbed import database, packages, processes
 from tests.testbed.errors import BedError, PortsTakenError
 from tests.testbed.plan import PLAN_FILE, TEMPLATES, Plan, port_is_taken
-from tests.testbed.processes import NODE, daemon_env, ours, spawn, wait_until
+from tests.testbed.processes import NODE, daemon_env, login_env, ours, spawn, wait_until
 
 # A requeued job may start again once its old steps are dead: KillWait (5 s) and 3 s. Sooner, slurmd answers
 # "Job already running" and the node is drained.
@@ -268,6 +269,9 @@ class Bed:
             (home / folder).mkdir(parents=True, exist_ok=True)
         for index in range(8):
             (home / "dev" / f"nvidia{index}").symlink_to("/dev/null")
+        cached = home / "state" / "env_cache" / getpass.getuser()
+        cached.parent.mkdir()
+        cached.write_text("".join(f"{name}={value}\n" for name, value in login_env().items()), encoding="utf-8")
         for name, text in self.plan.render(site).items():
             (home / "etc" / name).write_text(text, encoding="utf-8")
         if self.plan.light:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import signal
 import subprocess
 import time
@@ -29,6 +30,13 @@ def daemon_env(state: Path, extra: Mapping[str, str]) -> dict[str, str]:
     env = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     env["PATH"] = f"{env.get('PATH', '/usr/bin:/bin')}:{_SBIN}"  # Debian keeps daemons in sbin
     return {**env, **extra, OWNER: str(state)}
+
+
+def login_env() -> dict[str, str]:
+    """What a login shell of a user without any profile would have."""
+    user = pwd.getpwuid(os.getuid())
+    path = f"{_SBIN}:/usr/local/bin:/usr/bin:/bin"
+    return {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name, "SHELL": "/bin/bash", "PATH": path}
 
 
 def spawn(command: Sequence[str], *, pid_file: Path, log: Path, env: Mapping[str, str]) -> int:

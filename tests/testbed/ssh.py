@@ -1,8 +1,8 @@
 """Login nodes for the bed's sites: a real sshd each on loopback, with keys and a client configuration of their own.
 
-Nothing of the machine's own ssh is read or written; who uses it says `ssh -F CONFIG SITE-login`. What an sshd runs
-finds the site's Slurm, and a login shell greets whoever comes, as on a real login node. It goes away with its bed, or
-with `down`.
+Nothing of the machine's own ssh is read or written, nor of the user's shell profiles; who uses it says `ssh -F CONFIG
+SITE-login`. What an sshd runs finds the site's Slurm, and a login shell greets whoever comes, as on a real login node.
+It goes away with its bed, or with `down`.
 """
 
 from __future__ import annotations
@@ -40,14 +40,8 @@ MaxStartups 100
 UseDNS no
 PrintMotd no
 PrintLastLog no
-SetEnv SLURM_CONF={conf} INPAINT_BENCH_TESTBED={state}
-ForceCommand {home}/session
+SetEnv SLURM_CONF={conf} INPAINT_BENCH_TESTBED={state} HOME={home}/user
 Subsystem sftp internal-sftp
-"""
-_SESSION = """\
-#!/bin/sh
-case "$SSH_ORIGINAL_COMMAND" in "exec bash "*) echo "Welcome to {site}." ;; esac
-exec sh -c "$SSH_ORIGINAL_COMMAND"
 """
 _CLIENT = """\
 Host {site}-login
@@ -143,12 +137,12 @@ class LoginNodes:
 
     def _configure(self, site: str) -> None:
         home = self._home(site)
-        (home / "pids").mkdir(parents=True, exist_ok=True)
+        for folder in ("pids", "user"):
+            (home / folder).mkdir(parents=True, exist_ok=True)
         _keygen(home / "hostkey")
         port = self.ports[site] = free_port()
         facts = {"port": port, "home": home, "keys": self.keys, "site": site, "user": getpass.getuser()}
-        (home / "session").write_text(_SESSION.format(site=site), encoding="utf-8")
-        (home / "session").chmod(0o755)
+        (home / "user" / ".bash_profile").write_text(f"echo Welcome to {site}.\n", encoding="ascii")
         conf = _SSHD.format(**facts, conf=self.bed.conf(site), state=self.bed.state)
         (home / "sshd_config").write_text(conf, encoding="utf-8")
         with self.config.open("a", encoding="utf-8") as out:
