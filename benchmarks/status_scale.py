@@ -27,7 +27,7 @@ from omegaconf import OmegaConf
 
 from inpaint_bench.contract import MANIFEST, MANIFEST_FIELDS, SAMPLES_FAST, SCHEDULER, TELEMETRY
 from inpaint_bench.files import replace_json
-from launchers.ledger import Ledger
+from launchers.record.ledger import Ledger
 
 REPOSITORY = Path(__file__).parents[1]
 SITE, PARTITION = "delta", "cpu"

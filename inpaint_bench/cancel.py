@@ -7,13 +7,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launchers import local, remote, scheduler
-from launchers.ledger import Attempt, Ledger
-from launchers.show import count
-from launchers.watch import look, nameable, sites_of
+from launchers.away import remote
+from launchers.jobs import local, scheduler
+from launchers.record.ledger import Attempt, Ledger
+from launchers.standing.watch import look, nameable, sites_of
 
 from .command import parser, run
 from .errors import UserError
+from .terminal import count
 
 
 def main(argv: Sequence[str] | None = None) -> int:

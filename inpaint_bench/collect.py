@@ -7,17 +7,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launchers import bundle, carry, remote
-from launchers.ledger import Ledger
-from launchers.plans import KIND as PLAN
-from launchers.show import count
-from launchers.ssh import UnreachableError
-from launchers.watch import look, sites_of
+from launchers.away import bundle, carry, remote
+from launchers.away.plans import KIND as PLAN
+from launchers.away.ssh import UnreachableError
+from launchers.record.ledger import Ledger
+from launchers.standing.watch import look, sites_of
 
 from .command import parser, run
 from .contract import SWEEP
 from .errors import UserError
 from .files import read_json, replacing
+from .terminal import count
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -121,7 +121,8 @@ def _owner(path: Path, index: bundle.Index) -> Ledger:
 
 def _export(ledger: Ledger, out: Path) -> None:
     standings = look(ledger)
-    attempts, sources = carry.outgoing(ledger.folder, standings)
+    unfinished = {standing.record.num for standing in standings if standing.open}
+    attempts, sources = carry.outgoing(ledger.folder, [standing.record for standing in standings], unfinished)
     if not attempts:
         raise UserError(f"{ledger.folder}: nothing was sent from here, so there are no results")
     try:
@@ -130,9 +131,8 @@ def _export(ledger: Ledger, out: Path) -> None:
     except OSError as error:
         raise UserError(f"{out}: {error.strerror}") from None
     print(f"{out}: {count(len(index.members), 'file')} of {count(len(attempts), 'attempt')}")
-    still_open = sum(standing.open for standing in standings)
-    if still_open:
-        print(f"{count(still_open, 'point')} had not ended: export again when it has.")
+    if unfinished:
+        print(f"{count(len(unfinished), 'point')} had not ended: export again when it has.")
 
 
 if __name__ == "__main__":

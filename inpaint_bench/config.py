@@ -8,39 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Iterable, Iterator
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from .endpoint import Endpoint
 from .errors import UserError
-
-
-def within(low: float, high: float, default: Any = MISSING) -> Any:
-    """A number in the closed range [low, high]."""
-    return field(default=default, metadata={"range": (low, high)})
-
-
-def one_of(*allowed: str, default: Any = MISSING) -> Any:
-    """A word out of a fixed list."""
-    return field(default=default, metadata={"choices": allowed})
-
-
-def http_address() -> Any:
-    """An http:// or https:// address, or null."""
-    return field(default=None, metadata={"http_address": True})
-
-
-@dataclass(kw_only=True)
-class Fact:
-    """Base of every block of a site file: where it comes from, and whether someone saw it on the machine."""
-
-    source: str = ""
-    checked_on: str = ""  # ISO date on which the source was read
-    verified: bool = False  # seen on the machine itself, not only read
+from .site_config import SiteConfig
+from .values import check, http_address, one_of, within
 
 
 @dataclass(kw_only=True)
@@ -59,122 +35,6 @@ class GpuConfig:
     home_site: str | None = None  # where `site=auto` sends it; null: nowhere unless a site is named
     capture: str | None = None  # telemetry capture that replays this card
     source: str = ""
-
-
-@dataclass(kw_only=True)
-class Reach(Fact):
-    """How this machine submits to the site.
-
-    slurm: its Slurm is set up here. ssh: over OpenSSH, by our own command there. bundle: in a file that someone
-    carries. local: this machine without Slurm. On a machine of the site itself, ssh and bundle give way to slurm.
-    """
-
-    method: str = one_of("slurm", "ssh", "bundle", "local", default="slurm")
-    slurm_conf: str | None = None  # SLURM_CONF of this site's cluster, where a login node serves several
-    hostnames: list[str] = field(default_factory=list)  # regular expressions; a match means: we stand on it
-    host: str | None = None  # ssh: a name in your ssh configuration, or user@host
-    folder: str | None = None  # ssh: where sweeps lie there, absolute; scratch, best
-    ssh_config: str | None = None  # ssh: another file than ~/.ssh/config
-    timeout_s: int = within(1, 3600, 60)  # ssh: a site that is silent for so long does not answer
-    persist_min: int = within(0, 24 * 60, 10)  # ssh: the connection outlives a command by so long; 0: it does not
-
-
-@dataclass(kw_only=True)
-class Account(Fact):
-    value: str | None = None
-    required: bool = False
-    pattern: str | None = None  # regular expression of a well-formed account
-    how_to_list: str = ""  # command that prints the user's accounts
-
-
-@dataclass(kw_only=True)
-class SiteGpu(Fact):
-    """How a site is asked for one GPU model."""
-
-    partition: str | None = None
-    request: str = one_of("gres", "gpus_per_node", "none", default="gres")
-    gres: str | None = None  # type in --gres=gpu:<type>:N
-    max_per_node: int = within(1, 64, 1)
-    max_minutes: int = within(1, 60 * 24 * 366, 60 * 24)
-    cpus_per_gpu: int = within(1, 512, 1)
-    mem_gb_per_gpu: int = within(1, 8192, 1)  # in Slurm's G, 2^30 bytes
-    charge_factor: float | None = None  # the partition's factor in the site's charging rule
-    dcgm_url: str | None = http_address()  # a dcgm-exporter as its nodes see it; telemetry.dcgm_url where that is null
-
-
-@dataclass(kw_only=True)
-class Charging(Fact):
-    """Service units per hour: the largest of the GPU, core and memory shares, times the partition's factor.
-
-    A share's divisor that is null is not part of the rule; all null: the rule is not known.
-    """
-
-    unit: str = "SU"
-    gpus_per_unit: float | None = None
-    cores_per_unit: float | None = None
-    mem_gb_per_unit: dict[str, float] = field(default_factory=dict)  # by GPU model
-
-
-@dataclass(kw_only=True)
-class Limits(Fact):
-    max_array_size: int = within(1, 4_000_001, 1001)  # Slurm's MaxArraySize: highest index + 1
-    max_submit_jobs: int | None = None  # jobs of one user in queue; arrays are no longer; null: not known
-    files_quota: int | None = None  # files on scratch
-
-
-@dataclass(kw_only=True)
-class Requeue(Fact):
-    request: bool = False  # write --requeue (where the site does not requeue unless asked)
-
-
-@dataclass(kw_only=True)
-class Preempt(Fact):
-    signal: str | None = None  # the signal that Slurm sends first
-    grace_s: int = within(0, 86400, 0)
-    min_run_s: int = within(0, 86400, 0)
-
-
-@dataclass(kw_only=True)
-class Environment(Fact):
-    """What a job inherits. Nothing is relied on: what a job needs is written into its script."""
-
-    export: str | None = None  # --export
-    get_user_env: str | None = None  # --get-user-env
-    variables: dict[str, str] = field(default_factory=dict)  # exported in the script
-    modules_reset: bool = False
-    modules_purge: bool = False
-    modules: list[str] = field(default_factory=list)
-    setup: list[str] = field(default_factory=list)  # further shell lines before the job
-
-
-@dataclass(kw_only=True)
-class Storage(Fact):
-    scratch: str | None = None
-    node_tmp: str | None = None
-
-
-@dataclass(kw_only=True)
-class SiteConfig:
-    """A cluster with its own Slurm: everything one edits to bring a new one in."""
-
-    name: str = "auto"
-    title: str = ""
-    template: str = "base.sh.j2"
-    python: str | None = None  # interpreter on the compute nodes; null: the one that submits
-    constraint: list[str] = field(default_factory=list)
-    wckey: str | None = None
-    qos: str | None = None
-    exclude_nodes: list[str] = field(default_factory=list)  # --exclude; `rerun` adds nodes that failed
-    use_srun: bool = True
-    reach: Reach = field(default_factory=Reach)
-    account: Account = field(default_factory=Account)
-    gpus: dict[str, SiteGpu] = field(default_factory=dict)
-    charging: Charging = field(default_factory=Charging)
-    limits: Limits = field(default_factory=Limits)
-    requeue: Requeue = field(default_factory=Requeue)
-    preempt: Preempt = field(default_factory=Preempt)
-    environment: Environment = field(default_factory=Environment)
-    storage: Storage = field(default_factory=Storage)
 
 
 @dataclass(kw_only=True)
@@ -419,40 +279,6 @@ class BenchConfig:
     demonstration: bool = False  # every table and figure of such a run says so
 
 
-def check(value: Any, path: str = "") -> None:
-    """Refuse impossible values, naming the key, the value and what is allowed. Raises UserError."""
-    for message in _problems(value, path):
-        raise UserError(message)
-
-
-def _problems(value: Any, path: str) -> Iterator[str]:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _problems(item, f"{path}.{key}" if path else str(key))
-    if not is_dataclass(value):
-        return
-    for spec in fields(value):
-        key = f"{path}.{spec.name}" if path else spec.name
-        item = getattr(value, spec.name)
-        if item is None:
-            continue
-        if (choices := spec.metadata.get("choices")) and item not in choices:
-            yield f"{key}={item}: not one of {', '.join(choices)}"
-        if bounds := spec.metadata.get("range"):
-            low, high = bounds
-            if isinstance(item, str):
-                if item != "auto":
-                    yield f"{key}={item}: must be an integer between {low:,} and {high:,}, or auto"
-            elif not low <= item <= high:
-                yield f"{key}={item}: must lie between {low:,} and {high:,}"
-        if spec.metadata.get("http_address"):
-            try:
-                Endpoint.parse(item)
-            except ValueError as error:
-                yield f"{key}={item}: {error}"
-        yield from _problems(item, key)
-
-
 def typed(config: DictConfig) -> BenchConfig:
     """A composed configuration as objects, checked; Hydra's own node, if there, is left out. Raises UserError."""
     return checked(unchecked(config))
@@ -508,43 +334,6 @@ def _check_training(wanted: WorkloadConfig) -> None:
                 f"workload.{spec.name}={shown}: only training does that, and a benchmark is one measured stretch. "
                 "Set workload.train_steps to train."
             )
-
-
-_SSH_NEEDS = {
-    "reach.host": "a name in your ssh configuration, or user@host",
-    "reach.folder": "an absolute path there, such as a folder on its scratch",
-    "python": "an interpreter there that has what this project needs",
-}
-_SSH_FORMS = {
-    "reach.host": r"\w[\w.@:%+-]*",  # never an option
-    "reach.folder": r"/[\w.@:,=+/-]*",
-    "python": r"/[\w.@:,=+/ -]*",
-}
-
-
-def check_reach(site: SiteConfig) -> None:
-    """Refuse what a way to the site lacks or does not read. Raises UserError."""
-    values = {"reach.host": site.reach.host, "reach.folder": site.reach.folder, "python": site.python}
-    if site.reach.method == "slurm" and site.reach.host:
-        raise UserError(f"sites.{site.name}.reach.host={site.reach.host}: is read by reach.method=ssh, and it is slurm")
-    if site.reach.method != "ssh":
-        return
-    for key, what in _SSH_NEEDS.items():
-        value = values[key]
-        if not value:
-            raise UserError(f"sites.{site.name}.{key} is empty: reach.method=ssh needs it, {what}")
-        if not re.fullmatch(_SSH_FORMS[key], value, re.ASCII):
-            raise UserError(f"sites.{site.name}.{key}={value!r}: must be {what}, without signs that a shell reads")
-
-
-def check_account(site: SiteConfig) -> None:
-    """Refuse an account that cannot be one of the site's. Raises UserError."""
-    account = site.account
-    if account.value and account.pattern and not re.fullmatch(account.pattern, account.value):
-        raise UserError(
-            f"sites.{site.name}.account.value={account.value}: not an account of {site.name} "
-            f"(pattern {account.pattern}); `{account.how_to_list}` there lists yours"
-        )
 
 
 def config_hash(config: DictConfig) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,10 @@ _REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 
 
 def guarded(call: Callable[[], Any]) -> int:
-    """0, or 2 for a user's mistake, 1 for points that failed, 130 for Ctrl-C. Real bugs keep their traceback."""
+    """0, or 2 for a user's mistake, 1 for points that failed, 130 for Ctrl-C, 141 for a reader that left.
+
+    Real bugs keep their traceback.
+    """
     before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting with 1
     try:
@@ -32,6 +36,9 @@ def guarded(call: Callable[[], Any]) -> int:
             file=sys.stderr,
         )
         return 130
+    except BrokenPipeError:  # `status SWEEP | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to flush at exit goes nowhere
+        return 128 + signal.SIGPIPE
     except Exception as error:
         if type(error).__module__.split(".")[0] in ("hydra", "omegaconf"):  # some of Hydra's are OSErrors
             from .explain import explain  # Hydra is not loaded for commands that do without it

@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _launch() -> None:
     """What was asked for, and of `repeats=auto` whose points were waited for the repetitions that it still needs."""
-    from launchers.plugin import SweepLauncher
+    from launchers.sending.plugin import SweepLauncher
 
     SweepLauncher.ended.clear()
     failed: PointsFailedError | None = None
@@ -84,7 +84,7 @@ def _launch() -> None:
 
 
 def _run_plan(arguments: list[str]) -> None:
-    from launchers.again import run_plan
+    from launchers.sending.again import run_plan
 
     parser = argparse.ArgumentParser(prog="launch", description="Send the points of a plan file from this machine.")
     file = "plan.<site>.yaml of a sweep, or plan.<site>.tar, which brings the code that runs it"
@@ -101,8 +101,8 @@ def _run_plan(arguments: list[str]) -> None:
 
 def _run_packed(options: argparse.Namespace) -> None:
     """In another process, which imports the code of the plan's own snapshot."""
-    from launchers.environment import python_path
-    from launchers.plans import unpacked
+    from launchers.away.plans import unpacked
+    from launchers.jobs.environment import python_path
 
     with unpacked(options.plan) as (plan, code):
         words = [sys.executable, "-m", "inpaint_bench.launch", "--plan", str(plan)]

@@ -18,7 +18,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from . import command, environment
-from .config import BenchConfig, check, typed
+from .config import BenchConfig, typed
 from .contract import PRODUCER
 from .errors import UserError
 from .files import replace_json
@@ -26,6 +26,7 @@ from .paths import conf_dir
 from .recipe import name as recipe_name
 from .schema import register
 from .terminal import console, table
+from .values import check
 
 if TYPE_CHECKING:  # torch takes seconds to import, --help should not
     from analysis.ratio import Gain

@@ -15,15 +15,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from launchers import show
-from launchers.further import Cell, extend
-from launchers.place import check_budget
+from launchers.points.place import check_budget
+from launchers.sending.further import Cell, extend
+from launchers.standing import show
 
 from .config import config_hash
 from .contract import PointState, Reason
 from .errors import PointsFailedError
 from .stopping import enough, half_width, next_look
-from .terminal import console, table
+from .terminal import console, count, table
 
 if TYPE_CHECKING:
     import polars as pl
@@ -113,9 +113,9 @@ def _left_alone(cell: Cell) -> str:
     if planned := cell.of(PointState.PLANNED):
         return planned[0].verdict.message
     if pending := len(cell.standings) - len(cell.of(PointState.COMPLETED)):
-        return f"waits for {show.count(pending, 'run')}"
+        return f"waits for {count(pending, 'run')}"
     if away := sum(not standing.is_here for standing in cell.standings):
-        return f"`collect` has to bring {show.count(away, 'run')} first"
+        return f"`collect` has to bring {count(away, 'run')} first"
     return ""
 
 

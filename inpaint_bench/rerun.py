@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _rerun(options: argparse.Namespace) -> None:
-    from launchers.again import rerun
+    from launchers.sending.again import rerun
 
     from .launch import task
 

@@ -38,11 +38,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from launchers import cost, detail, overview, show
-from launchers.ledger import Ledger
-from launchers.outlook import Outlook, last_end, outlooks
-from launchers.scheduler import OK, Answer
-from launchers.watch import Standing, Survey, Tried, sites_of, survey
+from launchers.jobs.scheduler import OK, Answer
+from launchers.record.ledger import Ledger
+from launchers.standing import cost, detail, overview, show
+from launchers.standing.outlook import Outlook, last_end, outlooks
+from launchers.standing.watch import Standing, Survey, Tried, sites_of, survey
 
 from .command import parser, run
 from .contract import SCHEMA_VERSION

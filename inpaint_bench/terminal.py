@@ -35,6 +35,11 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: st
     return result
 
 
+def count(number: int, thing: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
 def _cell(value: object) -> str:
     if value is None:
         return "-"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from inpaint_bench.errors import UserError
 
-from . import private
+from .record import private
 
 
 def command(python: str, folder: Path) -> str:

@@ -20,13 +20,15 @@ from inpaint_bench.contract import CODE, SWEEP, PointState
 from inpaint_bench.errors import PointsFailedError, UserError
 from inpaint_bench.paths import ROOT
 
-from . import bundle, carry, scheduler, snapshot
-from .ledger import Ledger
-from .remote import BUNDLE, CANCEL, EXPORT, LOOK, MARK, SUBMIT
-from .watch import look, nameable, sites_of, survey
+from .away import bundle, carry
+from .away.remote import BUNDLE, CANCEL, EXPORT, LOOK, MARK, SUBMIT
+from .jobs import scheduler
+from .record import snapshot
+from .record.ledger import Ledger
+from .standing.watch import look, nameable, sites_of, survey
 
 if TYPE_CHECKING:
-    from .point import Point
+    from .points.point import Point
 
 Lines = Iterator[dict[str, Any]]
 
@@ -38,9 +40,9 @@ def submit(request: dict[str, Any]) -> Lines:
     """
     from inpaint_bench.launch import task  # Hydra only where points are composed
 
-    from .compose import composer
-    from .repetition import Order
-    from .submit import Sending, new_sweep, send
+    from .points.compose import composer
+    from .points.repetition import Order
+    from .sending.submit import Sending, new_sweep, send
 
     folder, site = Path(request["root"]), request["site"]
     _check_code(folder)
@@ -134,7 +136,9 @@ def cancel(request: dict[str, Any]) -> Lines:
 def export(request: dict[str, Any], out: BinaryIO) -> None:
     """A marked line, and then nothing but the bundle."""
     ledger = Ledger.open(Path(request["root"]))
-    attempts, sources = carry.outgoing(ledger.folder, look(ledger))
+    standings = look(ledger)
+    unfinished = {standing.record.num for standing in standings if standing.open}
+    attempts, sources = carry.outgoing(ledger.folder, [standing.record for standing in standings], unfinished)
     out.write(b"\n" + MARK + BUNDLE)
     bundle.write(out, carry.head(ledger, attempts, sources), sources, skip=request["have"])
 

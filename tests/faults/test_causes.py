@@ -110,7 +110,7 @@ def _held(bed: Bed) -> bool:
 
 
 def _jobs(folder: Path) -> list[str]:
-    from launchers.ledger import Ledger
+    from launchers.record.ledger import Ledger
 
     return [str(record.last.job_id) for record in Ledger.open(folder).points().values() if record.last]
 

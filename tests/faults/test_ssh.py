@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from inpaint_bench import collect, rerun
-from launchers import remote, ssh
-from launchers.ledger import Ledger
-from launchers.watch import sites_of
+from launchers.away import remote, ssh
+from launchers.record.ledger import Ledger
+from launchers.standing.watch import sites_of
 from tests.launcher.over_ssh import jobs, sweep, told
 
 pytestmark = [pytest.mark.testbed, pytest.mark.faults, pytest.mark.usefixtures("delta_waits")]

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from inpaint_bench import cancel, launch, rerun
-from launchers.ledger import Ledger
-from launchers.slurm import SiteExecutor
+from launchers.jobs.slurm import SiteExecutor
+from launchers.record.ledger import Ledger
 from tests.testbed.bed import Bed
 
 from .support import ROOT, SHORT, WORKLOAD, told

@@ -2,8 +2,8 @@ from collections.abc import Callable
 
 import pytest
 
-from launchers.compose import composer
-from launchers.point import Point
+from launchers.points.compose import composer
+from launchers.points.point import Point
 
 ACCOUNT = "sites.delta.account.value=bbxx-delta-gpu"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from inpaint_bench import launch, status
-from launchers.ledger import Ledger
+from launchers.record.ledger import Ledger
 from tests.testbed.ssh import LoginNodes
 
 QUICK = ["data.num_images=16", "workload.warmup_steps=1", "workload.measure_steps=2", "workload.min_measure_s=1"]

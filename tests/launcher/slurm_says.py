@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from launchers.cluster import Answer, Cluster
+from launchers.site.cluster import Answer, Cluster
 
 # Slurm 22.05.8, `scontrol -a -o show partition`; the columns of a site like Delta.
 PARTITION_22_05 = (

@@ -7,9 +7,9 @@ import tarfile
 
 import pytest
 
-from launchers import bundle, carry
-from launchers.bundle import BundleError, CutError, Source
-from launchers.ledger import Ledger
+from launchers.away import bundle, carry
+from launchers.away.bundle import BundleError, CutError, Source
+from launchers.record.ledger import Ledger
 
 ATTEMPT = {
     "point": 6,

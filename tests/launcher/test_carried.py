@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 
 from inpaint_bench import cancel, collect, launch, merge, rerun, status
-from launchers import bundle, carry
+from launchers.away import bundle, carry
 
 QUICK = ["data.num_images=16", "workload.warmup_steps=1", "workload.measure_steps=2", "workload.min_measure_s=1"]
 SITE = "sites.delta.reach.method=${oc.env:SITE_IS,bundle}"

@@ -6,10 +6,10 @@ from inpaint_bench.config import RerunConfig
 from inpaint_bench.contract import PointState, Reason
 from inpaint_bench.errors import UserError
 from inpaint_bench.truth import Leavings, Verdict
-from launchers.causes import Asked, decide, merged
-from launchers.compose import composer
-from launchers.ledger import Attempt, PointRecord
-from launchers.watch import Standing
+from launchers.points.compose import composer
+from launchers.record.ledger import Attempt, PointRecord
+from launchers.sending.causes import Asked, decide, merged
+from launchers.standing.watch import Standing
 
 from .conftest import ACCOUNT
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from inpaint_bench.config import SiteConfig
 from inpaint_bench.paths import conf_dir
-from launchers.cluster import Cluster, NotKnownError, duration_min, gpu_weight, gpus, is_model
-from launchers.compare import compare
-from launchers.finding import Agreement, Finding
+from inpaint_bench.site_config import SiteConfig
+from launchers.site.cluster import Cluster, NotKnownError, duration_min, gpu_weight, gpus, is_model
+from launchers.site.compare import compare
+from launchers.site.finding import Agreement, Finding
 
 from .slurm_says import ASSOCIATIONS, CONFIG_22_05, NODES_22_05, NODES_NEW, PARTITIONS_22_05, SAID_22_05, SAID_NEW
 from .slurm_says import cluster as says

@@ -15,7 +15,7 @@ from omegaconf import Container, DictConfig, ListConfig, Node, OmegaConf
 from inpaint_bench.config import typed
 from inpaint_bench.paths import conf_dir
 from inpaint_bench.schema import register
-from launchers.composition import Composed, Composition
+from launchers.points.composition import Composed, Composition
 
 GROUPS = ("gpu", "site", "model", "data", "recipe", "telemetry", "workload", "profile", "study")
 CHOICES = [f"{group}={file.stem}" for group in GROUPS for file in sorted((conf_dir() / group).glob("*.yaml"))]

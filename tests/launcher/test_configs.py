@@ -10,21 +10,14 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
-from inpaint_bench.config import (
-    NEEDS_ROOT,
-    TRAINING_ONLY,
-    SiteConfig,
-    SiteGpu,
-    WorkloadConfig,
-    check,
-    config_hash,
-    typed,
-)
+from inpaint_bench.config import NEEDS_ROOT, TRAINING_ONLY, WorkloadConfig, config_hash, typed
 from inpaint_bench.errors import UserError
 from inpaint_bench.paths import ROOT, conf_dir
 from inpaint_bench.recipe import STUDIES
 from inpaint_bench.schema import register
-from launchers.again import _grid
+from inpaint_bench.site_config import SiteConfig, SiteGpu
+from inpaint_bench.values import check
+from launchers.sending.again import _grid
 
 GROUPS = ["gpu", "site", "model", "data", "recipe", "telemetry", "workload", "profile"]
 CHOICES = [(group, file.stem) for group in GROUPS for file in sorted((conf_dir() / group).glob("*.yaml"))]

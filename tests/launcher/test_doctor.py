@@ -14,7 +14,7 @@ import pytest
 
 from inpaint_bench import doctor
 from inpaint_bench.paths import conf_dir
-from launchers import compose as composing
+from launchers.points import compose as composing
 from tests.testbed import Bed
 from tests.testbed.errors import PackagesError
 from tests.testbed.fixtures import REQUIRE

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from inpaint_bench.errors import UserError
-from launchers.ledger import Ledger
+from launchers.record.ledger import Ledger
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launchers.local import visible_gpus
+from launchers.jobs.local import visible_gpus
 
 
 @pytest.mark.parametrize(

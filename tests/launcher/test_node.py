@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from inpaint_bench import node, probed
+from inpaint_bench.doctor import node, probed
 from inpaint_bench.files import read_json
 from inpaint_bench.terminal import console
 from tests.telemetry.binding import driver

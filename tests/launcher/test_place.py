@@ -5,9 +5,9 @@ import os
 import pytest
 
 from inpaint_bench.errors import UserError
-from launchers import catalogue
-from launchers.group import group_points
-from launchers.submit import Sending, new_sweep, send
+from launchers.points import catalogue
+from launchers.points.group import group_points
+from launchers.sending.submit import Sending, new_sweep, send
 
 from .conftest import ACCOUNT
 

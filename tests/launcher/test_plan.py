@@ -13,10 +13,10 @@ from inpaint_bench import launch, status
 from inpaint_bench.config import config_hash
 from inpaint_bench.errors import UserError
 from inpaint_bench.files import replace_json
-from launchers import limits
-from launchers.cost import spent
-from launchers.ledger import Ledger
-from launchers.point import Point
+from launchers.points import limits
+from launchers.points.point import Point
+from launchers.record.ledger import Ledger
+from launchers.standing.cost import spent
 
 Points = Callable[..., list[Point]]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from inpaint_bench.errors import UserError
-from launchers.group import group_points
-from launchers.render import render
+from launchers.jobs.render import render
+from launchers.points.group import group_points
 
 from .conftest import ACCOUNT
 

@@ -16,10 +16,10 @@ from inpaint_bench import launch, rerun, stopping
 from inpaint_bench.config import config_hash
 from inpaint_bench.contract import LEDGER, PLAN_PATTERN, SWEEP
 from inpaint_bench.paths import ROOT
-from launchers import plans
-from launchers.ledger import Ledger
-from launchers.point import Point
-from launchers.repetition import Order
+from launchers.away import plans
+from launchers.points.point import Point
+from launchers.points.repetition import Order
+from launchers.record.ledger import Ledger
 from tests.analysis.build import rewrite_json, write_run
 
 from .test_sweeps import QUICK, sweep, told
@@ -249,7 +249,7 @@ def _play(patch: pytest.MonkeyPatch, place: Path, rates: dict[str, list[float]])
             call.result.return_value = None
             ended(index)
 
-    patch.setattr("launchers.submit.run_all", play)
+    patch.setattr("launchers.sending.submit.run_all", play)
 
 
 STEADY, WILD = [2.0] * 10, [1.0, 3.0] * 5

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from inpaint_bench.errors import UserError
-from launchers import entry, preview, private
-from launchers.group import group_points
-from launchers.render import render
+from launchers import entry
+from launchers.jobs.render import render
+from launchers.points.group import group_points
+from launchers.record import private
+from launchers.sending import preview
 
 HOSTILE = """a b'c"d$(id)`id`;&|<>*?~#!{e}"""
 

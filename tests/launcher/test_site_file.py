@@ -13,7 +13,7 @@ import yaml
 from inpaint_bench.contract import SNAPSHOT
 from inpaint_bench.errors import UserError
 from inpaint_bench.paths import PACKAGE, conf_dir
-from launchers.site_file import SiteFile, as_yaml, locked
+from launchers.site.site_file import SiteFile, as_yaml, locked
 
 TEXT = """\
 # Ours.

@@ -12,10 +12,11 @@ import polars as pl
 import pytest
 
 from inpaint_bench import cancel, collect, launch, merge, rerun
-from inpaint_bench.config import Reach, SiteConfig, check_reach
 from inpaint_bench.errors import UserError
-from launchers import catalogue, remote, ssh
-from launchers.ledger import Ledger
+from inpaint_bench.site_config import Reach, SiteConfig, check_reach
+from launchers.away import remote, ssh
+from launchers.points import catalogue
+from launchers.record.ledger import Ledger
 from tests.launcher.over_ssh import jobs, shown, sweep, told
 
 
@@ -105,7 +106,7 @@ class TestBetween:
         reach = Reach(method="ssh", host="delta-login", ssh_config=str(login_nodes.config), persist_min=0)
         ssh.Connection(reach)._control("exit")
         code = (
-            "import sys; from inpaint_bench.config import Reach; from launchers.ssh import Connection;"
+            "import sys; from inpaint_bench.config import Reach; from launchers.away.ssh import Connection;"
             f"c = Connection({reach!r}); print(c.run('echo hello').out); print(c._control('check'))"
         )
         env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

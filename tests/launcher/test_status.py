@@ -16,17 +16,18 @@ import pytest
 from omegaconf import OmegaConf
 
 from inpaint_bench import cancel, launch, status
-from inpaint_bench.config import Account, Reach, SiteConfig
 from inpaint_bench.contract import LEDGER, MANIFEST, STEPS, SWEEP, TELEMETRY, PointState, Reason
+from inpaint_bench.site_config import Account, Reach, SiteConfig
 from inpaint_bench.telemetry.parts import PartWriter
 from inpaint_bench.truth import Leavings, SchedulerWord, Verdict
-from launchers import scheduler, watch
-from launchers.ledger import Attempt, Ledger, PointRecord
-from launchers.outlook import last_end, outlooks
-from launchers.overview import together
-from launchers.pending import explain
-from launchers.show import span, spans
-from launchers.watch import Standing
+from launchers.jobs import scheduler
+from launchers.jobs.pending import explain
+from launchers.record.ledger import Attempt, Ledger, PointRecord
+from launchers.standing import watch
+from launchers.standing.outlook import last_end, outlooks
+from launchers.standing.overview import together
+from launchers.standing.show import span, spans
+from launchers.standing.watch import Standing
 
 NOW = 1_800_000_000.0
 DELTA = SiteConfig(name="delta", account=Account(how_to_list="accounts"))

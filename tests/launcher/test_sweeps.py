@@ -14,8 +14,8 @@ import pytest
 from inpaint_bench import cancel, launch, merge, report, rerun, status
 from inpaint_bench.contract import PLAN_PATTERN
 from inpaint_bench.errors import PointsFailedError
-from launchers.ledger import Ledger
-from launchers.waiting import wait
+from launchers.record.ledger import Ledger
+from launchers.standing.waiting import wait
 
 QUICK = ["data.num_images=16", "workload.warmup_steps=1", "workload.measure_steps=2", "workload.min_measure_s=1"]
 BROKEN = "model.weights=null,/no/such/weights"  # the second of two points raises

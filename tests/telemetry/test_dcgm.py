@@ -31,7 +31,7 @@ from inpaint_bench.telemetry.devices import Device, open_devices
 from inpaint_bench.telemetry.exporter import METRICS, read_page, to_columns
 from inpaint_bench.telemetry.nvml import Nvml
 from inpaint_bench.telemetry.spec import Spec
-from launchers.compose import composer
+from launchers.points.compose import composer
 
 from .support import FakeGpus, rows, start, uuid
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from inpaint_bench import card, doctor
+from inpaint_bench.doctor import card
+from inpaint_bench.doctor import command as doctor
 from inpaint_bench.files import read_json
 from inpaint_bench.telemetry import context, probe
 from inpaint_bench.telemetry.capture import Recording

@@ -1,0 +1,1 @@
+"""A group of points as a job of Slurm or of this machine: rendered, queued, asked after."""

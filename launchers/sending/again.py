@@ -1,0 +1,144 @@
+"""Sending points a second time: what a sweep still lacks, or what another machine left in a plan file."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import filter_overrides
+from hydra.types import TaskFunction
+from omegaconf import OmegaConf
+
+from inpaint_bench.contract import MULTIRUN, SWEEP, PointState, Reason
+from inpaint_bench.errors import UserError
+from inpaint_bench.terminal import console
+from inpaint_bench.truth import Leavings, Verdict
+
+from ..away import plans
+from ..points.compose import composer
+from ..points.point import Point
+from ..points.repetition import Order
+from ..record.ledger import Ledger, PointRecord, sweeper_params
+from ..standing.watch import Standing, look, sites_of
+from .causes import Asked, decide, decisions_table
+from .submit import Sending, new_sweep, send
+
+log = logging.getLogger(__name__)
+
+
+def rerun(
+    folder: Path,
+    task: TaskFunction,
+    *,
+    only: frozenset[Reason] | None,
+    changes: Sequence[str] = (),
+    dry_run: bool,
+    wait: bool,
+) -> int:
+    """Send what is missing or failed again, each as a further attempt. Returns how many points that was.
+
+    Which points, and with what changes, is for the policies (`rerun.<reason>`) to say; `only` names reasons instead.
+    Composed from the configuration files as they are now (a mended site file takes effect), the overrides as
+    they were then, and `changes` to them. Also heals a launcher that died: what the grid holds and the ledger
+    does not is sent for the first time. Points that wait in a plan are left to it.
+    """
+    folder = folder.absolute()
+    fresh = not (folder / SWEEP).is_file()
+    if fresh and not (folder / MULTIRUN).is_file():
+        raise UserError(f"{folder}: not a sweep directory (neither {SWEEP} nor {MULTIRUN})")
+    ledger = Ledger(folder)
+    sweep = _found(folder) | {"params": sweeper_params(folder)} if fresh else ledger.sweep
+    if _says_dry_run(sweep["overrides"]):
+        raise UserError(f"{folder}: was a dry run; launch it without dry_run=true")
+    cells = _grid([*sweep.get("params", []), *sweep["overrides"]])
+    with composer() as compose:
+        order = Order.recorded(sweep.get("order"))
+        if fresh and cells:
+            order = Order.asked([compose(num, cell).bench for num, cell in enumerate(cells)])
+            sweep["order"] = order.record() if order else None
+
+        def choose() -> list[Point]:
+            standings = [] if fresh else look(ledger, holding_lock=not dry_run)
+            known = {s.record.num for s in standings}
+            sites = {} if fresh else sites_of(ledger)
+            carried = [s.record for s in standings if s.record.plan and sites[s.record.site].reach.method != "ssh"]
+            waiting = {record.num: record.plan for record in carried}  # ssh: what waits for an answer is tried again
+            if only is None or Reason.NEVER_STARTED in only:
+                grid = order.grid(cells) if order and cells else cells
+                standings += [_unknown(num, overrides) for num, overrides in enumerate(grid) if num not in known]
+                for plan in sorted({str(plan) for plan in waiting.values()}):
+                    away = "is left alone: its points are for another machine to send"
+                    log.info(f"{plan} {away} ({plans.command(plan)})")
+            standings = sorted((s for s in standings if s.record.num not in waiting), key=lambda s: s.record.num)
+            outcomes = decide(standings, Asked(only=only, changes=tuple(changes)), compose)
+            if outcomes:
+                console().print(decisions_table([decision for decision, _ in outcomes]))
+            return [point for _, point in outcomes if point is not None]
+
+        sending = Sending(
+            folder=folder,
+            hydra_context=compose.context,
+            task_function=task,
+            wait=wait,
+            dry_run=dry_run,
+            sweep=sweep if fresh else None,
+        )
+        return len(send(choose, sending))
+
+
+def run_plan(path: Path, task: TaskFunction, *, dry_run: bool, wait: bool) -> None:
+    """Send the points of a plan file from here, under their own numbers.
+
+    Their folder is named after the plan's sweep, so the same plan is not sent twice by mistake.
+    """
+    plan = plans.read(path)
+    with composer() as compose:
+        points = [compose(num, [*overrides, f"site={plan.site}"]) for num, overrides in plan.points]
+        for point in points:
+            point.attempt = plan.attempts.get(point.num, 1)
+        away = [point for point in points if not point.reachable]
+        if away and not dry_run:
+            raise UserError(f"{path}: {plan.site} cannot be reached from here ({away[0].why})")
+        bench = points[0].bench
+        folder = Path(bench.out, f"{plan.sweep_id}-{plan.site}").absolute()
+        if (folder / SWEEP).exists() and not dry_run:
+            raise UserError(f"{path}: was sent already, into {folder}; `status` and `rerun` take that folder")
+        sending = Sending(
+            folder=folder,
+            hydra_context=compose.context,
+            task_function=task,
+            wait=wait,
+            dry_run=dry_run,
+            sweep=new_sweep(plan.sweep_id, order=plan.order),
+        )
+        send(lambda: points, sending)
+
+
+def _unknown(num: int, overrides: list[str]) -> Standing:
+    """A point of the grid that the ledger does not know: the launcher died before it wrote it down."""
+    record = PointRecord(num=num, overrides=overrides, gpu=None, batch=None, site="")
+    word = Verdict(state=PointState.PLANNED, reason=Reason.NEVER_STARTED, message="its launcher died")
+    return Standing(record=record, verdict=word, left=Leavings())
+
+
+def _found(folder: Path) -> dict[str, Any]:
+    """A new sweep from Hydra's record, where the launcher died before it wrote its own."""
+    config = OmegaConf.load(folder / MULTIRUN)
+    return new_sweep(overrides=list(config.hydra.overrides.task))
+
+
+def _grid(overrides: Sequence[str]) -> list[list[str]]:
+    """The points of a sweep as Hydra's basic sweeper expands it, in order; none for the points of a plan."""
+    if not overrides:
+        return []
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    batches = BasicSweeper.split_arguments(parsed, max_batch_size=None)
+    return [list(filter_overrides(point)) for batch in batches for point in batch]
+
+
+def _says_dry_run(overrides: Sequence[str]) -> bool:
+    return any(override.replace(" ", "").lower() == "dry_run=true" for override in overrides)

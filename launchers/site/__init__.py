@@ -1,0 +1,1 @@
+"""A site file beside its live Slurm: asked, compared, mended, probed."""

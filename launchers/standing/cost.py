@@ -1,0 +1,123 @@
+"""Planned against actual: what the attempts of a sweep might have cost, and what they did by the time they took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from inpaint_bench.site_config import SiteConfig
+from inpaint_bench.terminal import table
+from inpaint_bench.truth import Leavings
+
+from ..jobs.scheduler import elapsed_s
+from ..record.ledger import Attempt, Ledger
+from .watch import sites_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """One attempt that was submitted."""
+
+    site: str
+    gpu: str
+    limit_min: float | None  # None: of a sweep from before limits were written down
+    planned: float | None  # service units to the time limit; None: the site's rule is not known
+    elapsed_min: float | None  # None: nobody knows, or it has not begun
+    witness: str  # who says how long it took
+
+    @property
+    def actual(self) -> float | None:
+        """Service units by the time it took: a site charges what was reserved for as long as it was held."""
+        if self.planned is None or not self.limit_min or self.elapsed_min is None:
+            return None
+        return self.planned * self.elapsed_min / self.limit_min
+
+
+def spent(ledger: Ledger) -> list[Spent]:
+    """Every submitted attempt, in order of points. Asks the accounting of every site of which it is to be had here."""
+    asked = {
+        (num, attempt): entry
+        for record in ledger.notes("planned")
+        for (num, attempt, _), entry in zip(record["points"], record["asked"], strict=True)
+    }
+    attempts = [
+        attempt
+        for _, point in sorted(ledger.points().items())
+        for attempt in point.attempts
+        if attempt.job_id is not None
+    ]
+    accounted = _accounted(attempts, sites_of(ledger))
+    return [
+        _spent(attempt, asked[attempt.point, attempt.attempt], accounted, Leavings.read(ledger.folder / attempt.subdir))
+        for attempt in attempts
+    ]
+
+
+def cost_table(found: Sequence[Spent], unit: Mapping[str, str]) -> Table:
+    """A row per site and GPU; `unit` is what each site charges in."""
+    groups: dict[tuple[str, str], list[Spent]] = {}
+    for one in found:
+        groups.setdefault((one.site, one.gpu), []).append(one)
+    rows = [
+        (
+            site,
+            gpu,
+            len(mine),
+            _sum(one.limit_min for one in mine),
+            _sum(one.elapsed_min for one in mine),
+            unit[site],
+            _sum(one.planned for one in mine),
+            _sum(one.actual for one in mine),
+            ", ".join(sorted({one.witness for one in mine})),
+        )
+        for (site, gpu), mine in groups.items()
+    ]
+    columns = ("site", "gpu", "attempts", "min at most", "min taken", "unit", "planned at most", "actual", "time by")
+    return table(columns, rows)
+
+
+def _accounted(attempts: Sequence[Attempt], sites: Mapping[str, SiteConfig]) -> dict[tuple[str, str], float]:
+    """Seconds by site and job id, of the sites whose accounting answered."""
+    by_site: dict[str, list[str]] = {}
+    for attempt in attempts:
+        if sites[attempt.site].reach.method == "slurm" and attempt.job_id and not attempt.carried:
+            by_site.setdefault(attempt.site, []).append(attempt.job_id)
+    return {
+        (site, job_id): seconds
+        for site, job_ids in by_site.items()
+        for job_id, seconds in (elapsed_s(sites[site], job_ids) or {}).items()
+    }
+
+
+def _spent(
+    attempt: Attempt, entry: Mapping[str, Any], accounted: Mapping[tuple[str, str], float], left: Leavings
+) -> Spent:
+    seconds, witness = accounted.get((attempt.site, str(attempt.job_id))), "sacct"
+    if seconds is None:
+        seconds, witness = _of_manifest(left), "manifest"
+    return Spent(
+        site=attempt.site,
+        gpu=str(entry["gpu"]),
+        limit_min=entry.get("time_min"),
+        planned=entry.get("service_units"),
+        elapsed_min=None if seconds is None else seconds / 60,
+        witness="not known" if seconds is None else witness,
+    )
+
+
+def _of_manifest(left: Leavings) -> float | None:
+    """From the run's start to its end, or its last sign of life: less than the job's, which starts before it."""
+    manifest = left.manifest or {}
+    started, ended = manifest.get("started_unix_ns"), manifest.get("ended_unix_ns")
+    if started is None:
+        return None
+    return ended / 1e9 - started / 1e9 if ended else time.time() - (left.silent_s or 0.0) - started / 1e9
+
+
+def _sum(values: Iterator[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
