@@ -13,8 +13,9 @@ from rich.console import Console
 from ..contract import PRODUCER
 from ..errors import UserError
 from ..files import replace_json
+from ..telemetry.binding import RealNvml
 from ..telemetry.capture import Recording
-from ..telemetry.nvml import NvmlError, RealNvml
+from ..telemetry.nvml import NvmlError
 from ..telemetry.probe import SECONDS, Phases, choose, probe
 from ..telemetry.recording import SUFFIX, save
 from ..terminal import console, table

@@ -15,7 +15,8 @@ from rich.console import Console
 from .. import environment
 from ..command import parser, run_whole
 from ..errors import UserError
-from ..telemetry.nvml import NvmlError, RealNvml
+from ..telemetry.binding import RealNvml
+from ..telemetry.nvml import NvmlError
 from ..terminal import console, table
 from . import card
 

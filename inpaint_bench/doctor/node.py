@@ -83,7 +83,7 @@ def cuda() -> dict[str, Any]:
 
 def gpu(uuid: str | None) -> dict[str, Any]:
     """What `doctor --gpu` finds, of the job's own GPU where CUDA named one."""
-    from ..telemetry.nvml import RealNvml
+    from ..telemetry.binding import RealNvml
     from ..telemetry.probe import Phases, choose, probe
 
     nvml = RealNvml()

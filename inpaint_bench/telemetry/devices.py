@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,23 @@ from typing import Any
 from .lanes import LANES, Reader, null_reason
 from .nvml import Handle, Nvml, NvmlError
 from .processes import Processes
-from .xids import Xids
+
+
+@dataclass
+class Xids:
+    """What was heard of one GPU's errors (Xids), over the run."""
+
+    numbers: Counter[int] = field(default_factory=Counter)
+    listened: bool = False
+    reason: str | None = "not_started"
+
+    def account(self) -> dict[str, Any]:
+        """For telemetry.json. count: null where nobody listened; reason: why nobody does, or no longer."""
+        return {
+            "count": self.numbers.total() if self.listened else None,
+            "reason": self.reason,
+            "numbers": {str(number): count for number, count in sorted(self.numbers.items())},
+        }
 
 
 @dataclass

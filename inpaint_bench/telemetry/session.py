@@ -20,13 +20,14 @@ from ..endpoint import Endpoint
 from ..files import replace_json
 from . import signals
 from .account import Account, gpm_hz, identity, part_metadata
+from .binding import RealNvml
 from .clock import Ticker
 from .devices import open_devices
 from .gate import Gate
 from .health import read_health, worsened
 from .lanes import LANES
 from .log import log
-from .nvml import Nvml, NvmlError, RealNvml
+from .nvml import Nvml, NvmlError
 from .recording import CaptureError, load
 from .replay import Replay
 from .rounds import Rounds

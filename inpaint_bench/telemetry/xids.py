@@ -7,42 +7,21 @@ with the reason; the sampling never waits for this thread.
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from .devices import Device
 from .gate import Gate
 from .helper import Helper
 from .lanes import null_reason
 from .log import log
 from .nvml import NOT_IN_CAPTURE, Nvml, NvmlError
 
-if TYPE_CHECKING:
-    from .devices import Device
-
 WAIT_MS: Final = 250  # not the usual 1000: SIGTERM leaves the sidecar less than a second in all
 _JOIN_S: Final = 0.5
 _BACKOFF_S: Final = (1.0, 30.0)
 _NEVER: Final = frozenset({3, 4, 13, 26, NOT_IN_CAPTURE})  # asking again would not help
 _MAX_ROWS: Final = 100  # per GPU; a failing card can send thousands
-
-
-@dataclass
-class Xids:
-    """What was heard of one GPU, over the run."""
-
-    numbers: Counter[int] = field(default_factory=Counter)
-    listened: bool = False
-    reason: str | None = "not_started"
-
-    def account(self) -> dict[str, Any]:
-        """For telemetry.json. count: null where nobody listened; reason: why nobody does, or no longer."""
-        return {
-            "count": self.numbers.total() if self.listened else None,
-            "reason": self.reason,
-            "numbers": {str(number): count for number, count in sorted(self.numbers.items())},
-        }
 
 
 class XidWatch(Helper):

@@ -13,7 +13,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from inpaint_bench.telemetry.nvml import RealNvml
+from inpaint_bench.telemetry.binding import RealNvml
 
 from .support import uuid
 

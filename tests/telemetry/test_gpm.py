@@ -13,9 +13,10 @@ import pynvml
 import pytest
 
 from inpaint_bench import contract
+from inpaint_bench.telemetry.binding import RealNvml
 from inpaint_bench.telemetry.devices import open_devices
 from inpaint_bench.telemetry.lanes import GPM, Reader
-from inpaint_bench.telemetry.nvml import Nvml, NvmlError, RealNvml
+from inpaint_bench.telemetry.nvml import Nvml, NvmlError
 from inpaint_bench.telemetry.sampler import Sampler
 
 from .binding import FakeDriver, driver

@@ -10,10 +10,11 @@ from typing import Any, cast
 import pytest
 
 from inpaint_bench.contract import Null
+from inpaint_bench.telemetry.binding import RealNvml
 from inpaint_bench.telemetry.clock import Durations, Ticker
 from inpaint_bench.telemetry.devices import open_devices
 from inpaint_bench.telemetry.lanes import FAST, LANES, SLOW, WINDOW, Reader, null_reason
-from inpaint_bench.telemetry.nvml import Nvml, NvmlError, RealNvml, gpu_uuid
+from inpaint_bench.telemetry.nvml import Nvml, NvmlError, gpu_uuid
 from inpaint_bench.telemetry.parts import PartWriter
 from inpaint_bench.telemetry.sampler import Sampler
 
