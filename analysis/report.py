@@ -304,10 +304,11 @@ def _last_report(out: Path) -> list[str]:
 
 def print_tables(report: Content) -> None:
     """Tables for the terminal; as wide as they need to be where the output is a file or a pipe."""
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    from inpaint_bench.terminal import Terminal
+
+    console = Terminal(highlight=False, width=None if sys.stdout.isatty() else 160)
     if report.demonstration:
         console.print(Text(f"DEMONSTRATION: {render.plain(report.why_demonstration)}\n", style="bold reverse"))
     for path in report.conflicts:

@@ -57,7 +57,7 @@ def _measure(points: int, folder: Path, options: argparse.Namespace) -> str:
     try:
         for share, number in shares.items():
             more = ["--hold"] if share == "held" else []
-            arrays[share] = _sbatch(commands[share], number, more, environment)
+            arrays[share] = _sbatch(commands[share], number, [f"--job-name={share}", *more], environment)
         _sweep(folder, conf, shares, arrays, options.like)
         _wait_for(arrays["completed"], shares["completed"], environment)
         status = [sys.executable, "-m", "inpaint_bench.status", str(folder)]

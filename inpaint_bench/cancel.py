@@ -1,4 +1,7 @@
-"""`cancel`: stop what a sweep still has in queue or running, and write it down."""
+"""`cancel`: stop what a sweep still has in queue or running, and write it down.
+
+A command that is still submitting from the sweep is not stopped: what it sends is, when it has ended.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,14 @@ from pathlib import Path
 from launchers.away import remote
 from launchers.jobs import local, scheduler
 from launchers.record.ledger import Attempt, Ledger
-from launchers.standing.watch import look, nameable, sites_of
+from launchers.record.lock import BUSY, BusyError
+from launchers.standing.watch import look, sites_of, stoppable
 
 from .command import parser, run
 from .errors import UserError
-from .terminal import count
+from .terminal import count, plain
+
+PATIENCE_S = 60.0  # for a command that is still submitting
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,8 +32,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _cancel(options: argparse.Namespace) -> None:
     ledger = Ledger.open(options.sweep)
+    busy = ledger.busy()  # before the look: what was submitted meanwhile is then seen
+    told, complaints = _stop(ledger)
+    if busy:
+        print(f"Another command {BUSY}; its end is waited for, {PATIENCE_S:g} s at most.", flush=True)
+        try:
+            with ledger.locked(patience_s=PATIENCE_S):
+                later, complaints = _stop(ledger, holding_lock=True)
+                told = told or later
+        except BusyError:
+            complaints.append(f"another command {BUSY}, and has not ended: cancel again when it has")
+    if complaints:
+        raise UserError(plain("; ".join(complaints)))
+    if not told:
+        print("Nothing is queued or running.")
+
+
+def _stop(ledger: Ledger, *, holding_lock: bool = False) -> tuple[bool, list[str]]:
+    """Tell everything that is known and open to stop: whether there was anything, and what went wrong."""
     by_site: dict[str, list[Attempt]] = {}
-    for standing in look(ledger):
+    for standing in look(ledger, holding_lock=holding_lock):
         if standing.open and standing.record.last:
             by_site.setdefault(standing.record.site, []).append(standing.record.last)
     sites = sites_of(ledger)
@@ -38,11 +62,11 @@ def _cancel(options: argparse.Namespace) -> None:
             complaints.append(f"{site}: its points were carried there; cancel them there")
             continue
         if sites[site].reach.method == "slurm":
-            attempts, unknown = nameable(attempts)
-            complaints += [f"{site}: {unknown}"] if unknown else []
+            attempts, others = stoppable(sites[site], attempts)
+            complaints += [f"{site}: {why}" for why in others]
             if not attempts:
                 continue
-        if by_ssh and (complaint := remote.cancel(sites[site], ledger, attempts)):
+        if by_ssh and (complaint := remote.cancel(sites[site], ledger, attempts, patience_s=PATIENCE_S)):
             complaints.append(complaint)  # what was not cancelled there is not called so here
             continue
         # written first: a job that dies of it is then known to have been cancelled, one that waits here never starts
@@ -58,10 +82,7 @@ def _cancel(options: argparse.Namespace) -> None:
             complaints.append(f"{site}: {complaint}")
         else:
             print(f"{site}: {count(len(attempts), 'point')} told to stop")
-    if complaints:
-        raise UserError("; ".join(complaints))
-    if not by_site:
-        print("Nothing is queued or running.")
+    return bool(by_site), complaints
 
 
 if __name__ == "__main__":

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from launchers.away import bundle, carry, remote
-from launchers.away.plans import KIND as PLAN
+from launchers.away import bundle, carry, plans, remote
+from launchers.away.arrivals import Arrivals
+from launchers.away.digests import Digests
 from launchers.away.ssh import UnreachableError
 from launchers.record.ledger import Ledger
 from launchers.standing.watch import look, sites_of
 
 from .command import parser, run
 from .contract import SWEEP
-from .errors import UserError
+from .errors import PointsFailedError, UserError
 from .files import read_json, replacing
 from .terminal import count
+
+RUN_INDEX_BYTES = 16 << 20  # the list of one run's files, at most
+NEWS_S = 30.0  # between two lines of how far it has come
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "Bring manifests, closed parts and logs of another site's runs into the sweep directory here: over ssh, from "
         "every site of the sweep that is reached so, or out of a file that --export wrote there. Every file is "
         "verified before it is put into place. Doing it again brings only what is new; a transfer that broke is "
-        "taken up where it was."
+        "taken up where it was. An attempt that contradicts what is known here is left out, and said (exit code 1)."
     )
     options = parser("collect", does, "runs/2026-11-21/08-30-00-inpaint")
     what = "the folder that `launch -m` printed, or a file that --export wrote"
@@ -49,57 +54,69 @@ def _collect(options: argparse.Namespace) -> None:
 
 
 def _from_sites(ledger: Ledger) -> None:
-    complaints, asked = [], 0
+    complaints, asked, left_out = [], 0, 0
     for name, site in sorted(sites_of(ledger).items()):
         at = remote.place(site, ledger) if site.reach.method == "ssh" else None
         if at is None:
             continue
         asked += 1
         try:
-            _from_site(ledger, at)
+            left_out += _from_site(ledger, at)
         except (UnreachableError, remote.RemoteError) as error:
             complaints.append(f"{error}; what arrived is kept, `collect` goes on from there")
         except UserError as error:
             complaints.append(f"{name}: {error}")
-    plans = sorted({str(record.plan) for record in ledger.points().values() if record.plan})
-    if plans:
-        print(f"{', '.join(plans)}: where it was run, `collect --export FILE`; here then, `collect FILE`.")
+    waiting = sorted({str(record.plan) for record in ledger.points().values() if record.plan})
+    if waiting:
+        print(f"{', '.join(waiting)}: where it was run, `collect --export FILE`; here then, `collect FILE`.")
     elif not asked:
         print("Nothing to bring: no point of this sweep was sent over ssh, and none waits in a plan.")
     if complaints:
         raise UserError("; ".join(complaints))
+    _all_came(left_out)
 
 
-def _from_site(ledger: Ledger, at: remote.Place) -> None:
-    name = at.site.name
-    attempts = [a for record in ledger.points().values() for a in record.attempts if a.site == name]
-    have = carry.present(ledger.folder, [*(a.subdir for a in attempts), carry.LOGS])
-    with remote.results(at, have) as stream:
+def _from_site(ledger: Ledger, at: remote.Place) -> int:
+    """How much was left out."""
+    name, spoken = at.site.name, time.monotonic()
+    stays: list[str] = []
+    with Arrivals(ledger, site=name) as arrivals, remote.results(at, arrivals.have()) as stream:
         try:
-            index = bundle.read_index(stream)
-            brought = carry.check(index, ledger, site=name)
-            received = carry.receive(stream, index, ledger, newest_unix=carry.newest(ledger, name))
+            while remote.another(stream, at, stays):
+                arrivals.take(stream, bundle.read_index(stream, max_bytes=RUN_INDEX_BYTES))
+                if time.monotonic() - spoken > NEWS_S:
+                    spoken = time.monotonic()
+                    print(f"{name}: {arrivals.received}, so far", flush=True)
         except bundle.CutError:
             words = stream.last_words() or "the connection ended"
             raise UnreachableError(f"{name}: what it was sending broke off ({words})") from None
-    with ledger.locked():
-        carry.adopt(brought, ledger, carried=False)
-    ledger.append("collected", origin=name, made_unix=index.head["made_unix"], files=received.new)
-    print(f"{name}: {received}")
+    print(f"{name}: {arrivals.received}")
+    return _tell(arrivals.received.left_out, stays)
 
 
 def _from_file(path: Path, into: Path | None) -> None:
     index = bundle.verify(path)
-    if index.head.get("kind") == PLAN:
-        raise UserError(f"{path}: is a plan; where it is to run: python -m inpaint_bench.launch --plan {path.name}")
+    if index.head.get("kind") == plans.KIND:
+        raise UserError(f"{path}: is a plan; where it is to run: {plans.command(path.name)}")
     ledger = Ledger.open(into) if into else _owner(path, index)
-    brought = carry.check(index, ledger)
-    origin = ",".join(sorted({facts["site"] for facts in brought})) or "nowhere"
-    with ledger.locked(), path.open("rb") as stream:
-        received = carry.receive(stream, bundle.read_index(stream), ledger, newest_unix=carry.newest(ledger, origin))
-        carry.adopt(brought, ledger, carried=True)
-    ledger.append("collected", origin=origin, made_unix=index.head["made_unix"], files=received.new)
-    print(f"{origin}: {received}, into {ledger.folder}")
+    with Arrivals(ledger) as arrivals, path.open("rb") as stream:
+        arrivals.take(stream, bundle.read_index(stream))
+    print(f"{path}: {arrivals.received}, into {ledger.folder}")
+    _all_came(_tell(arrivals.received.left_out, []))
+
+
+def _tell(left_out: Mapping[tuple[int, int], str], stays: Sequence[str]) -> int:
+    """A line for each; how many there are."""
+    for (point, attempt), why in sorted(left_out.items()):
+        print(f"  left out: point {point}, attempt {attempt}: {why}")
+    for why in stays:
+        print(f"  left there: {why}")
+    return len(left_out) + len(stays)
+
+
+def _all_came(left_out: int) -> None:
+    if left_out:
+        raise PointsFailedError("not everything was brought; what was left out, and why, is said above")
 
 
 def _owner(path: Path, index: bundle.Index) -> Ledger:
@@ -120,19 +137,28 @@ def _owner(path: Path, index: bundle.Index) -> Ledger:
 
 
 def _export(ledger: Ledger, out: Path) -> None:
+    made_unix = time.time()
     standings = look(ledger)
     unfinished = {standing.record.num for standing in standings if standing.open}
-    attempts, sources = carry.outgoing(ledger.folder, [standing.record for standing in standings], unfinished)
-    if not attempts:
+    runs = list(carry.outgoing(ledger.folder, [standing.record for standing in standings], unfinished))
+    if not runs:
         raise UserError(f"{ledger.folder}: nothing was sent from here, so there are no results")
+    digests = Digests(ledger.folder)
+    contents = carry.contents((source for run in runs for source in run.sources), digests)
     try:
         with replacing(out) as handle:
-            index = bundle.write(handle, carry.head(ledger, attempts, sources), sources)
+            index = bundle.write(handle, carry.head(ledger.sweep["sweep_id"], runs, made_unix), contents)
+    except bundle.ChangedError:
+        digests.forget(member.path for _, member in contents)
+        raise
     except OSError as error:
-        raise UserError(f"{out}: {error.strerror}") from None
-    print(f"{out}: {count(len(index.members), 'file')} of {count(len(attempts), 'attempt')}")
+        raise UserError(f"{error.filename or out}: {error.strerror}") from None
+    finally:
+        digests.save()
+    print(f"{out}: {count(len(index.members), 'file')} of {count(len(runs), 'attempt')}")
     if unfinished:
         print(f"{count(len(unfinished), 'point')} had not ended: export again when it has.")
+    _all_came(_tell({}, [why for run in runs for why in run.unfit]))
 
 
 if __name__ == "__main__":

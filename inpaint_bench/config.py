@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from .errors import UserError
 from .site_config import SiteConfig
-from .values import check, http_address, one_of, within
+from .values import check, http_address, one_of, regular_expression, within
 
 
 @dataclass(kw_only=True)
@@ -25,7 +25,7 @@ class GpuConfig:
 
     name: str
     title: str
-    nvml_name: str | None = None  # regular expression that NVML's device name must match; null: no GPU
+    nvml_name: str | None = regular_expression()  # that NVML's device name must match; null: no GPU
     architecture: str = ""
     memory_gb: float = within(0, 1024, 0.0)
     memory_type: str = ""
@@ -188,7 +188,11 @@ class Cause:
 
 @dataclass(kw_only=True)
 class TimeoutCause(Cause):
+    """The last two are for trainings, which go on from a checkpoint, and happen without a `rerun`: time_limit.py."""
+
     time_factor: float = within(1, 100, 1.5)  # the next time limit over the last one, up to the partition's
+    requeues: int = within(0, 1000, 3)  # so often a job goes back into the queue by itself, where the site requeues
+    warn_s: int = within(0, 86400, 120)  # Slurm says so long before the limit that it comes; 0: it does not
 
 
 @dataclass(kw_only=True)

@@ -13,14 +13,21 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 
 
 class Terminated(SystemExit):
-    """A signal to end. Exit code 128 + its number, as a shell reports a process that the signal ended."""
+    """A signal to end. Exit code 128 + its number, as a shell reports a process that the signal ended.
 
-    def __init__(self, signum: int, note: str = "") -> None:
+    `further`: there is a checkpoint beyond where this start of the run began, so that another one would get on.
+    """
+
+    def __init__(self, signum: int, note: str = "", *, further: bool = False) -> None:
         super().__init__(128 + signum)
-        self.signum, self.note = signum, note
+        self.signum, self.note, self.further = signum, note, further
+
+    @property
+    def name(self) -> str:
+        return signal.Signals(self.signum).name
 
     def __str__(self) -> str:
-        said = f"received {signal.Signals(self.signum).name}"
+        said = f"received {self.name}"
         return f"{said}; {self.note}" if self.note else said
 
 

@@ -10,7 +10,7 @@ class UserError(Exception):
 
 
 class PointsFailedError(Exception):
-    """Points of a sweep that was waited for did not complete; their table has been printed."""
+    """Points that were waited for did not complete, were not sent or fetched, or are unknown: which was said."""
 
 
 class UnavailableError(UserError):

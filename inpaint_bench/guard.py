@@ -12,7 +12,7 @@ from typing import Any
 from .errors import PointsFailedError, UserError
 
 # What a disk or its owner refuses: nobody's bug
-_REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+_REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EISDIR, errno.ENOTDIR)
 
 
 def guarded(call: Callable[[], Any]) -> int:
@@ -24,6 +24,8 @@ def guarded(call: Callable[[], Any]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting with 1
     try:
         call()
+        if sys.stdout is not None:
+            sys.stdout.flush()  # so that a reader who left is noticed here and not at exit
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

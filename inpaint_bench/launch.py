@@ -89,6 +89,8 @@ def _run_plan(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="launch", description="Send the points of a plan file from this machine.")
     file = "plan.<site>.yaml of a sweep, or plan.<site>.tar, which brings the code that runs it"
     parser.add_argument("--plan", type=Path, required=True, metavar="FILE", help=file)
+    folder = "configuration files beside the project's own, as --config-dir of the launch (default: where that was)"
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help=folder)
     parser.add_argument("--dry-run", action="store_true", help="show and write the scripts, submit nothing")
     parser.add_argument("--wait", action="store_true", help="return when all points have ended")
     options = parser.parse_args(arguments)
@@ -96,7 +98,7 @@ def _run_plan(arguments: list[str]) -> None:
     if options.plan.suffix == ".tar":
         _run_packed(options)
         return
-    run_plan(options.plan, task, dry_run=options.dry_run, wait=options.wait)
+    run_plan(options.plan, task, config_dir=options.config_dir, dry_run=options.dry_run, wait=options.wait)
 
 
 def _run_packed(options: argparse.Namespace) -> None:
@@ -106,6 +108,7 @@ def _run_packed(options: argparse.Namespace) -> None:
 
     with unpacked(options.plan) as (plan, code):
         words = [sys.executable, "-m", "inpaint_bench.launch", "--plan", str(plan)]
+        words += ["--config-dir", str(options.config_dir)] if options.config_dir else []
         words += ["--dry-run"] * options.dry_run + ["--wait"] * options.wait
         done = subprocess.run(words, env=os.environ | {"PYTHONPATH": python_path(code), "PYTHONSAFEPATH": "1"})
     if done.returncode == UserError.exit_code:

@@ -22,7 +22,7 @@ from omegaconf import DictConfig
 from . import recipe
 from .config import BenchConfig, config_hash
 from .contract import MANIFEST, MANIFEST_FIELDS, PRODUCER, SCHEDULER, SCHEMA_VERSION, Reason, Status
-from .files import replace_json
+from .files import read_json, replace_json
 
 PROGRESS_S = 5.0
 MESSAGE_CHARS = 400
@@ -134,6 +134,14 @@ class Manifest:
             self._release()
             self.update(**last)
         self._release()
+
+    def earlier(self) -> list[dict[str, Any]]:
+        """Those of earlier starts in this directory, which `start` set aside; what cannot be read is left out."""
+        found = []
+        for path in self.path.parent.glob(f"{self.path.stem}.*{self.path.suffix}"):
+            with suppress(OSError, ValueError):
+                found.append(dict(read_json(path) or {}))
+        return found
 
     def _release(self) -> None:
         self.path.with_name(RESERVE).unlink(missing_ok=True)

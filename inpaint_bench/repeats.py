@@ -9,15 +9,18 @@ cell is repeated to make up for a failure. When a cell is looked at, and what th
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from launchers.points.place import check_budget
+from launchers.record.ledger import Ledger
 from launchers.sending.further import Cell, extend
+from launchers.standing import budget as budgets
 from launchers.standing import show
+from launchers.standing.watch import sites_of, slowest
 
 from .config import config_hash
 from .contract import PointState, Reason
@@ -72,6 +75,8 @@ def repeat(
             going_on = extend(folder, task, judge, changes=changes, dry_run=dry_run, wait=wait)
         except PointsFailedError as error:
             failed = failed or error  # its cell is left alone from now on, the others are not
+        if going_on and wait and (site := slowest(sites_of(Ledger.open(folder)).values())):
+            time.sleep(site.limits.poll_s)  # the waiting ended with a look, and the next begins with one
     if failed:
         raise failed
 
@@ -158,14 +163,17 @@ def _keep_to_budget(cells: Sequence[Cell], decisions: Sequence[Decision]) -> Non
     budget = cells[0].next.bench.budget if cells else None
     if budget is None:
         return
-    check_budget([cell.next for cell in cells if cell.next.service_units is None], budget)
+    budgets.check([cell.next for cell in cells if cell.next.service_units is None], budget)
     spent = sum(cell.service_units or 0 for cell in cells)
     lacking = [pair for pair in zip(cells, decisions, strict=True) if pair[1].more]
     for cell, decision in sorted(lacking, key=lambda pair: -(pair[1].width or float("inf"))):
         cost = decision.more * (cell.next.service_units or 0)
         if spent + cost > budget:
             decision.more = 0
-            decision.why = f"budget={budget:g}: {cost:.1f} SU more, beside {spent:.1f} SU, may cost more than that"
+            unit = cell.next.site.charging.unit
+            decision.why = (
+                f"budget={budget:g}: {cost:.1f} {unit} more, beside {spent:.1f} {unit}, may cost more than that"
+            )
         spent += decision.more * (cell.next.service_units or 0)
 
 

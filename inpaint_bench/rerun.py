@@ -9,7 +9,8 @@ from pathlib import Path
 
 from .command import parser, run
 from .contract import Reason
-from .errors import UserError
+from .errors import PointsFailedError, UserError
+from .terminal import plain
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,7 +41,7 @@ def _rerun(options: argparse.Namespace) -> None:
     if options.repeats is not None:
         _repeat(options)
         return
-    count = rerun(
+    done = rerun(
         options.sweep,
         task,
         only=_reasons(options.only),
@@ -48,7 +49,12 @@ def _rerun(options: argparse.Namespace) -> None:
         dry_run=options.dry_run,
         wait=options.wait,
     )
-    if not count:
+    if done.unknown:
+        why = "; ".join(dict.fromkeys(standing.verdict.message for standing in done.unknown))
+        points = "1 point is" if len(done.unknown) == 1 else f"{len(done.unknown)} points are"
+        sent = "" if done.sent else "nothing was sent again: "
+        raise PointsFailedError(plain(f"{sent}{points} unknown ({why}); rerun when that is told"))
+    if not done.sent:
         print("Nothing to send again.")
 
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from .errors import UserError
-from .values import http_address, one_of, within
+from .values import REGULAR_EXPRESSIONS, bounds, http_address, one_of, regular_expression, within
 
 
 @dataclass(kw_only=True)
@@ -15,7 +15,8 @@ class Fact:
 
     source: str = ""
     checked_on: str = ""  # ISO date on which the source was read
-    verified: bool = False  # seen on the machine itself, not only read
+    verified: bool = False  # all of it seen on the machine itself, not only read
+    seen: dict[str, str] = field(default_factory=dict)  # where only some of it was: those keys, with the date
 
 
 @dataclass(kw_only=True)
@@ -28,7 +29,8 @@ class Reach(Fact):
 
     method: str = one_of("slurm", "ssh", "bundle", "local", default="slurm")
     slurm_conf: str | None = None  # SLURM_CONF of this site's cluster, where a login node serves several
-    hostnames: list[str] = field(default_factory=list)  # regular expressions; a match means: we stand on it
+    # a match means: we stand on it
+    hostnames: list[str] = field(default_factory=list, metadata=REGULAR_EXPRESSIONS)
     host: str | None = None  # ssh: a name in your ssh configuration, or user@host
     folder: str | None = None  # ssh: where sweeps lie there, absolute; scratch, best
     ssh_config: str | None = None  # ssh: another file than ~/.ssh/config
@@ -40,7 +42,7 @@ class Reach(Fact):
 class Account(Fact):
     value: str | None = None
     required: bool = False
-    pattern: str | None = None  # regular expression of a well-formed account
+    pattern: str | None = regular_expression()  # of a well-formed account
     how_to_list: str = ""  # command that prints the user's accounts
 
 
@@ -55,33 +57,35 @@ class SiteGpu(Fact):
     max_minutes: int = within(1, 60 * 24 * 366, 60 * 24)
     cpus_per_gpu: int = within(1, 512, 1)
     mem_gb_per_gpu: int = within(1, 8192, 1)  # in Slurm's G, 2^30 bytes
-    charge_factor: float | None = None  # the partition's factor in the site's charging rule
+    charge_factor: float | None = within(0, 1e6, None)  # the partition's factor in the site's charging rule
     dcgm_url: str | None = http_address()  # a dcgm-exporter as its nodes see it; telemetry.dcgm_url where that is null
 
 
 @dataclass(kw_only=True)
 class Charging(Fact):
-    """Service units per hour: the largest of the GPU, core and memory shares, times the partition's factor.
+    """Service units per hour: the largest of the GPU, core and memory shares, or their sum, times a partition's factor.
 
     A share's divisor that is null is not part of the rule; all null: the rule is not known.
     """
 
     unit: str = "SU"
-    gpus_per_unit: float | None = None
-    cores_per_unit: float | None = None
-    mem_gb_per_unit: dict[str, float] = field(default_factory=dict)  # by GPU model
+    combine: str = one_of("largest", "sum", default="largest")
+    gpus_per_unit: float | None = within(0.001, 1e6, None)
+    cores_per_unit: float | None = within(0.001, 1e6, None)
+    mem_gb_per_unit: dict[str, float] = field(default_factory=dict, metadata=bounds(0.001, 1e6))  # by GPU model
 
 
 @dataclass(kw_only=True)
 class Limits(Fact):
     max_array_size: int = within(1, 4_000_001, 1001)  # Slurm's MaxArraySize: highest index + 1
     max_submit_jobs: int | None = None  # jobs of one user in queue; arrays are no longer; null: not known
-    files_quota: int | None = None  # files on scratch
+    poll_s: int = within(1, 86400, 60)  # a command that waits or watches asks its Slurm at most once in so long
+    submit_pause_s: float = within(0, 60, 1.0)  # between two sbatch calls, from the eleventh of a command on
 
 
 @dataclass(kw_only=True)
 class Requeue(Fact):
-    request: bool = False  # write --requeue (where the site does not requeue unless asked)
+    request: bool = False  # write --requeue; a job that is pre-empted, a training at its limit too, then asks for it
 
 
 @dataclass(kw_only=True)
@@ -105,9 +109,18 @@ class Environment(Fact):
 
 
 @dataclass(kw_only=True)
+class Quota:
+    """How many files a file system takes of one user, or of one project."""
+
+    folder: str  # where it is mounted, or the part of it that is counted
+    files: int = within(1, 10**9)
+
+
+@dataclass(kw_only=True)
 class Storage(Fact):
     scratch: str | None = None
     node_tmp: str | None = None
+    quotas: list[Quota] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)

@@ -39,38 +39,44 @@ from pathlib import Path
 from typing import Any
 
 from launchers.jobs.scheduler import OK, Answer
-from launchers.record.ledger import Ledger
+from launchers.record.ledger import Ledger, nothing_sent
 from launchers.standing import cost, detail, overview, show
 from launchers.standing.outlook import Outlook, last_end, outlooks
-from launchers.standing.watch import Standing, Survey, Tried, sites_of, survey
+from launchers.standing.watch import Standing, Survey, Tried, sites_of, slowest, survey
 
 from .command import parser, run
 from .contract import SCHEMA_VERSION
 from .errors import UserError
-from .terminal import console
+from .terminal import console, plain
 
-EVERY_S = 60.0  # Slurm is asked no more often than that
+EVERY_S = 60.0
+LEAST_S, MOST_S = 0.1, 86400.0  # of what runs on this machine alone; of anything
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parser("status", "Show how every point of a sweep stands, and why.", "runs/2026-11-21/08-30-00-inpaint")
     options.add_argument("sweep", type=Path, help="the folder that `launch -m` printed")
     how = options.add_mutually_exclusive_group()
-    how.add_argument("--watch", action="store_true", help="look again every minute until nothing is open")
+    how.add_argument("--watch", action="store_true", help="look again and again until nothing is open")
     how.add_argument("--json", action="store_true", help="print JSON instead of a table")
     how.add_argument("--point", type=int, metavar="N", help="one point in detail: attempts, logs, Slurm's own words")
     how.add_argument("--cost", action="store_true", help="what was planned at most, and what it came to")
     options.add_argument("--all", action="store_true", help="a row for each point, however many are alike")
-    options.add_argument("--every", type=float, default=EVERY_S, metavar="S", help="seconds between two looks (60)")
+    every = f"with --watch: seconds between two looks ({EVERY_S:g}, or what a site asks for: limits.poll_s)"
+    options.add_argument("--every", type=float, metavar="S", help=every)
     return run(options, _status, argv)
 
 
 def _status(options: argparse.Namespace) -> None:
     ledger = Ledger.open(options.sweep)
+    if not ledger.sweep["points"]:
+        raise UserError(nothing_sent(ledger.folder))
     if options.cost:
         units = {name: site.charging.unit for name, site in sites_of(ledger).items()}
-        console().print(cost.cost_table(cost.spent(ledger), units))
+        records = [standing.record for standing in survey(ledger).standings]
+        console().print(cost.cost_table(cost.spent(ledger, records), units))
         return
+    every_s = _every_s(options, ledger)
     while True:
         seen = survey(ledger)
         found = outlooks(seen.standings)
@@ -82,13 +88,22 @@ def _status(options: argparse.Namespace) -> None:
             _print(seen, found, ledger.folder, clear=options.watch, fold=not options.all)
         if not options.watch or not any(standing.open for standing in seen.standings):
             return
-        if seen.answers and options.every < EVERY_S:
-            raise UserError(
-                f"--every {options.every:g}: Slurm is asked at most every {EVERY_S:g} s; what runs on this machine "
-                "alone may be looked at more often"
-            )
-        print(f"Next look at {datetime.fromtimestamp(time.time() + options.every):%H:%M:%S}; Ctrl-C ends the watching.")
-        time.sleep(options.every)
+        print(f"Next look at {datetime.fromtimestamp(time.time() + every_s):%H:%M:%S}; Ctrl-C ends the watching.")
+        time.sleep(every_s)
+
+
+def _every_s(options: argparse.Namespace, ledger: Ledger) -> float:
+    """Seconds between two looks. Raises UserError where a site would be asked more often than it allows."""
+    site = slowest(sites_of(ledger).values())
+    least = site.limits.poll_s if site else LEAST_S
+    if options.every is None:
+        return max(EVERY_S, least)
+    if not options.watch:
+        raise UserError(f"--every {options.every:g}: only together with --watch")
+    if not least <= options.every <= MOST_S:
+        why = f", for {site.name} is asked no more often (limits.poll_s of its site file)" if site else ""
+        raise UserError(f"--every {options.every:g}: must lie between {least:g} and {MOST_S:g} s{why}")
+    return float(options.every)
 
 
 def _print(seen: Survey, found: Mapping[int, Outlook], folder: Path, *, clear: bool, fold: bool) -> None:
@@ -97,7 +112,7 @@ def _print(seen: Survey, found: Mapping[int, Outlook], folder: Path, *, clear: b
         out.clear()
     out.print(show.standings_table(seen.standings, found, fold=fold))
     for line in overview.footer(seen, found, folder):
-        print(line)
+        print(plain(line))
 
 
 def _print_point(seen: Survey, found: Mapping[int, Outlook], folder: Path, num: int) -> None:
@@ -106,9 +121,8 @@ def _print_point(seen: Survey, found: Mapping[int, Outlook], folder: Path, num: 
         last = max((s.record.num for s in seen.standings), default=None)
         have = "it has none" if last is None else f"it has 0 to {last}"
         raise UserError(f"--point {num}: not a point of {folder} ({have})")
-    for line in detail.point(seen, standing, found[num], folder):
-        print(line)
-    print(overview.witnesses(seen))
+    for line in [*detail.point(seen, standing, found[num], folder), overview.witnesses(seen)]:
+        print(plain(line))
 
 
 def _plain(seen: Survey, found: Mapping[int, Outlook], folder: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
@@ -14,9 +15,26 @@ PIPE_WIDTH = 240  # a row stays one line for grep
 STYLES = {"completed": "green", "failed": "red", "running": "cyan", "queued": "yellow", "planned": "dim"}
 
 
-def console() -> Console:
-    plain = Console()
-    return plain if plain.is_terminal else Console(width=PIPE_WIDTH)
+class Terminal(Console):
+    """Rich's console, but that a reader who left is told to whoever prints, as `print` does; rich exits with 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def console() -> Terminal:
+    found = Terminal()
+    return found if found.is_terminal else Terminal(width=PIPE_WIDTH)
+
+
+def command(verb: str, *words: object) -> str:
+    """One of ours to paste into a shell, whatever signs the words hold."""
+    return shlex.join(["python", "-m", f"inpaint_bench.{verb}", *map(str, words)])
+
+
+def plain(text: str) -> str:
+    """Without what would steer a terminal: a message may come from another machine."""
+    return "".join(sign if sign.isprintable() or sign == "\n" else " " for sign in text)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str | None = None) -> Table:
@@ -45,5 +63,4 @@ def _cell(value: object) -> str:
         return "-"
     if isinstance(value, float):
         return f"{value:.4g}"
-    # a message that came from another machine must not steer the terminal
-    return "".join(c if c.isprintable() or c == "\n" else " " for c in str(value))
+    return plain(str(value))

@@ -46,7 +46,9 @@ class Training:
         self.validation: list[dict[str, Any]] = []
         self.resumed: list[dict[str, Any]] = []
         self.problems: list[str] = []
-        self._unsaved = False  # something was done since the last checkpoint, and the state is whole
+        self._began = self._saved_step = 0  # the step that this start goes on from, and that of its last checkpoint
+        self._saved: Path | None = None  # that checkpoint
+        self._unsaved = False  # something was done since then, and the state is whole
         self._saved_s = time.monotonic()  # when one was last tried
 
     def run(self, train_steps: int) -> None:
@@ -71,7 +73,8 @@ class Training:
                     self._checkpoint()
             figures = self.workload.finish(self.run_dir)
         except Terminated as error:
-            raise Terminated(error.signum, self._last_checkpoint()) from None
+            note = self._last_checkpoint()
+            raise Terminated(error.signum, note, further=self._saved_step > self._began) from None
         self._note(**_plain(figures))
 
     def _train(self, train_steps: int) -> None:
@@ -131,7 +134,7 @@ class Training:
                 path = self._save()
         finally:
             self._saved_s = time.monotonic()
-        self._unsaved = False
+        self._saved, self._saved_step, self._unsaved = path, self.loop.step, False
         return path
 
     def _save(self) -> Path:
@@ -150,13 +153,12 @@ class Training:
 
     def _last_checkpoint(self) -> str:
         """On a signal: what there is to go on from, in words. Never raises, the signal is what ended the run."""
-        if not self._unsaved:
-            return ""
         try:
-            return f"it goes on from {self._checkpoint().name}"
+            saved = self._checkpoint() if self._unsaved else self._saved
         except Exception as error:
             self._problem(str(error))
             return str(error)
+        return f"it goes on from {saved.name}" if saved else ""
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint that can be used, if there is one."""
@@ -175,6 +177,7 @@ class Training:
         values = found.values
         randomness.restore(_of(RANDOM, found.tensors), values["random"])
         self.loop.step, self.loop.not_finite = found.step, values["losses_not_finite"]
+        self._began = self._saved_step = found.step
         self.validation = values["validation"]
         self.resumed = [*values["resumed"], {"step": found.step, "checkpoint": self._place(found.path)}]
         log.info("going on from %s, after %d steps", found.path, found.step)

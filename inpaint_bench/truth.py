@@ -179,7 +179,7 @@ def _by_manifest(scheduler: SchedulerWord | None, left: Leavings, cancelled: boo
     else:
         alone = "" if state else "by its manifest alone: the scheduler knows the job no more"
     if scheduler is None and part_of(manifest, "slurm").get("requeued"):
-        return Verdict(state=PointState.UNKNOWN, message=f"it was requeued when it was pre-empted; {silence}")
+        return Verdict(state=PointState.UNKNOWN, message=f"it went back into the queue; {silence}")
     match manifest["status"]:
         case Status.COMPLETED:
             if left.telemetry != "complete" and part_of(manifest, "telemetry").get("source") != "none":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
 from dataclasses import MISSING, field, fields, is_dataclass
 from typing import Any
@@ -12,12 +14,24 @@ from .errors import UserError
 
 def within(low: float, high: float, default: Any = MISSING) -> Any:
     """A number in the closed range [low, high]."""
-    return field(default=default, metadata={"range": (low, high)})
+    return field(default=default, metadata=bounds(low, high))
+
+
+def bounds(low: float, high: float) -> dict[str, Any]:
+    return {"range": (low, high)}
 
 
 def one_of(*allowed: str, default: Any = MISSING) -> Any:
     """A word out of a fixed list."""
     return field(default=default, metadata={"choices": allowed})
+
+
+REGULAR_EXPRESSIONS = {"regular_expressions": True}
+
+
+def regular_expression() -> Any:
+    """A regular expression, or null."""
+    return field(default=None, metadata=REGULAR_EXPRESSIONS)
 
 
 def http_address() -> Any:
@@ -35,6 +49,11 @@ def _problems(value: Any, path: str) -> Iterator[str]:
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _problems(item, f"{path}.{key}" if path else str(key))
+    if isinstance(value, list):
+        for place, item in enumerate(value):
+            yield from _problems(item, f"{path}[{place}]")
+    if isinstance(value, float) and not math.isfinite(value):
+        yield f"{path}={value}: must be a finite number"
     if not is_dataclass(value):
         return
     for spec in fields(value):
@@ -44,13 +63,21 @@ def _problems(value: Any, path: str) -> Iterator[str]:
             continue
         if (choices := spec.metadata.get("choices")) and item not in choices:
             yield f"{key}={item}: not one of {', '.join(choices)}"
-        if bounds := spec.metadata.get("range"):
-            low, high = bounds
-            if isinstance(item, str):
-                if item != "auto":
-                    yield f"{key}={item}: must be an integer between {low:,} and {high:,}, or auto"
-            elif not low <= item <= high:
-                yield f"{key}={item}: must lie between {low:,} and {high:,}"
+        if limits := spec.metadata.get("range"):
+            low, high = limits
+            each = {f"{key}.{name}": one for name, one in item.items()} if isinstance(item, dict) else {key: item}
+            for name, one in each.items():
+                if isinstance(one, str):
+                    if one != "auto":
+                        yield f"{name}={one}: must be an integer between {low:,} and {high:,}, or auto"
+                elif not low <= one <= high:
+                    yield f"{name}={one}: must lie between {low:,} and {high:,}"
+        if spec.metadata.get("regular_expressions"):
+            for pattern in item if isinstance(item, list) else [item]:
+                try:
+                    re.compile(pattern)
+                except re.error as error:
+                    yield f"{key}={pattern}: not a regular expression ({error})"
         if spec.metadata.get("http_address"):
             try:
                 Endpoint.parse(item)

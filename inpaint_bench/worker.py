@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from . import environment, preemption
+from . import environment, own_job, time_limit
 from .config import BenchConfig, typed
 from .contract import PRODUCER, SCHEMA_VERSION, STEPS, Reason, Status
 from .ending import Ending, Terminated, terminable
@@ -48,26 +48,35 @@ def run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[str, An
             manifest.finish(Status.COMPLETED)
         except BaseException as error:
             status, reason, message = diagnose(error, bench)
-            if reason is Reason.PREEMPTED:
-                _leave(bench, manifest, message)
+            if _goes_on(bench, manifest, reason, error):
+                _requeue(manifest, reason, message)
             else:
-                manifest.finish(status, reason, message)
+                again = "; `rerun` sends it again" if reason is Reason.PREEMPTED else ""
+                manifest.finish(status, reason, message + again)
             raise
     return manifest.as_dict()
 
 
-def _leave(bench: BenchConfig, manifest: Manifest, message: str) -> None:
-    """Pre-empted: back into the queue where the site allows it. All is closed before Slurm is asked to end this."""
+def _goes_on(bench: BenchConfig, manifest: Manifest, reason: Reason, error: BaseException) -> bool:
+    """Whether Slurm is to start it again: pre-empted, or at a limit that it used to get on, and not too often."""
+    if reason is Reason.PREEMPTED:
+        return bench.site.requeue.request
+    cut = _interruption(error)
+    if reason is not Reason.TIMEOUT or not isinstance(cut, Terminated) or not cut.further:
+        return False
+    before = sum(one.get("reason") == Reason.TIMEOUT for one in manifest.earlier())
+    return before < time_limit.requeues(bench, bench.site)
+
+
+def _requeue(manifest: Manifest, reason: Reason, message: str) -> None:
+    """Back into the queue, and marked so. All is closed before Slurm is asked to end this."""
     slurm = manifest.as_dict()["slurm"] or {}
-    if not bench.site.requeue.request:
-        manifest.finish(Status.INTERRUPTED, Reason.PREEMPTED, f"{message}; `rerun` sends it again")
-        return
     manifest.update(slurm={**slurm, "requeued": True})
-    manifest.finish(Status.INTERRUPTED, Reason.PREEMPTED, f"{message}; it was requeued")
-    if refused := preemption.requeue():
+    manifest.finish(Status.INTERRUPTED, reason, f"{message}; it was requeued")
+    if refused := own_job.requeue():
         manifest.update(slurm={**slurm, "requeued": False})
         why = f"{message}; it could not be requeued ({refused}), `rerun` sends it again"
-        manifest.finish(Status.INTERRUPTED, Reason.PREEMPTED, why)
+        manifest.finish(Status.INTERRUPTED, reason, why)
 
 
 def _attempt(bench: BenchConfig, run_dir: Path, manifest: Manifest, ending: Ending) -> None:
@@ -226,7 +235,7 @@ def diagnose(error: BaseException, bench: BenchConfig) -> tuple[Status, Reason, 
     if isinstance(error, KeyboardInterrupt):
         return Status.INTERRUPTED, Reason.CANCELLED, "interrupted from the keyboard (SIGINT)"
     if isinstance(error, Terminated):
-        return Status.INTERRUPTED, _why_terminated(error), sentence
+        return Status.INTERRUPTED, *_why_terminated(error, bench, sentence)
     if out_of_gpu_memory(error):
         return Status.FAILED, Reason.OOM_GPU, sentence
     if isinstance(error, UnavailableError):
@@ -250,10 +259,17 @@ def _is_host_oom(text: str) -> bool:
     return "killed by signal: Killed" in text or "DefaultCPUAllocator: can't allocate memory" in text
 
 
-def _why_terminated(error: Terminated) -> Reason:
-    """Slurm knows of a pre-emption; near the end of its time it was the time limit; else it was told to stop."""
-    if preemption.under_way():
-        return Reason.PREEMPTED
+def _why_terminated(error: Terminated, bench: BenchConfig, sentence: str) -> tuple[Reason, str]:
+    """As slurmctld has it. Where that does not tell: near the end of its time that was it; else it was told to stop."""
+    word = own_job.ask()
+    if word and word.reason:
+        return word.reason, sentence
     end = os.environ.get("INPAINT_BENCH_END_UNIX", "")
     near = end.isdigit() and time.time() > int(end) - END_OF_TIME_S
-    return Reason.TIMEOUT if near or error.signum == signal.SIGUSR2 else Reason.CANCELLED
+    if near or error.signum == signal.SIGUSR2:
+        return Reason.TIMEOUT, sentence
+    preempt = bench.site.preempt
+    if word is None and "SLURM_JOB_ID" in os.environ and preempt.grace_s and preempt.signal == error.name:
+        # Slurm's own word on a job that was cancelled is CANCELLED, and goes before this one
+        return Reason.PREEMPTED, f"{sentence}; slurmctld could not be asked whether it was pre-empted or cancelled"
+    return Reason.CANCELLED, sentence

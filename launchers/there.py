@@ -10,9 +10,10 @@ import json
 import logging
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -21,34 +22,66 @@ from inpaint_bench.errors import PointsFailedError, UserError
 from inpaint_bench.paths import ROOT
 
 from .away import bundle, carry
-from .away.remote import BUNDLE, CANCEL, EXPORT, LOOK, MARK, SUBMIT
+from .away.digests import Digests
+from .away.remote import ALIVE, BUNDLE, CANCEL, END, EXPORT, LEFT, LOOK, MARK, SUBMIT
 from .jobs import scheduler
 from .record import snapshot
 from .record.ledger import Ledger
-from .standing.watch import look, nameable, sites_of, survey
+from .record.lock import BUSY, BusyError
+from .standing.watch import look, sites_of, stoppable, survey
 
 if TYPE_CHECKING:
     from .points.point import Point
 
 Lines = Iterator[dict[str, Any]]
 
+BEAT_S = 1.0  # between two signs of life
+
 
 def submit(request: dict[str, Any]) -> Lines:
     """Send those of the points that are not here yet, and say of each what became of it.
 
-    A request may come late, or twice: no point is sent again whose attempt is known, is open or has completed.
+    A request may come late, or twice: no point is sent again whose attempt is known, is open or has completed. What is
+    wrong with it is said of every point, for then none was sent. Raises BusyError where another command may be sending
+    these very points.
     """
+    folder = Path(request["root"])
+    instead: dict[int, str] = {}
+    why = "it was not sent"
+    try:
+        _send(request, instead)
+    except BusyError:
+        raise
+    except Exception as error:
+        why = _sentence(error)
+    records = Ledger(folder).points() if (folder / SWEEP).is_file() else {}
+    for asked in request["points"]:
+        record = records.get(asked["num"])
+        found = next((a for a in (record.attempts if record else []) if a.run_id == asked["run_id"]), None)
+        refused = found.refused if found else instead.get(asked["num"], why)
+        yield {
+            "kind": "attempt",
+            "point": asked["num"],
+            "attempt": asked["attempt"],
+            "job_id": found.job_id if found else None,
+            "refused": refused,
+        }
+
+
+def _send(request: dict[str, Any], instead: dict[int, str]) -> None:
+    """`instead` gets, by point, why it was left out. Raises what `send` raises, but for points that were refused."""
     from inpaint_bench.launch import task  # Hydra only where points are composed
 
     from .points.compose import composer
     from .points.repetition import Order
+    from .record.surroundings import Surroundings
     from .sending.submit import Sending, new_sweep, send
 
     folder, site = Path(request["root"]), request["site"]
     _check_code(folder)
     ledger = Ledger(folder)
-    instead: dict[int, str] = {}
-    with composer() as compose:
+    around = replace(Surroundings.recorded(request["surroundings"]), working_dir=str(Path.cwd()))
+    with composer(around) as compose:
 
         def choose() -> list[Point]:
             known = {s.record.num: s for s in look(ledger, holding_lock=True)} if (folder / SWEEP).is_file() else {}
@@ -72,22 +105,10 @@ def submit(request: dict[str, Any]) -> Lines:
             return points
 
         order = Order.recorded(request["order"])
-        sweep = None if (folder / SWEEP).is_file() else new_sweep(request["sweep_id"], order=order)
-        sending = Sending(folder=folder, hydra_context=compose.context, task_function=task, sweep=sweep)
-        with suppress(PointsFailedError):  # said of each below
+        sweep = None if (folder / SWEEP).is_file() else new_sweep(request["sweep_id"], order=order, around=around)
+        sending = Sending(folder=folder, hydra_context=compose.context, task_function=task, sweep=sweep, capped=True)
+        with suppress(PointsFailedError):  # the ledger has it of each
             send(choose, sending)
-    records = ledger.points()
-    for asked in request["points"]:
-        record = records.get(asked["num"])
-        found = next((a for a in (record.attempts if record else []) if a.run_id == asked["run_id"]), None)
-        refused = found.refused if found else instead.get(asked["num"], "it was not sent")
-        yield {
-            "kind": "attempt",
-            "point": asked["num"],
-            "attempt": asked["attempt"],
-            "job_id": found.job_id if found else None,
-            "refused": refused,
-        }
 
 
 def answer(request: dict[str, Any]) -> Lines:
@@ -117,30 +138,74 @@ def answer(request: dict[str, Any]) -> Lines:
 
 
 def cancel(request: dict[str, Any]) -> Lines:
+    """Also what a command that is still submitting here sends, as far as that ends within `patience_s`."""
     ledger = Ledger.open(Path(request["root"]))
     asked = {(point, attempt) for point, attempt in request["points"]}
-    tries = [
-        t.attempt for s in look(ledger) if s.open for t in s.tries if (t.attempt.point, t.attempt.attempt) in asked
-    ]
-    tries, unknown = nameable(tries)
-    if unknown:
-        yield {"kind": "complaint", "message": unknown}
-    ledger.append("cancelled", points=[[a.point, a.attempt] for a in tries])
-    sites = sites_of(ledger)
+    busy = ledger.busy()  # before the look: what was submitted meanwhile is then seen
+    complaints = _stop(ledger, asked)
+    if busy:
+        try:
+            with ledger.locked(patience_s=request["patience_s"]):
+                complaints = _stop(ledger, asked, holding_lock=True)
+        except BusyError:
+            complaints.append(f"a command there {BUSY}, and has not ended: cancel again when it has")
+    yield from ({"kind": "complaint", "message": message} for message in complaints)
+
+
+def _stop(ledger: Ledger, asked: set[tuple[int, int]], *, holding_lock: bool = False) -> list[str]:
+    """What went wrong."""
+    standings = look(ledger, holding_lock=holding_lock)
+    tries = [t.attempt for s in standings if s.open for t in s.tries if (t.attempt.point, t.attempt.attempt) in asked]
+    sites, complaints = sites_of(ledger), []
     for site in sorted({attempt.site for attempt in tries}):
-        jobs = [attempt.job_id for attempt in tries if attempt.site == site and attempt.job_id]
+        mine, others = stoppable(sites[site], [attempt for attempt in tries if attempt.site == site])
+        complaints += others
+        ledger.append("cancelled", points=[[a.point, a.attempt] for a in mine])
+        jobs = [attempt.job_id for attempt in mine if attempt.job_id]
         if jobs and (complaint := scheduler.cancel(sites[site], jobs)):
-            yield {"kind": "complaint", "message": complaint}
+            complaints.append(complaint)
+    return complaints
 
 
 def export(request: dict[str, Any], out: BinaryIO) -> None:
-    """A marked line, and then nothing but the bundle."""
-    ledger = Ledger.open(Path(request["root"]))
-    standings = look(ledger)
+    """A bundle for every attempt, each after its marked line: what arrived is in place there, however this ends.
+
+    Attempts without anything new have one too, with what became of them and of their journals. While files are read,
+    and nothing can be sent yet, a line now and then says that we live, and ends us where nobody is left to read it.
+    """
+    spoken = time.monotonic()
+
+    def beat() -> None:
+        nonlocal spoken
+        if time.monotonic() - spoken > BEAT_S:
+            spoken = time.monotonic()
+            _put(out, {"kind": ALIVE})
+
+    ledger, made_unix = Ledger.open(Path(request["root"])), time.time()
+    _put(out, {"kind": ALIVE})
+    standings, sweep_id = look(ledger), ledger.sweep["sweep_id"]
     unfinished = {standing.record.num for standing in standings if standing.open}
-    attempts, sources = carry.outgoing(ledger.folder, [standing.record for standing in standings], unfinished)
-    out.write(b"\n" + MARK + BUNDLE)
-    bundle.write(out, carry.head(ledger, attempts, sources), sources, skip=request["have"])
+    digests = Digests(ledger.folder, beat)
+    try:
+        for run in carry.outgoing(ledger.folder, [standing.record for standing in standings], unfinished):
+            if run.facts["site"] != request["site"]:
+                which = "point {point}, attempt {attempt}: was run at {site}".format_map(run.facts)
+                _put(out, {"kind": LEFT, "message": f"{which}, and {request['site']} was asked"})
+                continue
+            for message in run.unfit:
+                _put(out, {"kind": LEFT, "message": message})
+            contents = carry.contents(run.sources, digests, have=request["have"])
+            out.write(MARK + BUNDLE)
+            try:
+                bundle.write(out, carry.head(sweep_id, [run], made_unix), contents)
+            except bundle.ChangedError:
+                digests.forget(member.path for _, member in contents)
+                raise
+            out.flush()
+            spoken = time.monotonic()
+    finally:
+        digests.save()
+    _put(out, {"kind": END})
 
 
 def _sentence(error: Exception) -> str:
@@ -163,6 +228,7 @@ def _check_code(folder: Path) -> None:
 
 def _put(out: BinaryIO, line: dict[str, Any]) -> None:
     out.write(MARK + json.dumps(line).encode() + b"\n")
+    out.flush()
 
 
 def main(argv: list[str]) -> int:
@@ -171,15 +237,17 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     request = json.load(sys.stdin)
     try:
+        out.write(b"\n")  # a login shell may have left a line open
         if argv == [EXPORT]:
             export(request, out)
         else:
-            out.write(b"\n")  # a login shell may have left a line open
             for line in {SUBMIT: submit, LOOK: answer, CANCEL: cancel}[argv[0]](request):
                 _put(out, line)
-            _put(out, {"kind": "end"})
+            _put(out, {"kind": END})
     except Exception as error:
-        _put(out, {"kind": "error", "message": _sentence(error)})
+        said = _sentence(error)
+        print(said, file=sys.stderr)  # in the middle of a bundle nobody reads lines
+        _put(out, {"kind": "error", "message": said})
         return 2
     finally:
         out.flush()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import shlex
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,7 @@ def how_to_use(root: Path, manifest: dict[str, Any]) -> str:
     have["validation_share"] = manifest["split"]["share"]
     defaults = {spec.name: spec.default for spec in fields(DataConfig)}
     words = [f"data.{name}={value:g}" for name, value in have.items() if value != defaults[name]]
-    return " ".join(["data=prepared", f"data.root={root}", *words])
+    return shlex.join(["data=prepared", f"data.root={root}", *words])
 
 
 def check_sizes(root: Path, expected: list[Entry]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import numpy as np
 import numpy.typing as npt
 
@@ -29,7 +31,7 @@ def open_source(config: DataConfig, recipe: RecipeConfig | None = None) -> Sourc
         word for word, plain in zip(asked, ("recipe.format=files", "recipe.stage=none"), strict=True) if word != plain
     ]
     if needs:
-        again = f"data={config.kind}" + (f" data.root={config.root}" if config.root else "")
+        again = shlex.join([f"data={config.kind}", *([f"data.root={config.root}"] if config.root else [])])
         raise UserError(
             f"{' and '.join(needs)} needs prepared data: python -m inpaint_bench.prepare {again} data.out=DIR "
             f"prepare.formats=[{recipe.format}], then data=prepared data.root=DIR"

@@ -26,7 +26,7 @@ from launchers.site.site_file import SiteFile, as_yaml, locked
 
 from ..errors import UserError
 from ..site_config import SiteConfig
-from ..terminal import console, table
+from ..terminal import command, console, table
 from . import probed
 
 ALL = "all"
@@ -165,15 +165,8 @@ def _update(case: Case, *, fix: bool) -> bool:
         else:
             open_ends.append(finding)
     for block in dict.fromkeys(finding.block for finding in case.findings if finding.block):
-        mine = [finding for finding in case.findings if finding.block == block]
-        if not case.file.holds(block):
-            continue
-        if any(case.overridden(finding) for finding in mine):
-            print(f"{block}: not marked as seen, because an override stands in for a value of the file")
-        elif all(f.agreement is Agreement.SAME or (f in _differing(case) and f not in open_ends) for f in mine):
-            changes |= {f"{block}.checked_on": datetime.date.today(), f"{block}.verified": True}
-        elif case.written(f"{block}.verified") and any(finding in open_ends for finding in mine):
-            changes[f"{block}.verified"] = False  # it was seen, and is not so any more
+        if case.file.holds(block):
+            changes |= _marks(case, block, open_ends)
     text = case.file.edited(changes)
     if text == case.file.text:
         print(f"{case.file.path}: nothing to write")
@@ -182,6 +175,26 @@ def _update(case: Case, *, fix: bool) -> bool:
     print(case.file.diff(text), end="")
     print(f"{case.file.path}: written")
     return not open_ends
+
+
+def _marks(case: Case, block: str, open_ends: Sequence[Finding]) -> dict[str, Any]:
+    """What the file is to say of when its facts were seen: the whole block, or those of its keys that were."""
+    mine = [finding for finding in case.findings if finding.block == block]
+    if any(case.overridden(finding) for finding in mine):
+        print(f"{block}: not marked as seen, because an override stands in for a value of the file")
+        return {}
+    differing, today = _differing(case), datetime.date.today()
+    seen = [f for f in mine if f.agreement is Agreement.SAME or (f in differing and f not in open_ends)]
+    before: dict[str, Any] = case.file.values_at(f"{block}.seen")
+    if len(seen) == len(mine):
+        return {f"{block}.checked_on": today, f"{block}.verified": True} | ({f"{block}.seen": {}} if before else {})
+    gone = {finding.key for finding in mine if finding in open_ends}  # seen once, and not so any more
+    after = {key: date for key, date in before.items() if key not in gone}
+    after |= {finding.key: today for finding in seen if case.file.line(finding.place)}
+    marks: dict[str, Any] = {} if after == before else {f"{block}.seen": after}
+    if gone and case.written(f"{block}.verified"):
+        marks[f"{block}.verified"] = False
+    return marks
 
 
 def check_writeable(options: argparse.Namespace) -> None:
@@ -220,9 +233,7 @@ def _probe(out: Console, composed: Composer, cases: Sequence[Case], options: arg
             failed = probed.fails(found) or failed
             case.findings += _storage(found)
             continue
-        print(
-            f"{one.site}: job {one.job_id} {state}. To look again: python -m inpaint_bench.doctor --probed {one.folder}"
-        )
+        print(f"{one.site}: job {one.job_id} {state}. To look again: {command('doctor', '--probed', one.folder)}")
         if one.log:
             print(f"its log ends with\n{one.log}")
     return failed

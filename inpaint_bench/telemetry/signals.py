@@ -17,7 +17,11 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def block() -> None:
-    """Hold the signals back for `wait`, and ask the kernel for one when the parent dies (Linux)."""
+    """Hold the signals back for `wait`, and ask the kernel for one when the parent dies (Linux).
+
+    SIGUSR2 is the worker's: Slurm sends its warning of the time limit to every process of a step.
+    """
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP | {PARENT_DIED})
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(PARENT_DIED), 0, 0, 0)
 

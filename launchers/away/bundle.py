@@ -11,9 +11,10 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import re
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -22,13 +23,13 @@ from inpaint_bench.errors import UserError
 
 BLOCK = 512  # tar's
 CHUNK = 1 << 20
-MAX_INDEX_BYTES = 256 << 20
+MAX_FILES = 1_000_000
+MAX_INDEX_BYTES = 128 << 20  # about 130 bytes a file
 MAX_FILE_BYTES = (8 << 30) - 1  # what a plain tar header can say
-MAX_FILES = 2_000_000
 
 _INDEX_NAME = re.compile(r"bundle\.([0-9a-f]{64})\.json")
 _NAME = re.compile(r"(?!\.+$)[A-Za-z0-9_.][A-Za-z0-9_.+=,@-]{0,98}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class BundleError(UserError):
@@ -37,6 +38,10 @@ class BundleError(UserError):
 
 class CutError(BundleError):
     """It ended too early."""
+
+
+class ChangedError(BundleError):
+    """A file was not, when it was sent, what it was when it was listed."""
 
 
 class Readable(Protocol):
@@ -52,7 +57,7 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A file to put in: its bytes, or where they lie. Of a file that grows, what it held when it was listed."""
+    """A file to put in: its bytes, or where they lie."""
 
     path: str
     content: bytes | None = None
@@ -71,43 +76,54 @@ class Index:
     members: tuple[Member, ...]
     sha256: str  # of the list, and so of all
 
-    @property
-    def total_bytes(self) -> int:
-        return sum(member.size for member in self.members)
+
+Content = tuple[Source, Member]
 
 
-def write(
-    out: BinaryIO, head: dict[str, Any], sources: Sequence[Source], *, skip: dict[str, Any] | None = None
-) -> Index:
-    """Everything is read twice: for the list, and to be sent. `skip`: [size, sha256] by path of what the reader has.
+def measure(source: Source, beat: Callable[[], None] = lambda: None) -> Member:
+    """Reads it. What a file that grows gets meanwhile is not of it; `beat` is called for every piece."""
+    with source.open() as content:
+        left = size = content.seek(0, os.SEEK_END)
+        content.seek(0)
+        sha256 = hashlib.sha256()
+        while left and (chunk := content.read(min(left, CHUNK))):
+            sha256.update(chunk)
+            left -= len(chunk)
+            beat()
+    return Member(path=source.path, size=size - left, sha256=sha256.hexdigest())
 
-    Raises BundleError where a name cannot be carried or a file changed meanwhile.
-    """
-    pairs = [(source, _member(source)) for source in sources]
-    pairs = [
-        (source, member) for source, member in pairs if (skip or {}).get(member.path) != [member.size, member.sha256]
-    ]
-    content = {"head": head, "files": [[m.path, m.size, m.sha256] for _, m in pairs]}
+
+def listed(sources: Iterable[Source]) -> list[Content]:
+    return [(source, measure(source)) for source in sources]
+
+
+def write(out: BinaryIO, head: dict[str, Any], contents: Sequence[Content]) -> Index:
+    """Raises BundleError where a name cannot be carried, ChangedError where a file is not what was listed."""
+    content = {"head": head, "files": [[m.path, m.size, m.sha256] for _, m in contents]}
     text = json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
     index = parse(text, hashlib.sha256(text).hexdigest())
     _put(out, f"bundle.{index.sha256}.json", len(text), io.BytesIO(text))
-    for source, member in pairs:
-        with source.open() as content_of:
+    for source, member in contents:
+        try:
+            content_of = source.open()
+        except OSError as error:
+            raise ChangedError(f"{source.file}: {error.strerror}, and it was there a moment ago; try again") from None
+        with content_of:
             if _put(out, member.path, member.size, content_of) != member.sha256:
-                raise BundleError(f"{source.file or source.path}: changed while it was being read; try again")
+                raise ChangedError(f"{source.file or source.path}: changed while it was being read; try again")
     out.write(bytes(2 * BLOCK))
     return index
 
 
-def read_index(stream: Readable) -> Index:
-    """The list at the front. Raises BundleError."""
+def read_index(stream: Readable, *, max_bytes: int = MAX_INDEX_BYTES) -> Index:
+    """The list at the front, at most so long. Raises BundleError."""
     block = _exactly(stream, BLOCK)
     try:
         info = tarfile.TarInfo.frombuf(block, "ascii", "strict")
     except (tarfile.TarError, UnicodeDecodeError, ValueError):
         raise BundleError("not a bundle (no tar header at its start)") from None
     found = _INDEX_NAME.fullmatch(info.name)
-    if not found or not 0 < info.size <= MAX_INDEX_BYTES or block != _header(info.name, info.size):
+    if not found or not 0 < info.size <= max_bytes or block != _header(info.name, info.size):
         raise BundleError("not a bundle (it does not begin with its list)")
     text = _exactly(stream, info.size)
     _skip_padding(stream, info.size)
@@ -126,12 +142,18 @@ def parse(text: bytes, sha256: str) -> Index:
         members = tuple(Member(path=path, size=size, sha256=digest) for path, size, digest in files)
     except (ValueError, KeyError, TypeError, RecursionError):
         raise BundleError("its list cannot be read") from None
-    if len(members) > MAX_FILES:
+    if len(members) > MAX_FILES or len(text) > MAX_INDEX_BYTES:
         raise BundleError(f"it lists {len(members):,} files; at most {MAX_FILES:,} are taken")
     for member in members:
         _check(member)
-    if len({member.path for member in members}) != len(members):
+    paths = {member.path for member in members}
+    if len(paths) != len(members):
         raise BundleError("it lists a file twice")
+    for path in paths:
+        folder = path
+        while folder := folder.rpartition("/")[0]:
+            if folder in paths:
+                raise BundleError(f"{path}: lies in what it lists as a file")
     return Index(head=head, members=members, sha256=sha256)
 
 
@@ -139,13 +161,13 @@ def read_files(stream: Readable, index: Index, each: Callable[[Member, Iterator[
     """Hand every file to `each`, which must take all of its bytes; after the last of them the checksum is known.
 
     The iterator of bytes raises BundleError at its end where they are not those that the list names, so a reader that
-    puts a file into place after its last byte never puts a wrong one there.
+    puts a file into place after its last byte never puts a wrong one there. What follows the bundle is not read.
     """
     for member in index.members:
         if _exactly(stream, BLOCK) != _header(member.path, member.size):
             raise BundleError(f"{member.path}: its header is not what the list says")
         each(member, _verified(stream, member))
-    if any(_exactly(stream, 2 * BLOCK)) or any(iter(lambda: stream.read(CHUNK), b"")):
+    if any(_exactly(stream, 2 * BLOCK)):
         raise BundleError("something follows its last file")
 
 
@@ -155,6 +177,8 @@ def verify(path: Path) -> Index:
         with path.open("rb") as stream:
             index = read_index(stream)
             read_files(stream, index, lambda _, chunks: skip_over(chunks))
+            if stream.read(1):
+                raise BundleError("something follows its last file")
     except BundleError as error:
         raise BundleError(f"{path}: {error}") from None
     except OSError as error:
@@ -168,43 +192,33 @@ def skip_over(chunks: Iterator[bytes]) -> None:
         pass
 
 
-def digest(file: BinaryIO) -> tuple[int, str]:
-    """Size and SHA-256 of what is left to read."""
-    size, sha256 = 0, hashlib.sha256()
-    while chunk := file.read(CHUNK):
-        size += len(chunk)
-        sha256.update(chunk)
-    return size, sha256.hexdigest()
-
-
-def _member(source: Source) -> Member:
-    with source.open() as content:
-        size, sha256 = digest(content)
-    member = Member(path=source.path, size=size, sha256=sha256)
-    _check(member)
-    return member
+def unfit(path: Any, size: Any) -> str | None:
+    """Why a bundle cannot hold such a file, in a sentence that no name can spoil."""
+    names = path.split("/") if isinstance(path, str) else []
+    said = ascii(path)[:260]
+    if not names or len(path) > 240 or not all(_NAME.fullmatch(name) for name in names):
+        return f"{said}: not a path that a bundle may hold"
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= MAX_FILE_BYTES:
+        return f"{path}: its size is {ascii(size)[:40]}, a bundle takes files up to {MAX_FILE_BYTES:,} bytes"
+    try:
+        _header(path, size)
+    except ValueError as error:
+        return f"{path}: {error}"
+    return None
 
 
 def _check(member: Member) -> None:
-    path, size = member.path, member.size
-    names = path.split("/") if isinstance(path, str) else []
-    if not names or len(path) > 240 or not all(_NAME.fullmatch(name) for name in names):
-        raise BundleError(f"{path!r}: not a path that a bundle may hold")
-    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= MAX_FILE_BYTES:
-        raise BundleError(f"{path}: its size is {size!r}, a bundle takes files up to {MAX_FILE_BYTES:,} bytes")
-    if not isinstance(member.sha256, str) or not _SHA256.fullmatch(member.sha256):
-        raise BundleError(f"{path}: has no SHA-256")
-    _header(path, size)
+    if why := unfit(member.path, member.size):
+        raise BundleError(why)
+    if not isinstance(member.sha256, str) or not SHA256.fullmatch(member.sha256):
+        raise BundleError(f"{member.path}: has no SHA-256")
 
 
 def _header(path: str, size: int) -> bytes:
-    """The one header of this file: plain ustar, no owner, no time, readable by its owner alone."""
+    """The one header of this file: plain ustar, no owner, no time, readable by its owner alone. Raises ValueError."""
     info = tarfile.TarInfo(path)
     info.size, info.mode = size, 0o600
-    try:
-        return info.tobuf(tarfile.USTAR_FORMAT, "ascii", "strict")
-    except ValueError as error:
-        raise BundleError(f"{path}: {error}") from None
+    return info.tobuf(tarfile.USTAR_FORMAT, "ascii", "strict")
 
 
 def _put(out: BinaryIO, path: str, size: int, content: BinaryIO) -> str:
@@ -228,7 +242,7 @@ def _verified(stream: Readable, member: Member) -> Iterator[bytes]:
         yield chunk
     _skip_padding(stream, member.size)
     if sha256.hexdigest() != member.sha256:
-        raise BundleError(f"{member.path}: was changed; its checksum does not fit")
+        raise BundleError(f"{member.path}: its checksum does not fit; it was changed, perhaps while it was being read")
 
 
 def _skip_padding(stream: Readable, size: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,14 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from inpaint_bench import terminal
 from inpaint_bench.contract import CODE, PLAN_PATTERN, SCHEMA_VERSION
 from inpaint_bench.errors import UserError
 from inpaint_bench.files import replace_text, replacing
 
 from ..points.point import Point
 from ..points.repetition import Order
+from ..record.surroundings import Surroundings
 from . import bundle
 
 KIND = "plan"  # of a bundle
@@ -31,6 +33,7 @@ class Plan:
     points: tuple[tuple[int, tuple[str, ...]], ...]  # number in the original sweep, overrides
     order: Order | None = None  # of the original sweep
     attempts: dict[int, int] = field(default_factory=dict)  # of the points that were tried before: which comes next
+    around: Surroundings = field(default_factory=Surroundings)  # of the launch, but for its working directory
 
 
 def write(folder: Path, site: str, sweep: dict[str, Any], points: Sequence[Point]) -> Path:
@@ -40,7 +43,8 @@ def write(folder: Path, site: str, sweep: dict[str, Any], points: Sequence[Point
     waiting = dict(known.points) if known else {}
     waiting |= {point.num: tuple(point.overrides) for point in points}
     attempts = (known.attempts if known else {}) | {point.num: point.attempt for point in points}
-    _replace(path, site, sweep["sweep_id"], sweep.get("order"), waiting, attempts)
+    around = replace(Surroundings.recorded(sweep.get("surroundings")), working_dir=None)
+    _replace(path, site, sweep["sweep_id"], sweep.get("order"), waiting, attempts, around)
     return path
 
 
@@ -52,7 +56,8 @@ def forget(folder: Path, site: str, nums: Collection[int]) -> None:
     plan = read(path)
     left = {num: overrides for num, overrides in plan.points if num not in nums}
     if left:
-        _replace(path, site, plan.sweep_id, plan.order.record() if plan.order else None, left, plan.attempts)
+        order = plan.order.record() if plan.order else None
+        _replace(path, site, plan.sweep_id, order, left, plan.attempts, plan.around)
     else:
         path.unlink()
 
@@ -64,14 +69,16 @@ def _replace(
     order: Any,
     points: dict[int, tuple[str, ...]],
     attempts: dict[int, int],
+    around: Surroundings,
 ) -> None:
     rows = [
         {"num": num, "overrides": list(overrides)} | ({"attempt": attempts[num]} if attempts.get(num, 1) > 1 else {})
         for num, overrides in sorted(points.items())
     ]
-    content = {"schema_version": SCHEMA_VERSION, "sweep_id": sweep_id, "site": site, "order": order, "points": rows}
-    head = f"# Points of sweep {sweep_id} that {site} has to run. There: {command(path.name)}\n"
-    replace_text(path, head + OmegaConf.to_yaml(OmegaConf.create(content)))
+    head = {"schema_version": SCHEMA_VERSION, "sweep_id": sweep_id, "site": site, "order": order}
+    content = {**head, "surroundings": around.record(), "points": rows}
+    comment = f"# Points of sweep {sweep_id} that {site} has to run. There: {command(path.name)}\n"
+    replace_text(path, comment + OmegaConf.to_yaml(OmegaConf.create(content)))
 
 
 def packed(path: Path) -> Path:
@@ -91,7 +98,7 @@ def pack(path: Path, code: Path) -> Path:
     ]
     sources = [bundle.Source(path=name, file=file) for name, file in files]
     with replacing(out) as handle:
-        bundle.write(handle, {"kind": KIND, "sweep_id": plan.sweep_id, "site": plan.site}, sources)
+        bundle.write(handle, {"kind": KIND, "sweep_id": plan.sweep_id, "site": plan.site}, bundle.listed(sources))
     return out
 
 
@@ -119,7 +126,7 @@ def unpacked(path: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def command(path: str | Path) -> str:
-    return f"python -m inpaint_bench.launch --plan {path}"
+    return terminal.command("launch", "--plan", path)
 
 
 def read(path: Path) -> Plan:
@@ -128,6 +135,8 @@ def read(path: Path) -> Plan:
         content = OmegaConf.to_container(OmegaConf.load(path))
     except FileNotFoundError:
         raise UserError(f"{path}: no such plan file") from None
+    except (IsADirectoryError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not a plan file ({getattr(error, 'strerror', None) or error})") from None
     except (YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: not a plan file ({str(error).splitlines()[0]})") from None
     try:
@@ -137,7 +146,12 @@ def read(path: Path) -> Plan:
         order = Order.recorded(content.get("order"))
         attempts = {int(p["num"]): int(p["attempt"]) for p in content["points"] if "attempt" in p}
         return Plan(
-            sweep_id=str(content["sweep_id"]), site=str(content["site"]), points=points, order=order, attempts=attempts
+            sweep_id=str(content["sweep_id"]),
+            site=str(content["site"]),
+            points=points,
+            order=order,
+            attempts=attempts,
+            around=Surroundings.recorded(content.get("surroundings")),
         )
     except (AssertionError, KeyError, TypeError, ValueError):
         raise UserError(

@@ -10,33 +10,37 @@ from __future__ import annotations
 import io
 import json
 import logging
-import re
 import shlex
 import shutil
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from inpaint_bench.contract import CODE, SNAPSHOT, Status
 from inpaint_bench.site_config import SiteConfig
+from inpaint_bench.terminal import count
 from inpaint_bench.truth import FINAL, Leavings, SchedulerWord
 
 from ..jobs.scheduler import Answer
 from ..points.group import Group
 from ..points.point import Point
 from ..record.ledger import Attempt, Ledger, PointRecord
+from ..record.surroundings import Surroundings
+from . import words
 from .ssh import Connection, Stream, UnreachableError, login, printable, shell
 
 log = logging.getLogger(__name__)
 
 MARK = b"inpaint-bench: "  # begins our lines: a login shell may print others
 MODULE = "launchers.there"
-BUNDLE = b"bundle\n"  # after it, nothing but one
+BUNDLE = b"bundle\n"  # after it, nothing but one, and then marked lines again
+ALIVE, LEFT, END = "alive", "left", "end"  # kinds of those: nothing new, what stays there, nothing follows
 GREETING_LINES = 1000  # of a login shell, at most
 SUBMIT, LOOK, CANCEL, EXPORT = "submit", "look", "cancel", "export"
 SUBMIT_PATIENCE = 30  # times the site's time-out; a thousand points are composed there
+MAX_LEFT = 1000  # files of which it says why they stay there
 LOOK_PATIENCE = 3  # squeue and sacct have a minute each
 
 
@@ -119,11 +123,11 @@ def connect(points: Iterable[Point]) -> None:
             point.reachable, point.why = False, why
 
 
-def submit(groups: Sequence[Group], ledger: Ledger, code: Path) -> int:
+def submit(groups: Sequence[Group], ledger: Ledger, code: Path) -> tuple[int, bool]:
     """Have the groups of one site submitted there, and write down what became of them.
 
-    Returns how many points were refused, were not sent, or got no word back: of those `status` knows once the site
-    answers.
+    Returns how many points were not taken as far as is known, and whether that is because no word of them came back:
+    of those `status` knows once the site answers.
     """
     site = groups[0].first.site
     points = [point for group in groups for point in group.points]
@@ -133,22 +137,29 @@ def submit(groups: Sequence[Group], ledger: Ledger, code: Path) -> int:
         "sweep_id": sweep["sweep_id"],
         "order": sweep.get("order"),
         "site": site.name,
+        "surroundings": Surroundings.recorded(sweep.get("surroundings")).elsewhere().record(),
         "points": [
-            {"num": p.num, "attempt": p.attempt, "run_id": p.run_id, "overrides": list(p.overrides)} for p in points
+            {"num": p.num, "attempt": p.attempt, "run_id": p.run_id, "overrides": _as_planned(p)} for p in points
         ],
     }
     try:
         _stage(at, code)
     except (UnreachableError, RemoteError) as error:
-        log.error(f"{error}. None of its {len(points)} points was sent; `rerun` sends them.")
-        return len(points)
+        log.error(f"{error}. Nothing of its {count(len(points), 'point')} was sent; `rerun` does that.")
+        return len(points), False
     ledger.append("staged", site=site.name, root=at.root, code=at.code)
     try:
-        lines = at.ask(SUBMIT, request, patience=SUBMIT_PATIENCE)
+        became = _became(at.ask(SUBMIT, request, patience=SUBMIT_PATIENCE), site.name)
     except (UnreachableError, RemoteError) as error:
-        log.error(f"{error}. What became of its {len(points)} points is not known; `status` tells once it answers.")
-        return len(points)
-    return _write_down(lines, points, groups[0].name, ledger, site.name)
+        its = count(len(points), "point")
+        log.error(f"{error}. What became of its {its} is not known; `status` tells once it answers.")
+        return len(points), True
+    return _write_down(became, points, groups[0].name, ledger, site.name), False
+
+
+def _as_planned(point: Point) -> list[str]:
+    """Its overrides, but that what was worked out here, from the runs that lie here, is not worked out again there."""
+    return [*point.overrides, *([f"time_min={point.request.time_min}"] if point.limit_basis else [])]
 
 
 def root_of(site: SiteConfig, sweep_id: str) -> str:
@@ -156,27 +167,46 @@ def root_of(site: SiteConfig, sweep_id: str) -> str:
     return f"{site.reach.folder.rstrip('/')}/{sweep_id}"
 
 
-def _write_down(lines: list[dict[str, Any]], points: list[Point], group: str, ledger: Ledger, site: str) -> int:
-    told = {(line.get("point"), line.get("attempt")): line for line in lines if line["kind"] == "attempt"}
+def _became(lines: list[dict[str, Any]], site: str) -> dict[tuple[int, int], tuple[str | None, str | None]]:
+    """By point and attempt: the job that it is, and why it is none. Raises RemoteError."""
+    try:
+        return {
+            (words.number(line["point"]), words.number(line["attempt"])): (
+                words.task(line["job_id"]),
+                words.line(line["refused"]),
+            )
+            for line in lines
+            if line["kind"] == "attempt"
+        }
+    except (KeyError, ValueError):
+        raise RemoteError(f"{site}: its answer cannot be read") from None
+
+
+def _write_down(
+    became: Mapping[tuple[int, int], tuple[str | None, str | None]],
+    points: list[Point],
+    group: str,
+    ledger: Ledger,
+    site: str,
+) -> int:
     arrays: dict[str, dict[int, list[int]]] = {}
     refused: dict[str, list[list[int]]] = {}
     for point in points:
-        line = told.get((point.num, point.attempt), {})
-        pair, job_id = [point.num, point.attempt], _job_id(line.get("job_id"))
+        pair, (job_id, why) = [point.num, point.attempt], became.get((point.num, point.attempt), (None, None))
         if job_id:
             array, _, task = job_id.partition("_")
             arrays.setdefault(array, {})[int(task)] = pair
         else:
-            refused.setdefault(printable(str(line.get("refused") or "it did not say why")), []).append(pair)
+            refused.setdefault(why or "it did not say why", []).append(pair)
     for array, tasks in arrays.items():
         whole = sorted(tasks) == list(range(len(tasks)))
         runs = [([tasks[t] for t in sorted(tasks)], "%a")] if whole else [([p], str(t)) for t, p in tasks.items()]
         for pairs, task in runs:
             ledger.append("submitted", group=group, job_id=f"{array}_{task}", points=pairs)
-        log.info(f"{site}: array {array} with {len(tasks)} point{'s' * (len(tasks) != 1)}, over ssh")
+        log.info(f"{site}: array {array} with {count(len(tasks), 'point')}, over ssh")
     for message, pairs in refused.items():
         ledger.append("refused", group=group, points=pairs, message=f"{site}: {message}")
-        log.error(f"{site}: {message}. Its {len(pairs)} points are recorded; `rerun` sends them again.")
+        log.error(f"{site}: {message}. `rerun`, with what is to change, sends its {count(len(pairs), 'point')}.")
     return sum(map(len, refused.values()))
 
 
@@ -213,78 +243,92 @@ def _hear(
     told: Told,
 ) -> None:
     site, mine = at.site.name, {(a.point, a.attempt): a for a in attempts}
-    words: dict[str, SchedulerWord] = {}
-    heard = set()
+    said: dict[str, SchedulerWord] = {}
     try:
         (answer,) = (line for line in lines if line["kind"] == "answer")
         for line in (line for line in lines if line["kind"] == "attempt"):
-            key = (int(line["point"]), int(line["attempt"]))
-            attempt = mine.get(key) or _made_there(line, key, site, records)
-            if attempt is None or attempt.run_id != line["run_id"]:
+            key = (words.number(line["point"]), words.number(line["attempt"]))
+            run_id, group = words.word(line["run_id"]), words.group(line["group"])
+            attempt = mine.get(key) or _made_there(key, run_id, group, site, records)
+            if attempt is None or attempt.run_id != run_id:
                 continue
-            heard.add(key)
-            attempt.job_id = _job_id(line["job_id"]) or attempt.job_id
-            attempt.refused = attempt.refused or _text(line["refused"])
+            attempt.job_id = words.task(line["job_id"]) or attempt.job_id
+            attempt.refused = attempt.refused or words.line(line["refused"])
             attempt.cancelled = attempt.cancelled or line["cancelled"] is True
             if attempt.job_id and line["word"] is not None:
-                words[attempt.job_id] = _made(SchedulerWord, line["word"])
-            left = _made(Leavings, line["left"])
+                said[attempt.job_id] = words.scheduler_word(line["word"])
+            left = words.leavings(line["left"])
             if left.manifest is not None and left.manifest["status"] in list(Status):
                 told.left[key] = left
         squeue, sacct = (printable(str(answer[name])) for name in ("squeue", "sacct"))
-        told.answers[site] = Answer(words=words, squeue=squeue, sacct=sacct)
+        told.answers[site] = Answer(words=said, squeue=squeue, sacct=sacct)
         if answer["sweep"] is not True:
             told.answers[site] = Unreached(why=f"{at.root} at {site} holds no sweep (any more)")
         busy = answer["busy"] is True
     except (KeyError, TypeError, ValueError, AttributeError):
         raise RemoteError(f"{site}: its answer cannot be read") from None
-    if busy and mine.keys() - heard:
+    if busy and any(attempt.job_id is None and not attempt.refused for attempt in attempts):
         told.silent[site] = f"{site} is still submitting"
 
 
 def _made_there(
-    line: dict[str, Any], key: tuple[int, int], site: str, records: Mapping[int, PointRecord]
+    key: tuple[int, int], run_id: str, group: str, site: str, records: Mapping[int, PointRecord]
 ) -> Attempt | None:
     """An attempt that somebody sent from the sweep's folder there, later than those that we know of."""
     record = records.get(key[0])
     if record is None or (record.last and record.last.attempt >= key[1]):
         return None
-    attempt = Attempt(
-        point=key[0], attempt=key[1], run_id=str(line["run_id"]), site=site, group=str(line["group"]), planned_unix=0.0
-    )
+    attempt = Attempt(point=key[0], attempt=key[1], run_id=run_id, site=site, group=group, planned_unix=0.0)
     record.attempts.append(attempt)
     return attempt
 
 
-def cancel(site: SiteConfig, ledger: Ledger, attempts: Iterable[Attempt]) -> str | None:
-    """None, or what went wrong."""
+def cancel(site: SiteConfig, ledger: Ledger, attempts: Iterable[Attempt], *, patience_s: float) -> str | None:
+    """None, or what went wrong. `patience_s`: for a command there that is still submitting."""
     at = place(site, ledger)
     if at is None:
         return None  # nothing of it ever left this machine
+    request = {"points": [[a.point, a.attempt] for a in attempts], "patience_s": patience_s}
     try:
-        lines = at.ask(CANCEL, {"points": [[a.point, a.attempt] for a in attempts]})
+        lines = at.ask(CANCEL, request, patience=LOOK_PATIENCE + patience_s / site.reach.timeout_s)
     except (UnreachableError, RemoteError) as error:
         return str(error)
-    return next((printable(str(line["message"])) for line in lines if line["kind"] == "complaint"), None)
+    said = [printable(str(line.get("message"))) for line in lines if line["kind"] == "complaint"]
+    return f"{site.name}: {'; '.join(said)}" if said else None
 
 
 def results(at: Place, have: Mapping[str, Any]) -> Stream:
-    """A bundle of the sweep's results there, less what we have; the first line was read. Raises UnreachableError,
-    RemoteError."""
-    stdin = json.dumps({"root": at.root, "have": have}).encode()
-    stream = Connection(at.site.reach).stream(at.command(EXPORT), stdin=stdin)
-    try:
-        for _ in range(GREETING_LINES):
-            line = stream.read_line()
-            if line == MARK + BUNDLE:
-                return stream
-            if not line or line.startswith(MARK):
+    """The sweep's results there, less what we have: bundles, each after `another`. Raises UnreachableError."""
+    stdin = json.dumps({"root": at.root, "site": at.site.name, "have": have}).encode()
+    return Connection(at.site.reach).stream(at.command(EXPORT), stdin=stdin)
+
+
+def another(stream: Stream, at: Place, left: list[str]) -> bool:
+    """Read on to the next bundle; False after the last. `left` gets what the site says of files that stay there.
+
+    Raises RemoteError, and UnreachableError where the connection ended in between.
+    """
+    name, strange = at.site.name, 0
+    while line := stream.read_line():
+        if line == MARK + BUNDLE:
+            return True
+        if not line.startswith(MARK):  # of a login shell
+            strange += 1
+            if strange > GREETING_LINES:
                 break
-        said = line[len(MARK) :].decode(errors="replace") or stream.last_words() or "nothing"
-        raise RemoteError(f"{at.site.name}: sent no results ({printable(said)})")
-    except BaseException:
-        stream.__exit__()
-        raise
+            continue
+        try:
+            said = json.loads(line[len(MARK) :])
+            kind, message = said["kind"], printable(str(said.get("message")))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            raise RemoteError(f"{name}: its answer cannot be read") from None
+        if kind == END:
+            return False
+        if kind == "error":
+            raise RemoteError(f"{name}: {message}")
+        if kind == LEFT and len(left) < MAX_LEFT:
+            left.append(message)
+    raise UnreachableError(f"{name}: sent no more results ({stream.last_words() or 'it did not say why'})")
 
 
 def _stage(at: Place, code: Path) -> None:
@@ -317,20 +361,3 @@ def _tar(folder: Path) -> bytes:
     with tarfile.open(fileobj=out, mode="w") as archive:
         archive.add(folder, arcname=".")
     return out.getvalue()
-
-
-_T = TypeVar("_T", SchedulerWord, Leavings)
-
-
-def _made(kind: type[_T], content: dict[str, Any]) -> _T:
-    """Of a version there that writes more, or less, than this one."""
-    return kind(**{spec.name: content[spec.name] for spec in fields(kind) if spec.name in content})
-
-
-def _job_id(value: Any) -> str | None:
-    """A task of an array, and nothing that means a process of this machine."""
-    return value if isinstance(value, str) and re.fullmatch(r"\d+_\d+", value, re.ASCII) else None
-
-
-def _text(value: Any) -> str | None:
-    return None if value is None else printable(str(value))

@@ -26,7 +26,8 @@ from inpaint_bench.errors import UserError
 from inpaint_bench.site_config import Reach
 
 FAILED = 255  # ssh's own exit code, where the connection failed and not the command
-MAX_ANSWER_BYTES = 512 << 20
+MAX_ANSWER_BYTES = 512 << 20  # that it may write into files here
+LOOK_S = 1.0  # between two looks at their size
 SOCKET_FOLDER_LIMIT = 107 - len("/.") - 40 - 16  # a socket's path, less %C's digits and ssh's temporary ending
 
 
@@ -79,16 +80,30 @@ class Connection:
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             given.write(stdin)
             given.seek(0)
-            try:
-                done = subprocess.run(self._words(command), stdin=given, stdout=out, stderr=err, timeout=limit_s)
-            except subprocess.TimeoutExpired:
-                raise UnreachableError(f"{self.host} did not answer within {limit_s:g} s") from None
-            if done.returncode == FAILED:
+            with subprocess.Popen(self._words(command), stdin=given, stdout=out, stderr=err) as process:
+                try:
+                    code = self._wait(process, limit_s, out, err)
+                except BaseException:
+                    process.kill()
+                    raise
+            if code == FAILED:
                 raise UnreachableError(f"ssh {self.host}: {_last_words(err) or 'the connection broke'}")
-            if out.seek(0, os.SEEK_END) > MAX_ANSWER_BYTES:
-                raise UserError(f"{self.host} answered with more than {MAX_ANSWER_BYTES:,} bytes")
             out.seek(0)
-            return Answer(code=done.returncode, out=out.read(), err=_last_words(err))
+            return Answer(code=code, out=out.read(), err=_last_words(err))
+
+    def _wait(self, process: subprocess.Popen[bytes], limit_s: float, *files: IO[bytes]) -> int:
+        """The exit code. What it writes meanwhile must not fill the disk here. Raises UnreachableError, UserError."""
+        end = time.monotonic() + limit_s
+        while True:
+            try:
+                code = process.wait(timeout=min(LOOK_S, max(0.0, end - time.monotonic())))
+            except subprocess.TimeoutExpired:
+                code = None
+            _check_size(self.host, *files)
+            if code is not None:
+                return code
+            if time.monotonic() >= end:
+                raise UnreachableError(f"{self.host} did not answer within {limit_s:g} s")
 
     def stream(self, command: str, *, stdin: bytes = b"") -> Stream:
         """What a shell command there prints, as it comes. Raises UnreachableError."""
@@ -145,7 +160,7 @@ class Connection:
 
 
 class Stream:
-    """Bytes of a command there; `close` says how it ended. Reading raises UnreachableError after a silence."""
+    """Bytes of a command there; `last_words` says how it ended. Reading raises UnreachableError after a silence."""
 
     def __init__(self, words: Sequence[str], stdin: bytes, *, host: str, silence_s: float) -> None:
         self._host, self._silence_s = host, silence_s
@@ -159,6 +174,7 @@ class Stream:
         """Up to `size` bytes, none at the end."""
         out = self._process.stdout
         assert out is not None
+        _check_size(self._host, self._err)
         if not select.select([out], [], [], self._silence_s)[0]:
             raise UnreachableError(f"{self._host} sent nothing for {self._silence_s:g} s")
         part: bytes = out.read(size)
@@ -221,6 +237,11 @@ def printable(text: str, limit: int = 600) -> str:
     """One line without anything that a terminal would obey."""
     line = " ".join(text.split())
     return "".join(sign if sign.isprintable() else "?" for sign in line)[-limit:]
+
+
+def _check_size(host: str, *files: IO[bytes]) -> None:
+    if sum(os.fstat(file.fileno()).st_size for file in files) > MAX_ANSWER_BYTES:
+        raise UserError(f"{host} answered with more than {MAX_ANSWER_BYTES:,} bytes")
 
 
 def _last_words(file: IO[bytes], lines: int = 2) -> str:

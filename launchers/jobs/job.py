@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass
+from pathlib import Path
 
 import cloudpickle
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+
+from inpaint_bench import occupied
 
 from ..points.composition import Composed
+from ..points.point import Point
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +47,11 @@ class PointJob:
     composed: Composed
     raise_failure: bool
 
+    @classmethod
+    def of(cls, point: Point, hydra: HydraState, job_id: str) -> PointJob:
+        """`job_id`: what the job is to know itself as (`hydra.job.id`)."""
+        return cls(hydra=hydra, composed=point.composed.edited({"hydra.job.id": job_id}), raise_failure=True)
+
     @property
     def config(self) -> DictConfig:
         return self.composed.config()
@@ -50,10 +59,13 @@ class PointJob:
     def __call__(self) -> JobReturn:
         context, task = self.hydra.restore()
         setup_globals()
+        config = self.config
+        if run_id := OmegaConf.select(config, "identity.run_id"):  # before Hydra writes its record there
+            occupied.check(Path(config.hydra.sweep.dir, config.hydra.sweep.subdir), run_id)
         result = run_job(
             hydra_context=context,
             task_function=task,
-            config=self.config,
+            config=config,
             job_dir_key="hydra.sweep.dir",
             job_subdir_key="hydra.sweep.subdir",
         )

@@ -90,6 +90,8 @@ def _directives(group: Group, folder: Path, job_name: str) -> Iterator[tuple[str
     if request.gpu_option:
         yield request.gpu_option
     yield "time", request.time_min
+    if request.warning_s:
+        yield "signal", f"USR2@{request.warning_s}"
     yield "array", f"0-{len(group.points) - 1}"
     yield ("requeue" if site.requeue.request else "no-requeue"), None
     yield "open-mode", "append"

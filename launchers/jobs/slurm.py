@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
@@ -18,6 +19,23 @@ from .. import entry
 from ..points.group import Group
 from .environment import for_slurm, replaced
 from .render import render
+
+# as Slurm words them (slurm_strerror), and EAGAIN, after which sbatch itself has tried again for minutes
+_UNANSWERED = re.compile(
+    "Unable to contact slurm controller|Socket timed out|Zero Bytes were transmitted|in standby mode|"
+    "Resource temporarily unavailable|Message (send|receive) failure|Communication (connection|shutdown) failure|"
+    "Unexpected message received|Insane message length|Header lengths are longer|Connection (refused|reset|timed out)|"
+    "Broken pipe|Transport endpoint"
+)
+_REFUSED = re.compile("[Bb]atch job submission failed: ")  # before it sbatch may say more, a site's own words too
+
+
+class UnansweredError(UserError):
+    """Slurm gave sbatch no answer: it may have taken the array, and would answer the next call no better."""
+
+
+class RefusedError(UserError):
+    """There is no such array: slurmctld said that it does not take it, or it was never asked."""
 
 
 def job_command(group: Group, folder: Path) -> str:
@@ -54,17 +72,26 @@ class SiteExecutor(SlurmExecutor):
 
 
 def submit(group: Group, calls: Sequence[Callable[[], Any]], *, folder: Path, code: Path, job_name: str) -> str:
-    """The id of the submitted array. Raises UserError with sbatch's own words where it refuses, and on a full disk."""
+    """The id of the submitted array.
+
+    Raises UnansweredError, RefusedError with sbatch's own words, and UserError where it is not certain whether Slurm
+    took it: on a full disk, and for an answer that says neither.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    site = group.first.site.name
     with replaced(for_slurm(group.first.site)):
         executor = SiteExecutor(group, folder=folder, code=code, job_name=job_name)
         try:
             with redirect_stderr(io.StringIO()):  # submitit prints what it then raises
                 jobs = executor.submit_array(calls)
         except OSError as error:
-            raise UserError(f"{group.first.site.name}: {group.name} could not be submitted: {error}") from None
+            raise UserError(f"{site}: {group.name} could not be submitted: {error}") from None
         except utils.FailedJobError as error:
-            raise UserError(f"{group.first.site.name}: sbatch refused {group.name}: {_sbatch_words(error)}") from None
+            words = _sbatch_words(error)
+            if _UNANSWERED.search(words):
+                raise UnansweredError(f"{site}: Slurm did not answer sbatch of {group.name}: {words}") from None
+            kind = RefusedError if _REFUSED.search(words) else UserError
+            raise kind(f"{site}: sbatch refused {group.name}: {words}") from None
     return str(jobs[0].job_id).split("_")[0]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from hydra.core.config_loader import ConfigLoader
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from inpaint_bench.errors import UserError
 from inpaint_bench.explain import explain
@@ -54,7 +55,7 @@ class Catalogue:
         chosen = config.site.name == name
         asked = (name, repr(config.site) if chosen else "", repr(overrides.get(name)))
         if asked not in self._sites:
-            base: Any = config.site if chosen else OmegaConf.load(self._files[name])
+            base: Any = config.site if chosen else _loaded(self._files[name])
             self._sites[asked] = self._site(name, base, overrides.get(name) or {})
         return self._sites[asked]
 
@@ -75,9 +76,20 @@ class Catalogue:
 
 def _check_name(file: Path) -> None:
     """A copied site file that keeps the old name would pass for the old site."""
-    name = OmegaConf.select(OmegaConf.load(file), "name")
+    name = OmegaConf.select(_loaded(file), "name")
     if name != file.stem:
         raise UserError(f"{file}: name is {name}, it must be {file.stem}, as the file")
+
+
+def _loaded(file: Path) -> DictConfig:
+    """Raises UserError where it is no YAML of keys and values."""
+    try:
+        content = OmegaConf.load(file)
+    except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"{file}: not a site file ({' '.join(str(error).split())})") from None
+    if not isinstance(content, DictConfig):
+        raise UserError(f"{file}: not a site file (it needs keys and values)")
+    return content
 
 
 @dataclass(frozen=True, kw_only=True)

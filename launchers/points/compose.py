@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.callbacks import Callbacks
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import configure_log, setup_globals
 from hydra.types import HydraContext
@@ -16,6 +19,7 @@ from omegaconf import DictConfig
 from inpaint_bench.paths import conf_dir
 from inpaint_bench.schema import register
 
+from ..record.surroundings import Surroundings
 from .catalogue import Catalogue
 from .composition import Composition
 from .history import Histories
@@ -36,15 +40,34 @@ class Composer:
 
 
 @contextmanager
-def composer() -> Iterator[Composer]:
+def composer(around: Surroundings | None = None) -> Iterator[Composer]:
+    """Composes as from `around`, and leads there while it does: what is sent meanwhile starts there too."""
     register()
-    with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir()), job_name="inpaint_bench"):
+    around = around or Surroundings()
+    with around.entered(), _initialized(around):
         setup_globals()
         loader = GlobalHydra.instance().config_loader()
-        configure_log(_compose([]).hydra.hydra_logging)
+        hydra_overrides = list(around.hydra_overrides)
+
+        def composed(overrides: list[str]) -> DictConfig:
+            return compose(around.config_name, overrides=[*hydra_overrides, *overrides], return_hydra_config=True)
+
+        configure_log(composed([]).hydra.hydra_logging)
+        composition = Composition(
+            composed, loader=loader, config_name=around.config_name, hydra_overrides=hydra_overrides
+        )
         context = HydraContext(config_loader=loader, callbacks=Callbacks())
-        yield Composer(context, Composition(_compose, loader=loader), Catalogue(loader), Histories())
+        yield Composer(context, composition, Catalogue(loader), Histories())
 
 
-def _compose(overrides: list[str]) -> DictConfig:
-    return compose("config", overrides=overrides, return_hydra_config=True)
+@contextmanager
+def _initialized(around: Surroundings) -> Iterator[None]:
+    """Hydra, with the folders of `around` on its search path, as its own command line puts them there."""
+    main = around.config_path or str(conf_dir())
+    with initialize_config_dir(version_base="1.3", config_dir=main, job_name="inpaint_bench"):
+        path = create_config_search_path(main)
+        for folder in around.config_dirs:
+            path.prepend("command-line", f"file://{folder}", SearchPathQuery(provider="schema"))
+        GlobalHydra.instance().clear()
+        Hydra.create_main_hydra2(task_name="inpaint_bench", config_search_path=path)
+        yield

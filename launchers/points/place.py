@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from omegaconf import DictConfig
 
+from inpaint_bench import time_limit
 from inpaint_bench.config import BenchConfig, config_hash
 from inpaint_bench.errors import UserError
 from inpaint_bench.site_config import SiteConfig, SiteGpu, check_account
@@ -112,6 +112,7 @@ def request(bench: BenchConfig, site: SiteConfig) -> Request:
         cpus_per_task=entry.cpus_per_gpu * bench.gpus,
         mem_gb=bench.mem_gb or entry.mem_gb_per_gpu * bench.gpus,
         time_min=time_min,
+        warning_s=time_limit.warning_s(bench, site),
     )
 
 
@@ -121,7 +122,7 @@ def node_mem_gb(entry: SiteGpu) -> int:
 
 
 def service_units(bench: BenchConfig, site: SiteConfig) -> float | None:
-    """Service units if the job runs to its time limit, by the site's charging rule; None where not known."""
+    """Service units if each start of the job runs to its time limit, by the site's rule; None where not known."""
     rule, entry = site.charging, site.gpus[bench.gpu.name]
     mem_gb = request(bench, site).mem_gb * 2**30 / 1e9  # Slurm's G is 2^30 bytes, the rule's GB 10^9
     shares = []
@@ -133,19 +134,6 @@ def service_units(bench: BenchConfig, site: SiteConfig) -> float | None:
         shares.append(mem_gb / per_unit)
     if not shares or entry.charge_factor is None or site.reach.method == "local":
         return None
-    return max(shares) * entry.charge_factor * int(bench.time_min) / 60
-
-
-def check_budget(points: Sequence[Point], budget: float | None) -> None:
-    """Refuse a sweep that may cost more than `budget` service units, or whose cost is not known."""
-    if budget is None:
-        return
-    unknown = sorted({p.site.name for p in points if p.service_units is None and p.site.reach.method != "local"})
-    if unknown:
-        raise UserError(
-            f"budget={budget:g}: the charging rule of {', '.join(unknown)} is not known "
-            "(charging and charge_factor in its site file), so the cost cannot be capped"
-        )
-    total = sum(p.service_units or 0 for p in points)
-    if total > budget:
-        raise UserError(f"budget={budget:g}: this sweep may cost {total:.1f} SU; nothing was submitted")
+    hours = (1 + time_limit.requeues(bench, site)) * int(bench.time_min) / 60
+    combined = sum(shares) if rule.combine == "sum" else max(shares)
+    return combined * entry.charge_factor * hours

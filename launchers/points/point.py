@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from omegaconf import DictConfig
 
+from inpaint_bench import time_limit
 from inpaint_bench.config import BenchConfig
 from inpaint_bench.site_config import SiteConfig
 
@@ -21,6 +22,7 @@ class Request:
     cpus_per_task: int
     mem_gb: int
     time_min: int
+    warning_s: int = 0  # a signal so long before the time limit; 0: none
 
     def __str__(self) -> str:
         if self.partition is None:
@@ -40,7 +42,7 @@ class Point:
     reachable: bool
     why: str  # why reachable or not
     limit_basis: str = ""  # where the time limit comes from, if not from what was asked
-    service_units: float | None = None  # None: the site's rule is not known
+    service_units: float | None = None  # of all its starts; None: the site's rule is not known
     attempt: int = 1
     run_id: str = ""
     group: str = ""
@@ -49,6 +51,11 @@ class Point:
     def config(self) -> DictConfig:
         """Unfolded, with Hydra's own node; a new one each time, and not cheap."""
         return self.composed.config()
+
+    @property
+    def starts(self) -> int:
+        """How often its job may run to its time limit."""
+        return 1 + time_limit.requeues(self.bench, self.site)
 
     @property
     def subdir(self) -> str:

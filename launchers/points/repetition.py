@@ -121,12 +121,5 @@ class Order:
         return f"{cells}, {times}, " + ("as typed" if self.order_seed is None else f"order_seed={self.order_seed}")
 
 
-def check_changes(changes: Sequence[str]) -> None:
-    """Raises UserError where a change would give all repetitions one seed."""
-    for change in changes:
-        if _of_seed(change):
-            raise UserError(f"{change}: repetitions have seeds of their own; leave it out")
-
-
 def _of_seed(override: str) -> bool:
     return override.partition("=")[0].strip().lstrip("+") == "seed"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import stat
 from pathlib import Path
 
 from inpaint_bench.contract import SNAPSHOT
 from inpaint_bench.environment import git_state
+from inpaint_bench.errors import UserError
 from inpaint_bench.files import read_json, replace_json
 from inpaint_bench.paths import ROOT, conf_dir, templates_dir
 
@@ -17,11 +19,16 @@ PACKAGES = ("inpaint_bench", "launchers", "hydra_plugins")  # what a job may imp
 def take(folder: Path) -> Path:
     """Copy the running packages, conf/ and slurm_templates/ into a new folder below `folder`, and return it.
 
-    Named after its content, so equal code is stored once however often a sweep is rerun.
+    Named after its content, so equal code is stored once however often a sweep is rerun. Nobody else can enter it: jobs
+    run it as us. Raises UserError where what lies there under that name is something else.
     """
     files, digest = _content()
     target = folder / _name(digest)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if stat.S_IMODE(folder.stat().st_mode) & 0o077:  # of a sweep from before; what it holds is compared below
+        folder.chmod(0o700)
     if (target / SNAPSHOT).is_file():
+        _compare(target, files)
         return target
     for relative, path in files:
         (target / relative).parent.mkdir(parents=True, exist_ok=True)
@@ -32,9 +39,26 @@ def take(folder: Path) -> Path:
     return target
 
 
+def size() -> int:
+    """How many files `take` leaves."""
+    return len(_content()[0]) + 1
+
+
 def would_be(folder: Path) -> Path:
     """The folder that `take` would return now."""
     return folder / _name(_content()[1])
+
+
+def _compare(target: Path, files: list[tuple[Path, Path]]) -> None:
+    stored = {path.relative_to(target) for path in target.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    extra = stored - {relative for relative, _ in files} - {Path(SNAPSHOT)}
+    same = not extra and all(relative in stored and _equal(target / relative, path) for relative, path in files)
+    if not same:
+        raise UserError(f"{target}: is not the code that it was named after; look who changed it, and remove it")
+
+
+def _equal(one: Path, other: Path) -> bool:
+    return one.read_bytes() == other.read_bytes()
 
 
 def _name(digest: str) -> str:

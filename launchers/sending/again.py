@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import filter_overrides
 from hydra.types import TaskFunction
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from inpaint_bench.contract import MULTIRUN, SWEEP, PointState, Reason
 from inpaint_bench.errors import UserError
@@ -23,11 +24,22 @@ from ..points.compose import composer
 from ..points.point import Point
 from ..points.repetition import Order
 from ..record.ledger import Ledger, PointRecord, sweeper_params
+from ..record.surroundings import Surroundings
 from ..standing.watch import Standing, look, sites_of
-from .causes import Asked, decide, decisions_table
+from .causes import Asked, decide, decisions_table, merged
+from .changes import check_changes
+from .rebuilt import rebuilt
 from .submit import Sending, new_sweep, send
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rerun:
+    """What one `rerun` did. `unknown`: points that were left alone because nobody could say how they stand."""
+
+    sent: int
+    unknown: list[Standing]
 
 
 def rerun(
@@ -38,43 +50,54 @@ def rerun(
     changes: Sequence[str] = (),
     dry_run: bool,
     wait: bool,
-) -> int:
-    """Send what is missing or failed again, each as a further attempt. Returns how many points that was.
+) -> Rerun:
+    """Send what is missing or failed again, each as a further attempt.
 
     Which points, and with what changes, is for the policies (`rerun.<reason>`) to say; `only` names reasons instead.
     Composed from the configuration files as they are now (a mended site file takes effect), the overrides as
-    they were then, and `changes` to them. Also heals a launcher that died: what the grid holds and the ledger
-    does not is sent for the first time. Points that wait in a plan are left to it.
+    they were then, and `changes` to them. Also heals a launcher that died, and a sweep of which only Hydra's record and
+    run directories are left: what the grid holds, and neither the ledger nor a run directory knows, is sent for the
+    first time. Points that wait in a plan are left to it, and what may be in a queue to Slurm.
     """
     folder = folder.absolute()
     fresh = not (folder / SWEEP).is_file()
     if fresh and not (folder / MULTIRUN).is_file():
         raise UserError(f"{folder}: not a sweep directory (neither {SWEEP} nor {MULTIRUN})")
-    ledger = Ledger(folder)
-    sweep = _found(folder) | {"params": sweeper_params(folder)} if fresh else ledger.sweep
-    if _says_dry_run(sweep["overrides"]):
-        raise UserError(f"{folder}: was a dry run; launch it without dry_run=true")
+    check_changes(changes)
+    sweep = _found(folder) | {"params": sweeper_params(folder)} if fresh else Ledger(folder).sweep
     cells = _grid([*sweep.get("params", []), *sweep["overrides"]])
-    with composer() as compose:
+    with composer(Surroundings.recorded(sweep.get("surroundings"))) as compose:
         order = Order.recorded(sweep.get("order"))
         if fresh and cells:
-            order = Order.asked([compose(num, cell).bench for num, cell in enumerate(cells)])
+            benches = [compose(num, cell).bench for num, cell in enumerate(cells)]
+            if any(bench.dry_run for bench in benches):
+                raise UserError(f"{folder}: was a dry run; launch it without dry_run")
+            order = Order.asked(benches)
             sweep["order"] = order.record() if order else None
+        grid = order.grid(cells) if order and cells else cells
+        if fresh:
+            sweep |= rebuilt(folder, grid, compose)
+        ledger = Ledger(folder, instead=sweep)
+        unknown: list[Standing] = []
 
         def choose() -> list[Point]:
-            standings = [] if fresh else look(ledger, holding_lock=not dry_run)
-            known = {s.record.num for s in standings}
-            sites = {} if fresh else sites_of(ledger)
+            if sweep["points"] and fresh and not dry_run:
+                ledger.create(**sweep)
+            standings = look(ledger, holding_lock=not dry_run)
+            unknown[:] = [s for s in standings if s.verdict.state is PointState.UNKNOWN]
+            known, sites = {s.record.num for s in standings}, sites_of(ledger)
             carried = [s.record for s in standings if s.record.plan and sites[s.record.site].reach.method != "ssh"]
             waiting = {record.num: record.plan for record in carried}  # ssh: what waits for an answer is tried again
             if only is None or Reason.NEVER_STARTED in only:
-                grid = order.grid(cells) if order and cells else cells
-                standings += [_unknown(num, overrides) for num, overrides in enumerate(grid) if num not in known]
+                standings += [_untold(num, overrides) for num, overrides in enumerate(grid) if num not in known]
                 for plan in sorted({str(plan) for plan in waiting.values()}):
                     away = "is left alone: its points are for another machine to send"
                     log.info(f"{plan} {away} ({plans.command(plan)})")
             standings = sorted((s for s in standings if s.record.num not in waiting), key=lambda s: s.record.num)
             outcomes = decide(standings, Asked(only=only, changes=tuple(changes)), compose)
+            asked_of = next((s.record.overrides for s in standings), cells[0] if cells else [])
+            if changes and not outcomes:  # what is wrong with them is said though nothing is sent
+                compose(0, merged(asked_of, changes))
             if outcomes:
                 console().print(decisions_table([decision for decision, _ in outcomes]))
             return [point for _, point in outcomes if point is not None]
@@ -87,16 +110,20 @@ def rerun(
             dry_run=dry_run,
             sweep=sweep if fresh else None,
         )
-        return len(send(choose, sending))
+        return Rerun(sent=len(send(choose, sending)), unknown=unknown)
 
 
-def run_plan(path: Path, task: TaskFunction, *, dry_run: bool, wait: bool) -> None:
+def run_plan(path: Path, task: TaskFunction, *, config_dir: Path | None, dry_run: bool, wait: bool) -> None:
     """Send the points of a plan file from here, under their own numbers.
 
-    Their folder is named after the plan's sweep, so the same plan is not sent twice by mistake.
+    Their folder is named after the plan's sweep, so the same plan is not sent twice by mistake. `config_dir` holds here
+    what --config-dir held where the sweep was launched.
     """
     plan = plans.read(path)
-    with composer() as compose:
+    around = replace(plan.around, working_dir=str(Path.cwd()))
+    if config_dir is not None:
+        around = replace(around, config_dirs=(str(config_dir.absolute()),))
+    with composer(around) as compose:
         points = [compose(num, [*overrides, f"site={plan.site}"]) for num, overrides in plan.points]
         for point in points:
             point.attempt = plan.attempts.get(point.num, 1)
@@ -113,13 +140,13 @@ def run_plan(path: Path, task: TaskFunction, *, dry_run: bool, wait: bool) -> No
             task_function=task,
             wait=wait,
             dry_run=dry_run,
-            sweep=new_sweep(plan.sweep_id, order=plan.order),
+            sweep=new_sweep(plan.sweep_id, order=plan.order, around=around),
         )
         send(lambda: points, sending)
 
 
-def _unknown(num: int, overrides: list[str]) -> Standing:
-    """A point of the grid that the ledger does not know: the launcher died before it wrote it down."""
+def _untold(num: int, overrides: list[str]) -> Standing:
+    """A point of the grid of which nothing tells: the launcher died before it wrote it down."""
     record = PointRecord(num=num, overrides=overrides, gpu=None, batch=None, site="")
     word = Verdict(state=PointState.PLANNED, reason=Reason.NEVER_STARTED, message="its launcher died")
     return Standing(record=record, verdict=word, left=Leavings())
@@ -128,7 +155,8 @@ def _unknown(num: int, overrides: list[str]) -> Standing:
 def _found(folder: Path) -> dict[str, Any]:
     """A new sweep from Hydra's record, where the launcher died before it wrote its own."""
     config = OmegaConf.load(folder / MULTIRUN)
-    return new_sweep(overrides=list(config.hydra.overrides.task))
+    assert isinstance(config, DictConfig)
+    return new_sweep(overrides=list(config.hydra.overrides.task), around=Surroundings.of(config))
 
 
 def _grid(overrides: Sequence[str]) -> list[list[str]]:
@@ -138,7 +166,3 @@ def _grid(overrides: Sequence[str]) -> list[list[str]]:
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     batches = BasicSweeper.split_arguments(parsed, max_batch_size=None)
     return [list(filter_overrides(point)) for batch in batches for point in batch]
-
-
-def _says_dry_run(overrides: Sequence[str]) -> bool:
-    return any(override.replace(" ", "").lower() == "dry_run=true" for override in overrides)

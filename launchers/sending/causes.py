@@ -150,6 +150,8 @@ def _timeout(case: Case) -> Outcome:
     full = f"it has the {entry.max_minutes} min that {entry.partition or site.name} allows"
     if going_on:
         return case.send(full + resumes)
+    if site.reach.method in ("ssh", "bundle"):  # checkpoints stay there
+        return case.send(f"{full}; whether there is a checkpoint at {site.name} to go on from is not known here")
     if case.asked.names(case.cause) or case.asked.changes:
         return case.send(f"{full}; there is no checkpoint to go on from")
     return case.leave(f"{full}, and there is no checkpoint to go on from; --only {case.cause} sends it")

@@ -13,9 +13,10 @@ from inpaint_bench.errors import UserError
 
 from ..points.compose import composer
 from ..points.point import Point
-from ..points.repetition import Order, check_changes
+from ..points.repetition import Order
 from ..record.ledger import Ledger
 from ..standing.watch import Standing, look
+from .changes import check_changes
 from .submit import Sending, send
 
 
@@ -52,12 +53,12 @@ def extend(
     A cell is sent as it was first asked for, with `changes`. Returns whether anything was sent and waited for.
     Raises UserError where the sweep cannot be repeated, and what `send` raises.
     """
+    check_changes(changes, repeating=True)
     ledger = Ledger.open(folder.absolute())
     order = Order.recorded(ledger.sweep.get("order"))
     if order is None:
         raise UserError(f"{folder}: its seeds were swept by hand or it came in batches; launch with repeats= instead")
-    check_changes(changes)
-    with composer() as compose:
+    with composer(ledger.surroundings) as compose:
 
         def cell(number: int, known: dict[int, Standing], asked: dict[int, list[str]]) -> Cell:
             sent = max(known) + 1

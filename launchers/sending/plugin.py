@@ -20,12 +20,14 @@ from omegaconf.errors import OmegaConfBaseException
 from inpaint_bench.config import BenchConfig
 from inpaint_bench.contract import MULTIRUN
 from inpaint_bench.errors import UserError
+from inpaint_bench.terminal import command
 
 from ..points.catalogue import Catalogue
 from ..points.composition import Composed, Composition
 from ..points.history import Histories
 from ..points.place import place
 from ..points.repetition import AUTO, Order
+from ..record.surroundings import Surroundings
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +108,9 @@ class SweepLauncher(Launcher):
             task_function=self._task,
             wait=bench.wait,
             dry_run=bench.dry_run,
-            sweep=None if self._sweep_made else new_sweep(overrides=typed_in, order=order),
+            sweep=None
+            if self._sweep_made
+            else new_sweep(overrides=typed_in, order=order, around=Surroundings.of(self._config)),
         )
         try:
             results = send(lambda: points, sending)
@@ -117,7 +121,7 @@ class SweepLauncher(Launcher):
         if bench.dry_run and order and order.order_seed != bench.order_seed:
             log.info(f"A launch draws an order of its own; order_seed={order.order_seed} makes it this one.")
         if bench.repeats == AUTO and not sending.waited:
-            log.info(f"When these have ended: python -m inpaint_bench.rerun {folder} --repeats auto")
+            log.info(f"When these have ended: {command('rerun', folder, '--repeats', 'auto')}")
         return results
 
     def _order(self, cells: Sequence[BenchConfig]) -> Order | None:

@@ -17,9 +17,10 @@ from ..jobs.render import render
 from ..jobs.slurm import job_command
 from ..points import limits
 from ..points.group import Group, group_points
-from ..points.place import check_budget
 from ..points.point import Point
 from ..record import snapshot
+from ..record.ledger import job_name
+from ..record.surroundings import Surroundings
 from ..standing import show
 
 log = logging.getLogger(__name__)
@@ -27,15 +28,19 @@ log = logging.getLogger(__name__)
 SCRIPTS = "sbatch"  # what a dry run leaves
 
 
-def check(points: Sequence[Point], folder: Path, budget: float | None) -> None:
+def check(points: Sequence[Point], folder: Path, around: Surroundings) -> None:
     """Raises UserError for what sbatch, or nobody, would find out later."""
     for sign in "%\\":
         if sign in str(folder):
             raise UserError(f"{folder}: Slurm reads {sign} in a path as a pattern; choose another hydra.sweep.dir")
-    check_budget(points, budget)
-    limits.check(points)
+    limits.check(points, folder)
     first: dict[str, Point] = {}
     for point in points:
+        if around.folders and point.reachable and point.site.reach.method == "ssh":
+            raise UserError(
+                f"{', '.join(around.folders)}: the points for {point.site.name} are composed there, from the code that "
+                "is sent there, which these files are not part of; put them into conf/"
+            )
         if point.site.reach != first.setdefault(point.site.name, point).site.reach:
             raise UserError(f"sites.{point.site.name}.reach differs between points: one sweep reaches a site one way")
     for group in group_points(list(points)):
@@ -60,11 +65,6 @@ def script(group: Group, folder: Path, code: Path, sweep_id: str) -> str:
     )
 
 
-def job_name(group: str, sweep_id: str) -> str:
-    """Unique on the cluster, so that no tool that selects by name takes one sweep for another."""
-    return f"inpaint-{sweep_id}-{group}"
-
-
 def dry_run(points: Sequence[Point], folder: Path, sweep_id: str, taken: int) -> None:
     groups = group_points(list(points), taken=taken)
     code = snapshot.would_be(folder / CODE)
@@ -72,14 +72,19 @@ def dry_run(points: Sequence[Point], folder: Path, sweep_id: str, taken: int) ->
     for group in groups:
         if group.first.site.reach.method == "local":
             continue
-        file = files[group.name] = folder / SCRIPTS / f"{group.name}.sh"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(script(group, folder, code, sweep_id), encoding="utf-8")
+        file, text = folder / SCRIPTS / f"{group.name}.sh", script(group, folder, code, sweep_id)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            log.info(f"{error.filename or file}: {error.strerror}, so the scripts were not written")
+            break
+        files[group.name] = file
     console().print(show.plan_table(points, starts=_starts(groups, files)))
     for group in groups:
         if group.name in files:
             log.info(f"{count(len(group.points), 'point')}: {files[group.name]}")
-    for line in (*costs(points), *limits.notes(points)):
+    for line in (*costs(points), *limits.notes(points, folder)):
         log.info(line)
     for point in {p.site.name: p for p in points}.values():
         site = point.site
@@ -107,7 +112,7 @@ def _starts(groups: Sequence[Group], files: Mapping[str, Path]) -> dict[str, str
     """By group when Slurm expects to start it, in words. Only a site whose own commands work here is asked."""
     by_site: dict[str, list[Group]] = {}
     for group in groups:
-        if group.first.reachable and group.first.site.reach.method == "slurm":
+        if group.name in files and group.first.reachable and group.first.site.reach.method == "slurm":
             by_site.setdefault(repr(group.first.site.reach), []).append(group)
     said: dict[str, str] = dict.fromkeys(files, expected.NOT_KNOWN)
     for theirs in by_site.values():

@@ -10,7 +10,7 @@ import logging
 import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,21 +23,21 @@ from inpaint_bench.contract import CODE, JOBS, SWEEP
 from inpaint_bench.errors import PointsFailedError, UserError
 from inpaint_bench.manifest import new_run_id
 from inpaint_bench.site_config import SiteConfig
-from inpaint_bench.terminal import console, count
+from inpaint_bench.terminal import command, console, count
 
 from ..away import plans, remote
-from ..jobs import slurm
 from ..jobs.job import HydraState, PointJob
 from ..jobs.local import LocalCall, run_all
 from ..points import limits
 from ..points.group import Group, group_points
 from ..points.point import Point
 from ..points.repetition import Order
-from ..record import private, snapshot
-from ..record.ledger import Ledger
-from ..standing import show
+from ..record import found, private, snapshot, surroundings
+from ..record.ledger import Ledger, job_name
+from ..record.surroundings import Surroundings
+from ..standing import budget, show
 from ..standing.waiting import wait
-from . import preview
+from . import arrays, preview
 
 log = logging.getLogger(__name__)
 
@@ -59,14 +59,19 @@ class Sending:
     task_function: TaskFunction
     wait: bool = False
     dry_run: bool = False
+    capped: bool = False  # whoever asks for these points has held them against the budget
     sweep: dict[str, Any] | None = None  # content of a new sweep.json; None: the sweep exists
     waited: bool = field(default=False, init=False)  # set by `send`: it stayed until all that was sent had ended
 
 
 def new_sweep(
-    sweep_id: str | None = None, overrides: list[str] | None = None, order: Order | None = None
+    sweep_id: str | None = None,
+    overrides: list[str] | None = None,
+    order: Order | None = None,
+    around: Surroundings | None = None,
 ) -> dict[str, Any]:
-    """`overrides`: the sweep as it was typed, from which with `order` its points can be expanded again."""
+    """`overrides`: the sweep as it was typed, from which with `order` its points can be expanded again, `around` where
+    it was."""
     fresh = f"s{time.strftime('%y%m%d', time.gmtime())}{secrets.token_hex(3)}"
     return {
         "sweep_id": sweep_id or fresh,
@@ -74,6 +79,7 @@ def new_sweep(
         "command": sys.argv,
         "overrides": overrides or [],
         "order": order.record() if order else None,
+        "surroundings": (around or surroundings.here()).record(),
     }
 
 
@@ -87,40 +93,42 @@ def send(choose: Callable[[], list[Point]], sending: Sending) -> list[JobReturn]
     ledger = Ledger(folder)
     log.info(f"sweep directory: {folder}")
     if sending.dry_run:
-        points = choose()
+        points = _apart(choose(), folder)
         if not points:
             return []
-        preview.check(points, folder, points[0].bench.budget)
+        _check(points, ledger, sending)
         sweep_id = (sending.sweep or ledger.sweep)["sweep_id"]
-        preview.dry_run(points, folder, sweep_id, 0 if sending.sweep else _arrays_so_far(ledger))
+        preview.dry_run(points, folder, sweep_id, _arrays_so_far(ledger))
         return [_sentinel(point, "dry run") for point in points]
     with ledger.locked():
         if sending.sweep and (folder / SWEEP).exists():
             raise UserError(f"{folder} holds a sweep already: choose another hydra.sweep.dir, or `rerun` that one")
-        points = choose()
+        points = _apart(choose(), folder)
         if not points:
             return []
-        preview.check(points, folder, points[0].bench.budget)
+        _check(points, ledger, sending)
         preview.check_accounts(points)
         remote.connect(points)
         if sending.sweep:
             ledger.create(**sending.sweep)
         sites = {p.site.name: p.site for p in points}
-        ledger.know([_entry(p) for p in points], {name: _content(site) for name, site in sites.items()})
+        ledger.know([entry(p) for p in points], {name: content(site) for name, site in sites.items()})
         _write_plans(points, ledger)
         groups = group_points([p for p in points if p.reachable], taken=_arrays_so_far(ledger))
         console().print(show.plan_table(points))
-        for line in (*preview.costs(points), *limits.notes(points)):
+        for line in (*preview.costs(points), *limits.notes(points, folder)):
             log.info(line)
         code = snapshot.take(folder / CODE)
         for group in groups:
             _plan(group, ledger)
         there = [g for g in groups if g.first.site.reach.method != "local"]
         by_ssh = [g for g in there if g.first.site.reach.method == "ssh"]
-        refused = sum(len(g.points) for g in there if g not in by_ssh and not _submit_array(g, ledger, sending, code))
-        refused += _submit_by_ssh(by_ssh, ledger, code)
+        hydra = HydraState.now(sending.hydra_context, sending.task_function)
+        refused, unheard = arrays.submit([g for g in there if g not in by_ssh], ledger, hydra, code)
+        for missing, silent in _submit_by_ssh(by_ssh, ledger, code):
+            refused, unheard = refused + missing, unheard or silent
         here = sorted((p for g in groups if g not in there for p in g.points), key=lambda p: p.num)
-        results = _run_here(here, ledger, sending, code)
+        results = _run_here(here, ledger, hydra, code)
     away = sum(not p.reachable for p in points)
     if away:
         log.info(f"{len(points) - away} of {len(points)} points sent, {away} wait in plan files in {folder}")
@@ -128,31 +136,56 @@ def send(choose: Callable[[], list[Point]], sending: Sending) -> list[JobReturn]
         sending.waited = True
         wait(ledger, {p.num for g in groups for p in g.points})
     elif groups:
-        log.info(f"How it stands: python -m inpaint_bench.status {folder}")
+        log.info(f"How it stands: {command('status', folder)}")
     if refused:
-        how = "were refused, or no word of them came back" if by_ssh else "were refused"
-        raise PointsFailedError(f"{refused} of {len(points)} points {how}")
+        which = f"{refused} of {count(len(points), 'point')} {'was' if refused == 1 else 'were'} refused"
+        more = f", or no word of {'it' if refused == 1 else 'them'} came back" if unheard else ""
+        raise PointsFailedError(which + more)
     return [results.get(p.num) or _sentinel(p, p.group or "plan") for p in points]
 
 
-def _entry(point: Point) -> dict[str, Any]:
+def _check(points: Sequence[Point], ledger: Ledger, sending: Sending) -> None:
+    """Raises UserError for what must not be submitted."""
+    sweep = sending.sweep or ledger.sweep
+    if not sending.dry_run and any(point.bench.dry_run for point in points):
+        raise UserError("dry_run: what was asked for as a dry run is not submitted; --dry-run shows it")
+    preview.check(points, sending.folder, Surroundings.recorded(sweep.get("surroundings")))
+    begun = sending.sweep is None or (not sending.dry_run and (sending.folder / SWEEP).is_file())  # found again
+    if not sending.capped:
+        budget.check(points, points[0].bench.budget, ledger if begun else None)
+
+
+def entry(point: Point) -> dict[str, Any]:
     return {
         "point": point.num,
         "overrides": point.overrides,
         "gpu": point.bench.gpu.name,
         "batch": point.bench.batch,
         "site": point.site.name,
-        "time_min": point.request.time_min,
+        "time_min": point.starts * point.request.time_min,
         "service_units": point.service_units,
     }
 
 
-def _content(site: SiteConfig) -> Any:
+def content(site: SiteConfig) -> Any:
     return OmegaConf.to_container(OmegaConf.structured(site), resolve=True)
 
 
 def _arrays_so_far(ledger: Ledger) -> int:
-    return len({a.group for record in ledger.points().values() for a in record.attempts})
+    """Numbers of arrays that are taken, also those of which only a folder of pickles is left."""
+    records = ledger.points() if (ledger.folder / SWEEP).is_file() else {}
+    names = {a.group for record in records.values() for a in record.attempts} | set(found.groups(ledger.folder))
+    names.discard(found.UNKNOWN)
+    numbers = [int(name.split("-")[0]) for name in names if name.split("-")[0].isdecimal()]
+    return max([len(names), *(number + 1 for number in numbers)])
+
+
+def _apart(points: list[Point], folder: Path) -> list[Point]:
+    """Each point as an attempt whose directory is free, whatever is known of earlier ones."""
+    for point in points:
+        while (folder / point.subdir).exists():
+            point.attempt += 1
+    return points
 
 
 def _write_plans(points: list[Point], ledger: Ledger) -> None:
@@ -167,7 +200,7 @@ def _write_plans(points: list[Point], ledger: Ledger) -> None:
         if method == "bundle":
             path = plans.pack(path, snapshot.take(ledger.folder / CODE))
         carry = f"Carry {path} there and run: {plans.command(path.name)}"
-        again = f"They wait in {path}; once it answers: python -m inpaint_bench.rerun {ledger.folder}"
+        again = f"They wait in {path}; once it answers: {command('rerun', ledger.folder)}"
         log.info(
             f"{count(len(theirs), 'point')} for {site}, which is out of reach ({theirs[0].why}). "
             f"{again if method == 'ssh' else carry}"
@@ -193,55 +226,29 @@ def _plan(group: Group, ledger: Ledger) -> None:
     ledger.append(
         "planned",
         group=group.name,
-        job_name=preview.job_name(group.name, sweep_id),
+        job_name=job_name(group.name, sweep_id),
         site=group.first.site.name,
         partition=group.first.request.partition,
         points=[[p.num, p.attempt, p.run_id] for p in group.points],
-        asked=[_entry(p) for p in group.points],
+        asked=[entry(p) for p in group.points],
     )
 
 
-def _submit_by_ssh(groups: list[Group], ledger: Ledger, code: Path) -> int:
-    """Each site's groups over its connection; returns how many points were refused, or may not have arrived."""
+def _submit_by_ssh(groups: list[Group], ledger: Ledger, code: Path) -> list[tuple[int, bool]]:
+    """Each site's groups over its connection, and what `remote.submit` returns of them."""
     by_site: dict[str, list[Group]] = {}
     for group in groups:
         by_site.setdefault(group.first.site.name, []).append(group)
     for site, theirs in by_site.items():  # what waited for the connection is not to be carried there as well
         plans.forget(ledger.folder, site, {p.num for g in theirs for p in g.points})
-    return sum(remote.submit(theirs, ledger, code) for theirs in by_site.values())
+    return [remote.submit(theirs, ledger, code) for theirs in by_site.values()]
 
 
-def _job(point: Point, hydra: HydraState, job_id: str) -> PointJob:
-    return PointJob(hydra=hydra, composed=point.composed.edited({"hydra.job.id": job_id}), raise_failure=True)
-
-
-def _submit_array(group: Group, ledger: Ledger, sending: Sending, code: Path) -> bool:
-    """False where sbatch refused, which is written down and told; other arrays are not stopped by it."""
-    pairs = [[p.num, p.attempt] for p in group.points]
-    hydra = HydraState.now(sending.hydra_context, sending.task_function)
-    try:
-        array = slurm.submit(
-            group,
-            [_job(p, hydra, f"{group.name}_{task}") for task, p in enumerate(group.points)],
-            folder=private.make(sending.folder / JOBS / group.name),
-            code=code,
-            job_name=preview.job_name(group.name, ledger.sweep["sweep_id"]),
-        )
-    except UserError as error:
-        ledger.append("refused", group=group.name, points=pairs, message=str(error))
-        log.error(f"{error}. Its {len(pairs)} points are recorded; `rerun`, with what is to change, sends them again.")
-        return False
-    ledger.append("submitted", group=group.name, job_id=f"{array}_%a", points=pairs)
-    first = group.first
-    log.info(f"{first.site.name}: array {array} with {count(len(pairs), 'point')} in {first.request.partition}")
-    return True
-
-
-def _run_here(points: list[Point], ledger: Ledger, sending: Sending, code: Path) -> dict[int, JobReturn]:
+def _run_here(points: list[Point], ledger: Ledger, hydra: HydraState, code: Path) -> dict[int, JobReturn]:
     if not points:
         return {}
-    hydra = HydraState.now(sending.hydra_context, sending.task_function)
-    calls = [LocalCall(call=_job(p, hydra, f"{p.group}_{p.num}"), time_min=p.request.time_min) for p in points]
+    jobs = [PointJob.of(p, hydra, f"{p.group}_{p.num}") for p in points]
+    calls = [LocalCall(call=job, time_min=p.request.time_min) for p, job in zip(points, jobs, strict=True)]
     begun: dict[int, float] = {}
 
     def wanted(index: int) -> bool:
@@ -259,7 +266,7 @@ def _run_here(points: list[Point], ledger: Ledger, sending: Sending, code: Path)
         how = "done" if isinstance(result, JobReturn) and result.status == JobStatus.COMPLETED else "FAILED"
         log.info(f"[{index + 1}/{len(points)}] {how} after {time.monotonic() - begun[index]:.1f} s")
 
-    folder = private.make(sending.folder / JOBS / points[0].group)
+    folder = private.make(ledger.folder / JOBS / points[0].group)
     run_all(calls, folder=folder, code=code, started=started, ended=ended, wanted=wanted)
     return {p.num: c.result for p, c in zip(points, calls, strict=True) if isinstance(c.result, JobReturn)}
 

@@ -18,6 +18,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from inpaint_bench.contract import MULTIRUN
+from inpaint_bench.errors import UserError
 
 from .plugin import SweepLauncher
 
@@ -62,7 +63,11 @@ class SweepSweeper(Sweeper):
         asked = parser.parse_overrides([*(f"{key}={value}" for key, value in self._params.items()), *arguments])
         batches: list[list[list[str]]] = BasicSweeper.split_arguments(asked, self._max_batch_size)
         folder = Path(self.config.hydra.sweep.dir)
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            file = next(one for one in (folder, *folder.parents) if one.exists())
+            raise UserError(f"hydra.sweep.dir={folder}: {file} is a file; a sweep needs a folder") from None
         OmegaConf.save(self.config, folder / MULTIRUN)
         results: list[Sequence[JobReturn]] = []
         begun = 0

@@ -22,8 +22,6 @@ def rules(site: SiteConfig, cluster: Cluster, used: Sequence[Partition]) -> Iter
     at = "limits.max_array_size"
     yield judged(at, size, lambda: equal(at, size, int(cluster.setting("MaxArraySize"))))
     yield judged("limits.max_submit_jobs", site.limits.max_submit_jobs, lambda: max_submit_jobs(site, cluster))
-    if site.limits.files_quota is not None:
-        yield only_here("limits.files_quota", site.limits.files_quota, "Slurm knows no quotas; --probe shows yours")
     yield judged("requeue.request", site.requeue.request, lambda: requeue(site, cluster))
     yield from preempt(site, cluster, used)
 
@@ -125,7 +123,7 @@ def preempt(site: SiteConfig, cluster: Cluster, used: Sequence[Partition]) -> It
         return
 
     def signal() -> Finding:
-        """SIGCONT and SIGTERM, unless the site sends what --signal names, and our scripts write none."""
+        """SIGCONT and SIGTERM, unless the site sends what --signal names, and only a training's script names one."""
         parameters = cluster.setting("SlurmctldParameters") + cluster.config.get("PreemptParameters", "")
         if "send_user_signal" in parameters:
             return not_known("preempt.signal", wanted.signal, "the site sends what --signal names", "send_user_signal")

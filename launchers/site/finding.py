@@ -31,6 +31,11 @@ class Finding:
         """The part of the file that has a `checked_on` of its own: limits, gpus.a40; "" for keys at the top."""
         return self.place.rpartition(".")[0]
 
+    @property
+    def key(self) -> str:
+        """The fact's name within its block."""
+        return self.place.rpartition(".")[2]
+
 
 def same(place: str, here: Any, there: object, note: str = "") -> Finding:
     return Finding(place=place, here=here, there=str(there), agreement=Agreement.SAME, note=note)

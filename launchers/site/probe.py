@@ -19,14 +19,14 @@ from ..jobs import scheduler, slurm
 from ..points.compose import Composer
 from ..points.group import group_points
 from ..record import private, snapshot
+from ..record.surroundings import Surroundings
 from ..sending import preview
 
 TIME_MIN = 5  # it takes about one; a cold file system may need longer for PyTorch alone
 NAME = "probe"
 RESULT = "probe.json"  # what the job found
 ASKED = "asked.json"  # which job was sent where
-LOOK_S = 2.0  # a file is looked for; Slurm is asked once in ASK_S
-ASK_S = 60.0
+LOOK_S = 2.0  # a file is looked for; Slurm is asked once in the site's limits.poll_s
 LATE_S = 20.0  # a shared file system may show a file some seconds after the job that wrote it has ended
 LOG_LINES = 12
 
@@ -67,7 +67,7 @@ def submit(compose: Composer, site: SiteConfig, overrides: Sequence[str]) -> Pro
         raise UserError(f"{site.name}: a probe is submitted on its own login node ({point.why})")
     root = Path(point.bench.out, "doctor").absolute()
     folder = root / f"{time.strftime('%Y-%m-%d-%H-%M-%S')}-{site.name}"
-    preview.check([point], folder, None)
+    preview.check([point], folder, Surroundings())
     preview.check_accounts([point])
     (group,) = group_points([point])
     jobs = private.make(folder / JOBS / NAME)
@@ -78,10 +78,14 @@ def submit(compose: Composer, site: SiteConfig, overrides: Sequence[str]) -> Pro
         [NodeProbe(out=folder / RESULT, folders=looks)],
         folder=jobs,
         code=snapshot.take(root / CODE),
-        job_name=f"inpaint-doctor-{folder.name}",
+        job_name=_job_name(folder),
     )
     replace_json(folder / ASKED, {"site": site.name, "job_id": f"{job_id}_0"})
     return Probe(folder=folder, site=site.name, job_id=f"{job_id}_0")
+
+
+def _job_name(folder: Path) -> str:
+    return f"inpaint-doctor-{folder.name}"
 
 
 def opened(folder: Path) -> Probe:
@@ -103,9 +107,9 @@ def wait(probe: Probe, site: SiteConfig, until: float) -> tuple[bool, str]:
             return True, f"ended as {state} without a word"
         if now > until:
             return ended is not None, state
-        if ended is None and now > asked + ASK_S:
+        if ended is None and now > asked + site.limits.poll_s:
             asked = now
-            word = scheduler.ask(site, [probe.job_id]).words.get(probe.job_id)
+            word = scheduler.ask(site, {probe.job_id: _job_name(probe.folder)}).words.get(probe.job_id)
             if word is not None and word.state is not None:
                 state = f"{word.state} {word.detail}".strip()
                 ended = now if word.state in ENDED or word.state in SUCCESS else None

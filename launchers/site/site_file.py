@@ -45,10 +45,17 @@ class SiteFile:
 
     def holds(self, block: str) -> bool:
         """The file has this mapping: limits, gpus.a40."""
+        return self._mapping(block) is not None
+
+    def values_at(self, block: str) -> dict[str, Any]:
+        """What the file says in this mapping; empty where it has none."""
+        return self._mapping(block) or {}
+
+    def _mapping(self, block: str) -> dict[str, Any] | None:
         node: Any = self.values
         for key in block.split("."):
             node = node.get(key) if isinstance(node, dict) else None
-        return isinstance(node, dict)
+        return node if isinstance(node, dict) else None
 
     def edited(self, changes: Mapping[str, Any]) -> str:
         """The text with these values at their places. Raises UserError for a layout that it cannot keep."""
@@ -97,9 +104,18 @@ def locked(path: Path) -> str | None:
 
 
 def as_yaml(value: Any) -> str:
-    """A scalar or a list on one line, quoted only where YAML needs it. A date stays as it is."""
-    text: str = yaml.safe_dump([value], default_flow_style=True, width=10**6, allow_unicode=True)
+    """A scalar, a list or a mapping on one line, quoted only where YAML needs it. A date stays as it is."""
+    text: str = yaml.dump(
+        [value], Dumper=_Plain, default_flow_style=True, width=10**6, allow_unicode=True, sort_keys=False
+    )
     return text.strip()[1:-1]
+
+
+class _Plain(yaml.SafeDumper):
+    """Equal values are written out each time: no anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
 def _with(text: str, keys: list[str], value: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,8 @@ from inpaint_bench.terminal import table
 from inpaint_bench.truth import Leavings
 
 from ..jobs.scheduler import elapsed_s
-from ..record.ledger import Attempt, Ledger
+from ..points.catalogue import reachable
+from ..record.ledger import Attempt, Ledger, PointRecord
 from .watch import sites_of
 
 
@@ -22,6 +23,8 @@ from .watch import sites_of
 class Spent:
     """One attempt that was submitted."""
 
+    point: int
+    attempt: int
     site: str
     gpu: str
     limit_min: float | None  # None: of a sweep from before limits were written down
@@ -37,24 +40,36 @@ class Spent:
         return self.planned * self.elapsed_min / self.limit_min
 
 
-def spent(ledger: Ledger) -> list[Spent]:
-    """Every submitted attempt, in order of points. Asks the accounting of every site of which it is to be had here."""
-    asked = {
-        (num, attempt): entry
+def spent(ledger: Ledger, records: Iterable[PointRecord]) -> list[Spent]:
+    """Every submitted attempt, in order of points. Asks the accounting of every site of which it is to be had here.
+
+    `records`: as `survey` leaves them, with the arrays that were found by their names.
+    """
+    asked = asked_for(ledger)
+    attempts = [attempt for record in records for attempt in record.attempts if attempt.job_id is not None]
+    accounted = _accounted(attempts, sites_of(ledger))
+    return [
+        _spent(
+            attempt,
+            asked.get((attempt.point, attempt.attempt), asked[attempt.point, 0]),
+            accounted,
+            Leavings.read(ledger.folder / attempt.subdir),
+        )
+        for attempt in attempts
+    ]
+
+
+def asked_for(ledger: Ledger) -> dict[tuple[int, int], Mapping[str, Any]]:
+    """By point and attempt what was asked for; attempt 0 is the point as it was first composed.
+
+    Of an attempt that was made elsewhere only that is known.
+    """
+    first = {entry["point"]: entry for entry in ledger.sweep["points"]}
+    return {(num, 0): entry for num, entry in first.items()} | {
+        (num, attempt): {**first.get(num, {}), **entry}
         for record in ledger.notes("planned")
         for (num, attempt, _), entry in zip(record["points"], record["asked"], strict=True)
     }
-    attempts = [
-        attempt
-        for _, point in sorted(ledger.points().items())
-        for attempt in point.attempts
-        if attempt.job_id is not None
-    ]
-    accounted = _accounted(attempts, sites_of(ledger))
-    return [
-        _spent(attempt, asked[attempt.point, attempt.attempt], accounted, Leavings.read(ledger.folder / attempt.subdir))
-        for attempt in attempts
-    ]
 
 
 def cost_table(found: Sequence[Spent], unit: Mapping[str, str]) -> Table:
@@ -82,14 +97,15 @@ def cost_table(found: Sequence[Spent], unit: Mapping[str, str]) -> Table:
 
 def _accounted(attempts: Sequence[Attempt], sites: Mapping[str, SiteConfig]) -> dict[tuple[str, str], float]:
     """Seconds by site and job id, of the sites whose accounting answered."""
-    by_site: dict[str, list[str]] = {}
+    by_site: dict[str, dict[str, str | None]] = {}
     for attempt in attempts:
-        if sites[attempt.site].reach.method == "slurm" and attempt.job_id and not attempt.carried:
-            by_site.setdefault(attempt.site, []).append(attempt.job_id)
+        if attempt.job_id and not attempt.carried:
+            by_site.setdefault(attempt.site, {})[attempt.job_id] = attempt.job_name
     return {
         (site, job_id): seconds
-        for site, job_ids in by_site.items()
-        for job_id, seconds in (elapsed_s(sites[site], job_ids) or {}).items()
+        for site, jobs in by_site.items()
+        if sites[site].reach.method == "slurm" and reachable(sites[site]).yes
+        for job_id, seconds in (elapsed_s(sites[site], jobs) or {}).items()
     }
 
 
@@ -100,6 +116,8 @@ def _spent(
     if seconds is None:
         seconds, witness = _of_manifest(left), "manifest"
     return Spent(
+        point=attempt.point,
+        attempt=attempt.attempt,
         site=attempt.site,
         gpu=str(entry["gpu"]),
         limit_min=entry.get("time_min"),
@@ -118,6 +136,10 @@ def _of_manifest(left: Leavings) -> float | None:
     return ended / 1e9 - started / 1e9 if ended else time.time() - (left.silent_s or 0.0) - started / 1e9
 
 
-def _sum(values: Iterator[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+def _sum(values: Iterable[float | None]) -> str | float | None:
+    """Where some are not known, it says of how many it is the sum."""
+    listed = list(values)
+    known = [value for value in listed if value is not None]
+    if not known or len(known) == len(listed):
+        return sum(known) if known else None
+    return f"{sum(known):.4g} ({len(known)} of {len(listed)})"

@@ -8,8 +8,10 @@ from datetime import datetime
 from pathlib import Path
 
 from inpaint_bench.contract import JOBS, PointState, Status
+from inpaint_bench.terminal import plain
 from inpaint_bench.truth import Verdict
 
+from ..away.carry import LOGS
 from .outlook import Outlook
 from .show import clock, span, state
 from .watch import Standing, Survey, Tried
@@ -82,15 +84,22 @@ def _manifest(tried: Tried) -> str:
 
 
 def logs(tried: Tried, folder: Path) -> list[Path]:
-    """What the job wrote to its output and error, as far as they are there."""
-    job_id = tried.attempt.job_id
+    """What the job wrote to its output and error, as far as they are there, or were brought here."""
+    job_id, group = tried.attempt.job_id, tried.attempt.group
     if job_id is None:
         return []
-    jobs = folder / JOBS / tried.attempt.group
     stem = job_id.removeprefix("pid:").partition("@")[0]
     if job_id.startswith("pid:"):
-        return sorted(jobs.glob(f"task-*/{stem}_0_log.*"))
-    return [path for suffix in ("err", "out") if (path := jobs / f"{stem}_0_log.{suffix}").is_file()]
+        return sorted((folder / JOBS / group).glob(f"task-*/{stem}_0_log.*"))
+    # numbers of arrays are another ledger's there; site, partition and GPU behind them are the same
+    brought = sorted(one for one in (folder / LOGS).glob("*") if _kind(one.name) == _kind(group))
+    places = [folder / JOBS / group, *brought]
+    return [path for suffix in ("err", "out") for at in places if (path := at / f"{stem}_0_log.{suffix}").is_file()]
+
+
+def _kind(group: str) -> str:
+    """The name of an array without its number."""
+    return group.partition("-")[2]
 
 
 def tail(path: Path) -> list[str]:
@@ -102,7 +111,7 @@ def tail(path: Path) -> list[str]:
     except OSError as error:
         return [f"cannot be read: {error.strerror}"]
     lines = [line.rsplit("\r", 1)[-1] for line in text.splitlines() if line.strip()]
-    return ["".join(c if c.isprintable() else " " for c in line) for line in lines[-TAIL_LINES:]]
+    return [plain(line) for line in lines[-TAIL_LINES:]]
 
 
 def _time(unix: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 
 from rich.table import Table
@@ -26,6 +26,12 @@ def differing(overrides: Sequence[Sequence[str]]) -> list[str]:
 
 def plan_table(points: Sequence[Point], starts: Mapping[str, str] | None = None) -> Table:
     """`starts`: by array when Slurm expects to start it."""
+    units = {point.site.charging.unit for point in points if point.service_units is not None}
+
+    def cost(point: Point) -> float | str | None:
+        several = len(units) > 1 and point.service_units is not None
+        return f"{point.service_units:.4g} {point.site.charging.unit}" if several else point.service_units
+
     rows = [
         (
             point.num,
@@ -35,17 +41,22 @@ def plan_table(points: Sequence[Point], starts: Mapping[str, str] | None = None)
             point.site.name,
             point.request.partition,
             str(point.request),
-            f"{point.request.time_min} min",
+            f"{point.request.time_min} min" + (f", up to {point.starts} times" if point.starts > 1 else ""),
             point.limit_basis,
             (starts or {}).get(point.group),
-            point.service_units,
+            cost(point),
             point.group or f"plan.{point.site.name}.yaml",
         )
         for point, also in zip(points, differing([point.overrides for point in points]), strict=True)
     ]
     asked = ("point", "gpu", "batch", "also", "site", "partition", "request")
-    columns = (*asked, "time limit", "from", "may start", "SU at most", "array")
+    columns = (*asked, "time limit", "from", "may start", _at_most(units), "array")
     return table(columns, rows)
+
+
+def _at_most(units: Collection[str]) -> str:
+    """Heads the column of costs; several units stand with the numbers."""
+    return f"{next(iter(units))} at most" if len(units) == 1 else "at most"
 
 
 def state(standing: Standing) -> str:

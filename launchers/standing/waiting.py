@@ -7,44 +7,44 @@ import time
 
 from inpaint_bench.contract import PointState, Reason
 from inpaint_bench.errors import PointsFailedError
-from inpaint_bench.terminal import console
+from inpaint_bench.terminal import console, plain
 
 from ..record.ledger import Ledger
 from . import show
-from .watch import OPEN, look
+from .watch import OPEN, look, sites_of, slowest
 
 log = logging.getLogger(__name__)
 
-PAUSE_S = (2.0, 60.0)  # first and longest pause between two looks at Slurm
+HERE_S = 2.0  # between two looks where no Slurm is asked
 
 
 def wait(ledger: Ledger, nums: set[int]) -> None:
     """Tell every change of state, then the table. Raises PointsFailedError.
 
-    A point that this machine cannot run (a lever without its library or card) is told, but fails nothing.
+    All sites are asked together, as seldom as one of them wants (`limits.poll_s`). A point that this machine cannot
+    run (a lever without its library or card) is told, but fails nothing.
     """
-    pause = PAUSE_S[0]
+    site = slowest(sites_of(ledger).values())
+    pause_s = site.limits.poll_s if site else HERE_S
     seen: dict[int, PointState] = {}
     while True:
         standings = [s for s in look(ledger) if s.record.num in nums]
         for standing in standings:
             num, word, last = standing.record.num, standing.verdict, standing.record.last
             if seen.get(num) != word.state:
-                pause = PAUSE_S[0]
                 job = last.job_id if last else None
-                log.info(f"point {num} on {standing.record.site} ({job}): {word.state} {word.message}".rstrip())
+                log.info(plain(f"point {num} on {standing.record.site} ({job}): {word.state} {word.message}".rstrip()))
             seen[num] = word.state
         if not any(state in OPEN for state in seen.values()):
             break
-        time.sleep(pause)
-        pause = min(pause * 1.5, PAUSE_S[1])
+        time.sleep(pause_s)
     console().print(show.standings_table(standings))
     open_ends = [s for s in standings if s.verdict.state is not PointState.COMPLETED]
     unavailable = [s for s in open_ends if s.verdict.reason is Reason.UNAVAILABLE]
     if unavailable:
         why = "; ".join(dict.fromkeys(s.verdict.message for s in unavailable))
         verb = "is" if len(unavailable) == 1 else "are"
-        log.info(f"{len(unavailable)} of {len(standings)} points {verb} unavailable here: {why}")
+        log.info(plain(f"{len(unavailable)} of {len(standings)} points {verb} unavailable here: {why}"))
     if failed := len(open_ends) - len(unavailable):
         raise PointsFailedError(
             f"{failed} of {len(standings)} points did not complete; `rerun` says which it sends again"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +19,9 @@ from inpaint_bench.truth import FINAL, GONE, LEFT, Leavings, SchedulerWord, Verd
 from ..away import remote
 from ..jobs.local import alive, process_of
 from ..jobs.pending import Pending, explain
-from ..jobs.scheduler import Answer, ask, find
+from ..jobs.scheduler import NOT_ASKED, OK, Answer, ask, find, held
+from ..points.catalogue import reachable
+from ..record.found import UNKNOWN
 from ..record.ledger import Attempt, Ledger, PointRecord
 
 OPEN = frozenset({PointState.QUEUED, PointState.RUNNING, PointState.UNKNOWN})
@@ -80,13 +82,18 @@ def survey(ledger: Ledger, *, holding_lock: bool = False) -> Survey:
     records = ledger.points(problems)
     sites = sites_of(ledger)
     told = remote.look(ledger, sites, records)
-    silent = dict.fromkeys(_adopt(records, sites), "Slurm did not answer") | told.silent
     attempts = [attempt for record in records.values() for attempt in record.attempts]
+    away = _out_of_reach(sites, {attempt.site for attempt in attempts if _by_slurm(attempt, sites)})
+    searched, silent = _name(records, sites, away)
+    silent |= told.silent
     with ThreadPoolExecutor(READERS) as pool:
         folders = [ledger.folder / attempt.subdir for attempt in attempts]
         kept = dict(zip(map(_key, attempts), pool.map(SchedulerWord.kept, folders), strict=True))
-        answers = _ask(sites, attempts, kept, pool, _owner(ledger.folder)) | told.answers
+        asked = [attempt for attempt in attempts if attempt.site not in away]
+        answers = _ask(sites, asked, kept, pool, _owner(ledger.folder))
+        answers = _together(answers, searched) | away | told.answers
         left = dict(zip(map(_key, attempts), pool.map(Leavings.read, folders), strict=True)) | told.left
+    left |= {_key(one): _of_another(one, left[_key(one)]) for one in attempts if _is_strange(one, left[_key(one)])}
     runner_here = not holding_lock and ledger.busy()
     witnesses = _Witnesses(
         folder=ledger.folder, sites=sites, answers=answers, kept=kept, left=left, silent=silent, runner_here=runner_here
@@ -122,24 +129,56 @@ def _ask(
     owner: str | None,
 ) -> dict[str, Answer]:
     """All jobs of a site in one question, all sites at once."""
-    asked: dict[str, list[str]] = {}
+    asked: dict[str, dict[str, str | None]] = {}
     settled: dict[str, set[str]] = {}
     for attempt in attempts:
-        if _asked_here(attempt, sites) and attempt.job_id and not attempt.job_id.startswith("pid:"):
-            asked.setdefault(attempt.site, []).append(attempt.job_id)
+        if _by_slurm(attempt, sites) and attempt.job_id and not attempt.job_id.startswith("pid:"):
+            asked.setdefault(attempt.site, {})[attempt.job_id] = attempt.job_name
             word = kept[_key(attempt)]
             if word and word.state in FINAL:
                 settled.setdefault(attempt.site, set()).add(attempt.job_id)
     answers = {
-        site: pool.submit(ask, sites[site], ids, settled=settled.get(site, set()), owner=owner)
-        for site, ids in asked.items()
+        site: pool.submit(ask, sites[site], jobs, settled=settled.get(site, set()), owner=owner)
+        for site, jobs in asked.items()
     }
     return {site: answer.result() for site, answer in answers.items()}
 
 
+def _out_of_reach(sites: dict[str, SiteConfig], names: Iterable[str]) -> dict[str, Answer]:
+    """Those whose Slurm is not the one that answers on this machine: what it says of a job would be of another's."""
+    reach = {name: reachable(sites[name]) for name in names}
+    why = {name: one.why for name, one in reach.items() if not one.yes}
+    return {name: remote.Unreached(why=f"its Slurm cannot be asked from here ({why[name]})") for name in why}
+
+
+def _together(answers: dict[str, Answer], searched: dict[str, Answer]) -> dict[str, Answer]:
+    """How the commands did over both questions: that for jobs by their ids, and that for arrays by their names."""
+    both = dict(answers)
+    for site, search in searched.items():
+        first = answers.get(site, search)
+        squeue, sacct = (
+            then if before in (OK, NOT_ASKED) else before
+            for before, then in ((first.squeue, search.squeue), (first.sacct, search.sacct))
+        )
+        both[site] = replace(first, squeue=squeue, sacct=sacct)
+    return both
+
+
+def _is_strange(attempt: Attempt, left: Leavings) -> bool:
+    owner = (left.manifest or {}).get("run_id")
+    return bool(owner) and UNKNOWN not in (owner, attempt.run_id) and owner != attempt.run_id
+
+
+def _of_another(attempt: Attempt, left: Leavings) -> Leavings:
+    """Another run began in its directory before it: what lies there is not told of this one."""
+    owner = (left.manifest or {}).get("run_id")
+    return Leavings(damaged=f"{attempt.subdir}/{MANIFEST} is of run {owner}, not of this attempt's ({attempt.run_id})")
+
+
 def _owner(folder: Path) -> str | None:
     """The user whose sweep it is, where that is somebody else."""
-    uid = (folder / SWEEP).stat().st_uid
+    record = folder / SWEEP
+    uid = (record if record.exists() else folder).stat().st_uid
     if uid == os.getuid():
         return None
     try:
@@ -148,8 +187,8 @@ def _owner(folder: Path) -> str | None:
         return str(uid)
 
 
-def _asked_here(attempt: Attempt, sites: dict[str, SiteConfig]) -> bool:
-    """The Slurm that holds it answers on this machine."""
+def _by_slurm(attempt: Attempt, sites: dict[str, SiteConfig]) -> bool:
+    """It was sent by this sweep's own sbatch, not over ssh or by a plan."""
     return sites[attempt.site].reach.method == "slurm" and not attempt.carried
 
 
@@ -186,9 +225,10 @@ def _tried(attempt: Attempt, witnesses: _Witnesses, *, last: bool) -> Tried:
     if last and attempt.job_id is None and not left.manifest:
         if site.reach.method == "local" and witnesses.runner_here and not attempt.cancelled:
             return so(Verdict(state=PointState.QUEUED, message="waits for its turn on this machine"))
-        if attempt.site in witnesses.silent:
+        if attempt.site in witnesses.silent and not attempt.refused_for_certain:
             message = f"{witnesses.silent[attempt.site]}, so whether its array was submitted is not known"
-            return so(Verdict(state=PointState.UNKNOWN, message=message))
+            said = f"; {attempt.refused}" if attempt.refused else ""
+            return so(Verdict(state=PointState.UNKNOWN, message=message + said))
     word, silence = _word(attempt, witnesses.answers)
     kept = witnesses.kept[_key(attempt)]
     # what was kept is Slurm's own last word, and better than that it knows the job no more, or does not answer
@@ -196,7 +236,7 @@ def _tried(attempt: Attempt, witnesses: _Witnesses, *, last: bool) -> Tried:
     if attempt.job_id is not None and asked_in_vain:
         word = kept
     # told to stop, but Slurm does not say whether it did: that alone ends nothing
-    unheard = word is None and attempt.job_id is not None and _asked_here(attempt, witnesses.sites)
+    unheard = word is None and attempt.job_id is not None and _by_slurm(attempt, witnesses.sites)
     found = verdict(
         submitted=attempt.job_id is not None,
         refused=attempt.refused,
@@ -226,40 +266,54 @@ def _notes(standings: Iterable[Standing]) -> list[str]:
     ]
 
 
-def _adopt(records: dict[int, PointRecord], sites: dict[str, SiteConfig]) -> set[str]:
+def _name(
+    records: dict[int, PointRecord], sites: dict[str, SiteConfig], away: dict[str, Answer]
+) -> tuple[dict[str, Answer], dict[str, str]]:
     """Give attempts their job id whose launcher died, or was cut off by a time-out, in the sbatch call.
 
-    Returns the sites that were asked for such arrays and did not answer.
+    Returns how the sites did that were asked for such arrays, and why of those of a site that were not found nobody
+    knows whether they were submitted. What sbatch refused for certain is not looked for.
     """
     open_ends: dict[str, list[Attempt]] = {}
     for record in records.values():
         last = record.last
-        if last and last.job_id is None and _asked_here(last, sites):
+        if last and last.job_id is None and last.job_name and not last.refused_for_certain and _by_slurm(last, sites):
             open_ends.setdefault(last.site, []).append(last)
-    silent = set()
+    answers, silent = {}, {}
     for site, attempts in open_ends.items():
+        if site in away:
+            silent[site] = away[site].silence
+            continue
         names = {attempt.job_name for attempt in attempts if attempt.job_name}
         found = find(sites[site], sorted(names), min(attempt.planned_unix for attempt in attempts))
-        if found is None:
-            silent.add(site)
-            continue
+        answers[site] = found.asked
+        if found.silence:
+            silent[site] = found.silence
         for attempt in attempts:
-            if array := found.get(attempt.job_name or ""):
+            if array := found.arrays.get(attempt.job_name or ""):
                 attempt.job_id = f"{array}_{attempt.task}"
-    return silent
+    return answers, silent
 
 
-def nameable(attempts: Iterable[Attempt]) -> tuple[list[Attempt], str]:
-    """Those whose job Slurm can be told to stop, and of the others a sentence: nobody knows whether they were sent."""
-    known, others = [], 0
-    for attempt in attempts:
-        if attempt.job_id is None:
-            others += 1
-        else:
-            known.append(attempt)
-    points = "1 point" if others == 1 else f"{others} points"
-    said = f"Slurm did not say whether {points} had been submitted; cancel again when it does"
-    return known, said if others else ""
+def slowest(sites: Iterable[SiteConfig]) -> SiteConfig | None:
+    """The one that is to be asked the least often; a look asks all of them. None where no Slurm is asked."""
+    asked = (site for site in sites if site.reach.method in ("slurm", "ssh"))
+    return max(asked, key=lambda site: site.limits.poll_s, default=None)
+
+
+def stoppable(site: SiteConfig, attempts: Collection[Attempt]) -> tuple[list[Attempt], list[str]]:
+    """Those whose job this site's Slurm holds and can be told to stop, and in sentences why others cannot be."""
+    jobs = {attempt.job_id: attempt.job_name for attempt in attempts if attempt.job_id}
+    said = []
+    if others := len(attempts) - len(jobs):
+        points = "1 point" if others == 1 else f"{others} points"
+        said.append(f"Slurm did not say whether {points} had been submitted; cancel again when it does")
+    if not jobs:
+        return [], said
+    if not (reach := reachable(site)).yes:
+        return [], [*said, f"its Slurm cannot be told anything from here ({reach.why}); cancel there"]
+    ours, why = held(site, jobs)
+    return [attempt for attempt in attempts if attempt.job_id in ours], said + why
 
 
 def sites_of(ledger: Ledger) -> dict[str, SiteConfig]:
@@ -288,4 +342,4 @@ def _word(attempt: Attempt, answers: dict[str, Answer]) -> tuple[SchedulerWord |
         said = f"process {pid} {'runs' if state != GONE else 'is gone'}"
         return SchedulerWord(state=state, said=said), ""
     answer = answers.get(attempt.site, Answer())
-    return answer.words.get(job_id), answer.silence
+    return answer.words.get(job_id), answer.why_silent(job_id)

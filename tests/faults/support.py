@@ -7,9 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pyarrow.parquet as pq
 
-from inpaint_bench import launch, status
+from inpaint_bench import launch, rerun, status
+from inpaint_bench.telemetry.recover import recover
 from tests.testbed.bed import Bed
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +25,7 @@ WORKLOAD = (
 )
 LONG = "workload.min_measure_s=900"
 SHORT = "workload.min_measure_s=1"
+LOST_S = 5.0  # of telemetry, at most
 
 
 def send(folder: Path, *overrides: str) -> Path:
@@ -40,6 +43,38 @@ def told(folder: Path, capsys: Any) -> list[dict[str, Any]]:
     return points
 
 
+def reasons(folder: Path, capsys: Any) -> list[tuple[str, str | None]]:
+    """State and reason of each point, as `status` tells them."""
+    return [(point["state"], point["reason"]) for point in told(folder, capsys)]
+
+
+def decided(folder: Path, capsys: Any, *arguments: str) -> str:
+    """What a dry run of `rerun` says."""
+    capsys.readouterr()
+    assert rerun.main([str(folder), "--dry-run", *arguments]) == 0
+    return str(capsys.readouterr().out)
+
+
+def nothing_to_send(folder: Path, capsys: Any) -> bool:
+    """Whether a real `rerun` finds no work."""
+    capsys.readouterr()
+    assert rerun.main([str(folder)]) == 0
+    return "Nothing to send again" in capsys.readouterr().out
+
+
+def line(text: str, *words: str) -> str:
+    """The one line of a table that holds all of the words."""
+    (found,) = [one for one in text.splitlines() if all(word in one for word in words)]
+    return found
+
+
+def lost_s(run_dir: Path, since_unix_s: float) -> float:
+    """Seconds from the last sample that a reader finds to this moment."""
+    recover(run_dir)  # as merge reads it
+    parts = pl.scan_parquet(run_dir / "samples_fast" / "part-*.parquet")
+    return since_unix_s - int(parts.select(pl.col("t_unix_ns").max()).collect().item()) * 1e-9
+
+
 def manifest(folder: Path, point: int = 0, attempt: int = 1) -> dict[str, Any]:
     """Of an attempt; empty before it began."""
     try:
@@ -47,6 +82,12 @@ def manifest(folder: Path, point: int = 0, attempt: int = 1) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     return content
+
+
+def starts(folder: Path, point: int = 0) -> list[dict[str, Any]]:
+    """What the earlier starts of a requeued first attempt left, oldest first."""
+    files = (folder / str(point) / "attempt-1").glob("manifest.*.json")
+    return [json.loads(file.read_text()) for file in sorted(files)]
 
 
 def step(folder: Path, point: int = 0, attempt: int = 1) -> int:

@@ -1,12 +1,12 @@
 """What befalls the command on the login node: whatever it leaves is told as it is, and one more command heals it.
 
-But for one test nothing runs: the partitions are down, so that what was submitted waits and can be counted. That an
-array is no longer than the site allows, and what is told while sacct or squeue is silent, is in tests/launcher.
+Mostly nothing runs: the partitions are down, so that what was submitted waits and can be counted.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -20,9 +20,10 @@ import pytest
 from inpaint_bench import cancel, launch, rerun
 from launchers.jobs.slurm import SiteExecutor
 from launchers.record.ledger import Ledger
+from launchers.standing.watch import survey
 from tests.testbed.bed import Bed
 
-from .support import ROOT, SHORT, WORKLOAD, told
+from .support import ROOT, SHORT, WORKLOAD, decided, nothing_to_send, reasons, told
 
 pytestmark = [pytest.mark.faults, pytest.mark.testbed, pytest.mark.timeout(400)]
 
@@ -141,6 +142,56 @@ def test_what_sbatch_refused_is_sent_when_what_was_wrong_is_said_right(
     assert [point["state"] for point in told(folder, capsys)] == ["queued"]
 
 
+def test_an_array_over_the_sites_size_is_told_and_sent_as_several(testbed: Bed, tmp_path: Path, capsys: Any) -> None:
+    """A site file that promises more than its Slurm takes, and then one that does not."""
+    (allowed,) = re.findall(r"MaxArraySize += (\d+)", testbed.run("delta", "scontrol", "show", "config").stdout)
+    folder, points = tmp_path / "sweep", int(allowed) + 2
+    wrong = launching(folder, "gpu=h200", f"seed=range(0,{points})", f"sites.delta.limits.max_array_size={10 * points}")
+    assert "nvalid job array specification" in wrong.communicate(timeout=120)[0]
+    assert wrong.returncode == 1
+    states = {(point["state"], point["reason"], point["message"]) for point in told(folder, capsys)}
+    ((state, reason, message),) = states
+    assert (state, reason) == ("failed", "never_started")
+    assert "nvalid job array specification" in message
+    right = f"sites.delta.limits.max_array_size={allowed}"
+    assert decided(folder, capsys, right).count("sent with what differs") == points
+    assert rerun.main([str(folder), right]) == 0
+    assert held(testbed, "delta", folder) == points
+    assert len({point["job_id"].split("_")[0] for point in told(folder, capsys)}) == 2
+    assert nothing_to_send(folder, capsys)
+
+
+def test_while_sacct_is_down_squeue_and_the_files_tell_and_nothing_is_sent_twice(
+    testbed: Bed, tmp_path: Path, capsys: Any
+) -> None:
+    waits, runs = tmp_path / "waits", tmp_path / "runs"
+    assert launching(waits, "gpu=h200", "seed=0,1").wait(100) == 0
+    testbed.stop_accounting()
+    try:
+        names = "workload.name=fine,app_error"
+        assert launching(runs, "gpu=a40", "site=delta", names, "workload.min_measure_s=12").wait(100) == 0
+        said = set()
+
+        def ended() -> bool:
+            seen = survey(Ledger.open(runs))
+            said.update(answer.sacct for answer in seen.answers.values())
+            return not any(standing.open for standing in seen.standings)
+
+        testbed.wait(ended, what="two runs to end")
+        assert any(word.startswith("did not answer") for word in said), said
+        done = [("completed", None), ("failed", "app_error")]
+        assert reasons(runs, capsys) == done
+        assert reasons(waits, capsys) == [("queued", None)] * 2
+        assert "left alone: --only app_error sends it" in decided(runs, capsys)
+        assert nothing_to_send(waits, capsys)
+    finally:
+        testbed.start_accounting()
+    assert reasons(runs, capsys) == done
+    assert rerun.main([str(runs), "--only", "app_error", SHORT]) == 0
+    testbed.wait(lambda: reasons(runs, capsys) == [("completed", None)] * 2, what="the second attempt to end")
+    assert reasons(waits, capsys) == [("queued", None)] * 2
+
+
 def test_slurmctld_down_for_a_minute_is_told_and_loses_or_doubles_nothing(
     testbed: Bed, tmp_path: Path, capsys: Any
 ) -> None:
@@ -152,8 +203,10 @@ def test_slurmctld_down_for_a_minute_is_told_and_loses_or_doubles_nothing(
         sent = launching(folder, "gpu=a40", "seed=0,1,2")
         # what was queued before is not known to be lost, and nobody sends it again
         assert {point["state"] for point in told(before, capsys)} <= {"queued", "unknown"}
-        assert rerun.main([str(before)]) == 0
-        assert "Nothing to send again" in capsys.readouterr().out
+        unknown = any(point["state"] == "unknown" for point in told(before, capsys))
+        assert rerun.main([str(before)]) == int(unknown)
+        said = capsys.readouterr()
+        assert "nothing was sent again: 2 points are unknown" in said.err if unknown else "Nothing to send" in said.out
         time.sleep(max(0.0, DOWN_S - (time.monotonic() - down_s)))
     finally:
         testbed.start_controller("grace")

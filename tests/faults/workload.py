@@ -17,6 +17,7 @@ from tests.worker.support import TinyTraining
 
 STEP_S = 0.25
 AFTER_S = 8.0  # of good steps: longer than a journal is old
+JUMP_S = 8
 
 
 def build(config: BenchConfig, device: torch.device) -> Faulty:
@@ -70,6 +71,12 @@ def _killed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _clock_jump() -> None:
+    """The wall clock is set forward, as far as this process sees it: the machine's own is not ours to turn."""
+    true_s, true_ns = time.time, time.time_ns
+    vars(time).update(time=lambda: true_s() + JUMP_S, time_ns=lambda: true_ns() + JUMP_S * 10**9)
+
+
 def _disk_full() -> None:
     """Not a byte is left where the run writes."""
     with mark("ballast").open("wb", buffering=0) as out:
@@ -99,4 +106,5 @@ FAULTS: dict[str, Callable[[], None]] = {
     "sidecar_killed": _sidecar_killed,
     "killed": _killed,
     "disk_full": _disk_full,
+    "clock_jump": _clock_jump,
 }

@@ -14,7 +14,7 @@ from tests.testbed.ssh import LoginNodes
 QUICK = ["data.num_images=16", "workload.warmup_steps=1", "workload.measure_steps=2", "workload.min_measure_s=1"]
 
 
-def sweep(nodes: LoginNodes, folder: Path, *overrides: str, timeout_s: float = 30) -> int:
+def words(nodes: LoginNodes, timeout_s: float = 30) -> list[str]:
     """Delta over ssh, all else as in the profile."""
     reach = {
         "method": "ssh",
@@ -24,8 +24,11 @@ def sweep(nodes: LoginNodes, folder: Path, *overrides: str, timeout_s: float = 3
         "timeout_s": int(timeout_s),
     }
     over = [f"sites.delta.reach.{key}={value}" for key, value in reach.items()]
-    over += [f"sites.delta.python={sys.executable}", "profile=testbed", *QUICK]
-    return launch.main(["-m", *over, *overrides, f"hydra.sweep.dir={folder}"])
+    return [*over, f"sites.delta.python={sys.executable}", "profile=testbed", *QUICK]
+
+
+def sweep(nodes: LoginNodes, folder: Path, *overrides: str, timeout_s: float = 30) -> int:
+    return launch.main(["-m", *words(nodes, timeout_s), *overrides, f"hydra.sweep.dir={folder}"])
 
 
 def told(folder: Path, capsys: Any) -> list[dict[str, Any]]:

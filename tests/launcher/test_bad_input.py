@@ -11,9 +11,13 @@ import sys
 import pytest
 from rich.console import Console
 
+from inpaint_bench import cancel, collect, rerun, status
+from inpaint_bench.errors import UserError
+from inpaint_bench.files import replace_json
 from inpaint_bench.guard import guarded
 from inpaint_bench.launch import main
-from inpaint_bench.terminal import table
+from inpaint_bench.terminal import command, table
+from launchers.record.ledger import Ledger
 
 
 @pytest.mark.parametrize(
@@ -74,17 +78,123 @@ def test_a_plan_file_that_is_none_is_refused(capsys, tmp_path):
     assert "not a plan file" in capsys.readouterr().err
 
 
-def test_a_folder_that_is_no_sweep_is_refused_by_every_command(capsys, tmp_path):
-    from inpaint_bench import cancel, rerun, status
+def test_a_plan_that_is_a_folder_or_no_text_is_refused(capsys, tmp_path):
+    file = tmp_path / "plan.yaml"
+    file.write_bytes(b"points: \xff\xfe")
+    for path in (tmp_path, file):
+        assert main(["--plan", str(path)]) == 2
+        error = capsys.readouterr().err
+        assert f"{path}: not a plan file (" in error
+        assert len(error.splitlines()) == 1
 
-    for command in (status, rerun, cancel):
-        assert command.main([str(tmp_path)]) == 2
+
+def test_a_sweep_directory_that_is_a_file_is_refused(capsys, tmp_path):
+    (tmp_path / "file").touch()
+    for folder in ("file", "file/below"):
+        assert main(["-m", "gpu=a40", "dry_run=true", f"hydra.sweep.dir={tmp_path / folder}"]) == 2
+        assert re.search(r"hydra\.sweep\.dir=.*/file is a file; a sweep needs a folder", capsys.readouterr().err)
+    assert status.main([str(tmp_path / "file")]) == 2
+    assert "it is a file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [(b"name: mine\n  gpus: [", "mapping values"), (b"- mine", "keys and values"), (b"name: \xff", "utf-8")],
+)
+def test_a_site_file_that_cannot_be_read_is_named(text, says, capsys, tmp_path):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "mine.yaml").write_bytes(text)
+    assert main(["-m", "--config-dir", str(tmp_path), "gpu=a40", "dry_run=true", f"hydra.sweep.dir={tmp_path}/s"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {tmp_path}/site/mine.yaml: not a site file (")
+    assert says in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("key", ["sites.grace.account.pattern", "sites.grace.reach.hostnames", "gpu.nvml_name"])
+def test_a_regular_expression_that_is_none_is_refused(key, points):
+    value = "['[a']" if key.endswith("hostnames") else "'[a'"
+    with pytest.raises(UserError, match=rf"{key.removeprefix('sites.')}=\[a: not a regular expression \(untermin"):
+        points(f"gpu=a40 {key}={value}")
+
+
+SWEEP = {
+    "sweep_id": "s1",
+    "sites": {"delta": {"reach": {"method": "slurm"}}},
+    "points": [{"point": 0, "overrides": ["gpu=h200"], "gpu": "h200", "batch": 8, "site": "delta"}],
+    "overrides": ["gpu=h200"],
+    "order": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"points": [1]}, "points is not a list of points"),
+        ({"points": [{"point": "0"}]}, "entry 0 of points has no point that is a number"),
+        ({"points": [SWEEP["points"][0] | {"site": "grace"}]}, "entry 0 of points is for grace, which is not in sites"),
+        ({"overrides": None}, "overrides is not a list of overrides"),
+        ({"overrides": ...}, "overrides is missing"),
+        ({"sites": []}, "sites is not the content of a site file by name"),
+        ({"order": {"cells": 0}}, "order is not an order of repetitions"),
+        ({"surroundings": {"working_dir": 5}}, "surroundings is not what a launch leaves"),
+        ({"surroundings": {"hydra_overrides": "one"}}, "surroundings is not what a launch leaves"),
+    ],
+)
+def test_a_sweep_record_of_another_shape_is_refused_by_every_command(wrong, says, capsys, tmp_path):
+    content = {key: value for key, value in (SWEEP | wrong).items() if value is not ...}
+    replace_json(tmp_path / "sweep.json", content)
+    for verb in (status, rerun, cancel, collect):
+        assert verb.main([str(tmp_path)]) == 2
+        error = capsys.readouterr().err
+        assert f"{tmp_path}/sweep.json: not a sweep's record ({says}" in error
+        assert len(error.splitlines()) == 1
+
+
+def test_a_ledger_that_is_a_folder_is_a_sentence(capsys, tmp_path):
+    replace_json(tmp_path / "sweep.json", SWEEP)
+    (tmp_path / "ledger.jsonl").mkdir()
+    for verb in (status, rerun, cancel, collect):
+        assert verb.main([str(tmp_path)]) == 2
+        assert capsys.readouterr().err == f"error: {tmp_path}/ledger.jsonl: Is a directory\n"
+
+
+def test_results_for_a_folder_that_is_not_there_are_refused_by_its_name(capsys, tmp_path):
+    """Regression: a hidden temporary file was named."""
+    replace_json(tmp_path / "sweep.json", SWEEP)
+    ledger, entry = Ledger(tmp_path), SWEEP["points"][0]
+    ledger.append("planned", group="00", job_name="j", site="delta", points=[[0, 1, "r"]], asked=[entry])
+    assert collect.main([str(tmp_path), "--export", str(tmp_path / "no" / "results.tar")]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path}/no/results.tar: No such file or directory")
+
+
+def test_a_folder_whose_name_a_shell_would_execute_comes_back_quoted(capsys, tmp_path):
+    folder = tmp_path / "$(id)"
+    away = ["gpu=h200", "repeats=auto", "profile=demo", "sites.delta.reach.method=slurm"]
+    assert main(["-m", *away, f"hydra.sweep.dir='{folder}'"]) == 0
+    said = capsys.readouterr().out.partition("When these have ended: ")[2].splitlines()[0]
+    assert said == command("rerun", folder, "--repeats", "auto")
+    pasted = subprocess.run(["bash", "-c", f"printf '%s\\n' {said}"], capture_output=True, text=True, check=True)
+    assert pasted.stdout.splitlines() == ["python", "-m", "inpaint_bench.rerun", str(folder), "--repeats", "auto"]
+
+
+def test_scripts_that_cannot_be_written_stop_no_dry_run(capsys, tmp_path):
+    """Of somebody else's sweep, for example, which one may only read."""
+    (tmp_path / "sbatch").touch()
+    assert main(["-m", "gpu=a40", "batch=2,3", "dry_run=true", f"hydra.sweep.dir={tmp_path}"]) == 0
+    out = capsys.readouterr().out
+    assert f"{tmp_path}/sbatch: File exists, so the scripts were not written" in out
+    assert out.count("gres=gpu:a40:1") == 2
+    assert "nothing was submitted" in out
+
+
+def test_a_folder_that_is_no_sweep_is_refused_by_every_command(capsys, tmp_path):
+    for verb in (status, rerun, cancel):
+        assert verb.main([str(tmp_path)]) == 2
         assert "not a sweep directory" in capsys.readouterr().err
 
 
 def test_an_unknown_reason_lists_the_known_ones(capsys, tmp_path):
-    from inpaint_bench import rerun
-
     assert rerun.main([str(tmp_path), "--only", "bad_luck"]) == 2
     assert "oom_gpu" in capsys.readouterr().err
 
@@ -120,11 +230,13 @@ def test_a_message_from_another_machine_does_not_steer_the_terminal():
     assert "before" in out.getvalue()
 
 
-def test_a_reader_that_leaves_is_no_bug():
+@pytest.mark.parametrize("prints", ["print('x')", "print('x' * 100_000)", "console().print(table(['x'], [['y']]))"])
+def test_a_reader_that_leaves_is_no_bug(prints):
+    code = "import sys; from inpaint_bench.guard import guarded; from inpaint_bench.terminal import console, table;"
     read, written = os.pipe()
     os.close(read)
-    command = [sys.executable, "-m", "inpaint_bench.doctor"]
+    command = [sys.executable, "-c", f"{code} sys.exit(guarded(lambda: {prints}))"]
+    buffered = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     with os.fdopen(written, "wb") as closed:
-        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.stderr == ""
-    assert done.returncode in (1, 128 + signal.SIGPIPE)  # 1 where a table was first to find out
+        done = subprocess.run(command, env=buffered, stdout=closed, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")

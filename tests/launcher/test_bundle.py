@@ -4,35 +4,13 @@ import hashlib
 import io
 import json
 import tarfile
+from pathlib import Path
 
 import pytest
 
-from launchers.away import bundle, carry
-from launchers.away.bundle import BundleError, CutError, Source
-from launchers.record.ledger import Ledger
-
-ATTEMPT = {
-    "point": 6,
-    "attempt": 1,
-    "run_id": "r-6",
-    "site": "delta",
-    "group": "00-delta",
-    "job_name": "inpaint-s1-00-delta",
-    "job_id": "77_0",
-    "refused": None,
-    "cancelled": False,
-}
-RUN = {
-    "6/attempt-1/steps/part-000000.parquet": b"rows",
-    "logs/00-delta/77_0_0_log.out": b"said\n",
-    "6/attempt-1/manifest.json": b'{"status": "completed"}',
-}
-
-
-def packed(files: dict[str, bytes], head: dict | None = None) -> bytes:
-    out = io.BytesIO()
-    bundle.write(out, head or {"kind": "test"}, [Source(path=path, content=content) for path, content in files.items()])
-    return out.getvalue()
+from launchers.away import bundle
+from launchers.away.bundle import BundleError, ChangedError, CutError, Source
+from tests.launcher.bundles import RUN, packed
 
 
 def unpacked(content: bytes) -> dict[str, bytes]:
@@ -93,9 +71,12 @@ def test_a_bundle_that_was_cut_anywhere_says_so():
             unpacked(content[:length])
 
 
-def test_what_follows_the_last_file_is_refused():
+def test_what_follows_the_last_file_is_refused(tmp_path):
+    (tmp_path / "b.tar").write_bytes(packed(RUN) + b"more")
     with pytest.raises(BundleError, match="follows its last file"):
-        unpacked(packed(RUN) + b"more")
+        bundle.verify(tmp_path / "b.tar")
+    with pytest.raises(BundleError, match="follows its last file"):
+        unpacked(packed(RUN)[:-1024] + b"m" * 1024)
 
 
 @pytest.mark.parametrize(
@@ -137,6 +118,40 @@ def test_a_file_is_listed_once_and_is_where_the_list_says():
         unpacked(forged([(entry("b.json"), b"x")], [line("a.json")]))
 
 
+def test_nothing_lies_in_what_is_a_file():
+    with pytest.raises(BundleError, match=r"a\.json/b/c\.json: lies in what it lists as a file"):
+        unpacked(forged([], [line("a.json"), line("a.json/b/c.json")]))
+
+
+def test_a_name_without_end_is_not_printed_whole():
+    with pytest.raises(BundleError) as caught:
+        unpacked(forged([], [line("\x1b[31m" + "x" * 100_000)]))
+    assert len(str(caught.value)) < 400
+    assert str(caught.value).isprintable()
+
+
+def test_of_a_file_that_grows_what_was_listed_is_sent(tmp_path):
+    log = tmp_path / "a.out"
+    log.write_bytes(b"first\n")
+    contents, out = bundle.listed([Source(path="a.out", file=log)]), io.BytesIO()
+    with log.open("ab") as more:
+        more.write(b"second\n")
+    bundle.write(out, {}, contents)
+    assert unpacked(out.getvalue()) == {"a.out": b"first\n"}
+
+
+@pytest.mark.parametrize("change", [lambda f: f.write_bytes(b"1"), lambda f: f.write_bytes(b"other!"), Path.unlink])
+def test_a_file_that_is_not_what_was_listed_makes_no_bundle(tmp_path, change):
+    file = tmp_path / "a.out"
+    file.write_bytes(b"first\n")
+    contents, out = bundle.listed([Source(path="a.out", file=file)]), io.BytesIO()
+    change(file)
+    with pytest.raises(ChangedError, match=r"a\.out: .*try again"):
+        bundle.write(out, {}, contents)
+    with pytest.raises(BundleError):
+        unpacked(out.getvalue())
+
+
 def test_a_list_larger_than_memory_is_not_read():
     name = f"bundle.{'0' * 64}.json"
     with pytest.raises(BundleError, match="does not begin with its list"):
@@ -148,146 +163,3 @@ def test_any_other_file_is_no_bundle(content, tmp_path):
     (tmp_path / "b.tar").write_bytes(content)
     with pytest.raises(BundleError, match=r"b\.tar: (not a bundle|it was cut off)"):
         bundle.verify(tmp_path / "b.tar")
-
-
-@pytest.fixture
-def sweep(tmp_path) -> Ledger:
-    """A sweep that sent point 0 to grace and let point 6 be carried to delta."""
-    ledger = Ledger(tmp_path / "sweep")
-    ledger.folder.mkdir()
-    asked = [
-        {"point": n, "overrides": ["batch=2"], "gpu": None, "batch": None, "site": s}
-        for n, s in ((0, "grace"), (6, "delta"))
-    ]
-    ledger.create(sweep_id="s1", overrides=[])
-    ledger.know(asked, {"grace": {"reach": {"method": "slurm"}}, "delta": {"reach": {"method": "bundle"}}})
-    ledger.append("elsewhere", points=[6], plan="plan.delta.yaml")
-    ledger.append("planned", group="00-grace", job_name="j", site="grace", points=[[0, 1, "r-0"]], asked=[asked[0]])
-    return ledger
-
-
-def results(files: dict[str, bytes] = RUN, made_unix: float = 100.0, **changes: object) -> bytes:
-    attempts = changes.pop("attempts", [ATTEMPT])
-    head = {"kind": "results", "sweep_id": "s1", "made_unix": made_unix, "attempts": attempts}
-    head["journals"] = [path for path in files if path.endswith(".journal.arrows")]
-    return packed(files, head | changes)
-
-
-def bring(content: bytes, ledger: Ledger) -> carry.Received:
-    stream = io.BytesIO(content)
-    index = bundle.read_index(stream)
-    attempts = carry.check(index, ledger)
-    received = carry.receive(stream, index, ledger, newest_unix=carry.newest(ledger, "delta"))
-    carry.adopt(attempts, ledger, carried=True)
-    ledger.append("collected", origin="delta", made_unix=index.head["made_unix"])
-    return received
-
-
-def everything(ledger: Ledger) -> dict[str, bytes]:
-    files = (file for file in ledger.folder.rglob("*") if file.is_file() and not file.name.startswith("ledger"))
-    return {str(file.relative_to(ledger.folder)): file.read_bytes() for file in files}
-
-
-def test_results_that_are_brought_twice_are_there_once(sweep):
-    assert bring(results(), sweep).new == 3
-    before, records = everything(sweep), sweep.points()
-    assert bring(results(), sweep).new == 0
-    assert (everything(sweep), sweep.points()) == (before, records)
-    (attempt,) = records[6].attempts
-    assert (attempt.run_id, attempt.job_id, attempt.carried) == ("r-6", "77_0", True)
-
-
-def test_results_do_not_change_what_a_point_asks_for(sweep):
-    bring(results(attempts=[ATTEMPT | {"overrides": ["workload.module=evil"]}]), sweep)
-    assert sweep.points()[6].overrides == ["batch=2"]
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        *("0/attempt-1/manifest.json", "6/attempt-2/manifest.json", "sweep.json", "ledger.jsonl"),
-        *("jobs/00-delta/77_0_submitted.pkl", "jobs/00-delta/77_0_0_log.out", "6/attempt-1/evil.pkl"),
-        *("6/attempt-1/checkpoints/step-1/state.json", "code/abc/inpaint_bench/worker.py", "logs/other/x.out"),
-        *("6/attempt-1/.hidden/x.json", "6/attempt-1/weights/model.json"),
-    ],
-)
-def test_results_cannot_touch_what_is_not_a_file_of_their_own_runs(path, sweep):
-    before = everything(sweep)
-    with pytest.raises(BundleError, match="not a file of the runs that it brings"):
-        bring(results(RUN | {path: b"evil"}), sweep)
-    assert everything(sweep) == before
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"sweep_id": "s2"}, "is sweep s1, and these are results of s2"),
-        ({"kind": "plan"}, "holds no results"),
-        ({"made_unix": "now"}, "lacks a time"),
-        ({"attempts": [ATTEMPT | {"point": 3}]}, "point 3: is not in"),
-        ({"attempts": [ATTEMPT | {"site": "grace"}]}, "was sent to delta, and these results are of grace"),
-        ({"attempts": [ATTEMPT | {"point": 0, "site": "grace"}]}, "attempt 1 was sent from here"),
-        ({"attempts": [ATTEMPT | {"run_id": "../../x"}]}, "in a way that cannot be"),
-        ({"attempts": [ATTEMPT | {"refused": "red\x1b[31m"}]}, "in a way that cannot be"),
-        ({"attempts": [ATTEMPT | {"job_id": 7}]}, "in a way that cannot be"),
-        ({"attempts": [{}]}, "in a way that cannot be"),
-        ({"attempts": [None]}, "in a way that cannot be"),
-    ],
-)
-def test_results_of_something_else_are_refused(changes, says, sweep):
-    with pytest.raises(bundle.UserError, match=says):
-        bring(results(**changes), sweep)
-    assert not (sweep.folder / "6").exists()
-
-
-def test_a_folder_here_that_is_a_link_is_not_followed_out(sweep, tmp_path):
-    (tmp_path / "outside").mkdir()
-    (sweep.folder / "6").symlink_to(tmp_path / "outside")
-    with pytest.raises(bundle.UserError, match="leads out of"):
-        bring(results(), sweep)
-    assert not list((tmp_path / "outside").iterdir())
-
-
-def test_a_file_here_that_is_a_link_is_replaced_and_what_it_names_is_not(sweep, tmp_path):
-    (tmp_path / "precious").write_text("mine")
-    (sweep.folder / "6" / "attempt-1").mkdir(parents=True)
-    (sweep.folder / "6" / "attempt-1" / "manifest.json").symlink_to(tmp_path / "precious")
-    bring(results(), sweep)
-    assert (tmp_path / "precious").read_text() == "mine"
-    assert everything(sweep)["6/attempt-1/manifest.json"] == RUN["6/attempt-1/manifest.json"]
-
-
-def test_a_closed_part_is_never_replaced_by_another(sweep):
-    bring(results(), sweep)
-    with pytest.raises(bundle.UserError, match="a closed part differs"):
-        bring(results(RUN | {"6/attempt-1/steps/part-000000.parquet": b"lies"}), sweep)
-    assert everything(sweep)["6/attempt-1/steps/part-000000.parquet"] == b"rows"
-
-
-def test_of_what_grows_the_newer_wins_whichever_comes_last(sweep):
-    manifest = "6/attempt-1/manifest.json"
-    assert bring(results({manifest: b"1"}, made_unix=100), sweep).new == 1
-    assert bring(results({manifest: b"2"}, made_unix=200), sweep).new == 1
-    late = bring(results({manifest: b"1"}, made_unix=100), sweep)
-    assert (late.new, late.older) == (0, 1)
-    assert everything(sweep)[manifest] == b"2"
-
-
-def test_a_journal_that_became_a_part_goes_and_one_that_is_still_there_stays(sweep):
-    journals = {f"6/attempt-1/{table}/.journal.arrows": b"open rows" for table in ("steps", "events")}
-    bring(results(RUN | journals, made_unix=100), sweep)
-    later = {"6/attempt-1/events/.journal.arrows": b"open rows", "6/attempt-1/steps/part-000001.parquet": b"open rows"}
-    bring(results(later, made_unix=200), sweep)
-    bring(results(RUN | journals, made_unix=100), sweep)
-    assert {path for path in everything(sweep) if "journal" in path} == {"6/attempt-1/events/.journal.arrows"}
-
-
-def test_results_that_were_cut_leave_whole_files_and_no_manifest(sweep):
-    content = results({"6/attempt-1/steps/part-000000.parquet": b"r" * 5000, "6/attempt-1/manifest.json": b"{}"})
-    with pytest.raises(CutError):
-        bring(content[:-1600], sweep)
-    assert list(everything(sweep)) == ["sweep.json", "6/attempt-1/steps/part-000000.parquet"]
-    with pytest.raises(CutError):
-        bring(content[:-4000], sweep)
-    assert not list(sweep.folder.rglob("*.tmp"))
-    assert bring(content, sweep).kept == 1

@@ -91,15 +91,15 @@ def test_a_plan_is_no_result_and_a_result_no_plan(carried, capsys):
 def test_results_are_not_brought_back_to_where_they_were_made(carried, capsys):
     """There the journals of what still runs would be taken for old ones."""
     _, site, sent = carried
-    assert collect.main([str(site / "out.tar"), "--into", str(sent)]) == 2
-    assert "attempt 1 was sent from here; there is nothing to bring" in capsys.readouterr().err
+    assert collect.main([str(site / "out.tar"), "--into", str(sent)]) == 1
+    assert "point 0, attempt 1: it was sent from here; there is nothing to bring" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", [".journal.arrows", ".journal.worker.arrows"])
 def test_the_journals_of_all_writers_travel_and_nothing_else_that_is_hidden(name):
-    assert carry._travels(f"events/{name}")
-    assert not carry._travels(f"events/{name}.tmp")
-    assert not carry._travels("events/.part-000001.parquet.tmp")
+    assert carry.travels(f"events/{name}")
+    assert not carry.travels(f"events/{name}.tmp")
+    assert not carry.travels("events/.part-000001.parquet.tmp")
 
 
 def test_a_packed_plan_that_was_changed_runs_nothing(carried, tmp_path, capsys):
@@ -114,9 +114,9 @@ def test_a_packed_plan_that_was_changed_runs_nothing(carried, tmp_path, capsys):
 def test_a_plan_that_would_unpack_elsewhere_is_refused(tmp_path, capsys):
     for path in ("../plan.delta.yaml", "/tmp/plan.delta.yaml"):
         with pytest.raises(bundle.BundleError):
-            bundle.write(io.BytesIO(), {"kind": "plan"}, [bundle.Source(path=path, content=b"x")])
+            bundle.write(io.BytesIO(), {"kind": "plan"}, bundle.listed([bundle.Source(path=path, content=b"x")]))
     with (tmp_path / "plan.tar").open("wb") as out:
-        bundle.write(out, {"kind": "plan"}, [bundle.Source(path="code/x/evil.py", content=b"x")])
+        bundle.write(out, {"kind": "plan"}, bundle.listed([bundle.Source(path="code/x/evil.py", content=b"x")]))
     assert launch.main(["--plan", str(tmp_path / "plan.tar")]) == 2
     assert "not a packed plan" in capsys.readouterr().err
 

@@ -202,8 +202,8 @@ def test_the_submit_limit_is_the_smallest_of_association_and_qos():
 def test_requeue_is_wrong_only_where_ours_alone_would_refuse_it():
     assert delta()["requeue.request"].agreement is SAME
     assert delta(**{"requeue.request": False})["requeue.request"].agreement is SAME
-    assert grace()["requeue.request"].fix == {"requeue.request": True}
-    assert grace(**{"requeue.request": True})["requeue.request"].agreement is SAME
+    assert grace()["requeue.request"].agreement is SAME
+    assert grace(**{"requeue.request": False})["requeue.request"].fix == {"requeue.request": True}
 
 
 def test_a_tracked_key_that_is_demanded_is_missed():

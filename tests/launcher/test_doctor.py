@@ -57,7 +57,7 @@ class TestOnRealSlurm:
 
     def test_five_planted_errors_are_found_and_mended(self, conf, capsys):
         file = conf / "site" / "grace.yaml"
-        original = file.read_text().replace("request: false", "request: true")  # Slurm's default, which the bed has
+        original = file.read_text()
         text = original
         for right, wrong, _ in PLANTED:
             text = text.replace(right, wrong, 1)
@@ -72,9 +72,11 @@ class TestOnRealSlurm:
         today = f"checked_on: {datetime.date.today()}"
         expected = original.replace("mem_gb_per_gpu: 120", "mem_gb_per_gpu: 180", 1)
         for block in ("a100", "a40"):
-            assert re.search(rf"\n  {block}:\n(    .*\n)+?    {today}\n    verified: true\n", mended)
-        plain = re.sub(r"checked_on: .*|\n +verified: .*", "", mended)
-        assert plain == re.sub(r"checked_on: .*|\n +verified: .*", "", expected)
+            assert re.search(rf"\n  {block}:\n(    .*\n)+?    {today}\n(    seen: {{}}\n)?    verified: true\n", mended)
+        assert re.search(rf"\nlimits:\n(  .*\n)+?  {today}\n  verified: true\n", mended)
+        marks = r"checked_on: .*|\n +(verified|seen): .*"
+        plain = re.sub(marks, "", mended)
+        assert plain == re.sub(marks, "", expected)
         assert doctor.main([*SITE, "--update"]) == 0
         assert file.read_text() == mended
 
@@ -84,6 +86,9 @@ class TestOnRealSlurm:
         assert "account: not marked as seen" in capsys.readouterr().out
         blocks = file.read_text().split("\nlimits:")
         assert "verified: true" not in blocks[0]  # no billing weights there, so no factor was seen
+        (a40, *_) = re.findall("seen: {(.*)}", blocks[0])
+        assert f"partition: {datetime.date.today()}" in a40
+        assert "charge_factor" not in a40
         assert "  verified: true\nrequeue:" in blocks[1]
         assert "grace_s: 300" in file.read_text()
 

@@ -80,3 +80,18 @@ def test_the_last_attempt_is_the_one_with_the_highest_number_whenever_it_was_hea
     point = ledger.points()[0]
     assert [a.attempt for a in point.attempts] == [1, 2, 3]
     assert point.last.run_id == "r3"
+
+
+@pytest.mark.parametrize(("method", "asked"), [("slurm", ["batch=64"]), ("ssh", ["batch=8"])])
+def test_what_a_run_that_was_brought_here_says_it_was_asked_for_is_not_sent_again(method, asked, tmp_path):
+    """Only runs sent from here tell of a change that a lost ledger knew."""
+    ledger = Ledger(tmp_path)
+    ledger.create(sweep_id="s1")
+    entry = {"point": 0, "overrides": ["batch=8"], "gpu": None, "batch": 8, "site": "delta"}
+    ledger.know([entry], {"delta": {"reach": {"method": method}}})
+    (tmp_path / "0" / "attempt-2").mkdir(parents=True)
+    manifest = {"run_id": "r-2", "site": "delta", "overrides": ["batch=64"]}
+    (tmp_path / "0" / "attempt-2" / "manifest.json").write_text(json.dumps(manifest))
+    record = ledger.points()[0]
+    assert [attempt.run_id for attempt in record.attempts] == ["r-2"]
+    assert record.overrides == asked

@@ -64,11 +64,31 @@ def test_each_site_is_asked_in_its_own_syntax(points):
             232 * 1.073741824 / 62.5,
         ),
         ("gpu=a100 site=grace", None),
+        ("gpu=h200 time_min=60 workload.train_steps=9", 12.0),  # it requeues itself three times at most
+        ("gpu=h200 time_min=60 workload.train_steps=9 rerun.timeout.requeues=1", 6.0),
+        ("gpu=h200 time_min=60 workload.train_steps=9 sites.delta.requeue.request=false", 3.0),
     ],
 )
 def test_service_units_follow_the_sites_own_rule(points, line, units):
     (point,) = points(line)
     assert point.service_units == units
+
+
+@pytest.mark.parametrize(
+    ("line", "seconds"),
+    [
+        ("gpu=h200 time_min=60", 0),
+        ("gpu=h200 time_min=60 workload.train_steps=9", 120),
+        ("gpu=h200 time_min=60 workload.train_steps=9 rerun.timeout.warn_s=0", 0),
+        ("gpu=h200 time_min=60 workload.train_steps=9 sites.delta.use_srun=false", 0),
+        ("gpu=h200 time_min=19 workload.train_steps=9", 0),
+        ("gpu=h200 time_min=20 workload.train_steps=9", 120),
+        ("gpu=cpu site=local workload.train_steps=9", 0),
+    ],
+)
+def test_a_training_is_warned_of_a_limit_that_leaves_time_for_it(points, line, seconds):
+    (point,) = points(line)
+    assert point.request.warning_s == seconds
 
 
 def test_points_of_one_site_partition_and_shape_are_one_array(points):

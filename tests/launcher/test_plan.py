@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from inpaint_bench import launch, status
 from inpaint_bench.config import config_hash
@@ -16,7 +18,7 @@ from inpaint_bench.files import replace_json
 from launchers.points import limits
 from launchers.points.point import Point
 from launchers.record.ledger import Ledger
-from launchers.standing.cost import spent
+from launchers.standing.cost import cost_table, spent
 
 Points = Callable[..., list[Point]]
 
@@ -103,14 +105,18 @@ class TestLimitsOfASite:
         assert self.launch(tmp_path, "sites.delta.limits.max_submit_jobs=5") == 0
 
     def test_more_files_than_the_quota_takes_are_refused(self, tmp_path, capsys):
-        assert self.launch(tmp_path, "sites.delta.limits.files_quota=50") == 2
-        assert re.search(r"5 points for delta leave at least \d+ files.* takes 50 ", capsys.readouterr().err)
+        quota = "sites.delta.storage.quotas=[{{folder:{},files:50}}]"
+        assert self.launch(tmp_path, quota.format(tmp_path)) == 2
+        said = rf"5 points for delta leave at least \d+ files, and {tmp_path} takes 50 "
+        assert re.search(said, capsys.readouterr().err)
+        assert self.launch(tmp_path, quota.format(tmp_path / "another")) == 0
 
-    def test_files_that_may_become_too_many_are_told(self, points):
-        (long,) = points("gpu=h200 time_min=600 sites.delta.limits.files_quota=2000")
-        (few,) = points("gpu=h200 time_min=600 sites.delta.limits.files_quota=2000 telemetry.part_s=600")
-        assert "a higher telemetry.part_s makes fewer" in next(limits.notes([long]))
-        assert not list(limits.notes([few]))
+    def test_files_that_may_become_too_many_are_told(self, points, tmp_path):
+        asked = f"gpu=h200 time_min=600 sites.delta.storage.quotas=[{{folder:{tmp_path},files:2000}}]"
+        (long,) = points(asked)
+        (few,) = points(f"{asked} telemetry.part_s=600")
+        assert "a higher telemetry.part_s makes fewer" in next(limits.notes([long], tmp_path))
+        assert not list(limits.notes([few], tmp_path))
 
 
 def test_a_dry_run_adds_up_per_site_by_its_own_rule(tmp_path, capsys):
@@ -119,6 +125,9 @@ def test_a_dry_run_adds_up_per_site_by_its_own_rule(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "delta: 2 points, at most 6.0 SU" in out
     assert "grace: 2 points, cost not known" in out
+    added = [f"sites.delta.charging.{one}" for one in ("combine=sum", "mem_gb_per_unit.h200=1e6", "cores_per_unit=12")]
+    assert launch.main(["-m", *words, *added]) == 0
+    assert "delta: 2 points, at most 12.0 SU" in capsys.readouterr().out  # a GPU and its 12 cores, 3 times each
 
 
 def test_where_no_accounting_answers_the_manifest_says_how_long(tmp_path, monkeypatch):
@@ -134,9 +143,12 @@ def test_where_no_accounting_answers_the_manifest_says_how_long(tmp_path, monkey
     (tmp_path / "0" / "attempt-1").mkdir(parents=True)
     replace_json(tmp_path / "0" / "attempt-1" / "manifest.json", took)
 
-    ran, waits = spent(ledger)  # the third was never submitted
+    ran, waits = spent(ledger, ledger.points().values())  # the third was never submitted
     assert (ran.elapsed_min, ran.planned, ran.actual, ran.witness) == (20, 3.0, 1.0, "manifest")
     assert (waits.elapsed_min, waits.planned, waits.actual, waits.witness) == (None, 3.0, None, "not known")
+    out = io.StringIO()
+    Console(file=out, width=200).print(cost_table([ran, waits], {"delta": "SU"}))
+    assert "1 (1 of 2)" in out.getvalue()  # not the whole of what it cost
 
 
 @pytest.mark.testbed
@@ -153,7 +165,8 @@ def test_what_slurm_expects_before_and_what_it_came_to_afterwards(testbed, tmp_p
     assert all(re.search(r"60 min +default, .* \d\d:\d\d ", row) for row in rows)
 
     assert launch.main([*words, "wait=true", f"hydra.sweep.dir={tmp_path / 'sweep'}"]) == 0
-    first, second = spent(Ledger.open(tmp_path / "sweep"))
+    ledger = Ledger.open(tmp_path / "sweep")
+    first, second = spent(ledger, ledger.points().values())
     assert (first.witness, first.limit_min, first.planned) == ("sacct", 10, 0.5)
     assert first.elapsed_min is not None
     assert first.actual == pytest.approx(3.0 * first.elapsed_min / 60)

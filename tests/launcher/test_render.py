@@ -63,6 +63,12 @@ def test_what_a_site_exports_is_quoted_for_the_shell(points):
     assert "export HERE='a b$(id)'" in text
 
 
+def test_only_a_training_asks_for_a_warning(points):
+    asked = "#SBATCH --time=60\n#SBATCH --signal=USR2@120\n"
+    assert asked in script(points, f"gpu=h200 {ACCOUNT} workload.train_steps=9")
+    assert "--signal" not in script(points, f"gpu=h200 {ACCOUNT}")
+
+
 @pytest.mark.parametrize("field", ["qos", "wckey"])
 def test_a_control_character_never_reaches_a_directive(points, field):
     (point,) = points("gpu=a40")

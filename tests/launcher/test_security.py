@@ -12,7 +12,7 @@ from inpaint_bench.errors import UserError
 from launchers import entry
 from launchers.jobs.render import render
 from launchers.points.group import group_points
-from launchers.record import private
+from launchers.record import private, snapshot
 from launchers.sending import preview
 
 HOSTILE = """a b'c"d$(id)`id`;&|<>*?~#!{e}"""
@@ -131,3 +131,21 @@ class TestValuesForSlurmAndTheShell:
     def test_a_folder_that_slurm_would_read_as_a_pattern_is_refused(self, points, sign):
         with pytest.raises(UserError, match="as a pattern"):
             preview.check(points("gpu=a40"), Path("/sweep", f"a{sign}j"), None)
+
+
+class TestCode:
+    """What a job imports is as good as a pickle."""
+
+    def test_nobody_else_can_enter_the_code_of_a_sweep(self, tmp_path):
+        (tmp_path / "code").mkdir(mode=0o775)
+        snapshot.take(tmp_path / "code")
+        assert (tmp_path / "code").stat().st_mode & 0o077 == 0
+
+    @pytest.mark.parametrize("name", ["launchers/entry.py", "torch.py"])
+    def test_stored_code_that_was_changed_is_not_run(self, name, tmp_path):
+        code = snapshot.take(tmp_path / "code")
+        assert snapshot.take(tmp_path / "code") == code
+        with (code / name).open("a") as file:
+            file.write("# evil")
+        with pytest.raises(UserError, match="is not the code that it was named after"):
+            snapshot.take(tmp_path / "code")

@@ -5,6 +5,9 @@ import os
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,12 +15,28 @@ import polars as pl
 import pytest
 
 from inpaint_bench import cancel, collect, launch, merge, rerun
+from inpaint_bench.config import config_hash
 from inpaint_bench.errors import UserError
+from inpaint_bench.files import replace_json
 from inpaint_bench.site_config import Reach, SiteConfig, check_reach
 from launchers.away import remote, ssh
 from launchers.points import catalogue
+from launchers.points.compose import composer
 from launchers.record.ledger import Ledger
-from tests.launcher.over_ssh import jobs, shown, sweep, told
+from launchers.standing.watch import sites_of
+from tests.launcher.over_ssh import jobs, shown, sweep, told, words
+
+
+@contextmanager
+def another_run_there(folder: Path, site: str, point: int) -> Iterator[None]:
+    """The site's ledger tells of an attempt that is not the one that is known here."""
+    ledger = Ledger.open(folder)
+    at = remote.place(sites_of(ledger)[site], ledger)
+    theirs = Path(at.root, "ledger.jsonl")
+    kept = theirs.read_text()
+    theirs.write_text(kept.replace(ledger.points()[point].last.run_id, "r-other"))
+    yield
+    theirs.write_text(kept)
 
 
 @pytest.mark.testbed
@@ -38,6 +57,12 @@ def test_one_command_sends_nine_points_by_slurm_and_by_ssh_and_all_return(login_
     assert re.search(r"delta: \d+ new files of 3 runs", capsys.readouterr().out)
     assert collect.main([str(folder)]) == 0
     assert "delta: nothing new" in capsys.readouterr().out
+    with another_run_there(folder, "delta", 7):
+        for _ in range(2):
+            assert collect.main([str(folder)]) == 1
+            out = capsys.readouterr().out
+            assert "delta: nothing new" in out
+            assert re.search(r"left out: point 7, attempt 1: it is another run here \(\S+\)\n", out)
     assert "`inpaint-bench merge" in shown(folder, capsys)
     assert merge.main([str(folder), "-o", str(tmp_path / "dataset")]) == 0
     runs = pl.read_parquet(tmp_path / "dataset" / "runs.parquet")
@@ -71,8 +96,8 @@ class TestBetween:
             (point,) = told(queued, capsys)
             assert point["state"] == "unknown"
             assert re.search(r"ssh delta-login: .*Connection refused", point["message"])
-            assert rerun.main([str(queued)]) == 0
-            assert "Nothing to send again" in capsys.readouterr().out
+            assert rerun.main([str(queued)]) == 1
+            assert "nothing was sent again: 1 point is unknown (ssh delta-login" in capsys.readouterr().err
             for command in (cancel, collect):
                 assert command.main([str(queued)]) == 2
                 assert "delta-login" in capsys.readouterr().err
@@ -102,11 +127,20 @@ class TestBetween:
         login_nodes.bed.wait(lambda: [point["reason"] for point in told(queued, capsys)] == ["cancelled"])
         assert jobs(login_nodes, queued) == []
 
+    @pytest.mark.parametrize("to", ["1", "2"])
+    def test_an_answer_without_end_does_not_fill_the_disk_here(self, login_nodes, monkeypatch, to):
+        monkeypatch.setattr(ssh, "MAX_ANSWER_BYTES", 1 << 20)
+        reach = Reach(method="ssh", host="delta-login", ssh_config=str(login_nodes.config))
+        begin = time.monotonic()
+        with pytest.raises(UserError, match="delta-login answered with more than 1,048,576 bytes"):
+            ssh.Connection(reach).run(f"yes >&{to}")
+        assert time.monotonic() - begin < reach.timeout_s
+
     def test_a_connection_that_is_not_to_stay_ends_with_its_command(self, login_nodes):
         reach = Reach(method="ssh", host="delta-login", ssh_config=str(login_nodes.config), persist_min=0)
         ssh.Connection(reach)._control("exit")
         code = (
-            "import sys; from inpaint_bench.config import Reach; from launchers.away.ssh import Connection;"
+            "import sys; from inpaint_bench.site_config import Reach; from launchers.away.ssh import Connection;"
             f"c = Connection({reach!r}); print(c.run('echo hello').out); print(c._control('check'))"
         )
         env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -193,3 +227,34 @@ def test_a_folder_for_sockets_that_others_could_use_is_refused(tmp_path, monkeyp
 
 def test_what_ssh_says_cannot_drive_a_terminal():
     assert ssh.printable("red \x1b[31malarm\x07\r\nnext") == "red ?[31malarm? next"
+
+
+@pytest.mark.testbed
+def test_a_time_limit_that_was_worked_out_here_holds_there(login_nodes, delta_waits, tmp_path, monkeypatch, capsys):
+    """Regression: it was worked out again there, without the runs that lie here, and the budget held against that."""
+    monkeypatch.chdir(tmp_path)
+    asked = [*words(login_nodes), "gpu=h200", "batch=2", "time_min=auto", "out=mine", "budget=1"]
+    with composer() as compose:
+        earlier = {"site": "delta", "gpu": "h200", "config_hash": config_hash(compose(0, asked).config)}
+    took = {"status": "completed", "reason": None, "resumed": None, "started_unix_ns": 1, "ended_unix_ns": 300 * 10**9}
+    replace_json(tmp_path / "mine" / "old" / "sweep.json", {})
+    replace_json(tmp_path / "mine" / "old" / "0" / "attempt-1" / "manifest.json", earlier | took)
+    assert launch.main(["-m", *asked, f"hydra.sweep.dir={tmp_path}/sweep"]) == 0
+    assert re.search(r"20 min +1 run, 5 min at most .* 1 ", capsys.readouterr().out)
+    (job,) = jobs(login_nodes, tmp_path / "sweep")
+    assert login_nodes.bed.run("delta", "squeue", "-h", "-j", job, "-o", "%l").stdout.strip() == "20:00"
+
+
+@pytest.mark.testbed
+def test_what_the_site_refuses_before_it_submits_is_told_in_its_words(login_nodes, tmp_path, monkeypatch, capsys):
+    """Regression: what became of the points was said not to be known."""
+    monkeypatch.setenv("ONLY_HERE", "1")
+    folder = tmp_path / "sweep"
+    assert sweep(login_nodes, folder, "gpu=h200", "batch=2", "workload.measure_steps=${oc.env:ONLY_HERE}") == 1
+    said = capsys.readouterr()
+    assert re.search(r"delta: .*ONLY_HERE.*sends its 1 point\.", said.out)
+    assert said.err == "error: 1 of 1 point was refused\n"
+    assert jobs(login_nodes, folder) == []
+    (point,) = told(folder, capsys)
+    assert (point["state"], point["reason"]) == ("failed", "never_started")
+    assert "ONLY_HERE" in point["message"]

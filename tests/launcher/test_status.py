@@ -350,6 +350,25 @@ class TestDamage:
         assert status.main([str(folder), "--all"]) == 0
         assert sum(" completed " in row for row in capsys.readouterr().out.splitlines()) >= 119
 
+    def test_the_log_of_a_point_is_shown_where_collect_put_it(self, tmp_path, capsys):
+        """There the arrays have numbers of their own."""
+        folder = made(tmp_path / "sweep", ["77_0"], SiteConfig(name="delta", reach=Reach(method="ssh")))
+        ledger = folder / LEDGER
+        ledger.write_text(ledger.read_text().replace('"g"', '"01-delta-gpuH200x8-h200"'))
+        left_behind(folder, 0, "failed")
+        for group, text in (("00-delta-gpuH200x8-h200", "its end"), ("02-delta-gpuA40x4-a40", "of another")):
+            log = folder / "logs" / group / "77_0_0_log.err"
+            log.parent.mkdir(parents=True)
+            log.write_text(f"{text} \x1b[2J\n")
+        assert status.main([str(folder), "--point", "0"]) == 0
+        out = capsys.readouterr().out
+        assert "log       " + str(folder / "logs" / "00-delta-gpuH200x8-h200" / "77_0_0_log.err") in out
+        assert "| its end" in out
+        assert "of another" not in out
+        assert "\x1b" not in out
+        (attempt,) = as_json(folder, capsys)["points"][0]["attempts"]
+        assert [Path(log).parent.name for log in attempt["logs"]] == ["00-delta-gpuH200x8-h200"]
+
     def test_a_point_that_is_none_is_refused(self, tmp_path, capsys):
         folder = made(tmp_path / "sweep", [dead_pid()])
         assert status.main([str(folder), "--point", "3"]) == 2
@@ -472,6 +491,17 @@ class TestOnSlurm:
         as_json(copy, capsys)
         assert sorted(calls.read_text().split()) == ["sacct", "squeue", "squeue"]
 
+    def test_without_its_ledger_its_jobs_are_those_that_its_manifests_name(self, copy, capsys):
+        before = as_json(copy, capsys)["points"]
+        for path in copy.glob("*/attempt-1/scheduler.json"):
+            path.unlink()
+        (copy / LEDGER).unlink()
+        after = as_json(copy, capsys)["points"]
+        for point in (*before, *after):
+            point["attempts"][0].pop("sent_at")  # as near as its manifest tells
+        assert after == before
+        assert "FAILED" in after[1]["attempts"][0]["scheduler"]
+
     def test_what_was_deleted_or_is_stale_is_told_and_never_called_completed(self, copy, capsys):
         run = copy / "0" / "attempt-1"
         path = run / MANIFEST
@@ -548,8 +578,6 @@ class TestOnSlurm:
             out = capsys.readouterr().out
             assert "Will not start as it is: 1 point of delta (JobHeldUser)" in out
             assert "When the last one ends is not known: of 1 of 2 open points" in out
-            assert status.main([str(folder), "--watch", "--every", "1"]) == 2
-            assert "at most every 60 s" in capsys.readouterr().err
         finally:
             testbed.run("delta", *partition, "state=up")
             testbed.run("delta", "scancel", *(p["job_id"] for p in as_json(folder, capsys)["points"]))

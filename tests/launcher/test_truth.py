@@ -183,8 +183,15 @@ def test_a_kept_word_that_is_not_whole_is_none(text, tmp_path):
     assert SchedulerWord.kept(tmp_path) is None
 
 
-def test_a_preempted_run_that_went_back_into_the_queue_is_not_lost_while_slurm_is_silent():
-    left = manifest("interrupted", "preempted", slurm={"requeued": True})
+@pytest.mark.parametrize("reason", [Reason.PREEMPTED, Reason.TIMEOUT])
+def test_a_run_that_went_back_into_the_queue_is_not_lost_while_slurm_is_silent(reason):
+    left = manifest("interrupted", reason.value, slurm={"requeued": True})
     assert judge("silent", left) == (PointState.UNKNOWN, None)
     assert judge("PENDING", left) == (PointState.QUEUED, None)
+    assert judge("FAILED", left) == (FAILED, reason)
+
+
+def test_of_a_run_that_could_not_ask_whether_it_was_cancelled_slurms_word_says_so():
+    left = manifest("interrupted", "preempted")
+    assert judge("CANCELLED", left) == (FAILED, Reason.CANCELLED)
     assert judge("FAILED", left) == (FAILED, Reason.PREEMPTED)

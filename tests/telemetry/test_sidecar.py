@@ -143,6 +143,14 @@ class TestEnding:
         assert not sidecar.alive()
         assert leftovers(tmp_path) == []
 
+    def test_slurms_warning_of_the_time_limit_is_the_workers_business(self, tmp_path: Path) -> None:
+        """Every process of a step is sent it, and the worker still has a checkpoint to write."""
+        sidecar = start(tmp_path)
+        os.kill(pid_of(sidecar), signal.SIGUSR2)
+        time.sleep(0.3)
+        assert sidecar.alive()
+        assert sidecar.stop()["status"] == "complete"
+
     def test_no_thread_but_the_main_one_can_take_the_signal_that_ends_it(self, tmp_path: Path) -> None:
         """Regression: a thread that Arrow starts on import took SIGTERM now and then, and nothing was closed."""
         sidecar = start(tmp_path)

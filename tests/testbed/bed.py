@@ -191,6 +191,14 @@ class Bed:
         log = self.plan.home(site) / "log" / "slurmctld.out"
         wait_until(lambda: self._ready_nodes(site), timeout_s=60, what=f"slurmctld of {site}", logs=[log])
 
+    def stop_accounting(self) -> None:
+        """slurmdbd is gone, of all sites: sacct fails, slurmctld keeps what it has to tell until it is back."""
+        database.stop_slurmdbd(self.plan)
+
+    def start_accounting(self) -> None:
+        """slurmdbd again; returns when it listens."""
+        database.start_slurmdbd(self.plan)
+
     def nudge(self, site: str) -> list[str]:
         """Let requeued jobs start again now instead of after Slurm's built-in 120 s; returns their ids.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.testbed.errors import BedError
 from tests.testbed.plan import Plan
-from tests.testbed.processes import daemon_env, spawn, start_tick, tail, wait_until
+from tests.testbed.processes import daemon_env, ours, spawn, start_tick, stop, tail, wait_until
 
 
 @contextlib.contextmanager
@@ -56,8 +56,7 @@ def start(plan: Plan) -> None:
     """Start both daemons and enter the sites as clusters."""
     home = _home(plan)
     _spawn(plan, "mariadbd", plan.mariadb_port, "mariadbd", f"--defaults-file={home / 'mariadb.cnf'}")
-    conf = {"SLURM_CONF": str(home / "slurm.conf")}  # where slurmdbd looks for its own conf beside it
-    _spawn(plan, "slurmdbd", plan.slurmdbd_port, "slurmdbd", "-D", **conf)
+    start_slurmdbd(plan)
     done = subprocess.run(
         ["sacctmgr", "-i", "-Q", "add", "cluster", ",".join(plan.sites)],
         env=daemon_env(plan.state, {"SLURM_CONF": str(plan.conf(plan.sites[0]))}),
@@ -68,6 +67,17 @@ def start(plan: Plan) -> None:
     )
     if done.returncode:
         raise BedError(f"sacctmgr could not add the clusters: {done.stderr.strip() or done.stdout.strip()}")
+
+
+def start_slurmdbd(plan: Plan) -> None:
+    """Returns when it listens."""
+    conf = {"SLURM_CONF": str(_home(plan) / "slurm.conf")}  # where slurmdbd looks for its own conf beside it
+    _spawn(plan, "slurmdbd", plan.slurmdbd_port, "slurmdbd", "-D", **conf)
+
+
+def stop_slurmdbd(plan: Plan) -> None:
+    if pid := ours(_home(plan) / "pids" / "slurmdbd", plan.state):
+        stop([pid], patience_s=10)
 
 
 def _home(plan: Plan) -> Path:

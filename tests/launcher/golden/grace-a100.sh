@@ -9,7 +9,7 @@
 #SBATCH --gres=gpu:a100:1
 #SBATCH --time=240
 #SBATCH --array=0-1
-#SBATCH --no-requeue
+#SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=/sweep/jobs/00/%A_%a_0_log.out
 #SBATCH --error=/sweep/jobs/00/%A_%a_0_log.err

@@ -8,7 +8,7 @@
 #SBATCH --gres=gpu:a40:1
 #SBATCH --time=60
 #SBATCH --array=0-1
-#SBATCH --no-requeue
+#SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=/sweep/jobs/00/%A_%a_0_log.out
 #SBATCH --error=/sweep/jobs/00/%A_%a_0_log.err
