@@ -1,5 +1,6 @@
 """The ledger survives what its writers do not."""
 
+import json
 import threading
 
 import pytest
