@@ -159,7 +159,9 @@ class Bed:
         slurmctld would notice after about 25 s; at_once tells it, so that jobs end as NODE_FAIL now.
         """
         self._check_node(site, node)
-        processes.kill(processes.bed_processes(self.state, node=f"{site}/{node}"))
+        lost = processes.bed_processes(self.state, node=f"{site}/{node}")
+        processes.kill(lost, signal.SIGSTOP)  # all at once: none is left to report that another was killed
+        processes.kill(lost)
         (self.plan.home(site) / "pids" / node).unlink(missing_ok=True)
         if at_once:
             self._must(site, "scontrol", "update", f"nodename={node}", "state=down", "reason=killed")
