@@ -10,6 +10,7 @@ from hydra.core.singleton import Singleton
 pytest_plugins = ["tests.testbed.fixtures"]
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With `-n`: whatever uses Slurm is one process's, and begins first, for it mostly waits; else by file."""
 
