@@ -26,7 +26,7 @@ demo: install  ## the main sweep on this machine, without GPU and Slurm: run, me
 test: check  ## everything that must pass: check, then all tests, real Slurm included
 	$(BIN)/python -m tests.testbed install || test -z "$(INPAINT_BENCH_REQUIRE_TESTBED)"
 	$(BIN)/python -m tests.browser install || test -z "$(INPAINT_BENCH_REQUIRE_BROWSER)"
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "not faults"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not faults"
 
 faults: install  ## what befalls sweeps on a cluster, twenty ways, on real Slurm: 4-7 minutes
 	$(BIN)/python -m tests.testbed install

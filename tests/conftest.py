@@ -10,17 +10,15 @@ from hydra.core.singleton import Singleton
 pytest_plugins = ["tests.testbed.fixtures"]
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `-n`: whatever uses Slurm is one process's, and begins first, for it mostly waits; else by file."""
+    """Files with tests on Slurm begin first, for they mostly wait: what needs the processor goes beside them."""
 
     def on_slurm(item: pytest.Item) -> bool:
         fixtures = getattr(item, "fixturenames", ())
         return item.get_closest_marker("testbed") is not None or not {"testbed", "testbed_light"}.isdisjoint(fixtures)
 
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("slurm" if on_slurm(item) else str(item.path)))
-    items.sort(key=lambda item: not on_slurm(item))
+    first = {item.path for item in items if on_slurm(item)}
+    items.sort(key=lambda item: item.path not in first)
 
 
 @pytest.fixture(autouse=True, scope="session")
