@@ -56,6 +56,7 @@ def _stop(ledger: Ledger, *, holding_lock: bool = False) -> tuple[bool, list[str
             by_site.setdefault(standing.record.site, []).append(standing.record.last)
     sites = sites_of(ledger)
     complaints = []
+    told = False
     for site, attempts in by_site.items():
         by_ssh = sites[site].reach.method == "ssh"
         if any(attempt.carried for attempt in attempts):
@@ -64,8 +65,9 @@ def _stop(ledger: Ledger, *, holding_lock: bool = False) -> tuple[bool, list[str
         if sites[site].reach.method == "slurm":
             attempts, others = stoppable(sites[site], attempts)
             complaints += [f"{site}: {why}" for why in others]
-            if not attempts:
+            if not attempts:  # they ended since, or nobody can tell: that is a complaint
                 continue
+        told = True
         if by_ssh and (complaint := remote.cancel(sites[site], ledger, attempts, patience_s=PATIENCE_S)):
             complaints.append(complaint)  # what was not cancelled there is not called so here
             continue
@@ -82,7 +84,7 @@ def _stop(ledger: Ledger, *, holding_lock: bool = False) -> tuple[bool, list[str
             complaints.append(f"{site}: {complaint}")
         else:
             print(f"{site}: {count(len(attempts), 'point')} told to stop")
-    return bool(by_site), complaints
+    return told, complaints
 
 
 if __name__ == "__main__":

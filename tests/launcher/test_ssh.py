@@ -46,8 +46,7 @@ def test_one_command_sends_nine_points_by_slurm_and_by_ssh_and_all_return(login_
     assert not list(folder.glob("plan.*"))
     assert {point["state"] for point in told(folder, capsys)} == {"completed"}
     ids = [a.job_id for p in Ledger.open(folder).points().values() for a in p.attempts if a.site == "delta"]
-    states = {row["JobID"]: row["State"] for row in login_nodes.bed.sacct("delta")}
-    assert [states[job] for job in ids] == ["COMPLETED"] * 3
+    assert login_nodes.bed.ended("delta", ids) == ["COMPLETED"] * 3
     assert not (folder / "6").exists()
     assert "`inpaint-bench collect" in shown(folder, capsys)
     assert rerun.main([str(folder), "--repeats", "auto", "--dry-run"]) == 0

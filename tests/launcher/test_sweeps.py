@@ -271,8 +271,7 @@ class TestTwoClusters:
         assert sweep(folder, "gpu=a40,a100,h200", "batch=2,3,4", "profile=testbed", "wait=true") == 0
         for site, expected in (("grace", 6), ("delta", 3)):
             ids = [a.job_id for p in Ledger.open(folder).points().values() for a in p.attempts if a.site == site]
-            states = {row["JobID"]: row["State"] for row in testbed.sacct(site)}
-            assert [states[job] for job in ids] == ["COMPLETED"] * expected
+            assert testbed.ended(site, ids) == ["COMPLETED"] * expected
         assert merge.main([str(folder), "-o", str(tmp_path / "dataset")]) == 0
         runs = pl.read_parquet(tmp_path / "dataset" / "runs.parquet")
         assert runs.group_by("site").len().sort("site").rows() == [("delta", 3), ("grace", 6)]
@@ -286,8 +285,7 @@ class TestTwoClusters:
         folder = tmp_path / "sweep"
         assert sweep(folder, "gpu=h200", "batch=2", "profile=testbed", "wait=true", BROKEN) == 1
         good, bad = told(folder, capsys)
-        states = {row["JobID"]: row["State"] for row in testbed.sacct("delta")}
-        assert (states[good["job_id"]], states[bad["job_id"]]) == ("COMPLETED", "FAILED")
+        assert testbed.ended("delta", [good["job_id"], bad["job_id"]]) == ["COMPLETED", "FAILED"]
         assert (bad["reason"], bad["state"]) == ("app_error", "failed")
         assert "/no/such/weights" in bad["message"]
         assert rerun.main([str(folder), "--only", "app_error", "--wait"]) == 1

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -145,6 +145,17 @@ class Bed:
             raise BedError(f"sacct at {site}: {done.stderr.strip()}")
         header, *rows = done.stdout.splitlines()
         return [dict(zip(header.split("|"), row.split("|"), strict=True)) for row in rows]
+
+    def ended(self, site: str, job_ids: Sequence[str], timeout_s: float = 30) -> list[str]:
+        """State of each job, once the accounting has heard of the end of all of them."""
+        seen: dict[str, str] = {}
+
+        def all_ended() -> bool:
+            seen.update({row["JobID"]: row["State"] for row in self.sacct(site)})
+            return all(seen.get(job, "PENDING") not in ("PENDING", "RUNNING") for job in job_ids)
+
+        self.wait(all_ended, timeout_s=timeout_s, what=f"the end of {', '.join(job_ids)} in sacct")
+        return [seen[job] for job in job_ids]
 
     def wait(self, predicate: Callable[[], object], timeout_s: float = 120, what: str = "a condition") -> None:
         """Poll until true; BedError with the tails of the controllers' logs when the time is over."""
