@@ -28,7 +28,7 @@ test: check  ## everything that must pass: check, then all tests, real Slurm inc
 	$(BIN)/python -m tests.browser install || test -z "$(INPAINT_BENCH_REQUIRE_BROWSER)"
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not faults"
 
-faults: install  ## what befalls sweeps on a cluster, twenty ways, on real Slurm: 4-7 minutes
+faults: install  ## what befalls sweeps on a cluster, twenty ways, on real Slurm: about 8 minutes
 	$(BIN)/python -m tests.testbed install
 	INPAINT_BENCH_REQUIRE_TESTBED=1 $(BIN)/python -m pytest -m faults tests/faults
 
