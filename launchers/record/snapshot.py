@@ -41,7 +41,7 @@ def take(folder: Path) -> Path:
 
 def size() -> int:
     """How many files `take` leaves."""
-    return len(_content()[0]) + 1
+    return len(_files()) + 1
 
 
 def would_be(folder: Path) -> Path:
@@ -65,15 +65,20 @@ def _name(digest: str) -> str:
     return digest[:12]
 
 
-def _content() -> tuple[list[tuple[Path, Path]], str]:
-    """Files as (path in the snapshot, path here), and the hash over names and contents."""
+def _files() -> list[tuple[Path, Path]]:
+    """As (path in the snapshot, path here)."""
     sources = [ROOT / name for name in PACKAGES] + [conf_dir(), templates_dir()]
-    files = [
+    return [
         (Path(source.name) / path.relative_to(source), path)
         for source in sources
         for path in sorted(source.rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
     ]
+
+
+def _content() -> tuple[list[tuple[Path, Path]], str]:
+    """The files, and the hash over names and contents."""
+    files = _files()
     digest = hashlib.sha256()
     for relative, path in files:
         digest.update(f"{relative}\0".encode() + path.read_bytes() + b"\0")
