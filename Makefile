@@ -20,8 +20,8 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install  ## the main sweep on this machine, without GPU and Slurm: run, merge, report
 	@rm -rf $(DEMO)
 	$(BIN)/python -m inpaint_bench.launch -m gpu=a40,a100,h200 batch=8,16,32 profile=demo hydra.sweep.dir=$(DEMO)/sweep
-	$(BIN)/python -m inpaint_bench.merge $(DEMO)/sweep -o $(DEMO)/dataset
-	$(BIN)/python -m inpaint_bench.report $(DEMO)/dataset -o $(DEMO)/report
+	$(BIN)/python -m inpaint_bench merge $(DEMO)/sweep -o $(DEMO)/dataset
+	$(BIN)/python -m inpaint_bench report $(DEMO)/dataset -o $(DEMO)/report
 
 test: check  ## everything that must pass: check, then all tests, real Slurm included
 	$(BIN)/python -m tests.testbed install || test -z "$(INPAINT_BENCH_REQUIRE_TESTBED)"

@@ -9,12 +9,14 @@ from typing import Any
 
 import polars as pl
 
-from inpaint_bench import contract, files
-from inpaint_bench.errors import UserError
+from analysis.ingest.incremental import WINDOWS
+from inpaint_bench.core import files
+from inpaint_bench.core import schema as contract
+from inpaint_bench.core.errors import UserError
 
-from . import comparable, migrate, parts, recipe_names
+from . import comparability, recipe_labels
 from .columns import SCHEMA
-from .kept import WINDOWS
+from .ingest import migrate, parts
 from .merge import KEYS, WINDOW_SCHEMA, hive_value
 
 
@@ -46,20 +48,22 @@ class Dataset:
 def open_dataset(folder: Path) -> Dataset:
     """Raises UserError where the folder is missing, not a dataset, or of another schema version."""
     if not folder.is_dir():
-        raise UserError(f"{folder} does not exist; merge run directories into it first (inpaint_bench.merge).")
+        raise UserError(f"{folder} does not exist; merge run directories into it first (`inpaint-bench merge`).")
     try:
         account = files.read_json(folder / contract.DATASET)
     except ValueError as error:
         raise UserError(f"Dataset damaged: {error}. Merge again.") from None
     if not isinstance(account, dict):
-        raise UserError(f"{folder} is not a merged dataset (no {contract.DATASET}); use inpaint_bench.merge.")
+        raise UserError(f"{folder} is not a merged dataset (no {contract.DATASET}); use `inpaint-bench merge`.")
     if why := migrate.objection(account.get("schema_version")):
         raise UserError(f"{folder}: {why}. Merge again.")
     try:
         return Dataset(
             folder=folder,
             account=account,
-            runs=recipe_names.mark(comparable.mark(_with_all_columns(pl.read_parquet(folder / contract.RUNS), SCHEMA))),
+            runs=recipe_labels.mark(
+                comparability.mark(_with_all_columns(pl.read_parquet(folder / contract.RUNS), SCHEMA))
+            ),
             windows=_with_all_columns(pl.read_parquet(folder / WINDOWS), WINDOW_SCHEMA),
             skipped=pl.read_parquet(folder / contract.SKIPPED),
         )

@@ -28,13 +28,16 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from inpaint_bench import contract, files
-from inpaint_bench.errors import UserError
+from analysis.ingest.incremental import WINDOWS, Kept, Outcome
+from analysis.ingest.parts import Skip
+from analysis.ingest.run_dir import Run, check_roots, find, fingerprint, peek, read_run
+from inpaint_bench.core import files
+from inpaint_bench.core import schema as contract
+from inpaint_bench.core.errors import UserError
 
-from . import comparable, kept, marks, parts, pictures, runs
-from .kept import WINDOWS, Kept, Outcome
-from .load import Run, check_roots, find, fingerprint, peek, read_run
-from .parts import Skip
+from . import comparability, pictures
+from .ingest import incremental, parts
+from .metrics import flags, run_row
 
 KEYS = ("site", "gpu", "run")  # hive folders; all of them strings
 _SKIP_SCHEMA = {
@@ -50,7 +53,7 @@ WINDOW_SCHEMA: dict[str, pl.DataType] = {
         ("t_start_mono_ns", "t_end_mono_ns", "t_start_unix_ns", "t_end_unix_ns", "steps", "images"), pl.Int64()
     ),
 }
-_OWN = {contract.DATASET, *kept.INDEX, contract.SKIPPED, pictures.FOLDER, *contract.TABLES}
+_OWN = {contract.DATASET, *incremental.INDEX, contract.SKIPPED, pictures.FOLDER, *contract.TABLES}
 ROW_GROUP = 262_144  # rows
 _BATCH_ROWS = 65_536  # that the Parquet writer takes at a time
 PARALLEL_BYTES = 64 * 2**20  # of parts to read: with less, other processes start longer than they help
@@ -81,7 +84,7 @@ def merge(
     one GPU at one site. Raises UserError where a root is missing, nothing is found, runs are not comparable, or
     `dataset_dir` holds anything that a merge did not write.
     """
-    comparable.check_attributes(allow_mixed)
+    comparability.check_attributes(allow_mixed)
     check_roots(roots)
     _check_target(roots, dataset_dir)
     before = Kept.read(dataset_dir)
@@ -313,8 +316,8 @@ class _Small:
 def _write(
     outcomes: Iterator[tuple[Outcome, bool]], roots: list[Path], out: Path, allow_mixed: Collection[str]
 ) -> dict[str, Any]:
-    table, windows = _Small(schema=runs.SCHEMA), _Small(schema=WINDOW_SCHEMA)
-    skipped, directories = _Small(schema=_SKIP_SCHEMA), _Small(schema=kept.SCHEMA)
+    table, windows = _Small(schema=run_row.SCHEMA), _Small(schema=WINDOW_SCHEMA)
+    skipped, directories = _Small(schema=_SKIP_SCHEMA), _Small(schema=incremental.SCHEMA)
     counts = dict.fromkeys(contract.TABLES, 0)
     first: dict[str, Outcome] = {}  # by place; without its rows
     seen = skips = conflicts = valid = unchanged = 0
@@ -337,13 +340,13 @@ def _write(
             skipped.add({name: getattr(skip, name) for name in _SKIP_SCHEMA})
         skips += len(own)
         directories.add(outcome.entry())
-    merged = comparable.mark(table.frame())
-    mixed = comparable.conflicts(merged)
-    comparable.refuse(mixed, allow_mixed)
+    merged = comparability.mark(table.frame())
+    mixed = comparability.conflicts(merged)
+    comparability.refuse(mixed, allow_mixed)
     merged.write_parquet(out / contract.RUNS)
     windows.frame().write_parquet(out / WINDOWS)
     skipped.frame().write_parquet(out / contract.SKIPPED)
-    directories.frame().write_parquet(out / kept.DIRECTORIES)
+    directories.frame().write_parquet(out / incremental.DIRECTORIES)
     account = {
         "schema_version": contract.SCHEMA_VERSION,
         "producer": contract.PRODUCER,
@@ -359,8 +362,8 @@ def _write(
         "mixed": [one.words for one in mixed],
         "run_hashes": {str(one.run_id): one.hash for one in first.values()},
         "content_hash": hashlib.sha256("".join(sorted(str(o.hash) for o in first.values())).encode()).hexdigest(),
-        "analysis": kept.version(),
-        "index": kept.index_hashes(out),
+        "analysis": incremental.version(),
+        "index": incremental.index_hashes(out),
     }
     files.replace_json(out / contract.DATASET, account)
     return account
@@ -418,10 +421,10 @@ def _encoding(kind: pa.DataType) -> str | None:
 def _row(run: Run, tables: dict[str, pl.DataFrame]) -> dict[str, Any]:
     try:
         names = ("samples_fast", "samples_slow", "steps", "events", "samples_gpm")
-        row = runs.summarise(run.manifest, run.windows, *(tables[name] for name in names))
+        row = run_row.summarise(run.manifest, run.windows, *(tables[name] for name in names))
     except _WRONG_KIND as error:
         # A manifest of the right version with fields of the wrong kind: one bad run must not stop the rest.
-        row = dict.fromkeys(runs.SCHEMA)
+        row = dict.fromkeys(run_row.SCHEMA)
         row.update(run_id=run.run_id, valid=False, demonstration=bool(run.manifest.get("demonstration")))
         row.update(status=str(run.manifest.get("status")))
         row["invalid_reason"] = f"cannot be summarised ({type(error).__name__}: {error})"
@@ -437,11 +440,11 @@ class _Marks:
 
 def _marks(run: Run, tables: dict[str, pl.DataFrame]) -> _Marks:
     try:
-        found = marks.of_windows(run.manifest, run.windows, tables["samples_slow"], tables["events"])
-        whole = marks.of_run(run.manifest, run.windows, found, tables["events"])
+        found = flags.of_windows(run.manifest, run.windows, tables["samples_slow"], tables["events"])
+        whole = flags.of_run(run.manifest, run.windows, found, tables["events"])
     except _WRONG_KIND:  # such a run does not count: see _row
         return _Marks(run={"marks": None}, windows=[None] * len(run.windows))
-    return _Marks(run={"marks": marks.text(whole)}, windows=[marks.text(one) for one in found])
+    return _Marks(run={"marks": flags.text(whole)}, windows=[flags.text(one) for one in found])
 
 
 def _window(run: Run, window: dict[str, Any]) -> dict[str, Any]:

@@ -26,11 +26,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from inpaint_bench import collect
-from launchers.away import ssh
-from launchers.away.remote import MARK
-from launchers.record import snapshot
-from launchers.record.ledger import Ledger
+from inpaint_bench.cli import collect
+from launchers.remote import ssh
+from launchers.remote.client import MARK
+from launchers.sweep import snapshot
+from launchers.sweep.ledger import Ledger
 from tests.testbed.bed import Bed
 from tests.testbed.ssh import LoginNodes
 

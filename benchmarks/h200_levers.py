@@ -21,9 +21,9 @@ from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 
-from inpaint_bench.paths import conf_dir
-from inpaint_bench.recipe import ladder, one_at_a_time
-from inpaint_bench.schema import register
+from inpaint_bench.core.hydra_setup import register
+from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.core.recipe import ladder, one_at_a_time
 
 BATCHES = (4, 8, 16, 32)
 CACHED = ["baseline", "adamw_fused", "cache_image", "cache_masked", "cache_text", "on_gpu"]
@@ -66,7 +66,7 @@ def points() -> list[Point]:
 
 def attempt(folder: Path, overrides: list[str]) -> int:
     """One point, here. Returns 1 where it raised."""
-    from inpaint_bench.worker import run
+    from inpaint_bench.run.worker import run
 
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):

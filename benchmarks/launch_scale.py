@@ -173,7 +173,7 @@ def _returned(told: Path) -> float | None:
 
 def _status(sweep: Path, environment: dict[str, str]) -> float:
     begun = time.time()
-    command = [sys.executable, "-m", "inpaint_bench.status", str(sweep)]
+    command = [sys.executable, "-m", "inpaint_bench", "status", str(sweep)]
     subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
     return round(time.time() - begun, 3)
 

@@ -29,17 +29,18 @@ import torch
 from hydra import compose, initialize_config_dir
 from torch.utils.data import default_collate
 
-from analysis.ratio import student
-from inpaint_bench.config import BenchConfig, typed
-from inpaint_bench.data.opened import open_source, open_split
+from analysis.stats.intervals import student
+from inpaint_bench.core.config import BenchConfig, typed
+from inpaint_bench.core.files import read_json
+from inpaint_bench.core.hydra_setup import register
+from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.data.open_source import open_source, open_split
 from inpaint_bench.data.samples import Samples
 from inpaint_bench.data.split import blocks
-from inpaint_bench.files import read_json
-from inpaint_bench.paths import conf_dir
-from inpaint_bench.quality import validation
-from inpaint_bench.schema import register
-from inpaint_bench.workloads import held_out, models
-from inpaint_bench.workloads.weights import save_pipeline
+from inpaint_bench.models import builders
+from inpaint_bench.models.pipeline_folder import save_pipeline
+from inpaint_bench.quality import validation_loss
+from inpaint_bench.workloads import validation
 
 IMAGES, BATCH, RATE = 2304, 32, 2e-3  # 12 x 12 street blocks: 2.4 km x 2.4 km
 VAE_STEPS, VAE_BATCH, VAE_RATE, KL = 400, 16, 3e-3, 1e-6
@@ -111,12 +112,12 @@ def per_image(config: BenchConfig) -> tuple[np.ndarray, list[str]]:
     """The gain of every held-out image, [N], and the block of ground it lies in."""
     source = open_source(config.data)
     _, held = open_split(source, config.data)
-    nets = models.build(config.model, torch.device("cpu"))
-    samples = Samples(source, nets.tokenize, held_out.SEED, masks=config.data.masks, full_share=0.0)
+    nets = builders.build(config.model, torch.device("cpu"))
+    samples = Samples(source, nets.tokenize, validation.SEED, masks=config.data.masks, full_share=0.0)
     batches = [
         default_collate([samples[int(index), 0] for index in held[at : at + 8]]) for at in range(0, len(held), 8)
     ]
-    shuffled, true = (validation.losses(nets, batches, positions=word) for word in ("shuffled", "true"))
+    shuffled, true = (validation_loss.losses(nets, batches, positions=word) for word in ("shuffled", "true"))
     return (shuffled - true).numpy(), blocks(source.positions[held], config.data.block_m)
 
 
@@ -133,9 +134,9 @@ def pretrain(config: BenchConfig, folder: Path) -> None:
     """A pipeline of random networks, but for a VAE trained on the training images, its latents of unit variance."""
     source = open_source(config.data)
     train, _ = open_split(source, config.data)
-    torch.manual_seed(models.FROZEN_SEED)
+    torch.manual_seed(builders.FROZEN_SEED)
     latitude, longitude = np.median(source.positions, axis=0).tolist()
-    nets = models.build(config.model, torch.device("cpu"), (latitude, longitude))
+    nets = builders.build(config.model, torch.device("cpu"), (latitude, longitude))
     pictures = (
         torch.from_numpy(np.stack([source.pixels(int(index)) for index in train])).permute(0, 3, 1, 2) / 127.5 - 1
     )

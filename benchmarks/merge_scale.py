@@ -35,7 +35,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from inpaint_bench import contract
+from inpaint_bench.core import schema as contract
 
 HZ, S = 10, 1_000_000_000
 UNIX0 = 1_790_000_000 * S
@@ -144,7 +144,7 @@ def _ratio(one: Measured, other: Measured) -> str:
 def _commands(out: Path, root: Path, folders: list[Path], cores: int) -> Iterator[tuple[str, list[str]]]:
     """One round. What a command needs is made, and what it left is removed, between the measurements."""
     shutil.rmtree(out / "ds", ignore_errors=True)
-    merge = [sys.executable, "-m", "inpaint_bench.merge", str(root), "-o", str(out / "ds")]
+    merge = [sys.executable, "-m", "inpaint_bench", "merge", str(root), "-o", str(out / "ds")]
     if _has_duckdb():
         windows = RAW_WINDOWS.format(root=root)
         query = FIGURES.format(files=RAW.format(root=root), windows=windows)
@@ -154,7 +154,7 @@ def _commands(out: Path, root: Path, folders: list[Path], cores: int) -> Iterato
     for folder in folders[::10]:
         os.utime(folder / contract.TELEMETRY, ns=(UNIX0, time.time_ns() - 3600 * S))
     yield "merge again, every tenth run touched", merge
-    yield "report", [sys.executable, "-m", "inpaint_bench.report", str(out / "ds"), "-o", str(out / "report")]
+    yield "report", [sys.executable, "-m", "inpaint_bench", "report", str(out / "ds"), "-o", str(out / "report")]
     shutil.rmtree(out / "report", ignore_errors=True)
     yield "polars: figures from the dataset", [sys.executable, "-c", POLARS, str(out / "ds")]
     if _has_duckdb():

@@ -9,9 +9,9 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from inpaint_bench import workloads
-from inpaint_bench.config import typed
-from inpaint_bench.paths import conf_dir
-from inpaint_bench.schema import register
+from inpaint_bench.core.config import typed
+from inpaint_bench.core.hydra_setup import register
+from inpaint_bench.core.paths import conf_dir
 
 STEPS = 20
 

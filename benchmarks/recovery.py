@@ -30,9 +30,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from inpaint_bench import contract
-from inpaint_bench.telemetry.recover import recover
+from inpaint_bench.core import schema as contract
 from inpaint_bench.telemetry.spec import Spec
+from inpaint_bench.telemetry.storage.recover import recover
 
 CAPTURE = "h200-synthetic"
 WITNESS = "witness.jsonl"
@@ -60,16 +60,17 @@ def sidecar(orders: str) -> int:
     from inpaint_bench.telemetry import signals
 
     signals.block()
-    from inpaint_bench.telemetry import session, storage
+    from inpaint_bench.telemetry import session
+    from inpaint_bench.telemetry.storage import writer
 
     file = os.open(Path(json.loads(orders)["run_dir"]) / WITNESS, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    keep = storage.Storage.append
+    keep = writer.Storage.append
 
     def append(self: Any, table: str, row: dict[str, Any]) -> None:
         os.write(file, (json.dumps([table, row]) + "\n").encode())
         keep(self, table, row)
 
-    storage.Storage.append = append  # type: ignore[method-assign,assignment]
+    writer.Storage.append = append  # type: ignore[method-assign,assignment]
     return session.main(orders)
 
 

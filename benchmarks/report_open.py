@@ -21,10 +21,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.merge_scale import make
-from inpaint_bench import contract
+from inpaint_bench.core import schema
 from tests.browser import Browser
 from tests.browser.packages import require
+
+from .merge_scale import make
 
 RECIPES = ("baseline", "tf32", "compile", "adamw_fused", "channels_last")
 WIDTHS_PX = (1400, 390)
@@ -55,9 +56,9 @@ def main() -> int:
 
 def _measure(program: str, out: Path, options: argparse.Namespace) -> None:
     for index, folder in enumerate(make(out / "runs", options.runs, options.samples, part_rows=6000)):
-        manifest = json.loads((folder / contract.MANIFEST).read_text())
+        manifest = json.loads((folder / schema.MANIFEST).read_text())
         manifest["recipe"] = RECIPES[index // 12 % len(RECIPES)]
-        (folder / contract.MANIFEST).write_text(json.dumps(manifest))
+        (folder / schema.MANIFEST).write_text(json.dumps(manifest))
     _run("merge", str(out / "runs"), "-o", str(out / "ds"))
     found: dict[str, list[float]] = {}
     for _ in range(options.repeats):
@@ -77,7 +78,7 @@ def _measure(program: str, out: Path, options: argparse.Namespace) -> None:
 
 
 def _run(verb: str, *arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", f"inpaint_bench.{verb}", *arguments], stdout=subprocess.DEVNULL, check=True)
+    subprocess.run([sys.executable, "-m", "inpaint_bench", verb, *arguments], stdout=subprocess.DEVNULL, check=True)
 
 
 def _opened(program: str, report: Path) -> Iterator[tuple[str, float]]:

@@ -25,9 +25,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from inpaint_bench.contract import MANIFEST, MANIFEST_FIELDS, SAMPLES_FAST, SCHEDULER, TELEMETRY
-from inpaint_bench.files import replace_json
-from launchers.record.ledger import Ledger
+from inpaint_bench.core.files import replace_json
+from inpaint_bench.core.schema import MANIFEST, MANIFEST_FIELDS, SAMPLES_FAST, SCHEDULER, TELEMETRY
+from launchers.sweep.ledger import Ledger
 
 REPOSITORY = Path(__file__).parents[1]
 SITE, PARTITION = "delta", "cpu"
@@ -60,7 +60,7 @@ def _measure(points: int, folder: Path, options: argparse.Namespace) -> str:
             arrays[share] = _sbatch(commands[share], number, [f"--job-name={share}", *more], environment)
         _sweep(folder, conf, shares, arrays, options.like)
         _wait_for(arrays["completed"], shares["completed"], environment)
-        status = [sys.executable, "-m", "inpaint_bench.status", str(folder)]
+        status = [sys.executable, "-m", "inpaint_bench", "status", str(folder)]
         first = []
         for _ in range(options.times):
             for path in folder.glob(f"*/attempt-1/{SCHEDULER}"):

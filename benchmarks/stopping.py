@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.ratio import mean_interval
-from inpaint_bench.stopping import enough, half_width, looks
+from analysis.stats.intervals import mean_interval
+from launchers.points.stopping import enough, half_width, looks
 
 SCATTERS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1)
 TRUTH = 100.0  # images/s

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from analysis.report import write_report
+from analysis.report.report import write_report
 from tests.browser import Browser, Page
 from tests.browser.packages import require
 

@@ -1,4 +1,4 @@
-"""`inpaint-bench VERB ...`: the same commands as `python -m inpaint_bench.VERB ...`."""
+"""`inpaint-bench VERB ...`, or `python -m inpaint_bench VERB ...`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ VERBS = {
     "report": "dataset -> tables, figures, one HTML page",
     "doctor": "what this machine can do; --site holds site files against Slurm, --gpu probes a GPU",
     "restore": "repaint the masked parts of a folder of images with saved weights",
-    "overhead": "measure what the telemetry sidecar costs the training on this machine",
 }
 EXAMPLE = "inpaint-bench launch -m gpu=a40,a100,h200 batch=8,16,32"
 
@@ -30,7 +29,8 @@ def main() -> int:
     if verb not in VERBS:
         print(f"{verb}: no such verb; have: {', '.join(VERBS)}", file=sys.stderr)
         return 2
-    code: int = import_module(f"inpaint_bench.{verb}").main(sys.argv[2:])
+    package = "inpaint_bench" if verb == "launch" else "inpaint_bench.cli"
+    code: int = import_module(f"{package}.{verb}").main(sys.argv[2:])
     return code
 
 

@@ -16,15 +16,15 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from .errors import PointsFailedError, UserError
-from .guard import guarded
-from .paths import conf_dir
-from .schema import register
+from inpaint_bench.cli.exit_codes import guarded
+from inpaint_bench.core.errors import PointsFailedError, UserError
+from inpaint_bench.core.hydra_setup import register
+from inpaint_bench.core.paths import conf_dir
 
 
 def task(config: DictConfig) -> dict[str, Any]:
     """What one job does. Its manifest is returned."""
-    from .worker import run  # torch only where a job runs, not where it is submitted
+    from inpaint_bench.run.worker import run  # torch only where a job runs, not where it is submitted
 
     hydra_config = HydraConfig.get()
     run_dir, overrides = Path(hydra_config.runtime.output_dir), list(hydra_config.overrides.task)
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _launch() -> None:
     """What was asked for, and of `repeats=auto` whose points were waited for the repetitions that it still needs."""
-    from launchers.sending.plugin import SweepLauncher
+    from launchers.submit.plugin import SweepLauncher
 
     SweepLauncher.ended.clear()
     failed: PointsFailedError | None = None
@@ -73,7 +73,7 @@ def _launch() -> None:
     except PointsFailedError as error:
         failed = error
     for folder in SweepLauncher.ended:
-        from .repeats import repeat
+        from inpaint_bench.cli.repeats import repeat
 
         try:
             repeat(folder, task, wait=True)
@@ -84,7 +84,7 @@ def _launch() -> None:
 
 
 def _run_plan(arguments: list[str]) -> None:
-    from launchers.sending.again import run_plan
+    from launchers.submit.rerun import run_plan
 
     parser = argparse.ArgumentParser(prog="launch", description="Send the points of a plan file from this machine.")
     file = "plan.<site>.yaml of a sweep, or plan.<site>.tar, which brings the code that runs it"
@@ -103,8 +103,8 @@ def _run_plan(arguments: list[str]) -> None:
 
 def _run_packed(options: argparse.Namespace) -> None:
     """In another process, which imports the code of the plan's own snapshot."""
-    from launchers.away.plans import unpacked
-    from launchers.jobs.environment import python_path
+    from launchers.remote.plan_file import unpacked
+    from launchers.slurm.environment import python_path
 
     with unpacked(options.plan) as (plan, code):
         words = [sys.executable, "-m", "inpaint_bench.launch", "--plan", str(plan)]
@@ -118,6 +118,6 @@ def _run_packed(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    from inpaint_bench import launch  # under its own name, so that a job imports the task
+    from . import launch  # under its own name, so that a job imports the task
 
     sys.exit(launch.main())

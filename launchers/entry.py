@@ -7,9 +7,9 @@ import shlex
 import sys
 from pathlib import Path
 
-from inpaint_bench.errors import UserError
+from inpaint_bench.core.errors import UserError
 
-from .record import private
+from .sweep import private_dirs
 
 
 def command(python: str, folder: Path) -> str:
@@ -25,7 +25,7 @@ def pickle_name(task: int | str) -> str:
 def main(argv: list[str]) -> int:
     folder = Path(argv[0])
     try:
-        private.check(folder)
+        private_dirs.check(folder)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -15,9 +15,10 @@ from pathlib import Path, PurePosixPath
 import pytest
 import submitit
 
-from tests.testbed import SITES, Bed, BedError, Plan, fixtures, packages, processes, unpack
 from tests.testbed.errors import PackagesError
 from tests.testbed.plan import STATE_PATH_LIMIT, free_port, port_is_taken
+
+from .testbed import SITES, Bed, BedError, Plan, fixtures, packages, processes, unpack
 
 ROOT = Path(__file__).parents[1]
 on_slurm = pytest.mark.testbed

@@ -1,6 +1,6 @@
 """Hydra accepts plugins only from under `hydra_plugins`; ours live in `launchers`."""
 
-from launchers.sending import plugin, sweeper
+from launchers.submit import plugin, sweeper
 
 
 class InpaintBenchLauncher(plugin.SweepLauncher):

@@ -17,10 +17,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from ..config import DataConfig
-from ..errors import UserError
-from . import positions, transform
-from .positions import NoPosition, Row
+from inpaint_bench.core.config import DataConfig
+from inpaint_bench.core.errors import UserError
+
+from . import geotags, transform
+from .geotags import NoPosition, Row
 from .source import Account, Mask, Pixels, Skipped
 from .transform import UnusableImage
 
@@ -64,7 +65,7 @@ class FolderSource:
         root = Path(config.root or "")
         if not root.is_dir():
             raise UserError(f"data.root={root}: no such folder")
-        rows = positions.read_metadata(root)
+        rows = geotags.read_metadata(root)
         masks = {row.mask for row in (rows or {}).values()}
         files = [path for path in image_files(root) if path.relative_to(root).as_posix() not in masks]
         photos: list[Photo] = []
@@ -167,7 +168,7 @@ def _examine(root: Path, path: Path, rows: dict[str, Row] | None, side: int) -> 
             raise UnusableImage("empty file")
         with Image.open(io.BytesIO(content)) as image:
             upright = transform.upright(image)  # as `pixels` will: damaged EXIF is to show now
-            latitude, longitude = positions.from_row(row) if row.has_position else positions.from_exif(image)
+            latitude, longitude = geotags.from_row(row) if row.has_position else geotags.from_exif(image)
         if row.mask is not None:
             content += _examine_mask(root, row.mask, upright.size, side)
     except NoPosition as error:

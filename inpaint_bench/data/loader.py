@@ -19,13 +19,14 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from ..config import RecipeConfig
-from ..errors import UserError
-from .prepared import PreparedSource
+from inpaint_bench.core.config import RecipeConfig
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.data.prepared.source import PreparedSource
+
 from .samples import Batch, Samples
 
 if TYPE_CHECKING:
-    from .dali import DaliBatches
+    from inpaint_bench.data.prepared.dali import DaliBatches
 
 Indices = npt.NDArray[np.int64]
 
@@ -77,7 +78,7 @@ class Batches:
         sampler: EndlessShuffle | None = EndlessShuffle(indices, seed, start)
         source = samples.source
         if isinstance(source, PreparedSource) and source.format == "webdataset" and samples.pixels:
-            from .shards import ShardStream, with_any_of
+            from inpaint_bench.data.prepared.shards import ShardStream, with_any_of
 
             shards = with_any_of(source.shards(), indices)
             workers = _workers(workers, len(shards), "the data has {} shards with images to draw")
@@ -88,7 +89,7 @@ class Batches:
         collate = None
         self._decode: Callable[[Iterator[Batch]], DaliBatches] | None = None
         if recipe.decode == "dali" and samples.pixels:
-            from . import dali
+            from .prepared import dali
 
             if not isinstance(source, PreparedSource) or source.format != "files":
                 raise UserError("recipe.decode=dali needs data=prepared and recipe.format=files")

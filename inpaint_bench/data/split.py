@@ -10,7 +10,7 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import UserError
+from inpaint_bench.core.errors import UserError
 
 METRES_PER_DEGREE = 111_320.0  # of latitude, within 0.6 % everywhere
 

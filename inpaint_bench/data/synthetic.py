@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..config import DataConfig
+from inpaint_bench.core.config import DataConfig
+
 from .source import Account, Pixels
 from .split import METRES_PER_DEGREE
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from .. import recipe as recipes
-from ..errors import UnavailableError
-from . import attention, caches, compiling, inputs, layout, memory, optimizers, precision
-from .lever import Effective, Lever, Machine
+from inpaint_bench.core import recipe as recipes
+from inpaint_bench.core.errors import UnavailableError
+
+from . import attention, caches, compile, data_path, layout, memory, optimizers, precision
+from .base import Effective, Lever, Machine
 
 if TYPE_CHECKING:
     import torch
 
-    from ..config import BenchConfig
-    from ..workloads.assembly import Assembly
-    from .running import Running
+    from inpaint_bench.core.config import BenchConfig
+    from inpaint_bench.models.assembly import Assembly
+
+    from .observation import Running
 
 # In the order in which they are applied: weights and layout before what wraps the networks.
 REGISTRY: tuple[Lever, ...] = (
@@ -33,20 +35,20 @@ REGISTRY: tuple[Lever, ...] = (
     memory.Accumulate(),
     memory.Ema(),
     optimizers.Optimizer(),
-    inputs.Format(),
-    inputs.Stage(),
-    inputs.Decode(),
-    inputs.Workers(),
-    inputs.Prefetch(),
-    inputs.PinMemory(),
-    inputs.NonBlocking(),
+    data_path.Format(),
+    data_path.Stage(),
+    data_path.Decode(),
+    data_path.Workers(),
+    data_path.Prefetch(),
+    data_path.PinMemory(),
+    data_path.NonBlocking(),
     caches.Image(),
     caches.Masked(),
     caches.Text(),
     caches.Place(),
     caches.Pool(),
-    compiling.Compile(),
-    compiling.CudaGraph(),
+    compile.Compile(),
+    compile.CudaGraph(),
 )
 
 

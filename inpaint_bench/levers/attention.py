@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..workloads.assembly import Assembly
-from .lever import Effective, Lever, Machine
+from inpaint_bench.models.assembly import Assembly
+
+from .base import Effective, Lever, Machine
 from .observe import unet_kernels
 
 if TYPE_CHECKING:
-    from .running import Running, Seen
+    from .observation import Running, Seen
 
 # cuDNN's backward pass takes heads of at most 128; SD 1.5 has 160 too, which must have somewhere to go.
 BACKENDS = {

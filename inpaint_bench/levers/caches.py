@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..workloads.assembly import Assembly
-from ..workloads.caches import Cache
-from .lever import Effective, Lever, Machine
+from inpaint_bench.models.assembly import Assembly
+from inpaint_bench.models.latent_cache import Cache
+
+from .base import Effective, Lever, Machine
 
 if TYPE_CHECKING:
-    from .running import Running, Seen
+    from .observation import Running, Seen
 
 
 class _Cached(Lever):

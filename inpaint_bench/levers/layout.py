@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..workloads.assembly import Assembly
-from .lever import Effective, Lever, Machine
+from inpaint_bench.models.assembly import Assembly
+
+from .base import Effective, Lever, Machine
 from .observe import channels_last_inputs
 
 if TYPE_CHECKING:
-    from .running import Running, Seen
+    from .observation import Running, Seen
 
 
 class ChannelsLast(Lever):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..workloads.assembly import Assembly
-from .lever import Effective, Lever, Machine
+from inpaint_bench.models.assembly import Assembly
+
+from .base import Effective, Lever, Machine
 
 if TYPE_CHECKING:
-    from .running import Running, Seen
+    from .observation import Running, Seen
 
 EMA_DECAY = 0.9999
 

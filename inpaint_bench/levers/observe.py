@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import DeviceType, ProfilerActivity, profile
 
-from .running import Running, Seen
+from .observation import Running, Seen
 
 if TYPE_CHECKING:
-    from ..data.samples import Batch
+    from inpaint_bench.data.samples import Batch
 
 
 def observe(workload: Running) -> Seen:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from ..workloads.assembly import ADAMW, Assembly
-from .lever import Effective, Lever, Machine
+from inpaint_bench.models.assembly import ADAMW, Assembly
+
+from .base import Effective, Lever, Machine
 
 if TYPE_CHECKING:
-    from .running import Running, Seen
+    from .observation import Running, Seen
 
 
 class Optimizer(Lever):

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from ..workloads.assembly import ADAMW, Assembly, plain_adamw
-from ..workloads.optim import Bf16AdamW
-from ..workloads.precision import DTYPES, pin_fp32
-from .lever import Effective, Lever, Machine
+from inpaint_bench.models.assembly import ADAMW, Assembly, plain_adamw
+from inpaint_bench.models.bf16_adamw import Bf16AdamW
+from inpaint_bench.models.precision import DTYPES, pin_fp32
+
+from .base import Effective, Lever, Machine
 
 if TYPE_CHECKING:
-    from .running import Running, Seen
+    from .observation import Running, Seen
 
 
 class Autocast(Lever):

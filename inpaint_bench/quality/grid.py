@@ -10,7 +10,7 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from ..files import replacing
+from inpaint_bench.core.files import replacing
 
 COLUMNS = ("original", "masked", "restored")
 CELL_PX, GAP_PX, TEXT_PX = 256, 6, 16

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..workloads.networks import Models
+from inpaint_bench.models.networks import Models
 
 # state [B, 9, R/8, R/8], times [B] int64, context [B, L, C] -> predicted noise [B, 4, R/8, R/8]
 Predict = Callable[[Tensor, Tensor, Tensor], Tensor]

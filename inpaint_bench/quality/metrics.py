@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..config import QualityConfig
+from inpaint_bench.core.config import QualityConfig
 
 PSNR_CEILING_DB = 100.0
 RANGE = 2.0  # of a picture in -1..1

@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from ..data import positions, transform
-from ..data.folder import SUFFIXES, check_row, image_files, named_but_unused, skipped
-from ..data.masks import make_mask
-from ..data.positions import NoPosition, Row
-from ..data.source import Mask, Pixels, Skipped
-from ..data.transform import UnusableImage
-from ..errors import UserError
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.data import geotags, transform
+from inpaint_bench.data.folder import SUFFIXES, check_row, image_files, named_but_unused, skipped
+from inpaint_bench.data.geotags import NoPosition, Row
+from inpaint_bench.data.masks import make_mask
+from inpaint_bench.data.source import Mask, Pixels, Skipped
+from inpaint_bench.data.transform import UnusableImage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Folder:
         for folder in (root, masks):
             if folder is not None and not folder.is_dir():
                 raise UserError(f"{folder}: no such folder")
-        rows = positions.read_metadata(root) or {}
+        rows = geotags.read_metadata(root) or {}
         apart = {row.mask for row in rows.values()}
         names = [name for name in _image_names(root, masks) if name not in apart]
         if not names:
@@ -117,8 +117,8 @@ class Folder:
 def _position(row: Row, image: Image.Image) -> tuple[tuple[float, float] | None, str]:
     try:
         if row.has_position:
-            return positions.from_row(row), "metadata"
-        return positions.from_exif(image), "EXIF"
+            return geotags.from_row(row), "metadata"
+        return geotags.from_exif(image), "EXIF"
     except NoPosition as error:
         return None, str(error)
 

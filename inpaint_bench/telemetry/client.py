@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ..contract import TELEMETRY
-from ..files import read_json, replace_json
-from .recover import recover
+from inpaint_bench.core.files import read_json, replace_json
+from inpaint_bench.core.schema import TELEMETRY
+from inpaint_bench.telemetry.storage.recover import recover
+
 from .spec import Spec
 
 if TYPE_CHECKING:
-    from ..config import TelemetryConfig
+    from inpaint_bench.core.config import TelemetryConfig
 
 LOG: Final = "sidecar.log"
 _STOP_S: Final = 5.0

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .lanes import LANES, Reader, null_reason
-from .nvml import Handle, Nvml, NvmlError
-from .processes import Processes
+from inpaint_bench.telemetry.nvml.api import Handle, Nvml, NvmlError
+from inpaint_bench.telemetry.sampling.streams import LANES, Reader, null_reason
+from inpaint_bench.telemetry.sources.co_tenants import Processes
 
 
 @dataclass

@@ -15,29 +15,30 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from ..contract import TELEMETRY
-from ..endpoint import Endpoint
-from ..files import replace_json
+from inpaint_bench.core.endpoint import Endpoint
+from inpaint_bench.core.files import replace_json
+from inpaint_bench.core.schema import TELEMETRY
+from inpaint_bench.telemetry.nvml.api import Nvml, NvmlError
+from inpaint_bench.telemetry.nvml.capture_file import CaptureError, load
+from inpaint_bench.telemetry.nvml.real import RealNvml
+from inpaint_bench.telemetry.nvml.reinit_barrier import Gate
+from inpaint_bench.telemetry.nvml.replay import Replay
+from inpaint_bench.telemetry.sampling.sampler import Sampler
+from inpaint_bench.telemetry.sampling.streams import LANES
+from inpaint_bench.telemetry.sampling.ticker import Ticker
+from inpaint_bench.telemetry.sources.health import read_health, worsened
+from inpaint_bench.telemetry.sources.periodic import Rounds
+from inpaint_bench.telemetry.sources.xid import XidWatch
+from inpaint_bench.telemetry.storage.writer import Storage
+
 from . import signals
-from .account import Account, gpm_hz, identity, part_metadata
-from .binding import RealNvml
-from .clock import Ticker
 from .devices import open_devices
-from .gate import Gate
-from .health import read_health, worsened
-from .lanes import LANES
 from .log import log
-from .nvml import Nvml, NvmlError
-from .recording import CaptureError, load
-from .replay import Replay
-from .rounds import Rounds
-from .sampler import Sampler
+from .report import Account, gpm_hz, identity, part_metadata
 from .spec import Spec
-from .storage import Storage
-from .xids import XidWatch
 
 if TYPE_CHECKING:
-    from .dcgm import DcgmWatch
+    from inpaint_bench.telemetry.sources.dcgm import DcgmWatch
 
 _LONGEST_WAIT_S: Final = 0.5
 _CLAIM_S: Final = 1.0
@@ -158,7 +159,9 @@ class Sidecar:
     def _dcgm_watch(self) -> DcgmWatch | None:
         if self._spec.dcgm_url is None:
             return None
-        from .dcgm import DcgmWatch  # its parser is not light, and few sites name an exporter
+        from inpaint_bench.telemetry.sources.dcgm import (
+            DcgmWatch,  # its parser is not light, and few sites name an exporter
+        )
 
         append = lambda table, row: self._storage.append(table, row)  # noqa: E731
         endpoint = Endpoint.parse(self._spec.dcgm_url)

@@ -6,13 +6,13 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..errors import UserError
+from inpaint_bench.core.errors import UserError
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from ..config import BenchConfig
+    from inpaint_bench.core.config import BenchConfig
 
 
 class Workload(Protocol):

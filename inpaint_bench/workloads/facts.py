@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from . import flops
-from .assembly import ADAMW, Assembly
+from inpaint_bench.models import flops
+from inpaint_bench.models.assembly import ADAMW, Assembly
 
 
 def of(assembly: Assembly, optimizers: list[torch.optim.Optimizer], scaled: bool) -> dict[str, Any]:

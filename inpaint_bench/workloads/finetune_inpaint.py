@@ -12,19 +12,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import levers
-from ..config import BenchConfig
-from ..data.loader import Batches
-from ..data.opened import Indices, open_source, open_split
-from ..data.samples import Batch
-from ..data.source import Source
-from ..errors import UserError
-from . import facts, fit, held_out, models, objective, optim, parity
-from .assembly import Assembly
-from .average import Average
-from .graph import GraphedStep
-from .location import LONGEST_M
-from .networks import Models
+from inpaint_bench import levers
+from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.data.loader import Batches
+from inpaint_bench.data.open_source import Indices, open_source, open_split
+from inpaint_bench.data.samples import Batch
+from inpaint_bench.data.source import Source
+from inpaint_bench.models import bf16_adamw, builders
+from inpaint_bench.models import loss as objective
+from inpaint_bench.models.assembly import Assembly
+from inpaint_bench.models.cuda_graph import GraphedStep
+from inpaint_bench.models.ema import Average
+from inpaint_bench.models.location import LONGEST_M
+from inpaint_bench.models.networks import Models
+
+from . import batch_search, facts, parity, validation
 
 log = logging.getLogger(__name__)
 
@@ -134,16 +137,16 @@ class FinetuneInpaint:
         return levers.verify(self)
 
     def validate(self) -> dict[str, float]:
-        return held_out.validate(self.assembly, self._held)
+        return validation.validate(self.assembly, self._held)
 
     def finish(self, run_dir: Path) -> dict[str, Any]:
-        return held_out.finish(self.assembly, self._held, run_dir, self.average)
+        return validation.finish(self.assembly, self._held, run_dir, self.average)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = {f"parameter.{i}": p.detach() for i, p in enumerate(self.parameters)}
         values: dict[str, Any] = {"attempted": self.attempted, "draws_taken": self.draws_taken, "draws": self._draws()}
         for number, optimizer in enumerate(self.optimizers):
-            tensors |= {f"optimizer.{number}.{k}": v for k, v in optim.state_tensors(optimizer).items()}
+            tensors |= {f"optimizer.{number}.{k}": v for k, v in bf16_adamw.state_tensors(optimizer).items()}
         if self.average:
             tensors |= {f"average.{i}": tensor for i, tensor in enumerate(self.average.tensors)}
         if self.scaler:
@@ -177,7 +180,7 @@ class FinetuneInpaint:
         for number, optimizer in enumerate(self.optimizers):
             start = f"optimizer.{number}."
             own = {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
-            optim.load_tensors(optimizer, own)
+            bf16_adamw.load_tensors(optimizer, own)
         if self.average:
             count = len(self.average.tensors)
             self.average.load([tensors[f"average.{i}"].to(self.device) for i in range(count)])
@@ -202,7 +205,7 @@ def build(config: BenchConfig, device: torch.device) -> FinetuneInpaint:
     source = open_source(config.data, config.recipe)
     asked = config.batch
     if isinstance(asked, str):
-        config = replace(config, batch=fit.search(config, device, source))
+        config = replace(config, batch=batch_search.search(config, device, source))
     train, held = _split(config, source)
     nets = _networks(config, device, source)
     assembly = Assembly.base(config, device, nets, source)
@@ -229,9 +232,9 @@ def _split(config: BenchConfig, source: Source) -> tuple[Indices, Indices]:
 
 
 def _networks(config: BenchConfig, device: torch.device, source: Source) -> Models:
-    torch.manual_seed(models.FROZEN_SEED)
+    torch.manual_seed(builders.FROZEN_SEED)
     centre = np.median(source.positions, axis=0)
-    nets = models.build(config.model, device, (float(centre[0]), float(centre[1])))
+    nets = builders.build(config.model, device, (float(centre[0]), float(centre[1])))
     torch.manual_seed(config.seed)
     away = nets.location.away_m(float(centre[0]), float(centre[1])) if nets.location else 0.0
     if away > LONGEST_M / 2:

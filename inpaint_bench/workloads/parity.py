@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .assembly import Assembly, plain_adamw
-from .networks import INPUT_CHANNELS, LATENT_CHANNELS
+from inpaint_bench.models.assembly import Assembly, plain_adamw
+from inpaint_bench.models.networks import INPUT_CHANNELS, LATENT_CHANNELS
 
 log = logging.getLogger(__name__)
 

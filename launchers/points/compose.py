@@ -16,15 +16,15 @@ from hydra.core.utils import configure_log, setup_globals
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
-from inpaint_bench.paths import conf_dir
-from inpaint_bench.schema import register
+from inpaint_bench.core.hydra_setup import register
+from inpaint_bench.core.paths import conf_dir
+from launchers.sweep.launch_context import Surroundings
 
-from ..record.surroundings import Surroundings
-from .catalogue import Catalogue
 from .composition import Composition
-from .history import Histories
-from .place import place
+from .placement import place
 from .point import Point
+from .site_catalog import Catalogue
+from .time_limit import Histories
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from inpaint_bench.config import BenchConfig, typed, typed_like, unchecked, without_hydra
+from inpaint_bench.core.config import BenchConfig, typed, typed_like, unchecked, without_hydra
 
 _KEYS = frozenset(spec.name for spec in fields(BenchConfig))
 _CONSTANT = re.compile(r"\$\{(oc\.env|testbed):[^${}]*\}")  # interpolations that read no configuration

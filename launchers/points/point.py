@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from omegaconf import DictConfig
 
-from inpaint_bench import time_limit
-from inpaint_bench.config import BenchConfig
-from inpaint_bench.site_config import SiteConfig
+from inpaint_bench.core import time_limit
+from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.site import SiteConfig
 
 from .composition import Composed
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from inpaint_bench import contract
-from inpaint_bench.recipe import STUDIES
+from inpaint_bench.core import schema as contract
+from inpaint_bench.core.recipe import STUDIES
 
 S = 1_000_000_000
 UNIX0 = 1_790_000_000 * S

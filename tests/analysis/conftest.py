@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis import export
-from analysis.report import write_report
-from inpaint_bench.merge import main as merge
+from analysis.report import export
+from analysis.report.report import write_report
+from inpaint_bench.cli.merge import main as merge
 
 from .build import write_levers, write_run, write_study
 

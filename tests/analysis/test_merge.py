@@ -13,10 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import aggregate, kept, load, merge
+from analysis import merge
 from analysis.dataset import Dataset, open_dataset
-from inpaint_bench import contract
-from inpaint_bench.errors import UserError
+from analysis.ingest import incremental, run_dir
+from analysis.stats import cells as aggregate
+from inpaint_bench.core import schema
+from inpaint_bench.core.errors import UserError
 
 from .build import write_quality, write_run
 
@@ -74,9 +76,9 @@ def test_every_kind_of_bad_file_is_listed_with_its_reason(tmp_path: Path) -> Non
     pq.write_table(keep, good / "steps/part-000002.parquet")
     (good / "steps" / ".part-000003.parquet.tmp").write_bytes(b"PAR1")
     (good / "steps" / "notes.txt").write_text("hello")
-    (write_run(tmp_path / "grace", "r-02") / contract.MANIFEST).unlink()
-    (write_run(tmp_path / "grace", "r-03") / contract.MANIFEST).write_text('{"run_id": "r-0')
-    (write_run(tmp_path / "grace", "r-04") / contract.WINDOWS).write_text("[[]]")
+    (write_run(tmp_path / "grace", "r-02") / schema.MANIFEST).unlink()
+    (write_run(tmp_path / "grace", "r-03") / schema.MANIFEST).write_text('{"run_id": "r-0')
+    (write_run(tmp_path / "grace", "r-04") / schema.WINDOWS).write_text("[[]]")
     write_run(tmp_path / "grace", "r-05", schema_version=0)
     dataset = merged(tmp_path)
     codes = dict(dataset.skipped.group_by("code").len().iter_rows())
@@ -187,9 +189,9 @@ def test_an_older_dataset_is_replaced_and_anything_else_is_not(tmp_path: Path) -
 def test_a_manifest_with_fields_of_the_wrong_kind_does_not_stop_the_rest(tmp_path: Path) -> None:
     write_run(tmp_path / "grace", "r-01", batch=8)
     bad = write_run(tmp_path / "grace", "r-02")
-    facts = json.loads((bad / contract.MANIFEST).read_text())
+    facts = json.loads((bad / schema.MANIFEST).read_text())
     for wrong in ({"devices": 5, "environment": "?"}, {"started_unix_ns": "yesterday"}, {"slurm": "4711"}):
-        (bad / contract.MANIFEST).write_text(json.dumps({**facts, **wrong}))
+        (bad / schema.MANIFEST).write_text(json.dumps({**facts, **wrong}))
         dataset = merged(tmp_path)
         assert dataset.runs.filter(pl.col("run_id") == "r-02")["invalid_reason"][0].startswith("cannot be summarised")
         assert dataset.runs.filter(pl.col("run_id") == "r-01")["valid"][0]
@@ -198,10 +200,10 @@ def test_a_manifest_with_fields_of_the_wrong_kind_does_not_stop_the_rest(tmp_pat
 def test_a_dataset_below_a_root_is_not_read_as_runs(tmp_path: Path) -> None:
     write_run(tmp_path / "grace", "r-01")
     merge.merge([tmp_path / "grace"], tmp_path / "grace" / "ds")
-    assert [p.name for p in load.find([tmp_path / "grace"])] == ["run-r-01"]
+    assert [p.name for p in run_dir.find([tmp_path / "grace"])] == ["run-r-01"]
 
 
-REWRITTEN = {contract.DATASET, kept.DIRECTORIES}  # when it was merged, and when each file was written
+REWRITTEN = {schema.DATASET, incremental.DIRECTORIES}  # when it was merged, and when each file was written
 
 
 @pytest.fixture
@@ -215,7 +217,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return real(folder, keep=keep)
 
     monkeypatch.setattr(merge, "read_run", read_run)
-    monkeypatch.setattr(load, "SETTLED_S", 0)
+    monkeypatch.setattr(run_dir, "SETTLED_S", 0)
     return names
 
 
@@ -244,7 +246,7 @@ def test_merging_again_reads_only_what_is_new_or_changed(tmp_path: Path, reads: 
     journalled(roots[0], "r-01")
     changed = write_run(roots[0], "r-02")
     gone = write_run(roots[0], "r-03")
-    (write_run(roots[0], "r-04") / contract.MANIFEST).write_text("{")
+    (write_run(roots[0], "r-04") / schema.MANIFEST).write_text("{")
     shown = write_run(roots[0], "r-05", noise=0.02, window_s=33.3, quality=write_quality(roots[0] / "run-r-05", 1, 1))
     (shown / "steps" / "part-000000.parquet").write_bytes(b"PAR1")
     shutil.copytree(roots[0] / "run-r-01", roots[1] / "copy")
@@ -293,7 +295,7 @@ def test_a_file_system_without_links_gets_copies(
 def test_a_change_that_keeps_size_and_time_is_seen(tmp_path: Path, reads: list[str]) -> None:
     folder = write_run(tmp_path / "grace", "r-01")
     merged(tmp_path)
-    manifest = folder / contract.MANIFEST
+    manifest = folder / schema.MANIFEST
     of = manifest.stat()
     manifest.write_text(manifest.read_text().replace("g001", "g002"))
     os.utime(manifest, ns=(of.st_atime_ns, of.st_mtime_ns))
@@ -307,7 +309,7 @@ def test_a_run_whose_files_are_seconds_old_is_read_again(
     tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file system that keeps whole seconds shows a second write within one as no change."""
-    monkeypatch.setattr(load, "SETTLED_S", 60)
+    monkeypatch.setattr(run_dir, "SETTLED_S", 60)
     write_run(tmp_path / "grace", "r-01")
     merged(tmp_path)
     assert merged(tmp_path).account["unchanged"] == 0
@@ -328,19 +330,19 @@ def test_another_version_of_the_analysis_reads_everything(
 ) -> None:
     write_run(tmp_path / "grace", "r-01")
     merged(tmp_path)
-    monkeypatch.setattr(kept, "version", lambda: "another")
+    monkeypatch.setattr(incremental, "version", lambda: "another")
     merged(tmp_path)
     merged(tmp_path)
     assert reads == ["run-r-01"] * 2
 
 
-@pytest.mark.parametrize("name", [contract.RUNS, kept.WINDOWS, kept.DIRECTORIES, contract.DATASET, "steps"])
+@pytest.mark.parametrize("name", [schema.RUNS, incremental.WINDOWS, incremental.DIRECTORIES, schema.DATASET, "steps"])
 def test_an_older_dataset_that_was_changed_is_not_believed(tmp_path: Path, reads: list[str], name: str) -> None:
     write_run(tmp_path / "grace", "r-01")
     dataset = merged(tmp_path)
     if name == "steps":
         dataset.files("r-01")[-1].unlink()
-    elif name == contract.DATASET:
+    elif name == schema.DATASET:
         (tmp_path / "ds" / name).write_text('{"schema_version": 1}')
     else:
         pl.read_parquet(tmp_path / "ds" / name).clear().write_parquet(tmp_path / "ds" / name)
@@ -397,7 +399,7 @@ def test_a_run_that_begins_while_it_is_merged_is_listed_and_read_next_time(
     write_run(tmp_path / "grace", "r-01")
     write_run(tmp_path / "grace", "r-02")
     with monkeypatch.context() as early:
-        early.setattr(merge, "peek", lambda folder: None if folder.name == "run-r-02" else load.peek(folder))
+        early.setattr(merge, "peek", lambda folder: None if folder.name == "run-r-02" else run_dir.peek(folder))
         dataset = merged(tmp_path)
     assert dataset.runs["run_id"].to_list() == ["r-01"]
     assert dataset.skipped["code"].to_list() == ["changing"]

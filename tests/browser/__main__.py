@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.browser import packages
 from tests.testbed.errors import PackagesError
+
+from . import packages
 
 
 def main() -> int:

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from inpaint_bench import prepare
-from inpaint_bench.config import DataConfig
+from inpaint_bench.cli import prepare
+from inpaint_bench.core.config import DataConfig
 from inpaint_bench.data.loader import Batches
-from inpaint_bench.data.prepared import PreparedSource
+from inpaint_bench.data.prepared.source import PreparedSource
 from inpaint_bench.data.samples import Batch, Samples
 from inpaint_bench.data.source import Source
-from inpaint_bench.workloads.tokens import hash_tokenizer
-from tests.worker.support import bench
+from inpaint_bench.models.tokenizer import hash_tokenizer
+from tests.run.support import bench
 
 FORMATS = ("files", "memmap", "hdf5", "webdataset")
 SMALL = ("data.resolution_px=32", "prepare.shard_images=8", f"prepare.formats=[{','.join(FORMATS)}]")

@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from inpaint_bench import prepare
-from inpaint_bench.config import DataConfig
+from inpaint_bench.cli import prepare
+from inpaint_bench.core.config import DataConfig
 from inpaint_bench.data.folder import FolderSource
-from tests.worker.support import photo
+from tests.run.support import photo
 
 from .support import SMALL, batches, opened, samples, take
 

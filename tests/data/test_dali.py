@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 
 from inpaint_bench import levers
-from inpaint_bench.data import dali
-from inpaint_bench.errors import UnavailableError, UserError
+from inpaint_bench.core.errors import UnavailableError, UserError
+from inpaint_bench.data.prepared import dali
 from inpaint_bench.workloads import finetune_inpaint
-from tests.worker.support import bench
+from tests.run.support import bench
 
 from .support import batches, opened, prepared, same, samples, take
 

@@ -15,15 +15,15 @@ import pytest
 import torch
 from PIL import Image
 
-from inpaint_bench.config import DataConfig
+from inpaint_bench.core.config import DataConfig
+from inpaint_bench.core.errors import UserError
 from inpaint_bench.data.loader import Batches, EndlessShuffle
 from inpaint_bench.data.masks import make_mask
-from inpaint_bench.data.opened import open_source
+from inpaint_bench.data.open_source import open_source
 from inpaint_bench.data.samples import Samples
 from inpaint_bench.data.source import Source
-from inpaint_bench.errors import UserError
-from inpaint_bench.workloads.tokens import hash_tokenizer
-from tests.worker.support import bench, photo
+from inpaint_bench.models.tokenizer import hash_tokenizer
+from tests.run.support import bench, photo
 
 
 def folder(root: Path, num_images: int | None = None) -> Source:

@@ -20,10 +20,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from inpaint_bench import prepare
-from inpaint_bench.config import config_hash
-from inpaint_bench.data import layout
-from tests.worker.support import compose, photo
+from inpaint_bench.cli import prepare
+from inpaint_bench.core.config import config_hash
+from inpaint_bench.data.prepared import layout
+from tests.run.support import compose, photo
 
 from .support import FORMATS, SMALL, opened, prepared
 
@@ -168,7 +168,7 @@ class TestWhenItCannotFinish:
         """The size is known in advance for arrays; here that look is taken away, so that writing itself fails."""
         disk = small_disk(400)
         out = prepared(disk / "set", *FACADES, "data.num_images=80", "prepare.formats=[files]")
-        monkeypatch.setattr("inpaint_bench.data.write._array_bytes", lambda *_: 0)
+        monkeypatch.setattr("inpaint_bench.data.prepared.write._array_bytes", lambda *_: 0)
         before = contents(disk)
         words = ["data=prepared", f"data.root={out}", "data.resolution_px=32", f"prepare.formats=[{writer}]"]
         assert prepare.main(words) == 2
@@ -291,7 +291,7 @@ class TestDamageOfUnchangedSize:
 
 
 def start(words: list[str]) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "inpaint_bench.prepare", *words]
+    command = [sys.executable, "-m", "inpaint_bench", "prepare", *words]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
@@ -306,7 +306,7 @@ class TestTheCommand:
     def test_help_ends_with_an_example(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
             prepare.main(["--help"])
-        assert "python -m inpaint_bench.prepare data=synthetic" in capsys.readouterr().out
+        assert "inpaint-bench prepare data=synthetic" in capsys.readouterr().out
 
     def test_its_account_is_short_and_ends_with_how_to_use_the_dataset(self, tmp_path: Path) -> None:
         command = [sys.executable, "-m", "inpaint_bench", "prepare", *FACADES, *SMALL, f"data.out={tmp_path / 'set'}"]
@@ -317,7 +317,7 @@ class TestTheCommand:
 
     def test_a_terminal_sees_a_bar_and_a_pipe_does_not(self, tmp_path: Path) -> None:
         leader, follower = pty.openpty()
-        command = [sys.executable, "-m", "inpaint_bench.prepare", *FACADES, *SMALL, f"data.out={tmp_path / 'set'}"]
+        command = [sys.executable, "-m", "inpaint_bench", "prepare", *FACADES, *SMALL, f"data.out={tmp_path / 'set'}"]
         environment = {**os.environ, "TERM": "xterm"}
         subprocess.run(command, stdout=follower, stderr=follower, env=environment, check=True)
         os.close(follower)
@@ -345,7 +345,9 @@ class TestTheCommand:
         ],
     )
     def test_a_mistake_is_one_sentence_and_exit_code_two(self, words: list[str], message: str) -> None:
-        done = subprocess.run([sys.executable, "-m", "inpaint_bench.prepare", *words], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "inpaint_bench", "prepare", *words], capture_output=True, text=True
+        )
         assert done.returncode == 2, done.stderr
         assert message in done.stderr
         assert "Traceback" not in done.stderr

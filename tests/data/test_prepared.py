@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inpaint_bench import prepare
-from inpaint_bench.errors import UserError
+from inpaint_bench.cli import prepare
+from inpaint_bench.core.errors import UserError
 
 from .support import FORMATS, opened, prepared
 
@@ -58,7 +58,7 @@ class TestADamagedDataset:
         out = prepared(tmp_path / "plain", *FACADES, "prepare.formats=[files]")
         with pytest.raises(UserError, match="prepared as files; this adds it") as caught:
             opened(out, "memmap")
-        command = str(caught.value).split("python -m inpaint_bench.prepare ")[1]
+        command = str(caught.value).split("inpaint-bench prepare ")[1]
         assert prepare.main(command.split()) == 0
         assert len(opened(out, "memmap")) == 40
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inpaint_bench.config import DataConfig
-from inpaint_bench.data.opened import open_source, open_split
+from inpaint_bench.core.config import DataConfig
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.data.open_source import open_source, open_split
 from inpaint_bench.data.split import blocks, split
-from inpaint_bench.errors import UserError
 
 from .support import opened
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from inpaint_bench.config import DataConfig, RecipeConfig
-from inpaint_bench.data.opened import open_source
-from inpaint_bench.data.shards import with_any_of
+from inpaint_bench.core.config import DataConfig, RecipeConfig
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.data.open_source import open_source
+from inpaint_bench.data.prepared.shards import with_any_of
 from inpaint_bench.data.source import Source
-from inpaint_bench.errors import UserError
 
 from .support import FORMATS, batches, draws, opened, same, samples, take
 
@@ -119,5 +119,5 @@ def test_the_settings_say_which_format_was_read(facades: Path, format: str) -> N
 
 @pytest.mark.parametrize("words", [{"format": "memmap"}, {"stage": "tmp"}])
 def test_what_only_prepared_data_has_is_refused_elsewhere(words: dict[str, str]) -> None:
-    with pytest.raises(UserError, match=r"needs prepared data: python -m inpaint_bench\.prepare data=synthetic"):
+    with pytest.raises(UserError, match=r"needs prepared data: inpaint-bench prepare data=synthetic"):
         open_source(DataConfig(kind="synthetic", num_images=4, resolution_px=32), RecipeConfig(**words))

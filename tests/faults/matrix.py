@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from inpaint_bench import cancel
-from launchers.record.ledger import Ledger
+from inpaint_bench.cli import cancel
+from launchers.sweep.ledger import Ledger
 from tests.testbed.bed import Bed
 
 from .support import LONG, manifest, reached, send, slurm_state, started_again

@@ -10,8 +10,9 @@ from typing import Any
 import polars as pl
 import pyarrow.parquet as pq
 
-from inpaint_bench import launch, rerun, status
-from inpaint_bench.telemetry.recover import recover
+from inpaint_bench import launch
+from inpaint_bench.cli import rerun, status
+from inpaint_bench.telemetry.storage.recover import recover
 from tests.testbed.bed import Bed
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from inpaint_bench import merge
+from inpaint_bench.cli import merge
 
 from .matrix import CAUSES, STEPS, Matrix
 from .support import LOST_S, decided, line, losses, lost_s, manifest, nothing_to_send, reasons, starts, told

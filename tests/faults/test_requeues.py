@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from inpaint_bench import merge
+from inpaint_bench.cli import merge
 
 from .matrix import LIMITED_STEPS, STEPS, Matrix
 from .support import decided, line, losses, manifest, nothing_to_send, reasons, starts, told

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from inpaint_bench import collect, rerun
-from launchers.away import remote, ssh
-from launchers.record.ledger import Ledger
-from launchers.standing.watch import sites_of
-from tests.launcher.over_ssh import jobs, sweep, told
+from inpaint_bench.cli import collect, rerun
+from launchers.remote import client, ssh
+from launchers.status.survey import sites_of
+from launchers.sweep.ledger import Ledger
+from tests.launchers.over_ssh import jobs, sweep, told
 
 pytestmark = [pytest.mark.testbed, pytest.mark.faults, pytest.mark.usefixtures("delta_waits")]
 
@@ -40,7 +40,7 @@ def test_a_peer_that_falls_silent_ends_a_command_in_bounded_time(login_nodes, qu
 
 
 def test_an_answer_that_got_lost_doubles_nothing(login_nodes, tmp_path, capsys, monkeypatch):
-    folder, ask, asked = tmp_path / "sweep", remote.Place.ask, []
+    folder, ask, asked = tmp_path / "sweep", client.Place.ask, []
 
     def unheard(at, verb, request, **more):
         asked.append((at, verb, request))
@@ -48,7 +48,7 @@ def test_an_answer_that_got_lost_doubles_nothing(login_nodes, tmp_path, capsys, 
         raise ssh.UnreachableError("ssh delta-login: the connection broke")
 
     with monkeypatch.context() as patch:
-        patch.setattr(remote.Place, "ask", unheard)
+        patch.setattr(client.Place, "ask", unheard)
         assert sweep(login_nodes, folder, "gpu=h200", "batch=2") == 1
         assert "is not known" in capsys.readouterr().out
         assert [point["state"] for point in told(folder, capsys)] == ["unknown"]
@@ -65,17 +65,17 @@ def test_an_answer_that_got_lost_doubles_nothing(login_nodes, tmp_path, capsys, 
 
 
 def test_a_question_that_got_lost_is_asked_again_by_rerun(login_nodes, tmp_path, capsys, monkeypatch):
-    folder, ask = tmp_path / "sweep", remote.Place.ask
+    folder, ask = tmp_path / "sweep", client.Place.ask
 
     def unasked(at, verb, request, **more):
-        if verb == remote.SUBMIT:
+        if verb == client.SUBMIT:
             raise ssh.UnreachableError("ssh delta-login: the connection broke")
         return ask(at, verb, request, **more)
 
     which = shutil.which  # no rsync here: the code goes by tar
-    monkeypatch.setattr(remote.shutil, "which", lambda name: None if name == "rsync" else which(name))
+    monkeypatch.setattr(client.shutil, "which", lambda name: None if name == "rsync" else which(name))
     with monkeypatch.context() as patch:
-        patch.setattr(remote.Place, "ask", unasked)
+        patch.setattr(client.Place, "ask", unasked)
         assert sweep(login_nodes, folder, "gpu=h200", "batch=2") == 1
         assert [point["state"] for point in told(folder, capsys)] == ["planned"]
     assert rerun.main([str(folder)]) == 0
@@ -115,7 +115,7 @@ def test_code_that_was_cut_off_on_its_way_never_runs(login_nodes, tmp_path, caps
 def test_results_that_were_cut_off_look_unfinished_and_the_rest_comes_next_time(
     login_nodes, queued, capsys, monkeypatch
 ):
-    at = remote.place(sites_of(Ledger.open(queued))["delta"], Ledger.open(queued))
+    at = client.place(sites_of(Ledger.open(queued))["delta"], Ledger.open(queued))
     run_dir = Path(at.root, "0", "attempt-1")
     (run_dir / "steps").mkdir(parents=True)
     parts = {f"steps/part-{n:06d}.parquet": os.urandom(4 << 20) for n in range(4)}

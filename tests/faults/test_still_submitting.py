@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from inpaint_bench import cancel, launch, rerun
-from tests.launcher import over_ssh
+from inpaint_bench import launch
+from inpaint_bench.cli import cancel, rerun
+from tests.launchers import over_ssh
 from tests.testbed.bed import Bed
 from tests.testbed.ssh import LoginNodes
 

@@ -17,10 +17,11 @@ from typing import Any
 
 import pytest
 
-from inpaint_bench import cancel, launch, rerun
-from launchers.jobs.slurm import SiteExecutor
-from launchers.record.ledger import Ledger
-from launchers.standing.watch import survey
+from inpaint_bench import launch
+from inpaint_bench.cli import cancel, rerun
+from launchers.slurm.submit import SiteExecutor
+from launchers.status.survey import survey
+from launchers.sweep.ledger import Ledger
 from tests.testbed.bed import Bed
 
 from .support import ROOT, SHORT, WORKLOAD, decided, nothing_to_send, reasons, told
@@ -51,7 +52,7 @@ def launching(folder: Path, *overrides: str) -> subprocess.Popen[str]:
 
 
 def rerunning(folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "inpaint_bench.rerun", str(folder)]
+    command = [sys.executable, "-m", "inpaint_bench", "rerun", str(folder)]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from inpaint_bench import rerun
+from inpaint_bench.cli import rerun
 
 from .matrix import CAUSES, STEPS, Matrix
 from .support import SHORT, losses, manifest, nothing_to_send, step, told

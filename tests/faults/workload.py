@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from inpaint_bench.config import BenchConfig
-from tests.worker.support import TinyTraining
+from inpaint_bench.core.config import BenchConfig
+from tests.run.support import TinyTraining
 
 STEP_S = 0.25
 AFTER_S = 8.0  # of good steps: longer than a journal is old

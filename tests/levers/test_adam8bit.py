@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from inpaint_bench import levers
-from inpaint_bench.errors import UnavailableError
+from inpaint_bench.core.errors import UnavailableError
 from inpaint_bench.levers import optimizers
 from inpaint_bench.workloads import finetune_inpaint
-from tests.worker.support import bench, constant_batch
+from tests.run.support import bench, constant_batch
 
 CPU = torch.device("cpu")
 

@@ -9,11 +9,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from inpaint_bench import levers
-from inpaint_bench.errors import UnavailableError, UserError
+from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.workloads import finetune_inpaint
 from inpaint_bench.workloads import parity as parity_of
 from inpaint_bench.workloads.finetune_inpaint import FinetuneInpaint
-from tests.worker.support import bench, constant_batch
+from tests.run.support import bench, constant_batch
 
 CPU = torch.device("cpu")
 
@@ -214,13 +214,12 @@ class TestTraining:
 
 def validated(workload: FinetuneInpaint, batch: dict[str, torch.Tensor]) -> float:
     """The mean loss on one batch over draws that are the same for every model."""
-    from inpaint_bench.workloads import objective
+    from inpaint_bench.models import loss
 
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         found = [
-            float(objective.loss(workload.assembly, batch, objective.draw(workload.assembly, 2, generator)))
-            for _ in range(20)
+            float(loss.loss(workload.assembly, batch, loss.draw(workload.assembly, 2, generator))) for _ in range(20)
         ]
     return sum(found) / len(found)
 
@@ -251,7 +250,7 @@ class TestStateOfTheWorkload:
         assert len(first) == 3
 
     def test_of_another_model_is_refused(self) -> None:
-        from inpaint_bench.errors import UserError
+        from inpaint_bench.core.errors import UserError
 
         tensors, values = build().state()
         other = build(model__location_tokens=2)

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from inpaint_bench.errors import UserError
-from inpaint_bench.workloads import finetune_inpaint, objective
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.models import loss
+from inpaint_bench.workloads import finetune_inpaint
 from inpaint_bench.workloads.finetune_inpaint import FinetuneInpaint
 from tests.data.support import prepared
-from tests.worker.support import bench
+from tests.run.support import bench
 
 CPU = torch.device("cpu")
 
@@ -77,8 +78,8 @@ class TestCaches:
         cached, online = build(dataset, "cache_masked"), build(dataset)
         batch = cached.next_batch()
         assert len(batch["image"])
-        draws = objective.draw(cached.assembly, len(batch["image"]), torch.Generator().manual_seed(0))
-        given = objective.inputs(cached.assembly, batch, draws)
+        draws = loss.draw(cached.assembly, len(batch["image"]), torch.Generator().manual_seed(0))
+        given = loss.inputs(cached.assembly, batch, draws)
         from inpaint_bench.data.masks import make_mask
 
         data = cached.bench.data
@@ -88,7 +89,7 @@ class TestCaches:
         ]
         mask = torch.from_numpy(np.stack(masks)).float()[:, None]
         batch |= {"mask": mask, "masked_image": batch["image"] * (1 - mask)}
-        wanted = objective.inputs(online.assembly, batch, draws)
+        wanted = loss.inputs(online.assembly, batch, draws)
         assert torch.equal(given.mask, wanted.mask)
         torch.testing.assert_close(given.masked, wanted.masked, rtol=5e-3, atol=5e-3)
         cached.close()
@@ -99,8 +100,8 @@ class TestCaches:
         workload = build(dataset, "cache_image")
         batch = workload.next_batch()
         generator = torch.Generator().manual_seed(0)
-        noises = [objective.draw(workload.assembly, len(batch["index"]), generator) for _ in range(2)]
-        one, other = (objective.inputs(workload.assembly, batch, noise) for noise in noises)
+        noises = [loss.draw(workload.assembly, len(batch["index"]), generator) for _ in range(2)]
+        one, other = (loss.inputs(workload.assembly, batch, noise) for noise in noises)
         workload.close()
         assert not torch.equal(one.latents, other.latents)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from inpaint_bench.workloads import models
-from inpaint_bench.workloads.networks import Models
-from tests.worker.support import bench
+from inpaint_bench.models import builders
+from inpaint_bench.models.networks import Models
+from tests.run.support import bench
 
 CPU = torch.device("cpu")
 CENTRE = (55.7, 13.2)
@@ -16,7 +16,7 @@ CENTRE = (55.7, 13.2)
 
 def tiny(*overrides: str, seed: int = 0) -> Models:
     torch.manual_seed(seed)
-    return models.build(bench(*overrides).model, CPU, CENTRE)
+    return builders.build(bench(*overrides).model, CPU, CENTRE)
 
 
 def listening(seed: int = 0) -> Models:
@@ -29,7 +29,7 @@ def listening(seed: int = 0) -> Models:
 
 
 def loaded(folder: Path, *overrides: str) -> Models:
-    return models.build(bench(f"model.weights={folder}", *overrides).model, CPU, (0.0, 0.0))
+    return builders.build(bench(f"model.weights={folder}", *overrides).model, CPU, (0.0, 0.0))
 
 
 def noise(nets: Models, latitude: float = 55.7, longitude: float = 13.2) -> torch.Tensor:

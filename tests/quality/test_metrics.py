@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from inpaint_bench.config import QualityConfig
+from inpaint_bench.core.config import QualityConfig
 from inpaint_bench.quality import grid, metrics
 from inpaint_bench.quality.metrics import FID_IMAGES, Figures, Judge, psnr_hole, ssim_hole
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
-from inpaint_bench.restore import main
-from inpaint_bench.workloads.weights import save_pipeline
-from tests.worker.support import photo
+from inpaint_bench.cli.restore import main
+from inpaint_bench.models.pipeline_folder import save_pipeline
+from tests.run.support import photo
 
 from .support import listening, tiny
 
@@ -170,7 +170,7 @@ class TestAFolderOfImages:
         capsys: pytest.CaptureFixture[str],
         number: signal.Signals,
     ) -> None:
-        monkeypatch.setattr("inpaint_bench.quality.sample.restore", lambda *_: signal.raise_signal(number))
+        monkeypatch.setattr("inpaint_bench.quality.sampling.restore", lambda *_: signal.raise_signal(number))
         assert restore(weights, images, tmp_path / "out") == 128 + number
         assert capsys.readouterr().err == f"Stopped by {number.name}. Nothing half-written was left.\n"
         assert [path.name for path in tmp_path.iterdir()] == ["photographs"]

@@ -13,9 +13,9 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from inpaint_bench.config import TelemetryConfig
+from inpaint_bench.core.config import TelemetryConfig
 from inpaint_bench.telemetry.client import Sidecar
-from inpaint_bench.telemetry.nvml import (
+from inpaint_bench.telemetry.nvml.api import (
     EccErrors,
     FieldValue,
     GpmWindow,
@@ -25,7 +25,7 @@ from inpaint_bench.telemetry.nvml import (
     Utilization,
     Xid,
 )
-from inpaint_bench.telemetry.recording import PACKAGED, SUFFIX, save
+from inpaint_bench.telemetry.nvml.capture_file import PACKAGED, SUFFIX, save
 
 CAPTURE = "h200-synthetic"
 

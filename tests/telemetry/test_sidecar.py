@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 import inpaint_bench
-from inpaint_bench import contract
-from inpaint_bench.files import read_json
+from inpaint_bench.core import schema
+from inpaint_bench.core.files import read_json
 from inpaint_bench.telemetry.client import Sidecar, SidecarError
-from inpaint_bench.telemetry.recover import recover
+from inpaint_bench.telemetry.storage.recover import recover
 
 from .support import CAPTURE, leftovers, part_schema, pid_of, rows, settings, start
 
@@ -47,8 +47,8 @@ class TestSampling:
         fast, slow = rows(tmp_path, "samples_fast"), rows(tmp_path, "samples_slow")
         assert 18 <= len(fast) <= 23
         assert 3 <= len(slow) <= 4
-        assert part_schema(tmp_path, "samples_fast").equals(contract.SAMPLES_FAST)
-        assert part_schema(tmp_path, "samples_slow").equals(contract.SAMPLES_SLOW)
+        assert part_schema(tmp_path, "samples_fast").equals(schema.SAMPLES_FAST)
+        assert part_schema(tmp_path, "samples_slow").equals(schema.SAMPLES_SLOW)
         assert fast["run_id"].unique().to_list() == ["r-test"]
         assert fast["power_instant_w"].null_count() == 0
         lane = account["lanes"]["fast"]
@@ -118,7 +118,7 @@ class TestSampling:
 
     def test_neither_torch_nor_hydra_is_imported(self) -> None:
         code = (
-            "import sys, inpaint_bench.telemetry.sidecar, inpaint_bench.telemetry.client\n"
+            "import sys, inpaint_bench.telemetry.process, inpaint_bench.telemetry.client\n"
             "print(*{m.partition('.')[0] for m in sys.modules} & {'torch', 'diffusers', 'hydra', 'omegaconf'})"
         )
         out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -138,7 +138,7 @@ class TestEnding:
         assert (
             device["energy_end_mj"] >= rows(tmp_path, "samples_fast")["energy_mj"].max() > device["energy_start_mj"] > 0
         )
-        assert account == read_json(tmp_path / contract.TELEMETRY)
+        assert account == read_json(tmp_path / schema.TELEMETRY)
         assert sidecar.stop() == account
         assert not sidecar.alive()
         assert leftovers(tmp_path) == []
@@ -171,7 +171,7 @@ class TestEnding:
         os.kill(pid_of(sidecar), signal.SIGKILL)
         assert sidecar._process is not None
         sidecar._process.wait()
-        account = read_json(tmp_path / contract.TELEMETRY)
+        account = read_json(tmp_path / schema.TELEMETRY)
         assert account["status"] == "running"
         if part_s == 1:  # the account is as old as a part at most
             assert account["lanes"]["fast"]["ticks_done"] > 5
@@ -196,7 +196,7 @@ class TestEnding:
         assert not sidecar.alive()
         account = sidecar.stop()
         assert account["status"] == "died"
-        assert read_json(tmp_path / contract.TELEMETRY)["status"] == "died"
+        assert read_json(tmp_path / schema.TELEMETRY)["status"] == "died"
         assert {record["table"] for record in account["recovered"]} == {"samples_fast", "samples_slow"}
         assert len(rows(tmp_path, "samples_fast")) >= 3
 
@@ -213,7 +213,7 @@ class TestEnding:
             [sys.executable, "-c", code, str(tmp_path)], cwd=root, capture_output=True, text=True, check=False
         )
         assert _gone(int(out.stdout), 2)
-        account = read_json(tmp_path / contract.TELEMETRY)
+        account = read_json(tmp_path / schema.TELEMETRY)
         assert (account["status"], account["reason"]) == ("complete", "parent_gone")
         assert account["tables"]["samples_fast"]["rows"] == len(rows(tmp_path, "samples_fast")) >= 5
         assert leftovers(tmp_path) == []
@@ -243,7 +243,7 @@ class TestEnding:
         account = sidecar.stop()
         assert account["status"] == "incomplete"
         assert "File too large" in account["storage"]["error"]
-        assert read_json(tmp_path / contract.TELEMETRY)["status"] == "running"  # the disk had no room for more
+        assert read_json(tmp_path / schema.TELEMETRY)["status"] == "running"  # the disk had no room for more
 
     def test_a_mistake_at_the_last_look_is_told_and_no_row_is_lost(self, tmp_path: Path) -> None:
         code = (
@@ -268,7 +268,7 @@ class TestEnding:
         process.terminate()
         assert process.wait(5) == 1
         process.stdout.close()
-        account = read_json(tmp_path / contract.TELEMETRY)
+        account = read_json(tmp_path / schema.TELEMETRY)
         assert (account["status"], account["reason"]) == ("failed", "internal error: KeyError('mistake')")
         assert account["tables"]["samples_fast"]["rows"] == len(rows(tmp_path, "samples_fast")) >= 3
         assert leftovers(tmp_path) == []

@@ -5,8 +5,8 @@ read nor touched. What is real: submission rules, scheduling, arrays, requeue, p
 accounting. What is not: GPUs (except with one_gpu), memory limits, CPU confinement.
 """
 
-from tests.testbed.bed import Bed
-from tests.testbed.errors import BedError
-from tests.testbed.plan import SITES, Plan
+from .bed import Bed
+from .errors import BedError
+from .plan import SITES, Plan
 
 __all__ = ["SITES", "Bed", "BedError", "Plan"]

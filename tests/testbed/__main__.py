@@ -8,10 +8,10 @@ import sys
 import time
 from pathlib import Path
 
-from tests.testbed import packages
-from tests.testbed.bed import Bed
-from tests.testbed.errors import BedError, PackagesError
-from tests.testbed.plan import DEFAULT_PORT, SITES, Plan
+from . import packages
+from .bed import Bed
+from .errors import BedError, PackagesError
+from .plan import DEFAULT_PORT, SITES, Plan
 
 DEFAULT_STATE = Path(__file__).parents[2] / ".testbed"
 

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from tests.testbed import database, packages, processes
-from tests.testbed.errors import BedError, PortsTakenError
-from tests.testbed.plan import PLAN_FILE, TEMPLATES, Plan, port_is_taken
-from tests.testbed.processes import NODE, daemon_env, login_env, ours, spawn, wait_until
+from . import database, packages, processes
+from .errors import BedError, PortsTakenError
+from .plan import PLAN_FILE, TEMPLATES, Plan, port_is_taken
+from .processes import NODE, daemon_env, login_env, ours, spawn, wait_until
 
 # A requeued job may start again once its old steps are dead: KillWait (5 s) and 3 s. Sooner, slurmd answers
 # "Job already running" and the node is drained.

@@ -9,9 +9,9 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.testbed.errors import BedError
-from tests.testbed.plan import Plan
-from tests.testbed.processes import daemon_env, ours, spawn, start_tick, stop, tail, wait_until
+from .errors import BedError
+from .plan import Plan
+from .processes import daemon_env, ours, spawn, start_tick, stop, tail, wait_until
 
 
 @contextlib.contextmanager

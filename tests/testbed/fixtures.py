@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.testbed import packages, ssh
-from tests.testbed.bed import Bed
-from tests.testbed.errors import PackagesError, PortsTakenError
-from tests.testbed.plan import SITES, Plan, free_port
-from tests.testbed.ssh import LoginNodes
+from . import packages, ssh
+from .bed import Bed
+from .errors import PackagesError, PortsTakenError
+from .plan import SITES, Plan, free_port
+from .ssh import LoginNodes
 
 REQUIRE = "INPAINT_BENCH_REQUIRE_TESTBED"
 

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.testbed.errors import PackagesError
+from .errors import PackagesError
 
 LIGHT = ("slurmctld", "slurmd", "slurm-client", "munge")
 FULL = (*LIGHT, "slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server-core", "mariadb-client-core")

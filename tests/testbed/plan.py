@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from string import Template
 
-from tests.testbed.errors import BedError, PortsTakenError
+from .errors import BedError, PortsTakenError
 
 SITES = ("grace", "delta")
 DEFAULT_PORT = 17000

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from tests.testbed.errors import BedError
+from .errors import BedError
 
 # Every daemon carries these; a slurmstepd inherits them from its slurmd, jobs do not. They must come after
 # SLURM_CONF: slurmstepd writes its title over the variables before it.

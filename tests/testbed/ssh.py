@@ -16,11 +16,11 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.testbed import packages, processes
-from tests.testbed.bed import Bed
-from tests.testbed.errors import BedError
-from tests.testbed.plan import free_port, port_is_taken
-from tests.testbed.processes import daemon_env, ours, spawn, wait_until
+from . import packages, processes
+from .bed import Bed
+from .errors import BedError
+from .plan import free_port, port_is_taken
+from .processes import daemon_env, ours, spawn, wait_until
 
 PACKAGES = ("openssh-server", "openssh-client", "rsync")
 PRIVSEP = Path("/run/sshd")  # compiled into sshd, which wants it where it runs as root

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..source import Mask
+from inpaint_bench.data.source import Mask
+
 from . import disaster, sd
 
 FULL_SHARE = 0.25  # model card of stable-diffusion-inpainting: in 25 % of the steps everything is masked

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..source import Mask
+from inpaint_bench.data.source import Mask
 
 WORK_PX = 256
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ..source import Mask
+from inpaint_bench.data.source import Mask
+
 from .canvas import WORK_PX, resized
 
 Floats = npt.NDArray[np.float32]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..source import Mask
+from inpaint_bench.data.source import Mask
+
 from .canvas import WORK_PX, resized
 
 REFERENCE_PX = 256  # the side at which the sizes below hold

@@ -1,0 +1,200 @@
+"""`status`: how every point of a sweep stands, and why.
+
+`--json` prints one object. Its fields stay; further ones may come. Times are ISO 8601 in UTC; what is not known is
+null.
+
+    schema_version, sweep (its directory), looked_at
+    counts            points by state
+    expected_end      when the last open point is expected to end; null with expected_end_basis saying why
+    witnesses         by site: squeue and sacct, each "ok", "not asked", or why it gave nothing; and silence, why
+                      nothing at all came from there, else null
+    notes             what else should be known, in sentences
+    next              what to type, in sentences
+    points            in order of their numbers:
+        point, overrides, gpu, batch, site, plan (the plan file it waits in)
+        state         planned | queued | running | completed | failed | unknown
+        reason        why it is not complete, one of the reasons of `rerun --only`; message says it in words
+        attempt, job_id, run_id     of its last attempt
+        step, steps_total           of that attempt
+        images_per_s                the pace of a running point, of any other the last one
+        images_per_s_age_s          how old that is, of a running point
+        expected_start, expected_end, expected_end_basis, expected_end_is_latest
+        pending       of a queued point: code (Slurm's), words, advice, stuck (it will not start by itself)
+        attempts      oldest first: attempt, run_id, job_id, sent_at, state, reason, message, scheduler (its own
+                      words), manifest (its status), parts (the sidecar's account), directory, logs
+
+Of more than a hundred points those that have come to the same share a row of the table; `--all` gives each its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from inpaint_bench.core.console import console, plain
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.schema import SCHEMA_VERSION
+from launchers.slurm.query import OK, Answer
+from launchers.status import cost, detail, overview, tables
+from launchers.status.forecast import Outlook, last_end, outlooks
+from launchers.status.survey import Standing, Survey, Tried, sites_of, slowest, survey
+from launchers.sweep.ledger import Ledger, nothing_sent
+
+from .command import parser, run
+
+EVERY_S = 60.0
+LEAST_S, MOST_S = 0.1, 86400.0  # of what runs on this machine alone; of anything
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parser("status", "Show how every point of a sweep stands, and why.", "runs/2026-11-21/08-30-00-inpaint")
+    options.add_argument("sweep", type=Path, help="the folder that `launch -m` printed")
+    how = options.add_mutually_exclusive_group()
+    how.add_argument("--watch", action="store_true", help="look again and again until nothing is open")
+    how.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    how.add_argument("--point", type=int, metavar="N", help="one point in detail: attempts, logs, Slurm's own words")
+    how.add_argument("--cost", action="store_true", help="what was planned at most, and what it came to")
+    options.add_argument("--all", action="store_true", help="a row for each point, however many are alike")
+    every = f"with --watch: seconds between two looks ({EVERY_S:g}, or what a site asks for: limits.poll_s)"
+    options.add_argument("--every", type=float, metavar="S", help=every)
+    return run(options, _status, argv)
+
+
+def _status(options: argparse.Namespace) -> None:
+    ledger = Ledger.open(options.sweep)
+    if not ledger.sweep["points"]:
+        raise UserError(nothing_sent(ledger.folder))
+    if options.cost:
+        units = {name: site.charging.unit for name, site in sites_of(ledger).items()}
+        records = [standing.record for standing in survey(ledger).standings]
+        console().print(cost.cost_table(cost.spent(ledger, records), units))
+        return
+    every_s = _every_s(options, ledger)
+    while True:
+        seen = survey(ledger)
+        found = outlooks(seen.standings)
+        if options.json:
+            print(json.dumps(_plain(seen, found, ledger.folder), indent=1))
+        elif options.point is not None:
+            _print_point(seen, found, ledger.folder, options.point)
+        else:
+            _print(seen, found, ledger.folder, clear=options.watch, fold=not options.all)
+        if not options.watch or not any(standing.open for standing in seen.standings):
+            return
+        print(f"Next look at {datetime.fromtimestamp(time.time() + every_s):%H:%M:%S}; Ctrl-C ends the watching.")
+        time.sleep(every_s)
+
+
+def _every_s(options: argparse.Namespace, ledger: Ledger) -> float:
+    """Seconds between two looks. Raises UserError where a site would be asked more often than it allows."""
+    site = slowest(sites_of(ledger).values())
+    least = site.limits.poll_s if site else LEAST_S
+    if options.every is None:
+        return max(EVERY_S, least)
+    if not options.watch:
+        raise UserError(f"--every {options.every:g}: only together with --watch")
+    if not least <= options.every <= MOST_S:
+        why = f", for {site.name} is asked no more often (limits.poll_s of its site file)" if site else ""
+        raise UserError(f"--every {options.every:g}: must lie between {least:g} and {MOST_S:g} s{why}")
+    return float(options.every)
+
+
+def _print(seen: Survey, found: Mapping[int, Outlook], folder: Path, *, clear: bool, fold: bool) -> None:
+    out = console()
+    if clear and out.is_terminal:
+        out.clear()
+    out.print(tables.standings_table(seen.standings, found, fold=fold))
+    for line in overview.footer(seen, found, folder):
+        print(plain(line))
+
+
+def _print_point(seen: Survey, found: Mapping[int, Outlook], folder: Path, num: int) -> None:
+    standing = next((s for s in seen.standings if s.record.num == num), None)
+    if standing is None:
+        last = max((s.record.num for s in seen.standings), default=None)
+        have = "it has none" if last is None else f"it has 0 to {last}"
+        raise UserError(f"--point {num}: not a point of {folder} ({have})")
+    for line in [*detail.point(seen, standing, found[num], folder), overview.witnesses(seen)]:
+        print(plain(line))
+
+
+def _plain(seen: Survey, found: Mapping[int, Outlook], folder: Path) -> dict[str, Any]:
+    ends, how = last_end(seen.standings, found)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "sweep": str(folder),
+        "looked_at": _iso(seen.looked_unix),
+        "counts": dict(sorted(Counter(str(s.verdict.state) for s in seen.standings).items())),
+        "expected_end": _iso(ends),
+        "expected_end_basis": how or None,
+        "witnesses": {site: _witnesses(answer) for site, answer in sorted(seen.answers.items())},
+        "notes": seen.notes,
+        "next": list(overview.following(seen, folder)),
+        "points": [_point(standing, found[standing.record.num], folder) for standing in seen.standings],
+    }
+
+
+def _witnesses(answer: Answer) -> dict[str, str | None]:
+    heard = OK in (answer.squeue, answer.sacct)
+    return {"squeue": answer.squeue, "sacct": answer.sacct, "silence": None if heard else answer.silence}
+
+
+def _point(standing: Standing, outlook: Outlook, folder: Path) -> dict[str, Any]:
+    record, last, why = standing.record, standing.record.last, standing.pending
+    return {
+        "point": record.num,
+        "overrides": record.overrides,
+        "gpu": record.gpu,
+        "batch": record.batch,
+        "site": record.site,
+        "plan": record.plan,
+        "state": standing.verdict.state,
+        "reason": standing.verdict.reason,
+        "message": standing.verdict.message,
+        "attempt": last.attempt if last else None,
+        "job_id": last.job_id if last else None,
+        "run_id": last.run_id if last else None,
+        "step": outlook.step,
+        "steps_total": outlook.steps_total,
+        "images_per_s": outlook.images_per_s,
+        "images_per_s_age_s": outlook.pace_age_s,
+        "expected_start": _iso(outlook.begins_unix),
+        "expected_end": _iso(outlook.ends_unix),
+        "expected_end_basis": outlook.basis if standing.open else None,
+        "expected_end_is_latest": outlook.at_most if outlook.ends_unix is not None else None,
+        "pending": {"code": why.code, "words": why.words, "advice": why.advice, "stuck": why.stuck} if why else None,
+        "attempts": [_attempt(tried, folder) for tried in standing.tries],
+    }
+
+
+def _attempt(tried: Tried, folder: Path) -> dict[str, Any]:
+    attempt, manifest = tried.attempt, tried.left.manifest
+    return {
+        "attempt": attempt.attempt,
+        "run_id": attempt.run_id,
+        "job_id": attempt.job_id,
+        "sent_at": _iso(attempt.planned_unix),
+        "state": tried.verdict.state,
+        "reason": tried.verdict.reason,
+        "message": tried.verdict.message,
+        "scheduler": (tried.word.said or tried.word.state) if tried.word else None,
+        "manifest": manifest["status"] if manifest else None,
+        "parts": tried.left.missing or tried.left.telemetry,
+        "directory": str(tried.folder),
+        "logs": [str(path) for path in detail.logs(tried, folder)],
+    }
+
+
+def _iso(unix: float | None) -> str | None:
+    return None if unix is None else datetime.fromtimestamp(unix, UTC).isoformat(timespec="seconds")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""Tables on a terminal, and the same tables whole where the output is a pipe or a file."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+PIPE_WIDTH = 240  # a row stays one line for grep
+
+STYLES = {"completed": "green", "failed": "red", "running": "cyan", "queued": "yellow", "planned": "dim"}
+
+
+class Terminal(Console):
+    """Rich's console, but that a reader who left is told to whoever prints, as `print` does; rich exits with 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def console() -> Terminal:
+    found = Terminal()
+    return found if found.is_terminal else Terminal(width=PIPE_WIDTH)
+
+
+def command(verb: str, *words: object) -> str:
+    """One of ours to paste into a shell, whatever signs the words hold."""
+    return shlex.join(["python", "-m", "inpaint_bench", verb, *map(str, words)])
+
+
+def plain(text: str) -> str:
+    """Without what would steer a terminal: a message may come from another machine."""
+    return "".join(sign if sign.isprintable() or sign == "\n" else " " for sign in text)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str | None = None) -> Table:
+    """Numbers right, words left; None is a dash. A cell that is a state of a point has its colour."""
+    # a column with nothing in it says nothing
+    shown = [index for index, _ in enumerate(columns) if not rows or any(row[index] not in (None, "") for row in rows)]
+    columns, rows = [columns[i] for i in shown], [[row[i] for i in shown] for row in rows]
+    result = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    for index, name in enumerate(columns):
+        values = [row[index] for row in rows]
+        numeric = any(isinstance(v, int | float) for v in values)
+        result.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        # Text, not markup: a message may hold square brackets
+        result.add_row(*(Text(_cell(value), style=STYLES.get(str(value), "")) for value in row))
+    return result
+
+
+def count(number: int, thing: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return plain(str(value))

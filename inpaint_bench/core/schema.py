@@ -1,0 +1,254 @@
+"""What two parts of the system share: schemas, names of files, status and reason codes.
+
+Writers (worker, sidecar, launcher) and readers (status, rerun, analysis) meet only here and on disk.
+Column names carry their unit. A value that the hardware did not give is null, and the row's ``nulls``
+says why; it is never zero and never another metric under this name.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+import pyarrow as pa
+
+from inpaint_bench import __version__
+
+SCHEMA_VERSION: Final = 2  # analysis/migrate.py reads the older ones
+PRODUCER: Final = f"inpaint_bench {__version__}"  # in every file that is written
+
+# --- a run directory: what one attempt at a point leaves -----------------------------------------
+MANIFEST: Final = "manifest.json"
+WINDOWS: Final = "windows.json"
+TELEMETRY: Final = "telemetry.json"  # the sidecar's account of itself
+SCHEDULER: Final = "scheduler.json"  # the scheduler's last word on this attempt, which it forgets in time
+TABLES: Final = ("samples_fast", "samples_slow", "samples_gpm", "steps", "events")  # one folder of parts each
+PART_PATTERN: Final = "part-{:06d}.parquet"  # a second writer adds its name; readers glob part-*.parquet
+CHECKPOINTS: Final = "checkpoints"  # folder of step-<steps> folders, while workload.train_steps is set
+CHECKPOINT: Final = "checkpoint.json"  # in each: step, identity, checksums
+JOURNAL: Final = ".journal.arrows"  # Arrow IPC stream of the part that is still open; dot: no reader scans it
+
+# --- a sweep directory ---------------------------------------------------------------------------
+SWEEP: Final = "sweep.json"
+MULTIRUN: Final = "multirun.yaml"  # Hydra's own record of a sweep
+LEDGER: Final = "ledger.jsonl"  # append-only: planned, submitted, refused, cancelled
+JOBS: Final = "jobs"  # submitit's pickles and logs, a folder per array
+CODE: Final = "code"  # the code as it was when the sweep was submitted
+SNAPSHOT: Final = "snapshot.json"  # in it: hash and git state of that code
+PLAN_PATTERN: Final = "plan.{site}.yaml"
+
+# --- a merged dataset ----------------------------------------------------------------------------
+DATASET: Final = "dataset.json"
+RUNS: Final = "runs.parquet"
+SKIPPED: Final = "skipped_files.parquet"
+
+
+class Status(StrEnum):
+    """Where an attempt stands, by its own manifest."""
+
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+
+
+class PointState(StrEnum):
+    """The truth about a point, worked out from Slurm, manifest and parts."""
+
+    PLANNED = "planned"  # recorded, not submitted (or only in a plan for another site)
+    QUEUED = "queued"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    UNKNOWN = "unknown"  # a witness is missing and the others do not settle it
+
+
+class Reason(StrEnum):
+    """Why a point is not complete."""
+
+    OOM_GPU = "oom_gpu"
+    OOM_HOST = "oom_host"
+    TIMEOUT = "timeout"
+    PREEMPTED = "preempted"
+    NODE_FAIL = "node_fail"
+    CANCELLED = "cancelled"
+    APP_ERROR = "app_error"
+    NEVER_STARTED = "never_started"
+    LOST = "lost"
+    TELEMETRY_INCOMPLETE = "telemetry_incomplete"
+    UNAVAILABLE = "unavailable"
+
+
+class WindowKind(StrEnum):
+    WARMUP = "warmup"
+    MEASURE = "measure"
+    VALIDATION = "validation"
+    CHECKPOINT = "checkpoint"
+
+
+class WindowStatus(StrEnum):
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+
+
+class Null(StrEnum):
+    """Why a telemetry value is null."""
+
+    NOT_SUPPORTED = "not_supported"  # the card has no such sensor
+    NO_PERMISSION = "no_permission"  # site policy
+    DRIVER_TOO_OLD = "driver_too_old"  # binding knows a function that the driver does not
+    GPU_LOST = "gpu_lost"
+    ERROR = "error"  # any other return code; counted in telemetry.json
+    NOT_IN_CAPTURE = "not_in_capture"  # replay only
+    NOT_RECORDED = "not_recorded"  # an older schema version had no such column
+    # Of rows whose source is dcgm:<host:port>:
+    NO_ANSWER = "no_answer"  # the exporter did not answer, or not with metrics
+    NOT_EXPORTED = "not_exported"  # it lists no such GPU, or not this metric of it
+    STALE = "stale"  # it repeats old values
+
+
+_DICT = pa.dictionary(pa.int32(), pa.string())
+
+
+def _table(*columns: tuple[str, pa.DataType, bool]) -> pa.Schema:
+    """Arrow schema with the columns that every table begins with."""
+    fields = [pa.field("run_id", _DICT, nullable=False)]
+    fields += [pa.field(name, kind, nullable=nullable) for name, kind, nullable in columns]
+    return pa.schema(fields, metadata={b"schema_version": str(SCHEMA_VERSION).encode()})
+
+
+_SAMPLE_HEAD = (
+    ("gpu_uuid", _DICT, False),
+    ("source", _DICT, False),  # nvml | replay:<capture>; samples_gpm also dcgm:<host:port>
+    ("tick_seq", pa.uint32(), False),
+    ("t_mono_ns", pa.int64(), False),  # CLOCK_MONOTONIC at the middle of the read
+    ("t_unix_ns", pa.int64(), False),
+    ("read_us", pa.float32(), False),  # how long the read took
+)
+_NULLS = ("nulls", _DICT, True)  # "column=reason;column=reason", null when every value was given
+
+# 10 Hz. gpu_util_pct: share of time with at least one kernel running; mem_active_pct: share of time memory
+# was read or written (neither bandwidth nor VRAM).
+SAMPLES_FAST: Final = _table(
+    *_SAMPLE_HEAD,
+    ("power_instant_w", pa.float32(), True),
+    ("power_avg1s_w", pa.float32(), True),
+    ("energy_mj", pa.uint64(), True),  # cumulative since the driver was loaded
+    ("gpu_util_pct", pa.float32(), True),
+    ("mem_active_pct", pa.float32(), True),
+    _NULLS,
+)
+
+# 1 Hz. Throttle counters are cumulative; VRAM "used" excludes "reserved" (memory info v2).
+SAMPLES_SLOW: Final = _table(
+    *_SAMPLE_HEAD,
+    ("sm_clock_mhz", pa.uint32(), True),
+    ("mem_clock_mhz", pa.uint32(), True),
+    ("throttle_reasons", pa.uint64(), True),
+    ("throttle_power_cap_ns", pa.uint64(), True),
+    ("throttle_sw_thermal_ns", pa.uint64(), True),
+    ("throttle_hw_thermal_ns", pa.uint64(), True),
+    ("throttle_power_brake_ns", pa.uint64(), True),
+    ("temp_gpu_c", pa.float32(), True),
+    ("temp_mem_c", pa.float32(), True),
+    ("power_mem_avg_w", pa.float32(), True),
+    ("vram_total_mib", pa.float32(), True),
+    ("vram_reserved_mib", pa.float32(), True),
+    ("vram_used_mib", pa.float32(), True),
+    ("vram_free_mib", pa.float32(), True),
+    _NULLS,
+)
+
+# 1 Hz, Hopper and later only (GPM). A value is the mean over the `window_ms` before the row's time; the first
+# read has no window and so no row. sm_active_pct: share of SMs that were busy; sm_occupancy_pct: active warps
+# over the most that fit; tensor_active_pct: time of any tensor operation; dram_active_pct: of peak bandwidth.
+# Where the site names a dcgm-exporter and the card has no GPM, rows with source dcgm:<host:port> too: one per
+# renewal of its values, tick_seq from 2^31. Of these `window_ms` is a bound: the value is the mean over some
+# part of it, and no measurement before it is in the value. dram_active_pct is then of memory cycles.
+SAMPLES_GPM: Final = _table(
+    *_SAMPLE_HEAD,
+    ("window_ms", pa.float32(), True),
+    ("sm_active_pct", pa.float32(), True),
+    ("sm_occupancy_pct", pa.float32(), True),
+    ("tensor_active_pct", pa.float32(), True),
+    ("dram_active_pct", pa.float32(), True),
+    ("pcie_tx_mib_s", pa.float32(), True),  # from the GPU
+    ("pcie_rx_mib_s", pa.float32(), True),
+    ("nvlink_tx_mib_s", pa.float32(), True),  # all links
+    ("nvlink_rx_mib_s", pa.float32(), True),
+    _NULLS,
+)
+
+STEPS: Final = _table(
+    ("window_id", _DICT, False),
+    ("step", pa.uint32(), False),
+    ("t_start_mono_ns", pa.int64(), False),  # host clock when the step's data was asked for
+    ("t_end_mono_ns", pa.int64(), False),  # host clock when its work was queued (no device sync)
+    ("data_wait_ns", pa.int64(), False),
+    ("device_ms", pa.float32(), True),  # CUDA events around the step; null on CPU
+    ("images", pa.uint32(), False),
+    ("loss", pa.float32(), True),
+    ("lr", pa.float32(), True),
+)
+
+# kind, of the sidecar: gpu_lost, nvml_broken | nvml_reopened | nvml_reopen_failed | nvml_fatal, storage_failed |
+# storage_recovered, ecc (what became worse), co_tenant ("pid N name", once per process and GPU; 100 of a GPU at most),
+# xid (its number; likewise), power_limit ("300 W to 250 W"), rounds (why processes and power limit could not be
+# looked at), dcgm (why the exporter's rows are null, once per cause).
+EVENTS: Final = _table(
+    ("t_mono_ns", pa.int64(), False),
+    ("t_unix_ns", pa.int64(), False),
+    ("kind", _DICT, False),
+    ("gpu_uuid", _DICT, True),
+    ("detail", pa.string(), True),
+)
+
+SCHEMAS: Final[dict[str, pa.Schema]] = {
+    "samples_fast": SAMPLES_FAST,
+    "samples_slow": SAMPLES_SLOW,
+    "samples_gpm": SAMPLES_GPM,
+    "steps": STEPS,
+    "events": EVENTS,
+}
+
+# Fields of manifest.json that readers rely on; the worker writes them all, null where unknown.
+MANIFEST_FIELDS: Final = (
+    "schema_version",
+    "producer",
+    "run_id",
+    "sweep_id",
+    "point",
+    "attempt",
+    "status",
+    "reason",
+    "message",
+    "workload",
+    "recipe",
+    "model",
+    "site",
+    "gpu",
+    "gpu_facts",  # the vendor's: memory_gb, bandwidth_gb_s, bf16_dense_tflops, power_limit_w, architecture
+    "batch",
+    "gpus",
+    "demonstration",
+    "config_hash",
+    "overrides",
+    "started_unix_ns",
+    "ended_unix_ns",
+    "boot_id",
+    "devices",  # [{uuid, name, index_visible, power_limit_w, memory_mib}]
+    "environment",  # fingerprint: git, torch, cuda, cudnn, driver, host, python
+    "slurm",  # job_id, array_job_id, array_task_id, partition, node, restart_count; null outside Slurm
+    "workload_facts",  # resolution_px, precision, parameters, flop_per_image, num_images, epochs, optimizer
+    "data",  # kind, found, used, skipped: [{file, reason}]
+    "study",  # name, base, levers: the comparison this point belongs to
+    "levers",  # [{name, field, requested, effective, active, evidence}] of every lever asked for
+    "parity",  # errors against the baseline on fixed seeds: prediction_rel, loss_rel, gradient_rel, update_rel
+    "quality",  # validation: [{step, loss, ...}], metrics: {name: {value, n} or {unavailable}}, pictures
+    "resumed",  # [{step, checkpoint} gone on from | {checkpoint, reason} refused | {problem} in writing one]
+    "memory",  # allocated_peak_mib, reserved_peak_mib (torch); null on CPU
+    "telemetry",  # source, hz, status
+    "progress",  # step, steps_total, t_unix_ns
+)

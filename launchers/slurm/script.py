@@ -1,0 +1,112 @@
+"""The text of an sbatch script: our Jinja2 templates over a group of points. Needs no Slurm."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
+
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.paths import templates_dir
+from launchers.points.group import Group
+
+from .environment import python_path
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(templates_dir()),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def render(group: Group, *, command: str, folder: Path, code: Path, job_name: str) -> str:
+    """`command` runs one task of the array; `folder` takes its logs; `code` is the snapshot it runs from."""
+    site = group.first.site
+    variables = {
+        **site.environment.variables,
+        "PYTHONPATH": python_path(code),
+        "PYTHONSAFEPATH": "1",  # else the folder one submits from comes before the snapshot
+        "PYTHONUNBUFFERED": "1",
+        "SUBMITIT_EXECUTOR": "slurm",
+    }
+    for name in variables:
+        if not name.isidentifier():
+            raise UserError(f"site.{site.name}.environment.variables.{name}: not a name of a variable")
+    directives = list(_directives(group, folder, job_name))
+    _refuse_control_characters(site.name, [(f"--{option}", value) for option, value in directives])
+    _refuse_control_characters(site.name, [("the job's command", command)])
+    _refuse_control_characters(site.name, [("a module", module) for module in site.environment.modules])
+    _refuse_control_characters(site.name, [(f"the variable {name}", value) for name, value in variables.items()])
+    try:
+        text = (
+            _environment()
+            .get_template(site.template)
+            .render(
+                site=site,
+                request=group.first.request,
+                modules=[shlex.quote(module) for module in site.environment.modules],
+                directives=[(option, _quoted(value)) for option, value in directives],
+                variables=[(name, shlex.quote(str(value))) for name, value in sorted(variables.items())],
+                command=command,
+            )
+        )
+    except TemplateError as error:
+        known = ", ".join(sorted(_environment().list_templates()))
+        raise UserError(f"site {site.name}: template {site.template}: {error} (have: {known})") from None
+    return text.rstrip() + "\n"
+
+
+def _quoted(value: str | int | None) -> str | None:
+    return None if value is None else shlex.quote(str(value))
+
+
+def _directives(group: Group, folder: Path, job_name: str) -> Iterator[tuple[str, str | int | None]]:
+    site, request = group.first.site, group.first.request
+    environment = site.environment
+    yield "job-name", job_name
+    if site.account.value:
+        yield "account", site.account.value
+    if request.partition:
+        yield "partition", request.partition
+    if site.qos:
+        yield "qos", site.qos
+    if site.constraint:
+        # `&` so that what a user adds narrows what the site asks for
+        yield "constraint", "&".join(site.constraint)
+    if site.exclude_nodes:
+        yield "exclude", ",".join(site.exclude_nodes)
+    yield "nodes", 1
+    yield "ntasks-per-node", 1
+    yield "cpus-per-task", request.cpus_per_task
+    yield "mem", f"{request.mem_gb}G"
+    if request.gpu_option:
+        yield request.gpu_option
+    yield "time", request.time_min
+    if request.warning_s:
+        yield "signal", f"USR2@{request.warning_s}"
+    yield "array", f"0-{len(group.points) - 1}"
+    yield ("requeue" if site.requeue.request else "no-requeue"), None
+    yield "open-mode", "append"
+    yield "output", str(folder / "%A_%a_0_log.out")
+    yield "error", str(folder / "%A_%a_0_log.err")
+    if environment.export:
+        yield "export", environment.export
+    if environment.get_user_env:
+        yield "get-user-env", environment.get_user_env
+    if site.wckey:
+        yield "wckey", site.wckey
+
+
+def _refuse_control_characters(site: str, values: Iterable[tuple[str, str | int | None]]) -> None:
+    """A line break would begin a line of its own in the script, whatever quotes are around it for sbatch."""
+    for what, value in values:
+        if any(ord(c) < 32 or ord(c) == 127 for c in str(value)):
+            raise UserError(f"site {site}: {what} has a control character: {value!r}")

@@ -1,0 +1,115 @@
+"""What is said below the table of a sweep: how many, until when, who was asked, what waits and why, what to do."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from inpaint_bench.core.config import RerunConfig
+from inpaint_bench.core.console import count
+from inpaint_bench.core.schema import PointState, Reason
+from launchers.remote import plan_file
+from launchers.slurm.pending_reasons import explain
+from launchers.slurm.query import NOT_ASKED, OK
+
+from .forecast import Outlook, last_end
+from .survey import Standing, Survey
+from .tables import clock, span, spans, summary
+
+
+def footer(survey: Survey, found: Mapping[int, Outlook], folder: Path) -> list[str]:
+    """A line each; the first has the counts, the last what to do next, where there is something to do."""
+    lines = [f"{summary(survey.standings)}. {end(survey, found)}".strip(), witnesses(survey)]
+    lines += waits(survey)
+    lines += [f"Note: {note}" for note in survey.notes]
+    return lines + list(following(survey, folder))
+
+
+def end(survey: Survey, found: Mapping[int, Outlook]) -> str:
+    unix, how = last_end(survey.standings, found)
+    if unix is None:
+        return f"When the last one ends is not known: {how}." if how else ""
+    when = clock(unix, survey.looked_unix)
+    return f"The last one ends at {when} ({span(max(0.0, unix - survey.looked_unix))} from now), {how}."
+
+
+def witnesses(survey: Survey) -> str:
+    """Who answered, and what the states rest on where not all of Slurm did."""
+    said = []
+    for site, answer in sorted(survey.answers.items()):
+        both = (("squeue", answer.squeue), ("sacct", answer.sacct))
+        asked = [(name, how) for name, how in both if how != NOT_ASKED]
+        heard = [name for name, how in asked if how == OK]
+        line = f"{site} {', '.join(f'{name} {how}' for name, how in asked) or answer.silence}"
+        if not heard:
+            line += ", so its states come from the files alone"
+        elif len(heard) < len(asked):
+            line += f", so its states come from {heard[0]} and the files"
+        said.append(line)
+    attempts = count(sum(len(standing.tries) for standing in survey.standings), "attempt")
+    return f"Asked at {clock(survey.looked_unix)}: {'; '.join([*said, f'files of {attempts}'])}."
+
+
+def waits(survey: Survey) -> list[str]:
+    """A line per site and pending reason, those first that will not start by themselves."""
+    alike: dict[tuple[str, str, str], list[Standing]] = {}
+    for standing in survey.standings:
+        if standing.pending and standing.record.last and standing.word:
+            key = (standing.record.last.site, standing.word.state or "", standing.pending.code)
+            alike.setdefault(key, []).append(standing)
+    lines = []
+    for (site, state, code), waiting in alike.items():
+        jobs = [s.record.last.job_id for s in waiting if s.record.last and s.record.last.job_id]
+        why = explain(code, survey.sites[site], state=state, jobs=together(jobs))
+        if why.advice != "nothing to do":
+            will = "will not start as it is" if why.stuck else "waits"
+            text = f"{count(len(waiting), 'point')} of {site} ({code or state}): {why.words}; {why.advice}."
+            lines.append((not why.stuck, f"{will.capitalize()}: {text}"))
+    return [line for _, line in sorted(lines)]
+
+
+def together(job_ids: Iterable[str]) -> list[str]:
+    """Tasks of one array as Slurm's commands take them: 7_0, 7_1, 7_4 as 7_[0-1,4]."""
+    arrays: dict[str, list[int]] = {}
+    for job_id in job_ids:
+        array, _, task = job_id.partition("_")
+        arrays.setdefault(array, []).extend([int(task)] if task.isdecimal() else [])
+    return [f"{array}_[{spans(sorted(tasks))}]" if tasks else array for array, tasks in arrays.items()]
+
+
+def following(survey: Survey, folder: Path) -> Iterator[str]:
+    """What to type next."""
+    where, standings = shlex.quote(str(folder)), survey.standings
+    failed = [s for s in standings if s.verdict.state is PointState.FAILED and s.verdict.reason is not None]
+    planned = [s for s in standings if s.verdict.state is PointState.PLANNED]
+    rules = RerunConfig()
+    again = Counter(s.verdict.reason for s in failed if s.verdict.reason and getattr(rules, s.verdict.reason).send)
+    again.update(Reason.NEVER_STARTED for s in planned if not s.record.plan)
+    kept = [s for s in failed if s.verdict.reason not in again and s.verdict.reason is not Reason.UNAVAILABLE]
+    if again:
+        yield f"Next: `inpaint-bench rerun {where}` sends {_counted(again)} again."
+    if kept:
+        reasons = Counter(s.verdict.reason for s in kept if s.verdict.reason)
+        num = kept[0].record.num
+        yield (
+            f"Next: {_counted(reasons)} would end the same way again: `inpaint-bench status {where} --point {num}` "
+            f"shows why, `inpaint-bench rerun {where} --only {','.join(sorted(reasons))} KEY=VALUE` sends them with "
+            "what is to differ."
+        )
+    for plan, site in sorted({(s.record.plan, s.record.site) for s in planned if s.record.plan}):
+        if survey.sites[site].reach.method == "ssh":
+            yield f"Next: once {site} answers, `inpaint-bench rerun {where}` sends what waits in {plan}."
+        else:
+            carried = plan_file.packed(folder / plan)
+            yield f"Next: carry {carried} to its site and run there: {plan_file.command(carried.name)}"
+    away = [s for s in standings if s.verdict.state is PointState.COMPLETED and not s.is_here]
+    if away:
+        yield f"Next: `inpaint-bench collect {where}` brings what {count(len(away), 'point')} measured elsewhere."
+    elif standings and all(s.verdict.state is PointState.COMPLETED for s in standings):
+        yield f"Next: `inpaint-bench merge {where} -o dataset`"
+
+
+def _counted(reasons: Mapping[Reason, int]) -> str:
+    return ", ".join(f"{number} {reason}" for reason, number in sorted(reasons.items()))

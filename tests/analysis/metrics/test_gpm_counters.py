@@ -1,0 +1,198 @@
+"""Counters of the GPU: weighted by each row's window, of one source, null where they cover too little."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis import merge
+from analysis.dataset import open_dataset
+from analysis.metrics import gpm_counters
+from analysis.stats import bottleneck
+from inpaint_bench.core import schema
+from tests.analysis.build import UNIX0, S, rewrite, rewrite_json, write_part, write_run
+
+LOAD = {"sm_active_pct": 90.0, "sm_occupancy_pct": 40.0, "tensor_active_pct": 55.0, "dram_active_pct": 30.0}
+SECONDS = (pl.col("t_mono_ns") - 1000 * S) / 1e9
+
+
+def gpm_rows(
+    folder: Path,
+    *,
+    gpu: str = "GPU-h200",
+    source: str = "nvml",
+    window_s: float = 1.0,
+    index: int = 0,
+    first_s: float = -9.0,
+    last_s: float = 35.0,
+    **values: Any,
+) -> None:
+    """Rows of samples_gpm at the end of every window."""
+    at = np.arange(first_s, last_s, window_s)
+    t = 1000 * S + np.round(at * S).astype(np.int64)
+    head = {"run_id": folder.name.removeprefix("run-"), "gpu_uuid": gpu, "source": source, "read_us": 300.0}
+    times = {"tick_seq": np.arange(len(t)) + 1000 * index, "t_mono_ns": t, "t_unix_ns": t + UNIX0}
+    figures = {name: np.full(len(t), value) for name, value in (LOAD | values).items() if isinstance(value, float)}
+    text = {name: value for name, value in values.items() if isinstance(value, str)}
+    rows = {**head, **times, "window_ms": 1000 * window_s, **figures, **text}
+    write_part(folder / "samples_gpm", "samples_gpm", rows, index)
+
+
+def row_of(tmp_path: Path) -> dict[str, Any]:
+    merge.merge([tmp_path / "delta"], tmp_path / "ds")
+    return open_dataset(tmp_path / "ds").runs.row(0, named=True)
+
+
+def h200(tmp_path: Path, **changes: Any) -> Path:
+    return write_run(tmp_path / "delta", gpu="h200", site="delta", power_w=600.0, **changes)
+
+
+def test_a_run_has_the_means_of_its_counters_and_their_source(tmp_path: Path) -> None:
+    gpm_rows(h200(tmp_path), pcie_rx_mib_s=250.0)
+    row = row_of(tmp_path)
+    assert row["valid"], row["invalid_reason"]
+    assert {name: row[name] for name in LOAD} == pytest.approx(LOAD)
+    assert (row["counters_source"], row["pcie_rx_mib_s"]) == ("gpm", pytest.approx(250))
+    assert "pcie_tx_mib_s=gpm counters cover 0 % of the measure windows, 80 % are needed" in row["nulls"]
+
+
+def test_the_class_rests_on_the_counters_and_says_whose_they_are(tmp_path: Path) -> None:
+    gpm_rows(h200(tmp_path))
+    finding = bottleneck.classify(row_of(tmp_path))
+    assert (finding.name, finding.tier) == ("tensor_bound", bottleneck.COUNTERS)
+    assert finding.evidence == "tensor cores active 55.0 %, SMs active 90.0 % (by gpm)"
+
+
+def test_each_row_weighs_what_its_own_window_shares_with_the_measurement(tmp_path: Path) -> None:
+    """Ten 1-s rows at 20 % and two 10-s rows at 80 %: a mean of rows would give 30 %."""
+    folder = h200(tmp_path)
+    gpm_rows(folder, tensor_active_pct=20.0, first_s=1.0, last_s=10.5)
+    gpm_rows(folder, tensor_active_pct=80.0, first_s=20.0, last_s=30.5, window_s=10.0, index=1)
+    assert row_of(tmp_path)["tensor_active_pct"] == pytest.approx(60)
+
+
+def test_what_lies_outside_the_window_is_not_in_the_mean(tmp_path: Path) -> None:
+    folder = h200(tmp_path)
+    gpm_rows(folder)
+    idle = pl.when(SECONDS.is_between(0.4, 30.6)).then("tensor_active_pct").otherwise(pl.lit(0.0))
+    rewrite(folder, "samples_gpm", lambda rows: rows.with_columns(idle.cast(pl.Float32).alias("tensor_active_pct")))
+    assert row_of(tmp_path)["tensor_active_pct"] == pytest.approx(55)
+
+
+def test_too_little_coverage_is_null_with_the_share(tmp_path: Path) -> None:
+    gpm_rows(h200(tmp_path), first_s=15.0)
+    row = row_of(tmp_path)
+    assert (row["tensor_active_pct"], row["counters_source"]) == (None, "none")
+    assert "tensor_active_pct=gpm counters cover 53 % of the measure windows, 80 % are needed" in row["nulls"]
+
+
+def test_a_card_without_gpm_is_null_for_the_cards_own_reason(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "delta")
+    rows = dict.fromkeys(LOAD)
+    gpm_rows(folder, gpu="GPU-a40", nulls=";".join(f"{name}=not_supported" for name in LOAD), **rows)
+    rewrite(folder, "samples_gpm", lambda rows: rows.with_columns(pl.lit(None).alias(name) for name in LOAD))
+    row = row_of(tmp_path)
+    assert (row["sm_active_pct"], row["counters_source"]) == (None, "none")
+    assert "sm_active_pct=not_supported" in row["nulls"]
+
+
+class TestAnExporter:
+    SOURCE = "dcgm:node:9400"
+
+    def test_is_named_as_the_source_where_the_card_has_no_gpm(self, tmp_path: Path) -> None:
+        folder = write_run(tmp_path / "delta", window_s=120.0)
+        gpm_rows(folder, gpu="GPU-a40", source=self.SOURCE, window_s=10.0, last_s=130.0)
+        row = row_of(tmp_path)
+        assert (row["counters_source"], row["sm_active_pct"]) == (self.SOURCE, pytest.approx(90))
+        assert bottleneck.classify(row).evidence.endswith("(by dcgm:node:9400)")
+
+    def test_never_fills_up_what_gpm_counts(self, tmp_path: Path) -> None:
+        folder = h200(tmp_path)
+        gpm_rows(folder)
+        gpm_rows(folder, source=self.SOURCE, tensor_active_pct=5.0, pcie_tx_mib_s=7.0, index=1)
+        row = row_of(tmp_path)
+        assert (row["counters_source"], row["tensor_active_pct"]) == ("gpm", pytest.approx(55))
+        assert row["pcie_tx_mib_s"] is None
+
+    def test_counts_no_value_that_may_be_older_than_the_window(self, tmp_path: Path) -> None:
+        """Renewed every 30 s: in a window of 30 s no value is surely of it."""
+        folder = write_run(tmp_path / "delta")
+        gpm_rows(folder, gpu="GPU-a40", source=self.SOURCE, window_s=30.0, first_s=20.0, last_s=55.0)
+        row = row_of(tmp_path)
+        assert (row["sm_active_pct"], row["counters_source"]) == (None, "none")
+        assert "sm_active_pct=dcgm:node:9400 counters cover 0 %" in row["nulls"]
+
+
+class TestSeveralGPUs:
+    @staticmethod
+    def two(tmp_path: Path) -> Path:
+        folder = h200(tmp_path)
+        for table in ("samples_fast", "samples_slow"):
+            other = pl.lit("GPU-b").cast(pl.Categorical).alias("gpu_uuid")
+            rewrite(folder, table, lambda rows, other=other: pl.concat([rows, rows.with_columns(other)]))
+        rewrite_json(
+            folder,
+            schema.MANIFEST,
+            lambda m: {**m, "gpus": 2, "batch": 4, "devices": [*m["devices"], {**m["devices"][0], "uuid": "GPU-b"}]},
+        )
+        return folder
+
+    def test_give_the_mean_over_gpus(self, tmp_path: Path) -> None:
+        folder = self.two(tmp_path)
+        gpm_rows(folder)
+        gpm_rows(folder, gpu="GPU-b", sm_active_pct=70.0, index=1)
+        gpm_rows(folder, gpu="GPU-of-a-neighbour", sm_active_pct=1.0, index=2)
+        row = row_of(tmp_path)
+        assert row["valid"], row["invalid_reason"]
+        assert row["sm_active_pct"] == pytest.approx(80)
+
+    def test_of_which_one_is_not_counted_give_none(self, tmp_path: Path) -> None:
+        gpm_rows(self.two(tmp_path))
+        row = row_of(tmp_path)
+        assert row["sm_active_pct"] is None
+        assert "sm_active_pct=gpm counters cover 0 % of the measure windows" in row["nulls"]
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> tuple[Any, Any, Any, list[tuple[int, int]]]:
+    count = draw(st.integers(1, 30))
+    whole = st.lists(st.integers(0, 60 * S), min_size=count, max_size=count)
+    t = np.array(draw(whole), dtype=np.int64)
+    window = np.array(draw(st.lists(st.integers(1, 20 * S), min_size=count, max_size=count)), dtype=np.int64)
+    value = np.array(draw(st.lists(st.floats(0, 100), min_size=count, max_size=count)))
+    start = draw(st.integers(0, 30 * S))
+    spans = [(start, start + draw(st.integers(1, 20 * S)))]
+    spans += [(spans[0][1] + S, spans[0][1] + 5 * S)] if draw(st.booleans()) else []
+    return t, window, value, spans
+
+
+@settings(max_examples=150, deadline=None)
+@given(rows(), st.randoms(use_true_random=False))
+def test_a_mean_lies_within_its_rows_covers_no_more_than_all_and_forgets_their_order(
+    given_rows: tuple[Any, Any, Any, list[tuple[int, int]]], random: Any
+) -> None:
+    t, window, value, spans = given_rows
+    found = gpm_counters.mean(t, window, value, spans)
+    assert 0 <= found.coverage_pct <= 100
+    if found.value is not None:
+        assert value.min() <= found.value <= value.max()
+    order = list(range(len(t)))
+    random.shuffle(order)
+    assert gpm_counters.mean(t[order], window[order], value[order], spans) == found
+
+
+@settings(max_examples=80, deadline=None)
+@given(rows(), st.integers(1, 10 * S))
+def test_rows_that_share_nothing_with_the_windows_change_nothing(
+    given_rows: tuple[Any, Any, Any, list[tuple[int, int]]], length: int
+) -> None:
+    t, window, value, spans = given_rows
+    after = max(end for _, end in spans) + length
+    more = [np.append(one, new) for one, new in ((t, after), (window, length), (value, 1e6))]
+    assert gpm_counters.mean(*more, spans) == gpm_counters.mean(t, window, value, spans)

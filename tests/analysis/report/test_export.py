@@ -1,0 +1,200 @@
+"""What lies beside the page: tables as CSV and LaTeX, figures as PDF and PNG."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import polars as pl
+import pytest
+from PIL import Image
+
+import inpaint_bench.cli.report
+from analysis.report import export, latex, render
+from analysis.report.estimate import Estimate
+from analysis.report.tables import LONG_TABLE, Table
+from analysis.units import number
+from tests.analysis.conftest import HOSTILE
+
+MEAN = Estimate(1234.5678, 1200.25, 1268.75, form=number)
+LOW_N = Estimate(0.5, form=number, remarks=["n = 2"])
+GAIN = Estimate(-3.21, -7.0, 0.5, form=lambda v: f"{v:+.1f}", unit="%", verdict="no difference seen")
+
+
+def table(*rows: list[str], columns: tuple[str, ...] = ("Name", "Images/s [1/s]", "Change"), note: str = "") -> Table:
+    return Table(
+        id="some_table",
+        title="Some 5 % title",
+        columns=list(columns),
+        rows=list(rows),
+        text_columns=frozenset({0}),
+        note=note,
+    )
+
+
+def read(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def rows_of(tex: str) -> list[str]:
+    """The body's lines, each without its end."""
+    body = tex.partition(r"\midrule")[2].partition(r"\bottomrule")[0]
+    return [line.removesuffix(r" \\") for line in body.strip().splitlines()]
+
+
+@pytest.fixture
+def study(whole_report: Path) -> Path:
+    return whole_report.parent
+
+
+def test_a_mean_reads_as_before_and_knows_its_interval() -> None:
+    assert (MEAN, LOW_N) == ("1,235 (1,200 to 1,269)", "0.500 (n = 2)")
+    assert GAIN == "no difference seen (-3.2 %, -7.0 to +0.5)"
+    assert Estimate(1.0, 1.0, 1.0, form=number, narrow=False) == "1.00"
+    assert Estimate(1.0, 1.0, 1.0, form=number) == "1.00 (1.00 to 1.00)"
+
+
+def test_a_range_is_called_one_in_every_format_and_stands_only_where_there_is_no_interval() -> None:
+    span = Estimate(78.3, least=72.64, most=81.9, form=number)
+    assert span == "78.3 (range 72.6 to 81.9)"
+    assert Estimate(78.3, 70.0, 80.0, least=72.6, most=81.9, form=number) == "78.3 (70.0 to 80.0)"
+    assert Estimate(78.3, least=78.31, most=78.32, form=number) == "78.3"
+    both = table(["a", span, "1.00"], ["b", MEAN, "2.00"])
+    assert rows_of(latex.to_latex(both))[0] == r"a & $78.3$ & (range $72.6$ to $81.9$) & $1.00$"
+    first, second = read(render.to_csv(both, demonstration=False))
+    ends = ("low 95 %", "high 95 %", "lowest run", "highest run")
+    assert [first[f"Images/s [1/s], {end}"] for end in ends] == ["", "", "72.64", "81.9"]
+    assert [second[f"Images/s [1/s], {end}"] for end in ends] == ["1200.25", "1268.75", "", ""]
+
+
+def test_csv_has_figures_unrounded_with_their_intervals_apart() -> None:
+    found = read(render.to_csv(table(["a", MEAN, GAIN], ["b", "\u2013", "unavailable"]), demonstration=False))
+    assert found[0] == {
+        "Name": "a",
+        "Images/s [1/s]": "1234.5678",
+        "Images/s [1/s], low 95 %": "1200.25",
+        "Images/s [1/s], high 95 %": "1268.75",
+        "Change [%]": "-3.21",
+        "Change [%], low 95 %": "-7.0",
+        "Change [%], high 95 %": "0.5",
+        "Change, remark": "no difference seen",
+    }
+    assert (found[1]["Images/s [1/s]"], found[1]["Change [%]"], found[1]["Change, remark"]) == ("", "", "unavailable")
+
+
+def test_csv_numbers_are_numbers_text_is_no_formula_and_a_demonstration_says_so() -> None:
+    text = render.to_csv(table(["=SUM(A1)", "1,234", "-1.20"], ["+ tf32", "\u2013", "8, 16"]), demonstration=True)
+    assert [list(row.values()) for row in read(text)] == [
+        ["'=SUM(A1)", "1234", "-1.20", "yes"],
+        ["'+ tf32", "", "8, 16", "yes"],
+    ]
+
+
+def test_latex_sets_the_interval_behind_its_mean_in_a_column_of_its_own() -> None:
+    tex = latex.to_latex(table(["a", MEAN, "2.00"], ["b", LOW_N, "\u2013"], ["c", "\u2013", "1.50e-05"]))
+    assert r"\begin{tabular}{@{}lr@{~}lr@{}}" in tex
+    assert r"\multicolumn{2}{c}{Images/s {[}1/s{]}}" in tex
+    assert rows_of(tex) == [
+        r"a & $1{,}235$ & [$1{,}200$, $1{,}269$] & $2.00$",
+        r"b & $0.500$ & (n = 2) & \textendash{}",
+        r"c & \textendash{} &  & $1.50 \times 10^{-5}$",
+    ]
+    gain = rows_of(latex.to_latex(table(["a", "1", GAIN])))[0]
+    assert gain == r"a & $1$ & $-3.2$~\% & [$-7.0$, $+0.5$] (no difference seen)"
+
+
+def test_latex_escapes_what_it_would_run_or_refuse() -> None:
+    escaped = latex.escape(HOSTILE)
+    assert escaped == (
+        r"\textbackslash{}input\{/etc/passwd\} 50\% of \$x\_1 \& y\textasciicircum{}2 \#3 \{a\} \textasciitilde{} "
+        r"\textless{}b\textgreater{} {[}c{]} -{}- '{}'d'{}' \textbar{}e\textbar{}"
+    )
+    assert latex.escape("\u00e9\u0142 \u6f22\x1b[0m\n\u00b0") == r"éł \texttt{U+6F22}?{[}0m \textdegree{}"
+
+
+def test_every_line_of_a_latex_table_has_as_many_cells_as_columns(study: Path) -> None:
+    found = sorted((study / "tables").glob("*.tex"))
+    assert {"throughput.tex", "runs.tex", "ladder-0.tex", "not-counted.tex"} <= {path.name for path in found}
+    for path in found:
+        tex = path.read_text()
+        form = re.search(r"\\begin\{(?:tabular|longtable)\}\{@\{\}(.*)@\{\}\}", tex)
+        assert form, path
+        columns = len(re.findall(r"[lrp]", re.sub(r"\{[^}]*\}", "", form[1])))
+        for line in rows_of(tex):
+            spans = sum(int(n) - 1 for n in re.findall(r"\\multicolumn\{(\d+)\}", line))
+            assert len(re.findall(r"(?<!\\)&", line)) + 1 + spans == columns, (path.name, line)
+        bare = re.sub(r"\\[\\{}%$&#_]", "", tex)
+        assert bare.count("{") == bare.count("}")
+        assert bare.count("$") % 2 == 0
+        assert bare.isascii()
+        for name in re.findall(r"\\begin\{(\w+)\}", tex):
+            assert tex.count(rf"\begin{{{name}}}") == tex.count(rf"\end{{{name}}}")
+
+
+def test_a_long_table_breaks_over_pages() -> None:
+    rows = [[str(i), "1", "2"] for i in range(LONG_TABLE + 1)]
+    assert "longtable" in latex.to_latex(table(*rows))
+    assert "longtable" not in latex.to_latex(table(*rows[:-1]))
+    assert "None." in latex.to_latex(table())
+
+
+@pytest.mark.skipif(not shutil.which("pdflatex"), reason="no pdflatex here")
+def test_pdflatex_sets_every_table(study: Path, tmp_path: Path) -> None:
+    long = table(*[[HOSTILE, MEAN, GAIN]] * (LONG_TABLE + 1), note=HOSTILE)
+    (tmp_path / "long.tex").write_text(latex.to_latex(long))
+    named = [tmp_path / "long.tex", *sorted((study / "tables").glob("*.tex"))]
+    inputs = "\n".join(rf"\input{{{path}}}\clearpage" for path in named)
+    (tmp_path / "all.tex").write_text(
+        r"\documentclass{article}\usepackage[T1]{fontenc}\usepackage{booktabs,longtable}\begin{document}"
+        rf"{inputs}\end{{document}}"
+    )
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "-draftmode", "all.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:]
+
+
+def test_every_table_and_figure_is_there_in_every_format(study: Path) -> None:
+    page = (study / "report.html").read_text()
+    shown = set(re.findall(r'<figure id="([^"]+)"><svg', page))
+    for suffix in ("svg", "pdf", "png"):
+        assert {path.stem for path in (study / "figures").glob(f"*.{suffix}")} == shown
+    tables = {path.stem for path in (study / "tables").glob("*.csv")}
+    assert tables == {path.stem for path in (study / "tables").glob("*.tex")}
+    assert tables == set(re.findall(r'<section id="([^"]+)">', page))
+    throughput = pl.read_csv(study / "tables" / "throughput.csv")
+    a40 = throughput.filter((pl.col("GPU") == "A40") & (pl.col("Batch") == 8))
+    assert a40["Images/s"].item() == pytest.approx(8.533333, abs=1e-6)  # 64 steps of 8 in 60 s
+
+
+def test_pictures_are_the_light_scheme_on_white_at_twice_the_size(study: Path) -> None:
+    figure = (study / "figures" / "fig-images_per_s.svg").read_text()
+    size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', figure)
+    assert size
+    with Image.open(study / "figures" / "fig-images_per_s.png") as shot:
+        assert shot.size == pytest.approx([2 * float(side) for side in size.groups()], abs=2)
+        pixels = shot.convert("RGB")
+        assert pixels.getpixel((0, 0)) == (255, 255, 255)
+        colours = {colour for _, colour in pixels.getcolors(1 << 24)}
+    assert (0x00, 0x67, 0xA5) in colours  # the first of svg.LIGHT
+    pdf = (study / "figures" / "fig-images_per_s.pdf").read_bytes()
+    assert pdf.startswith(b"%PDF-")
+
+
+def test_formats_are_chosen_and_a_wrong_one_is_a_sentence(
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset = str(study.parent / "ds")
+    assert export.formats("png,csv") == ("csv", "png")
+    assert inpaint_bench.cli.report.main([dataset, "-o", str(tmp_path / "none"), "--export", "none"]) == 0
+    assert not (tmp_path / "none" / "tables").exists()
+    assert {path.suffix for path in (tmp_path / "none" / "figures").iterdir()} == {".svg"}
+    assert "tables/" not in (tmp_path / "none" / "report.html").read_text()
+    capsys.readouterr()
+    assert inpaint_bench.cli.report.main([dataset, "-o", str(tmp_path / "wrong"), "--export", "csv,docx"]) == 2
+    said = capsys.readouterr().err
+    assert said == "error: --export csv,docx: no format 'docx'; give all, none, or some of csv,latex,pdf,png.\n"
+    assert not (tmp_path / "wrong").exists()

@@ -1,0 +1,572 @@
+"""The figures: which data stand behind their marks, what their captions say, and what they say when there are none."""
+
+from __future__ import annotations
+
+import math
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+import inpaint_bench.cli.merge
+from analysis import published
+from analysis.dataset import Dataset, open_dataset
+from analysis.metrics import telemetry
+from analysis.report.figures import (
+    base,
+    by_batch,
+    energy_audit,
+    overview,
+    pareto,
+    roofline,
+    step_time,
+    study_figures,
+    svg,
+    throttle_events,
+    timeline,
+    variation,
+)
+from analysis.report.figures.base import Figure
+from analysis.stats import cells as aggregate
+from analysis.stats import study
+from tests.analysis.build import UNIX0, S, rewrite, rewrite_json, write_event, write_part, write_run
+from tests.analysis.stats.test_study import run as of_study
+
+from .test_tables import frame
+
+Row = dict[str, Any]
+EVIL = "\"/></svg><script>alert(1)</script>&' " + "x" * 400
+
+
+def layers(spec: Row) -> Iterator[Row]:
+    """Every layer of a figure with its own data."""
+    if "data" in spec and ("mark" in spec or "layer" in spec):
+        yield spec
+    for name in ("layer", "vconcat", "hconcat"):
+        for inner in spec.get(name, []):
+            yield from layers(inner)
+
+
+def marks(figure: Figure, kind: str, *, encodes: tuple[str, ...] = (), **look: Any) -> list[Row]:
+    """Data of all marks of this kind that encode these channels and look so."""
+    found: list[Row] = []
+    for one in layers(figure.spec):
+        mark = one.get("mark", {})
+        if mark.get("type") != kind or not set(encodes) <= set(one["encoding"]):
+            continue
+        if all(mark.get(name) == value for name, value in look.items()):
+            found += one["data"]["values"]
+    return found
+
+
+def runs_of(batch: int, *speeds: float, cards: tuple[str, ...] = ("GPU-1",), **more: Any) -> list[Row]:
+    """Runs of one cell, the cards in turn."""
+    return [
+        {
+            "run_id": f"r-{more.get('recipe', '')}-{more.get('gpu', 'a40')}-{batch}-{i}",
+            "batch": batch,
+            "images_per_s": speed,
+            "joules_per_image": 100 / speed,
+            "power_w": 100.0,
+            "gpu_uuid": cards[i % len(cards)],
+            "seed": i,
+            **more,
+        }
+        for i, speed in enumerate(speeds)
+    ]
+
+
+def throughput(rows: list[Row]) -> Figure:
+    runs = frame(*rows)
+    drawn = by_batch.draw(aggregate.cells(runs), runs, prefix="")
+    return next(one for one in drawn if one.id == "fig-images_per_s")
+
+
+def dataset_of(tmp_path: Path) -> Dataset:
+    assert inpaint_bench.cli.merge.main([str(tmp_path / "in"), "-o", str(tmp_path / "ds")]) == 0
+    return open_dataset(tmp_path / "ds")
+
+
+# --- against the batch ---------------------------------------------------------------------------
+
+
+def test_whiskers_are_the_interval_of_the_mean_and_a_single_run_stands_alone() -> None:
+    """Student over 9, 10, 11 on one card: 10 +/- 4.303 / sqrt(3). The range, 9 to 11, is drawn nowhere."""
+    figure = throughput([*runs_of(8, 9.0, 10.0, 11.0), *runs_of(16, 12.0)])
+    (whisker,) = marks(figure, "rule", encodes=("y2",))
+    half = 4.302653 / math.sqrt(3)
+    assert (whisker["batch"], whisker["low"], whisker["high"]) == pytest.approx((8, 10 - half, 10 + half))
+    assert [row["value"] for row in marks(figure, "point", filled=True)] == [10.0, 12.0]
+    assert "95 % interval of the mean" in figure.caption
+    assert "n = 1 stands alone" in figure.caption
+    assert "n = 4 runs in 2 cells." in figure.caption
+    assert "min" not in str(figure.spec["title"])
+
+
+def test_where_every_cell_has_one_run_no_whisker_is_drawn_and_it_is_said() -> None:
+    figure = throughput(runs_of(8, 9.0))
+    assert not marks(figure, "rule")
+    assert "One run per cell: no intervals." in figure.caption
+
+
+def test_an_interval_that_would_dwarf_the_figure_leaves_it_with_an_arrow() -> None:
+    """Of three cards, 8, 10 and 18: an interval of 13 either side of 12."""
+    figure = throughput(runs_of(8, 8.0, 10.0, 18.0, cards=("GPU-1", "GPU-2", "GPU-3")))
+    (whisker,) = marks(figure, "rule", encodes=("y2",))
+    assert 19 < whisker["high"] < 25  # 60 % more than the mean, and a margin
+    assert len(marks(figure, "point", shape="triangle-up")) == 1
+    assert "goes on beyond the frame" in figure.caption
+
+
+def test_two_cards_show_their_range_without_caps_and_no_interval() -> None:
+    """Regression: their interval, thirteen standard errors either side, swamped every figure."""
+    figure = throughput(runs_of(8, 8.0, 12.0, cards=("GPU-1", "GPU-2")))
+    (span,) = marks(figure, "rule", encodes=("y2",))
+    assert (span["least"], span["most"], span["low"]) == (8.0, 12.0, None)
+    assert not marks(figure, "tick")
+    assert "without caps: lowest to highest" in figure.caption
+    assert "95 %" not in figure.caption
+
+
+def test_the_posters_figures_stand_with_the_baseline_not_with_the_first_recipe() -> None:
+    """Regression: they had the colour of a recipe with caches, because its name comes first."""
+    work = {"workload": published.WORKLOAD, "gpu": "h200", "poster_hours": True}
+    rows = [*runs_of(16, 80.0, recipe="adamw_fused", **work), *runs_of(16, 36.0, recipe="baseline", **work)]
+    figure = throughput([{name: value for name, value in row.items() if name != "poster_hours"} for row in rows])
+    assert {row["series"] for row in marks(figure, "point", filled=False, size=55)} == {"H200 \u00b7 baseline"}
+
+
+def test_a_long_recipe_has_a_short_name_in_the_legend_and_its_levers_in_the_caption() -> None:
+    long = "adamw_fused+cache_image+cache_masked+cache_text+on_gpu"
+    figure = throughput([*runs_of(8, 9.0, recipe=long), *runs_of(8, 5.0, recipe="baseline")])
+    names = {row["series"] for row in marks(figure, "point", filled=True)}
+    assert names == {"A40 \u00b7 adamw_fused+cache_image +3", "A40 \u00b7 baseline"}
+    assert "adamw_fused+cache_image +3 = adamw_fused, cache_image, cache_masked, cache_text, on_gpu" in figure.caption
+
+
+def test_the_memory_wall_is_the_largest_that_ran_and_the_smallest_that_ran_out() -> None:
+    gone = {"valid": False, "status": "failed", "reason": "oom_gpu", "images_per_s": None}
+    rows = [*runs_of(8, 9.0), *runs_of(16, 9.5), *runs_of(64, 1.0, **gone), *runs_of(48, 1.0, **gone)]
+    figure = throughput([*rows, *runs_of(8, 50.0, gpu="h200")])
+    strip = figure.spec["vconcat"][1]
+    walls = {row["series"]: row for one in layers(strip) for row in one["data"]["values"]}
+    assert (walls["A40"]["ran"], walls["A40"]["oom"]) == (16, 48)
+    assert (walls["H200"]["ran"], walls["H200"]["oom"]) == (8, None)
+    assert [row["series"] for row in marks(figure, "rule", encodes=("x2",))] == ["A40"]
+    assert "Not reached: H200." in figure.caption
+
+
+def test_without_a_run_out_of_memory_the_wall_is_said_to_lie_beyond() -> None:
+    figure = throughput([*runs_of(8, 9.0), *runs_of(32, 9.5)])
+    assert "vconcat" not in figure.spec
+    assert "the memory wall lies beyond batch 32" in figure.caption
+
+
+def test_published_points_are_hollow_and_never_among_the_measured() -> None:
+    figure = throughput(runs_of(8, 9.0, gpu="a100"))
+    assert [row["value"] for row in marks(figure, "point", filled=True)] == [9.0]
+    assert len(marks(figure, "point", filled=False)) > 1
+    assert "dashed, hollow: published" in figure.spec["title"]["subtitle"]
+
+
+def test_a_ladder_has_the_interval_as_whisker_and_no_range() -> None:
+    rows = [of_study("ladder", "baseline", 10.0 + seed, seed=seed) for seed in (0, 1, 2)]
+    rows.append(of_study("ladder", "baseline,tf32", 12.0))
+    (figure,) = study_figures.draw(study.comparisons(frame(*rows)), demonstration=False)
+    (whisker,) = marks(figure, "rule", encodes=("x2",))
+    half = 4.302653 / math.sqrt(3)
+    assert (whisker["low"], whisker["high"]) == pytest.approx((11 - half, 11 + half))
+    assert [row["label"] for row in marks(figure, "bar")] == ["baseline", "+ tf32"]
+    assert "95 % interval" in figure.caption
+
+
+# --- speed against energy ------------------------------------------------------------------------
+
+
+def cell(batch: int, speed: float, joules: float, **more: Any) -> Row:
+    return runs_of(batch, speed, **more)[0] | {"joules_per_image": joules}
+
+
+def drawn_pareto(*rows: Row) -> list[Figure]:
+    found = pareto.draw(aggregate.cells(frame(*rows)), prefix="")
+    assert isinstance(found, list)
+    return found
+
+
+def test_the_frontier_holds_the_cells_that_no_other_beats_in_both() -> None:
+    (figure,) = drawn_pareto(
+        cell(8, 10.0, 20.0),
+        cell(16, 12.0, 25.0),
+        cell(32, 11.0, 26.0),  # slower than batch 16, and more energy
+        cell(8, 30.0, 40.0, gpu="h200"),
+        cell(16, 29.0, 40.0, gpu="h200"),  # as much energy as batch 8, and slower
+    )
+    best = marks(figure, "point", filled=True, opacity=1)
+    assert sorted((row["gpu"], row["batch"]) for row in best) == [("a40", 8), ("a40", 16), ("h200", 8)]
+    lighter = [row for row in marks(figure, "point", filled=True) if row not in best]
+    assert sorted((row["gpu"], row["batch"]) for row in lighter) == [("a40", 32), ("h200", 16)]
+    assert all(one["mark"]["opacity"] < 0.5 for one in layers(figure.spec) if lighter[0] in one["data"]["values"][:2])
+    edge = [(row["images_per_s"], row["joules_per_image"]) for row in marks(figure, "line", interpolate="step-before")]
+    assert edge[1:-1] == [(10.0, 20.0), (12.0, 25.0), (30.0, 40.0)]
+    assert edge[0][0] < 10.0
+    assert edge[0][1] == 20.0  # level to the left of the thriftiest
+    assert {row["batch"] for row in marks(figure, "text")} >= {8, 16}
+    assert "On the frontier: H200 at batch 8 (30.0 images/s, 40.0 J/image)" in figure.caption
+
+
+def test_published_points_of_speed_and_energy_are_a_hollow_layer_of_their_own() -> None:
+    (figure,) = drawn_pareto(cell(8, 10.0, 20.0), cell(8, 30.0, 40.0, gpu="h200"))
+    hollow = marks(figure, "point", filled=False)
+    assert {row["key"] for row in hollow} == {"A40", "A100", "H200"}
+    assert not any("series" in row for row in hollow)
+    assert "Hollow: published." in figure.caption
+    (other,) = drawn_pareto(cell(8, 10.0, 20.0, workload="another"))
+    assert not marks(other, "point", filled=False)
+
+
+def test_cells_that_do_other_work_are_not_held_against_each_other() -> None:
+    found = drawn_pareto(cell(8, 10.0, 20.0, resolution_px=512), cell(8, 90.0, 2.0, resolution_px=64))
+    assert [len(marks(figure, "point", filled=True)) for figure in found] == [1, 1]
+    assert {figure.title for figure in found} == {
+        "Speed against energy: sd15_inpaint, 512 px",
+        "Speed against energy: sd15_inpaint, 64 px",
+    }
+
+
+def test_of_many_recipes_on_one_gpu_the_fastest_have_a_colour() -> None:
+    rows = [cell(8, 10.0 + i, 60.0 - i, recipe=f"lever_{i:02d}", workload="w") for i in range(40)]
+    (figure,) = drawn_pareto(*rows)
+    assert {row["key"] for row in marks(figure, "point", filled=True)} == {
+        pareto.OTHERS,
+        *(f"lever_{i}" for i in range(33, 40)),
+    }
+    assert [row["recipe"] for row in marks(figure, "text")] == ["lever_39"]  # no room for the numbers of all cells
+
+
+def test_labels_do_not_lie_on_each_other() -> None:
+    (figure,) = drawn_pareto(*(cell(b, 10.0 + b / 1e4, 20.0 + b / 1e4, workload="w") for b in (8, 9, 10)))
+    assert len(marks(figure, "point", filled=True)) == 3
+    assert len(marks(figure, "text")) < 3
+
+
+# --- time of a step ------------------------------------------------------------------------------
+
+
+def with_device(share: float) -> Callable[[pl.DataFrame], pl.DataFrame]:
+    return lambda rows: rows.with_columns((pl.col("device_ms") * share).alias("device_ms"))
+
+
+def bars(dataset: Dataset) -> Figure:
+    found = step_time.draw(dataset, aggregate.cells(dataset.runs), prefix="")
+    assert isinstance(found, Figure)
+    return found
+
+
+def test_the_parts_of_a_step_add_up_to_its_time_per_image(tmp_path: Path) -> None:
+    """Batch 8 at 2 steps/s is 62.5 ms per image: the GPU has 80 % of it, 15 % are waited for, 5 % are the host's."""
+    run = write_run(tmp_path / "in", "r-01", wait_share=0.15)
+    rewrite(run, "steps", with_device(0.8))
+    figure = bars(dataset_of(tmp_path))
+    parts = {row["part"]: row["ms"] for row in marks(figure, "bar")}
+    assert parts == pytest.approx({step_time.DEVICE: 50.0, "Data wait": 9.375, "Host and rest": 3.125}, rel=1e-3)
+    assert marks(figure, "text")[0]["words"] == "62.5 ms, CUDA events 80.0 %"
+    assert "optimizer are not told apart" in figure.caption
+    assert "No run validated or wrote a checkpoint." in figure.caption
+
+
+def test_waiting_that_the_gpu_worked_through_is_no_part_of_the_step(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "in", "r-01", wait_share=0.5)
+    rewrite(run, "steps", with_device(0.9))
+    parts = {row["part"]: row["ms"] for row in marks(bars(dataset_of(tmp_path)), "bar")}
+    assert parts == pytest.approx(
+        {step_time.DEVICE: 56.25, "Data wait": 6.25, "Host and rest": 0.0}, rel=1e-3, abs=1e-9
+    )
+
+
+def test_without_device_times_only_the_wait_is_told_from_the_rest(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "in", "r-01", wait_share=0.2)
+    rewrite(run, "steps", lambda rows: rows.with_columns(pl.lit(None).alias("device_ms")))
+    figure = bars(dataset_of(tmp_path))
+    parts = {row["part"]: row["ms"] for row in marks(figure, "bar")}
+    assert parts == pytest.approx({"Step, undivided": 50.0, "Data wait": 12.5}, rel=1e-3)
+    assert "no CUDA events" in figure.caption
+
+
+def test_checkpoints_and_validation_are_spread_over_all_images(tmp_path: Path) -> None:
+    """18 steps of warm-up and 60 measured ones of 8 images; 6.24 s of checkpoints are 10 ms per image."""
+    run = write_run(tmp_path / "in", "r-01")
+
+    def trained(windows: list[Row]) -> list[Row]:
+        warmup, measure = windows
+        warmup |= {"steps": 18, "images": 144}
+        start = measure["t_end_mono_ns"]
+        times = {"t_start_mono_ns": start, "t_end_mono_ns": start + round(6.24 * S)}
+        unix = {"t_start_unix_ns": start + UNIX0, "t_end_unix_ns": start + UNIX0 + round(6.24 * S)}
+        saved = {"window_id": "w-2", "kind": "checkpoint", "status": "completed", "steps": 0, "images": 0}
+        return [warmup, measure, {**saved, **times, **unix, "reason": None}]
+
+    rewrite_json(run, "windows.json", trained)
+    figure = bars(dataset_of(tmp_path))
+    parts = {row["part"]: row["ms"] for row in marks(figure, "bar")}
+    assert parts["Checkpoint"] == pytest.approx(10.0)
+    assert "Checkpoint: outside the measure windows" in figure.caption
+
+
+def test_a_run_with_half_a_table_of_steps_is_left_out_and_that_is_said(tmp_path: Path) -> None:
+    write_run(tmp_path / "in", "r-01")
+    run = write_run(tmp_path / "in", "r-02", batch=16)
+    rewrite(run, "steps", lambda rows: rows.head(5))
+    figure = bars(dataset_of(tmp_path))
+    assert figure.run_ids == ["r-01"]
+    assert "1 cell without a whole table of steps left out." in figure.caption
+
+
+# --- cards and nodes -----------------------------------------------------------------------------
+
+
+def drawn_variation(*rows: Row) -> Figure | str:
+    runs = frame(*rows)
+    return variation.draw(aggregate.cells(runs), runs, prefix="")
+
+
+def test_each_run_stands_at_its_ratio_to_the_mean_of_its_cell() -> None:
+    several = runs_of(8, 9.0, 11.0, 9.0, 11.0, cards=("GPU-aaaa-1", "GPU-bbbb-2"), node="n1")
+    figure = drawn_variation(*several, *runs_of(16, 50.0, 60.0, node="n1"))
+    assert isinstance(figure, Figure)
+    dots = [row for row in marks(figure, "point") if row["cell"] == 0]
+    assert {(row["label"], round(row["images_per_s"], 6)) for row in dots} == {("n1, aaaa", 0.9), ("n1, bbbb", 1.1)}
+    assert {row["power_w"] for row in dots} == {1.0}
+    assert figure.run_ids == sorted(row["run_id"] for row in several)  # the cell of one card says nothing here
+    assert "n = 4 runs in 1 cell." in figure.caption
+
+
+def test_where_no_cell_has_several_cards_a_sentence_says_so() -> None:
+    assert drawn_variation(*runs_of(8, 9.0, 11.0)) == variation.ABSENT
+
+
+def test_of_very_many_cards_those_furthest_from_the_mean_are_drawn() -> None:
+    cards = tuple(f"GPU-{i:08d}-0" for i in range(60))
+    figure = drawn_variation(*runs_of(8, *(100.0 + (i == 37) * 20 for i in range(60)), cards=cards))
+    assert isinstance(figure, Figure)
+    labels = {row["label"] for row in marks(figure, "point")}
+    assert len(labels) == variation.CARDS
+    assert "node unknown, 00000037" in labels
+    assert "Of 60 cards the 24 that are furthest from 1." in figure.caption
+
+
+# --- energy --------------------------------------------------------------------------------------
+
+
+def audited(*ratios: float | None, valid: bool = True) -> list[Row]:
+    known = {"power_w": 300.0, "energy_j": 1.0, "valid": valid}
+    return [{"run_id": f"r-{valid}-{i}", "energy_ratio": ratio, **known} for i, ratio in enumerate(ratios)]
+
+
+def test_the_energy_audit_draws_every_ratio_and_the_limit_of_the_audit() -> None:
+    figure = energy_audit.draw(frame(*audited(1.0, 1.07, 0.96, None), *audited(0.5, valid=False)), prefix="")
+    assert isinstance(figure, Figure)
+    assert sorted(row["ratio"] for row in marks(figure, "point", filled=True)) == [0.96, 1.0, 1.07]
+    assert [row["ratio"] for row in marks(figure, "point", filled=False)] == [0.5]
+    lines = [one["encoding"]["y"]["datum"] for one in layers(figure.spec) if one["mark"].get("strokeDash")]
+    assert lines == pytest.approx([1 - telemetry.RATIO_LIMIT, 1 + telemetry.RATIO_LIMIT])
+    low, high = figure.spec["layer"][0]["encoding"]["y"]["scale"]["domain"]
+    assert low < 0.5 < 1.07 < high
+    assert "2 runs beyond it." in figure.caption
+    assert "1 run with energy from one of the two alone" in figure.caption
+    assert "n = 4 runs." in figure.caption
+
+
+# --- roofline ------------------------------------------------------------------------------------
+
+
+def test_a_run_at_the_ridge_has_as_much_of_its_peak_compute_as_of_its_peak_bandwidth() -> None:
+    at_ridge = {"run_id": "r-1", "mfu_pct": 40.0, "dram_active_pct": 40.0, "tensor_active_pct": 50.0}
+    bound = {"run_id": "r-2", "mfu_pct": 20.0, "dram_active_pct": 80.0, "tensor_active_pct": 30.0}
+    figure = roofline.draw(frame(at_ridge, bound, {"run_id": "r-3", "mfu_pct": 10.0}), prefix="")
+    assert isinstance(figure, Figure)
+    points = [(row["intensity"], row["mfu_pct"]) for row in marks(figure, "point")]
+    assert points == [(1.0, 40.0), (0.25, 20.0)]
+    roof = [(row["intensity"], row["mfu_pct"]) for row in marks(figure, "line")]
+    assert (1.0, 100.0) in roof
+    assert all(height == pytest.approx(min(100, 100 * at)) for at, height in roof)
+    assert all(mfu <= 100 * at for at, mfu in points)
+    assert "1 of 2 runs left of the ridge." in figure.caption
+    assert "1 run without counters or without an MFU left out." in figure.caption
+
+
+def test_without_counters_there_is_no_roofline_but_a_sentence() -> None:
+    runs = frame({"mfu_pct": 40.0})
+    assert roofline.draw(runs, prefix="") == roofline.ABSENT
+    assert roofline.draw(runs.drop("dram_active_pct"), prefix="") == roofline.ABSENT
+
+
+# --- timelines -----------------------------------------------------------------------------------
+
+
+def strips(dataset: Dataset) -> list[Figure]:
+    return timeline.draw(dataset, {}, demonstration=False)
+
+
+def axes(figure: Figure) -> list[str]:
+    """Titles of the panels from top to bottom."""
+    found = []
+    for panel in figure.spec["vconcat"]:
+        curves = next(one for one in panel["layer"] if "layer" in one)
+        found.append(curves["layer"][0]["encoding"]["y"]["axis"]["title"])
+    return found
+
+
+def with_counters(run: Path) -> None:
+    t = 995 * S + np.arange(20) * S
+    head = {"run_id": run.name.removeprefix("run-"), "gpu_uuid": "GPU-a40", "source": "nvml", "read_us": 90.0}
+    times = {"tick_seq": np.arange(20), "t_mono_ns": t, "t_unix_ns": t + UNIX0, "window_ms": 1000.0}
+    values = {"sm_active_pct": np.full(20, 70.0), "tensor_active_pct": np.full(20, 40.0)}
+    write_part(run / "samples_gpm", "samples_gpm", {**head, **times, **values})
+
+
+def test_a_timeline_has_the_counters_where_the_run_has_them(tmp_path: Path) -> None:
+    with_counters(write_run(tmp_path / "in", "r-01"))
+    write_run(tmp_path / "in", "r-02")
+    first, second = strips(dataset_of(tmp_path))
+    assert axes(first) == ["Power [W]", "Util. [%]", "Active [%]", "SM [MHz]", "Temp. [\u00b0C]"]
+    assert "Active [%]" not in axes(second)
+    lines = [one for one in first.spec["vconcat"][2]["layer"] if "layer" in one]
+    assert [{row["mid"] for row in one["data"]["values"]} for one in lines] == [{70.0}, {40.0}]
+    assert "strokeDash" in lines[1]["layer"][0]["mark"]
+
+
+def test_throttling_is_shaded_for_as_long_as_its_counter_grows(tmp_path: Path) -> None:
+    """The window opens at 1000 s; the counter of the power cap grows by half of the time from 1005 s to 1010 s."""
+    run = write_run(tmp_path / "in", "r-01")
+    grown = 0.5 * (pl.col("t_mono_ns").clip(1005 * S, 1010 * S) - 1005 * S)
+    counter = grown.cast(pl.Int64).alias("throttle_power_cap_ns")
+    rewrite(run, "samples_slow", lambda rows: rows.with_columns(counter))
+    (figure,) = strips(dataset_of(tmp_path))
+    shaded = [row for row in marks(figure, "rect") if "why" in row]
+    assert shaded == [{"why": throttle_events.CAP, "t0": pytest.approx(5.0), "t1": pytest.approx(10.0)}]
+    assert "At the power cap for 8.33 % of the measure window" in figure.caption
+
+
+def test_events_of_the_runs_own_cards_are_marked_and_told(tmp_path: Path) -> None:
+    events = (
+        ("xid", "79", "GPU-a40", 3),
+        ("ecc", "1", "GPU-a40", 4),
+        ("gpu_lost", None, None, 5),
+        ("xid", "13", "b", 6),
+    )
+    run = write_run(tmp_path / "in", "r-01")
+    for at, (kind, detail, uuid, at_s) in enumerate(events):
+        write_event(run, kind, detail or "", at_s=at_s, gpu_uuid=uuid)
+        (run / "events" / "part-000000.parquet").rename(run / "events" / f"part-{at + 1:06d}.parquet")
+    (figure,) = strips(dataset_of(tmp_path))
+    top = figure.spec["vconcat"][0]
+    words = [
+        row["words"]
+        for one in layers(top)
+        if one.get("mark", {}).get("type") == "text"
+        for row in one["data"]["values"]
+    ]
+    assert words == ["Xid 79", "GPU lost"]
+    assert {row["t"] for row in marks(figure, "rule")} == {3.0, 5.0}
+    assert "Xid 79 at 3.0 s; GPU lost at 5.0 s" in figure.caption
+
+
+# --- all of them ---------------------------------------------------------------------------------
+
+
+def every_kind(tmp_path: Path, name: str) -> list[Figure]:
+    """The overview of two cards whose names are all the same string, with something for every figure to show."""
+    cards = ("GPU-1", "GPU-2")
+    names = {"site": name, "recipe": name, "model": name, "node": name, "gpu": name}
+    more = {"mfu_pct": 9.0, "dram_active_pct": 30.0, "tensor_active_pct": 9.0, "energy_ratio": 1.0, "energy_j": 1.0}
+    more |= {
+        "gpu_util_pct": 90.0,
+        "temp_gpu_c_mean": 60.0,
+        "vram_pct": 50.0,
+        "runtime_h": 1.0,
+        "runtime_kind": "projected",
+    }
+    rows = runs_of(8, 9.0, 11.0, 10.0, 12.0, cards=cards, **names, **more)
+    rows += runs_of(16, 9.0, 11.0, cards=cards, **(names | {"recipe": "baseline", "gpu": "h200"}), **more)
+    times = {"t_start_mono_ns": 0, "t_end_mono_ns": 10 * S, "steps": 20, "images": 160}
+    windows = [
+        {"run_id": row["run_id"], "window_id": "w", "kind": "measure", "status": "completed"} | times for row in rows
+    ]
+    for row in rows:
+        folder = tmp_path / "steps" / "site=a" / "gpu=b" / f"run={row['run_id'].encode().hex()[:40]}"
+        step = {"window_id": "w", "step": np.arange(20), "t_start_mono_ns": 0, "t_end_mono_ns": 1, "images": 8}
+        write_part(folder, "steps", {"run_id": row["run_id"], "data_wait_ns": 1000, "device_ms": 400.0, **step})
+    dataset = Dataset(
+        folder=tmp_path, account={}, runs=frame(*rows), windows=pl.DataFrame(windows), skipped=pl.DataFrame()
+    )
+    shown = overview.overview(dataset, aggregate.cells(dataset.runs), demonstration=False)
+    assert not shown.absent
+    return shown.figures
+
+
+@pytest.mark.parametrize("name", ["plain", EVIL])
+def test_names_cannot_break_out_of_a_figure_nor_make_it_wider_than_its_page(tmp_path: Path, name: str) -> None:
+    drawn = every_kind(tmp_path, name)
+    assert len(drawn) == 12
+    assert len({figure.id for figure in drawn}) == 12
+    for figure in drawn:
+        whole = ET.fromstring(svg.standalone(figure.svg))
+        assert not [tag for tag in whole.iter() if "script" in tag.tag]
+        assert float(whole.attrib["viewBox"].split()[2]) < 640, figure.id
+        assert "n = " in figure.caption
+        assert figure.run_ids
+
+
+def test_a_run_id_makes_a_file_name_that_is_short_harmless_and_its_own(tmp_path: Path) -> None:
+    figure = base.figure(f"timeline-{EVIL}", "t", "s", "c", {"data": {"values": []}, "mark": "point"}, [])
+    other = base.figure(f"timeline-{EVIL}y", "t", "s", "c", {"data": {"values": []}, "mark": "point"}, [])
+    (tmp_path / f"{figure.id}.svg").write_text(figure.svg)
+    assert figure.id != other.id
+    assert set(figure.id) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
+
+
+def test_without_a_run_that_counts_there_is_nothing_to_draw(tmp_path: Path) -> None:
+    write_run(tmp_path / "in", "r-01", status="failed", reason="oom_gpu", windows=False)
+    dataset = dataset_of(tmp_path)
+    shown = overview.overview(dataset, aggregate.cells(dataset.runs), demonstration=False)
+    assert (shown.figures, shown.absent) == ([], [])
+
+
+def test_runs_without_energy_cards_steps_and_counters_say_what_cannot_be_drawn(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "in", "r-01", telemetry={"source": "none"})
+    for table in ("samples_fast", "samples_slow", "steps"):
+        for part in (run / table).iterdir():
+            part.unlink()
+    dataset = dataset_of(tmp_path)
+    assert dataset.runs["valid"].to_list() == [True]
+    shown = overview.overview(dataset, aggregate.cells(dataset.runs), demonstration=False)
+    assert {figure.id for figure in shown.figures} == {"fig-runtime_h", "fig-images_per_s"}
+    absent = [pareto.ABSENT, step_time.ABSENT, variation.ABSENT, energy_audit.ABSENT, roofline.ABSENT]
+    assert shown.absent == absent
+    assert strips(dataset) == []
+
+
+def test_nine_hundred_runs_are_no_tangle() -> None:
+    """Fifty recipes on three GPUs at three batches, two seeds each: what is beyond a figure's room is said."""
+    rows = [
+        {**one, "run_id": f"{gpu}-{recipe}-{batch}-{seed}"}
+        for gpu, speed in (("a40", 10.0), ("a100", 17.0), ("h200", 44.0))
+        for recipe in range(50)
+        for batch in (8, 16, 32)
+        for seed in range(2)
+        for one in runs_of(batch, speed + recipe / 10 + seed / 100, gpu=gpu, recipe=f"lever_{recipe}")
+    ]
+    runs = frame(*rows)
+    cells = aggregate.cells(runs)
+    drawn = by_batch.draw(cells, runs, prefix="")
+    for figure in drawn:
+        colours = {row["series"] for kind in ("bar", "point") for row in marks(figure, kind)}
+        assert len(colours) <= len(svg.SERIES)
+        assert "48 more are in the tables" in figure.caption
+    (picture,) = drawn_pareto(*rows)
+    assert len(marks(picture, "point", filled=True)) == 450
+    assert len(marks(picture, "text")) < 40

@@ -1,0 +1,183 @@
+"""What must not be averaged is not merged unasked, and when asked for stays apart."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis import comparability, merge
+from analysis.dataset import Dataset, open_dataset
+from analysis.stats import best_batch, cells, study
+from inpaint_bench.cli import merge as command
+from inpaint_bench.core.errors import UserError
+from tests.analysis.report.test_tables import frame
+
+from .build import write_levers, write_run, write_study
+
+OLD = {"driver": "570.172.08"}
+
+
+def merged(tmp_path: Path, *allowed: str) -> Dataset:
+    merge.merge([tmp_path / "runs"], tmp_path / "ds", allow_mixed=allowed)
+    return open_dataset(tmp_path / "ds")
+
+
+def test_two_sites_with_drivers_and_limits_of_their_own_are_merged(tmp_path: Path) -> None:
+    write_study(tmp_path / "runs" / "grace", tmp_path / "runs" / "delta")
+    write_run(tmp_path / "runs", "r-other", environment=OLD, site="delta", batch=8)  # an A40 elsewhere
+    dataset = merged(tmp_path)
+    assert dataset.runs["driver"].n_unique() == 2
+    assert dataset.runs["apart"].unique().to_list() == [""]
+    assert dataset.account["mixed"] == []
+
+
+def test_other_batches_of_the_series_are_compared_and_so_must_be_comparable(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs", "r-1", batch=8)
+    write_run(tmp_path / "runs", "r-2", batch=16, environment=OLD)
+    with pytest.raises(UserError, match=r"a40 at grace, finetune_inpaint, sd15_inpaint, 512 px: driver 580\.95\.05"):
+        merged(tmp_path)
+
+
+def test_an_older_dataset_is_left_as_it_was_where_the_new_one_is_refused(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs", "r-1")
+    merged(tmp_path)
+    write_run(tmp_path / "runs", "r-2", environment=OLD)
+    with pytest.raises(UserError):
+        merged(tmp_path)
+    assert open_dataset(tmp_path / "ds").runs["run_id"].to_list() == ["r-1"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ds", "runs"]
+
+
+def test_the_command_exits_with_2_and_a_sentence_that_holds_its_own_way_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "runs", "r-1")
+    write_run(tmp_path / "runs", "r-2", environment=OLD, power_w=150.0, counter=False)
+    asked = [str(tmp_path / "runs"), "-o", str(tmp_path / "ds"), "--processes", "1"]
+    assert command.main(asked) == 2
+    said = capsys.readouterr().err
+    assert "add --allow-mixed driver,power_semantics:" in said
+    assert "Traceback" not in said
+    assert command.main([*asked, "--allow-mixed", "driver"]) == 2
+    capsys.readouterr()
+    assert command.main([*asked, "--allow-mixed", "driver,power_semantics"]) == 0
+    assert "kept apart: a40 at grace" in capsys.readouterr().err
+    assert command.main([*asked, "--allow-mixed", "color"]) == 2
+    assert "color: not one of board, driver, power_limit, power_semantics" in capsys.readouterr().err
+
+
+def test_a_run_that_does_not_count_is_no_reason_to_refuse(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs", "r-1")
+    write_run(tmp_path / "runs", "r-2", environment=OLD, status="failed", reason="oom_gpu")
+    assert merged(tmp_path).runs.height == 2
+
+
+def test_what_is_not_known_is_not_another_value(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs", "r-1")
+    write_run(tmp_path / "runs", "r-2", environment={"driver": None}, telemetry={"source": "none"})
+    dataset = merged(tmp_path)
+    assert cells.cells(dataset.runs)["n"].to_list() == [2]
+
+
+def test_replays_of_one_capture_are_alike_and_of_two_are_not(tmp_path: Path) -> None:
+    for run_id in ("r-1", "r-2"):
+        write_run(tmp_path / "runs", run_id, source="replay:a40-one")
+    assert merged(tmp_path).runs.height == 2
+    write_run(tmp_path / "runs", "r-3", source="replay:a40-two")
+    with pytest.raises(UserError, match="energy_mj by replay:a40-two"):
+        merged(tmp_path)
+
+
+def test_the_memory_wall_of_a_cell_kept_apart_is_that_of_its_own_board(tmp_path: Path) -> None:
+    for index, (name, oom) in enumerate((("NVIDIA A100 40GB", 16), ("NVIDIA A100 80GB", 32))):
+        card = {"uuid": "GPU-a100", "name": name, "index_visible": 0, "power_limit_w": 250.0}
+        facts: dict[str, Any] = {"gpu": "a100", "devices": [card]}
+        write_run(tmp_path / "runs", f"r-{index}-ran", batch=8, **facts)
+        write_run(tmp_path / "runs", f"r-{index}-oom", batch=oom, status="failed", reason="oom_gpu", **facts)
+    dataset = merged(tmp_path, "board")
+    found = best_batch.decisions(cells.cells(dataset.runs), dataset.runs)
+    assert {one.series: one.smallest_oom for one in found} == {
+        "A100 \u00b7 NVIDIA A100 40GB": 16,
+        "A100 \u00b7 NVIDIA A100 80GB": 32,
+    }
+
+
+def test_a_study_over_two_drivers_is_two_studies(tmp_path: Path) -> None:
+    environment = {"torch": "2.9.1", "cuda": "12.8", "hostname": "gpuc01"}
+    for driver in ("570", "580"):
+        write_levers(
+            tmp_path / "runs" / driver,
+            "one_at_a_time",
+            ["compile", "dali"],
+            repeats=2,
+            environment={**environment, "driver": driver},
+            sweep_id=f"s-{driver}",
+        )
+        for path in (tmp_path / "runs" / driver).glob("run-*/manifest.json"):
+            path.write_text(path.read_text().replace('"run_id": "r-', f'"run_id": "r-{driver}-'))
+    dataset = merged(tmp_path, "driver")
+    found = study.comparisons(dataset.runs)
+    assert [one.where for one in found] == [
+        "H200, batch 16, delta, driver 570",
+        "H200, batch 16, delta, driver 580",
+    ]
+    assert [len(step.runs) for one in found for step in one.steps] == [2, 2, 0, 2, 2, 0]
+    assert all(row["driver"] == one.where[-3:] for one in found for step in one.steps for row in step.runs)
+
+
+def test_a_driver_whose_name_another_begins_with_is_another_driver(tmp_path: Path) -> None:
+    for index, (driver, oom) in enumerate((("570.1", 16), ("570.10", 32))):
+        environment = {"driver": driver}
+        write_run(tmp_path / "runs", f"r-{index}-ran", batch=8, environment=environment)
+        lost = {"status": "failed", "reason": "oom_gpu"}
+        write_run(tmp_path / "runs", f"r-{index}-oom", batch=oom, environment=environment, **lost)
+    dataset = merged(tmp_path, "driver")
+    found = best_batch.decisions(cells.cells(dataset.runs), dataset.runs)
+    assert {one.series: one.smallest_oom for one in found} == {
+        "A40 \u00b7 driver 570.1": 16,
+        "A40 \u00b7 driver 570.10": 32,
+    }
+
+
+def test_a_dataset_from_before_the_rule_is_told_apart_when_it_is_opened(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs", "r-1")
+    write_run(tmp_path / "runs", "r-2", environment=OLD)
+    merged(tmp_path, "driver")
+    runs = tmp_path / "ds" / "runs.parquet"
+    pl.read_parquet(runs).drop("apart", "power_semantics").write_parquet(runs)
+    assert cells.cells(open_dataset(tmp_path / "ds").runs)["n"].to_list() == [1, 1]
+
+
+VALUES = st.fixed_dictionaries(
+    {
+        "driver": st.sampled_from([None, "570", "580"]),
+        "gpu_name": st.sampled_from([None, "A", "B"]),
+        "power_limit_w": st.sampled_from([None, 300.0, 249.5]),
+        "energy_source": st.sampled_from([None, "counter", "integral"]),
+        "valid": st.booleans(),
+        "site": st.sampled_from(["grace", "delta"]),
+        "batch": st.sampled_from([8, 16]),
+    }
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(VALUES, min_size=1, max_size=12), st.integers(0, 99))
+def test_no_cell_ever_holds_two_values_of_what_must_not_be_mixed(rows: list[dict[str, Any]], seed: int) -> None:
+    numbered = [{"run_id": f"r-{i:02d}", **row, "images_per_s": 1.0} for i, row in enumerate(rows)]
+    runs = comparability.mark(frame(*numbered))
+    for ids in cells.cells(runs)["run_ids"].to_list():
+        cell = runs.filter(pl.col("run_id").is_in(ids))
+        assert all(cell[column].drop_nulls().n_unique() <= 1 for column in comparability.ATTRIBUTES.values())
+    found = comparability.conflicts(runs)
+    assert bool(found) == bool((runs.filter("valid")["apart"] != "").any())
+    random.Random(seed).shuffle(numbered)
+    again = comparability.mark(frame(*numbered))
+    assert again.sort("run_id").equals(runs)
+    assert [one.words for one in comparability.conflicts(again)] == [one.words for one in found]

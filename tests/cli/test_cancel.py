@@ -1,0 +1,72 @@
+"""`cancel` beside a command that is still submitting from the same sweep."""
+
+import socket
+import subprocess
+import threading
+import time
+
+import pytest
+
+from inpaint_bench.cli import cancel
+from launchers.sweep.ledger import Ledger
+from tests.launchers.status.test_status import made
+
+
+@pytest.fixture
+def job():
+    """A process as submitit's: a shell, and below it what a signal is for."""
+    process = subprocess.Popen(["bash", "-c", "sleep 60 & wait  # submitit"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def busy(tmp_path):
+    """A sweep whose lock is held until the event is set; what is called then happens before that."""
+    ledger, free, held = Ledger(made(tmp_path / "sweep", [])), threading.Event(), threading.Event()
+    last = []
+
+    def hold() -> None:
+        with ledger.locked():
+            held.set()
+            free.wait(30)
+            for call in last:
+                call()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    yield ledger, free, last
+    free.set()
+    thread.join()
+
+
+def submit(ledger: Ledger, job: subprocess.Popen) -> None:
+    entry = {"point": 0, "overrides": [], "gpu": "cpu", "batch": 1, "site": "local"}
+    ledger.know([entry], {})
+    ledger.append("planned", group="g", job_name="n", site="local", asked=[entry], points=[[0, 1, "r"]])
+    ledger.append("submitted", group="g", job_id=f"pid:{job.pid}@{socket.gethostname()}", points=[[0, 1]])
+
+
+def test_stops_what_that_command_sends_after_the_first_look(busy, job, capsys):
+    ledger, free, last = busy
+    last.append(lambda: submit(ledger, job))
+    threading.Timer(0.5, free.set).start()
+    assert cancel.main([str(ledger.folder)]) == 0
+    out = capsys.readouterr().out
+    assert "Another command is submitting from this sweep" in out
+    assert "local: 1 point told to stop" in out
+    assert job.wait(10) is not None
+    assert ledger.points()[0].last.cancelled
+
+
+def test_says_so_where_that_command_does_not_end_and_stops_what_is_known(busy, job, capsys, monkeypatch):
+    ledger, _, _ = busy
+    submit(ledger, job)
+    monkeypatch.setattr(cancel, "PATIENCE_S", 0.3)
+    begun = time.monotonic()
+    assert cancel.main([str(ledger.folder)]) == 2
+    assert time.monotonic() - begun < 5
+    assert "has not ended: cancel again when it has" in capsys.readouterr().err
+    assert job.wait(10) is not None

@@ -1,0 +1,63 @@
+"""The fingerprint of where a run happens."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from inpaint_bench.core import environment
+
+
+def test_fingerprint_is_sorted_quick_and_plain_json() -> None:
+    start = time.monotonic()
+    found = environment.fingerprint()
+    assert time.monotonic() - start < 2
+    assert list(found) == sorted(found)
+    assert json.loads(json.dumps(found)) == found
+    assert {"cuda", "cudnn", "driver", "git", "hostname", "python", "torch"} <= found.keys()
+    assert found["cores"] >= 1
+
+
+def test_a_failing_probe_gives_null(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> str:
+        raise OSError("no name")
+
+    monkeypatch.setattr("socket.gethostname", broken)
+    monkeypatch.setenv("PATH", "")  # no git either
+    assert environment.fingerprint()["hostname"] is None
+
+
+@pytest.mark.parametrize(
+    ("url", "clean"),
+    [
+        ("https://me:secret@host.org/a/b.git?token=x", "https://host.org/a/b.git"),
+        ("git@host.org:a/b.git", "host.org:a/b.git"),
+        ("/srv/git/b.git", "/srv/git/b.git"),
+    ],
+)
+def test_credentials_are_taken_out_of_remotes(url: str, clean: str) -> None:
+    assert environment.without_credentials(url) == clean
+
+
+def test_a_snapshot_beside_the_packages_speaks_for_the_code(tmp_path: Path) -> None:
+    record = {"content_sha256": "abc", "git": {"commit": "123", "dirty": False, "remote": None}}
+    (tmp_path / "snapshot.json").write_text(json.dumps(record))
+    state = environment.code_state(tmp_path)
+    assert state == {"commit": "123", "dirty": False, "remote": None, "content_sha256": "abc"}
+
+
+def test_a_folder_that_is_no_checkout_has_no_commit(tmp_path: Path) -> None:
+    assert environment.git_state(tmp_path) is None
+
+
+def test_slurm_is_null_outside_and_named_inside_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert environment.slurm() is None
+    monkeypatch.setenv("SLURM_JOB_ID", "42")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    found = environment.slurm()
+    assert found is not None
+    assert (found["job_id"], found["array_task_id"], found["restart_count"]) == ("42", 3, None)

@@ -1,0 +1,189 @@
+"""What many points share is what Hydra would have composed for each of them, node by node."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import Container, DictConfig, ListConfig, Node, OmegaConf
+
+from inpaint_bench.core.config import typed
+from inpaint_bench.core.hydra_setup import register
+from inpaint_bench.core.paths import conf_dir
+from launchers.points.composition import Composed, Composition
+
+GROUPS = ("gpu", "site", "model", "data", "recipe", "telemetry", "workload", "profile", "study")
+CHOICES = [f"{group}={file.stem}" for group in GROUPS for file in sorted((conf_dir() / group).glob("*.yaml"))]
+
+# Every kind of override there is, right ones and wrong ones, alone and against each other.
+VALUES = (
+    "batch=8",
+    "batch=auto",
+    "batch='8'",
+    'name="a b, c=d"',
+    "name='${batch}'",
+    "name=${batch}",
+    "name=${hydra:job.num}",
+    "name=${hydra.job.config_name}",
+    "name=a\\,b",
+    "name=",
+    "seed=${data.seed}",
+    "budget=null",
+    "budget=1.5",
+    "budget=1e3",
+    "wait=TRUE",
+    "out=${oc.env:HOME,x}/${now:%Y}",
+    "data.seed=3",
+    "data.root=photos",
+    "data={seed: 4, num_images: 7}",
+    "+data={seed: 5}",
+    "data.num_images=null",
+    "workload.train_steps=9",
+    "workload=finetune_inpaint",
+    "recipe=[baseline,tf32,channels_last]",
+    "recipe.optimizer=adamw_fused",
+    "recipe.precision=bf16",
+    "study.levers=[tf32,ema+compile]",
+    "study.levers=[${name}]",
+    "model.unet.layers_per_block=1",
+    "model.unet=${model.vae}",
+    "model.unet.extra=3",
+    "+model.unet.extra=3",
+    "++model.unet.extra={a: [1, {b: c}]}",
+    "~model.unet.layers_per_block",
+    "~model.unet.layers_per_block=2",
+    "~model.weights",
+    "~model.vae",
+    "~budget=3",
+    "sites.grace.qos=x",
+    "sites.delta.limits={max_array_size: 5}",
+    "+sites.delta.limits.max_submit_jobs=3",
+    "sites={}",
+    "sites.grace.environment.variables={A: '${name}'}",
+    "~study",
+    "~study=ladder",
+    "+gpu@spare=a40",
+    "gpu@gpu=h200",
+    "+extra=1",
+    "site.qos=high",
+    "site.gpus={}",
+    "telemetry.dcgm_url=http://node:9400",
+    "hydra.job.name=other",
+    "hydra.job.config.override_dirname.kv_sep=_",
+    "hydra.job.config.override_dirname.exclude_keys=[batch]",
+    "hydra.job.env_copy=[HOME]",
+    "+hydra.job.env_set.X=${name}",
+    "hydra={verbose: true}",
+    "+hydra.sweep.dir=x",
+    "~hydra.job.chdir=x",
+    "hydra.job.env_set=${sites}",
+    "study.levers[0]=ema",
+    "batchs=8",
+    "batch=abc",
+    "data.kinds=x",
+    "gpu=b200",
+    "profile.x=1",
+    "batch=1,2",
+    "batch=[",
+    "quality.lpips_weights='it''s'",
+    "identity.attempt=2",
+)
+
+
+def by_hydra(lines: list[str]) -> DictConfig:
+    """As for a point of a sweep, all of which have the sweep's own time of day."""
+    config = compose("config", overrides=lines, return_hydra_config=True)
+    OmegaConf.set_cache(config, {"now": {("%Y",): "2026"}})
+    return config
+
+
+@pytest.fixture
+def composition() -> Iterator[Composition]:
+    register()
+    with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
+        yield Composition(by_hydra, loader=GlobalHydra.instance().config_loader())
+
+
+def nodes(node: Any) -> Any:
+    """All there is to know of a node and what lies in it, in order: values unresolved, types, flags, caches."""
+    if not isinstance(node, Node):
+        return node
+    about = {name: repr(value) for name, value in vars(node._metadata).items()}
+    content = node.__dict__["_content"] if isinstance(node, Container) else node._value()
+    if isinstance(content, dict):
+        content = [(key, nodes(value)) for key, value in content.items()]
+    elif isinstance(content, list):
+        content = [nodes(value) for value in content]
+    kind = type(node) if not isinstance(node, DictConfig | ListConfig) else (type(node), OmegaConf.get_type(node))
+    return kind, about, content
+
+
+def outcome(make: Any, *arguments: Any) -> Any:
+    """What it returns, or how it fails."""
+    try:
+        return make(*arguments)
+    except Exception as error:
+        return type(error), str(error)
+
+
+def check(composition: Composition, lines: Sequence[str]) -> bool:
+    """Whether the point was folded; it is Hydra's own either way, in the launcher and in a job."""
+    expected = outcome(by_hydra, list(lines))
+    composed = outcome(composition, list(lines))
+    if not isinstance(composed, Composed):
+        assert composed == expected, lines
+        return False
+    found = outcome(pickle.loads(pickle.dumps(composed)).config)
+    if isinstance(expected, DictConfig) and isinstance(found, DictConfig):
+        assert nodes(found) == nodes(expected), lines
+        assert outcome(lambda: composition.typed(composed)[0]) == outcome(typed, expected), lines
+    else:
+        assert found == expected, lines
+    return composed.lines is not None
+
+
+def test_every_kind_of_override_gives_what_hydra_gives(composition: Composition) -> None:
+    folded = {line: check(composition, [line, "batch=4"]) for line in VALUES}
+    assert sum(folded.values()) >= len(VALUES) / 2, folded
+
+
+def test_a_value_that_leads_into_hydras_own_node_is_left_to_hydra(composition: Composition) -> None:
+    """Regression: set on what was complete already, it went past Hydra's own writing of the choices."""
+    assert not check(composition, ["+sites.grace=${hydra.runtime.choices}", "+sites.grace.gpu=x"])
+    assert not check(composition, ["hydra.job.env_set=${sites}", "hydra.job.env_set.A=b", "+sites.A=c"])
+
+
+def test_any_mixture_of_choices_and_overrides_gives_what_hydra_gives(composition: Composition) -> None:
+    chance = random.Random(5)
+    folded = 0
+    for _ in range(10):
+        lines = [*chance.sample(CHOICES, chance.randrange(2)), *chance.sample(VALUES, chance.randrange(2, 5))]
+        chance.shuffle(lines)
+        folded += check(composition, lines)
+    assert folded >= 3, "the mixtures hardly ever come to what they are to try"
+
+
+def test_every_group_is_folded_with_values_beside_its_choice(composition: Composition) -> None:
+    for group in ("gpu", "site", "data", "recipe", "profile", "study"):
+        choice = [line for line in CHOICES if line.startswith(f"{group}=")][-1]
+        assert check(composition, [choice, "batch=4", "seed=1", "data.root=photos", "+sites.grace.qos=x"]), choice
+
+
+def test_points_that_choose_alike_hold_one_configuration_between_them(composition: Composition) -> None:
+    first, second = (composition(["gpu=a40", f"batch={batch}", f"name=n{batch}"]) for batch in (1, 2))
+    assert first.base is second.base
+    assert (first.config().batch, second.config().name) == (1, "n2")
+
+
+def test_what_the_launcher_sets_comes_last_and_leaves_the_rest(composition: Composition) -> None:
+    composed = composition(["gpu=a40", "batch=3", "seed=1"]).edited(
+        {"seed": 2, "hydra.job.num": 7, "hydra.job.id": "x"}
+    )
+    config = composed.edited({"seed": 5}).config()
+    assert (config.batch, config.seed, config.hydra.job.num, config.hydra.job.id) == (3, 5, 7, "x")
+    assert list(config.hydra.overrides.task) == ["gpu=a40", "batch=3", "seed=1"]

@@ -1,0 +1,109 @@
+"""Every configuration file composes, and every command that the README shows."""
+
+import re
+import shlex
+from dataclasses import fields
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
+
+from inpaint_bench.core.config import NEEDS_ROOT, TRAINING_ONLY, WorkloadConfig, config_hash, typed
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.hydra_setup import register
+from inpaint_bench.core.paths import ROOT, conf_dir
+from inpaint_bench.core.recipe import STUDIES
+from inpaint_bench.core.site import SiteConfig, SiteGpu
+from inpaint_bench.core.validation import check
+from launchers.submit.rerun import _grid
+
+GROUPS = ["gpu", "site", "model", "data", "recipe", "telemetry", "workload", "profile"]
+CHOICES = [(group, file.stem) for group in GROUPS for file in sorted((conf_dir() / group).glob("*.yaml"))]
+
+
+@pytest.fixture(autouse=True)
+def _hydra():
+    register()
+    with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
+        yield
+
+
+@pytest.mark.parametrize(("group", "choice"), CHOICES)
+def test_every_file_of_every_group_composes_and_is_typed(group, choice):
+    root = ["data.root=photos"] if choice in NEEDS_ROOT else []
+    bench = typed(compose("config", overrides=[f"{group}={choice}", *root]))
+    assert bench.batch == 16
+
+
+def _commands() -> list[list[str]]:
+    """The words of every launch command in the README, as a shell splits them."""
+    text = (ROOT / "README.md").read_text().replace("\\\n", " ")
+    command = r"^(?:\$ |    )(?:python -m inpaint_bench\.launch|inpaint-bench launch) (.*)"
+    return [shlex.split(line, comments=True) for line in re.findall(command, text, re.MULTILINE)]
+
+
+def _points(words: list[str]) -> list[list[str]]:
+    """Overrides of every point, as Hydra expands them: a study brings sweeps of its own, a list is one value."""
+    overrides = [word for word in words if word != "-m"]
+    if "-m" not in words:
+        return [overrides]
+    loader = GlobalHydra.instance().config_loader()
+    config = loader.load_configuration("config", overrides, run_mode=RunMode.MULTIRUN)
+    params = config.hydra.sweeper.params or {}
+    return _grid([*(f"{key}={value}" for key, value in params.items()), *overrides])
+
+
+@pytest.mark.parametrize("words", _commands(), ids=" ".join)
+def test_every_command_of_the_readme_composes_at_every_point(words):
+    points = _points(words)
+    for overrides in points:
+        typed(compose("config", overrides=overrides))
+    assert points
+
+
+def test_the_readme_names_commands_and_every_study():
+    commands = _commands()
+    assert len(commands) >= 8
+    assert {word for words in commands for word in words if word.startswith("study=")} == {
+        f"study={name}" for name in STUDIES
+    }
+
+
+def test_a_study_of_the_readme_is_the_base_and_one_recipe_per_step():
+    study = ["study=one_at_a_time", "study.levers=[tf32,channels_last+compile]"]
+    points = _points(["-m", *study, "gpu=a40,h200"])
+    assert len(points) == 3 * 2
+    assert [next(o for o in point if o.startswith("recipe=")) for point in points[::2]] == [
+        "recipe=[baseline]",
+        "recipe=[baseline,tf32]",
+        "recipe=[baseline,channels_last,compile]",
+    ]
+
+
+def test_the_hash_of_a_configuration_ignores_where_it_is_sent_and_its_repetitions_but_not_what_it_does():
+    base = config_hash(compose("config"))
+    repeated = ["repeats=auto", "repeats_target=0.01", "repeats_max=5", "order_seed=1"]
+    assert config_hash(compose("config", overrides=repeated)) == base
+    assert config_hash(compose("config", overrides=["site=delta", "wait=true", "out=elsewhere", "seed=3"])) == base
+    assert config_hash(compose("config", overrides=["batch=8"])) != base
+
+
+def test_an_impossible_value_deep_in_a_site_file_names_its_key():
+    with pytest.raises(UserError, match=r"site\.here\.gpus\.x\.max_per_node=0: must lie between 1 and 64"):
+        check(SiteConfig(name="here", gpus={"x": SiteGpu(max_per_node=0)}), "site.here")
+
+
+def test_every_key_that_only_training_reads_is_one_of_the_workload():
+    assert set(TRAINING_ONLY) <= {spec.name for spec in fields(WorkloadConfig)}
+
+
+def test_every_fact_of_a_site_file_says_where_it_comes_from():
+    for name in ("grace", "delta"):
+        site = yaml.safe_load((conf_dir() / "site" / f"{name}.yaml").read_text())
+        blocks = [v for k, v in site.items() if isinstance(v, dict) and k != "gpus"] + list(site["gpus"].values())
+        assert blocks
+        for block in blocks:
+            assert block.get("source"), (name, block)
+            assert block.get("checked_on"), (name, block)

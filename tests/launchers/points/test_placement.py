@@ -1,0 +1,127 @@
+"""Where points go, what is asked there, and how they become arrays."""
+
+import os
+
+import pytest
+
+from inpaint_bench.core.errors import UserError
+from launchers.points import site_catalog
+from launchers.points.group import group_points
+from launchers.submit.submit import Sending, new_sweep, send
+from tests.launchers.conftest import ACCOUNT
+
+
+def test_auto_sends_a_point_to_the_home_site_of_its_gpu(points):
+    assert [p.site.name for p in points("gpu=a40", "gpu=a100", "gpu=h200", "gpu=cpu")] == [
+        "grace",
+        "grace",
+        "delta",
+        "local",
+    ]
+
+
+@pytest.fixture
+def standing_on_delta(monkeypatch, tmp_path):
+    monkeypatch.setattr(site_catalog, "_host_names", lambda: ("dt-login03.delta.ncsa.illinois.edu",))
+    sbatch = tmp_path / "sbatch"
+    sbatch.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+
+@pytest.mark.usefixtures("standing_on_delta")
+def test_auto_prefers_the_site_we_stand_on(points):
+    here, there = points(f"gpu=a100 {ACCOUNT}", f"gpu=a100 site=grace {ACCOUNT}")
+    assert (here.site.name, here.reachable) == ("delta", True)
+    assert (there.site.name, there.reachable) == ("grace", False)
+
+
+def test_a_site_out_of_reach_says_why(points):
+    (point,) = points("gpu=h200")
+    assert not point.reachable
+    assert "is not a machine of delta" in point.why
+
+
+def test_a_slurm_conf_that_does_not_exist_makes_a_site_unreachable(points):
+    (point,) = points("gpu=h200 sites.delta.reach.slurm_conf=/nonexistent/slurm.conf")
+    assert point.why == "/nonexistent/slurm.conf does not exist"
+
+
+def test_each_site_is_asked_in_its_own_syntax(points):
+    grace, delta = points("gpu=a100", "gpu=h200")
+    assert grace.request.gpu_option == ("gres", "gpu:a100:1")
+    assert delta.request.gpu_option == ("gpus-per-node", "1")
+
+
+@pytest.mark.parametrize(
+    ("line", "units"),
+    [
+        ("gpu=h200 time_min=60", 3.0),  # one GPU of eight: 12 of 16 cores, 240 of 250 GB, so the GPU share counts
+        ("gpu=a40 site=delta time_min=120", 1.0),
+        ("gpu=a100 site=delta time_min=60 sites.delta.gpus.a100.cpus_per_gpu=32", 2.0),  # two GPUs' worth of cores
+        (
+            "gpu=a100 site=delta time_min=60 sites.delta.gpus.a100.mem_gb_per_gpu=232",
+            232 * 1.073741824 / 62.5,
+        ),
+        ("gpu=a100 site=grace", None),
+        ("gpu=h200 time_min=60 workload.train_steps=9", 12.0),  # it requeues itself three times at most
+        ("gpu=h200 time_min=60 workload.train_steps=9 rerun.timeout.requeues=1", 6.0),
+        ("gpu=h200 time_min=60 workload.train_steps=9 sites.delta.requeue.request=false", 3.0),
+    ],
+)
+def test_service_units_follow_the_sites_own_rule(points, line, units):
+    (point,) = points(line)
+    assert point.service_units == units
+
+
+@pytest.mark.parametrize(
+    ("line", "seconds"),
+    [
+        ("gpu=h200 time_min=60", 0),
+        ("gpu=h200 time_min=60 workload.train_steps=9", 120),
+        ("gpu=h200 time_min=60 workload.train_steps=9 rerun.timeout.warn_s=0", 0),
+        ("gpu=h200 time_min=60 workload.train_steps=9 sites.delta.use_srun=false", 0),
+        ("gpu=h200 time_min=19 workload.train_steps=9", 0),
+        ("gpu=h200 time_min=20 workload.train_steps=9", 120),
+        ("gpu=cpu site=local workload.train_steps=9", 0),
+    ],
+)
+def test_a_training_is_warned_of_a_limit_that_leaves_time_for_it(points, line, seconds):
+    (point,) = points(line)
+    assert point.request.warning_s == seconds
+
+
+def test_points_of_one_site_partition_and_shape_are_one_array(points):
+    nine = points(*(f"gpu={gpu} batch={batch}" for gpu in ("a40", "a100", "h200") for batch in (8, 16, 32)))
+    groups = group_points(nine)
+    assert [[p.num for p in g.points] for g in groups] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert len({g.name for g in groups}) == 3
+
+
+def test_another_time_limit_is_another_array(points):
+    assert len(group_points(points("gpu=h200", "gpu=h200 time_min=90"))) == 2
+
+
+@pytest.mark.parametrize("limit", ["max_array_size=2", "max_submit_jobs=2"])
+def test_more_points_than_the_site_allows_become_several_arrays(points, limit):
+    many = points(*(f"gpu=h200 batch={b} sites.delta.limits.{limit}" for b in range(1, 6)))
+    groups = group_points(many)
+    assert [len(g.points) for g in groups] == [2, 2, 1]
+    assert sorted(p.num for g in groups for p in g.points) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("key", ["qos", "account.how_to_list", "environment.variables.OMP_NUM_THREADS", "python"])
+def test_points_that_differ_in_any_key_of_their_site_are_not_one_array(points, key):
+    assert len(group_points(points(f"gpu=a40 sites.grace.{key}='1'", f"gpu=a40 sites.grace.{key}='2'"))) == 2
+
+
+def test_a_named_site_that_lacks_the_gpu_is_refused(points):
+    with pytest.raises(UserError, match="gpu=h200: not on site grace; it has: a100, a40"):
+        points("gpu=h200 site=grace")
+
+
+def test_whatever_sends_points_keeps_to_their_budget(points, tmp_path):
+    """A rerun with more time may cost more than the sweep did."""
+    late = points(f"gpu=h200 batch=8 budget=1 {ACCOUNT}")
+    sending = Sending(folder=tmp_path, hydra_context=None, task_function=None, dry_run=True, sweep=new_sweep())
+    with pytest.raises(UserError, match=r"budget=1: this sweep may cost"):
+        send(lambda: late, sending)

@@ -1,0 +1,182 @@
+"""A site's Slurm is neither asked more often than the site wants nor sent to in a burst."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from omegaconf import OmegaConf
+
+from inpaint_bench import launch
+from inpaint_bench.cli import status
+from inpaint_bench.core.attempt_state import SchedulerWord
+from inpaint_bench.core.errors import PointsFailedError
+from inpaint_bench.core.site import Limits, Reach, SiteConfig
+from launchers.points.site_catalog import Reachable
+from launchers.slurm import arrays
+from launchers.slurm.query import Answer
+from launchers.status import survey, waiting
+from launchers.sweep.ledger import Ledger
+
+
+def swept(folder: Path, **sites: SiteConfig) -> Path:
+    """A sweep of one point per site, as array 7 of each."""
+    ledger = Ledger(folder)
+    folder.mkdir(parents=True)
+    ledger.create(sweep_id="s1", created_unix=1.8e9, command=[], overrides=[], order=None)
+    for num, (name, site) in enumerate(sites.items()):
+        entry = {"point": num, "overrides": [f"site={name}"], "gpu": "h200", "batch": 8, "site": name}
+        ledger.know([entry], {name: OmegaConf.to_container(OmegaConf.structured(site))})
+        ledger.append("planned", group=name, job_name="n", site=name, points=[[num, 1, "r"]], asked=[entry])
+        if site.reach.method == "slurm":
+            ledger.append("submitted", group=name, job_id="7_%a", points=[[num, 1]])
+    return folder
+
+
+REACHED = Reachable(yes=True, standing=True, why="this is a test")
+GRACE = SiteConfig(name="grace")
+DELTA = SiteConfig(name="delta", limits=Limits(poll_s=90))
+HERE = SiteConfig(name="local", reach=Reach(method="local"))
+
+
+class TestWaiting:
+    def pauses(self, folder, monkeypatch, *states) -> list[float]:
+        """How long the wait slept between looks, in which all jobs have these states one after another."""
+        slept, said = [], {name: iter(states) for name in Ledger(folder).sweep["sites"]}
+
+        def ask(site, *_, **__):
+            return Answer(words={"7_0": SchedulerWord(state=next(said[site.name]))}, squeue="ok", sacct="ok")
+
+        def sleep(pause_s):
+            slept.append(pause_s)
+            assert len(slept) < len(states), "it is over and still waited for"
+
+        monkeypatch.setattr(survey, "ask", ask)
+        monkeypatch.setattr(survey, "reachable", lambda site: REACHED)
+        monkeypatch.setattr(waiting, "time", SimpleNamespace(sleep=sleep))
+        with pytest.raises(PointsFailedError):
+            waiting.wait(Ledger.open(folder), {0})
+        return slept
+
+    def test_asks_once_a_minute_whatever_changes(self, tmp_path, monkeypatch):
+        folder = swept(tmp_path / "sweep", grace=GRACE)
+        assert self.pauses(folder, monkeypatch, "PENDING", "RUNNING", "PENDING", "RUNNING", "FAILED") == [60] * 4
+
+    def test_over_several_sites_asks_as_seldom_as_one_of_them_wants(self, tmp_path, monkeypatch):
+        folder = swept(tmp_path / "sweep", grace=GRACE, delta=DELTA, local=HERE)
+        assert self.pauses(folder, monkeypatch, "PENDING", "FAILED") == [90]
+
+    def test_is_quick_where_no_slurm_is_asked(self, tmp_path, monkeypatch):
+        folder, slept = swept(tmp_path / "sweep", local=HERE), []
+        monkeypatch.setattr(waiting, "time", SimpleNamespace(sleep=interrupted(slept)))
+        with Ledger(folder).locked(), pytest.raises(KeyboardInterrupt):
+            waiting.wait(Ledger.open(folder), {0})
+        assert slept[0] < 5
+
+
+def interrupted(slept: list[float]) -> Callable[[float], None]:
+    """A sleep that Ctrl-C ends; how long it was to be goes into the list."""
+
+    def sleep(pause_s: float) -> None:
+        slept.append(pause_s)
+        raise KeyboardInterrupt
+
+    return sleep
+
+
+class TestWatching:
+    @pytest.mark.parametrize(
+        ("sites", "words", "says"),
+        [
+            ({"grace": GRACE}, ["--watch", "--every", "59"], "--every 59: must lie between 60 and 86400 s, for grace"),
+            ({"grace": GRACE, "delta": DELTA}, ["--watch", "--every", "60"], "between 90 and 86400 s, for delta"),
+            ({"local": HERE}, ["--watch", "--every", "-1"], "--every -1: must lie between 0.1 and 86400 s\n"),
+            ({"local": HERE}, ["--watch", "--every", "nan"], "--every nan: must lie between"),
+            ({"local": HERE}, ["--watch", "--every", "1e300"], "--every 1e+300: must lie between"),
+            ({"grace": GRACE}, ["--every", "60"], "--every 60: only together with --watch"),
+        ],
+    )
+    def test_more_often_than_a_site_wants_is_refused_before_it_is_asked(
+        self, sites, words, says, tmp_path, monkeypatch, capsys
+    ):
+        folder = swept(tmp_path / "sweep", **sites)
+        monkeypatch.setattr(survey, "ask", lambda *_, **__: pytest.fail("it was asked"))
+        assert status.main([str(folder), *words]) == 2
+        assert says in capsys.readouterr().err
+
+    def test_a_sweep_of_which_nothing_was_submitted_yet_is_no_exception(self, tmp_path, capsys):
+        folder = swept(tmp_path / "sweep", grace=GRACE)
+        ledger = folder / "ledger.jsonl"
+        ledger.write_text("")
+        assert status.main([str(folder), "--watch", "--every", "1"]) == 2
+        assert "for grace is asked no more often" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(("site", "every_s"), [(GRACE, 60), (DELTA, 90), (HERE, 60)])
+    def test_without_a_wish_it_is_every_minute_or_as_the_site_wants(self, site, every_s, tmp_path, monkeypatch):
+        folder = swept(tmp_path / "sweep", **{site.name: site})
+        slept = []
+        monkeypatch.setattr(survey, "ask", lambda *_, **__: Answer(words={"7_0": SchedulerWord(state="PENDING")}))
+        monkeypatch.setattr(status, "time", SimpleNamespace(time=time.time, sleep=interrupted(slept)))
+        with Ledger(folder).locked():  # so that a point of this machine waits for its turn
+            assert status.main([str(folder), "--watch"]) == 130
+        assert slept == [every_s]
+
+
+def test_a_site_says_how_often_it_is_asked_and_the_bed_is_asked_more_often(points, capsys, tmp_path):
+    plain, bed = points("gpu=h200", "gpu=h200 profile=testbed")
+    assert (plain.site.limits.poll_s, bed.site.limits.poll_s) == (60, 2)
+    wrong = ["-m", "gpu=h200", "sites.delta.limits.poll_s=0", "dry_run=true", f"hydra.sweep.dir={tmp_path}"]
+    assert launch.main(wrong) == 2
+    assert "limits.poll_s=0: must lie between 1 and 86,400" in capsys.readouterr().err
+
+
+@pytest.fixture
+def sbatch(tmp_path, monkeypatch):
+    """A program of that name on PATH; it writes down that it is called, and then does as the given script says."""
+    calls = tmp_path / "calls"
+
+    def install(script: str) -> None:
+        program = tmp_path / "bin" / "sbatch"
+        program.parent.mkdir()
+        program.write_text(f"#!/bin/sh\necho >> {calls}\n{script}\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+
+    install.calls = lambda: len(calls.read_text().splitlines())
+    return install
+
+
+def launched(tmp_path: Path, *words: str) -> int:
+    """To delta, as many arrays as points."""
+    (tmp_path / "slurm.conf").touch()
+    over = [f"sites.delta.reach.slurm_conf={tmp_path / 'slurm.conf'}", "sites.delta.account.value=bbxx-delta-gpu"]
+    over += ["gpu=h200", "sites.delta.limits.max_array_size=1", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    return launch.main(["-m", *over, *words])
+
+
+def test_ten_arrays_are_sent_at_once_and_those_behind_them_one_by_one(sbatch, tmp_path, monkeypatch):
+    sbatch("echo Submitted batch job 7")
+    slept = []
+    monkeypatch.setattr(arrays, "time", SimpleNamespace(sleep=lambda pause_s: slept.append((sbatch.calls(), pause_s))))
+    assert launched(tmp_path, "seed=range(0,13)", "sites.delta.limits.submit_pause_s=0.5") == 0
+    assert slept == [(10, 0.5), (11, 0.5), (12, 0.5)]
+    assert sbatch.calls() == 13
+
+
+def test_a_slurm_that_gives_no_answer_is_sent_nothing_more(sbatch, tmp_path, capsys):
+    sbatch("echo 'sbatch: error: Batch job submission failed: Unable to contact slurm controller' >&2; exit 1")
+    assert launched(tmp_path, "seed=0,1,2") == 1
+    assert sbatch.calls() == 1
+    said = capsys.readouterr()
+    assert "It may have been taken none the less" in said.out
+    assert "3 of 3 points were refused, or no word of them came back" in said.err
+    first, *others = (record.last.refused for record in Ledger.open(tmp_path / "sweep").points().values())
+    assert "Unable to contact slurm controller" in first
+    assert ["was not sent" in why for why in others] == [True, True]
+
+
+def test_an_array_that_is_refused_stops_no_other(sbatch, tmp_path):
+    sbatch("echo 'sbatch: error: Batch job submission failed: Invalid qos specification' >&2; exit 1")
+    assert launched(tmp_path, "seed=0,1,2") == 1
+    assert sbatch.calls() == 3

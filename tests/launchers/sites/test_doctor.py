@@ -1,0 +1,205 @@
+"""`doctor --site` against real Slurm: planted errors, values written back, a probe on a compute node."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from inpaint_bench.cli import doctor
+from inpaint_bench.core.paths import conf_dir
+from launchers.points import compose as composing
+from tests.testbed import Bed
+from tests.testbed.errors import PackagesError
+from tests.testbed.fixtures import REQUIRE
+from tests.testbed.ssh import LoginNodes, install
+
+SITE = ["--site", "grace"]
+BED = [*SITE, "profile=testbed"]
+# In grace's file: what is right there, the error, the place.
+PLANTED = [
+    ("a100:\n    partition: gpu\n", "a100:\n    partition: gpus\n", "gpus.a100.partition: gpu"),
+    ("max_minutes: 5760\n", "max_minutes: 20160\n", "gpus.a100.max_minutes: 5760"),
+    ("mem_gb_per_gpu: 120\n", "mem_gb_per_gpu: 400\n", "gpus.a100.mem_gb_per_gpu: 180"),
+    ("gres: a40\n", "gres: A40\n", "gpus.a40.gres: a40"),
+    ("max_array_size: 1001\n", "max_array_size: 10001\n", "limits.max_array_size: 1001"),
+]
+
+
+@pytest.fixture
+def conf(testbed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the configuration, in use, whose site files lead to the bed."""
+    folder = tmp_path / "conf"
+    shutil.copytree(conf_dir(), folder)
+    for name in testbed.sites:
+        file = folder / "site" / f"{name}.yaml"
+        way = f"  method: slurm\n  slurm_conf: {testbed.conf(name)}\n"
+        file.write_text(re.sub(r"^  method: slurm.*\n", way, file.read_text(), count=1, flags=re.MULTILINE))
+    monkeypatch.setattr(composing, "conf_dir", lambda: folder)
+    return folder
+
+
+def right_lines(out: str) -> list[str]:
+    return re.findall(r"^  (\S+: .*?)  # line \d+$", out, re.MULTILINE)
+
+
+@pytest.mark.testbed
+class TestOnRealSlurm:
+    @pytest.fixture(autouse=True)
+    def _reach(self, testbed, monkeypatch):
+        monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed.state))
+
+    def test_five_planted_errors_are_found_and_mended(self, conf, capsys):
+        file = conf / "site" / "grace.yaml"
+        original = file.read_text()
+        text = original
+        for right, wrong, _ in PLANTED:
+            text = text.replace(right, wrong, 1)
+        file.write_text(text)
+        assert doctor.main(SITE) == 1
+        assert right_lines(capsys.readouterr().out) == [place for _, _, place in PLANTED]
+        assert file.read_text() == text
+        assert doctor.main([*SITE, "--update"]) == 1
+        assert doctor.main([*SITE, "--update", "--fix"]) == 0
+        assert "+    partition: gpu\n" in capsys.readouterr().out
+        mended = file.read_text()
+        today = f"checked_on: {datetime.date.today()}"
+        expected = original.replace("mem_gb_per_gpu: 120", "mem_gb_per_gpu: 180", 1)
+        for block in ("a100", "a40"):
+            assert re.search(rf"\n  {block}:\n(    .*\n)+?    {today}\n(    seen: {{}}\n)?    verified: true\n", mended)
+        assert re.search(rf"\nlimits:\n(  .*\n)+?  {today}\n  verified: true\n", mended)
+        marks = r"checked_on: .*|\n +(verified|seen): .*"
+        plain = re.sub(marks, "", mended)
+        assert plain == re.sub(marks, "", expected)
+        assert doctor.main([*SITE, "--update"]) == 0
+        assert file.read_text() == mended
+
+    def test_what_was_not_seen_is_not_marked_as_seen(self, conf, capsys):
+        file = conf / "site" / "delta.yaml"
+        assert doctor.main(["--site", "delta", "sites.delta.account.value=bbxx-delta-gpu", "--update"]) == 0
+        assert "account: not marked as seen" in capsys.readouterr().out
+        blocks = file.read_text().split("\nlimits:")
+        assert "verified: true" not in blocks[0]  # no billing weights there, so no factor was seen
+        (a40, *_) = re.findall("seen: {(.*)}", blocks[0])
+        assert f"partition: {datetime.date.today()}" in a40
+        assert "charge_factor" not in a40
+        assert "  verified: true\nrequeue:" in blocks[1]
+        assert "grace_s: 300" in file.read_text()
+
+    def test_a_controller_that_is_gone_contradicts_nothing(self, testbed, conf, tmp_path, capsys):
+        """No answer is not the answer that there is no such partition."""
+        slurm_conf = tmp_path / "slurm.conf"
+        port = testbed.plan.site_ports("grace")[9]  # nobody listens
+        own = re.sub(r"(?m)^SlurmctldPort=.*", f"SlurmctldPort={port}", testbed.conf("grace").read_text())
+        slurm_conf.write_text(re.sub(r"(?m)^MessageTimeout=.*", "MessageTimeout=2", own))
+        file = conf / "site" / "grace.yaml"
+        before = file.read_text()
+        start = time.monotonic()
+        assert doctor.main([*SITE, f"sites.grace.reach.slurm_conf={slurm_conf}", "--update", "--fix"]) == 0
+        assert time.monotonic() - start < 45
+        out = capsys.readouterr().out
+        assert not re.search(r"\b(same|differs)\b", out.split("verdict")[1])
+        assert "`scontrol show config`" in out
+        assert file.read_text() == before
+
+    def test_a_site_over_ssh_is_asked_on_its_login_node(self, testbed, conf, tmp_path, capsys):
+        try:
+            install()
+        except PackagesError as error:
+            if os.environ.get(REQUIRE) == "1":
+                pytest.fail(str(error), pytrace=False)
+            pytest.skip(str(error))
+        nodes = LoginNodes(testbed)
+        nodes.up("delta")
+        reach = {
+            "method": "ssh",
+            "host": "delta-login",
+            "ssh_config": nodes.config,
+            "folder": tmp_path,
+            "timeout_s": 10,
+        }
+        over = [f"sites.delta.reach.{key}={value}" for key, value in reach.items()]
+        over += [f"sites.delta.python={sys.executable}", "sites.delta.gpus.h200.max_minutes=5000", "profile=testbed"]
+        try:
+            assert doctor.main(["--site", "delta", *over]) == 1
+            out = capsys.readouterr().out
+            assert re.search(r"gpus.h200.partition\s+gpuH200x8\s+gpuH200x8\s+same", out)
+            assert re.search(r"gpus.h200.max_minutes: 2880  # line \d+, which an override replaces here by 5000", out)
+            assert "cluster: delta" in out
+            doctor.main(["--site", "delta", "--probe", *over])
+            assert "a probe is submitted on its own login node" in capsys.readouterr().out
+        finally:
+            nodes.down()
+        assert doctor.main(["--site", "delta", *over, "sites.delta.reach.persist_min=0"]) == 0
+        assert not re.search(r"\b(same|differs)\b", capsys.readouterr().out.split("verdict")[1])
+
+    def test_a_probe_looks_at_a_compute_node_and_can_be_read_later(self, testbed, tmp_path, capsys):
+        scratch = f"sites.grace.storage.scratch={tmp_path}/none"
+        quick = ["--probe", "--wait-min", "0", f"out={tmp_path}", scratch, "gpu=a40"]
+        doctor.main([*BED, *quick])
+        out = capsys.readouterr().out
+        (again,) = re.findall(r"--probed (\S+)", out)
+        job = re.findall(r"sent as job (\d+)_0", out)[0]
+        name = testbed.run("grace", "squeue", "-h", "-j", job, "-t", "all", "-o", "%j %P %b").stdout.split()
+        assert name[0].startswith("inpaint-doctor-")
+        assert name[1] == "gpu"
+        assert "a40" in name[2]
+        assert doctor.main(["--probed", again]) == 2
+        assert "has not written" in capsys.readouterr().err
+        testbed.wait(lambda: (Path(again) / "probe.json").exists(), timeout_s=100, what="the probe")
+        assert doctor.main(["--probed", again]) == 1  # no GPU here
+        shown = capsys.readouterr().out
+        assert "sees no GPU (CUDA_VISIBLE_DEVICES=" in shown
+        assert re.search(r"import inpaint_bench.run.worker\s+works", shown)
+        assert re.search(rf"code\s+{tmp_path}/doctor/code/", shown)
+        assert re.search(rf"storage.scratch {tmp_path}/none\s+FAILS: No such file", shown)
+        assert re.search(r"storage.node_tmp /tmp\s+may be written", shown)
+
+    def test_a_probe_that_slurm_refuses_is_told_in_its_words(self, tmp_path, capsys):
+        wrong = ["sites.grace.gpus.a100.gres=t4", f"out={tmp_path}"]
+        assert doctor.main([*BED, "--probe", *wrong]) == 1
+        assert "sbatch refused" in capsys.readouterr().out
+
+
+@pytest.mark.testbed
+def test_what_a_demonstration_shows_is_written_into_no_site_file(testbed, monkeypatch, capsys):
+    monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed.state))
+    before = (conf_dir() / "site" / "grace.yaml").read_bytes()
+    assert doctor.main([*BED, "--update"]) == 2
+    assert "no fact of theirs" in capsys.readouterr().err
+    assert (conf_dir() / "site" / "grace.yaml").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--site", "frontier"], "--site frontier: no such site; have: delta, grace, local, all"),
+        (["--site", "local"], "has no Slurm to be asked"),
+        (["--site", "grace"], "cannot be reached from here"),
+        (["--site", "all"], "no site can be reached from here"),
+        (["--update"], "--update: only together with --site"),
+        (["--site", "grace", "--fix"], "--fix: only together with --update"),
+        (["--site", "grace", "--gpu"], "--gpu and --site: one examination at a time"),
+        (["--site", "grace", "--wait-min", "-1"], "--wait-min -1"),
+        (["--site", "grace", "sites.grace.gpus.a40.partiton=x"], "Did you mean partition?"),
+        (["--probed", "/nowhere"], "not the folder of a probe"),
+    ],
+)
+def test_a_mistake_is_one_sentence(words, sentence, capsys, monkeypatch):
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    assert doctor.main(words) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_this_machine_is_told_with_its_sites_and_why_they_are_out_of_reach(capsys):
+    assert doctor.main([]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"grace\s+\S+/conf/site/grace.yaml\s+no\s+\S+ is not a machine of grace\s+0 of 9", out)
+    assert re.search(r"sbatch\s+\S", out)
+    assert re.search(r"torch\s+\d", out)

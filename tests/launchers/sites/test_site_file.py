@@ -1,0 +1,150 @@
+"""Values written into a site file: nothing else in it changes, and only a file of one's own is written."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.paths import PACKAGE, conf_dir
+from inpaint_bench.core.schema import SNAPSHOT
+from launchers.sites.site_file import SiteFile, as_yaml, locked
+
+TEXT = """\
+# Ours.
+name: mine
+account:
+  value: # none yet
+  pattern: '\\d{12}' # digits
+gpus:
+  a40: {partition: gpu, max_minutes: 60}   # in one line
+  a100:
+    partition: gpu
+    # four days
+    max_minutes: 5760
+    source: a page
+    checked_on: 2026-11-20
+
+    # what follows belongs to the next
+  h200: {}
+limits:
+  max_array_size: 1001
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> SiteFile:
+    path = tmp_path / "mine.yaml"
+    path.write_text(TEXT)
+    return SiteFile(path)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "before", "after"),
+    [
+        ("gpus.a100.max_minutes", 2880, "max_minutes: 5760", "max_minutes: 2880"),
+        ("gpus.a40.max_minutes", 2880, "max_minutes: 60}   # in", "max_minutes: 2880}   # in"),
+        ("gpus.a40.verified", True, "max_minutes: 60}", "max_minutes: 60, verified: true}"),
+        ("gpus.h200.partition", "big", "h200: {}", "h200: {partition: big}"),
+        ("account.value", "0123", "value: #", "value: '0123' #"),
+        ("account.pattern", "a: b", "'\\d{12}' # digits", "'a: b' # digits"),
+        ("gpus.a100.verified", True, "2026-11-20\n", "2026-11-20\n    verified: true\n"),
+        ("gpus.a100.checked_on", datetime.date(2026, 12, 1), "2026-11-20\n", "2026-12-01\n"),
+        ("limits.verified", True, "1001\n", "1001\n  verified: true\n"),
+        ("preempt.grace_s", 300, "1001\n", "1001\npreempt:\n  grace_s: 300\n"),
+    ],
+)
+def test_one_value_changes_and_nothing_else(mine: SiteFile, place: str, value: Any, before: str, after: str):
+    assert TEXT.count(before) == 1
+    assert mine.edited({place: value}) == TEXT.replace(before, after)
+
+
+def test_many_values_change_at_once(mine: SiteFile):
+    changes = {"gpus.a100.max_minutes": 1, "limits.max_array_size": 2, "limits.verified": True, "qos": None}
+    text = mine.edited(changes)
+    values = yaml.safe_load(text)
+    assert (values["gpus"]["a100"]["max_minutes"], values["limits"]) == (1, {"max_array_size": 2, "verified": True})
+    assert values["qos"] is None
+    assert [line for line in TEXT.splitlines() if "#" in line] == [line for line in text.splitlines() if "#" in line]
+
+
+def test_every_site_file_of_this_repository_can_be_edited():
+    for path in sorted((conf_dir() / "site").glob("*.yaml")):
+        file = SiteFile(path)
+        blocks = [name for name, value in file.values.items() if isinstance(value, dict) and "checked_on" in value]
+        changes = {f"{block}.verified": True for block in blocks}
+        text = file.edited(changes)
+        added = [line for line in text.splitlines() if line not in file.text.splitlines()]
+        assert all(line.strip() == "verified: true" for line in added)
+        assert all(yaml.safe_load(text)[block]["verified"] is True for block in blocks)
+
+
+def test_a_file_without_a_last_line_end_keeps_its_last_line(tmp_path: Path):
+    path = tmp_path / "short.yaml"
+    path.write_text("limits:\n  max_array_size: 5")
+    assert SiteFile(path).edited({"limits.verified": True}) == "limits:\n  max_array_size: 5\n  verified: true\n"
+
+
+def test_a_layout_that_cannot_be_kept_is_refused(tmp_path: Path):
+    path = tmp_path / "odd.yaml"
+    path.write_text("limits:\n  max_array_size: 4\nlimits:\n  max_array_size: 5\n")  # the last one counts
+    with pytest.raises(UserError, match="by hand"):
+        SiteFile(path).edited({"limits.max_array_size": 6})
+
+
+def test_a_key_is_found_at_its_line(mine: SiteFile):
+    assert mine.line("gpus.a100.max_minutes") == TEXT.splitlines().index("    max_minutes: 5760") + 1
+    assert mine.line("gpus.a100.cpus_per_gpu") is None
+    assert mine.line("gpus.b200.partition") is None
+
+
+def test_what_is_not_yaml_is_a_sentence(tmp_path: Path):
+    path = tmp_path / "broken.yaml"
+    path.write_text("a: [1")
+    with pytest.raises(UserError, match="cannot be read as YAML"):
+        SiteFile(path)
+
+
+def test_writing_keeps_the_mode_and_follows_a_link(mine: SiteFile, tmp_path: Path):
+    mine.path.chmod(0o640)
+    link = tmp_path / "link.yaml"
+    link.symlink_to(mine.path)
+    file = SiteFile(link)
+    file.replace(file.edited({"name": "other"}))
+    assert link.is_symlink()
+    assert (mine.path.read_text().splitlines()[1], mine.path.stat().st_mode & 0o777) == ("name: other", 0o640)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["link.yaml", "mine.yaml"]
+
+
+def test_a_file_that_somebody_changed_meanwhile_is_left_alone(mine: SiteFile):
+    text = mine.edited({"name": "other"})
+    mine.path.write_text("name: theirs\n")
+    with pytest.raises(UserError, match="changed meanwhile"):
+        mine.replace(text)
+    assert mine.path.read_text() == "name: theirs\n"
+
+
+def test_only_a_file_of_ones_own_is_written(mine: SiteFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert locked(mine.path) is None
+    assert "installation" in (locked(PACKAGE / "_data" / "conf" / "site" / "delta.yaml") or "")
+    kept = tmp_path / "code" / "abc" / "conf" / "site"
+    kept.mkdir(parents=True)
+    (kept / "mine.yaml").write_text(TEXT)
+    (kept.parents[1] / SNAPSHOT).write_text("{}")
+    assert "code of a sweep" in (locked(kept / "mine.yaml") or "")
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anything
+    with pytest.raises(UserError, match="may not write"):
+        mine.replace(TEXT)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(True, "true"), (None, "null"), (2880, "2880"), (0.5, "0.5"), ("gpu", "gpu"), ("012", "'012'"), ([], "[]")],
+)
+def test_values_are_written_as_yaml_reads_them_back(value: Any, text: str):
+    assert as_yaml(value) == text

@@ -1,0 +1,243 @@
+"""A wrong sweep costs a sentence and nothing else."""
+
+import errno
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from inpaint_bench.cli import cancel, collect, rerun, status
+from inpaint_bench.cli.exit_codes import guarded
+from inpaint_bench.core.console import command, table
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import replace_json
+from inpaint_bench.launch import main
+from launchers.sweep.ledger import Ledger
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("batchs=8", r"batchs: no such key.*Did you mean batch\?.*Valid: batch"),
+        ("data.kinds=x", r"data\.kinds: no such key in data.*kind"),
+        ("gpu=b200", r"gpu=b200: no such choice; have: a100, a40"),
+        ("gpu=h100", r"gpu=h100: no site serves it \(delta: a100, a40, h200; grace"),
+        ("gpu=h200 site=grace", r"gpu=h200: not on site grace; it has: a100, a40"),
+        ("batch=abc", r"batch=abc: must be an integer between 1 and 1,000,000, or auto"),
+        ("batch=2.5", r"batch: .*'2\.5'.*; allowed: an integer between 1 and 1,000,000, or auto"),
+        ("batch=0", r"batch=0: must lie between 1 and"),
+        ("recipe.precision=int8", r"recipe\.precision=int8: not one of bf16, fp16, fp32"),
+        ("time_min=9999 gpu=h200", r"time_min=9999: partition gpuH200x8 of delta allows 2880"),
+        ("data=folder", r"data\.root is empty"),
+        ("data.resolution_px=100", r"data\.resolution_px=100: must be a multiple of 8"),
+        ("workload.validate_every=5", r"workload\.validate_every=5: only training.*Set workload\.train_steps to train"),
+        ("workload.checkpoint_every_s=60", r"workload\.checkpoint_every_s=60\.0: only training"),
+        ("workload.save_weights=true", r"workload\.save_weights=true: only training"),
+        ("workload.sample_images=4", r"workload\.sample_images=4: only training"),
+        ("workload.resume=false", r"workload\.resume=false: only training"),
+        ("sites.nowhere.qos=x", r"sites\.nowhere: no such site; have: delta, grace, local"),
+        ("sites.grace.gpus.a100.partitio=x", r"gpus\.a100\.partitio: no such key.*Did you mean partition\?"),
+        ("sites.grace.template=nope.sh.j2 dry_run=true", r"template nope\.sh\.j2: .*have: base\.sh\.j2"),
+        ("sites.grace.reach.slurm_conf=a,b dry_run=true", r"sites\.grace\.reach differs between points"),
+        ("wait=true,false dry_run=true", r"wait differs between points"),
+        ("sites.delta.account.value=me gpu=h200", r"account\.value=me: not an account of delta.*`accounts` there"),
+        ("budget=1 gpu=h200", r"budget=1: this sweep may cost 3\.0 SU"),
+        ("budget=1 gpu=a100", r"charging rule of grace is not known"),
+        ("batch=[", r"batch="),
+        ("study=ladder study.levers=[adamw_fusd]", r"^error: study: adamw_fusd: .*Did you mean adamw_fused"),
+        (
+            "study=ladder study.levers=[ema] recipe=cpu",
+            r"recipe=cpu: study=ladder makes the recipes itself; study.base",
+        ),
+    ],
+)
+def test_a_wrong_sweep_is_refused_in_a_sentence_with_exit_code_2(arguments, says, capsys, tmp_path):
+    code = main(["-m", *arguments.split(), f"out={tmp_path}"])
+    error = capsys.readouterr().err
+    assert code == 2
+    assert re.search(says, error)
+    assert "Traceback" not in error
+    assert len(error.strip().splitlines()) == 1
+    assert not list(tmp_path.rglob("sweep.json"))
+
+
+def test_a_single_run_on_another_site_is_refused(capsys, tmp_path):
+    assert main(["site=delta", "gpu=h200", f"out={tmp_path}"]) == 2
+    assert "site=delta needs -m" in capsys.readouterr().err
+
+
+def test_a_plan_file_that_is_none_is_refused(capsys, tmp_path):
+    file = tmp_path / "plan.yaml"
+    file.write_text("points: [1")
+    assert main(["--plan", str(file)]) == 2
+    assert "not a plan file" in capsys.readouterr().err
+
+
+def test_a_plan_that_is_a_folder_or_no_text_is_refused(capsys, tmp_path):
+    file = tmp_path / "plan.yaml"
+    file.write_bytes(b"points: \xff\xfe")
+    for path in (tmp_path, file):
+        assert main(["--plan", str(path)]) == 2
+        error = capsys.readouterr().err
+        assert f"{path}: not a plan file (" in error
+        assert len(error.splitlines()) == 1
+
+
+def test_a_sweep_directory_that_is_a_file_is_refused(capsys, tmp_path):
+    (tmp_path / "file").touch()
+    for folder in ("file", "file/below"):
+        assert main(["-m", "gpu=a40", "dry_run=true", f"hydra.sweep.dir={tmp_path / folder}"]) == 2
+        assert re.search(r"hydra\.sweep\.dir=.*/file is a file; a sweep needs a folder", capsys.readouterr().err)
+    assert status.main([str(tmp_path / "file")]) == 2
+    assert "it is a file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [(b"name: mine\n  gpus: [", "mapping values"), (b"- mine", "keys and values"), (b"name: \xff", "utf-8")],
+)
+def test_a_site_file_that_cannot_be_read_is_named(text, says, capsys, tmp_path):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "mine.yaml").write_bytes(text)
+    assert main(["-m", "--config-dir", str(tmp_path), "gpu=a40", "dry_run=true", f"hydra.sweep.dir={tmp_path}/s"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {tmp_path}/site/mine.yaml: not a site file (")
+    assert says in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("key", ["sites.grace.account.pattern", "sites.grace.reach.hostnames", "gpu.nvml_name"])
+def test_a_regular_expression_that_is_none_is_refused(key, points):
+    value = "['[a']" if key.endswith("hostnames") else "'[a'"
+    with pytest.raises(UserError, match=rf"{key.removeprefix('sites.')}=\[a: not a regular expression \(untermin"):
+        points(f"gpu=a40 {key}={value}")
+
+
+SWEEP = {
+    "sweep_id": "s1",
+    "sites": {"delta": {"reach": {"method": "slurm"}}},
+    "points": [{"point": 0, "overrides": ["gpu=h200"], "gpu": "h200", "batch": 8, "site": "delta"}],
+    "overrides": ["gpu=h200"],
+    "order": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"points": [1]}, "points is not a list of points"),
+        ({"points": [{"point": "0"}]}, "entry 0 of points has no point that is a number"),
+        ({"points": [SWEEP["points"][0] | {"site": "grace"}]}, "entry 0 of points is for grace, which is not in sites"),
+        ({"overrides": None}, "overrides is not a list of overrides"),
+        ({"overrides": ...}, "overrides is missing"),
+        ({"sites": []}, "sites is not the content of a site file by name"),
+        ({"order": {"cells": 0}}, "order is not an order of repetitions"),
+        ({"surroundings": {"working_dir": 5}}, "surroundings is not what a launch leaves"),
+        ({"surroundings": {"hydra_overrides": "one"}}, "surroundings is not what a launch leaves"),
+    ],
+)
+def test_a_sweep_record_of_another_shape_is_refused_by_every_command(wrong, says, capsys, tmp_path):
+    content = {key: value for key, value in (SWEEP | wrong).items() if value is not ...}
+    replace_json(tmp_path / "sweep.json", content)
+    for verb in (status, rerun, cancel, collect):
+        assert verb.main([str(tmp_path)]) == 2
+        error = capsys.readouterr().err
+        assert f"{tmp_path}/sweep.json: not a sweep's record ({says}" in error
+        assert len(error.splitlines()) == 1
+
+
+def test_a_ledger_that_is_a_folder_is_a_sentence(capsys, tmp_path):
+    replace_json(tmp_path / "sweep.json", SWEEP)
+    (tmp_path / "ledger.jsonl").mkdir()
+    for verb in (status, rerun, cancel, collect):
+        assert verb.main([str(tmp_path)]) == 2
+        assert capsys.readouterr().err == f"error: {tmp_path}/ledger.jsonl: Is a directory\n"
+
+
+def test_results_for_a_folder_that_is_not_there_are_refused_by_its_name(capsys, tmp_path):
+    """Regression: a hidden temporary file was named."""
+    replace_json(tmp_path / "sweep.json", SWEEP)
+    ledger, entry = Ledger(tmp_path), SWEEP["points"][0]
+    ledger.append("planned", group="00", job_name="j", site="delta", points=[[0, 1, "r"]], asked=[entry])
+    assert collect.main([str(tmp_path), "--export", str(tmp_path / "no" / "results.tar")]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path}/no/results.tar: No such file or directory")
+
+
+def test_a_folder_whose_name_a_shell_would_execute_comes_back_quoted(capsys, tmp_path):
+    folder = tmp_path / "$(id)"
+    away = ["gpu=h200", "repeats=auto", "profile=demo", "sites.delta.reach.method=slurm"]
+    assert main(["-m", *away, f"hydra.sweep.dir='{folder}'"]) == 0
+    said = capsys.readouterr().out.partition("When these have ended: ")[2].splitlines()[0]
+    assert said == command("rerun", folder, "--repeats", "auto")
+    pasted = subprocess.run(["bash", "-c", f"printf '%s\\n' {said}"], capture_output=True, text=True, check=True)
+    assert pasted.stdout.splitlines() == ["inpaint-bench", "rerun", str(folder), "--repeats", "auto"]
+
+
+def test_scripts_that_cannot_be_written_stop_no_dry_run(capsys, tmp_path):
+    """Of somebody else's sweep, for example, which one may only read."""
+    (tmp_path / "sbatch").touch()
+    assert main(["-m", "gpu=a40", "batch=2,3", "dry_run=true", f"hydra.sweep.dir={tmp_path}"]) == 0
+    out = capsys.readouterr().out
+    assert f"{tmp_path}/sbatch: File exists, so the scripts were not written" in out
+    assert out.count("gres=gpu:a40:1") == 2
+    assert "nothing was submitted" in out
+
+
+def test_a_folder_that_is_no_sweep_is_refused_by_every_command(capsys, tmp_path):
+    for verb in (status, rerun, cancel):
+        assert verb.main([str(tmp_path)]) == 2
+        assert "not a sweep directory" in capsys.readouterr().err
+
+
+def test_an_unknown_reason_lists_the_known_ones(capsys, tmp_path):
+    assert rerun.main([str(tmp_path), "--only", "bad_luck"]) == 2
+    assert "oom_gpu" in capsys.readouterr().err
+
+
+def test_a_loss_that_is_not_finite_is_told_in_words(capsys, tmp_path):
+    from inpaint_bench.launch import _tell
+
+    _tell({"status": "completed", "progress": None, "quality": {"validation": [{"step": 5, "loss": None}]}}, tmp_path)
+    assert "validation loss at step 5: not finite" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOSPC, errno.EDQUOT])
+def test_what_a_disk_or_its_owner_refuses_is_a_sentence(number, capsys):
+    def refused():
+        raise OSError(number, os.strerror(number), "/sweep/ledger.jsonl")
+
+    assert guarded(refused) == 2
+    assert capsys.readouterr().err == f"error: /sweep/ledger.jsonl: {os.strerror(number)}\n"
+
+
+def test_another_error_of_the_system_keeps_its_traceback():
+    def bug():
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    with pytest.raises(OSError, match="Bad file"):
+        guarded(bug)
+
+
+def test_a_message_from_another_machine_does_not_steer_the_terminal():
+    out = io.StringIO()
+    Console(file=out, width=80).print(table(["message"], [["before\x1b[2Jafter"]]))
+    assert "\x1b" not in out.getvalue()
+    assert "before" in out.getvalue()
+
+
+@pytest.mark.parametrize("prints", ["print('x')", "print('x' * 100_000)", "console().print(table(['x'], [['y']]))"])
+def test_a_reader_that_leaves_is_no_bug(prints):
+    code = "import sys; from inpaint_bench.cli.exit_codes import guarded; "
+    code += "from inpaint_bench.core.console import console, table;"
+    read, written = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-c", f"{code} sys.exit(guarded(lambda: {prints}))"]
+    buffered = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    with os.fdopen(written, "wb") as closed:
+        done = subprocess.run(command, env=buffered, stdout=closed, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")

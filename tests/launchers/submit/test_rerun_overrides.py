@@ -1,0 +1,74 @@
+"""What `rerun` lets be changed: what it would not heed, or what means the whole sweep, is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from inpaint_bench.cli import rerun, status
+from inpaint_bench.core.errors import UserError
+from launchers.submit.submit import Sending, new_sweep, send
+from launchers.sweep.ledger import Ledger
+from tests.launchers.conftest import ACCOUNT
+
+from .test_submit import sweep
+
+AWAY = ["gpu=h200", "profile=demo", "sites.delta.reach.method=slurm"]  # waits in a plan: nothing runs
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("planned") / "sweep"
+    assert sweep(folder, *AWAY, "batch=8") == 0
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("dry_run=true", "say --dry-run"),
+        ("dry_run=1", "say --dry-run"),
+        ("++dry_run=yes", "say --dry-run"),
+        ("wait=true", "say --wait"),
+        ("out=/elsewhere", "launch another one"),
+        ("hydra.sweep.dir=/elsewhere", "launch another sweep"),
+        ("hydra/launcher=basic", "launch another sweep"),
+        ("identity.attempt=7", "every attempt gets its own"),
+        ("study=ladder", "launch another one"),
+        ("repeats=3", "say --repeats N"),
+        ("repeats_max=3", "only --repeats auto"),
+    ],
+)
+def test_what_is_the_commands_or_the_sweeps_is_refused(planned, change, why, capsys):
+    """Regression: `rerun SWEEP dry_run=true` submitted."""
+    before = Ledger(planned).folder.joinpath("ledger.jsonl").read_text()
+    assert rerun.main([str(planned), change]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {change}: ")
+    assert why in error
+    assert Ledger(planned).folder.joinpath("ledger.jsonl").read_text() == before
+
+
+def test_a_misspelt_change_is_told_though_nothing_is_sent(planned, capsys):
+    assert rerun.main([str(planned), "btach=8"]) == 2
+    assert "Did you mean batch?" in capsys.readouterr().err
+    assert rerun.main([str(planned), "batch=16"]) == 0
+    assert "Nothing to send again" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("spelled", ["dry_run=1", "++dry_run=yes"])
+def test_a_dry_run_is_never_sent_however_it_was_spelled(spelled, tmp_path, capsys):
+    folder = tmp_path / "sweep"
+    assert sweep(folder, "gpu=a40", "batch=2", "profile=demo", spelled) == 0
+    assert "nothing was submitted" in capsys.readouterr().out
+    assert rerun.main([str(folder)]) == 2
+    assert "was a dry run; launch it without dry_run" in capsys.readouterr().err
+    assert status.main([str(folder)]) == 2
+    assert "a dry run leaves only scripts" in capsys.readouterr().err
+    assert not (folder / "sweep.json").exists()
+
+
+def test_nothing_submits_a_point_that_is_composed_as_a_dry_run(points, tmp_path):
+    sending = Sending(folder=tmp_path, hydra_context=None, task_function=None, sweep=new_sweep())
+    with pytest.raises(UserError, match="asked for as a dry run is not submitted"):
+        send(lambda: points(f"gpu=h200 dry_run=on {ACCOUNT}"), sending)
+    assert not (tmp_path / "sweep.json").exists()

@@ -1,0 +1,59 @@
+"""AdamW on bf16 weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from inpaint_bench.models.bf16_adamw import Bf16AdamW, round_stochastically
+
+
+def parameters(*shapes: tuple[int, ...], layout: torch.memory_format = torch.contiguous_format) -> list[nn.Parameter]:
+    random = torch.Generator().manual_seed(0)
+    made = [torch.randn(shape, generator=random).bfloat16() for shape in shapes]
+    return [nn.Parameter(one.to(memory_format=layout) if one.ndim == 4 else one) for one in made]
+
+
+def test_stochastic_rounding_is_right_on_average_and_never_off_by_more_than_one_unit() -> None:
+    value = torch.full((200_000,), 1.0 + 0.3 * 2**-7)  # three tenths of the way to the next bf16
+    rounded = round_stochastically(value).float()
+    assert set(rounded.unique().tolist()) == {1.0, 1.0 + 2**-7}
+    assert abs(rounded.mean() - value[0]) < 4 * 2**-7 * (0.21 / 200_000) ** 0.5
+
+
+def test_with_masters_equals_fp32_adamw_on_the_masters() -> None:
+    shapes = ((4, 3, 3, 3), (7,), (5, 2))
+    narrow = parameters(*shapes, layout=torch.channels_last)
+    wide = [nn.Parameter(p.detach().float().clone(memory_format=torch.preserve_format)) for p in narrow]
+    ours = Bf16AdamW(narrow, lr=1e-2, stochastic=False)
+    theirs = torch.optim.AdamW(wide, lr=1e-2, weight_decay=1e-2)
+    random = torch.Generator().manual_seed(1)
+    for _ in range(5):
+        for p, q in zip(narrow, wide, strict=True):
+            p.grad = torch.randn(p.shape, generator=random).bfloat16()
+            q.grad = p.grad.float()
+        ours.step()
+        theirs.step()
+    masters = ours.buffers["master"].split([p.numel() for p in narrow])
+    for master, q, p in zip(masters, wide, narrow, strict=True):
+        laid = master.clone().as_strided(p.shape, p.stride())  # in the order of the parameter's memory
+        assert torch.allclose(laid, q, rtol=1e-5, atol=1e-7)
+        assert torch.equal(p, laid.bfloat16())
+
+
+def test_keeps_values_and_strides_of_the_parameters_it_adopts() -> None:
+    given = parameters((4, 3, 3, 3), layout=torch.channels_last)
+    before, strides = given[0].detach().clone(), given[0].stride()
+    Bf16AdamW(given, lr=1e-3, stochastic=True)
+    assert torch.equal(given[0], before)
+    assert given[0].stride() == strides
+
+
+def test_small_updates_add_up_where_rounding_to_nearest_would_lose_them() -> None:
+    weight = nn.Parameter(torch.ones(20_000, dtype=torch.bfloat16))
+    optimizer = Bf16AdamW([weight], lr=1e-5, stochastic=True, weight_decay=0.0)
+    for _ in range(200):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+    moved = 1 - weight.float().mean().item()
+    assert abs(moved - 200 * 1e-5) < 2e-4  # each step moves by the rate; nearest would not move at all

@@ -1,0 +1,242 @@
+"""The networks, their location path, and the arithmetic about them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DDPMScheduler, UNet2DConditionModel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from inpaint_bench.core.config import ModelConfig
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.models import builders, flops
+from inpaint_bench.models import loss as objective
+from inpaint_bench.models.location import LocationEncoder
+from inpaint_bench.models.precision import pin_fp32
+from inpaint_bench.models.tokenizer import hash_tokenizer
+from inpaint_bench.workloads import finetune_inpaint
+from tests.run.support import bench, constant_batch
+
+CPU = torch.device("cpu")
+
+
+def tiny(*overrides: str) -> ModelConfig:
+    return bench(*overrides).model
+
+
+def save(folder: Path, channels: int = 9) -> builders.Models:
+    """A diffusers folder with tiny random networks."""
+    torch.manual_seed(1)
+    config = tiny("model.location_tokens=0")
+    nets = builders.build(config, CPU)
+    if channels != 9:
+        nets.unet = UNet2DConditionModel(**{**config.unet, "in_channels": channels})
+    nets.unet.save_pretrained(folder / "unet")
+    nets.vae.save_pretrained(folder / "vae")
+    nets.text_encoder.save_pretrained(folder / "text_encoder")
+    DDPMScheduler(**config.scheduler).save_pretrained(folder / "scheduler")
+    save_tokenizer(folder / "tokenizer")
+    return nets
+
+
+def save_tokenizer(folder: Path) -> None:
+    """CLIP's tokenizer over the letters of the alphabet."""
+    folder.mkdir()
+    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
+    marks = {"bos_token": "<|startoftext|>", "eos_token": "<|endoftext|>"}
+    vocabulary = [*letters, *(f"{letter}</w>" for letter in letters), *marks.values()]
+    (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(vocabulary)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    settings = {**marks, "unk_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "CLIPTokenizer", **settings}))
+
+
+class TestTheFullModel:
+    def test_has_the_parameters_of_sd15_inpainting(self) -> None:
+        nets = builders.build(bench("model=sd15_inpaint").model, torch.device("meta"))
+        counts = nets.counts()
+        assert counts["unet"] == 859_535_364
+        assert counts["vae"] == 83_653_863
+        assert counts["text_encoder"] == 123_060_480
+        assert sum(p.numel() for p in nets.trained()) == counts["unet"] + counts["location"]
+
+    def test_reads_text_by_the_tokenizer_of_its_folder(self, tmp_path: Path) -> None:
+        save(tmp_path)
+        nets = builders.build(tiny(f"model.weights={tmp_path}"), CPU)
+        ids = nets.tokenize(["ab", ""])
+        assert ids.shape == (2, 77)
+        assert ids[0, :4].tolist() == [52, 0, 27, 53]
+        assert ids[1, :2].tolist() == [52, 53]
+
+    def test_costs_the_operations_that_were_counted_by_hand(self) -> None:
+        config = bench("model=sd15_inpaint", "model.location_tokens=0").model
+        parts = flops.count(config, 512)
+        assert parts["unet_forward"] / 1e12 == pytest.approx(0.8034, abs=0.0001)
+        assert parts["vae_encode"] / 1e12 == pytest.approx(1.117, abs=0.001)
+        assert parts["text_encode"] / 1e12 == pytest.approx(0.013, abs=0.001)
+        assert flops.training(parts, encodes=2, text=True) / 1e12 == pytest.approx(4.657, abs=0.005)
+        assert flops.count(config, 256)["unet_forward"] / 1e12 == pytest.approx(0.1801, abs=0.0001)
+
+    def test_location_tokens_cost_next_to_nothing(self) -> None:
+        config = bench("model=sd15_inpaint").model
+        assert flops.count(config, 512)["unet_forward"] / 1e12 == pytest.approx(0.8034, rel=0.002)
+
+    def test_noise_follows_the_schedule_of_sd15(self) -> None:
+        nets = builders.build(tiny(), CPU)
+        betas = torch.linspace(0.00085**0.5, 0.012**0.5, 1000, dtype=torch.float64) ** 2
+        alphas = torch.cumprod(1 - betas, 0)
+        assert torch.allclose(nets.signal.double() ** 2, alphas, atol=1e-5)
+        assert torch.allclose(nets.noise.double() ** 2, 1 - alphas, atol=1e-5)
+
+
+class TestAWeightsFolder:
+    def test_saved_by_diffusers_is_loaded_as_it_was(self, tmp_path: Path) -> None:
+        saved = save(tmp_path)
+        loaded = builders.build(tiny(f"model.weights={tmp_path}"), CPU)
+        for name in ("unet", "vae", "text_encoder"):
+            theirs = getattr(saved, name).state_dict()
+            ours = getattr(loaded, name).state_dict()
+            assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+    def test_trains_and_is_counted_by_its_own_shapes(self, tmp_path: Path) -> None:
+        save(tmp_path)
+        wrong_shapes = "model.unet.block_out_channels=[8,8]"  # the folder rules, not the YAML
+        config = bench(f"model.weights={tmp_path}", wrong_shapes)
+        workload = finetune_inpaint.build(config, CPU)
+        assert torch.isfinite(workload.step(workload.next_batch()))
+        expected = flops.training(flops.count(tiny(), 32), encodes=2, text=True)
+        assert workload.facts["flop_per_image"] == expected
+        assert workload.facts["own_shapes"], "the report names another model then"
+
+    def test_with_four_channels_becomes_nine_and_starts_with_the_same_output(self, tmp_path: Path) -> None:
+        four = save(tmp_path, channels=4).unet.eval()
+        nine = builders.build(tiny(f"model.weights={tmp_path}", "model.location_tokens=0"), CPU).unet.eval()
+        state, rest = torch.randn(2, 4, 4, 4), torch.randn(2, 5, 4, 4)
+        times, text = torch.tensor([3, 700]), torch.randn(2, 77, 32)
+        with torch.no_grad():
+            before = four(state, times, text).sample
+            after = nine(torch.cat([state, rest], 1), times, text).sample
+        assert torch.allclose(before, after, atol=1e-6)
+        assert nine.config.in_channels == 9
+
+    def test_in_half_precision_is_trained_in_fp32(self, tmp_path: Path) -> None:
+        nets = save(tmp_path)
+        nets.unet.half().save_pretrained(tmp_path / "unet")
+        loaded = builders.build(tiny(f"model.weights={tmp_path}"), CPU)
+        assert {p.dtype for p in loaded.trained()} == {torch.float32}
+
+    def test_that_is_missing_or_wrong_is_a_clear_error(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="no such folder"):
+            builders.build(tiny(f"model.weights={tmp_path}/none"), CPU)
+        with pytest.raises(UserError, match="not a diffusers folder, unet, vae, text_encoder, tokenizer, scheduler"):
+            builders.build(tiny(f"model.weights={tmp_path}"), CPU)
+        save(tmp_path)
+        for file in (tmp_path / "vae").glob("*.safetensors"):
+            file.unlink()
+        with pytest.raises(UserError, match="vae cannot be loaded"):
+            builders.build(tiny(f"model.weights={tmp_path}"), CPU)
+
+
+class TestLocation:
+    def run(self, nets: builders.Models, tokens: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+        state = torch.randn(2, 9, 4, 4, generator=torch.Generator().manual_seed(0))
+        states = torch.cat([text, tokens], 1)
+        output: torch.Tensor = nets.unet.eval()(state, torch.tensor([3, 700]), states).sample
+        return output
+
+    def test_gate_at_zero_leaves_the_plain_path_untouched(self) -> None:
+        torch.manual_seed(0)
+        nets = builders.build(tiny(), CPU)
+        torch.manual_seed(0)
+        plain = builders.build(tiny("model.location_tokens=0"), CPU)
+        text = torch.randn(2, 77, 32)
+        assert nets.location is not None
+        with torch.no_grad():
+            place = nets.location(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))
+            expected = self.run(plain, torch.empty(2, 0, 32), text)
+            assert torch.equal(self.run(nets, place, text), expected)
+            nets.location.gate.fill_(0.5)
+            assert not torch.allclose(self.run(nets, place, text), expected)
+
+    def test_gate_and_then_the_encoder_learn(self) -> None:
+        workload = finetune_inpaint.build(bench("workload.learning_rate=0.01"), CPU)
+        encoder = workload.assembly.nets.location
+        assert encoder is not None
+        before = encoder.linear.weight.detach().clone()
+        for _ in range(3):
+            workload.step(constant_batch(2))
+        assert encoder.gate.abs() > 0
+        assert not torch.equal(encoder.linear.weight, before)
+
+    def test_two_houses_of_one_street_differ_and_a_metre_does_not_matter_much(self) -> None:
+        encoder = LocationEncoder(4, 32, (55.7, 13.2))
+        latitude = torch.tensor([55.7, 55.7 + 12 / 111_195, 55.7 + 0.2 / 111_195], dtype=torch.float64)
+        house, neighbour, step = encoder.features(latitude, torch.full_like(latitude, 13.2))
+        assert (house - neighbour).norm() > 10 * (house - step).norm() > 0
+
+    def test_metres_are_metres_also_across_the_date_line(self) -> None:
+        encoder = LocationEncoder(4, 32, (0.0, 179.999))
+        metres = encoder.metres(torch.tensor([0.001]), torch.tensor([-179.999], dtype=torch.float64))
+        assert metres[0].tolist() == pytest.approx([222.39, 111.19], abs=0.1)
+
+    def test_in_half_precision_still_counts_metres_exactly(self) -> None:
+        encoder = LocationEncoder(4, 32, (55.7, 13.2)).bfloat16()
+        latitude = torch.tensor([55.75, 55.75 + 5 / 111_195], dtype=torch.float64)
+        house, neighbour = encoder(latitude, torch.full_like(latitude, 13.2))
+        assert house.dtype == torch.bfloat16
+        assert not torch.equal(house, neighbour)
+
+    def test_an_absent_position_is_the_learned_null_token(self) -> None:
+        encoder = LocationEncoder(2, 8, (0.0, 0.0))
+        here = torch.zeros(2, dtype=torch.float64)
+        tokens = encoder(here, here, torch.tensor([True, False]))
+        assert torch.equal(tokens[0], encoder.null)
+        assert not torch.equal(tokens[1], encoder.null)
+
+
+class ReadsBack(TorchDispatchMode):
+    """Raises where a value leaves its device, which on a GPU would wait for everything queued before."""
+
+    WAITS = ("aten._local_scalar_dense", "aten.nonzero", "aten.equal", "aten.masked_select", "aten.unique")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert not str(func).startswith(self.WAITS), f"{func} waits for the device"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_forward_and_backward_never_wait_for_the_device(precision: str) -> None:
+    workload = finetune_inpaint.build(bench(f"recipe.precision={precision}"), CPU)
+    with ReadsBack():
+        draws = objective.draw(workload.assembly, 2, workload.random)
+        loss = objective.loss(workload.assembly, constant_batch(2), draws)
+        loss.backward()
+        with pytest.raises(AssertionError, match="waits for the device"):
+            loss.item()
+
+
+class TestTokens:
+    def test_hashes_are_stable_padded_and_within_the_vocabulary(self) -> None:
+        tokenize = hash_tokenizer(1000, 8)
+        ids = tokenize(["", "A house.", "a HOUSE .", "one two three four five six seven eight"])
+        assert ids[0].tolist() == [998] + [999] * 7
+        assert torch.equal(ids[1], ids[2])
+        assert ids[3, -1] == 999
+        assert ids.max() < 1000
+
+
+@pytest.mark.parametrize(("tf32", "word"), [(True, "tf32"), (False, "ieee")])
+def test_tf32_is_pinned_for_matmuls_and_convolutions_alike(tf32: bool, word: str) -> None:
+    """Regression: pinned through the newer interface, PyTorch refused to be asked through the older one."""
+    assert pin_fp32(tf32) == {"matmul": word, "conv": word}
+    assert torch.backends.cudnn.allow_tf32 is tf32
+    assert (torch.get_float32_matmul_precision() == "highest") is not tf32
+
+
+def test_a_resolution_that_the_unet_cannot_halve_is_refused() -> None:
+    with pytest.raises(UserError, match="multiple of 16"):
+        finetune_inpaint.build(bench("data.resolution_px=40"), CPU)

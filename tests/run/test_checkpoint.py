@@ -1,0 +1,288 @@
+"""Checkpoints on disk: whole, in order, and refused where they are not what was written."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from inpaint_bench.core.paths import ROOT
+from inpaint_bench.run import random_state
+from inpaint_bench.run.checkpoint import DTYPES, CheckpointError, Checkpoints, identity, siblings
+
+from .small_disk import small_disk_on
+from .support import bench
+
+OURS = {"batch": 4, "model.name": "tiny"}
+
+
+def checkpoints(folder: Path, keep: int = 3, ours: dict[str, Any] | None = None) -> Checkpoints:
+    return Checkpoints(folder, keep, ours or OURS)
+
+
+def filled(folder: Path, *steps: int, keep: int = 3) -> Checkpoints:
+    """A folder with a checkpoint of each step; its one tensor is the step."""
+    store = checkpoints(folder, keep)
+    for step in steps:
+        store.save(step, {"weight": torch.full((100,), float(step))}, {"step": step})
+    return store
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(one.name for one in folder.iterdir())
+
+
+class TestWhatIsSaved:
+    def test_comes_back_with_every_value_whatever_its_layout_or_type(self, tmp_path: Path) -> None:
+        base = torch.arange(2 * 3 * 4 * 5, dtype=torch.float32).reshape(2, 3, 4, 5)
+        tensors = {
+            "base": base,
+            "shared": base,
+            "view of it": base[1],
+            "transposed": base.transpose(0, 3),
+            "channels_last": base.to(memory_format=torch.channels_last),
+            "expanded": torch.tensor([1.5]).expand(3, 4),
+            "with gradient": torch.ones(3, requires_grad=True),
+            "scalar": torch.tensor(-0.0),
+            "empty": torch.zeros(0, 7),
+            "not a number": torch.tensor([float("nan"), float("inf"), 1e-45]),
+        }
+        tensors |= {f"type {dtype}": torch.tensor([1, 0, 1]).to(dtype) for dtype in DTYPES}
+        store = checkpoints(tmp_path / "checkpoints")
+        path = store.save(7, tensors, {"nested": {"list": [1, None, 0.1]}})
+        found = store.latest()
+        assert found is not None
+        assert (found.path, found.step) == (path, 7)
+        assert found.values == {"nested": {"list": [1, None, 0.1]}}
+        assert found.tensors.keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            other = found.tensors[name]
+            assert (other.dtype, other.shape) == (tensor.dtype, tensor.shape)
+            ours, theirs = (one.detach().contiguous().reshape(-1).view(torch.uint8) for one in (tensor, other))
+            assert torch.equal(ours, theirs), name
+
+    def test_is_read_by_the_safetensors_library_and_no_pickle(self, tmp_path: Path) -> None:
+        path = checkpoints(tmp_path).save(1, {"a": torch.ones(3), "b": torch.tensor([True])}, {})
+        assert names(path) == ["checkpoint.json", "tensors.safetensors", "values.json"]
+        assert torch.equal(load_file(path / "tensors.safetensors")["a"], torch.ones(3))
+
+    def test_does_not_change_with_the_file_it_was_read_from(self, tmp_path: Path) -> None:
+        store = filled(tmp_path, 5)
+        found = store.latest()
+        assert found is not None
+        (found.path / "tensors.safetensors").write_bytes(b"")
+        assert torch.equal(found.tensors["weight"], torch.full((100,), 5.0))
+
+    def test_says_who_wrote_it_when_and_with_what_checksums(self, tmp_path: Path) -> None:
+        path = checkpoints(tmp_path).save(3, {"a": torch.ones(3)}, {})
+        content = json.loads((path / "checkpoint.json").read_text())["content"]
+        assert (content["step"], content["identity"], content["schema_version"]) == (3, OURS, 1)
+        assert content["producer"].startswith("inpaint_bench ")
+        assert abs(content["created_unix_ns"] - time.time_ns()) < 60e9
+        assert content["files"]["tensors.safetensors"]["bytes"] == (path / "tensors.safetensors").stat().st_size
+
+
+class TestWhatIsKept:
+    def test_the_newest_stay_and_at_least_one(self, tmp_path: Path) -> None:
+        filled(tmp_path, 1, 2, 30, 4, keep=2)
+        assert names(tmp_path) == ["step-00000002", "step-00000004", "step-00000030"], "30 is not older than 4"
+        filled(tmp_path, 31, keep=1)
+        assert names(tmp_path) == ["step-00000031"]
+
+    def test_a_second_one_of_a_step_never_replaces_the_first_before_it_is_whole(self, tmp_path: Path) -> None:
+        store = filled(tmp_path, 5)
+        second = store.save(5, {"weight": torch.zeros(1)}, {"second": True})
+        found = store.latest()
+        assert found is not None
+        assert (second.name, found.values) == ("step-00000005.1", {"second": True})
+        assert (tmp_path / "step-00000005").is_dir()
+
+    def test_what_a_killed_writer_left_is_removed_at_the_next_start(self, tmp_path: Path) -> None:
+        filled(tmp_path, 5)
+        (tmp_path / ".step-00000006.99.tmp").mkdir()
+        (tmp_path / ".step-00000006.99.tmp" / "tensors.safetensors").write_bytes(b"half")
+        assert names((store := checkpoints(tmp_path)).folder) == ["step-00000005"]
+        assert store.latest() is not None
+
+
+def flip(path: Path, where: float) -> None:
+    data = bytearray(path.read_bytes())
+    data[int(where * (len(data) - 1))] ^= 0x10
+    path.write_bytes(data)
+
+
+def truncate(path: Path, where: float) -> None:
+    os.truncate(path, int(where * path.stat().st_size))
+
+
+class TestADamagedOne:
+    @pytest.mark.parametrize("name", ["tensors.safetensors", "values.json", "checkpoint.json"])
+    @pytest.mark.parametrize("where", [0.0, 0.3, 0.6, 0.99])
+    @pytest.mark.parametrize("harm", [flip, truncate, lambda path, _: path.unlink()], ids=["flip", "cut", "missing"])
+    def test_is_refused_by_name_and_the_one_before_it_is_used(
+        self, name: str, where: float, harm: Any, tmp_path: Path
+    ) -> None:
+        filled(tmp_path, 10, 20)
+        harm(tmp_path / "step-00000020" / name, where)
+        store = checkpoints(tmp_path)
+        found = store.latest()
+        assert found is not None
+        assert (found.step, found.tensors["weight"][0]) == (10, 10.0)
+        (refused,) = store.refused
+        assert refused["checkpoint"] == str(tmp_path / "step-00000020")
+        assert name in refused["reason"]
+
+    def test_is_removed_only_when_a_new_one_is_complete(self, tmp_path: Path) -> None:
+        filled(tmp_path, 10, 20)
+        flip(tmp_path / "step-00000020" / "values.json", 0.5)
+        store = checkpoints(tmp_path, keep=1)
+        store.latest()
+        assert names(tmp_path) == ["step-00000010", "step-00000020"]
+        store.save(12, {}, {})
+        assert names(tmp_path) == ["step-00000012"]
+
+    def test_leaves_nothing_to_begin_from_where_it_was_the_only_one(self, tmp_path: Path) -> None:
+        filled(tmp_path, 10)
+        truncate(tmp_path / "step-00000010" / "tensors.safetensors", 0.5)
+        assert checkpoints(tmp_path).latest() is None
+
+
+class TestOneOfAnotherRun:
+    def test_is_refused_with_the_keys_that_differ_and_stays(self, tmp_path: Path) -> None:
+        filled(tmp_path, 10)
+        store = checkpoints(tmp_path, keep=1, ours={"batch": 8, "model.name": "tiny", "model.weights": "/sd15"})
+        assert store.latest() is None
+        assert store.refused[0]["reason"] == (
+            'it is of another run: batch is 4 there and 8 here, model.weights is null there and "/sd15" here'
+        )
+        store.save(20, {}, {})
+        assert names(tmp_path) == ["step-00000010", "step-00000020"]
+
+    def test_is_one_of_another_model_batch_or_seed_not_of_another_number_of_workers(self) -> None:
+        ours = identity(bench())
+        assert identity(bench("recipe.num_workers=2", "workload.train_steps=9", "out=elsewhere")) == ours
+        for override in ("batch=4", "seed=1", "recipe.precision=bf16", "model.unet.layers_per_block=2", "data.seed=3"):
+            assert identity(bench(override)) != ours
+        assert json.loads(json.dumps(ours)) == ours
+
+    def test_is_looked_for_only_beside_an_attempt(self, tmp_path: Path) -> None:
+        for name in ("attempt-1", "attempt-2", "attempt-10"):
+            (tmp_path / name).mkdir()
+        assert siblings(tmp_path / "attempt-2") == [
+            tmp_path / "attempt-1" / "checkpoints",
+            tmp_path / "attempt-10" / "checkpoints",
+        ]
+        assert siblings(tmp_path / "other") == []
+
+    def test_of_an_earlier_attempt_serves_where_there_is_no_own_and_is_never_touched(self, tmp_path: Path) -> None:
+        filled(tmp_path / "a", 10, 40)
+        filled(tmp_path / "b", 30)
+        flip(tmp_path / "a" / "step-00000040" / "values.json", 0.5)
+        store = Checkpoints(tmp_path / "own", 1, OURS, [tmp_path / "a", tmp_path / "b"])
+        found = store.latest()
+        assert found is not None
+        assert found.path == tmp_path / "b" / "step-00000030"
+        store.save(2, {}, {})
+        found = store.latest()
+        assert found is not None
+        assert found.step == 2, "an own one comes first"
+        assert names(tmp_path / "a") == ["step-00000010", "step-00000040"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    mount = tmp_path / "disk"
+    with small_disk_on(mount):
+        yield mount
+
+
+def test_a_full_disk_leaves_the_last_good_one_and_nothing_half_written(small_disk: Path) -> None:
+    store = checkpoints(small_disk / "checkpoints", keep=1)
+    store.save(1, {"weight": torch.ones(10_000)}, {})
+    with pytest.raises(CheckpointError, match=r"step 2 in .*: No space left on device; .*step-00000001"):
+        store.save(2, {"weight": torch.ones(60_000)}, {})
+    assert names(small_disk / "checkpoints") == ["step-00000001"]
+    found = checkpoints(small_disk / "checkpoints").latest()
+    assert found is not None
+    assert found.step == 1
+    assert store.save(3, {"weight": torch.ones(10_000)}, {}).is_dir(), "there is room again"
+
+
+WRITER = """
+import sys, torch
+from pathlib import Path
+from inpaint_bench.checkpoint import Checkpoints
+store = Checkpoints(Path(sys.argv[1]), 1, {"batch": 4, "model.name": "tiny"})
+found = store.latest()
+step = found.step if found else 0
+print("ready", flush=True)
+while True:
+    step += 1
+    store.save(step, {"weight": torch.full((200_000,), float(step))}, {"step": step})
+"""
+
+
+def test_a_writer_killed_at_any_moment_leaves_a_good_newest_one(tmp_path: Path) -> None:
+    chance = random.Random(5)
+    before = half_written = 0
+    for _ in range(8):
+        child = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        time.sleep(0.05 + 0.1 * chance.random())
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+        half_written += any(name.startswith(".") for name in names(tmp_path))
+        store = checkpoints(tmp_path)
+        found = store.latest()
+        assert found is not None
+        assert store.refused == []
+        assert found.step >= before
+        assert torch.equal(found.tensors["weight"], torch.full((200_000,), float(found.step)))
+        assert not any(name.startswith(".") for name in names(tmp_path))
+        before = found.step
+    assert before > 0
+    assert half_written, "no kill hit a write: the test says nothing"
+
+
+class TestSharedGenerators:
+    @staticmethod
+    def draw() -> list[float]:
+        return [float(torch.rand(1)), float(torch.randn(1)), np.random.normal(), random.gauss(0, 1), random.random()]
+
+    def test_go_on_where_they_were_through_json(self) -> None:
+        self.draw()  # an odd number of Gaussians: NumPy and Python each hold one back
+        tensors, values = random_state.snapshot()
+        expected = [self.draw() for _ in range(700)]
+        random_state.restore(tensors, json.loads(json.dumps(values)))
+        assert [self.draw() for _ in range(700)] == expected
+
+    def test_are_not_drawn_from_by_looking(self) -> None:
+        tensors, values = random_state.snapshot()
+        expected = self.draw()
+        random_state.restore(tensors, values)
+        random_state.snapshot()
+        assert self.draw() == expected
+
+    def test_stand_where_they_stood_after_a_block_that_raises(self) -> None:
+        tensors, values = random_state.snapshot()
+        expected = self.draw()
+        random_state.restore(tensors, values)
+        with pytest.raises(IndexError), random_state.kept():
+            self.draw()[10]
+        assert self.draw() == expected

@@ -1,0 +1,481 @@
+"""Training that is cut and resumed: to the bit what an unbroken run gives. Real processes, real signals."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from analysis.merge import merge
+from analysis.metrics.run_row import summarise
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import read_json
+from inpaint_bench.core.schema import SAMPLES_FAST, SAMPLES_SLOW
+from inpaint_bench.core.signals import Ending, Terminated
+from inpaint_bench.run import worker
+from inpaint_bench.telemetry.storage.recover import recover
+
+from . import support
+from .small_disk import small_disk_on
+from .support import compose, steps_of
+
+TRAINING = ("workload.module=tests.run.support", "workload.name=tiny", "workload.learning_rate=0.01")
+STEPS = 24
+ROOT = Path(__file__).parents[2]
+CHILD = (
+    "import sys, torch; torch.set_num_threads(1); from pathlib import Path; from inpaint_bench.run.worker import run;"
+    "from tests.run.support import compose; run(compose(*sys.argv[2:]), Path(sys.argv[1]), [])"
+)
+
+
+def training(steps: int = STEPS, *overrides: str) -> list[str]:
+    return [*TRAINING, f"workload.train_steps={steps}", *overrides]
+
+
+def start(run_dir: Path, *overrides: str, **environment: str) -> subprocess.Popen[bytes]:
+    """A run in a process of its own."""
+    command = [sys.executable, "-c", CHILD, str(run_dir), *overrides]
+    return subprocess.Popen(command, cwd=ROOT, env=os.environ | environment, stderr=subprocess.DEVNULL)
+
+
+def cut(run_dir: Path, *overrides: str, at: int, by: int, phase: str = "update", step_s: float = 0.0) -> int:
+    """A run that a signal meets within step `at`. Returns its exit code."""
+    child = start(run_dir, *overrides, TINY_SIGNAL=f"{at}:{by}:{phase}", TINY_STEP_S=str(step_s))
+    return child.wait(120)
+
+
+def whole(run_dir: Path, *overrides: str) -> dict[str, Any]:
+    """A run to its end, in this process."""
+    return worker.run(compose(*overrides), run_dir, [])
+
+
+def losses(*run_dirs: Path) -> dict[int, set[bytes]]:
+    """Bits of every loss, by step; more than one only where a step that was done twice gave two."""
+    found: dict[int, set[bytes]] = {}
+    for run_dir in run_dirs:
+        if not (run_dir / "steps").is_dir():
+            continue
+        for row in steps_of(run_dir):
+            found.setdefault(row["step"], set()).add(struct.pack("<f", row["loss"]))
+    return found
+
+
+def windows(run_dir: Path, *kinds: str) -> list[dict[str, Any]]:
+    return [one for one in read_json(run_dir / "windows.json") or [] if not kinds or one["kind"] in kinds]
+
+
+def manifest(run_dir: Path) -> dict[str, Any]:
+    found: dict[str, Any] = read_json(run_dir / "manifest.json") or {}
+    return found
+
+
+def saved(run_dir: Path) -> list[str]:
+    return sorted(one.name for one in (run_dir / "checkpoints").iterdir())
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict[int, set[bytes]]:
+    run_dir = tmp_path_factory.mktemp("unbroken")
+    whole(run_dir, *training(60))
+    found = losses(run_dir)
+    assert sorted(found) == list(range(60))
+    assert len(set.union(*found.values())) > 50, "the losses tell the steps apart"
+    return found
+
+
+def expected(unbroken: dict[int, set[bytes]], steps: int = STEPS) -> dict[int, set[bytes]]:
+    return {step: bits for step, bits in unbroken.items() if step < steps}
+
+
+class TestAfterASignal:
+    @pytest.mark.slow
+    @pytest.mark.timeout(600)
+    def test_ten_cuts_at_random_steps_give_the_losses_of_an_unbroken_run_to_the_bit(
+        self, tmp_path: Path, unbroken: dict[int, set[bytes]]
+    ) -> None:
+        """Requeued into its directory or sent again as a further attempt; validation draws random numbers too."""
+        chance = random.Random(1)
+        overrides = training(60, "workload.checkpoint_every_s=0.02", "workload.validate_every=7")
+        signals = [signal.SIGKILL] * 4 + [signal.SIGUSR2] * 3 + [signal.SIGTERM] * 3
+        chance.shuffle(signals)
+        attempt = at = 1
+        for by in signals:
+            run_dir = tmp_path / f"attempt-{attempt}"
+            at += chance.randrange(1, 6)
+            phase = chance.choice(["data", "backward", "update"])
+            code = cut(run_dir, *overrides, at=at, by=by, phase=phase, step_s=0.01)
+            assert code == (-by if by == signal.SIGKILL else 128 + by)
+            assert manifest(run_dir)["status"] == ("running" if by == signal.SIGKILL else "interrupted")
+            attempt += chance.randrange(2)
+        last = whole(tmp_path / f"attempt-{attempt}", *overrides)
+        run_dirs = sorted(tmp_path.glob("attempt-*"))
+        assert losses(*run_dirs) == unbroken
+        assert len(run_dirs) > 2
+        assert last["status"] == "completed"
+        assert all("step" in one for one in last["resumed"]), "no checkpoint was refused"
+        assert last["quality"]["metrics"]["draws"]["value"] == 120
+        assert [one["step"] for one in last["quality"]["validation"]] == [0, 7, 14, 21, 28, 35, 42, 49, 56, 60]
+
+    @pytest.mark.parametrize("by", [signal.SIGUSR2, signal.SIGTERM])
+    def test_the_step_is_finished_a_checkpoint_written_and_the_run_marked(
+        self, by: signal.Signals, tmp_path: Path, unbroken: dict[int, set[bytes]]
+    ) -> None:
+        assert cut(tmp_path, *training(), at=10, by=by, phase="backward") == 128 + by
+        left = manifest(tmp_path)
+        assert (left["status"], left["reason"]) == ("interrupted", "timeout" if by == signal.SIGUSR2 else "cancelled")
+        assert left["message"] == f"received {by.name}; it goes on from step-00000011"
+        assert [(one["kind"], one["status"], one["reason"], one["steps"]) for one in windows(tmp_path)] == [
+            ("warmup", "completed", None, 1),
+            ("measure", "interrupted", by.name, 10),
+            ("checkpoint", "completed", None, 0),
+        ]
+        assert saved(tmp_path) == ["step-00000011"]
+        after = whole(tmp_path, *training())
+        assert after["resumed"] == [{"step": 11, "checkpoint": "checkpoints/step-00000011"}]
+        assert [row["step"] for row in steps_of(tmp_path)] == list(range(STEPS)), "no step was done twice"
+        assert losses(tmp_path) == expected(unbroken)
+
+    def test_from_outside_at_any_time_between_start_and_end(
+        self, tmp_path: Path, unbroken: dict[int, set[bytes]]
+    ) -> None:
+        """Also while the workload is built, a validation runs or a checkpoint is written."""
+        chance = random.Random(4)
+        overrides = training(60, "workload.checkpoint_every_s=0.01", "workload.validate_every=2")
+        for _ in range(4):
+            child = start(tmp_path, *overrides, TINY_STEP_S="0.01")
+            before = len(windows(tmp_path))
+            deadline = time.monotonic() + 60
+            while len(windows(tmp_path)) == before and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(0.25 * chance.random())
+            for _ in range(3):  # only the first one counts
+                child.send_signal(chance.choice([signal.SIGTERM, signal.SIGUSR2]))
+            assert child.wait(60) in (143, 140, 0)
+            assert not any(name.startswith(".") for name in saved(tmp_path))
+        whole(tmp_path, *overrides)
+        assert losses(tmp_path) == unbroken
+
+    def test_within_a_validation_it_is_finished_and_not_done_again(
+        self, tmp_path: Path, unbroken: dict[int, set[bytes]]
+    ) -> None:
+        overrides = training(STEPS, "workload.validate_every=8")
+        assert cut(tmp_path, *overrides, at=8, by=signal.SIGTERM, phase="validation") == 143
+        assert saved(tmp_path) == ["step-00000008"]
+        done = whole(tmp_path, *overrides)
+        assert [one["status"] for one in windows(tmp_path, "validation")] == ["completed"] * 4
+        assert [one["step"] for one in done["quality"]["validation"]] == [0, 8, 16, 24]
+        assert [one["steps"] for one in windows(tmp_path, "warmup")] == [1, 1], "warmed up again"
+        assert losses(tmp_path) == expected(unbroken)
+
+    def test_a_step_that_is_cut_by_the_keyboard_is_not_saved(self, tmp_path: Path) -> None:
+        assert cut(tmp_path, *training(), at=10, by=signal.SIGINT, phase="backward") != 0
+        assert manifest(tmp_path)["status"] == "interrupted"
+        assert not (tmp_path / "checkpoints").exists()
+
+    def test_a_kill_without_any_checkpoint_begins_again(self, tmp_path: Path, unbroken: dict[int, set[bytes]]) -> None:
+        assert cut(tmp_path, *training(), at=10, by=signal.SIGKILL) == -9
+        assert whole(tmp_path, *training())["resumed"] == []
+        assert losses(tmp_path) == expected(unbroken)
+
+
+class TestARerun:
+    def test_goes_on_where_the_attempt_before_it_was(self, tmp_path: Path, unbroken: dict[int, set[bytes]]) -> None:
+        first, second, third = (tmp_path / f"attempt-{number}" for number in (1, 2, 3))
+        overrides = training(STEPS, "workload.validate_every=6")
+        cut(first, *overrides, at=10, by=signal.SIGTERM)
+        cut(second, *overrides, at=17, by=signal.SIGTERM)
+        done = whole(third, *overrides)
+        assert done["resumed"] == [
+            {"step": 11, "checkpoint": "../attempt-1/checkpoints/step-00000011"},
+            {"step": 18, "checkpoint": "../attempt-2/checkpoints/step-00000018"},
+        ]
+        assert [row["step"] for row in steps_of(third)] == list(range(18, STEPS))
+        assert losses(first, second, third) == expected(unbroken)
+        assert [one["step"] for one in done["quality"]["validation"]] == [0, 6, 12, 18, 24]
+        assert saved(first) == ["step-00000011"], "another attempt's checkpoints are only read"
+
+    def test_of_a_finished_training_goes_straight_to_its_end(self, tmp_path: Path) -> None:
+        overrides = training(5, "workload.validate_every=5")
+        first = whole(tmp_path / "attempt-1", *overrides)
+        again = whole(tmp_path / "attempt-2", *overrides)
+        assert again["quality"] == first["quality"]
+        assert windows(tmp_path / "attempt-2") == []
+        assert (tmp_path / "attempt-2" / "finished.txt").read_text() == "5"
+        longer = whole(tmp_path / "attempt-3", *training(8, "workload.validate_every=5"))
+        assert [one["step"] for one in longer["quality"]["validation"]] == [0, 5, 8]
+
+    def test_for_fewer_steps_than_were_trained_is_refused(self, tmp_path: Path) -> None:
+        whole(tmp_path, *training(12))
+        with pytest.raises(UserError, match="train_steps=6: 12 steps were already trained here"):
+            whole(tmp_path, *training(6))
+
+    def test_begins_anew_where_resume_is_off(self, tmp_path: Path, unbroken: dict[int, set[bytes]]) -> None:
+        whole(tmp_path / "attempt-1", *training(5))
+        done = whole(tmp_path / "attempt-2", *training(5, "workload.resume=false"))
+        assert done["resumed"] == []
+        assert losses(tmp_path / "attempt-2") == expected(unbroken, 5)
+
+    def test_of_another_model_is_refused_in_a_sentence_and_begins_anew(self, tmp_path: Path) -> None:
+        whole(tmp_path / "attempt-1", *training(5))
+        done = whole(tmp_path / "attempt-2", *training(5, "batch=3"))
+        assert done["resumed"] == [
+            {
+                "checkpoint": "../attempt-1/checkpoints/step-00000005",
+                "reason": "it is of another run: batch is 2 there and 3 here",
+            }
+        ]
+
+    def test_of_weights_that_do_not_fit_is_refused_by_the_workload(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = support.TiedNet
+        with monkeypatch.context() as wide:
+            wide.setattr(support, "TiedNet", lambda width: real(width + 1))
+            whole(tmp_path, *training(5))
+        done = whole(tmp_path, *training(5))
+        (refused,) = done["resumed"]
+        assert refused["reason"] == "first.weight is [9, 3, 3, 3] there and [8, 3, 3, 3] here"
+        assert {step: bits for step, bits in losses(tmp_path).items() if len(bits) == 2}.keys() == set(range(5))
+
+
+class TestADamagedCheckpoint:
+    @pytest.fixture(scope="class")
+    def twice_cut(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        run_dir = tmp_path_factory.mktemp("cut")
+        cut(run_dir, *training(), at=5, by=signal.SIGTERM)
+        cut(run_dir, *training(), at=15, by=signal.SIGTERM)
+        assert saved(run_dir) == ["step-00000006", "step-00000016"]
+        return run_dir
+
+    @pytest.mark.parametrize("harm", ["flip", "cut", "missing"])
+    def test_is_refused_by_name_and_the_one_before_it_gives_the_same_losses(
+        self, harm: str, twice_cut: Path, tmp_path: Path, unbroken: dict[int, set[bytes]]
+    ) -> None:
+        run_dir = Path(shutil.copytree(twice_cut, tmp_path / "run"))
+        path = run_dir / "checkpoints" / "step-00000016" / "tensors.safetensors"
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        if harm == "missing":
+            path.unlink()
+        else:
+            path.write_bytes(data if harm == "flip" else data[: len(data) // 2])
+        gone_on, refused = whole(run_dir, *training())["resumed"]
+        assert gone_on == {"step": 6, "checkpoint": "checkpoints/step-00000006"}
+        assert refused["checkpoint"] == "checkpoints/step-00000016"
+        assert "tensors.safetensors" in refused["reason"]
+        assert losses(run_dir) == expected(unbroken)
+        assert saved(run_dir) == ["step-00000006", "step-00000024"], "the damaged one is gone, a good one is not"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A run directory whose checkpoints lie on a file system of 256 KiB."""
+    run_dir = tmp_path / "attempt-1"
+    with small_disk_on(run_dir / "checkpoints"):
+        yield run_dir
+
+
+def fill(disk: Path) -> Path:
+    """Leave no room for a checkpoint, but for its first few pages."""
+    (disk / "filler").write_bytes(b"0" * (shutil.disk_usage(disk).free - 8192))
+    return disk / "filler"
+
+
+class TestAFullDisk:
+    def test_is_told_while_training_goes_on_and_an_error_at_its_end(
+        self, small_disk: Path, unbroken: dict[int, set[bytes]]
+    ) -> None:
+        cut(small_disk, *training(), at=3, by=signal.SIGTERM)
+        assert saved(small_disk) == ["step-00000004"]
+        filler = fill(small_disk / "checkpoints")
+        assert start(small_disk, *training(STEPS, "workload.checkpoint_every_s=0.01")).wait(60) != 0
+        left = manifest(small_disk)
+        assert (left["status"], left["reason"]) == ("failed", "app_error")
+        assert left["message"].startswith("CheckpointError: no checkpoint of step 24")
+        assert left["message"].endswith("No space left on device; the last good one is step-00000004")
+        gone_on, *problems = left["resumed"]
+        assert gone_on["step"] == 4
+        assert problems
+        assert all("No space left on device" in one["problem"] for one in problems)
+        assert saved(small_disk) == ["filler", "step-00000004"]
+        assert losses(small_disk) == expected(unbroken)
+        assert {one["status"] for one in windows(small_disk, "checkpoint")[1:]} == {"failed"}
+        filler.unlink()
+        assert whole(small_disk, *training())["status"] == "completed"
+        assert losses(small_disk) == expected(unbroken)
+
+    def test_on_a_signal_is_told_beside_the_signal(self, small_disk: Path) -> None:
+        fill(small_disk / "checkpoints")
+        assert cut(small_disk, *training(), at=3, by=signal.SIGTERM) == 143
+        left = manifest(small_disk)
+        assert (left["status"], left["reason"]) == ("interrupted", "cancelled")
+        assert left["message"].startswith("received SIGTERM; no checkpoint of step 4 in ")
+        assert "No space left on device" in left["message"]
+        assert saved(small_disk) == ["filler"]
+
+
+class TestWindows:
+    def test_what_the_loader_made_during_a_validation_is_not_measured(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(support.TinyTraining, "ahead", 3)
+        whole(tmp_path, *training(20, "workload.validate_every=10", "workload.warmup_steps=2"))
+        found = [(one["kind"], one["steps"]) for one in windows(tmp_path, "warmup", "measure", "validation")]
+        assert [one for one in found if one[0] != "validation"] == [
+            ("warmup", 2), ("measure", 8), ("warmup", 3), ("measure", 7),
+        ]  # fmt: skip
+
+    @pytest.fixture(scope="class")
+    def done(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        run_dir = tmp_path_factory.mktemp("windows")
+        whole(run_dir, *training(10, "workload.validate_every=4", "workload.warmup_steps=2"))
+        return run_dir
+
+    def test_a_validation_has_its_own_and_appears_once_per_step(self, done: Path) -> None:
+        assert [(one["kind"], one["steps"]) for one in windows(done)] == [
+            ("validation", 0),
+            ("warmup", 2),
+            ("measure", 2),
+            ("validation", 0),
+            ("measure", 4),
+            ("validation", 0),
+            ("measure", 2),
+            ("validation", 0),
+            ("checkpoint", 0),
+        ]
+        assert {one["status"] for one in windows(done)} == {"completed"}
+        figures = manifest(done)["quality"]["validation"]
+        assert [one["step"] for one in figures] == [0, 4, 8, 10]
+        assert all(one["loss"] is not None and one["diverged"] is None for one in figures)
+
+    def test_never_overlap(self, done: Path) -> None:
+        edges = [edge for one in windows(done) for edge in (one["t_start_mono_ns"], one["t_end_mono_ns"])]
+        assert edges == sorted(edges)
+
+    def test_throughput_is_that_of_the_measure_windows_alone(self, done: Path) -> None:
+        steps = pl.read_parquet(done / "steps" / "*.parquet")
+        fast, slow = (pl.DataFrame(schema.empty_table()) for schema in (SAMPLES_FAST, SAMPLES_SLOW))
+        row = summarise(manifest(done), windows(done), fast, slow, steps)
+        measured = windows(done, "measure")
+        seconds = sum(one["t_end_mono_ns"] - one["t_start_mono_ns"] for one in measured) / 1e9
+        assert (row["n_steps"], row["images"]) == (8, 16)
+        assert row["window_s"] == pytest.approx(seconds)
+        assert row["images_per_s"] == pytest.approx(16 / seconds)
+        assert "step table" not in (row["warnings"] or "")
+
+    def test_a_checkpoint_by_time_splits_the_measured_stretch(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: dict[int, set[bytes]]
+    ) -> None:
+        monkeypatch.setenv("TINY_STEP_S", "0.02")
+        whole(tmp_path, *training(STEPS, "workload.checkpoint_every_s=0.1", "workload.keep_checkpoints=3"))
+        kinds = [one["kind"] for one in windows(tmp_path)]
+        assert kinds.count("checkpoint") > 2
+        assert sum(one["steps"] for one in windows(tmp_path, "warmup", "measure")) == STEPS
+        assert len(saved(tmp_path)) == 3
+        assert saved(tmp_path)[-1] == "step-00000024"
+        assert losses(tmp_path) == expected(unbroken)
+
+
+class TestAKillInALongWindow:
+    """Neither validation nor checkpoint: one window to the end. Its rows must not be in memory alone."""
+
+    JOURNAL_S = 0.5
+
+    @pytest.fixture(scope="class")
+    def killed(self, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+        """Its run directory, and when it was killed on the monotonic clock."""
+        run_dir = tmp_path_factory.mktemp("killed")
+        overrides = training(100_000, f"telemetry.journal_s={self.JOURNAL_S}", "workload.warmup_steps=3")
+        child = start(run_dir, *overrides, TINY_STEP_S="0.005")
+        deadline = time.monotonic() + 60
+        while not windows(run_dir, "measure") and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(4 * self.JOURNAL_S)
+        assert child.poll() is None
+        at_ns = time.monotonic_ns()
+        child.kill()
+        child.wait(60)
+        return run_dir, at_ns
+
+    def test_loses_at_most_a_journals_time_of_step_rows(self, killed: tuple[Path, int], tmp_path: Path) -> None:
+        run_dir = Path(shutil.copytree(killed[0], tmp_path / "run"))
+        (found,) = [one for one in recover(run_dir) if one["table"] == "steps"]
+        assert (found["outcome"], found["whole"]) == ("recovered", True)
+        rows = steps_of(run_dir)
+        assert [row["step"] for row in rows] == list(range(len(rows))), "without a gap from the first step on"
+        lost_s = (killed[1] - rows[-1]["t_end_mono_ns"]) / 1e9
+        assert lost_s < self.JOURNAL_S + 0.5, "half a second for a busy machine"
+        assert all(row["loss"] is not None for row in rows)
+
+    def test_keeps_every_window_that_was_closed_and_the_open_one_without_an_end(
+        self, killed: tuple[Path, int], tmp_path: Path
+    ) -> None:
+        run_dir = Path(shutil.copytree(killed[0], tmp_path / "run"))
+        warm, measured = windows(run_dir)
+        assert (warm["kind"], warm["status"], warm["steps"]) == ("warmup", "completed", 3)
+        assert (measured["kind"], measured["status"], measured["t_end_mono_ns"]) == ("measure", "running", None)
+        recover(run_dir)
+        ids = [row["window_id"] for row in steps_of(run_dir)]
+        assert ids[:4] == [warm["window_id"]] * 3 + [measured["window_id"]]
+
+    def test_is_read_by_merge_and_nothing_of_it_counts(self, killed: tuple[Path, int], tmp_path: Path) -> None:
+        merge([killed[0]], tmp_path / "dataset")
+        (row,) = pl.read_parquet(tmp_path / "dataset" / "runs.parquet").to_dicts()
+        assert not row["valid"]
+        steps = pl.read_parquet(tmp_path / "dataset" / "steps" / "**" / "*.parquet")
+        assert steps.height > 20
+
+    def test_resumed_in_its_folder_the_rows_before_the_kill_stay(
+        self, killed: tuple[Path, int], tmp_path: Path, unbroken: dict[int, set[bytes]]
+    ) -> None:
+        run_dir = Path(shutil.copytree(killed[0], tmp_path / "run"))
+        whole(run_dir, *training(20, "workload.warmup_steps=3"))
+        assert windows(run_dir)[1]["status"] == "interrupted"
+        found = losses(run_dir)
+        assert {step: found[step] for step in range(20)} == expected(unbroken, 20), "done twice, with the same bits"
+        assert len(found) > 20
+
+
+class TestABenchmark:
+    def test_leaves_no_checkpoint_and_says_nothing_of_resuming(self, tmp_path: Path) -> None:
+        done = whole(tmp_path, *TRAINING)
+        assert [one["kind"] for one in windows(tmp_path)] == ["warmup", "measure"]
+        assert not (tmp_path / "checkpoints").exists()
+        assert (done["resumed"], done["quality"]) == (None, None)
+
+    def test_is_cut_at_once_by_a_signal(self, tmp_path: Path) -> None:
+        assert cut(tmp_path, *TRAINING, at=2, by=signal.SIGTERM, phase="backward") == 143
+        assert windows(tmp_path)[-1]["steps"] == 1, "the step that was under way is not counted"
+        assert not (tmp_path / "checkpoints").exists()
+
+    @pytest.mark.parametrize("override", ["workload.validate_every=5", "workload.checkpoint_every_s=60"])
+    def test_cannot_be_split(self, override: str, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match=rf"{override}.*one measured stretch.*workload\.train_steps"):
+            whole(tmp_path, *TRAINING, override)
+        assert not list(tmp_path.iterdir()), "it is refused before the run directory is touched"
+
+
+class TestASignalThatIsHeld:
+    def test_raises_where_the_block_ends(self) -> None:
+        ending, done = Ending(), []
+        with pytest.raises(Terminated, match="received SIGTERM"), ending.held():  # noqa: PT012
+            ending.ask(signal.SIGTERM)
+            done.append(ending.word())
+        assert done == ["SIGTERM"]
+
+    def test_does_not_hide_what_the_block_raised(self) -> None:
+        ending = Ending()
+        with pytest.raises(ZeroDivisionError), ending.held():  # noqa: PT012
+            ending.ask(signal.SIGTERM)
+            raise ZeroDivisionError

@@ -1,0 +1,296 @@
+"""One attempt from its configuration to what it leaves on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from inpaint_bench.core.attempt_state import SchedulerWord
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import read_json as read_json_or_none
+from inpaint_bench.core.paths import ROOT
+from inpaint_bench.core.schema import MANIFEST_FIELDS, STEPS, Reason, Status
+from inpaint_bench.run import manifest, worker
+from inpaint_bench.run.manifest import new_run_id
+from inpaint_bench.workloads import finetune_inpaint
+from inpaint_bench.workloads.finetune_inpaint import FinetuneInpaint
+
+from .support import bench, compose, steps_of
+
+
+def read_json(path: Path) -> Any:
+    return read_json_or_none(path)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    run_dir = tmp_path_factory.mktemp("run")
+    return run_dir, worker.run(compose("recipe.num_workers=1"), run_dir, ["batch=2"])
+
+
+class TestACompletedRun:
+    def test_leaves_every_field_of_the_contract(self, finished: tuple[Path, dict[str, Any]]) -> None:
+        run_dir, returned = finished
+        manifest = read_json(run_dir / "manifest.json")
+        assert manifest == returned
+        assert list(manifest) == list(MANIFEST_FIELDS)
+        assert (manifest["status"], manifest["reason"], manifest["message"]) == ("completed", None, None)
+        assert (manifest["site"], manifest["gpu"], manifest["batch"]) == ("local", "cpu", 2)
+        assert manifest["ended_unix_ns"] > manifest["started_unix_ns"]
+        assert manifest["overrides"] == ["batch=2"]
+        assert manifest["telemetry"]["source"] == "none"
+        assert manifest["memory"] is None
+
+    def test_closes_a_warmup_and_a_measured_window(self, finished: tuple[Path, dict[str, Any]]) -> None:
+        windows = json.loads((finished[0] / "windows.json").read_text())
+        assert [(w["kind"], w["status"], w["steps"], w["images"]) for w in windows] == [
+            ("warmup", "completed", 1, 2),
+            ("measure", "completed", 3, 6),
+        ]
+        assert all(w["t_end_mono_ns"] > w["t_start_mono_ns"] for w in windows)
+
+    def test_writes_a_row_per_step_in_the_contracts_schema(self, finished: tuple[Path, dict[str, Any]]) -> None:
+        run_dir, manifest = finished
+        for part in (run_dir / "steps").glob("*.parquet"):
+            assert pq.read_schema(part).equals(STEPS)
+            assert pq.read_schema(part).metadata[b"run_id"].decode() == manifest["run_id"]
+        rows = steps_of(run_dir)
+        assert [row["step"] for row in rows] == [0, 1, 2, 3]
+        assert {row["window_id"] for row in rows[1:]} == {"measure-1"}
+        assert all(row["device_ms"] is None and row["images"] == 2 and row["loss"] > 0 for row in rows)
+
+    def test_images_per_second_are_images_over_the_windows_time(self, finished: tuple[Path, dict[str, Any]]) -> None:
+        run_dir, manifest = finished
+        window = json.loads((run_dir / "windows.json").read_text())[-1]
+        seconds = (window["t_end_mono_ns"] - window["t_start_mono_ns"]) / 1e9
+        assert manifest["progress"]["images_per_s"] == pytest.approx(window["images"] / seconds)
+        assert (manifest["progress"]["step"], manifest["progress"]["steps_total"]) == (4, 4)
+        within = [row for row in steps_of(run_dir) if row["window_id"] == window["window_id"]]
+        assert sum(row["images"] for row in within) == window["images"]
+        assert within[0]["t_start_mono_ns"] >= window["t_start_mono_ns"]
+        assert within[-1]["t_end_mono_ns"] <= window["t_end_mono_ns"]
+
+    def test_a_measured_window_lasts_its_minimum_time(self, tmp_path: Path) -> None:
+        worker.run(compose("workload.min_measure_s=1", "workload.warmup_steps=0"), tmp_path, [])
+        (window,) = json.loads((tmp_path / "windows.json").read_text())
+        assert window["t_end_mono_ns"] - window["t_start_mono_ns"] >= 1e9
+        assert window["steps"] > 3
+
+
+class TestLearning:
+    @pytest.mark.parametrize("precision", ["fp32", "bf16"])
+    def test_loss_on_a_fixed_set_falls_within_thirty_steps(self, precision: str) -> None:
+        config = bench(
+            "batch=8",
+            "data.num_images=8",
+            "workload.learning_rate=0.003",
+            f"recipe.precision={precision}",
+        )
+        workload = finetune_inpaint.build(config, torch.device("cpu"))
+        batch = workload.next_batch()
+        losses = [float(workload.step(batch)) for _ in range(30)]
+        assert all(torch.isfinite(torch.tensor(losses)))
+        assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
+
+    def test_two_runs_of_one_seed_see_the_same_losses(self) -> None:
+        first, second = (finetune_inpaint.build(bench(), torch.device("cpu")) for _ in range(2))
+        for _ in range(2):
+            ours, theirs = (float(one.step(one.next_batch())) for one in (first, second))
+            assert ours == theirs
+
+    def test_updates_that_fp16_overflow_suppressed_are_counted(self) -> None:
+        workload = finetune_inpaint.build(bench("recipe.precision=fp16"), torch.device("cpu"))
+        batch = workload.next_batch()
+        workload.step(batch)
+        assert workload.scaler is not None
+        before = workload.skipped_steps()
+        workload.scaler.update(torch.tensor(3e38))  # no gradient survives such a scale
+        workload.step(batch)
+        assert workload.skipped_steps() == before + 1
+
+
+class TestAFailure:
+    @pytest.mark.parametrize(
+        ("error", "reason"),
+        [
+            (ZeroDivisionError("by nothing"), "app_error"),
+            (torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "oom_gpu"),
+            (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), "oom_gpu"),
+            (MemoryError(), "oom_host"),
+            (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), "oom_host"),
+        ],
+    )
+    def test_is_named_in_the_manifest_and_raised_again(
+        self, error: Exception, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = FinetuneInpaint.step
+
+        def step(self: FinetuneInpaint, batch: Any) -> torch.Tensor:
+            if self.attempted == 3:
+                raise error
+            return real(self, batch)
+
+        monkeypatch.setattr(FinetuneInpaint, "step", step)
+        with pytest.raises(type(error)):
+            worker.run(compose(), tmp_path, [])
+        manifest = read_json(tmp_path / "manifest.json")
+        assert (manifest["status"], manifest["reason"]) == ("failed", reason)
+        assert type(error).__name__ in manifest["message"]
+        warmup, measure = json.loads((tmp_path / "windows.json").read_text())
+        assert (warmup["status"], measure["status"], measure["steps"]) == ("completed", "failed", 2)
+        assert len(steps_of(tmp_path)) == 3, "the steps before the failure are kept"
+
+    def test_a_gpu_s_telemetry_without_a_gpu_is_a_clear_error(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="this run uses none: take telemetry=none"):
+            worker.run(compose("telemetry=nvml", "telemetry.source=nvml"), tmp_path, [])
+
+    def test_cuda_asked_for_without_cuda_is_a_clear_error(self, tmp_path: Path) -> None:
+        if torch.cuda.is_available():
+            pytest.skip("this machine has CUDA")
+        with pytest.raises(UserError, match=r"recipe baseline needs CUDA.*recipe=cpu"):
+            worker.run(compose("gpu=a100", "recipe=baseline"), tmp_path, [])
+        assert read_json(tmp_path / "manifest.json")["status"] == "failed"
+
+    def test_the_processor_is_never_recorded_as_a_gpu(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match=r"gpu=a100.*demonstration=true"):
+            worker.run(compose("gpu=a100"), tmp_path, [])
+
+    def test_an_unknown_workload_module_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match=r"workload\.module=inpaint_bench\.nothing: no such module"):
+            worker.run(compose("workload.module=inpaint_bench.nothing"), tmp_path, [])
+
+    def test_another_gpu_than_configured_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Properties:
+            name, uuid = "NVIDIA A40", "1234"
+
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties)
+        with pytest.raises(UserError, match=r"gpu=a100.*'NVIDIA A40'"):
+            worker.choose_device(bench("gpu=a100", "recipe=baseline"))
+        _, uuids = worker.choose_device(bench("gpu=a40", "recipe=baseline"))
+        assert uuids == ["GPU-1234"]
+
+    @pytest.mark.parametrize("visible", ["3", "GPU-99999999", "2,GPU-1234"])
+    def test_the_gpu_that_is_watched_is_the_one_that_cuda_runs_on(
+        self, visible: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Numbers in CUDA_VISIBLE_DEVICES are CUDA's order, not NVML's: they are never looked up."""
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        properties = SimpleNamespace(name="NVIDIA A40", uuid="1234")
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+        assert worker.choose_device(bench("gpu=a40", "recipe=baseline"))[1] == ["GPU-1234"]
+
+    @pytest.mark.parametrize(
+        ("name", "uuid"), [("NVIDIA H200 MIG 1g.18gb", "1234"), ("NVIDIA H200", "MIG-1234")], ids=["by name", "by UUID"]
+    )
+    def test_a_mig_slice_is_refused_in_a_sentence(self, name: str, uuid: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whatever watches it: steps on a slice are not steps on the card that the tables name."""
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        properties = SimpleNamespace(name=name, uuid=uuid)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+        with pytest.raises(UserError, match=r"MIG slice \(NVIDIA H200.*\).*ask for a whole GPU"):
+            worker.choose_device(bench("gpu=h200", "recipe=baseline", "telemetry=none"))
+
+    def test_an_empty_cuda_visible_devices_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES empty"):
+            worker.choose_device(bench("gpu=h200", "recipe=baseline"))
+
+
+class TestAnInterruption:
+    def test_sigterm_to_every_process_marks_run_and_window_and_exits_with_143(self, tmp_path: Path) -> None:
+        """Regression: loader workers that died of the signal turned it into an app error."""
+        code = (
+            "import sys; from pathlib import Path; from inpaint_bench.run.worker import run;"
+            "from tests.run.support import compose;"
+            "run(compose('workload.min_measure_s=100', 'recipe.num_workers=1'), Path(sys.argv[1]), [])"
+        )
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path)],
+            cwd=ROOT,
+            start_new_session=True,
+            stderr=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + 60
+        while len(read_json(tmp_path / "windows.json") or []) < 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(0.5)
+        os.killpg(child.pid, signal.SIGTERM)
+        assert child.wait(30) == 143
+        manifest = read_json(tmp_path / "manifest.json")
+        assert (manifest["status"], manifest["reason"]) == ("interrupted", "cancelled")
+        window = read_json(tmp_path / "windows.json")[-1]
+        assert window["status"] == "interrupted"
+        assert len(steps_of(tmp_path)) == window["steps"] + 1
+
+    @pytest.mark.parametrize(
+        ("signum", "end_in_s", "reason"),
+        [
+            (signal.SIGTERM, 20, Reason.TIMEOUT),
+            (signal.SIGTERM, 3600, Reason.CANCELLED),
+            (signal.SIGUSR2, 3600, Reason.TIMEOUT),
+        ],
+    )
+    def test_a_signal_is_the_time_limit_where_the_time_is_up(
+        self, signum: int, end_in_s: int, reason: Reason, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("INPAINT_BENCH_END_UNIX", str(int(time.time()) + end_in_s))
+        status, found, _ = worker.diagnose(worker.Terminated(signum), bench("site=local"))
+        assert (status, found) == (Status.INTERRUPTED, reason)
+
+    def test_a_second_start_in_the_directory_keeps_what_the_first_left(
+        self, finished: tuple[Path, dict[str, Any]], tmp_path: Path
+    ) -> None:
+        cut = {"window_id": "measure-0", "kind": "measure", "status": "running", "t_end_mono_ns": None}
+        (tmp_path / "windows.json").write_text(json.dumps([cut]))
+        (tmp_path / "manifest.json").write_text(json.dumps({"run_id": "first"}))
+        worker.run(compose(), tmp_path, [])
+        assert read_json(tmp_path / "manifest.1.json") == {"run_id": "first"}
+        before, *after = read_json(tmp_path / "windows.json")
+        assert (before["status"], before["t_end_mono_ns"]) == ("interrupted", None)
+        assert [w["window_id"] for w in after] == ["warmup-1", "measure-2"]
+
+
+def test_run_ids_sort_by_time_and_differ() -> None:
+    first, second = new_run_id(), new_run_id()
+    assert first != second
+    assert first[:17] <= second[:17]
+
+
+def test_the_sidecars_account_reaches_the_manifest(tmp_path: Path) -> None:
+    config = compose("gpu=a40", "demonstration=true", "telemetry=replay", "workload.min_measure_s=0.5")
+    manifest = worker.run(config, tmp_path, [])
+    assert manifest["telemetry"]["source"].startswith("replay:")
+    assert manifest["telemetry"]["status"] == "complete"
+    assert manifest["devices"][0]["index_visible"] == 0
+
+
+def test_progress_does_not_wait_for_a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = manifest.Manifest.start(tmp_path, bench("site=local"), compose(), [])
+    monkeypatch.setattr(manifest, "PROGRESS_S", 0.05)
+    monkeypatch.setattr(manifest, "replace_json", lambda *_: time.sleep(1))
+    record.progress(1, None, None)
+    time.sleep(0.3)  # its thread now writes
+    began = time.monotonic()
+    record.progress(2, None, None)
+    assert time.monotonic() - began < 0.2
+    record.finish(Status.COMPLETED)
+
+
+def test_a_second_start_forgets_what_slurm_said_of_the_first(tmp_path: Path) -> None:
+    (tmp_path / "scheduler.json").write_text('{"state": "PREEMPTED", "detail": ""}')
+    manifest.Manifest.start(tmp_path, bench("site=local"), compose(), [])
+    assert SchedulerWord.kept(tmp_path) is None

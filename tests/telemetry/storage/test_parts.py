@@ -1,0 +1,318 @@
+"""Parts and journals: whole or not there, and nothing lost on the way."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from inpaint_bench.core import schema
+from inpaint_bench.telemetry.storage.journal import read_journal
+from inpaint_bench.telemetry.storage.parts import PartWriter, ticking
+from inpaint_bench.telemetry.storage.recover import recover
+from inpaint_bench.telemetry.storage.writer import TABLES, Storage
+from tests.telemetry.support import leftovers, rows
+
+
+def _writer(run_dir: Path, writer: str | None = None, part_s: float = 10.0) -> PartWriter:
+    metadata = {"run_id": "r-1", "producer": "test"}
+    return PartWriter(run_dir / "events", schema.EVENTS, metadata, part_s, 1.0, writer=writer)
+
+
+def _add(writer: PartWriter, *seconds: int) -> None:
+    for second in seconds:
+        writer.append(t_mono_ns=second, t_unix_ns=second, kind="test", detail=f"at {second}")
+
+
+def _abandon(writer: PartWriter) -> None:
+    """What a kill -9 does to the writer: the descriptor is closed, nothing else happens."""
+    assert writer._journal is not None
+    assert writer._journal._handle is not None
+    os.close(writer._journal._handle)
+
+
+def test_a_part_is_one_row_group_with_the_schema_and_who_wrote_it(tmp_path: Path) -> None:
+    writer = _writer(tmp_path)
+    writer.tick(0.0)
+    _add(writer, 1, 2)
+    writer.tick(1.0)
+    _add(writer, 3)
+    writer.close()
+    part = pq.ParquetFile(tmp_path / "events" / "part-000000.parquet")
+    assert part.num_row_groups == 1
+    assert part.metadata.row_group(0).column(1).compression == "ZSTD"
+    assert part.schema_arrow.equals(schema.EVENTS)
+    assert part.schema_arrow.metadata[b"producer"] == b"test"
+    assert part.schema_arrow.metadata[b"schema_version"] == str(schema.SCHEMA_VERSION).encode()
+    table = rows(tmp_path, "events")
+    assert table["t_mono_ns"].to_list() == [1, 2, 3]
+    assert table["run_id"].to_list() == ["r-1"] * 3
+    assert table["gpu_uuid"].null_count() == 3
+    assert leftovers(tmp_path) == []
+
+
+def test_parts_follow_each_other_by_time_and_a_second_writer_overwrites_none(tmp_path: Path) -> None:
+    writer = _writer(tmp_path)
+    for second in range(25):
+        writer.tick(float(second))
+        _add(writer, second)
+    writer.close()
+    again = _writer(tmp_path)
+    _add(again, 99)
+    again.close()
+    names = sorted(path.name for path in (tmp_path / "events").iterdir())
+    assert names == [f"part-00000{i}.parquet" for i in range(4)]
+    assert rows(tmp_path, "events")["t_mono_ns"].to_list() == [*range(25), 99]
+
+
+def test_two_writers_share_a_folder_under_their_own_names(tmp_path: Path) -> None:
+    ours, theirs = _writer(tmp_path), _writer(tmp_path, "sidecar")
+    for writer in (ours, theirs):
+        writer.tick(0.0)
+    _add(ours, 1)
+    _add(theirs, 2)
+    for writer in (ours, theirs):
+        writer.tick(1.0)
+    assert sorted(leftovers(tmp_path)) == ["events/.journal.arrows", "events/.journal.sidecar.arrows"]
+    ours.close()
+    theirs.close()
+    assert rows(tmp_path, "events")["t_mono_ns"].to_list() == [1, 2]
+
+
+def test_a_journal_that_could_not_be_saved_whole_is_as_it_was_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = _writer(tmp_path)
+    writer.tick(0.0)
+    _add(writer, 1)
+    writer.tick(1.0)
+    journal = tmp_path / "events" / schema.JOURNAL
+    before = journal.read_bytes()
+    _add(writer, 2)
+
+    def refuse(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr("inpaint_bench.telemetry.storage.journal.os.fsync", refuse)
+        with pytest.raises(OSError, match="No space"):
+            writer.tick(2.0)
+    assert journal.read_bytes() == before
+    writer.tick(3.0)
+    found = read_journal(journal)
+    assert found is not None
+    assert (found.whole, found.table["t_mono_ns"].to_pylist()) == (True, [1, 2])
+    writer.close()
+
+
+@pytest.mark.parametrize("cut", [1, 8, 100, 400])
+def test_a_journal_cut_short_is_recovered_up_to_its_last_whole_batch(tmp_path: Path, cut: int) -> None:
+    writer = _writer(tmp_path)
+    writer.tick(0.0)
+    for second in (1, 2, 3):
+        _add(writer, second)
+        writer.tick(float(second))
+    journal = tmp_path / "events" / schema.JOURNAL
+    _abandon(writer)
+    journal.write_bytes(journal.read_bytes()[:-cut])
+    (record,) = recover(tmp_path)
+    assert (record["outcome"], record["rows"], record["whole"]) == ("recovered", 2, False)
+    assert rows(tmp_path, "events")["detail"].to_list() == ["at 1", "at 2"]
+    assert recover(tmp_path) == []
+    assert leftovers(tmp_path) == []
+
+
+def test_every_possible_cut_of_a_journal_gives_a_beginning_of_its_rows(tmp_path: Path) -> None:
+    writer = _writer(tmp_path)
+    writer.tick(0.0)
+    for second in (1, 2):
+        _add(writer, second)
+        writer.tick(float(second))
+    content = (tmp_path / "events" / schema.JOURNAL).read_bytes()
+    for length in range(0, len(content), 7):
+        run = tmp_path / f"cut-{length}"
+        (run / "events").mkdir(parents=True)
+        (run / "events" / schema.JOURNAL).write_bytes(content[:length])
+        recovered = sum(record["rows"] for record in recover(run))
+        found = rows(run, "events")["t_mono_ns"].to_list() if recovered else []
+        assert found == [1, 2][:recovered]
+    writer.close()
+
+
+def test_a_journal_whose_part_was_closed_is_removed_and_counted_once(tmp_path: Path) -> None:
+    writer = _writer(tmp_path)
+    writer.tick(0.0)
+    _add(writer, 1)
+    writer.tick(1.0)
+    journal = tmp_path / "events" / schema.JOURNAL
+    content = journal.read_bytes()
+    writer.close()
+    journal.write_bytes(content)  # killed between the rename and the removal
+    (record,) = recover(tmp_path)
+    assert record["outcome"] == "already_closed"
+    assert rows(tmp_path, "events")["t_mono_ns"].to_list() == [1]
+
+
+def test_recovery_leaves_a_living_writer_alone(tmp_path: Path) -> None:
+    writer = _writer(tmp_path)
+    writer.tick(0.0)
+    _add(writer, 1)
+    writer.tick(1.0)
+    (record,) = recover(tmp_path)
+    assert record["outcome"] == "in_use"
+    with pytest.raises(ValueError, match="another process"):
+        _writer(tmp_path)
+    _add(writer, 2)
+    writer.close()
+    assert rows(tmp_path, "events")["t_mono_ns"].to_list() == [1, 2]
+
+
+def test_the_journal_holds_every_row_before_a_part_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: a kill while a part was written cost twice the journal's interval."""
+    writer = _writer(tmp_path, part_s=2.0)
+    journal = tmp_path / "events" / schema.JOURNAL
+    seen: list[int] = []
+
+    def write(path: Path, table: pa.Table) -> None:
+        found = read_journal(journal)
+        seen.extend(found.table["t_mono_ns"].to_pylist() if found else [])
+
+    monkeypatch.setattr("inpaint_bench.telemetry.storage.parts.write_part", write)
+    for second in (0, 1, 2):
+        _add(writer, second)
+        writer.tick(float(second))
+    assert seen == [0, 1, 2]
+
+
+def test_a_slow_disk_does_not_put_off_the_next_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata: dict[str, dict[str, str]] = {table: {"run_id": "r-1"} for table in TABLES}
+    storage = Storage(tmp_path, metadata, 60.0, 0.25, lambda kind, detail: None, lambda: None)
+    saves: list[float] = []
+
+    def slow(self: PartWriter, now_s: float) -> None:
+        saves.append(now_s)
+        time.sleep(0.02)
+
+    monkeypatch.setattr(PartWriter, "tick", slow)
+    storage.start()
+    _until(lambda: len(saves) >= 5 * len(TABLES))
+    storage.close()
+    saves = saves[:: len(TABLES)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(saves)]
+    assert sorted(gaps)[len(gaps) // 2] == pytest.approx(0.2, abs=0.02)
+
+
+def _storage(run_dir: Path, told: list[str]) -> Storage:
+    """A Storage that does what the sidecar's does with a report: an event."""
+    metadata: dict[str, dict[str, str]] = {table: {"run_id": "r-1"} for table in TABLES}
+
+    def report(kind: str, detail: str) -> None:
+        told.append(kind)
+        storage.append("events", {"t_mono_ns": len(told), "t_unix_ns": len(told), "kind": kind, "detail": detail})
+
+    storage = Storage(run_dir, metadata, 60.0, 5.0, report, lambda: None)
+    storage.append("events", {"t_mono_ns": 0, "t_unix_ns": 0, "kind": "test"})
+    return storage
+
+
+@pytest.mark.parametrize("before_the_end", [True, False], ids=["from earlier on", "at the end alone"])
+def test_a_disk_that_has_room_again_only_at_the_end_is_an_error_overcome_and_both_events_are_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before_the_end: bool
+) -> None:
+    """Regression: the account was complete with an error that was none any more, and its last event in no part."""
+    told: list[str] = []
+    storage = _storage(tmp_path, told)
+    storage.start()
+    real, refused = PartWriter._close_part, []
+
+    def refuse(self: PartWriter) -> None:
+        if self._journal is not None and not refused:
+            refused.append(self)
+            raise OSError(28, "No space left on device")
+        real(self)
+
+    monkeypatch.setattr(PartWriter, "_close_part", refuse)
+    if before_the_end:
+        storage._each(lambda writer: writer.tick(time.monotonic() + 100))
+        assert storage.error == "events: [Errno 28] No space left on device"
+    assert storage.close()
+    assert storage.error is None
+    assert told == ["storage_failed", "storage_recovered"]
+    assert rows(tmp_path, "events")["kind"].to_list() == ["test", *told]
+    assert storage.counts()["events"]["rows"] == 3
+
+
+def test_a_disk_that_refuses_to_the_end_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: PartWriter) -> None:
+        raise OSError(28, "No space left on device")
+
+    told: list[str] = []
+    storage = _storage(tmp_path, told)
+    monkeypatch.setattr(PartWriter, "_close_part", refuse)
+    assert not storage.close()
+    assert storage.error == "events: [Errno 28] No space left on device"
+    assert told == ["storage_failed"]
+
+
+def test_a_row_with_an_unknown_or_a_missing_column_is_refused_at_once(tmp_path: Path) -> None:
+    writer = _writer(tmp_path)
+    with pytest.raises(ValueError, match="no column knd"):
+        writer.append(t_mono_ns=1, t_unix_ns=1, kind="x", knd="x")
+    with pytest.raises(ValueError, match="t_unix_ns must not be null"):
+        writer.append(t_mono_ns=1, kind="x")
+
+
+def test_rows_of_the_steps_table_keep_their_types(tmp_path: Path) -> None:
+    writer = PartWriter(tmp_path / "steps", schema.STEPS, {"run_id": "r-1"}, 60.0, 5.0)
+    times = {"t_start_mono_ns": 2**62, "t_end_mono_ns": 2**62 + 1, "data_wait_ns": 5}
+    writer.append(window_id="w-1", step=0, **times, images=16, loss=0.5, lr=1e-5)
+    writer.close()
+    part = pq.read_table(next((tmp_path / "steps").glob("*.parquet")))
+    assert part.schema.equals(schema.STEPS)
+    assert part["t_start_mono_ns"].to_pylist() == [2**62]
+    assert part["device_ms"].null_count == 1
+
+
+def test_rows_reach_the_journal_by_a_thread_while_the_block_runs(tmp_path: Path) -> None:
+    writer = PartWriter(tmp_path / "events", schema.EVENTS, {"run_id": "r-1"}, 60.0, 0.05)
+    with ticking(writer, 0.01):
+        _add(writer, 1, 2)
+        _until(lambda: writer._journal is not None and writer._journal._saved > 0)
+        found = read_journal(tmp_path / "events" / schema.JOURNAL)
+        assert found is not None
+        assert found.table["t_mono_ns"].to_pylist() == [1, 2]
+    writer.close()
+    assert rows(tmp_path, "events")["t_mono_ns"].to_list() == [1, 2]
+
+
+def test_a_disk_that_refuses_meanwhile_is_told_once_and_no_row_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = PartWriter(tmp_path / "events", schema.EVENTS, {"run_id": "r-1"}, 60.0, 0.01)
+    tries: list[float] = []
+
+    def refuse(now_s: float) -> None:
+        tries.append(now_s)
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(writer, "tick", refuse)
+        with ticking(writer, 0.01):
+            _add(writer, 1)
+            _until(lambda: len(tries) > 3)
+    assert caplog.text.count("No space left on device") == 1
+    writer.close()
+    assert rows(tmp_path, "events")["t_mono_ns"].to_list() == [1]
+
+
+def _until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
