@@ -86,7 +86,7 @@ class Sidecar:
         with (run_dir / LOG).open("ab") as log:
             process = subprocess.Popen(
                 # -P: the working directory must not shadow the code of this very process
-                [sys.executable, "-P", "-m", f"{__package__}.sidecar", json.dumps(vars(spec))],
+                [sys.executable, "-P", "-m", f"{__package__}.process", json.dumps(vars(spec))],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
