@@ -32,10 +32,11 @@ faults: install  ## what befalls sweeps on a cluster, twenty ways, on real Slurm
 	$(BIN)/python -m tests.testbed install
 	INPAINT_BENCH_REQUIRE_TESTBED=1 $(BIN)/python -m pytest -m faults tests/faults
 
-check: install  ## lint, format, types
+check: install  ## lint, format, types, import layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 testbed-up: install  ## two real Slurm clusters, grace and delta, on this machine
 	$(BIN)/python -m tests.testbed install

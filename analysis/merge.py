@@ -35,8 +35,8 @@ from inpaint_bench.core import files
 from inpaint_bench.core import schema as contract
 from inpaint_bench.core.errors import UserError
 
-from . import comparability, pictures
-from .ingest import incremental, parts
+from . import comparability
+from .ingest import incremental, parts, pictures
 from .metrics import flags, run_row
 
 KEYS = ("site", "gpu", "run")  # hive folders; all of them strings

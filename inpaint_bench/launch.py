@@ -9,48 +9,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
-from omegaconf import DictConfig
 
 from inpaint_bench.cli.exit_codes import guarded
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.hydra_setup import register
 from inpaint_bench.core.paths import conf_dir
-
-
-def task(config: DictConfig) -> dict[str, Any]:
-    """What one job does. Its manifest is returned."""
-    from inpaint_bench.run.worker import run  # torch only where a job runs, not where it is submitted
-
-    hydra_config = HydraConfig.get()
-    run_dir, overrides = Path(hydra_config.runtime.output_dir), list(hydra_config.overrides.task)
-    if hydra_config.mode is not RunMode.RUN:
-        return run(config, run_dir, overrides)
-    if config.dry_run:
-        raise UserError("dry_run=true needs -m: without it, launch runs one point here and now")
-    if config.repeats != 1:
-        raise UserError(f"repeats={config.repeats} needs -m: without it, launch runs one point here and now")
-    if config.site.name not in ("auto", "local"):
-        raise UserError(f"site={config.site.name} needs -m: without it, launch runs one point here and now")
-    print(f"run directory: {run_dir}", flush=True)
-    manifest = run(config, run_dir, overrides)
-    _tell(manifest, run_dir)
-    return manifest
-
-
-def _tell(manifest: dict[str, Any], run_dir: Path) -> None:
-    progress, quality = manifest["progress"] or {}, manifest["quality"] or {}
-    for one in quality.get("validation", []):
-        loss = "not finite" if one["loss"] is None else f"{one['loss']:.4g}"
-        print(f"validation loss at step {one['step']}: {loss}")
-    rate = f", {progress['images_per_s']:.4g} images/s" if progress.get("images_per_s") else ""
-    print(f"{manifest['status']}: {progress.get('step', 0)} steps{rate}")
-    if quality.get("weights"):
-        print(f"weights: {run_dir / quality['weights']}")
+from inpaint_bench.run.task import task  # older pickles of jobs name it here
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -71,7 +71,7 @@ def submit(request: dict[str, Any]) -> Lines:
 
 def _send(request: dict[str, Any], instead: dict[int, str]) -> None:
     """`instead` gets, by point, why it was left out. Raises what `send` raises, but for points that were refused."""
-    from inpaint_bench.launch import task  # Hydra only where points are composed
+    from inpaint_bench.run.task import task  # Hydra only where points are composed
     from launchers.points.compose import composer
     from launchers.points.repetitions import Order
     from launchers.submit.submit import Sending, new_sweep, send

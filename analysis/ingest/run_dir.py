@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from analysis import pictures
 from inpaint_bench.core import files, schema
 from inpaint_bench.core.attempt_state import Leavings, SchedulerWord, verdict
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import PointState, Reason, Status
 
-from . import migrate
+from . import migrate, pictures
 from .parts import Parts, Skip, probe
 
 SETTLED_S = 2  # some file systems keep whole seconds: what is younger may change and look the same

@@ -13,8 +13,9 @@ from urllib.parse import quote
 
 import polars as pl
 
-from analysis import pictures, published, recipe_labels
+from analysis import published, recipe_labels
 from analysis.dataset import Dataset, open_dataset
+from analysis.ingest import pictures
 from analysis.metrics.run_row import is_unavailable
 from analysis.stats import bottleneck, study
 from analysis.stats import cells as aggregate
@@ -120,7 +121,7 @@ class Drawn:
         named = {id for ids in build.cells["run_ids"].to_list() for id in ids}
         apart = set(runs.filter(study.of_study())["run_id"]) - named
         overview = figures.overview(dataset, build.cells, demonstration=demo)
-        samples, note = pictures.embedded(dataset.folder, runs)
+        samples, note = pictures.embedded(dataset.folder, runs, aggregate.GROUP)
         return cls(
             overview=overview.figures,
             absent=overview.absent,

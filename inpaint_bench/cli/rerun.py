@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _rerun(options: argparse.Namespace) -> None:
-    from inpaint_bench.launch import task
+    from inpaint_bench.run.task import task
     from launchers.submit.rerun import rerun
 
     if options.repeats is not None:
@@ -59,7 +59,7 @@ def _rerun(options: argparse.Namespace) -> None:
 
 
 def _repeat(options: argparse.Namespace) -> None:
-    from inpaint_bench.launch import task
+    from inpaint_bench.run.task import task
 
     from .repeats import repeat
 

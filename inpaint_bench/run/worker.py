@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 
 from inpaint_bench.core import environment, time_limit
 from inpaint_bench.core.config import BenchConfig, typed
-from inpaint_bench.core.errors import UnavailableError, UserError, out_of_gpu_memory
+from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.recipe import name as recipe_name
 from inpaint_bench.core.schema import PRODUCER, SCHEMA_VERSION, STEPS, Reason, Status
 from inpaint_bench.core.signals import Ending, Terminated, terminable
@@ -233,6 +233,8 @@ def diagnose(error: BaseException, bench: BenchConfig) -> tuple[Status, Reason, 
 
     Of an outside interruption only Slurm knows the cause for certain; this is what can be told from inside.
     """
+    from inpaint_bench.workloads.batch_search import is_cuda_oom
+
     error = _interruption(error) or error
     name, text = type(error).__name__, " ".join(str(error).split())
     sentence = text if isinstance(error, UserError | Terminated) else f"{name}: {text}" if text else name
@@ -240,7 +242,7 @@ def diagnose(error: BaseException, bench: BenchConfig) -> tuple[Status, Reason, 
         return Status.INTERRUPTED, Reason.CANCELLED, "interrupted from the keyboard (SIGINT)"
     if isinstance(error, Terminated):
         return Status.INTERRUPTED, *_why_terminated(error, bench, sentence)
-    if out_of_gpu_memory(error):
+    if is_cuda_oom(error):
         return Status.FAILED, Reason.OOM_GPU, sentence
     if isinstance(error, UnavailableError):
         return Status.FAILED, Reason.UNAVAILABLE, sentence

@@ -15,7 +15,7 @@ import torch
 
 from inpaint_bench import levers
 from inpaint_bench.core.config import BenchConfig
-from inpaint_bench.core.errors import UserError, out_of_gpu_memory
+from inpaint_bench.core.errors import UserError
 from inpaint_bench.data.source import Source
 from inpaint_bench.models import builders
 from inpaint_bench.models import loss as objective
@@ -67,7 +67,7 @@ def _fits(bench: BenchConfig, device: torch.device, source: Source) -> bool:
     try:
         _try(bench, device, source)
     except RuntimeError as error:
-        if not out_of_gpu_memory(error):
+        if not is_cuda_oom(error):
             raise
         return False
     finally:
@@ -94,3 +94,11 @@ def _try(bench: BenchConfig, device: torch.device, source: Source) -> None:
         if average:
             average.update()
     torch.cuda.synchronize(device)
+
+
+def is_cuda_oom(error: BaseException) -> bool:
+    """Tell whether a CUDA allocation failed: by PyTorch's exception, or by the words of a library below it."""
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return True
+    words = ("CUDA out of memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inpaint_bench.cli.doctor.node_probe import NodeProbe
 from inpaint_bench.core.attempt_state import ENDED, SUCCESS
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_json, replace_json
 from inpaint_bench.core.schema import CODE, JOBS
 from inpaint_bench.core.site import SiteConfig
+from inpaint_bench.run.node_probe import NodeProbe
 from launchers.points.compose import Composer
 from launchers.points.group import group_points
 from launchers.slurm import query

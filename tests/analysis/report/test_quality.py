@@ -10,8 +10,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from analysis import pictures
 from analysis.dataset import open_dataset
+from analysis.ingest import pictures
 from analysis.report.figures import quality
 from analysis.report.tables import Builder
 from analysis.stats import cells as aggregate
@@ -181,7 +181,7 @@ def test_a_page_takes_pictures_up_to_its_size_and_counts_the_rest(
     dataset = merged(tmp_path)
     size = (dataset.folder / dataset.runs["pictures"][0]).stat().st_size
     monkeypatch.setattr(pictures, "PAGE_BYTES", size)
-    shown, words = pictures.embedded(dataset.folder, dataset.runs)
+    shown, words = pictures.embedded(dataset.folder, dataset.runs, aggregate.GROUP)
     assert len(shown) == 1
     assert "1 more are not on this page" in words
 
@@ -192,7 +192,7 @@ def test_a_run_that_does_not_count_is_never_shown_as_the_sample_of_its_recipe(tm
         write_run(tmp_path / "grace", f"r-{index}", quality=about)
     dataset = merged(tmp_path)
     runs = dataset.runs.with_columns(valid=pl.col("run_id") == "r-1")
-    shown, words = pictures.embedded(dataset.folder, runs)
+    shown, words = pictures.embedded(dataset.folder, runs, aggregate.GROUP)
     assert [picture.run_id for picture in shown] == ["r-1"]
     assert "all 2 are in the dataset" in words
 

@@ -200,9 +200,11 @@ def test_an_unknown_reason_lists_the_known_ones(capsys, tmp_path):
 
 
 def test_a_loss_that_is_not_finite_is_told_in_words(capsys, tmp_path):
-    from inpaint_bench.launch import _tell
+    from inpaint_bench.run.task import _print_summary
 
-    _tell({"status": "completed", "progress": None, "quality": {"validation": [{"step": 5, "loss": None}]}}, tmp_path)
+    _print_summary(
+        {"status": "completed", "progress": None, "quality": {"validation": [{"step": 5, "loss": None}]}}, tmp_path
+    )
     assert "validation loss at step 5: not finite" in capsys.readouterr().out
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from inpaint_bench.cli.doctor import node_probe, node_report
+from inpaint_bench.cli.doctor import node_report
 from inpaint_bench.core.console import console
 from inpaint_bench.core.files import read_json
+from inpaint_bench.run import node_probe
 from tests.telemetry.nvml.fake_pynvml import driver
 
 

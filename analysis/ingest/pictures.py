@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,7 @@ from urllib.parse import quote
 import polars as pl
 
 from analysis.ingest.parts import Skip
-
-from .stats import cells
-from .units import gpu_label
+from analysis.units import gpu_label
 
 FOLDER = "quality"  # in a dataset: one picture per run
 LARGEST_BYTES = 4 * 2**20  # of one picture
@@ -79,11 +78,11 @@ class Picture:
     uri: str
 
 
-def embedded(folder: Path, runs: pl.DataFrame) -> tuple[list[Picture], str]:
+def embedded(folder: Path, runs: pl.DataFrame, cell_key: Sequence[str]) -> tuple[list[Picture], str]:
     """One sample grid per cell, of its first run that counts, up to the page's size; what was left out, in words."""
     known = runs.filter(pl.col("pictures").is_not_null())
     counted = known.filter("valid").sort("seed", "run_id", nulls_last=True)
-    first = counted.unique(cells.GROUP, keep="first", maintain_order=True)
+    first = counted.unique(cell_key, keep="first", maintain_order=True)
     shown: list[Picture] = []
     room, lost = PAGE_BYTES, 0
     for row in first.iter_rows(named=True):
