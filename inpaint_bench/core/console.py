@@ -29,7 +29,7 @@ def console() -> Terminal:
 
 def command(verb: str, *words: object) -> str:
     """One of ours to paste into a shell, whatever signs the words hold."""
-    return shlex.join(["python", "-m", "inpaint_bench", verb, *map(str, words)])
+    return shlex.join(["inpaint-bench", verb, *map(str, words)])
 
 
 def plain(text: str) -> str:

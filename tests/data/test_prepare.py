@@ -193,7 +193,7 @@ class TestWhenItCannotFinish:
     def test_a_signal_while_its_processes_are_forked_is_not_lost(self, tmp_path: Path, hook: str, number: str) -> None:
         """Regression: what the handler raised within the hooks of a fork was dropped, and later signals ignored."""
         script = (
-            "import os, signal, sys; from inpaint_bench import prepare\n"
+            "import os, signal, sys; from inpaint_bench.cli import prepare\n"
             f"os.register_at_fork({hook}=lambda: os.kill(os.getpid(), signal.{number}))\n"
             "sys.exit(prepare.main(sys.argv[1:]))"
         )

@@ -224,7 +224,7 @@ def test_a_full_disk_leaves_the_last_good_one_and_nothing_half_written(small_dis
 WRITER = """
 import sys, torch
 from pathlib import Path
-from inpaint_bench.checkpoint import Checkpoints
+from inpaint_bench.run.checkpoint import Checkpoints
 store = Checkpoints(Path(sys.argv[1]), 1, {"batch": 4, "model.name": "tiny"})
 found = store.latest()
 step = found.step if found else 0

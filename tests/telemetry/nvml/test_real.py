@@ -22,7 +22,7 @@ from types import SimpleNamespace
 from inpaint_bench.telemetry import signals
 signals.block()
 from inpaint_bench.telemetry import session
-from tests.telemetry.binding import driver
+from tests.telemetry.nvml.fake_pynvml import driver
 with driver() as (fake, nvml, handle):
     fake.pids = [os.getppid(), 1]
     fake.events = [SimpleNamespace(device=handle, eventType=8, eventData=63)]
