@@ -37,8 +37,8 @@ SEEDS = "seed=range(0,{seeds})"
 POINTS = ["gpu=a40,a100", "batch=8,16,32,64,128", "profile=testbed", "repeats=1"]  # by the seeds
 STOCK_APP = """
 import hydra
-from inpaint_bench.paths import conf_dir
-from inpaint_bench.schema import register
+from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.core.hydra_setup import register
 
 def task(config):
     return None
