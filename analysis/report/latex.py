@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 
+from inpaint_bench.core.console import sanitize
+
 from .estimate import Estimate
-from .render import NUMBER, plain
+from .render import NUMBER
 from .tables import LONG_TABLE, Table
 
 _ESCAPED = {
@@ -47,7 +49,7 @@ HEAD = "% Needs \\usepackage[T1]{{fontenc}}, {packages}.\n"
 
 def escape(text: str) -> str:
     """Text that LaTeX prints as it is. A letter that pdflatex does not know becomes its code point."""
-    known = "".join(_ESCAPED.get(c) or _letter(c) for c in " ".join(plain(text).split()))
+    known = "".join(_ESCAPED.get(c) or _letter(c) for c in " ".join(sanitize(text).split()))
     return _LIGATURE.sub(r"\1{}", known)
 
 

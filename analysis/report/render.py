@@ -11,24 +11,20 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from inpaint_bench.core.console import sanitize
+
 from .estimate import Estimate
 from .tables import Table
 
 if TYPE_CHECKING:
     from rich.console import Console, JustifyMethod
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _FORMULA = ["=", "+", "-", "@", "\t", "\r"]
 NUMBER = re.compile(r"([+-]?)([\d,]+(?:\.\d+)?)(?:e([+-]?)0*(\d+))?")  # as the tables print it: sign, digits, power
 _NONE = "\u2013"
 _INTERVAL = 12  # characters of a terminal's line in which an interval is still easy to read
 _TEXT = 40  # and of a text that goes on
 _BETWEEN = 3  # columns of a terminal's table
-
-
-def plain(text: str) -> str:
-    """Without control characters: a message from a job must not steer somebody's terminal."""
-    return _CONTROL.sub("?", text)
 
 
 def to_terminal(table: Table, console: Console) -> None:
@@ -38,9 +34,9 @@ def to_terminal(table: Table, console: Console) -> None:
     from rich.text import Text
 
     if not table.rows:
-        console.print(Text(f"{plain(table.title)}: none\n"))
+        console.print(Text(f"{sanitize(table.title)}: none\n"))
         return
-    title: Text | None = Text(plain(table.title), style="bold")
+    title: Text | None = Text(sanitize(table.title), style="bold")
     for block in _blocks(table, console.width):
         grid = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD)
         title = None
@@ -48,15 +44,15 @@ def to_terminal(table: Table, console: Console) -> None:
             justify: JustifyMethod = "left" if index in table.text_columns else "right"
             need = _needs(table, index) - _BETWEEN
             fits = table.key_columns > 0 and all(len(row[index]) <= need for row in table.rows)
-            head = textwrap.fill(plain(table.columns[index]), need) if fits else plain(table.columns[index])
+            head = textwrap.fill(sanitize(table.columns[index]), need) if fits else sanitize(table.columns[index])
             whole = fits or index == table.run_column
             grid.add_column(Text(head), justify=justify, overflow="fold", no_wrap=whole)
         for number, row in enumerate(table.rows):
             style = "dim" if number in table.muted_rows else None
-            grid.add_row(*(Text(plain(row[index])) for index in block), style=style)
+            grid.add_row(*(Text(sanitize(row[index])) for index in block), style=style)
         console.print(grid)
     if table.note:
-        console.print(Text(plain(table.note) + "\n", style="dim"))
+        console.print(Text(sanitize(table.note) + "\n", style="dim"))
 
 
 def _blocks(table: Table, width: int) -> list[list[int]]:
@@ -107,7 +103,7 @@ def _line(cells: list[str]) -> str:
 
 def inline(text: str) -> str:
     """One line, with what Markdown would read as markup or HTML made harmless."""
-    flat = " ".join(plain(text).split())
+    flat = " ".join(sanitize(text).split())
     return re.sub(r"([|\\`*\[\]])", r"\\\1", flat.replace("&", "&amp;").replace("<", "&lt;"))
 
 

@@ -21,6 +21,7 @@ from analysis.stats import bottleneck, study
 from analysis.stats import cells as aggregate
 from analysis.units import gpu_label, gpu_order, number
 from inpaint_bench.core import files
+from inpaint_bench.core.console import sanitize
 from inpaint_bench.core.errors import UserError
 
 from . import export, render, study_tables, tables
@@ -299,11 +300,11 @@ def print_tables(report: Content) -> None:
 
     console = Terminal(highlight=False, width=None if sys.stdout.isatty() else 160)
     if report.demonstration:
-        console.print(Text(f"DEMONSTRATION: {render.plain(report.why_demonstration)}\n", style="bold reverse"))
+        console.print(Text(f"DEMONSTRATION: {sanitize(report.why_demonstration)}\n", style="bold reverse"))
     for path in report.conflicts:
-        console.print(Text(f"CONFLICT: {render.plain(path)}: see files left out\n", style="bold red"))
-    console.print(Text(render.plain(report.headline) + "\n", style="bold"))
-    console.print(Text(render.plain("   ".join(f"{k}: {v}" for k, v in report.quality.items())) + "\n"))
+        console.print(Text(f"CONFLICT: {sanitize(path)}: see files left out\n", style="bold red"))
+    console.print(Text(sanitize(report.headline) + "\n", style="bold"))
+    console.print(Text(sanitize("   ".join(f"{k}: {v}" for k, v in report.quality.items())) + "\n"))
     for table in report.all_tables():
         render.to_terminal(table, console)
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from inpaint_bench.core.console import count, plain
+from inpaint_bench.core.console import pluralize, sanitize
 from inpaint_bench.core.errors import UserError
 from launchers.remote import client
 from launchers.slurm import local_executor, query
@@ -43,7 +43,7 @@ def _cancel(options: argparse.Namespace) -> None:
         except BusyError:
             complaints.append(f"another command {BUSY}, and has not ended: cancel again when it has")
     if complaints:
-        raise UserError(plain("; ".join(complaints)))
+        raise UserError(sanitize("; ".join(complaints)))
     if not told:
         print("Nothing is queued or running.")
 
@@ -83,7 +83,7 @@ def _stop(ledger: Ledger, *, holding_lock: bool = False) -> tuple[bool, list[str
         if there and not by_ssh and (complaint := query.cancel(sites[site], there)):
             complaints.append(f"{site}: {complaint}")
         else:
-            print(f"{site}: {count(len(attempts), 'point')} told to stop")
+            print(f"{site}: {pluralize(len(attempts), 'point')} told to stop")
     return told, complaints
 
 

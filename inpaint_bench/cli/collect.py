@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from inpaint_bench.core.console import count
+from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.files import read_json, replacing
 from inpaint_bench.core.schema import SWEEP
@@ -155,9 +155,9 @@ def _export(ledger: Ledger, out: Path) -> None:
         raise UserError(f"{error.filename or out}: {error.strerror}") from None
     finally:
         digests.save()
-    print(f"{out}: {count(len(index.members), 'file')} of {count(len(runs), 'attempt')}")
+    print(f"{out}: {pluralize(len(index.members), 'file')} of {pluralize(len(runs), 'attempt')}")
     if unfinished:
-        print(f"{count(len(unfinished), 'point')} had not ended: export again when it has.")
+        print(f"{pluralize(len(unfinished), 'point')} had not ended: export again when it has.")
     _all_came(_tell({}, [why for run in runs for why in run.unfit]))
 
 

@@ -39,7 +39,7 @@ def _cores() -> int:
 def _merge(options: argparse.Namespace) -> None:
     from analysis.dataset import open_dataset
     from analysis.merge import hold_memory, merge
-    from analysis.report.render import plain
+    from inpaint_bench.core.console import sanitize
 
     hold_memory()
     allowed = [name for name in options.allow_mixed.split(",") if name]
@@ -48,11 +48,11 @@ def _merge(options: argparse.Namespace) -> None:
     left_out = dataset.skipped.to_dicts()
     for row in left_out:
         loud = "WARNING: " if row["code"] == "conflict" else ""
-        print(plain(f"{loud}skipped [{row['code']}] {row['path']}: {row['reason']}"), file=sys.stderr)
+        print(sanitize(f"{loud}skipped [{row['code']}] {row['path']}: {row['reason']}"), file=sys.stderr)
     for row in dataset.runs.filter(~dataset.runs["valid"]).iter_rows(named=True):
-        print(plain(f"does not count: {row['run_id']}: {row['invalid_reason']}"), file=sys.stderr)
+        print(sanitize(f"does not count: {row['run_id']}: {row['invalid_reason']}"), file=sys.stderr)
     for words in account["mixed"]:
-        print(plain(f"kept apart: {words}"), file=sys.stderr)
+        print(sanitize(f"kept apart: {words}"), file=sys.stderr)
     print(
         f"{account['run_directories']} run directories: {account['runs']} runs merged, "
         f"{account['runs_valid']} valid; {len(left_out)} entries skipped; {account['unchanged']} unchanged since the "

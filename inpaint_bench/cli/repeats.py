@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from inpaint_bench.core.config import config_hash
-from inpaint_bench.core.console import console, count, table
+from inpaint_bench.core.console import console, pluralize, table
 from inpaint_bench.core.errors import PointsFailedError
 from inpaint_bench.core.schema import PointState, Reason
 from launchers.points.stopping import enough, half_width, next_look
@@ -117,9 +117,9 @@ def _left_alone(cell: Cell) -> str:
     if planned := cell.of(PointState.PLANNED):
         return planned[0].verdict.message
     if pending := len(cell.standings) - len(cell.of(PointState.COMPLETED)):
-        return f"waits for {count(pending, 'run')}"
+        return f"waits for {pluralize(pending, 'run')}"
     if away := sum(not standing.is_here for standing in cell.standings):
-        return f"`collect` has to bring {count(away, 'run')} first"
+        return f"`collect` has to bring {pluralize(away, 'run')} first"
     return ""
 
 

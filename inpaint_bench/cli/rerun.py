@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from inpaint_bench.core.console import plain
+from inpaint_bench.core.console import pluralize, sanitize
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.schema import Reason
 
@@ -51,9 +51,9 @@ def _rerun(options: argparse.Namespace) -> None:
     )
     if done.unknown:
         why = "; ".join(dict.fromkeys(standing.verdict.message for standing in done.unknown))
-        points = "1 point is" if len(done.unknown) == 1 else f"{len(done.unknown)} points are"
+        points = f"{pluralize(len(done.unknown), 'point')} {'is' if len(done.unknown) == 1 else 'are'}"
         sent = "" if done.sent else "nothing was sent again: "
-        raise PointsFailedError(plain(f"{sent}{points} unknown ({why}); rerun when that is told"))
+        raise PointsFailedError(sanitize(f"{sent}{points} unknown ({why}); rerun when that is told"))
     if not done.sent:
         print("Nothing to send again.")
 

@@ -38,7 +38,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from inpaint_bench.core.console import console, plain
+from inpaint_bench.core.console import console, sanitize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import SCHEMA_VERSION
 from launchers.slurm.query import OK, Answer
@@ -112,7 +112,7 @@ def _print(seen: Survey, found: Mapping[int, Outlook], folder: Path, *, clear: b
         out.clear()
     out.print(tables.standings_table(seen.standings, found, fold=fold))
     for line in overview.footer(seen, found, folder):
-        print(plain(line))
+        print(sanitize(line))
 
 
 def _print_point(seen: Survey, found: Mapping[int, Outlook], folder: Path, num: int) -> None:
@@ -122,7 +122,7 @@ def _print_point(seen: Survey, found: Mapping[int, Outlook], folder: Path, num: 
         have = "it has none" if last is None else f"it has 0 to {last}"
         raise UserError(f"--point {num}: not a point of {folder} ({have})")
     for line in [*detail.point(seen, standing, found[num], folder), overview.witnesses(seen)]:
-        print(plain(line))
+        print(sanitize(line))
 
 
 def _plain(seen: Survey, found: Mapping[int, Outlook], folder: Path) -> dict[str, Any]:

@@ -32,9 +32,9 @@ def command(verb: str, *words: object) -> str:
     return shlex.join(["inpaint-bench", verb, *map(str, words)])
 
 
-def plain(text: str) -> str:
-    """Without what would steer a terminal: a message may come from another machine."""
-    return "".join(sign if sign.isprintable() or sign == "\n" else " " for sign in text)
+def sanitize(text: str) -> str:
+    """Replace every control character but newline and tab by "?": a message may come from another machine."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str | None = None) -> Table:
@@ -53,9 +53,9 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: st
     return result
 
 
-def count(number: int, thing: str) -> str:
-    """`1 run`, `2 runs`."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+def pluralize(number: int, noun: str) -> str:
+    """Return the number with its noun: `1 run`, `2,000 runs`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def _cell(value: object) -> str:
@@ -63,4 +63,4 @@ def _cell(value: object) -> str:
         return "-"
     if isinstance(value, float):
         return f"{value:.4g}"
-    return plain(str(value))
+    return sanitize(str(value))

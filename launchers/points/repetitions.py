@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.validation import check
 
@@ -116,7 +117,7 @@ class Order:
         return ((cell, repetition) for repetition in range(self.repeats) for cell in self.row(repetition))
 
     def __str__(self) -> str:
-        cells = "1 cell" if self.cells == 1 else f"{self.cells} cells"
+        cells = pluralize(self.cells, "cell")
         times = "once" if self.repeats == 1 else f"{self.repeats} times"
         return f"{cells}, {times}, " + ("as typed" if self.order_seed is None else f"order_seed={self.order_seed}")
 

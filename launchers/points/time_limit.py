@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.files import read_json
 from inpaint_bench.core.schema import MANIFEST, SWEEP, Reason, Status
 
@@ -43,7 +44,7 @@ class History:
             return Limit(minutes=min(WITHOUT_HISTORY_MIN, most), basis=f"default, no such run in {self._out}")
         wanted = MARGIN * max(known) + BEFORE_MIN
         minutes = min(ROUND_MIN * math.ceil(wanted / ROUND_MIN), most)
-        runs = "1 run" if len(known) == 1 else f"{len(known)} runs"
+        runs = pluralize(len(known), "run")
         return Limit(minutes=minutes, basis=f"{runs}, {max(known):.3g} min at most")
 
 

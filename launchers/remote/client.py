@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from inpaint_bench.core.attempt_state import FINAL, Leavings, SchedulerWord
-from inpaint_bench.core.console import count
+from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.schema import CODE, SNAPSHOT, Status
 from inpaint_bench.core.site import SiteConfig
 from launchers.points.group import Group
@@ -145,13 +145,13 @@ def submit(groups: Sequence[Group], ledger: Ledger, code: Path) -> tuple[int, bo
     try:
         _stage(at, code)
     except (UnreachableError, RemoteError) as error:
-        log.error(f"{error}. Nothing of its {count(len(points), 'point')} was sent; `rerun` does that.")
+        log.error(f"{error}. Nothing of its {pluralize(len(points), 'point')} was sent; `rerun` does that.")
         return len(points), False
     ledger.append("staged", site=site.name, root=at.root, code=at.code)
     try:
         became = _became(at.ask(SUBMIT, request, patience=SUBMIT_PATIENCE), site.name)
     except (UnreachableError, RemoteError) as error:
-        its = count(len(points), "point")
+        its = pluralize(len(points), "point")
         log.error(f"{error}. What became of its {its} is not known; `status` tells once it answers.")
         return len(points), True
     return _write_down(became, points, groups[0].name, ledger, site.name), False
@@ -203,10 +203,10 @@ def _write_down(
         runs = [([tasks[t] for t in sorted(tasks)], "%a")] if whole else [([p], str(t)) for t, p in tasks.items()]
         for pairs, task in runs:
             ledger.append("submitted", group=group, job_id=f"{array}_{task}", points=pairs)
-        log.info(f"{site}: array {array} with {count(len(tasks), 'point')}, over ssh")
+        log.info(f"{site}: array {array} with {pluralize(len(tasks), 'point')}, over ssh")
     for message, pairs in refused.items():
         ledger.append("refused", group=group, points=pairs, message=f"{site}: {message}")
-        log.error(f"{site}: {message}. `rerun`, with what is to change, sends its {count(len(pairs), 'point')}.")
+        log.error(f"{site}: {message}. `rerun`, with what is to change, sends its {pluralize(len(pairs), 'point')}.")
     return sum(map(len, refused.values()))
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from inpaint_bench.core.console import count
+from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replacing
 from inpaint_bench.telemetry.storage.journal import is_journal
@@ -58,7 +58,7 @@ class Received:
         said = (
             "nothing new"
             if not self.new
-            else f"{count(self.new, 'new file')} of {count(len(self.runs), 'run')}, {self.bytes_new:,} bytes"
+            else f"{pluralize(self.new, 'new file')} of {pluralize(len(self.runs), 'run')}, {self.bytes_new:,} bytes"
         )
         said += f"; {self.kept} were here" if self.kept else ""
         return said + (f"; {self.older} are newer here" if self.older else "")

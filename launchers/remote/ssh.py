@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from inpaint_bench.core.console import sanitize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.site import Reach
 
@@ -234,9 +235,8 @@ def socket_folder() -> Path:
 
 
 def printable(text: str, limit: int = 600) -> str:
-    """One line without anything that a terminal would obey."""
-    line = " ".join(text.split())
-    return "".join(sign if sign.isprintable() else "?" for sign in line)[-limit:]
+    """Join the lines into one, sanitized, and return its last `limit` characters."""
+    return sanitize(" ".join(text.split()))[-limit:]
 
 
 def _check_size(host: str, *files: IO[bytes]) -> None:

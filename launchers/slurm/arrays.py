@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from inpaint_bench.core.console import count
+from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import JOBS
 from launchers.points.group import Group
@@ -51,14 +51,14 @@ def submit(groups: Sequence[Group], ledger: Ledger, hydra: HydraState, code: Pat
             missing += len(pairs)
             certain = isinstance(error, slurm.RefusedError)
             ledger.append("refused", group=group.name, points=pairs, message=str(error), certain=certain)
-            then = f"`rerun`, with what is to change, sends its {count(len(pairs), 'point')}."
+            then = f"`rerun`, with what is to change, sends its {pluralize(len(pairs), 'point')}."
             if isinstance(error, slurm.UnansweredError):
                 silent.add(site.name)
                 then = "It may have been taken none the less: `status` and `rerun` look for it by its name."
             log.error(f"{error}. {then}")
             continue
         ledger.append("submitted", group=group.name, job_id=f"{array}_%a", points=pairs)
-        log.info(f"{site.name}: array {array} with {count(len(pairs), 'point')} in {group.first.request.partition}")
+        log.info(f"{site.name}: array {array} with {pluralize(len(pairs), 'point')} in {group.first.request.partition}")
     return missing, bool(silent)
 
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from inpaint_bench.core.attempt_state import Verdict
-from inpaint_bench.core.console import plain
+from inpaint_bench.core.console import sanitize
 from inpaint_bench.core.schema import JOBS, PointState, Status
 from launchers.remote.export import LOGS
 
@@ -111,7 +111,7 @@ def tail(path: Path) -> list[str]:
     except OSError as error:
         return [f"cannot be read: {error.strerror}"]
     lines = [line.rsplit("\r", 1)[-1] for line in text.splitlines() if line.strip()]
-    return [plain(line) for line in lines[-TAIL_LINES:]]
+    return [sanitize(line) for line in lines[-TAIL_LINES:]]
 
 
 def _time(unix: float) -> str:

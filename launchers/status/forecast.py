@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from inpaint_bench.core.attempt_state import part_of
+from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.files import read_json
 from inpaint_bench.core.schema import JOURNAL, WINDOWS, PointState, Status, WindowKind
 from inpaint_bench.telemetry.storage.journal import read_journal
@@ -58,7 +59,7 @@ class Times:
         """Median seconds of the runs most like this one, and how many they are."""
         for likeness in _likenesses(standing):
             if took := self._took.get(likeness):
-                runs = "1 completed run" if len(took) == 1 else f"{len(took)} completed runs"
+                runs = pluralize(len(took), "completed run")
                 return statistics.median(took), f"{runs} like it"
         return None
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from inpaint_bench.core.config import RerunConfig
-from inpaint_bench.core.console import count
+from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.schema import PointState, Reason
 from launchers.remote import plan_file
 from launchers.slurm.pending_reasons import explain
@@ -48,7 +48,7 @@ def witnesses(survey: Survey) -> str:
         elif len(heard) < len(asked):
             line += f", so its states come from {heard[0]} and the files"
         said.append(line)
-    attempts = count(sum(len(standing.tries) for standing in survey.standings), "attempt")
+    attempts = pluralize(sum(len(standing.tries) for standing in survey.standings), "attempt")
     return f"Asked at {clock(survey.looked_unix)}: {'; '.join([*said, f'files of {attempts}'])}."
 
 
@@ -65,7 +65,7 @@ def waits(survey: Survey) -> list[str]:
         why = explain(code, survey.sites[site], state=state, jobs=together(jobs))
         if why.advice != "nothing to do":
             will = "will not start as it is" if why.stuck else "waits"
-            text = f"{count(len(waiting), 'point')} of {site} ({code or state}): {why.words}; {why.advice}."
+            text = f"{pluralize(len(waiting), 'point')} of {site} ({code or state}): {why.words}; {why.advice}."
             lines.append((not why.stuck, f"{will.capitalize()}: {text}"))
     return [line for _, line in sorted(lines)]
 
@@ -106,7 +106,7 @@ def following(survey: Survey, folder: Path) -> Iterator[str]:
             yield f"Next: carry {carried} to its site and run there: {plan_file.command(carried.name)}"
     away = [s for s in standings if s.verdict.state is PointState.COMPLETED and not s.is_here]
     if away:
-        yield f"Next: `inpaint-bench collect {where}` brings what {count(len(away), 'point')} measured elsewhere."
+        yield f"Next: `inpaint-bench collect {where}` brings what {pluralize(len(away), 'point')} measured elsewhere."
     elif standings and all(s.verdict.state is PointState.COMPLETED for s in standings):
         yield f"Next: `inpaint-bench merge {where} -o dataset`"
 

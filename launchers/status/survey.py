@@ -13,6 +13,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from inpaint_bench.core.attempt_state import FINAL, GONE, LEFT, Leavings, SchedulerWord, Verdict, verdict
+from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.schema import MANIFEST, SWEEP, PointState, Reason
 from inpaint_bench.core.site import SiteConfig
 from launchers.points.site_catalog import reachable
@@ -305,7 +306,7 @@ def stoppable(site: SiteConfig, attempts: Collection[Attempt]) -> tuple[list[Att
     jobs = {attempt.job_id: attempt.job_name for attempt in attempts if attempt.job_id}
     said = []
     if others := len(attempts) - len(jobs):
-        points = "1 point" if others == 1 else f"{others} points"
+        points = pluralize(others, "point")
         said.append(f"Slurm did not say whether {points} had been submitted; cancel again when it does")
     if not jobs:
         return [], said

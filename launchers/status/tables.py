@@ -9,7 +9,7 @@ from datetime import datetime
 
 from rich.table import Table
 
-from inpaint_bench.core.console import count, table
+from inpaint_bench.core.console import pluralize, table
 from inpaint_bench.core.schema import PointState, Reason
 from launchers.points.point import Point
 
@@ -127,7 +127,7 @@ def _folded(alike: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
     one: list[object] = list(alike[0])
     one[0] = spans([int(str(row[0])) for row in alike])
     one[2] = one[3] = one[10] = one[11] = None
-    one[7] = count(len(alike), "job") if one[7] else None
+    one[7] = pluralize(len(alike), "job") if one[7] else None
     return [tuple(one)]
 
 
@@ -200,4 +200,4 @@ def _happened(standing: Standing, outlook: Outlook) -> str:
 
 def summary(standings: Sequence[Standing]) -> str:
     counts = Counter(map(state, standings))
-    return f"{count(len(standings), 'point')}: " + ", ".join(f"{n} {word}" for word, n in sorted(counts.items()))
+    return f"{pluralize(len(standings), 'point')}: " + ", ".join(f"{n} {word}" for word, n in sorted(counts.items()))

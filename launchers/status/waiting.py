@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from inpaint_bench.core.console import console, plain
+from inpaint_bench.core.console import console, sanitize
 from inpaint_bench.core.errors import PointsFailedError
 from inpaint_bench.core.schema import PointState, Reason
 from launchers.sweep.ledger import Ledger
@@ -33,7 +33,9 @@ def wait(ledger: Ledger, nums: set[int]) -> None:
             num, word, last = standing.record.num, standing.verdict, standing.record.last
             if seen.get(num) != word.state:
                 job = last.job_id if last else None
-                log.info(plain(f"point {num} on {standing.record.site} ({job}): {word.state} {word.message}".rstrip()))
+                log.info(
+                    sanitize(f"point {num} on {standing.record.site} ({job}): {word.state} {word.message}".rstrip())
+                )
             seen[num] = word.state
         if not any(state in OPEN for state in seen.values()):
             break
@@ -44,7 +46,7 @@ def wait(ledger: Ledger, nums: set[int]) -> None:
     if unavailable:
         why = "; ".join(dict.fromkeys(s.verdict.message for s in unavailable))
         verb = "is" if len(unavailable) == 1 else "are"
-        log.info(plain(f"{len(unavailable)} of {len(standings)} points {verb} unavailable here: {why}"))
+        log.info(sanitize(f"{len(unavailable)} of {len(standings)} points {verb} unavailable here: {why}"))
     if failed := len(open_ends) - len(unavailable):
         raise PointsFailedError(
             f"{failed} of {len(standings)} points did not complete; `rerun` says which it sends again"

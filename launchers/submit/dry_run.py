@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from inpaint_bench.core.console import console, count
+from inpaint_bench.core.console import console, pluralize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import CODE, JOBS
 from inpaint_bench.core.site import SiteConfig
@@ -82,7 +82,7 @@ def dry_run(points: Sequence[Point], folder: Path, sweep_id: str, taken: int) ->
     console().print(tables.plan_table(points, starts=_starts(groups, files)))
     for group in groups:
         if group.name in files:
-            log.info(f"{count(len(group.points), 'point')}: {files[group.name]}")
+            log.info(f"{pluralize(len(group.points), 'point')}: {files[group.name]}")
     for line in (*costs(points), *site_limits.notes(points, folder)):
         log.info(line)
     for point in {p.site.name: p for p in points}.values():
@@ -102,7 +102,7 @@ def costs(points: Sequence[Point]) -> Iterator[str]:
             by_site.setdefault(point.site.name, []).append(point)
     for name, theirs in by_site.items():
         known = [point.service_units for point in theirs if point.service_units is not None]
-        unit, number = theirs[0].site.charging.unit, count(len(theirs), "point")
+        unit, number = theirs[0].site.charging.unit, pluralize(len(theirs), "point")
         cost = f"at most {sum(known):.1f} {unit}" if known else "cost not known, nor is its charging rule"
         yield f"{name}: {number}, {cost}" + (f" for {len(known)} of them" if 0 < len(known) < len(theirs) else "")
 

@@ -19,7 +19,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import OmegaConf
 
-from inpaint_bench.core.console import command, console, count
+from inpaint_bench.core.console import command, console, pluralize
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.schema import CODE, JOBS, SWEEP
 from inpaint_bench.core.site import SiteConfig
@@ -139,7 +139,7 @@ def send(choose: Callable[[], list[Point]], sending: Sending) -> list[JobReturn]
     elif groups:
         log.info(f"How it stands: {command('status', folder)}")
     if refused:
-        which = f"{refused} of {count(len(points), 'point')} {'was' if refused == 1 else 'were'} refused"
+        which = f"{refused} of {pluralize(len(points), 'point')} {'was' if refused == 1 else 'were'} refused"
         more = f", or no word of {'it' if refused == 1 else 'them'} came back" if unheard else ""
         raise PointsFailedError(which + more)
     return [results.get(p.num) or _sentinel(p, p.group or "plan") for p in points]
@@ -203,7 +203,7 @@ def _write_plans(points: list[Point], ledger: Ledger) -> None:
         carry = f"Carry {path} there and run: {plan_file.command(path.name)}"
         again = f"They wait in {path}; once it answers: {command('rerun', ledger.folder)}"
         log.info(
-            f"{count(len(theirs), 'point')} for {site}, which is out of reach ({theirs[0].why}). "
+            f"{pluralize(len(theirs), 'point')} for {site}, which is out of reach ({theirs[0].why}). "
             f"{again if method == 'ssh' else carry}"
         )
 

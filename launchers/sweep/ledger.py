@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 from omegaconf import BooleanNode, OmegaConf
 from omegaconf.errors import ValidationError
 
+from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_json, replace_json
 from inpaint_bench.core.hydra_setup import register
@@ -167,8 +168,9 @@ class Ledger:
                     problems.append(f"{where} cannot be read ({len(line)} bytes) and was left out")
         adopted = sum(self._adopt(record, there.get(record.num, set()), sweep) for record in points.values())
         if adopted and problems is not None:
-            told = "1 attempt" if adopted == 1 else f"{adopted} attempts"
-            problems.append(f"{self.folder / LEDGER} does not tell of {told} whose run directories do")
+            problems.append(
+                f"{self.folder / LEDGER} does not tell of {pluralize(adopted, 'attempt')} whose run directories do"
+            )
         for record in points.values():  # an attempt that was made at its site may be heard of after a later one
             record.attempts.sort(key=lambda attempt: attempt.attempt)
         return points

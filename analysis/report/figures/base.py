@@ -9,6 +9,7 @@ from typing import Any
 import polars as pl
 
 from analysis.units import gpu_label
+from inpaint_bench.core.console import pluralize
 
 from . import svg
 
@@ -47,10 +48,6 @@ def _safe(name: str) -> str:
     return f"{safe[:LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
-def count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
 def short(text: str, longest: int = 60) -> str:
     """With an ellipsis in the middle where it is too long: both ends of a name tell it from others."""
     half = (longest - 1) // 2
@@ -59,7 +56,7 @@ def short(text: str, longest: int = 60) -> str:
 
 def of_runs(run_ids: list[str], cells: int) -> str:
     """The n of a caption."""
-    return f"n = {count(len(set(run_ids)), 'run')} in {count(cells, 'cell')}."
+    return f"n = {pluralize(len(set(run_ids)), 'run')} in {pluralize(cells, 'cell')}."
 
 
 def in_cells(cells: pl.DataFrame) -> list[str]:

@@ -10,6 +10,7 @@ from analysis import published, recipe_labels
 from analysis.stats import best_batch
 from analysis.stats import cells as aggregate
 from analysis.units import METRICS, runtime_heading
+from inpaint_bench.core.console import pluralize
 
 from . import base as plate
 from . import svg
@@ -111,7 +112,7 @@ def _mixed(shown: pl.DataFrame) -> str:
     if len(note) <= MIXED_WORDS:
         return note
     kinds = {word.split(" ", 1)[1] for mixes in shown["mixes"].drop_nulls() for word in mixes.split(", ") if word}
-    return f"{plate.count(several, 'cell')} mix {', '.join(sorted(kinds))}; the tables name them."
+    return f"{pluralize(several, 'cell')} mix {', '.join(sorted(kinds))}; the tables name them."
 
 
 def interval_words(rows: list[Row], inside: tuple[float, float]) -> str:

@@ -6,6 +6,7 @@ import polars as pl
 
 from analysis.metrics.telemetry import RATIO_LIMIT
 from analysis.units import gpu_label, gpu_order
+from inpaint_bench.core.console import pluralize
 
 from . import base as plate
 from . import svg
@@ -34,12 +35,12 @@ def draw(runs: pl.DataFrame, *, prefix: str) -> Figure | str:
     ids = known["run_id"].to_list()
     limit = f"{100 * RATIO_LIMIT:.0f} %"
     words = [f"A point per run; shaded: within {limit} of each other, the limit from which on the audit warns."]
-    words.append(f"{plate.count(beyond, 'run')} beyond it." if beyond else "No run is beyond it.")
+    words.append(f"{pluralize(beyond, 'run')} beyond it." if beyond else "No run is beyond it.")
     if measured > known.height:
-        words.append(f"{plate.count(measured - known.height, 'run')} with energy from one of the two alone: not drawn.")
+        words.append(f"{pluralize(measured - known.height, 'run')} with energy from one of the two alone: not drawn.")
     if any(row["state"] == _NOT for row in rows):
         words.append("Hollow: the run does not count.")
-    words.append(f"n = {plate.count(known.height, 'run')}.")
+    words.append(f"n = {pluralize(known.height, 'run')}.")
     order = sorted({*known["gpu"]}, key=gpu_order)
     spec = _spec(rows, [gpu_label(gpu) for gpu in order])
     title, subtitle = f"{prefix}Energy audit", "Counter over integral of sampled power, against mean power per GPU"

@@ -11,6 +11,7 @@ from analysis.report.tables import Builder, Table
 from analysis.stats import cells as aggregate
 from analysis.stats.study import alike, asked_batch, comparisons, of_study
 from analysis.units import gpu_label, number
+from inpaint_bench.core.console import pluralize
 
 from . import base as plate
 from . import svg
@@ -122,7 +123,7 @@ def _figure(lines: list[tuple[str, list[dict[str, Any]]]], where: str, index: in
     }
     name = f"fig-validation-{index}"
     caption = "The axis does not start at zero. Fixed images, noise and timesteps at every point. "
-    caption += f"n = {plate.count(len(runs), 'run')}."
-    subtitle = f"{plate.count(len(runs), 'run')}, a line each; {images} images per point"
+    caption += f"n = {pluralize(len(runs), 'run')}."
+    subtitle = f"{pluralize(len(runs), 'run')}, a line each; {images} images per point"
     run_ids = [run["run_id"] for run in runs]
     return plate.figure(name, title, subtitle, caption, spec, run_ids)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import polars as pl
 
 from analysis.units import gpu_label, gpu_order
+from inpaint_bench.core.console import pluralize
 
 from . import base as plate
 from . import svg
@@ -37,12 +38,12 @@ def draw(runs: pl.DataFrame, *, prefix: str) -> Figure | str:
     words = [
         "Across: FLOPs per byte of memory traffic, over the card's ratio of peak FLOP/s to peak bandwidth; left of 1 "
         "memory ends first, right of it compute. Up: MFU. Line: the roof of peak bandwidth and dense BF16 peak.",
-        f"{bound} of {plate.count(len(rows), 'run')} left of the ridge.",
+        f"{bound} of {pluralize(len(rows), 'run')} left of the ridge.",
         "FLOPs are the model's, without recomputation; traffic is the counter's mean over the measure window.",
     ]
     if lacking:
-        words.append(f"{plate.count(lacking, 'run')} without counters or without an MFU left out.")
-    words.append(f"n = {plate.count(len(rows), 'run')}.")
+        words.append(f"{pluralize(lacking, 'run')} without counters or without an MFU left out.")
+    words.append(f"n = {pluralize(len(rows), 'run')}.")
     names = [gpu_label(gpu) for gpu in sorted({*known["gpu"]}, key=gpu_order)]
     title, subtitle = f"{prefix}Roofline", "Each run in units of its own card's peaks"
     return plate.figure("fig-roofline", title, subtitle, " ".join(words), _spec(rows, names), ids)

@@ -12,6 +12,7 @@ import polars as pl
 from analysis import recipe_labels
 from analysis.dataset import Dataset
 from analysis.units import number
+from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.schema import WindowKind, WindowStatus
 
 from . import base, svg
@@ -136,7 +137,7 @@ def _words(used: list[str]) -> list[str]:
 def _left_out(cells: int, known: int, kept: int) -> str:
     words = [f"The {kept} fastest of {known} cells."] if kept < known else []
     if known < cells:
-        words.append(f"{base.count(cells - known, 'cell')} without a whole table of steps left out.")
+        words.append(f"{pluralize(cells - known, 'cell')} without a whole table of steps left out.")
     return " ".join(words)
 
 

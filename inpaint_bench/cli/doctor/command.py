@@ -14,7 +14,7 @@ from rich.console import Console
 
 from inpaint_bench.cli.command import parser, run_whole
 from inpaint_bench.core import environment
-from inpaint_bench.core.console import console, table
+from inpaint_bench.core.console import console, pluralize, table
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.telemetry.nvml.api import NvmlError
 from inpaint_bench.telemetry.nvml.real import RealNvml
@@ -136,5 +136,5 @@ def _gpus() -> str:
         nvml.close()
     except NvmlError as error:
         return f"{gpu_report.in_words(error)}; where there is one, inpaint-bench doctor --gpu probes it"
-    listed = f"NVML lists {len(gpus)} GPU{'' if len(gpus) == 1 else 's'}: {', '.join(gpus) or 'none'}"
+    listed = f"NVML lists {pluralize(len(gpus), 'GPU')}: {', '.join(gpus) or 'none'}"
     return f"{listed}\ninpaint-bench doctor --gpu probes one, for about 20 s"
