@@ -71,8 +71,8 @@ def _measure(runs: int, mb: float, folder: Path, nodes: LoginNodes) -> None:
     python = folder / "python"
     python.write_text(MEASURED_PYTHON.format(python=sys.executable, out=str(rss)))
     python.chmod(0o755)
-    reach = {"method": "ssh", "host": f"{SITE}-login", "ssh_config": str(nodes.config), "folder": str(folder)}
-    _sweep(here, runs, reach | {"persist_min": 1}, {"python": str(python)})
+    connect = {"method": "ssh", "host": f"{SITE}-login", "ssh_config": str(nodes.config), "folder": str(folder)}
+    _sweep(here, runs, connect | {"persist_min": 1}, {"python": str(python)})
     code = snapshot.take(there / "code")
     Ledger(here).append("staged", site=SITE, root=str(there), code=code.name)
     for num in range(runs):
@@ -142,9 +142,9 @@ def _check(there: Path, here: Path) -> None:
             sys.exit(f"{file} did not arrive")
 
 
-def _sweep(folder: Path, runs: int, reach: dict[str, Any], more: dict[str, Any]) -> None:
+def _sweep(folder: Path, runs: int, connect: dict[str, Any], more: dict[str, Any]) -> None:
     site: Any = OmegaConf.to_container(OmegaConf.load(REPOSITORY / "conf" / "site" / f"{SITE}.yaml"))
-    site["reach"] |= reach
+    site["connect"] |= connect
     folder.mkdir()
     ledger, points = Ledger(folder), range(runs)
     ledger.create(sweep_id="scale", created_unix=time.time(), command=[], overrides=[], order=None)

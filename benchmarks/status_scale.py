@@ -87,7 +87,7 @@ def _sbatch(command: str, number: int, more: list[str], environment: dict[str, s
 
 def _sweep(folder: Path, conf: Path, shares: dict[str, int], arrays: dict[str, str], like: Path | None) -> None:
     site: Any = OmegaConf.to_container(OmegaConf.load(REPOSITORY / "conf" / "site" / f"{SITE}.yaml"))
-    site["reach"]["slurm_conf"] = str(conf)
+    site["connect"]["slurm_conf"] = str(conf)
     ledger = Ledger(folder)
     folder.mkdir(parents=True)
     ledger.create(sweep_id="scale", created_unix=time.time(), command=[], overrides=[], order=None)

@@ -97,7 +97,7 @@ def _send(request: dict[str, Any], instead: dict[int, str]) -> None:
                     continue
                 overrides = [one for one in asked["overrides"] if not one.startswith("site=")]
                 # whoever sent us here knows that this is the site, whatever the machine is called
-                point = compose(asked["num"], [*overrides, f"site={site}", f"sites.{site}.reach.hostnames=['.*']"])
+                point = compose(asked["num"], [*overrides, f"site={site}", f"sites.{site}.connect.hostnames=['.*']"])
                 if not point.reachable:
                     raise UserError(f"{site} cannot be reached from its own machine ({point.why})")
                 point.attempt, point.run_id = asked["attempt"], asked["run_id"]

@@ -58,11 +58,11 @@ def _stop(ledger: Ledger, *, holding_lock: bool = False) -> tuple[bool, list[str
     complaints = []
     told = False
     for site, attempts in by_site.items():
-        by_ssh = sites[site].reach.method == "ssh"
+        by_ssh = sites[site].connect.method == "ssh"
         if any(attempt.carried for attempt in attempts):
             complaints.append(f"{site}: its points were carried there; cancel them there")
             continue
-        if sites[site].reach.method == "slurm":
+        if sites[site].connect.method == "slurm":
             attempts, others = stoppable(sites[site], attempts)
             complaints += [f"{site}: {why}" for why in others]
             if not attempts:  # they ended since, or nobody can tell: that is a complaint

@@ -56,7 +56,7 @@ def _collect(options: argparse.Namespace) -> None:
 def _from_sites(ledger: Ledger) -> None:
     complaints, asked, left_out = [], 0, 0
     for name, site in sorted(sites_of(ledger).items()):
-        at = client.place(site, ledger) if site.reach.method == "ssh" else None
+        at = client.place(site, ledger) if site.connect.method == "ssh" else None
         if at is None:
             continue
         asked += 1

@@ -20,22 +20,22 @@ class Fact:
 
 
 @dataclass(kw_only=True)
-class Reach(Fact):
+class ConnectConfig(Fact):
     """How this machine submits to the site.
 
-    slurm: its Slurm is set up here. ssh: over OpenSSH, by our own command there. bundle: in a file that someone
-    carries. local: this machine without Slurm. On a machine of the site itself, ssh and bundle give way to slurm.
+    slurm: sbatch of this machine. ssh: over OpenSSH, by the agent at the site. bundle: in a tar file that a person
+    carries. local: on this machine without Slurm. On a machine of the site itself ssh and bundle become slurm.
     """
 
     method: str = one_of("slurm", "ssh", "bundle", "local", default="slurm")
     slurm_conf: str | None = None  # SLURM_CONF of this site's cluster, where a login node serves several
-    # a match means: we stand on it
+    # a match means: this machine belongs to the site
     hostnames: list[str] = field(default_factory=list, metadata=REGULAR_EXPRESSIONS)
     host: str | None = None  # ssh: a name in your ssh configuration, or user@host
-    folder: str | None = None  # ssh: where sweeps lie there, absolute; scratch, best
-    ssh_config: str | None = None  # ssh: another file than ~/.ssh/config
-    timeout_s: int = within(1, 3600, 60)  # ssh: a site that is silent for so long does not answer
-    persist_min: int = within(0, 24 * 60, 10)  # ssh: the connection outlives a command by so long; 0: it does not
+    folder: str | None = None  # ssh: absolute path at the site under which sweep directories are made; scratch, best
+    ssh_config: str | None = None  # ssh: a configuration file in place of ~/.ssh/config
+    timeout_s: int = within(1, 3600, 60)  # ssh: a site that sends nothing for this long counts as unreachable
+    persist_min: int = within(0, 24 * 60, 10)  # ssh: OpenSSH's ControlPersist; 0: until the command ends
 
 
 @dataclass(kw_only=True)
@@ -136,7 +136,7 @@ class SiteConfig:
     qos: str | None = None
     exclude_nodes: list[str] = field(default_factory=list)  # --exclude; `rerun` adds nodes that failed
     use_srun: bool = True
-    reach: Reach = field(default_factory=Reach)
+    connect: ConnectConfig = field(default_factory=ConnectConfig)
     account: Account = field(default_factory=Account)
     gpus: dict[str, SiteGpu] = field(default_factory=dict)
     charging: Charging = field(default_factory=Charging)
@@ -148,30 +148,33 @@ class SiteConfig:
 
 
 _SSH_NEEDS = {
-    "reach.host": "a name in your ssh configuration, or user@host",
-    "reach.folder": "an absolute path there, such as a folder on its scratch",
+    "connect.host": "a name in your ssh configuration, or user@host",
+    "connect.folder": "an absolute path there, such as a folder on its scratch",
     "python": "an interpreter there that has what this project needs",
 }
 _SSH_FORMS = {
-    "reach.host": r"\w[\w.@:%+-]*",  # never an option
-    "reach.folder": r"/[\w.@:,=+/-]*",
+    "connect.host": r"\w[\w.@:%+-]*",  # never an option
+    "connect.folder": r"/[\w.@:,=+/-]*",
     "python": r"/[\w.@:,=+/ -]*",
 }
 
 
-def check_reach(site: SiteConfig) -> None:
-    """Refuse what a way to the site lacks or does not read. Raises UserError."""
-    values = {"reach.host": site.reach.host, "reach.folder": site.reach.folder, "python": site.python}
-    if site.reach.method == "slurm" and site.reach.host:
-        raise UserError(f"sites.{site.name}.reach.host={site.reach.host}: is read by reach.method=ssh, and it is slurm")
-    if site.reach.method != "ssh":
+def check_connect(site: SiteConfig) -> None:
+    """Raise UserError where a key that the connection method needs is missing or unsafe."""
+    values = {"connect.host": site.connect.host, "connect.folder": site.connect.folder, "python": site.python}
+    if site.connect.method == "slurm" and site.connect.host:
+        raise UserError(
+            f"sites.{site.name}.connect.host={site.connect.host}: is used only with connect.method=ssh, "
+            "and the method is slurm"
+        )
+    if site.connect.method != "ssh":
         return
     for key, what in _SSH_NEEDS.items():
         value = values[key]
         if not value:
-            raise UserError(f"sites.{site.name}.{key} is empty: reach.method=ssh needs it, {what}")
+            raise UserError(f"sites.{site.name}.{key} is empty: connect.method=ssh needs {what}")
         if not re.fullmatch(_SSH_FORMS[key], value, re.ASCII):
-            raise UserError(f"sites.{site.name}.{key}={value!r}: must be {what}, without signs that a shell reads")
+            raise UserError(f"sites.{site.name}.{key}={value!r}: must be {what}, without shell metacharacters")
 
 
 def check_account(site: SiteConfig) -> None:

@@ -100,7 +100,7 @@ def request(bench: BenchConfig, site: SiteConfig) -> Request:
         raise UserError(
             f"mem_gb={bench.mem_gb}: a node with {bench.gpu.name} of {site.name} has {node_mem_gb(entry)} G for jobs"
         )
-    here = site.reach.method == "local"  # nothing is asked of anyone
+    here = site.connect.method == "local"  # nothing is asked of anyone
     option = {
         "gres": ("gres", f"gpu:{entry.gres or bench.gpu.name}:{bench.gpus}"),
         "gpus_per_node": ("gpus-per-node", str(bench.gpus)),
@@ -132,7 +132,7 @@ def service_units(bench: BenchConfig, site: SiteConfig) -> float | None:
         shares.append(entry.cpus_per_gpu * bench.gpus / rule.cores_per_unit)
     if per_unit := rule.mem_gb_per_unit.get(bench.gpu.name):
         shares.append(mem_gb / per_unit)
-    if not shares or entry.charge_factor is None or site.reach.method == "local":
+    if not shares or entry.charge_factor is None or site.connect.method == "local":
         return None
     hours = (1 + time_limit.requeues(bench, site)) * int(bench.time_min) / 60
     combined = sum(shares) if rule.combine == "sum" else max(shares)

@@ -17,7 +17,7 @@ from yaml import YAMLError
 
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_errors import explain
-from inpaint_bench.core.site import SiteConfig, check_reach
+from inpaint_bench.core.site import SiteConfig, check_connect
 from inpaint_bench.core.validation import check
 
 
@@ -68,9 +68,9 @@ class Catalogue:
             raise UserError(explain(error, prefix=f"sites.{name}.")) from None
         assert isinstance(site, SiteConfig)
         check(site, f"site.{name}")
-        check_reach(site)
-        if site.reach.method in ("ssh", "bundle") and standing_on(site):
-            site.reach.method = "slurm"
+        check_connect(site)
+        if site.connect.method in ("ssh", "bundle") and standing_on(site):
+            site.connect.method = "slurm"
         return site
 
 
@@ -103,18 +103,18 @@ class Reachable:
 
 def reachable(site: SiteConfig) -> Reachable:
     """Looks at the host name, the site's slurm.conf and sbatch on PATH; asks no server."""
-    if site.reach.method == "local":
+    if site.connect.method == "local":
         return Reachable(yes=True, standing=False, why="runs on this machine")
-    if site.reach.method == "bundle":
+    if site.connect.method == "bundle":
         return Reachable(yes=False, standing=False, why="its points are carried there")
-    if site.reach.method == "ssh":
+    if site.connect.method == "ssh":
         if shutil.which("ssh") is None:
             return Reachable(yes=False, standing=False, why="ssh is not on PATH")
-        return Reachable(yes=True, standing=False, why=f"by ssh to {site.reach.host}")
+        return Reachable(yes=True, standing=False, why=f"by ssh to {site.connect.host}")
     standing = standing_on(site)
-    if site.reach.slurm_conf:
-        if not Path(site.reach.slurm_conf).is_file():
-            return Reachable(yes=False, standing=standing, why=f"{site.reach.slurm_conf} does not exist")
+    if site.connect.slurm_conf:
+        if not Path(site.connect.slurm_conf).is_file():
+            return Reachable(yes=False, standing=standing, why=f"{site.connect.slurm_conf} does not exist")
     elif not standing:
         return Reachable(yes=False, standing=False, why=f"{_host_names()[0]} is not a machine of {site.name}")
     if shutil.which("sbatch") is None:
@@ -124,7 +124,7 @@ def reachable(site: SiteConfig) -> Reachable:
 
 def standing_on(site: SiteConfig) -> bool:
     """This machine is one of the site's own."""
-    return any(re.fullmatch(p, host) for p in site.reach.hostnames for host in _host_names())
+    return any(re.fullmatch(p, host) for p in site.connect.hostnames for host in _host_names())
 
 
 @cache

@@ -48,7 +48,7 @@ def notes(points: Sequence[Point], folder: Path) -> Iterator[str]:
 
 def _quota(site: SiteConfig, folder: Path) -> Quota | None:
     """Of the file system that the sweep lies on, if the site file knows it."""
-    root = Path(site.reach.folder or "") if site.reach.method == "ssh" else folder.resolve()
+    root = Path(site.connect.folder or "") if site.connect.method == "ssh" else folder.resolve()
     around = [quota for quota in site.storage.quotas if root.is_relative_to(Path(quota.folder).resolve())]
     return max(around, key=lambda quota: len(Path(quota.folder).parts), default=None)
 
@@ -56,7 +56,7 @@ def _quota(site: SiteConfig, folder: Path) -> Quota | None:
 def _by_site(points: Sequence[Point]) -> Iterator[tuple[str, list[Point]]]:
     by_site: dict[str, list[Point]] = {}
     for point in points:
-        if point.site.reach.method != "local":
+        if point.site.connect.method != "local":
             by_site.setdefault(point.site.name, []).append(point)
     yield from by_site.items()
 

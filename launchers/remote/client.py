@@ -75,7 +75,7 @@ class Place:
     def ask(self, verb: str, request: Mapping[str, Any], *, patience: float = LOOK_PATIENCE) -> list[dict[str, Any]]:
         """The lines of the answer. Raises UnreachableError, RemoteError."""
         stdin = json.dumps({"root": self.root, **request}).encode()
-        answer = Connection(self.site.reach).run(self.command(verb), stdin=stdin, patience=patience)
+        answer = Connection(self.site.connect).run(self.command(verb), stdin=stdin, patience=patience)
         try:
             lines = [json.loads(line[len(MARK) :]) for line in answer.out.splitlines() if line.startswith(MARK)]
             kinds = [line["kind"] for line in lines]
@@ -111,11 +111,11 @@ def connect(points: Iterable[Point]) -> None:
     """Open the connections that these points need; those of a site that does not answer are marked out of reach."""
     tried: dict[str, str | None] = {}
     for point in points:
-        if not point.reachable or point.site.reach.method != "ssh":
+        if not point.reachable or point.site.connect.method != "ssh":
             continue
         if point.site.name not in tried:
             try:
-                Connection(point.site.reach).open()
+                Connection(point.site.connect).open()
                 tried[point.site.name] = None
             except UnreachableError as error:
                 tried[point.site.name] = str(error)
@@ -163,8 +163,8 @@ def _as_planned(point: Point) -> list[str]:
 
 
 def root_of(site: SiteConfig, sweep_id: str) -> str:
-    assert site.reach.folder is not None
-    return f"{site.reach.folder.rstrip('/')}/{sweep_id}"
+    assert site.connect.folder is not None
+    return f"{site.connect.folder.rstrip('/')}/{sweep_id}"
 
 
 def _became(lines: list[dict[str, Any]], site: str) -> dict[tuple[int, int], tuple[str | None, str | None]]:
@@ -216,7 +216,7 @@ def look(ledger: Ledger, sites: Mapping[str, SiteConfig], records: Mapping[int, 
     told = Told()
     for name, site in sites.items():
         attempts = [a for r in records.values() for a in r.attempts if a.site == name and not a.carried]
-        at = place(site, ledger) if site.reach.method == "ssh" else None
+        at = place(site, ledger) if site.connect.method == "ssh" else None
         if at is None or all(_settled(ledger.folder / a.subdir) for a in attempts):
             continue
         try:
@@ -290,7 +290,7 @@ def cancel(site: SiteConfig, ledger: Ledger, attempts: Iterable[Attempt], *, pat
         return None  # nothing of it ever left this machine
     request = {"points": [[a.point, a.attempt] for a in attempts], "patience_s": patience_s}
     try:
-        lines = at.ask(CANCEL, request, patience=LOOK_PATIENCE + patience_s / site.reach.timeout_s)
+        lines = at.ask(CANCEL, request, patience=LOOK_PATIENCE + patience_s / site.connect.timeout_s)
     except (UnreachableError, RemoteError) as error:
         return str(error)
     said = [printable(str(line.get("message"))) for line in lines if line["kind"] == "complaint"]
@@ -300,7 +300,7 @@ def cancel(site: SiteConfig, ledger: Ledger, attempts: Iterable[Attempt], *, pat
 def results(at: Place, have: Mapping[str, Any]) -> Stream:
     """The sweep's results there, less what we have: bundles, each after `another`. Raises UnreachableError."""
     stdin = json.dumps({"root": at.root, "site": at.site.name, "have": have}).encode()
-    return Connection(at.site.reach).stream(at.command(EXPORT), stdin=stdin)
+    return Connection(at.site.connect).stream(at.command(EXPORT), stdin=stdin)
 
 
 def another(stream: Stream, at: Place, left: list[str]) -> bool:
@@ -333,7 +333,7 @@ def another(stream: Stream, at: Place, left: list[str]) -> bool:
 
 def _stage(at: Place, code: Path) -> None:
     """The snapshot, once: named after its content, and under that name only when it is whole."""
-    connection, folder = Connection(at.site.reach), shlex.quote(f"{at.root}/{CODE}")
+    connection, folder = Connection(at.site.connect), shlex.quote(f"{at.root}/{CODE}")
     partial, python = f".{at.code}.partial", shlex.quote(str(at.site.python))
     make = f"mkdir -p {shlex.quote(at.root)} && umask 077 && mkdir -p {folder} && cd {folder} && echo lies here"
     see = f"test -e {at.code}/{SNAPSHOT} && echo has it; command -v rsync; test -x {python} || echo lacks python"

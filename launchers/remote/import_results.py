@@ -157,7 +157,7 @@ class Arrivals:
         at = known.site if known else record.site
         if facts["site"] != at:
             return f"it was sent to {at}, and these results are of {facts['site']}"
-        if known and not known.carried and self._sweep["sites"][at]["reach"]["method"] != "ssh":
+        if known and not known.carried and self._sweep["sites"][at]["connect"]["method"] != "ssh":
             return "it was sent from here; there is nothing to bring"
         if known and known.run_id != facts["run_id"]:
             return f"it is another run here ({known.run_id})"

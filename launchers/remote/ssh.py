@@ -24,7 +24,7 @@ from typing import IO
 
 from inpaint_bench.core.console import sanitize
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.site import Reach
+from inpaint_bench.core.site import ConnectConfig
 
 FAILED = 255  # ssh's own exit code, where the connection failed and not the command
 MAX_ANSWER_BYTES = 512 << 20  # that it may write into files here
@@ -44,18 +44,18 @@ class Answer:
 
 
 class Connection:
-    """Commands on `reach.host`. Nothing is opened before the first of them."""
+    """Commands on `connect.host`. Nothing is opened before the first of them."""
 
-    def __init__(self, reach: Reach) -> None:
-        assert reach.host is not None
-        self.host: str = reach.host
-        self.timeout_s = float(reach.timeout_s)
-        self._reach = reach
+    def __init__(self, connect: ConnectConfig) -> None:
+        assert connect.host is not None
+        self.host: str = connect.host
+        self.timeout_s = float(connect.timeout_s)
+        self._connect = connect
         self._socket = socket_folder() / "%C"
 
     def open(self) -> None:
         """Make sure that a master is up, asking at the terminal if there is one. Raises UnreachableError."""
-        if self._reach.persist_min == 0:
+        if self._connect.persist_min == 0:
             atexit.register(self._control, "stop")
         if self._control("check") == 0:
             return
@@ -133,7 +133,7 @@ class Connection:
         options = {
             "ControlMaster": "auto",
             "ControlPath": str(self._socket),
-            "ControlPersist": str(60 * max(1, self._reach.persist_min)),
+            "ControlPersist": str(60 * max(1, self._connect.persist_min)),
             "BatchMode": "no" if asks else "yes",
             "StrictHostKeyChecking": "ask" if asks else "yes",  # whatever the user's configuration says
             "ConnectTimeout": str(max(1, int(self.timeout_s))),
@@ -146,7 +146,7 @@ class Connection:
             "RemoteCommand": "none",
             "RequestTTY": "no",
         }
-        config = ["-F", self._reach.ssh_config] if self._reach.ssh_config else []
+        config = ["-F", self._connect.ssh_config] if self._connect.ssh_config else []
         return ["ssh", *config, *(word for key, value in options.items() for word in ("-o", f"{key}={value}"))]
 
     def _control(self, what: str) -> int:

@@ -18,7 +18,7 @@ Ask = Callable[[Sequence[str]], Answer]
 
 def inspect(site: SiteConfig) -> Cluster:
     """Where Slurm's controller does not answer the first of them, it is left alone."""
-    ask = _over_ssh(site) if site.reach.method == "ssh" else _here(site)
+    ask = _over_ssh(site) if site.connect.method == "ssh" else _here(site)
     config = ask(["scontrol", "show", "config"])
     if config.text is None:
         return Cluster(dict.fromkeys(("config", "partitions", "nodes", "associations", "qos"), config))
@@ -74,8 +74,8 @@ def _here(site: SiteConfig) -> Ask:
 
 
 def _over_ssh(site: SiteConfig) -> Ask:
-    connection = Connection(site.reach)
-    variables = {"LC_ALL": "C"} | ({"SLURM_CONF": site.reach.slurm_conf} if site.reach.slurm_conf else {})
+    connection = Connection(site.connect)
+    variables = {"LC_ALL": "C"} | ({"SLURM_CONF": site.connect.slurm_conf} if site.connect.slurm_conf else {})
 
     def ask(command: Sequence[str]) -> Answer:
         try:

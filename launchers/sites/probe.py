@@ -63,7 +63,7 @@ def submit(compose: Composer, site: SiteConfig, overrides: Sequence[str]) -> Pro
     if not any(one.startswith("gpu=") for one in overrides):
         asked.insert(0, f"gpu={next(iter(site.gpus))}")
     point = compose(0, asked)
-    if not point.reachable or point.site.reach.method != "slurm":
+    if not point.reachable or point.site.connect.method != "slurm":
         raise UserError(f"{site.name}: a probe is submitted on its own login node ({point.why})")
     root = Path(point.bench.out, "doctor").absolute()
     folder = root / f"{time.strftime('%Y-%m-%d-%H-%M-%S')}-{site.name}"

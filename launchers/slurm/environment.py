@@ -40,7 +40,7 @@ def for_slurm(site: SiteConfig) -> dict[str, str]:
     """The environment of Slurm's commands for one site: no leak, and the SLURM_CONF of that site."""
     hidden = set(leaks(os.environ))
     clean = {k: v for k, v in os.environ.items() if k not in hidden}
-    conf = site.reach.slurm_conf or os.environ.get("SLURM_CONF")
+    conf = site.connect.slurm_conf or os.environ.get("SLURM_CONF")
     if conf:
         clean["SLURM_CONF"] = conf
     return clean

@@ -33,7 +33,7 @@ def check(points: Sequence[Point], budget: float | None, ledger: Ledger | None =
     now = [
         Expense(site=point.site.name, unit=point.site.charging.unit, amount=point.service_units)
         for point in points
-        if point.site.reach.method != "local"
+        if point.site.connect.method != "local"
     ]
     unknown = sorted({one.site for one in (*before, *now) if one.amount is None})
     if unknown:
@@ -61,7 +61,7 @@ def earlier(ledger: Ledger, again: Collection[int]) -> list[Expense]:
     found = []
     for record in records.values():
         for key, site in _charged(record, ledger, again):
-            if sites[site].reach.method == "local":
+            if sites[site].connect.method == "local":
                 continue
             one = took.get(key)
             actual = one.actual if one and _over(record, key[1], ledger, again) else None

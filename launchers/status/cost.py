@@ -104,7 +104,7 @@ def _accounted(attempts: Sequence[Attempt], sites: Mapping[str, SiteConfig]) -> 
     return {
         (site, job_id): seconds
         for site, jobs in by_site.items()
-        if sites[site].reach.method == "slurm" and reachable(sites[site]).yes
+        if sites[site].connect.method == "slurm" and reachable(sites[site]).yes
         for job_id, seconds in (elapsed_s(sites[site], jobs) or {}).items()
     }
 

@@ -99,7 +99,7 @@ def following(survey: Survey, folder: Path) -> Iterator[str]:
             "what is to differ."
         )
     for plan, site in sorted({(s.record.plan, s.record.site) for s in planned if s.record.plan}):
-        if survey.sites[site].reach.method == "ssh":
+        if survey.sites[site].connect.method == "ssh":
             yield f"Next: once {site} answers, `inpaint-bench rerun {where}` sends what waits in {plan}."
         else:
             carried = plan_file.packed(folder / plan)

@@ -189,7 +189,7 @@ def _owner(folder: Path) -> str | None:
 
 def _by_slurm(attempt: Attempt, sites: dict[str, SiteConfig]) -> bool:
     """It was sent by this sweep's own sbatch, not over ssh or by a plan."""
-    return sites[attempt.site].reach.method == "slurm" and not attempt.carried
+    return sites[attempt.site].connect.method == "slurm" and not attempt.carried
 
 
 def _standing(record: PointRecord, witnesses: _Witnesses) -> Standing:
@@ -223,7 +223,7 @@ def _tried(attempt: Attempt, witnesses: _Witnesses, *, last: bool) -> Tried:
         return Tried(attempt=attempt, verdict=found, left=left, folder=folder, word=word)
 
     if last and attempt.job_id is None and not left.manifest:
-        if site.reach.method == "local" and witnesses.runner_here and not attempt.cancelled:
+        if site.connect.method == "local" and witnesses.runner_here and not attempt.cancelled:
             return so(Verdict(state=PointState.QUEUED, message="waits for its turn on this machine"))
         if attempt.site in witnesses.silent and not attempt.refused_for_certain:
             message = f"{witnesses.silent[attempt.site]}, so whether its array was submitted is not known"
@@ -297,7 +297,7 @@ def _name(
 
 def slowest(sites: Iterable[SiteConfig]) -> SiteConfig | None:
     """The one that is to be asked the least often; a look asks all of them. None where no Slurm is asked."""
-    asked = (site for site in sites if site.reach.method in ("slurm", "ssh"))
+    asked = (site for site in sites if site.connect.method in ("slurm", "ssh"))
     return max(asked, key=lambda site: site.limits.poll_s, default=None)
 
 

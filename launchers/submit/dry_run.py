@@ -35,15 +35,15 @@ def check(points: Sequence[Point], folder: Path, around: Surroundings) -> None:
     site_limits.check(points, folder)
     first: dict[str, Point] = {}
     for point in points:
-        if around.folders and point.reachable and point.site.reach.method == "ssh":
+        if around.folders and point.reachable and point.site.connect.method == "ssh":
             raise UserError(
                 f"{', '.join(around.folders)}: the points for {point.site.name} are composed there, from the code that "
                 "is sent there, which these files are not part of; put them into conf/"
             )
-        if point.site.reach != first.setdefault(point.site.name, point).site.reach:
-            raise UserError(f"sites.{point.site.name}.reach differs between points: one sweep reaches a site one way")
+        if point.site.connect != first.setdefault(point.site.name, point).site.connect:
+            raise UserError(f"sites.{point.site.name}.connect differs between points: one sweep reaches a site one way")
     for group in group_points(list(points)):
-        if group.first.site.reach.method != "local":
+        if group.first.site.connect.method != "local":
             script(group, folder, folder, "check")
 
 
@@ -55,7 +55,7 @@ def check_accounts(points: Sequence[Point]) -> None:
 
 def script(group: Group, folder: Path, code: Path, sweep_id: str) -> str:
     site = group.first.site
-    if site.reach.method == "ssh":  # as it will be rendered there
+    if site.connect.method == "ssh":  # as it will be rendered there
         folder = Path(client.root_of(site, sweep_id))
         code = folder / CODE / code.name
     jobs = folder / JOBS / group.name
@@ -69,7 +69,7 @@ def dry_run(points: Sequence[Point], folder: Path, sweep_id: str, taken: int) ->
     code = snapshot.would_be(folder / CODE)
     files: dict[str, Path] = {}
     for group in groups:
-        if group.first.site.reach.method == "local":
+        if group.first.site.connect.method == "local":
             continue
         file, text = folder / SCRIPTS / f"{group.name}.sh", script(group, folder, code, sweep_id)
         try:
@@ -98,7 +98,7 @@ def costs(points: Sequence[Point]) -> Iterator[str]:
     """A line per site: what its points cost if all of them run to their time limits, by its own rule."""
     by_site: dict[str, list[Point]] = {}
     for point in points:
-        if point.site.reach.method != "local":
+        if point.site.connect.method != "local":
             by_site.setdefault(point.site.name, []).append(point)
     for name, theirs in by_site.items():
         known = [point.service_units for point in theirs if point.service_units is not None]
@@ -111,8 +111,8 @@ def _starts(groups: Sequence[Group], files: Mapping[str, Path]) -> dict[str, str
     """By group when Slurm expects to start it, in words. Only a site whose own commands work here is asked."""
     by_site: dict[str, list[Group]] = {}
     for group in groups:
-        if group.name in files and group.first.reachable and group.first.site.reach.method == "slurm":
-            by_site.setdefault(repr(group.first.site.reach), []).append(group)
+        if group.name in files and group.first.reachable and group.first.site.connect.method == "slurm":
+            by_site.setdefault(repr(group.first.site.connect), []).append(group)
     said: dict[str, str] = dict.fromkeys(files, start_estimate.NOT_KNOWN)
     for theirs in by_site.values():
         answers = start_estimate.starts(theirs[0].first.site, [files[group.name] for group in theirs])
@@ -124,7 +124,7 @@ def _starts(groups: Sequence[Group], files: Mapping[str, Path]) -> dict[str, str
 
 
 def _lacks_account(site: SiteConfig) -> bool:
-    return site.reach.method != "local" and site.account.required and not site.account.value
+    return site.connect.method != "local" and site.account.required and not site.account.value
 
 
 def _account_hint(site: SiteConfig) -> str:

@@ -86,7 +86,7 @@ def rerun(
             standings = look(ledger, holding_lock=not dry_run)
             unknown[:] = [s for s in standings if s.verdict.state is PointState.UNKNOWN]
             known, sites = {s.record.num for s in standings}, sites_of(ledger)
-            carried = [s.record for s in standings if s.record.plan and sites[s.record.site].reach.method != "ssh"]
+            carried = [s.record for s in standings if s.record.plan and sites[s.record.site].connect.method != "ssh"]
             waiting = {record.num: record.plan for record in carried}  # ssh: what waits for an answer is tried again
             if only is None or Reason.NEVER_STARTED in only:
                 standings += [_untold(num, overrides) for num, overrides in enumerate(grid) if num not in known]

@@ -149,7 +149,7 @@ def _timeout(case: Case) -> Outcome:
     full = f"it has the {entry.max_minutes} min that {entry.partition or site.name} allows"
     if going_on:
         return case.send(full + resumes)
-    if site.reach.method in ("ssh", "bundle"):  # checkpoints stay there
+    if site.connect.method in ("ssh", "bundle"):  # checkpoints stay there
         return case.send(f"{full}; whether there is a checkpoint at {site.name} to go on from is not known here")
     if case.asked.names(case.cause) or case.asked.changes:
         return case.send(f"{full}; there is no checkpoint to go on from")
@@ -158,7 +158,7 @@ def _timeout(case: Case) -> Outcome:
 
 def _node_fail(case: Case) -> Outcome:
     site, node = case.point.site, _node(case.standing)
-    if not case.point.bench.rerun.node_fail.exclude_node or site.reach.method == "local":
+    if not case.point.bench.rerun.node_fail.exclude_node or site.connect.method == "local":
         return _as_it_was(case)
     if node is None:
         return case.send("sent as it was: which node failed is not known")
@@ -185,7 +185,7 @@ def _oom_gpu(case: Case) -> Outcome:
 
 def _oom_host(case: Case) -> Outcome:
     point = case.point
-    if point.site.reach.method == "local" or case.asked.changed("mem_gb"):
+    if point.site.connect.method == "local" or case.asked.changed("mem_gb"):
         return _as_it_was(case)
     now, limit = point.request.mem_gb, node_mem_gb(point.site.gpus[point.bench.gpu.name])
     more = min(math.ceil(now * point.bench.rerun.oom_host.mem_factor), limit)

@@ -122,8 +122,8 @@ def send(choose: Callable[[], list[Point]], sending: Sending) -> list[JobReturn]
         code = snapshot.take(folder / CODE)
         for group in groups:
             _plan(group, ledger)
-        there = [g for g in groups if g.first.site.reach.method != "local"]
-        by_ssh = [g for g in there if g.first.site.reach.method == "ssh"]
+        there = [g for g in groups if g.first.site.connect.method != "local"]
+        by_ssh = [g for g in there if g.first.site.connect.method == "ssh"]
         hydra = HydraState.now(sending.hydra_context, sending.task_function)
         refused, unheard = arrays.submit([g for g in there if g not in by_ssh], ledger, hydra, code)
         for missing, silent in _submit_by_ssh(by_ssh, ledger, code):
@@ -197,7 +197,7 @@ def _write_plans(points: list[Point], ledger: Ledger) -> None:
     for site, theirs in apart.items():
         path = plan_file.write(ledger.folder, site, ledger.sweep, theirs)
         ledger.append("elsewhere", points=[p.num for p in theirs], plan=path.name)
-        method = theirs[0].site.reach.method
+        method = theirs[0].site.connect.method
         if method == "bundle":
             path = plan_file.pack(path, snapshot.take(ledger.folder / CODE))
         carry = f"Carry {path} there and run: {plan_file.command(path.name)}"

@@ -194,7 +194,7 @@ class Ledger:
             attempt.run_id = trace.run_id
             if k not in known:
                 record.attempts.append(attempt)
-            ours = sweep["sites"].get(attempt.site, {}).get("reach", {}).get("method") not in BROUGHT
+            ours = sweep["sites"].get(attempt.site, {}).get("connect", {}).get("method") not in BROUGHT
             if ours and trace.overrides is not None and k >= max(known, default=0):
                 record.overrides, record.plan = list(trace.overrides), None
         return len(strange)

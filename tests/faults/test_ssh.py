@@ -152,7 +152,7 @@ def test_results_that_were_cut_off_look_unfinished_and_the_rest_comes_next_time(
 def test_what_a_site_cannot_do_is_told_in_its_words(login_nodes, tmp_path, capsys):
     cases = [
         ("sites.delta.gpus.h200.partition=nowhere", "nvalid partition"),
-        ("sites.delta.reach.folder=/proc/nothing", "/proc/nothing/.* cannot be made there"),
+        ("sites.delta.connect.folder=/proc/nothing", "/proc/nothing/.* cannot be made there"),
         ("sites.delta.python=/no/python", "/no/python is no program there"),
     ]
     for number, (override, says) in enumerate(cases):

@@ -17,14 +17,14 @@ QUICK = ["data.num_images=16", "workload.warmup_steps=1", "workload.measure_step
 
 def words(nodes: LoginNodes, timeout_s: float = 30) -> list[str]:
     """Delta over ssh, all else as in the profile."""
-    reach = {
+    connect = {
         "method": "ssh",
         "host": "delta-login",
         "ssh_config": nodes.config,
         "folder": nodes.bed.state / "scratch",
         "timeout_s": int(timeout_s),
     }
-    over = [f"sites.delta.reach.{key}={value}" for key, value in reach.items()]
+    over = [f"sites.delta.connect.{key}={value}" for key, value in connect.items()]
     return [*over, f"sites.delta.python={sys.executable}", "profile=testbed", *QUICK]
 
 

@@ -33,7 +33,7 @@ TAKEN_BEFORE = RUNS.replace("PreemptTime=None", "PreemptTime=2026-11-21T19:04:16
 TIME_UP = RUNS.replace("RUNNING Reason=None", "COMPLETING Reason=TimeLimit")
 STOPPED = RUNS.replace("RUNNING", "COMPLETING")
 QUEUED = STOPPED.replace("Restarts=0", "Restarts=1")
-REQUEUES = ("site.requeue.request=true", "site.reach.method=slurm")
+REQUEUES = ("site.requeue.request=true", "site.connect.method=slurm")
 
 
 @pytest.fixture

@@ -96,7 +96,7 @@ def _sites(catalogue: Catalogue, options: argparse.Namespace) -> list[tuple[Site
         raise UserError(f"--site {options.site}: no such site; have: {', '.join([*catalogue.names, ALL])}")
     names = catalogue.names if options.site == ALL else [options.site]
     found = [(catalogue.site(name, config), SiteFile(catalogue.file(name))) for name in names]
-    sites = [(site, file, reachable(site)) for site, file in found if site.reach.method != "local"]
+    sites = [(site, file, reachable(site)) for site, file in found if site.connect.method != "local"]
     if not sites:
         raise UserError(f"--site {options.site}: has no Slurm to be asked; doctor without --site looks at this machine")
     if options.site != ALL and not sites[0][2].yes:
@@ -106,9 +106,9 @@ def _sites(catalogue: Catalogue, options: argparse.Namespace) -> list[tuple[Site
 
 
 def _reach(site: SiteConfig, reach: Reachable) -> list[Finding]:
-    if not site.reach.hostnames:
+    if not site.connect.hostnames:
         return []
-    place, here = "reach.hostnames", list(site.reach.hostnames)
+    place, here = "connect.hostnames", list(site.connect.hostnames)
     if reach.standing:
         return [same(place, here, "one is this machine's name")]
     return [not_known(place, here, f"this machine's name is none of them; {reach.why}")]

@@ -42,7 +42,7 @@ def test_a_site_out_of_reach_says_why(points):
 
 
 def test_a_slurm_conf_that_does_not_exist_makes_a_site_unreachable(points):
-    (point,) = points("gpu=h200 sites.delta.reach.slurm_conf=/nonexistent/slurm.conf")
+    (point,) = points("gpu=h200 sites.delta.connect.slurm_conf=/nonexistent/slurm.conf")
     assert point.why == "/nonexistent/slurm.conf does not exist"
 
 

@@ -12,7 +12,7 @@ from inpaint_bench import launch
 from inpaint_bench.cli import status
 from inpaint_bench.core.attempt_state import SchedulerWord
 from inpaint_bench.core.errors import PointsFailedError
-from inpaint_bench.core.site import Limits, Reach, SiteConfig
+from inpaint_bench.core.site import ConnectConfig, Limits, SiteConfig
 from launchers.points.site_catalog import Reachable
 from launchers.slurm import arrays
 from launchers.slurm.query import Answer
@@ -29,7 +29,7 @@ def swept(folder: Path, **sites: SiteConfig) -> Path:
         entry = {"point": num, "overrides": [f"site={name}"], "gpu": "h200", "batch": 8, "site": name}
         ledger.know([entry], {name: OmegaConf.to_container(OmegaConf.structured(site))})
         ledger.append("planned", group=name, job_name="n", site=name, points=[[num, 1, "r"]], asked=[entry])
-        if site.reach.method == "slurm":
+        if site.connect.method == "slurm":
             ledger.append("submitted", group=name, job_id="7_%a", points=[[num, 1]])
     return folder
 
@@ -37,7 +37,7 @@ def swept(folder: Path, **sites: SiteConfig) -> Path:
 REACHED = Reachable(yes=True, standing=True, why="this is a test")
 GRACE = SiteConfig(name="grace")
 DELTA = SiteConfig(name="delta", limits=Limits(poll_s=90))
-HERE = SiteConfig(name="local", reach=Reach(method="local"))
+HERE = SiteConfig(name="local", connect=ConnectConfig(method="local"))
 
 
 class TestWaiting:
@@ -150,7 +150,7 @@ def sbatch(tmp_path, monkeypatch):
 def launched(tmp_path: Path, *words: str) -> int:
     """To delta, as many arrays as points."""
     (tmp_path / "slurm.conf").touch()
-    over = [f"sites.delta.reach.slurm_conf={tmp_path / 'slurm.conf'}", "sites.delta.account.value=bbxx-delta-gpu"]
+    over = [f"sites.delta.connect.slurm_conf={tmp_path / 'slurm.conf'}", "sites.delta.account.value=bbxx-delta-gpu"]
     over += ["gpu=h200", "sites.delta.limits.max_array_size=1", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
     return launch.main(["-m", *over, *words])
 

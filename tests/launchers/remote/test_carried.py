@@ -18,7 +18,7 @@ from inpaint_bench.cli import cancel, collect, merge, rerun, status
 from launchers.remote import bundle, export
 
 QUICK = ["data.num_images=16", "workload.warmup_steps=1", "workload.measure_steps=2", "workload.min_measure_s=1"]
-SITE = "sites.delta.reach.method=${oc.env:SITE_IS,bundle}"
+SITE = "sites.delta.connect.method=${oc.env:SITE_IS,bundle}"
 
 
 def told(folder: Path, capsys) -> list[dict]:

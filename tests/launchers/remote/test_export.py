@@ -26,7 +26,7 @@ def a_sweep(folder: Path, runs: int, method: str, *, job: str | None = None) -> 
     folder.mkdir()
     asked = [{"point": n, "overrides": [], "gpu": None, "batch": None, "site": "delta"} for n in points]
     ledger.create(sweep_id="s1", overrides=[])
-    ledger.know(asked, {"delta": {"name": "delta", "reach": {"method": method}}})
+    ledger.know(asked, {"delta": {"name": "delta", "connect": {"method": method}}})
     named = {"group": "00-delta", "job_name": "j", "site": "delta"}
     ledger.append("planned", **named, points=[[n, 1, f"r-{n}"] for n in points], asked=asked)
     outcome = {"kind": "submitted", "job_id": job} if job else {"kind": "refused", "message": "not now"}
@@ -136,7 +136,7 @@ def test_what_has_a_name_that_no_bundle_holds_stays_there_and_is_said(site, caps
 
 def test_what_somebody_ran_there_on_the_login_node_stays_there_and_is_said(site):
     asked = {"overrides": [], "gpu": None, "batch": None}
-    site.know([], {"local": {"name": "local", "reach": {"method": "local"}}})
+    site.know([], {"local": {"name": "local", "connect": {"method": "local"}}})
     site.append("planned", group="1", job_name=None, site="local", points=[[1, 2, "r-1-2"]], asked=[asked])
     bundles, stays = runs_of(site, {})
     assert len(bundles) == 3

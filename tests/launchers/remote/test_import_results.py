@@ -37,7 +37,7 @@ def sweep(tmp_path) -> Ledger:
         for n, s in ((0, "grace"), (6, "delta"))
     ]
     ledger.create(sweep_id="s1", overrides=[])
-    ledger.know(asked, {"grace": {"reach": {"method": "slurm"}}, "delta": {"reach": {"method": "bundle"}}})
+    ledger.know(asked, {"grace": {"connect": {"method": "slurm"}}, "delta": {"connect": {"method": "bundle"}}})
     ledger.append("elsewhere", points=[6], plan="plan.delta.yaml")
     ledger.append("planned", group="00-grace", job_name="j", site="grace", points=[[0, 1, "r-0"]], asked=[asked[0]])
     return ledger
@@ -243,7 +243,7 @@ class TestASiteThatIsAskedOverSsh:
 
     def test_is_believed_whatever_its_clock_says(self, sweep):
         """Regression: a site whose clock was set back brought nothing until it had caught up."""
-        sweep.know([], {"delta": {"reach": {"method": "ssh"}}})
+        sweep.know([], {"delta": {"connect": {"method": "ssh"}}})
         manifest = "6/attempt-1/manifest.json"
         bring(results({manifest: b"1"}, made_unix=200), sweep, "delta")
         assert bring(results({manifest: b"2"}, made_unix=100), sweep, "delta").new == 1

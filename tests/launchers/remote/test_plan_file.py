@@ -136,7 +136,7 @@ def test_where_no_accounting_answers_the_manifest_says_how_long(tmp_path, monkey
     ledger = Ledger(tmp_path)
     ledger.create(sweep_id="s1")
     entry = {"overrides": [], "gpu": "h200", "batch": 8, "site": "delta", "time_min": 60, "service_units": 3.0}
-    ledger.know([entry | {"point": num} for num in range(3)], {"delta": {"reach": {"method": "slurm"}}})
+    ledger.know([entry | {"point": num} for num in range(3)], {"delta": {"connect": {"method": "slurm"}}})
     points = [[num, 1, f"r{num}"] for num in range(3)]
     ledger.append("planned", group="00", job_name="j", site="delta", points=points, asked=[entry] * 3)
     ledger.append("submitted", group="00", job_id="77_%a", points=[[0, 1], [1, 1]])

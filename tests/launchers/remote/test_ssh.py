@@ -19,7 +19,7 @@ from inpaint_bench.cli import cancel, collect, merge, rerun
 from inpaint_bench.core.config import config_hash
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_json
-from inpaint_bench.core.site import Reach, SiteConfig, check_reach
+from inpaint_bench.core.site import ConnectConfig, SiteConfig, check_connect
 from launchers.points import site_catalog
 from launchers.points.compose import composer
 from launchers.remote import client, ssh
@@ -130,51 +130,52 @@ class TestBetween:
     @pytest.mark.parametrize("to", ["1", "2"])
     def test_an_answer_without_end_does_not_fill_the_disk_here(self, login_nodes, monkeypatch, to):
         monkeypatch.setattr(ssh, "MAX_ANSWER_BYTES", 1 << 20)
-        reach = Reach(method="ssh", host="delta-login", ssh_config=str(login_nodes.config))
+        connect = ConnectConfig(method="ssh", host="delta-login", ssh_config=str(login_nodes.config))
         begin = time.monotonic()
         with pytest.raises(UserError, match="delta-login answered with more than 1,048,576 bytes"):
-            ssh.Connection(reach).run(f"yes >&{to}")
-        assert time.monotonic() - begin < reach.timeout_s
+            ssh.Connection(connect).run(f"yes >&{to}")
+        assert time.monotonic() - begin < connect.timeout_s
 
     def test_a_connection_that_is_not_to_stay_ends_with_its_command(self, login_nodes):
-        reach = Reach(method="ssh", host="delta-login", ssh_config=str(login_nodes.config), persist_min=0)
-        ssh.Connection(reach)._control("exit")
+        connect = ConnectConfig(method="ssh", host="delta-login", ssh_config=str(login_nodes.config), persist_min=0)
+        ssh.Connection(connect)._control("exit")
         code = (
-            "import sys; from inpaint_bench.core.site import Reach; from launchers.remote.ssh import Connection;"
-            f"c = Connection({reach!r}); print(c.run('echo hello').out); print(c._control('check'))"
+            "import sys; from inpaint_bench.core.site import ConnectConfig;"
+            "from launchers.remote.ssh import Connection;"
+            f"c = Connection({connect!r}); print(c.run('echo hello').out); print(c._control('check'))"
         )
         env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
         done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
         assert done.stdout.split() == ["b'hello\\n'", "0"]
-        assert ssh.Connection(reach)._control("check") != 0
+        assert ssh.Connection(connect)._control("check") != 0
 
 
 @pytest.mark.parametrize(
-    ("reach", "python", "says"),
+    ("connect", "python", "says"),
     [
-        ({}, "/p", r"reach\.host is empty: reach\.method=ssh needs it, a name in your ssh configuration"),
-        ({"host": "delta"}, "/p", r"reach\.folder is empty"),
+        ({}, "/p", r"connect\.host is empty: connect\.method=ssh needs a name in your ssh configuration"),
+        ({"host": "delta"}, "/p", r"connect\.folder is empty"),
         ({"host": "delta", "folder": "/scratch/me"}, None, r"delta\.python is empty"),
-        ({"host": "-oProxyCommand=sh", "folder": "/s"}, "/p", r"reach\.host='-oProxyCommand=sh': must be"),
-        ({"host": "delta;reboot", "folder": "/s"}, "/p", r"must be .* without signs that a shell reads"),
-        ({"host": "delta", "folder": "scratch"}, "/p", r"reach\.folder='scratch': must be an absolute path there"),
-        ({"host": "delta", "folder": "/s/$(reboot)"}, "/p", r"without signs that a shell reads"),
-        ({"host": "delta", "folder": "/s\n"}, "/p", r"without signs that a shell reads"),
+        ({"host": "-oProxyCommand=sh", "folder": "/s"}, "/p", r"connect\.host='-oProxyCommand=sh': must be"),
+        ({"host": "delta;reboot", "folder": "/s"}, "/p", r"must be .* without shell metacharacters"),
+        ({"host": "delta", "folder": "scratch"}, "/p", r"connect\.folder='scratch': must be an absolute path there"),
+        ({"host": "delta", "folder": "/s/$(reboot)"}, "/p", r"without shell metacharacters"),
+        ({"host": "delta", "folder": "/s\n"}, "/p", r"without shell metacharacters"),
         (
             {"host": "delta", "method": "slurm"},
             None,
-            r"reach\.host=delta: is read by reach\.method=ssh, and it is slurm",
+            r"connect\.host=delta: is used only with connect\.method=ssh, and the method is slurm",
         ),
     ],
 )
-def test_a_way_that_lacks_something_or_could_do_harm_is_refused_in_a_sentence(reach, python, says):
+def test_a_way_that_lacks_something_or_could_do_harm_is_refused_in_a_sentence(connect, python, says):
     with pytest.raises(UserError, match=says):
-        check_reach(SiteConfig(name="delta", python=python, reach=Reach(**{"method": "ssh"} | reach)))
+        check_connect(SiteConfig(name="delta", python=python, connect=ConnectConfig(**{"method": "ssh"} | connect)))
 
 
 def test_over_ssh_a_dry_run_writes_what_will_be_rendered_there_and_asks_nobody(tmp_path, capsys):
     over = ["method=ssh", "host=nowhere.invalid", "folder=/scratch/me", "slurm_conf=null"]
-    words = [f"sites.delta.reach.{one}" for one in over]
+    words = [f"sites.delta.connect.{one}" for one in over]
     words += ["sites.delta.python=/opt/python", "gpu=h200", "dry_run=true", f"hydra.sweep.dir={tmp_path}"]
     assert launch.main(["-m", *words]) == 0
     (script,) = (tmp_path / "sbatch").glob("*.sh")
@@ -187,14 +188,14 @@ def test_over_ssh_a_dry_run_writes_what_will_be_rendered_there_and_asks_nobody(t
 
 @pytest.mark.parametrize("way", ["ssh", "bundle"])
 def test_on_a_machine_of_the_site_itself_its_own_slurm_is_used(way, points, monkeypatch, tmp_path):
-    line = f"gpu=h200 sites.delta.reach.method={way} sites.delta.python=/p"
-    line += " sites.delta.reach.host=h sites.delta.reach.folder=/f"
-    assert points(line)[0].site.reach.method == way
+    line = f"gpu=h200 sites.delta.connect.method={way} sites.delta.python=/p"
+    line += " sites.delta.connect.host=h sites.delta.connect.folder=/f"
+    assert points(line)[0].site.connect.method == way
     monkeypatch.setattr(site_catalog, "_host_names", lambda: ("dt-login03.delta.ncsa.illinois.edu",))
     (tmp_path / "sbatch").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     (there,) = points(line)
-    assert (there.site.reach.method, there.reachable) == ("slurm", True)
+    assert (there.site.connect.method, there.reachable) == ("slurm", True)
 
 
 def test_a_control_character_never_reaches_another_shell():

@@ -6,7 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from inpaint_bench.cli import cancel, status
-from inpaint_bench.core.site import Reach, SiteConfig
+from inpaint_bench.core.site import ConnectConfig, SiteConfig
 from launchers.remote import client, ssh
 from launchers.sweep.ledger import Ledger
 
@@ -28,8 +28,8 @@ LOOKED = {"kind": "answer", "squeue": "ok", "sacct": "ok", "busy": False, "sweep
 @pytest.fixture
 def asked(tmp_path, monkeypatch):
     """A sweep whose point is at delta, over a connection that answers these lines."""
-    reach = Reach(method="ssh", host="delta", folder="/scratch/me")
-    site = SiteConfig(name="delta", python="/usr/bin/python3", reach=reach)
+    connect = ConnectConfig(method="ssh", host="delta", folder="/scratch/me")
+    site = SiteConfig(name="delta", python="/usr/bin/python3", connect=connect)
     ledger = Ledger(tmp_path / "sweep")
     ledger.folder.mkdir()
     ledger.create(sweep_id="s1")

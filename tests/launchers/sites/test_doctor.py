@@ -101,7 +101,7 @@ class TestOnRealSlurm:
         file = conf / "site" / "grace.yaml"
         before = file.read_text()
         start = time.monotonic()
-        assert doctor.main([*SITE, f"sites.grace.reach.slurm_conf={slurm_conf}", "--update", "--fix"]) == 0
+        assert doctor.main([*SITE, f"sites.grace.connect.slurm_conf={slurm_conf}", "--update", "--fix"]) == 0
         assert time.monotonic() - start < 45
         out = capsys.readouterr().out
         assert not re.search(r"\b(same|differs)\b", out.split("verdict")[1])
@@ -117,14 +117,14 @@ class TestOnRealSlurm:
             pytest.skip(str(error))
         nodes = LoginNodes(testbed)
         nodes.up("delta")
-        reach = {
+        connect = {
             "method": "ssh",
             "host": "delta-login",
             "ssh_config": nodes.config,
             "folder": tmp_path,
             "timeout_s": 10,
         }
-        over = [f"sites.delta.reach.{key}={value}" for key, value in reach.items()]
+        over = [f"sites.delta.connect.{key}={value}" for key, value in connect.items()]
         over += [f"sites.delta.python={sys.executable}", "sites.delta.gpus.h200.max_minutes=5000", "profile=testbed"]
         try:
             assert doctor.main(["--site", "delta", *over]) == 1
@@ -136,7 +136,7 @@ class TestOnRealSlurm:
             assert "a probe is submitted on its own login node" in capsys.readouterr().out
         finally:
             nodes.down()
-        assert doctor.main(["--site", "delta", *over, "sites.delta.reach.persist_min=0"]) == 0
+        assert doctor.main(["--site", "delta", *over, "sites.delta.connect.persist_min=0"]) == 0
         assert not re.search(r"\b(same|differs)\b", capsys.readouterr().out.split("verdict")[1])
 
     def test_a_probe_looks_at_a_compute_node_and_can_be_read_later(self, testbed, tmp_path, capsys):

@@ -31,7 +31,9 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     entry = ENTRY | {"overrides": ASKED}
     made.folder.mkdir()
     made.create(sweep_id="s1")
-    made.know([entry | {"point": num} for num in range(2)], {"delta": {"name": "delta", "reach": {"method": "slurm"}}})
+    made.know(
+        [entry | {"point": num} for num in range(2)], {"delta": {"name": "delta", "connect": {"method": "slurm"}}}
+    )
     send(made, 1)
     return made
 

@@ -19,7 +19,7 @@ from inpaint_bench import launch
 from inpaint_bench.cli import cancel, status
 from inpaint_bench.core.attempt_state import Leavings, SchedulerWord, Verdict
 from inpaint_bench.core.schema import LEDGER, MANIFEST, STEPS, SWEEP, TELEMETRY, PointState, Reason
-from inpaint_bench.core.site import Account, Reach, SiteConfig
+from inpaint_bench.core.site import Account, ConnectConfig, SiteConfig
 from inpaint_bench.telemetry.storage.parts import PartWriter
 from launchers.slurm import query
 from launchers.slurm.pending_reasons import explain
@@ -257,7 +257,7 @@ def test_numbers_and_tasks_are_put_together():
 
 def made(folder: Path, job_ids: list[str], site: SiteConfig | None = None) -> Path:
     """A sweep directory as a launcher leaves it, of one array of points."""
-    site = site or SiteConfig(name="local", reach=Reach(method="local"))
+    site = site or SiteConfig(name="local", connect=ConnectConfig(method="local"))
     ledger = Ledger(folder)
     folder.mkdir(parents=True)
     ledger.create(sweep_id="s1", created_unix=NOW, command=[], overrides=[], order=None)
@@ -353,7 +353,7 @@ class TestDamage:
 
     def test_the_log_of_a_point_is_shown_where_collect_put_it(self, tmp_path, capsys):
         """There the arrays have numbers of their own."""
-        folder = made(tmp_path / "sweep", ["77_0"], SiteConfig(name="delta", reach=Reach(method="ssh")))
+        folder = made(tmp_path / "sweep", ["77_0"], SiteConfig(name="delta", connect=ConnectConfig(method="ssh")))
         ledger = folder / LEDGER
         ledger.write_text(ledger.read_text().replace('"g"', '"01-delta-gpuH200x8-h200"'))
         left_behind(folder, 0, "failed")
@@ -545,8 +545,8 @@ class TestOnSlurm:
     def test_a_job_that_slurm_does_not_show_is_lost_only_where_it_is_ones_own(self, testbed, tmp_path, capsys):
         if os.getuid():
             pytest.skip("only root gives files away")
-        reach = Reach(slurm_conf=str(testbed.conf("delta")))
-        folder = made(tmp_path / "sweep", ["66000000_0"], SiteConfig(name="delta", reach=reach))
+        connect = ConnectConfig(slurm_conf=str(testbed.conf("delta")))
+        folder = made(tmp_path / "sweep", ["66000000_0"], SiteConfig(name="delta", connect=connect))
         (mine,) = as_json(folder, capsys)["points"]
         assert (mine["state"], mine["reason"]) == ("failed", "lost")
         os.chown(folder / SWEEP, 65534, -1)

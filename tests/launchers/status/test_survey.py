@@ -12,7 +12,7 @@ from inpaint_bench import launch
 from inpaint_bench.cli import cancel, rerun, status
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import LEDGER, MANIFEST, MULTIRUN, SWEEP
-from inpaint_bench.core.site import Reach, SiteConfig
+from inpaint_bench.core.site import ConnectConfig, SiteConfig
 from inpaint_bench.run import run_dir_owner
 from launchers.points.compose import composer
 from launchers.slurm import query
@@ -55,7 +55,7 @@ class TestAnotherSitesSlurm:
 
     @pytest.fixture
     def folder(self, tmp_path):
-        site = SiteConfig(name="delta", reach=Reach(hostnames=["dt-login.*"]))
+        site = SiteConfig(name="delta", connect=ConnectConfig(hostnames=["dt-login.*"]))
         return made(tmp_path / "sweep", ["7_0", "7_1"], site)
 
     def test_is_not_asked_and_that_witness_is_missing(self, folder, command, capsys):
@@ -237,7 +237,7 @@ class TestOnSlurm:
         return testbed.run("delta", "squeue", "-h", "-r", "-j", job, "-o", "%T").stdout.split()
 
     def test_a_job_of_another_name_is_neither_believed_nor_cancelled(self, testbed, tmp_path, capsys):
-        site = SiteConfig(name="delta", reach=Reach(slurm_conf=str(testbed.conf("delta"))))
+        site = SiteConfig(name="delta", connect=ConnectConfig(slurm_conf=str(testbed.conf("delta"))))
         thesis, ours = self.held(testbed, "thesis"), self.held(testbed, "n")
         try:
             folder = made(tmp_path / "sweep", [f"{thesis}_0", "66000000_0", f"{ours}_0"], site)

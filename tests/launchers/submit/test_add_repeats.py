@@ -26,7 +26,7 @@ from tests.analysis.build import rewrite_json, write_run
 
 from .test_submit import QUICK, sweep, told
 
-AWAY = ["gpu=h200", "profile=demo", "sites.delta.reach.method=slurm"]  # waits in a plan: nothing runs
+AWAY = ["gpu=h200", "profile=demo", "sites.delta.connect.method=slurm"]  # waits in a plan: nothing runs
 HERE = ["gpu=a40", "profile=demo"]
 
 
@@ -181,7 +181,7 @@ class TestFurtherRepetitions:
         self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         plan = folder / PLAN_PATTERN.format(site="delta")
-        plan.write_text(plan.read_text().replace(AWAY[-1], "sites.delta.reach.method=local"))
+        plan.write_text(plan.read_text().replace(AWAY[-1], "sites.delta.connect.method=local"))
         monkeypatch.chdir(tmp_path)
         _play(monkeypatch, tmp_path, {"8": STEADY, "16": STEADY})
         assert launch.main(["--plan", str(plan)]) == 0

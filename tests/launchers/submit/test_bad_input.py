@@ -43,7 +43,7 @@ from launchers.sweep.ledger import Ledger
         ("sites.nowhere.qos=x", r"sites\.nowhere: no such site; have: delta, grace, local"),
         ("sites.grace.gpus.a100.partitio=x", r"gpus\.a100\.partitio: no such key.*Did you mean partition\?"),
         ("sites.grace.template=nope.sh.j2 dry_run=true", r"template nope\.sh\.j2: .*have: base\.sh\.j2"),
-        ("sites.grace.reach.slurm_conf=a,b dry_run=true", r"sites\.grace\.reach differs between points"),
+        ("sites.grace.connect.slurm_conf=a,b dry_run=true", r"sites\.grace\.connect differs between points"),
         ("wait=true,false dry_run=true", r"wait differs between points"),
         ("sites.delta.account.value=me gpu=h200", r"account\.value=me: not an account of delta.*`accounts` there"),
         ("budget=1 gpu=h200", r"budget=1: this sweep may cost 3\.0 SU"),
@@ -111,7 +111,7 @@ def test_a_site_file_that_cannot_be_read_is_named(text, says, capsys, tmp_path):
     assert len(error.splitlines()) == 1
 
 
-@pytest.mark.parametrize("key", ["sites.grace.account.pattern", "sites.grace.reach.hostnames", "gpu.nvml_name"])
+@pytest.mark.parametrize("key", ["sites.grace.account.pattern", "sites.grace.connect.hostnames", "gpu.nvml_name"])
 def test_a_regular_expression_that_is_none_is_refused(key, points):
     value = "['[a']" if key.endswith("hostnames") else "'[a'"
     with pytest.raises(UserError, match=rf"{key.removeprefix('sites.')}=\[a: not a regular expression \(untermin"):
@@ -120,7 +120,7 @@ def test_a_regular_expression_that_is_none_is_refused(key, points):
 
 SWEEP = {
     "sweep_id": "s1",
-    "sites": {"delta": {"reach": {"method": "slurm"}}},
+    "sites": {"delta": {"connect": {"method": "slurm"}}},
     "points": [{"point": 0, "overrides": ["gpu=h200"], "gpu": "h200", "batch": 8, "site": "delta"}],
     "overrides": ["gpu=h200"],
     "order": None,
@@ -170,7 +170,7 @@ def test_results_for_a_folder_that_is_not_there_are_refused_by_its_name(capsys, 
 
 def test_a_folder_whose_name_a_shell_would_execute_comes_back_quoted(capsys, tmp_path):
     folder = tmp_path / "$(id)"
-    away = ["gpu=h200", "repeats=auto", "profile=demo", "sites.delta.reach.method=slurm"]
+    away = ["gpu=h200", "repeats=auto", "profile=demo", "sites.delta.connect.method=slurm"]
     assert main(["-m", *away, f"hydra.sweep.dir='{folder}'"]) == 0
     said = capsys.readouterr().out.partition("When these have ended: ")[2].splitlines()[0]
     assert said == command("rerun", folder, "--repeats", "auto")

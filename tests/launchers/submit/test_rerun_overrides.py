@@ -12,7 +12,7 @@ from tests.launchers.conftest import ACCOUNT
 
 from .test_submit import sweep
 
-AWAY = ["gpu=h200", "profile=demo", "sites.delta.reach.method=slurm"]  # waits in a plan: nothing runs
+AWAY = ["gpu=h200", "profile=demo", "sites.delta.connect.method=slurm"]  # waits in a plan: nothing runs
 
 
 @pytest.fixture(scope="module")

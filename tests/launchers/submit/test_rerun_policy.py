@@ -95,7 +95,7 @@ class TestATimeLimit:
 
     def test_at_the_partitions_limit_is_sent_where_the_checkpoints_stay_at_the_site(self, treat):
         """Regression: looked for here only, a checkpoint at a site over ssh was said not to exist."""
-        over_ssh = ["reach.method=ssh", "reach.host=login", "reach.folder=/scratch", "python=/usr/bin/python3"]
+        over_ssh = ["connect.method=ssh", "connect.host=login", "connect.folder=/scratch", "python=/usr/bin/python3"]
         decision, point = treat(Reason.TIMEOUT, "time_min=2880", *(f"sites.delta.{word}" for word in over_ssh))
         assert point is not None
         assert decision.what.endswith("whether there is a checkpoint at delta to go on from is not known here")

@@ -119,7 +119,7 @@ def test_a_path_that_slurm_would_expand_is_refused(tmp_path, capsys):
 
 def test_points_out_of_reach_wait_in_a_plan_that_can_be_carried(tmp_path, capsys):
     folder = tmp_path / "sweep"
-    assert sweep(folder, "gpu=h200", "batch=2,4", "profile=demo", "sites.delta.reach.method=slurm") == 0
+    assert sweep(folder, "gpu=h200", "batch=2,4", "profile=demo", "sites.delta.connect.method=slurm") == 0
     plan = folder / PLAN_PATTERN.format(site="delta")
     assert f"--plan {plan.name}" in capsys.readouterr().out
     assert [point["state"] for point in told(folder, capsys)] == ["planned", "planned"]
@@ -132,10 +132,10 @@ def test_points_out_of_reach_wait_in_a_plan_that_can_be_carried(tmp_path, capsys
 
 def test_a_plan_is_sent_once(tmp_path, capsys):
     folder = tmp_path / "sweep"
-    away = "sites.delta.reach.method=slurm"
+    away = "sites.delta.connect.method=slurm"
     assert sweep(folder, "gpu=h200", "batch=2", f"out={tmp_path}", "profile=demo", away) == 0
     plan = folder / PLAN_PATTERN.format(site="delta")
-    here = plan.read_text().replace(away, "sites.delta.reach.method=local")
+    here = plan.read_text().replace(away, "sites.delta.connect.method=local")
     plan.write_text(here)
     assert launch.main(["--plan", str(plan)]) == 0
     assert launch.main([f"--plan={plan}"]) == 2

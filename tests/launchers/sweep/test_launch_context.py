@@ -104,7 +104,7 @@ def test_folders_that_are_gone_are_named(sweep, capsys):
 def test_a_plan_is_sent_with_the_files_of_the_launch_or_their_copy(project, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "sweep"
     shutil.copytree(project / "mine", tmp_path / "mine")
-    away = [*MINE, "sites.mine.reach.method=slurm", f"hydra.sweep.dir={folder}"]
+    away = [*MINE, "sites.mine.connect.method=slurm", f"hydra.sweep.dir={folder}"]
     monkeypatch.chdir(tmp_path)
     assert launch.main(["-m", "--config-dir", "mine", *away]) == 0
     plan = folder / PLAN_PATTERN.format(site="mine")
@@ -119,6 +119,6 @@ def test_a_plan_is_sent_with_the_files_of_the_launch_or_their_copy(project, tmp_
 
 def test_files_that_do_not_travel_are_refused_for_a_site_over_ssh(points, tmp_path):
     (point,) = points("gpu=cpu site=local")
-    point.site.reach.method = "ssh"
+    point.site.connect.method = "ssh"
     with pytest.raises(UserError, match=r"/mine: the points for local are composed there.*put them into conf/"):
         dry_run.check([point], tmp_path, Surroundings(config_dirs=("/mine",)))

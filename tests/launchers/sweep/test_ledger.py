@@ -89,7 +89,7 @@ def test_what_a_run_that_was_brought_here_says_it_was_asked_for_is_not_sent_agai
     ledger = Ledger(tmp_path)
     ledger.create(sweep_id="s1")
     entry = {"point": 0, "overrides": ["batch=8"], "gpu": None, "batch": 8, "site": "delta"}
-    ledger.know([entry], {"delta": {"reach": {"method": method}}})
+    ledger.know([entry], {"delta": {"connect": {"method": method}}})
     (tmp_path / "0" / "attempt-2").mkdir(parents=True)
     manifest = {"run_id": "r-2", "site": "delta", "overrides": ["batch=64"]}
     (tmp_path / "0" / "attempt-2" / "manifest.json").write_text(json.dumps(manifest))
