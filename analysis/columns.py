@@ -32,7 +32,7 @@ TEXT = [
     "message",
     "invalid_reason",
     "warnings",
-    "nulls",
+    "null_reasons",
     "energy_source",
     "step_ms_kind",
     "runtime_kind",
@@ -44,7 +44,7 @@ TEXT = [
     "torch",
     "cuda",
     "run_dir",
-    "skipped_photographs",  # JSON: [{file, reason}], the first ones
+    "skipped_images",  # JSON: [{file, reason}], the first ones
     "content_hash",
     "study_name",
     "study_base",
@@ -57,12 +57,12 @@ TEXT = [
     "cache",  # JSON: {place, bytes, key ...}
     "validation",  # JSON: [{step, loss, n}]
     "quality_metrics",  # JSON: {name: {value, n} or {unavailable}}
-    "pictures",  # in a dataset: the file below it
+    "sample_grid",  # in a dataset: the file below it
     "counters_source",  # of sm_active_pct and its kind: gpm, dcgm:<host:port>, none
     "steady",  # whether the step time had settled: yes, no, too_short
-    "marks",  # codes of what touched the run, joined with commas: marks.Mark
+    "flags",  # codes of what touched the run, joined with commas: marks.Flag
     "power_semantics",  # which reading fed power_w, and whose: "energy_mj by nvml"
-    "apart",  # what tells it from runs that it must not be averaged with; empty: nothing
+    "comparability_key",  # what tells it from runs that it must not be averaged with; empty: nothing
 ]
 FLOAT = [
     "window_s",
@@ -105,7 +105,7 @@ FLOAT = [
     "validation_first_loss",
     "validation_last_loss",
     *COUNTERS,
-    "energy_error_pct",  # of energy_j, power_w and joules_per_image, at most: energy.Error
+    "energy_error_pct",  # of energy_j, power_w and joules_per_image, at most: energy.EnergyUncertainty
     "energy_edge_pct",
     "energy_sensor_pct",
     "energy_update_ms",  # observed: between two changes of the energy counter
@@ -122,7 +122,7 @@ SCHEMA: dict[str, pl.DataType] = {
     "valid": pl.Boolean(),
     "demonstration": pl.Boolean(),
     "text_online": pl.Boolean(),
-    "parity_far": pl.Boolean(),  # so far from the reference that something else is computed
+    "parity_exceeded": pl.Boolean(),  # so far from the reference that something else is computed
     "started": pl.Datetime("us", "UTC"),
     "ended": pl.Datetime("us", "UTC"),
     **{name: pl.Int64() for name in INT},

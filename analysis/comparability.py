@@ -15,7 +15,7 @@ import polars as pl
 from inpaint_bench.core.errors import UserError
 
 # Within these, figures are put side by side: batches of one series, steps of one study.
-SCOPE = ["workload", "model", "site", "gpu", "gpus", "resolution_px", "demonstration"]
+COMPARISON_KEYS = ["workload", "model", "site", "gpu", "gpus", "resolution_px", "demonstration"]
 # What a flag calls it -> column of runs.parquet. In this order they are told apart.
 ATTRIBUTES = {
     "board": "gpu_name",
@@ -35,12 +35,12 @@ class Conflict:
     runs: dict[str, list[str]]  # run ids by value
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         values = [f"{value} ({_named(ids)})" for value, ids in self.runs.items()]
         return f"{self.where}: {self.attribute} {' and '.join(values)}"
 
 
-def mark(runs: pl.DataFrame) -> pl.DataFrame:
+def add_comparability_key(runs: pl.DataFrame) -> pl.DataFrame:
     """Fill `power_semantics`, which reading fed power and whose, and `apart`: empty where nothing is mixed.
 
     Runs that do not count are marked as their values say, so that they stay with those that do.
@@ -50,16 +50,17 @@ def mark(runs: pl.DataFrame) -> pl.DataFrame:
     )
     runs = runs.with_columns(pl.format("{} by {}", field, pl.col("source")).alias("power_semantics"))
     words = [
-        pl.when(_kinds(column).over(SCOPE) > 1).then(_words(attribute)) for attribute, column in ATTRIBUTES.items()
+        pl.when(_kinds(column).over(COMPARISON_KEYS) > 1).then(_words(attribute))
+        for attribute, column in ATTRIBUTES.items()
     ]
-    return runs.with_columns(pl.concat_str(words, separator=", ", ignore_nulls=True).alias("apart"))
+    return runs.with_columns(pl.concat_str(words, separator=", ", ignore_nulls=True).alias("comparability_key"))
 
 
-def conflicts(runs: pl.DataFrame) -> list[Conflict]:
+def find_conflicts(runs: pl.DataFrame) -> list[Conflict]:
     """What valid runs differ in and must not, in marked runs."""
     found = []
     counted = runs.filter("valid").sort("run_id")
-    for group in counted.partition_by(SCOPE, maintain_order=True) if counted.height else []:
+    for group in counted.partition_by(COMPARISON_KEYS, maintain_order=True) if counted.height else []:
         for attribute, column in ATTRIBUTES.items():
             known = group.filter(pl.col(column).is_not_null())
             if known[column].n_unique() < 2:
@@ -70,7 +71,7 @@ def conflicts(runs: pl.DataFrame) -> list[Conflict]:
     return sorted(found, key=lambda one: (one.where, list(ATTRIBUTES).index(one.attribute)))
 
 
-def refuse(found: Iterable[Conflict], allowed: Iterable[str]) -> None:
+def refuse_conflicts(found: Iterable[Conflict], allowed: Iterable[str]) -> None:
     """Raise UserError, naming runs and values, where a merge was not told to take what is mixed."""
     taken = set(allowed)
     wrong = [one for one in found if one.attribute not in taken]
@@ -78,8 +79,8 @@ def refuse(found: Iterable[Conflict], allowed: Iterable[str]) -> None:
         return
     flags = ",".join(sorted(taken | {one.attribute for one in wrong}, key=list(ATTRIBUTES).index))
     raise UserError(
-        f"Not comparable, so nothing was merged: {'; '.join(one.words for one in wrong)}. Merge them into datasets of "
-        f"their own, or add --allow-mixed {flags}: then they are cells of their own and in no common mean."
+        f"Not comparable, so nothing was merged: {'; '.join(one.description for one in wrong)}. Merge them into "
+        f"datasets of their own, or add --allow-mixed {flags}: then they are cells of their own and in no common mean."
     )
 
 

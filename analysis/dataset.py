@@ -23,7 +23,7 @@ from .merge import KEYS, WINDOW_SCHEMA, hive_value
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
     folder: Path
-    account: dict[str, Any]  # dataset.json
+    metadata: dict[str, Any]  # dataset.json
     runs: pl.DataFrame
     windows: pl.DataFrame
     skipped: pl.DataFrame
@@ -60,9 +60,9 @@ def open_dataset(folder: Path) -> Dataset:
     try:
         return Dataset(
             folder=folder,
-            account=account,
-            runs=recipe_labels.mark(
-                comparability.mark(_with_all_columns(pl.read_parquet(folder / contract.RUNS), SCHEMA))
+            metadata=account,
+            runs=recipe_labels.add_short_names(
+                comparability.add_comparability_key(_with_all_columns(pl.read_parquet(folder / contract.RUNS), SCHEMA))
             ),
             windows=_with_all_columns(pl.read_parquet(folder / WINDOWS), WINDOW_SCHEMA),
             skipped=pl.read_parquet(folder / contract.SKIPPED),

@@ -48,7 +48,7 @@ _SKIP_SCHEMA = {
     "size_bytes": pl.Int64,
 }
 WINDOW_SCHEMA: dict[str, pl.DataType] = {
-    **dict.fromkeys(("run_id", "site", "gpu", "window_id", "kind", "status", "reason", "marks"), pl.String()),
+    **dict.fromkeys(("run_id", "site", "gpu", "window_id", "kind", "status", "reason", "flags"), pl.String()),
     **dict.fromkeys(
         ("t_start_mono_ns", "t_end_mono_ns", "t_start_unix_ns", "t_end_unix_ns", "steps", "images"), pl.Int64()
     ),
@@ -247,9 +247,9 @@ def _read(task: _Task, out: Path) -> Outcome:
     outcome.late += [objection] if objection else []
     outcome.files += [_file(out / picture, out)] if picture else []
     touched = _marks(found, frames)
-    outcome.row = {**_row(found, frames), **touched.run, "pictures": picture}
+    outcome.row = {**_row(found, frames), **touched.run, "sample_grid": picture}
     outcome.windows = [
-        {**_window(found, window), "marks": codes} for window, codes in zip(found.windows, touched.windows, strict=True)
+        {**_window(found, window), "flags": codes} for window, codes in zip(found.windows, touched.windows, strict=True)
     ]
     return outcome
 
@@ -340,9 +340,9 @@ def _write(
             skipped.add({name: getattr(skip, name) for name in _SKIP_SCHEMA})
         skips += len(own)
         directories.add(outcome.entry())
-    merged = comparability.mark(table.frame())
-    mixed = comparability.conflicts(merged)
-    comparability.refuse(mixed, allow_mixed)
+    merged = comparability.add_comparability_key(table.frame())
+    mixed = comparability.find_conflicts(merged)
+    comparability.refuse_conflicts(mixed, allow_mixed)
     merged.write_parquet(out / contract.RUNS)
     windows.frame().write_parquet(out / WINDOWS)
     skipped.frame().write_parquet(out / contract.SKIPPED)
@@ -359,7 +359,7 @@ def _write(
         "rows": counts,
         "skipped": skips,
         "conflicts": conflicts,
-        "mixed": [one.words for one in mixed],
+        "mixed": [one.description for one in mixed],
         "run_hashes": {str(one.run_id): one.hash for one in first.values()},
         "content_hash": hashlib.sha256("".join(sorted(str(o.hash) for o in first.values())).encode()).hexdigest(),
         "analysis": incremental.version(),
@@ -440,11 +440,11 @@ class _Marks:
 
 def _marks(run: Run, tables: dict[str, pl.DataFrame]) -> _Marks:
     try:
-        found = flags.of_windows(run.manifest, run.windows, tables["samples_slow"], tables["events"])
-        whole = flags.of_run(run.manifest, run.windows, found, tables["events"])
+        found = flags.window_flags(run.manifest, run.windows, tables["samples_slow"], tables["events"])
+        whole = flags.run_flags(run.manifest, run.windows, found, tables["events"])
     except _WRONG_KIND:  # such a run does not count: see _row
-        return _Marks(run={"marks": None}, windows=[None] * len(run.windows))
-    return _Marks(run={"marks": flags.text(whole)}, windows=[flags.text(one) for one in found])
+        return _Marks(run={"flags": None}, windows=[None] * len(run.windows))
+    return _Marks(run={"flags": flags.join(whole)}, windows=[flags.join(one) for one in found])
 
 
 def _window(run: Run, window: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def short_names(recipes: Iterable[str]) -> dict[str, str]:
     return {recipe: name if used[name] == 1 else recipe for recipe, name in short.items()}
 
 
-def mark(runs: pl.DataFrame) -> pl.DataFrame:
+def add_short_names(runs: pl.DataFrame) -> pl.DataFrame:
     """Runs with their recipe's short name; a column that is there stays, so that parts of a dataset agree."""
     if COLUMN in runs.columns:
         return runs
@@ -32,15 +32,15 @@ def mark(runs: pl.DataFrame) -> pl.DataFrame:
     return runs.with_columns(short.alias(COLUMN))
 
 
-def key(runs: pl.DataFrame) -> dict[str, str]:
+def legend(runs: pl.DataFrame) -> dict[str, str]:
     """Short name -> recipe, of those in these runs or cells that were shortened."""
     pairs = runs.select(COLUMN, "recipe").drop_nulls().unique().sort(COLUMN, "recipe").rows()
     return {short: recipe for short, recipe in pairs if short != recipe}
 
 
-def key_words(runs: pl.DataFrame) -> str:
+def legend_text(runs: pl.DataFrame) -> str:
     """The key as a sentence for a caption or a note; empty where no name was shortened."""
-    words = [f"{short} = {recipe.replace('+', ', ')}" for short, recipe in key(runs).items()]
+    words = [f"{short} = {recipe.replace('+', ', ')}" for short, recipe in legend(runs).items()]
     return f"Recipes: {'; '.join(words)}." if words else ""
 
 

@@ -20,7 +20,7 @@ class Metric:
         return f"{self.label} [{self.unit}]" if self.unit else self.label
 
     @property
-    def most(self) -> float:
+    def upper_bound(self) -> float:
         """What it cannot exceed; below zero none of them goes."""
         share = self.unit.startswith("%") and not self.name.startswith("energy_error")
         return 100.0 if share else math.inf

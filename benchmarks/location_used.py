@@ -29,7 +29,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from torch.utils.data import default_collate
 
-from analysis.stats.intervals import student
+from analysis.stats.intervals import t_quantile
 from inpaint_bench.core.config import BenchConfig, typed
 from inpaint_bench.core.files import read_json
 from inpaint_bench.core.hydra_setup import register
@@ -123,7 +123,7 @@ def per_image(config: BenchConfig) -> tuple[np.ndarray, list[str]]:
 
 def interval(values: Sequence[float], loss: float) -> str:
     middle = float(np.mean(values))
-    half = student(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    half = t_quantile(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return (
         f"{middle:+.5f}, 95 % {middle - half:+.5f} to {middle + half:+.5f}, n = {len(values)}; "
         f"{middle / loss:+.2%} of the loss"

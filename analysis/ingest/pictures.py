@@ -80,13 +80,13 @@ class Picture:
 
 def embedded(folder: Path, runs: pl.DataFrame, cell_key: Sequence[str]) -> tuple[list[Picture], str]:
     """One sample grid per cell, of its first run that counts, up to the page's size; what was left out, in words."""
-    known = runs.filter(pl.col("pictures").is_not_null())
+    known = runs.filter(pl.col("sample_grid").is_not_null())
     counted = known.filter("valid").sort("seed", "run_id", nulls_last=True)
     first = counted.unique(cell_key, keep="first", maintain_order=True)
     shown: list[Picture] = []
     room, lost = PAGE_BYTES, 0
     for row in first.iter_rows(named=True):
-        path = folder / row["pictures"]
+        path = folder / row["sample_grid"]
         kind = _kind(path) if path.is_file() else None
         if kind is None or path.stat().st_size > room:
             lost += 1

@@ -31,7 +31,7 @@ EVENTS = {"co_tenant": "another process was on GPU", "power_limit": "the power l
 
 
 @dataclass(kw_only=True)
-class Lane:
+class GpuSamples:
     """Samples of one GPU in the order in which they were written."""
 
     uuid: str
@@ -40,7 +40,7 @@ class Lane:
     columns: dict[str, Floats]  # null is NaN
 
     @classmethod
-    def split(cls, samples: pl.DataFrame, columns: list[str]) -> list[Lane]:
+    def split(cls, samples: pl.DataFrame, columns: list[str]) -> list[GpuSamples]:
         """One lane per UUID, in order of UUID."""
         lanes = []
         found = samples["gpu_uuid"].unique()
@@ -71,7 +71,7 @@ class Lane:
         """Whether any sample lies inside any of the windows."""
         return any(len(self.t_ns[self.inside(*span)]) for span in spans)
 
-    def known(self, column: str) -> Lane:
+    def known(self, column: str) -> GpuSamples:
         """Only the samples that have a value in this column, with this column alone."""
         if column not in self._known:
             values = self.columns[column]
@@ -80,10 +80,10 @@ class Lane:
         return self._known[column]
 
     @cached_property
-    def _known(self) -> dict[str, Lane]:
+    def _known(self) -> dict[str, GpuSamples]:
         return {}
 
-    def bracket(self, start_ns: int, end_ns: int) -> Lane:
+    def bracket(self, start_ns: int, end_ns: int) -> GpuSamples:
         """From the last sample at or before the start to the first at or after the end, by clock."""
         if self.ordered:
             first, last = self.t_ns.searchsorted(start_ns, "right"), self.t_ns.searchsorted(end_ns, "left")
@@ -94,9 +94,9 @@ class Lane:
         high = after.min() if len(after) else end_ns
         return self._take(self.inside(low, high), self.columns)
 
-    def _take(self, rows: Rows, columns: Iterable[str]) -> Lane:
+    def _take(self, rows: Rows, columns: Iterable[str]) -> GpuSamples:
         values = {name: self.columns[name][rows] for name in columns}
-        taken = Lane(uuid=self.uuid, t_ns=self.t_ns[rows], tick=self.tick[rows], columns=values)
+        taken = GpuSamples(uuid=self.uuid, t_ns=self.t_ns[rows], tick=self.tick[rows], columns=values)
         if self.ordered:
             taken.ordered = True  # without looking again
         return taken
@@ -227,7 +227,7 @@ def counts(window: dict[str, Any], manifest: dict[str, Any]) -> list[str]:
     return [f"{images} images are not {steps} steps of batch {batch} on {gpus} GPU(s)"]
 
 
-def column(lane: Lane, name: str, start_ns: int, end_ns: int, limit_s: float) -> str | None:
+def column(lane: GpuSamples, name: str, start_ns: int, end_ns: int, limit_s: float) -> str | None:
     """Why this column's values do not cover the window, or None where they do. Nulls do not count as values."""
     known = lane.known(name)
     if not known.touches([(start_ns, end_ns)]):
@@ -246,14 +246,14 @@ def telemetry_off(manifest: dict[str, Any]) -> bool:
     return source is None or source == "none"
 
 
-def strangers(lanes: list[Lane], manifest: dict[str, Any]) -> list[str]:
+def strangers(lanes: list[GpuSamples], manifest: dict[str, Any]) -> list[str]:
     """Samples of GPUs that the manifest does not name, where it names any."""
     named = {device.get("uuid") for device in manifest.get("devices") or [] if device.get("uuid")}
     extra = sorted({lane.uuid for lane in lanes} - named) if named else []
     return [f"GPUs differ: slow samples of {', '.join(extra)}, which the manifest does not name"] if extra else []
 
 
-def devices(lanes: list[Lane], manifest: dict[str, Any]) -> list[str]:
+def devices(lanes: list[GpuSamples], manifest: dict[str, Any]) -> list[str]:
     """The sampled UUIDs are the manifest's. A replay on a machine without GPU has no devices to compare."""
     sampled = {lane.uuid for lane in lanes}
     named = {device.get("uuid") for device in manifest.get("devices") or [] if device.get("uuid")}
@@ -271,7 +271,7 @@ def devices(lanes: list[Lane], manifest: dict[str, Any]) -> list[str]:
     return []
 
 
-def window(lane: Lane, start_ns: int, end_ns: int, hz: float) -> list[str]:
+def window(lane: GpuSamples, start_ns: int, end_ns: int, hz: float) -> list[str]:
     """What is wrong with one GPU's fast samples around one measure window."""
     who = f"GPU {lane.uuid}: "
     if not len(lane.t_ns):
@@ -304,7 +304,7 @@ def window(lane: Lane, start_ns: int, end_ns: int, hz: float) -> list[str]:
     return [*problems, *(who + text for text in sample_clocks(near, (end_ns - start_ns) * 1e-9))]
 
 
-def sample_clocks(lane: Lane, seconds: float) -> list[str]:
+def sample_clocks(lane: GpuSamples, seconds: float) -> list[str]:
     """A step of the wall clock that is undone before the window closes shows in the samples alone."""
     apart = lane.columns["t_unix_ns"] - lane.t_ns
     drift_s = float(np.nanmax(apart) - np.nanmin(apart)) * 1e-9
@@ -313,7 +313,7 @@ def sample_clocks(lane: Lane, seconds: float) -> list[str]:
     return [f"clock jump: wall and monotonic clock of the samples move {drift_s:.2f} s against each other"]
 
 
-def counter_still(lane: Lane, start_ns: int, end_ns: int, hz: float) -> str | None:
+def counter_still(lane: GpuSamples, start_ns: int, end_ns: int, hz: float) -> str | None:
     """The longest stretch of the window in which power is drawn and the energy counter does not count it."""
     known = lane.known("energy_mj")
     inside = known.inside(start_ns, end_ns)
@@ -336,7 +336,7 @@ def counter_still(lane: Lane, start_ns: int, end_ns: int, hz: float) -> str | No
     return None
 
 
-def counter_fell(lane: Lane) -> bool:
+def counter_fell(lane: GpuSamples) -> bool:
     """True where the cumulative energy counter decreases between two readings."""
     counter = lane.columns["energy_mj"]
     return bool((np.diff(counter[~np.isnan(counter)]) < 0).any())

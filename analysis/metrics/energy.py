@@ -76,7 +76,7 @@ def update_s(t_ns: Ints, counter: Floats) -> float | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Error:
+class EnergyUncertainty:
     """By how much energy may be wrong, in % of it: bounds that add up, no standard deviation.
 
     Edges: in each of n windows of together T seconds, the counter was last updated up to u before either edge:
@@ -89,7 +89,9 @@ class Error:
     disagreement_pct: float
 
     @classmethod
-    def of(cls, joules: float, seconds: float, windows: int, gpus: int, update_s: float, ratio: float) -> Error:
+    def of(
+        cls, joules: float, seconds: float, windows: int, gpus: int, update_s: float, ratio: float
+    ) -> EnergyUncertainty:
         return cls(
             edge_pct=100 * 2 * update_s * windows / seconds,
             sensor_pct=100 * gpus * SENSOR_W * seconds / joules,

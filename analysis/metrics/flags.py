@@ -1,7 +1,7 @@
 """What touched a window or a run, as codes beside the words: a reader can leave such windows out.
 
 A mark says that something happened, not that the figures are wrong: what makes a run invalid says so in
-`invalid_reason`. Codes are joined with commas, in the order of `Mark`.
+`invalid_reason`. Codes are joined with commas, in the order of `Flag`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import polars as pl
 from inpaint_bench.core.schema import Reason, WindowKind, WindowStatus
 
 from . import energy
-from .audit import Lane
+from .audit import GpuSamples
 
 
-class Mark(StrEnum):
+class Flag(StrEnum):
     REQUEUED = "requeued"  # the job was started again; a window: of a start before the manifest's
     PREEMPTED = "preempted"  # the run ended so; a window: it was open then
     INTERRUPTED = "interrupted"  # cut by a signal, or by the end of its process
@@ -35,35 +35,35 @@ class Mark(StrEnum):
 
 
 THERMAL_PCT, POWER_CAP_PCT = 1.0, 5.0  # of a window; the bottleneck rules have the same limits
-_AT = {"xid": Mark.XID, "gpu_lost": Mark.GPU_LOST, "ecc": Mark.ECC}
-_FROM = {"co_tenant": Mark.CO_TENANT, "power_limit": Mark.POWER_LIMIT}
+_AT = {"xid": Flag.XID, "gpu_lost": Flag.GPU_LOST, "ecc": Flag.ECC}
+_FROM = {"co_tenant": Flag.CO_TENANT, "power_limit": Flag.POWER_LIMIT}
 _THROTTLE = {
-    Mark.THERMAL: (("throttle_sw_thermal_ns", "throttle_hw_thermal_ns"), THERMAL_PCT),
-    Mark.POWER_CAP: (("throttle_power_cap_ns",), POWER_CAP_PCT),
-    Mark.POWER_BRAKE: (("throttle_power_brake_ns",), THERMAL_PCT),
+    Flag.THERMAL: (("throttle_sw_thermal_ns", "throttle_hw_thermal_ns"), THERMAL_PCT),
+    Flag.POWER_CAP: (("throttle_power_cap_ns",), POWER_CAP_PCT),
+    Flag.POWER_BRAKE: (("throttle_power_brake_ns",), THERMAL_PCT),
 }
 
 
-def of_windows(
+def window_flags(
     manifest: Mapping[str, Any], windows: list[dict[str, Any]], samples_slow: pl.DataFrame, events: pl.DataFrame
-) -> list[set[Mark]]:
+) -> list[set[Flag]]:
     """The marks of each window, in the windows' order."""
     began = manifest.get("started_unix_ns") or 0
     columns = [name for names, _ in _THROTTLE.values() for name in names]
-    lanes = Lane.split(samples_slow, columns) if windows else []
+    lanes = GpuSamples.split(samples_slow, columns) if windows else []
     told = _events(manifest, events)
     preempted = manifest.get("reason") == Reason.PREEMPTED
     found = []
     for window in windows:
-        marks: set[Mark] = set()
+        marks: set[Flag] = set()
         start, end = window.get("t_start_mono_ns"), window.get("t_end_mono_ns")
         until = end if isinstance(end, int) else math.inf
         opened = window.get("t_start_unix_ns")
         earlier = isinstance(opened, int) and opened < began
-        marks |= {Mark.REQUEUED} if earlier else set()
+        marks |= {Flag.REQUEUED} if earlier else set()
         if window.get("status") in (WindowStatus.INTERRUPTED, WindowStatus.RUNNING):
-            marks.add(Mark.INTERRUPTED)
-            marks |= {Mark.PREEMPTED} if preempted and not earlier else set()
+            marks.add(Flag.INTERRUPTED)
+            marks |= {Flag.PREEMPTED} if preempted and not earlier else set()
         if isinstance(start, int) and not earlier:
             marks |= {mark for kind, at in told if (mark := _AT.get(kind)) and start <= at <= until}
             marks |= {mark for kind, at in told if (mark := _FROM.get(kind)) and at <= until}
@@ -77,26 +77,26 @@ def of_windows(
     return found
 
 
-def of_run(
-    manifest: Mapping[str, Any], windows: list[dict[str, Any]], marked: list[set[Mark]], events: pl.DataFrame
-) -> set[Mark]:
+def run_flags(
+    manifest: Mapping[str, Any], windows: list[dict[str, Any]], marked: list[set[Flag]], events: pl.DataFrame
+) -> set[Flag]:
     """Those of its measure windows, and what happened to the run outside of any window."""
-    found: set[Mark] = set()
+    found: set[Flag] = set()
     for window, marks in zip(windows, marked, strict=True):
         if window.get("kind") == WindowKind.MEASURE:
             found |= marks
     found |= {mark for kind, _ in _events(manifest, events) if (mark := _AT.get(kind) or _FROM.get(kind))}
     if ((manifest.get("slurm") or {}).get("restart_count") or 0) > 0:
-        found.add(Mark.REQUEUED)
+        found.add(Flag.REQUEUED)
     if manifest.get("reason") == Reason.PREEMPTED:
-        found.add(Mark.PREEMPTED)
+        found.add(Flag.PREEMPTED)
     return found
 
 
-def text(marks: Iterable[Mark]) -> str | None:
+def join(marks: Iterable[Flag]) -> str | None:
     """As a column holds them; null for none."""
     given = set(marks)
-    return ",".join(mark.value for mark in Mark if mark in given) or None
+    return ",".join(mark.value for mark in Flag if mark in given) or None
 
 
 def _events(manifest: Mapping[str, Any], events: pl.DataFrame) -> list[tuple[str, int]]:
@@ -108,7 +108,7 @@ def _events(manifest: Mapping[str, Any], events: pl.DataFrame) -> list[tuple[str
     return events.filter(ours).select("kind", "t_mono_ns").rows()
 
 
-def _held_pct(lane: Lane, names: tuple[str, ...], start: int, end: int) -> float:
+def _held_pct(lane: GpuSamples, names: tuple[str, ...], start: int, end: int) -> float:
     """Share of a window that the GPU was held back, by the growth of its counters; 0 where they do not tell."""
     grown = 0.0
     for name in names:

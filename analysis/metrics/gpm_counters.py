@@ -84,7 +84,7 @@ def _over_gpus(samples: pl.DataFrame, name: str, uuids: set[str], spans: list[Wi
         rows = samples.filter((pl.col("gpu_uuid") == uuid) & pl.col(name).is_not_null() & (pl.col("window_ms") > 0))
         window_ns = (rows["window_ms"].cast(pl.Float64) * 1e6).round().cast(pl.Int64).to_numpy()
         value = rows[name].cast(pl.Float64).to_numpy()
-        means.append(mean(rows["t_mono_ns"].to_numpy(), window_ns, value, spans, least))
+        means.append(weighted_mean(rows["t_mono_ns"].to_numpy(), window_ns, value, spans, least))
     covered = min((one.coverage_pct for one in means), default=0.0)
     known = [one.value for one in means if one.value is not None]
     if not means or len(known) < len(means) or covered < MIN_COVERAGE_PCT:
@@ -92,7 +92,7 @@ def _over_gpus(samples: pl.DataFrame, name: str, uuids: set[str], spans: list[Wi
     return Mean(value=math.fsum(known) / len(known), coverage_pct=covered)
 
 
-def mean(t_ns: Ints, window_ns: Ints, value: Floats, spans: list[Window], least: float = MIN_INSIDE) -> Mean:
+def weighted_mean(t_ns: Ints, window_ns: Ints, value: Floats, spans: list[Window], least: float = MIN_INSIDE) -> Mean:
     """Mean of rows over `spans`, weighted by overlap, and the share of the spans that they cover.
 
     A row counts where at least so much of its window is inside.

@@ -37,7 +37,7 @@ def facts(manifest: dict[str, Any]) -> dict[str, Any]:
         "levers": _json(manifest.get("levers")),
         "parity_reference": parity.get("reference"),
         "parity_unavailable": parity.get("unavailable"),
-        "parity_far": parity.get("far"),
+        "parity_exceeded": parity.get("far"),
         **{name: parity.get(name.removeprefix("parity_")) for name in PARITY},
         "compile_s": workload.get("compile_s"),
         "setup_s": workload.get("setup_s"),
@@ -69,7 +69,7 @@ def _quality(quality: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "validation": _json(losses),
         "quality_metrics": _json(quality.get("metrics")),
-        "pictures": quality.get("pictures"),
+        "sample_grid": quality.get("pictures"),
     }
     for which, index in (("first", 0), ("last", -1)):
         one = losses[index] if losses else {}

@@ -86,7 +86,7 @@ def summarise(
     row["valid"] = not problems
     row["invalid_reason"] = "; ".join(problems) or None
     row["warnings"] = "; ".join(warnings) or None
-    row["nulls"] = "; ".join(f"{name}={why}" for name, why in sorted(nulls.items())) or None
+    row["null_reasons"] = "; ".join(f"{name}={why}" for name, why in sorted(nulls.items())) or None
     return row
 
 
@@ -145,7 +145,7 @@ def _photographs(manifest: dict[str, Any]) -> dict[str, Any]:
         "images_found": data.get("found"),
         "images_used": data.get("used"),
         "images_skipped": None if lost is None else len(lost),
-        "skipped_photographs": json.dumps(named[:SKIPPED_SHOWN]) if named else None,
+        "skipped_images": json.dumps(named[:SKIPPED_SHOWN]) if named else None,
     }
 
 

@@ -15,7 +15,7 @@ from analysis.columns import COUNTERS
 from analysis.ingest import parts
 
 from . import audit, energy, gpm_counters
-from .audit import Lane
+from .audit import GpuSamples
 from .flags import THERMAL_PCT
 
 Window = tuple[int, int]
@@ -40,7 +40,7 @@ _FIGURES = tuple(dict.fromkeys(name for names in RESTS_ON.values() for name in n
 _FAST = ["power_instant_w", "power_avg1s_w", "energy_mj", "gpu_util_pct", "mem_active_pct"]
 _SLOW = [name for name in RESTS_ON if name not in _FAST]
 _THROTTLE = ("throttle_power_cap_ns", "throttle_sw_thermal_ns", "throttle_hw_thermal_ns")
-RATIO_LIMIT = 0.05
+MAX_COUNTER_DEVIATION = 0.05
 ERROR = ("energy_error_pct", "energy_edge_pct", "energy_sensor_pct", "energy_update_ms", "joules_per_image_error")
 
 
@@ -60,8 +60,8 @@ def figures(
     A requeued job leaves samples of another node and clock in the same directory: only those around the measure
     windows are of this measurement.
     """
-    fast = [lane for lane in Lane.split(samples_fast, [*_FAST, "t_unix_ns"]) if lane.touches(spans)]
-    slow = [lane for lane in Lane.split(samples_slow, _SLOW) if lane.touches(spans)]
+    fast = [lane for lane in GpuSamples.split(samples_fast, [*_FAST, "t_unix_ns"]) if lane.touches(spans)]
+    slow = [lane for lane in GpuSamples.split(samples_slow, _SLOW) if lane.touches(spans)]
     if audit.telemetry_off(manifest) and not fast:
         warnings.append("no telemetry was asked for: throughput only")
         nulls.update(dict.fromkeys((*_FIGURES, *COUNTERS, *ERROR, "coverage_pct"), "telemetry off"))
@@ -97,18 +97,18 @@ def figures(
     return problems
 
 
-def _uncovered(lanes: list[Lane], name: str, spans: list[Window], limits_s: list[float]) -> str | None:
+def _uncovered(lanes: list[GpuSamples], name: str, spans: list[Window], limits_s: list[float]) -> str | None:
     found = (audit.column(lane, name, *span, s) for lane, s in zip(lanes, limits_s, strict=True) for span in spans)
     return next((why for why in found if why), None)
 
 
-def _slow_limit_s(lane: Lane) -> float:
+def _slow_limit_s(lane: GpuSamples) -> float:
     """As for the fast lane, but by the lane's own usual period: nothing else says how slow it was asked to be."""
     usual_s = float(np.median(np.diff(lane.t_ns))) * 1e-9 if len(lane.t_ns) > 1 else 0.0
     return max(audit.MAX_GAP_S, 2.5 * usual_s)
 
 
-def _coverage(lanes: list[Lane], spans: list[Window], hz: float) -> float | None:
+def _coverage(lanes: list[GpuSamples], spans: list[Window], hz: float) -> float | None:
     """Share of the expected samples, in %, of the column that has the fewest values; absent columns aside."""
     expected = sum(end - start for start, end in spans) * 1e-9 * hz * len(lanes)
     if not expected:
@@ -123,7 +123,7 @@ def _coverage(lanes: list[Lane], spans: list[Window], hz: float) -> float | None
 
 def _energy(
     row: dict[str, Any],
-    fast: list[Lane],
+    fast: list[GpuSamples],
     spans: list[Window],
     gaps: dict[str, str],
     stuck: bool,
@@ -154,7 +154,7 @@ def _energy(
     sampled_j = averaged_j if row["energy_integral_j"] is None else row["energy_integral_j"]
     if row["energy_source"] == "counter" and sampled_j:
         apart = row["energy_j"] / sampled_j - 1
-        if abs(apart) > RATIO_LIMIT:
+        if abs(apart) > MAX_COUNTER_DEVIATION:
             both = f"{row['energy_j']:.0f} J by the counter, {sampled_j:.0f} J by the integral"
             warnings.append(f"energy counter is {100 * apart:+.1f} % off the integral of sampled power: {both}")
     if row["energy_source"] == "counter" and row["energy_integral_j"]:
@@ -167,7 +167,7 @@ def _energy(
 
 
 def _error(
-    row: dict[str, Any], fast: list[Lane], spans: list[Window], sampled_j: float | None, nulls: dict[str, str]
+    row: dict[str, Any], fast: list[GpuSamples], spans: list[Window], sampled_j: float | None, nulls: dict[str, str]
 ) -> None:
     """The error bar of energy by the counter. The integral alone has none: nothing says what it did not see."""
     if row["energy_source"] != "counter":
@@ -181,14 +181,14 @@ def _error(
         return
     seconds = sum(end - start for start, end in spans) * 1e-9
     joules = row["energy_j"]
-    error = energy.Error.of(joules, seconds, len(spans), len(fast), max(seen), joules / sampled_j)
+    error = energy.EnergyUncertainty.of(joules, seconds, len(spans), len(fast), max(seen), joules / sampled_j)
     row["energy_update_ms"] = 1000 * max(seen)
     row["energy_edge_pct"], row["energy_sensor_pct"] = error.edge_pct, error.sensor_pct
     row["energy_error_pct"] = error.pct
 
 
 def _slow(
-    row: dict[str, Any], slow: list[Lane], spans: list[Window], gaps: dict[str, str], warnings: list[str]
+    row: dict[str, Any], slow: list[GpuSamples], spans: list[Window], gaps: dict[str, str], warnings: list[str]
 ) -> None:
     """Clocks averaged over GPUs; temperature and VRAM of the worst. A column with a gap may hide a peak: null."""
     whole = {name: [] if name in gaps else slow for name in _SLOW}
@@ -223,12 +223,12 @@ def _total(values: list[float | None]) -> float | None:
     return sum(known) if known and len(known) == len(values) else None
 
 
-def _counted_j(lane: Lane, span: Window) -> float | None:
+def _counted_j(lane: GpuSamples, span: Window) -> float | None:
     part = lane.known("energy_mj").bracket(*span)
     return energy.counter_j(part.t_ns, part.columns["energy_mj"], *span)
 
 
-def _sampled_j(lanes: list[Lane], column: str, spans: list[Window], gaps: dict[str, str]) -> float | None:
+def _sampled_j(lanes: list[GpuSamples], column: str, spans: list[Window], gaps: dict[str, str]) -> float | None:
     """Integral of one column of power over all GPUs and windows; None where it does not cover one of them."""
     if column in gaps:
         return None
@@ -236,7 +236,7 @@ def _sampled_j(lanes: list[Lane], column: str, spans: list[Window], gaps: dict[s
     return _total([energy.integral(part.t_ns, part.columns[column], *span) for part, span in near])
 
 
-def _mean(lanes: list[Lane], column: str, spans: list[Window]) -> float | None:
+def _mean(lanes: list[GpuSamples], column: str, spans: list[Window]) -> float | None:
     """Mean over GPUs of the time-weighted mean over windows."""
     means = []
     for lane in lanes:
@@ -248,7 +248,7 @@ def _mean(lanes: list[Lane], column: str, spans: list[Window]) -> float | None:
     return sum(means) / len(means) if means else None
 
 
-def _max(lanes: list[Lane], column: str, spans: list[Window]) -> float | None:
+def _max(lanes: list[GpuSamples], column: str, spans: list[Window]) -> float | None:
     best: float | None = None
     for lane in lanes:
         known = lane.known(column)
@@ -260,7 +260,7 @@ def _max(lanes: list[Lane], column: str, spans: list[Window]) -> float | None:
     return best
 
 
-def _throttled(lanes: list[Lane], columns: tuple[str, ...], spans: list[Window]) -> float | None:
+def _throttled(lanes: list[GpuSamples], columns: tuple[str, ...], spans: list[Window]) -> float | None:
     """Share of the windows, in %, that the worst GPU spent held back; null where no counter is known in all of them.
 
     Two reasons may hold at the same moment: their sum is an upper bound, and never more than the whole.
@@ -274,7 +274,7 @@ def _throttled(lanes: list[Lane], columns: tuple[str, ...], spans: list[Window])
     return max(shares) if shares else None
 
 
-def _grown_ns(lane: Lane, name: str, spans: list[Window]) -> float | None:
+def _grown_ns(lane: GpuSamples, name: str, spans: list[Window]) -> float | None:
     """What a cumulative counter grows by in all windows together; None where one is not covered, or it went back."""
     near = [(lane.bracket(*span), span) for span in spans]
     grown = [energy.growth(part.t_ns, part.columns[name], *span) for part, span in near]

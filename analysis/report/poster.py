@@ -9,7 +9,7 @@ import polars as pl
 
 from analysis import published
 from analysis.stats import cells, study
-from analysis.stats.study import Step, change
+from analysis.stats.study import Step, step_gain
 from analysis.units import gpu_label, gpu_order, number
 
 from .study_tables import gain_words
@@ -85,7 +85,7 @@ def beside(build: Builder, metric: str) -> Table | None:
     note += f" {BRACKETS}" if (mine[f"{metric}_n"] > 1).any() else ""
     if unequal:
         note += f" No ratio where epochs times images are not {published.IMAGES:,}, as published."
-    note = " ".join(words for words in (note, cells.mixed_note(mine), build.apart_note()) if words)
+    note = " ".join(words for words in (note, cells.differences_note(mine), build.apart_note()) if words)
     if build.demonstration:
         note += " The measured side is a demonstration: the ratio says nothing about the GPU."
     return build.table(f"poster-{metric}", title, columns, [row for _, row in rows], note=note)
@@ -94,9 +94,11 @@ def beside(build: Builder, metric: str) -> Table | None:
 def pipeline(build: Builder) -> list[Table]:
     """The poster's second study: its two recipes on one GPU at one batch, once for each pair of them."""
     both = pl.col("recipe").is_in([BASELINE, OPTIMIZED]) & (pl.col("workload") == published.WORKLOAD)
-    mine = build.runs.filter(both).with_columns(study.asked_batch())
-    groups = [group for group in study.alike(mine) if group["recipe"].n_unique() == 2 and group["valid"].any()]
-    groups.sort(key=lambda group: (gpu_order(group["gpu"][0]), group["asked_batch"][0].zfill(8), group["site"][0]))
+    mine = build.runs.filter(both).with_columns(study.requested_batch())
+    groups = [
+        group for group in study.comparable_groups(mine) if group["recipe"].n_unique() == 2 and group["valid"].any()
+    ]
+    groups.sort(key=lambda group: (gpu_order(group["gpu"][0]), group["requested_batch"][0].zfill(8), group["site"][0]))
     return [_change(build, group.to_dicts(), index) for index, group in enumerate(groups)]
 
 
@@ -106,16 +108,16 @@ def _change(build: Builder, rows: list[dict[str, Any]], index: int) -> Table:
         for name in (BASELINE, OPTIMIZED)
     )
     first = rows[0]
-    same = (first["gpu"], first["asked_batch"]) == _PIPELINE_CELL
+    same = (first["gpu"], first["requested_batch"]) == _PIPELINE_CELL
     lines = []
     for name, theirs in _PIPELINE.items():
-        ours = [spread(step.figures(name), name) for step in (base, tuned)]
+        ours = [spread(step.summarise(name), name) for step in (base, tuned)]
         printed = _printed(theirs) if same else ["\u2013"] * 3
-        lines.append([build.heading(name), *ours, gain_words(change(tuned, base, name), len(tuned.runs)), *printed])
+        lines.append([build.heading(name), *ours, gain_words(step_gain(tuned, base, name), len(tuned.runs)), *printed])
     columns = ["Figure", "Baseline", "Optimised", "Change", "Published baseline", "Published optimised"]
-    where = f"{gpu_label(first['gpu'])}, batch {first['asked_batch']}, {first['site']}"
+    where = f"{gpu_label(first['gpu'])}, batch {first['requested_batch']}, {first['site']}"
     words = [f"n = {len(base.runs)} and {len(tuned.runs)}."]
-    words += [f"{step.label}: {step.state}." for step in (base, tuned) if step.state]
+    words += [f"{step.label}: {step.failures}." for step in (base, tuned) if step.failures]
     words.append(
         "Five levers at once, so no lever's own gain: pinned memory, workers, prefetch, copies, channels_last."
     )

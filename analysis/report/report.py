@@ -120,9 +120,9 @@ class Drawn:
         runs, demo = dataset.runs, build.demonstration
         strips = timeline.draw(dataset, base.gpu_colours(build.cells), demonstration=demo)
         named = {id for ids in build.cells["run_ids"].to_list() for id in ids}
-        apart = set(runs.filter(study.of_study())["run_id"]) - named
+        apart = set(runs.filter(study.is_study_run())["run_id"]) - named
         overview = figures.overview(dataset, build.cells, demonstration=demo)
-        samples, note = pictures.embedded(dataset.folder, runs, aggregate.GROUP)
+        samples, note = pictures.embedded(dataset.folder, runs, aggregate.CELL_KEYS)
         return cls(
             overview=overview.figures,
             absent=overview.absent,
@@ -158,16 +158,20 @@ def _headline(build: Builder) -> str:
     """How much counts, and the fastest and the thriftiest cell with those not told from it: no claim beyond."""
     runs, words = build.runs, []
     words.append(f"{runs.filter(pl.col('valid')).height} of {runs.height} runs count.")
-    cells = aggregate.cells(runs)  # of studies too: the fastest is the fastest
-    kinds = cells.select(aggregate.SAME_WORK).n_unique()
-    for metric, lowest, text, unit in (
+    cells = aggregate.build_cells(runs)  # of studies too: the fastest is the fastest
+    kinds = cells.select(aggregate.WORK_KEYS).n_unique()
+    for metric, lower_is_better, text, unit in (
         ("images_per_s", False, "Fastest", "images/s"),
         ("joules_per_image", True, "Least energy", "J per image"),
     ):
-        known = cells.filter(pl.col(metric).is_not_null()).sort(metric, descending=not lowest).to_dicts()
+        known = cells.filter(pl.col(metric).is_not_null()).sort(metric, descending=not lower_is_better).to_dicts()
         if known and kinds == 1:
             top, others = known[0], known[1:]
-            tied = [row for row in others if not aggregate.told_apart(top, row, metric, lowest=lowest)]
+            tied = [
+                row
+                for row in others
+                if not aggregate.is_distinguishable(top, row, metric, lower_is_better=lower_is_better)
+            ]
             said = f"{text}: {_named(top)}, {number(top[metric])} {unit}"
             words.append(f"{said}; not told from it: {_several(tied)}." if tied else f"{said}.")
     if kinds > 1:
@@ -193,7 +197,7 @@ def _listed(values: pl.Series) -> str:
 
 def _recipes(runs: pl.DataFrame) -> str:
     """Those of the overview by name; the many that only studies ran are counted."""
-    shown = study.overview(runs)[recipe_labels.COLUMN]
+    shown = study.overview_runs(runs)[recipe_labels.COLUMN]
     further = runs[recipe_labels.COLUMN].drop_nulls().n_unique() - shown.drop_nulls().n_unique()
     return _listed(shown) + (f", and {further} more in studies" if further else "")
 
@@ -205,7 +209,7 @@ def _facts(dataset: Dataset) -> dict[str, str]:
     moments = [*started.head(1), *ended.tail(1)]
     when = " to ".join(moments) + " UTC" if moments else "unknown"
     batches = ", ".join(str(b) for b in sorted(runs["batch"].drop_nulls().unique().to_list()))
-    merged = str(dataset.account.get("merged_at"))[:16].replace("T", " ") + " UTC"
+    merged = str(dataset.metadata.get("merged_at"))[:16].replace("T", " ") + " UTC"
     return {
         "Workload": f"{_listed(runs['workload'])}, model {_listed(runs['model'])}",
         "GPUs": ", ".join(map(gpu_label, gpus)) or "none",
@@ -213,13 +217,13 @@ def _facts(dataset: Dataset) -> dict[str, str]:
         "Recipe": _recipes(runs),
         "Sites": _listed(runs["site"]),
         "When": when,
-        "Merged": f"{merged} from {', '.join(dataset.account.get('roots', []))}",
-        "Producer": str(dataset.account.get("producer")),
+        "Merged": f"{merged} from {', '.join(dataset.metadata.get('roots', []))}",
+        "Producer": str(dataset.metadata.get("producer")),
     }
 
 
 def _quality(dataset: Dataset, cells: pl.DataFrame) -> dict[str, str]:
-    runs, account = dataset.runs, dataset.account
+    runs, account = dataset.runs, dataset.metadata
     valid = runs.filter(pl.col("valid"))
     completed = runs.filter((pl.col("status") == "completed") & ~pl.col("valid")).height
     unavailable = sum(map(is_unavailable, runs.select("status", "reason").to_dicts()))

@@ -9,7 +9,7 @@ import polars as pl
 from analysis import recipe_labels
 from analysis.stats import cells
 from analysis.stats.intervals import Gain
-from analysis.stats.study import LADDER, LEAVE_ONE_OUT, ONE_AT_A_TIME, Comparison, Step, change
+from analysis.stats.study import LADDER, LEAVE_ONE_OUT, ONE_AT_A_TIME, Comparison, Step, step_gain
 from analysis.units import METRICS, gpu_label, number
 
 from .estimate import Estimate
@@ -45,7 +45,7 @@ def table(build: Builder, one: Comparison) -> Table:
     columns += ["Recipe"] if one.kind == LADDER else []
     return build.table(
         one.name,
-        f"{_TITLES[one.kind]}: {one.where}, {one.what}",
+        f"{_TITLES[one.kind]}: {one.setting}, {one.workload_label}",
         columns,
         rows,
         note=_note(one),
@@ -57,7 +57,7 @@ def table(build: Builder, one: Comparison) -> Table:
 def between(build: Builder) -> Table | None:
     """Recipes that were sent outside a study, against the baseline or else the slowest; None where none compare."""
     rows = []
-    keys = ["batch" if name == "asked_batch" else name for name in cells.ACROSS_RECIPES]
+    keys = ["batch" if name == "requested_batch" else name for name in cells.RECIPE_COMPARISON_KEYS]
     known = build.cells.filter(pl.col("images_per_s").is_not_null())
     for group in known.partition_by(keys, maintain_order=True) if known.height else []:
         each = group.sort("images_per_s").to_dicts()
@@ -65,7 +65,7 @@ def between(build: Builder) -> Table | None:
         where = [gpu_label(base["gpu"]), str(base["batch"]), base["site"]]
         for cell in each:
             if cell is not base:
-                found = cells.compared(cell, base, "images_per_s")
+                found = cells.compare(cell, base, "images_per_s")
                 rows.append(
                     [
                         *where,
@@ -99,17 +99,17 @@ def gain_words(gain: Gain | None, runs: int | None = None, over: str | None = No
 
 def against(one: Comparison, index: int, reference: int | None) -> Gain | None:
     """Of one step over another; None for the reference itself and where either has no runs."""
-    return None if reference in (None, index) else change(one.steps[index], one.steps[reference or 0])
+    return None if reference in (None, index) else step_gain(one.steps[index], one.steps[reference or 0])
 
 
 def _row(one: Comparison, index: int) -> list[str]:
     step = one.steps[index]
-    speed = spread(step.figures("images_per_s"), "images_per_s") if step.runs else step.word
+    speed = spread(step.summarise("images_per_s"), "images_per_s") if step.runs else step.status
     gains = [gain_words(against(one, index, 0), len(step.runs))]
     if one.kind == LADDER:
         gains.insert(0, _before(one, index))
-    figures = [spread(step.figures(name), name) for name in _FIGURES]
-    found = "; ".join(text for text in (_levers(step), step.state) if text) or "\u2013"
+    figures = [spread(step.summarise(name), name) for name in _FIGURES]
+    found = "; ".join(text for text in (_levers(step), step.failures) if text) or "\u2013"
     tail = [_parity(step), str(len(step.runs)), found, *([_recipe(step)] if one.kind == LADDER else [])]
     return [step.label, speed, *gains, *figures, *tail]
 
@@ -120,7 +120,7 @@ def _recipe(step: Step) -> str:
 
 
 def _before(one: Comparison, index: int) -> str:
-    step, before = one.steps[index], one.before(index)
+    step, before = one.steps[index], one.previous_measured(index)
     if before is None or not step.runs:
         return "\u2013"
     over = None if before == index - 1 else one.steps[before].label
@@ -136,7 +136,7 @@ def _heading(name: str) -> str:
 
 
 def _parity(step: Step) -> str:
-    worst, far = step.parity(), step.far
+    worst, far = step.parity(), step.parity_exceeded
     if worst is not None:
         return f"{NOT_ACTIVE} far: {number(worst[0])} ({worst[1]})" if far else f"{number(worst[0])} ({worst[1]})"
     if far:
@@ -186,7 +186,7 @@ def _note(one: Comparison) -> str:
         words.append("All on one card: the intervals say nothing about another.")
     if any(one.steps[i].parity() for i in range(len(one.steps))):
         words.append("Parity: the largest relative error against the reference on fixed seeds, and of what.")
-    far = [step.label for step in one.steps if step.far]
+    far = [step.label for step in one.steps if step.parity_exceeded]
     if far:
         words.append(f"Far from the reference, and so no longer the same computation: {', '.join(far)}.")
     found = [f"{step.label} {_batches(step)}" for step in one.steps if step.runs]
@@ -196,8 +196,8 @@ def _note(one: Comparison) -> str:
     lacking = {f"{label}: {why}" for label, why in every if why}
     if lacking:
         words.append(f"Parity unavailable for {'; '.join(sorted(lacking))}.")
-    if one.mixes:
-        words.append(f"Its runs differ in: {one.mixes}.")
-    if one.strangers:
-        words.append(f"{one.strangers} run(s) of this study have a recipe that is none of its steps.")
+    if one.differences:
+        words.append(f"Its runs differ in: {one.differences}.")
+    if one.unmatched_runs:
+        words.append(f"{one.unmatched_runs} run(s) of this study have a recipe that is none of its steps.")
     return " ".join(words)

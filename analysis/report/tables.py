@@ -53,9 +53,9 @@ class Builder:
     apart: list[str] = field(init=False)  # recipes that are not in the overview
 
     def __post_init__(self) -> None:
-        self.runs = recipe_labels.mark(self.runs)
-        shown = study.overview(self.runs)
-        self.cells = aggregate.cells(shown)
+        self.runs = recipe_labels.add_short_names(self.runs)
+        shown = study.overview_runs(self.runs)
+        self.cells = aggregate.build_cells(shown)
         self.apart = sorted(set(self.runs["recipe"].drop_nulls()) - set(shown["recipe"]))
 
     @property
@@ -74,7 +74,7 @@ class Builder:
 
     def _summary(self, id: str, title: str, metrics: tuple[str, ...], note: str) -> Table:
         keys = ["Site", "GPU", "Batch", "Recipe", "n", "Cards"]
-        extra = [name for name in aggregate.TELLING if name != "recipe" and self._varies(name)]
+        extra = [name for name in aggregate.LABEL_KEYS if name != "recipe" and self._varies(name)]
         rows = [
             [row["site"], gpu_label(row["gpu"]), str(row["batch"]), row[recipe_labels.COLUMN] or "\u2013"]
             + [str(row["n"]), cards(row)]
@@ -83,13 +83,19 @@ class Builder:
             for row in self.cells.iter_rows(named=True)
         ]
         interval = ONE_RUN if self.one_run else INTERVALS
-        parts = [note, interval, aggregate.mixed_note(self.cells), aggregate.found_note(self.cells), self.apart_note()]
+        parts = [
+            note,
+            interval,
+            aggregate.differences_note(self.cells),
+            aggregate.searched_batch_note(self.cells),
+            self.apart_note(),
+        ]
         columns = [*keys, *(_HEADINGS.get(name, name.capitalize()) for name in extra), *map(self.heading, metrics)]
         return self.table(id, title, columns, rows, note=" ".join(p for p in parts if p), key_columns=len(keys))
 
     def recipes(self) -> Table | None:
         """The levers behind every short name; None where no name is short."""
-        rows = [[short, recipe.replace("+", ", ")] for short, recipe in recipe_labels.key(self.runs).items()]
+        rows = [[short, recipe.replace("+", ", ")] for short, recipe in recipe_labels.legend(self.runs).items()]
         note = "A recipe of many levers is named by its first ones and the number of the others."
         return self.table("recipes", "Recipes", ["Recipe", "Levers"], rows, note=note) if rows else None
 
@@ -165,7 +171,9 @@ class Builder:
 
     def gpu_ratios(self) -> Table:
         rows = []
-        groups = self.cells.partition_by(aggregate.COMPARABLE, maintain_order=True) if self.cells.height else []
+        groups = (
+            self.cells.partition_by(aggregate.GPU_COMPARISON_KEYS, maintain_order=True) if self.cells.height else []
+        )
         for ratio in (r for group in groups for r in aggregate.ratios(group, value="images_per_s")):
             rows.append([f"{ratio.fast} / {ratio.slow}", ratio.text, _each(ratio)])
         poster = (self.runs["workload"] == published.WORKLOAD).any()
@@ -181,17 +189,19 @@ class Builder:
         drivers = sorted(self.runs.filter(pl.col("valid"))["driver"].drop_nulls().unique().to_list())
         if len(drivers) > 1:
             note += f" Drivers differ between runs ({', '.join(drivers)}): see the environment table."
-        note = " ".join(p for p in (note, aggregate.mixed_note(self.cells), aggregate.found_note(self.cells)) if p)
+        note = " ".join(
+            p for p in (note, aggregate.differences_note(self.cells), aggregate.searched_batch_note(self.cells)) if p
+        )
         return self.table("ratios", "GPU ratios", ["Pair", "Range", "By batch"], rows, note=note)
 
     def best_batch(self) -> Table:
         """A row per GPU: what to take, and which run could change that."""
         rows = []
-        for one in best.decisions(self.cells, self.runs):
+        for one in best.decide_batches(self.cells, self.runs):
             cells = [text for choice in (one.fastest, one.cheapest) for text in _choice(choice)]
             take = str(one.fastest.smallest) if one.fastest else "\u2013"
-            ends = [str(batch or "\u2013") for batch in (one.largest_ran, one.smallest_oom)]
-            following = f"{one.next_run} ({one.why})" if one.next_run else f"none: {one.why}"
+            ends = [str(batch or "\u2013") for batch in (one.largest_completed, one.smallest_oom)]
+            following = f"{one.next_run} ({one.next_run_reason})" if one.next_run else f"none: {one.next_run_reason}"
             rows.append([one.series, take, *cells, *ends, following])
         rows.sort(key=lambda row: gpu_order(row[0]))
         columns = ["GPU", "Take", "Fastest", "Images/s", "Ties by speed", "Least energy", "J/image", "Ties by energy"]
@@ -199,25 +209,30 @@ class Builder:
         note = (
             "Batches. A tie: the 95 % interval of the ratio holds 1, over pairs of one card and seed where "
             "there are such; with too few runs for an interval, runs that overlap or means within "
-            f"{100 * aggregate.TIE:g} %. Take: the smallest that ties with the fastest."
+            f"{100 * aggregate.TIE_THRESHOLD:g} %. Take: the smallest that ties with the fastest."
         )
-        parts = [note, aggregate.mixed_note(self.cells), aggregate.found_note(self.cells), self.apart_note()]
+        parts = [
+            note,
+            aggregate.differences_note(self.cells),
+            aggregate.searched_batch_note(self.cells),
+            self.apart_note(),
+        ]
         note = " ".join(p for p in parts if p)
         return self.table("best", "Best batch per GPU", columns, rows, note=note, key_columns=1)
 
     def bottlenecks(self) -> list[Table]:
         """The class of every run, and what to try for each class of a GPU's recipe."""
-        around = bottleneck.sweeps(aggregate.cells(self.runs), self.runs)
+        around = bottleneck.sweep_evidence(aggregate.build_cells(self.runs), self.runs)
         rows = []
         alike: dict[tuple[str, ...], tuple[list[int], str]] = {}
         for row in self.runs.filter(pl.col("valid") | (pl.col("reason") == "oom_gpu")).iter_rows(named=True):
             found = bottleneck.classify(row, around.get(row["run_id"]))
-            tier = bottleneck.NONE if found.tier is None else str(found.tier)
+            tier = bottleneck.NO_VALUE if found.tier is None else str(found.tier)
             head = [row["run_id"], gpu_label(row["gpu"]), str(row["batch"] or "\u2013"), found.name, tier]
             rows.append([*head, found.evidence, found.runner_up])
-            advice = bottleneck.advice_words(found.advice, row)
+            advice = bottleneck.format_advice(found.advice, row)
             key = (found.name, gpu_label(row["gpu"]), row["site"], row[recipe_labels.COLUMN] or "\u2013", advice)
-            if advice != bottleneck.NONE:
+            if advice != bottleneck.NO_VALUE:
                 alike.setdefault(key, ([], advice))[0].append(row["batch"] or 0)
         columns = ["Run", "GPU", "Batch", "Class", "Tier", "Evidence", "Runner-up"]
         tiers = "; ".join(f"{tier} {words}" for tier, words in bottleneck.TIERS.items())
@@ -244,7 +259,7 @@ class Builder:
         return self.table("environment", "Environment", [*columns, "Telemetry", "Runs"], rows)
 
 
-_HEADINGS = {"resolution_px": "Resolution [px]", "gpus": "GPUs"}
+_HEADINGS = {"resolution_px": "Resolution [px]", "gpus": "GPUs", "comparability_key": "Board, driver, power"}
 _TEXT_COLUMNS = frozenset(
     name
     for group in (
@@ -309,7 +324,7 @@ def photographs_skipped(runs: pl.DataFrame, title: str) -> Table:
     named = {
         (row["site"], one["file"], one["reason"]): None
         for row in known.iter_rows(named=True)
-        for one in json.loads(row["skipped_photographs"] or "[]")
+        for one in json.loads(row["skipped_images"] or "[]")
     }
     rows = [[site or "\u2013", file, why] for site, file, why in list(named)[:PHOTOGRAPHS_SHOWN]]
     most = max(known["images_skipped"].to_list(), default=0)

@@ -260,7 +260,7 @@ RULES = (
         ),
     ),
 )
-MIXED, UNKNOWN, NONE = "mixed", "unknown", "\u2013"
+MIXED, UNKNOWN, NO_VALUE = "mixed", "unknown", "\u2013"
 NEAR = 0.7  # a rule that is less than so much of the way to its limits is no runner-up
 MIXED_WHEN = "none of the rules above: no single cause is seen"
 MIXED_ADVICE = (
@@ -271,7 +271,7 @@ _MIXED_SHOWS = ("gpu_idle_pct", "data_wait_pct", "throttle_power_pct", "elastici
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sweep:
+class SweepEvidence:
     """What the other batches of a run's series say of it."""
 
     elasticity: float | None = None
@@ -287,12 +287,12 @@ class Finding:
     advice: tuple[Advice, ...]
 
 
-def classify(row: Row, sweep: Sweep | None = None) -> Finding:
+def classify(row: Row, sweep: SweepEvidence | None = None) -> Finding:
     """The class of a run, the evidence in numbers, and the rule that came next.
 
     `unknown` where neither utilisation nor data wait is known and no rule matches.
     """
-    facts = _facts(row, sweep or Sweep())
+    facts = _facts(row, sweep or SweepEvidence())
     near = [(rule, *rule.best(facts)) for rule in RULES]
     won = next((found for found in near if found[1] == 1), None)
     runner_up = _runner_up([found for found in near if found is not won])
@@ -300,13 +300,15 @@ def classify(row: Row, sweep: Sweep | None = None) -> Finding:
         rule, _, way = won
         evidence = _evidence(facts, rule.shows)
         if rule.name == "oom":  # it ended before there were figures
-            evidence, runner_up = f"batch {row['batch'] or 'unknown'}", NONE
+            evidence, runner_up = f"batch {row['batch'] or 'unknown'}", NO_VALUE
         elif way.tier == COUNTERS and row.get("counters_source"):
             evidence += f" (by {row['counters_source']})"
         return Finding(name=rule.name, tier=way.tier, evidence=evidence, runner_up=runner_up, advice=rule.advice)
     if row["gpu_util_pct"] is None and row["data_wait_pct"] is None:
         why = "no evidence in this run"
-        return Finding(name=UNKNOWN, tier=None, evidence=why, runner_up=NONE, advice=(Advice("", "telemetry=nvml"),))
+        return Finding(
+            name=UNKNOWN, tier=None, evidence=why, runner_up=NO_VALUE, advice=(Advice("", "telemetry=nvml"),)
+        )
     evidence = _evidence(facts, _MIXED_SHOWS)
     advice = tuple(one for one in MIXED_ADVICE if facts[one.unless] is None)
     return Finding(name=MIXED, tier=None, evidence=evidence, runner_up=runner_up, advice=advice)
@@ -320,7 +322,7 @@ def _runner_up(others: list[tuple[Rule, float, Way]]) -> str:
     return f"{rule.name}, {100 * nearness:.0f} % of the way" if nearness >= NEAR else "none near"
 
 
-def advice_words(advice: Iterable[Advice], row: Row) -> str:
+def format_advice(advice: Iterable[Advice], row: Row) -> str:
     """Advice for one run: with its own recipe, site, GPU and node, and without what it already has."""
     asked = (row["recipe_parts"] or "").split(",") if row["recipe_parts"] else ["baseline"]
     if not row["recipe_parts"] and row["recipe"]:
@@ -339,20 +341,20 @@ def advice_words(advice: Iterable[Advice], row: Row) -> str:
         for word, value in (("SITE", row["site"]), ("GPU", row["gpu"]), ("NODE", row["node"])):
             command = re.sub(rf"\b{word}\b", str(value or word), command)
         words.append(": ".join(text for text in (one.words, command) if text))
-    return "; ".join(words) or NONE
+    return "; ".join(words) or NO_VALUE
 
 
-def sweeps(cells: pl.DataFrame, runs: pl.DataFrame) -> dict[str, Sweep]:
+def sweep_evidence(cells: pl.DataFrame, runs: pl.DataFrame) -> dict[str, SweepEvidence]:
     """By run id, for the runs of the cells: elasticity from the neighbouring batch, and whether memory ended there."""
-    found: dict[str, Sweep] = {}
+    found: dict[str, SweepEvidence] = {}
     for (_,), group in cells.group_by("series", maintain_order=True):
         each = group.sort("batch").to_dicts()
-        _, oom = best.wall(each[0], runs)
+        _, oom = best.memory_limit(each[0], runs)
         for index, cell in enumerate(each):
             low = index if index + 1 < len(each) else index - 1
             slope = _elasticity(each[low], each[low + 1]) if low >= 0 else None
             wall = index == len(each) - 1 and oom is not None and oom > cell["batch"]
-            found.update(dict.fromkeys(cell["run_ids"], Sweep(elasticity=slope, at_the_wall=wall)))
+            found.update(dict.fromkeys(cell["run_ids"], SweepEvidence(elasticity=slope, at_the_wall=wall)))
     return found
 
 
@@ -363,7 +365,7 @@ def _elasticity(small: Row, large: Row) -> float | None:
     return math.log(speeds[1] / speeds[0]) / math.log(large["batch"] / small["batch"])
 
 
-def _facts(row: Row, sweep: Sweep) -> dict[str, float | None]:
+def _facts(row: Row, sweep: SweepEvidence) -> dict[str, float | None]:
     facts: dict[str, float | None] = {name: row.get(name) for name in FACTS}
     facts["oom"] = float(row["reason"] == Reason.OOM_GPU)
     facts["power_share_pct"] = _share(row["power_w"], row["power_limit_w"])

@@ -4,7 +4,7 @@ The unit of replication is the run. An interval of a mean is Student's over the 
 cards ran, runs of one card are no independent news of another, so that the scatter is that of the cards: each
 card's mean weighs as many runs as it has, and there is one degree of freedom fewer than cards. Two cards thus
 give intervals as wide as twelve standard errors. They hold the truth as often as they should and tell a reader
-nothing, so that the report asks for `ENOUGH_DF` and shows the range of the runs where there are fewer. One card says
+nothing, so that the report asks for `MIN_DF` and shows the range of the runs where there are fewer. One card says
 nothing about another.
 
 Simulated, runs and cards normal, with half or four fifths of the variance between cards: this interval holds the
@@ -26,7 +26,7 @@ from functools import lru_cache
 import numpy as np
 
 CONFIDENCE = 0.95
-ENOUGH_DF = 2  # for an interval worth drawing: three runs of a card, three cards, or three pairs
+MIN_DF = 2  # for an interval worth drawing: three runs of a card, three cards, or three pairs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,21 +48,21 @@ class Gain:
 Observation = tuple[Hashable, float]  # what has to be equal in both runs of a pair, and the figure
 
 
-def run_key(card: str | None, seed: int | None, run_id: str) -> Hashable:
+def pairing_key(card: str | None, seed: int | None, run_id: str) -> Hashable:
     """(card, seed) of a run. One that names no seed is no pair of anything; one that names no card has no card."""
     return (card, run_id if seed is None else seed) if card else run_id
 
 
-def mean_interval(observations: Sequence[Observation], *, least_df: int = 1) -> tuple[float, float] | None:
+def mean_interval(observations: Sequence[Observation], *, min_df: int = 1) -> tuple[float, float] | None:
     """The 95 % interval of the mean; None for a single run, or with fewer degrees of freedom than asked for."""
     side = _side([value for _, value in observations], [_card(key) for key, _ in observations])
-    if side is None or side.df < least_df:
+    if side is None or side.df < min_df:
         return None
-    half = student(side.df) * math.sqrt(side.variance)
+    half = t_quantile(side.df) * math.sqrt(side.variance)
     return side.mean - half, side.mean + half
 
 
-def gain(new: Sequence[Observation], old: Sequence[Observation], *, least_df: int = 1) -> Gain | None:
+def gain(new: Sequence[Observation], old: Sequence[Observation], *, min_df: int = 1) -> Gain | None:
     """New over old, paired where at least two pairs exist or a side has a single run. None without figures.
 
     With fewer degrees of freedom than asked for (of the pairs, else of each side) there is no interval. Two means
@@ -74,17 +74,17 @@ def gain(new: Sequence[Observation], old: Sequence[Observation], *, least_df: in
         return None
     shared = [key for key in ours if key in theirs]
     flat = [[(key, value) for key, values in side.items() for value in values] for side in (ours, theirs)]
-    loose = _welch(flat[0], flat[1], least_df)
+    loose = _welch(flat[0], flat[1], min_df)
     few = shared and (min(map(len, flat)) == 1 or (len(shared) >= 2 and loose is None))
-    if len(shared) > least_df or few:
+    if len(shared) > min_df or few:
         pairs = [float(np.mean(ours[key]) - np.mean(theirs[key])) for key in shared]
-        return _made(float(np.mean(pairs)), _half_width(pairs, least_df), len(pairs), paired=True)
+        return _made(float(np.mean(pairs)), _half_width(pairs, min_df), len(pairs), paired=True)
     means = [float(np.mean([value for _, value in side])) for side in flat]
     return _made(means[0] - means[1], loose, min(map(len, flat)), paired=False)
 
 
 @lru_cache(maxsize=4096)
-def student(df: float, confidence: float = CONFIDENCE) -> float:
+def t_quantile(df: float, confidence: float = CONFIDENCE) -> float:
     """The two-sided quantile of Student's t. With t = sqrt(df) tan(a), its density becomes cos(a)^(df - 1)."""
     if df < 1:
         raise ValueError(f"{df} degrees of freedom: at least 1 are needed")
@@ -102,10 +102,10 @@ def _logs(side: Sequence[Observation]) -> dict[Hashable, list[float]]:
     return found
 
 
-def _half_width(values: Sequence[float], least_df: int) -> float | None:
-    if len(values) <= least_df:
+def _half_width(values: Sequence[float], min_df: int) -> float | None:
+    if len(values) <= min_df:
         return None
-    return student(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return t_quantile(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,16 +132,16 @@ def _side(values: Sequence[float], cards: Sequence[Hashable]) -> _Side | None:
     return _Side(mean=mean, variance=float(np.sum(pulls**2)) * len(names) / (len(names) - 1), df=len(names) - 1)
 
 
-def _welch(new: Sequence[Observation], old: Sequence[Observation], least_df: int) -> float | None:
+def _welch(new: Sequence[Observation], old: Sequence[Observation], min_df: int) -> float | None:
     sides = [_side([value for _, value in side], [_card(key) for key, _ in side]) for side in (new, old)]
-    known = [side for side in sides if side is not None and side.df >= least_df]
+    known = [side for side in sides if side is not None and side.df >= min_df]
     if len(known) < 2:
         return None
     total = sum(side.variance for side in known)
     if total == 0:
         return 0.0
     df = total**2 / sum(side.variance**2 / side.df for side in known)
-    return student(max(df, 1.0)) * math.sqrt(total)  # rounding can leave it a hair below 1
+    return t_quantile(max(df, 1.0)) * math.sqrt(total)  # rounding can leave it a hair below 1
 
 
 def _made(middle: float, half: float | None, n: int, *, paired: bool) -> Gain:

@@ -20,7 +20,7 @@ from analysis.units import gpu_label, gpu_order
 from inpaint_bench.core.recipe import STUDIES
 
 from . import cells
-from .intervals import ENOUGH_DF, Gain, Observation, gain, run_key
+from .intervals import MIN_DF, Gain, Observation, gain, pairing_key
 
 LADDER, ONE_AT_A_TIME, LEAVE_ONE_OUT = "ladder", "one_at_a_time", "leave_one_out"
 _STUDY = ["study_name", "study_base", "study_levers"]
@@ -41,7 +41,7 @@ class Step:
         object.__setattr__(self, "runs", [row for row in self.attempts if row["valid"]])
 
     @property
-    def state(self) -> str:
+    def failures(self) -> str:
         """Empty where everything that was tried counts; else what happened to the rest."""
         lost = [_fate(row) for row in self.attempts if not row["valid"] and not _made_good(row, self.runs)]
         if not self.attempts:
@@ -52,7 +52,7 @@ class Step:
         return "; ".join(f"{count} {why}" for why, count in counts.items())
 
     @property
-    def word(self) -> str:
+    def status(self) -> str:
         """One word or two for a step without a run that counts."""
         if not self.attempts:
             return NOT_RUN
@@ -80,17 +80,17 @@ class Step:
         return max(known, default=None)
 
     @property
-    def far(self) -> bool:
+    def parity_exceeded(self) -> bool:
         """Whether any of its runs was so far from the reference that something else is computed."""
-        return any(row["parity_far"] for row in self.runs)
+        return any(row["parity_exceeded"] for row in self.runs)
 
-    def figures(self, metric: str) -> dict[str, Any]:
+    def summarise(self, metric: str) -> dict[str, Any]:
         """Mean, range, interval and n, named as in a cell."""
         found = observations(self.runs, metric)
         values = [value for _, value in found]
         ends = (sum(values) / len(values), min(values), max(values)) if values else (None, None, None)
         stats = dict(zip((metric, f"{metric}_min", f"{metric}_max"), ends, strict=True))
-        low, high = cells.interval(metric, found) or (None, None)
+        low, high = cells.metric_interval(metric, found) or (None, None)
         return {**stats, f"{metric}_low": low, f"{metric}_high": high, f"{metric}_n": len(values), "n": len(self.runs)}
 
 
@@ -99,74 +99,77 @@ class Comparison:
     """A study on one GPU at one batch."""
 
     kind: str
-    where: str  # GPU, batch and site
-    what: str  # the rest of what is equal in all of it
+    setting: str  # GPU, batch and site
+    workload_label: str  # the rest of what is equal in all of it
     name: str  # for ids and file names
     steps: list[Step]
-    mixes: str  # what its runs differ in, beside the recipe
-    strangers: int  # runs of the study whose recipe is none of its steps
+    differences: str  # what its runs differ in, beside the recipe
+    unmatched_runs: int  # runs of the study whose recipe is none of its steps
 
     @property
-    def measured(self) -> bool:
+    def has_runs(self) -> bool:
         return any(step.runs for step in self.steps)
 
-    def before(self, index: int) -> int | None:
+    def previous_measured(self, index: int) -> int | None:
         """The nearest earlier step that has runs."""
         return next((i for i in range(index - 1, -1, -1) if self.steps[i].runs), None)
 
 
-def change(new: Step, old: Step, metric: str = "images_per_s") -> Gain | None:
+def step_gain(new: Step, old: Step, metric: str = "images_per_s") -> Gain | None:
     """New over old; pairs are runs of one card with one seed."""
-    return gain(observations(new.runs, metric), observations(old.runs, metric), least_df=ENOUGH_DF)
+    return gain(observations(new.runs, metric), observations(old.runs, metric), min_df=MIN_DF)
 
 
 def observations(rows: list[dict[str, Any]], metric: str) -> list[Observation]:
-    """A figure of each run that has it, by card and seed; see `run_key`."""
+    """A figure of each run that has it, by card and seed; see `pairing_key`."""
     known = [row for row in rows if row[metric] is not None]
-    return [(run_key(row["gpu_uuid"] or row["node"], row["seed"], row["run_id"]), row[metric]) for row in known]
+    return [(pairing_key(row["gpu_uuid"] or row["node"], row["seed"], row["run_id"]), row[metric]) for row in known]
 
 
-def of_study() -> pl.Expr:
+def is_study_run() -> pl.Expr:
     """Runs that a study sent."""
     return pl.col("study_name").is_in(list(STUDIES)).fill_null(False)
 
 
 def comparisons(runs: pl.DataFrame) -> list[Comparison]:
     """Every study on every GPU and batch it was sent to, those without any run that counts included."""
-    mine = runs.filter(of_study()).with_columns(asked_batch())
+    mine = runs.filter(is_study_run()).with_columns(requested_batch())
     if mine.is_empty():
         return []
-    found = sorted(alike(mine, *_STUDY), key=lambda part: _order(part.row(0, named=True)))
+    found = sorted(comparable_groups(mine, *_STUDY), key=lambda part: _order(part.row(0, named=True)))
     return [_comparison(part, index) for index, part in enumerate(found)]
 
 
-def asked_batch() -> pl.Expr:
+def requested_batch() -> pl.Expr:
     """The batch as it was asked for: `auto` is one group, whatever each recipe's search found."""
-    return pl.coalesce("batch_requested", pl.col("batch").cast(pl.String)).alias("asked_batch")
+    return pl.coalesce("batch_requested", pl.col("batch").cast(pl.String)).alias("requested_batch")
 
 
-def alike(runs: pl.DataFrame, *more: str) -> list[pl.DataFrame]:
-    """Runs whose recipes may be compared. `runs` has asked_batch.
+def comparable_groups(runs: pl.DataFrame, *more: str) -> list[pl.DataFrame]:
+    """Runs whose recipes may be compared. `runs` has requested_batch.
 
     A run that failed before it knew its resolution belongs to every resolution of its group; the same where runs
     are told apart by what they must not be averaged across.
     """
     if runs.is_empty():
         return []
-    keys = [*more, *(name for name in cells.ACROSS_RECIPES if name not in ("resolution_px", "apart"))]
+    keys = [
+        *more,
+        *(name for name in cells.RECIPE_COMPARISON_KEYS if name not in ("resolution_px", "comparability_key")),
+    ]
     found = []
     for group in runs.partition_by(keys, maintain_order=True):
         own = pl.col("resolution_px")
         known = group["resolution_px"].drop_nulls().unique().sort().to_list()
         for part in [group.filter((own == px) | own.is_null()) for px in known] or [group]:
-            apart = part.filter("valid")["apart"].fill_null("").unique().sort().to_list()
-            found += [part.filter(cells.not_apart_from(one)) for one in apart] or [part]
+            apart = part.filter("valid")["comparability_key"].fill_null("").unique().sort().to_list()
+            found += [part.filter(cells.same_comparability_key(one)) for one in apart] or [part]
     return found
 
 
 def _order(row: dict[str, Any]) -> tuple[Any, ...]:
     kinds = (LADDER, ONE_AT_A_TIME, LEAVE_ONE_OUT)
-    batch = row["asked_batch"] or ""
+    batch = row["requested_batch"] or ""
     return kinds.index(row["study_name"]), gpu_order(row["gpu"]), row["site"], batch.zfill(8), row["study_levers"]
 
 
@@ -191,15 +194,15 @@ def _comparison(part: pl.DataFrame, index: int) -> Comparison:
     what += [f"{first['gpus']} GPUs"] if (first["gpus"] or 1) > 1 else []
     what += [f"{px} px" for px in part["resolution_px"].drop_nulls().head(1)]
     valid = part.filter(pl.col("valid"))
-    apart = sorted(set(valid["apart"].drop_nulls()) - {""})
+    apart = sorted(set(valid["comparability_key"].drop_nulls()) - {""})
     return Comparison(
         kind=kind,
-        where=f"{gpu_label(first['gpu'])}, batch {first['asked_batch']}, {', '.join([first['site'], *apart])}",
-        what=", ".join(what),
+        setting=f"{gpu_label(first['gpu'])}, batch {first['requested_batch']}, {', '.join([first['site'], *apart])}",
+        workload_label=", ".join(what),
         name=f"{kind.replace('_', '-')}-{index}",
         steps=steps,
-        mixes=cells.mixed_in(valid, but=("config_hash", "runtime_kind")),
-        strangers=places.count(None),
+        differences=cells.list_differences(valid, but=("config_hash", "runtime_kind")),
+        unmatched_runs=places.count(None),
     )
 
 
@@ -226,12 +229,12 @@ def _made_good(row: dict[str, Any], runs: list[dict[str, Any]]) -> bool:
     return None not in point and any((run["sweep_id"], run["point"]) == point for run in runs)
 
 
-def overview(runs: pl.DataFrame) -> pl.DataFrame:
+def overview_runs(runs: pl.DataFrame) -> pl.DataFrame:
     """Runs for the tables and figures over GPUs and batches: of the recipes that were sent outside a study.
 
     Where there are only studies, of their bases; the other recipes have the tables of their study.
     """
-    outside = runs.filter(~of_study())["recipe"].unique()
+    outside = runs.filter(~is_study_run())["recipe"].unique()
     named = outside if len(outside) else runs["study_base"].unique()
     shown = runs.filter(pl.col("recipe").is_in(named.drop_nulls().to_list()))
     return shown if shown.height else runs

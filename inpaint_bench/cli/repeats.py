@@ -138,13 +138,13 @@ def _figures(cell: Cell, runs: pl.DataFrame | None) -> dict[str, Any]:
     """The report's figures of the cell's runs that count: of the most that may be averaged, of one batch and board."""
     import polars as pl
 
-    from analysis.stats.cells import cells as report_cells
+    from analysis.stats.cells import build_cells
 
     if runs is None:
         return {}
     own = [standing.record.last.run_id for standing in cell.standings if standing.record.last]
     mine = pl.col("run_id").is_in(own) & (pl.col("config_hash") == config_hash(cell.next.config))
-    found = report_cells(runs.filter(mine & (pl.col("site") == cell.next.site.name)))
+    found = build_cells(runs.filter(mine & (pl.col("site") == cell.next.site.name)))
     return max(found.to_dicts(), key=lambda row: int(row["n"]), default={})
 
 

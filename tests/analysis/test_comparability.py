@@ -33,8 +33,8 @@ def test_two_sites_with_drivers_and_limits_of_their_own_are_merged(tmp_path: Pat
     write_run(tmp_path / "runs", "r-other", environment=OLD, site="delta", batch=8)  # an A40 elsewhere
     dataset = merged(tmp_path)
     assert dataset.runs["driver"].n_unique() == 2
-    assert dataset.runs["apart"].unique().to_list() == [""]
-    assert dataset.account["mixed"] == []
+    assert dataset.runs["comparability_key"].unique().to_list() == [""]
+    assert dataset.metadata["mixed"] == []
 
 
 def test_other_batches_of_the_series_are_compared_and_so_must_be_comparable(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_what_is_not_known_is_not_another_value(tmp_path: Path) -> None:
     write_run(tmp_path / "runs", "r-1")
     write_run(tmp_path / "runs", "r-2", environment={"driver": None}, telemetry={"source": "none"})
     dataset = merged(tmp_path)
-    assert cells.cells(dataset.runs)["n"].to_list() == [2]
+    assert cells.build_cells(dataset.runs)["n"].to_list() == [2]
 
 
 def test_replays_of_one_capture_are_alike_and_of_two_are_not(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_the_memory_wall_of_a_cell_kept_apart_is_that_of_its_own_board(tmp_path:
         write_run(tmp_path / "runs", f"r-{index}-ran", batch=8, **facts)
         write_run(tmp_path / "runs", f"r-{index}-oom", batch=oom, status="failed", reason="oom_gpu", **facts)
     dataset = merged(tmp_path, "board")
-    found = best_batch.decisions(cells.cells(dataset.runs), dataset.runs)
+    found = best_batch.decide_batches(cells.build_cells(dataset.runs), dataset.runs)
     assert {one.series: one.smallest_oom for one in found} == {
         "A100 \u00b7 NVIDIA A100 40GB": 16,
         "A100 \u00b7 NVIDIA A100 80GB": 32,
@@ -123,12 +123,12 @@ def test_a_study_over_two_drivers_is_two_studies(tmp_path: Path) -> None:
             path.write_text(path.read_text().replace('"run_id": "r-', f'"run_id": "r-{driver}-'))
     dataset = merged(tmp_path, "driver")
     found = study.comparisons(dataset.runs)
-    assert [one.where for one in found] == [
+    assert [one.setting for one in found] == [
         "H200, batch 16, delta, driver 570",
         "H200, batch 16, delta, driver 580",
     ]
     assert [len(step.runs) for one in found for step in one.steps] == [2, 2, 0, 2, 2, 0]
-    assert all(row["driver"] == one.where[-3:] for one in found for step in one.steps for row in step.runs)
+    assert all(row["driver"] == one.setting[-3:] for one in found for step in one.steps for row in step.runs)
 
 
 def test_a_driver_whose_name_another_begins_with_is_another_driver(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_driver_whose_name_another_begins_with_is_another_driver(tmp_path: Pat
         lost = {"status": "failed", "reason": "oom_gpu"}
         write_run(tmp_path / "runs", f"r-{index}-oom", batch=oom, environment=environment, **lost)
     dataset = merged(tmp_path, "driver")
-    found = best_batch.decisions(cells.cells(dataset.runs), dataset.runs)
+    found = best_batch.decide_batches(cells.build_cells(dataset.runs), dataset.runs)
     assert {one.series: one.smallest_oom for one in found} == {
         "A40 \u00b7 driver 570.1": 16,
         "A40 \u00b7 driver 570.10": 32,
@@ -150,8 +150,8 @@ def test_a_dataset_from_before_the_rule_is_told_apart_when_it_is_opened(tmp_path
     write_run(tmp_path / "runs", "r-2", environment=OLD)
     merged(tmp_path, "driver")
     runs = tmp_path / "ds" / "runs.parquet"
-    pl.read_parquet(runs).drop("apart", "power_semantics").write_parquet(runs)
-    assert cells.cells(open_dataset(tmp_path / "ds").runs)["n"].to_list() == [1, 1]
+    pl.read_parquet(runs).drop("comparability_key", "power_semantics").write_parquet(runs)
+    assert cells.build_cells(open_dataset(tmp_path / "ds").runs)["n"].to_list() == [1, 1]
 
 
 VALUES = st.fixed_dictionaries(
@@ -171,13 +171,13 @@ VALUES = st.fixed_dictionaries(
 @given(st.lists(VALUES, min_size=1, max_size=12), st.integers(0, 99))
 def test_no_cell_ever_holds_two_values_of_what_must_not_be_mixed(rows: list[dict[str, Any]], seed: int) -> None:
     numbered = [{"run_id": f"r-{i:02d}", **row, "images_per_s": 1.0} for i, row in enumerate(rows)]
-    runs = comparability.mark(frame(*numbered))
-    for ids in cells.cells(runs)["run_ids"].to_list():
+    runs = comparability.add_comparability_key(frame(*numbered))
+    for ids in cells.build_cells(runs)["run_ids"].to_list():
         cell = runs.filter(pl.col("run_id").is_in(ids))
         assert all(cell[column].drop_nulls().n_unique() <= 1 for column in comparability.ATTRIBUTES.values())
-    found = comparability.conflicts(runs)
-    assert bool(found) == bool((runs.filter("valid")["apart"] != "").any())
+    found = comparability.find_conflicts(runs)
+    assert bool(found) == bool((runs.filter("valid")["comparability_key"] != "").any())
     random.Random(seed).shuffle(numbered)
-    again = comparability.mark(frame(*numbered))
+    again = comparability.add_comparability_key(frame(*numbered))
     assert again.sort("run_id").equals(runs)
-    assert [one.words for one in comparability.conflicts(again)] == [one.words for one in found]
+    assert [one.description for one in comparability.find_conflicts(again)] == [one.description for one in found]

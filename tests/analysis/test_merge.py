@@ -107,7 +107,7 @@ def test_one_id_with_two_contents_is_reported_loudly(tmp_path: Path) -> None:
     write_run(tmp_path / "grace", "r-01")
     write_run(tmp_path / "other", "r-01", power_w=210.0)
     dataset = merged(tmp_path, tmp_path / "grace", tmp_path / "other")
-    assert dataset.account["conflicts"] == 1
+    assert dataset.metadata["conflicts"] == 1
     assert dataset.skipped["code"].to_list() == ["conflict"]
     assert "CONFLICT" in dataset.skipped["reason"][0]
     assert dataset.runs["power_w"][0] == pytest.approx(200)
@@ -127,13 +127,13 @@ def test_a_journal_is_read_in_place_without_repeating_closed_rows(tmp_path: Path
     whole = journal.read_bytes()
     dataset = merged(tmp_path)
     assert dataset.runs["valid"][0], dataset.runs["invalid_reason"][0]
-    assert dataset.account["rows"]["samples_fast"] == 451
+    assert dataset.metadata["rows"]["samples_fast"] == 451
     assert dataset.skipped["code"].to_list() == ["journal"]
     journal.write_bytes(whole[:-300])
     dataset = merged(tmp_path)
     assert "tail is lost" in dataset.skipped["reason"][0]
     assert journal.exists()
-    assert dataset.account["rows"]["samples_fast"] < 451
+    assert dataset.metadata["rows"]["samples_fast"] < 451
 
 
 def test_invalid_and_failed_runs_are_rows_but_not_in_any_mean(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_invalid_and_failed_runs_are_rows_but_not_in_any_mean(tmp_path: Path) ->
     write_run(tmp_path / "grace", "r-03", status="failed", reason="oom_gpu", message="CUDA out of memory")
     dataset = merged(tmp_path)
     assert dataset.runs.height == 3
-    cells = aggregate.cells(dataset.runs)
+    cells = aggregate.build_cells(dataset.runs)
     assert cells.select("n", "images_per_s").rows() == [(1, pytest.approx(16))]
 
 
@@ -255,7 +255,7 @@ def test_merging_again_reads_only_what_is_new_or_changed(tmp_path: Path, reads: 
     assert len(reads) == 7
     reads.clear()
     dataset = merged(tmp_path, *roots)
-    assert (reads, dataset.account["unchanged"]) == ([], 7)
+    assert (reads, dataset.metadata["unchanged"]) == ([], 7)
     assert as_from_nothing(tmp_path, *roots)
 
     write_run(roots[0], "r-00")
@@ -312,7 +312,7 @@ def test_a_run_whose_files_are_seconds_old_is_read_again(
     monkeypatch.setattr(run_dir, "SETTLED_S", 60)
     write_run(tmp_path / "grace", "r-01")
     merged(tmp_path)
-    assert merged(tmp_path).account["unchanged"] == 0
+    assert merged(tmp_path).metadata["unchanged"] == 0
     assert reads == ["run-r-01"] * 2
 
 
@@ -321,7 +321,7 @@ def test_a_folder_linked_from_elsewhere_is_always_read(tmp_path: Path, reads: li
     (folder / "steps").rename(tmp_path / "elsewhere")
     (folder / "steps").symlink_to(tmp_path / "elsewhere")
     merged(tmp_path)
-    assert merged(tmp_path).account["unchanged"] == 0
+    assert merged(tmp_path).metadata["unchanged"] == 0
     assert reads == ["run-r-01"] * 2
 
 

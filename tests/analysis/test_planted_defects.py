@@ -46,7 +46,7 @@ def row_of(dataset: Dataset, run_id: str = LIAR) -> dict[str, Any]:
 
 
 def cell_of(dataset: Dataset) -> dict[str, Any]:
-    return aggregate.cells(dataset.runs).row(0, named=True)
+    return aggregate.build_cells(dataset.runs).row(0, named=True)
 
 
 def caught(tmp_path: Path) -> str:
@@ -74,7 +74,7 @@ def refused(tmp_path: Path, attribute: str) -> str:
         merged(tmp_path)
     assert not (tmp_path / "ds").exists()
     merge.merge([tmp_path / "grace"], tmp_path / "ds", allow_mixed=[attribute])
-    cells = aggregate.cells(open_dataset(tmp_path / "ds").runs)
+    cells = aggregate.build_cells(open_dataset(tmp_path / "ds").runs)
     assert sorted(cells["run_ids"].to_list()) == [[HONEST], [LIAR]]
     assert cells["series"].n_unique() == 2
     return str(error.value)
@@ -175,7 +175,7 @@ class TestMissingSamples:
         assert "left out: temp_gpu_c unknown for 17.00 s (limit 3.00 s)" in row["warnings"]
         hidden = ("temp_gpu_c_max", "temp_gpu_c_mean", "vram_used_mib_peak", "vram_pct", "sm_clock_mhz_mean")
         assert [row[name] for name in hidden] == [None] * len(hidden)
-        assert all(f"{name}=" in row["nulls"] for name in hidden)
+        assert all(f"{name}=" in row["null_reasons"] for name in hidden)
         assert (cell["temp_gpu_c_max_n"], cell["power_w_n"]) == (1, 2)
 
 
@@ -263,7 +263,7 @@ class TestInstantAndAveragedPower:
         row, cell = counted(tmp_path)
         assert (row["energy_j"], row["power_w"], row["joules_per_image"]) == (None, None, None)
         assert "no energy: only one-second averages of power are known" in row["warnings"]
-        assert "energy_j=only one-second averages of power are known" in row["nulls"]
+        assert "energy_j=only one-second averages of power are known" in row["null_reasons"]
         assert (cell["power_w"], cell["power_w_n"]) == (pytest.approx(200), 1)
 
     def test_of_one_run_are_not_sewn_together(self, tmp_path: Path) -> None:

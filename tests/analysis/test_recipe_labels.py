@@ -25,8 +25,8 @@ def test_recipes_that_would_read_alike_keep_their_full_names() -> None:
 
 def test_a_part_of_the_runs_has_the_names_of_the_whole() -> None:
     """Regression of the overview: alone a recipe would be short, beside its like it is not."""
-    runs = recipe_labels.mark(pl.DataFrame({"recipe": ["a+b+c+d", "a+b+c+e", None]}))
-    part = recipe_labels.mark(runs.head(1))
+    runs = recipe_labels.add_short_names(pl.DataFrame({"recipe": ["a+b+c+d", "a+b+c+e", None]}))
+    part = recipe_labels.add_short_names(runs.head(1))
     assert part[recipe_labels.COLUMN].to_list() == ["a+b+c+d"]
     assert runs[recipe_labels.COLUMN][2] is None
 
@@ -38,4 +38,4 @@ def test_the_tables_have_a_key_and_none_where_nothing_is_short() -> None:
     assert key.rows == [["adamw_fused+cache_image +3", "adamw_fused, cache_image, cache_masked, cache_text, on_gpu"]]
     assert [row[3] for row in build.throughput().rows] == ["adamw_fused+cache_image +3", "baseline"]
     assert Builder(runs=frame({"recipe": "baseline"})).recipes() is None
-    assert set(cells.cells(build.runs)["recipe"]) == {LONG, "baseline"}
+    assert set(cells.build_cells(build.runs)["recipe"]) == {LONG, "baseline"}

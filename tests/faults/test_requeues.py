@@ -61,7 +61,7 @@ class TestATimeLimit:
         measured = pl.read_parquet(tmp_path / "windows.parquet").filter(pl.col("kind") == "measure").to_dicts()
         cut = [window for window in measured if window["status"] == "interrupted"]
         assert len(cut) == len(starts(matrix["limited"]))
-        assert all(window["marks"] == "requeued,interrupted" for window in cut)
+        assert all(window["flags"] == "requeued,interrupted" for window in cut)
         assert run["n_steps"] == sum(window["steps"] for window in measured) - sum(window["steps"] for window in cut)
 
 

@@ -100,7 +100,7 @@ def _draw(plan: _Plan, mine: list[Row], cells: pl.DataFrame, runs: pl.DataFrame,
         spec = drawn(mine, theirs, heading, inside)
     words.append(interval_words(mine, inside))
     ids = plate.in_cells(shown)
-    words += [plate.of_runs(ids, shown.height), left_out, _mixed(shown), recipe_labels.key_words(shown)]
+    words += [plate.of_runs(ids, shown.height), left_out, _mixed(shown), recipe_labels.legend_text(shown)]
     subtitle = _legend_words(plan.kind, bool(theirs), any(row["n"] > 1 for row in mine))
     caption = " ".join(word for word in words if word)
     return plate.figure(f"fig-{plan.metric}", prefix + plan.title, subtitle, caption, spec, ids)
@@ -108,10 +108,11 @@ def _draw(plan: _Plan, mine: list[Row], cells: pl.DataFrame, runs: pl.DataFrame,
 
 def _mixed(shown: pl.DataFrame) -> str:
     """The cells whose runs differ in more than the seed: by name where those are few."""
-    note, several = aggregate.mixed_note(shown), shown.filter(pl.col("mixes") != "").height
+    note, several = aggregate.differences_note(shown), shown.filter(pl.col("differences") != "").height
     if len(note) <= MIXED_WORDS:
         return note
-    kinds = {word.split(" ", 1)[1] for mixes in shown["mixes"].drop_nulls() for word in mixes.split(", ") if word}
+    listed = [part for cell in shown["differences"].drop_nulls() for part in cell.split(", ") if part]
+    kinds = {part.split(" ", 1)[1] for part in listed}
     return f"{pluralize(several, 'cell')} mix {', '.join(sorted(kinds))}; the tables name them."
 
 
@@ -138,7 +139,7 @@ def _readable(cells: pl.DataFrame) -> tuple[pl.DataFrame, str]:
             room -= lines
     words = ""
     if len(kept) < recipes.height:
-        cells = aggregate.with_series(cells.filter(pl.col("recipe").is_in(kept)).drop("series"))
+        cells = aggregate.add_series(cells.filter(pl.col("recipe").is_in(kept)).drop("series"))
         words = (
             f"Recipes shown: {', '.join(map(plate.short, kept))}; {recipes.height - len(kept)} more are in the tables."
         )
@@ -256,7 +257,7 @@ def _batch_axis(batches: list[int]) -> Spec:
 
 
 def _wall(cell: Row, runs: pl.DataFrame) -> Row:
-    ran, oom = best_batch.wall(cell, runs)
+    ran, oom = best_batch.memory_limit(cell, runs)
     return {"series": cell["series"], "label": cell["series"], "ran": ran, "oom": oom}
 
 

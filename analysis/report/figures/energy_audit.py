@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from analysis.metrics.telemetry import RATIO_LIMIT
+from analysis.metrics.telemetry import MAX_COUNTER_DEVIATION
 from analysis.units import gpu_label, gpu_order
 from inpaint_bench.core.console import pluralize
 
@@ -30,10 +30,10 @@ def draw(runs: pl.DataFrame, *, prefix: str) -> Figure | str:
         }
         for row in known.select("gpu", "gpus", "power_w", "energy_ratio", "valid").iter_rows(named=True)
     ]
-    beyond = sum(abs(row["ratio"] - 1) > RATIO_LIMIT for row in rows)
+    beyond = sum(abs(row["ratio"] - 1) > MAX_COUNTER_DEVIATION for row in rows)
     measured = runs.filter(pl.col("energy_j").is_not_null()).height
     ids = known["run_id"].to_list()
-    limit = f"{100 * RATIO_LIMIT:.0f} %"
+    limit = f"{100 * MAX_COUNTER_DEVIATION:.0f} %"
     words = [f"A point per run; shaded: within {limit} of each other, the limit from which on the audit warns."]
     words.append(f"{pluralize(beyond, 'run')} beyond it." if beyond else "No run is beyond it.")
     if measured > known.height:
@@ -48,14 +48,14 @@ def draw(runs: pl.DataFrame, *, prefix: str) -> Figure | str:
 
 
 def _spec(rows: list[Row], names: list[str]) -> Spec:
-    far = max([1.6 * RATIO_LIMIT, *(1.1 * abs(row["ratio"] - 1) for row in rows)])
+    far = max([1.6 * MAX_COUNTER_DEVIATION, *(1.1 * abs(row["ratio"] - 1) for row in rows)])
     watts = [row["power_w"] for row in rows]
     edge = max(0.08 * (max(watts) - min(watts)), 0.02 * max(watts))
     x: Spec = {"field": "power_w", "type": "quantitative", "title": "Mean power per GPU [W]"}
     x["scale"] = {"domain": [max(0, min(watts) - edge), max(watts) + edge], "nice": False, "zero": False}
     y: Spec = {"field": "ratio", "type": "quantitative", "title": "Counter / integral"}
     y["scale"] = {"domain": [1 - far, 1 + far], "nice": False, "zero": False}
-    low, high = 1 - RATIO_LIMIT, 1 + RATIO_LIMIT
+    low, high = 1 - MAX_COUNTER_DEVIATION, 1 + MAX_COUNTER_DEVIATION
     base = {"x": x, "y": y, "color": plate.colour(names, "gpu")}
     valid, invalid = ([row for row in rows if row["state"] == state] for state in (_COUNTS, _NOT))
     band = {"type": "rect", "color": svg.MUTED, "opacity": 0.1}
@@ -66,7 +66,7 @@ def _spec(rows: list[Row], names: list[str]) -> Spec:
             layer([{}], band, y=plate.constant(low, y), y2={"datum": high}),
             layer([{}], {"type": "rule", "color": svg.MUTED}, y=plate.constant(1, y)),
             *(layer([{}], limit, y=plate.constant(end, y)) for end in (low, high)),
-            layer([{}], text, y=plate.constant(high, y), text={"value": f"limit: {100 * RATIO_LIMIT:.0f} %"}),
+            layer([{}], text, y=plate.constant(high, y), text={"value": f"limit: {100 * MAX_COUNTER_DEVIATION:.0f} %"}),
             layer(valid, {"type": "point", "filled": True, "size": 45, "opacity": 0.65}, **base),
             layer(invalid, {"type": "point", "filled": False, "size": 55, "strokeWidth": 1.5, "opacity": 1}, **base),
         ]

@@ -23,7 +23,7 @@ def overview(dataset: Dataset, cells: pl.DataFrame, *, demonstration: bool) -> O
     """`cells` are those of the overview; what compares every cell with every other draws those of studies, too."""
     prefix = "Demonstration: " if demonstration else ""
     runs = dataset.runs
-    every = aggregate.cells(runs)
+    every = aggregate.build_cells(runs)
     if every.is_empty():
         return Overview(figures=[], absent=[])
     found: list[Figure | str | list[Figure]] = [

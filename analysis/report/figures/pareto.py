@@ -26,7 +26,7 @@ ABSENT = "Speed against energy: no run has both images/s and J/image."
 def draw(cells: pl.DataFrame, *, prefix: str) -> list[Figure] | str:
     """A figure per kind of work, largest first; where nothing has both figures, the sentence that says so."""
     both = cells.filter(pl.col("images_per_s").is_not_null() & pl.col("joules_per_image").is_not_null())
-    kinds = both.partition_by(aggregate.SAME_WORK, maintain_order=True)
+    kinds = both.partition_by(aggregate.WORK_KEYS, maintain_order=True)
     kinds.sort(key=lambda kind: -kind.height)
     drawn = [_figure(kind, index, len(kinds), prefix) for index, kind in enumerate(kinds[:PICTURES])]
     return drawn or ABSENT
@@ -71,7 +71,7 @@ def _figure(cells: pl.DataFrame, index: int, kinds: int, prefix: str) -> Figure:
     words.append("The axes do not start at zero.")
     if kinds > PICTURES and not index:
         words.append(f"Of {kinds} kinds of work, the {PICTURES} with most cells are drawn.")
-    words += [plate.of_runs(ids, cells.height), recipe_labels.key_words(cells)]
+    words += [plate.of_runs(ids, cells.height), recipe_labels.legend_text(cells)]
     spec = _spec(rows, theirs, names)
     name = "fig-pareto" + (f"-{index}" if index else "")
     return plate.figure(name, title, subtitle, " ".join(filter(None, words)), spec, ids)

@@ -9,7 +9,7 @@ import polars as pl
 
 from analysis.report.tables import Builder, Table
 from analysis.stats import cells as aggregate
-from analysis.stats.study import alike, asked_batch, comparisons, of_study
+from analysis.stats.study import comparable_groups, comparisons, is_study_run, requested_batch
 from analysis.units import gpu_label, number
 from inpaint_bench.core.console import pluralize
 
@@ -28,7 +28,7 @@ def table(build: Builder) -> Table | None:
     if known.is_empty():
         return None
     # Losses on other images, or after another number of steps, are other figures.
-    cells = known.partition_by([*aggregate.GROUP, "data_identity", "validation_last_step"], maintain_order=True)
+    cells = known.partition_by([*aggregate.CELL_KEYS, "data_identity", "validation_last_step"], maintain_order=True)
     cells.sort(key=lambda cell: (str(cell["gpu"][0]), cell["batch"][0], str(cell["site"][0])))
     several = known["data_identity"].n_unique() > 1
     found = [json.loads(text or "{}") for text in known["quality_metrics"]]
@@ -78,10 +78,10 @@ def _range(values: list[float]) -> str:
 def draw(runs: pl.DataFrame, *, demonstration: bool) -> list[Figure]:
     """Validation loss by step, a line per run: of every study, and of what was sent outside studies."""
     known = pl.col("valid") & pl.col("validation").is_not_null()
-    sets = [(one.where, [(step.label, step.runs) for step in one.steps]) for one in comparisons(runs)]
-    for group in alike(runs.filter(known & ~of_study()).with_columns(asked_batch())):
+    sets = [(one.setting, [(step.label, step.runs) for step in one.steps]) for one in comparisons(runs)]
+    for group in comparable_groups(runs.filter(known & ~is_study_run()).with_columns(requested_batch())):
         head = group.row(0, named=True)
-        where = f"{gpu_label(head['gpu'])}, batch {head['asked_batch']}, {head['site']}"
+        where = f"{gpu_label(head['gpu'])}, batch {head['requested_batch']}, {head['site']}"
         parts = group.partition_by("recipe", as_dict=True, maintain_order=True)
         sets.append((where, [(str(recipe), part.to_dicts()) for (recipe,), part in parts.items()]))
     figures: list[Figure] = []

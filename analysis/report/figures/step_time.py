@@ -55,7 +55,7 @@ def draw(dataset: Dataset, cells: pl.DataFrame, *, prefix: str) -> Figure | str:
     used = [part for part in _COLOURS if any(row["part"] == part for row in rows)]
     title = f"{prefix}Where a step's time goes"
     said = [*_words(used), _left_out(cells.height, len(known), len(kept)), base.of_runs(ids, len(kept))]
-    caption = " ".join(filter(None, [*said, recipe_labels.key_words(cells)]))
+    caption = " ".join(filter(None, [*said, recipe_labels.legend_text(cells)]))
     subtitle = "Milliseconds per image, mean over runs; series, batch"
     return base.figure("fig-step-time", title, subtitle, caption, _spec(rows, totals, used), ids)
 

@@ -19,7 +19,7 @@ Layers = Rows
 def draw(comparisons: list[Comparison], *, demonstration: bool) -> list[Figure]:
     """One figure for each study on each GPU and batch that has any run that counts."""
     prefix = "Demonstration: " if demonstration else ""
-    return [_figure(one, prefix) for one in comparisons if one.measured]
+    return [_figure(one, prefix) for one in comparisons if one.has_runs]
 
 
 def _figure(one: Comparison, prefix: str) -> Figure:
@@ -37,16 +37,16 @@ def _figure(one: Comparison, prefix: str) -> Figure:
         caption = "An interval that touches the line at 0 is no difference seen; hollow: too few runs for an interval."
         caption += f" {by_batch.ARROW.capitalize()}." if base.leaves(rows, inside) else ""
     run_ids = [row["run_id"] for step in one.steps for row in step.runs]
-    caption = f"{caption} {one.what}. {base.of_runs(run_ids, sum(bool(step.runs) for step in one.steps))}"
+    caption = f"{caption} {one.workload_label}. {base.of_runs(run_ids, sum(bool(step.runs) for step in one.steps))}"
     width = max(220, base.WIDTH + 40 - base.label_px([step.label for step in one.steps]))
     spec: dict[str, Any] = {"layer": layers, "width": width, "height": {"step": ROW}}
-    return base.figure(f"fig-{one.name}", f"{prefix}{title}: {one.where}", subtitle, caption, spec, run_ids)
+    return base.figure(f"fig-{one.name}", f"{prefix}{title}: {one.setting}", subtitle, caption, spec, run_ids)
 
 
 def _bars(one: Comparison) -> Rows:
     rows: Rows = []
     for step in one.steps:
-        stats = step.figures("images_per_s")
+        stats = step.summarise("images_per_s")
         if stats["images_per_s"] is not None:
             names = {"low": "low", "high": "high", "least": "min", "most": "max"}
             ends = {end: stats[f"images_per_s_{column}"] for end, column in names.items()} | {"n": len(step.runs)}
@@ -105,7 +105,7 @@ def _dots(one: Comparison, measured: Rows, inside: tuple[float, float]) -> Layer
 def _lacking(steps: list[Step], measured: Rows) -> Rows:
     """Steps without a figure, with why."""
     known = {row["label"] for row in measured}
-    return [{"label": step.label, "value": 0, "words": step.word} for step in steps if step.label not in known]
+    return [{"label": step.label, "value": 0, "words": step.status} for step in steps if step.label not in known]
 
 
 def _text(rows: Rows, x: dict[str, Any], y: dict[str, Any], colour: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 
 from analysis.dataset import Dataset
-from analysis.stats.cells import GROUP
+from analysis.stats.cells import CELL_KEYS
 from analysis.units import number
 
 from . import base, svg, throttle_events
@@ -86,7 +86,9 @@ def draw(dataset: Dataset, colours: dict[str, str], *, demonstration: bool) -> l
     """
     runs = dataset.runs
     if runs.height > MANY:
-        runs = runs.sort("valid", descending=True, maintain_order=True).unique(GROUP, keep="first", maintain_order=True)
+        runs = runs.sort("valid", descending=True, maintain_order=True).unique(
+            CELL_KEYS, keep="first", maintain_order=True
+        )
         runs = runs.head(MANY)
     strips = [strip for row in runs.iter_rows(named=True) if (strip := _read(dataset, row))]
     domains = [_domain([frame for strip in strips for frame in strip.panels[i]], i) for i in range(len(_PANELS))]

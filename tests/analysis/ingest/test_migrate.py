@@ -52,8 +52,8 @@ def test_a_run_of_the_first_version_counts_beside_one_of_today(tmp_path: Path) -
     assert dataset.runs["valid"].to_list() == [True, True]
     old, new = (dataset.runs.filter(run_id=name).row(0, named=True) for name in ("r-old", "r-new"))
     assert old["joules_per_image"] == new["joules_per_image"] == pytest.approx(12.5)
-    assert "tensor_active_pct=not_recorded (schema version 1)" in old["nulls"]
-    assert "tensor_active_pct=no samples_gpm" in new["nulls"]
+    assert "tensor_active_pct=not_recorded (schema version 1)" in old["null_reasons"]
+    assert "tensor_active_pct=no samples_gpm" in new["null_reasons"]
 
 
 def test_a_real_recording_of_the_first_version_gives_the_figures_that_it_gave_then(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_real_recording_of_the_first_version_gives_the_figures_that_it_gave_th
     for name in ("energy_j", "energy_ratio", "images_per_s", "gpu_util_pct", "step_ms_p50", "vram_used_mib_peak"):
         assert now[name] == pytest.approx(then[name], rel=1e-9), name
     assert 0 < now["energy_error_pct"] < 5
-    assert "sm_active_pct=not_recorded" in now["nulls"]
+    assert "sm_active_pct=not_recorded" in now["null_reasons"]
 
 
 def test_a_column_that_was_not_written_then_is_null_with_its_reason(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_column_that_was_not_written_then_is_null_with_its_reason(tmp_path: Pa
     assert dataset.skipped.height == 0
     row = dataset.runs.row(0, named=True)
     assert (row["valid"], row["throttle_power_pct"]) == (True, None)
-    assert "throttle_power_pct=not_recorded" in row["nulls"]
+    assert "throttle_power_pct=not_recorded" in row["null_reasons"]
     slow = dataset.scan("samples_slow").collect()
     assert slow["throttle_power_cap_ns"].null_count() == slow.height
     why = "temp_mem_c=not_supported;mem_clock_mhz=not_recorded;throttle_power_cap_ns=not_recorded"
@@ -154,7 +154,7 @@ def test_a_journal_says_its_version_too(tmp_path: Path, version: int, rows: int,
     dataset = merged(tmp_path)
     assert dataset.skipped["code"].to_list() == ["journal"]
     assert words in dataset.skipped["reason"][0]
-    assert dataset.account["rows"]["samples_fast"] == rows
+    assert dataset.metadata["rows"]["samples_fast"] == rows
 
 
 @pytest.mark.parametrize("version", [None, 0, -1, True, "1", 1.0])
@@ -172,17 +172,19 @@ def test_a_dataset_of_the_first_version_opens_and_one_from_the_future_is_a_sente
     account = tmp_path / "ds" / schema.DATASET
     first = files.read_json(account)
     assert isinstance(first, dict)
-    older = pl.read_parquet(tmp_path / "ds" / schema.RUNS).drop("apart", "power_semantics", "steady", "marks")
+    older = pl.read_parquet(tmp_path / "ds" / schema.RUNS).drop(
+        "comparability_key", "power_semantics", "steady", "flags"
+    )
     older.write_parquet(tmp_path / "ds" / schema.RUNS)
     windows = tmp_path / "ds" / "windows.parquet"
-    pl.read_parquet(windows).drop("marks").write_parquet(windows)
+    pl.read_parquet(windows).drop("flags").write_parquet(windows)
     files.replace_json(account, first | {"schema_version": 1})
-    assert open_dataset(tmp_path / "ds").runs.select("apart", "power_semantics", "steady").row(0) == (
+    assert open_dataset(tmp_path / "ds").runs.select("comparability_key", "power_semantics", "steady").row(0) == (
         "",
         "energy_mj by nvml",
         None,
     )
-    assert open_dataset(tmp_path / "ds").windows["marks"].to_list() == [None, None]
+    assert open_dataset(tmp_path / "ds").windows["flags"].to_list() == [None, None]
     files.replace_json(account, first | {"schema_version": schema.SCHEMA_VERSION + 1})
     with pytest.raises(UserError, match="is newer than"):
         open_dataset(tmp_path / "ds")

@@ -11,7 +11,7 @@ import pytest
 
 from analysis import merge
 from analysis.dataset import open_dataset
-from analysis.metrics.flags import Mark
+from analysis.metrics.flags import Flag
 from inpaint_bench.core import schema
 from inpaint_bench.core.paths import ROOT
 from tests.analysis.build import S, rewrite, rewrite_json, write_event, write_run
@@ -22,7 +22,7 @@ def marked(tmp_path: Path) -> tuple[str | None, dict[str, str | None], dict[str,
     merge.merge([tmp_path / "grace"], tmp_path / "ds")
     dataset = open_dataset(tmp_path / "ds")
     row = dataset.runs.row(0, named=True)
-    return row["marks"], dict(dataset.windows.select("window_id", "marks").iter_rows()), row
+    return row["flags"], dict(dataset.windows.select("window_id", "flags").iter_rows()), row
 
 
 def test_a_run_that_nothing_touched_has_none(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_windows_of_the_start_before_a_requeue_are_marked(tmp_path: Path) -> Non
 
 def test_the_document_lists_every_code() -> None:
     listed = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "dataset.md").read_text(), re.MULTILINE)
-    assert listed == [mark.value for mark in Mark]
+    assert listed == [mark.value for mark in Flag]
 
 
 def test_several_codes_stand_in_one_order(tmp_path: Path) -> None:

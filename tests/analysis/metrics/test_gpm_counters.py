@@ -59,7 +59,7 @@ def test_a_run_has_the_means_of_its_counters_and_their_source(tmp_path: Path) ->
     assert row["valid"], row["invalid_reason"]
     assert {name: row[name] for name in LOAD} == pytest.approx(LOAD)
     assert (row["counters_source"], row["pcie_rx_mib_s"]) == ("gpm", pytest.approx(250))
-    assert "pcie_tx_mib_s=gpm counters cover 0 % of the measure windows, 80 % are needed" in row["nulls"]
+    assert "pcie_tx_mib_s=gpm counters cover 0 % of the measure windows, 80 % are needed" in row["null_reasons"]
 
 
 def test_the_class_rests_on_the_counters_and_says_whose_they_are(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_too_little_coverage_is_null_with_the_share(tmp_path: Path) -> None:
     gpm_rows(h200(tmp_path), first_s=15.0)
     row = row_of(tmp_path)
     assert (row["tensor_active_pct"], row["counters_source"]) == (None, "none")
-    assert "tensor_active_pct=gpm counters cover 53 % of the measure windows, 80 % are needed" in row["nulls"]
+    assert "tensor_active_pct=gpm counters cover 53 % of the measure windows, 80 % are needed" in row["null_reasons"]
 
 
 def test_a_card_without_gpm_is_null_for_the_cards_own_reason(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_card_without_gpm_is_null_for_the_cards_own_reason(tmp_path: Path) -> 
     rewrite(folder, "samples_gpm", lambda rows: rows.with_columns(pl.lit(None).alias(name) for name in LOAD))
     row = row_of(tmp_path)
     assert (row["sm_active_pct"], row["counters_source"]) == (None, "none")
-    assert "sm_active_pct=not_supported" in row["nulls"]
+    assert "sm_active_pct=not_supported" in row["null_reasons"]
 
 
 class TestAnExporter:
@@ -126,7 +126,7 @@ class TestAnExporter:
         gpm_rows(folder, gpu="GPU-a40", source=self.SOURCE, window_s=30.0, first_s=20.0, last_s=55.0)
         row = row_of(tmp_path)
         assert (row["sm_active_pct"], row["counters_source"]) == (None, "none")
-        assert "sm_active_pct=dcgm:node:9400 counters cover 0 %" in row["nulls"]
+        assert "sm_active_pct=dcgm:node:9400 counters cover 0 %" in row["null_reasons"]
 
 
 class TestSeveralGPUs:
@@ -156,7 +156,7 @@ class TestSeveralGPUs:
         gpm_rows(self.two(tmp_path))
         row = row_of(tmp_path)
         assert row["sm_active_pct"] is None
-        assert "sm_active_pct=gpm counters cover 0 % of the measure windows" in row["nulls"]
+        assert "sm_active_pct=gpm counters cover 0 % of the measure windows" in row["null_reasons"]
 
 
 @st.composite
@@ -178,13 +178,13 @@ def test_a_mean_lies_within_its_rows_covers_no_more_than_all_and_forgets_their_o
     given_rows: tuple[Any, Any, Any, list[tuple[int, int]]], random: Any
 ) -> None:
     t, window, value, spans = given_rows
-    found = gpm_counters.mean(t, window, value, spans)
+    found = gpm_counters.weighted_mean(t, window, value, spans)
     assert 0 <= found.coverage_pct <= 100
     if found.value is not None:
         assert value.min() <= found.value <= value.max()
     order = list(range(len(t)))
     random.shuffle(order)
-    assert gpm_counters.mean(t[order], window[order], value[order], spans) == found
+    assert gpm_counters.weighted_mean(t[order], window[order], value[order], spans) == found
 
 
 @settings(max_examples=80, deadline=None)
@@ -195,4 +195,4 @@ def test_rows_that_share_nothing_with_the_windows_change_nothing(
     t, window, value, spans = given_rows
     after = max(end for _, end in spans) + length
     more = [np.append(one, new) for one, new in ((t, after), (window, length), (value, 1e6))]
-    assert gpm_counters.mean(*more, spans) == gpm_counters.mean(t, window, value, spans)
+    assert gpm_counters.weighted_mean(*more, spans) == gpm_counters.weighted_mean(t, window, value, spans)

@@ -140,12 +140,12 @@ def test_the_audit_names_what_is_wrong(tmp_path: Path, change: Any, words: str) 
 
 
 def test_a_counter_that_fell_gives_no_energy(tmp_path: Path) -> None:
-    from analysis.metrics.audit import Lane
+    from analysis.metrics.audit import GpuSamples
 
     run, _ = run_dir.read_run(write_run(tmp_path))
     assert run is not None
     fast = parts.read("samples_fast", run.tables["samples_fast"], run.run_id)[0]
-    lane = Lane.split(fast, ["energy_mj"])[0]
+    lane = GpuSamples.split(fast, ["energy_mj"])[0]
     assert not counter_fell(lane)
     lane.columns["energy_mj"] = lane.columns["energy_mj"][::-1]
     assert counter_fell(lane)
@@ -179,7 +179,7 @@ def test_throughput_stands_alone_where_no_telemetry_was_asked_for() -> None:
     assert row["valid"]
     assert row["images_per_s"] == pytest.approx(16)
     assert row["power_w"] is None
-    assert "power_w=telemetry off" in row["nulls"]
+    assert "power_w=telemetry off" in row["null_reasons"]
 
 
 def test_an_interrupted_window_stays_out_of_the_figures(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_mfu_needs_flop_and_a_peak_of_the_same_precision(tmp_path: Path) -> None
     assert row_of(run)["mfu_pct"] == pytest.approx(100 * 2.4 * 16 / 149.7)
     other = row_of(write_run(tmp_path, "r-02", workload_facts={**facts, "precision": "fp32"}, gpu_facts=peak))
     assert other["mfu_pct"] is None
-    assert "mfu_pct=the BF16 peak says nothing about fp32" in other["nulls"]
+    assert "mfu_pct=the BF16 peak says nothing about fp32" in other["null_reasons"]
 
 
 def test_samples_of_a_node_that_a_requeued_job_left_do_not_matter(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_a_counter_that_stands_still_is_not_zero_joules(tmp_path: Path) -> None:
     row = changed(write_run(tmp_path), lambda f: f.with_columns(pl.lit(7, pl.UInt64).alias("energy_mj")))
     assert (row["energy_source"], row["power_w"]) == ("integral", pytest.approx(200))
     assert "energy counter does not move" in row["warnings"]
-    assert "energy_ratio=energy counter does not move" in row["nulls"]
+    assert "energy_ratio=energy counter does not move" in row["null_reasons"]
 
 
 def test_a_counter_off_the_integral_by_more_than_five_percent_is_a_warning(tmp_path: Path) -> None:
@@ -275,14 +275,14 @@ def test_a_coarse_counter_costs_edges_and_a_disagreement_counts_in_full(tmp_path
 def test_energy_by_the_integral_alone_has_no_error_bar_and_says_why(tmp_path: Path) -> None:
     row = row_of(write_run(tmp_path, counter=False))
     assert (row["energy_source"], row["energy_error_pct"], row["joules_per_image_error"]) == ("integral", None, None)
-    assert "energy_error_pct=no energy counter to tell it by" in row["nulls"]
+    assert "energy_error_pct=no energy counter to tell it by" in row["null_reasons"]
 
 
 def test_a_counter_that_nothing_checks_has_no_error_bar(tmp_path: Path) -> None:
     hidden = [pl.lit(None).alias(name) for name in ("power_instant_w", "power_avg1s_w")]
     row = changed(write_run(tmp_path), lambda f: f.with_columns(*hidden))
     assert (row["energy_source"], row["energy_error_pct"]) == ("counter", None)
-    assert "energy_error_pct=no sampled power to check the energy counter against" in row["nulls"]
+    assert "energy_error_pct=no sampled power to check the energy counter against" in row["null_reasons"]
 
 
 @settings(max_examples=60, deadline=None)
@@ -297,8 +297,8 @@ def test_a_counter_that_nothing_checks_has_no_error_bar(tmp_path: Path) -> None:
 def test_a_longer_measurement_of_the_same_power_is_never_less_certain(
     joules: float, seconds: float, windows: int, gpus: int, update_s: float, ratio: float
 ) -> None:
-    short = energy.Error.of(joules, seconds, windows, gpus, update_s, ratio)
-    long = energy.Error.of(2 * joules, 2 * seconds, windows, gpus, update_s, ratio)
+    short = energy.EnergyUncertainty.of(joules, seconds, windows, gpus, update_s, ratio)
+    long = energy.EnergyUncertainty.of(2 * joules, 2 * seconds, windows, gpus, update_s, ratio)
     assert 0 <= long.pct <= short.pct * (1 + 1e-12)
     assert long.edge_pct == pytest.approx(short.edge_pct / 2)
     assert (long.sensor_pct, long.disagreement_pct) == pytest.approx((short.sensor_pct, short.disagreement_pct))
@@ -325,7 +325,7 @@ def test_a_column_that_is_mostly_null_covers_nothing(tmp_path: Path, columns: An
     row = changed(write_run(tmp_path), cut)
     assert [row[name] for name in nulls] == [None] * len(nulls)
     assert f"{columns[0]} unknown for 26." in row["warnings"]
-    assert all(f"{name}=" in row["nulls"] for name in nulls)
+    assert all(f"{name}=" in row["null_reasons"] for name in nulls)
     assert row["coverage_pct"] < 20
 
 
@@ -369,7 +369,7 @@ def test_the_data_account_and_unusual_steps_reach_the_row(tmp_path: Path) -> Non
     data = {"kind": "folder", "found": 10, "used": 9, "skipped": [{"file": "a.jpg", "reason": "truncated"}]}
     row = row_of(write_run(tmp_path, data=data, workload_facts={"losses_not_finite": 2, "skipped_steps": 3}))
     assert (row["images_found"], row["images_used"], row["images_skipped"]) == (10, 9, 1)
-    assert "a.jpg" in row["skipped_photographs"]
+    assert "a.jpg" in row["skipped_images"]
     assert "2 loss(es) not finite; 3 optimiser step(s) skipped" in row["warnings"]
 
 
@@ -379,7 +379,7 @@ def test_every_null_figure_has_its_reason(tmp_path: Path, source: str) -> None:
     hidden = [pl.lit(None).alias(name) for name in ("power_instant_w", "power_avg1s_w", "energy_mj", "gpu_util_pct")]
     folder = write_run(tmp_path, telemetry={"source": source})
     row = changed(folder, lambda f: f.clear() if source == "none" else f.with_columns(nothing, *hidden))
-    reasons = dict(pair.split("=", 1) for pair in row["nulls"].split("; "))
+    reasons = dict(pair.split("=", 1) for pair in row["null_reasons"].split("; "))
     assert {name for name in FLOAT if row[name] is None} <= reasons.keys()
     if source == "nvml":
         assert (reasons["energy_integral_j"], reasons["gpu_util_pct"]) == ("no_permission", "not_supported")

@@ -60,7 +60,7 @@ def test_a_single_slow_step_is_neither(tmp_path: Path) -> None:
 def test_two_blocks_are_too_short_to_tell_and_say_so(tmp_path: Path) -> None:
     row = row_of(tmp_path, window_s=29.0)
     assert (row["steady"], row["step_drift_pct"], row["step_block_cv_pct"]) == ("too_short", None, None)
-    assert "step_drift_pct=too_short: 2 block(s) of 10 s with steps, 3 are needed" in row["nulls"]
+    assert "step_drift_pct=too_short: 2 block(s) of 10 s with steps, 3 are needed" in row["null_reasons"]
     assert "steady" not in (row["warnings"] or "")
 
 

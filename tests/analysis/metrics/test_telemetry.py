@@ -11,13 +11,13 @@ import pytest
 
 from analysis import merge
 from analysis.metrics import audit
-from analysis.metrics.audit import Lane
+from analysis.metrics.audit import GpuSamples
 from tests.analysis.build import rewrite, write_run
 
 S = 1_000_000_000
 
 
-def lane(t_s: list[float], power_w: list[float | None] | None = None) -> Lane:
+def lane(t_s: list[float], power_w: list[float | None] | None = None) -> GpuSamples:
     rows = pl.DataFrame(
         {
             "gpu_uuid": pl.Series(["GPU-1"] * len(t_s), dtype=pl.String),
@@ -26,10 +26,10 @@ def lane(t_s: list[float], power_w: list[float | None] | None = None) -> Lane:
             "power_instant_w": pl.Series(power_w or [300.0] * len(t_s), dtype=pl.Float32),
         }
     )
-    return Lane.split(rows, ["power_instant_w"])[0]
+    return GpuSamples.split(rows, ["power_instant_w"])[0]
 
 
-def by_rows(whole: Lane, start_ns: int, end_ns: int) -> list[int]:
+def by_rows(whole: GpuSamples, start_ns: int, end_ns: int) -> list[int]:
     """The ticks that a bracket holds, row by row, whatever the order."""
     times = whole.t_ns.tolist()
     low = max((t for t in times if t <= start_ns), default=start_ns)
@@ -67,8 +67,8 @@ def test_a_null_is_no_known_value_and_leaves_the_others_where_they_were() -> Non
 
 def test_rows_without_a_gpu_belong_to_no_lane() -> None:
     rows = pl.DataFrame({"gpu_uuid": ["GPU-1", None], "t_mono_ns": [1, 2], "tick_seq": [0, 1]})
-    assert [one.t_ns.tolist() for one in Lane.split(rows, [])] == [[1]]
-    assert Lane.split(rows[1:], []) == []
+    assert [one.t_ns.tolist() for one in GpuSamples.split(rows, [])] == [[1]]
+    assert GpuSamples.split(rows[1:], []) == []
 
 
 def test_values_at_the_edge_of_their_type_come_through_a_merge_for_every_reader(tmp_path: Path) -> None:

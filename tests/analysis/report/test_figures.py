@@ -34,7 +34,7 @@ from analysis.report.figures.base import Figure
 from analysis.stats import cells as aggregate
 from analysis.stats import study
 from tests.analysis.build import UNIX0, S, rewrite, rewrite_json, write_event, write_part, write_run
-from tests.analysis.stats.test_study import run as of_study
+from tests.analysis.stats.test_study import run as is_study_run
 
 from .test_tables import frame
 
@@ -82,7 +82,7 @@ def runs_of(batch: int, *speeds: float, cards: tuple[str, ...] = ("GPU-1",), **m
 
 def throughput(rows: list[Row]) -> Figure:
     runs = frame(*rows)
-    drawn = by_batch.draw(aggregate.cells(runs), runs, prefix="")
+    drawn = by_batch.draw(aggregate.build_cells(runs), runs, prefix="")
     return next(one for one in drawn if one.id == "fig-images_per_s")
 
 
@@ -174,8 +174,8 @@ def test_published_points_are_hollow_and_never_among_the_measured() -> None:
 
 
 def test_a_ladder_has_the_interval_as_whisker_and_no_range() -> None:
-    rows = [of_study("ladder", "baseline", 10.0 + seed, seed=seed) for seed in (0, 1, 2)]
-    rows.append(of_study("ladder", "baseline,tf32", 12.0))
+    rows = [is_study_run("ladder", "baseline", 10.0 + seed, seed=seed) for seed in (0, 1, 2)]
+    rows.append(is_study_run("ladder", "baseline,tf32", 12.0))
     (figure,) = study_figures.draw(study.comparisons(frame(*rows)), demonstration=False)
     (whisker,) = marks(figure, "rule", encodes=("x2",))
     half = 4.302653 / math.sqrt(3)
@@ -192,7 +192,7 @@ def cell(batch: int, speed: float, joules: float, **more: Any) -> Row:
 
 
 def drawn_pareto(*rows: Row) -> list[Figure]:
-    found = pareto.draw(aggregate.cells(frame(*rows)), prefix="")
+    found = pareto.draw(aggregate.build_cells(frame(*rows)), prefix="")
     assert isinstance(found, list)
     return found
 
@@ -261,7 +261,7 @@ def with_device(share: float) -> Callable[[pl.DataFrame], pl.DataFrame]:
 
 
 def bars(dataset: Dataset) -> Figure:
-    found = step_time.draw(dataset, aggregate.cells(dataset.runs), prefix="")
+    found = step_time.draw(dataset, aggregate.build_cells(dataset.runs), prefix="")
     assert isinstance(found, Figure)
     return found
 
@@ -330,7 +330,7 @@ def test_a_run_with_half_a_table_of_steps_is_left_out_and_that_is_said(tmp_path:
 
 def drawn_variation(*rows: Row) -> Figure | str:
     runs = frame(*rows)
-    return variation.draw(aggregate.cells(runs), runs, prefix="")
+    return variation.draw(aggregate.build_cells(runs), runs, prefix="")
 
 
 def test_each_run_stands_at_its_ratio_to_the_mean_of_its_cell() -> None:
@@ -372,7 +372,7 @@ def test_the_energy_audit_draws_every_ratio_and_the_limit_of_the_audit() -> None
     assert sorted(row["ratio"] for row in marks(figure, "point", filled=True)) == [0.96, 1.0, 1.07]
     assert [row["ratio"] for row in marks(figure, "point", filled=False)] == [0.5]
     lines = [one["encoding"]["y"]["datum"] for one in layers(figure.spec) if one["mark"].get("strokeDash")]
-    assert lines == pytest.approx([1 - telemetry.RATIO_LIMIT, 1 + telemetry.RATIO_LIMIT])
+    assert lines == pytest.approx([1 - telemetry.MAX_COUNTER_DEVIATION, 1 + telemetry.MAX_COUNTER_DEVIATION])
     low, high = figure.spec["layer"][0]["encoding"]["y"]["scale"]["domain"]
     assert low < 0.5 < 1.07 < high
     assert "2 runs beyond it." in figure.caption
@@ -501,9 +501,9 @@ def every_kind(tmp_path: Path, name: str) -> list[Figure]:
         step = {"window_id": "w", "step": np.arange(20), "t_start_mono_ns": 0, "t_end_mono_ns": 1, "images": 8}
         write_part(folder, "steps", {"run_id": row["run_id"], "data_wait_ns": 1000, "device_ms": 400.0, **step})
     dataset = Dataset(
-        folder=tmp_path, account={}, runs=frame(*rows), windows=pl.DataFrame(windows), skipped=pl.DataFrame()
+        folder=tmp_path, metadata={}, runs=frame(*rows), windows=pl.DataFrame(windows), skipped=pl.DataFrame()
     )
-    shown = overview.overview(dataset, aggregate.cells(dataset.runs), demonstration=False)
+    shown = overview.overview(dataset, aggregate.build_cells(dataset.runs), demonstration=False)
     assert not shown.absent
     return shown.figures
 
@@ -532,7 +532,7 @@ def test_a_run_id_makes_a_file_name_that_is_short_harmless_and_its_own(tmp_path:
 def test_without_a_run_that_counts_there_is_nothing_to_draw(tmp_path: Path) -> None:
     write_run(tmp_path / "in", "r-01", status="failed", reason="oom_gpu", windows=False)
     dataset = dataset_of(tmp_path)
-    shown = overview.overview(dataset, aggregate.cells(dataset.runs), demonstration=False)
+    shown = overview.overview(dataset, aggregate.build_cells(dataset.runs), demonstration=False)
     assert (shown.figures, shown.absent) == ([], [])
 
 
@@ -543,7 +543,7 @@ def test_runs_without_energy_cards_steps_and_counters_say_what_cannot_be_drawn(t
             part.unlink()
     dataset = dataset_of(tmp_path)
     assert dataset.runs["valid"].to_list() == [True]
-    shown = overview.overview(dataset, aggregate.cells(dataset.runs), demonstration=False)
+    shown = overview.overview(dataset, aggregate.build_cells(dataset.runs), demonstration=False)
     assert {figure.id for figure in shown.figures} == {"fig-runtime_h", "fig-images_per_s"}
     absent = [pareto.ABSENT, step_time.ABSENT, variation.ABSENT, energy_audit.ABSENT, roofline.ABSENT]
     assert shown.absent == absent
@@ -561,7 +561,7 @@ def test_nine_hundred_runs_are_no_tangle() -> None:
         for one in runs_of(batch, speed + recipe / 10 + seed / 100, gpu=gpu, recipe=f"lever_{recipe}")
     ]
     runs = frame(*rows)
-    cells = aggregate.cells(runs)
+    cells = aggregate.build_cells(runs)
     drawn = by_batch.draw(cells, runs, prefix="")
     for figure in drawn:
         colours = {row["series"] for kind in ("bar", "point") for row in marks(figure, kind)}

@@ -40,9 +40,9 @@ def row_of(tmp_path: Path, **changes: Any) -> dict[str, Any]:
 def test_a_manifest_that_is_older_than_these_fields_gives_nulls_with_a_reason(tmp_path: Path) -> None:
     row = row_of(tmp_path)
     assert row["valid"]
-    for name in ("study_name", "levers", "validation", "pictures", "resumed_from_step", "seed", "batch_requested"):
+    for name in ("study_name", "levers", "validation", "sample_grid", "resumed_from_step", "seed", "batch_requested"):
         assert row[name] is None, name
-    said = dict(part.split("=", 1) for part in row["nulls"].split("; "))
+    said = dict(part.split("=", 1) for part in row["null_reasons"].split("; "))
     assert said["parity_loss_rel"] == said["compile_s"] == "not recorded"
     assert said["validation_last_loss"] == "no validation"
 
@@ -61,14 +61,14 @@ def test_a_study_point_keeps_what_it_was_asked_for(tmp_path: Path) -> None:
 def test_parity_that_could_not_be_measured_is_null_with_its_sentence(tmp_path: Path) -> None:
     row = row_of(tmp_path, parity={"unavailable": "the baseline does not fit beside it"})
     assert row["parity_unavailable"] == "the baseline does not fit beside it"
-    assert "parity_update_rel=the baseline does not fit beside it" in row["nulls"]
+    assert "parity_update_rel=the baseline does not fit beside it" in row["null_reasons"]
 
 
 def test_a_recipe_far_from_the_baseline_counts_with_a_warning_that_holds_the_figures(tmp_path: Path) -> None:
     errors = {"prediction_rel": 0.25, "loss_rel": 0.02, "gradient_rel": None, "update_rel": None}
     row = row_of(tmp_path, parity={"reference": "baseline", **errors, "far": True, "not_finite": ["gradient_rel"]})
     assert row["valid"]
-    assert row["parity_far"] is True
+    assert row["parity_exceeded"] is True
     assert row["warnings"] == (
         "does not compute what baseline does (relative errors: prediction 0.250, loss 0.0200, gradient not finite)"
     )
@@ -76,7 +76,7 @@ def test_a_recipe_far_from_the_baseline_counts_with_a_warning_that_holds_the_fig
 
 def test_a_recipe_near_the_baseline_has_no_such_warning(tmp_path: Path) -> None:
     row = row_of(tmp_path, parity={"reference": "baseline", "prediction_rel": 0.01, "far": False})
-    assert (row["parity_far"], row["warnings"]) == (False, None)
+    assert (row["parity_exceeded"], row["warnings"]) == (False, None)
 
 
 def test_tables_use_the_batch_that_was_found_and_say_that_it_was(tmp_path: Path) -> None:
@@ -90,8 +90,8 @@ def test_tables_use_the_batch_that_was_found_and_say_that_it_was(tmp_path: Path)
     assert all("| 8 |" in line for line in lines if line.startswith("| r-02"))
     said = "Found by a search (batch=auto), not asked for: A40 batch 40."
     assert sum(said in line for line in lines) >= 3, "throughput, energy and memory say so"
-    cells = aggregate.cells(open_dataset(tmp_path / "ds").runs)
-    assert cells.select("batch", "batch_found").rows() == [(8, 0), (40, 1)]
+    cells = aggregate.build_cells(open_dataset(tmp_path / "ds").runs)
+    assert cells.select("batch", "batch_searched").rows() == [(8, 0), (40, 1)]
 
 
 def test_a_batch_that_was_searched_for_is_the_one_that_was_found(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_picture_that_cannot_be_taken_is_listed_with_its_reason(
     dataset = merged(tmp_path)
     assert dataset.skipped["code"].to_list() == ["picture"]
     assert why in dataset.skipped["reason"][0]
-    assert dataset.runs["pictures"].to_list() == [None]
+    assert dataset.runs["sample_grid"].to_list() == [None]
 
 
 def test_a_page_takes_pictures_up_to_its_size_and_counts_the_rest(
@@ -179,9 +179,9 @@ def test_a_page_takes_pictures_up_to_its_size_and_counts_the_rest(
         about = write_quality(tmp_path / "grace" / f"run-r-{index}", 0, 0)
         write_run(tmp_path / "grace", f"r-{index}", recipe=recipe, quality=about)
     dataset = merged(tmp_path)
-    size = (dataset.folder / dataset.runs["pictures"][0]).stat().st_size
+    size = (dataset.folder / dataset.runs["sample_grid"][0]).stat().st_size
     monkeypatch.setattr(pictures, "PAGE_BYTES", size)
-    shown, words = pictures.embedded(dataset.folder, dataset.runs, aggregate.GROUP)
+    shown, words = pictures.embedded(dataset.folder, dataset.runs, aggregate.CELL_KEYS)
     assert len(shown) == 1
     assert "1 more are not on this page" in words
 
@@ -192,7 +192,7 @@ def test_a_run_that_does_not_count_is_never_shown_as_the_sample_of_its_recipe(tm
         write_run(tmp_path / "grace", f"r-{index}", quality=about)
     dataset = merged(tmp_path)
     runs = dataset.runs.with_columns(valid=pl.col("run_id") == "r-1")
-    shown, words = pictures.embedded(dataset.folder, runs, aggregate.GROUP)
+    shown, words = pictures.embedded(dataset.folder, runs, aggregate.CELL_KEYS)
     assert [picture.run_id for picture in shown] == ["r-1"]
     assert "all 2 are in the dataset" in words
 

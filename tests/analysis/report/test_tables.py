@@ -83,13 +83,13 @@ def test_only_proven_and_likely_figures_are_shown() -> None:
 
 
 def test_published_figures_never_enter_an_aggregate() -> None:
-    cells = aggregate.cells(frame({"runtime_h": 9.0, "power_w": 100.0, "images_per_s": 1.0}))
+    cells = aggregate.build_cells(frame({"runtime_h": 9.0, "power_w": 100.0, "images_per_s": 1.0}))
     assert cells.height == 1
     assert cells.select("runtime_h", "runtime_h_min", "runtime_h_max", "power_w", "n").row(0) == (9, 9, 9, 100, 1)
 
 
 def test_what_cannot_be_compared_is_not_averaged_or_is_named() -> None:
-    cells = aggregate.cells(
+    cells = aggregate.build_cells(
         frame(
             {"run_id": "r-1", "driver": "570", "images_per_s": 10.0},
             {"run_id": "r-2", "driver": "580", "images_per_s": 12.0},
@@ -98,7 +98,7 @@ def test_what_cannot_be_compared_is_not_averaged_or_is_named() -> None:
         )
     )
     pooled = cells.filter((pl.col("site") == "grace") & ~pl.col("demonstration")).row(0, named=True)
-    assert (pooled["n"], pooled["images_per_s"], pooled["mixes"]) == (2, 11.0, "2 drivers")
+    assert (pooled["n"], pooled["images_per_s"], pooled["differences"]) == (2, 11.0, "2 drivers")
     assert cells["n"].sum() == 4
     assert set(cells["series"]) == {
         "A40 \u00b7 real \u00b7 grace",
@@ -161,7 +161,7 @@ def test_another_precision_or_resolution_is_another_cell_and_no_ratio() -> None:
 
 def test_n_and_range_are_those_of_the_metric() -> None:
     runs = frame({"run_id": "r-1", "images_per_s": 10.0, "power_w": 5.0}, {"run_id": "r-2", "images_per_s": 12.0})
-    cell = aggregate.cells(runs).row(0, named=True)
+    cell = aggregate.build_cells(runs).row(0, named=True)
     assert (cell["images_per_s_n"], cell["power_w_n"]) == (2, 1)
     assert tables.spread(cell, "power_w") == "5.00 (n = 1)"
     assert tables.spread(cell, "joules_per_image") == "\u2013"
@@ -199,7 +199,7 @@ def test_the_posters_speedups_stand_only_beside_its_own_workload() -> None:
 
 def test_skipped_photographs_are_listed_once_and_capped() -> None:
     lost = json.dumps([{"file": f"{i}.jpg", "reason": "truncated"} for i in range(60)])
-    rows = [{"run_id": f"r-{i}", "images_skipped": 90, "skipped_photographs": lost} for i in range(2)]
+    rows = [{"run_id": f"r-{i}", "images_skipped": 90, "skipped_images": lost} for i in range(2)]
     table = tables.photographs_skipped(frame(*rows), "Photographs skipped")
     assert len(table.rows) == 50
     assert table.rows[0] == ["grace", "0.jpg", "truncated"]

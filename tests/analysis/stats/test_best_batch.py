@@ -25,12 +25,12 @@ def runs_of(batch: int, *speeds: float, card: str | None = "GPU-1", **more: Any)
 
 def decide(*rows: dict[str, Any]) -> Decision:
     runs = frame(*rows)
-    (one,) = best_batch.decisions(Builder(runs=runs).cells, runs)
+    (one,) = best_batch.decide_batches(Builder(runs=runs).cells, runs)
     return one
 
 
 def test_a_cell_of_several_runs_has_an_interval_and_one_of_one_has_none() -> None:
-    cells = aggregate.cells(frame(*runs_of(8, 10.0, 11.0, 12.0), *runs_of(16, 20.0)))
+    cells = aggregate.build_cells(frame(*runs_of(8, 10.0, 11.0, 12.0), *runs_of(16, 20.0)))
     several, single = cells.to_dicts()
     assert tables.spread(several, "images_per_s") == "11.0 (8.52 to 13.5)"
     assert tables.spread(single, "images_per_s") == "20.0"
@@ -41,17 +41,19 @@ def test_runs_on_several_cards_have_the_interval_of_the_cards() -> None:
     """Card means 10, 11, 12: as three runs."""
     cards = (("GPU-1", 10.0), ("GPU-2", 11.0), ("GPU-3", 12.0))
     rows = [row for card, value in cards for row in runs_of(8, value, value, value, card=card, node=card)]
-    (cell,) = aggregate.cells(frame(*rows)).to_dicts()
+    (cell,) = aggregate.build_cells(frame(*rows)).to_dicts()
     assert tables.spread(cell, "images_per_s") == "11.0 (8.52 to 13.5)"
 
 
 def test_two_runs_or_two_cards_show_their_range_and_no_interval() -> None:
     """Regression: 78.3 images/s from 72.6 to 81.9 on two cards stood there as `45.1 to 111`."""
     rows = runs_of(8, 10.0, 10.0, 10.0) + runs_of(8, 12.0, 12.0, 12.0, card="GPU-2", node="b") + runs_of(16, 1.0, 2.0)
-    two_cards, two_runs = aggregate.cells(frame(*rows)).to_dicts()
+    two_cards, two_runs = aggregate.build_cells(frame(*rows)).to_dicts()
     assert tables.spread(two_cards, "images_per_s") == "11.0 (range 10.0 to 12.0)"
     assert tables.spread(two_runs, "images_per_s") == "1.50 (range 1.00 to 2.00)"
-    assert tables.spread(aggregate.cells(frame(*runs_of(8, 3.0, 3.0))).row(0, named=True), "images_per_s") == "3.00"
+    assert (
+        tables.spread(aggregate.build_cells(frame(*runs_of(8, 3.0, 3.0))).row(0, named=True), "images_per_s") == "3.00"
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,19 +65,19 @@ def test_an_interval_ends_where_the_figure_cannot_be(
 ) -> None:
     """Regression: utilisation up to 124 %, and a compilation of -104 s."""
     rows = [{**row, metric: value} for row, value in zip(runs_of(8, 1.0, 1.0, 1.0), values, strict=True)]
-    (cell,) = aggregate.cells(frame(*rows)).to_dicts()
+    (cell,) = aggregate.build_cells(frame(*rows)).to_dicts()
     assert (cell[f"{metric}_low"], cell[f"{metric}_high"]) == pytest.approx(ends, abs=0.5)
 
 
 def test_too_few_runs_for_an_interval_are_told_apart_where_they_do_not_overlap() -> None:
     """Regression: 117 images/s was `not told from` 78, because two pairs have an interval of a factor of two."""
     slow, fast = runs_of(8, 72.6, 78.7), runs_of(16, 117.1, 117.6, 117.4)
-    clear = aggregate.cells(frame(*slow, *fast)).to_dicts()
-    assert aggregate.told_apart(clear[1], clear[0], "images_per_s", lowest=False)
-    assert aggregate.told_apart(clear[1], clear[0], "joules_per_image", lowest=True)
-    overlapping = aggregate.cells(frame(*runs_of(8, 10.0, 14.0), *runs_of(16, 11.0, 17.0))).to_dicts()
-    assert not aggregate.told_apart(overlapping[1], overlapping[0], "images_per_s", lowest=False)
-    assert not aggregate.told_apart(overlapping[1], overlapping[0], "joules_per_image", lowest=True)
+    clear = aggregate.build_cells(frame(*slow, *fast)).to_dicts()
+    assert aggregate.is_distinguishable(clear[1], clear[0], "images_per_s", lower_is_better=False)
+    assert aggregate.is_distinguishable(clear[1], clear[0], "joules_per_image", lower_is_better=True)
+    overlapping = aggregate.build_cells(frame(*runs_of(8, 10.0, 14.0), *runs_of(16, 11.0, 17.0))).to_dicts()
+    assert not aggregate.is_distinguishable(overlapping[1], overlapping[0], "images_per_s", lower_is_better=False)
+    assert not aggregate.is_distinguishable(overlapping[1], overlapping[0], "joules_per_image", lower_is_better=True)
 
 
 def test_gpu_ratios_have_intervals_and_ties_are_told() -> None:
@@ -153,7 +155,7 @@ def test_a_tie_that_is_surely_below_two_percent_needs_no_run() -> None:
     )  # fmt: skip
     assert one.fastest is not None
     assert one.fastest.smallest == 8
-    assert (one.next_run, one.why) == ("", "no tie that matters")
+    assert (one.next_run, one.next_run_reason) == ("", "no tie that matters")
 
 
 def test_the_wall_is_the_largest_that_ran_and_the_smallest_that_ran_out_of_memory() -> None:
@@ -166,8 +168,8 @@ def test_the_wall_is_the_largest_that_ran_and_the_smallest_that_ran_out_of_memor
         {"run_id": "r-3", "batch": 24, "recipe": "other", **oom},
         {"run_id": "r-4", "batch": 20, "valid": False, "status": "failed", "reason": "oom_host"},
     )
-    assert (one.largest_ran, one.smallest_oom) == (16, 64)
-    assert (one.next_run, one.why) == ("batch=8,16 seed=1,2", "fewer than three runs have no interval")
+    assert (one.largest_completed, one.smallest_oom) == (16, 64)
+    assert (one.next_run, one.next_run_reason) == ("batch=8,16 seed=1,2", "fewer than three runs have no interval")
 
 
 def test_two_runs_that_do_not_overlap_are_no_tie_and_a_third_is_proposed() -> None:
@@ -175,7 +177,7 @@ def test_two_runs_that_do_not_overlap_are_no_tie_and_a_third_is_proposed() -> No
     one = decide(*runs_of(8, 10.0, 10.1), *runs_of(16, 12.0, 12.1), gone)
     assert one.fastest is not None
     assert (one.fastest.batch, one.fastest.ties) == (16, [])
-    assert (one.next_run, one.why) == ("batch=8,16 seed=2,3", "fewer than three runs have no interval")
+    assert (one.next_run, one.next_run_reason) == ("batch=8,16 seed=2,3", "fewer than three runs have no interval")
 
 
 def test_where_the_largest_is_the_best_and_memory_did_not_end_a_larger_one_is_next() -> None:
@@ -189,9 +191,9 @@ def test_every_series_has_a_row_and_a_batch_without_energy_too() -> None:
     assert table.rows[0][1:8] == ["8", "8", "10.0", "only batch measured; n = 1", "\u2013", "\u2013", "\u2013"]
 
 
-@pytest.mark.parametrize("lowest", [True, False])
-def test_told_apart_follows_the_direction(lowest: bool) -> None:
-    cells = aggregate.cells(frame(*runs_of(8, 10.0, 10.1, 9.9), *runs_of(16, 20.0, 20.1, 19.9))).to_dicts()
-    metric = "joules_per_image" if lowest else "images_per_s"
-    assert aggregate.told_apart(cells[1], cells[0], metric, lowest=lowest)
-    assert not aggregate.told_apart(cells[0], cells[1], metric, lowest=lowest)
+@pytest.mark.parametrize("lower_is_better", [True, False])
+def test_told_apart_follows_the_direction(lower_is_better: bool) -> None:
+    cells = aggregate.build_cells(frame(*runs_of(8, 10.0, 10.1, 9.9), *runs_of(16, 20.0, 20.1, 19.9))).to_dicts()
+    metric = "joules_per_image" if lower_is_better else "images_per_s"
+    assert aggregate.is_distinguishable(cells[1], cells[0], metric, lower_is_better=lower_is_better)
+    assert not aggregate.is_distinguishable(cells[0], cells[1], metric, lower_is_better=lower_is_better)

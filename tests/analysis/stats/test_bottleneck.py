@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_dir
 
 from analysis.report.tables import Builder
 from analysis.stats import bottleneck, cells
-from analysis.stats.bottleneck import Sweep
+from analysis.stats.bottleneck import SweepEvidence
 from inpaint_bench.core.config import typed
 from inpaint_bench.core.hydra_setup import register
 from inpaint_bench.core.paths import ROOT, conf_dir
@@ -23,7 +23,7 @@ UNHURT = CAPPED | {"throttle_power_pct": 98.0, "sm_clock_mhz_mean": 1960.0, "gpu
 HOT = {"power_w": 299.0, "power_limit_w": 300.0, "sm_clock_mhz_mean": 1400.0, "sm_clock_mhz_limit": 1740.0}
 
 
-def found(row: dict[str, Any], sweep: Sweep | None = None, **counters: float) -> bottleneck.Finding:
+def found(row: dict[str, Any], sweep: SweepEvidence | None = None, **counters: float) -> bottleneck.Finding:
     return bottleneck.classify(frame(row).row(0, named=True) | counters, sweep)
 
 
@@ -56,26 +56,26 @@ BUSY = {"data_wait_pct": 1.0, "gpu_util_pct": 99.0}
 @pytest.mark.parametrize(
     ("row", "sweep", "counters", "name", "tier"),
     [
-        (IDLE, Sweep(elasticity=0.02), {}, "data_starved", 2),
-        (IDLE, Sweep(elasticity=0.9), {}, "host_bound", 2),
-        (IDLE, Sweep(elasticity=0.5), {}, "mixed", None),
-        (BUSY, Sweep(), {"tensor_active_pct": 55.0, "sm_active_pct": 90.0}, "tensor_bound", 1),
-        (BUSY, Sweep(), {"tensor_active_pct": 55.0, "sm_active_pct": 50.0}, "mixed", None),
-        (BUSY, Sweep(), {"dram_active_pct": 62.0, "tensor_active_pct": 20.0}, "dram_bound", 1),
+        (IDLE, SweepEvidence(elasticity=0.02), {}, "data_starved", 2),
+        (IDLE, SweepEvidence(elasticity=0.9), {}, "host_bound", 2),
+        (IDLE, SweepEvidence(elasticity=0.5), {}, "mixed", None),
+        (BUSY, SweepEvidence(), {"tensor_active_pct": 55.0, "sm_active_pct": 90.0}, "tensor_bound", 1),
+        (BUSY, SweepEvidence(), {"tensor_active_pct": 55.0, "sm_active_pct": 50.0}, "mixed", None),
+        (BUSY, SweepEvidence(), {"dram_active_pct": 62.0, "tensor_active_pct": 20.0}, "dram_bound", 1),
         (
             UNHURT,
-            Sweep(),
+            SweepEvidence(),
             EVEN | {"sm_active_pct": 85.0},
             "latency_bound",
             1,
         ),
-        (BUSY, Sweep(), EVEN | {"sm_active_pct": 50.0}, "mixed", None),
-        (BUSY, Sweep(elasticity=0.4, at_the_wall=True), {}, "vram_limited", 2),
-        (BUSY, Sweep(elasticity=0.1, at_the_wall=True), {}, "mixed", None),
+        (BUSY, SweepEvidence(), EVEN | {"sm_active_pct": 50.0}, "mixed", None),
+        (BUSY, SweepEvidence(elasticity=0.4, at_the_wall=True), {}, "vram_limited", 2),
+        (BUSY, SweepEvidence(elasticity=0.1, at_the_wall=True), {}, "mixed", None),
     ],
 )
 def test_sweeps_and_counters_tell_what_one_run_cannot(
-    row: dict[str, Any], sweep: Sweep, counters: dict[str, float], name: str, tier: int | None
+    row: dict[str, Any], sweep: SweepEvidence, counters: dict[str, float], name: str, tier: int | None
 ) -> None:
     finding = found(row, sweep, **counters)
     assert (finding.name, finding.tier) == (name, tier)
@@ -103,11 +103,11 @@ def test_elasticity_and_the_wall_come_from_the_runs_of_the_series() -> None:
     rows += [{"run_id": "r-64", "batch": 64, "valid": False, "status": "failed", "reason": "oom_gpu"}]
     rows += [{"run_id": "r-other", "batch": 8, "images_per_s": 1.0, "gpu": "h200"}]
     runs = frame(*rows)
-    around = bottleneck.sweeps(cells.cells(runs), runs)
-    assert around["r-8"] == Sweep(elasticity=pytest.approx(1.0), at_the_wall=False)
-    assert around["r-16"] == Sweep(elasticity=pytest.approx(0.0), at_the_wall=False)
-    assert around["r-32"] == Sweep(elasticity=pytest.approx(0.0), at_the_wall=True)
-    assert around["r-other"] == Sweep()
+    around = bottleneck.sweep_evidence(cells.build_cells(runs), runs)
+    assert around["r-8"] == SweepEvidence(elasticity=pytest.approx(1.0), at_the_wall=False)
+    assert around["r-16"] == SweepEvidence(elasticity=pytest.approx(0.0), at_the_wall=False)
+    assert around["r-32"] == SweepEvidence(elasticity=pytest.approx(0.0), at_the_wall=True)
+    assert around["r-other"] == SweepEvidence()
 
 
 def test_the_table_names_tier_and_runner_up() -> None:
@@ -135,18 +135,18 @@ def test_advice_is_told_once_per_class_with_the_runs_own_site_gpu_and_recipe() -
 
 def test_what_is_known_already_is_not_advised() -> None:
     assert [one.command for one in found(BUSY).advice] == ["batch=8,16,32", "gpu=h200"]
-    assert [one.command for one in found(BUSY, Sweep(elasticity=0.5)).advice] == ["gpu=h200"]
+    assert [one.command for one in found(BUSY, SweepEvidence(elasticity=0.5)).advice] == ["gpu=h200"]
     row = BUSY | {"gpu": "h200"}
-    assert "gpu=h200" not in bottleneck.advice_words(found(row).advice, frame(row).row(0, named=True))
+    assert "gpu=h200" not in bottleneck.format_advice(found(row).advice, frame(row).row(0, named=True))
 
 
 def test_levers_that_a_run_has_are_not_advised() -> None:
     row = IDLE | {"recipe": "tuned", "recipe_parts": "tuned", "levers": json.dumps([{"name": "compile"}])}
     finding = found(row)
-    words = bottleneck.advice_words(finding.advice, frame(row).row(0, named=True))
+    words = bottleneck.format_advice(finding.advice, frame(row).row(0, named=True))
     assert "recipe=[tuned,cuda_graph]" in words
     everything = row | {"levers": json.dumps([{"name": name} for name in ("compile", "cuda_graph", "adamw_fused")])}
-    words = bottleneck.advice_words(finding.advice, frame(everything).row(0, named=True))
+    words = bottleneck.format_advice(finding.advice, frame(everything).row(0, named=True))
     assert words == "a larger batch: batch=auto"
 
 
@@ -171,7 +171,7 @@ def test_every_piece_of_advice_is_made_of_overrides_that_compose(
     hydra: None, name: str, advice: bottleneck.Advice
 ) -> None:
     row = frame({"node": "g007"}).row(0, named=True)
-    words = bottleneck.advice_words([advice], row).removeprefix(advice.words).removeprefix(": ")
+    words = bottleneck.format_advice([advice], row).removeprefix(advice.words).removeprefix(": ")
     overrides = [word.split(",")[0] if word.startswith("batch=") else word for word in words.split()]
     assert bool(overrides) is bool(advice.command)
     prepared = ["data=prepared", "data.root=prepared"] if "prepared" in advice.words else []

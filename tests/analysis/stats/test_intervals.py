@@ -15,7 +15,7 @@ from analysis.stats import intervals
 )
 def test_students_quantile_is_that_of_the_printed_tables(df: float, t: float) -> None:
     """2.5 degrees: between the printed 3.18 and 4.30; from a numerical integral of the density by itself."""
-    assert intervals.student(df) == pytest.approx(t, rel=2e-4)
+    assert intervals.t_quantile(df) == pytest.approx(t, rel=2e-4)
 
 
 def test_two_pairs_give_the_interval_worked_out_by_hand() -> None:
@@ -46,7 +46,7 @@ def test_unpaired_runs_give_welchs_interval_worked_out_by_hand() -> None:
     assert found is not None
     assert not found.paired
     assert found.value == pytest.approx(0, abs=1e-12)
-    assert found.high == pytest.approx(math.expm1(intervals.student(25 / 17) * math.sqrt(5)))
+    assert found.high == pytest.approx(math.expm1(intervals.t_quantile(25 / 17) * math.sqrt(5)))
 
 
 def test_one_run_or_one_pair_has_no_interval_and_is_no_tie() -> None:
@@ -65,7 +65,7 @@ def test_a_single_pair_among_several_runs_does_not_throw_the_others_away() -> No
 
 def test_where_three_are_asked_for_two_pairs_have_a_ratio_and_no_interval() -> None:
     pairs = ([("a", 11.0), ("b", 24.0)], [("a", 10.0), ("b", 20.0)])
-    found = intervals.gain(*pairs, least_df=intervals.ENOUGH_DF)
+    found = intervals.gain(*pairs, min_df=intervals.MIN_DF)
     assert found is not None
     assert found.value == pytest.approx(math.sqrt(1.10 * 1.20) - 1)
     assert (found.low, found.high, found.tie, found.n, found.paired) == (None, None, False, 2, True)
@@ -74,7 +74,7 @@ def test_where_three_are_asked_for_two_pairs_have_a_ratio_and_no_interval() -> N
 def test_where_three_are_asked_for_two_pairs_give_way_to_three_runs_a_side() -> None:
     new = [(("a", seed), value) for seed, value in enumerate((11.0, 11.1, 11.2))]
     old = [(("a", seed), value) for seed, value in zip((1, 2, 9), (10.0, 10.1, 10.2), strict=True)]
-    found = intervals.gain(new, old, least_df=intervals.ENOUGH_DF)
+    found = intervals.gain(new, old, min_df=intervals.MIN_DF)
     assert found is not None
     assert (found.paired, found.n) == (False, 3)
     assert found.low is not None
@@ -83,8 +83,8 @@ def test_where_three_are_asked_for_two_pairs_give_way_to_three_runs_a_side() -> 
 
 def test_where_three_are_asked_for_six_runs_of_two_cards_have_no_interval() -> None:
     runs = [((card, seed), value) for card, value in (("a", 10.0), ("b", 12.0)) for seed in range(3)]
-    assert intervals.mean_interval(runs, least_df=intervals.ENOUGH_DF) is None
-    assert intervals.mean_interval([*runs, (("c", 0), 11.0)], least_df=intervals.ENOUGH_DF) is not None
+    assert intervals.mean_interval(runs, min_df=intervals.MIN_DF) is None
+    assert intervals.mean_interval([*runs, (("c", 0), 11.0)], min_df=intervals.MIN_DF) is not None
 
 
 def test_nothing_to_compare_is_no_gain() -> None:
@@ -129,9 +129,9 @@ def test_cards_with_one_run_each_give_what_runs_give() -> None:
 
 
 def test_runs_that_name_no_card_or_no_seed_are_no_pairs() -> None:
-    assert intervals.run_key("a", 3, "r-1") == ("a", 3)
-    assert intervals.run_key("a", None, "r-1") == ("a", "r-1")
-    assert intervals.run_key(None, 3, "r-1") == "r-1"
+    assert intervals.pairing_key("a", 3, "r-1") == ("a", 3)
+    assert intervals.pairing_key("a", None, "r-1") == ("a", "r-1")
+    assert intervals.pairing_key(None, 3, "r-1") == "r-1"
 
 
 # Runs per card of cells of 3 to 6 runs.

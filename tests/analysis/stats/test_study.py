@@ -121,7 +121,7 @@ def test_batches_that_were_searched_for_are_one_comparison() -> None:
         run("one_at_a_time", "baseline,tf32", 30.0, batch=64, batch_requested="auto"),
     ]
     (one,) = study.comparisons(frame(*rows))
-    assert one.where == "H200, batch auto, delta"
+    assert one.setting == "H200, batch auto, delta"
 
 
 def test_a_recipe_name_finds_its_step_where_a_run_kept_no_overrides() -> None:
@@ -160,9 +160,9 @@ def test_parity_is_the_worst_of_the_errors_and_a_missing_one_says_why() -> None:
 
 def test_a_recipe_that_is_far_from_the_reference_is_marked_and_named_in_the_note() -> None:
     rows = [
-        run("one_at_a_time", "baseline", 10.0, parity_reference="baseline", parity_far=False),
-        run("one_at_a_time", "baseline,tf32", 11.0, parity_gradient_rel=0.4, parity_far=True),
-        run("one_at_a_time", "baseline,compile", 12.0, parity_far=True),
+        run("one_at_a_time", "baseline", 10.0, parity_reference="baseline", parity_exceeded=False),
+        run("one_at_a_time", "baseline,tf32", 11.0, parity_gradient_rel=0.4, parity_exceeded=True),
+        run("one_at_a_time", "baseline,compile", 12.0, parity_exceeded=True),
     ]
     table = table_of(*rows)
     mark = study_tables.NOT_ACTIVE
