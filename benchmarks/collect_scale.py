@@ -26,7 +26,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from inpaint_bench.cli import collect
+from inpaint_bench.cli import app
 from launchers.remote import ssh
 from launchers.remote.client import MARK
 from launchers.sweep import snapshot
@@ -119,7 +119,7 @@ def child() -> None:
     ssh.Stream.read_line = watched_line  # type: ignore[method-assign,assignment]
     begin = time.monotonic()
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        code = collect.main([sys.argv[1]])
+        code = app.main(["collect", sys.argv[1]])
     if code:
         sys.exit(said.getvalue())
     end = time.monotonic()

@@ -17,7 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from inpaint_bench.cli import command
+from inpaint_bench.cli.exit_codes import guarded, unwind_on_signals
 from inpaint_bench.core import environment
 from inpaint_bench.core.config import BenchConfig, typed
 from inpaint_bench.core.console import console, table
@@ -38,15 +38,13 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = command.parser(
-        "overhead",
-        "Measure what the telemetry sidecar costs the training here: the workload trains in one process while the "
-        "sidecar is off, and on at each rate, in blocks of balanced, shuffled order. Prints the cost in percent of "
-        "step time with its 95 % interval, off against off to show what the method resolves, and the sidecar's own "
-        "account.",
-        "gpu=h200 batch=16 'recipe=[baseline,pin_memory,non_blocking]' --rounds 8 --block-s 4 --out overhead.json\n"
-        "  python -m benchmarks.sidecar_overhead.main gpu=cpu recipe=cpu model=tiny_inpaint data.resolution_px=64 "
-        "telemetry=replay telemetry.capture=h200",
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.sidecar_overhead.main",
+        description="Measure what the telemetry sidecar costs the training here: the workload trains in one process "
+        "while the sidecar is off, and on at each rate, in blocks of balanced, shuffled order. Prints the cost in "
+        "percent of step time with its 95 % interval, off against off to show what the method resolves, and the "
+        "sidecar's own account.",
+        epilog="example: ... gpu=h200 batch=16 'recipe=[baseline,pin_memory,non_blocking]' --rounds 8 --block-s 4",
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="what is trained, as for launch")
     parser.add_argument("--rates", default="10,20", metavar="HZ,...", help="of the sidecar's fast lane (10,20)")
@@ -56,7 +54,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, default=0.3, metavar="PCT", help="the cost to stay below (0.3)")
     parser.add_argument("--order-seed", type=int, metavar="N", help="of the blocks' order (drawn, and printed)")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="every block; rewritten after each round")
-    return command.run_whole(parser, _body, argv)
+    options = parser.parse_intermixed_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+
+    def measure() -> None:
+        with unwind_on_signals():
+            _body(options)
+
+    return guarded(measure)
 
 
 def _body(options: argparse.Namespace) -> None:

@@ -5,9 +5,6 @@ A command that is still submitting from the sweep is not stopped: what it sends 
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from inpaint_bench.core.console import pluralize, sanitize
@@ -18,20 +15,12 @@ from launchers.status.survey import look, sites_of, stoppable
 from launchers.sweep.ledger import Attempt, Ledger
 from launchers.sweep.lock import BUSY, BusyError
 
-from .command import parser, run
-
 PATIENCE_S = 60.0  # for a command that is still submitting
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    does = "Cancel every queued or running point of a sweep; what it measured until then is kept."
-    options = parser("cancel", does, "runs/2026-11-21/08-30-00-inpaint")
-    options.add_argument("sweep", type=Path, help="the folder that `launch -m` printed")
-    return run(options, _cancel, argv)
-
-
-def _cancel(options: argparse.Namespace) -> None:
-    ledger = Ledger.open(options.sweep)
+def run_cancel(sweep: Path) -> None:
+    """Cancel every queued or running point of `sweep`. Raises UserError if a point could not be cancelled."""
+    ledger = Ledger.open(sweep)
     busy = ledger.busy()  # before the look: what was submitted meanwhile is then seen
     told, complaints = _stop(ledger)
     if busy:
@@ -85,7 +74,3 @@ def _stop(ledger: Ledger, *, holding_lock: bool = False) -> tuple[bool, list[str
         else:
             print(f"{site}: {pluralize(len(attempts), 'point')} told to stop")
     return told, complaints
-
-
-if __name__ == "__main__":
-    sys.exit(main())

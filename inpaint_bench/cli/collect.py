@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,45 +10,31 @@ from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.files import read_json, replacing
 from inpaint_bench.core.schema import SWEEP
-from launchers.remote import bundle, client, export, plan_file
+from launchers.remote import bundle, client, plan_file
+from launchers.remote import export as exporting
 from launchers.remote.digests import Digests
 from launchers.remote.import_results import Arrivals
 from launchers.remote.ssh import UnreachableError
 from launchers.status.survey import look, sites_of
 from launchers.sweep.ledger import Ledger
 
-from .command import parser, run
-
 RUN_INDEX_BYTES = 16 << 20  # the list of one run's files, at most
 NEWS_S = 30.0  # between two lines of how far it has come
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    does = (
-        "Bring manifests, closed parts and logs of another site's runs into the sweep directory here: over ssh, from "
-        "every site of the sweep that is reached so, or out of a file that --export wrote there. Every file is "
-        "verified before it is put into place. Doing it again brings only what is new; a transfer that broke is "
-        "taken up where it was. An attempt that contradicts what is known here is left out, and said (exit code 1)."
-    )
-    options = parser("collect", does, "runs/2026-11-21/08-30-00-inpaint")
-    what = "the folder that `launch -m` printed, or a file that --export wrote"
-    options.add_argument("source", type=Path, metavar="SWEEP|FILE", help=what)
-    how = options.add_mutually_exclusive_group()
-    how.add_argument("--export", type=Path, metavar="FILE", help="write the results of SWEEP into a file to carry")
-    into = "the sweep directory that FILE belongs to (default: the one below ./runs that it names)"
-    how.add_argument("--into", type=Path, metavar="SWEEP", help=into)
-    return run(options, _collect, argv)
+def run_collect(source: Path, *, export: Path | None, into: Path | None) -> None:
+    """Collect results of other sites into a sweep, export them, or unpack an exported file.
 
-
-def _collect(options: argparse.Namespace) -> None:
-    if options.export:
-        _export(Ledger.open(options.source), options.export)
-    elif options.source.is_file():
-        _from_file(options.source, options.into)
-    elif options.into:
-        raise UserError(f"--into {options.into}: is for a file, and {options.source} is none")
+    Raises UserError where a site fails, PointsFailedError where something was left out.
+    """
+    if export:
+        _export(Ledger.open(source), export)
+    elif source.is_file():
+        _from_file(source, into)
+    elif into:
+        raise UserError(f"--into {into}: needs a file that --export wrote, and {source} is not a file")
     else:
-        _from_sites(Ledger.open(options.source))
+        _from_sites(Ledger.open(source))
 
 
 def _from_sites(ledger: Ledger) -> None:
@@ -140,14 +124,14 @@ def _export(ledger: Ledger, out: Path) -> None:
     made_unix = time.time()
     standings = look(ledger)
     unfinished = {standing.record.num for standing in standings if standing.open}
-    runs = list(export.outgoing(ledger.folder, [standing.record for standing in standings], unfinished))
+    runs = list(exporting.outgoing(ledger.folder, [standing.record for standing in standings], unfinished))
     if not runs:
         raise UserError(f"{ledger.folder}: nothing was sent from here, so there are no results")
     digests = Digests(ledger.folder)
-    contents = export.contents((source for run in runs for source in run.sources), digests)
+    contents = exporting.contents((source for run in runs for source in run.sources), digests)
     try:
         with replacing(out) as handle:
-            index = bundle.write(handle, export.head(ledger.sweep["sweep_id"], runs, made_unix), contents)
+            index = bundle.write(handle, exporting.head(ledger.sweep["sweep_id"], runs, made_unix), contents)
     except bundle.ChangedError:
         digests.forget(member.path for _, member in contents)
         raise
@@ -159,7 +143,3 @@ def _export(ledger: Ledger, out: Path) -> None:
     if unfinished:
         print(f"{pluralize(len(unfinished), 'point')} had not ended: export again when it has.")
     _all_came(_tell({}, [why for run in runs for why in run.unfit]))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,49 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .command import parser, run_whole
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    does = (
-        "Merge run directories, at any depth below the given roots, into one dataset. Inputs are only read. "
-        "Everything that is left out is listed with its reason. Merging again into the same folder reads only what "
-        "is new or changed. Runs that must not be averaged (docs/dataset.md) are refused, but for --allow-mixed."
-    )
-    options = parser("merge", does, "runs/grace runs/delta -o dataset")
-    options.add_argument("roots", nargs="+", type=Path, metavar="ROOT", help="folder with run directories")
-    out = "dataset folder; replaced if it is one"
-    options.add_argument("-o", "--output", required=True, type=Path, metavar="DATASET", help=out)
-    most = "read large amounts with as many processes (the cores that may be used, 8 at most)"
-    options.add_argument("--processes", type=int, default=min(8, _cores()), metavar="N", help=most)
-    mixed = (
-        "take runs of one GPU at one site that differ in any of driver, board, power_limit, power_semantics (named "
-        "with commas): they become cells of their own"
-    )
-    options.add_argument("--allow-mixed", default="", metavar="WHAT", help=mixed)
-    return run_whole(options, _merge, argv)
-
-
-def _cores() -> int:
-    """Processors that this process may use: fewer than the machine has inside a Slurm job."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _merge(options: argparse.Namespace) -> None:
+def run_merge(roots: Sequence[Path], output: Path, *, processes: int | None, allow_mixed: Sequence[str]) -> None:
+    """Merge the run directories below `roots` into `output` and list what was left out."""
     from analysis.dataset import open_dataset
     from analysis.merge import hold_memory, merge
     from inpaint_bench.core.console import sanitize
 
     hold_memory()
-    allowed = [name for name in options.allow_mixed.split(",") if name]
-    account = merge(options.roots, options.output, processes=options.processes, allow_mixed=allowed)
-    dataset = open_dataset(options.output)
+    account = merge(list(roots), output, processes=processes or min(8, _cores()), allow_mixed=allow_mixed)
+    dataset = open_dataset(output)
     left_out = dataset.skipped.to_dicts()
     for row in left_out:
         loud = "WARNING: " if row["code"] == "conflict" else ""
@@ -58,8 +30,9 @@ def _merge(options: argparse.Namespace) -> None:
         f"{account['runs_valid']} valid; {len(left_out)} entries skipped; {account['unchanged']} unchanged since the "
         "last merge"
     )
-    print(f"dataset: {options.output}")
+    print(f"dataset: {output}")
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _cores() -> int:
+    """Processors that this process may use: fewer than the machine has inside a Slurm job."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -25,37 +23,22 @@ from inpaint_bench.data.open_source import open_source
 from inpaint_bench.data.prepared import layout, write
 from inpaint_bench.data.prepared.source import PreparedSource
 
-from . import command
-
 SAY_EVERY_S = 10.0  # where there is no terminal
 NAMED = 3  # files named per reason
 
 log = logging.getLogger(__name__)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = command.parser(
-        "prepare",
-        "Make a dataset of data=folder or data=synthetic at data.out, with a manifest, checksums and a split by blocks "
-        "of ground. Run again it does nothing, or adds formats.",
-        "data=synthetic data.num_images=6500 data.out=facades\n"
-        "  inpaint-bench prepare data=folder data.root=photos data.out=prepared "
-        "prepare.formats=[files,memmap,hdf5,webdataset]\n"
-        "  inpaint-bench prepare data=prepared data.root=prepared prepare.formats=[hdf5]",
-    )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="data=..., data.<key>=..., prepare.<key>=...")
-    parser.add_argument("--verify", type=Path, metavar="DIR", help="only compare every file of DIR with its checksum")
-    return command.run_whole(parser, _body, argv)
-
-
-def _body(options: argparse.Namespace) -> None:
-    if options.verify:
+def run_prepare(overrides: Sequence[str], *, verify: Path | None) -> None:
+    """Write the dataset that the overrides describe, or compare the one at `verify` with its checksums."""
+    if verify:
+        if overrides:
+            raise UserError(f"--verify {verify}: takes no configuration, and {overrides[0]} was given")
         with _progress() as report:
-            manifest = write.verify(options.verify, report)
-        total = len(layout.entries(manifest))
-        log.info("%s: all %s files are as they were written", options.verify, f"{total:,}")
+            manifest = write.verify(verify, report)
+        log.info("%s: all %s files are as they were written", verify, f"{len(layout.entries(manifest)):,}")
         return
-    bench = _compose(options.overrides)
+    bench = _compose(list(overrides))
     _check(bench)
     root = _add(bench) if bench.data.kind == "prepared" else _make(bench)
     if bench.prepare.caches:
@@ -223,7 +206,3 @@ class _Lines:
         if time.monotonic() - self._said > SAY_EVERY_S:
             self._said = time.monotonic()
             log.info("%s: %s of %s", doing, f"{done:,}", f"{total:,}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inpaint_bench.core.errors import UserError
-
-from .command import parser, run_whole
 
 if TYPE_CHECKING:  # torch takes seconds to import, --help should not
     import torch
@@ -26,28 +22,22 @@ GRID_ROWS = 8
 RESULT = "restore.json"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    does = (
-        "Repaint the masked parts of every image below a folder. Images are cut to their centre square and resized as "
-        "in training. Positions come from a metadata file or EXIF; an image without one is restored with the "
-        "learned 'not known' tokens. What was done and left out is in restore.json. Nothing is downloaded."
-    )
-    options = parser("restore", does, "runs/trained photographs -o restored --masks photographs/masks --device cuda")
-    options.add_argument("weights", type=Path, metavar="WEIGHTS", help="diffusers folder, as training saves it")
-    options.add_argument("images", type=Path, metavar="IMAGES", help="folder of images")
-    out = f"folder of the results; replaced if it holds a {RESULT}"
-    options.add_argument("-o", "--output", required=True, type=Path, metavar="OUT", help=out)
-    options.add_argument(
-        "--masks", type=Path, metavar="DIR", help="masks by the images' names, white = repaint (default: generated)"
-    )
-    options.add_argument("--mask-kind", choices=("sd", "disaster"), default="sd", help="of generated masks (sd)")
-    options.add_argument("--steps", type=int, default=30, help="of DDIM (30)")
-    options.add_argument("--seed", type=int, default=0, help="of noise and generated masks (0)")
-    options.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(cpu)")
-    return run_whole(options, _restore, argv)
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to restore, and how."""
+
+    weights: Path
+    images: Path
+    output: Path
+    masks: Path | None
+    mask_kind: str
+    steps: int
+    seed: int
+    device: str
 
 
-def _restore(options: argparse.Namespace) -> None:
+def run_restore(options: Options) -> None:
+    """Repaint the masked parts of a folder of images. Raises UserError for impossible options."""
     from inpaint_bench.models.pipeline_folder import replacing_folder
     from inpaint_bench.quality.photos import Folder
 
@@ -82,7 +72,7 @@ def _restore(options: argparse.Namespace) -> None:
     _say(account, nets.location is not None, options.output)
 
 
-def _networks(options: argparse.Namespace) -> Models:
+def _networks(options: Options) -> Models:
     import torch
     from transformers.utils import logging
 
@@ -101,7 +91,7 @@ def _networks(options: argparse.Namespace) -> Models:
         raise UserError(str(error).removeprefix("model.weights=")) from None
 
 
-def _restore_all(nets: Models, folder: Any, options: argparse.Namespace, out: Path) -> dict[str, Any]:
+def _restore_all(nets: Models, folder: Any, options: Options, out: Path) -> dict[str, Any]:
     """Write images and grid below `out`. Raises UserError where no image could be used."""
     import torch
 
@@ -154,7 +144,7 @@ def _placed(picture: Picture, nets: Models) -> Picture:
     return replace(picture, position=None, position_from=why)
 
 
-def _batch(nets: Models, pictures: list[Picture], options: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor]:
+def _batch(nets: Models, pictures: list[Picture], options: Options) -> tuple[Tensor, Tensor, Tensor]:
     """Images, masks and restored images, on the processor."""
     import numpy as np
     import torch
@@ -215,7 +205,3 @@ def _say(account: dict[str, Any], located: bool, out: Path) -> None:
     else:
         print("positions: not used, the weights have no location encoder")
     print(f"{out / 'grid.png'}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

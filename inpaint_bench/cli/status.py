@@ -28,12 +28,10 @@ Of more than a hundred points those that have come to the same share a row of th
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -42,68 +40,63 @@ from inpaint_bench.core.console import console, sanitize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import SCHEMA_VERSION
 from launchers.slurm.query import OK, Answer
-from launchers.status import cost, detail, overview, tables
+from launchers.status import cost as costs
+from launchers.status import detail, overview, tables
 from launchers.status.forecast import Outlook, last_end, outlooks
 from launchers.status.survey import Standing, Survey, Tried, sites_of, slowest, survey
 from launchers.sweep.ledger import Ledger, nothing_sent
-
-from .command import parser, run
 
 EVERY_S = 60.0
 LEAST_S, MOST_S = 0.1, 86400.0  # of what runs on this machine alone; of anything
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    options = parser("status", "Show how every point of a sweep stands, and why.", "runs/2026-11-21/08-30-00-inpaint")
-    options.add_argument("sweep", type=Path, help="the folder that `launch -m` printed")
-    how = options.add_mutually_exclusive_group()
-    how.add_argument("--watch", action="store_true", help="look again and again until nothing is open")
-    how.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    how.add_argument("--point", type=int, metavar="N", help="one point in detail: attempts, logs, Slurm's own words")
-    how.add_argument("--cost", action="store_true", help="what was planned at most, and what it came to")
-    options.add_argument("--all", action="store_true", help="a row for each point, however many are alike")
-    every = f"with --watch: seconds between two looks ({EVERY_S:g}, or what a site asks for: limits.poll_s)"
-    options.add_argument("--every", type=float, metavar="S", help=every)
-    return run(options, _status, argv)
-
-
-def _status(options: argparse.Namespace) -> None:
-    ledger = Ledger.open(options.sweep)
+def run_status(
+    sweep: Path,
+    *,
+    watch: bool,
+    as_json: bool,
+    point: int | None,
+    cost: bool,
+    all_points: bool,
+    every_s: float | None,
+) -> None:
+    """Print the state of every point of `sweep`; with `watch` until all have finished."""
+    ledger = Ledger.open(sweep)
     if not ledger.sweep["points"]:
         raise UserError(nothing_sent(ledger.folder))
-    if options.cost:
+    if cost:
         units = {name: site.charging.unit for name, site in sites_of(ledger).items()}
         records = [standing.record for standing in survey(ledger).standings]
-        console().print(cost.cost_table(cost.spent(ledger, records), units))
+        console().print(costs.cost_table(costs.spent(ledger, records), units))
         return
-    every_s = _every_s(options, ledger)
+    pause_s = _pause_s(ledger, watch=watch, every_s=every_s)
     while True:
         seen = survey(ledger)
         found = outlooks(seen.standings)
-        if options.json:
+        if as_json:
             print(json.dumps(_plain(seen, found, ledger.folder), indent=1))
-        elif options.point is not None:
-            _print_point(seen, found, ledger.folder, options.point)
+        elif point is not None:
+            _print_point(seen, found, ledger.folder, point)
         else:
-            _print(seen, found, ledger.folder, clear=options.watch, fold=not options.all)
-        if not options.watch or not any(standing.open for standing in seen.standings):
+            _print(seen, found, ledger.folder, clear=watch, fold=not all_points)
+        if not watch or not any(standing.open for standing in seen.standings):
             return
-        print(f"Next look at {datetime.fromtimestamp(time.time() + every_s):%H:%M:%S}; Ctrl-C ends the watching.")
-        time.sleep(every_s)
+        print(f"Next look at {datetime.fromtimestamp(time.time() + pause_s):%H:%M:%S}; Ctrl-C ends the watching.")
+        time.sleep(pause_s)
 
 
-def _every_s(options: argparse.Namespace, ledger: Ledger) -> float:
+def _pause_s(ledger: Ledger, *, watch: bool, every_s: float | None) -> float:
     """Seconds between two looks. Raises UserError where a site would be asked more often than it allows."""
     site = slowest(sites_of(ledger).values())
     least = site.limits.poll_s if site else LEAST_S
-    if options.every is None:
+    if every_s is None:
         return max(EVERY_S, least)
-    if not options.watch:
-        raise UserError(f"--every {options.every:g}: only together with --watch")
-    if not least <= options.every <= MOST_S:
+    if not watch:
+        raise UserError(f"--every {every_s:g}: only together with --watch")
+    if not least <= every_s <= MOST_S:
         why = f", for {site.name} is asked no more often (limits.poll_s of its site file)" if site else ""
-        raise UserError(f"--every {options.every:g}: must lie between {least:g} and {MOST_S:g} s{why}")
-    return float(options.every)
+        raise UserError(f"--every {every_s:g}: must lie between {least:g} and {MOST_S:g} s{why}")
+    return every_s
 
 
 def _print(seen: Survey, found: Mapping[int, Outlook], folder: Path, *, clear: bool, fold: bool) -> None:
@@ -194,7 +187,3 @@ def _attempt(tried: Tried, folder: Path) -> dict[str, Any]:
 
 def _iso(unix: float | None) -> str | None:
     return None if unix is None else datetime.fromtimestamp(unix, UTC).isoformat(timespec="seconds")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

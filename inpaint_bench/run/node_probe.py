@@ -1,4 +1,4 @@
-"""What a compute node gives a job: the `doctor --probe` job looks and writes one JSON file. Every look fails alone."""
+"""What a compute node gives a job: the `doctor site --probe` job writes it into one JSON file; checks fail alone."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def cuda() -> dict[str, Any]:
 
 
 def gpu(uuid: str | None) -> dict[str, Any]:
-    """What `doctor --gpu` finds, of the job's own GPU where CUDA named one."""
+    """What `doctor gpu` finds, of the job's own GPU where CUDA named one."""
     from inpaint_bench.telemetry.nvml.probe import Phases, choose, probe
     from inpaint_bench.telemetry.nvml.real import RealNvml
 

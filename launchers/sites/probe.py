@@ -1,4 +1,4 @@
-"""The job of `doctor --probe`: one GPU for a minute, by the template and the way of submission of every other job."""
+"""The job of `doctor site --probe`: one GPU for a minute, with the script template of every other job."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def opened(folder: Path) -> Probe:
         asked: Any = read_json(folder / ASKED)
         return Probe(folder=folder, site=str(asked["site"]), job_id=str(asked["job_id"]))
     except (ValueError, KeyError, TypeError):
-        raise UserError(f"{folder}: not the folder of a probe; `doctor --probe` prints its name") from None
+        raise UserError(f"{folder}: not the folder of a probe; `doctor site --probe` prints its name") from None
 
 
 def wait(probe: Probe, site: SiteConfig, until: float) -> tuple[bool, str]:

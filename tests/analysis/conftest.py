@@ -8,7 +8,7 @@ import pytest
 
 from analysis.report import export
 from analysis.report.report import write_report
-from inpaint_bench.cli.merge import main as merge
+from inpaint_bench.cli import app
 
 from .build import write_levers, write_run, write_study
 
@@ -28,5 +28,5 @@ def whole_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_levers(folder / "in" / "levers", "ladder", ["tf32", "compile"], repeats=2, environment=driver)
     write_run(folder / "in", "r-hostile", status="failed", reason="app_error", message=HOSTILE, windows=False)
     write_run(folder / "in", "r-oom", status="failed", reason="oom_gpu", message=UNBROKEN, windows=False)
-    assert merge([str(folder / "in"), "-o", str(folder / "ds")]) == 0
+    assert app.main(["merge", str(folder / "in"), "-o", str(folder / "ds")]) == 0
     return write_report(folder / "ds", folder / "out", formats=export.FORMATS)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from analysis import comparability, merge
 from analysis.dataset import Dataset, open_dataset
 from analysis.stats import best_batch, cells, study
-from inpaint_bench.cli import merge as command
+from inpaint_bench.cli import app
 from inpaint_bench.core.errors import UserError
 from tests.analysis.report.test_tables import frame
 
@@ -59,16 +59,16 @@ def test_the_command_exits_with_2_and_a_sentence_that_holds_its_own_way_out(
 ) -> None:
     write_run(tmp_path / "runs", "r-1")
     write_run(tmp_path / "runs", "r-2", environment=OLD, power_w=150.0, counter=False)
-    asked = [str(tmp_path / "runs"), "-o", str(tmp_path / "ds"), "--processes", "1"]
-    assert command.main(asked) == 2
+    asked = ["merge", str(tmp_path / "runs"), "-o", str(tmp_path / "ds"), "--processes", "1"]
+    assert app.main(asked) == 2
     said = capsys.readouterr().err
     assert "add --allow-mixed driver,power_semantics:" in said
     assert "Traceback" not in said
-    assert command.main([*asked, "--allow-mixed", "driver"]) == 2
+    assert app.main([*asked, "--allow-mixed", "driver"]) == 2
     capsys.readouterr()
-    assert command.main([*asked, "--allow-mixed", "driver,power_semantics"]) == 0
+    assert app.main([*asked, "--allow-mixed", "driver,power_semantics"]) == 0
     assert "kept apart: a40 at grace" in capsys.readouterr().err
-    assert command.main([*asked, "--allow-mixed", "color"]) == 2
+    assert app.main([*asked, "--allow-mixed", "color"]) == 2
     assert "color: not one of board, driver, power_limit, power_semantics" in capsys.readouterr().err
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from inpaint_bench.cli import cancel
+from inpaint_bench.cli import app, cancel
 from launchers.sweep.ledger import Ledger
 from tests.launchers.status.test_status import made
 
@@ -53,7 +53,7 @@ def test_stops_what_that_command_sends_after_the_first_look(busy, job, capsys):
     ledger, free, last = busy
     last.append(lambda: submit(ledger, job))
     threading.Timer(0.5, free.set).start()
-    assert cancel.main([str(ledger.folder)]) == 0
+    assert app.main(["cancel", str(ledger.folder)]) == 0
     out = capsys.readouterr().out
     assert "Another command is submitting from this sweep" in out
     assert "local: 1 point told to stop" in out
@@ -66,7 +66,7 @@ def test_says_so_where_that_command_does_not_end_and_stops_what_is_known(busy, j
     submit(ledger, job)
     monkeypatch.setattr(cancel, "PATIENCE_S", 0.3)
     begun = time.monotonic()
-    assert cancel.main([str(ledger.folder)]) == 2
+    assert app.main(["cancel", str(ledger.folder)]) == 2
     assert time.monotonic() - begun < 5
     assert "has not ended: cancel again when it has" in capsys.readouterr().err
     assert job.wait(10) is not None

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from inpaint_bench.cli import prepare
+from inpaint_bench.cli import app
 from inpaint_bench.core.config import DataConfig
 from inpaint_bench.data.loader import Batches
 from inpaint_bench.data.prepared.source import PreparedSource
@@ -22,7 +22,7 @@ SMALL = ("data.resolution_px=32", "prepare.shard_images=8", f"prepare.formats=[{
 
 
 def prepared(out: Path, *overrides: str) -> Path:
-    assert prepare.main(["data=synthetic", f"data.out={out}", *SMALL, *overrides]) == 0
+    assert app.main(["prepare", "data=synthetic", f"data.out={out}", *SMALL, *overrides]) == 0
     return out
 
 

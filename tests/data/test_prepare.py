@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from inpaint_bench.cli import prepare
+from inpaint_bench.cli import app
 from inpaint_bench.core.config import config_hash
 from inpaint_bench.data.prepared import layout
 from tests.run.support import compose, photo
@@ -88,8 +88,8 @@ class TestADataset:
         root = os.environ.get("INPAINT_BENCH_PHOTOS")
         if not root:
             pytest.skip("INPAINT_BENCH_PHOTOS names no folder of photographs")
-        assert prepare.main(["data=folder", f"data.root={root}", f"data.out={tmp_path / 'set'}", *SMALL]) == 0
-        assert prepare.main(["--verify", str(tmp_path / "set")]) == 0
+        assert app.main(["prepare", "data=folder", f"data.root={root}", f"data.out={tmp_path / 'set'}", *SMALL]) == 0
+        assert app.main(["prepare", "--verify", str(tmp_path / "set")]) == 0
         source = opened(tmp_path / "set", "memmap")
         assert source.account.kind == "folder"
         assert len(source) == source.account.used > 1
@@ -119,13 +119,13 @@ class TestRunAgain:
     ) -> None:
         out = prepared(tmp_path / "set", *FACADES)
         before = contents(out)
-        assert prepare.main([*FACADES, f"data.out={out}", *SMALL, word]) == 2
+        assert app.main(["prepare", *FACADES, f"data.out={out}", *SMALL, word]) == 2
         assert "holds another dataset" in capsys.readouterr().err
         assert contents(out) == before
 
     def test_it_refuses_a_folder_that_is_no_dataset(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / "thesis.tex").write_text("years of work")
-        assert prepare.main([*FACADES, f"data.out={tmp_path}"]) == 2
+        assert app.main(["prepare", *FACADES, f"data.out={tmp_path}"]) == 2
         assert "not a prepared dataset" in capsys.readouterr().err
         assert list(tmp_path.iterdir()) == [tmp_path / "thesis.tex"]
 
@@ -136,10 +136,10 @@ class TestRunAgain:
         for number, name in enumerate("abc"):
             photo(tmp_path / "photos" / f"{name}.jpg", position=(55.0 + number, 13.0))
         words = ["data=folder", f"data.root={tmp_path / 'photos'}", f"data.out={tmp_path / 'set'}", *SMALL]
-        assert prepare.main(words) == 0
-        assert prepare.main(words) == 0
+        assert app.main(["prepare", *words]) == 0
+        assert app.main(["prepare", *words]) == 0
         photo(tmp_path / "photos" / "b.jpg", position=(56.0, 13.0), colour=(1, 2, 3))
-        assert prepare.main(words) == 2
+        assert app.main(["prepare", *words]) == 2
 
 
 class TestWhenItCannotFinish:
@@ -151,7 +151,7 @@ class TestWhenItCannotFinish:
     ) -> None:
         disk = small_disk(kilobytes)
         words = [*FACADES, "data.num_images=80", f"data.out={disk / 'set'}", *SMALL, f"prepare.formats=[{format}]"]
-        assert prepare.main(words) == 2
+        assert app.main(["prepare", *words]) == 2
         message = capsys.readouterr().err
         assert f"the disk {disk} is full" in message
         assert "MB were free" in message
@@ -171,7 +171,7 @@ class TestWhenItCannotFinish:
         monkeypatch.setattr("inpaint_bench.data.prepared.write._array_bytes", lambda *_: 0)
         before = contents(disk)
         words = ["data=prepared", f"data.root={out}", "data.resolution_px=32", f"prepare.formats=[{writer}]"]
-        assert prepare.main(words) == 2
+        assert app.main(["prepare", *words]) == 2
         assert "is full" in capsys.readouterr().err
         assert contents(disk) == before
         assert sorted(path.name for path in disk.iterdir()) == ["set"]
@@ -193,14 +193,14 @@ class TestWhenItCannotFinish:
     def test_a_signal_while_its_processes_are_forked_is_not_lost(self, tmp_path: Path, hook: str, number: str) -> None:
         """Regression: what the handler raised within the hooks of a fork was dropped, and later signals ignored."""
         script = (
-            "import os, signal, sys; from inpaint_bench.cli import prepare\n"
+            "import os, signal, sys; from inpaint_bench.cli import app\n"
             f"os.register_at_fork({hook}=lambda: os.kill(os.getpid(), signal.{number}))\n"
-            "sys.exit(prepare.main(sys.argv[1:]))"
+            "sys.exit(app.main(['prepare', *sys.argv[1:]]))"
         )
         command = [sys.executable, "-c", script, *FACADES, f"data.out={tmp_path / 'set'}", *SMALL]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 128 + signal.Signals[number], done.stderr
-        assert done.stderr == f"Stopped by {number}. Nothing half-written was left.\n"
+        assert done.stderr == f"Stopped by {number}. No partial output is left.\n"
         assert not list(tmp_path.iterdir())
 
     def test_what_a_kill_leaves_is_removed_by_the_second_call_and_no_process_stays(self, tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ class TestWhenItCannotFinish:
         words = [*FACADES, "data.num_images=5000", "data.resolution_px=64", f"data.out={tmp_path / 'set'}"]
         running = start(words)
         wait_for_images(tmp_path)
-        assert prepare.main(words) == 2
+        assert app.main(["prepare", *words]) == 2
         assert "another prepare is writing it" in capsys.readouterr().err
         running.terminate()
         running.communicate(timeout=60)
@@ -234,7 +234,7 @@ class TestWhereItIsWritten:
         link.symlink_to(disk / "there")
         prepared(link, *FACADES, "prepare.formats=[files]")
         words = ["data=prepared", f"data.root={link}", "data.resolution_px=32", "prepare.formats=[memmap]"]
-        assert prepare.main(words) == 0
+        assert app.main(["prepare", *words]) == 0
         assert link.is_symlink()
         assert len(opened(disk / "there", "memmap")) == 40
         assert [path.name for path in disk.iterdir()] == ["there"]
@@ -243,12 +243,12 @@ class TestWhereItIsWritten:
         self, small_disk: Callable[[int], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         disk = small_disk(4000)
-        assert prepare.main([*FACADES, f"data.out={disk}", *SMALL]) == 2
+        assert app.main(["prepare", *FACADES, f"data.out={disk}", *SMALL]) == 2
         assert "is a mount point, which the finished folder cannot replace" in capsys.readouterr().err
         shutil.copytree(prepared(tmp_path / "set", *FACADES, "prepare.formats=[files]"), disk, dirs_exist_ok=True)
         words = ["data=prepared", f"data.root={disk}", "data.resolution_px=32", "prepare.formats=[webdataset]"]
-        assert prepare.main(words) == 0
-        assert prepare.main(["--verify", str(disk)]) == 0
+        assert app.main(["prepare", *words]) == 0
+        assert app.main(["prepare", "--verify", str(disk)]) == 0
         assert not list(disk.glob(".*"))
 
     @pytest.mark.parametrize(("out", "why"), [("file/set", "File exists"), ("n" * 250, "too long"), ("n" * 300, "too")])
@@ -256,7 +256,7 @@ class TestWhereItIsWritten:
         self, tmp_path: Path, out: str, why: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         (tmp_path / "file").touch()
-        assert prepare.main([*FACADES, f"data.out={tmp_path / out}", *SMALL]) == 2
+        assert app.main(["prepare", *FACADES, f"data.out={tmp_path / out}", *SMALL]) == 2
         message = capsys.readouterr().err
         assert str(tmp_path / out) in message
         assert why in message
@@ -267,7 +267,7 @@ class TestDamageOfUnchangedSize:
 
     def refused(self, out: Path, format: str, capsys: pytest.CaptureFixture[str]) -> str:
         capsys.readouterr()
-        assert prepare.main([*FACADES, f"data.out={out}", *SMALL, f"prepare.formats=[{format}]"]) == 2
+        assert app.main(["prepare", *FACADES, f"data.out={out}", *SMALL, f"prepare.formats=[{format}]"]) == 2
         assert set(json.loads((out / "prepared.json").read_text())["formats"]) == {"files"}
         return capsys.readouterr().err
 
@@ -304,8 +304,7 @@ def wait_for_images(folder: Path) -> None:
 
 class TestTheCommand:
     def test_help_ends_with_an_example(self, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit):
-            prepare.main(["--help"])
+        assert app.main(["prepare", "--help"]) == 0
         assert "inpaint-bench prepare data=synthetic" in capsys.readouterr().out
 
     def test_its_account_is_short_and_ends_with_how_to_use_the_dataset(self, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inpaint_bench.cli import prepare
+from inpaint_bench.cli import app
 from inpaint_bench.core.errors import UserError
 
 from .support import FORMATS, opened, prepared
@@ -47,11 +47,11 @@ class TestADamagedDataset:
             opened(dataset)
 
     def test_a_changed_bit_is_found_by_verify(self, dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert prepare.main(["--verify", str(dataset)]) == 0
+        assert app.main(["prepare", "--verify", str(dataset)]) == 0
         with (dataset / "pixels.npy").open("r+b") as out:
             out.seek(5000)
             out.write(bytes([255 - (dataset / "pixels.npy").read_bytes()[5000]]))
-        assert prepare.main(["--verify", str(dataset)]) == 2
+        assert app.main(["prepare", "--verify", str(dataset)]) == 2
         assert "1 files hold other content than was written: pixels.npy" in capsys.readouterr().err
 
     def test_a_missing_format_is_named_with_the_command_that_adds_it(self, tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ class TestADamagedDataset:
         with pytest.raises(UserError, match="prepared as files; this adds it") as caught:
             opened(out, "memmap")
         command = str(caught.value).split("inpaint-bench prepare ")[1]
-        assert prepare.main(command.split()) == 0
+        assert app.main(["prepare", *command.split()]) == 0
         assert len(opened(out, "memmap")) == 40
 
     @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from inpaint_bench.cli import cancel
+from inpaint_bench.cli import app
 from launchers.sweep.ledger import Ledger
 from tests.testbed.bed import Bed
 
@@ -64,7 +64,7 @@ def happen(matrix: Matrix, disk: Path) -> Matrix:
         reached(bed, matrix["preempted"], 20 * (restarts + 1), restarts=restarts)
         _preempt(matrix, jobs["preempted"][0])
     bed.start_node("grace", matrix.seen["node"])
-    assert cancel.main([str(matrix["stopped"])]) == 0
+    assert app.main(["cancel", str(matrix["stopped"])]) == 0
     matrix.ended()
     return matrix
 

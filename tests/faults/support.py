@@ -11,7 +11,7 @@ import polars as pl
 import pyarrow.parquet as pq
 
 from inpaint_bench import launch
-from inpaint_bench.cli import rerun, status
+from inpaint_bench.cli import app
 from inpaint_bench.telemetry.storage.recover import recover
 from tests.testbed.bed import Bed
 
@@ -38,7 +38,7 @@ def send(folder: Path, *overrides: str) -> Path:
 def told(folder: Path, capsys: Any) -> list[dict[str, Any]]:
     """What `status` says, point by point."""
     capsys.readouterr()
-    assert status.main([str(folder), "--json"]) == 0
+    assert app.main(["status", str(folder), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     points: list[dict[str, Any]] = answer["points"] if isinstance(answer, dict) else answer
     return points
@@ -52,14 +52,14 @@ def reasons(folder: Path, capsys: Any) -> list[tuple[str, str | None]]:
 def decided(folder: Path, capsys: Any, *arguments: str) -> str:
     """What a dry run of `rerun` says."""
     capsys.readouterr()
-    assert rerun.main([str(folder), "--dry-run", *arguments]) == 0
+    assert app.main(["rerun", str(folder), "--dry-run", *arguments]) == 0
     return str(capsys.readouterr().out)
 
 
 def nothing_to_send(folder: Path, capsys: Any) -> bool:
     """Whether a real `rerun` finds no work."""
     capsys.readouterr()
-    assert rerun.main([str(folder)]) == 0
+    assert app.main(["rerun", str(folder)]) == 0
     return "Nothing to send again" in capsys.readouterr().out
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from inpaint_bench.cli import merge
+from inpaint_bench.cli import app
 
 from .matrix import CAUSES, STEPS, Matrix
 from .support import LOST_S, decided, line, losses, lost_s, manifest, nothing_to_send, reasons, starts, told
@@ -49,7 +49,7 @@ class TestWhatTheApplicationDoes:
     ) -> None:
         assert reasons(matrix["jump"], capsys) == [("completed", None)]
         assert nothing_to_send(matrix["jump"], capsys)
-        assert merge.main([str(matrix["jump"]), "-o", str(tmp_path)]) == 0
+        assert app.main(["merge", str(matrix["jump"]), "-o", str(tmp_path)]) == 0
         run = pl.read_parquet(tmp_path / "runs.parquet").row(0, named=True)
         assert not run["valid"]
         assert "clock jump" in run["invalid_reason"]
@@ -89,7 +89,7 @@ class TestWhatSlurmDoes:
 
     def test_of_a_requeued_job_nothing_is_lost_or_counted_twice(self, matrix: Matrix, tmp_path: Path) -> None:
         assert [number for number, _ in losses(matrix["requeued"], 1)] == list(range(STEPS))
-        assert merge.main([str(matrix["requeued"]), "-o", str(tmp_path)]) == 0
+        assert app.main(["merge", str(matrix["requeued"]), "-o", str(tmp_path)]) == 0
         windows = pl.read_parquet(tmp_path / "windows.parquet").filter(pl.col("kind") == "measure")
         runs = pl.read_parquet(tmp_path / "runs.parquet").sort("point")
         assert runs["valid"].to_list() == [True, True], runs["invalid_reason"].to_list()

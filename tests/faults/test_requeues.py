@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from inpaint_bench.cli import merge
+from inpaint_bench.cli import app
 
 from .matrix import LIMITED_STEPS, STEPS, Matrix
 from .support import decided, line, losses, manifest, nothing_to_send, reasons, starts, told
@@ -55,7 +55,7 @@ class TestATimeLimit:
         assert nothing_to_send(matrix["limited"], capsys)
 
     def test_leaves_marks_on_what_was_measured_before_it(self, matrix: Matrix, tmp_path: Path) -> None:
-        assert merge.main([str(matrix["limited"]), "-o", str(tmp_path)]) == 0
+        assert app.main(["merge", str(matrix["limited"]), "-o", str(tmp_path)]) == 0
         run = pl.read_parquet(tmp_path / "runs.parquet").row(0, named=True)
         assert run["valid"], run["invalid_reason"]
         measured = pl.read_parquet(tmp_path / "windows.parquet").filter(pl.col("kind") == "measure").to_dicts()

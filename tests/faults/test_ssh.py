@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from inpaint_bench.cli import collect, rerun
+from inpaint_bench.cli import app
 from launchers.remote import client, ssh
 from launchers.status.survey import sites_of
 from launchers.sweep.ledger import Ledger
@@ -55,7 +55,7 @@ def test_an_answer_that_got_lost_doubles_nothing(login_nodes, tmp_path, capsys, 
     (point,) = told(folder, capsys)
     (job,) = jobs(login_nodes, folder)
     assert (point["state"], point["job_id"]) == ("queued", job)
-    assert rerun.main([str(folder)]) == 0
+    assert app.main(["rerun", str(folder)]) == 0
     assert "Nothing to send again" in capsys.readouterr().out
     at, verb, request = asked[0]
     assert [line["job_id"] for line in at.ask(verb, request)] == [job]
@@ -78,7 +78,7 @@ def test_a_question_that_got_lost_is_asked_again_by_rerun(login_nodes, tmp_path,
         patch.setattr(client.Place, "ask", unasked)
         assert sweep(login_nodes, folder, "gpu=h200", "batch=2") == 1
         assert [point["state"] for point in told(folder, capsys)] == ["planned"]
-    assert rerun.main([str(folder)]) == 0
+    assert app.main(["rerun", str(folder)]) == 0
     assert [(point["state"], point["attempt"]) for point in told(folder, capsys)] == [("queued", 2)]
     assert len(jobs(login_nodes, folder)) == 1
 
@@ -107,7 +107,7 @@ def test_code_that_was_cut_off_on_its_way_never_runs(login_nodes, tmp_path, caps
     (sent,) = set(scratch.glob("*")) - known
     assert [path.name[0] for path in (sent / "code").iterdir()] == ["."]
     assert [point["state"] for point in told(folder, capsys)] == ["planned"]
-    assert rerun.main([str(folder)]) == 0
+    assert app.main(["rerun", str(folder)]) == 0
     assert [point["state"] for point in told(folder, capsys)] == ["queued"]
     assert len(jobs(login_nodes, folder)) == 1
 
@@ -135,7 +135,7 @@ def test_results_that_were_cut_off_look_unfinished_and_the_rest_comes_next_time(
     is_up = [True]
     with monkeypatch.context() as patch:
         patch.setattr(ssh.Stream, "read", cut)
-        assert collect.main([str(queued)]) == 2
+        assert app.main(["collect", str(queued)]) == 2
     assert "goes on from there" in capsys.readouterr().err
     login_nodes.start("delta")
     here = queued / "0" / "attempt-1"
@@ -143,7 +143,7 @@ def test_results_that_were_cut_off_look_unfinished_and_the_rest_comes_next_time(
     arrived = {f"steps/{file.name}": file.read_bytes() for file in (here / "steps").iterdir()}
     assert arrived
     assert arrived.items() < parts.items()
-    assert collect.main([str(queued)]) == 0
+    assert app.main(["collect", str(queued)]) == 0
     assert f"{len(arrived)} were here" not in capsys.readouterr().out  # they are not even sent again
     assert {f"steps/{file.name}": file.read_bytes() for file in (here / "steps").iterdir()} == parts
     assert (here / "manifest.json").exists()

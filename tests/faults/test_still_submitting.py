@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from inpaint_bench import launch
-from inpaint_bench.cli import cancel, rerun
+from inpaint_bench.cli import app
 from tests.launchers import over_ssh
 from tests.testbed.bed import Bed
 from tests.testbed.ssh import LoginNodes
@@ -51,7 +51,7 @@ def test_cancel_stops_what_a_launch_sends_after_it_looked(testbed: Bed, tmp_path
     folder = tmp_path / "sweep"
     sends = launching(folder, *ONE_BY_ONE)
     testbed.wait(lambda: len(records(folder, "submitted")) >= 3, what="three of 16 arrays to be submitted")
-    assert cancel.main([str(folder)]) == 0
+    assert app.main(["cancel", str(folder)]) == 0
     assert "Another command is submitting from this sweep" in capsys.readouterr().out
     words, _ = sends.communicate(timeout=100)
     assert sends.returncode == 0, words
@@ -76,7 +76,7 @@ def test_over_ssh_cancel_stops_what_is_sent_there_though_the_launch_here_was_kil
     sends.kill()
     sends.wait()
     assert len(over_ssh.jobs(login_nodes, folder)) < 16, "it was killed too late to show anything"
-    assert cancel.main([str(folder)]) == 0
+    assert app.main(["cancel", str(folder)]) == 0
     assert over_ssh.jobs(login_nodes, folder) == []
     login_nodes.bed.wait(lambda: all_cancelled(folder, capsys), what="sacct to hear of it")
     assert len(told(folder, capsys)) == 16
@@ -96,7 +96,7 @@ def test_an_array_that_slurm_took_without_saying_so_is_found_and_not_sent_again(
     assert "It may have been taken none the less" in capsys.readouterr().out
     assert held(testbed, "delta", folder) == 1
     assert reasons(folder, capsys) == [("queued", None), ("failed", "never_started")]
-    assert rerun.main([str(folder)]) == 0
+    assert app.main(["rerun", str(folder)]) == 0
     assert held(testbed, "delta", folder) == 2
     assert [point["attempt"] for point in told(folder, capsys)] == [1, 2]
     assert nothing_to_send(folder, capsys)

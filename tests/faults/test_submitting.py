@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from inpaint_bench import launch
-from inpaint_bench.cli import cancel, rerun
+from inpaint_bench.cli import app
 from launchers.slurm.submit import SiteExecutor
 from launchers.status.survey import survey
 from launchers.sweep.ledger import Ledger
@@ -95,9 +95,9 @@ def test_a_launch_killed_amid_300_points_and_two_reruns_at_once_send_each_of_the
     points = told(folder, capsys)
     assert {point["state"] for point in points} == {"queued"}
     assert len({point["job_id"] for point in points}) == 300
-    assert rerun.main([str(folder)]) == 0
+    assert app.main(["rerun", str(folder)]) == 0
     assert "Nothing to send again" in capsys.readouterr().out
-    assert cancel.main([str(folder)]) == 0
+    assert app.main(["cancel", str(folder)]) == 0
     assert held(testbed, "delta", folder) == 0
 
 
@@ -138,7 +138,7 @@ def test_what_sbatch_refused_is_sent_when_what_was_wrong_is_said_right(
     (point,) = told(folder, capsys)
     assert (point["state"], point["reason"]) == ("failed", "never_started")
     assert "nvalid partition" in point["message"]
-    assert rerun.main([str(folder), "sites.delta.gpus.h200.partition=gpuH200x8"]) == 0
+    assert app.main(["rerun", str(folder), "sites.delta.gpus.h200.partition=gpuH200x8"]) == 0
     assert held(testbed, "delta", folder) == 1
     assert [point["state"] for point in told(folder, capsys)] == ["queued"]
 
@@ -156,7 +156,7 @@ def test_an_array_over_the_sites_size_is_told_and_sent_as_several(testbed: Bed, 
     assert "nvalid job array specification" in message
     right = f"sites.delta.limits.max_array_size={allowed}"
     assert decided(folder, capsys, right).count("sent with what differs") == points
-    assert rerun.main([str(folder), right]) == 0
+    assert app.main(["rerun", str(folder), right]) == 0
     assert held(testbed, "delta", folder) == points
     assert len({point["job_id"].split("_")[0] for point in told(folder, capsys)}) == 2
     assert nothing_to_send(folder, capsys)
@@ -188,7 +188,7 @@ def test_while_sacct_is_down_squeue_and_the_files_tell_and_nothing_is_sent_twice
     finally:
         testbed.start_accounting()
     assert reasons(runs, capsys) == done
-    assert rerun.main([str(runs), "--only", "app_error", SHORT]) == 0
+    assert app.main(["rerun", str(runs), "--only", "app_error", SHORT]) == 0
     testbed.wait(lambda: reasons(runs, capsys) == [("completed", None)] * 2, what="the second attempt to end")
     assert reasons(waits, capsys) == [("queued", None)] * 2
 
@@ -205,7 +205,7 @@ def test_slurmctld_down_for_a_minute_is_told_and_loses_or_doubles_nothing(
         # what was queued before is not known to be lost, and nobody sends it again
         assert {point["state"] for point in told(before, capsys)} <= {"queued", "unknown"}
         unknown = any(point["state"] == "unknown" for point in told(before, capsys))
-        assert rerun.main([str(before)]) == int(unknown)
+        assert app.main(["rerun", str(before)]) == int(unknown)
         said = capsys.readouterr()
         assert "nothing was sent again: 2 points are unknown" in said.err if unknown else "Nothing to send" in said.out
         time.sleep(max(0.0, DOWN_S - (time.monotonic() - down_s)))
@@ -215,7 +215,7 @@ def test_slurmctld_down_for_a_minute_is_told_and_loses_or_doubles_nothing(
     states = {point["state"] for point in told(folder, capsys)}
     assert states == ({"queued"} if sent.returncode == 0 else {"failed"}), words
     assert held(testbed, "grace", folder) == (3 if sent.returncode == 0 else 0)
-    assert rerun.main([str(folder)]) == 0
+    assert app.main(["rerun", str(folder)]) == 0
     assert held(testbed, "grace", folder) == 3
     assert {point["state"] for point in told(folder, capsys)} == {"queued"}
     assert held(testbed, "grace", before) == 2

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from inpaint_bench.cli import rerun
+from inpaint_bench.cli import app
 
 from .matrix import CAUSES, STEPS, Matrix
 from .support import SHORT, losses, manifest, nothing_to_send, step, told
@@ -17,17 +17,17 @@ pytestmark = [pytest.mark.faults, pytest.mark.testbed, pytest.mark.timeout(900)]
 @pytest.fixture(scope="module")
 def healed(matrix: Matrix) -> Matrix:
     every = "app_error,oom,lost,telemetry_incomplete"
-    assert rerun.main([str(matrix["causes"]), "--only", every, SHORT]) == 0
-    assert rerun.main([str(matrix["stopped"]), SHORT]) == 0
-    assert rerun.main([str(matrix["node"]), SHORT]) == 0
-    assert rerun.main([str(matrix["module"]), SHORT, "sites.grace.environment.modules=[]"]) == 0
-    assert rerun.main([str(matrix["late"]), SHORT]) == 0
-    assert rerun.main([str(matrix["twice_late"]), f"workload.train_steps={step(matrix['twice_late']) + 4}"]) == 0
-    assert rerun.main([str(matrix["taken"])]) == 0
+    assert app.main(["rerun", str(matrix["causes"]), "--only", every, SHORT]) == 0
+    assert app.main(["rerun", str(matrix["stopped"]), SHORT]) == 0
+    assert app.main(["rerun", str(matrix["node"]), SHORT]) == 0
+    assert app.main(["rerun", str(matrix["module"]), SHORT, "sites.grace.environment.modules=[]"]) == 0
+    assert app.main(["rerun", str(matrix["late"]), SHORT]) == 0
+    assert app.main(["rerun", str(matrix["twice_late"]), f"workload.train_steps={step(matrix['twice_late']) + 4}"]) == 0
+    assert app.main(["rerun", str(matrix["taken"])]) == 0
     disk = matrix["disk"].resolve()
     for ballast in (disk / "jobs").glob("*/ballast.*"):
         ballast.unlink()
-    assert rerun.main([str(disk), "--only", "app_error", SHORT]) == 0
+    assert app.main(["rerun", str(disk), "--only", "app_error", SHORT]) == 0
     matrix.ended()
     return matrix
 

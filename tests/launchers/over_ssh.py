@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from inpaint_bench import launch
-from inpaint_bench.cli import status
+from inpaint_bench.cli import app
 from launchers.sweep.ledger import Ledger
 from tests.testbed.ssh import LoginNodes
 
@@ -34,7 +34,7 @@ def sweep(nodes: LoginNodes, folder: Path, *overrides: str, timeout_s: float = 3
 
 def told(folder: Path, capsys: Any) -> list[dict[str, Any]]:
     capsys.readouterr()
-    assert status.main([str(folder), "--json"]) == 0
+    assert app.main(["status", str(folder), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     points: list[dict[str, Any]] = said["points"] if isinstance(said, dict) else said
     return points
@@ -43,7 +43,7 @@ def told(folder: Path, capsys: Any) -> list[dict[str, Any]]:
 def shown(folder: Path, capsys: Any) -> str:
     """What `status` prints."""
     capsys.readouterr()
-    assert status.main([str(folder)]) == 0
+    assert app.main(["status", str(folder)]) == 0
     out: str = capsys.readouterr().out
     return out
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from inpaint_bench.cli.restore import main
+from inpaint_bench.cli import app
 from inpaint_bench.models.pipeline_folder import save_pipeline
 from tests.run.support import photo
 
@@ -39,7 +39,7 @@ def images(tmp_path: Path) -> Path:
 
 
 def restore(weights: Path, images: Path, out: Path, *options: str) -> int:
-    return main([str(weights), str(images), "-o", str(out), "--steps", "2", *options])
+    return app.main(["restore", str(weights), str(images), "-o", str(out), "--steps", "2", *options])
 
 
 def account(out: Path) -> dict[str, Any]:
@@ -172,7 +172,7 @@ class TestAFolderOfImages:
     ) -> None:
         monkeypatch.setattr("inpaint_bench.quality.sampling.restore", lambda *_: signal.raise_signal(number))
         assert restore(weights, images, tmp_path / "out") == 128 + number
-        assert capsys.readouterr().err == f"Stopped by {number.name}. Nothing half-written was left.\n"
+        assert capsys.readouterr().err == f"Stopped by {number.name}. No partial output is left.\n"
         assert [path.name for path in tmp_path.iterdir()] == ["photographs"]
 
     def test_skips_names_and_texts_that_are_no_unicode_and_symlinks_to_nothing(

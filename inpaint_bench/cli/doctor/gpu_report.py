@@ -1,10 +1,10 @@
-"""`doctor --gpu`: what one GPU of this machine answers, how fresh that is and what it costs; about 20 s."""
+"""`doctor gpu`: what one GPU of this machine answers, how fresh that is and what it costs; about 20 s."""
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,17 +33,20 @@ _SEEN: Final = {
 }
 
 
-def add_options(options: argparse.ArgumentParser) -> None:
-    options.add_argument("--gpu", action="store_true", help="probe a GPU through NVML; reads only, needs no root")
-    options.add_argument("--uuid", metavar="GPU-...", help="which GPU; needed where there are several")
-    options.add_argument("--seconds", type=float, default=20.0, metavar="S", help="how long to probe (20)")
-    options.add_argument("--out", type=Path, metavar=f"FILE{SUFFIX}", help="keep the recording, for telemetry=replay")
-    options.add_argument("--note", default="", help="what the GPU was doing, kept in the recording")
-    options.add_argument("--loop-from", type=float, default=0.0, metavar="S", help="replay loops from here on (0)")
-    options.add_argument("--json", type=Path, metavar="FILE", help="write the findings as JSON too")
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to examine, and where to write it."""
+
+    uuid: str | None
+    seconds: float
+    out: Path | None
+    note: str
+    loop_from_s: float
+    json_file: Path | None
 
 
-def examine(options: argparse.Namespace) -> None:
+def run_gpu(options: Options) -> None:
+    """Probe a GPU and print the findings. Raises UserError for impossible options or without a GPU."""
     shortest, longest = SECONDS
     if not shortest <= options.seconds <= longest:
         raise UserError(f"--seconds {options.seconds:g}: a probe takes {shortest:g} to {longest:g} s")
@@ -65,32 +68,32 @@ def examine(options: argparse.Namespace) -> None:
         raise UserError(f"not written: {error}") from None
 
 
-def _keep(options: argparse.Namespace, findings: dict[str, Any], recording: Recording) -> None:
-    if options.json:
-        replace_json(options.json, {"producer": PRODUCER, **findings})
-        print(f"{options.json}: the findings")
+def _keep(options: Options, findings: dict[str, Any], recording: Recording) -> None:
+    if options.json_file:
+        replace_json(options.json_file, {"producer": PRODUCER, **findings})
+        print(f"{options.json_file}: the findings")
     if options.out:
-        meta = {**recording.meta, "note": options.note, "loop_from_ms": options.loop_from * 1000}
+        meta = {**recording.meta, "note": options.note, "loop_from_ms": options.loop_from_s * 1000}
         save(options.out, meta, recording.calls)
         size_kb = options.out.stat().st_size / 1000
         print(f"{options.out}: a recording of {findings['recorded_s']:g} s, {size_kb:.1f} kB")
         print(f"replay it with telemetry=replay telemetry.capture={options.out}")
 
 
-def _check(options: argparse.Namespace, phases: Phases) -> None:
+def _check(options: Options, phases: Phases) -> None:
     """Before 20 s are spent."""
     if options.out and not options.out.name.endswith(SUFFIX):
         raise UserError(f"--out {options.out}: a recording's name ends in {SUFFIX}")
-    for path in filter(None, (options.out, options.json)):
+    for path in filter(None, (options.out, options.json_file)):
         if not path.parent.is_dir():
             raise UserError(f"{path}: there is no folder {path.parent}")
         if path.is_dir():
             raise UserError(f"{path} is a folder")
         if not os.access(path.parent, os.W_OK):
             raise UserError(f"{path}: nothing may be written into {path.parent}")
-    if not 0 <= options.loop_from < phases.record_s:
+    if not 0 <= options.loop_from_s < phases.record_s:
         raise UserError(
-            f"--loop-from {options.loop_from:g}: must lie within the recording, which takes {phases.record_s:g} of "
+            f"--loop-from {options.loop_from_s:g}: must lie within the recording, which takes {phases.record_s:g} of "
             f"the {options.seconds:g} s"
         )
 

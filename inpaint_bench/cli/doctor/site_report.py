@@ -1,8 +1,7 @@
-"""`doctor --site`: site files held against their live Slurm, and mended where asked."""
+"""`doctor site`: compare site files with their live Slurm, and correct them where asked."""
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import time
 from collections.abc import Sequence
@@ -30,6 +29,7 @@ from launchers.sites.site_file import SiteFile, as_yaml, locked
 from . import node_report
 
 ALL = "all"
+MAX_WAIT_MIN = 7 * 24 * 60
 
 
 @dataclass(kw_only=True)
@@ -54,8 +54,26 @@ class Case:
         return bool(self.written(finding.place) != finding.here)
 
 
-def check_sites(options: argparse.Namespace) -> bool:
-    """Whether something differs, and still does when the command ends. Raises UserError where no site is reached."""
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Which site files to check, and what to do beyond printing."""
+
+    site: str  # or ALL
+    overrides: Sequence[str]
+    write: bool
+    probe: bool
+    wait_min: float
+
+
+def run_site(options: Options) -> bool:
+    """Compare site files with their Slurm; return whether nothing differs any more when the command ends.
+
+    Raises UserError where no site is reached.
+    """
+    if not 0 <= options.wait_min <= MAX_WAIT_MIN:
+        raise UserError(f"--wait-min {options.wait_min:g}: must lie between 0 and a week")
+    if options.write:
+        _check_writeable(options)
     out = console()
     with composer() as composed:
         cases = []
@@ -71,34 +89,34 @@ def check_sites(options: argparse.Namespace) -> bool:
             raise UserError("no site can be reached from here; run it on a login node")
         failed = options.probe and _probe(out, composed, cases, options)
     left = [case for case in cases if _differing(case)]
-    if options.update:
-        left = [case for case in cases if not _update(case, fix=options.fix)]
-    return bool(left or failed)
+    if options.write:
+        left = [case for case in cases if not _update(case)]
+    return not left and not failed
 
 
-def show_probe(folder: Path) -> bool:
-    """What a probe found that was sent before. Whether it lacks what a job needs."""
+def run_probe_result(folder: Path) -> bool:
+    """Print the result of an earlier probe job; return whether the node has what a job needs."""
     sent = probe.opened(folder)
     if (found := sent.found) is None:
         log = f"; its log ends with\n{sent.log}" if sent.log else ""
         raise UserError(f"{sent.site}: job {sent.job_id} has not written what it found, into {folder}{log}")
     node_report.show(console(), sent.site, found)
-    return node_report.fails(found)
+    return not node_report.fails(found)
 
 
-def _config(options: argparse.Namespace) -> DictConfig:
+def _config(options: Options) -> DictConfig:
     return compose("config", overrides=list(options.overrides), return_hydra_config=True)
 
 
-def _sites(catalogue: Catalogue, options: argparse.Namespace) -> list[tuple[SiteConfig, SiteFile, Reachable]]:
+def _sites(catalogue: Catalogue, options: Options) -> list[tuple[SiteConfig, SiteFile, Reachable]]:
     config = _config(options)
     if options.site != ALL and options.site not in catalogue.names:
-        raise UserError(f"--site {options.site}: no such site; have: {', '.join([*catalogue.names, ALL])}")
+        raise UserError(f"{options.site}: no such site; have: {', '.join([*catalogue.names, ALL])}")
     names = catalogue.names if options.site == ALL else [options.site]
     found = [(catalogue.site(name, config), SiteFile(catalogue.file(name))) for name in names]
     sites = [(site, file, reachable(site)) for site, file in found if site.connect.method != "local"]
     if not sites:
-        raise UserError(f"--site {options.site}: has no Slurm to be asked; doctor without --site looks at this machine")
+        raise UserError(f"{options.site}: has no Slurm to be asked; `doctor` alone checks this machine")
     if options.site != ALL and not sites[0][2].yes:
         why = sites[0][2].why
         raise UserError(f"{options.site} cannot be reached from here ({why}); run it on one of its login nodes")
@@ -155,12 +173,12 @@ def _shown(value: Any) -> str | None:
     return None if value is None else value if isinstance(value, str) else as_yaml(value)
 
 
-def _update(case: Case, *, fix: bool) -> bool:
+def _update(case: Case) -> bool:
     """Write what was seen into the file, with a diff. Whether nothing differs any more."""
     changes: dict[str, Any] = {}
     open_ends = []
     for finding in _differing(case):
-        if fix and finding.fix and not case.overridden(finding):
+        if finding.fix and not case.overridden(finding):
             changes |= finding.fix
         else:
             open_ends.append(finding)
@@ -197,17 +215,17 @@ def _marks(case: Case, block: str, open_ends: Sequence[Finding]) -> dict[str, An
     return marks
 
 
-def check_writeable(options: argparse.Namespace) -> None:
-    """Before anything is asked: --update where a file is not the user's to write, or its site not what is asked."""
+def _check_writeable(options: Options) -> None:
+    """Raise UserError if a site file is not the user's to write, or if the profile only imitates the sites."""
     with composer() as composed:
         if _config(options).demonstration:
-            raise UserError("--update: this profile stands in for the sites, so what it shows is no fact of theirs")
+            raise UserError("--write: this profile stands in for the sites, so what it shows is no fact of theirs")
         for _, file, reach in _sites(composed.catalogue, options):
             if reach.yes and (why := locked(file.path)):
                 raise UserError(f"{file.path}: {why}")
 
 
-def _probe(out: Console, composed: Composer, cases: Sequence[Case], options: argparse.Namespace) -> bool:
+def _probe(out: Console, composed: Composer, cases: Sequence[Case], options: Options) -> bool:
     """A job per site, all sent before any is waited for. What it finds of the storage joins the findings.
 
     Whether one was refused, or lacks what a job needs; one that has not run yet says nothing.
@@ -233,7 +251,7 @@ def _probe(out: Console, composed: Composer, cases: Sequence[Case], options: arg
             failed = node_report.fails(found) or failed
             case.findings += _storage(found)
             continue
-        print(f"{one.site}: job {one.job_id} {state}. To look again: {command('doctor', '--probed', one.folder)}")
+        print(f"{one.site}: job {one.job_id} {state}. To look again: {command('doctor', 'probe-result', one.folder)}")
         if one.log:
             print(f"its log ends with\n{one.log}")
     return failed

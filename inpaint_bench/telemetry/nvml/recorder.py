@@ -1,4 +1,4 @@
-"""Record a real GPU: every answer that the sidecar would get, at its rates, for replay (`doctor --gpu --out`).
+"""Record a real GPU: every answer that the sidecar would get, at its rates, for replay (`doctor gpu --out`).
 
 Each call's return code, value and latency is kept, failures too. A capture holds no UUID, no serial number
 and no process id: of a process only whether it was ours. Let the GPU do something meanwhile, started from
@@ -178,7 +178,7 @@ def record(nvml: Nvml, uuid: str, seconds: float) -> Recording:
         "gpu": facts["name"],
         "driver": driver,
         "recorded_on": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "tool": f"{PRODUCER} doctor --gpu",
+        "tool": f"{PRODUCER} doctor gpu",
         "synthetic": False,
         "duration_ms": recorder.age_ms,
     }

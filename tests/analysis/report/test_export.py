@@ -13,11 +13,11 @@ import polars as pl
 import pytest
 from PIL import Image
 
-import inpaint_bench.cli.report
 from analysis.report import export, latex, render
 from analysis.report.estimate import Estimate
 from analysis.report.tables import LONG_TABLE, Table
 from analysis.units import number
+from inpaint_bench.cli import app
 from tests.analysis.conftest import HOSTILE
 
 MEAN = Estimate(1234.5678, 1200.25, 1268.75, form=number)
@@ -189,12 +189,12 @@ def test_formats_are_chosen_and_a_wrong_one_is_a_sentence(
 ) -> None:
     dataset = str(study.parent / "ds")
     assert export.formats("png,csv") == ("csv", "png")
-    assert inpaint_bench.cli.report.main([dataset, "-o", str(tmp_path / "none"), "--export", "none"]) == 0
+    assert app.main(["report", dataset, "-o", str(tmp_path / "none"), "--export", "none"]) == 0
     assert not (tmp_path / "none" / "tables").exists()
     assert {path.suffix for path in (tmp_path / "none" / "figures").iterdir()} == {".svg"}
     assert "tables/" not in (tmp_path / "none" / "report.html").read_text()
     capsys.readouterr()
-    assert inpaint_bench.cli.report.main([dataset, "-o", str(tmp_path / "wrong"), "--export", "csv,docx"]) == 2
+    assert app.main(["report", dataset, "-o", str(tmp_path / "wrong"), "--export", "csv,docx"]) == 2
     said = capsys.readouterr().err
     assert said == "error: --export csv,docx: no format 'docx'; give all, none, or some of csv,latex,pdf,png.\n"
     assert not (tmp_path / "wrong").exists()

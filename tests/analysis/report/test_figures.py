@@ -12,7 +12,6 @@ import numpy as np
 import polars as pl
 import pytest
 
-import inpaint_bench.cli.merge
 from analysis import published
 from analysis.dataset import Dataset, open_dataset
 from analysis.metrics import telemetry
@@ -33,6 +32,7 @@ from analysis.report.figures import (
 from analysis.report.figures.base import Figure
 from analysis.stats import cells as aggregate
 from analysis.stats import study
+from inpaint_bench.cli import app
 from tests.analysis.build import UNIX0, S, rewrite, rewrite_json, write_event, write_part, write_run
 from tests.analysis.stats.test_study import run as is_study_run
 
@@ -87,7 +87,7 @@ def throughput(rows: list[Row]) -> Figure:
 
 
 def dataset_of(tmp_path: Path) -> Dataset:
-    assert inpaint_bench.cli.merge.main([str(tmp_path / "in"), "-o", str(tmp_path / "ds")]) == 0
+    assert app.main(["merge", str(tmp_path / "in"), "-o", str(tmp_path / "ds")]) == 0
     return open_dataset(tmp_path / "ds")
 
 

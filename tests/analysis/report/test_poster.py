@@ -14,11 +14,11 @@ from typing import Any
 import polars as pl
 import pytest
 
-import inpaint_bench.cli.merge
 from analysis import published
 from analysis.dataset import Dataset, open_dataset
 from analysis.report import poster, report
 from analysis.report.tables import Builder
+from inpaint_bench.cli import app
 from inpaint_bench.core.paths import conf_dir
 from tests.analysis.build import CARDS, write_run
 
@@ -79,7 +79,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
         place["devices"] = [{**board, "memory_mib": CARDS[gpu][2]}]
         how = {"window_s": STEPS / rate, "steps_per_s": rate, "power_w": watt, "util_pct": busy}
         write_run(root / "in", f"r-{point}", point=point, workload_facts=facts, **how, **place)  # type: ignore[arg-type]
-    assert inpaint_bench.cli.merge.main([str(root / "in"), "-o", str(root / "ds")]) == 0
+    assert app.main(["merge", str(root / "in"), "-o", str(root / "ds")]) == 0
     dataset = open_dataset(root / "ds")
     assert dataset.runs["valid"].all(), dataset.runs["invalid_reason"].to_list()
     return dataset

@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from inpaint_bench import launch
-from inpaint_bench.cli import status
+from inpaint_bench.cli import app, status
 from inpaint_bench.core.attempt_state import SchedulerWord
 from inpaint_bench.core.errors import PointsFailedError
 from inpaint_bench.core.site import ConnectConfig, Limits, SiteConfig
@@ -102,14 +102,14 @@ class TestWatching:
     ):
         folder = swept(tmp_path / "sweep", **sites)
         monkeypatch.setattr(survey, "ask", lambda *_, **__: pytest.fail("it was asked"))
-        assert status.main([str(folder), *words]) == 2
+        assert app.main(["status", str(folder), *words]) == 2
         assert says in capsys.readouterr().err
 
     def test_a_sweep_of_which_nothing_was_submitted_yet_is_no_exception(self, tmp_path, capsys):
         folder = swept(tmp_path / "sweep", grace=GRACE)
         ledger = folder / "ledger.jsonl"
         ledger.write_text("")
-        assert status.main([str(folder), "--watch", "--every", "1"]) == 2
+        assert app.main(["status", str(folder), "--watch", "--every", "1"]) == 2
         assert "for grace is asked no more often" in capsys.readouterr().err
 
     @pytest.mark.parametrize(("site", "every_s"), [(GRACE, 60), (DELTA, 90), (HERE, 60)])
@@ -119,7 +119,7 @@ class TestWatching:
         monkeypatch.setattr(survey, "ask", lambda *_, **__: Answer(words={"7_0": SchedulerWord(state="PENDING")}))
         monkeypatch.setattr(status, "time", SimpleNamespace(time=time.time, sleep=interrupted(slept)))
         with Ledger(folder).locked():  # so that a point of this machine waits for its turn
-            assert status.main([str(folder), "--watch"]) == 130
+            assert app.main(["status", str(folder), "--watch"]) == 130
         assert slept == [every_s]
 
 

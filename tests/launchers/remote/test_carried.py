@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 
 from inpaint_bench import launch
-from inpaint_bench.cli import cancel, collect, merge, rerun, status
+from inpaint_bench.cli import app
 from launchers.remote import bundle, export
 
 QUICK = ["data.num_images=16", "workload.warmup_steps=1", "workload.measure_steps=2", "workload.min_measure_s=1"]
@@ -23,7 +23,7 @@ SITE = "sites.delta.connect.method=${oc.env:SITE_IS,bundle}"
 
 def told(folder: Path, capsys) -> list[dict]:
     capsys.readouterr()
-    assert status.main([str(folder), "--json"]) == 0
+    assert app.main(["status", str(folder), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     return said["points"] if isinstance(said, dict) else said
 
@@ -65,25 +65,25 @@ def test_results_come_back_into_the_sweep_that_asked_for_them_twice_the_same(car
     before = told(here, capsys)
     assert [point["state"] for point in before] == ["planned"]
     file = str(site / "out.tar")
-    assert collect.main([file]) == 2
+    assert app.main(["collect", file]) == 2
     assert "say --into SWEEP" in capsys.readouterr().err
-    assert collect.main([file, "--into", str(here)]) == 0
+    assert app.main(["collect", file, "--into", str(here)]) == 0
     assert "of 1 run," in capsys.readouterr().out
     after = told(here, capsys)
     assert [(point["state"], point["attempt"]) for point in after] == [("completed", 1)]
-    assert collect.main([file, "--into", str(here)]) == 0
+    assert app.main(["collect", file, "--into", str(here)]) == 0
     assert "nothing new" in capsys.readouterr().out
     assert told(here, capsys) == after
-    assert merge.main([str(here), "-o", str(tmp_path / "dataset")]) == 0
+    assert app.main(["merge", str(here), "-o", str(tmp_path / "dataset")]) == 0
     assert pl.read_parquet(tmp_path / "dataset" / "runs.parquet")["valid"].to_list() == [True]
-    assert rerun.main([str(here)]) == 0
-    assert cancel.main([str(here)]) == 0
+    assert app.main(["rerun", str(here)]) == 0
+    assert app.main(["cancel", str(here)]) == 0
     assert "Nothing is queued or running" in capsys.readouterr().out
 
 
 def test_a_plan_is_no_result_and_a_result_no_plan(carried, capsys):
     here, site, _ = carried
-    assert collect.main([str(here / "plan.delta.tar")]) == 2
+    assert app.main(["collect", str(here / "plan.delta.tar")]) == 2
     assert "is a plan" in capsys.readouterr().err
     assert launch.main(["--plan", str(site / "out.tar")]) == 2
     assert "holds no plan" in capsys.readouterr().err
@@ -92,7 +92,7 @@ def test_a_plan_is_no_result_and_a_result_no_plan(carried, capsys):
 def test_results_are_not_brought_back_to_where_they_were_made(carried, capsys):
     """There the journals of what still runs would be taken for old ones."""
     _, site, sent = carried
-    assert collect.main([str(site / "out.tar"), "--into", str(sent)]) == 1
+    assert app.main(["collect", str(site / "out.tar"), "--into", str(sent)]) == 1
     assert "point 0, attempt 1: it was sent from here; there is nothing to bring" in capsys.readouterr().out
 
 
@@ -132,5 +132,5 @@ def test_a_plan_that_would_unpack_elsewhere_is_refused(tmp_path, capsys):
 )
 def test_what_cannot_be_collected_is_said_in_a_sentence(arguments, says, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert collect.main(arguments) == 2
+    assert app.main(["collect", *arguments]) == 2
     assert says in capsys.readouterr().err

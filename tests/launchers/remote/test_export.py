@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from inpaint_bench.cli import collect
+from inpaint_bench.cli import app
 from inpaint_bench.core.paths import ROOT
 from inpaint_bench.core.site import SiteConfig
 from launchers import remote_agent
@@ -129,7 +129,7 @@ def test_what_has_a_name_that_no_bundle_holds_stays_there_and_is_said(site, caps
     assert [len(files) for files in bundles] == [2, 2, 2]
     assert stays == ["'1/attempt-1/my \\x1b[31m picture.png': not a path that a bundle may hold"]
     out = site.folder.parent / "out.tar"
-    assert collect.main([str(site.folder), "--export", str(out)]) == 1
+    assert app.main(["collect", str(site.folder), "--export", str(out)]) == 1
     assert "left there: '1/attempt-1/my \\x1b[31m picture.png'" in capsys.readouterr().out
     assert len(bundle.verify(out).members) == 6
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from inpaint_bench.cli import collect
+from inpaint_bench.cli import app
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import PointState
 from launchers.remote import bundle, digests
@@ -225,7 +225,7 @@ class TestAnAttemptThatContradictsWhatIsKnownHere:
         bring(results(), sweep)
         (tmp_path / "b.tar").write_bytes(results(RUN | SECOND, attempts=[ATTEMPT | {"run_id": "r-other"}, AGAIN]))
         for said in ("3 new files of 1 run", "nothing new; 3 were here"):
-            assert collect.main([str(tmp_path / "b.tar"), "--into", str(sweep.folder)]) == 1
+            assert app.main(["collect", str(tmp_path / "b.tar"), "--into", str(sweep.folder)]) == 1
             out, err = capsys.readouterr()
             assert said in out
             assert "left out: point 6, attempt 1: it is another run here (r-6)" in out
@@ -261,7 +261,7 @@ def test_a_bundle_that_is_replaced_after_it_was_checked_is_not_read(sweep, tmp_p
         return index
 
     monkeypatch.setattr(bundle, "verify", swapped)
-    assert collect.main([str(path), "--into", str(sweep.folder)]) == 2
+    assert app.main(["collect", str(path), "--into", str(sweep.folder)]) == 2
     assert list(everything(sweep)) == ["sweep.json"]
 
 

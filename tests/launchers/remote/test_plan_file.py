@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from inpaint_bench import launch
-from inpaint_bench.cli import status
+from inpaint_bench.cli import app
 from inpaint_bench.core.config import config_hash
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_json
@@ -175,7 +175,7 @@ def test_what_slurm_expects_before_and_what_it_came_to_afterwards(testbed, tmp_p
     left = [f for part in ("0", "1", "jobs") for f in (tmp_path / "sweep" / part).rglob("*") if f.is_file()]
     assert len(left) >= 2 * (site_limits.RUN_FILES + site_limits.TELEMETRY_FILES)
     capsys.readouterr()
-    assert status.main([str(tmp_path / "sweep"), "--cost"]) == 0
+    assert app.main(["status", str(tmp_path / "sweep"), "--cost"]) == 0
     (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if " h200 " in f"{line} "]
     assert (row[2], float(row[6])) == ("2", 1.0)
     assert float(row[7]) == pytest.approx((first.actual or 0) + (second.actual or 0), rel=0.01)

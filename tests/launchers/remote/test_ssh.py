@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 
 from inpaint_bench import launch
-from inpaint_bench.cli import cancel, collect, merge, rerun
+from inpaint_bench.cli import app
 from inpaint_bench.core.config import config_hash
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_json
@@ -50,21 +50,21 @@ def test_one_command_sends_nine_points_by_slurm_and_by_ssh_and_all_return(login_
     assert login_nodes.bed.ended("delta", ids) == ["COMPLETED"] * 3
     assert not (folder / "6").exists()
     assert "`inpaint-bench collect" in shown(folder, capsys)
-    assert rerun.main([str(folder), "--repeats", "auto", "--dry-run"]) == 0
+    assert app.main(["rerun", str(folder), "--repeats", "auto", "--dry-run"]) == 0
     assert capsys.readouterr().out.count("`collect` has to bring 1 run first") == 3
 
-    assert collect.main([str(folder)]) == 0
+    assert app.main(["collect", str(folder)]) == 0
     assert re.search(r"delta: \d+ new files of 3 runs", capsys.readouterr().out)
-    assert collect.main([str(folder)]) == 0
+    assert app.main(["collect", str(folder)]) == 0
     assert "delta: nothing new" in capsys.readouterr().out
     with another_run_there(folder, "delta", 7):
         for _ in range(2):
-            assert collect.main([str(folder)]) == 1
+            assert app.main(["collect", str(folder)]) == 1
             out = capsys.readouterr().out
             assert "delta: nothing new" in out
             assert re.search(r"left out: point 7, attempt 1: it is another run here \(\S+\)\n", out)
     assert "`inpaint-bench merge" in shown(folder, capsys)
-    assert merge.main([str(folder), "-o", str(tmp_path / "dataset")]) == 0
+    assert app.main(["merge", str(folder), "-o", str(tmp_path / "dataset")]) == 0
     runs = pl.read_parquet(tmp_path / "dataset" / "runs.parquet")
     assert runs.group_by("site").len().sort("site").rows() == [("delta", 3), ("grace", 6)]
     assert runs["valid"].all()
@@ -75,7 +75,7 @@ def test_one_command_sends_nine_points_by_slurm_and_by_ssh_and_all_return(login_
 
     monkeypatch.setattr(client.Place, "ask", lambda *_, **__: pytest.fail("what lies here needs no asking"))
     assert {point["state"] for point in told(folder, capsys)} == {"completed"}
-    assert rerun.main([str(folder)]) == 0
+    assert app.main(["rerun", str(folder)]) == 0
     assert "Nothing to send again" in capsys.readouterr().out
 
 
@@ -96,10 +96,10 @@ class TestBetween:
             (point,) = told(queued, capsys)
             assert point["state"] == "unknown"
             assert re.search(r"ssh delta-login: .*Connection refused", point["message"])
-            assert rerun.main([str(queued)]) == 1
+            assert app.main(["rerun", str(queued)]) == 1
             assert "nothing was sent again: 1 point is unknown (ssh delta-login" in capsys.readouterr().err
-            for command in (cancel, collect):
-                assert command.main([str(queued)]) == 2
+            for verb in ("cancel", "collect"):
+                assert app.main([verb, str(queued)]) == 2
                 assert "delta-login" in capsys.readouterr().err
             assert [point["state"] for point in told(queued, capsys)] == ["unknown"]
         finally:
@@ -117,13 +117,13 @@ class TestBetween:
             assert "They wait in" in out
             assert [point["state"] for point in told(folder, capsys)] == ["planned", "planned"]
         assert (folder / "plan.delta.yaml").exists()
-        assert rerun.main([str(folder)]) == 0
+        assert app.main(["rerun", str(folder)]) == 0
         assert not (folder / "plan.delta.yaml").exists()
         assert [point["state"] for point in told(folder, capsys)] == ["queued", "queued"]
         assert len(jobs(login_nodes, folder)) == 2
 
     def test_cancel_goes_over_the_same_connection(self, login_nodes, queued, capsys):
-        assert cancel.main([str(queued)]) == 0
+        assert app.main(["cancel", str(queued)]) == 0
         login_nodes.bed.wait(lambda: [point["reason"] for point in told(queued, capsys)] == ["cancelled"])
         assert jobs(login_nodes, queued) == []
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
-from inpaint_bench.cli import cancel, status
+from inpaint_bench.cli import app
 from inpaint_bench.core.site import ConnectConfig, SiteConfig
 from launchers.remote import client, ssh
 from launchers.sweep.ledger import Ledger
@@ -48,7 +48,7 @@ def asked(tmp_path, monkeypatch):
 
 def told(ledger, capsys) -> dict:
     capsys.readouterr()
-    assert status.main([str(ledger.folder), "--json"]) == 0
+    assert app.main(["status", str(ledger.folder), "--json"]) == 0
     (point,) = json.loads(capsys.readouterr().out)["points"]
     return point
 
@@ -89,7 +89,7 @@ def test_words_that_would_steer_a_terminal_are_shown_without_that(asked, capsys)
     ledger = asked(LOOKED | {"squeue": "\x1b[2Jok"}, ATTEMPT | {"word": said, "refused": "no \x1b[31m"})
     capsys.readouterr()
     for words in ([], ["--point", "0"]):
-        assert status.main([str(ledger.folder), *words]) == 0
+        assert app.main(["status", str(ledger.folder), *words]) == 0
         out = capsys.readouterr().out
         assert "PENDING" in out or "queued" in out
         assert "\x1b" not in out
@@ -105,6 +105,6 @@ def test_what_became_of_points_is_not_known_where_the_answer_is_wrong(wrong):
 
 def test_a_complaint_without_words_is_still_one(asked, capsys):
     ledger = asked(LOOKED, ATTEMPT, {"kind": "complaint"})
-    assert cancel.main([str(ledger.folder)]) == 2
+    assert app.main(["cancel", str(ledger.folder)]) == 2
     assert "delta: " in capsys.readouterr().err
     assert not ledger.points()[0].last.cancelled

@@ -1,4 +1,4 @@
-"""`doctor --site` against real Slurm: planted errors, values written back, a probe on a compute node."""
+"""`doctor site` against real Slurm: planted errors, values written back, a probe on a compute node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from inpaint_bench.cli import doctor
+from inpaint_bench.cli import app
 from inpaint_bench.core.paths import conf_dir
 from launchers.points import compose as composing
 from tests.testbed import Bed
@@ -20,7 +20,7 @@ from tests.testbed.errors import PackagesError
 from tests.testbed.fixtures import REQUIRE
 from tests.testbed.ssh import LoginNodes, install
 
-SITE = ["--site", "grace"]
+SITE = ["doctor", "site", "grace"]
 BED = [*SITE, "profile=testbed"]
 # In grace's file: what is right there, the error, the place.
 PLANTED = [
@@ -62,11 +62,10 @@ class TestOnRealSlurm:
         for right, wrong, _ in PLANTED:
             text = text.replace(right, wrong, 1)
         file.write_text(text)
-        assert doctor.main(SITE) == 1
+        assert app.main(SITE) == 1
         assert right_lines(capsys.readouterr().out) == [place for _, _, place in PLANTED]
         assert file.read_text() == text
-        assert doctor.main([*SITE, "--update"]) == 1
-        assert doctor.main([*SITE, "--update", "--fix"]) == 0
+        assert app.main([*SITE, "--write"]) == 0
         assert "+    partition: gpu\n" in capsys.readouterr().out
         mended = file.read_text()
         today = f"checked_on: {datetime.date.today()}"
@@ -77,12 +76,12 @@ class TestOnRealSlurm:
         marks = r"checked_on: .*|\n +(verified|seen): .*"
         plain = re.sub(marks, "", mended)
         assert plain == re.sub(marks, "", expected)
-        assert doctor.main([*SITE, "--update"]) == 0
+        assert app.main([*SITE, "--write"]) == 0
         assert file.read_text() == mended
 
     def test_what_was_not_seen_is_not_marked_as_seen(self, conf, capsys):
         file = conf / "site" / "delta.yaml"
-        assert doctor.main(["--site", "delta", "sites.delta.account.value=bbxx-delta-gpu", "--update"]) == 0
+        assert app.main(["doctor", "site", "delta", "sites.delta.account.value=bbxx-delta-gpu", "--write"]) == 0
         assert "account: not marked as seen" in capsys.readouterr().out
         blocks = file.read_text().split("\nlimits:")
         assert "verified: true" not in blocks[0]  # no billing weights there, so no factor was seen
@@ -101,7 +100,7 @@ class TestOnRealSlurm:
         file = conf / "site" / "grace.yaml"
         before = file.read_text()
         start = time.monotonic()
-        assert doctor.main([*SITE, f"sites.grace.connect.slurm_conf={slurm_conf}", "--update", "--fix"]) == 0
+        assert app.main([*SITE, f"sites.grace.connect.slurm_conf={slurm_conf}", "--write"]) == 0
         assert time.monotonic() - start < 45
         out = capsys.readouterr().out
         assert not re.search(r"\b(same|differs)\b", out.split("verdict")[1])
@@ -127,33 +126,33 @@ class TestOnRealSlurm:
         over = [f"sites.delta.connect.{key}={value}" for key, value in connect.items()]
         over += [f"sites.delta.python={sys.executable}", "sites.delta.gpus.h200.max_minutes=5000", "profile=testbed"]
         try:
-            assert doctor.main(["--site", "delta", *over]) == 1
+            assert app.main(["doctor", "site", "delta", *over]) == 1
             out = capsys.readouterr().out
             assert re.search(r"gpus.h200.partition\s+gpuH200x8\s+gpuH200x8\s+same", out)
             assert re.search(r"gpus.h200.max_minutes: 2880  # line \d+, which an override replaces here by 5000", out)
             assert "cluster: delta" in out
-            doctor.main(["--site", "delta", "--probe", *over])
+            app.main(["doctor", "site", "delta", "--probe", *over])
             assert "a probe is submitted on its own login node" in capsys.readouterr().out
         finally:
             nodes.down()
-        assert doctor.main(["--site", "delta", *over, "sites.delta.connect.persist_min=0"]) == 0
+        assert app.main(["doctor", "site", "delta", *over, "sites.delta.connect.persist_min=0"]) == 0
         assert not re.search(r"\b(same|differs)\b", capsys.readouterr().out.split("verdict")[1])
 
     def test_a_probe_looks_at_a_compute_node_and_can_be_read_later(self, testbed, tmp_path, capsys):
         scratch = f"sites.grace.storage.scratch={tmp_path}/none"
         quick = ["--probe", "--wait-min", "0", f"out={tmp_path}", scratch, "gpu=a40"]
-        doctor.main([*BED, *quick])
+        app.main([*BED, *quick])
         out = capsys.readouterr().out
-        (again,) = re.findall(r"--probed (\S+)", out)
+        (again,) = re.findall(r"probe-result (\S+)", out)
         job = re.findall(r"sent as job (\d+)_0", out)[0]
         name = testbed.run("grace", "squeue", "-h", "-j", job, "-t", "all", "-o", "%j %P %b").stdout.split()
         assert name[0].startswith("inpaint-doctor-")
         assert name[1] == "gpu"
         assert "a40" in name[2]
-        assert doctor.main(["--probed", again]) == 2
+        assert app.main(["doctor", "probe-result", again]) == 2
         assert "has not written" in capsys.readouterr().err
         testbed.wait(lambda: (Path(again) / "probe.json").exists(), timeout_s=100, what="the probe")
-        assert doctor.main(["--probed", again]) == 1  # no GPU here
+        assert app.main(["doctor", "probe-result", again]) == 1  # no GPU here
         shown = capsys.readouterr().out
         assert "sees no GPU (CUDA_VISIBLE_DEVICES=" in shown
         assert re.search(r"import inpaint_bench.run.worker\s+works", shown)
@@ -163,7 +162,7 @@ class TestOnRealSlurm:
 
     def test_a_probe_that_slurm_refuses_is_told_in_its_words(self, tmp_path, capsys):
         wrong = ["sites.grace.gpus.a100.gres=t4", f"out={tmp_path}"]
-        assert doctor.main([*BED, "--probe", *wrong]) == 1
+        assert app.main([*BED, "--probe", *wrong]) == 1
         assert "sbatch refused" in capsys.readouterr().out
 
 
@@ -171,7 +170,7 @@ class TestOnRealSlurm:
 def test_what_a_demonstration_shows_is_written_into_no_site_file(testbed, monkeypatch, capsys):
     monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed.state))
     before = (conf_dir() / "site" / "grace.yaml").read_bytes()
-    assert doctor.main([*BED, "--update"]) == 2
+    assert app.main([*BED, "--write"]) == 2
     assert "no fact of theirs" in capsys.readouterr().err
     assert (conf_dir() / "site" / "grace.yaml").read_bytes() == before
 
@@ -179,26 +178,26 @@ def test_what_a_demonstration_shows_is_written_into_no_site_file(testbed, monkey
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--site", "frontier"], "--site frontier: no such site; have: delta, grace, local, all"),
-        (["--site", "local"], "has no Slurm to be asked"),
-        (["--site", "grace"], "cannot be reached from here"),
-        (["--site", "all"], "no site can be reached from here"),
-        (["--update"], "--update: only together with --site"),
-        (["--site", "grace", "--fix"], "--fix: only together with --update"),
-        (["--site", "grace", "--gpu"], "--gpu and --site: one examination at a time"),
-        (["--site", "grace", "--wait-min", "-1"], "--wait-min -1"),
-        (["--site", "grace", "sites.grace.gpus.a40.partiton=x"], "Did you mean partition?"),
-        (["--probed", "/nowhere"], "not the folder of a probe"),
+        (["site", "frontier"], "frontier: no such site; have: delta, grace, local, all"),
+        (["site", "local"], "has no Slurm to be asked"),
+        (["site", "grace"], "cannot be reached from here"),
+        (["site", "all"], "no site can be reached from here"),
+        (["--write"], "No such option: --write"),
+        (["site"], "Missing argument 'NAME|all'"),
+        (["site", "grace", "--gpu"], "No such option: --gpu"),
+        (["site", "grace", "--wait-min", "-1"], "--wait-min -1"),
+        (["site", "grace", "sites.grace.gpus.a40.partiton=x"], "Did you mean partition?"),
+        (["probe-result", "/nowhere"], "not the folder of a probe"),
     ],
 )
 def test_a_mistake_is_one_sentence(words, sentence, capsys, monkeypatch):
     monkeypatch.delenv("SLURM_CONF", raising=False)
-    assert doctor.main(words) == 2
+    assert app.main(["doctor", *words]) == 2
     assert sentence in capsys.readouterr().err
 
 
 def test_this_machine_is_told_with_its_sites_and_why_they_are_out_of_reach(capsys):
-    assert doctor.main([]) == 0
+    assert app.main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"grace\s+\S+/conf/site/grace.yaml\s+no\s+\S+ is not a machine of grace\s+0 of 9", out)
     assert re.search(r"sbatch\s+\S", out)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inpaint_bench.cli import rerun
+from inpaint_bench.cli import app
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_json
 from inpaint_bench.core.validation import check
@@ -93,9 +93,9 @@ def test_rerun_keeps_to_the_budget_of_the_whole_sweep(ledger, capsys):
     for num in range(2):
         ended(ledger, num, 1)
     words = [str(ledger.folder), "--only", "app_error", "--dry-run"]
-    assert rerun.main([*words, "budget=7.5"]) == 2
+    assert app.main(["rerun", *words, "budget=7.5"]) == 2
     assert "may cost 8.0 SU, 2.0 SU of it by what was sent before; nothing was" in capsys.readouterr().err
-    assert rerun.main([*words, "budget=8"]) == 0
+    assert app.main(["rerun", *words, "budget=8"]) == 0
 
 
 def test_units_that_differ_are_not_added_up(points: Points):

@@ -16,7 +16,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from inpaint_bench import launch
-from inpaint_bench.cli import cancel, status
+from inpaint_bench.cli import app, status
 from inpaint_bench.core.attempt_state import Leavings, SchedulerWord, Verdict
 from inpaint_bench.core.schema import LEDGER, MANIFEST, STEPS, SWEEP, TELEMETRY, PointState, Reason
 from inpaint_bench.core.site import Account, ConnectConfig, SiteConfig
@@ -133,7 +133,7 @@ class TestSilence:
         assert self.state(ledger) is PointState.UNKNOWN
 
     def test_cancel_calls_nothing_cancelled_that_it_cannot_name(self, ledger, capsys):
-        assert cancel.main([str(ledger.folder)]) == 2
+        assert app.main(["cancel", str(ledger.folder)]) == 2
         assert "had been submitted; cancel again" in capsys.readouterr().err
         assert not ledger.points()[0].last.cancelled
 
@@ -281,7 +281,7 @@ def left_behind(folder: Path, num: int, state: str = "completed") -> None:
 
 def as_json(folder: Path, capsys) -> dict:
     capsys.readouterr()
-    assert status.main([str(folder), "--json"]) == 0
+    assert app.main(["status", str(folder), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -310,7 +310,7 @@ class TestDamage:
     def test_a_sweep_record_that_cannot_be_read_is_a_sentence(self, text, tmp_path, capsys):
         folder = made(tmp_path / "sweep", [dead_pid()])
         (folder / SWEEP).write_text(text)
-        assert status.main([str(folder)]) == 2
+        assert app.main(["status", str(folder)]) == 2
         assert str(folder / SWEEP) in capsys.readouterr().err
 
     def test_a_manifest_with_fields_of_the_wrong_kind_is_no_traceback(self, tmp_path, capsys):
@@ -324,7 +324,7 @@ class TestDamage:
             (path.parent / "windows.json").write_text('[{"kind": "measure", "t_end_unix_ns": "x"}, 3]')
         assert as_json(folder, capsys)["counts"] == {"failed": 2, "running": 1}
         for point in ("0", "1", "2"):
-            assert status.main([str(folder), "--point", point]) == 0
+            assert app.main(["status", str(folder), "--point", point]) == 0
 
     def test_a_process_on_another_machine_is_a_missing_witness(self, tmp_path, capsys):
         folder = made(tmp_path / "sweep", ["pid:1@elsewhere", "pid:1@elsewhere"])
@@ -344,11 +344,11 @@ class TestDamage:
         folder = made(tmp_path / "sweep", [dead_pid()] * 120)
         for num in range(119):
             left_behind(folder, num)
-        assert status.main([str(folder)]) == 0
+        assert app.main(["status", str(folder)]) == 0
         rows = capsys.readouterr().out.splitlines()
         assert sum("completed" in row and "120 points" not in row for row in rows) == 1
         assert any(row.split()[0] == "0-118" for row in rows if row.strip())
-        assert status.main([str(folder), "--all"]) == 0
+        assert app.main(["status", str(folder), "--all"]) == 0
         assert sum(" completed " in row for row in capsys.readouterr().out.splitlines()) >= 119
 
     def test_the_log_of_a_point_is_shown_where_collect_put_it(self, tmp_path, capsys):
@@ -361,7 +361,7 @@ class TestDamage:
             log = folder / "logs" / group / "77_0_0_log.err"
             log.parent.mkdir(parents=True)
             log.write_text(f"{text} \x1b[2J\n")
-        assert status.main([str(folder), "--point", "0"]) == 0
+        assert app.main(["status", str(folder), "--point", "0"]) == 0
         out = capsys.readouterr().out
         assert "log       " + str(folder / "logs" / "00-delta-gpuH200x8-h200" / "77_0_0_log.err") in out
         assert "| its end" in out
@@ -372,7 +372,7 @@ class TestDamage:
 
     def test_a_point_that_is_none_is_refused(self, tmp_path, capsys):
         folder = made(tmp_path / "sweep", [dead_pid()])
-        assert status.main([str(folder), "--point", "3"]) == 2
+        assert app.main(["status", str(folder), "--point", "3"]) == 2
         assert "--point 3: not a point" in capsys.readouterr().err
 
 
@@ -473,7 +473,7 @@ class TestOnSlurm:
         assert any("--only app_error" in line for line in found["next"])
 
     def test_one_point_in_detail_shows_slurms_own_words_and_the_end_of_its_log(self, copy, capsys):
-        assert status.main([str(copy), "--point", "1"]) == 0
+        assert app.main(["status", str(copy), "--point", "1"]) == 0
         out = capsys.readouterr().out
         assert "sacct: FAILED, exit code 1:0, on gpuh001" in out
         assert any(line.strip().startswith("| ") and "/no/such/weights" in line for line in out.splitlines())
@@ -528,7 +528,7 @@ class TestOnSlurm:
     ):
         monkeypatch.setattr(query, "TIMEOUT_S", 2)
         with silenced(testbed, "database/slurmdbd"):
-            assert status.main([str(copy)]) == 0
+            assert app.main(["status", str(copy)]) == 0
             out = capsys.readouterr().out
             assert "1 completed, 1 failed" in out
             assert "squeue ok, sacct did not answer within 2 s, so its states come from squeue and the files" in out
@@ -575,7 +575,7 @@ class TestOnSlurm:
             wait_s = datetime.fromisoformat(second["expected_start"]).timestamp() - time.time()
             assert wait_s == pytest.approx(3600, abs=120)
             assert second["expected_end_is_latest"]  # by its limit of 10 minutes: none like it has ended
-            assert status.main([str(folder)]) == 0
+            assert app.main(["status", str(folder)]) == 0
             out = capsys.readouterr().out
             assert "Will not start as it is: 1 point of delta (JobHeldUser)" in out
             assert "When the last one ends is not known: of 1 of 2 open points" in out

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from inpaint_bench import launch
-from inpaint_bench.cli import cancel, rerun, status
+from inpaint_bench.cli import app
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import LEDGER, MANIFEST, MULTIRUN, SWEEP
 from inpaint_bench.core.site import ConnectConfig, SiteConfig
@@ -43,9 +43,8 @@ def command(tmp_path, monkeypatch):
 
 def words(capsys, *argv: str) -> tuple[int, str]:
     """Exit code and all that a verb says."""
-    verbs = {"status": status.main, "rerun": rerun.main, "cancel": cancel.main}
     capsys.readouterr()
-    code = verbs[argv[0]](list(argv[1:]))
+    code = app.main(argv)
     said = capsys.readouterr()
     return code, said.out + said.err
 
@@ -265,7 +264,7 @@ class TestOnSlurm:
 
         failed = "Batch job submission failed: Socket timed out on send/recv operation"
         command("sbatch", f"echo 'sbatch: error: {failed}' >&2; exit 1")
-        assert rerun.main([str(folder), "sites.delta.gpus.h200.partition=gpuH200x8"]) == 1
+        assert app.main(["rerun", str(folder), "sites.delta.gpus.h200.partition=gpuH200x8"]) == 1
         told = as_json(folder, capsys)
         (point,) = told["points"]
         assert point["state"] == "unknown"

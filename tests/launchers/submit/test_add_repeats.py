@@ -13,7 +13,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
 from inpaint_bench import launch
-from inpaint_bench.cli import rerun
+from inpaint_bench.cli import app
 from inpaint_bench.core.config import config_hash
 from inpaint_bench.core.paths import ROOT
 from inpaint_bench.core.schema import LEDGER, PLAN_PATTERN, SWEEP
@@ -145,7 +145,7 @@ class TestFurtherRepetitions:
 
     def test_have_the_numbers_and_seeds_that_follow(self, folder: Path) -> None:
         before = asked(folder)
-        assert rerun.main([str(folder), "budget=null", "--repeats", "4"]) == 0
+        assert app.main(["rerun", str(folder), "budget=null", "--repeats", "4"]) == 0
         found = asked(folder)
         assert found[:4] == before
         assert [(num, seed) for num, _, seed in found[4:]] == [(4, "2"), (5, "2"), (6, "3"), (7, "3")]
@@ -156,24 +156,24 @@ class TestFurtherRepetitions:
         assert len(plan_file.read(folder / PLAN_PATTERN.format(site="delta")).points) == 8
 
     def test_are_sent_once(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert rerun.main([str(folder), "budget=null", "--repeats", "3"]) == 0
+        assert app.main(["rerun", str(folder), "budget=null", "--repeats", "3"]) == 0
         before = asked(folder)
-        assert rerun.main([str(folder), "budget=null", "--repeats", "3"]) == 0
+        assert app.main(["rerun", str(folder), "budget=null", "--repeats", "3"]) == 0
         assert "No cell gets a further repetition" in capsys.readouterr().out
         assert asked(folder) == before
         with Ledger(folder).locked():
-            assert rerun.main([str(folder), "budget=null", "--repeats", "4"]) == 2
+            assert app.main(["rerun", str(folder), "budget=null", "--repeats", "4"]) == 2
 
     def test_keep_to_the_budget_of_the_whole_sweep(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """Four points of 3 SU each were sent under a budget of 15: one more may go."""
-        assert rerun.main([str(folder), "--repeats", "3"]) == 0
+        assert app.main(["rerun", str(folder), "--repeats", "3"]) == 0
         assert len(asked(folder)) == 5
         assert "budget=15: 3.0 SU more, beside 15.0 SU, may cost more than that" in capsys.readouterr().out
 
     def test_of_what_waits_elsewhere_are_not_sent_by_auto(
         self, folder: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert rerun.main([str(folder), "--repeats", "auto"]) == 0
+        assert app.main(["rerun", str(folder), "--repeats", "auto"]) == 0
         assert "waits in plan.delta.yaml" in capsys.readouterr().out
         assert len(asked(folder)) == 4
 
@@ -186,17 +186,17 @@ class TestFurtherRepetitions:
         _play(monkeypatch, tmp_path, {"8": STEADY, "16": STEADY})
         assert launch.main(["--plan", str(plan)]) == 0
         (there,) = (tmp_path / "runs").iterdir()
-        assert rerun.main([str(there), "--repeats", "3"]) == 0
+        assert app.main(["rerun", str(there), "--repeats", "3"]) == 0
         assert asked(there)[:4] == asked(folder)
         assert [(num, seed) for num, _, seed in asked(there)[4:]] == [(4, "2"), (5, "2")]
 
     def test_leave_a_plain_rerun_nothing_to_send(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert rerun.main([str(folder)]) == 0
+        assert app.main(["rerun", str(folder)]) == 0
         assert "Nothing to send again" in capsys.readouterr().out
         assert len(asked(folder)) == 4
 
     def test_are_shown_by_a_dry_run_and_not_sent(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert rerun.main([str(folder), "budget=null", "--repeats", "3", "--dry-run"]) == 0
+        assert app.main(["rerun", str(folder), "budget=null", "--repeats", "3", "--dry-run"]) == 0
         assert "Dry run: nothing was submitted" in capsys.readouterr().out
         assert len(asked(folder)) == 4
 
@@ -213,14 +213,14 @@ class TestFurtherRepetitions:
     def test_that_make_no_sense_are_refused(
         self, folder: Path, words: list[str], why: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert rerun.main([str(folder), *words]) == 2
+        assert app.main(["rerun", str(folder), *words]) == 2
         assert why in capsys.readouterr().err
         assert len(asked(folder)) == 4
 
 
 def test_a_sweep_over_seeds_has_no_repetitions_to_add(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sweep(tmp_path / "sweep", *AWAY, "batch=2", "seed=0,1") == 0
-    assert rerun.main([str(tmp_path / "sweep"), "--repeats", "3"]) == 2
+    assert app.main(["rerun", str(tmp_path / "sweep"), "--repeats", "3"]) == 2
     assert "launch with repeats= instead" in capsys.readouterr().err
 
 
@@ -277,7 +277,7 @@ class TestAuto:
         assert seeds == {"8": list("012"), "16": list("01234")}
 
     def test_says_of_every_cell_why_it_stopped(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert rerun.main([str(folder), "--repeats", "auto"]) == 0
+        assert app.main(["rerun", str(folder), "--repeats", "auto"]) == 0
         narrow, wide = (line for line in capsys.readouterr().out.splitlines() if "a40" in line)
         assert narrow.split()[-9:] == ["3", "3", "0.00", "%", "2", "%", "0", "narrow", "enough"]
         # 1, 3, 1, 3, 1: mean 1.8, standard deviation 1.0954; t of 4 degrees of freedom is 2.7764
@@ -294,15 +294,15 @@ class TestAuto:
         assert all((folder / str(num) / "attempt-1").is_dir() for num in found)
 
     def test_goes_on_when_more_is_asked_for(self, folder: Path) -> None:
-        assert rerun.main([str(folder), "--repeats", "auto", "repeats_max=6"]) == 0
+        assert app.main(["rerun", str(folder), "--repeats", "auto", "repeats_max=6"]) == 0
         assert [seed for _, batch, seed in asked(folder) if batch == "16"] == list("012345")
 
     def test_leaves_rerun_nothing_but_what_failed(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert rerun.main([str(folder)]) == 0
+        assert app.main(["rerun", str(folder)]) == 0
         assert "Nothing to send again" in capsys.readouterr().out
         failed = asked(folder)[0][0]
         _fail(folder / str(failed) / "attempt-1")
-        assert rerun.main([str(folder), "--only", "app_error"]) == 0
+        assert app.main(["rerun", str(folder), "--only", "app_error"]) == 0
         attempts = {point["point"]: point["attempt"] for point in told(folder, capsys)}
         assert {num for num, attempt in attempts.items() if attempt == 2} == {failed}
 
@@ -312,13 +312,13 @@ class TestAuto:
         before = asked(folder)
         wide = next(num for num, batch, _ in before if batch == "16")
         _fail(folder / str(wide) / "attempt-1")
-        assert rerun.main([str(folder), "repeats_max=10", "--repeats", "auto"]) == 0
+        assert app.main(["rerun", str(folder), "repeats_max=10", "--repeats", "auto"]) == 0
         assert "1 failed: `rerun` without --repeats sends that again" in capsys.readouterr().out
         assert asked(folder) == before
 
     def test_counts_no_run_of_another_configuration(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         before = asked(folder)
-        assert rerun.main([str(folder), "repeats_max=10", "data.num_images=17", "--repeats", "auto"]) == 0
+        assert app.main(["rerun", str(folder), "repeats_max=10", "data.num_images=17", "--repeats", "auto"]) == 0
         assert capsys.readouterr().out.count("none of its runs counts") == 2
         assert asked(folder) == before
 
@@ -329,7 +329,7 @@ class TestAuto:
             return [{**window, "status": "interrupted"} for window in windows]
 
         rewrite_json(folder / str(wide) / "attempt-1", "windows.json", cut)
-        assert rerun.main([str(folder), "--repeats", "auto"]) == 0
+        assert app.main(["rerun", str(folder), "--repeats", "auto"]) == 0
         (row,) = (line.split() for line in capsys.readouterr().out.splitlines() if "repeats_max" in line)
         assert row[row.index("%") - 3 : row.index("%") - 1] == ["5", "4"]
 
@@ -347,7 +347,7 @@ def test_a_launcher_that_died_before_it_recorded_a_point_lost_no_repetition(
         patch.setattr(Ledger, "know", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         assert sweep(folder, *HERE, "batch=8,16", "repeats=3") == 130
     assert not (folder / LEDGER).exists()
-    assert rerun.main([str(folder)]) == 0
+    assert app.main(["rerun", str(folder)]) == 0
     order = Order.recorded(Ledger.open(folder).sweep["order"])
     assert order is not None
     places = [order.place(num) for num in range(6)]
@@ -395,7 +395,7 @@ def test_on_slurm_tasks_keep_the_order_and_what_is_queued_is_waited_for(
         order = Order(cells=3, repeats=3, seed=0, order_seed=2)
         expected = [(str(cell + 1), str(r)) for r in range(3) for cell in order.row(r)]
         assert [(batch, seed) for _, batch, seed in asked(folder)] == expected
-        assert rerun.main([str(folder), "--repeats", "auto"]) == 0
+        assert app.main(["rerun", str(folder), "--repeats", "auto"]) == 0
         assert capsys.readouterr().out.count("waits for 3 runs") == 3
     finally:
         for record in Ledger.open(folder).points().values():

@@ -11,7 +11,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from inpaint_bench.cli import cancel, collect, rerun, status
+from inpaint_bench.cli import app
 from inpaint_bench.cli.exit_codes import guarded
 from inpaint_bench.core.console import command, table
 from inpaint_bench.core.errors import UserError
@@ -93,7 +93,7 @@ def test_a_sweep_directory_that_is_a_file_is_refused(capsys, tmp_path):
     for folder in ("file", "file/below"):
         assert main(["-m", "gpu=a40", "dry_run=true", f"hydra.sweep.dir={tmp_path / folder}"]) == 2
         assert re.search(r"hydra\.sweep\.dir=.*/file is a file; a sweep needs a folder", capsys.readouterr().err)
-    assert status.main([str(tmp_path / "file")]) == 2
+    assert app.main(["status", str(tmp_path / "file")]) == 2
     assert "it is a file" in capsys.readouterr().err
 
 
@@ -144,8 +144,8 @@ SWEEP = {
 def test_a_sweep_record_of_another_shape_is_refused_by_every_command(wrong, says, capsys, tmp_path):
     content = {key: value for key, value in (SWEEP | wrong).items() if value is not ...}
     replace_json(tmp_path / "sweep.json", content)
-    for verb in (status, rerun, cancel, collect):
-        assert verb.main([str(tmp_path)]) == 2
+    for verb in ("status", "rerun", "cancel", "collect"):
+        assert app.main([verb, str(tmp_path)]) == 2
         error = capsys.readouterr().err
         assert f"{tmp_path}/sweep.json: not a sweep's record ({says}" in error
         assert len(error.splitlines()) == 1
@@ -154,8 +154,8 @@ def test_a_sweep_record_of_another_shape_is_refused_by_every_command(wrong, says
 def test_a_ledger_that_is_a_folder_is_a_sentence(capsys, tmp_path):
     replace_json(tmp_path / "sweep.json", SWEEP)
     (tmp_path / "ledger.jsonl").mkdir()
-    for verb in (status, rerun, cancel, collect):
-        assert verb.main([str(tmp_path)]) == 2
+    for verb in ("status", "rerun", "cancel", "collect"):
+        assert app.main([verb, str(tmp_path)]) == 2
         assert capsys.readouterr().err == f"error: {tmp_path}/ledger.jsonl: Is a directory\n"
 
 
@@ -164,7 +164,7 @@ def test_results_for_a_folder_that_is_not_there_are_refused_by_its_name(capsys, 
     replace_json(tmp_path / "sweep.json", SWEEP)
     ledger, entry = Ledger(tmp_path), SWEEP["points"][0]
     ledger.append("planned", group="00", job_name="j", site="delta", points=[[0, 1, "r"]], asked=[entry])
-    assert collect.main([str(tmp_path), "--export", str(tmp_path / "no" / "results.tar")]) == 2
+    assert app.main(["collect", str(tmp_path), "--export", str(tmp_path / "no" / "results.tar")]) == 2
     assert capsys.readouterr().err.startswith(f"error: {tmp_path}/no/results.tar: No such file or directory")
 
 
@@ -189,13 +189,13 @@ def test_scripts_that_cannot_be_written_stop_no_dry_run(capsys, tmp_path):
 
 
 def test_a_folder_that_is_no_sweep_is_refused_by_every_command(capsys, tmp_path):
-    for verb in (status, rerun, cancel):
-        assert verb.main([str(tmp_path)]) == 2
+    for verb in ("status", "rerun", "cancel"):
+        assert app.main([verb, str(tmp_path)]) == 2
         assert "not a sweep directory" in capsys.readouterr().err
 
 
 def test_an_unknown_reason_lists_the_known_ones(capsys, tmp_path):
-    assert rerun.main([str(tmp_path), "--only", "bad_luck"]) == 2
+    assert app.main(["rerun", str(tmp_path), "--only", "bad_luck"]) == 2
     assert "oom_gpu" in capsys.readouterr().err
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from inpaint_bench.cli import rerun, status
+from inpaint_bench.cli import app
 from inpaint_bench.core.errors import UserError
 from launchers.submit.submit import Sending, new_sweep, send
 from launchers.sweep.ledger import Ledger
@@ -41,7 +41,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_the_commands_or_the_sweeps_is_refused(planned, change, why, capsys):
     """Regression: `rerun SWEEP dry_run=true` submitted."""
     before = Ledger(planned).folder.joinpath("ledger.jsonl").read_text()
-    assert rerun.main([str(planned), change]) == 2
+    assert app.main(["rerun", str(planned), change]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {change}: ")
     assert why in error
@@ -49,9 +49,9 @@ def test_what_is_the_commands_or_the_sweeps_is_refused(planned, change, why, cap
 
 
 def test_a_misspelt_change_is_told_though_nothing_is_sent(planned, capsys):
-    assert rerun.main([str(planned), "btach=8"]) == 2
+    assert app.main(["rerun", str(planned), "btach=8"]) == 2
     assert "Did you mean batch?" in capsys.readouterr().err
-    assert rerun.main([str(planned), "batch=16"]) == 0
+    assert app.main(["rerun", str(planned), "batch=16"]) == 0
     assert "Nothing to send again" in capsys.readouterr().out
 
 
@@ -60,9 +60,9 @@ def test_a_dry_run_is_never_sent_however_it_was_spelled(spelled, tmp_path, capsy
     folder = tmp_path / "sweep"
     assert sweep(folder, "gpu=a40", "batch=2", "profile=demo", spelled) == 0
     assert "nothing was submitted" in capsys.readouterr().out
-    assert rerun.main([str(folder)]) == 2
+    assert app.main(["rerun", str(folder)]) == 2
     assert "was a dry run; launch it without dry_run" in capsys.readouterr().err
-    assert status.main([str(folder)]) == 2
+    assert app.main(["status", str(folder)]) == 2
     assert "a dry run leaves only scripts" in capsys.readouterr().err
     assert not (folder / "sweep.json").exists()
 

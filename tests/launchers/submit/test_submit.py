@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 from inpaint_bench import launch
-from inpaint_bench.cli import cancel, merge, report, rerun, status
+from inpaint_bench.cli import app
 from inpaint_bench.core.errors import PointsFailedError
 from inpaint_bench.core.schema import PLAN_PATTERN
 from launchers.status.waiting import wait
@@ -33,7 +33,7 @@ def manifests(folder: Path) -> list[dict]:
 def told(folder: Path, capsys) -> list[dict]:
     """What `status` says, point by point."""
     capsys.readouterr()
-    assert status.main([str(folder), "--json"]) == 0
+    assert app.main(["status", str(folder), "--json"]) == 0
     return json.loads(capsys.readouterr().out)["points"]
 
 
@@ -62,16 +62,16 @@ class TestThisMachine:
 
     def test_rerun_sends_just_what_failed_as_a_further_attempt(self, broken, capsys):
         folder, _ = broken
-        assert rerun.main([str(folder), "--only", "app_error"]) == 1
+        assert app.main(["rerun", str(folder), "--only", "app_error"]) == 1
         assert [point["attempt"] for point in told(folder, capsys)] == [1, 2]
-        assert rerun.main([str(folder), "--only", "timeout"]) == 0
+        assert app.main(["rerun", str(folder), "--only", "timeout"]) == 0
         assert "Nothing to send again" in capsys.readouterr().out
         assert [point["attempt"] for point in told(folder, capsys)] == [1, 2]
 
     def test_rerun_leaves_what_the_application_did_and_says_how_it_is_sent(self, broken, capsys):
         folder, _ = broken
         capsys.readouterr()
-        assert rerun.main([str(folder)]) == 0
+        assert app.main(["rerun", str(folder)]) == 0
         out = capsys.readouterr().out
         assert "left alone: --only app_error sends it" in out
         assert "Nothing to send again" in out
@@ -85,19 +85,19 @@ class TestThisMachine:
         folder, _ = broken
         assert sweep(folder, "gpu=a40", "batch=1,2,3,4,5", "profile=demo") == 2
         capsys.readouterr()
-        rerun.main([str(folder), "--only", "never_started"])
+        app.main(["rerun", str(folder), "--only", "never_started"])
         assert "Nothing to send again" in capsys.readouterr().out
 
     def test_while_someone_submits_nobody_else_does(self, broken, capsys):
         folder, _ = broken
         with Ledger(folder).locked():
-            assert rerun.main([str(folder)]) == 2
+            assert app.main(["rerun", str(folder)]) == 2
         assert "another command is submitting" in capsys.readouterr().err
 
     def test_rerun_takes_what_is_to_differ(self, broken, capsys):
         folder, _ = broken
         changes = ["--only", "app_error", "model.weights=null", "batch=3"]
-        assert rerun.main([str(folder), *changes]) == 0
+        assert app.main(["rerun", str(folder), *changes]) == 0
         assert [point["overrides"][-1] for point in told(folder, capsys)][1] == "batch=3"
         assert [point["state"] for point in told(folder, capsys)] == ["completed", "completed"]
 
@@ -140,7 +140,7 @@ def test_a_plan_is_sent_once(tmp_path, capsys):
     assert launch.main(["--plan", str(plan)]) == 0
     assert launch.main([f"--plan={plan}"]) == 2
     assert "was sent already" in capsys.readouterr().err
-    assert rerun.main([str(folder)]) == 0
+    assert app.main(["rerun", str(folder)]) == 0
     assert "plan.delta.yaml is left alone" in capsys.readouterr().out
 
 
@@ -163,17 +163,17 @@ def test_a_study_whose_launcher_died_before_it_recorded_a_point_is_sent_whole_by
         patch.setattr(Ledger, "create", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         assert sweep(folder, *STUDY, "repeats=2") == 130
     assert not (folder / "sweep.json").exists()
-    assert rerun.main([str(folder)]) == 0
+    assert app.main(["rerun", str(folder)]) == 0
     asked = [point["overrides"] for point in told(folder, capsys)]
     ours = [tuple(o for o in overrides if o.startswith(("recipe=", "seed="))) for overrides in asked]
     recipes = ("recipe=[cpu]", "recipe=[cpu,channels_last]")
     for seed in (0, 1):
         assert set(ours[2 * seed : 2 * seed + 2]) == {(recipe, f"seed={seed}") for recipe in recipes}
     assert {point["state"] for point in told(folder, capsys)} == {"completed"}
-    assert rerun.main([str(folder)]) == 0
+    assert app.main(["rerun", str(folder)]) == 0
     assert "Nothing to send again" in capsys.readouterr().out
     # real runs are replicates that count: same configuration, valid, with an interval
-    assert rerun.main([str(folder), "--repeats", "auto", "repeats_max=2", "repeats_target=0.0001"]) == 0
+    assert app.main(["rerun", str(folder), "--repeats", "auto", "repeats_max=2", "repeats_target=0.0001"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if "repeats_max=2 is reached" in line]
     assert [row[row.index("%") - 3 : row.index("%") - 1] for row in rows] == [["2", "2"], ["2", "2"]]
 
@@ -184,7 +184,7 @@ def test_a_study_whose_launcher_died_between_sweep_and_points_is_sent_whole_by_r
         patch.setattr(Ledger, "know", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         assert sweep(folder, *STUDY) == 130
     assert (folder / "sweep.json").exists()
-    assert rerun.main([str(folder), "--dry-run"]) == 0
+    assert app.main(["rerun", str(folder), "--dry-run"]) == 0
     shown = [line for line in capsys.readouterr().out.splitlines() if "recipe=[cpu" in line]
     assert len(shown) == 2
 
@@ -213,13 +213,13 @@ class TestUnavailable:
 
     def test_status_shows_it_as_a_state_of_its_own(self, lacking, capsys):
         capsys.readouterr()
-        assert status.main([str(lacking)]) == 0
+        assert app.main(["status", str(lacking)]) == 0
         assert "2 points: 1 completed, 1 unavailable" in capsys.readouterr().out
 
     def test_rerun_takes_it_only_when_asked(self, lacking, capsys):
-        assert rerun.main([str(lacking)]) == 0
+        assert app.main(["rerun", str(lacking)]) == 0
         assert "Nothing to send again" in capsys.readouterr().out
-        assert rerun.main([str(lacking), "--only", "unavailable"]) == 0
+        assert app.main(["rerun", str(lacking), "--only", "unavailable"]) == 0
         assert [point["attempt"] for point in told(lacking, capsys)] == [1, 2]
 
 
@@ -241,8 +241,8 @@ def slow_sweep(tmp_path):
 def test_a_local_sweep_can_be_watched_and_cancelled_from_elsewhere(slow_sweep, capsys):
     folder, process = slow_sweep
     assert [point["state"] for point in told(folder, capsys)] == ["running", "queued"]
-    assert rerun.main([str(folder)]) == 2
-    assert cancel.main([str(folder)]) == 0
+    assert app.main(["rerun", str(folder)]) == 2
+    assert app.main(["cancel", str(folder)]) == 0
     _, error = process.communicate(timeout=60)
     assert process.returncode == 1, error
     assert [point["reason"] for point in told(folder, capsys)] == ["cancelled", "cancelled"]
@@ -257,7 +257,7 @@ def test_a_sweep_cut_off_by_the_keyboard_can_be_taken_up_again(slow_sweep, capsy
     first, second = told(folder, capsys)
     assert (first["state"], first["reason"]) == ("failed", "cancelled")
     assert (second["state"], second["reason"]) == ("planned", "never_started")
-    assert rerun.main([str(folder)]) == 0
+    assert app.main(["rerun", str(folder)]) == 0
     assert [point["state"] for point in told(folder, capsys)] == ["completed", "completed"]
 
 
@@ -273,11 +273,11 @@ class TestTwoClusters:
         for site, expected in (("grace", 6), ("delta", 3)):
             ids = [a.job_id for p in Ledger.open(folder).points().values() for a in p.attempts if a.site == site]
             assert testbed.ended(site, ids) == ["COMPLETED"] * expected
-        assert merge.main([str(folder), "-o", str(tmp_path / "dataset")]) == 0
+        assert app.main(["merge", str(folder), "-o", str(tmp_path / "dataset")]) == 0
         runs = pl.read_parquet(tmp_path / "dataset" / "runs.parquet")
         assert runs.group_by("site").len().sort("site").rows() == [("delta", 3), ("grace", 6)]
         assert runs["valid"].all()
-        assert report.main([str(tmp_path / "dataset"), "-o", str(tmp_path / "report")]) == 0
+        assert app.main(["report", str(tmp_path / "dataset"), "-o", str(tmp_path / "report")]) == 0
         page = (tmp_path / "report" / "report.html").read_text()
         assert "grace" in page
         assert "delta" in page
@@ -289,7 +289,7 @@ class TestTwoClusters:
         assert testbed.ended("delta", [good["job_id"], bad["job_id"]]) == ["COMPLETED", "FAILED"]
         assert (bad["reason"], bad["state"]) == ("app_error", "failed")
         assert "/no/such/weights" in bad["message"]
-        assert rerun.main([str(folder), "--only", "app_error", "--wait"]) == 1
+        assert app.main(["rerun", str(folder), "--only", "app_error", "--wait"]) == 1
         assert [point["attempt"] for point in told(folder, capsys)] == [1, 2]
 
     def test_what_sbatch_refuses_is_told_in_its_words_and_the_other_site_goes_on(self, tmp_path, capsys):
@@ -314,7 +314,7 @@ class TestTwoClusters:
         ledger.write_text("\n".join(line for line in lines if '"submitted"' not in line) + "\n")
         (point,) = told(folder, capsys)
         assert point["state"] == "completed"
-        assert rerun.main([str(folder)]) == 0
+        assert app.main(["rerun", str(folder)]) == 0
         assert "Nothing to send again" in capsys.readouterr().out
 
     def test_a_point_is_not_lost_while_half_of_slurm_is_silent(self, testbed, tmp_path, capsys, monkeypatch):
@@ -332,11 +332,11 @@ class TestTwoClusters:
                     patch.setenv("PATH", str(deaf), prepend=os.pathsep)
                     seen = {point["state"] for point in told(folder, capsys)}
                     assert seen <= states
-                    assert rerun.main([str(folder)]) == int("unknown" in seen)
+                    assert app.main(["rerun", str(folder)]) == int("unknown" in seen)
                     said, awaited = capsys.readouterr(), "Nothing to send again"
                     assert ("are unknown" if "unknown" in seen else awaited) in said.out + said.err
             monkeypatch.setenv("SCANCEL_STATE", "RUNNING")  # would spare what is pending
-            assert cancel.main([str(folder)]) == 0
+            assert app.main(["cancel", str(folder)]) == 0
             # sacct hears of it a moment later
             testbed.wait(lambda: [point["reason"] for point in told(folder, capsys)] == ["cancelled", "cancelled"])
         finally:
@@ -352,7 +352,7 @@ class TestTwoClusters:
         )
         for file in ("sweep.json", "ledger.jsonl"):
             (folder / file).unlink()
-        assert rerun.main([str(folder), "--wait"]) == 1
+        assert app.main(["rerun", str(folder), "--wait"]) == 1
         (point,) = told(folder, capsys)
         assert (point["attempt"], point["reason"]) == (1, "never_started")
 
@@ -378,7 +378,7 @@ class TestTwoClusters:
     def test_cancel_stops_what_is_queued_or_running_and_says_so(self, tmp_path, capsys):
         folder = tmp_path / "sweep"
         assert sweep(folder, "gpu=h200", "batch=1,2", "profile=testbed", "workload.min_measure_s=120") == 0
-        assert cancel.main([str(folder)]) == 0
+        assert app.main(["cancel", str(folder)]) == 0
         deadline = time.monotonic() + 100
         # sacct may call a job running for a while after squeue has let go of it
         while (points := told(folder, capsys)) and time.monotonic() < deadline:
@@ -386,7 +386,7 @@ class TestTwoClusters:
                 break
             time.sleep(0.5)
         assert [(point["state"], point["reason"]) for point in points] == [("failed", "cancelled")] * 2, points
-        assert cancel.main([str(folder)]) == 0
+        assert app.main(["cancel", str(folder)]) == 0
         assert "Nothing is queued or running" in capsys.readouterr().out
 
     def test_queued_jobs_run_the_code_as_it_was_when_they_were_submitted(self, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from inpaint_bench import launch
-from inpaint_bench.cli import rerun
+from inpaint_bench.cli import app
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_json, replace_json
 from inpaint_bench.core.paths import conf_dir
@@ -71,17 +71,17 @@ def test_what_a_launch_hangs_on_is_kept(project, sweep):
 
 def test_rerun_runs_from_the_folder_and_with_the_files_of_the_launch(sweep, capsys):
     """Regression: `rerun` said site=mine: no such choice, and relative paths led from wherever it was called."""
-    assert rerun.main([str(sweep)]) == 0
+    assert app.main(["rerun", str(sweep)]) == 0
     (manifest,) = manifests(sweep)
     assert (manifest["site"], manifest["status"]) == ("mine", "completed")
     capsys.readouterr()
-    assert rerun.main([str(sweep), "--repeats", "2", "--dry-run"]) == 0
+    assert app.main(["rerun", str(sweep), "--repeats", "2", "--dry-run"]) == 0
     assert "01-mine-cpu" in capsys.readouterr().out
 
 
 def test_where_the_launch_died_before_its_record_hydras_tells_it(sweep, capsys):
     (sweep / SWEEP).unlink()
-    assert rerun.main([str(sweep), "--dry-run"]) == 0
+    assert app.main(["rerun", str(sweep), "--dry-run"]) == 0
     assert " mine " in capsys.readouterr().out
 
 
@@ -89,7 +89,7 @@ def test_a_sweep_from_before_all_this_was_kept_is_composed_from_here(sweep, proj
     content = read_json(sweep / SWEEP)
     del content["surroundings"]
     replace_json(sweep / SWEEP, content)
-    assert rerun.main([str(sweep), "--dry-run"]) == 2
+    assert app.main(["rerun", str(sweep), "--dry-run"]) == 2
     assert "site=mine: no such choice" in capsys.readouterr().err
 
 
@@ -97,7 +97,7 @@ def test_folders_that_are_gone_are_named(sweep, capsys):
     content = read_json(sweep / SWEEP)
     for key, value in (("config_dirs", ["/no/mine"]), ("working_dir", "/no/project")):
         replace_json(sweep / SWEEP, content | {"surroundings": content["surroundings"] | {key: value}})
-        assert rerun.main([str(sweep)]) == 2
+        assert app.main(["rerun", str(sweep)]) == 2
         assert "is gone, and the sweep was launched" in capsys.readouterr().err
 
 

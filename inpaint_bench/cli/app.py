@@ -1,0 +1,391 @@
+"""The `inpaint-bench` command: signatures and help texts of its verbs.
+
+Each function imports its verb only when it is called, so that `--help` and completion stay fast. Errors and exit codes
+are in exit_codes.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from typer.core import TyperGroup
+
+from inpaint_bench import __version__
+from inpaint_bench.core.errors import UserError
+
+from .exit_codes import guarded, unwind_on_signals
+
+
+class _Guarded(TyperGroup):
+    """A group whose verbs end with the exit codes of `guarded`."""
+
+    def invoke(self, ctx: Any) -> Any:
+        return guarded(lambda: super(_Guarded, self).invoke(ctx))
+
+
+_STYLE: dict[str, Any] = {"context_settings": {"help_option_names": ["-h", "--help"]}, "rich_markup_mode": None}
+app = typer.Typer(
+    cls=_Guarded, help="Benchmark the fine-tuning of diffusion models across GPUs and Slurm sites.", **_STYLE
+)
+doctor = typer.Typer(help="Check this machine, a site file or a GPU.", **_STYLE)
+# Hydra reads the arguments of `launch`, its --help included.
+_HYDRA = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
+
+Sweep = Annotated[Path, typer.Argument(metavar="SWEEP", help="Sweep directory, as `launch -m` printed it.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Configuration, as for launch.")]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb and return the exit code of the process."""
+    arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    try:
+        code = _command.main(arguments, prog_name="inpaint-bench", standalone_mode=False)
+    except typer.TyperException as error:  # a wrong verb, option or value
+        print(f"error: {error.format_message()}", file=sys.stderr)
+        return UserError.exit_code
+    return int(code or 0)
+
+
+def _example(arguments: str) -> str:
+    return f"\b\nExample:\n  inpaint-bench {arguments}"
+
+
+def _print_version(requested: bool) -> None:
+    if requested:
+        print(f"inpaint-bench {__version__}")
+        raise typer.Exit
+
+
+@app.callback(epilog=_example("launch -m gpu=a40,a100,h200 batch=8,16,32"))
+def _before_every_verb(
+    ctx: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    if ctx.invoked_subcommand != "launch":  # Hydra sets up the logging of that
+        logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+
+
+@app.command(
+    epilog="\b\nExamples:\n"
+    "  inpaint-bench prepare data=synthetic data.num_images=6500 data.out=facades\n"
+    "  inpaint-bench prepare data=folder data.root=photos data.out=prepared prepare.formats=[files,memmap,hdf5]\n"
+    "  inpaint-bench prepare data=prepared data.root=prepared prepare.formats=[webdataset]"
+)
+def prepare(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Configuration: data=..., data.KEY=..., prepare.KEY=..."),
+    ] = None,
+    verify: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Only compare every file of DIR with its checksum.")
+    ] = None,
+) -> None:
+    """Prepare a dataset from a folder of images or the generator.
+
+    Writes data.out with a manifest, checksums and a split by geographic blocks. Run it again to add formats.
+    """
+    from .prepare import run_prepare
+
+    with unwind_on_signals():
+        run_prepare(overrides or [], verify=verify)
+
+
+@app.command(context_settings=_HYDRA, add_help_option=False)
+def launch(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> int:
+    """Submit a sweep to every site (-m), or run one point here."""
+    from inpaint_bench import launch  # by its own name, which the pickles of jobs hold
+
+    return launch.main(arguments or [])
+
+
+@app.command(epilog=_example("status runs/2026-11-21/08-30-00-inpaint"))
+def status(
+    sweep: Sweep,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh until all points have finished.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    point: Annotated[
+        int | None, typer.Option(metavar="N", help="Show one point in detail: attempts, logs, Slurm's messages.")
+    ] = None,
+    cost: Annotated[bool, typer.Option("--cost", help="Show planned and actual service units.")] = False,
+    all_points: Annotated[bool, typer.Option("--all", help="Show every point in a row of its own.")] = False,
+    every_s: Annotated[
+        float | None,
+        typer.Option(
+            "--every",
+            metavar="S",
+            help="With --watch: seconds between refreshes (default 60, or the "
+            "site's limits.poll_s where that is longer).",
+        ),
+    ] = None,
+) -> None:
+    """Show the state of every point of a sweep."""
+    from .status import run_status
+
+    exclusive = {"--watch": watch, "--json": as_json, "--point": point is not None, "--cost": cost}
+    _at_most_one(exclusive)
+    run_status(sweep, watch=watch, as_json=as_json, point=point, cost=cost, all_points=all_points, every_s=every_s)
+
+
+@app.command(epilog=_example("rerun runs/2026-11-21/08-30-00-inpaint time_min=120 --only timeout"))
+def rerun(
+    sweep: Sweep,
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Overrides for this rerun, for example time_min=120."),
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REASONS",
+            help="Rerun these failure reasons and no others, whatever their policy; "
+            "separated by commas, oom stands for both kinds of memory.",
+        ),
+    ] = None,
+    repeats: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|auto",
+            help="Submit further replicates instead: until every cell has N, or (auto) "
+            "until its confidence interval is as narrow as repeats_target.",
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be submitted, submit nothing.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when all points have finished.")] = False,
+) -> None:
+    """Resubmit the points of a sweep that did not complete.
+
+    The keys rerun.* say what happens for each failure reason: timeouts get a longer limit, failed nodes are excluded;
+    application errors and exhausted memory are resubmitted only where --only names them.
+    """
+    from .rerun import run_rerun
+
+    run_rerun(sweep, changes or [], only=only, repeats=repeats, dry_run=dry_run, wait=wait)
+
+
+@app.command(epilog=_example("cancel runs/2026-11-21/08-30-00-inpaint"))
+def cancel(sweep: Sweep) -> None:
+    """Cancel every queued or running point of a sweep.
+
+    What the points have measured is kept.
+    """
+    from .cancel import run_cancel
+
+    run_cancel(sweep)
+
+
+@app.command(epilog=_example("collect runs/2026-11-21/08-30-00-inpaint"))
+def collect(
+    source: Annotated[
+        Path, typer.Argument(metavar="SWEEP|FILE", help="Sweep directory, or a file that --export wrote.")
+    ],
+    export: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the results of SWEEP into a file to carry.")
+    ] = None,
+    into: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="SWEEP",
+            help="Sweep directory that FILE belongs to (default: the one below ./runs with its sweep id).",
+        ),
+    ] = None,
+) -> None:
+    """Copy results of other sites into the sweep directory.
+
+    They come over ssh, or out of a file that was carried here. Every file is verified, and an interrupted transfer is
+    resumed. An attempt that contradicts the sweep's record is left out and listed (exit code 1).
+    """
+    from .collect import run_collect
+
+    _at_most_one({"--export": export is not None, "--into": into is not None})
+    run_collect(source, export=export, into=into)
+
+
+@app.command(epilog=_example("merge runs/grace runs/delta -o dataset"))
+def merge(
+    roots: Annotated[list[Path], typer.Argument(metavar="ROOT", help="Folders with run directories at any depth.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="DATASET", help="Dataset folder; an older dataset is replaced.")
+    ],
+    processes: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Processes for large inputs (default: the usable cores, at most 8)."),
+    ] = None,
+    allow_mixed: Annotated[
+        str,
+        typer.Option(
+            metavar="ATTRIBUTES",
+            help="Keep runs of one GPU at one site that differ in these, as separate "
+            "cells: driver, board, power_limit, power_semantics, separated by commas.",
+        ),
+    ] = "",
+) -> None:
+    """Merge run directories of all sites into one dataset.
+
+    Inputs are only read, and everything left out is listed with its reason. Merging again into the same folder reads
+    only what is new or changed. Runs that must not be averaged (docs/dataset.md) are refused without --allow-mixed.
+    """
+    from .merge import run_merge
+
+    with unwind_on_signals():
+        run_merge(roots, output, processes=processes, allow_mixed=[name for name in allow_mixed.split(",") if name])
+
+
+@app.command(epilog=_example("report dataset -o report"))
+def report(
+    dataset: Annotated[Path, typer.Argument(metavar="DATASET", help="Folder that `merge` wrote.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder for the report.")],
+    export: Annotated[
+        str,
+        typer.Option(
+            metavar="FORMATS",
+            help="Tables as csv and latex, figures as pdf and png (2x): all, none, or several separated by commas.",
+            show_default=True,
+        ),
+    ] = "csv,latex,pdf",
+) -> None:
+    """Print a dataset's tables and write the report.
+
+    Writes report.html (one offline page), report.md, runs.csv, every table as tables/*.csv and *.tex (booktabs) and
+    every figure as figures/*.svg and *.pdf.
+    """
+    from .report import run_report
+
+    run_report(dataset, output, export=export)
+
+
+@app.command(epilog=_example("restore runs/trained/weights photos -o restored --masks photos/masks --device cuda"))
+def restore(
+    weights: Annotated[Path, typer.Argument(metavar="WEIGHTS", help="Diffusers folder, as training saves it.")],
+    images: Annotated[Path, typer.Argument(metavar="IMAGES", help="Folder of images.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="DIR", help="Folder for the results; older results are replaced.")
+    ],
+    masks: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Masks with the images' names, white = repaint (default: generated)."),
+    ] = None,
+    mask_kind: Annotated[Literal["sd", "disaster"], typer.Option(help="Kind of the generated masks.")] = "sd",
+    steps: Annotated[int, typer.Option(help="DDIM steps.")] = 30,
+    seed: Annotated[int, typer.Option(help="Seed of noise and generated masks.")] = 0,
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Device to run on.")] = "cpu",
+) -> None:
+    """Repaint the masked parts of images with saved weights.
+
+    Images below the folder are cropped to their centre square and resized as in training. Positions come from a
+    metadata file or EXIF; an image without one is restored with the learned "unknown position" tokens. restore.json
+    lists what was done.
+    """
+    from .restore import Options, run_restore
+
+    with unwind_on_signals():
+        run_restore(
+            Options(
+                weights=weights,
+                images=images,
+                output=output,
+                masks=masks,
+                mask_kind=mask_kind,
+                steps=steps,
+                seed=seed,
+                device=device,
+            )
+        )
+
+
+app.add_typer(doctor, name="doctor", epilog=_example("doctor site delta --write"))
+
+
+@doctor.callback(invoke_without_command=True)
+def _machine_by_default(ctx: typer.Context) -> None:
+    if ctx.invoked_subcommand is None:
+        doctor_machine()
+
+
+@doctor.command("machine")
+def doctor_machine(overrides: Overrides = None) -> None:
+    """List this machine's software, GPUs and reachable sites."""
+    from .doctor.machine import run_machine
+
+    run_machine(overrides or [])
+
+
+@doctor.command("site", epilog=_example("doctor site delta --write"))
+def doctor_site(
+    name: Annotated[str, typer.Argument(metavar="NAME|all", help="Name of the site file, or all of them.")],
+    overrides: Overrides = None,
+    write: Annotated[
+        bool, typer.Option("--write", help="Write the corrections and the date of the check into the site file.")
+    ] = False,
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--probe",
+            help="Submit a job of about a minute that checks a compute node: PyTorch, our code, GPU, scratch, quota.",
+        ),
+    ] = False,
+    wait_min: Annotated[float, typer.Option(metavar="MIN", help="Minutes to wait for the probe job.")] = 10.0,
+) -> int:
+    """Compare a site file with its live Slurm.
+
+    Prints the corrections. The exit code is 1 where something differs, or a probed node lacks what a job needs.
+    """
+    from .doctor.site_report import Options, run_site
+
+    with unwind_on_signals():
+        options = Options(site=name, overrides=overrides or [], write=write, probe=probe, wait_min=wait_min)
+        return int(not run_site(options))
+
+
+@doctor.command("probe-result")
+def doctor_probe_result(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder that `doctor site --probe` printed.")],
+) -> int:
+    """Print the result of an earlier probe job."""
+    from .doctor.site_report import run_probe_result
+
+    return int(not run_probe_result(folder))
+
+
+@doctor.command("gpu", epilog=_example("doctor gpu --out card.json.gz"))
+def doctor_gpu(
+    uuid: Annotated[
+        str | None, typer.Option(metavar="GPU-...", help="UUID of the GPU; needed where there are several.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(metavar="S", help="Length of the examination.")] = 20.0,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json.gz", help="Save a recording that telemetry=replay can play back."),
+    ] = None,
+    note: Annotated[str, typer.Option(help="What the GPU was doing, kept in the recording.")] = "",
+    loop_from_s: Annotated[
+        float, typer.Option("--loop-from", metavar="S", help="Where a replay of the recording loops back to.")
+    ] = 0.0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the findings as JSON too.")
+    ] = None,
+) -> None:
+    """Examine a GPU through NVML.
+
+    Prints which values it supports, how often they change and what a call costs. Only reads, and needs no root.
+    """
+    from .doctor.gpu_report import Options, run_gpu
+
+    with unwind_on_signals():
+        run_gpu(Options(uuid=uuid, seconds=seconds, out=out, note=note, loop_from_s=loop_from_s, json_file=json_file))
+
+
+def _at_most_one(options: dict[str, bool]) -> None:
+    """Raise UserError if more than one of these options was given."""
+    given = [option for option, is_given in options.items() if is_given]
+    if len(given) > 1:
+        raise UserError(f"{' and '.join(given)} cannot be combined")
+
+
+_command = typer.main.get_command(app)

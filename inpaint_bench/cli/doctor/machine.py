@@ -1,0 +1,80 @@
+"""`doctor`: software and GPUs of this machine, and the sites that it can reach."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from importlib import metadata
+
+from rich.console import Console
+
+from inpaint_bench.core import environment
+from inpaint_bench.core.console import console, table
+from inpaint_bench.telemetry.nvml.api import NvmlError
+from inpaint_bench.telemetry.nvml.real import RealNvml
+
+from . import gpu_report
+from .site_report import site_files
+
+SBATCH_TIMEOUT_S = 10
+DISTRIBUTION = "inpaint-bench"
+
+
+def run_machine(overrides: Sequence[str]) -> None:
+    """Print this machine's software and GPUs, and which sites it can reach."""
+    _this_machine(console(), site_files(overrides))
+
+
+def _this_machine(out: Console, sites: Sequence[Sequence[str]]) -> None:
+    found = environment.fingerprint()
+    names = ("python", "driver", "cpu", "cores", "kernel")
+    rows = [(name, "not found" if found[name] is None else found[name], None) for name in names]
+    out.print(table(("this machine", "", "wanted"), [*rows, ("sbatch", _sbatch(), None), *_packages()]))
+    print(_gpus())
+    heads = ("site", "file", "reached from here", "why", "blocks seen on the cluster")
+    out.print(table(heads, sites))
+    print("inpaint-bench doctor site NAME compares a site file with its Slurm")
+
+
+def _packages() -> list[tuple[str, str, str | None]]:
+    """What the project needs by its own account, and what is there; of a bare checkout the main ones."""
+    try:
+        wanted = [one for one in metadata.requires(DISTRIBUTION) or () if "extra ==" not in one]
+    except metadata.PackageNotFoundError:
+        wanted = list(environment.PACKAGES)
+    rows = []
+    for one in sorted(wanted):
+        found = re.match(r"[\w.-]+", one)
+        assert found is not None
+        name, versions = found[0], one[found.end() :].strip()
+        try:
+            there = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            there = "not installed"
+        rows.append((name, there, versions or None))
+    return rows
+
+
+def _sbatch() -> str:
+    path = shutil.which("sbatch")
+    if path is None:
+        return "not on PATH"
+    try:
+        done = subprocess.run(["sbatch", "--version"], capture_output=True, text=True, timeout=SBATCH_TIMEOUT_S)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"{path}, which fails: {error}"
+    return f"{path}, {done.stdout.strip()}" if done.returncode == 0 else f"{path}, no Slurm is set up here"
+
+
+def _gpus() -> str:
+    try:
+        nvml = RealNvml()
+        nvml.open()
+        gpus = nvml.uuids()
+        nvml.close()
+    except NvmlError as error:
+        return f"{gpu_report.in_words(error)}; where there is one, inpaint-bench doctor gpu examines it"
+    listed = f"NVML lists {len(gpus)} GPU{'' if len(gpus) == 1 else 's'}: {', '.join(gpus) or 'none'}"
+    return f"{listed}\ninpaint-bench doctor gpu examines one, for about 20 s"

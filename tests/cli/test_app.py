@@ -1,0 +1,127 @@
+"""The command line itself: help, exit codes, and that no verb pays for the libraries of another."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from inpaint_bench.cli import app
+
+VERBS = ["prepare", "status", "rerun", "cancel", "collect", "merge", "report", "restore", "doctor"]
+SUBJECTS = [["doctor", "machine"], ["doctor", "site"], ["doctor", "gpu"], ["doctor", "probe-result"]]
+HEAVY = {"torch", "hydra", "diffusers", "polars", "pyarrow", "altair", "rich", "numpy"}
+
+
+@pytest.mark.parametrize("arguments", [[], *([verb] for verb in VERBS), *SUBJECTS])
+def test_help_is_fast_and_imports_no_heavy_library(arguments: list[str]) -> None:
+    code = (
+        "import sys; from inpaint_bench.cli import app\n"
+        f"assert app.main([*{arguments}, '--help']) == 0\n"
+        f"heavy = {HEAVY} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"Usage: inpaint-bench {' '.join(arguments)}".rstrip())
+    assert time.monotonic() - start < 5  # 0.1 s on an idle machine
+
+
+def test_help_lists_every_verb_and_is_what_no_arguments_print(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main([]) == 0
+    text = capsys.readouterr().out
+    for verb in (*VERBS, "launch"):
+        assert f"\n  {verb} " in text
+    assert "..." not in text.split("Commands:")[1]  # every summary fits its line
+    assert app.main(["--help"]) == 0
+    assert capsys.readouterr().out == text
+
+
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["--version"]) == 0
+    assert capsys.readouterr().out == "inpaint-bench 0.1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["stats"], "No such command 'stats'. Did you mean 'status'?"),
+        (["--verbose"], "No such option: --verbose"),
+        (["status", "runs", "--wach"], "No such option: --wach (Possible options: --watch)"),
+        (["status"], "Missing argument 'SWEEP'."),
+        (["status", "runs", "--point", "first"], "Invalid value for '--point'"),
+        (["status", "runs", "--json", "--cost"], "--json and --cost cannot be combined"),
+        (["collect", "runs", "--into", "a", "--export", "b"], "--export and --into cannot be combined"),
+        (["merge", "runs"], "Missing option '-o' / '--output'."),
+        (["restore", "a", "b", "-o", "c", "--mask-kind", "fog"], "'fog' is not one of 'sd', 'disaster'"),
+        (["restore", "a", "b", "-o", "c", "--seed", "-1"], "--seed -1: must not be negative"),
+        (["prepare", "--verify", "dataset", "data=synthetic"], "--verify dataset: takes no configuration"),
+        (["doctor", "profile=testbed"], "No such command 'profile=testbed'"),
+        (["doctor", "sight"], "No such command 'sight'. Did you mean 'site'?"),
+        (["launch", "gpuu=h200"], "gpuu"),
+        (["launch", "--plan", "/nowhere.yaml"], "/nowhere.yaml"),
+    ],
+)
+def test_a_usage_error_is_one_line_and_exit_code_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sweep", "changes"),
+    [
+        (["SWEEP", "time_min=120", "seed=-1"], "SWEEP", ["time_min=120", "seed=-1"]),
+        (["time_min=120", "--dry-run", "SWEEP"], "time_min=120", ["SWEEP"]),
+        (
+            ["SWEEP", "--dry-run", "~study", "+new.key=1", "levers=[a,b]"],
+            "SWEEP",
+            ["~study", "+new.key=1", "levers=[a,b]"],
+        ),
+        (["SWEEP", "--", "-x=1"], "SWEEP", ["-x=1"]),
+    ],
+)
+def test_options_and_overrides_may_be_mixed(
+    arguments: list[str], sweep: str, changes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    monkeypatch.setattr("inpaint_bench.cli.rerun.run_rerun", lambda path, given, **_: calls.append((str(path), given)))
+    assert app.main(["rerun", *arguments]) == 0
+    assert calls == [(sweep, changes)]
+
+
+def test_hydra_reads_the_arguments_of_launch_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[list[str]] = []
+    monkeypatch.setattr("inpaint_bench.launch.main", lambda arguments: calls.append(list(arguments)) or 3)
+    arguments = ["-m", "gpu=a40,a100", "--config-dir", "here", "+x=-1", "--help", "-cd", "there", "batch=8"]
+    assert app.main(["launch", *arguments]) == 3
+    assert calls == [arguments]
+
+
+def test_a_closed_pipe_ends_a_command_quietly() -> None:
+    command = [sys.executable, "-m", "inpaint_bench", "doctor"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        running.stdout.close()
+        error = running.stderr.read()
+    assert running.returncode == 141
+    assert error == ""
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_can_complete_verbs(shell: str) -> None:
+    environment = {**os.environ, "_INPAINT_BENCH_COMPLETE": f"complete_{shell}"}
+    environment |= {"COMP_WORDS": "inpaint-bench st", "COMP_CWORD": "1"}
+    environment |= {"_TYPER_COMPLETE_ARGS": "inpaint-bench st", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    done = subprocess.run([sys.executable, "-m", "inpaint_bench"], env=environment, capture_output=True, text=True)
+    assert "status" in done.stdout
+    assert "merge" not in done.stdout
