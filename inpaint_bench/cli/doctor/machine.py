@@ -11,7 +11,7 @@ from importlib import metadata
 from rich.console import Console
 
 from inpaint_bench.core import environment
-from inpaint_bench.core.console import console, table
+from inpaint_bench.core.console import console, pluralize, table
 from inpaint_bench.telemetry.nvml.api import NvmlError
 from inpaint_bench.telemetry.nvml.real import RealNvml
 
@@ -76,5 +76,5 @@ def _gpus() -> str:
         nvml.close()
     except NvmlError as error:
         return f"{gpu_report.in_words(error)}; where there is one, inpaint-bench doctor gpu examines it"
-    listed = f"NVML lists {len(gpus)} GPU{'' if len(gpus) == 1 else 's'}: {', '.join(gpus) or 'none'}"
+    listed = f"NVML lists {pluralize(len(gpus), 'GPU')}: {', '.join(gpus) or 'none'}"
     return f"{listed}\ninpaint-bench doctor gpu examines one, for about 20 s"
