@@ -22,7 +22,7 @@ from inpaint_bench.core.paths import ROOT
 from inpaint_bench.core.schema import CODE, SWEEP, PointState
 from launchers.remote.client import ALIVE, BUNDLE, CANCEL, END, EXPORT, LEFT, LOOK, MARK, SUBMIT
 from launchers.remote.digests import Digests
-from launchers.status.survey import look, sites_of, stoppable, survey
+from launchers.status.survey import cancellable, poll_sweep, sites_of
 from launchers.sweep.ledger import Ledger
 from launchers.sweep.lock import BUSY, BusyError
 
@@ -84,7 +84,8 @@ def _send(request: dict[str, Any], instead: dict[int, str]) -> None:
     with composer(around) as compose:
 
         def choose() -> list[Point]:
-            known = {s.record.num: s for s in look(ledger, holding_lock=True)} if (folder / SWEEP).is_file() else {}
+            standings = poll_sweep(ledger, holding_lock=True).points if (folder / SWEEP).is_file() else []
+            known = {s.record.num: s for s in standings}
             points = []
             for asked in request["points"]:
                 standing = known.get(asked["num"])
@@ -92,8 +93,8 @@ def _send(request: dict[str, Any], instead: dict[int, str]) -> None:
                 if standing and last and last.attempt >= asked["attempt"]:
                     instead[asked["num"]] = f"attempt {last.attempt} was sent before"
                     continue
-                if standing and (standing.open or standing.verdict.state is PointState.COMPLETED):
-                    instead[asked["num"]] = f"attempt {last.attempt if last else 0} is {standing.verdict.state} there"
+                if standing and (standing.is_open or standing.state is PointState.COMPLETED):
+                    instead[asked["num"]] = f"attempt {last.attempt if last else 0} is {standing.state} there"
                     continue
                 overrides = [one for one in asked["overrides"] if not one.startswith("site=")]
                 # whoever sent us here knows that this is the site, whatever the machine is called
@@ -118,10 +119,10 @@ def answer(request: dict[str, Any]) -> Lines:
     if not (ledger.folder / SWEEP).is_file():
         yield {"kind": "answer", "squeue": "", "sacct": "", "busy": busy, "sweep": False}
         return
-    seen = survey(ledger)
-    site = next(iter(seen.answers.values()), query.Answer())
+    sweep = poll_sweep(ledger)
+    site = next(iter(sweep.answers.values()), query.Answer())
     yield {"kind": "answer", "squeue": site.squeue, "sacct": site.sacct, "busy": busy, "sweep": True}
-    for tried in (tried for standing in seen.standings for tried in standing.tries):
+    for tried in (tried for standing in sweep.points for tried in standing.attempts):
         attempt = tried.attempt
         yield {
             "kind": "attempt",
@@ -132,8 +133,8 @@ def answer(request: dict[str, Any]) -> Lines:
             "job_id": attempt.job_id,
             "refused": attempt.refused,
             "cancelled": attempt.cancelled,
-            "word": None if tried.word is None else asdict(tried.word),
-            "left": asdict(tried.left),
+            "word": None if tried.scheduler is None else asdict(tried.scheduler),
+            "left": asdict(tried.artifacts),
         }
 
 
@@ -154,11 +155,11 @@ def cancel(request: dict[str, Any]) -> Lines:
 
 def _stop(ledger: Ledger, asked: set[tuple[int, int]], *, holding_lock: bool = False) -> list[str]:
     """What went wrong."""
-    standings = look(ledger, holding_lock=holding_lock)
-    tries = [t.attempt for s in standings if s.open for t in s.tries if (t.attempt.point, t.attempt.attempt) in asked]
+    standings = [s for s in poll_sweep(ledger, holding_lock=holding_lock).points if s.is_open]
+    tries = [t.attempt for s in standings for t in s.attempts if (t.attempt.point, t.attempt.attempt) in asked]
     sites, complaints = sites_of(ledger), []
     for site in sorted({attempt.site for attempt in tries}):
-        mine, others = stoppable(sites[site], [attempt for attempt in tries if attempt.site == site])
+        mine, others = cancellable(sites[site], [attempt for attempt in tries if attempt.site == site])
         complaints += others
         ledger.append("cancelled", points=[[a.point, a.attempt] for a in mine])
         jobs = [attempt.job_id for attempt in mine if attempt.job_id]
@@ -183,8 +184,8 @@ def export(request: dict[str, Any], out: BinaryIO) -> None:
 
     ledger, made_unix = Ledger.open(Path(request["root"])), time.time()
     _put(out, {"kind": ALIVE})
-    standings, sweep_id = look(ledger), ledger.sweep["sweep_id"]
-    unfinished = {standing.record.num for standing in standings if standing.open}
+    standings, sweep_id = poll_sweep(ledger).points, ledger.sweep["sweep_id"]
+    unfinished = {standing.record.num for standing in standings if standing.is_open}
     digests = Digests(ledger.folder, beat)
     try:
         for run in carry.outgoing(ledger.folder, [standing.record for standing in standings], unfinished):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from inpaint_bench.core import files, schema
-from inpaint_bench.core.attempt_state import Leavings, SchedulerWord, verdict
+from inpaint_bench.core.attempt_state import RunArtifacts, SchedulerState, resolve_attempt_state
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import PointState, Reason, Status
 
@@ -163,8 +163,8 @@ def _judged(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
 
     Whether telemetry suffices is not asked here: the audit of the windows decides that.
     """
-    left, word = Leavings.read(folder), SchedulerWord.kept(folder)
-    found = verdict(submitted=True, refused=None, cancelled=False, scheduler=word, left=left)
+    left, word = RunArtifacts.read(folder), SchedulerState.load(folder)
+    found = resolve_attempt_state(submitted=True, refused=None, cancelled=False, scheduler=word, artifacts=left)
     if found.state is not PointState.FAILED or found.reason is Reason.TELEMETRY_INCOMPLETE:
         return manifest
     kept = manifest.get("status") in (Status.FAILED, Status.INTERRUPTED)

@@ -11,7 +11,7 @@ from inpaint_bench.core.console import pluralize, sanitize
 from inpaint_bench.core.errors import UserError
 from launchers.remote import client
 from launchers.slurm import local_executor, query
-from launchers.status.survey import look, sites_of, stoppable
+from launchers.status.survey import cancellable, poll_sweep, sites_of
 from launchers.sweep.ledger import Attempt, Ledger
 from launchers.sweep.lock import BUSY, BusyError
 
@@ -40,8 +40,8 @@ def run_cancel(sweep: Path) -> None:
 def _stop(ledger: Ledger, *, holding_lock: bool = False) -> tuple[bool, list[str]]:
     """Tell everything that is known and open to stop: whether there was anything, and what went wrong."""
     by_site: dict[str, list[Attempt]] = {}
-    for standing in look(ledger, holding_lock=holding_lock):
-        if standing.open and standing.record.last:
+    for standing in poll_sweep(ledger, holding_lock=holding_lock).points:
+        if standing.is_open and standing.record.last:
             by_site.setdefault(standing.record.site, []).append(standing.record.last)
     sites = sites_of(ledger)
     complaints = []
@@ -52,7 +52,7 @@ def _stop(ledger: Ledger, *, holding_lock: bool = False) -> tuple[bool, list[str
             complaints.append(f"{site}: its points were carried there; cancel them there")
             continue
         if sites[site].connect.method == "slurm":
-            attempts, others = stoppable(sites[site], attempts)
+            attempts, others = cancellable(sites[site], attempts)
             complaints += [f"{site}: {why}" for why in others]
             if not attempts:  # they ended since, or nobody can tell: that is a complaint
                 continue

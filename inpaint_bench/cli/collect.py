@@ -15,7 +15,7 @@ from launchers.remote import export as exporting
 from launchers.remote.digests import Digests
 from launchers.remote.import_results import Arrivals
 from launchers.remote.ssh import UnreachableError
-from launchers.status.survey import look, sites_of
+from launchers.status.survey import poll_sweep, sites_of
 from launchers.sweep.ledger import Ledger
 
 RUN_INDEX_BYTES = 16 << 20  # the list of one run's files, at most
@@ -122,8 +122,8 @@ def _owner(path: Path, index: bundle.Index) -> Ledger:
 
 def _export(ledger: Ledger, out: Path) -> None:
     made_unix = time.time()
-    standings = look(ledger)
-    unfinished = {standing.record.num for standing in standings if standing.open}
+    standings = poll_sweep(ledger).points
+    unfinished = {standing.record.num for standing in standings if standing.is_open}
     runs = list(exporting.outgoing(ledger.folder, [standing.record for standing in standings], unfinished))
     if not runs:
         raise UserError(f"{ledger.folder}: nothing was sent from here, so there are no results")

@@ -23,7 +23,7 @@ from inpaint_bench.core.schema import PointState, Reason
 from launchers.points.stopping import enough, half_width, next_look
 from launchers.status import budget as budgets
 from launchers.status import tables
-from launchers.status.survey import sites_of, slowest
+from launchers.status.survey import sites_of, slowest_site
 from launchers.submit.add_repeats import Cell, extend
 from launchers.sweep.ledger import Ledger
 
@@ -74,7 +74,7 @@ def repeat(
             going_on = extend(folder, task, judge, changes=changes, dry_run=dry_run, wait=wait)
         except PointsFailedError as error:
             failed = failed or error  # its cell is left alone from now on, the others are not
-        if going_on and wait and (site := slowest(sites_of(Ledger.open(folder)).values())):
+        if going_on and wait and (site := slowest_site(sites_of(Ledger.open(folder)).values())):
             time.sleep(site.limits.poll_s)  # the waiting ended with a look, and the next begins with one
     if failed:
         raise failed
@@ -83,7 +83,7 @@ def repeat(
 def decide(cells: Sequence[Cell]) -> list[Decision]:
     """Which cells have an interval that is narrow enough, and which get the repetitions up to their next look."""
     completed = [standing for cell in cells for standing in cell.of(PointState.COMPLETED)]
-    folders = [standing.folder for standing in completed if standing.folder and standing.is_here]
+    folders = [standing.run_dir for standing in completed if standing.run_dir and standing.is_collected]
     runs = _merged(folders) if folders else None
     return [_decide(cell, runs) for cell in cells]
 
@@ -110,15 +110,15 @@ def _decide(cell: Cell, runs: pl.DataFrame | None) -> Decision:
 def _left_alone(cell: Cell) -> str:
     """Why nothing can be said of the cell yet; empty where all its points completed."""
     failed = cell.of(PointState.FAILED)
-    if any(standing.verdict.reason is Reason.UNAVAILABLE for standing in failed):
+    if any(standing.reason is Reason.UNAVAILABLE for standing in failed):
         return "unavailable there"
     if failed:
         return f"{len(failed)} failed: `rerun` without --repeats sends that again"
     if planned := cell.of(PointState.PLANNED):
-        return planned[0].verdict.message
+        return planned[0].message
     if pending := len(cell.standings) - len(cell.of(PointState.COMPLETED)):
         return f"waits for {pluralize(pending, 'run')}"
-    if away := sum(not standing.is_here for standing in cell.standings):
+    if away := sum(not standing.is_collected for standing in cell.standings):
         return f"`collect` has to bring {pluralize(away, 'run')} first"
     return ""
 

@@ -27,7 +27,7 @@ def run_rerun(
         return
     done = rerun(sweep, task, only=_reasons(only), changes=changes, dry_run=dry_run, wait=wait)
     if done.unknown:
-        why = "; ".join(dict.fromkeys(standing.verdict.message for standing in done.unknown))
+        why = "; ".join(dict.fromkeys(standing.message for standing in done.unknown))
         points = f"{pluralize(len(done.unknown), 'point')} {'is' if len(done.unknown) == 1 else 'are'}"
         sent = "" if done.sent else "nothing was sent again: "
         raise PointsFailedError(sanitize(f"{sent}{points} unknown ({why}); rerun when that is told"))

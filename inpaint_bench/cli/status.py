@@ -42,8 +42,8 @@ from inpaint_bench.core.schema import SCHEMA_VERSION
 from launchers.slurm.query import OK, Answer
 from launchers.status import cost as costs
 from launchers.status import detail, overview, tables
-from launchers.status.forecast import Outlook, last_end, outlooks
-from launchers.status.survey import Standing, Survey, Tried, sites_of, slowest, survey
+from launchers.status.forecast import Forecast, forecast_points, last_end
+from launchers.status.survey import AttemptStatus, PointStatus, SweepStatus, poll_sweep, sites_of, slowest_site
 from launchers.sweep.ledger import Ledger, nothing_sent
 
 EVERY_S = 60.0
@@ -66,20 +66,20 @@ def run_status(
         raise UserError(nothing_sent(ledger.folder))
     if cost:
         units = {name: site.charging.unit for name, site in sites_of(ledger).items()}
-        records = [standing.record for standing in survey(ledger).standings]
+        records = [status.record for status in poll_sweep(ledger).points]
         console().print(costs.cost_table(costs.spent(ledger, records), units))
         return
     pause_s = _pause_s(ledger, watch=watch, every_s=every_s)
     while True:
-        seen = survey(ledger)
-        found = outlooks(seen.standings)
+        seen = poll_sweep(ledger)
+        found = forecast_points(seen.points)
         if as_json:
             print(json.dumps(_plain(seen, found, ledger.folder), indent=1))
         elif point is not None:
             _print_point(seen, found, ledger.folder, point)
         else:
             _print(seen, found, ledger.folder, clear=watch, fold=not all_points)
-        if not watch or not any(standing.open for standing in seen.standings):
+        if not watch or not any(status.is_open for status in seen.points):
             return
         print(f"Next look at {datetime.fromtimestamp(time.time() + pause_s):%H:%M:%S}; Ctrl-C ends the watching.")
         time.sleep(pause_s)
@@ -87,7 +87,7 @@ def run_status(
 
 def _pause_s(ledger: Ledger, *, watch: bool, every_s: float | None) -> float:
     """Seconds between two looks. Raises UserError where a site would be asked more often than it allows."""
-    site = slowest(sites_of(ledger).values())
+    site = slowest_site(sites_of(ledger).values())
     least = site.limits.poll_s if site else LEAST_S
     if every_s is None:
         return max(EVERY_S, least)
@@ -99,38 +99,38 @@ def _pause_s(ledger: Ledger, *, watch: bool, every_s: float | None) -> float:
     return every_s
 
 
-def _print(seen: Survey, found: Mapping[int, Outlook], folder: Path, *, clear: bool, fold: bool) -> None:
+def _print(seen: SweepStatus, found: Mapping[int, Forecast], folder: Path, *, clear: bool, fold: bool) -> None:
     out = console()
     if clear and out.is_terminal:
         out.clear()
-    out.print(tables.standings_table(seen.standings, found, fold=fold))
+    out.print(tables.standings_table(seen.points, found, fold=fold))
     for line in overview.footer(seen, found, folder):
         print(sanitize(line))
 
 
-def _print_point(seen: Survey, found: Mapping[int, Outlook], folder: Path, num: int) -> None:
-    standing = next((s for s in seen.standings if s.record.num == num), None)
-    if standing is None:
-        last = max((s.record.num for s in seen.standings), default=None)
+def _print_point(seen: SweepStatus, found: Mapping[int, Forecast], folder: Path, num: int) -> None:
+    point = next((s for s in seen.points if s.record.num == num), None)
+    if point is None:
+        last = max((s.record.num for s in seen.points), default=None)
         have = "it has none" if last is None else f"it has 0 to {last}"
         raise UserError(f"--point {num}: not a point of {folder} ({have})")
-    for line in [*detail.point(seen, standing, found[num], folder), overview.witnesses(seen)]:
+    for line in [*detail.point(seen, point, found[num], folder), overview.witnesses(seen)]:
         print(sanitize(line))
 
 
-def _plain(seen: Survey, found: Mapping[int, Outlook], folder: Path) -> dict[str, Any]:
-    ends, how = last_end(seen.standings, found)
+def _plain(seen: SweepStatus, found: Mapping[int, Forecast], folder: Path) -> dict[str, Any]:
+    ends, how = last_end(seen.points, found)
     return {
         "schema_version": SCHEMA_VERSION,
         "sweep": str(folder),
-        "looked_at": _iso(seen.looked_unix),
-        "counts": dict(sorted(Counter(str(s.verdict.state) for s in seen.standings).items())),
+        "looked_at": _iso(seen.polled_unix),
+        "counts": dict(sorted(Counter(str(s.state) for s in seen.points).items())),
         "expected_end": _iso(ends),
         "expected_end_basis": how or None,
         "witnesses": {site: _witnesses(answer) for site, answer in sorted(seen.answers.items())},
         "notes": seen.notes,
         "next": list(overview.following(seen, folder)),
-        "points": [_point(standing, found[standing.record.num], folder) for standing in seen.standings],
+        "points": [_point(point, found[point.record.num], folder) for point in seen.points],
     }
 
 
@@ -139,8 +139,8 @@ def _witnesses(answer: Answer) -> dict[str, str | None]:
     return {"squeue": answer.squeue, "sacct": answer.sacct, "silence": None if heard else answer.silence}
 
 
-def _point(standing: Standing, outlook: Outlook, folder: Path) -> dict[str, Any]:
-    record, last, why = standing.record, standing.record.last, standing.pending
+def _point(point: PointStatus, forecast: Forecast, folder: Path) -> dict[str, Any]:
+    record, last, why = point.record, point.record.last, point.pending
     return {
         "point": record.num,
         "overrides": record.overrides,
@@ -148,39 +148,39 @@ def _point(standing: Standing, outlook: Outlook, folder: Path) -> dict[str, Any]
         "batch": record.batch,
         "site": record.site,
         "plan": record.plan,
-        "state": standing.verdict.state,
-        "reason": standing.verdict.reason,
-        "message": standing.verdict.message,
+        "state": point.state,
+        "reason": point.reason,
+        "message": point.message,
         "attempt": last.attempt if last else None,
         "job_id": last.job_id if last else None,
         "run_id": last.run_id if last else None,
-        "step": outlook.step,
-        "steps_total": outlook.steps_total,
-        "images_per_s": outlook.images_per_s,
-        "images_per_s_age_s": outlook.pace_age_s,
-        "expected_start": _iso(outlook.begins_unix),
-        "expected_end": _iso(outlook.ends_unix),
-        "expected_end_basis": outlook.basis if standing.open else None,
-        "expected_end_is_latest": outlook.at_most if outlook.ends_unix is not None else None,
+        "step": forecast.step,
+        "steps_total": forecast.steps_total,
+        "images_per_s": forecast.images_per_s,
+        "images_per_s_age_s": forecast.pace_age_s,
+        "expected_start": _iso(forecast.start_unix),
+        "expected_end": _iso(forecast.end_unix),
+        "expected_end_basis": forecast.basis if point.is_open else None,
+        "expected_end_is_latest": forecast.at_most if forecast.end_unix is not None else None,
         "pending": {"code": why.code, "words": why.words, "advice": why.advice, "stuck": why.stuck} if why else None,
-        "attempts": [_attempt(tried, folder) for tried in standing.tries],
+        "attempts": [_attempt(tried, folder) for tried in point.attempts],
     }
 
 
-def _attempt(tried: Tried, folder: Path) -> dict[str, Any]:
-    attempt, manifest = tried.attempt, tried.left.manifest
+def _attempt(tried: AttemptStatus, folder: Path) -> dict[str, Any]:
+    attempt, manifest = tried.attempt, tried.artifacts.manifest
     return {
         "attempt": attempt.attempt,
         "run_id": attempt.run_id,
         "job_id": attempt.job_id,
         "sent_at": _iso(attempt.planned_unix),
-        "state": tried.verdict.state,
-        "reason": tried.verdict.reason,
-        "message": tried.verdict.message,
-        "scheduler": (tried.word.said or tried.word.state) if tried.word else None,
+        "state": tried.state,
+        "reason": tried.resolved.reason,
+        "message": tried.resolved.message,
+        "scheduler": (tried.scheduler.raw or tried.scheduler.state) if tried.scheduler else None,
         "manifest": manifest["status"] if manifest else None,
-        "parts": tried.left.missing or tried.left.telemetry,
-        "directory": str(tried.folder),
+        "parts": tried.artifacts.missing_parts or tried.artifacts.sidecar_status,
+        "directory": str(tried.run_dir),
         "logs": [str(path) for path in detail.logs(tried, folder)],
     }
 

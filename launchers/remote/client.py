@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from inpaint_bench.core.attempt_state import FINAL, Leavings, SchedulerWord
+from inpaint_bench.core.attempt_state import RunArtifacts, SchedulerState
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.schema import CODE, SNAPSHOT, Status
 from inpaint_bench.core.site import SiteConfig
@@ -95,7 +95,7 @@ class Told:
     """What the sites said that are asked over ssh."""
 
     answers: dict[str, Answer] = field(default_factory=dict)
-    left: dict[tuple[int, int], Leavings] = field(default_factory=dict)  # by point and attempt, as it lies there
+    artifacts: dict[tuple[int, int], RunArtifacts] = field(default_factory=dict)  # by point and attempt
     silent: dict[str, str] = field(default_factory=dict)  # why a site did not say what was submitted
 
 
@@ -225,14 +225,15 @@ def look(ledger: Ledger, sites: Mapping[str, SiteConfig], records: Mapping[int, 
             told.answers[name] = Unreached(why=str(error))
             told.silent[name] = str(error)
             unseen = [a for a in attempts if not (ledger.folder / a.subdir).is_dir()]
-            told.left.update({(a.point, a.attempt): Leavings() for a in unseen})  # there is one, as far as we know
+            # the run directory may exist there
+            told.artifacts.update({(a.point, a.attempt): RunArtifacts() for a in unseen})
     return told
 
 
 def _settled(run_dir: Path) -> bool:
     """What was brought here tells how it ended."""
-    word = SchedulerWord.kept(run_dir)
-    return word is not None and word.state in FINAL and Leavings.read(run_dir).manifest is not None
+    word = SchedulerState.load(run_dir)
+    return word is not None and word.final and RunArtifacts.read(run_dir).manifest is not None
 
 
 def _hear(
@@ -243,7 +244,7 @@ def _hear(
     told: Told,
 ) -> None:
     site, mine = at.site.name, {(a.point, a.attempt): a for a in attempts}
-    said: dict[str, SchedulerWord] = {}
+    said: dict[str, SchedulerState] = {}
     try:
         (answer,) = (line for line in lines if line["kind"] == "answer")
         for line in (line for line in lines if line["kind"] == "attempt"):
@@ -259,7 +260,7 @@ def _hear(
                 said[attempt.job_id] = validate_reply.scheduler_word(line["word"])
             left = validate_reply.leavings(line["left"])
             if left.manifest is not None and left.manifest["status"] in list(Status):
-                told.left[key] = left
+                told.artifacts[key] = left
         squeue, sacct = (printable(str(answer[name])) for name in ("squeue", "sacct"))
         told.answers[site] = Answer(words=said, squeue=squeue, sacct=sacct)
         if answer["sweep"] is not True:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from inpaint_bench.core.attempt_state import Leavings, SchedulerWord
+from inpaint_bench.core.attempt_state import RunArtifacts, SchedulerState
 
 from .ssh import printable
 
@@ -47,31 +47,31 @@ def line(value: Any) -> str | None:
     raise ValueError("not a text")
 
 
-def scheduler_word(content: Mapping[str, Any]) -> SchedulerWord:
+def scheduler_word(content: Mapping[str, Any]) -> SchedulerState:
     """Of a version there that writes more, or less, than this one."""
     state = content.get("state")
-    return SchedulerWord(
+    return SchedulerState(
         state=None if state is None else word(state),
         detail=line(content.get("detail")) or "",
-        said=line(content.get("said")) or "",
-        begins_unix=_seconds(content.get("begins_unix")),
-        ends_unix=_seconds(content.get("ends_unix")),
-        limit_s=_seconds(content.get("limit_s")),
+        raw=line(content.get("raw")) or "",
+        start_unix=_seconds(content.get("start_unix")),
+        end_unix=_seconds(content.get("end_unix")),
+        time_limit_s=_seconds(content.get("time_limit_s")),
     )
 
 
-def leavings(content: Mapping[str, Any]) -> Leavings:
+def leavings(content: Mapping[str, Any]) -> RunArtifacts:
     """As `scheduler_word`. What a manifest holds is for its readers to judge, as with any manifest."""
     manifest = content.get("manifest")
     if manifest is not None and not isinstance(manifest, dict):
         raise ValueError("not a manifest")
-    return Leavings(
+    return RunArtifacts(
         manifest=manifest,
-        damaged=line(content.get("damaged")),
-        telemetry=line(content.get("telemetry")),
-        missing=line(content.get("missing")),
-        exists=content.get("exists", True) is True,
-        silent_s=_seconds(content.get("silent_s")),
+        damage=line(content.get("damage")),
+        sidecar_status=line(content.get("sidecar_status")),
+        missing_parts=line(content.get("missing_parts")),
+        run_dir_exists=content.get("run_dir_exists", True) is True,
+        manifest_age_s=_seconds(content.get("manifest_age_s")),
     )
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inpaint_bench.core.attempt_state import ENDED, SUCCESS
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_json, replace_json
 from inpaint_bench.core.schema import CODE, JOBS
@@ -112,6 +111,6 @@ def wait(probe: Probe, site: SiteConfig, until: float) -> tuple[bool, str]:
             word = query.ask(site, {probe.job_id: _job_name(probe.folder)}).words.get(probe.job_id)
             if word is not None and word.state is not None:
                 state = f"{word.state} {word.detail}".strip()
-                ended = now if word.state in ENDED or word.state in SUCCESS else None
+                ended = now if word.ended else None
         time.sleep(LOOK_S)
     return True, "has written what it found"

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from inpaint_bench.core.attempt_state import ENDED, LEFT, SUCCESS, SchedulerWord
+from inpaint_bench.core.attempt_state import LEFT_QUEUE, SchedulerState
 from inpaint_bench.core.site import SiteConfig
 
 from .environment import for_slurm
@@ -32,7 +32,7 @@ Jobs = Mapping[str, str | None]  # by id ("123_4") the name that it was submitte
 class Answer:
     """What the two commands said of one site's jobs, and how each of them did: OK, or why it gave nothing."""
 
-    words: dict[str, SchedulerWord] = field(default_factory=dict)
+    words: dict[str, SchedulerState] = field(default_factory=dict)
     squeue: str = NOT_ASKED
     sacct: str = NOT_ASKED
     owner: str | None = None  # another user, whose jobs Slurm may hide
@@ -74,9 +74,9 @@ def ask(site: SiteConfig, jobs: Jobs, *, settled: Collection[str] = (), owner: s
     words |= {i: word for i in open_ends if (word := (ended or {}).get(i)) and (_over(word) or i not in words)}
     if held is not None and not owner and not known.others:
         lost = (
-            SchedulerWord(state=None)
+            SchedulerState(state=None)
             if ended is not None
-            else SchedulerWord(state=LEFT, detail=f"squeue holds it no more, and sacct {sacct}")
+            else SchedulerState(state=LEFT_QUEUE, detail=f"it has left the queue, and sacct {sacct}")
         )
         words = dict.fromkeys((i for i in open_ends if _array(i) not in known.unnamed), lost) | words
     return Answer(words=words, squeue=squeue, sacct=sacct, owner=owner, others=known.others)
@@ -111,11 +111,11 @@ def _array(job_id: str) -> str:
     return job_id.split("_")[0]
 
 
-def _over(word: SchedulerWord) -> bool:
-    return word.state in ENDED or word.state in SUCCESS
+def _over(word: SchedulerState) -> bool:
+    return word.ended
 
 
-def _held(site: SiteConfig, owner: str | None, known: _Names) -> tuple[dict[str, SchedulerWord] | None, str]:
+def _held(site: SiteConfig, owner: str | None, known: _Names) -> tuple[dict[str, SchedulerState] | None, str]:
     whose = ["-u", owner] if owner else ["--me"]
     rows, said = _rows(site, ["squeue", *whose, "-h", "-r", "-t", "all", "-o", "%i|%T|%r|%N|%S|%e|%l|%j"])
     if rows is None:
@@ -125,33 +125,33 @@ def _held(site: SiteConfig, owner: str | None, known: _Names) -> tuple[dict[str,
         if not known.fits(job_id, name):
             continue
         waits_for = reason if reason not in ("None", "") else ""
-        words[job_id] = SchedulerWord(
+        words[job_id] = SchedulerState(
             state=state,
             detail=waits_for or _on(node),
-            said=f"squeue: {' '.join(filter(None, (state, waits_for, _on(node))))}",
-            begins_unix=_unix(begins),
-            ends_unix=_unix(ends),
-            limit_s=_seconds(limit),
+            raw=f"squeue: {' '.join(filter(None, (state, waits_for, _on(node))))}",
+            start_unix=_unix(begins),
+            end_unix=_unix(ends),
+            time_limit_s=_seconds(limit),
         )
     return words, said
 
 
-def _ended(site: SiteConfig, job_ids: Sequence[str], known: _Names) -> tuple[dict[str, SchedulerWord] | None, str]:
+def _ended(site: SiteConfig, job_ids: Sequence[str], known: _Names) -> tuple[dict[str, SchedulerState] | None, str]:
     arrays = sorted(set(map(_array, job_ids)))
     fields = "JobID,State,ExitCode,Reason,NodeList,JobName"
     rows, said = _rows(site, ["sacct", "-X", "-P", "-n", "-o", fields, "-j", ",".join(arrays)])
     if rows is None:
         return None, said
-    words: dict[str, SchedulerWord] = {}
+    words: dict[str, SchedulerState] = {}
     for listed, state, exit_code, reason, node, name in rows:
         if not known.fits(listed, name):
             continue
         detail = [f"exit code {exit_code}"] if exit_code not in ("0:0", "") else []
         detail += [text for text in (reason if reason != "None" else "", _on(node)) if text]
-        word = SchedulerWord(
+        word = SchedulerState(
             state=state.split()[0],  # "CANCELLED by 1000"
             detail=", ".join(detail),
-            said=f"sacct: {', '.join([state, *detail])}",
+            raw=f"sacct: {', '.join([state, *detail])}",
         )
         words |= dict.fromkeys(expanded(listed), word)
     return words, said

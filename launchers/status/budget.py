@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from inpaint_bench.core.attempt_state import FINAL, Leavings, SchedulerWord
+from inpaint_bench.core.attempt_state import RunArtifacts, SchedulerState
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import Status
 from launchers.points.point import Point
@@ -78,7 +78,7 @@ def _charged(record: PointRecord, ledger: Ledger, again: Collection[int]) -> Ite
     for attempt in record.attempts:
         if attempt.refused and attempt.job_id is None:
             continue
-        if attempt.job_id is None and record.num in again and not _left(attempt, ledger).exists:
+        if attempt.job_id is None and record.num in again and not _left(attempt, ledger).run_dir_exists:
             continue  # the look before this one found that it never was in a queue
         yield (record.num, attempt.attempt), attempt.site
 
@@ -88,10 +88,10 @@ def _over(record: PointRecord, number: int, ledger: Ledger, again: Collection[in
     assert record.last is not None
     if record.num in again or number != record.last.attempt:
         return True
-    word = SchedulerWord.kept(ledger.folder / record.last.subdir)
+    word = SchedulerState.load(ledger.folder / record.last.subdir)
     manifest = _left(record.last, ledger).manifest or {}
-    return (word is not None and word.state in FINAL) or manifest.get("status") in (Status.COMPLETED, Status.FAILED)
+    return (word is not None and word.final) or manifest.get("status") in (Status.COMPLETED, Status.FAILED)
 
 
-def _left(attempt: Attempt, ledger: Ledger) -> Leavings:
-    return Leavings.read(ledger.folder / attempt.subdir)
+def _left(attempt: Attempt, ledger: Ledger) -> RunArtifacts:
+    return RunArtifacts.read(ledger.folder / attempt.subdir)

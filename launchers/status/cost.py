@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from inpaint_bench.core.attempt_state import Leavings
+from inpaint_bench.core.attempt_state import RunArtifacts
 from inpaint_bench.core.console import table
 from inpaint_bench.core.site import SiteConfig
 from launchers.points.site_catalog import reachable
@@ -43,7 +43,7 @@ class Spent:
 def spent(ledger: Ledger, records: Iterable[PointRecord]) -> list[Spent]:
     """Every submitted attempt, in order of points. Asks the accounting of every site of which it is to be had here.
 
-    `records`: as `survey` leaves them, with the arrays that were found by their names.
+    `records`: as `poll_sweep` leaves them, with the arrays that were found by their names.
     """
     asked = asked_for(ledger)
     attempts = [attempt for record in records for attempt in record.attempts if attempt.job_id is not None]
@@ -53,7 +53,7 @@ def spent(ledger: Ledger, records: Iterable[PointRecord]) -> list[Spent]:
             attempt,
             asked.get((attempt.point, attempt.attempt), asked[attempt.point, 0]),
             accounted,
-            Leavings.read(ledger.folder / attempt.subdir),
+            RunArtifacts.read(ledger.folder / attempt.subdir),
         )
         for attempt in attempts
     ]
@@ -110,7 +110,7 @@ def _accounted(attempts: Sequence[Attempt], sites: Mapping[str, SiteConfig]) -> 
 
 
 def _spent(
-    attempt: Attempt, entry: Mapping[str, Any], accounted: Mapping[tuple[str, str], float], left: Leavings
+    attempt: Attempt, entry: Mapping[str, Any], accounted: Mapping[tuple[str, str], float], left: RunArtifacts
 ) -> Spent:
     seconds, witness = accounted.get((attempt.site, str(attempt.job_id))), "sacct"
     if seconds is None:
@@ -127,13 +127,13 @@ def _spent(
     )
 
 
-def _of_manifest(left: Leavings) -> float | None:
+def _of_manifest(left: RunArtifacts) -> float | None:
     """From the run's start to its end, or its last sign of life: less than the job's, which starts before it."""
     manifest = left.manifest or {}
     started, ended = manifest.get("started_unix_ns"), manifest.get("ended_unix_ns")
     if started is None:
         return None
-    return ended / 1e9 - started / 1e9 if ended else time.time() - (left.silent_s or 0.0) - started / 1e9
+    return ended / 1e9 - started / 1e9 if ended else time.time() - (left.manifest_age_s or 0.0) - started / 1e9
 
 
 def _sum(values: Iterable[float | None]) -> str | float | None:

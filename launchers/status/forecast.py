@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inpaint_bench.core.attempt_state import part_of
+from inpaint_bench.core.attempt_state import nested
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.files import read_json
 from inpaint_bench.core.schema import JOURNAL, WINDOWS, PointState, Status, WindowKind
 from inpaint_bench.telemetry.storage.journal import read_journal
 
-from .survey import Standing
+from .survey import PointStatus
 
 STALE_S = 30.0  # a pace older than this is told with its age
 TAIL_S = 30.0  # the pace of now is that of the steps of so many seconds
@@ -31,15 +31,15 @@ SKEW_S = 5.0  # a node's clock that is further ahead than this is told
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outlook:
+class Forecast:
     """Of one point. None: not known. Times are Unix seconds by this machine's clock."""
 
     step: int | None = None
     steps_total: int | None = None
     images_per_s: float | None = None  # now, or the last one before it ended
     pace_age_s: float | None = None  # how old that is, of a running point
-    begins_unix: float | None = None  # of a queued point, as Slurm expects
-    ends_unix: float | None = None
+    start_unix: float | None = None  # of a queued point, as Slurm expects
+    end_unix: float | None = None
     basis: str = "not known"  # what ends_unix rests on
     at_most: bool = False  # ends_unix is the latest, by the time limit
     skew_s: float | None = None  # the node's clock is ahead of this one by so much
@@ -48,60 +48,60 @@ class Outlook:
 class Times:
     """How long completed runs took, by what they have in common."""
 
-    def __init__(self, standings: Iterable[Standing]) -> None:
+    def __init__(self, points: Iterable[PointStatus]) -> None:
         self._took: dict[tuple[object, ...], list[float]] = defaultdict(list)
-        for standing in standings:
-            if standing.verdict.state is PointState.COMPLETED and (took_s := _took_s(standing.left.manifest)):
-                for likeness in _likenesses(standing):
+        for point in points:
+            if point.state is PointState.COMPLETED and (took_s := _took_s(point.artifacts.manifest)):
+                for likeness in _likenesses(point):
                     self._took[likeness].append(took_s)
 
-    def like(self, standing: Standing) -> tuple[float, str] | None:
+    def like(self, point: PointStatus) -> tuple[float, str] | None:
         """Median seconds of the runs most like this one, and how many they are."""
-        for likeness in _likenesses(standing):
+        for likeness in _likenesses(point):
             if took := self._took.get(likeness):
                 runs = pluralize(len(took), "completed run")
                 return statistics.median(took), f"{runs} like it"
         return None
 
 
-def outlooks(standings: Sequence[Standing], now: float | None = None) -> dict[int, Outlook]:
+def forecast_points(points: Sequence[PointStatus], now: float | None = None) -> dict[int, Forecast]:
     """By point number."""
     now = time.time() if now is None else now
-    times = Times(standings)
-    found: dict[int, Outlook] = {}
-    for standing in standings:
-        match standing.verdict.state:
+    times = Times(points)
+    found: dict[int, Forecast] = {}
+    for point in points:
+        match point.state:
             case PointState.RUNNING:
-                found[standing.record.num] = _running(standing, times, now)
+                found[point.record.num] = _running(point, times, now)
             case PointState.QUEUED:
-                found[standing.record.num] = _queued(standing, times, now)
+                found[point.record.num] = _queued(point, times, now)
             case _:
-                found[standing.record.num] = _ended(standing.left.manifest)
-    return found | _turns(standings, found, times)
+                found[point.record.num] = _ended(point.artifacts.manifest)
+    return found | _turns(points, found, times)
 
 
-def last_end(standings: Sequence[Standing], found: Mapping[int, Outlook]) -> tuple[float | None, str]:
+def last_end(points: Sequence[PointStatus], found: Mapping[int, Forecast]) -> tuple[float | None, str]:
     """When the last open point is expected to end, or None and why that is not known."""
-    open_ends = [s for s in standings if s.open]
+    open_ends = [s for s in points if s.is_open]
     if not open_ends:
         return None, ""
-    unknown = sum(found[s.record.num].ends_unix is None for s in open_ends)
+    unknown = sum(found[s.record.num].end_unix is None for s in open_ends)
     if unknown:
         return None, f"of {unknown} of {len(open_ends)} open points no end can be told yet"
-    last = max((found[s.record.num] for s in open_ends), key=lambda outlook: outlook.ends_unix or 0.0)
-    return last.ends_unix, "at the latest" if any(found[s.record.num].at_most for s in open_ends) else "expected"
+    last = max((found[s.record.num] for s in open_ends), key=lambda forecast: forecast.end_unix or 0.0)
+    return last.end_unix, "at the latest" if any(found[s.record.num].at_most for s in open_ends) else "expected"
 
 
-def _ended(manifest: dict[str, Any] | None) -> Outlook:
+def _ended(manifest: dict[str, Any] | None) -> Forecast:
     """How far it came, and its last pace."""
     progress = _progress(manifest)
-    return Outlook(
+    return Forecast(
         step=progress["step"], steps_total=progress["steps_total"], images_per_s=progress["images_per_s"], basis=""
     )
 
 
-def _running(standing: Standing, times: Times, now: float) -> Outlook:
-    manifest = standing.left.manifest or {}
+def _running(point: PointStatus, times: Times, now: float) -> Forecast:
+    manifest = point.artifacts.manifest or {}
     if manifest and manifest["status"] != Status.RUNNING:
         return _ended(manifest)
     progress = _progress(manifest)
@@ -111,8 +111,8 @@ def _running(standing: Standing, times: Times, now: float) -> Outlook:
     age_s = None if age_s is None else max(age_s, 0.0)
     pace: float | None = progress["images_per_s"]
     pace_age_s: float | None = age_s
-    windows = _windows(standing.folder)
-    if (tail := _tail(standing.folder, windows, now)) and (age_s is None or tail[1] <= age_s + TAIL_S):
+    windows = _windows(point.run_dir)
+    if (tail := _tail(point.run_dir, windows, now)) and (age_s is None or tail[1] <= age_s + TAIL_S):
         pace, pace_age_s = tail
     ends: float | None = None
     basis, at_most = "not known", False
@@ -120,60 +120,60 @@ def _running(standing: Standing, times: Times, now: float) -> Outlook:
     if step is not None and total and pace and age_s is not None and isinstance(batch, int):
         left_s = (total - step) * batch / pace * _overhead(windows)
         ends, basis = now - age_s + left_s, "its own pace"
-    elif step is None and (took := times.like(standing)) and (begun := _begun(standing)):
+    elif step is None and (took := times.like(point)) and (begun := _begun(point)):
         ends, basis = begun + took[0], took[1]
-    elif step is None and standing.word and standing.word.ends_unix:
-        ends, basis, at_most = standing.word.ends_unix, "time limit", True
+    elif step is None and point.scheduler and point.scheduler.end_unix:
+        ends, basis, at_most = point.scheduler.end_unix, "time limit", True
     if ends is not None and ends < now - STALE_S:
         ends, basis, at_most = None, f"should have ended by {basis}", False
-    return Outlook(
+    return Forecast(
         step=step,
         steps_total=total,
         images_per_s=pace,
         pace_age_s=pace_age_s if pace is not None else None,
-        ends_unix=ends,
+        end_unix=ends,
         basis=basis,
         at_most=at_most,
         skew_s=skew_s,
     )
 
 
-def _queued(standing: Standing, times: Times, now: float) -> Outlook:
-    word = standing.word
-    if word is None or word.begins_unix is None:
-        return Outlook(basis="Slurm expects no start yet")
-    begins = max(word.begins_unix, now)
-    if took := times.like(standing):
-        return Outlook(begins_unix=begins, ends_unix=begins + took[0], basis=took[1])
-    if word.limit_s is None:
-        return Outlook(begins_unix=begins)
-    return Outlook(begins_unix=begins, ends_unix=begins + word.limit_s, basis="time limit", at_most=True)
+def _queued(point: PointStatus, times: Times, now: float) -> Forecast:
+    word = point.scheduler
+    if word is None or word.start_unix is None:
+        return Forecast(basis="Slurm expects no start yet")
+    begins = max(word.start_unix, now)
+    if took := times.like(point):
+        return Forecast(start_unix=begins, end_unix=begins + took[0], basis=took[1])
+    if word.time_limit_s is None:
+        return Forecast(start_unix=begins)
+    return Forecast(start_unix=begins, end_unix=begins + word.time_limit_s, basis="time limit", at_most=True)
 
 
-def _turns(standings: Sequence[Standing], found: dict[int, Outlook], times: Times) -> dict[int, Outlook]:
+def _turns(points: Sequence[PointStatus], found: dict[int, Forecast], times: Times) -> dict[int, Forecast]:
     """Points that wait for their turn on this machine: each begins when one that runs here ends."""
-    here = [s for s in standings if s.record.last and (s.record.last.job_id or "pid:").startswith("pid:")]
-    free = [found[s.record.num].ends_unix for s in here if s.verdict.state is PointState.RUNNING]
+    here = [s for s in points if s.record.last and (s.record.last.job_id or "pid:").startswith("pid:")]
+    free = [found[s.record.num].end_unix for s in here if s.state is PointState.RUNNING]
     if not free or None in free:
         return {}
     slots = [end for end in free if end is not None]
     heapq.heapify(slots)
-    result: dict[int, Outlook] = {}
-    for standing in here:
-        if standing.verdict.state is not PointState.QUEUED:
+    result: dict[int, Forecast] = {}
+    for point in here:
+        if point.state is not PointState.QUEUED:
             continue
-        took = times.like(standing)
+        took = times.like(point)
         if took is None:
             break  # and what comes after it cannot be told either
         begins = heapq.heappop(slots)
         heapq.heappush(slots, begins + took[0])
-        result[standing.record.num] = Outlook(begins_unix=begins, ends_unix=begins + took[0], basis=took[1])
+        result[point.record.num] = Forecast(start_unix=begins, end_unix=begins + took[0], basis=took[1])
     return result
 
 
-def _likenesses(standing: Standing) -> list[tuple[object, ...]]:
+def _likenesses(point: PointStatus) -> list[tuple[object, ...]]:
     """From what is most alike: all but the seed, then the GPU and the batch at the site."""
-    record = standing.record
+    record = point.record
     asked = tuple(sorted(o for o in record.overrides if not o.startswith("seed=")))
     return [("asked", record.site, asked), ("cell", record.site, record.gpu, record.batch)]
 
@@ -188,14 +188,14 @@ def _took_s(manifest: dict[str, Any] | None) -> float | None:
     return (ended - begun) / 1e9 if begun and ended and ended > begun else None
 
 
-def _begun(standing: Standing) -> float | None:
-    if begun := _number((standing.left.manifest or {}).get("started_unix_ns")):
+def _begun(point: PointStatus) -> float | None:
+    if begun := _number((point.artifacts.manifest or {}).get("started_unix_ns")):
         return begun / 1e9
-    return standing.word.begins_unix if standing.word else None
+    return point.scheduler.start_unix if point.scheduler else None
 
 
 def _progress(manifest: dict[str, Any] | None) -> dict[str, Any]:
-    progress = part_of(manifest, "progress")
+    progress = nested(manifest, "progress")
     return {key: _number(progress.get(key)) for key in ("step", "steps_total", "t_unix_ns", "images_per_s")}
 
 

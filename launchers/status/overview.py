@@ -14,28 +14,28 @@ from launchers.remote import plan_file
 from launchers.slurm.pending_reasons import explain
 from launchers.slurm.query import NOT_ASKED, OK
 
-from .forecast import Outlook, last_end
-from .survey import Standing, Survey
+from .forecast import Forecast, last_end
+from .survey import PointStatus, SweepStatus
 from .tables import clock, span, spans, summary
 
 
-def footer(survey: Survey, found: Mapping[int, Outlook], folder: Path) -> list[str]:
+def footer(survey: SweepStatus, found: Mapping[int, Forecast], folder: Path) -> list[str]:
     """A line each; the first has the counts, the last what to do next, where there is something to do."""
-    lines = [f"{summary(survey.standings)}. {end(survey, found)}".strip(), witnesses(survey)]
+    lines = [f"{summary(survey.points)}. {end(survey, found)}".strip(), witnesses(survey)]
     lines += waits(survey)
     lines += [f"Note: {note}" for note in survey.notes]
     return lines + list(following(survey, folder))
 
 
-def end(survey: Survey, found: Mapping[int, Outlook]) -> str:
-    unix, how = last_end(survey.standings, found)
+def end(survey: SweepStatus, found: Mapping[int, Forecast]) -> str:
+    unix, how = last_end(survey.points, found)
     if unix is None:
         return f"When the last one ends is not known: {how}." if how else ""
-    when = clock(unix, survey.looked_unix)
-    return f"The last one ends at {when} ({span(max(0.0, unix - survey.looked_unix))} from now), {how}."
+    when = clock(unix, survey.polled_unix)
+    return f"The last one ends at {when} ({span(max(0.0, unix - survey.polled_unix))} from now), {how}."
 
 
-def witnesses(survey: Survey) -> str:
+def witnesses(survey: SweepStatus) -> str:
     """Who answered, and what the states rest on where not all of Slurm did."""
     said = []
     for site, answer in sorted(survey.answers.items()):
@@ -48,17 +48,17 @@ def witnesses(survey: Survey) -> str:
         elif len(heard) < len(asked):
             line += f", so its states come from {heard[0]} and the files"
         said.append(line)
-    attempts = pluralize(sum(len(standing.tries) for standing in survey.standings), "attempt")
-    return f"Asked at {clock(survey.looked_unix)}: {'; '.join([*said, f'files of {attempts}'])}."
+    attempts = pluralize(sum(len(point.attempts) for point in survey.points), "attempt")
+    return f"Asked at {clock(survey.polled_unix)}: {'; '.join([*said, f'files of {attempts}'])}."
 
 
-def waits(survey: Survey) -> list[str]:
+def waits(survey: SweepStatus) -> list[str]:
     """A line per site and pending reason, those first that will not start by themselves."""
-    alike: dict[tuple[str, str, str], list[Standing]] = {}
-    for standing in survey.standings:
-        if standing.pending and standing.record.last and standing.word:
-            key = (standing.record.last.site, standing.word.state or "", standing.pending.code)
-            alike.setdefault(key, []).append(standing)
+    alike: dict[tuple[str, str, str], list[PointStatus]] = {}
+    for point in survey.points:
+        if point.pending and point.record.last and point.scheduler:
+            key = (point.record.last.site, point.scheduler.state or "", point.pending.code)
+            alike.setdefault(key, []).append(point)
     lines = []
     for (site, state, code), waiting in alike.items():
         jobs = [s.record.last.job_id for s in waiting if s.record.last and s.record.last.job_id]
@@ -79,19 +79,19 @@ def together(job_ids: Iterable[str]) -> list[str]:
     return [f"{array}_[{spans(sorted(tasks))}]" if tasks else array for array, tasks in arrays.items()]
 
 
-def following(survey: Survey, folder: Path) -> Iterator[str]:
+def following(survey: SweepStatus, folder: Path) -> Iterator[str]:
     """What to type next."""
-    where, standings = shlex.quote(str(folder)), survey.standings
-    failed = [s for s in standings if s.verdict.state is PointState.FAILED and s.verdict.reason is not None]
-    planned = [s for s in standings if s.verdict.state is PointState.PLANNED]
+    where, points = shlex.quote(str(folder)), survey.points
+    failed = [s for s in points if s.state is PointState.FAILED and s.reason is not None]
+    planned = [s for s in points if s.state is PointState.PLANNED]
     rules = RerunConfig()
-    again = Counter(s.verdict.reason for s in failed if s.verdict.reason and getattr(rules, s.verdict.reason).send)
+    again = Counter(s.reason for s in failed if s.reason and getattr(rules, s.reason).send)
     again.update(Reason.NEVER_STARTED for s in planned if not s.record.plan)
-    kept = [s for s in failed if s.verdict.reason not in again and s.verdict.reason is not Reason.UNAVAILABLE]
+    kept = [s for s in failed if s.reason not in again and s.reason is not Reason.UNAVAILABLE]
     if again:
         yield f"Next: `inpaint-bench rerun {where}` sends {_counted(again)} again."
     if kept:
-        reasons = Counter(s.verdict.reason for s in kept if s.verdict.reason)
+        reasons = Counter(s.reason for s in kept if s.reason)
         num = kept[0].record.num
         yield (
             f"Next: {_counted(reasons)} would end the same way again: `inpaint-bench status {where} --point {num}` "
@@ -104,10 +104,10 @@ def following(survey: Survey, folder: Path) -> Iterator[str]:
         else:
             carried = plan_file.packed(folder / plan)
             yield f"Next: carry {carried} to its site and run there: {plan_file.command(carried.name)}"
-    away = [s for s in standings if s.verdict.state is PointState.COMPLETED and not s.is_here]
+    away = [s for s in points if s.state is PointState.COMPLETED and not s.is_collected]
     if away:
         yield f"Next: `inpaint-bench collect {where}` brings what {pluralize(len(away), 'point')} measured elsewhere."
-    elif standings and all(s.verdict.state is PointState.COMPLETED for s in standings):
+    elif points and all(s.state is PointState.COMPLETED for s in points):
         yield f"Next: `inpaint-bench merge {where} -o dataset`"
 
 

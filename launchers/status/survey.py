@@ -1,4 +1,4 @@
-"""How a sweep stands: every point of its ledger, held against Slurm and against what lies on disk."""
+"""Poll a sweep: query Slurm for every attempt in its ledger, read the run directories, resolve each state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from inpaint_bench.core.attempt_state import FINAL, GONE, LEFT, Leavings, SchedulerWord, Verdict, verdict
+from inpaint_bench.core.attempt_state import (
+    LEFT_QUEUE,
+    PROCESS_EXITED,
+    AttemptState,
+    RunArtifacts,
+    SchedulerState,
+    resolve_attempt_state,
+)
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.schema import MANIFEST, SWEEP, PointState, Reason
 from inpaint_bench.core.site import SiteConfig
@@ -24,83 +31,121 @@ from launchers.slurm.query import NOT_ASKED, OK, Answer, ask, find, held
 from launchers.sweep.ledger import Attempt, Ledger, PointRecord
 from launchers.sweep.run_dir_facts import UNKNOWN
 
-OPEN = frozenset({PointState.QUEUED, PointState.RUNNING, PointState.UNKNOWN})
-READERS = 16  # files read at once: on a network file system one waits for each
+OPEN_STATES = frozenset({PointState.QUEUED, PointState.RUNNING, PointState.UNKNOWN})
+NUM_READERS = 16  # files read at once: on a network file system each read waits for the server
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried:
-    """One attempt at a point, as it stands."""
+class AttemptStatus:
+    """One attempt with its resolved state and the sources of that state."""
 
     attempt: Attempt
-    verdict: Verdict
-    left: Leavings
-    folder: Path  # its run directory, which need not exist
-    word: SchedulerWord | None = None  # None: nobody answered, or nobody was to be asked
+    resolved: AttemptState
+    artifacts: RunArtifacts
+    run_dir: Path  # may not exist
+    scheduler: SchedulerState | None = None  # None: not queried, or no answer
+
+    @property
+    def state(self) -> PointState:
+        """Return the resolved state."""
+        return self.resolved.state
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class PointStatus:
+    """One point of a sweep: its state is that of its last attempt."""
+
     record: PointRecord
-    verdict: Verdict
-    left: Leavings
-    folder: Path | None = None  # run directory of the last attempt
-    word: SchedulerWord | None = None  # of the last attempt
-    pending: Pending | None = None  # why it waits, where Slurm says
-    tries: tuple[Tried, ...] = ()  # oldest first
+    resolved: AttemptState
+    attempts: tuple[AttemptStatus, ...] = ()  # oldest first
+    pending: Pending | None = None  # why the job is pending, if Slurm says
 
     @property
-    def open(self) -> bool:
-        """Something may still happen without anyone's doing."""
-        return self.verdict.state in OPEN
+    def state(self) -> PointState:
+        """Return the resolved state."""
+        return self.resolved.state
 
     @property
-    def is_here(self) -> bool:
-        """Its manifest lies in this sweep directory: what ran over ssh is to be collected first."""
-        return self.folder is not None and (self.folder / MANIFEST).is_file()
+    def reason(self) -> Reason | None:
+        """Return why the point is not complete; None while that is open."""
+        return self.resolved.reason
+
+    @property
+    def message(self) -> str:
+        """Return the explanation of the state."""
+        return self.resolved.message
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the state may still change without anyone's doing."""
+        return self.state in OPEN_STATES
+
+    @property
+    def artifacts(self) -> RunArtifacts:
+        """Return the artifacts of the last attempt."""
+        return self.attempts[-1].artifacts if self.attempts else RunArtifacts()
+
+    @property
+    def run_dir(self) -> Path | None:
+        """Return the run directory of the last attempt, which may not exist."""
+        return self.attempts[-1].run_dir if self.attempts else None
+
+    @property
+    def scheduler(self) -> SchedulerState | None:
+        """Return the scheduler's state of the last attempt."""
+        return self.attempts[-1].scheduler if self.attempts else None
+
+    @property
+    def is_collected(self) -> bool:
+        """Return whether the manifest is in this sweep directory; `collect` brings those of runs over ssh."""
+        return self.run_dir is not None and (self.run_dir / MANIFEST).is_file()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Survey:
-    """One look at a sweep. `answers`: how Slurm's commands did, by site; `notes`: what else should be known."""
+class SweepStatus:
+    """Status of every point of a sweep, in order of point numbers, at one time."""
 
-    standings: list[Standing]
+    points: list[PointStatus]
     sites: dict[str, SiteConfig]
-    answers: dict[str, Answer]
-    notes: list[str] = field(default_factory=list)
-    looked_unix: float = field(default_factory=time.time)
+    answers: dict[str, Answer]  # by site how Slurm's commands did
+    notes: list[str] = field(default_factory=list)  # problems that concern no single point's state
+    polled_unix: float = field(default_factory=time.time)
 
 
-def look(ledger: Ledger, *, holding_lock: bool = False) -> list[Standing]:
-    """In order of point numbers. Asks every site of the sweep once."""
-    return survey(ledger, holding_lock=holding_lock).standings
+def poll_sweep(ledger: Ledger, *, holding_lock: bool = False) -> SweepStatus:
+    """Query every site of the sweep once and resolve the state of every point.
 
-
-def survey(ledger: Ledger, *, holding_lock: bool = False) -> Survey:
-    """Slurm first, then the files: an end that came in between is then told by both."""
+    Slurm is queried before the files are read: of a job that ends in between both then tell the end.
+    `holding_lock`: the caller holds the sweep's lock, so no other command runs its points on this machine.
+    """
     problems: list[str] = []
     records = ledger.points(problems)
     sites = sites_of(ledger)
-    told = client.look(ledger, sites, records)
+    remote = client.look(ledger, sites, records)
     attempts = [attempt for record in records.values() for attempt in record.attempts]
-    away = _out_of_reach(sites, {attempt.site for attempt in attempts if _by_slurm(attempt, sites)})
-    searched, silent = _name(records, sites, away)
-    silent |= told.silent
-    with ThreadPoolExecutor(READERS) as pool:
-        folders = [ledger.folder / attempt.subdir for attempt in attempts]
-        kept = dict(zip(map(_key, attempts), pool.map(SchedulerWord.kept, folders), strict=True))
-        asked = [attempt for attempt in attempts if attempt.site not in away]
-        answers = _ask(sites, asked, kept, pool, _owner(ledger.folder))
-        answers = _together(answers, searched) | away | told.answers
-        left = dict(zip(map(_key, attempts), pool.map(Leavings.read, folders), strict=True)) | told.left
-    left |= {_key(one): _of_another(one, left[_key(one)]) for one in attempts if _is_strange(one, left[_key(one)])}
-    runner_here = not holding_lock and ledger.busy()
-    witnesses = _Witnesses(
-        folder=ledger.folder, sites=sites, answers=answers, kept=kept, left=left, silent=silent, runner_here=runner_here
+    unreachable = _unreachable(sites, {attempt.site for attempt in attempts if _by_own_sbatch(attempt, sites)})
+    searched, unconfirmed = _find_arrays(records, sites, unreachable)
+    unconfirmed |= remote.silent
+    with ThreadPoolExecutor(NUM_READERS) as pool:
+        run_dirs = [ledger.folder / attempt.subdir for attempt in attempts]
+        saved = dict(zip(map(_key, attempts), pool.map(SchedulerState.load, run_dirs), strict=True))
+        queried = [attempt for attempt in attempts if attempt.site not in unreachable]
+        answers = _query(sites, queried, saved, pool, _other_owner(ledger.folder))
+        answers = _combined(answers, searched) | unreachable | remote.answers
+        artifacts = dict(zip(map(_key, attempts), pool.map(RunArtifacts.read, run_dirs), strict=True))
+    artifacts |= remote.artifacts
+    sources = _Sources(
+        folder=ledger.folder,
+        sites=sites,
+        answers=answers,
+        saved=saved,
+        artifacts={_key(a): _own_artifacts(a, artifacts[_key(a)]) for a in attempts},
+        unconfirmed=unconfirmed,
+        launcher_active=not holding_lock and ledger.busy(),
     )
-    standings = [_standing(record, witnesses) for _, record in sorted(records.items())]
-    _keep([tried for standing in standings for tried in standing.tries], kept)
-    return Survey(standings=standings, sites=sites, answers=answers, notes=[*problems, *_notes(standings)])
+    points = [_point_status(record, sources) for _, record in sorted(records.items())]
+    _save_states((attempt for point in points for attempt in point.attempts), saved)
+    return SweepStatus(points=points, sites=sites, answers=answers, notes=[*problems, *_superseded(points)])
 
 
 _Key = tuple[int, int]  # point, attempt
@@ -111,72 +156,74 @@ def _key(attempt: Attempt) -> _Key:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Witnesses:
+class _Sources:
+    """Everything that states are resolved from."""
+
     folder: Path
     sites: dict[str, SiteConfig]
     answers: dict[str, Answer]
-    kept: dict[_Key, SchedulerWord | None]
-    left: dict[_Key, Leavings]
-    silent: dict[str, str]  # why a site did not say whether an array was ever submitted
-    runner_here: bool  # a command runs this sweep's points on this machine
+    saved: dict[_Key, SchedulerState | None]
+    artifacts: dict[_Key, RunArtifacts]
+    unconfirmed: dict[str, str]  # by site why it is not known whether its last array was submitted
+    launcher_active: bool  # a command is running points of this sweep on this machine
 
 
-def _ask(
+def _query(
     sites: dict[str, SiteConfig],
     attempts: Iterable[Attempt],
-    kept: dict[_Key, SchedulerWord | None],
+    saved: dict[_Key, SchedulerState | None],
     pool: ThreadPoolExecutor,
     owner: str | None,
 ) -> dict[str, Answer]:
-    """All jobs of a site in one question, all sites at once."""
-    asked: dict[str, dict[str, str | None]] = {}
+    """Query all jobs of a site at once, and all sites in parallel."""
+    jobs: dict[str, dict[str, str | None]] = {}
     settled: dict[str, set[str]] = {}
     for attempt in attempts:
-        if _by_slurm(attempt, sites) and attempt.job_id and not attempt.job_id.startswith("pid:"):
-            asked.setdefault(attempt.site, {})[attempt.job_id] = attempt.job_name
-            word = kept[_key(attempt)]
-            if word and word.state in FINAL:
+        if _by_own_sbatch(attempt, sites) and attempt.job_id and not attempt.job_id.startswith("pid:"):
+            jobs.setdefault(attempt.site, {})[attempt.job_id] = attempt.job_name
+            state = saved[_key(attempt)]
+            if state and state.final:
                 settled.setdefault(attempt.site, set()).add(attempt.job_id)
     answers = {
-        site: pool.submit(ask, sites[site], jobs, settled=settled.get(site, set()), owner=owner)
-        for site, jobs in asked.items()
+        site: pool.submit(ask, sites[site], site_jobs, settled=settled.get(site, set()), owner=owner)
+        for site, site_jobs in jobs.items()
     }
     return {site: answer.result() for site, answer in answers.items()}
 
 
-def _out_of_reach(sites: dict[str, SiteConfig], names: Iterable[str]) -> dict[str, Answer]:
-    """Those whose Slurm is not the one that answers on this machine: what it says of a job would be of another's."""
+def _unreachable(sites: dict[str, SiteConfig], names: Iterable[str]) -> dict[str, Answer]:
+    """Return the sites that the Slurm of this machine does not belong to: its answers would be about other jobs."""
     reach = {name: reachable(sites[name]) for name in names}
-    why = {name: one.why for name, one in reach.items() if not one.yes}
-    return {name: client.Unreached(why=f"its Slurm cannot be asked from here ({why[name]})") for name in why}
+    return {
+        name: client.Unreached(why=f"its Slurm cannot be queried from here ({result.why})")
+        for name, result in reach.items()
+        if not result.yes
+    }
 
 
-def _together(answers: dict[str, Answer], searched: dict[str, Answer]) -> dict[str, Answer]:
-    """How the commands did over both questions: that for jobs by their ids, and that for arrays by their names."""
-    both = dict(answers)
+def _combined(answers: dict[str, Answer], searched: dict[str, Answer]) -> dict[str, Answer]:
+    """Combine how the commands did over the query by job id and the search by job name: a failure of either counts."""
+    combined = dict(answers)
     for site, search in searched.items():
         first = answers.get(site, search)
         squeue, sacct = (
-            then if before in (OK, NOT_ASKED) else before
-            for before, then in ((first.squeue, search.squeue), (first.sacct, search.sacct))
+            by_name if by_id in (OK, NOT_ASKED) else by_id
+            for by_id, by_name in ((first.squeue, search.squeue), (first.sacct, search.sacct))
         )
-        both[site] = replace(first, squeue=squeue, sacct=sacct)
-    return both
+        combined[site] = replace(first, squeue=squeue, sacct=sacct)
+    return combined
 
 
-def _is_strange(attempt: Attempt, left: Leavings) -> bool:
-    owner = (left.manifest or {}).get("run_id")
-    return bool(owner) and UNKNOWN not in (owner, attempt.run_id) and owner != attempt.run_id
+def _own_artifacts(attempt: Attempt, artifacts: RunArtifacts) -> RunArtifacts:
+    """Return the artifacts, or the contradiction if another run has written into the attempt's directory."""
+    owner = (artifacts.manifest or {}).get("run_id")
+    if not owner or UNKNOWN in (owner, attempt.run_id) or owner == attempt.run_id:
+        return artifacts
+    return RunArtifacts(damage=f"{attempt.subdir}/{MANIFEST} belongs to run {owner}, not to {attempt.run_id}")
 
 
-def _of_another(attempt: Attempt, left: Leavings) -> Leavings:
-    """Another run began in its directory before it: what lies there is not told of this one."""
-    owner = (left.manifest or {}).get("run_id")
-    return Leavings(damaged=f"{attempt.subdir}/{MANIFEST} is of run {owner}, not of this attempt's ({attempt.run_id})")
-
-
-def _owner(folder: Path) -> str | None:
-    """The user whose sweep it is, where that is somebody else."""
+def _other_owner(folder: Path) -> str | None:
+    """Return the user who owns the sweep; None if it is the caller."""
     record = folder / SWEEP
     uid = (record if record.exists() else folder).stat().st_uid
     if uid == os.getuid():
@@ -187,159 +234,152 @@ def _owner(folder: Path) -> str | None:
         return str(uid)
 
 
-def _by_slurm(attempt: Attempt, sites: dict[str, SiteConfig]) -> bool:
-    """It was sent by this sweep's own sbatch, not over ssh or by a plan."""
+def _by_own_sbatch(attempt: Attempt, sites: dict[str, SiteConfig]) -> bool:
+    """Return whether this sweep's own sbatch submitted the attempt, not a command over ssh or a carried plan."""
     return sites[attempt.site].connect.method == "slurm" and not attempt.carried
 
 
-def _standing(record: PointRecord, witnesses: _Witnesses) -> Standing:
+def _point_status(record: PointRecord, sources: _Sources) -> PointStatus:
     if record.last is None:
-        where = f"waits in {record.plan}" if record.plan else "never planned: its launcher died"
-        word = Verdict(state=PointState.PLANNED, reason=Reason.NEVER_STARTED, message=where)
-        return Standing(record=record, verdict=word, left=Leavings())
-    tries = tuple(_tried(attempt, witnesses, last=attempt is record.last) for attempt in record.attempts)
-    last, pending = tries[-1], None
-    found = last.verdict
-    if found.state is PointState.QUEUED and last.word and last.attempt.job_id:
-        site, jobs = witnesses.sites[last.attempt.site], [last.attempt.job_id]
-        pending = explain(last.word.detail, site, state=last.word.state or "", jobs=jobs)
-        found = replace(found, message=pending.sentence)
-    return Standing(
-        record=record,
-        verdict=found,
-        left=last.left,
-        folder=last.folder,
-        word=last.word,
-        pending=pending,
-        tries=tries,
-    )
+        message = f"waits in {record.plan}" if record.plan else "never planned: its launcher died"
+        resolved = AttemptState(state=PointState.PLANNED, reason=Reason.NEVER_STARTED, message=message)
+        return PointStatus(record=record, resolved=resolved)
+    attempts = tuple(_attempt_status(attempt, sources, last=attempt is record.last) for attempt in record.attempts)
+    last, pending = attempts[-1], None
+    resolved = last.resolved
+    if resolved.state is PointState.QUEUED and last.scheduler and last.attempt.job_id:
+        site, jobs = sources.sites[last.attempt.site], [last.attempt.job_id]
+        pending = explain(last.scheduler.detail, site, state=last.scheduler.state or "", jobs=jobs)
+        resolved = replace(resolved, message=pending.sentence)
+    return PointStatus(record=record, resolved=resolved, attempts=attempts, pending=pending)
 
 
-def _tried(attempt: Attempt, witnesses: _Witnesses, *, last: bool) -> Tried:
-    folder, left = witnesses.folder / attempt.subdir, witnesses.left[_key(attempt)]
-    site = witnesses.sites[attempt.site]
-
-    def so(found: Verdict, word: SchedulerWord | None = None) -> Tried:
-        return Tried(attempt=attempt, verdict=found, left=left, folder=folder, word=word)
-
-    if last and attempt.job_id is None and not left.manifest:
-        if site.connect.method == "local" and witnesses.runner_here and not attempt.cancelled:
-            return so(Verdict(state=PointState.QUEUED, message="waits for its turn on this machine"))
-        if attempt.site in witnesses.silent and not attempt.refused_for_certain:
-            message = f"{witnesses.silent[attempt.site]}, so whether its array was submitted is not known"
-            said = f"; {attempt.refused}" if attempt.refused else ""
-            return so(Verdict(state=PointState.UNKNOWN, message=message + said))
-    word, silence = _word(attempt, witnesses.answers)
-    kept = witnesses.kept[_key(attempt)]
-    # what was kept is Slurm's own last word, and better than that it knows the job no more, or does not answer
-    asked_in_vain = kept is not None and (kept.state in FINAL if word is None else word.state in _NO_WORD)
-    if attempt.job_id is not None and asked_in_vain:
-        word = kept
-    # told to stop, but Slurm does not say whether it did: that alone ends nothing
-    unheard = word is None and attempt.job_id is not None and _by_slurm(attempt, witnesses.sites)
-    found = verdict(
-        submitted=attempt.job_id is not None,
-        refused=attempt.refused,
-        cancelled=attempt.cancelled and not unheard,
-        scheduler=word,
-        left=left,
-        silence=silence,
-    )
-    return so(found, word)
+def _attempt_status(attempt: Attempt, sources: _Sources, *, last: bool) -> AttemptStatus:
+    run_dir, artifacts = sources.folder / attempt.subdir, sources.artifacts[_key(attempt)]
+    scheduler: SchedulerState | None = None
+    if last and attempt.job_id is None and not artifacts.manifest and (early := _unsubmitted(attempt, sources)):
+        resolved = early
+    else:
+        scheduler, no_answer_reason = _scheduler_state(attempt, sources.answers)
+        saved = sources.saved[_key(attempt)]
+        # What Slurm said of the end before outweighs that it has purged the job, or does not answer now.
+        if attempt.job_id and saved and (saved.final if scheduler is None else scheduler.state in (None, LEFT_QUEUE)):
+            scheduler = saved
+        # scancel was called, but Slurm does not say whether the job has ended: it may still run.
+        may_still_run = scheduler is None and attempt.job_id is not None and _by_own_sbatch(attempt, sources.sites)
+        resolved = resolve_attempt_state(
+            submitted=attempt.job_id is not None,
+            refused=attempt.refused,
+            cancelled=attempt.cancelled and not may_still_run,
+            scheduler=scheduler,
+            artifacts=artifacts,
+            no_answer_reason=no_answer_reason,
+        )
+    return AttemptStatus(attempt=attempt, resolved=resolved, artifacts=artifacts, run_dir=run_dir, scheduler=scheduler)
 
 
-def _keep(tries: Iterable[Tried], kept: dict[_Key, SchedulerWord | None]) -> None:
-    """Slurm's last words beside the manifests. Each waits for the disk, and after a night there are many."""
-    fresh = [(tried.word, tried.folder) for tried in tries if tried.word and tried.word != kept[_key(tried.attempt)]]
-    with ThreadPoolExecutor(READERS) as pool:
-        list(pool.map(lambda one: one[0].keep(one[1]), fresh))
+def _unsubmitted(attempt: Attempt, sources: _Sources) -> AttemptState | None:
+    """Return the state of an attempt without a job id that is queued here, or may have been submitted."""
+    local = sources.sites[attempt.site].connect.method == "local"
+    if local and sources.launcher_active and not attempt.cancelled:
+        return AttemptState(state=PointState.QUEUED, message="waits for its turn on this machine")
+    if attempt.site in sources.unconfirmed and not attempt.refused_for_certain:
+        refused = f"; {attempt.refused}" if attempt.refused else ""
+        message = f"submission unconfirmed: {sources.unconfirmed[attempt.site]}{refused}"
+        return AttemptState(state=PointState.UNKNOWN, message=message)
+    return None
 
 
-def _notes(standings: Iterable[Standing]) -> list[str]:
-    """Attempts that were given up and are none the less held by Slurm."""
-    return [
-        f"point {standing.record.num}: attempt {tried.attempt.attempt} ({tried.attempt.job_id}) is still "
-        f"{tried.verdict.state} beside attempt {standing.tries[-1].attempt.attempt}"
-        for standing in standings
-        for tried in standing.tries[:-1]
-        if tried.verdict.state in (PointState.QUEUED, PointState.RUNNING) and tried.word is not None
-    ]
-
-
-def _name(
-    records: dict[int, PointRecord], sites: dict[str, SiteConfig], away: dict[str, Answer]
-) -> tuple[dict[str, Answer], dict[str, str]]:
-    """Give attempts their job id whose launcher died, or was cut off by a time-out, in the sbatch call.
-
-    Returns how the sites did that were asked for such arrays, and why of those of a site that were not found nobody
-    knows whether they were submitted. What sbatch refused for certain is not looked for.
-    """
-    open_ends: dict[str, list[Attempt]] = {}
-    for record in records.values():
-        last = record.last
-        if last and last.job_id is None and last.job_name and not last.refused_for_certain and _by_slurm(last, sites):
-            open_ends.setdefault(last.site, []).append(last)
-    answers, silent = {}, {}
-    for site, attempts in open_ends.items():
-        if site in away:
-            silent[site] = away[site].silence
-            continue
-        names = {attempt.job_name for attempt in attempts if attempt.job_name}
-        found = find(sites[site], sorted(names), min(attempt.planned_unix for attempt in attempts))
-        answers[site] = found.asked
-        if found.silence:
-            silent[site] = found.silence
-        for attempt in attempts:
-            if array := found.arrays.get(attempt.job_name or ""):
-                attempt.job_id = f"{array}_{attempt.task}"
-    return answers, silent
-
-
-def slowest(sites: Iterable[SiteConfig]) -> SiteConfig | None:
-    """The one that is to be asked the least often; a look asks all of them. None where no Slurm is asked."""
-    asked = (site for site in sites if site.connect.method in ("slurm", "ssh"))
-    return max(asked, key=lambda site: site.limits.poll_s, default=None)
-
-
-def stoppable(site: SiteConfig, attempts: Collection[Attempt]) -> tuple[list[Attempt], list[str]]:
-    """Those whose job this site's Slurm holds and can be told to stop, and in sentences why others cannot be."""
-    jobs = {attempt.job_id: attempt.job_name for attempt in attempts if attempt.job_id}
-    said = []
-    if others := len(attempts) - len(jobs):
-        points = pluralize(others, "point")
-        said.append(f"Slurm did not say whether {points} had been submitted; cancel again when it does")
-    if not jobs:
-        return [], said
-    if not (reach := reachable(site)).yes:
-        return [], [*said, f"its Slurm cannot be told anything from here ({reach.why}); cancel there"]
-    ours, why = held(site, jobs)
-    return [attempt for attempt in attempts if attempt.job_id in ours], said + why
-
-
-def sites_of(ledger: Ledger) -> dict[str, SiteConfig]:
-    """The sites as they were when the sweep was sent."""
-    result = {}
-    for name, content in ledger.sweep["sites"].items():
-        site = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SiteConfig), content))
-        assert isinstance(site, SiteConfig)
-        result[name] = site
-    return result
-
-
-_NO_WORD = frozenset({None, LEFT})
-
-
-def _word(attempt: Attempt, answers: dict[str, Answer]) -> tuple[SchedulerWord | None, str]:
-    """What the scheduler says of an attempt, or None and why it says nothing."""
+def _scheduler_state(attempt: Attempt, answers: dict[str, Answer]) -> tuple[SchedulerState | None, str]:
+    """Return the scheduler's state of an attempt, or None and the reason why there is none."""
     job_id = attempt.job_id
     if job_id is None:
         return None, "it was not submitted"
     if job_id.startswith("pid:"):
         pid = process_of(job_id)
         if pid is None:
-            return None, f"its process is on {job_id.partition('@')[2]}, which cannot be asked from here"
-        state = "RUNNING" if alive(pid) else GONE
-        said = f"process {pid} {'runs' if state != GONE else 'is gone'}"
-        return SchedulerWord(state=state, said=said), ""
+            return None, f"its process is on {job_id.partition('@')[2]} and cannot be checked from here"
+        running = alive(pid)
+        raw = f"process {pid} {'is running' if running else 'has exited'}"
+        return SchedulerState(state="RUNNING" if running else PROCESS_EXITED, raw=raw), ""
     answer = answers.get(attempt.site, Answer())
     return answer.words.get(job_id), answer.why_silent(job_id)
+
+
+def _save_states(attempts: Iterable[AttemptStatus], saved: dict[_Key, SchedulerState | None]) -> None:
+    """Save new final states beside the manifests, in parallel: after a night there are many."""
+    fresh = [(a.scheduler, a.run_dir) for a in attempts if a.scheduler and a.scheduler != saved[_key(a.attempt)]]
+    with ThreadPoolExecutor(NUM_READERS) as pool:
+        list(pool.map(lambda pair: pair[0].save(pair[1]), fresh))
+
+
+def _superseded(points: Iterable[PointStatus]) -> list[str]:
+    """Describe earlier attempts that Slurm still holds beside a later one."""
+    return [
+        f"point {point.record.num}: attempt {earlier.attempt.attempt} ({earlier.attempt.job_id}) is still "
+        f"{earlier.state} beside attempt {point.attempts[-1].attempt.attempt}"
+        for point in points
+        for earlier in point.attempts[:-1]
+        if earlier.state in (PointState.QUEUED, PointState.RUNNING) and earlier.scheduler is not None
+    ]
+
+
+def _find_arrays(
+    records: dict[int, PointRecord], sites: dict[str, SiteConfig], unreachable: dict[str, Answer]
+) -> tuple[dict[str, Answer], dict[str, str]]:
+    """Find arrays by job name whose launcher died, or timed out, in the sbatch call, and set their job ids.
+
+    Returns the answers of the sites that were searched, and by site why it remains unconfirmed whether an array that
+    was not found was submitted. Arrays that sbatch refused for certain are not searched for.
+    """
+    without_id: dict[str, list[Attempt]] = {}
+    for record in records.values():
+        last = record.last
+        if not last or last.job_id or not last.job_name or last.refused_for_certain or not _by_own_sbatch(last, sites):
+            continue
+        without_id.setdefault(last.site, []).append(last)
+    answers, unconfirmed = {}, {}
+    for site, attempts in without_id.items():
+        if site in unreachable:
+            unconfirmed[site] = unreachable[site].silence
+            continue
+        names = {attempt.job_name for attempt in attempts if attempt.job_name}
+        result = find(sites[site], sorted(names), min(attempt.planned_unix for attempt in attempts))
+        answers[site] = result.asked
+        if result.silence:
+            unconfirmed[site] = result.silence
+        for attempt in attempts:
+            if array := result.arrays.get(attempt.job_name or ""):
+                attempt.job_id = f"{array}_{attempt.task}"
+    return answers, unconfirmed
+
+
+def slowest_site(sites: Iterable[SiteConfig]) -> SiteConfig | None:
+    """Return the site that may be polled least often (`limits.poll_s`); None if no Slurm is polled."""
+    polled = (site for site in sites if site.connect.method in ("slurm", "ssh"))
+    return max(polled, key=lambda site: site.limits.poll_s, default=None)
+
+
+def cancellable(site: SiteConfig, attempts: Collection[Attempt]) -> tuple[list[Attempt], list[str]]:
+    """Return the attempts whose jobs this machine's Slurm holds, and sentences on why others cannot be cancelled."""
+    jobs = {attempt.job_id: attempt.job_name for attempt in attempts if attempt.job_id}
+    complaints = []
+    if unconfirmed := len(attempts) - len(jobs):
+        points = pluralize(unconfirmed, "point")
+        complaints.append(f"Slurm did not say whether {points} had been submitted; cancel again when it does")
+    if not jobs:
+        return [], complaints
+    if not (reach := reachable(site)).yes:
+        return [], [*complaints, f"its Slurm cannot be reached from here ({reach.why}); cancel there"]
+    job_ids, problems = held(site, jobs)
+    return [attempt for attempt in attempts if attempt.job_id in job_ids], complaints + problems
+
+
+def sites_of(ledger: Ledger) -> dict[str, SiteConfig]:
+    """Return the sites by name, as they were configured when the sweep was submitted."""
+    result = {}
+    for name, content in ledger.sweep["sites"].items():
+        site = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SiteConfig), content))
+        assert isinstance(site, SiteConfig)
+        result[name] = site
+    return result

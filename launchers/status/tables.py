@@ -13,8 +13,8 @@ from inpaint_bench.core.console import pluralize, table
 from inpaint_bench.core.schema import PointState, Reason
 from launchers.points.point import Point
 
-from .forecast import STALE_S, Outlook, outlooks
-from .survey import Standing
+from .forecast import STALE_S, Forecast, forecast_points
+from .survey import PointStatus
 
 
 def differing(overrides: Sequence[Sequence[str]]) -> list[str]:
@@ -59,9 +59,9 @@ def _at_most(units: Collection[str]) -> str:
     return f"{next(iter(units))} at most" if len(units) == 1 else "at most"
 
 
-def state(standing: Standing) -> str:
+def state(point: PointStatus) -> str:
     """In one word; `unavailable` is its own, though the attempt itself ended as failed."""
-    word = standing.verdict
+    word = point.resolved
     return str(Reason.UNAVAILABLE if word.reason is Reason.UNAVAILABLE else word.state)
 
 
@@ -70,16 +70,16 @@ FOLD_FROM = 3  # that are alike
 
 
 def standings_table(
-    standings: Sequence[Standing], found: Mapping[int, Outlook] | None = None, *, fold: bool = True
+    points: Sequence[PointStatus], found: Mapping[int, Forecast] | None = None, *, fold: bool = True
 ) -> Table:
     """`found`: how each point is expected to go on, where that was worked out before. `fold`: points that have come
     to the same share a row, where there are very many."""
-    found = outlooks(standings) if found is None else found
-    also = dict(zip((s.record.num for s in standings), differing([s.record.overrides for s in standings]), strict=True))
+    found = forecast_points(points) if found is None else found
+    also = dict(zip((s.record.num for s in points), differing([s.record.overrides for s in points]), strict=True))
     groups: dict[object, list[tuple[object, ...]]] = {}
-    for standing in standings:
-        record, word = standing.record, standing.verdict
-        outlook = found[record.num]
+    for point in points:
+        record, word = point.record, point.resolved
+        forecast = found[record.num]
         last = record.last
         row = (
             record.num,
@@ -88,16 +88,16 @@ def standings_table(
             also[record.num],
             record.site,
             last.attempt if last else None,
-            _earlier(standing),
+            _earlier(point),
             last.job_id if last else None,
-            state(standing),
+            state(point),
             str(word.reason) if word.reason else None,
-            _steps(outlook),
-            _pace(outlook),
-            _end(outlook),
-            _happened(standing, outlook),
+            _steps(forecast),
+            _pace(forecast),
+            _end(forecast),
+            _happened(point, forecast),
         )
-        settled = fold and len(standings) > FOLD_ABOVE and word.state is not PointState.RUNNING
+        settled = fold and len(points) > FOLD_ABOVE and word.state is not PointState.RUNNING
         # all but number, batch, overrides, job, step and pace
         groups.setdefault(tuple(row[i] for i in (1, 4, 5, 6, 8, 9, 12, 13)) if settled else record.num, []).append(row)
     rows = [line for alike in groups.values() for line in _folded(alike)]
@@ -162,42 +162,42 @@ def span(seconds: float) -> str:
     return f"{days} d {hours} h" if hours else f"{days} d"
 
 
-def _earlier(standing: Standing) -> str | None:
+def _earlier(point: PointStatus) -> str | None:
     """How the attempts before the last one ended."""
-    return ", ".join(str(tried.verdict.reason or tried.verdict.state) for tried in standing.tries[:-1]) or None
+    return ", ".join(str(tried.resolved.reason or tried.state) for tried in point.attempts[:-1]) or None
 
 
-def _steps(outlook: Outlook) -> str | None:
-    return None if outlook.step is None else f"{outlook.step} of {outlook.steps_total or '?'}"
+def _steps(forecast: Forecast) -> str | None:
+    return None if forecast.step is None else f"{forecast.step} of {forecast.steps_total or '?'}"
 
 
-def _pace(outlook: Outlook) -> float | str | None:
+def _pace(forecast: Forecast) -> float | str | None:
     """With its age where it is not of now."""
-    if outlook.images_per_s is None or outlook.pace_age_s is None or outlook.pace_age_s <= STALE_S:
-        return outlook.images_per_s
-    return f"{outlook.images_per_s:.4g} ({span(outlook.pace_age_s)} ago)"
+    if forecast.images_per_s is None or forecast.pace_age_s is None or forecast.pace_age_s <= STALE_S:
+        return forecast.images_per_s
+    return f"{forecast.images_per_s:.4g} ({span(forecast.pace_age_s)} ago)"
 
 
-def _end(outlook: Outlook) -> str | None:
-    if outlook.ends_unix is None:
+def _end(forecast: Forecast) -> str | None:
+    if forecast.end_unix is None:
         return None
-    return f"{'by ' if outlook.at_most else ''}{clock(outlook.ends_unix)}"
+    return f"{'by ' if forecast.at_most else ''}{clock(forecast.end_unix)}"
 
 
-def _happened(standing: Standing, outlook: Outlook) -> str:
-    message = standing.verdict.message
-    if standing.verdict.state is PointState.RUNNING:
-        message = message.removeprefix(f"step {_steps(outlook)}").strip(" ,")  # it has a column
+def _happened(point: PointStatus, forecast: Forecast) -> str:
+    message = point.message
+    if point.state is PointState.RUNNING:
+        message = message.removeprefix(f"step {_steps(forecast)}").strip(" ,")  # it has a column
     parts = [message]
-    if outlook.begins_unix is not None:
-        parts.append(f"expected to start at {clock(outlook.begins_unix)}")
-    if outlook.skew_s is not None:
-        parts.append(f"its node's clock is {span(outlook.skew_s)} ahead of this machine's")
-    if outlook.basis.startswith("should"):
-        parts.append(outlook.basis)
+    if forecast.start_unix is not None:
+        parts.append(f"expected to start at {clock(forecast.start_unix)}")
+    if forecast.skew_s is not None:
+        parts.append(f"its node's clock is {span(forecast.skew_s)} ahead of this machine's")
+    if forecast.basis.startswith("should"):
+        parts.append(forecast.basis)
     return "; ".join(filter(None, parts))
 
 
-def summary(standings: Sequence[Standing]) -> str:
-    counts = Counter(map(state, standings))
-    return f"{pluralize(len(standings), 'point')}: " + ", ".join(f"{n} {word}" for word, n in sorted(counts.items()))
+def summary(points: Sequence[PointStatus]) -> str:
+    counts = Counter(map(state, points))
+    return f"{pluralize(len(points), 'point')}: " + ", ".join(f"{n} {word}" for word, n in sorted(counts.items()))

@@ -11,7 +11,7 @@ from inpaint_bench.core.schema import PointState, Reason
 from launchers.sweep.ledger import Ledger
 
 from . import tables
-from .survey import OPEN, look, sites_of, slowest
+from .survey import OPEN_STATES, poll_sweep, sites_of, slowest_site
 
 log = logging.getLogger(__name__)
 
@@ -24,30 +24,26 @@ def wait(ledger: Ledger, nums: set[int]) -> None:
     All sites are asked together, as seldom as one of them wants (`limits.poll_s`). A point that this machine cannot
     run (a lever without its library or card) is told, but fails nothing.
     """
-    site = slowest(sites_of(ledger).values())
+    site = slowest_site(sites_of(ledger).values())
     pause_s = site.limits.poll_s if site else HERE_S
     seen: dict[int, PointState] = {}
     while True:
-        standings = [s for s in look(ledger) if s.record.num in nums]
-        for standing in standings:
-            num, word, last = standing.record.num, standing.verdict, standing.record.last
+        points = [s for s in poll_sweep(ledger).points if s.record.num in nums]
+        for point in points:
+            num, word, last = point.record.num, point.resolved, point.record.last
             if seen.get(num) != word.state:
                 job = last.job_id if last else None
-                log.info(
-                    sanitize(f"point {num} on {standing.record.site} ({job}): {word.state} {word.message}".rstrip())
-                )
+                log.info(sanitize(f"point {num} on {point.record.site} ({job}): {word.state} {word.message}".rstrip()))
             seen[num] = word.state
-        if not any(state in OPEN for state in seen.values()):
+        if not any(state in OPEN_STATES for state in seen.values()):
             break
         time.sleep(pause_s)
-    console().print(tables.standings_table(standings))
-    open_ends = [s for s in standings if s.verdict.state is not PointState.COMPLETED]
-    unavailable = [s for s in open_ends if s.verdict.reason is Reason.UNAVAILABLE]
+    console().print(tables.standings_table(points))
+    open_ends = [s for s in points if s.state is not PointState.COMPLETED]
+    unavailable = [s for s in open_ends if s.reason is Reason.UNAVAILABLE]
     if unavailable:
-        why = "; ".join(dict.fromkeys(s.verdict.message for s in unavailable))
+        why = "; ".join(dict.fromkeys(s.message for s in unavailable))
         verb = "is" if len(unavailable) == 1 else "are"
-        log.info(sanitize(f"{len(unavailable)} of {len(standings)} points {verb} unavailable here: {why}"))
+        log.info(sanitize(f"{len(unavailable)} of {len(points)} points {verb} unavailable here: {why}"))
     if failed := len(open_ends) - len(unavailable):
-        raise PointsFailedError(
-            f"{failed} of {len(standings)} points did not complete; `rerun` says which it sends again"
-        )
+        raise PointsFailedError(f"{failed} of {len(points)} points did not complete; `rerun` says which it sends again")

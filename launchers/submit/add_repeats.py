@@ -13,7 +13,7 @@ from inpaint_bench.core.schema import PointState
 from launchers.points.compose import composer
 from launchers.points.point import Point
 from launchers.points.repetitions import Order
-from launchers.status.survey import Standing, look
+from launchers.status.survey import PointStatus, poll_sweep
 from launchers.sweep.ledger import Ledger
 
 from .rerun_overrides import check_changes
@@ -27,10 +27,10 @@ class Cell:
     number: int  # its place among the combinations
     next: Point  # what its next repetition would be
     sent: int  # repetitions so far
-    standings: list[Standing]
+    standings: list[PointStatus]
 
-    def of(self, *states: PointState) -> list[Standing]:
-        return [standing for standing in self.standings if standing.verdict.state in states]
+    def of(self, *states: PointState) -> list[PointStatus]:
+        return [standing for standing in self.standings if standing.state in states]
 
     @property
     def service_units(self) -> float | None:
@@ -60,15 +60,15 @@ def extend(
         raise UserError(f"{folder}: its seeds were swept by hand or it came in batches; launch with repeats= instead")
     with composer(ledger.surroundings) as compose:
 
-        def cell(number: int, known: dict[int, Standing], asked: dict[int, list[str]]) -> Cell:
+        def cell(number: int, known: dict[int, PointStatus], asked: dict[int, list[str]]) -> Cell:
             sent = max(known) + 1
             overrides = order.overrides(asked[known[min(known)].record.num], sent)
             following = compose(order.number(number, sent), [*overrides, *changes])
             return Cell(number=number, next=following, sent=sent, standings=list(known.values()))
 
         def choose() -> list[Point]:
-            known: dict[int, dict[int, Standing]] = {}
-            for standing in look(ledger, holding_lock=not dry_run):
+            known: dict[int, dict[int, PointStatus]] = {}
+            for standing in poll_sweep(ledger, holding_lock=not dry_run).points:
                 number, repetition = order.place(standing.record.num)
                 known.setdefault(number, {})[repetition] = standing
             asked = {entry["point"]: entry["overrides"] for entry in ledger.sweep["points"]}

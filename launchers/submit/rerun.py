@@ -14,7 +14,7 @@ from hydra.core.utils import filter_overrides
 from hydra.types import TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from inpaint_bench.core.attempt_state import Leavings, Verdict
+from inpaint_bench.core.attempt_state import AttemptState
 from inpaint_bench.core.console import console
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import MULTIRUN, SWEEP, PointState, Reason
@@ -22,7 +22,7 @@ from launchers.points.compose import composer
 from launchers.points.point import Point
 from launchers.points.repetitions import Order
 from launchers.remote import plan_file
-from launchers.status.survey import Standing, look, sites_of
+from launchers.status.survey import PointStatus, poll_sweep, sites_of
 from launchers.sweep.launch_context import Surroundings
 from launchers.sweep.ledger import Ledger, PointRecord, sweeper_params
 
@@ -39,7 +39,7 @@ class Rerun:
     """What one `rerun` did. `unknown`: points that were left alone because nobody could say how they stand."""
 
     sent: int
-    unknown: list[Standing]
+    unknown: list[PointStatus]
 
 
 def rerun(
@@ -78,13 +78,13 @@ def rerun(
         if fresh:
             sweep |= rebuilt(folder, grid, compose)
         ledger = Ledger(folder, instead=sweep)
-        unknown: list[Standing] = []
+        unknown: list[PointStatus] = []
 
         def choose() -> list[Point]:
             if sweep["points"] and fresh and not dry_run:
                 ledger.create(**sweep)
-            standings = look(ledger, holding_lock=not dry_run)
-            unknown[:] = [s for s in standings if s.verdict.state is PointState.UNKNOWN]
+            standings = poll_sweep(ledger, holding_lock=not dry_run).points
+            unknown[:] = [s for s in standings if s.state is PointState.UNKNOWN]
             known, sites = {s.record.num for s in standings}, sites_of(ledger)
             carried = [s.record for s in standings if s.record.plan and sites[s.record.site].connect.method != "ssh"]
             waiting = {record.num: record.plan for record in carried}  # ssh: what waits for an answer is tried again
@@ -145,11 +145,11 @@ def run_plan(path: Path, task: TaskFunction, *, config_dir: Path | None, dry_run
         send(lambda: points, sending)
 
 
-def _untold(num: int, overrides: list[str]) -> Standing:
+def _untold(num: int, overrides: list[str]) -> PointStatus:
     """A point of the grid of which nothing tells: the launcher died before it wrote it down."""
     record = PointRecord(num=num, overrides=overrides, gpu=None, batch=None, site="")
-    word = Verdict(state=PointState.PLANNED, reason=Reason.NEVER_STARTED, message="its launcher died")
-    return Standing(record=record, verdict=word, left=Leavings())
+    word = AttemptState(state=PointState.PLANNED, reason=Reason.NEVER_STARTED, message="its launcher died")
+    return PointStatus(record=record, resolved=word)
 
 
 def _found(folder: Path) -> dict[str, Any]:

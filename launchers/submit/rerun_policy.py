@@ -22,7 +22,7 @@ from inpaint_bench.core.console import table
 from inpaint_bench.core.schema import CHECKPOINT, CHECKPOINTS, PointState, Reason
 from launchers.points.placement import node_mem_gb
 from launchers.points.point import Point
-from launchers.status.survey import Standing
+from launchers.status.survey import PointStatus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ Outcome = tuple[Decision, Point | None]  # no point: it is left alone
 class Case:
     """A point that is to be sent again, unless there is nothing left to change about it."""
 
-    standing: Standing
+    standing: PointStatus
     cause: Reason
     asked: Asked
     compose: Callable[[Sequence[str]], Point]  # the point with the overrides of its last attempt and these
@@ -74,7 +74,7 @@ class Case:
 
 
 def decide(
-    standings: Iterable[Standing], asked: Asked, compose: Callable[[int, Sequence[str]], Point]
+    standings: Iterable[PointStatus], asked: Asked, compose: Callable[[int, Sequence[str]], Point]
 ) -> list[Outcome]:
     """What becomes of every point that failed or was never sent. Those that no word of `--only` means are left out.
 
@@ -83,8 +83,8 @@ def decide(
     outcomes: list[Outcome] = []
     rules: RerunConfig | None = None
     for standing in standings:
-        cause = standing.verdict.reason
-        if standing.verdict.state not in (PointState.FAILED, PointState.PLANNED) or cause is None:
+        cause = standing.reason
+        if standing.state not in (PointState.FAILED, PointState.PLANNED) or cause is None:
             continue
         if asked.only is not None and cause not in asked.only:
             continue
@@ -111,14 +111,14 @@ def merged(overrides: Sequence[str], more: Sequence[str]) -> list[str]:
     return [*(one for one in overrides if _key(one) not in last), *last.values()]
 
 
-def _compose(compose: Callable[[int, Sequence[str]], Point], standing: Standing, more: Sequence[str]) -> Point:
+def _compose(compose: Callable[[int, Sequence[str]], Point], standing: PointStatus, more: Sequence[str]) -> Point:
     record = standing.record
     point = compose(record.num, merged(record.overrides, more))
     point.attempt = record.last.attempt + 1 if record.last else 1
     return point
 
 
-def _why_not(standing: Standing, cause: Reason, asked: Asked, rules: RerunConfig) -> str | None:
+def _why_not(standing: PointStatus, cause: Reason, asked: Asked, rules: RerunConfig) -> str | None:
     tries = sum(attempt.job_id is not None for attempt in standing.record.attempts)
     if tries >= rules.max_attempts:
         return f"it had its {tries} attempts; a higher rerun.max_attempts than {rules.max_attempts} allows more"
@@ -220,18 +220,18 @@ def _has(point: Point, override: str) -> bool:
     return bool(now == OmegaConf.select(OmegaConf.from_dotlist([override]), _key(override)))
 
 
-def _checkpoint(standing: Standing) -> str | None:
+def _checkpoint(standing: PointStatus) -> str | None:
     """The newest checkpoint of the point's attempts, by name. Whether it is whole only the run finds out."""
-    if standing.folder is None:
+    if standing.run_dir is None:
         return None
-    saved = standing.folder.parent.glob(f"attempt-*/{CHECKPOINTS}/step-*/{CHECKPOINT}")
+    saved = standing.run_dir.parent.glob(f"attempt-*/{CHECKPOINTS}/step-*/{CHECKPOINT}")
     return max((file.parent.name for file in saved), default=None)
 
 
-def _node(standing: Standing) -> str | None:
+def _node(standing: PointStatus) -> str | None:
     """Where the last attempt ran: its manifest says so, else Slurm's last word ("exit code 0:0, on gpua001")."""
-    slurm = (standing.left.manifest or {}).get("slurm") or {}
+    slurm = (standing.artifacts.manifest or {}).get("slurm") or {}
     if slurm.get("node"):
         return str(slurm["node"])
-    found = re.search(r"\bon ([A-Za-z0-9][\w.-]*)", standing.verdict.message)
+    found = re.search(r"\bon ([A-Za-z0-9][\w.-]*)", standing.message)
     return found[1] if found else None

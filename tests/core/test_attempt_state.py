@@ -1,11 +1,20 @@
-"""What is said of a point, given what Slurm, the manifest and the parts say."""
+"""resolve_attempt_state: the state of an attempt from what Slurm, the manifest and the Parquet parts say."""
 
 import json
 
 import pytest
 
-from inpaint_bench.core.attempt_state import GONE, LEFT, SILENT_S, Leavings, SchedulerWord, verdict
+from inpaint_bench.core.attempt_state import (
+    LEFT_QUEUE,
+    PROCESS_EXITED,
+    STALE_MANIFEST_S,
+    RunArtifacts,
+    SchedulerState,
+    resolve_attempt_state,
+)
 from inpaint_bench.core.schema import MANIFEST, TELEMETRY, PointState, Reason
+
+NO_ANSWER = "no answer"
 
 
 def manifest(status: str, reason: str | None = None, message: str | None = None, **more):
@@ -13,15 +22,16 @@ def manifest(status: str, reason: str | None = None, message: str | None = None,
     return {**content, "progress": {"step": 7, "steps_total": 60}, **more}
 
 
-def told(slurm, left=None, telemetry="complete", leavings=None, **more):
-    word = SchedulerWord(state=slurm, detail="exit code 1:0") if slurm != "silent" else None
-    leavings = leavings or Leavings(manifest=left, telemetry=telemetry if left else None)
-    facts = {"submitted": True, "refused": None, "cancelled": False, "scheduler": word, "left": leavings}
-    return verdict(**{**facts, **more})
+def resolve(slurm, content=None, sidecar_status="complete", artifacts=None, **more):
+    """Resolve with Slurm's state (or NO_ANSWER) and the content of the manifest, or all artifacts."""
+    scheduler = SchedulerState(state=slurm, detail="exit code 1:0") if slurm != NO_ANSWER else None
+    artifacts = artifacts or RunArtifacts(manifest=content, sidecar_status=sidecar_status if content else None)
+    facts = {"submitted": True, "refused": None, "cancelled": False, "scheduler": scheduler, "artifacts": artifacts}
+    return resolve_attempt_state(**{**facts, **more})
 
 
-def judge(*facts, **more):
-    result = told(*facts, **more)
+def state_and_reason(*facts, **more):
+    result = resolve(*facts, **more)
     return result.state, result.reason
 
 
@@ -29,7 +39,7 @@ FAILED, COMPLETED = PointState.FAILED, PointState.COMPLETED
 
 
 @pytest.mark.parametrize(
-    ("slurm", "left", "says"),
+    ("slurm", "content", "expected"),
     [
         ("PENDING", None, (PointState.QUEUED, None)),
         ("RUNNING", manifest("running"), (PointState.RUNNING, None)),
@@ -49,120 +59,121 @@ FAILED, COMPLETED = PointState.FAILED, PointState.COMPLETED
         (None, None, (FAILED, Reason.LOST)),
         (None, manifest("completed"), (COMPLETED, None)),
         (None, manifest("running"), (FAILED, Reason.LOST)),
-        ("silent", None, (PointState.UNKNOWN, None)),
-        ("silent", manifest("running"), (PointState.RUNNING, None)),
-        ("silent", manifest("completed"), (COMPLETED, None)),
-        (GONE, None, (FAILED, Reason.NEVER_STARTED)),
-        (GONE, manifest("running"), (FAILED, Reason.LOST)),
-        (GONE, manifest("completed"), (COMPLETED, None)),
-        (LEFT, None, (PointState.UNKNOWN, None)),
-        (LEFT, manifest("running"), (PointState.UNKNOWN, None)),
-        (LEFT, manifest("completed"), (COMPLETED, None)),
-        (LEFT, manifest("failed", "oom_gpu"), (FAILED, Reason.OOM_GPU)),
+        (NO_ANSWER, None, (PointState.UNKNOWN, None)),
+        (NO_ANSWER, manifest("running"), (PointState.RUNNING, None)),
+        (NO_ANSWER, manifest("completed"), (COMPLETED, None)),
+        (PROCESS_EXITED, None, (FAILED, Reason.NEVER_STARTED)),
+        (PROCESS_EXITED, manifest("running"), (FAILED, Reason.LOST)),
+        (PROCESS_EXITED, manifest("completed"), (COMPLETED, None)),
+        (LEFT_QUEUE, None, (PointState.UNKNOWN, None)),
+        (LEFT_QUEUE, manifest("running"), (PointState.UNKNOWN, None)),
+        (LEFT_QUEUE, manifest("completed"), (COMPLETED, None)),
+        (LEFT_QUEUE, manifest("failed", "oom_gpu"), (FAILED, Reason.OOM_GPU)),
     ],
 )
-def test_three_witnesses_make_one_verdict(slurm, left, says):
-    assert judge(slurm, left) == says
+def test_three_sources_resolve_to_one_state(slurm, content, expected):
+    assert state_and_reason(slurm, content) == expected
 
 
-def test_a_run_whose_sidecar_did_not_close_is_not_complete():
-    assert judge("COMPLETED", manifest("completed"), telemetry="running") == (FAILED, Reason.TELEMETRY_INCOMPLETE)
+def test_run_whose_sidecar_did_not_finish_is_not_complete():
+    result = state_and_reason("COMPLETED", manifest("completed"), sidecar_status="running")
+    assert result == (FAILED, Reason.TELEMETRY_INCOMPLETE)
 
 
-def test_a_run_that_asked_for_no_telemetry_is_complete_without():
-    left = manifest("completed", telemetry={"source": "none"})
-    assert judge("COMPLETED", left, telemetry=None) == (COMPLETED, None)
+def test_run_without_telemetry_is_complete_if_none_was_requested():
+    content = manifest("completed", telemetry={"source": "none"})
+    assert state_and_reason("COMPLETED", content, sidecar_status=None) == (COMPLETED, None)
 
 
-def test_a_refused_array_never_started():
-    assert judge(None, refused="sbatch: invalid account", submitted=False) == (FAILED, Reason.NEVER_STARTED)
+def test_refused_array_never_started():
+    result = state_and_reason(None, refused="sbatch: invalid account", submitted=False)
+    assert result == (FAILED, Reason.NEVER_STARTED)
 
 
-def test_what_was_never_submitted_is_planned():
-    assert judge("silent", submitted=False) == (PointState.PLANNED, Reason.NEVER_STARTED)
+def test_attempt_that_was_not_submitted_is_planned():
+    assert state_and_reason(NO_ANSWER, submitted=False) == (PointState.PLANNED, Reason.NEVER_STARTED)
 
 
-def test_a_damaged_manifest_is_named(tmp_path):
+def test_damaged_manifest_is_named(tmp_path):
     (tmp_path / MANIFEST).write_text('{"status": "comp')
-    left = Leavings.read(tmp_path)
-    word = SchedulerWord(state="COMPLETED")
-    result = verdict(submitted=True, refused=None, cancelled=False, scheduler=word, left=left)
+    result = resolve("COMPLETED", artifacts=RunArtifacts.read(tmp_path))
     assert result.reason is Reason.LOST
     assert str(tmp_path / MANIFEST) in result.message
 
 
-def test_leavings_read_what_an_attempt_left(tmp_path):
+def test_artifacts_are_read_from_the_run_directory(tmp_path):
     (tmp_path / MANIFEST).write_text(json.dumps(manifest("completed")))
     (tmp_path / TELEMETRY).write_text(json.dumps({"status": "complete"}))
-    left = Leavings.read(tmp_path)
-    assert left.telemetry == "complete"
-    assert left.manifest is not None
+    artifacts = RunArtifacts.read(tmp_path)
+    assert artifacts.sidecar_status == "complete"
+    assert artifacts.manifest is not None
 
 
 @pytest.mark.parametrize(
-    ("slurm", "status", "words"),
+    ("slurm", "status", "texts"),
     [
         ("TIMEOUT", "completed", ["manifest says completed", "TIMEOUT"]),
         ("NODE_FAIL", "completed", ["manifest says completed", "NODE_FAIL"]),
         ("FAILED", "completed", ["manifest says completed", "FAILED"]),
         ("COMPLETED", "failed", ["scheduler says COMPLETED", "manifest failed"]),
-        ("RUNNING", "completed", ["manifest says completed", "the scheduler does not yet"]),
-        (None, "completed", ["by its manifest alone", "knows the job no more"]),
-        ("silent", "completed", ["by its manifest alone", "did not answer"]),
-        (LEFT, "completed", ["by its manifest alone", "exit code 1:0"]),
+        ("RUNNING", "completed", ["manifest says completed", "the scheduler still RUNNING"]),
+        (None, "completed", ["from the manifest only", "Slurm has purged the job"]),
+        (NO_ANSWER, "completed", ["from the manifest only", "did not answer"]),
+        (LEFT_QUEUE, "completed", ["from the manifest only", "exit code 1:0"]),
     ],
 )
-def test_where_two_witnesses_contradict_or_one_is_missing_the_verdict_names_them(slurm, status, words):
-    message = told(slurm, manifest(status, message="")).message
-    assert all(word in message for word in words), message
+def test_message_names_contradicting_and_missing_sources(slurm, status, texts):
+    message = resolve(slurm, manifest(status, message="")).message
+    assert all(text in message for text in texts), message
 
 
-def test_a_completed_run_on_which_all_agree_needs_no_words():
-    assert told("COMPLETED", manifest("completed")).message == ""
+def test_completed_run_on_which_all_sources_agree_has_no_message():
+    assert resolve("COMPLETED", manifest("completed")).message == ""
 
 
-def test_why_the_scheduler_gave_no_word_is_told():
-    result = told("silent", silence="its process is on node7, which cannot be asked from here")
+def test_message_says_why_the_scheduler_did_not_answer():
+    result = resolve(NO_ANSWER, no_answer_reason="its process is on node7 and cannot be checked from here")
     assert "on node7" in result.message
 
 
-def test_a_manifest_that_has_been_running_in_silence_is_not_believed():
-    fresh, old = (Leavings(manifest=manifest("running"), silent_s=age_s) for age_s in (5.0, SILENT_S + 120))
-    assert told("silent", leavings=fresh).state is PointState.RUNNING
-    result = told("silent", leavings=old)
+def test_stale_running_manifest_is_not_believed():
+    fresh, stale = (
+        RunArtifacts(manifest=manifest("running"), manifest_age_s=age_s) for age_s in (5.0, STALE_MANIFEST_S + 120)
+    )
+    assert resolve(NO_ANSWER, artifacts=fresh).state is PointState.RUNNING
+    result = resolve(NO_ANSWER, artifacts=stale)
     assert result.state is PointState.UNKNOWN
     assert "12 min ago" in result.message
 
 
-def test_a_job_that_runs_and_says_nothing_any_more_is_told():
-    old = Leavings(manifest=manifest("running"), silent_s=SILENT_S + 60)
-    result = told("RUNNING", leavings=old)
+def test_running_job_with_a_stale_manifest_says_so():
+    stale = RunArtifacts(manifest=manifest("running"), manifest_age_s=STALE_MANIFEST_S + 60)
+    result = resolve("RUNNING", artifacts=stale)
     assert result.state is PointState.RUNNING
-    assert "no word from it for 11 min" in result.message
+    assert "manifest last written 11 min ago" in result.message
 
 
 @pytest.mark.parametrize("slurm", ["COMPLETED", None, "FAILED"])
-def test_a_run_directory_deleted_by_hand_is_told(slurm, tmp_path):
-    left = Leavings.read(tmp_path / "0" / "attempt-1")
-    result = told(slurm, leavings=left)
+def test_deleted_run_directory_is_named(slurm, tmp_path):
+    result = resolve(slurm, artifacts=RunArtifacts.read(tmp_path / "0" / "attempt-1"))
     assert result.state is FAILED
     assert "no run directory" in result.message
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '"x"', "\xff", '{"status": "exploded"}'])
-def test_a_manifest_that_is_none_is_damage_and_no_traceback(text, tmp_path):
+def test_file_that_is_no_manifest_is_damage_without_a_traceback(text, tmp_path):
     (tmp_path / MANIFEST).write_bytes(text.encode("latin-1"))
-    left = Leavings.read(tmp_path)
-    assert str(tmp_path / MANIFEST) in left.damaged
-    assert judge("COMPLETED", leavings=left) == (FAILED, Reason.LOST)
-    assert judge("RUNNING", leavings=left) == (PointState.RUNNING, None)
+    artifacts = RunArtifacts.read(tmp_path)
+    assert str(tmp_path / MANIFEST) in artifacts.damage
+    assert state_and_reason("COMPLETED", artifacts=artifacts) == (FAILED, Reason.LOST)
+    assert state_and_reason("RUNNING", artifacts=artifacts) == (PointState.RUNNING, None)
 
 
-def test_a_reason_that_a_later_version_gave_is_a_failure_none_the_less():
-    assert judge("FAILED", manifest("failed", "struck_by_lightning")) == (FAILED, Reason.APP_ERROR)
+def test_reason_of_a_later_version_is_still_a_failure():
+    assert state_and_reason("FAILED", manifest("failed", "struck_by_lightning")) == (FAILED, Reason.APP_ERROR)
 
 
-def test_parts_that_were_closed_and_are_gone_are_missed(tmp_path):
+def test_missing_parts_that_were_closed_are_reported(tmp_path):
     (tmp_path / MANIFEST).write_text(json.dumps(manifest("completed")))
     tables = {"samples_fast": {"rows": 9, "parts": 2}, "events": {"rows": 0, "parts": 0}}
     (tmp_path / TELEMETRY).write_text(json.dumps({"status": "complete", "tables": tables}))
@@ -170,28 +181,28 @@ def test_parts_that_were_closed_and_are_gone_are_missed(tmp_path):
     parts.mkdir()
     for number in range(2):
         (parts / f"part-{number:06d}.parquet").touch()
-    assert judge("COMPLETED", leavings=Leavings.read(tmp_path)) == (COMPLETED, None)
+    assert state_and_reason("COMPLETED", artifacts=RunArtifacts.read(tmp_path)) == (COMPLETED, None)
     (parts / "part-000000.parquet").unlink()
-    result = told("COMPLETED", leavings=Leavings.read(tmp_path))
+    result = resolve("COMPLETED", artifacts=RunArtifacts.read(tmp_path))
     assert (result.state, result.reason) == (FAILED, Reason.TELEMETRY_INCOMPLETE)
     assert "1 of 2 parts of samples_fast" in result.message
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"state": "FAI'])
-def test_a_kept_word_that_is_not_whole_is_none(text, tmp_path):
+def test_damaged_saved_state_is_ignored(text, tmp_path):
     (tmp_path / "scheduler.json").write_text(text)
-    assert SchedulerWord.kept(tmp_path) is None
+    assert SchedulerState.load(tmp_path) is None
 
 
 @pytest.mark.parametrize("reason", [Reason.PREEMPTED, Reason.TIMEOUT])
-def test_a_run_that_went_back_into_the_queue_is_not_lost_while_slurm_is_silent(reason):
-    left = manifest("interrupted", reason.value, slurm={"requeued": True})
-    assert judge("silent", left) == (PointState.UNKNOWN, None)
-    assert judge("PENDING", left) == (PointState.QUEUED, None)
-    assert judge("FAILED", left) == (FAILED, reason)
+def test_requeued_run_is_unknown_while_slurm_does_not_answer(reason):
+    content = manifest("interrupted", reason.value, slurm={"requeued": True})
+    assert state_and_reason(NO_ANSWER, content) == (PointState.UNKNOWN, None)
+    assert state_and_reason("PENDING", content) == (PointState.QUEUED, None)
+    assert state_and_reason("FAILED", content) == (FAILED, reason)
 
 
-def test_of_a_run_that_could_not_ask_whether_it_was_cancelled_slurms_word_says_so():
-    left = manifest("interrupted", "preempted")
-    assert judge("CANCELLED", left) == (FAILED, Reason.CANCELLED)
-    assert judge("FAILED", left) == (FAILED, Reason.PREEMPTED)
+def test_slurm_decides_whether_an_interrupted_run_was_cancelled():
+    content = manifest("interrupted", "preempted")
+    assert state_and_reason("CANCELLED", content) == (FAILED, Reason.CANCELLED)
+    assert state_and_reason("FAILED", content) == (FAILED, Reason.PREEMPTED)

@@ -20,7 +20,7 @@ import pytest
 from inpaint_bench import launch
 from inpaint_bench.cli import app
 from launchers.slurm.submit import SiteExecutor
-from launchers.status.survey import survey
+from launchers.status.survey import poll_sweep
 from launchers.sweep.ledger import Ledger
 from tests.testbed.bed import Bed
 
@@ -174,9 +174,9 @@ def test_while_sacct_is_down_squeue_and_the_files_tell_and_nothing_is_sent_twice
         said = set()
 
         def ended() -> bool:
-            seen = survey(Ledger.open(runs))
+            seen = poll_sweep(Ledger.open(runs))
             said.update(answer.sacct for answer in seen.answers.values())
-            return not any(standing.open for standing in seen.standings)
+            return not any(point.is_open for point in seen.points)
 
         testbed.wait(ended, what="two runs to end")
         assert any(word.startswith("did not answer") for word in said), said

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from inpaint_bench.core.attempt_state import SchedulerWord
+from inpaint_bench.core.attempt_state import SchedulerState
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_json as read_json_or_none
 from inpaint_bench.core.paths import ROOT
@@ -293,4 +293,4 @@ def test_progress_does_not_wait_for_a_slow_disk(tmp_path: Path, monkeypatch: pyt
 def test_a_second_start_forgets_what_slurm_said_of_the_first(tmp_path: Path) -> None:
     (tmp_path / "scheduler.json").write_text('{"state": "PREEMPTED", "detail": ""}')
     manifest.Manifest.start(tmp_path, bench("site=local"), compose(), [])
-    assert SchedulerWord.kept(tmp_path) is None
+    assert SchedulerState.load(tmp_path) is None

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from inpaint_bench import launch
 from inpaint_bench.cli import app, status
-from inpaint_bench.core.attempt_state import SchedulerWord
+from inpaint_bench.core.attempt_state import SchedulerState
 from inpaint_bench.core.errors import PointsFailedError
 from inpaint_bench.core.site import ConnectConfig, Limits, SiteConfig
 from launchers.points.site_catalog import Reachable
@@ -46,7 +46,7 @@ class TestWaiting:
         slept, said = [], {name: iter(states) for name in Ledger(folder).sweep["sites"]}
 
         def ask(site, *_, **__):
-            return Answer(words={"7_0": SchedulerWord(state=next(said[site.name]))}, squeue="ok", sacct="ok")
+            return Answer(words={"7_0": SchedulerState(state=next(said[site.name]))}, squeue="ok", sacct="ok")
 
         def sleep(pause_s):
             slept.append(pause_s)
@@ -116,7 +116,7 @@ class TestWatching:
     def test_without_a_wish_it_is_every_minute_or_as_the_site_wants(self, site, every_s, tmp_path, monkeypatch):
         folder = swept(tmp_path / "sweep", **{site.name: site})
         slept = []
-        monkeypatch.setattr(survey, "ask", lambda *_, **__: Answer(words={"7_0": SchedulerWord(state="PENDING")}))
+        monkeypatch.setattr(survey, "ask", lambda *_, **__: Answer(words={"7_0": SchedulerState(state="PENDING")}))
         monkeypatch.setattr(status, "time", SimpleNamespace(time=time.time, sleep=interrupted(slept)))
         with Ledger(folder).locked():  # so that a point of this machine waits for its turn
             assert app.main(["status", str(folder), "--watch"]) == 130

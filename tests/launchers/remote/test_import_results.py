@@ -16,7 +16,7 @@ from inpaint_bench.core.schema import PointState
 from launchers.remote import bundle, digests
 from launchers.remote.bundle import BundleError, CutError, measure
 from launchers.remote.import_results import Arrivals
-from launchers.status.survey import look
+from launchers.status.survey import poll_sweep
 from launchers.sweep.ledger import Ledger
 from tests.run.small_disk import small_disk_on
 
@@ -337,8 +337,8 @@ class TestADiskThatFillsUp:
         there = everything(small)
         assert 0 < len(there) - 1 < 100
         assert there.items() <= (parts | {"sweep.json": there["sweep.json"]}).items()
-        (standing,) = (one for one in look(small) if one.record.num == 6)
-        assert standing.verdict.state is PointState.UNKNOWN  # and so nothing that `rerun` sends again
+        (standing,) = (one for one in poll_sweep(small).points if one.record.num == 6)
+        assert standing.state is PointState.UNKNOWN  # and so nothing that `rerun` sends again
         subprocess.run(["mount", "-o", "remount,size=2m", str(small.folder.parent)], check=True)
         assert bring(content, small).kept == len(there) - 1
         assert everything(small).keys() == {*parts, "6/attempt-1/manifest.json", "sweep.json"}

@@ -19,7 +19,7 @@ ATTEMPT = {
     "job_id": "77_0",
     "refused": None,
     "cancelled": False,
-    "word": {"state": "PENDING", "detail": "Priority", "said": "squeue: PENDING Priority"},
+    "word": {"state": "PENDING", "detail": "Priority", "raw": "squeue: PENDING Priority"},
     "left": {"manifest": None},
 }
 LOOKED = {"kind": "answer", "squeue": "ok", "sacct": "ok", "busy": False, "sweep": True}
@@ -71,8 +71,8 @@ def test_what_is_planned_there_is_not_known_while_it_is_being_submitted(busy, st
         *({"point": "0"}, {"point": True}, {"attempt": -1}, {"attempt": 10**9}, {"run_id": "r\x1b[2J"}, {"run_id": 7}),
         *({"group": "../../etc"}, {"group": ".."}, {"group": ""}, {"group": None}, {"job_id": "pid:1@here"}),
         *({"job_id": "77_0\n"}, {"job_id": 77}, {"refused": ["no"]}, {"word": "PENDING"}, {"word": {"state": "A B"}}),
-        *({"word": {"state": "PENDING", "begins_unix": 1e300}}, {"word": {"state": "PENDING", "detail": 3}}),
-        *({"left": None}, {"left": {"manifest": []}}, {"left": {"manifest": None, "silent_s": "long"}}),
+        *({"word": {"state": "PENDING", "start_unix": 1e300}}, {"word": {"state": "PENDING", "detail": 3}}),
+        *({"left": None}, {"left": {"manifest": []}}, {"left": {"manifest": None, "manifest_age_s": "long"}}),
     ],
 )
 def test_a_wrong_answer_is_a_sentence_and_changes_nothing(wrong, asked, capsys):
@@ -85,7 +85,7 @@ def test_a_wrong_answer_is_a_sentence_and_changes_nothing(wrong, asked, capsys):
 
 
 def test_words_that_would_steer_a_terminal_are_shown_without_that(asked, capsys):
-    said = {"state": "PENDING", "detail": "red \x1b[31m", "said": "squeue: \x1b[2JPENDING"}
+    said = {"state": "PENDING", "detail": "red \x1b[31m", "raw": "squeue: \x1b[2JPENDING"}
     ledger = asked(LOOKED | {"squeue": "\x1b[2Jok"}, ATTEMPT | {"word": said, "refused": "no \x1b[31m"})
     capsys.readouterr()
     for words in ([], ["--point", "0"]):

@@ -17,16 +17,16 @@ from omegaconf import OmegaConf
 
 from inpaint_bench import launch
 from inpaint_bench.cli import app, status
-from inpaint_bench.core.attempt_state import Leavings, SchedulerWord, Verdict
+from inpaint_bench.core.attempt_state import AttemptState, RunArtifacts, SchedulerState
 from inpaint_bench.core.schema import LEDGER, MANIFEST, STEPS, SWEEP, TELEMETRY, PointState, Reason
 from inpaint_bench.core.site import Account, ConnectConfig, SiteConfig
 from inpaint_bench.telemetry.storage.parts import PartWriter
 from launchers.slurm import query
 from launchers.slurm.pending_reasons import explain
 from launchers.status import survey as watch
-from launchers.status.forecast import last_end, outlooks
+from launchers.status.forecast import forecast_points, last_end
 from launchers.status.overview import together
-from launchers.status.survey import Standing
+from launchers.status.survey import AttemptStatus, PointStatus
 from launchers.status.tables import span, spans
 from launchers.sweep.ledger import Attempt, Ledger, PointRecord
 
@@ -89,14 +89,17 @@ def manifest(state: str = "running", *, ago_s: float = 0.0, begun_ago_s: float =
     }
 
 
-def standing(num, state, left=None, *, word=None, folder=None, overrides=("gpu=h200",), job="7_0"):
+def point_status(num, state, manifest=None, *, scheduler=None, run_dir=None, overrides=("gpu=h200",), job="7_0"):
     attempt = Attempt(point=num, attempt=1, run_id="r", site="delta", group="g", planned_unix=NOW, job_id=job)
     record = PointRecord(num=num, overrides=list(overrides), gpu="h200", batch=16, site="delta", attempts=[attempt])
-    return Standing(record=record, verdict=Verdict(state=state), left=Leavings(manifest=left), folder=folder, word=word)
+    resolved, artifacts = AttemptState(state=state), RunArtifacts(manifest=manifest)
+    run_dir = run_dir or Path("no-such-folder")
+    last = AttemptStatus(attempt=attempt, resolved=resolved, artifacts=artifacts, run_dir=run_dir, scheduler=scheduler)
+    return PointStatus(record=record, resolved=resolved, attempts=(last,))
 
 
-def held(**times):
-    return SchedulerWord(state="PENDING", **times)
+def pending(**times):
+    return SchedulerState(state="PENDING", **times)
 
 
 class TestSilence:
@@ -121,7 +124,7 @@ class TestSilence:
         ledger.append("cancelled", points=[[0, 1]])
 
     def state(self, ledger):
-        return watch.look(ledger)[0].verdict.state
+        return watch.poll_sweep(ledger).points[0].state
 
     def test_a_job_that_was_told_to_stop_may_still_run(self, ledger):
         self.submitted(ledger)
@@ -140,7 +143,7 @@ class TestSilence:
     @pytest.mark.parametrize(("word", "state"), [("PREEMPTED", PointState.UNKNOWN), ("TIMEOUT", PointState.FAILED)])
     def test_a_word_that_slurm_may_take_back_is_no_last_word(self, ledger, word, state):
         self.submitted(ledger)
-        SchedulerWord(state=word).keep(ledger.folder / "0" / "attempt-1")
+        SchedulerState(state=word).save(ledger.folder / "0" / "attempt-1")
         assert self.state(ledger) is state
 
 
@@ -149,12 +152,12 @@ HALF = {"step": 30, "steps_total": 60, "images_per_s": 32.0}
 
 
 class TestOutlook:
-    def one(self, *standings):
-        return outlooks(standings, NOW)[standings[0].record.num]
+    def one(self, *points):
+        return forecast_points(points, NOW)[points[0].record.num]
 
     def test_a_running_point_ends_when_its_steps_are_done_at_its_pace(self):
-        found = self.one(standing(0, RUNNING, manifest(ago_s=10, **HALF)))
-        assert found.ends_unix == pytest.approx(NOW - 10 + 30 * 16 / 32)
+        found = self.one(point_status(0, RUNNING, manifest(ago_s=10, **HALF)))
+        assert found.end_unix == pytest.approx(NOW - 10 + 30 * 16 / 32)
         assert (found.step, found.steps_total, found.images_per_s, found.pace_age_s) == (30, 60, 32.0, 10.0)
 
     def test_a_training_needs_the_time_of_its_validations_too(self, tmp_path):
@@ -164,48 +167,51 @@ class TestOutlook:
             for kind, begin, end in spans_s
         ]
         (tmp_path / "windows.json").write_text(json.dumps(windows))
-        found = self.one(standing(0, RUNNING, manifest(**HALF), folder=tmp_path))
-        assert found.ends_unix == pytest.approx(NOW + 1.25 * 30 * 16 / 32)
+        found = self.one(point_status(0, RUNNING, manifest(**HALF), run_dir=tmp_path))
+        assert found.end_unix == pytest.approx(NOW + 1.25 * 30 * 16 / 32)
 
     @pytest.mark.parametrize("lacks", ["steps_total", "images_per_s"])
     def test_without_a_pace_or_a_last_step_no_end_is_made_up(self, lacks):
-        found = self.one(standing(0, RUNNING, manifest(**HALF | {lacks: None})))
-        assert (found.ends_unix, found.basis) == (None, "not known")
+        found = self.one(point_status(0, RUNNING, manifest(**HALF | {lacks: None})))
+        assert (found.end_unix, found.basis) == (None, "not known")
 
     def test_before_its_first_step_a_point_is_expected_to_take_as_long_as_those_like_it(self):
-        seed = standing(1, COMPLETED, manifest("completed", begun_ago_s=80), overrides=("gpu=h200", "seed=1"))
-        other = standing(2, COMPLETED, manifest("completed", begun_ago_s=500), overrides=("gpu=h200", "model=b"))
-        found = self.one(standing(0, RUNNING, manifest(begun_ago_s=30)), seed, other)
-        assert found.ends_unix == pytest.approx(NOW - 30 + 80)
+        seed = point_status(1, COMPLETED, manifest("completed", begun_ago_s=80), overrides=("gpu=h200", "seed=1"))
+        other = point_status(2, COMPLETED, manifest("completed", begun_ago_s=500), overrides=("gpu=h200", "model=b"))
+        found = self.one(point_status(0, RUNNING, manifest(begun_ago_s=30)), seed, other)
+        assert found.end_unix == pytest.approx(NOW - 30 + 80)
         assert found.basis == "1 completed run like it"
 
     def test_before_any_run_has_ended_the_time_limit_is_the_latest_end(self):
-        word = SchedulerWord(state="RUNNING", ends_unix=NOW + 600)
-        found = self.one(standing(0, RUNNING, manifest(), word=word))
-        assert (found.ends_unix, found.at_most, found.basis) == (NOW + 600, True, "time limit")
+        word = SchedulerState(state="RUNNING", end_unix=NOW + 600)
+        found = self.one(point_status(0, RUNNING, manifest(), scheduler=word))
+        assert (found.end_unix, found.at_most, found.basis) == (NOW + 600, True, "time limit")
 
     def test_a_queued_point_ends_after_its_expected_start(self):
-        like = standing(1, COMPLETED, manifest("completed", begun_ago_s=80))
-        point = standing(0, QUEUED, word=held(begins_unix=NOW + 60, limit_s=600.0))
-        assert self.one(point, like).ends_unix == NOW + 140
-        assert self.one(point).ends_unix == NOW + 660
+        like = point_status(1, COMPLETED, manifest("completed", begun_ago_s=80))
+        point = point_status(0, QUEUED, scheduler=pending(start_unix=NOW + 60, time_limit_s=600.0))
+        assert self.one(point, like).end_unix == NOW + 140
+        assert self.one(point).end_unix == NOW + 660
         assert self.one(point).at_most
 
     def test_a_queued_point_without_an_expected_start_has_no_end(self):
-        found = self.one(standing(0, QUEUED, word=held(limit_s=600.0)))
-        assert (found.ends_unix, found.begins_unix, found.basis) == (None, None, "Slurm expects no start yet")
+        found = self.one(point_status(0, QUEUED, scheduler=pending(time_limit_s=600.0)))
+        assert (found.end_unix, found.start_unix, found.basis) == (None, None, "Slurm expects no start yet")
 
     def test_an_expected_start_that_has_passed_is_now(self):
-        assert self.one(standing(0, QUEUED, word=held(begins_unix=NOW - 999, limit_s=60.0))).begins_unix == NOW
+        assert (
+            self.one(point_status(0, QUEUED, scheduler=pending(start_unix=NOW - 999, time_limit_s=60.0))).start_unix
+            == NOW
+        )
 
     def test_a_clock_that_is_ahead_is_told_and_gives_no_negative_age(self):
-        found = self.one(standing(0, RUNNING, manifest(ago_s=-90, **HALF)))
+        found = self.one(point_status(0, RUNNING, manifest(ago_s=-90, **HALF)))
         assert found.skew_s == pytest.approx(90)
         assert found.pace_age_s == 0
 
     def test_an_end_that_has_passed_is_not_told_as_one(self):
-        found = self.one(standing(0, RUNNING, manifest(ago_s=900, **HALF)))
-        assert found.ends_unix is None
+        found = self.one(point_status(0, RUNNING, manifest(ago_s=900, **HALF)))
+        assert found.end_unix is None
         assert found.basis == "should have ended by its own pace"
 
     def test_the_pace_of_now_is_that_of_the_last_rows_on_disk(self, tmp_path):
@@ -220,27 +226,27 @@ class TestOutlook:
             row = {"t_start_mono_ns": at_ns - 1, "t_end_mono_ns": at_ns, "data_wait_ns": 0, "images": images}
             rows.append(window_id="measure-0", step=step, **row)
         rows.tick(1.0)
-        found = self.one(standing(0, RUNNING, manifest(ago_s=5, **HALF), folder=tmp_path))
+        found = self.one(point_status(0, RUNNING, manifest(ago_s=5, **HALF), run_dir=tmp_path))
         assert found.images_per_s == pytest.approx(32, rel=0.02)
         assert found.pace_age_s == pytest.approx(11, abs=0.01)
         rows.close()
-        assert self.one(standing(0, RUNNING, manifest(ago_s=5, **HALF), folder=tmp_path)).pace_age_s == 5
+        assert self.one(point_status(0, RUNNING, manifest(ago_s=5, **HALF), run_dir=tmp_path)).pace_age_s == 5
 
     def test_points_that_wait_for_this_machine_come_one_after_another(self):
-        done = standing(9, COMPLETED, manifest("completed", begun_ago_s=80), job="pid:1@here")
-        first = standing(0, RUNNING, manifest(**HALF), job="pid:2@here")
-        second, third = (standing(num, QUEUED, job=None) for num in (1, 2))
-        found = outlooks([first, second, third, done], NOW)
-        assert [found[num].ends_unix - NOW for num in (0, 1, 2)] == pytest.approx([15, 95, 175])
+        done = point_status(9, COMPLETED, manifest("completed", begun_ago_s=80), job="pid:1@here")
+        first = point_status(0, RUNNING, manifest(**HALF), job="pid:2@here")
+        second, third = (point_status(num, QUEUED, job=None) for num in (1, 2))
+        found = forecast_points([first, second, third, done], NOW)
+        assert [found[num].end_unix - NOW for num in (0, 1, 2)] == pytest.approx([15, 95, 175])
 
     def test_the_sweep_ends_with_its_last_point_or_that_is_not_known(self):
-        first = standing(0, RUNNING, manifest(**HALF))
-        later = standing(1, QUEUED, word=held(begins_unix=NOW + 60, limit_s=600.0))
-        unknown = standing(2, QUEUED, word=held())
-        assert last_end([first], outlooks([first], NOW)) == (pytest.approx(NOW + 15), "expected")
-        assert last_end([first, later], outlooks([first, later], NOW)) == (NOW + 660, "at the latest")
+        first = point_status(0, RUNNING, manifest(**HALF))
+        later = point_status(1, QUEUED, scheduler=pending(start_unix=NOW + 60, time_limit_s=600.0))
+        unknown = point_status(2, QUEUED, scheduler=pending())
+        assert last_end([first], forecast_points([first], NOW)) == (pytest.approx(NOW + 15), "expected")
+        assert last_end([first, later], forecast_points([first, later], NOW)) == (NOW + 660, "at the latest")
         every = [first, later, unknown]
-        assert last_end(every, outlooks(every, NOW)) == (None, "of 1 of 3 open points no end can be told yet")
+        assert last_end(every, forecast_points(every, NOW)) == (None, "of 1 of 3 open points no end can be told yet")
 
 
 @pytest.mark.parametrize(
@@ -331,8 +337,8 @@ class TestDamage:
         left_behind(folder, 0)
         done, nothing = as_json(folder, capsys)["points"]
         assert (done["state"], nothing["state"]) == ("completed", "unknown")
-        assert "by its manifest alone" in done["message"]
-        assert "on elsewhere, which cannot be asked from here" in nothing["message"]
+        assert "from the manifest only" in done["message"]
+        assert "on elsewhere and cannot be checked from here" in nothing["message"]
 
     def test_a_sweep_that_one_may_only_read_is_told_all_the_same(self, tmp_path, capsys):
         folder = made(tmp_path / "sweep", [dead_pid()])
@@ -509,7 +515,7 @@ class TestOnSlurm:
         path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "running"}))
         point = as_json(copy, capsys)["points"][0]
         assert (point["state"], point["reason"]) == ("failed", "lost")
-        assert "its process is gone without a word" in point["message"]
+        assert "process exited without writing a final status" in point["message"]
         shutil.rmtree(run)
         point = as_json(copy, capsys)["points"][0]
         assert (point["state"], point["reason"]) == ("failed", "lost")
@@ -540,7 +546,7 @@ class TestOnSlurm:
             "squeue did not answer within 2 s, sacct did not answer within 2 s"
         )
         assert found["counts"] == {"completed": 1, "failed": 1}
-        assert "by its manifest alone: squeue did not answer" in found["points"][0]["message"]
+        assert "from the manifest only: squeue did not answer" in found["points"][0]["message"]
 
     def test_a_job_that_slurm_does_not_show_is_lost_only_where_it_is_ones_own(self, testbed, tmp_path, capsys):
         if os.getuid():

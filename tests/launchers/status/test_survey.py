@@ -62,14 +62,14 @@ class TestAnotherSitesSlurm:
         told = as_json(folder, capsys)
         assert told["counts"] == {"unknown": 2}
         assert "is not a machine of delta" in told["points"][0]["message"]
-        assert told["witnesses"]["delta"]["silence"].startswith("its Slurm cannot be asked from here")
+        assert told["witnesses"]["delta"]["silence"].startswith("its Slurm cannot be queried from here")
         assert not any(calls.exists() for calls in asked)
 
     def test_is_told_to_cancel_nothing(self, folder, command, capsys):
         told = command("scancel", "exit 0")
         code, said = words(capsys, "cancel", str(folder))
         assert code == 2
-        assert "cannot be told anything from here" in said
+        assert "its Slurm cannot be reached from here" in said
         assert not told.exists()
         assert not any(record.last.cancelled for record in Ledger(folder).points().values())
 
@@ -175,7 +175,7 @@ class TestWithoutTheRecordOfWhatWasSent:
         path.write_text(json.dumps(json.loads(path.read_text()) | {"run_id": "r-other"}))
         point = as_json(copy, capsys)["points"][0]
         assert (point["state"], point["reason"]) == ("failed", "lost")
-        assert "is of run r-other" in point["message"]
+        assert "belongs to run r-other" in point["message"]
 
 
 class TestADirectoryThatIsAnothersRun:
@@ -268,7 +268,7 @@ class TestOnSlurm:
         told = as_json(folder, capsys)
         (point,) = told["points"]
         assert point["state"] == "unknown"
-        assert "sacct did not answer (Connection refused), so whether its array was submitted" in point["message"]
+        assert "submission unconfirmed: sacct did not answer (Connection refused)" in point["message"]
         assert "Socket timed out" in point["message"]
         assert told["witnesses"]["delta"]["squeue"] == "ok"
         assert "delta squeue ok, sacct did not answer" in words(capsys, "status", str(folder))[1]

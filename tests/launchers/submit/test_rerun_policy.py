@@ -2,12 +2,12 @@
 
 import pytest
 
-from inpaint_bench.core.attempt_state import Leavings, Verdict
+from inpaint_bench.core.attempt_state import AttemptState, RunArtifacts
 from inpaint_bench.core.config import RerunConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import PointState, Reason
 from launchers.points.compose import composer
-from launchers.status.survey import Standing
+from launchers.status.survey import AttemptStatus, PointStatus
 from launchers.submit.rerun_policy import Asked, decide, merged
 from launchers.sweep.ledger import Attempt, PointRecord
 from tests.launchers.conftest import ACCOUNT
@@ -30,8 +30,10 @@ def treat(compose, tmp_path):
         ]
         asked = ["gpu=a100", "site=delta", ACCOUNT, *overrides]
         record = PointRecord(num=3, overrides=asked, gpu="a100", batch=16, site="delta", attempts=attempts)
-        word = Verdict(state=PointState.FAILED, reason=cause, message=message)
-        standing = Standing(record=record, verdict=word, left=left or Leavings(), folder=folder)
+        word = AttemptState(state=PointState.FAILED, reason=cause, message=message)
+        artifacts, run_dir = left or RunArtifacts(), folder or tmp_path / "3" / "attempt-1"
+        statuses = [AttemptStatus(attempt=a, resolved=word, artifacts=artifacts, run_dir=run_dir) for a in attempts]
+        standing = PointStatus(record=record, resolved=word, attempts=tuple(statuses))
         named = None if only is None else frozenset({Reason(only)})
         outcomes = decide([standing], Asked(only=named, changes=tuple(changes)), compose)
         return outcomes[0] if outcomes else None
@@ -108,7 +110,7 @@ class TestATimeLimit:
 
 class TestANodeThatFailed:
     def test_is_excluded_beside_those_that_failed_before(self, treat):
-        left = Leavings(manifest={"slurm": {"node": "gpua002"}})
+        left = RunArtifacts(manifest={"slurm": {"node": "gpua002"}})
         decision, point = treat(Reason.NODE_FAIL, "sites.delta.exclude_nodes=[gpua001]", left=left)
         assert point.site.exclude_nodes == ["gpua001", "gpua002"]
         assert decision.changes == ("sites.delta.exclude_nodes=[gpua001,gpua002]",)
