@@ -344,8 +344,7 @@ def page(report: Content, drawn: Drawn, out: Path, formats: Collection[str] = ()
         report=report,
         drawn=drawn,
         runs=_run_cards(report.dataset, out),
-        rules=bottleneck.RULES,
-        mixed=(bottleneck.MIXED, bottleneck.MIXED_WHEN),
+        rules=bottleneck.describe_rules(),
         source=published.SOURCE,
         figure_css=Markup(svg.css()),
     )

@@ -1,11 +1,11 @@
-"""What held a run back: one table of rules, the first that matches wins, with what to try next.
+"""What limits a run: a table of rules of which the first match wins, and what to try next.
 
-Evidence comes in three tiers: 1 counters of the GPU (GPM, DCGM), 2 the sweep that the run is part of, 3 the run
-alone. A way to match a rule is a list of conditions that all have to hold; a figure that is not known holds
-nothing. Thresholds are starting values from the literature and practice; the clock's in `power_capped` is set after 26
-runs on two H200, where the cap was counted as active for most of runs whose clock it left at 98 to 100 %.
+Evidence comes in three tiers: 1 performance counters of the GPU (GPM, DCGM), 2 the batch sweep that the run is part
+of, 3 the run alone. An indicator that is not known matches no condition. Thresholds are starting values from the
+literature and practice; only the clock limit of `power_capped` was set on our own data: of 26 runs on two H200, most
+reported the power cap as active while their SM clock stayed at 98 to 100 % of its maximum.
 
-docs/bottlenecks.md is this table: `python -m analysis.stats.bottleneck > docs/bottlenecks.md`.
+The table in docs/bottlenecks.md is the output of `python -m analysis.stats.bottleneck`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -23,413 +23,287 @@ from analysis.metrics import flags
 from analysis.units import number
 from inpaint_bench.core.schema import Reason
 
-from . import best_batch as best
+from .best_batch import memory_limit
 
 COUNTERS, SWEEP, RUN = 1, 2, 3
 TIERS = {
-    COUNTERS: "counters of the GPU (GPM on Hopper and later, or DCGM)",
-    SWEEP: "the sweep over the batch that the run is part of",
+    COUNTERS: "performance counters of the GPU (GPM on Hopper and later, or DCGM)",
+    SWEEP: "the batch sweep that the run is part of",
     RUN: "the run alone",
 }
+MIXED, UNKNOWN, NO_VALUE = "mixed", "unknown", "\u2013"
 Row = Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fact:
-    """A figure that rules ask for, in words and with its unit."""
-
-    words: str
-    unit: str = ""
-    meaning: str
-
-
-FACTS = {
-    "oom": Fact(words="out of GPU memory", meaning="the run ended so"),
-    "throttle_thermal_pct": Fact(words="slowed by temperature", unit="%", meaning="share of the window"),
-    "throttle_power_pct": Fact(words="at the power cap", unit="%", meaning="share of the window"),
-    "power_share_pct": Fact(words="power", unit="% of the limit", meaning="mean power over the enforced limit"),
-    "clock_share_pct": Fact(words="SM clock", unit="% of its maximum", meaning="mean over the window"),
-    "data_wait_pct": Fact(words="waiting for data", unit="%", meaning="share of the window"),
-    "gpu_idle_pct": Fact(words="GPU idle", unit="%", meaning="share of time without any kernel: 100 less utilisation"),
-    "elasticity": Fact(
-        words="elasticity",
-        meaning="d ln(images/s) / d ln(batch) to the next larger batch, or from the next smaller: 1 where a larger "
-        "batch costs no time, 0 where it brings nothing",
-    ),
-    "sm_active_pct": Fact(words="SMs active", unit="%", meaning="share of SMs that were busy, mean over the window"),
-    "tensor_active_pct": Fact(words="tensor cores active", unit="%", meaning="share of time"),
-    "dram_active_pct": Fact(words="memory bandwidth", unit="% of peak", meaning="about 80 % is the practical peak"),
-    "at_the_wall": Fact(words="largest batch that fits", meaning="the next larger one tried ended out of memory"),
+Condition = tuple[str, str, float]  # indicator, operator (>, < or unknown), threshold
+# Label and unit of every figure that the rules test; docs/bottlenecks.md says what each means.
+INDICATORS = {
+    "out_of_memory": ("out of GPU memory", ""),
+    "throttle_thermal_pct": ("thermal throttling", "%"),
+    "throttle_power_pct": ("power cap active", "%"),
+    "power_pct_of_limit": ("power", "% of the limit"),
+    "clock_pct_of_max": ("SM clock", "% of its maximum"),
+    "data_wait_pct": ("data wait", "%"),
+    "gpu_idle_pct": ("GPU idle", "%"),
+    "elasticity": ("elasticity", ""),
+    "sm_active_pct": ("SMs active", "%"),
+    "tensor_active_pct": ("tensor cores active", "%"),
+    "dram_active_pct": ("DRAM bandwidth", "% of peak"),
+    "at_memory_limit": ("largest batch that fits", ""),
 }
-_FLAGS = ("oom", "at_the_wall")
+_BOOLEAN = ("out_of_memory", "at_memory_limit")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Condition:
-    fact: str
-    above: float | None = None
-    below: float | None = None
-    known: bool = True  # False: holds where the figure is not known
+class Advice(NamedTuple):
+    """Something to try. RECIPE, SITE, GPU and NODE in the command stand for the run's own values."""
 
-    @property
-    def words(self) -> str:
-        fact = FACTS[self.fact]
-        if not self.known:
-            return f"{fact.words} not known"
-        if self.fact in _FLAGS:
-            return fact.words
-        sign, limit = (">", self.above) if self.above is not None else ("<", self.below)
-        return f"{fact.words} {sign} {limit:g}{' ' + fact.unit if fact.unit else ''}"
-
-    def nearness(self, facts: Mapping[str, float | None]) -> float:
-        """1 where it holds, else how far the figure is on its way to the limit, 0 where it is not known."""
-        value = facts.get(self.fact)
-        if not self.known:
-            return 1.0 if value is None else 0.0
-        if value is None:
-            return 0.0
-        if self.above is not None:
-            return 1.0 if value > self.above else min(max(value / self.above, 0.0), 0.999)
-        assert self.below is not None
-        return 1.0 if value < self.below else min(max(self.below / value, 0.0), 0.999)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Way:
-    """Evidence of one tier that is enough for a class."""
-
-    tier: int
-    needs: tuple[Condition, ...]
-
-    @property
-    def words(self) -> str:
-        return " and ".join(need.words for need in self.needs)
-
-    def nearness(self, facts: Mapping[str, float | None]) -> float:
-        return min(need.nearness(facts) for need in self.needs)
-
-
-@dataclass(frozen=True)
-class Advice:
-    """What to try. Words in capitals of the command stand for the run's own: RECIPE, SITE, GPU, NODE."""
-
-    words: str
+    text: str
     command: str = ""
-    unless: str = ""  # a fact: where it is known, there is no need
-
-    @property
-    def markdown(self) -> str:
-        return f"{self.words}: `{self.command}`" if self.command else self.words
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule:
+class Bottleneck:
+    """A class of runs. It matches where all conditions of one of its rules hold."""
+
     name: str
-    ways: tuple[Way, ...]
-    shows: tuple[str, ...]  # facts that are the evidence
-    advice: tuple[Advice, ...]  # what to try, the least effort first
-    means: str
+    rules: tuple[tuple[int, tuple[Condition, ...]], ...]  # tier of evidence, conditions
+    advice: tuple[Advice, ...]  # the least effort first
 
     @property
-    def when(self) -> str:
-        return "; or ".join(f"{way.words} (tier {way.tier})" for way in self.ways)
-
-    def best(self, facts: Mapping[str, float | None]) -> tuple[float, Way]:
-        """The nearest way, and of equals the one with the strongest evidence."""
-        return max(((way.nearness(facts), way) for way in self.ways), key=lambda pair: (pair[0], -pair[1].tier))
+    def evidence(self) -> dict[str, None]:
+        """Return the figures that its rules test, in their order."""
+        return {name: None for _, conditions in self.rules for name, _, _ in conditions if name not in _BOOLEAN}
 
 
-def _way(tier: int, *needs: Condition) -> Way:
-    return Way(tier=tier, needs=needs)
-
-
-def _above(fact: str, limit: float) -> Condition:
-    return Condition(fact=fact, above=limit)
-
-
-def _below(fact: str, limit: float) -> Condition:
-    return Condition(fact=fact, below=limit)
-
-
-RULES = (
-    Rule(
+_FEWER_PASSES = Advice("less work per image, from prepared data", "recipe=[RECIPE,cache_image,cache_masked,cache_text]")
+BOTTLENECKS = (
+    Bottleneck(
         name="oom",
-        means="The batch does not fit into the GPU's memory.",
-        ways=(_way(RUN, _above("oom", 0.5)),),
-        shows=(),
+        rules=((RUN, (("out_of_memory", ">", 0),)),),
         advice=(
-            Advice("a smaller batch, or the one that fits", "batch=auto"),
-            Advice("memory for time", "recipe=[RECIPE,grad_checkpoint]"),
-            Advice("the same optimiser step in halves", "recipe=[RECIPE,accumulate_2]"),
+            Advice("a smaller batch, or the largest that fits", "batch=auto"),
+            Advice("trade compute time for memory", "recipe=[RECIPE,grad_checkpoint]"),
+            Advice("the same optimizer step in two micro-batches", "recipe.accumulate=2"),
         ),
     ),
-    Rule(
+    Bottleneck(
         name="thermal_throttled",
-        means="The card got too hot and slowed down: the run says more of its cooling than of the GPU.",
-        ways=(_way(RUN, _above("throttle_thermal_pct", flags.THERMAL_PCT)),),
-        shows=("throttle_thermal_pct", "clock_share_pct"),
-        advice=(
-            Advice("leave this node out, tell the site, and compare nothing with these figures", "--exclude=NODE"),
-        ),
+        rules=((RUN, (("throttle_thermal_pct", ">", flags.THERMAL_PCT),)),),
+        advice=(Advice("exclude this node, report it to the site, do not compare these figures", "--exclude=NODE"),),
     ),
-    Rule(
+    Bottleneck(
         name="power_capped",
-        means="The card drew what it may and lowered its clock.",
-        ways=(
-            _way(RUN, _above("throttle_power_pct", flags.POWER_CAP_PCT), _below("clock_share_pct", 97)),
-            _way(RUN, _above("power_share_pct", 97), _below("clock_share_pct", 97)),
+        rules=(
+            (RUN, (("throttle_power_pct", ">", flags.POWER_CAP_PCT), ("clock_pct_of_max", "<", 97))),
+            (RUN, (("power_pct_of_limit", ">", 97), ("clock_pct_of_max", "<", 97))),
         ),
-        shows=("throttle_power_pct", "power_share_pct", "clock_share_pct"),
-        advice=(
-            Advice("less work per image, from prepared data", "recipe=[RECIPE,cache_image,cache_masked,cache_text]"),
-            Advice("the cap is the site's: compare J/image, not watts"),
-        ),
+        advice=(_FEWER_PASSES, Advice("the site sets the power limit: compare J/image, not watts")),
     ),
-    Rule(
+    Bottleneck(
         name="data_starved",
-        means="The GPU waited for images.",
-        ways=(
-            _way(RUN, _above("data_wait_pct", 10)),
-            _way(SWEEP, _above("gpu_idle_pct", 20), _below("elasticity", 0.1)),
+        rules=(
+            (RUN, (("data_wait_pct", ">", 10),)),
+            (SWEEP, (("gpu_idle_pct", ">", 20), ("elasticity", "<", 0.1))),
         ),
-        shows=("data_wait_pct", "gpu_idle_pct", "elasticity"),
         advice=(
-            Advice("more loader processes", "recipe.num_workers=16 recipe.prefetch_factor=4"),
+            Advice("more data loader workers", "recipe.num_workers=16 recipe.prefetch_factor=4"),
             Advice("as many cores, Slurm's --cpus-per-task", "sites.SITE.gpus.GPU.cpus_per_gpu=16"),
-            Advice("no decoding, from prepared data", "recipe=[RECIPE,memmap]"),
+            Advice("no image decoding, from prepared data", "recipe=[RECIPE,memmap]"),
         ),
     ),
-    Rule(
+    Bottleneck(
         name="host_bound",
-        means="The GPU waited for the program to launch its kernels.",
-        ways=(
-            _way(SWEEP, _above("gpu_idle_pct", 10), _above("elasticity", 0.8)),
-            _way(RUN, _above("gpu_idle_pct", 10), Condition(fact="elasticity", known=False)),
+        rules=(
+            (SWEEP, (("gpu_idle_pct", ">", 10), ("elasticity", ">", 0.8))),
+            (RUN, (("gpu_idle_pct", ">", 10), ("elasticity", "unknown", 0))),
         ),
-        shows=("gpu_idle_pct", "data_wait_pct", "elasticity"),
         advice=(
             Advice("a larger batch", "batch=auto"),
-            Advice("fewer launches", "recipe=[RECIPE,compile,cuda_graph]"),
-            Advice("an optimiser of few kernels", "recipe=[RECIPE,adamw_fused]"),
+            Advice("fewer kernel launches", "recipe=[RECIPE,compile,cuda_graph]"),
+            Advice("a fused optimizer", "recipe=[RECIPE,adamw_fused]"),
         ),
     ),
-    Rule(
+    Bottleneck(
         name="tensor_bound",
-        means="The tensor cores were busy: the GPU does what it is bought for.",
-        ways=(_way(COUNTERS, _above("tensor_active_pct", 50), _above("sm_active_pct", 60)),),
-        shows=("tensor_active_pct", "sm_active_pct"),
-        advice=(
-            Advice("less work per image, from prepared data", "recipe=[RECIPE,cache_image,cache_masked,cache_text]"),
-        ),
+        rules=((COUNTERS, (("tensor_active_pct", ">", 50), ("sm_active_pct", ">", 60))),),
+        advice=(_FEWER_PASSES,),
     ),
-    Rule(
+    Bottleneck(
         name="dram_bound",
-        means="The GPU's memory was the limit.",
-        ways=(_way(COUNTERS, _above("dram_active_pct", 50)),),
-        shows=("dram_active_pct", "tensor_active_pct"),
+        rules=((COUNTERS, (("dram_active_pct", ">", 50),)),),
         advice=(
             Advice("fewer passes over memory", "recipe=[RECIPE,compile]"),
             Advice("attention that stays on chip", "recipe=[RECIPE,attn_flash]"),
         ),
     ),
-    Rule(
+    Bottleneck(
         name="latency_bound",
-        means="The SMs were busy, but neither tensor cores nor memory: many short kernels, conversions and waits.",
-        ways=(
-            _way(
-                COUNTERS,
-                _above("sm_active_pct", 60),
-                _below("tensor_active_pct", 50),
-                _below("dram_active_pct", 50),
-            ),
-        ),
-        shows=("sm_active_pct", "tensor_active_pct", "dram_active_pct"),
-        advice=(
-            Advice("fewer and larger kernels", "recipe=[RECIPE,compile]"),
-            Advice("less work per image, from prepared data", "recipe=[RECIPE,cache_image,cache_masked,cache_text]"),
-        ),
+        rules=((COUNTERS, (("sm_active_pct", ">", 60), ("tensor_active_pct", "<", 50), ("dram_active_pct", "<", 50))),),
+        advice=(Advice("fewer and larger kernels", "recipe=[RECIPE,compile]"), _FEWER_PASSES),
     ),
-    Rule(
+    Bottleneck(
         name="vram_limited",
-        means="A larger batch would still be faster, and does not fit.",
-        ways=(_way(SWEEP, _above("at_the_wall", 0.5), _above("elasticity", 0.2)),),
-        shows=("elasticity",),
+        rules=((SWEEP, (("at_memory_limit", ">", 0), ("elasticity", ">", 0.2))),),
         advice=(
-            Advice("smaller weights and moments", "recipe=[RECIPE,bf16_stochastic] batch=auto"),
-            Advice("memory for time", "recipe=[RECIPE,grad_checkpoint] batch=auto"),
+            Advice("smaller weights and optimizer states", "recipe=[RECIPE,bf16_stochastic] batch=auto"),
+            Advice("trade compute time for memory", "recipe=[RECIPE,grad_checkpoint] batch=auto"),
         ),
     ),
 )
-MIXED, UNKNOWN, NO_VALUE = "mixed", "unknown", "\u2013"
-NEAR = 0.7  # a rule that is less than so much of the way to its limits is no runner-up
-MIXED_WHEN = "none of the rules above: no single cause is seen"
-MIXED_ADVICE = (
-    Advice("other batches, for the elasticity", "batch=8,16,32", unless="elasticity"),
-    Advice("a card with GPM, for the counters", "gpu=h200", unless="tensor_active_pct"),
-)
-_MIXED_SHOWS = ("gpu_idle_pct", "data_wait_pct", "throttle_power_pct", "elasticity", "sm_active_pct")
+# What a run of class `mixed` is advised to try, for the indicator that it lacks.
+MIXED_ADVICE = {
+    "elasticity": Advice("other batches, for the elasticity", "batch=8,16,32"),
+    "tensor_active_pct": Advice("a GPU with GPM, for its counters", "gpu=h200"),
+}
+_MIXED_EVIDENCE = ("gpu_idle_pct", "data_wait_pct", "throttle_power_pct", "elasticity", "sm_active_pct")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepEvidence:
-    """What the other batches of a run's series say of it."""
+    """What the other batches of a run's series show about it."""
 
     elasticity: float | None = None
-    at_the_wall: bool = False
+    at_memory_limit: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
+    """The class of one run, with the figures that show it."""
+
     name: str
-    tier: int | None  # of the evidence; None: no rule matched
     evidence: str
-    runner_up: str
     advice: tuple[Advice, ...]
+    tier: int | None = None  # of the evidence; None: no rule matched
+    runner_up: str = NO_VALUE  # the next class whose rules match too
 
 
 def classify(row: Row, sweep: SweepEvidence | None = None) -> Finding:
-    """The class of a run, the evidence in numbers, and the rule that came next.
+    """Return the class of a run by the first rule that matches.
 
-    `unknown` where neither utilisation nor data wait is known and no rule matches.
+    The class is `mixed` where no rule matches, `unknown` where neither utilisation nor data wait is known either.
     """
-    facts = _facts(row, sweep or SweepEvidence())
-    near = [(rule, *rule.best(facts)) for rule in RULES]
-    won = next((found for found in near if found[1] == 1), None)
-    runner_up = _runner_up([found for found in near if found is not won])
-    if won is not None:
-        rule, _, way = won
-        evidence = _evidence(facts, rule.shows)
-        if rule.name == "oom":  # it ended before there were figures
-            evidence, runner_up = f"batch {row['batch'] or 'unknown'}", NO_VALUE
-        elif way.tier == COUNTERS and row.get("counters_source"):
-            evidence += f" (by {row['counters_source']})"
-        return Finding(name=rule.name, tier=way.tier, evidence=evidence, runner_up=runner_up, advice=rule.advice)
-    if row["gpu_util_pct"] is None and row["data_wait_pct"] is None:
-        why = "no evidence in this run"
-        return Finding(
-            name=UNKNOWN, tier=None, evidence=why, runner_up=NO_VALUE, advice=(Advice("", "telemetry=nvml"),)
-        )
-    evidence = _evidence(facts, _MIXED_SHOWS)
-    advice = tuple(one for one in MIXED_ADVICE if facts[one.unless] is None)
-    return Finding(name=MIXED, tier=None, evidence=evidence, runner_up=runner_up, advice=advice)
-
-
-def _runner_up(others: list[tuple[Rule, float, Way]]) -> str:
-    also = next((rule for rule, nearness, _ in others if nearness == 1), None)
-    if also:
-        return f"{also.name}, matches too"
-    rule, nearness, _ = max(others, key=lambda found: found[1])
-    return f"{rule.name}, {100 * nearness:.0f} % of the way" if nearness >= NEAR else "none near"
+    values = _indicator_values(row, sweep or SweepEvidence())
+    matches = [(kind, tier) for kind in BOTTLENECKS if (tier := _matching_tier(kind, values))]
+    if not matches:
+        if row["gpu_util_pct"] is None and row["data_wait_pct"] is None:
+            return Finding(name=UNKNOWN, evidence="no evidence in this run", advice=(Advice("", "telemetry=nvml"),))
+        useful = tuple(advice for name, advice in MIXED_ADVICE.items() if values[name] is None)
+        return Finding(name=MIXED, evidence=_evidence(values, _MIXED_EVIDENCE), advice=useful)
+    kind, tier = matches[0]
+    evidence = _evidence(values, kind.evidence)
+    runner_up = matches[1][0].name if len(matches) > 1 else NO_VALUE
+    if kind.name == "oom":  # such a run ended before it had figures
+        evidence, runner_up = f"batch {row['batch'] or 'unknown'}", NO_VALUE
+    elif tier == COUNTERS and row.get("counters_source"):
+        evidence += f" (by {row['counters_source']})"
+    return Finding(name=kind.name, tier=tier, evidence=evidence, runner_up=runner_up, advice=kind.advice)
 
 
 def format_advice(advice: Iterable[Advice], row: Row) -> str:
-    """Advice for one run: with its own recipe, site, GPU and node, and without what it already has."""
-    asked = (row["recipe_parts"] or "").split(",") if row["recipe_parts"] else ["baseline"]
+    """Return the advice with the run's own recipe, site, GPU and node, without levers that it already has."""
+    requested = (row["recipe_parts"] or "baseline").split(",")
     if not row["recipe_parts"] and row["recipe"]:
-        asked += [part for part in row["recipe"].split("+") if part != "baseline"]
-    has = {*asked, *(lever["name"] for lever in json.loads(row["levers"] or "[]"))}
-    words = []
-    for one in advice:
-        command = one.command
+        requested += [part for part in row["recipe"].split("+") if part != "baseline"]
+    present = {*requested, *(lever["name"] for lever in json.loads(row["levers"] or "[]"))}
+    sentences = []
+    for item in advice:
+        command = item.command
         if command == f"gpu={row['gpu']}":
             continue
-        if found := re.search(r"\[RECIPE,([^\]]+)\]", command):
-            wanted = [lever for lever in found[1].split(",") if lever not in has]
-            if not wanted:
+        if match := re.search(r"\[RECIPE,([^\]]+)\]", command):
+            missing = [lever for lever in match[1].split(",") if lever not in present]
+            if not missing:
                 continue
-            command = command.replace(found[0], f"[{','.join([*asked, *wanted])}]")
-        for word, value in (("SITE", row["site"]), ("GPU", row["gpu"]), ("NODE", row["node"])):
-            command = re.sub(rf"\b{word}\b", str(value or word), command)
-        words.append(": ".join(text for text in (one.words, command) if text))
-    return "; ".join(words) or NO_VALUE
+            command = command.replace(match[0], f"[{','.join([*requested, *missing])}]")
+        for placeholder in ("SITE", "GPU", "NODE"):
+            command = re.sub(rf"\b{placeholder}\b", str(row[placeholder.lower()] or placeholder), command)
+        sentences.append(": ".join(filter(None, (item.text, command))))
+    return "; ".join(sentences) or NO_VALUE
 
 
 def sweep_evidence(cells: pl.DataFrame, runs: pl.DataFrame) -> dict[str, SweepEvidence]:
-    """By run id, for the runs of the cells: elasticity from the neighbouring batch, and whether memory ended there."""
-    found: dict[str, SweepEvidence] = {}
+    """Return the evidence of the batch sweep by run id, for every run of the cells."""
+    evidence: dict[str, SweepEvidence] = {}
     for (_,), group in cells.group_by("series", maintain_order=True):
-        each = group.sort("batch").to_dicts()
-        _, oom = best.memory_limit(each[0], runs)
-        for index, cell in enumerate(each):
-            low = index if index + 1 < len(each) else index - 1
-            slope = _elasticity(each[low], each[low + 1]) if low >= 0 else None
-            wall = index == len(each) - 1 and oom is not None and oom > cell["batch"]
-            found.update(dict.fromkeys(cell["run_ids"], SweepEvidence(elasticity=slope, at_the_wall=wall)))
-    return found
+        series = group.sort("batch").to_dicts()
+        _, oom = memory_limit(series[0], runs)
+        for index, cell in enumerate(series):
+            low = index if index + 1 < len(series) else index - 1
+            slope = _elasticity(series[low], series[low + 1]) if low >= 0 else None
+            at_limit = index == len(series) - 1 and oom is not None and oom > cell["batch"]
+            shared = SweepEvidence(elasticity=slope, at_memory_limit=at_limit)
+            evidence.update(dict.fromkeys(cell["run_ids"], shared))
+    return evidence
 
 
 def _elasticity(small: Row, large: Row) -> float | None:
-    speeds = small["images_per_s"], large["images_per_s"]
-    if None in speeds or min(speeds) <= 0 or small["batch"] == large["batch"]:
+    rates = small["images_per_s"], large["images_per_s"]
+    if None in rates or min(rates) <= 0 or small["batch"] == large["batch"]:
         return None
-    return math.log(speeds[1] / speeds[0]) / math.log(large["batch"] / small["batch"])
+    return math.log(rates[1] / rates[0]) / math.log(large["batch"] / small["batch"])
 
 
-def _facts(row: Row, sweep: SweepEvidence) -> dict[str, float | None]:
-    facts: dict[str, float | None] = {name: row.get(name) for name in FACTS}
-    facts["oom"] = float(row["reason"] == Reason.OOM_GPU)
-    facts["power_share_pct"] = _share(row["power_w"], row["power_limit_w"])
-    facts["clock_share_pct"] = _share(row["sm_clock_mhz_mean"], row["sm_clock_mhz_limit"])
-    facts["gpu_idle_pct"] = None if row["gpu_util_pct"] is None else 100 - row["gpu_util_pct"]
-    facts["elasticity"] = sweep.elasticity
-    facts["at_the_wall"] = float(sweep.at_the_wall)
-    return facts
+def _indicator_values(row: Row, sweep: SweepEvidence) -> dict[str, float | None]:
+    values: dict[str, float | None] = {name: row.get(name) for name in INDICATORS}
+    values["out_of_memory"] = float(row["reason"] == Reason.OOM_GPU)
+    values["power_pct_of_limit"] = _percentage(row["power_w"], row["power_limit_w"])
+    values["clock_pct_of_max"] = _percentage(row["sm_clock_mhz_mean"], row["sm_clock_mhz_limit"])
+    values["gpu_idle_pct"] = None if row["gpu_util_pct"] is None else 100 - row["gpu_util_pct"]
+    values["elasticity"] = sweep.elasticity
+    values["at_memory_limit"] = float(sweep.at_memory_limit)
+    return values
 
 
-def _share(part: float | None, whole: float | None) -> float | None:
-    return 100 * part / whole if part is not None and whole else None
+def _percentage(part: float | None, total: float | None) -> float | None:
+    return 100 * part / total if part is not None and total else None
 
 
-def _evidence(facts: Mapping[str, float | None], shown: Iterable[str]) -> str:
-    words = []
-    for name in shown:
-        if facts[name] is not None:
-            unit = FACTS[name].unit
-            words.append(f"{FACTS[name].words} {number(facts[name])}{' ' + unit if unit else ''}")
-    return ", ".join(words)
+def _matching_tier(kind: Bottleneck, values: Mapping[str, float | None]) -> int | None:
+    """Return the strongest tier of the rules whose conditions all hold, None where no rule matches."""
+    return min(
+        (tier for tier, rule in kind.rules if all(_holds(*condition, values) for condition in rule)), default=None
+    )
 
 
-def _markdown(advice: Iterable[Advice]) -> str:
-    return "; ".join(one.markdown for one in advice)
+def _holds(name: str, operator: str, threshold: float, values: Mapping[str, float | None]) -> bool:
+    value = values[name]
+    if value is None or operator == "unknown":
+        return value is None and operator == "unknown"
+    return value > threshold if operator == ">" else value < threshold
 
 
-def document() -> str:
-    """docs/bottlenecks.md."""
-    lines = [
-        "# What held a run back",
-        "",
-        "Generated from the table of rules in `analysis/bottleneck.py`; a test fails where the two differ. Write it",
-        "anew with `python -m analysis.stats.bottleneck > docs/bottlenecks.md`.",
-        "",
-        "The first rule that matches names the class. The runner-up is the next that matches too, or else the one that",
-        f"came nearest to its limits, if it came {100 * NEAR:.0f} % of the way. Thresholds are starting values;",
-        "only the clock's in power_capped is set after our own runs.",
-        "",
-        "Evidence has tiers, the strongest first:",
-        "",
-        *(f"{tier}. {words}" for tier, words in TIERS.items()),
-        "",
-        "| | class | when | tier | try |",
-        "|---:|---|---|---:|---|",
-    ]
-    for index, rule in enumerate(RULES, 1):
-        for way in rule.ways:
-            first = way is rule.ways[0]
-            head = f"{index} | {rule.name}" if first else " | or"
-            lines.append(f"| {head} | {way.words} | {way.tier} | {_markdown(rule.advice) if first else ''} |")
-    lines += [f"| {len(RULES) + 1} | {MIXED} | {MIXED_WHEN} | | {_markdown(MIXED_ADVICE)} |", "", "## Classes", ""]
-    lines += [f"- **{rule.name}**: {rule.means}" for rule in RULES]
-    lines += ["", "## Figures", "", "| figure | means |", "|---|---|"]
-    for fact in FACTS.values():
-        lines.append(f"| {fact.words}{f' [{fact.unit}]' if fact.unit else ''} | {fact.meaning} |")
-    lines += [
-        "",
-        "Without counters nothing parts tensor-bound from memory-bound: GPU utilisation is a share of time, and NVML's",
-        "memory utilisation is not bandwidth. Words in capitals in the advice stand for the run's own: the report",
-        "writes them out, and leaves out levers that the run already has.",
-    ]
-    return "\n".join(lines) + "\n"
+def _evidence(values: Mapping[str, float | None], names: Iterable[str]) -> str:
+    return ", ".join(_label(name, number(values[name])) for name in names if values[name] is not None)
+
+
+def _label(name: str, text: str) -> str:
+    label, unit = INDICATORS[name]
+    return " ".join(filter(None, (label, text, unit)))
+
+
+def _describe(name: str, operator: str, threshold: float) -> str:
+    if name in _BOOLEAN or operator == "unknown":
+        return INDICATORS[name][0] + (" not known" if operator == "unknown" else "")
+    return _label(name, f"{operator} {threshold:g}")
+
+
+def describe_rules() -> list[tuple[str, str, str, str]]:
+    """Return class, conditions, tier and advice of every rule as text, in their order."""
+    rows = []
+    for kind in BOTTLENECKS:
+        for index, (tier, rule) in enumerate(kind.rules):
+            when = " and ".join(_describe(*condition) for condition in rule)
+            rows.append((kind.name, when, str(tier), "" if index else _join(kind.advice)))
+    return [*rows, (MIXED, "none of the above: no single limit shows", "", _join(MIXED_ADVICE.values()))]
+
+
+def _join(advice: Iterable[Advice]) -> str:
+    return "; ".join(f"{text}: `{command}`" if command else text for text, command in advice)
+
+
+def markdown() -> str:
+    """Return the table of docs/bottlenecks.md."""
+    head = ["| class | when | tier | try |", "|---|---|---:|---|"]
+    return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in describe_rules())])
 
 
 if __name__ == "__main__":
-    print(document(), end="")
+    print(markdown())

@@ -1,4 +1,4 @@
-"""Classes of runs by tier of evidence, the runner-up, the document made from the rules, and advice that composes."""
+"""Bottleneck classes by tier of evidence, the runner-up, the documented table of rules, and advice that composes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,17 @@ from inpaint_bench.core.paths import ROOT, conf_dir
 from tests.analysis.report.test_tables import frame
 
 CAPPED = {"throttle_power_pct": 6.0, "sm_clock_mhz_mean": 1900.0, "sm_clock_mhz_limit": 1980.0}
-EVEN = {"tensor_active_pct": 19.0, "dram_active_pct": 36.0}
-UNHURT = CAPPED | {"throttle_power_pct": 98.0, "sm_clock_mhz_mean": 1960.0, "gpu_util_pct": 99.0, "data_wait_pct": 1.0}
-HOT = {"power_w": 299.0, "power_limit_w": 300.0, "sm_clock_mhz_mean": 1400.0, "sm_clock_mhz_limit": 1740.0}
+LOW_COUNTERS = {"tensor_active_pct": 19.0, "dram_active_pct": 36.0}
+FULL_CLOCK = CAPPED | {
+    "throttle_power_pct": 98.0,
+    "sm_clock_mhz_mean": 1960.0,
+    "gpu_util_pct": 99.0,
+    "data_wait_pct": 1.0,
+}
+AT_POWER_LIMIT = {"power_w": 299.0, "power_limit_w": 300.0, "sm_clock_mhz_mean": 1400.0, "sm_clock_mhz_limit": 1740.0}
 
 
-def found(row: dict[str, Any], sweep: SweepEvidence | None = None, **counters: float) -> bottleneck.Finding:
+def finding_of(row: dict[str, Any], sweep: SweepEvidence | None = None, **counters: float) -> bottleneck.Finding:
     return bottleneck.classify(frame(row).row(0, named=True) | counters, sweep)
 
 
@@ -33,16 +38,16 @@ def found(row: dict[str, Any], sweep: SweepEvidence | None = None, **counters: f
         ({"reason": "oom_gpu"}, "oom"),
         ({"throttle_thermal_pct": 1.5, "throttle_power_pct": 50.0}, "thermal_throttled"),
         (CAPPED | {"data_wait_pct": 50.0}, "power_capped"),
-        (UNHURT, "mixed"),
-        (HOT, "power_capped"),
+        (FULL_CLOCK, "mixed"),
+        (AT_POWER_LIMIT, "power_capped"),
         ({"data_wait_pct": 12.0, "gpu_util_pct": 60.0}, "data_starved"),
         ({"data_wait_pct": 1.0, "gpu_util_pct": 60.0}, "host_bound"),
         ({"data_wait_pct": 1.0, "gpu_util_pct": 99.0}, "mixed"),
         ({}, "unknown"),
     ],
 )
-def test_the_first_rule_that_matches_names_the_bottleneck(row: dict[str, Any], name: str) -> None:
-    finding = found(row)
+def test_first_matching_rule_gives_the_class(row: dict[str, Any], name: str) -> None:
+    finding = finding_of(row)
     assert finding.name == name
     assert finding.tier == (None if name in ("mixed", "unknown") else bottleneck.RUN)
     assert finding.evidence
@@ -63,39 +68,37 @@ BUSY = {"data_wait_pct": 1.0, "gpu_util_pct": 99.0}
         (BUSY, SweepEvidence(), {"tensor_active_pct": 55.0, "sm_active_pct": 50.0}, "mixed", None),
         (BUSY, SweepEvidence(), {"dram_active_pct": 62.0, "tensor_active_pct": 20.0}, "dram_bound", 1),
         (
-            UNHURT,
+            FULL_CLOCK,
             SweepEvidence(),
-            EVEN | {"sm_active_pct": 85.0},
+            LOW_COUNTERS | {"sm_active_pct": 85.0},
             "latency_bound",
             1,
         ),
-        (BUSY, SweepEvidence(), EVEN | {"sm_active_pct": 50.0}, "mixed", None),
-        (BUSY, SweepEvidence(elasticity=0.4, at_the_wall=True), {}, "vram_limited", 2),
-        (BUSY, SweepEvidence(elasticity=0.1, at_the_wall=True), {}, "mixed", None),
+        (BUSY, SweepEvidence(), LOW_COUNTERS | {"sm_active_pct": 50.0}, "mixed", None),
+        (BUSY, SweepEvidence(elasticity=0.4, at_memory_limit=True), {}, "vram_limited", 2),
+        (BUSY, SweepEvidence(elasticity=0.1, at_memory_limit=True), {}, "mixed", None),
     ],
 )
-def test_sweeps_and_counters_tell_what_one_run_cannot(
+def test_sweep_and_counters_give_classes_that_one_run_cannot(
     row: dict[str, Any], sweep: SweepEvidence, counters: dict[str, float], name: str, tier: int | None
 ) -> None:
-    finding = found(row, sweep, **counters)
+    finding = finding_of(row, sweep, **counters)
     assert (finding.name, finding.tier) == (name, tier)
 
 
-def test_the_runner_up_is_the_next_that_matches_or_the_nearest() -> None:
-    both = found(CAPPED | {"data_wait_pct": 50.0})
-    assert both.runner_up == "data_starved, matches too"
-    near = found({"data_wait_pct": 8.0, "gpu_util_pct": 99.0})
-    assert (near.name, near.runner_up) == ("mixed", "data_starved, 80 % of the way")
-    far = found({"data_wait_pct": 1.0, "gpu_util_pct": 99.0})
-    assert far.runner_up == "none near"
-    assert found({"reason": "oom_gpu"}).runner_up == "\u2013"
+def test_runner_up_is_the_next_class_that_matches() -> None:
+    both = finding_of(CAPPED | {"data_wait_pct": 50.0})
+    assert (both.name, both.runner_up) == ("power_capped", "data_starved")
+    near = finding_of({"data_wait_pct": 8.0, "gpu_util_pct": 99.0})
+    assert (near.name, near.runner_up) == ("mixed", "\u2013")
+    assert finding_of({"reason": "oom_gpu"}).runner_up == "\u2013"
 
 
-def test_a_figure_that_is_not_known_is_no_evidence() -> None:
-    assert found({"gpu_util_pct": 99.0, "power_w": 299.0, "power_limit_w": 300.0}).name == "mixed"
+def test_unknown_indicator_matches_no_rule() -> None:
+    assert finding_of({"gpu_util_pct": 99.0, "power_w": 299.0, "power_limit_w": 300.0}).name == "mixed"
 
 
-def test_elasticity_and_the_wall_come_from_the_runs_of_the_series() -> None:
+def test_elasticity_and_memory_limit_come_from_the_runs_of_the_series() -> None:
     rows: list[dict[str, Any]] = [
         {"run_id": f"r-{batch}", "batch": batch, "images_per_s": speed}
         for batch, speed in ((8, 10.0), (16, 20.0), (32, 20.0))
@@ -103,22 +106,22 @@ def test_elasticity_and_the_wall_come_from_the_runs_of_the_series() -> None:
     rows += [{"run_id": "r-64", "batch": 64, "valid": False, "status": "failed", "reason": "oom_gpu"}]
     rows += [{"run_id": "r-other", "batch": 8, "images_per_s": 1.0, "gpu": "h200"}]
     runs = frame(*rows)
-    around = bottleneck.sweep_evidence(cells.build_cells(runs), runs)
-    assert around["r-8"] == SweepEvidence(elasticity=pytest.approx(1.0), at_the_wall=False)
-    assert around["r-16"] == SweepEvidence(elasticity=pytest.approx(0.0), at_the_wall=False)
-    assert around["r-32"] == SweepEvidence(elasticity=pytest.approx(0.0), at_the_wall=True)
-    assert around["r-other"] == SweepEvidence()
+    evidence = bottleneck.sweep_evidence(cells.build_cells(runs), runs)
+    assert evidence["r-8"] == SweepEvidence(elasticity=pytest.approx(1.0), at_memory_limit=False)
+    assert evidence["r-16"] == SweepEvidence(elasticity=pytest.approx(0.0), at_memory_limit=False)
+    assert evidence["r-32"] == SweepEvidence(elasticity=pytest.approx(0.0), at_memory_limit=True)
+    assert evidence["r-other"] == SweepEvidence()
 
 
-def test_the_table_names_tier_and_runner_up() -> None:
+def test_table_shows_tier_evidence_and_runner_up() -> None:
     table, _ = Builder(runs=frame({"data_wait_pct": 31.0, "gpu_util_pct": 60.0})).bottlenecks()
     row = dict(zip(table.columns, table.rows[0], strict=True))
     assert (row["Class"], row["Tier"]) == ("data_starved", "3")
-    assert row["Evidence"] == "waiting for data 31.0 %, GPU idle 40.0 %"
-    assert row["Runner-up"] == "host_bound, matches too"
+    assert row["Evidence"] == "data wait 31.0 %, GPU idle 40.0 %"
+    assert row["Runner-up"] == "host_bound"
 
 
-def test_advice_is_told_once_per_class_with_the_runs_own_site_gpu_and_recipe() -> None:
+def test_advice_is_listed_once_per_class_with_the_own_site_gpu_and_recipe() -> None:
     starved = {"data_wait_pct": 31.0, "gpu_util_pct": 60.0, "recipe": "tf32", "recipe_parts": "baseline,tf32"}
     rows = [starved | {"run_id": f"r-{batch}", "batch": batch} for batch in (16, 8)]
     rows += [{"run_id": "r-hot", "throttle_thermal_pct": 9.0, "node": "g007"}]
@@ -133,26 +136,30 @@ def test_advice_is_told_once_per_class_with_the_runs_own_site_gpu_and_recipe() -
     assert table.rows[1][-1].endswith("--exclude=g007")
 
 
-def test_what_is_known_already_is_not_advised() -> None:
-    assert [one.command for one in found(BUSY).advice] == ["batch=8,16,32", "gpu=h200"]
-    assert [one.command for one in found(BUSY, SweepEvidence(elasticity=0.5)).advice] == ["gpu=h200"]
+def test_known_indicators_are_not_advised() -> None:
+    assert [advice.command for advice in finding_of(BUSY).advice] == ["batch=8,16,32", "gpu=h200"]
+    assert [advice.command for advice in finding_of(BUSY, SweepEvidence(elasticity=0.5)).advice] == ["gpu=h200"]
     row = BUSY | {"gpu": "h200"}
-    assert "gpu=h200" not in bottleneck.format_advice(found(row).advice, frame(row).row(0, named=True))
+    assert "gpu=h200" not in bottleneck.format_advice(finding_of(row).advice, frame(row).row(0, named=True))
 
 
-def test_levers_that_a_run_has_are_not_advised() -> None:
+def test_levers_of_the_run_are_not_advised() -> None:
     row = IDLE | {"recipe": "tuned", "recipe_parts": "tuned", "levers": json.dumps([{"name": "compile"}])}
-    finding = found(row)
-    words = bottleneck.format_advice(finding.advice, frame(row).row(0, named=True))
-    assert "recipe=[tuned,cuda_graph]" in words
+    finding = finding_of(row)
+    text = bottleneck.format_advice(finding.advice, frame(row).row(0, named=True))
+    assert "recipe=[tuned,cuda_graph]" in text
     everything = row | {"levers": json.dumps([{"name": name} for name in ("compile", "cuda_graph", "adamw_fused")])}
-    words = bottleneck.format_advice(finding.advice, frame(everything).row(0, named=True))
-    assert words == "a larger batch: batch=auto"
+    text = bottleneck.format_advice(finding.advice, frame(everything).row(0, named=True))
+    assert text == "a larger batch: batch=auto"
 
 
-def test_the_document_is_the_table_of_rules() -> None:
-    """Stale: `python -m analysis.stats.bottleneck > docs/bottlenecks.md`."""
-    assert (ROOT / "docs" / "bottlenecks.md").read_text() == bottleneck.document()
+def test_document_holds_the_table_of_rules() -> None:
+    """Replace the table by the output of `python -m analysis.stats.bottleneck` where this fails."""
+    document = (ROOT / "docs" / "bottlenecks.md").read_text()
+    assert f"\n\n{bottleneck.markdown()}\n\n" in document
+    labels = [label for label, _ in bottleneck.INDICATORS.values()]
+    assert [label for label in labels if f"\n| {label}" not in document] == []
+    assert [kind.name for kind in bottleneck.BOTTLENECKS if f"- **{kind.name}**: " not in document] == []
 
 
 @pytest.fixture
@@ -162,18 +169,16 @@ def hydra() -> Iterator[None]:
         yield
 
 
-ADVICE = [(rule.name, one) for rule in bottleneck.RULES for one in rule.advice]
-ADVICE += [(bottleneck.MIXED, one) for one in bottleneck.MIXED_ADVICE]
+ADVICE = [(kind.name, advice) for kind in bottleneck.BOTTLENECKS for advice in kind.advice]
+ADVICE += [(bottleneck.MIXED, advice) for advice in bottleneck.MIXED_ADVICE.values()]
 
 
-@pytest.mark.parametrize(("name", "advice"), ADVICE, ids=[f"{name}-{one.words}" for name, one in ADVICE])
-def test_every_piece_of_advice_is_made_of_overrides_that_compose(
-    hydra: None, name: str, advice: bottleneck.Advice
-) -> None:
+@pytest.mark.parametrize(("name", "advice"), ADVICE, ids=[f"{name}-{advice.text}" for name, advice in ADVICE])
+def test_overrides_of_every_advice_compose(hydra: None, name: str, advice: bottleneck.Advice) -> None:
     row = frame({"node": "g007"}).row(0, named=True)
-    words = bottleneck.format_advice([advice], row).removeprefix(advice.words).removeprefix(": ")
-    overrides = [word.split(",")[0] if word.startswith("batch=") else word for word in words.split()]
+    text = bottleneck.format_advice([advice], row).removeprefix(advice.text).removeprefix(": ")
+    overrides = [override.split(",")[0] if override.startswith("batch=") else override for override in text.split()]
     assert bool(overrides) is bool(advice.command)
-    prepared = ["data=prepared", "data.root=prepared"] if "prepared" in advice.words else []
-    if not words.startswith("--"):
+    prepared = ["data=prepared", "data.root=prepared"] if "prepared" in advice.text else []
+    if not text.startswith("--"):
         typed(compose("config", overrides=[*overrides, *prepared]))
