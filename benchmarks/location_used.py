@@ -30,7 +30,7 @@ from hydra import compose, initialize_config_dir
 from torch.utils.data import default_collate
 
 from analysis.stats.intervals import t_quantile
-from inpaint_bench.core.config import BenchConfig, typed
+from inpaint_bench.core.config import BenchConfig, parse_config
 from inpaint_bench.core.files import read_json
 from inpaint_bench.core.hydra_setup import register
 from inpaint_bench.core.paths import conf_dir
@@ -60,7 +60,7 @@ def main() -> int:
     tiny = ["gpu=cpu", "site=local", "telemetry=none", "model=tiny_inpaint", "data.resolution_px=64"]
     ours = [*tiny, "data=prepared", f"data.root={data}"]
 
-    command("prepare", "data=synthetic", f"data.num_images={IMAGES}", "data.resolution_px=64", f"data.out={data}")
+    command("prepare", "data=synthetic", f"data.num_images={IMAGES}", "data.resolution_px=64", f"prepare.out={data}")
     pretrain(bench([*ours, "recipe=cpu"]), start)
     ours.append(f"model.weights={start}")
     command("prepare", *ours, "recipe=cpu", "prepare.caches=true")
@@ -113,7 +113,7 @@ def per_image(config: BenchConfig) -> tuple[np.ndarray, list[str]]:
     source = open_source(config.data)
     _, held = open_split(source, config.data)
     nets = builders.build(config.model, torch.device("cpu"))
-    samples = Samples(source, nets.tokenize, validation.SEED, masks=config.data.masks, full_share=0.0)
+    samples = Samples(source, nets.tokenize, validation.SEED, masks=config.data.masks, full_mask_share=0.0)
     batches = [
         default_collate([samples[int(index), 0] for index in held[at : at + 8]]) for at in range(0, len(held), 8)
     ]
@@ -161,7 +161,7 @@ def pretrain(config: BenchConfig, folder: Path) -> None:
 def bench(overrides: Sequence[str]) -> BenchConfig:
     register()
     with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
-        return typed(compose("config", overrides=list(overrides)))
+        return parse_config(compose("config", overrides=list(overrides)))
 
 
 def command(*words: str) -> None:

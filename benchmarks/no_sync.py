@@ -9,7 +9,7 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from inpaint_bench import workloads
-from inpaint_bench.core.config import typed
+from inpaint_bench.core.config import parse_config
 from inpaint_bench.core.hydra_setup import register
 from inpaint_bench.core.paths import conf_dir
 
@@ -19,7 +19,7 @@ STEPS = 20
 def main() -> int:
     register()
     with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
-        bench = typed(compose("config", overrides=["gpu=h200", "site=local", "batch=4", *sys.argv[1:]]))
+        bench = parse_config(compose("config", overrides=["gpu=h200", "site=local", "batch=4", *sys.argv[1:]]))
     workload = workloads.load(bench, torch.device("cuda", 0))
     for _ in range(3):
         workload.step(workload.next_batch())

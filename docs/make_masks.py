@@ -18,7 +18,9 @@ HIDDEN = np.array((235, 64, 52))  # a red that no facade has
 
 
 def main() -> None:
-    rows: dict[str, list[Mask]] = {"sd": [make_mask(SIDE, (column,), "sd", full_share=0) for column in range(COLUMNS)]}
+    rows: dict[str, list[Mask]] = {
+        "sd": [make_mask(SIDE, (column,), "sd", full_mask_share=0) for column in range(COLUMNS)]
+    }
     for drawing in disaster.DRAWINGS:
         masks = [resized(drawing(np.random.default_rng(column)), SIDE) for column in range(COLUMNS)]
         rows[f"disaster:\n{drawing.__name__}"] = masks

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from inpaint_bench.cli.exit_codes import guarded, unwind_on_signals
 from inpaint_bench.core import environment
-from inpaint_bench.core.config import BenchConfig, typed
+from inpaint_bench.core.config import BenchConfig, parse_config
 from inpaint_bench.core.console import console, table
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_json
@@ -113,7 +113,7 @@ def _compose(overrides: list[str]) -> BenchConfig:
         raise UserError("telemetry.fast_hz: here --rates says how often the sidecar samples")
     register()
     with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir()), job_name="overhead"):
-        bench = typed(compose("config", overrides=overrides))
+        bench = parse_config(compose("config", overrides=overrides))
     if bench.telemetry.source == "none":
         raise UserError("telemetry=none: there is then no sidecar whose cost could be measured; take nvml or replay")
     if bench.workload.train_steps is not None:

@@ -74,8 +74,8 @@ def _before_every_verb(
 
 @app.command(
     epilog="\b\nExamples:\n"
-    "  inpaint-bench prepare data=synthetic data.num_images=6500 data.out=facades\n"
-    "  inpaint-bench prepare data=folder data.root=photos data.out=prepared prepare.formats=[files,memmap,hdf5]\n"
+    "  inpaint-bench prepare data=synthetic data.num_images=6500 prepare.out=facades\n"
+    "  inpaint-bench prepare data=folder data.root=photos prepare.out=prepared prepare.formats=[files,memmap,hdf5]\n"
     "  inpaint-bench prepare data=prepared data.root=prepared prepare.formats=[webdataset]"
 )
 def prepare(
@@ -89,7 +89,7 @@ def prepare(
 ) -> None:
     """Prepare a dataset from a folder of images or the generator.
 
-    Writes data.out with a manifest, checksums and a split by geographic blocks. Run it again to add formats.
+    Writes prepare.out with a manifest, checksums and a split by geographic blocks. Run it again to add formats.
     """
     from .prepare import run_prepare
 

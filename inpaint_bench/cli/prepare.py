@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from inpaint_bench.core.config import BenchConfig, typed
+from inpaint_bench.core.config import BenchConfig, parse_config
 from inpaint_bench.core.console import console
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_setup import register
@@ -46,9 +46,9 @@ def run_prepare(overrides: Sequence[str], *, verify: Path | None) -> None:
 
 
 def _make(bench: BenchConfig) -> Path:
-    """Write the dataset at data.out, or what is missing of it. Returns its folder."""
+    """Write the dataset at prepare.out, or what is missing of it. Returns its folder."""
     began = time.monotonic()
-    out = Path(bench.data.out or "").resolve()
+    out = Path(bench.prepare.out or "").resolve()
     existing = _existing(out)
     source = open_source(bench.data)
     formats = list(dict.fromkeys(["files", *bench.prepare.formats]))
@@ -61,9 +61,9 @@ def _make(bench: BenchConfig) -> Path:
     else:
         if existing["identity"] != write.identity(source, bench.data, bench.prepare):
             raise UserError(
-                f"data.out={out}: holds another dataset ({existing['num_images']:,} images at "
+                f"prepare.out={out}: holds another dataset ({existing['num_images']:,} images at "
                 f"{existing['resolution_px']} px of {existing['source']['root'] or existing['source']['kind']}, "
-                f"identity {existing['identity'][:12]}); choose another data.out, or remove it"
+                f"identity {existing['identity'][:12]}); choose another prepare.out, or remove it"
             )
         manifest = _complete(out, existing, bench, formats)
     _tell(out, manifest, time.monotonic() - began)
@@ -75,7 +75,7 @@ def _compose(overrides: list[str]) -> BenchConfig:
 
     register()
     with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir()), job_name="prepare"):
-        return typed(compose("config", overrides=overrides))
+        return parse_config(compose("config", overrides=overrides))
 
 
 def _check(bench: BenchConfig) -> None:
@@ -83,24 +83,26 @@ def _check(bench: BenchConfig) -> None:
     if unknown:
         raise UserError(f"prepare.formats={','.join(unknown)}: not one of {', '.join(layout.FORMATS)}")
     if bench.data.kind == "prepared":
-        if bench.data.out is not None:
-            raise UserError("data.out: data=prepared adds formats to data.root itself; leave data.out away")
+        if bench.prepare.out is not None:
+            raise UserError("prepare.out: data=prepared adds formats to data.root itself; leave prepare.out away")
         return
-    if not bench.data.out:
-        raise UserError("data.out is empty: prepare needs data.out=<the folder to make>")
+    if not bench.prepare.out:
+        raise UserError("prepare.out is empty: prepare needs prepare.out=<the folder to make>")
     if bench.data.kind == "folder":
-        root, out = Path(bench.data.root or "").resolve(), Path(bench.data.out).resolve()
+        root, out = Path(bench.data.root or "").resolve(), Path(bench.prepare.out).resolve()
         if root in (out, *out.parents):
-            raise UserError(f"data.out={out}: lies inside data.root={root}, whose images it would join")
+            raise UserError(f"prepare.out={out}: lies inside data.root={root}, whose images it would join")
 
 
 def _existing(out: Path) -> dict[str, Any] | None:
     """The manifest of a dataset at `out`. Raises UserError where something else is there."""
     manifest = layout.read_manifest(out)
     if manifest is None and out.is_mount():
-        raise UserError(f"data.out={out}: is a mount point, which the finished folder cannot replace; name one in it")
+        raise UserError(
+            f"prepare.out={out}: is a mount point, which the finished folder cannot replace; name one in it"
+        )
     if manifest is None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"data.out={out}: exists and is not a prepared dataset; nothing was touched")
+        raise UserError(f"prepare.out={out}: exists and is not a prepared dataset; nothing was touched")
     return manifest
 
 
@@ -121,7 +123,7 @@ def _cache(bench: BenchConfig, root: Path) -> None:
 
     if bench.recipe.device == "cuda" and not torch.cuda.is_available():
         raise UserError("prepare.caches=true needs a GPU, none can be used here; recipe=cpu runs on the processor")
-    data = replace(bench.data, kind="prepared", root=str(root), out=None, num_images=None)
+    data = replace(bench.data, kind="prepared", root=str(root), num_images=None)
     source = PreparedSource.open(data)
     with _progress() as report:
         folder, account = build_latent_cache.build(

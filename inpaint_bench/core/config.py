@@ -1,7 +1,7 @@
-"""The typed shape of a composed configuration, and the checks that Hydra's types cannot express.
+"""Typed configuration: one dataclass per Hydra group, one line per field with its range, unit and meaning.
 
-Hydra refuses unknown keys and wrong types by these dataclasses; `check` refuses impossible values. Both
-happen for every point of a sweep before anything is submitted.
+Hydra refuses unknown keys and wrong types by these dataclasses; validation.py refuses values out of range. Both happen
+for every point of a sweep before anything is submitted.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class GpuConfig:
 
     name: str
     title: str
-    nvml_name: str | None = regular_expression()  # that NVML's device name must match; null: no GPU
+    nvml_name: str | None = regular_expression()  # must match NVML's device name; null: no GPU
     architecture: str = ""
     memory_gb: float = within(0, 1024, 0.0)
     memory_type: str = ""
     bandwidth_gb_s: float = within(0, 20000, 0.0)
     bf16_dense_tflops: float = within(0, 20000, 0.0)
-    power_limit_w: float = within(0, 5000, 0.0)  # board default; the measured limit is in the manifest
-    home_site: str | None = None  # where `site=auto` sends it; null: nowhere unless a site is named
-    capture: str | None = None  # telemetry capture that replays this card
+    power_limit_w: float = within(0, 5000, 0.0)  # board default; the enforced limit is in the manifest
+    home_site: str | None = None  # site that `site=auto` prefers; null: only a named site
+    capture: str | None = None  # recording that telemetry=replay plays for this GPU
     source: str = ""
 
 
@@ -47,36 +47,36 @@ class ModelConfig:
     vae: dict[str, Any] = field(default_factory=dict)
     text_encoder: dict[str, Any] = field(default_factory=dict)
     scheduler: dict[str, Any] = field(default_factory=dict)
-    location_tokens: int = within(0, 64, 4)  # latitude and longitude as this many tokens beside the text
+    location_tokens: int = within(0, 64, 4)  # latitude and longitude as this many tokens after the text's
 
 
-NEEDS_ROOT = {"folder": "a folder of images", "prepared": "what `prepare` wrote"}
+NEEDS_ROOT = {"folder": "a folder of images", "prepared": "a dataset that `prepare` wrote"}
 
 
 @dataclass(kw_only=True)
 class DataConfig:
-    """Which images, how they are split, and what hides them."""
+    """Images, their train/validation split, and the masks."""
 
     kind: str = one_of("synthetic", "folder", "prepared")
-    root: str | None = None  # folder: images, with EXIF positions or a metadata file; prepared: what `prepare` wrote
-    num_images: int | None = within(1, 10_000_000, None)  # synthetic: how many; folder: at most so many
+    root: str | None = None  # folder: images with EXIF positions or a metadata file; prepared: a dataset
+    num_images: int | None = within(1, 10_000_000, None)  # synthetic: exactly; folder: at most
     resolution_px: int = within(32, 4096, 512)
     seed: int = within(0, 2**31 - 1, 0)
     masks: str = one_of("sd", "disaster", default="sd")  # sd: strokes and boxes; disaster: debris, water, smoke, walls
-    full_share: float = within(0, 1, 0.25)  # masks that repaint everything
-    validation_share: float = within(0, 0.9, 0.1)  # of the images, held out by whole blocks of ground
-    block_m: float = within(1, 1e6, 200.0)  # side of such a block
-    out: str | None = None  # where `prepare` writes; a job does not read this
+    full_mask_share: float = within(0, 1, 0.25)  # share of the masks that repaint the whole image
+    validation_share: float = within(0, 0.9, 0.1)  # share of the images, held out by whole geographic blocks
+    block_m: float = within(1, 1e6, 200.0)  # side of a geographic block
 
 
 @dataclass(kw_only=True)
 class PrepareConfig:
-    """What `prepare` writes into `data.out`; a job does not read this."""
+    """What the `prepare` command writes. Jobs do not read this."""
 
+    out: str | None = None  # folder of the new dataset
     formats: list[str] = field(default_factory=lambda: ["files", "memmap"])
     jpeg_quality: int = within(50, 100, 95)
-    shard_images: int = within(1, 1_000_000, 256)  # webdataset: images in one tar
-    caches: bool = False  # also encode images, masked images and texts with the model's frozen networks
+    shard_images: int = within(1, 1_000_000, 256)  # webdataset: images per tar file
+    caches: bool = False  # also run the VAE and the text encoder once and store their outputs
 
 
 @dataclass(kw_only=True)
@@ -106,26 +106,28 @@ class RecipeConfig:
     format: str = one_of(
         "files", "memmap", "hdf5", "webdataset", default="files"
     )  # which copy of prepared data is read
-    stage: str = one_of("none", "tmp", "shm", default="none")  # copied to the node's disk or memory first
+    stage_to: str = one_of("none", "tmp", "shm", default="none")  # copy the data to the node's disk or memory first
     decode: str = one_of("pillow", "dali", default="pillow")
     cache_image: bool = False  # moments of the images' latents
     cache_masked: bool = False  # moments of the masked images' latents, for a pool of masks per image
     cache_text: bool = False
-    cache_place: str = one_of("disk", "gpu", default="disk")
+    cache_storage: str = one_of("disk", "gpu", default="disk")
     mask_pool: int = within(1, 1024, 8)  # masks per image in the pool
 
 
 @dataclass(kw_only=True)
 class TelemetryConfig:
+    """What the NVML sidecar samples, and how often it writes."""
+
     name: str
     source: str = one_of("nvml", "replay", "none", default="nvml")
-    capture: str | None = None  # replay: file or name of a capture; null: the GPU's own
-    fast_hz: float = within(0.1, 20, 10.0)  # NVML answers falsely below 50 ms
+    capture: str | None = None  # replay: file or name of a recording; null: the one of the GPU model
+    fast_hz: float = within(0.1, 20, 10.0)  # above 20 Hz NVML repeats stale values
     slow_hz: float = within(0.1, 10, 1.0)
     part_s: float = within(1, 3600, 60.0)
     journal_s: float = within(0.1, 600, 5.0)
-    dcgm_url: str | None = http_address()  # a dcgm-exporter to ask about GPUs without GPM; null: the site's, if any
-    dcgm_every_s: float = within(0.5, 600, 5.0)  # the exporter renews its values every 30 s unless the site says less
+    dcgm_url: str | None = http_address()  # dcgm-exporter for GPUs without GPM; null: that of the site file, if any
+    dcgm_every_s: float = within(0.5, 600, 5.0)  # an exporter updates every 30 s by default
     ready_timeout_s: float = within(1, 600, 10.0)
 
 
@@ -180,15 +182,15 @@ class StudyConfig:
 
 
 @dataclass(kw_only=True)
-class Cause:
-    """What `rerun` does with the points that ended for one reason."""
+class RerunPolicy:
+    """What `rerun` does with points of one failure reason."""
 
     send: bool = True  # false: only where --only names the reason
 
 
 @dataclass(kw_only=True)
-class TimeoutCause(Cause):
-    """The last two are for trainings, which go on from a checkpoint, and happen without a `rerun`: time_limit.py."""
+class TimeoutPolicy(RerunPolicy):
+    """The last two are for training jobs, which resume from a checkpoint without a `rerun`; see time_limit.py."""
 
     time_factor: float = within(1, 100, 1.5)  # the next time limit over the last one, up to the partition's
     requeues: int = within(0, 1000, 3)  # so often a job goes back into the queue by itself, where the site requeues
@@ -196,13 +198,15 @@ class TimeoutCause(Cause):
 
 
 @dataclass(kw_only=True)
-class NodeFailCause(Cause):
+class NodeFailPolicy(RerunPolicy):
+    """Rerun on other nodes."""
+
     exclude_node: bool = True
 
 
 @dataclass(kw_only=True)
-class OomGpuCause(Cause):
-    """Another recipe is another label: the point then says what it really ran."""
+class OomGpuPolicy(RerunPolicy):
+    """Rerun with a recipe that needs less memory, reported under that recipe's name."""
 
     send: bool = False
     relief: list[str] = field(
@@ -211,39 +215,38 @@ class OomGpuCause(Cause):
 
 
 @dataclass(kw_only=True)
-class OomHostCause(Cause):
+class OomHostPolicy(RerunPolicy):
+    """Rerun with more host memory."""
+
     send: bool = False
     mem_factor: float = within(1, 100, 2.0)  # the next host memory over the last one, up to the node's
 
 
-@dataclass(kw_only=True)
-class AskedCause(Cause):
-    """Sent again, it would most likely end the same way."""
-
-    send: bool = False
+def _only_on_request() -> RerunPolicy:
+    return RerunPolicy(send=False)  # it would most likely fail in the same way again
 
 
 @dataclass(kw_only=True)
 class RerunConfig:
-    """What `rerun` does by itself, reason by reason; the fields below max_attempts are the words of `Reason`."""
+    """Policies of `rerun`; the fields after max_attempts have the names of schema.Reason."""
 
-    max_attempts: int = within(1, 1000, 5)  # of one point, not counting what sbatch refused
-    timeout: TimeoutCause = field(default_factory=TimeoutCause)
-    node_fail: NodeFailCause = field(default_factory=NodeFailCause)
-    preempted: Cause = field(default_factory=Cause)
-    cancelled: Cause = field(default_factory=Cause)
-    lost: Cause = field(default_factory=Cause)
-    never_started: Cause = field(default_factory=Cause)
-    telemetry_incomplete: Cause = field(default_factory=Cause)
-    oom_gpu: OomGpuCause = field(default_factory=OomGpuCause)
-    oom_host: OomHostCause = field(default_factory=OomHostCause)
-    app_error: AskedCause = field(default_factory=AskedCause)
-    unavailable: AskedCause = field(default_factory=AskedCause)
+    max_attempts: int = within(1, 1000, 5)  # of one point, not counting arrays that sbatch refused
+    timeout: TimeoutPolicy = field(default_factory=TimeoutPolicy)
+    node_fail: NodeFailPolicy = field(default_factory=NodeFailPolicy)
+    preempted: RerunPolicy = field(default_factory=RerunPolicy)
+    cancelled: RerunPolicy = field(default_factory=RerunPolicy)
+    lost: RerunPolicy = field(default_factory=RerunPolicy)
+    never_started: RerunPolicy = field(default_factory=RerunPolicy)
+    telemetry_incomplete: RerunPolicy = field(default_factory=RerunPolicy)
+    oom_gpu: OomGpuPolicy = field(default_factory=OomGpuPolicy)
+    oom_host: OomHostPolicy = field(default_factory=OomHostPolicy)
+    app_error: RerunPolicy = field(default_factory=_only_on_request)
+    unavailable: RerunPolicy = field(default_factory=_only_on_request)
 
 
 @dataclass(kw_only=True)
 class Identity:
-    """Which attempt this is. The launcher fills it in; a single run makes its own."""
+    """Which attempt of which sweep a run is. The launcher fills it in; a single run draws its own."""
 
     run_id: str | None = None
     sweep_id: str | None = None
@@ -253,6 +256,8 @@ class Identity:
 
 @dataclass(kw_only=True)
 class BenchConfig:
+    """The root of the configuration: one point of a sweep."""
+
     gpu: GpuConfig
     site: SiteConfig
     model: ModelConfig
@@ -263,92 +268,93 @@ class BenchConfig:
     prepare: PrepareConfig = field(default_factory=PrepareConfig)
     quality: QualityConfig = field(default_factory=QualityConfig)
     study: StudyConfig = field(default_factory=StudyConfig)
-    sites: dict[str, Any] = field(default_factory=dict)  # overrides of site files, by site
+    sites: dict[str, Any] = field(default_factory=dict)  # overrides of site files by site name
     identity: Identity = field(default_factory=Identity)
     batch: int | str = within(1, 1_000_000, 16)  # images per step and GPU; auto: as many as fit
-    gpus: int = within(1, 1, 1)  # per job; no workload spreads over several yet
-    seed: int = within(0, 2**31 - 1, 0)  # of the first repetition
-    repeats: int | str = within(1, 1000, 1)  # runs of each cell, with seeds of their own; auto: as the target needs
-    repeats_target: float = within(0.0001, 1, 0.02)  # half width of the 95 % interval of images/s, over its mean
-    repeats_max: int = within(2, 1000, 10)  # auto: at most so many runs of a cell
-    order_seed: int | None = within(0, 2**31 - 1, None)  # shuffles the cells; null: drawn where they repeat
-    time_min: int | str = within(1, 60 * 24 * 366, 60)  # time limit of a job; auto: as earlier runs in `out` took
-    mem_gb: int | None = within(1, 65536, None)  # host memory of a job, in Slurm's G; null: the GPUs' share of a node
+    gpus: int = within(1, 1, 1)  # per job; no workload uses several yet
+    seed: int = within(0, 2**31 - 1, 0)  # of the first replicate
+    repeats: int | str = within(1, 1000, 1)  # replicates of each cell, each with another seed; auto: see repeats_target
+    repeats_target: float = within(0.0001, 1, 0.02)  # auto: half width of the 95 % interval of images/s over its mean
+    repeats_max: int = within(2, 1000, 10)  # auto: at most this many replicates
+    order_seed: int | None = within(0, 2**31 - 1, None)  # shuffles the cells; null: drawn where repeats > 1
+    time_min: int | str = within(1, 60 * 24 * 366, 60)  # time limit of a job; auto: from earlier runs below `out`
+    mem_gb: int | None = within(1, 65536, None)  # host memory of a job in Slurm's G; null: the GPU's share of the node
     rerun: RerunConfig = field(default_factory=RerunConfig)
-    budget: float | None = within(0, 1e12, None)  # service units; a sweep that may cost more is refused
-    name: str = "inpaint"
-    out: str = "runs"
-    wait: bool = False
-    dry_run: bool = False
-    demonstration: bool = False  # every table and figure of such a run says so
+    budget: float | None = within(0, 1e12, None)  # service units; a sweep that could cost more is refused
+    name: str = "inpaint"  # end of the sweep directory's name
+    out: str = "runs"  # parent of all sweep directories
+    wait: bool = False  # return when all points have finished
+    dry_run: bool = False  # print the plan and write the scripts, submit nothing
+    demonstration: bool = False  # tables and figures of such a run are marked as a demonstration
 
 
-def typed(config: DictConfig) -> BenchConfig:
-    """A composed configuration as objects, checked; Hydra's own node, if there, is left out. Raises UserError."""
-    return checked(unchecked(config))
+def parse_config(config: DictConfig) -> BenchConfig:
+    """Return a composed configuration as checked objects, without Hydra's own node. Raises UserError."""
+    return _check_config(parse_unchecked(config))
 
 
-def unchecked(config: DictConfig) -> BenchConfig:
-    """As objects, which may be impossible ones."""
+def parse_unchecked(config: DictConfig) -> BenchConfig:
+    """Return a composed configuration as objects whose values may be out of range."""
     result = OmegaConf.to_object(without_hydra(config))
     assert isinstance(result, BenchConfig)
     return result
 
 
-def typed_like(config: DictConfig, like: BenchConfig, keys: Iterable[str]) -> BenchConfig:
-    """`typed` of a configuration that may differ below these keys from the one that `like` was made of."""
+def parse_changed(config: DictConfig, base: BenchConfig, keys: Iterable[str]) -> BenchConfig:
+    """Return `parse_config(config)`, where `config` differs from that of `base` only below the top-level `keys`."""
 
     def value(key: str) -> Any:
         node = config[key]
         return OmegaConf.to_object(node) if OmegaConf.is_config(node) else node
 
-    return checked(replace(like, **{key: value(key) for key in keys}))
+    return _check_config(replace(base, **{key: value(key) for key in keys}))
 
 
-def checked(result: BenchConfig) -> BenchConfig:
-    """As it came. Raises UserError for what cannot be."""
-    check(result)
-    if result.data.kind in NEEDS_ROOT and not result.data.root:
-        raise UserError(f"data.root is empty: data={result.data.kind} needs data.root=<{NEEDS_ROOT[result.data.kind]}>")
-    if result.data.resolution_px % 8:
-        raise UserError(f"data.resolution_px={result.data.resolution_px}: must be a multiple of 8")
-    _check_training(result.workload)
-    return result
+def _check_config(bench: BenchConfig) -> BenchConfig:
+    """Return `bench`. Raises UserError for values out of range and for keys that contradict each other."""
+    check(bench)
+    if bench.data.kind in NEEDS_ROOT and not bench.data.root:
+        raise UserError(f"data.root is empty: data={bench.data.kind} needs data.root=<{NEEDS_ROOT[bench.data.kind]}>")
+    if bench.data.resolution_px % 8:  # the VAE's downscaling factor
+        raise UserError(f"data.resolution_px={bench.data.resolution_px}: must be a multiple of 8")
+    _check_training(bench.workload)
+    return bench
 
 
-def without_hydra(config: DictConfig) -> DictConfig:
-    """A copy, where there is something to leave out: parts of Hydra's own node are known only in a job."""
-    if "hydra" not in config:
-        return config
-    own = config.copy()
-    with read_write(own), open_dict(own):
-        own.pop("hydra", None)
-    return own
-
-
-def _check_training(wanted: WorkloadConfig) -> None:
-    """Refuse what only training can do where nothing is trained: it would be left out without a word."""
-    if wanted.train_steps is not None:
+def _check_training(workload: WorkloadConfig) -> None:
+    """Raise UserError for keys that only training reads where nothing is trained: they would be ignored silently."""
+    if workload.train_steps is not None:
         return
-    for spec in fields(wanted):
-        value = getattr(wanted, spec.name)
+    for spec in fields(workload):
+        value = getattr(workload, spec.name)
         if spec.name in TRAINING_ONLY and value != spec.default:
             shown = str(value).lower() if isinstance(value, bool) else value
             raise UserError(
-                f"workload.{spec.name}={shown}: only training does that, and a benchmark is one measured stretch. "
-                "Set workload.train_steps to train."
+                f"workload.{spec.name}={shown}: only training reads this. Set workload.train_steps to train."
             )
 
 
+def without_hydra(config: DictConfig) -> DictConfig:
+    """Return `config`, or a copy without the node `hydra`, parts of which can only be resolved inside a job."""
+    if "hydra" not in config:
+        return config
+    copy = config.copy()
+    with read_write(copy), open_dict(copy):
+        copy.pop("hydra", None)
+    return copy
+
+
 def config_hash(config: DictConfig) -> str:
-    """12 hex digits over what is executed. Where it is sent stays out, and the seed: that makes replicates."""
+    """Return 12 hex digits over everything that changes what is executed.
+
+    Placement is left out, so that the same point on two sites is comparable, and so is the seed: it makes replicates.
+    """
     content = OmegaConf.to_container(without_hydra(config), resolve=True)
     assert isinstance(content, dict)
-    elsewhere = ("site", "sites", "out", "name", "wait", "dry_run", "budget", "time_min", "mem_gb", "rerun")
-    repetition = ("seed", "repeats", "repeats_target", "repeats_max", "order_seed")
-    for key in ("identity", "study", "prepare", *elsewhere, *repetition):
+    placement = ("site", "sites", "out", "name", "wait", "dry_run", "budget", "time_min", "mem_gb", "rerun")
+    replication = ("seed", "repeats", "repeats_target", "repeats_max", "order_seed")
+    for key in ("identity", "study", "prepare", *placement, *replication):
         content.pop(key, None)
-    content["data"].pop("out", None)
-    for key in ("dcgm_url", "dcgm_every_s"):
+    for key in ("dcgm_url", "dcgm_every_s"):  # depend on the site
         content["telemetry"].pop(key, None)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]

@@ -28,6 +28,7 @@ _NAMES: dict[str, str] = {
     "weights": "{}",
     "optimizer": "{}",
     "format": "{}",
+    "stage_to": "stage_{}",
 }
 _VALUES: dict[tuple[str, Any], str] = {
     ("precision", "fp32"): "fp32",
@@ -37,7 +38,7 @@ _VALUES: dict[tuple[str, Any], str] = {
     ("compile", "default"): "compile",
     ("compile", "max-autotune-no-cudagraphs"): "compile_max-autotune_plain",
     ("decode", "dali"): "dali",
-    ("cache_place", "gpu"): "on_gpu",
+    ("cache_storage", "gpu"): "on_gpu",
 }
 
 

@@ -108,11 +108,11 @@ class Batches:
             # Without pinned memory a copy is synchronous whatever it is asked to be.
             "non_blocking": _setting(recipe.non_blocking, recipe.non_blocking and pinned),
             "format": _setting(recipe.format, _format_in_effect(samples)),
-            "stage": _setting(recipe.stage, "none"),
+            "stage_to": _setting(recipe.stage_to, "none"),
             "decode": _setting(recipe.decode, _decoder_in_effect(samples, self._decode is not None)),
         }
         if isinstance(source, PreparedSource):
-            self.settings["stage"] = _setting(recipe.stage, source.stage_in_effect) | source.staging
+            self.settings["stage_to"] = _setting(recipe.stage_to, source.stage_in_effect) | source.staging
         self._loader: DataLoader[Batch] | None = DataLoader(
             dataset,
             batch_size=batch,

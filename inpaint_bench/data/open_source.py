@@ -26,15 +26,17 @@ def open_source(config: DataConfig, recipe: RecipeConfig | None = None) -> Sourc
     """
     recipe = recipe or RecipeConfig()
     if config.kind == "prepared":
-        return PreparedSource.open(config, recipe.format, recipe.stage)
-    asked = [f"recipe.{name}={value}" for name, value in (("format", recipe.format), ("stage", recipe.stage))]
+        return PreparedSource.open(config, recipe.format, recipe.stage_to)
+    asked = [f"recipe.{name}={value}" for name, value in (("format", recipe.format), ("stage_to", recipe.stage_to))]
     needs = [
-        word for word, plain in zip(asked, ("recipe.format=files", "recipe.stage=none"), strict=True) if word != plain
+        word
+        for word, plain in zip(asked, ("recipe.format=files", "recipe.stage_to=none"), strict=True)
+        if word != plain
     ]
     if needs:
         again = shlex.join([f"data={config.kind}", *([f"data.root={config.root}"] if config.root else [])])
         raise UserError(
-            f"{' and '.join(needs)} needs prepared data: inpaint-bench prepare {again} data.out=DIR "
+            f"{' and '.join(needs)} needs prepared data: inpaint-bench prepare {again} prepare.out=DIR "
             f"prepare.formats=[{recipe.format}], then data=prepared data.root=DIR"
         )
     return FolderSource.open(config) if config.kind == "folder" else SyntheticSource(config)

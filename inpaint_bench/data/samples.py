@@ -51,14 +51,14 @@ class Samples(Dataset[Batch]):
         seed: int,
         *,
         masks: str,
-        full_share: float,
+        full_mask_share: float,
         pixels: bool = True,
         mask_pool: int | None = None,
         cached: Callable[[int, int, int], Batch] | None = None,
     ) -> None:
         self.source, self.seed, self.pixels = source, seed, pixels
         self.mask_pool, self.cached = mask_pool, cached
-        self.masks, self.full_share = masks, full_share
+        self.masks, self.full_mask_share = masks, full_mask_share
         self.distinct_texts = sorted(set(source.texts))  # [D]
         place = {text: number for number, text in enumerate(self.distinct_texts)}
         self.tokens = tokenize(self.distinct_texts)  # [D, L] here, once: workers need no tokenizer
@@ -96,7 +96,7 @@ class Samples(Dataset[Batch]):
 
     def _pool(self, index: int, draw: int, size: int) -> int:
         random = np.random.Generator(np.random.PCG64(np.random.SeedSequence((self.seed, index, draw))))
-        everything = random.random() < self.full_share and self.source.own_mask(index) is None
+        everything = random.random() < self.full_mask_share and self.source.own_mask(index) is None
         return FULL if everything else int(random.integers(size))
 
     def mask(self, index: int, draw: int, side: int) -> npt.NDArray[np.uint8]:
@@ -104,4 +104,4 @@ class Samples(Dataset[Batch]):
         own = self.source.own_mask(index)
         if own is not None:
             return own
-        return make_mask(side, (self.seed, index, draw), kind=self.masks, full_share=self.full_share)
+        return make_mask(side, (self.seed, index, draw), kind=self.masks, full_mask_share=self.full_mask_share)

@@ -59,7 +59,7 @@ def _nothing_cached(machine: Machine) -> str | None:
 
 
 class Place(Lever):
-    field = "cache_place"
+    field = "cache_storage"
 
     def available(self, machine: Machine) -> str | None:
         return _nothing_cached(machine)
@@ -67,7 +67,7 @@ class Place(Lever):
     def verify(self, workload: Running, seen: Seen) -> Effective:
         cache = workload.assembly.cache
         place = cache.facts["place"] if cache else None
-        active = place == workload.bench.recipe.cache_place
+        active = place == workload.bench.recipe.cache_storage
         return Effective(effective=place, active=active, evidence="where the opened arrays lie")
 
 

@@ -78,14 +78,14 @@ class Format(_Loader):
 
 
 class Stage(Lever):
-    field = "stage"
+    field = "stage_to"
 
     def available(self, machine: Machine) -> str | None:
         kind = machine.bench.data.kind
         return _nothing_is_read(machine) if kind == "prepared" else f"needs data=prepared, this is data={kind}"
 
     def verify(self, workload: Running, seen: Seen) -> Effective:
-        setting = workload.batches.settings["stage"]
+        setting = workload.batches.settings["stage_to"]
         active = setting["effective"] == setting["requested"]
         text = f"{setting['bytes']:,} bytes at {setting['path']}" if active else "read where they are"
         return Effective(effective=setting["effective"], active=active, evidence=text)

@@ -105,7 +105,7 @@ class Assembly:
             self.nets.tokenize,
             self.bench.seed,
             masks=data.masks,
-            full_share=data.full_share,
+            full_mask_share=data.full_mask_share,
             pixels=not (recipe.cache_image and recipe.cache_masked),
             mask_pool=recipe.mask_pool if recipe.cache_masked else None,
             cached=cache.rows if cache and cache.in_loader else None,

@@ -52,7 +52,7 @@ class _Pictures(Dataset[tuple[int, Tensor, Tensor]]):
 
     def _mask(self, index: int, number: int) -> Any:
         data = self.bench.data
-        return make_mask(data.resolution_px, (data.seed, index, number), kind=data.masks, full_share=0.0)
+        return make_mask(data.resolution_px, (data.seed, index, number), kind=data.masks, full_mask_share=0.0)
 
 
 def build(bench: BenchConfig, source: Source, device: torch.device, progress: Progress) -> tuple[Path, dict[str, Any]]:

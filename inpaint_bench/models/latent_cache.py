@@ -109,7 +109,7 @@ class Cache:
                     f"{folder / name}.npy: {found} bytes, its account says {account['bytes'][name]}: "
                     "remove the folder and prepare it again"
                 )
-        return cls(folder, account, wanted, device if recipe.cache_place == "gpu" else None)
+        return cls(folder, account, wanted, device if recipe.cache_storage == "gpu" else None)
 
     @property
     def in_loader(self) -> bool:

@@ -94,7 +94,7 @@ class Folder:
 
     def _mask(self, name: str, row: Row, size: tuple[int, int]) -> tuple[Mask, str]:
         if self.masks is None and row.mask is None:
-            drawn = make_mask(self.side, (own_seed(self.seed, name),), self.mask_kind, full_share=0)
+            drawn = make_mask(self.side, (own_seed(self.seed, name),), self.mask_kind, full_mask_share=0)
             return drawn, f"generated: {self.mask_kind}"
         if self.masks is None:
             assert row.mask is not None

@@ -48,7 +48,7 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 # Fields of a recipe that neither a number nor the layout of the state depends on.
-SAME_NUMBERS = ("name", "num_workers", "prefetch_factor", "pin_memory", "non_blocking", "stage", "cache_place")
+SAME_NUMBERS = ("name", "num_workers", "prefetch_factor", "pin_memory", "non_blocking", "stage_to", "cache_storage")
 SHOWN = 3  # differences that a refusal names
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from inpaint_bench.core import environment, time_limit
-from inpaint_bench.core.config import BenchConfig, typed
+from inpaint_bench.core.config import BenchConfig, parse_config
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.recipe import name as recipe_name
 from inpaint_bench.core.schema import PRODUCER, SCHEMA_VERSION, STEPS, Reason, Status
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 def run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[str, Any]:
     """Execute one point in `run_dir` and return its manifest. Whatever ends it early is raised again."""
-    bench = typed(config)
+    bench = parse_config(config)
     run_dir.mkdir(parents=True, exist_ok=True)
     manifest = Manifest.start(run_dir, bench, config, overrides)
     with terminable() as ending:

@@ -101,7 +101,7 @@ def _chosen(held: Indices, most: int) -> Indices:
 def _batches(assembly: Assembly, chosen: Indices) -> Iterator[Batch]:
     data = assembly.bench.data
     # A hole that is the whole picture leaves nothing to restore it from: it tells about the prior alone.
-    samples = Samples(assembly.source, assembly.nets.tokenize, SEED, masks=data.masks, full_share=0.0)
+    samples = Samples(assembly.source, assembly.nets.tokenize, SEED, masks=data.masks, full_mask_share=0.0)
     for start in range(0, len(chosen), AT_ONCE):
         given = [samples[int(index), 0] for index in chosen[start : start + AT_ONCE]]
         yield {

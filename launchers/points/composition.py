@@ -29,7 +29,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from inpaint_bench.core.config import BenchConfig, typed, typed_like, unchecked, without_hydra
+from inpaint_bench.core.config import BenchConfig, parse_changed, parse_config, parse_unchecked, without_hydra
 
 _KEYS = frozenset(spec.name for spec in fields(BenchConfig))
 _CONSTANT = re.compile(r"\$\{(oc\.env|testbed):[^${}]*\}")  # interpolations that read no configuration
@@ -112,7 +112,7 @@ class _Typed:
     def of(cls, config: DictConfig) -> _Typed:
         own = without_hydra(config)
         try:
-            bench = unchecked(own)
+            bench = parse_unchecked(own)
         except OmegaConfBaseException:
             bench = None
         interpolating = frozenset(str(key) for key in own if "${" in _CONSTANT.sub("", repr(own._get_node(key))))
@@ -185,7 +185,7 @@ class Composition:
         """
         if composed.lines is None:
             config = without_hydra(composed.config())
-            return typed(config), config
+            return parse_config(config), config
         if composed.base not in self._typed:
             self._typed[composed.base] = _Typed.of(pickle.loads(composed.base))
         shared = self._typed[composed.base]
@@ -193,8 +193,8 @@ class Composition:
         composed.set_values(config)
         touched = {value.key_or_group.split(".")[0] for value in composed.values}
         if shared.bench is None or not touched <= _KEYS:
-            return typed(config), config
-        return typed_like(config, shared.bench, touched | shared.interpolating), config
+            return parse_config(config), config
+        return parse_changed(config, shared.bench, touched | shared.interpolating), config
 
     def _is_choice(self, override: Override) -> bool:
         """Of a group; Hydra takes `group={...}` for values."""

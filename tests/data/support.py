@@ -22,7 +22,7 @@ SMALL = ("data.resolution_px=32", "prepare.shard_images=8", f"prepare.formats=[{
 
 
 def prepared(out: Path, *overrides: str) -> Path:
-    assert app.main(["prepare", "data=synthetic", f"data.out={out}", *SMALL, *overrides]) == 0
+    assert app.main(["prepare", "data=synthetic", f"prepare.out={out}", *SMALL, *overrides]) == 0
     return out
 
 
@@ -32,7 +32,7 @@ def opened(root: Path, format: str = "files", stage: str = "none", **settings: A
 
 
 def samples(source: Source, *, pixels: bool = True) -> Samples:
-    return Samples(source, hash_tokenizer(1000, 77), seed=0, masks="sd", full_share=0.25, pixels=pixels)
+    return Samples(source, hash_tokenizer(1000, 77), seed=0, masks="sd", full_mask_share=0.25, pixels=pixels)
 
 
 def batches(source: Source, batch: int, *overrides: str, **where: Any) -> Batches:

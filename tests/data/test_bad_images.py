@@ -218,7 +218,7 @@ class TestOwnMasks:
 
     @pytest.mark.parametrize("format", ["files", "memmap", "webdataset"])
     def test_travel_with_a_prepared_dataset(self, masked: Path, tmp_path: Path, format: str) -> None:
-        words = ["data=folder", f"data.root={masked}", f"data.out={tmp_path / 'set'}", *SMALL]
+        words = ["data=folder", f"data.root={masked}", f"prepare.out={tmp_path / 'set'}", *SMALL]
         assert app.main(["prepare", *words, "data.validation_share=0"]) == 0
         before, after = folder(masked), opened(tmp_path / "set", format, "tmp", validation_share=0)
         assert np.array_equal(after.own_mask(0), before.own_mask(0))
@@ -240,7 +240,7 @@ def test_a_folder_of_bad_images_is_prepared_without_them_and_the_account_names_e
     (photos / "truncated.jpg").write_bytes(whole[: len(whole) // 2])
     for name in "abcde":
         (photos / f"empty_{name}.jpg").touch()
-    assert app.main(["prepare", "data=folder", f"data.root={photos}", f"data.out={tmp_path / 'set'}", *SMALL]) == 0
+    assert app.main(["prepare", "data=folder", f"data.root={photos}", f"prepare.out={tmp_path / 'set'}", *SMALL]) == 0
     account = json.loads((tmp_path / "set" / "prepared.json").read_text())["account"]
     assert (account["found"], account["used"], len(account["skipped"])) == (9, 3, 6)
     assert {one["file"] for one in account["skipped"]} == {"truncated.jpg", *(f"empty_{name}.jpg" for name in "abcde")}

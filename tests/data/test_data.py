@@ -35,7 +35,7 @@ def synthetic(count: int = 5, side: int = 32, seed: int = 0) -> Source:
 
 
 def batches(source: Source, batch: int, *overrides: str) -> Batches:
-    samples = Samples(source, hash_tokenizer(1000, 77), seed=0, masks="sd", full_share=0.25)
+    samples = Samples(source, hash_tokenizer(1000, 77), seed=0, masks="sd", full_mask_share=0.25)
     return Batches(samples, batch, bench(*overrides).recipe, seed=0)
 
 

@@ -21,7 +21,7 @@ DRAWN = {"debris": (0.12, 0.25), "water": (0.25, 0.40), "smoke": (0.32, 0.46), "
 @pytest.mark.parametrize("kind", KINDS)
 class TestEveryKind:
     def test_hides_a_part_and_on_average_the_stated_share(self, kind: str) -> None:
-        shares = [make_mask(64, (0, number), kind, full_share=0).mean() for number in range(SEEDS)]
+        shares = [make_mask(64, (0, number), kind, full_mask_share=0).mean() for number in range(SEEDS)]
         assert min(shares) > 0
         assert max(shares) < 1
         assert COVERAGE[kind][0] < np.mean(shares) < COVERAGE[kind][1]
@@ -31,17 +31,17 @@ class TestEveryKind:
             full = sum(make_mask(32, (1, number), kind, share).all() for number in range(SEEDS))
             spread = 4 * math.sqrt(SEEDS * share * (1 - share))
             assert full == pytest.approx(SEEDS * share, abs=spread)
-        assert all(make_mask(32, (2, number), kind, full_share=1).all() for number in range(10))
+        assert all(make_mask(32, (2, number), kind, full_mask_share=1).all() for number in range(10))
 
     def test_is_fixed_by_its_seed_and_changes_with_it(self, kind: str) -> None:
-        first, again, other = (make_mask(64, (3, number), kind, full_share=0) for number in (1, 1, 2))
+        first, again, other = (make_mask(64, (3, number), kind, full_mask_share=0) for number in (1, 1, 2))
         assert np.array_equal(first, again)
         assert not np.array_equal(first, other)
 
     @pytest.mark.parametrize("side", [32, 96, 512])
     def test_hides_as_much_at_any_resolution(self, kind: str, side: int) -> None:
         here, reference = (
-            [make_mask(size, (4, number), kind, full_share=0) for number in range(60)] for size in (side, WORK_PX)
+            [make_mask(size, (4, number), kind, full_mask_share=0) for number in range(60)] for size in (side, WORK_PX)
         )
         assert {(mask.shape, mask.dtype) for mask in here} == {((side, side), np.dtype(np.uint8))}
         assert np.mean([m.mean() for m in here]) == pytest.approx(np.mean([m.mean() for m in reference]), abs=0.02)

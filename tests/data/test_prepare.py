@@ -88,7 +88,7 @@ class TestADataset:
         root = os.environ.get("INPAINT_BENCH_PHOTOS")
         if not root:
             pytest.skip("INPAINT_BENCH_PHOTOS names no folder of photographs")
-        assert app.main(["prepare", "data=folder", f"data.root={root}", f"data.out={tmp_path / 'set'}", *SMALL]) == 0
+        assert app.main(["prepare", "data=folder", f"data.root={root}", f"prepare.out={tmp_path / 'set'}", *SMALL]) == 0
         assert app.main(["prepare", "--verify", str(tmp_path / "set")]) == 0
         source = opened(tmp_path / "set", "memmap")
         assert source.account.kind == "folder"
@@ -119,13 +119,13 @@ class TestRunAgain:
     ) -> None:
         out = prepared(tmp_path / "set", *FACADES)
         before = contents(out)
-        assert app.main(["prepare", *FACADES, f"data.out={out}", *SMALL, word]) == 2
+        assert app.main(["prepare", *FACADES, f"prepare.out={out}", *SMALL, word]) == 2
         assert "holds another dataset" in capsys.readouterr().err
         assert contents(out) == before
 
     def test_it_refuses_a_folder_that_is_no_dataset(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / "thesis.tex").write_text("years of work")
-        assert app.main(["prepare", *FACADES, f"data.out={tmp_path}"]) == 2
+        assert app.main(["prepare", *FACADES, f"prepare.out={tmp_path}"]) == 2
         assert "not a prepared dataset" in capsys.readouterr().err
         assert list(tmp_path.iterdir()) == [tmp_path / "thesis.tex"]
 
@@ -135,7 +135,7 @@ class TestRunAgain:
         (tmp_path / "photos").mkdir()
         for number, name in enumerate("abc"):
             photo(tmp_path / "photos" / f"{name}.jpg", position=(55.0 + number, 13.0))
-        words = ["data=folder", f"data.root={tmp_path / 'photos'}", f"data.out={tmp_path / 'set'}", *SMALL]
+        words = ["data=folder", f"data.root={tmp_path / 'photos'}", f"prepare.out={tmp_path / 'set'}", *SMALL]
         assert app.main(["prepare", *words]) == 0
         assert app.main(["prepare", *words]) == 0
         photo(tmp_path / "photos" / "b.jpg", position=(56.0, 13.0), colour=(1, 2, 3))
@@ -150,7 +150,7 @@ class TestWhenItCannotFinish:
         self, small_disk: Callable[[int], Path], capsys: pytest.CaptureFixture[str], format: str, kilobytes: int
     ) -> None:
         disk = small_disk(kilobytes)
-        words = [*FACADES, "data.num_images=80", f"data.out={disk / 'set'}", *SMALL, f"prepare.formats=[{format}]"]
+        words = [*FACADES, "data.num_images=80", f"prepare.out={disk / 'set'}", *SMALL, f"prepare.formats=[{format}]"]
         assert app.main(["prepare", *words]) == 2
         message = capsys.readouterr().err
         assert f"the disk {disk} is full" in message
@@ -178,7 +178,7 @@ class TestWhenItCannotFinish:
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_a_signal_leaves_nothing_and_a_second_call_works(self, tmp_path: Path, number: signal.Signals) -> None:
-        words = [*FACADES, "data.num_images=5000", "data.resolution_px=64", f"data.out={tmp_path / 'set'}"]
+        words = [*FACADES, "data.num_images=5000", "data.resolution_px=64", f"prepare.out={tmp_path / 'set'}"]
         running = start(words)
         wait_for_images(tmp_path)
         os.killpg(running.pid, number)  # all of them, as Slurm and a terminal do
@@ -197,14 +197,14 @@ class TestWhenItCannotFinish:
             f"os.register_at_fork({hook}=lambda: os.kill(os.getpid(), signal.{number}))\n"
             "sys.exit(app.main(['prepare', *sys.argv[1:]]))"
         )
-        command = [sys.executable, "-c", script, *FACADES, f"data.out={tmp_path / 'set'}", *SMALL]
+        command = [sys.executable, "-c", script, *FACADES, f"prepare.out={tmp_path / 'set'}", *SMALL]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 128 + signal.Signals[number], done.stderr
         assert done.stderr == f"Stopped by {number}. No partial output is left.\n"
         assert not list(tmp_path.iterdir())
 
     def test_what_a_kill_leaves_is_removed_by_the_second_call_and_no_process_stays(self, tmp_path: Path) -> None:
-        words = [*FACADES, "data.num_images=5000", "data.resolution_px=64", f"data.out={tmp_path / 'set'}"]
+        words = [*FACADES, "data.num_images=5000", "data.resolution_px=64", f"prepare.out={tmp_path / 'set'}"]
         running = start(words)
         wait_for_images(tmp_path)
         running.kill()
@@ -215,7 +215,7 @@ class TestWhenItCannotFinish:
     def test_a_second_prepare_of_the_same_folder_waits_for_nobody_and_disturbs_nothing(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        words = [*FACADES, "data.num_images=5000", "data.resolution_px=64", f"data.out={tmp_path / 'set'}"]
+        words = [*FACADES, "data.num_images=5000", "data.resolution_px=64", f"prepare.out={tmp_path / 'set'}"]
         running = start(words)
         wait_for_images(tmp_path)
         assert app.main(["prepare", *words]) == 2
@@ -243,7 +243,7 @@ class TestWhereItIsWritten:
         self, small_disk: Callable[[int], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         disk = small_disk(4000)
-        assert app.main(["prepare", *FACADES, f"data.out={disk}", *SMALL]) == 2
+        assert app.main(["prepare", *FACADES, f"prepare.out={disk}", *SMALL]) == 2
         assert "is a mount point, which the finished folder cannot replace" in capsys.readouterr().err
         shutil.copytree(prepared(tmp_path / "set", *FACADES, "prepare.formats=[files]"), disk, dirs_exist_ok=True)
         words = ["data=prepared", f"data.root={disk}", "data.resolution_px=32", "prepare.formats=[webdataset]"]
@@ -256,7 +256,7 @@ class TestWhereItIsWritten:
         self, tmp_path: Path, out: str, why: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         (tmp_path / "file").touch()
-        assert app.main(["prepare", *FACADES, f"data.out={tmp_path / out}", *SMALL]) == 2
+        assert app.main(["prepare", *FACADES, f"prepare.out={tmp_path / out}", *SMALL]) == 2
         message = capsys.readouterr().err
         assert str(tmp_path / out) in message
         assert why in message
@@ -267,7 +267,7 @@ class TestDamageOfUnchangedSize:
 
     def refused(self, out: Path, format: str, capsys: pytest.CaptureFixture[str]) -> str:
         capsys.readouterr()
-        assert app.main(["prepare", *FACADES, f"data.out={out}", *SMALL, f"prepare.formats=[{format}]"]) == 2
+        assert app.main(["prepare", *FACADES, f"prepare.out={out}", *SMALL, f"prepare.formats=[{format}]"]) == 2
         assert set(json.loads((out / "prepared.json").read_text())["formats"]) == {"files"}
         return capsys.readouterr().err
 
@@ -308,7 +308,15 @@ class TestTheCommand:
         assert "inpaint-bench prepare data=synthetic" in capsys.readouterr().out
 
     def test_its_account_is_short_and_ends_with_how_to_use_the_dataset(self, tmp_path: Path) -> None:
-        command = [sys.executable, "-m", "inpaint_bench", "prepare", *FACADES, *SMALL, f"data.out={tmp_path / 'set'}"]
+        command = [
+            sys.executable,
+            "-m",
+            "inpaint_bench",
+            "prepare",
+            *FACADES,
+            *SMALL,
+            f"prepare.out={tmp_path / 'set'}",
+        ]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
         assert said[0] == "40 found, 40 used, 0 skipped"
         assert re.fullmatch(r"\d+ for training, \d+ for validation: 1 of 5 blocks of 200 m", said[1])
@@ -316,7 +324,15 @@ class TestTheCommand:
 
     def test_a_terminal_sees_a_bar_and_a_pipe_does_not(self, tmp_path: Path) -> None:
         leader, follower = pty.openpty()
-        command = [sys.executable, "-m", "inpaint_bench", "prepare", *FACADES, *SMALL, f"data.out={tmp_path / 'set'}"]
+        command = [
+            sys.executable,
+            "-m",
+            "inpaint_bench",
+            "prepare",
+            *FACADES,
+            *SMALL,
+            f"prepare.out={tmp_path / 'set'}",
+        ]
         environment = {**os.environ, "TERM": "xterm"}
         subprocess.run(command, stdout=follower, stderr=follower, env=environment, check=True)
         os.close(follower)
@@ -334,13 +350,16 @@ class TestTheCommand:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            (["data=synthetic"], "data.out is empty"),
-            (["data=synthetic", "data.out=x", "prepare.formats=[zip]"], "not one of files, memmap, hdf5, webdataset"),
-            (["data=folder", "data.root=tests", "data.out=tests/data/out"], "lies inside data.root"),
+            (["data=synthetic"], "prepare.out is empty"),
+            (
+                ["data=synthetic", "prepare.out=x", "prepare.formats=[zip]"],
+                "not one of files, memmap, hdf5, webdataset",
+            ),
+            (["data=folder", "data.root=tests", "prepare.out=tests/data/out"], "lies inside data.root"),
             (["data=prepared", "data.root=tests"], "`prepare` did not write it"),
-            (["data=synthetic", "data.out=x", "data.num_images=3"], "all 3 images lie in one block"),
-            (["data=synthetic", "data.out=x", "data.colour=red"], "colour"),
-            (["data=folder", "data.root=/nowhere/at/all", "data.out=x"], "no such folder"),
+            (["data=synthetic", "prepare.out=x", "data.num_images=3"], "all 3 images lie in one block"),
+            (["data=synthetic", "prepare.out=x", "data.colour=red"], "colour"),
+            (["data=folder", "data.root=/nowhere/at/all", "prepare.out=x"], "no such folder"),
         ],
     )
     def test_a_mistake_is_one_sentence_and_exit_code_two(self, words: list[str], message: str) -> None:
@@ -352,4 +371,4 @@ class TestTheCommand:
         assert "Traceback" not in done.stderr
 
     def test_where_a_dataset_is_written_is_not_what_a_run_executes(self) -> None:
-        assert config_hash(compose("data.out=somewhere")) == config_hash(compose())
+        assert config_hash(compose("prepare.out=somewhere")) == config_hash(compose())

@@ -122,7 +122,7 @@ class TestStaging:
     ) -> None:
         disk = small_disk(100)
         monkeypatch.setattr("tempfile.tempdir", str(disk))
-        with pytest.raises(UserError, match=r"recipe\.stage=tmp: the data needs 0\.2 MB on .*, 0\.1 MB are free"):
+        with pytest.raises(UserError, match=r"recipe\.stage_to=tmp: the data needs 0\.2 MB on .*, 0\.1 MB are free"):
             opened(facades, "memmap", "tmp")
         assert not list(disk.glob("*/*"))
 

@@ -114,10 +114,10 @@ class TestAWebDatasetStream:
 def test_the_settings_say_which_format_was_read(facades: Path, format: str) -> None:
     stream = batches(opened(facades, format), 2, f"recipe.format={format}")
     assert stream.settings["format"] == {"requested": format, "effective": format}
-    assert stream.settings["stage"] == {"requested": "none", "effective": "none"}
+    assert stream.settings["stage_to"] == {"requested": "none", "effective": "none"}
 
 
-@pytest.mark.parametrize("words", [{"format": "memmap"}, {"stage": "tmp"}])
+@pytest.mark.parametrize("words", [{"format": "memmap"}, {"stage_to": "tmp"}])
 def test_what_only_prepared_data_has_is_refused_elsewhere(words: dict[str, str]) -> None:
     with pytest.raises(UserError, match=r"needs prepared data: inpaint-bench prepare data=synthetic"):
         open_source(DataConfig(kind="synthetic", num_images=4, resolution_px=32), RecipeConfig(**words))

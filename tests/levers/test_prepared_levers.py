@@ -84,7 +84,7 @@ class TestCaches:
 
         data = cached.bench.data
         masks = [
-            np.ones((32, 32)) if pool < 0 else make_mask(32, (data.seed, index, pool), kind="sd", full_share=0.0)
+            np.ones((32, 32)) if pool < 0 else make_mask(32, (data.seed, index, pool), kind="sd", full_mask_share=0.0)
             for index, pool in zip(batch["index"].tolist(), batch["pool"].tolist(), strict=True)
         ]
         mask = torch.from_numpy(np.stack(masks)).float()[:, None]

@@ -17,7 +17,7 @@ import torch
 from omegaconf import DictConfig
 from PIL import Image
 
-from inpaint_bench.core.config import BenchConfig, typed
+from inpaint_bench.core.config import BenchConfig, parse_config
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_setup import register
 from inpaint_bench.core.paths import conf_dir
@@ -48,7 +48,7 @@ def compose(*overrides: str) -> DictConfig:
 
 
 def bench(*overrides: str) -> BenchConfig:
-    return typed(compose(*overrides))
+    return parse_config(compose(*overrides))
 
 
 def steps_of(run_dir: Path) -> list[dict[str, Any]]:

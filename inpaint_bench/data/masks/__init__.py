@@ -14,20 +14,20 @@ from inpaint_bench.data.source import Mask
 
 from . import disaster, sd
 
-FULL_SHARE = 0.25  # model card of stable-diffusion-inpainting: in 25 % of the steps everything is masked
+FULL_MASK_SHARE = 0.25  # model card of stable-diffusion-inpainting: in 25 % of the steps everything is masked
 KINDS: dict[str, Callable[[int, np.random.Generator], Mask]] = {"sd": sd.draw, "disaster": disaster.draw}
 
 
-def make_mask(side: int, seed: tuple[int, ...], kind: str = "sd", full_share: float = FULL_SHARE) -> Mask:
+def make_mask(side: int, seed: tuple[int, ...], kind: str = "sd", full_mask_share: float = FULL_MASK_SHARE) -> Mask:
     """[side, side] uint8, the same for the same `seed` (non-negative integers).
 
-    A mask is all ones with probability `full_share`, and otherwise has ones and zeros. Raises ValueError for a
+    A mask is all ones with probability `full_mask_share`, and otherwise has ones and zeros. Raises ValueError for a
     kind that does not exist.
     """
     if kind not in KINDS:
         raise ValueError(f"mask kind {kind!r}: not one of {', '.join(KINDS)}")
     random = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
-    if random.random() < full_share:
+    if random.random() < full_mask_share:
         return np.ones((side, side), np.uint8)
     while True:  # a drawing that hides nothing or everything is rare, and is drawn again
         mask = KINDS[kind](side, random)

@@ -89,14 +89,14 @@ def stage(source: Path, entries: list[Entry], where: str) -> Staged:
 def _base(where: str) -> Path:
     parent = SHARED_MEMORY if where == "shm" else Path(tempfile.gettempdir())
     if not parent.is_dir():
-        raise UserError(f"recipe.stage={where}: this machine has no {parent}")
+        raise UserError(f"recipe.stage_to={where}: this machine has no {parent}")
     base = parent / f"inpaint_bench-{os.getuid()}"
     try:
         base.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        raise UserError(f"recipe.stage={where}: {base} cannot be made ({error.strerror})") from None
+        raise UserError(f"recipe.stage_to={where}: {base} cannot be made ({error.strerror})") from None
     if base.stat().st_uid != os.getuid():
-        raise UserError(f"recipe.stage={where}: {base} belongs to someone else")
+        raise UserError(f"recipe.stage_to={where}: {base} belongs to someone else")
     return base
 
 
@@ -133,7 +133,7 @@ def _copy(source: Path, entries: list[Entry], target: Path, where: str) -> None:
 def _does_not_fit(where: str, base: Path, need: int, free: int, error: OSError | None = None) -> UserError:
     why = f" ({error})" if error else ""
     return UserError(
-        f"recipe.stage={where}: the data needs {need / 1e6:,.1f} MB on {base}, {free / 1e6:,.1f} MB are free{why}"
+        f"recipe.stage_to={where}: the data needs {need / 1e6:,.1f} MB on {base}, {free / 1e6:,.1f} MB are free{why}"
     )
 
 

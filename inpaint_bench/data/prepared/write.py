@@ -262,12 +262,12 @@ def _disk_errors(out: Path, need: int) -> Iterator[None]:
             disk = next(folder for folder in (parent, *parent.parents) if folder.is_mount())
             arrays = f", of which the arrays alone need {need / 1e6:,.1f} MB" if need else ""
             raise UserError(
-                f"data.out={out}: the disk {disk} is full ({error.strerror}); {free / 1e6:,.1f} MB were free when it "
-                f"began{arrays}. Nothing was left there; free some space or choose another data.out"
+                f"prepare.out={out}: the disk {disk} is full ({error.strerror}); {free / 1e6:,.1f} MB were free "
+                f"before{arrays}. No partial output is left; free some space or choose another prepare.out"
             ) from None
         if error.errno is None:  # not the system's
             raise
-        raise UserError(f"data.out={out}: cannot be written ({error.strerror}: {error.filename})") from None
+        raise UserError(f"prepare.out={out}: cannot be written ({error.strerror}: {error.filename})") from None
 
 
 def _array_bytes(formats: Sequence[str], count: int, side: int) -> int:

@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_dir
 from analysis.report.tables import Builder
 from analysis.stats import bottleneck, cells
 from analysis.stats.bottleneck import SweepEvidence
-from inpaint_bench.core.config import typed
+from inpaint_bench.core.config import parse_config
 from inpaint_bench.core.hydra_setup import register
 from inpaint_bench.core.paths import ROOT, conf_dir
 from tests.analysis.report.test_tables import frame
@@ -181,4 +181,4 @@ def test_overrides_of_every_advice_compose(hydra: None, name: str, advice: bottl
     assert bool(overrides) is bool(advice.command)
     prepared = ["data=prepared", "data.root=prepared"] if "prepared" in advice.text else []
     if not text.startswith("--"):
-        typed(compose("config", overrides=[*overrides, *prepared]))
+        parse_config(compose("config", overrides=[*overrides, *prepared]))

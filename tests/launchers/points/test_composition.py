@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import Container, DictConfig, ListConfig, Node, OmegaConf
 
-from inpaint_bench.core.config import typed
+from inpaint_bench.core.config import parse_config
 from inpaint_bench.core.hydra_setup import register
 from inpaint_bench.core.paths import conf_dir
 from launchers.points.composition import Composed, Composition
@@ -141,7 +141,7 @@ def check(composition: Composition, lines: Sequence[str]) -> bool:
     found = outcome(pickle.loads(pickle.dumps(composed)).config)
     if isinstance(expected, DictConfig) and isinstance(found, DictConfig):
         assert nodes(found) == nodes(expected), lines
-        assert outcome(lambda: composition.typed(composed)[0]) == outcome(typed, expected), lines
+        assert outcome(lambda: composition.typed(composed)[0]) == outcome(parse_config, expected), lines
     else:
         assert found == expected, lines
     return composed.lines is not None
