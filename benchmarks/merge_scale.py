@@ -36,6 +36,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from inpaint_bench.core import schema as contract
+from inpaint_bench.core.records import Manifest
 
 HZ, S = 10, 1_000_000_000
 UNIX0 = 1_790_000_000 * S
@@ -268,7 +269,7 @@ def _cell(
     window: dict[str, Any] = {"window_id": "w-1", "kind": "measure", "status": "completed", "reason": None}
     window |= {"t_start_mono_ns": start, "t_end_mono_ns": end, "steps": steps, "images": steps * batch}
     window |= {"t_start_unix_ns": start + UNIX0, "t_end_unix_ns": end + UNIX0}
-    manifest: dict[str, Any] = dict.fromkeys(contract.MANIFEST_FIELDS)
+    manifest: dict[str, Any] = dict.fromkeys(Manifest.__struct_fields__)
     manifest |= {"schema_version": contract.SCHEMA_VERSION, "producer": contract.PRODUCER, "sweep_id": "s-01"}
     manifest |= {"attempt": 1, "status": "completed", "workload": "finetune_inpaint", "recipe": "baseline"}
     manifest |= {"model": "sd15_inpaint", "site": "delta" if gpu == "h200" else "grace", "gpu": gpu, "gpus": 1}

@@ -26,7 +26,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from inpaint_bench.core.files import replace_json
-from inpaint_bench.core.schema import MANIFEST, MANIFEST_FIELDS, SAMPLES_FAST, SCHEDULER, TELEMETRY
+from inpaint_bench.core.records import Manifest
+from inpaint_bench.core.schema import MANIFEST, SAMPLES_FAST, SCHEDULER, TELEMETRY
 from launchers.sweep.ledger import Ledger
 
 REPOSITORY = Path(__file__).parents[1]
@@ -115,7 +116,7 @@ def _run_directory(folder: Path, share: str, entry: dict[str, Any], like: Path |
         return
     now = time.time_ns()
     progress = {"step": 30, "steps_total": 60, "images_per_s": 34.5, "t_unix_ns": now}
-    values = dict.fromkeys(MANIFEST_FIELDS) | {
+    values = dict.fromkeys(Manifest.__struct_fields__) | {
         "status": "completed" if share == "completed" else "running",
         "batch": entry["batch"],
         "overrides": entry["overrides"],

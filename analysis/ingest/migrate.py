@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from inpaint_bench.core import schema as contract
+from inpaint_bench.core.records import Manifest
 from inpaint_bench.core.schema import Null
 
 
@@ -94,7 +95,7 @@ def manifest(value: dict[str, Any]) -> dict[str, Any]:
     for step in range(value["schema_version"], contract.SCHEMA_VERSION):
         renamed = MIGRATIONS[step].manifest
         now = {renamed.get(name, name): content for name, content in now.items()}
-    return {**dict.fromkeys(contract.MANIFEST_FIELDS), **now}
+    return {**dict.fromkeys(Manifest.__struct_fields__), **now}
 
 
 def reason(manifest: Mapping[str, Any], otherwise: str) -> str:

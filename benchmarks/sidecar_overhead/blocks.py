@@ -23,8 +23,9 @@ from inpaint_bench import workloads
 from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_json
-from inpaint_bench.core.schema import TELEMETRY
-from inpaint_bench.run.loop import Loop, Window, Windows
+from inpaint_bench.core.records import Window
+from inpaint_bench.core.schema import TELEMETRY, WindowKind
+from inpaint_bench.run.loop import Loop, WindowPlan, Windows
 from inpaint_bench.run.worker import choose_device
 from inpaint_bench.telemetry.client import Sidecar, SidecarError
 
@@ -90,8 +91,8 @@ class Alternation:
 
     def calibrate(self, block_s: float) -> tuple[int, float]:
         """Warm up, and find how many steps last about `block_s`. Returns them and the seconds of one."""
-        self._loop.warmup(self._warmup_steps, 0)
-        window = self._loop.measure(LEAST_STEPS, block_s)
+        self._loop.run(WindowPlan(kind=WindowKind.WARMUP, steps=self._warmup_steps))
+        window = self._loop.run(WindowPlan(kind=WindowKind.MEASURE, steps=LEAST_STEPS, min_s=block_s))
         step_s = _seconds(window) / window.steps
         self._chunk = max(1, round(CHUNK_S / step_s))
         return max(LEAST_STEPS, round(block_s / step_s)), step_s
@@ -107,7 +108,7 @@ class Alternation:
         until = time.monotonic() + settle_s
         settling = self._beside(lambda: time.monotonic() >= until)
         self._rows.take()
-        window = self._loop.measure(steps, 0)
+        window = self._loop.run(WindowPlan(kind=WindowKind.MEASURE, steps=steps))
         rows = self._rows.take()
         whole, account = True, None
         if started:
@@ -136,7 +137,7 @@ class Alternation:
         """Train until `done`."""
         steps, began = 0, time.monotonic()
         while not done():
-            self._loop.warmup(self._chunk, 0)
+            self._loop.run(WindowPlan(kind=WindowKind.WARMUP, steps=self._chunk))
             steps += self._chunk
         return Beside(steps=steps, seconds=time.monotonic() - began if steps else 0.0)
 

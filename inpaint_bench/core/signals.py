@@ -1,4 +1,4 @@
-"""Signals that ask a run to end: raised at once, or held until what must not be cut is done."""
+"""Signals that ask a process to end: raised as an exception at once, or deferred to the end of a block."""
 
 from __future__ import annotations
 
@@ -13,97 +13,102 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 
 
 class Terminated(SystemExit):
-    """A signal to end. Exit code 128 + its number, as a shell reports a process that the signal ended.
+    """A signal that ends the process. Its exit code is 128 + the signal's number, as in a shell.
 
-    `further`: there is a checkpoint beyond where this start of the run began, so that another one would get on.
+    `progressed`: there is a checkpoint beyond the step at which this start began, so a restart would get further.
     """
 
-    def __init__(self, signum: int, note: str = "", *, further: bool = False) -> None:
+    def __init__(self, signum: int, note: str = "", *, progressed: bool = False) -> None:
         super().__init__(128 + signum)
-        self.signum, self.note, self.further = signum, note, further
+        self.signum, self.note, self.progressed = signum, note, progressed
 
     @property
     def name(self) -> str:
+        """Name of the signal, such as SIGTERM."""
         return signal.Signals(self.signum).name
 
     def __str__(self) -> str:
-        said = f"received {self.name}"
-        return f"{said}; {self.note}" if self.note else said
+        return f"received {self.name}; {self.note}" if self.note else f"received {self.name}"
 
 
-class Ending:
-    """The signal that asked this run to end, if one did."""
+class StopSignal:
+    """The signal that asks this run to end, once it has arrived."""
 
     def __init__(self) -> None:
         self.signum: int | None = None
-        self._held = False
+        self._deferred = False
 
-    def word(self) -> str | None:
-        """Name of the signal that came."""
+    @property
+    def name(self) -> str | None:
+        """Name of the signal, None while none has arrived."""
         return None if self.signum is None else signal.Signals(self.signum).name
 
-    def ask(self, signum: int) -> None:
-        """The signal is here. Raises Terminated unless it is held."""
+    def receive(self, signum: int) -> None:
+        """Note the signal. Raises Terminated unless signals are deferred."""
         self.signum = signum
-        if not self._held:
+        if not self._deferred:
             raise Terminated(signum)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """A signal does not interrupt the block; it raises Terminated where the block ends."""
-        self._held = True
+    def deferred(self) -> Iterator[None]:
+        """Let a signal raise Terminated where the block ends, not inside it."""
+        self._deferred = True
         try:
             yield
         finally:
-            self._held = False
+            self._deferred = False
         if self.signum is not None:
             raise Terminated(self.signum)
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """Signals to end, Ctrl-C among them, come when the block has ended. For renames that belong together, and forks.
+def defer_signals() -> Iterator[None]:
+    """Deliver signals, Ctrl-C among them, when the block has ended. For renames that belong together, and forks.
 
-    What a handler raises while Python runs the hooks of a fork is lost. Blocking the signals would not do: any other
-    thread that lets them through (of BLAS, of a progress bar) makes the handler run in this one all the same.
+    What a handler raises while Python runs the hooks of a fork is lost. Blocking the signals would not help: any
+    other thread that accepts them (of BLAS, of a progress bar) makes the handler run in this one all the same.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
-    before = {one: signal.signal(one, lambda signum, _: came.append(signum)) for one in (signal.SIGINT, *SIGNALS)}
+    received: list[int] = []
+
+    def note(signum: int, _: Any) -> None:
+        received.append(signum)
+
+    handlers = {signum: signal.signal(signum, note) for signum in (signal.SIGINT, *SIGNALS)}
     try:
         yield
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
-    for signum in came:
-        signal.raise_signal(signum)
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+    for number in received:
+        signal.raise_signal(number)
 
 
 @contextmanager
-def terminable() -> Iterator[Ending]:
-    """SIGTERM raises Terminated in the main thread, once: a second one must not cut the closing short.
+def terminable() -> Iterator[StopSignal]:
+    """Turn SIGTERM into Terminated in the main thread, once: a second one must not interrupt the cleanup.
 
-    So does SIGUSR2, by which submitit's local executor announces the end of the time limit. A process forked
-    from this one is no concern of the signal: its parent will end it.
+    The same holds for SIGUSR2, with which submitit's local executor announces the end of the time limit. A process
+    forked from this one ignores both: its parent will end it.
     """
-    ending = Ending()
+    stop_signal = StopSignal()
     if threading.current_thread() is not threading.main_thread():
-        yield ending
+        yield stop_signal
         return
-    owner = os.getpid()
+    owner_pid = os.getpid()
 
-    def stop(signum: int, _: Any) -> None:
-        if os.getpid() != owner:
+    def handle(signum: int, _: Any) -> None:
+        if os.getpid() != owner_pid:
             return
-        for one in SIGNALS:
-            signal.signal(one, signal.SIG_IGN)
-        ending.ask(signum)
+        for handled in SIGNALS:
+            signal.signal(handled, signal.SIG_IGN)
+        stop_signal.receive(signum)
 
-    before = {one: signal.signal(one, stop) for one in SIGNALS}
+    handlers = {signum: signal.signal(signum, handle) for signum in SIGNALS}
     try:
-        yield ending
+        yield stop_signal
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)

@@ -7,13 +7,16 @@ error with its reason, never another one in its place.
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from inpaint_bench.core import recipe as recipes
 from inpaint_bench.core.errors import UnavailableError
+from inpaint_bench.core.records import LeverReport
 
 from . import attention, caches, compile, data_path, layout, memory, optimizers, precision
-from .base import Effective, Lever, Machine
+from .base import Lever, Machine
 
 if TYPE_CHECKING:
     import torch
@@ -72,22 +75,25 @@ def apply(assembly: Assembly) -> None:
         lever.apply(assembly)
 
 
-def requested(bench: BenchConfig) -> list[dict[str, Any]]:
-    """manifest["levers"] before anything was read back."""
-    values = asdict(bench.recipe)
+def requested(bench: BenchConfig) -> list[LeverReport]:
+    """Return the levers of the recipe, before anything is read back."""
     return [
-        {"name": name, "field": lever.field, "requested": values[lever.field]}
-        | asdict(Effective(effective=None, active=None, evidence="not read back"))
+        LeverReport(
+            name=name, field=lever.field, requested=getattr(bench.recipe, lever.field), evidence="not read back"
+        )
         for lever, name in asked(bench).items()
     ]
 
 
-def verify(workload: Running) -> list[dict[str, Any]]:
-    """manifest["levers"]: what is really so. Runs steps of its own: only after the last one that counts."""
+def verify(workload: Running) -> list[LeverReport]:
+    """Return the levers with what is really in effect. Runs further steps: only after the last one that counts."""
     from .observe import observe
 
     rows = requested(workload.bench)
     if not rows:
         return []
     seen = observe(workload)
-    return [row | asdict(lever.verify(workload, seen)) for row, lever in zip(rows, asked(workload.bench), strict=True)]
+    return [
+        msgspec.structs.replace(row, **asdict(lever.verify(workload, seen)))
+        for row, lever in zip(rows, asked(workload.bench), strict=True)
+    ]

@@ -21,7 +21,7 @@ from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import fsync_folder, read_json, replace_json
 from inpaint_bench.core.schema import PRODUCER
-from inpaint_bench.core.signals import undisturbed
+from inpaint_bench.core.signals import defer_signals
 from inpaint_bench.data.masks import make_mask
 from inpaint_bench.data.source import Source
 
@@ -152,7 +152,7 @@ def _encode_images(assembly: Assembly, folder: Path, progress: Progress) -> tupl
         _Pictures(bench, source), batch_size=CHUNK, num_workers=workers, pin_memory=device.type == "cuda"
     )
     done = 0
-    with undisturbed():
+    with defer_signals():
         batches = iter(loader)
     for index, pixels, shown in batches:
         picture = pixels.to(device, non_blocking=True).permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)

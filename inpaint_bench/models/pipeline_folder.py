@@ -27,7 +27,7 @@ from transformers.utils import logging as transformers_logging
 
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import fsync_folder, replace_json
-from inpaint_bench.core.signals import undisturbed
+from inpaint_bench.core.signals import defer_signals
 
 from . import location, tokenizer
 from .location import LocationEncoder
@@ -264,7 +264,7 @@ def replacing_folder(folder: Path, mark: str) -> Iterator[Path]:
         yield new
         for path in [new, *new.rglob("*")]:
             _sync(path)
-        with undisturbed():
+        with defer_signals():
             if folder.exists():
                 folder.rename(old)
             new.rename(folder)

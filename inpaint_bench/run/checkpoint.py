@@ -1,12 +1,12 @@
-"""Checkpoints on disk: each is whole or not there, and one that was damaged since is refused by its checksum.
+"""Checkpoints on disk: written atomically, verified by checksum when they are read, no pickle anywhere.
 
     checkpoints/step-00000123/
         tensors.safetensors   every tensor
-        values.json           everything that is no tensor
+        values.json           everything else
         checkpoint.json       step, identity, bytes and sha256 of both files, and its own sha256
 
-No pickle anywhere. A checkpoint is written under a hidden name, synced and renamed; older ones are removed
-only then. A second one of the same step is `step-00000123.1`.
+A checkpoint is written under a hidden name, synced and renamed; older ones are removed only then. A second one of
+the same step is `step-00000123.1`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,18 @@ import hashlib
 import json
 import logging
 import os
+import random
 import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,7 +35,7 @@ from inpaint_bench.core.files import fsync_folder
 from inpaint_bench.core.schema import CHECKPOINT, CHECKPOINTS, PRODUCER
 
 TENSORS, VALUES = "tensors.safetensors", "values.json"
-LAYOUT_VERSION = 1  # of checkpoint.json and what lies beside it; the tables' schema has a version of its own
+LAYOUT_VERSION = 1  # of the files in a checkpoint; the tables' schema has a version of its own
 NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 DTYPES = {
     torch.float64: "F64",
@@ -47,28 +51,28 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-# Fields of a recipe that neither a number nor the layout of the state depends on.
-SAME_NUMBERS = ("name", "num_workers", "prefetch_factor", "pin_memory", "non_blocking", "stage_to", "cache_storage")
-SHOWN = 3  # differences that a refusal names
+# Fields of a recipe on which neither the numbers nor the layout of the state depend.
+NOT_IDENTITY = ("name", "num_workers", "prefetch_factor", "pin_memory", "non_blocking", "stage_to", "cache_storage")
+SHOWN_DIFFERENCES = 3
 
 log = logging.getLogger(__name__)
 
 
 class CheckpointError(Exception):
-    """A checkpoint could not be written. The ones before it are as they were, and nothing of it is left."""
+    """A checkpoint could not be written. Earlier ones are untouched, and nothing of it is left."""
 
 
-class _RefusedError(Exception):
-    """Why a checkpoint cannot be used. `damaged`: nor ever will be."""
+class _UnusableError(Exception):
+    """Why a checkpoint cannot be used by this run."""
 
-    def __init__(self, reason: str, *, damaged: bool = False) -> None:
-        super().__init__(reason)
-        self.damaged = damaged
+
+class _DamagedError(_UnusableError):
+    """Why a checkpoint can never be used."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """What was saved at a step boundary, after `step` steps. Tensors are on the CPU, contiguous, their own."""
+    """The state at a step boundary, after `step` steps. Tensors are on the CPU, contiguous, in memory of their own."""
 
     path: Path
     step: int
@@ -76,191 +80,199 @@ class Checkpoint:
     values: dict[str, Any]
 
 
+class _FileDigest(msgspec.Struct):
+    bytes: int
+    sha256: str
+
+
+class _Header(msgspec.Struct, kw_only=True):
+    """Content of checkpoint.json, which stores it beside its own checksum."""
+
+    schema_version: int
+    producer: str
+    step: int
+    created_unix_ns: int
+    identity: dict[str, Any]
+    files: dict[str, _FileDigest]
+
+
 def identity(bench: BenchConfig) -> dict[str, Any]:
-    """What must be equal to go on from a checkpoint, by dotted key: model, data, numerics, batch, seed."""
-    recipe = {name: value for name, value in asdict(bench.recipe).items() if name not in SAME_NUMBERS}
-    data = {name: value for name, value in asdict(bench.data).items() if name != "out"}
-    wanted = bench.workload
-    whole = {
+    """Return what a checkpoint and a run must have in common, by dotted key: model, data, numerics, batch, seed."""
+    workload = bench.workload
+    nested = {
         "model": asdict(bench.model),
-        "data": data,
-        "recipe": recipe,
-        "workload": {"name": wanted.name, "module": wanted.module, "learning_rate": wanted.learning_rate},
+        "data": {name: value for name, value in asdict(bench.data).items() if name != "out"},
+        "recipe": {name: value for name, value in asdict(bench.recipe).items() if name not in NOT_IDENTITY},
+        "workload": {"name": workload.name, "module": workload.module, "learning_rate": workload.learning_rate},
         "batch": bench.batch,
         "seed": bench.seed,
     }
-    plain: dict[str, Any] = json.loads(json.dumps(dict(_flat(whole))))
-    return plain
+    flat: dict[str, Any] = json.loads(json.dumps(dict(_flatten(nested))))
+    return flat
 
 
-def _flat(value: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, item in value.items():
         if isinstance(item, dict):
-            yield from _flat(item, f"{path}{name}.")
+            yield from _flatten(item, f"{prefix}{name}.")
         else:
-            yield f"{path}{name}", item
+            yield f"{prefix}{name}", item
 
 
-def siblings(run_dir: Path) -> list[Path]:
-    """Checkpoint folders of this point's other attempts; none where the directory is no attempt's."""
+def sibling_folders(run_dir: Path) -> list[Path]:
+    """Return the checkpoint folders of this point's other attempts; none where `run_dir` is no attempt's."""
     if not re.fullmatch(r"attempt-\d+", run_dir.name):
         return []
-    return [one / CHECKPOINTS for one in sorted(run_dir.parent.glob("attempt-*")) if one.name != run_dir.name]
+    attempts = sorted(run_dir.parent.glob("attempt-*"))
+    return [attempt / CHECKPOINTS for attempt in attempts if attempt.name != run_dir.name]
 
 
-class Checkpoints:
-    """The checkpoints of one run, and those of others that it may begin from.
+class CheckpointStore:
+    """The checkpoints of one run, and read-only those of other attempts (`other_folders`).
 
-    One process at a time writes to `folder`: what killed writers left there is removed at once. `keep` of
-    the newest stay. Folders `elsewhere` are only read. `refused` says what could not be used, and why.
+    One process at a time writes to `folder`, so temporary folders there are left over from killed writers and are
+    removed. The newest `keep` are kept. `rejected` maps those that cannot be used to the reason.
     """
 
-    def __init__(self, folder: Path, keep: int, identity: dict[str, Any], elsewhere: Sequence[Path] = ()) -> None:
+    def __init__(self, folder: Path, keep: int, identity: dict[str, Any], other_folders: Sequence[Path] = ()) -> None:
         self.folder, self.keep, self.identity = folder, keep, identity
-        self.refused: list[dict[str, str]] = []
-        self._elsewhere = list(elsewhere)
-        self._unusable: dict[Path, bool] = {}  # what was refused: whether it is damaged
+        self.rejected: dict[Path, str] = {}
+        self._damaged: set[Path] = set()
+        self._other_folders = list(other_folders)
         for leftover in folder.glob(".step-*.tmp"):
             shutil.rmtree(leftover, ignore_errors=True)
 
-    # --- reading ---------------------------------------------------------------------------------
-
-    def latest(self) -> Checkpoint | None:
-        """The newest good one here, else the one of most steps elsewhere. What is refused on the way is noted."""
-        theirs = [one for folder in self._elsewhere for one in _saved(folder)]
-        for path in (*reversed(_saved(self.folder)), *sorted(theirs, key=_order, reverse=True)):
-            if path in self._unusable:
+    def load_latest(self) -> Checkpoint | None:
+        """Return the newest usable one of this run, else the one with most steps of another attempt, else None."""
+        others = [path for folder in self._other_folders for path in _list_checkpoints(folder)]
+        for path in (*reversed(_list_checkpoints(self.folder)), *sorted(others, key=_order, reverse=True)):
+            if path in self.rejected:
                 continue
             try:
                 return _read(path, self.identity)
-            except _RefusedError as error:
-                self.refuse(path, str(error), damaged=error.damaged)
+            except _UnusableError as error:
+                if isinstance(error, _DamagedError):
+                    self._damaged.add(path)
+                self.reject(path, str(error))
         return None
 
-    def refuse(self, path: Path, reason: str, *, damaged: bool = False) -> None:
-        """Do not offer this one again. A damaged one is removed when a new one has been written."""
+    def reject(self, path: Path, reason: str) -> None:
+        """Skip this checkpoint from now on."""
         log.warning("checkpoint %s is not used: %s", path, reason)
-        self._unusable[path] = damaged
-        self.refused.append({"checkpoint": str(path), "reason": reason})
-
-    # --- writing ---------------------------------------------------------------------------------
+        self.rejected[path] = reason
 
     def save(self, step: int, tensors: dict[str, Tensor], values: dict[str, Any]) -> Path:
-        """Write a checkpoint; the tensors pass through the host's memory one at a time.
+        """Write a checkpoint and return its folder; tensors pass through host memory one at a time.
 
-        Raises CheckpointError where the disk does not take it.
+        Raises CheckpointError where the disk refuses it. Damaged checkpoints and all but the newest are then removed.
         """
-        target = self._free(step)
+        target = self._next_name(step)
         temporary = self.folder / f".{target.name}.{os.getpid()}.tmp"
         try:
             temporary.mkdir(parents=True)
-            files = {
-                TENSORS: _write(temporary / TENSORS, lambda out: _write_tensors(out, tensors)),
-                VALUES: _write(temporary / VALUES, lambda out: out.write(json.dumps(values).encode())),
-            }
-            content = {
-                "schema_version": LAYOUT_VERSION,
-                "producer": PRODUCER,
-                "step": step,
-                "created_unix_ns": time.time_ns(),
-                "identity": self.identity,
-                "files": files,
-            }
-            about = json.dumps({"sha256": _digest(content), "content": content}, indent=1)
-            _write(temporary / CHECKPOINT, lambda out: out.write(about.encode()))
+            header = _Header(
+                schema_version=LAYOUT_VERSION,
+                producer=PRODUCER,
+                step=step,
+                created_unix_ns=time.time_ns(),
+                identity=self.identity,
+                files={
+                    TENSORS: _write(temporary / TENSORS, lambda out: _write_safetensors(out, tensors)),
+                    VALUES: _write(temporary / VALUES, lambda out: out.write(msgspec.json.encode(values))),
+                },
+            )
+            content = msgspec.to_builtins(header)
+            sealed = json.dumps({"sha256": _checksum(content), "content": content}, indent=1)
+            _write(temporary / CHECKPOINT, lambda out: out.write(sealed.encode()))
             fsync_folder(temporary)
             temporary.rename(target)
             fsync_folder(self.folder)
-        except OSError as error:
+        except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            raise CheckpointError(self._failed(step, error)) from error
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise CheckpointError(self._failure(step, error)) from error
             raise
         self._prune(target)
         return target
 
-    def _free(self, step: int) -> Path:
-        """A name that is not taken: nothing is ever written over."""
-        taken = [order[1] for one in _saved(self.folder) if (order := _order(one))[0] == step]
+    def _next_name(self, step: int) -> Path:
+        """Return a name that is not taken: nothing is ever overwritten."""
+        taken = [_order(path)[1] for path in _list_checkpoints(self.folder) if _order(path)[0] == step]
         name = f"step-{step:08d}"
         return self.folder / (f"{name}.{max(taken) + 1}" if taken else name)
 
-    def _failed(self, step: int, error: OSError) -> str:
-        good = [one for one in _saved(self.folder) if one not in self._unusable]
-        left = f"the last good one is {good[-1].name}" if good else "it would be the first here"
-        return f"no checkpoint of step {step} in {self.folder}: {error.strerror or error}; {left}"
+    def _failure(self, step: int, error: OSError) -> str:
+        usable = [path.name for path in _list_checkpoints(self.folder) if path not in self.rejected]
+        last = f"the last good one is {usable[-1]}" if usable else "there is no earlier one"
+        return f"could not write the checkpoint of step {step} in {self.folder}: {error.strerror or error}; {last}"
 
     def _prune(self, newest: Path) -> None:
-        """Remove the damaged, and all but `keep` up to the newest. Those that are another run's stay."""
-        ours = [one for one in _saved(self.folder) if one not in self._unusable and _order(one) <= _order(newest)]
-        damaged = [one for one, hopeless in self._unusable.items() if hopeless and one.parent == self.folder]
-        for one in (*ours[: -self.keep], *damaged):
-            hidden = one.with_name(f".{one.name}.{os.getpid()}.tmp")  # half removed, it must not look like one
+        """Remove damaged checkpoints, and all but `keep` up to the newest. Those of another run stay."""
+        usable = [path for path in _list_checkpoints(self.folder) if path not in self.rejected]
+        older = [path for path in usable if _order(path) <= _order(newest)]
+        damaged = [path for path in self._damaged if path.parent == self.folder]
+        for path in (*older[: -self.keep], *damaged):
+            hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # so that half of one is never taken for one
             try:
-                one.rename(hidden)
+                path.rename(hidden)
                 shutil.rmtree(hidden)
             except FileNotFoundError:
                 pass  # a damaged one that was removed before
             except OSError as error:
-                log.warning("%s: could not be removed (%s)", one, error)
+                log.warning("%s: could not be removed (%s)", path, error)
 
 
 def _order(path: Path) -> tuple[int, int]:
-    found = NAME.fullmatch(path.name)
-    assert found
-    return int(found[1]), int(found[2] or 0)
+    match = NAME.fullmatch(path.name)
+    assert match
+    return int(match[1]), int(match[2] or 0)
 
 
-def _saved(folder: Path) -> list[Path]:
-    """Checkpoints of a folder, good or not, oldest first."""
-    return sorted((one for one in folder.glob("step-*") if NAME.fullmatch(one.name)), key=_order)
+def _list_checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, usable or not, oldest first."""
+    return sorted((path for path in folder.glob("step-*") if NAME.fullmatch(path.name)), key=_order)
 
 
 # --- one checkpoint ------------------------------------------------------------------------------
 
 
-class _Hashed:
-    """A file that is being written, its size and checksum."""
+class _HashingWriter:
+    """A file being written, with its size and checksum."""
 
     def __init__(self, out: BinaryIO) -> None:
-        self._out, self._digest, self.size = out, hashlib.sha256(), 0
+        self._out, self._sha256, self._size = out, hashlib.sha256(), 0
 
     def write(self, data: Any) -> None:
         self._out.write(data)
-        self._digest.update(data)
-        self.size += len(data)
+        self._sha256.update(data)
+        self._size += len(data)
 
-    def as_dict(self) -> dict[str, Any]:
-        return {"bytes": self.size, "sha256": self._digest.hexdigest()}
+    def digest(self) -> _FileDigest:
+        return _FileDigest(bytes=self._size, sha256=self._sha256.hexdigest())
 
 
-def _write(path: Path, fill: Callable[[_Hashed], None]) -> dict[str, Any]:
-    """Write and sync a file. Returns its size and checksum."""
+def _write(path: Path, fill: Callable[[_HashingWriter], None]) -> _FileDigest:
+    """Write and sync a file."""
     with path.open("wb") as file:
-        out = _Hashed(file)
+        out = _HashingWriter(file)
         fill(out)
         file.flush()
         os.fsync(file.fileno())
-    return out.as_dict()
+    return out.digest()
 
 
-def _write_tensors(out: _Hashed, tensors: dict[str, Tensor]) -> None:
-    """The safetensors format, written here because its own writer holds all tensors in memory twice.
+def _write_safetensors(out: _HashingWriter, tensors: dict[str, Tensor]) -> None:
+    """Write the safetensors format one tensor at a time: the library's own writer holds all of them in memory twice.
 
-    Each tensor is written whole and contiguous, whatever memory it shares; strides are not kept.
+    Every tensor is written contiguously, whatever memory it shares; strides are not kept.
     """
-    # Wide types first, as the library has it: every tensor then lies at a multiple of its element.
+    # Wide types first, as the library does, so that every tensor is aligned to its element size.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header, offset = {}, 0
     for name in names:
         tensor = tensors[name]
         end = offset + tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, end],
-        }
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -271,58 +283,91 @@ def _write_tensors(out: _Hashed, tensors: dict[str, Tensor]) -> None:
         out.write(flat.view(torch.uint8).numpy().data)
 
 
-def _read(path: Path, wanted: dict[str, Any]) -> Checkpoint:
-    """A checkpoint whose every byte is as it was written. Raises _RefusedError."""
+def _read(path: Path, expected_identity: dict[str, Any]) -> Checkpoint:
+    """Read a checkpoint and verify every byte. Raises _UnusableError."""
     from safetensors import safe_open
 
     try:
-        content = _content(path)
-        if content["schema_version"] != LAYOUT_VERSION:
-            raise _RefusedError(f"written in schema version {content['schema_version']}, this is {LAYOUT_VERSION}")
-        if differing := _differing(content["identity"], wanted):
-            raise _RefusedError(f"it is of another run: {differing}")
-        for name, facts in content["files"].items():
-            _verify(path / name, facts)
+        header = _read_header(path)
+        if header.schema_version != LAYOUT_VERSION:
+            raise _UnusableError(f"its layout has version {header.schema_version}, this is {LAYOUT_VERSION}")
+        if differences := _differences(header.identity, expected_identity):
+            raise _UnusableError(f"another configuration: {differences}")
+        for name, expected in header.files.items():
+            with (path / name).open("rb") as file:
+                digest = _FileDigest(
+                    bytes=os.fstat(file.fileno()).st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest()
+                )
+            if digest != expected:
+                raise _DamagedError(f"{name} is damaged: size or checksum differ from {CHECKPOINT}")
         values = json.loads((path / VALUES).read_bytes())
         with safe_open(path / TENSORS, "pt") as file:
-            # Copies: what the library gives may still be the file, which is removed one day.
+            # Copies: the library's tensors may be backed by the file, which will be removed one day.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a dict
     except FileNotFoundError as error:
-        raise _RefusedError(f"{Path(error.filename).name} is missing", damaged=True) from None
+        raise _DamagedError(f"{Path(error.filename).name} is missing") from None
     except OSError as error:
-        raise _RefusedError(f"it cannot be read ({error})") from None
-    return Checkpoint(path=path, step=content["step"], tensors=tensors, values=values)
+        raise _UnusableError(f"it cannot be read ({error})") from None
+    return Checkpoint(path=path, step=header.step, tensors=tensors, values=values)
 
 
-def _content(path: Path) -> dict[str, Any]:
+def _read_header(path: Path) -> _Header:
     try:
-        about = json.loads((path / CHECKPOINT).read_bytes())
-        content: dict[str, Any] = about["content"]
-        whole = about["sha256"] == _digest(content) and content["step"] == _order(path)[0]
-    except (ValueError, KeyError, TypeError):
-        whole = False
-    if not whole:
-        raise _RefusedError(f"{CHECKPOINT} is damaged", damaged=True)
-    return content
+        sealed = json.loads((path / CHECKPOINT).read_bytes())
+        header = msgspec.convert(sealed["content"], _Header)
+        intact = sealed["sha256"] == _checksum(sealed["content"]) and header.step == _order(path)[0]
+    except (ValueError, KeyError, TypeError, msgspec.ValidationError):
+        intact = False
+    if not intact:
+        raise _DamagedError(f"{CHECKPOINT} is damaged")
+    return header
 
 
-def _digest(content: Any) -> str:
+def _checksum(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _verify(path: Path, facts: dict[str, Any]) -> None:
-    size = path.stat().st_size
-    if size != facts["bytes"]:
-        raise _RefusedError(f"{path.name} is damaged: {size} bytes of {facts['bytes']}", damaged=True)
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != facts["sha256"]:
-        raise _RefusedError(f"{path.name} is damaged: its checksum is not that of {CHECKPOINT}", damaged=True)
+def _differences(saved: dict[str, Any], current: dict[str, Any]) -> str:
+    """Describe the keys in which two identities differ; empty where they are equal."""
+    keys = [key for key in {**current, **saved} if saved.get(key) != current.get(key)]
+    shown = [f"{key} was {json.dumps(saved.get(key))}, is {json.dumps(current.get(key))}" for key in keys]
+    more = [f"and {len(keys) - SHOWN_DIFFERENCES} more"] if len(keys) > SHOWN_DIFFERENCES else []
+    return "; ".join(shown[:SHOWN_DIFFERENCES] + more)
 
 
-def _differing(there: dict[str, Any], here: dict[str, Any]) -> str:
-    """In which keys two identities differ; empty where they are equal."""
-    keys = [key for key in {**here, **there} if there.get(key) != here.get(key)]
-    parts = [f"{key} is {json.dumps(there.get(key))} there and {json.dumps(here.get(key))} here" for key in keys]
-    more = [f"and {len(parts) - SHOWN} more"] if len(parts) > SHOWN else []
-    return ", ".join(parts[:SHOWN] + more)
+# --- random number generators --------------------------------------------------------------------
+
+
+def rng_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the state of the default generators of PyTorch (CPU, every GPU), NumPy and Python: tensors, and JSON."""
+    tensors = {"torch": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        tensors |= {f"cuda.{index}": torch.cuda.get_rng_state(index) for index in range(torch.cuda.device_count())}
+    numpy = np.random.get_state(legacy=False)
+    assert isinstance(numpy, dict)
+    state = {**numpy["state"], "key": numpy["state"]["key"].tolist()}
+    return tensors, {"numpy": {**numpy, "state": state}, "python": random.getstate()}
+
+
+def set_rng_state(tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    """Restore what `rng_state` returned. A GPU that is new keeps its state, that of a missing one is ignored."""
+    torch.set_rng_state(tensors["torch"])
+    if torch.cuda.is_initialized():
+        for index in range(torch.cuda.device_count()):
+            if (state := tensors.get(f"cuda.{index}")) is not None:
+                torch.cuda.set_rng_state(state, index)
+    numpy = values["numpy"]
+    key = np.array(numpy["state"]["key"], dtype=np.uint32)
+    np.random.set_state({**numpy, "state": {**numpy["state"], "key": key}})
+    version, internal, gauss = values["python"]
+    random.setstate((version, tuple(internal), gauss))
+
+
+@contextmanager
+def preserve_rng_state() -> Iterator[None]:
+    """Restore the default generators after the block, whatever it draws."""
+    before = rng_state()
+    try:
+        yield
+    finally:
+        set_rng_state(*before)

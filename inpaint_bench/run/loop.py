@@ -1,9 +1,9 @@
-"""Windows of a run, and the loop that fills them with steps.
+"""Timed windows of a run, and the loop that fills them with training steps.
 
-The loop never waits for the device inside a window: CUDA events mark the steps, losses stay on the device,
-and both are read when the window ends. Windows of training may last for hours, and a kill must not take their
-rows along: there, losses travel to the host behind their steps and are read once they have landed. A window
-begins and ends with the device idle, so `images / (t_end - t_start)` is what was really done in that time.
+The host never waits for the device inside a window: CUDA events mark the steps, losses stay on the device, and both
+are read when the window closes. A window opens and closes with the device idle, so `images / (t_end - t_start)` is
+the true rate. Windows of a training may last for hours, and a kill must not cost their rows: there, every loss is
+copied to page-locked host memory behind its step, and its row is written once the copy has completed.
 """
 
 from __future__ import annotations
@@ -13,96 +13,104 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
-from inpaint_bench.core.files import read_json, replace_json
+from inpaint_bench.core.records import MemoryPeaks, Window, read_record, write_record
 from inpaint_bench.core.schema import WINDOWS, WindowKind, WindowStatus
 
 if TYPE_CHECKING:
     from inpaint_bench.workloads import Workload
 
-PROGRESS_STEP_S = 0.5  # how often the loop itself bothers to note progress
-LANDING = 4096  # losses that may be under way to the host: more steps than a device's queue holds
-
-
-@dataclass(kw_only=True)
-class Window:
-    """A stretch of a run. An end that nobody saw stays null."""
-
-    window_id: str
-    kind: str
-    status: str
-    t_start_mono_ns: int
-    t_start_unix_ns: int
-    t_end_mono_ns: int | None = None
-    t_end_unix_ns: int | None = None
-    steps: int = 0
-    images: int = 0
-    reason: str | None = None
-
-    @property
-    def seconds(self) -> float | None:
-        return None if self.t_end_mono_ns is None else (self.t_end_mono_ns - self.t_start_mono_ns) / 1e9
+PROGRESS_INTERVAL_S = 0.5
+LOSS_SLOTS = 4096  # losses that may be on their way to the host: more steps than a CUDA stream queues
 
 
 class Windows:
-    """windows.json: rewritten whole when a window opens and when it closes.
+    """windows.json, rewritten when a window opens and when it closes.
 
-    In a directory where an attempt was cut off before, its windows stay: an open one becomes interrupted,
-    without an end, and ids go on counting.
+    Windows of an earlier start in the directory stay: one that it left open is marked as interrupted, without an
+    end, and the numbering continues. Raises ValueError where the file of an earlier start is damaged.
     """
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / WINDOWS
-        self._all: list[dict[str, Any]] = read_json(self._path) or []
-        for record in self._all:
-            if record["status"] == WindowStatus.RUNNING:
-                record.update(status=WindowStatus.INTERRUPTED.value, reason="the process ended without a word")
+        self._windows = read_record(self._path, list[Window]) or []
+        for window in self._windows:
+            if window.status is WindowStatus.RUNNING:
+                window.status, window.reason = WindowStatus.INTERRUPTED, "the process ended without closing it"
 
     def open(self, kind: WindowKind) -> Window:
+        """Begin a window. Its clock starts after the file is written: a slow disk is no part of it."""
         window = Window(
-            window_id=f"{kind.value}-{len(self._all)}",
-            kind=kind.value,
-            status=WindowStatus.RUNNING.value,
-            t_start_mono_ns=0,
-            t_start_unix_ns=0,
+            window_id=f"{kind.value}-{len(self._windows)}",
+            kind=kind,
+            status=WindowStatus.RUNNING,
+            t_start_mono_ns=time.monotonic_ns(),
+            t_start_unix_ns=time.time_ns(),
         )
-        self._stamp(window, "start")
-        self._all.append(asdict(window))
-        replace_json(self._path, self._all)
-        self._stamp(window, "start")  # again: a disk that is slow to sync is no part of the window
+        self._windows.append(window)
+        write_record(self._path, self._windows)
+        window.t_start_mono_ns, window.t_start_unix_ns = time.monotonic_ns(), time.time_ns()
         return window
 
     def close(self, window: Window, status: WindowStatus, reason: str | None = None) -> None:
-        """The window ends now."""
-        self._stamp(window, "end")
-        window.status, window.reason = status.value, reason
-        place = next(i for i, record in enumerate(self._all) if record["window_id"] == window.window_id)
-        self._all[place] = asdict(window)
-        replace_json(self._path, self._all)
+        """End the window now."""
+        window.t_end_mono_ns, window.t_end_unix_ns = time.monotonic_ns(), time.time_ns()
+        window.status, window.reason = status, reason
+        write_record(self._path, self._windows)
 
-    @staticmethod
-    def _stamp(window: Window, edge: str) -> None:
-        setattr(window, f"t_{edge}_mono_ns", time.monotonic_ns())
-        setattr(window, f"t_{edge}_unix_ns", time.time_ns())
+
+@dataclass(frozen=True, kw_only=True)
+class WindowPlan:
+    """A window of steps: what it counts as, and when it ends.
+
+    It lasts at least `steps` steps and `min_s` seconds. At a step boundary it ends earlier where `should_stop` is
+    true after at least one step (a checkpoint is due), and where `stop_signal` names a signal: then it is marked as
+    interrupted, and nothing is raised.
+    """
+
+    kind: WindowKind
+    steps: int
+    min_s: float = 0.0
+    steps_total: int | None = None  # of the whole run, for the progress; None: estimated from this window
+    stream_rows: bool = False  # write rows while the window is open, not only when it closes
+    should_stop: Callable[[], bool] = lambda: False
+    stop_signal: Callable[[], str | None] = lambda: None
+
+    def is_done(self, done: int, elapsed_s: float) -> bool:
+        """Tell whether the window ends here, after `done` steps."""
+        complete = done >= self.steps and elapsed_s >= self.min_s
+        return complete or self.stop_signal() is not None or (done > 0 and self.should_stop())
+
+    def expected_total(self, steps_before: int, done: int, elapsed_s: float) -> int | None:
+        """Estimate the steps of the whole run; None while that is not possible."""
+        if self.steps_total is not None:
+            return self.steps_total
+        if not self.min_s:
+            return steps_before + self.steps
+        if done < 2 or elapsed_s <= 0:
+            return None
+        return steps_before + max(self.steps, math.ceil(self.min_s * done / elapsed_s))
 
 
 class StepWriter(Protocol):
-    """What the loop needs of a `PartWriter`."""
+    """Takes the rows of the steps table; a `PartWriter` in a run."""
 
-    def append(self, **row: Any) -> None: ...
+    def append(self, **row: Any) -> None:
+        """Add a row."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Make the rows so far durable; more may follow."""
 
 
 @dataclass(kw_only=True, slots=True)
 class _Step:
-    """One step while its device work may still be under way."""
+    """One step whose device work may still be queued."""
 
     number: int
     t_start_mono_ns: int
@@ -110,15 +118,14 @@ class _Step:
     data_wait_ns: int
     lr: float
     loss: Tensor
-    marks: tuple[torch.cuda.Event, torch.cuda.Event] | None
-    landing: tuple[Tensor, torch.cuda.Event] | None  # where on the host the loss comes to lie, and when it does
+    events: tuple[torch.cuda.Event, torch.cuda.Event] | None  # around its device work
+    loss_copy: tuple[Tensor, torch.cuda.Event] | None  # slot in host memory, and when the loss has arrived there
 
 
 class Loop:
     """Runs a workload's steps in windows and writes a row per step.
 
-    `on_progress(step, steps_total, images_per_s)` is called at most twice a second; `steps_total` is None
-    until it can be told. `losses` holds the last window's losses, in order.
+    `on_progress(step, steps_total, images_per_s)` is called at most twice a second.
     """
 
     def __init__(
@@ -131,162 +138,121 @@ class Loop:
     ) -> None:
         self.workload, self.device, self.windows = workload, device, windows
         self.step = 0  # steps begun, over all windows
-        self.losses: list[float] = []
         self.not_finite = 0  # losses that were NaN or infinite
-        self.memory: dict[str, float] | None = None
+        self.memory: MemoryPeaks | None = None  # the largest peaks of the measured windows
         self._rows, self._on_progress = rows, on_progress
-        self._pinned: Tensor | None = None  # where losses land; page-locked once, that is slow
-        self._said = 0.0
+        self._rows_written = 0  # in the current window
+        self._loss_slots: Tensor | None = None  # page-locked host memory
+        self._progress_s = 0.0  # when progress was last reported
 
-    def warmup(self, steps: int, steps_after: int) -> None:
-        """A window that is not counted. `steps_after`: how many follow at least, for the progress."""
-        if steps:
-            self._run(WindowKind.WARMUP, lambda done, _: done >= steps, lambda _, __: steps + steps_after)
-
-    def measure(self, steps: int, min_s: float) -> Window:
-        """A window of at least `steps` steps and at least `min_s` seconds. Peak memory counts from here."""
-        before = self.step
-        self._forget_peak()
-
-        def total(done: int, elapsed_s: float) -> int | None:
-            if done >= 2 and elapsed_s > 0:
-                return before + max(steps, math.ceil(min_s * done / elapsed_s))
-            return None if min_s else before + steps
-
-        return self._run(WindowKind.MEASURE, lambda done, s: done >= steps and s >= min_s, total)
-
-    def train(
-        self,
-        kind: WindowKind,
-        until: int,
-        steps_total: int,
-        leave: Callable[[], bool],
-        stopped: Callable[[], str | None],
-    ) -> Window:
-        """A window of steps up to step number `until`, ended earlier at the step boundary where `leave` says so.
-
-        Where `stopped` gives a reason it ends too, as interrupted for that reason; nothing is raised. Peak
-        memory is that of the measure windows alone. Rows are written as their steps are done.
-        """
-        if self.device.type == "cuda" and self._pinned is None:
-            self._pinned = torch.empty(LANDING, pin_memory=True)
-        if kind is WindowKind.MEASURE:
-            self._forget_peak()
-
-        def enough(done: int, _: float) -> bool:
-            return self.step >= until or stopped() is not None or (done > 0 and leave())
-
-        return self._run(kind, enough, lambda _, __: steps_total, stopped, early=True)
+    def run(self, plan: WindowPlan) -> Window:
+        """Run the steps of one window. Rows and window are also written where a step fails or is interrupted."""
+        if plan.stream_rows and self.device.type == "cuda" and self._loss_slots is None:
+            self._loss_slots = torch.empty(LOSS_SLOTS, pin_memory=True)
+        if plan.kind is WindowKind.MEASURE:
+            self._reset_peak_memory()
+        self._synchronize()
+        steps_before = self.step
+        window = self.windows.open(plan.kind)
+        pending: deque[_Step] = deque()  # steps whose rows are not written yet
+        self._rows_written = 0
+        done, elapsed_s = 0, 0.0
+        try:
+            while not plan.is_done(done, elapsed_s):
+                pending.append(self._run_step(plan.stream_rows))
+                done += 1
+                elapsed_s = (time.monotonic_ns() - window.t_start_mono_ns) / 1e9
+                if plan.stream_rows:
+                    self._write_rows(window, take_completed(pending))
+                # Without a device sync: the host may be a few steps ahead of the device.
+                if time.monotonic() - self._progress_s >= PROGRESS_INTERVAL_S:
+                    self._report_progress(plan, steps_before, done, elapsed_s)
+            self._synchronize()
+        except BaseException as error:
+            self._close_failed(window, pending, error)
+            with suppress(RuntimeError):
+                self._record_peak_memory()
+            raise
+        self._count_steps(window, pending)
+        signal_name = plan.stop_signal()
+        self.windows.close(window, WindowStatus.INTERRUPTED if signal_name else WindowStatus.COMPLETED, signal_name)
+        self._write_rows(window, list(pending))
+        self._rows.close()
+        if plan.kind is WindowKind.MEASURE:
+            self._record_peak_memory()
+        self._report_progress(plan, steps_before, done, window.seconds or 0.0)
+        return window
 
     @contextmanager
-    def aside(self, kind: WindowKind) -> Iterator[None]:
-        """A window without steps around the block; the device is idle at its edges."""
+    def untimed_window(self, kind: WindowKind) -> Iterator[None]:
+        """Record the block as a window without steps; the device is idle at its edges."""
         self._synchronize()
         window = self.windows.open(kind)
         try:
             yield
             self._synchronize()
         except BaseException as error:
-            self.losses = []
-            self._cut(window, deque(), error)
+            self._rows_written = 0
+            self._close_failed(window, deque(), error)
             raise
         self.windows.close(window, WindowStatus.COMPLETED)
 
-    def _run(
-        self,
-        kind: WindowKind,
-        enough: Callable[[int, float], bool],
-        total: Callable[[int, float], int | None],
-        stopped: Callable[[], str | None] = lambda: None,
-        *,
-        early: bool = False,
-    ) -> Window:
-        """`early`: rows are written within the window, as soon as they are known."""
-        self._synchronize()
-        window = self.windows.open(kind)
-        steps: deque[_Step] = deque()  # those not yet written; the losses are those of the written ones
-        self.losses = []
-        try:
-            done, elapsed_s = 0, 0.0
-            while not enough(done, elapsed_s):
-                steps.append(self._one(early))
-                done += 1
-                elapsed_s = (time.monotonic_ns() - window.t_start_mono_ns) / 1e9
-                if early:
-                    self._write(window, _landed(steps))
-                self._say(done, elapsed_s, total, finished=False)
-            self._synchronize()
-        except BaseException as error:
-            self._cut(window, steps, error)
-            with suppress(RuntimeError):
-                self._note_peak()
-            raise
-        self._count(window, steps)
-        reason = stopped()
-        self.windows.close(window, WindowStatus.INTERRUPTED if reason else WindowStatus.COMPLETED, reason)
-        self._write(window, list(steps))
-        self._rows.close()
-        if kind is WindowKind.MEASURE:
-            self._note_peak()
-        self._say(done, window.seconds or 0.0, total, finished=True)
-        return window
-
-    def _one(self, early: bool) -> _Step:
+    def _run_step(self, stream_rows: bool) -> _Step:
         number = self.step
-        start = time.monotonic_ns()
+        t_start = time.monotonic_ns()
         batch = self.workload.next_batch()
-        ready = time.monotonic_ns()
-        marks = None
+        t_data = time.monotonic_ns()
+        events = None
         if self.device.type == "cuda":
-            marks = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            marks[0].record()
+            events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            events[0].record()
         lr = self.workload.learning_rate()
         loss = self.workload.step(batch)
-        if marks:
-            marks[1].record()
+        if events:
+            events[1].record()
         self.step += 1
         return _Step(
             number=number,
-            t_start_mono_ns=start,
+            t_start_mono_ns=t_start,
             t_end_mono_ns=time.monotonic_ns(),
-            data_wait_ns=ready - start,
+            data_wait_ns=t_data - t_start,
             lr=lr,
             loss=loss,
-            marks=marks,
-            landing=self._land(number, loss) if early else None,
+            events=events,
+            loss_copy=self._copy_loss_async(number, loss) if stream_rows else None,
         )
 
-    def _land(self, number: int, loss: Tensor) -> tuple[Tensor, torch.cuda.Event] | None:
-        """Send the loss to the host behind its step; None where it is there already."""
-        if self._pinned is None:
+    def _copy_loss_async(self, number: int, loss: Tensor) -> tuple[Tensor, torch.cuda.Event] | None:
+        """Queue a copy of the loss to the host behind its step; None on the CPU."""
+        if self._loss_slots is None:
             return None
-        place, event = self._pinned[number % LANDING], torch.cuda.Event()
-        place.copy_(loss, non_blocking=True)
+        slot, event = self._loss_slots[number % LOSS_SLOTS], torch.cuda.Event()
+        slot.copy_(loss, non_blocking=True)
         event.record()
-        return place, event
+        return slot, event
 
-    def _cut(self, window: Window, steps: deque[_Step], error: BaseException) -> None:
-        """Keep what a failing or interrupted window did, and mark it."""
-        stopped = isinstance(error, KeyboardInterrupt | SystemExit)
-        status = WindowStatus.INTERRUPTED if stopped else WindowStatus.FAILED
-        with suppress(RuntimeError):  # a device in error cannot finish what was queued
+    def _close_failed(self, window: Window, pending: deque[_Step], error: BaseException) -> None:
+        """Write what a failed or interrupted window did, and mark it."""
+        interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
+        status = WindowStatus.INTERRUPTED if interrupted else WindowStatus.FAILED
+        with suppress(RuntimeError):  # a device in an error state cannot finish what was queued
             self._synchronize()
-        self._count(window, steps)
+        self._count_steps(window, pending)
         self.windows.close(window, status, reason=type(error).__name__)
         with suppress(RuntimeError):
-            self._write(window, list(steps))
+            self._write_rows(window, list(pending))
         self._rows.close()
 
-    def _count(self, window: Window, steps: deque[_Step]) -> None:
-        window.steps = len(self.losses) + len(steps)
+    def _count_steps(self, window: Window, pending: deque[_Step]) -> None:
+        window.steps = self._rows_written + len(pending)
         window.images = window.steps * self.workload.images_per_step
 
-    def _write(self, window: Window, steps: list[_Step]) -> None:
-        """Rows of steps that are done, into memory; losses still on the device come in one transfer."""
+    def _write_rows(self, window: Window, steps: list[_Step]) -> None:
+        """Append rows of completed steps; losses that are still on the device are read in one transfer."""
         if not steps:
             return
-        places = [step.landing[0] for step in steps if step.landing]
-        losses: list[float] = torch.stack(places or [step.loss for step in steps]).float().tolist()
+        slots = [step.loss_copy[0] for step in steps if step.loss_copy]
+        losses: list[float] = torch.stack(slots or [step.loss for step in steps]).float().tolist()
         for step, loss in zip(steps, losses, strict=True):
             self._rows.append(
                 window_id=window.window_id,
@@ -294,66 +260,53 @@ class Loop:
                 t_start_mono_ns=step.t_start_mono_ns,
                 t_end_mono_ns=step.t_end_mono_ns,
                 data_wait_ns=step.data_wait_ns,
-                device_ms=step.marks[0].elapsed_time(step.marks[1]) if step.marks else None,
+                device_ms=step.events[0].elapsed_time(step.events[1]) if step.events else None,
                 images=self.workload.images_per_step,
                 loss=loss,
                 lr=step.lr,
             )
-        self.losses += losses
+        self._rows_written += len(steps)
         self.not_finite += sum(not math.isfinite(loss) for loss in losses)
 
-    def _say(
-        self,
-        done: int,
-        elapsed_s: float,
-        total: Callable[[int, float], int | None],
-        *,
-        finished: bool,
-    ) -> None:
-        """Without a device sync: the host may be a step or so ahead of what is done."""
-        now = time.monotonic()
-        if not finished and now - self._said < PROGRESS_STEP_S:
-            return
-        self._said = now
+    def _report_progress(self, plan: WindowPlan, steps_before: int, done: int, elapsed_s: float) -> None:
+        self._progress_s = time.monotonic()
         rate = done * self.workload.images_per_step / elapsed_s if elapsed_s > 0 else None
-        in_all = total(done, elapsed_s)
-        self._on_progress(self.step, None if in_all is None else max(in_all, self.step), rate)
+        total = plan.expected_total(steps_before, done, elapsed_s)
+        self._on_progress(self.step, None if total is None else max(total, self.step), rate)
 
-    def _forget_peak(self) -> None:
+    def _reset_peak_memory(self) -> None:
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            self._synchronize()
             torch.cuda.reset_peak_memory_stats(self.device)
 
-    def _note_peak(self) -> None:
-        """The largest peak of several windows stays."""
-        before = self.memory or {}
-        if peak := peak_memory(self.device):
-            self.memory = {name: max(value, before.get(name, 0.0)) for name, value in peak.items()}
+    def _record_peak_memory(self) -> None:
+        """Keep the larger of these peaks of PyTorch's allocator and those of the windows before."""
+        if self.device.type != "cuda":
+            return
+        before, mib = self.memory or MemoryPeaks(allocated_peak_mib=0.0, reserved_peak_mib=0.0), 2**20
+        allocated = round(torch.cuda.max_memory_allocated(self.device) / mib, 1)
+        reserved = round(torch.cuda.max_memory_reserved(self.device) / mib, 1)
+        self.memory = MemoryPeaks(
+            allocated_peak_mib=max(allocated, before.allocated_peak_mib or 0.0),
+            reserved_peak_mib=max(reserved, before.reserved_peak_mib or 0.0),
+        )
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
 
-def _landed(steps: deque[_Step]) -> list[_Step]:
-    """Taken out: the steps, oldest first, that can be read without waiting for the device, or whose place is needed."""
-    found = []
-    while steps:
-        landing = steps[0].landing
-        if landing and not landing[1].query():
-            if len(steps) < LANDING:
+def take_completed(pending: deque[_Step]) -> list[_Step]:
+    """Remove and return the oldest steps whose loss can be read without waiting for the device.
+
+    Waits only where all slots are in use: the next loss would overwrite the oldest.
+    """
+    completed = []
+    while pending:
+        copy = pending[0].loss_copy
+        if copy and not copy[1].query():
+            if len(pending) < LOSS_SLOTS:
                 break
-            landing[1].synchronize()  # the next loss would land on this one
-        found.append(steps.popleft())
-    return found
-
-
-def peak_memory(device: torch.device) -> dict[str, float] | None:
-    """Peaks of PyTorch's own allocator since the last reset, in MiB; None without a GPU."""
-    if device.type != "cuda":
-        return None
-    mib = 2**20
-    return {
-        "allocated_peak_mib": round(torch.cuda.max_memory_allocated(device) / mib, 1),
-        "reserved_peak_mib": round(torch.cuda.max_memory_reserved(device) / mib, 1),
-    }
+            copy[1].synchronize()
+        completed.append(pending.popleft())
+    return completed

@@ -1,7 +1,7 @@
-"""manifest.json: what an attempt is and where it stands, whole at any moment.
+"""manifest.json: what an attempt is and how far it got, complete at any moment.
 
-Written when the attempt begins, rewritten at most every few seconds while steps run (by a thread, so a slow
-file system does not show up in the steps), and once more when it ends, however it ends.
+Written when the attempt begins, at most every few seconds while steps run (by a thread, so that a slow file system
+does not delay steps), and once more when it ends, however it ends.
 """
 
 from __future__ import annotations
@@ -11,167 +11,182 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 from omegaconf import DictConfig
 
 from inpaint_bench.core import recipe
 from inpaint_bench.core.config import BenchConfig, config_hash
-from inpaint_bench.core.files import read_json, replace_json
-from inpaint_bench.core.schema import MANIFEST, MANIFEST_FIELDS, PRODUCER, SCHEDULER, SCHEMA_VERSION, Reason, Status
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import read_json, replace_bytes
+from inpaint_bench.core.records import GpuFacts, Manifest, Progress, Study, TelemetryState, encode_record, read_record
+from inpaint_bench.core.schema import MANIFEST, PRODUCER, SCHEDULER, SCHEMA_VERSION, TABLES, Reason, Status
 
-PROGRESS_S = 5.0
+WRITE_INTERVAL_S = 5.0
 MESSAGE_CHARS = 400
-RESERVE = ".reserve"  # room that a full disk or quota leaves for the last word
+RESERVE = ".reserve"  # space set aside for the final status, in case the disk or quota is full by then
 RESERVE_BYTES = 64 * 1024
-GPU_FACTS = ("architecture", "memory_gb", "memory_type", "bandwidth_gb_s", "bf16_dense_tflops", "power_limit_w")
 
 log = logging.getLogger(__name__)
 
 
 def new_run_id() -> str:
-    """`r-<UTC yyyymmddThhmmss>-<8 hex digits>`: sorts by time, and is unique without a registry."""
+    """Return `r-<UTC yyyymmddThhmmss>-<8 hex digits>`: sorts by time, and is unique without a registry."""
     return f"r-{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
 
 
-class Manifest:
-    """The file of one attempt. Methods may be called from one thread; every write is whole or not there."""
+class ManifestFile:
+    """The manifest of a running attempt. Methods may be called from one thread; every write is atomic."""
 
-    def __init__(self, path: Path, values: dict[str, Any]) -> None:
+    def __init__(self, path: Path, record: Manifest) -> None:
         self.path = path
-        self._values = values
-        self._lock = threading.Lock()  # the values; never held while the disk is waited for
-        self._writing = threading.Lock()  # the file
-        self._thread: threading.Thread | None = None
+        self.record = record
+        self._lock = threading.Lock()  # guards the record; never held while waiting for the disk
+        self._write_lock = threading.Lock()  # guards the file
+        self._writer: threading.Thread | None = None
         self._ended = threading.Event()
-        self._fresh = False  # progress that is not on disk yet
+        self._dirty = False  # there is progress that is not on disk yet
 
     @classmethod
-    def start(cls, run_dir: Path, bench: BenchConfig, config: DictConfig, overrides: list[str]) -> Manifest:
-        """Write the manifest of an attempt that begins now. An earlier one here keeps its content aside."""
+    def start(cls, run_dir: Path, bench: BenchConfig, config: DictConfig, overrides: list[str]) -> ManifestFile:
+        """Write the manifest of an attempt that begins now. That of an earlier start is renamed, not replaced."""
         path = run_dir / MANIFEST
-        _set_aside(path)
-        (run_dir / SCHEDULER).unlink(missing_ok=True)  # a word on the earlier start, not on this one
-        identity = bench.identity
-        values: dict[str, Any] = dict.fromkeys(MANIFEST_FIELDS)
-        values.update(
-            schema_version=SCHEMA_VERSION,
-            producer=PRODUCER,
-            run_id=identity.run_id or new_run_id(),
-            sweep_id=identity.sweep_id,
-            point=identity.point,
-            attempt=identity.attempt,
-            status=Status.RUNNING.value,
-            workload=bench.workload.name,
-            recipe=recipe.name(bench.recipe),
-            model=bench.model.name,
-            # a single point that nobody placed runs on this machine
-            site="local" if bench.site.name == "auto" else bench.site.name,
-            gpu=bench.gpu.name,
-            gpu_facts={name: getattr(bench.gpu, name) for name in GPU_FACTS},
-            batch=bench.batch,
-            gpus=bench.gpus,
-            demonstration=bench.demonstration,
-            config_hash=config_hash(config),
-            overrides=overrides,
-            started_unix_ns=time.time_ns(),
-            devices=[],
-            study=asdict(bench.study),
-            telemetry={"source": bench.telemetry.source, "hz": None, "status": None},
-        )
-        manifest = cls(path, values)
+        _rename_earlier(path)
+        (run_dir / SCHEDULER).unlink(missing_ok=True)  # describes the earlier start
+        manifest = cls(path, _initial_record(bench, config, overrides))
         manifest.update()
         with suppress(OSError):
-            (run_dir / RESERVE).write_bytes(os.urandom(RESERVE_BYTES))  # zeros would take no room on some disks
+            (run_dir / RESERVE).write_bytes(os.urandom(RESERVE_BYTES))  # zeros may take no space on some file systems
         return manifest
 
-    @property
-    def run_id(self) -> str:
-        return str(self._values["run_id"])
-
     def update(self, **fields: Any) -> None:
-        """Set fields of the contract and write the file."""
-        if unknown := fields.keys() - set(MANIFEST_FIELDS):
-            raise KeyError(f"not fields of a manifest: {', '.join(sorted(unknown))}")
+        """Set fields of the record and write the file. Raises AttributeError for a field that a manifest lacks."""
         with self._lock:
-            self._values.update(fields)
+            for name, value in fields.items():
+                setattr(self.record, name, value)
         self._write()
 
     def progress(self, step: int, steps_total: int | None, images_per_s: float | None) -> None:
-        """Note how far the run is; on disk within PROGRESS_S. Costs the caller a few microseconds."""
-        note = {
-            "step": step,
-            "steps_total": steps_total,
-            "images_per_s": images_per_s,
-            "t_unix_ns": time.time_ns(),
-        }
+        """Note how far the run is; on disk within WRITE_INTERVAL_S. Costs the caller a few microseconds."""
+        progress = Progress(step=step, steps_total=steps_total, images_per_s=images_per_s, t_unix_ns=time.time_ns())
         with self._lock:
-            self._values["progress"] = note
-            self._fresh = True
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._keep_written, name="manifest", daemon=True)
-            self._thread.start()
+            self.record.progress = progress
+            self._dirty = True
+        if self._writer is None:
+            self._writer = threading.Thread(target=self._write_periodically, name="manifest", daemon=True)
+            self._writer.start()
 
     def finish(self, status: Status, reason: Reason | None = None, message: str | None = None) -> None:
-        """Close the account, also on a full disk. The message is cut to one line."""
+        """Write the final status, also on a full disk. The message is cut to one line."""
         self._ended.set()
-        if self._thread is not None:
-            self._thread.join()
+        if self._writer is not None:
+            self._writer.join()
         line = " ".join(message.split())[:MESSAGE_CHARS] if message else None
-        last = {
-            "status": status.value,
-            "reason": reason.value if reason else None,
-            "message": line,
-            "ended_unix_ns": time.time_ns(),
-        }
+        final = {"status": status, "reason": reason, "message": line, "ended_unix_ns": time.time_ns()}
         try:
-            self.update(**last)
+            self.update(**final)
         except OSError:
-            self._release()
-            self.update(**last)
-        self._release()
+            self._release_reserve()
+            self.update(**final)
+        self._release_reserve()
 
-    def earlier(self) -> list[dict[str, Any]]:
-        """Those of earlier starts in this directory, which `start` set aside; what cannot be read is left out."""
-        found = []
+    def earlier_starts(self) -> list[Manifest]:
+        """Return the manifests of earlier starts in this directory; unreadable ones are left out."""
+        records = []
         for path in self.path.parent.glob(f"{self.path.stem}.*{self.path.suffix}"):
             with suppress(OSError, ValueError):
-                found.append(dict(read_json(path) or {}))
-        return found
+                if (record := read_record(path, Manifest)) is not None:
+                    records.append(record)
+        return records
 
-    def _release(self) -> None:
+    def _release_reserve(self) -> None:
         self.path.with_name(RESERVE).unlink(missing_ok=True)
 
-    def as_dict(self) -> dict[str, Any]:
-        with self._lock:
-            return dict(self._values)
-
-    def _keep_written(self) -> None:
-        while not self._ended.wait(PROGRESS_S):
-            if not self._fresh:
+    def _write_periodically(self) -> None:
+        while not self._ended.wait(WRITE_INTERVAL_S):
+            if not self._dirty:
                 continue
             try:
                 self._write()
-            except OSError as error:  # progress is a courtesy: the run goes on, its end is written again
+            except OSError as error:  # the run continues without it, and its end is written again
                 log.warning("%s: progress could not be written (%s)", self.path, error)
 
     def _write(self) -> None:
-        with self._writing:
+        with self._write_lock:
             with self._lock:
-                values, self._fresh = dict(self._values), False
-            replace_json(self.path, values)
+                content, self._dirty = encode_record(self.record), False
+            replace_bytes(self.path, content)
 
 
-def _set_aside(path: Path) -> None:
-    """A requeued job starts again in its directory: what it said the first time is kept."""
+def _initial_record(bench: BenchConfig, config: DictConfig, overrides: list[str]) -> Manifest:
+    identity = bench.identity
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
+        producer=PRODUCER,
+        run_id=identity.run_id or new_run_id(),
+        sweep_id=identity.sweep_id,
+        point=identity.point,
+        attempt=identity.attempt,
+        status=Status.RUNNING,
+        workload=bench.workload.name,
+        recipe=recipe.name(bench.recipe),
+        model=bench.model.name,
+        # A single point that was not placed by the launcher runs on this machine.
+        site="local" if bench.site.name == "auto" else bench.site.name,
+        gpu=bench.gpu.name,
+        gpu_facts=msgspec.convert(asdict(bench.gpu), GpuFacts),
+        batch=bench.batch,
+        gpus=bench.gpus,
+        demonstration=bench.demonstration,
+        config_hash=config_hash(config),
+        overrides=overrides,
+        started_unix_ns=time.time_ns(),
+        study=msgspec.convert(asdict(bench.study), Study),
+        telemetry=TelemetryState(source=bench.telemetry.source),
+    )
+
+
+def _rename_earlier(path: Path) -> None:
+    """Rename the manifest of an earlier start: a requeued job starts again in its directory."""
     if not path.exists():
         return
     number = 1
     while (target := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
         number += 1
     path.rename(target)
-    log.warning("%s was here before; kept as %s", path, target.name)
+    log.warning("%s of an earlier start was renamed to %s", path, target.name)
+
+
+def check_owner(run_dir: Path, run_id: str) -> None:
+    """Raise UserError where the directory holds files of another run. A requeued job finds its own, and continues.
+
+    The launcher gives each attempt a directory of its own. Where that fails (its record was deleted, two copies of a
+    sweep were submitted from), a second run would write its parts beside those of the first.
+    """
+    for path, owner in _owners(run_dir):
+        if owner != run_id:
+            raise UserError(
+                f"{run_dir}: {path.relative_to(run_dir)} belongs to run {owner}, this is run {run_id}; the run was "
+                "not started, so that their files do not mix. `rerun` submits the point in a new directory"
+            )
+
+
+def _owners(run_dir: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the manifest and one part of each table with the run id in them; unreadable files are left out."""
+    with suppress(OSError, ValueError):
+        manifest = read_json(run_dir / MANIFEST)
+        if isinstance(manifest, dict) and manifest.get("run_id"):
+            yield run_dir / MANIFEST, str(manifest["run_id"])
+    for table in TABLES:
+        for part in sorted((run_dir / table).glob("part-*.parquet"))[:1]:
+            with suppress(OSError, pa.ArrowException):
+                if owner := (pq.read_schema(part).metadata or {}).get(b"run_id"):
+                    yield part, owner.decode()

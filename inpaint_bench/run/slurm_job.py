@@ -1,8 +1,8 @@
-"""This job as slurmctld has it: why it is being ended, and how it gets back into the queue.
+"""This job as slurmctld knows it: why it is being terminated, and how it requeues itself.
 
-Slurm ends a job that is pre-empted with the signal that also ends one whose time is up or that was cancelled; only
-slurmctld knows which it is. A job that then closes within its grace has ended for Slurm: it is requeued only where it
-asks for that itself, before it ends.
+Slurm ends a pre-empted job with the signal that also ends one at its time limit or one that was cancelled; only
+slurmctld knows which it is. To Slurm, a job that exits within its grace period has finished: it is requeued only if
+it asks for that before it exits.
 """
 
 from __future__ import annotations
@@ -14,50 +14,51 @@ from dataclasses import dataclass
 
 from inpaint_bench.core.schema import Reason
 
-TIMEOUT_S = 10.0  # of one question; the shortest grace known is Slurm's KillWait, 30 s
-TIME_UP = ("TimeLimit", "DeadLine")  # Slurm's reasons of a job that it ends because of the time
+SCONTROL_TIMEOUT_S = 10.0  # well within the shortest grace period, Slurm's KillWait of 30 s
+TIME_LIMIT_REASONS = ("TimeLimit", "DeadLine")  # Slurm's codes for a job that ran out of time
 
 
 @dataclass(frozen=True, kw_only=True)
-class Word:
-    """Why slurmctld ends this job. No reason: for Slurm it runs on, and the signal was a warning or somebody's own."""
+class TerminationCause:
+    """Why slurmctld terminates this job. No reason: to Slurm it keeps running, and the signal came otherwise."""
 
     reason: Reason | None
-    requeued: bool = False  # Slurm has put it back into the queue itself
+    requeued: bool = False  # by Slurm itself
 
 
-def ask() -> Word | None:
-    """None outside of Slurm, and where slurmctld does not answer."""
-    answer = _scontrol("show", "job", os.environ.get("SLURM_JOB_ID", ""))
-    if answer.returncode != 0:
+def query() -> TerminationCause | None:
+    """Ask slurmctld why it terminates this job. None outside of Slurm, and where slurmctld does not respond."""
+    result = _scontrol("show", "job", os.environ.get("SLURM_JOB_ID", ""))
+    if result.returncode != 0:
         return None
-    facts: dict[str, str] = {}
-    for name, value in re.findall(r"(\w+)=(\S*)", answer.stdout):
-        facts.setdefault(name, value)  # a comment at the end of the answer may look like a fact
-    if int(facts.get("Restarts", "0")) > int(os.environ.get("SLURM_RESTART_COUNT", "0")):
-        return Word(reason=Reason.PREEMPTED, requeued=True)
-    if _preempted(facts):
-        return Word(reason=Reason.PREEMPTED)
-    if facts.get("Reason") in TIME_UP:
-        return Word(reason=Reason.TIMEOUT)
-    return Word(reason=Reason.CANCELLED if facts.get("JobState") in ("COMPLETING", "CANCELLED") else None)
+    fields: dict[str, str] = {}
+    for name, value in re.findall(r"(\w+)=(\S*)", result.stdout):
+        fields.setdefault(name, value)  # the first: a user's comment, printed last, may look like a field
+    if int(fields.get("Restarts", "0")) > int(os.environ.get("SLURM_RESTART_COUNT", "0")):
+        return TerminationCause(reason=Reason.PREEMPTED, requeued=True)
+    if _preempted(fields):
+        return TerminationCause(reason=Reason.PREEMPTED)
+    if fields.get("Reason") in TIME_LIMIT_REASONS:
+        return TerminationCause(reason=Reason.TIMEOUT)
+    cancelled = fields.get("JobState") in ("COMPLETING", "CANCELLED")
+    return TerminationCause(reason=Reason.CANCELLED if cancelled else None)
 
 
 def requeue() -> str | None:
-    """Back into the queue, under the same job id. None, or why not; Slurm ends this process soon after."""
-    word = ask()
-    if word and word.requeued:
+    """Requeue this job under its job id; Slurm ends the process soon after. Return None, or why it was not possible."""
+    cause = query()
+    if cause and cause.requeued:
         return None
-    if word and word.reason is Reason.CANCELLED:  # Slurm would requeue it all the same
+    if cause and cause.reason is Reason.CANCELLED:  # Slurm would requeue even that
         return "it was cancelled"
-    answer = _scontrol("requeue", _job_id())
-    return None if answer.returncode == 0 else answer.stderr.strip() or f"exit code {answer.returncode}"
+    result = _scontrol("requeue", _job_id())
+    return None if result.returncode == 0 else result.stderr.strip() or f"exit code {result.returncode}"
 
 
-def _preempted(facts: dict[str, str]) -> bool:
-    """In this start of the job: the time of an earlier pre-emption may still stand there."""
-    taken, started = facts.get("PreemptTime", "None"), facts.get("StartTime", "")
-    return taken != "None" and taken >= started
+def _preempted(fields: dict[str, str]) -> bool:
+    """Tell whether this start of the job was pre-empted; PreemptTime may be that of an earlier start."""
+    preempted, started = fields.get("PreemptTime", "None"), fields.get("StartTime", "")
+    return preempted != "None" and preempted >= started
 
 
 def _job_id() -> str:
@@ -69,8 +70,8 @@ def _scontrol(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = ["scontrol", *arguments]
     if not arguments[-1]:
         return subprocess.CompletedProcess(command, 1, "", "not in a Slurm job")
-    standard = os.environ | {"SLURM_TIME_FORMAT": "standard"}  # ISO 8601, which sorts by time
+    environment = os.environ | {"SLURM_TIME_FORMAT": "standard"}  # ISO 8601, which sorts by time
     try:
-        return subprocess.run(command, env=standard, capture_output=True, text=True, timeout=TIMEOUT_S)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SCONTROL_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         return subprocess.CompletedProcess(command, 1, "", str(error))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.records import Manifest
 
 
-def task(config: DictConfig) -> dict[str, Any]:
+def task(config: DictConfig) -> Manifest:
     """Execute one point and return its manifest."""
     from inpaint_bench.run.worker import run  # torch only where a job runs, not where it is submitted
 
@@ -32,12 +32,12 @@ def task(config: DictConfig) -> dict[str, Any]:
     return manifest
 
 
-def _print_summary(manifest: dict[str, Any], run_dir: Path) -> None:
-    progress, quality = manifest["progress"] or {}, manifest["quality"] or {}
-    for entry in quality.get("validation", []):
+def _print_summary(manifest: Manifest, run_dir: Path) -> None:
+    progress, quality = manifest.progress, manifest.quality
+    for entry in quality.validation if quality else []:
         loss = "not finite" if entry["loss"] is None else f"{entry['loss']:.4g}"
         print(f"validation loss at step {entry['step']}: {loss}")
-    rate = f", {progress['images_per_s']:.4g} images/s" if progress.get("images_per_s") else ""
-    print(f"{manifest['status']}: {progress.get('step', 0)} steps{rate}")
-    if quality.get("weights"):
-        print(f"weights: {run_dir / quality['weights']}")
+    rate = f", {progress.images_per_s:.4g} images/s" if progress and progress.images_per_s else ""
+    print(f"{manifest.status}: {progress.step if progress else 0} steps{rate}")
+    if quality and quality.weights:
+        print(f"weights: {run_dir / quality.weights}")

@@ -1,217 +1,250 @@
-"""Training to a number of steps, with validations and checkpoints between its windows, from wherever it was cut.
+"""Training to a number of steps, with validations and checkpoints between the windows, from the last checkpoint on.
 
-Whatever ends a run, the next one goes on from the last good checkpoint with the very numbers that an
-unbroken run would have seen: nothing here draws from a random number generator.
+A resumed training computes the numbers that an unbroken one would have computed: nothing here draws from a random
+number generator.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.records import Quality, ResumeEvent
 from inpaint_bench.core.schema import CHECKPOINTS, WindowKind
-from inpaint_bench.core.signals import Ending, Terminated
+from inpaint_bench.core.signals import StopSignal, Terminated
 
-from . import random_state
-from .checkpoint import Checkpoint, CheckpointError, Checkpoints, identity, siblings
-from .manifest import Manifest
+from .checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    CheckpointStore,
+    identity,
+    preserve_rng_state,
+    rng_state,
+    set_rng_state,
+    sibling_folders,
+)
+from .loop import Loop, WindowPlan
+from .manifest import ManifestFile
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from inpaint_bench.workloads import Workload
 
-    from .loop import Loop
-
-WORKLOAD, RANDOM = "workload.", "random."  # whose tensors they are
+WORKLOAD, RNG = "workload.", "random."  # prefixes of the tensors in a checkpoint
 
 log = logging.getLogger(__name__)
 
 
-class Training:
-    """One attempt at it. Validations go into manifest["quality"], what became of checkpoints into "resumed"."""
+class TrainerState(msgspec.Struct, kw_only=True):
+    """What a checkpoint holds besides tensors."""
+
+    workload: dict[str, Any]
+    random: dict[str, Any]
+    validation: list[dict[str, Any]]
+    resumed: list[ResumeEvent]
+    losses_not_finite: int
+
+
+class Trainer:
+    """One attempt at a training. Validations go to manifest.quality, the history of checkpoints to manifest.resumed."""
 
     def __init__(
-        self, bench: BenchConfig, run_dir: Path, manifest: Manifest, workload: Workload, loop: Loop, ending: Ending
+        self,
+        bench: BenchConfig,
+        run_dir: Path,
+        manifest: ManifestFile,
+        workload: Workload,
+        loop: Loop,
+        stop_signal: StopSignal,
     ) -> None:
-        self.wanted, self.run_dir, self.manifest = bench.workload, run_dir, manifest
-        self.workload, self.loop, self.ending = workload, loop, ending
-        self.checkpoints = Checkpoints(
-            run_dir / CHECKPOINTS, self.wanted.keep_checkpoints, identity(bench), siblings(run_dir)
-        )
+        self.config, self.run_dir, self.manifest = bench.workload, run_dir, manifest
+        self.workload, self.loop, self.stop_signal = workload, loop, stop_signal
+        folder, keep = run_dir / CHECKPOINTS, self.config.keep_checkpoints
+        self.checkpoints = CheckpointStore(folder, keep, identity(bench), sibling_folders(run_dir))
         self.validation: list[dict[str, Any]] = []
-        self.resumed: list[dict[str, Any]] = []
-        self.problems: list[str] = []
-        self._began = self._saved_step = 0  # the step that this start goes on from, and that of its last checkpoint
-        self._saved: Path | None = None  # that checkpoint
-        self._unsaved = False  # something was done since then, and the state is whole
-        self._saved_s = time.monotonic()  # when one was last tried
+        self.resumed: list[ResumeEvent] = []
+        self.problems: list[ResumeEvent] = []
+        self._first_step = self._saved_step = 0  # at which this start began, and of its last checkpoint
+        self._saved: Path | None = None  # the last checkpoint
+        self._saved_s = time.monotonic()  # when one was last attempted
+        self._dirty = False  # the state is consistent, and newer than the last checkpoint
 
     def run(self, train_steps: int) -> None:
-        """Train until `train_steps` steps were done in all attempts together, then finish.
+        """Train until all attempts together have done `train_steps` steps, then finish.
 
-        A signal is answered by a checkpoint and Terminated, once the step or the validation that it came in is
-        done. Raises CheckpointError where the last checkpoint cannot be written; one before it that cannot is
-        told as a problem.
+        On a signal, save a checkpoint at the end of the current step or validation and raise Terminated. Raises
+        CheckpointError where the last checkpoint cannot be written; failures before that are recorded as problems.
         """
         try:
-            if self.wanted.resume:
+            if self.config.resume:
                 self._resume()
             if self.loop.step > train_steps:
                 raise UserError(
                     f"workload.train_steps={train_steps}: {self.loop.step} steps were already trained here; "
-                    "ask for at least as many, or take another run directory"
+                    "set at least as many, or choose another run directory"
                 )
-            self._note()
+            self._update_manifest()
             self._train(train_steps)
-            with self.ending.held():
-                if self._unsaved:
-                    self._checkpoint()
-            figures = self.workload.finish(self.run_dir)
+            with self.stop_signal.deferred():
+                if self._dirty:
+                    self._save_checkpoint()
+            results = self.workload.finish(self.run_dir)
         except Terminated as error:
-            note = self._last_checkpoint()
-            raise Terminated(error.signum, note, further=self._saved_step > self._began) from None
-        self._note(**_plain(figures))
+            note = self._checkpoint_on_signal()
+            raise Terminated(error.signum, note, progressed=self._saved_step > self._first_step) from None
+        self._update_manifest(**_json_safe(results))
 
     def _train(self, train_steps: int) -> None:
-        warm = self.loop.step + self.wanted.warmup_steps
+        warm_step = self.loop.step + self.config.warmup_steps  # steps before this one are not measured
         self._validate(train_steps)
         while self.loop.step < train_steps:
-            with self.ending.held():
-                self._steps(warm, train_steps)
-            aside = self._validate(train_steps)
-            if self._due() and self.loop.step < train_steps:
-                aside = True
-                with self.ending.held():
+            with self.stop_signal.deferred():
+                self._run_window(warm_step, train_steps)
+            paused = self._validate(train_steps)
+            if self._checkpoint_due() and self.loop.step < train_steps:
+                paused = True
+                with self.stop_signal.deferred():
                     try:
-                        self._checkpoint()
+                        self._save_checkpoint()
                     except CheckpointError as error:
-                        self._problem(str(error))
-            if aside:  # what the loader made meanwhile comes for nothing: those steps are not measured
-                warm = max(warm, self.loop.step + self.workload.ahead)
+                        self._record_problem(str(error))
+            if paused:
+                # Batches that the loader prefetched meanwhile cost the next steps no waiting: not measured either.
+                warm_step = max(warm_step, self.loop.step + self.workload.prefetched_batches)
 
-    def _steps(self, warm: int, train_steps: int) -> None:
-        """One window: to the next validation, a checkpoint that is due, a signal, or the end."""
-        step, every = self.loop.step, self.wanted.validate_every
+    def _run_window(self, warm_step: int, train_steps: int) -> None:
+        """Train to the end of the warm-up, the next validation or the last step; ends early for a checkpoint."""
+        step, every = self.loop.step, self.config.validate_every
         ends = [train_steps]
-        if step < warm:
-            ends.append(warm)
+        if step < warm_step:
+            ends.append(warm_step)
         if every:
             ends.append(step - step % every + every)
-        kind = WindowKind.WARMUP if step < warm else WindowKind.MEASURE
-        self._unsaved = False  # nor can it be saved, where a step fails half-way
-        self.loop.train(kind, min(ends), train_steps, self._due, self.ending.word)
-        self._unsaved = True
+        self._dirty = False  # where a step fails half-way, the state is not consistent
+        self.loop.run(
+            WindowPlan(
+                kind=WindowKind.WARMUP if step < warm_step else WindowKind.MEASURE,
+                steps=min(ends) - step,
+                steps_total=train_steps,
+                stream_rows=True,
+                should_stop=self._checkpoint_due,
+                stop_signal=lambda: self.stop_signal.name,
+            )
+        )
+        self._dirty = True
 
     def _validate(self, train_steps: int) -> bool:
-        """Whether it was time for it."""
-        step, every = self.loop.step, self.wanted.validate_every
-        if not every or (step % every and step < train_steps) or any(one["step"] == step for one in self.validation):
+        """Validate if it is due at this step. Return whether it was."""
+        step, every = self.loop.step, self.config.validate_every
+        due = every and (step % every == 0 or step >= train_steps)
+        if not due or any(entry["step"] == step for entry in self.validation):
             return False
-        # Held: half-way through, a workload may have other weights in place than those that it trains.
-        with self.ending.held():
-            with self.loop.aside(WindowKind.VALIDATION), random_state.kept():
-                figures = self.workload.validate()
-            if figures:
-                self.validation.append({"step": step, **_plain(figures)})
-                self._unsaved = True
-                self._note()
+        # Deferred: during a validation, averaged weights may stand in for those that are trained.
+        with self.stop_signal.deferred():
+            with self.loop.untimed_window(WindowKind.VALIDATION), preserve_rng_state():
+                metrics = self.workload.validate()
+            if metrics:
+                self.validation.append({"step": step, **_json_safe(metrics)})
+                self._dirty = True
+                self._update_manifest()
         return True
 
     # --- checkpoints -----------------------------------------------------------------------------
 
-    def _due(self) -> bool:
-        every_s = self.wanted.checkpoint_every_s
+    def _checkpoint_due(self) -> bool:
+        every_s = self.config.checkpoint_every_s
         return every_s > 0 and time.monotonic() >= self._saved_s + every_s
 
-    def _checkpoint(self) -> Path:
+    def _save_checkpoint(self) -> Path:
         try:
-            with self.loop.aside(WindowKind.CHECKPOINT):
-                path = self._save()
+            with self.loop.untimed_window(WindowKind.CHECKPOINT):
+                path = self.checkpoints.save(self.loop.step, *self._state())
         finally:
             self._saved_s = time.monotonic()
-        self._saved, self._saved_step, self._unsaved = path, self.loop.step, False
+        self._saved, self._saved_step, self._dirty = path, self.loop.step, False
         return path
 
-    def _save(self) -> Path:
+    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, values = self.workload.state()
-        shared, states = random_state.snapshot()
+        rng_tensors, rng_values = rng_state()
+        state = TrainerState(
+            workload=values,
+            random=rng_values,
+            validation=self.validation,
+            resumed=self.resumed,
+            losses_not_finite=self.loop.not_finite,
+        )
         named = {WORKLOAD + name: tensor for name, tensor in tensors.items()}
-        named |= {RANDOM + name: tensor for name, tensor in shared.items()}
-        whole = {
-            "workload": values,
-            "random": states,
-            "validation": self.validation,
-            "resumed": self.resumed,
-            "losses_not_finite": self.loop.not_finite,
-        }
-        return self.checkpoints.save(self.loop.step, named, whole)
+        named |= {RNG + name: tensor for name, tensor in rng_tensors.items()}
+        return named, msgspec.to_builtins(state)
 
-    def _last_checkpoint(self) -> str:
-        """On a signal: what there is to go on from, in words. Never raises, the signal is what ended the run."""
+    def _checkpoint_on_signal(self) -> str:
+        """Save what is not saved yet and return a note about it. Never raises: the signal is what ended the run."""
         try:
-            saved = self._checkpoint() if self._unsaved else self._saved
+            saved = self._save_checkpoint() if self._dirty else self._saved
         except Exception as error:
-            self._problem(str(error))
+            self._record_problem(str(error))
             return str(error)
-        return f"it goes on from {saved.name}" if saved else ""
+        return f"resumes from {saved.name}" if saved else ""
 
     def _resume(self) -> None:
-        """Go on from the newest checkpoint that can be used, if there is one."""
-        while (found := self.checkpoints.latest()) is not None:
+        """Continue from the newest usable checkpoint, if there is one."""
+        while (checkpoint := self.checkpoints.load_latest()) is not None:
+            state = msgspec.convert(checkpoint.values, TrainerState)
             try:
-                self.workload.restore(_of(WORKLOAD, found.tensors), found.values["workload"])
+                self.workload.restore(_with_prefix(WORKLOAD, checkpoint.tensors), state.workload)
             except UserError as error:
-                self.checkpoints.refuse(found.path, str(error))
+                self.checkpoints.reject(checkpoint.path, str(error))
                 continue
-            self._take(found)
+            self._restore(checkpoint, state)
             return
-        if self.checkpoints.refused:
-            log.warning("no checkpoint can be used: training begins at step 0")
+        if self.checkpoints.rejected:
+            log.warning("no checkpoint can be used: training starts at step 0")
 
-    def _take(self, found: Checkpoint) -> None:
-        values = found.values
-        random_state.restore(_of(RANDOM, found.tensors), values["random"])
-        self.loop.step, self.loop.not_finite = found.step, values["losses_not_finite"]
-        self._began = self._saved_step = found.step
-        self.validation = values["validation"]
-        self.resumed = [*values["resumed"], {"step": found.step, "checkpoint": self._place(found.path)}]
-        log.info("going on from %s, after %d steps", found.path, found.step)
+    def _restore(self, checkpoint: Checkpoint, state: TrainerState) -> None:
+        set_rng_state(_with_prefix(RNG, checkpoint.tensors), state.random)
+        self.loop.step, self.loop.not_finite = checkpoint.step, state.losses_not_finite
+        self._first_step = self._saved_step = checkpoint.step
+        self.validation = state.validation
+        event = ResumeEvent(step=checkpoint.step, checkpoint=self._relative(checkpoint.path))
+        self.resumed = [*state.resumed, event]
+        log.info("resuming from %s, after %d steps", checkpoint.path, checkpoint.step)
 
     # --- the manifest ----------------------------------------------------------------------------
 
-    def _problem(self, sentence: str) -> None:
-        log.error("%s", sentence)
-        self.problems.append(sentence)
-        self._note()
+    def _record_problem(self, message: str) -> None:
+        log.error("%s", message)
+        self.problems.append(ResumeEvent(problem=message))
+        self._update_manifest()
 
-    def _note(self, **quality: Any) -> None:
-        """Copies: the manifest's thread reads them while training changes them."""
-        refused = [{**one, "checkpoint": self._place(one["checkpoint"])} for one in self.checkpoints.refused]
+    def _update_manifest(self, **results: Any) -> None:
+        rejected = [
+            ResumeEvent(checkpoint=self._relative(path), reason=reason)
+            for path, reason in self.checkpoints.rejected.items()
+        ]
         self.manifest.update(
-            quality={**quality, "validation": list(self.validation)},
-            resumed=[*self.resumed, *refused, *({"problem": one} for one in self.problems)],
+            quality=msgspec.convert({**results, "validation": list(self.validation)}, Quality),
+            resumed=[*self.resumed, *rejected, *self.problems],
         )
 
-    def _place(self, checkpoint: Path | str) -> str:
-        """From the run directory; a point that was moved as a whole stays readable."""
+    def _relative(self, checkpoint: Path) -> str:
+        """Return the path from the run directory: it holds after the point was moved."""
         return os.path.relpath(checkpoint, self.run_dir)
 
 
-def _of(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _with_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _plain(value: Any) -> Any:
-    """A number that is not finite becomes null: JSON has none."""
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _json_safe(value: dict[str, Any]) -> dict[str, Any]:
+    """Return the values as JSON holds them: numbers that are not finite become None."""
+    result: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(value))
+    return result

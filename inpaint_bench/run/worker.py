@@ -1,7 +1,7 @@
-"""The life of one attempt: manifest, device, sidecar, workload, windows, end.
+"""One attempt from start to end: manifest, device, sidecar, workload, windows.
 
-However it ends, the manifest says so, the sidecar is closed, and a failure is raised again, so that the
-process exits non-zero and the scheduler knows too.
+However it ends, the manifest records it and the sidecar is closed; a failure is raised again, so that the process
+exits non-zero and the scheduler knows too.
 """
 
 from __future__ import annotations
@@ -16,78 +16,85 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from omegaconf import DictConfig
 
 from inpaint_bench.core import environment, time_limit
 from inpaint_bench.core.config import BenchConfig, parse_config
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.recipe import name as recipe_name
-from inpaint_bench.core.schema import PRODUCER, SCHEMA_VERSION, STEPS, Reason, Status
-from inpaint_bench.core.signals import Ending, Terminated, terminable
+from inpaint_bench.core.records import Device, Environment, Manifest, SlurmJob, TelemetryState
+from inpaint_bench.core.schema import PRODUCER, SCHEMA_VERSION, STEPS, Reason, Status, WindowKind
+from inpaint_bench.core.signals import StopSignal, Terminated, terminable
 
 from . import slurm_job
-from .manifest import Manifest
+from .manifest import ManifestFile
 
 if TYPE_CHECKING:
     import torch
 
+    from inpaint_bench.telemetry.client import Sidecar
     from inpaint_bench.workloads import Workload
 
     from .loop import Loop
 
-END_OF_TIME_S = 90  # a SIGTERM this close to the job's time limit is that limit (Slurm's KillWait is 30 s)
+TIME_LIMIT_MARGIN_S = 90  # a SIGTERM so close to the job's end means the time limit (Slurm's KillWait is 30 s)
 
 log = logging.getLogger(__name__)
 
 
-def run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[str, Any]:
+def run(config: DictConfig, run_dir: Path, overrides: list[str]) -> Manifest:
     """Execute one point in `run_dir` and return its manifest. Whatever ends it early is raised again."""
     bench = parse_config(config)
     run_dir.mkdir(parents=True, exist_ok=True)
-    manifest = Manifest.start(run_dir, bench, config, overrides)
-    with terminable() as ending:
+    manifest = ManifestFile.start(run_dir, bench, config, overrides)
+    with terminable() as stop_signal:
         try:
-            _attempt(bench, run_dir, manifest, ending)
+            _run_attempt(bench, run_dir, manifest, stop_signal)
             manifest.finish(Status.COMPLETED)
         except BaseException as error:
             status, reason, message = diagnose(error, bench)
-            if _goes_on(bench, manifest, reason, error):
+            if _should_requeue(bench, manifest, reason, error):
                 _requeue(manifest, reason, message)
             else:
-                again = "; `rerun` sends it again" if reason is Reason.PREEMPTED else ""
-                manifest.finish(status, reason, message + again)
+                hint = "; resubmit it with `rerun`" if reason is Reason.PREEMPTED else ""
+                manifest.finish(status, reason, message + hint)
             raise
-    return manifest.as_dict()
+    return manifest.record
 
 
-def _goes_on(bench: BenchConfig, manifest: Manifest, reason: Reason, error: BaseException) -> bool:
-    """Whether Slurm is to start it again: pre-empted, or at a limit that it used to get on, and not too often."""
+def _should_requeue(bench: BenchConfig, manifest: ManifestFile, reason: Reason, error: BaseException) -> bool:
+    """Tell whether the job requeues itself: when pre-empted, and at a time limit while training makes progress."""
     if reason is Reason.PREEMPTED:
         return bench.site.requeue.request
-    cut = _interruption(error)
-    if reason is not Reason.TIMEOUT or not isinstance(cut, Terminated) or not cut.further:
+    terminated = _interruption(error)
+    if reason is not Reason.TIMEOUT or not isinstance(terminated, Terminated) or not terminated.progressed:
         return False
-    before = sum(one.get("reason") == Reason.TIMEOUT for one in manifest.earlier())
-    return before < time_limit.requeues(bench, bench.site)
+    timeouts = sum(earlier.reason is Reason.TIMEOUT for earlier in manifest.earlier_starts())
+    return timeouts < time_limit.max_requeues(bench, bench.site)
 
 
-def _requeue(manifest: Manifest, reason: Reason, message: str) -> None:
-    """Back into the queue, and marked so. All is closed before Slurm is asked to end this."""
-    slurm = manifest.as_dict()["slurm"] or {}
-    manifest.update(slurm={**slurm, "requeued": True})
-    manifest.finish(Status.INTERRUPTED, reason, f"{message}; it was requeued")
-    if refused := slurm_job.requeue():
-        manifest.update(slurm={**slurm, "requeued": False})
-        why = f"{message}; it could not be requeued ({refused}), `rerun` sends it again"
-        manifest.finish(Status.INTERRUPTED, reason, why)
+def _requeue(manifest: ManifestFile, reason: Reason, message: str) -> None:
+    """Record the requeue, then ask for it: Slurm ends the process soon after."""
+    job = manifest.record.slurm or SlurmJob()
+    manifest.update(slurm=msgspec.structs.replace(job, requeued=True))
+    manifest.finish(Status.INTERRUPTED, reason, f"{message}; requeued")
+    if refusal := slurm_job.requeue():
+        manifest.update(slurm=msgspec.structs.replace(job, requeued=False))
+        message = f"{message}; it could not be requeued ({refusal}), resubmit it with `rerun`"
+        manifest.finish(Status.INTERRUPTED, reason, message)
 
 
-def _attempt(bench: BenchConfig, run_dir: Path, manifest: Manifest, ending: Ending) -> None:
+def _run_attempt(bench: BenchConfig, run_dir: Path, manifest: ManifestFile, stop_signal: StopSignal) -> None:
     import torch
 
     from inpaint_bench import workloads
 
-    manifest.update(environment=environment.fingerprint(), boot_id=environment.boot_id(), slurm=environment.slurm())
+    manifest.update(
+        environment=msgspec.convert(environment.fingerprint(), Environment),
+        boot_id=environment.boot_id(),
+        slurm=msgspec.convert(environment.slurm(), SlurmJob | None),
+    )
     device, uuids = choose_device(bench)
     with _sidecar(bench, run_dir, manifest, uuids):
         if device.type == "cuda":
@@ -95,65 +102,62 @@ def _attempt(bench: BenchConfig, run_dir: Path, manifest: Manifest, ending: Endi
         workload = workloads.load(bench, device)
         try:
             manifest.update(
-                batch=workload.images_per_step,  # what batch=auto became
+                batch=workload.images_per_step,  # as found, for batch=auto
                 workload_facts=workload.facts,
                 data=workload.data,
-                levers=workload.requested(),
+                levers=workload.requested_levers(),
                 parity=workload.parity,
             )
-            _measure(bench, run_dir, manifest, workload, device, ending)
+            _run_windows(bench, run_dir, manifest, workload, device, stop_signal)
         finally:
             workload.close()
 
 
-def _measure(
+def _run_windows(
     bench: BenchConfig,
     run_dir: Path,
-    manifest: Manifest,
+    manifest: ManifestFile,
     workload: Workload,
     device: torch.device,
-    ending: Ending,
+    stop_signal: StopSignal,
 ) -> None:
     from inpaint_bench.telemetry.storage.parts import PartWriter, ticking
 
-    from .loop import Loop, Windows
-    from .trainer import Training
+    from .loop import Loop, WindowPlan, Windows
+    from .trainer import Trainer
 
-    metadata = {
-        "schema_version": str(SCHEMA_VERSION),
-        "run_id": manifest.run_id,
-        "producer": PRODUCER,
-    }
-    settings = bench.telemetry
-    tick_s = 0.1 * settings.journal_s  # the journal is never older than journal_s
+    metadata = {"schema_version": str(SCHEMA_VERSION), "run_id": manifest.record.run_id, "producer": PRODUCER}
+    settings, config = bench.telemetry, bench.workload
+    tick_s = 0.1 * settings.journal_s  # so that the journal is never older than journal_s
     rows = PartWriter(run_dir / "steps", STEPS, metadata, settings.part_s, settings.journal_s - tick_s)
     loop = Loop(workload, device, Windows(run_dir), rows, manifest.progress)
-    wanted = bench.workload
     try:
-        if wanted.train_steps is None:
-            loop.warmup(wanted.warmup_steps, wanted.measure_steps)
-            loop.measure(wanted.measure_steps, wanted.min_measure_s)
+        if config.train_steps is None:
+            if config.warmup_steps:
+                total = config.warmup_steps + config.measure_steps
+                loop.run(WindowPlan(kind=WindowKind.WARMUP, steps=config.warmup_steps, steps_total=total))
+            loop.run(WindowPlan(kind=WindowKind.MEASURE, steps=config.measure_steps, min_s=config.min_measure_s))
         else:
             with ticking(rows, tick_s):
-                Training(bench, run_dir, manifest, workload, loop, ending).run(wanted.train_steps)
+                Trainer(bench, run_dir, manifest, workload, loop, stop_signal).run(config.train_steps)
     finally:
         rows.close()
-        _keep(manifest, workload, loop)
-    manifest.update(levers=workload.verify())
+        _record_results(manifest, workload, loop)
+    manifest.update(levers=workload.verify_levers())
 
 
-def _keep(manifest: Manifest, workload: Workload, loop: Loop) -> None:
-    """What is known after the last window, also after one that was cut."""
+def _record_results(manifest: ManifestFile, workload: Workload, loop: Loop) -> None:
+    """Record what is known only after the last window, also after one that failed."""
     try:
         skipped: int | None = workload.skipped_steps()
-    except RuntimeError:  # a device in error does not answer
+    except RuntimeError:  # a device in an error state does not answer
         skipped = None
     facts = {**workload.facts, "skipped_steps": skipped, "losses_not_finite": loop.not_finite}
     manifest.update(workload_facts=facts, memory=loop.memory)
 
 
 def choose_device(bench: BenchConfig) -> tuple[torch.device, list[str]]:
-    """The recipe's device and the UUIDs to watch. Raises UserError: there is no fallback to the processor."""
+    """Return the recipe's device and the UUIDs of its GPUs. Raises UserError: nothing falls back to the CPU."""
     import torch
 
     gpu, recipe = bench.gpu, bench.recipe
@@ -161,26 +165,26 @@ def choose_device(bench: BenchConfig) -> tuple[torch.device, list[str]]:
     if recipe.device == "cpu":
         if gpu.nvml_name and not bench.demonstration:
             raise UserError(
-                f"recipe {label} runs on the processor, which would be recorded as gpu={gpu.name}: "
-                "take gpu=cpu, or demonstration=true"
+                f"recipe {label} runs on the CPU, which would be recorded as gpu={gpu.name}: "
+                "set gpu=cpu, or demonstration=true"
             )
         return torch.device("cpu"), []
     if not gpu.nvml_name:
-        raise UserError(f"recipe {label} needs a GPU, gpu={gpu.name} names none: take recipe=cpu")
+        raise UserError(f"recipe {label} needs a GPU, but gpu={gpu.name} is none: set recipe=cpu")
     if not torch.cuda.is_available():
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "not set") or "empty"
         raise UserError(
-            f"recipe {label} needs CUDA, which PyTorch {torch.__version__} cannot use here "
-            f"(CUDA_VISIBLE_DEVICES {visible}); recipe=cpu runs on the processor"
+            f"recipe {label} needs CUDA, which is not available to PyTorch {torch.__version__} "
+            f"(CUDA_VISIBLE_DEVICES {visible}); recipe=cpu runs on the CPU"
         )
     device = torch.device("cuda", 0)
     properties = torch.cuda.get_device_properties(device)
     uuid = str(properties.uuid)  # CUDA's own, whether CUDA_VISIBLE_DEVICES holds numbers or UUIDs
-    # CUDA ends the name of a slice with its profile, "MIG 1g.18gb"; its UUID may come without the prefix.
+    # CUDA appends the profile to the name of a slice, "MIG 1g.18gb"; its UUID may come without the prefix.
     if re.search(r"\bMIG\b", properties.name) or uuid.startswith("MIG-"):
         raise UserError(
-            f"this run was given a MIG slice ({properties.name}), whose power and utilisation belong to no single "
-            "job: ask for a whole GPU"
+            f"this run was given a MIG slice ({properties.name}); power and utilisation cannot be attributed to a "
+            "slice: request a whole GPU"
         )
     if not re.match(gpu.nvml_name, properties.name):
         raise UserError(f"gpu={gpu.name} expects a device named {gpu.nvml_name!r}, this one is {properties.name!r}")
@@ -188,50 +192,47 @@ def choose_device(bench: BenchConfig) -> tuple[torch.device, list[str]]:
 
 
 @contextmanager
-def _sidecar(bench: BenchConfig, run_dir: Path, manifest: Manifest, uuids: list[str]) -> Iterator[None]:
-    """The telemetry process around the run. Its account goes into the manifest, however the run ends."""
+def _sidecar(bench: BenchConfig, run_dir: Path, manifest: ManifestFile, uuids: list[str]) -> Iterator[None]:
+    """Run the telemetry process around the block. How it ended is recorded, however the run ends."""
     from inpaint_bench.telemetry.client import Sidecar
 
     settings = bench.telemetry
     if settings.source == "nvml" and not uuids:
-        raise UserError("telemetry=nvml watches a GPU, and this run uses none: take telemetry=none")
+        raise UserError("telemetry=nvml samples a GPU, and this run uses none: set telemetry=none")
     if settings.source == "replay" and not (settings.capture or bench.gpu.capture):
-        raise UserError(
-            "telemetry=replay needs telemetry.capture=<name or file of a recording>, or take telemetry=none"
-        )
-    sidecar = Sidecar.start(run_dir, manifest.run_id, uuids, settings, bench.gpu.capture)
+        raise UserError("telemetry=replay needs telemetry.capture=<name or file of a capture>, or set telemetry=none")
+    sidecar = Sidecar.start(run_dir, manifest.record.run_id, uuids, settings, bench.gpu.capture)
     hz = None if settings.source == "none" else settings.fast_hz
-    about: dict[str, Any] = {"source": sidecar.source, "hz": hz, "status": "running"}
+    state = TelemetryState(source=sidecar.source, hz=hz, status="running")
     try:
-        devices = [{**device, "index_visible": place} for place, device in enumerate(sidecar.devices)]
-        found = dict(manifest.as_dict()["environment"] or {})
-        # A replayed card's driver says nothing about this machine.
-        if settings.source == "nvml":
-            found["driver"] = sidecar.driver or found.get("driver")
-        manifest.update(devices=devices, environment=found, telemetry=about)
+        devices = [msgspec.convert({**facts, "index_visible": i}, Device) for i, facts in enumerate(sidecar.devices)]
+        software = manifest.record.environment or Environment()
+        # A replayed GPU's driver says nothing about this machine.
+        if settings.source == "nvml" and sidecar.driver:
+            software = msgspec.structs.replace(software, driver=sidecar.driver)
+        manifest.update(devices=devices, environment=software, telemetry=state)
         yield
     finally:
-        about = {**about, **_stopped(sidecar)}
-        manifest.update(telemetry=about)
+        manifest.update(telemetry=msgspec.structs.replace(state, **_stop(sidecar)))
 
 
-def _stopped(sidecar: Any) -> dict[str, Any]:
-    """How the sidecar ended. A failure here must not hide what ended the run."""
+def _stop(sidecar: Sidecar) -> dict[str, Any]:
+    """Stop the sidecar and return how it ended. Never raises: that would hide what ended the run."""
     try:
-        account = sidecar.stop()
+        report = sidecar.stop()
     except Exception as error:
         log.exception("the telemetry sidecar could not be stopped")
         return {"status": "failed", "message": str(error)}
-    status, problems = account.get("status"), account.get("problems") or []
+    status, problems = report.get("status"), report.get("problems") or []
     if status not in ("complete", "none"):
         log.warning("the telemetry sidecar ended as %s: %s", status, "; ".join(map(str, problems)) or "?")
     return {"status": status, "problems": problems}
 
 
 def diagnose(error: BaseException, bench: BenchConfig) -> tuple[Status, Reason, str]:
-    """Status, reason code and one sentence for what ended an attempt.
+    """Return status, reason code and one sentence for what ended an attempt.
 
-    Of an outside interruption only Slurm knows the cause for certain; this is what can be told from inside.
+    Of an interruption only Slurm knows the cause for certain; this is what can be determined from inside the job.
     """
     from inpaint_bench.workloads.batch_search import is_cuda_oom
 
@@ -241,7 +242,7 @@ def diagnose(error: BaseException, bench: BenchConfig) -> tuple[Status, Reason, 
     if isinstance(error, KeyboardInterrupt):
         return Status.INTERRUPTED, Reason.CANCELLED, "interrupted from the keyboard (SIGINT)"
     if isinstance(error, Terminated):
-        return Status.INTERRUPTED, *_why_terminated(error, bench, sentence)
+        return Status.INTERRUPTED, *_termination_reason(error, bench, sentence)
     if is_cuda_oom(error):
         return Status.FAILED, Reason.OOM_GPU, sentence
     if isinstance(error, UnavailableError):
@@ -254,28 +255,28 @@ def diagnose(error: BaseException, bench: BenchConfig) -> tuple[Status, Reason, 
 
 
 def _interruption(error: BaseException | None) -> BaseException | None:
-    """The interruption during whose handling `error` came up, if any: what was closing then failed."""
+    """Return the interruption behind `error`, if any: then it was the cleanup that failed."""
     while error is not None and not isinstance(error, KeyboardInterrupt | Terminated):
         error = error.__context__
     return error
 
 
 def _is_host_oom(text: str) -> bool:
-    """A loader process that the kernel killed (no other SIGKILL is likely), or a refused allocation."""
+    """Recognise a loader process that was killed (by the kernel, most likely), and a refused allocation."""
     return "killed by signal: Killed" in text or "DefaultCPUAllocator: can't allocate memory" in text
 
 
-def _why_terminated(error: Terminated, bench: BenchConfig, sentence: str) -> tuple[Reason, str]:
-    """As slurmctld has it. Where that does not tell: near the end of its time that was it; else it was told to stop."""
-    word = slurm_job.ask()
-    if word and word.reason:
-        return word.reason, sentence
+def _termination_reason(error: Terminated, bench: BenchConfig, sentence: str) -> tuple[Reason, str]:
+    """Return slurmctld's reason; where it gives none, infer one from the time left, the signal and the site."""
+    cause = slurm_job.query()
+    if cause and cause.reason:
+        return cause.reason, sentence
     end = os.environ.get("INPAINT_BENCH_END_UNIX", "")
-    near = end.isdigit() and time.time() > int(end) - END_OF_TIME_S
-    if near or error.signum == signal.SIGUSR2:
+    near_limit = end.isdigit() and time.time() > int(end) - TIME_LIMIT_MARGIN_S
+    if near_limit or error.signum == signal.SIGUSR2:
         return Reason.TIMEOUT, sentence
     preempt = bench.site.preempt
-    if word is None and "SLURM_JOB_ID" in os.environ and preempt.grace_s and preempt.signal == error.name:
-        # Slurm's own word on a job that was cancelled is CANCELLED, and goes before this one
+    if cause is None and "SLURM_JOB_ID" in os.environ and preempt.grace_s and preempt.signal == error.name:
+        # Readers prefer Slurm's own state, which is CANCELLED for a job that was cancelled.
         return Reason.PREEMPTED, f"{sentence}; slurmctld could not be asked whether it was pre-empted or cancelled"
     return Reason.CANCELLED, sentence

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from inpaint_bench.core.config import BenchConfig
+    from inpaint_bench.core.records import DataFacts, LeverReport, Parity
 
 
 class Workload(Protocol):
@@ -24,13 +25,17 @@ class Workload(Protocol):
     """
 
     images_per_step: int
-    facts: dict[str, Any]  # manifest["workload_facts"]
-    parity: dict[str, Any] | None  # manifest["parity"]
-    data: dict[str, Any]  # manifest["data"]
+    facts: dict[str, Any]  # the manifest's workload_facts
+    parity: Parity | None
 
     @property
-    def ahead(self) -> int:
-        """How many batches its loader makes while nobody asks for one."""
+    def data(self) -> DataFacts:
+        """The images of this run, and the loader's settings."""
+        ...
+
+    @property
+    def prefetched_batches(self) -> int:
+        """Number of batches that the loader prepares while none is requested."""
         ...
 
     def next_batch(self) -> Any:
@@ -59,12 +64,12 @@ class Workload(Protocol):
         """What is made of a trained model: weights, pictures, metrics (manifest["quality"], less validation)."""
         ...
 
-    def requested(self) -> list[dict[str, Any]]:
-        """manifest["levers"] before anything was read back."""
+    def requested_levers(self) -> list[LeverReport]:
+        """Return the levers of the recipe, before anything is read back."""
         ...
 
-    def verify(self) -> list[dict[str, Any]]:
-        """manifest["levers"], read back from the running thing. May run further steps: after the last that counts."""
+    def verify_levers(self) -> list[LeverReport]:
+        """Return the levers with what is really in effect. May run further steps: only after the last that counts."""
         ...
 
     def skipped_steps(self) -> int:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from inpaint_bench import levers
 from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.records import DataFacts, LeverReport, Parity
 from inpaint_bench.data.loader import Batches
 from inpaint_bench.data.open_source import Indices, open_source, open_split
 from inpaint_bench.data.samples import Batch
@@ -50,7 +52,7 @@ class FinetuneInpaint:
         self.draws_taken = 0
         self.samples = assembly.samples()
         self._batches: Batches | None = None
-        self.parity: dict[str, Any] | None = None
+        self.parity: Parity | None = None
         self.facts: dict[str, Any] = {}
         self.graphed = GraphedStep(self._update, self.random) if assembly.graph else None
 
@@ -68,8 +70,8 @@ class FinetuneInpaint:
         return self._batches
 
     @property
-    def data(self) -> dict[str, Any]:
-        return {
+    def data(self) -> DataFacts:
+        facts = {
             **self.assembly.source.account.as_dict(),
             "root": self.bench.data.root,
             "identity": self.assembly.source.identity,
@@ -77,9 +79,10 @@ class FinetuneInpaint:
             "validation": len(self._held),
             "loader": self.batches.settings,
         }
+        return msgspec.convert(facts, DataFacts)
 
     @property
-    def ahead(self) -> int:
+    def prefetched_batches(self) -> int:
         settings = self.batches.settings
         return int(settings["num_workers"]["effective"] * (settings["prefetch_factor"]["effective"] or 0))
 
@@ -129,10 +132,10 @@ class FinetuneInpaint:
         state = self.optimizers[0].state.get(self.parameters[0], {})
         return self.attempted - int(state.get("step", 0))
 
-    def requested(self) -> list[dict[str, Any]]:
+    def requested_levers(self) -> list[LeverReport]:
         return levers.requested(self.bench)
 
-    def verify(self) -> list[dict[str, Any]]:
+    def verify_levers(self) -> list[LeverReport]:
         """What is really active of every lever asked for. Runs one more step, under the profiler."""
         return levers.verify(self)
 

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from inpaint_bench.core.records import Parity
 from inpaint_bench.models.assembly import Assembly, plain_adamw
 from inpaint_bench.models.networks import INPUT_CHANNELS, LATENT_CHANNELS
 
@@ -62,7 +63,7 @@ def reference(assembly: Assembly) -> Reference:
     return result
 
 
-def compare(assembly: Assembly, against: Reference) -> tuple[dict[str, Any], float]:
+def compare(assembly: Assembly, against: Reference) -> tuple[Parity, float]:
     """manifest["parity"], and the seconds of the first pass of the recipe (compiling included)."""
     started = time.monotonic()
     prediction, loss = _forward(assembly)
@@ -74,11 +75,11 @@ def compare(assembly: Assembly, against: Reference) -> tuple[dict[str, Any], flo
     seconds = time.monotonic() - started
     if against.prediction is None or against.loss is None or against.gradients is None or against.weights is None:
         _forget(assembly)
-        return {"unavailable": against.missing}, seconds
+        return Parity(unavailable=against.missing), seconds
     chosen = _chosen(assembly)
     gradients = [_gradient(p) / scale for p in chosen]
     _forget(assembly)
-    errors = {
+    errors: dict[str, Any] = {
         "prediction_rel": _relative(against.prediction, prediction.detach().float()),
         "loss_rel": _relative(against.loss, loss.detach()),
         "gradient_rel": _relative(_joined(against.gradients), _joined(gradients)),
@@ -88,10 +89,9 @@ def compare(assembly: Assembly, against: Reference) -> tuple[dict[str, Any], flo
     far = {name: error for name, error in errors.items() if error is not None and not error <= FAR}
     if far:
         log.warning("this recipe does not compute what the baseline does: %s", far)
-    result: dict[str, Any] = {"reference": "baseline", **errors, "far": bool(far)}
-    if lost := [name for name, error in far.items() if not math.isfinite(error)]:  # JSON has no such numbers
-        result |= {**dict.fromkeys(lost), "not_finite": lost}
-    return result, seconds
+    not_finite = [name for name, error in far.items() if not math.isfinite(error)]
+    errors |= dict.fromkeys(not_finite)
+    return Parity(reference="baseline", **errors, far=bool(far), not_finite=not_finite), seconds
 
 
 def _count(assembly: Assembly) -> int:

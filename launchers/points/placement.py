@@ -134,6 +134,6 @@ def service_units(bench: BenchConfig, site: SiteConfig) -> float | None:
         shares.append(mem_gb / per_unit)
     if not shares or entry.charge_factor is None or site.connect.method == "local":
         return None
-    hours = (1 + time_limit.requeues(bench, site)) * int(bench.time_min) / 60
+    hours = (1 + time_limit.max_requeues(bench, site)) * int(bench.time_min) / 60
     combined = sum(shares) if rule.combine == "sum" else max(shares)
     return combined * entry.charge_factor * hours

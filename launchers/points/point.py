@@ -55,7 +55,7 @@ class Point:
     @property
     def starts(self) -> int:
         """How often its job may run to its time limit."""
-        return 1 + time_limit.requeues(self.bench, self.site)
+        return 1 + time_limit.max_requeues(self.bench, self.site)
 
     @property
     def subdir(self) -> str:

@@ -12,7 +12,7 @@ from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from inpaint_bench.run import run_dir_owner
+from inpaint_bench.run.manifest import check_owner
 from launchers.points.composition import Composed
 from launchers.points.point import Point
 
@@ -60,7 +60,7 @@ class PointJob:
         setup_globals()
         config = self.config
         if run_id := OmegaConf.select(config, "identity.run_id"):  # before Hydra writes its record there
-            run_dir_owner.check(Path(config.hydra.sweep.dir, config.hydra.sweep.subdir), run_id)
+            check_owner(Path(config.hydra.sweep.dir, config.hydra.sweep.subdir), run_id)
         result = run_job(
             hydra_context=context,
             task_function=task,

@@ -19,6 +19,7 @@ from PIL import Image
 
 from inpaint_bench.core import schema as contract
 from inpaint_bench.core.recipe import STUDIES
+from inpaint_bench.core.records import Manifest
 
 S = 1_000_000_000
 UNIX0 = 1_790_000_000 * S
@@ -72,7 +73,7 @@ def manifest(run_id: str, **changes: Any) -> dict[str, Any]:
     """A complete manifest of a completed run; nested dictionaries are merged one level deep."""
     gpu = changes.get("gpu", "a40")
     name, limit, memory = CARDS[gpu]
-    base: dict[str, Any] = dict.fromkeys(contract.MANIFEST_FIELDS)
+    base: dict[str, Any] = dict.fromkeys(Manifest.__struct_fields__)
     base.update(
         schema_version=contract.SCHEMA_VERSION,
         producer="inpaint_bench 0.1.0",

@@ -110,19 +110,19 @@ class TestDecodedByDali:
     def test_a_run_reads_back_who_decoded_where_and_how_far_from_pillow(self, facades: Path) -> None:
         workload = built(facades)
         workload.step(workload.next_batch())
-        (row,) = workload.verify()
+        (row,) = workload.verify_levers()
         workload.close()
-        assert (row["name"], row["requested"], row["effective"], row["active"]) == ("dali", "dali", "dali cpu", True)
-        assert "handed out 3 batches" in row["evidence"]
-        assert "by 0.000 of 255 levels in the mean, 0 at most" in row["evidence"]
+        assert (row.name, row.requested, row.effective, row.active) == ("dali", "dali", "dali cpu", True)
+        assert "handed out 3 batches" in row.evidence
+        assert "by 0.000 of 255 levels in the mean, 0 at most" in row.evidence
 
     def test_a_decoder_that_gives_other_pixels_is_told(self, facades: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         plain = dali.DaliBatches._pixels
         monkeypatch.setattr(dali.DaliBatches, "_pixels", lambda self, indices: plain(self, indices).flip(3))
         workload = built(facades)
-        (row,) = workload.verify()
+        (row,) = workload.verify_levers()
         workload.close()
-        assert row["active"] is False
+        assert row.active is False
 
     def test_a_run_has_the_losses_of_one_that_decodes_with_pillow(self, facades: Path) -> None:
         ours, theirs = built(facades), built(facades, "recipe=cpu")

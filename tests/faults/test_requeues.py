@@ -37,7 +37,7 @@ class TestATimeLimit:
 
     def test_requeues_a_training_no_more_often_than_it_may(self, matrix: Matrix) -> None:
         first, last = *starts(matrix["twice_late"]), manifest(matrix["twice_late"])
-        assert first["message"].startswith("received SIGTERM; it goes on from step-")
+        assert first["message"].startswith("received SIGTERM; resumes from step-")
         assert [one["reason"] for one in (first, last)] == ["timeout"] * 2
         assert [one["slurm"].get("requeued") for one in (first, last)] == [True, None]
         assert last["progress"]["step"] > first["progress"]["step"] == last["resumed"][0]["step"]
@@ -48,7 +48,7 @@ class TestATimeLimit:
         assert reasons(matrix["limited"], capsys) == [("completed", None)]
         cut = starts(matrix["limited"])
         assert cut, "it was to be cut at least once"
-        assert all(one["message"].startswith("received SIGUSR2; it goes on from step-") for one in cut)
+        assert all(one["message"].startswith("received SIGUSR2; resumes from step-") for one in cut)
         assert {(one["reason"], one["slurm"]["requeued"]) for one in cut} == {("timeout", True)}
         assert losses(matrix["limited"]) == losses(matrix["alone"])
         assert len(losses(matrix["alone"])) == LIMITED_STEPS
@@ -68,7 +68,7 @@ class TestATimeLimit:
 class TestPreemption:
     def test_each_time_it_was_told_apart_from_a_cancellation_and_requeued(self, matrix: Matrix) -> None:
         assert [left["reason"] for left in matrix.seen["preempted"]] == ["preempted"] * 3
-        assert all("it goes on from step-" in left["message"] for left in matrix.seen["preempted"])
+        assert all("resumes from step-" in left["message"] for left in matrix.seen["preempted"])
         assert all(left["slurm"]["requeued"] for left in matrix.seen["preempted"])
 
     def test_three_times_cut_the_losses_are_those_of_a_training_left_alone(self, matrix: Matrix, capsys: Any) -> None:

@@ -52,26 +52,26 @@ class TestWithBitsandbytes:
     def test_the_moments_are_read_back_as_bytes(self) -> None:
         workload = build("adamw_8bit")
         workload.step(workload.next_batch())
-        (row,) = workload.verify()
+        (row,) = workload.verify_levers()
         workload.close()
-        assert row["active"] is True
-        assert row["effective"]["class"] == "bitsandbytes.AdamW8bit"
-        share = float(row["evidence"].partition("moments ")[2].partition(" % uint8")[0])
+        assert row.active is True
+        assert row.effective["class"] == "bitsandbytes.AdamW8bit"
+        share = float(row.evidence.partition("moments ")[2].partition(" % uint8")[0])
         assert 50 < share < 100  # what is small stays fp32
 
     def test_an_optimiser_that_keeps_all_moments_in_fp32_is_told(self) -> None:
         workload = build("adamw_8bit")
         for optimizer in workload.optimizers:
             optimizer.args.min_8bit_size = 10**12
-        (row,) = workload.verify()
+        (row,) = workload.verify_levers()
         workload.close()
-        assert row["active"] is False
+        assert row.active is False
 
     def test_the_first_update_is_that_of_adamw(self) -> None:
         workload = build("adamw_8bit")
         assert workload.parity
-        assert workload.parity["gradient_rel"] == 0
-        assert workload.parity["update_rel"] < 1e-4
+        assert workload.parity.gradient_rel == 0
+        assert workload.parity.update_rel < 1e-4
         workload.close()
 
     def test_it_learns_as_adamw_does(self) -> None:

@@ -10,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from inpaint_bench import levers
 from inpaint_bench.core.errors import UnavailableError, UserError
+from inpaint_bench.core.records import LeverReport, Parity
 from inpaint_bench.workloads import finetune_inpaint
 from inpaint_bench.workloads import parity as parity_of
 from inpaint_bench.workloads.finetune_inpaint import FinetuneInpaint
@@ -29,11 +30,11 @@ def losses(workload: FinetuneInpaint, steps: int = 3) -> list[float]:
     return found
 
 
-def verified(*names: str, **keys: Any) -> dict[str, dict[str, Any]]:
+def verified(*names: str, **keys: Any) -> dict[str, LeverReport]:
     workload = build(*names, **keys)
     try:
         workload.step(workload.next_batch())
-        return {row["field"]: row for row in workload.verify()}
+        return {row.field: row for row in workload.verify_levers()}
     finally:
         workload.close()
 
@@ -76,7 +77,7 @@ class TestALeverThatCannotRun:
 class TestWhatIsReadBack:
     def test_says_what_was_asked_and_what_is_so(self) -> None:
         rows = verified("channels_last", "amp_bf16", "adamw_fused", "accumulate_2", "grad_checkpoint", "ema")
-        assert {name: row["requested"] for name, row in rows.items()} == {
+        assert {name: row.requested for name, row in rows.items()} == {
             "precision": "bf16",
             "channels_last": True,
             "optimizer": "adamw_fused",
@@ -84,28 +85,28 @@ class TestWhatIsReadBack:
             "grad_checkpoint": True,
             "ema": True,
         }
-        assert all(row["active"] for row in rows.values()), rows
-        assert rows["precision"]["effective"] == "bf16"
-        assert 0.5 < rows["channels_last"]["effective"] < 1  # diffusers makes some inputs contiguous again
-        assert rows["accumulate"]["effective"] == 2
-        assert "the first block ran 4 times in 2 UNet passes" in rows["grad_checkpoint"]["evidence"]
+        assert all(row.active for row in rows.values()), rows
+        assert rows["precision"].effective == "bf16"
+        assert 0.5 < rows["channels_last"].effective < 1  # diffusers makes some inputs contiguous again
+        assert rows["accumulate"].effective == 2
+        assert "the first block ran 4 times in 2 UNet passes" in rows["grad_checkpoint"].evidence
 
     def test_of_bf16_weights_names_their_type_and_that_of_the_moments(self) -> None:
-        assert "moments bf16" in verified("bf16_stochastic")["weights"]["evidence"]
-        assert "moments fp32" in verified("bf16_master")["weights"]["evidence"]
+        assert "moments bf16" in verified("bf16_stochastic")["weights"].evidence
+        assert "moments fp32" in verified("bf16_master")["weights"].evidence
 
     def test_of_attention_counts_operators_of_the_unet_by_name(self) -> None:
         for name in ("flash", "math"):
             row = verified(f"attn_{name}")["attention"]
-            assert row["active"]
-            assert {kind for kind, count in row["effective"].items() if count} == {name}
+            assert row.active
+            assert {kind for kind, count in row.effective.items() if count} == {name}
 
     def test_of_attention_is_not_fooled_by_the_frozen_networks(self) -> None:
         workload = build("attn_flash")
         workload.assembly.attention = lambda: sdpa_kernel(SDPBackend.MATH)
-        (row,) = workload.verify()
+        (row,) = workload.verify_levers()
         workload.close()
-        assert row["active"] is False
+        assert row.active is False
 
     def test_of_bf16_weights_finds_the_norms_in_bf16_too(self) -> None:
         workload = build("bf16_master")
@@ -121,24 +122,24 @@ class TestWhatIsReadBack:
         workload = build("channels_last")
         workload.assembly.layout = torch.contiguous_format
         workload.assembly.nets.unet.to(memory_format=torch.contiguous_format)
-        (row,) = workload.verify()
+        (row,) = workload.verify_levers()
         workload.close()
-        assert row["requested"] is True
-        assert row["active"] is False
+        assert row.requested is True
+        assert row.active is False
 
 
 class TestParity:
     def test_of_the_baseline_with_itself_is_exact(self) -> None:
         parity = build().parity
-        assert parity == {
-            "reference": "baseline",
-            "prediction_rel": 0.0,
-            "loss_rel": 0.0,
-            "gradient_rel": 0.0,
-            "update_rel": 0.0,
-            "encoder_rel": 0.0,
-            "far": False,
-        }
+        assert parity == Parity(
+            reference="baseline",
+            prediction_rel=0.0,
+            loss_rel=0.0,
+            gradient_rel=0.0,
+            update_rel=0.0,
+            encoder_rel=0.0,
+            far=False,
+        )
 
     def test_that_is_not_finite_is_far_and_stays_json(self) -> None:
         workload = build()
@@ -148,14 +149,14 @@ class TestParity:
         against.prediction[:] = float("nan")
         found, _ = parity_of.compare(assembly, against)
         workload.close()
-        assert (found["prediction_rel"], found["not_finite"], found["far"]) == (None, ["prediction_rel"], True)
-        assert found["gradient_rel"] == 0
+        assert (found.prediction_rel, found.not_finite, found.far) == (None, ["prediction_rel"], True)
+        assert found.gradient_rel == 0
 
     def test_of_bf16_is_that_of_its_eight_bits(self) -> None:
         parity = build("amp_bf16").parity
         assert parity
-        assert 1e-4 < parity["prediction_rel"] < 0.05
-        assert 1e-4 < parity["gradient_rel"] < 0.1
+        assert 1e-4 < parity.prediction_rel < 0.05
+        assert 1e-4 < parity.gradient_rel < 0.1
 
     def test_sees_an_encoder_that_gives_something_else(self) -> None:
         workload = build()
@@ -165,19 +166,19 @@ class TestParity:
         assembly.encoder = lambda image: 2 * encoder(image)
         found, _ = parity_of.compare(assembly, against)
         workload.close()
-        assert found["encoder_rel"] > 0.5
-        assert found["far"]
+        assert found.encoder_rel > 0.5
+        assert found.far
 
     def test_of_another_optimiser_is_in_the_update_alone(self) -> None:
         parity = build("adamw_fused").parity
         assert parity
-        assert parity["gradient_rel"] == 0
-        assert 0 < parity["update_rel"] < 1e-5
+        assert parity.gradient_rel == 0
+        assert 0 < parity.update_rel < 1e-5
 
     def test_of_plain_attention_is_rounding(self) -> None:
         parity = build("attn_math").parity
         assert parity
-        assert parity["prediction_rel"] < 1e-5
+        assert parity.prediction_rel < 1e-5
 
 
 class TestTraining:
@@ -208,7 +209,7 @@ class TestTraining:
         workload = build("compile")
         assert workload.facts["compile_s"] > 0
         assert workload.parity
-        assert workload.parity["gradient_rel"] < 1e-3
+        assert workload.parity.gradient_rel < 1e-3
         assert losses(workload) == pytest.approx(losses(build()), rel=1e-3)
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.records import LeverReport
 from inpaint_bench.models import loss
 from inpaint_bench.workloads import finetune_inpaint
 from inpaint_bench.workloads.finetune_inpaint import FinetuneInpaint
@@ -35,11 +36,11 @@ def build(dataset: Path, *names: str, **keys: Any) -> FinetuneInpaint:
     return finetune_inpaint.build(bench(recipe, *where, *own), CPU)
 
 
-def verified(dataset: Path, *names: str) -> dict[str, dict[str, Any]]:
+def verified(dataset: Path, *names: str) -> dict[str, LeverReport]:
     workload = build(dataset, *names)
     try:
         workload.step(workload.next_batch())
-        return {row["field"]: row for row in workload.verify()}
+        return {row.field: row for row in workload.verify_levers()}
     finally:
         workload.close()
 
@@ -47,15 +48,15 @@ def verified(dataset: Path, *names: str) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("lever", ["memmap", "hdf5", "webdataset", "stage_shm", "stage_tmp"])
 def test_every_way_to_read_a_dataset_is_found_active(dataset: Path, lever: str) -> None:
     (row,) = verified(dataset, lever).values()
-    assert row["active"], row
-    assert row["effective"] == row["requested"]
+    assert row.active, row
+    assert row.effective == row.requested
 
 
 class TestCaches:
     def test_take_the_place_of_the_frozen_networks(self, dataset: Path) -> None:
         rows = verified(dataset, "cache_image", "cache_masked", "cache_text", "on_gpu")
-        assert all(row["active"] for row in rows.values()), rows
-        assert rows["cache_image"]["effective"] == rows["cache_text"]["effective"] == 0
+        assert all(row.active for row in rows.values()), rows
+        assert rows["cache_image"].effective == rows["cache_text"].effective == 0
 
     def test_in_memory_and_read_by_the_loader_give_the_same_losses(self, dataset: Path) -> None:
         names = ("cache_image", "cache_masked", "cache_text")

@@ -21,6 +21,7 @@ from inpaint_bench.core.config import BenchConfig, parse_config
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_setup import register
 from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.core.records import DataFacts, LeverReport, Parity
 
 TINY = (
     "hydra/launcher=basic",
@@ -143,7 +144,7 @@ class TinyTraining:
     """
 
     images_per_step: int
-    ahead = 0
+    prefetched_batches = 0
 
     def __init__(self, config: BenchConfig) -> None:
         torch.manual_seed(config.seed)
@@ -155,8 +156,8 @@ class TinyTraining:
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=config.workload.learning_rate)
         self.generator = torch.Generator().manual_seed(config.seed)
         self.facts: dict[str, Any] = {}
-        self.data: dict[str, Any] = {}
-        self.parity: dict[str, Any] | None = None
+        self.data = DataFacts()
+        self.parity: Parity | None = None
         self.steps, self.draws = 0, 0
         self.stream = endless(7, self.seed, 0)
         at, signum, self.phase = os.environ.get("TINY_SIGNAL", "-1:0:").split(":")
@@ -230,10 +231,10 @@ class TinyTraining:
         (run_dir / "finished.txt").write_text(str(self.steps))
         return {"metrics": {"draws": {"value": self.draws, "n": 1}}}
 
-    def requested(self) -> list[dict[str, Any]]:
+    def requested_levers(self) -> list[LeverReport]:
         return []
 
-    def verify(self) -> list[dict[str, Any]]:
+    def verify_levers(self) -> list[LeverReport]:
         return []
 
     def skipped_steps(self) -> int:

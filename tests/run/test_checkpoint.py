@@ -19,8 +19,16 @@ import torch
 from safetensors.torch import load_file
 
 from inpaint_bench.core.paths import ROOT
-from inpaint_bench.run import random_state
-from inpaint_bench.run.checkpoint import DTYPES, CheckpointError, Checkpoints, identity, siblings
+from inpaint_bench.run.checkpoint import (
+    DTYPES,
+    CheckpointError,
+    CheckpointStore,
+    identity,
+    preserve_rng_state,
+    rng_state,
+    set_rng_state,
+    sibling_folders,
+)
 
 from .small_disk import small_disk_on
 from .support import bench
@@ -28,11 +36,11 @@ from .support import bench
 OURS = {"batch": 4, "model.name": "tiny"}
 
 
-def checkpoints(folder: Path, keep: int = 3, ours: dict[str, Any] | None = None) -> Checkpoints:
-    return Checkpoints(folder, keep, ours or OURS)
+def checkpoints(folder: Path, keep: int = 3, ours: dict[str, Any] | None = None) -> CheckpointStore:
+    return CheckpointStore(folder, keep, ours or OURS)
 
 
-def filled(folder: Path, *steps: int, keep: int = 3) -> Checkpoints:
+def filled(folder: Path, *steps: int, keep: int = 3) -> CheckpointStore:
     """A folder with a checkpoint of each step; its one tensor is the step."""
     store = checkpoints(folder, keep)
     for step in steps:
@@ -62,7 +70,7 @@ class TestWhatIsSaved:
         tensors |= {f"type {dtype}": torch.tensor([1, 0, 1]).to(dtype) for dtype in DTYPES}
         store = checkpoints(tmp_path / "checkpoints")
         path = store.save(7, tensors, {"nested": {"list": [1, None, 0.1]}})
-        found = store.latest()
+        found = store.load_latest()
         assert found is not None
         assert (found.path, found.step) == (path, 7)
         assert found.values == {"nested": {"list": [1, None, 0.1]}}
@@ -80,7 +88,7 @@ class TestWhatIsSaved:
 
     def test_does_not_change_with_the_file_it_was_read_from(self, tmp_path: Path) -> None:
         store = filled(tmp_path, 5)
-        found = store.latest()
+        found = store.load_latest()
         assert found is not None
         (found.path / "tensors.safetensors").write_bytes(b"")
         assert torch.equal(found.tensors["weight"], torch.full((100,), 5.0))
@@ -104,7 +112,7 @@ class TestWhatIsKept:
     def test_a_second_one_of_a_step_never_replaces_the_first_before_it_is_whole(self, tmp_path: Path) -> None:
         store = filled(tmp_path, 5)
         second = store.save(5, {"weight": torch.zeros(1)}, {"second": True})
-        found = store.latest()
+        found = store.load_latest()
         assert found is not None
         assert (second.name, found.values) == ("step-00000005.1", {"second": True})
         assert (tmp_path / "step-00000005").is_dir()
@@ -114,7 +122,7 @@ class TestWhatIsKept:
         (tmp_path / ".step-00000006.99.tmp").mkdir()
         (tmp_path / ".step-00000006.99.tmp" / "tensors.safetensors").write_bytes(b"half")
         assert names((store := checkpoints(tmp_path)).folder) == ["step-00000005"]
-        assert store.latest() is not None
+        assert store.load_latest() is not None
 
 
 def flip(path: Path, where: float) -> None:
@@ -137,18 +145,18 @@ class TestADamagedOne:
         filled(tmp_path, 10, 20)
         harm(tmp_path / "step-00000020" / name, where)
         store = checkpoints(tmp_path)
-        found = store.latest()
+        found = store.load_latest()
         assert found is not None
         assert (found.step, found.tensors["weight"][0]) == (10, 10.0)
-        (refused,) = store.refused
-        assert refused["checkpoint"] == str(tmp_path / "step-00000020")
-        assert name in refused["reason"]
+        ((rejected, reason),) = store.rejected.items()
+        assert rejected == tmp_path / "step-00000020"
+        assert name in reason
 
     def test_is_removed_only_when_a_new_one_is_complete(self, tmp_path: Path) -> None:
         filled(tmp_path, 10, 20)
         flip(tmp_path / "step-00000020" / "values.json", 0.5)
         store = checkpoints(tmp_path, keep=1)
-        store.latest()
+        store.load_latest()
         assert names(tmp_path) == ["step-00000010", "step-00000020"]
         store.save(12, {}, {})
         assert names(tmp_path) == ["step-00000012"]
@@ -156,17 +164,17 @@ class TestADamagedOne:
     def test_leaves_nothing_to_begin_from_where_it_was_the_only_one(self, tmp_path: Path) -> None:
         filled(tmp_path, 10)
         truncate(tmp_path / "step-00000010" / "tensors.safetensors", 0.5)
-        assert checkpoints(tmp_path).latest() is None
+        assert checkpoints(tmp_path).load_latest() is None
 
 
 class TestOneOfAnotherRun:
     def test_is_refused_with_the_keys_that_differ_and_stays(self, tmp_path: Path) -> None:
         filled(tmp_path, 10)
         store = checkpoints(tmp_path, keep=1, ours={"batch": 8, "model.name": "tiny", "model.weights": "/sd15"})
-        assert store.latest() is None
-        assert store.refused[0]["reason"] == (
-            'it is of another run: batch is 4 there and 8 here, model.weights is null there and "/sd15" here'
-        )
+        assert store.load_latest() is None
+        assert list(store.rejected.values()) == [
+            'another configuration: batch was 4, is 8; model.weights was null, is "/sd15"'
+        ]
         store.save(20, {}, {})
         assert names(tmp_path) == ["step-00000010", "step-00000020"]
 
@@ -180,22 +188,22 @@ class TestOneOfAnotherRun:
     def test_is_looked_for_only_beside_an_attempt(self, tmp_path: Path) -> None:
         for name in ("attempt-1", "attempt-2", "attempt-10"):
             (tmp_path / name).mkdir()
-        assert siblings(tmp_path / "attempt-2") == [
+        assert sibling_folders(tmp_path / "attempt-2") == [
             tmp_path / "attempt-1" / "checkpoints",
             tmp_path / "attempt-10" / "checkpoints",
         ]
-        assert siblings(tmp_path / "other") == []
+        assert sibling_folders(tmp_path / "other") == []
 
     def test_of_an_earlier_attempt_serves_where_there_is_no_own_and_is_never_touched(self, tmp_path: Path) -> None:
         filled(tmp_path / "a", 10, 40)
         filled(tmp_path / "b", 30)
         flip(tmp_path / "a" / "step-00000040" / "values.json", 0.5)
-        store = Checkpoints(tmp_path / "own", 1, OURS, [tmp_path / "a", tmp_path / "b"])
-        found = store.latest()
+        store = CheckpointStore(tmp_path / "own", 1, OURS, [tmp_path / "a", tmp_path / "b"])
+        found = store.load_latest()
         assert found is not None
         assert found.path == tmp_path / "b" / "step-00000030"
         store.save(2, {}, {})
-        found = store.latest()
+        found = store.load_latest()
         assert found is not None
         assert found.step == 2, "an own one comes first"
         assert names(tmp_path / "a") == ["step-00000010", "step-00000040"]
@@ -215,7 +223,7 @@ def test_a_full_disk_leaves_the_last_good_one_and_nothing_half_written(small_dis
     with pytest.raises(CheckpointError, match=r"step 2 in .*: No space left on device; .*step-00000001"):
         store.save(2, {"weight": torch.ones(60_000)}, {})
     assert names(small_disk / "checkpoints") == ["step-00000001"]
-    found = checkpoints(small_disk / "checkpoints").latest()
+    found = checkpoints(small_disk / "checkpoints").load_latest()
     assert found is not None
     assert found.step == 1
     assert store.save(3, {"weight": torch.ones(10_000)}, {}).is_dir(), "there is room again"
@@ -224,9 +232,9 @@ def test_a_full_disk_leaves_the_last_good_one_and_nothing_half_written(small_dis
 WRITER = """
 import sys, torch
 from pathlib import Path
-from inpaint_bench.run.checkpoint import Checkpoints
-store = Checkpoints(Path(sys.argv[1]), 1, {"batch": 4, "model.name": "tiny"})
-found = store.latest()
+from inpaint_bench.run.checkpoint import CheckpointStore
+store = CheckpointStore(Path(sys.argv[1]), 1, {"batch": 4, "model.name": "tiny"})
+found = store.load_latest()
 step = found.step if found else 0
 print("ready", flush=True)
 while True:
@@ -249,9 +257,9 @@ def test_a_writer_killed_at_any_moment_leaves_a_good_newest_one(tmp_path: Path) 
         child.communicate()
         half_written += any(name.startswith(".") for name in names(tmp_path))
         store = checkpoints(tmp_path)
-        found = store.latest()
+        found = store.load_latest()
         assert found is not None
-        assert store.refused == []
+        assert store.rejected == {}
         assert found.step >= before
         assert torch.equal(found.tensors["weight"], torch.full((200_000,), float(found.step)))
         assert not any(name.startswith(".") for name in names(tmp_path))
@@ -267,22 +275,22 @@ class TestSharedGenerators:
 
     def test_go_on_where_they_were_through_json(self) -> None:
         self.draw()  # an odd number of Gaussians: NumPy and Python each hold one back
-        tensors, values = random_state.snapshot()
+        tensors, values = rng_state()
         expected = [self.draw() for _ in range(700)]
-        random_state.restore(tensors, json.loads(json.dumps(values)))
+        set_rng_state(tensors, json.loads(json.dumps(values)))
         assert [self.draw() for _ in range(700)] == expected
 
     def test_are_not_drawn_from_by_looking(self) -> None:
-        tensors, values = random_state.snapshot()
+        tensors, values = rng_state()
         expected = self.draw()
-        random_state.restore(tensors, values)
-        random_state.snapshot()
+        set_rng_state(tensors, values)
+        rng_state()
         assert self.draw() == expected
 
     def test_stand_where_they_stood_after_a_block_that_raises(self) -> None:
-        tensors, values = random_state.snapshot()
+        tensors, values = rng_state()
         expected = self.draw()
-        random_state.restore(tensors, values)
-        with pytest.raises(IndexError), random_state.kept():
+        set_rng_state(tensors, values)
+        with pytest.raises(IndexError), preserve_rng_state():
             self.draw()[10]
         assert self.draw() == expected

@@ -10,7 +10,7 @@ import pytest
 
 from inpaint_bench.core.files import read_json
 from inpaint_bench.core.schema import Reason, Status
-from inpaint_bench.run.manifest import Manifest
+from inpaint_bench.run.manifest import ManifestFile
 
 from .small_disk import small_disk_on
 from .support import bench, compose
@@ -24,8 +24,8 @@ def run_dir(tmp_path: Path) -> Iterator[Path]:
         yield mount
 
 
-def begun(run_dir: Path) -> Manifest:
-    return Manifest.start(run_dir, bench(), compose(), [])
+def begun(run_dir: Path) -> ManifestFile:
+    return ManifestFile.start(run_dir, bench(), compose(), [])
 
 
 def test_is_on_disk_with_its_reason_and_the_room_for_it_is_given_back(run_dir: Path) -> None:

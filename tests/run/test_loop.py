@@ -23,24 +23,24 @@ class Event:
 
 
 def under_way(*done: bool) -> Any:
-    return deque(SimpleNamespace(number=n, landing=(torch.zeros(()), Event(d))) for n, d in enumerate(done))
+    return deque(SimpleNamespace(number=n, loss_copy=(torch.zeros(()), Event(d))) for n, d in enumerate(done))
 
 
 def test_steps_are_taken_in_order_and_only_those_whose_loss_has_landed() -> None:
     steps = under_way(True, True, False, True)
-    assert [step.number for step in loop._landed(steps)] == [0, 1]
+    assert [step.number for step in loop.take_completed(steps)] == [0, 1]
     assert [step.number for step in steps] == [2, 3]
 
 
 def test_nothing_is_waited_for_while_there_is_room_to_land(monkeypatch: Any) -> None:
-    monkeypatch.setattr(loop, "LANDING", 3)
+    monkeypatch.setattr(loop, "LOSS_SLOTS", 3)
     steps = under_way(False, False)
-    assert loop._landed(steps) == []
-    assert not steps[0].landing[1].done
+    assert loop.take_completed(steps) == []
+    assert not steps[0].loss_copy[1].done
 
 
 def test_a_place_is_not_given_again_before_its_loss_was_read(monkeypatch: Any) -> None:
-    monkeypatch.setattr(loop, "LANDING", 2)
+    monkeypatch.setattr(loop, "LOSS_SLOTS", 2)
     steps = under_way(False, False)
-    assert [step.number for step in loop._landed(steps)] == [0]
+    assert [step.number for step in loop.take_completed(steps)] == [0]
     assert [step.number for step in steps] == [1]

@@ -22,7 +22,7 @@ from analysis.metrics.run_row import summarise
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_json
 from inpaint_bench.core.schema import SAMPLES_FAST, SAMPLES_SLOW
-from inpaint_bench.core.signals import Ending, Terminated
+from inpaint_bench.core.signals import StopSignal, Terminated
 from inpaint_bench.run import worker
 from inpaint_bench.telemetry.storage.recover import recover
 
@@ -57,7 +57,8 @@ def cut(run_dir: Path, *overrides: str, at: int, by: int, phase: str = "update",
 
 def whole(run_dir: Path, *overrides: str) -> dict[str, Any]:
     """A run to its end, in this process."""
-    return worker.run(compose(*overrides), run_dir, [])
+    worker.run(compose(*overrides), run_dir, [])
+    return manifest(run_dir)
 
 
 def losses(*run_dirs: Path) -> dict[int, set[bytes]]:
@@ -134,7 +135,7 @@ class TestAfterASignal:
         assert cut(tmp_path, *training(), at=10, by=by, phase="backward") == 128 + by
         left = manifest(tmp_path)
         assert (left["status"], left["reason"]) == ("interrupted", "timeout" if by == signal.SIGUSR2 else "cancelled")
-        assert left["message"] == f"received {by.name}; it goes on from step-00000011"
+        assert left["message"] == f"received {by.name}; resumes from step-00000011"
         assert [(one["kind"], one["status"], one["reason"], one["steps"]) for one in windows(tmp_path)] == [
             ("warmup", "completed", None, 1),
             ("measure", "interrupted", by.name, 10),
@@ -232,7 +233,7 @@ class TestARerun:
         assert done["resumed"] == [
             {
                 "checkpoint": "../attempt-1/checkpoints/step-00000005",
-                "reason": "it is of another run: batch is 2 there and 3 here",
+                "reason": "another configuration: batch was 2, is 3",
             }
         ]
 
@@ -302,7 +303,7 @@ class TestAFullDisk:
         assert start(small_disk, *training(STEPS, "workload.checkpoint_every_s=0.01")).wait(60) != 0
         left = manifest(small_disk)
         assert (left["status"], left["reason"]) == ("failed", "app_error")
-        assert left["message"].startswith("CheckpointError: no checkpoint of step 24")
+        assert left["message"].startswith("CheckpointError: could not write the checkpoint of step 24")
         assert left["message"].endswith("No space left on device; the last good one is step-00000004")
         gone_on, *problems = left["resumed"]
         assert gone_on["step"] == 4
@@ -320,7 +321,7 @@ class TestAFullDisk:
         assert cut(small_disk, *training(), at=3, by=signal.SIGTERM) == 143
         left = manifest(small_disk)
         assert (left["status"], left["reason"]) == ("interrupted", "cancelled")
-        assert left["message"].startswith("received SIGTERM; no checkpoint of step 4 in ")
+        assert left["message"].startswith("received SIGTERM; could not write the checkpoint of step 4 in ")
         assert "No space left on device" in left["message"]
         assert saved(small_disk) == ["filler"]
 
@@ -329,7 +330,7 @@ class TestWindows:
     def test_what_the_loader_made_during_a_validation_is_not_measured(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(support.TinyTraining, "ahead", 3)
+        monkeypatch.setattr(support.TinyTraining, "prefetched_batches", 3)
         whole(tmp_path, *training(20, "workload.validate_every=10", "workload.warmup_steps=2"))
         found = [(one["kind"], one["steps"]) for one in windows(tmp_path, "warmup", "measure", "validation")]
         assert [one for one in found if one[0] != "validation"] == [
@@ -468,14 +469,14 @@ class TestABenchmark:
 
 class TestASignalThatIsHeld:
     def test_raises_where_the_block_ends(self) -> None:
-        ending, done = Ending(), []
-        with pytest.raises(Terminated, match="received SIGTERM"), ending.held():  # noqa: PT012
-            ending.ask(signal.SIGTERM)
-            done.append(ending.word())
-        assert done == ["SIGTERM"]
+        stop_signal, names = StopSignal(), []
+        with pytest.raises(Terminated, match="received SIGTERM"), stop_signal.deferred():  # noqa: PT012
+            stop_signal.receive(signal.SIGTERM)
+            names.append(stop_signal.name)
+        assert names == ["SIGTERM"]
 
     def test_does_not_hide_what_the_block_raised(self) -> None:
-        ending = Ending()
-        with pytest.raises(ZeroDivisionError), ending.held():  # noqa: PT012
-            ending.ask(signal.SIGTERM)
+        stop_signal = StopSignal()
+        with pytest.raises(ZeroDivisionError), stop_signal.deferred():  # noqa: PT012
+            stop_signal.receive(signal.SIGTERM)
             raise ZeroDivisionError

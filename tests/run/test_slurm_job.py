@@ -88,28 +88,28 @@ class TestWhatSlurmctldSays:
     )
     def test_is_the_reason(self, scontrol: Callable[..., Path], said: str, reason: Reason | None) -> None:
         scontrol(said)
-        assert slurm_job.ask() == slurm_job.Word(reason=reason)
+        assert slurm_job.query() == slurm_job.TerminationCause(reason=reason)
 
     def test_may_be_that_it_is_in_the_queue_again(
         self, scontrol: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         asked = scontrol(QUEUED)
-        assert slurm_job.ask() == slurm_job.Word(reason=Reason.PREEMPTED, requeued=True)
+        assert slurm_job.query() == slurm_job.TerminationCause(reason=Reason.PREEMPTED, requeued=True)
         assert slurm_job.requeue() is None
         assert not asked.exists(), "a second time would cost it a start"
         monkeypatch.setenv("SLURM_RESTART_COUNT", "1")  # that was this start
-        assert slurm_job.ask() == slurm_job.Word(reason=Reason.CANCELLED)
+        assert slurm_job.query() == slurm_job.TerminationCause(reason=Reason.CANCELLED)
 
     def test_is_not_asked_outside_of_slurm(
         self, scontrol: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         scontrol(TAKEN)
         monkeypatch.delenv("SLURM_JOB_ID")
-        assert slurm_job.ask() is None
+        assert slurm_job.query() is None
 
     def test_is_not_made_up_where_it_does_not_answer(self, scontrol: Callable[..., Path]) -> None:
         scontrol(TAKEN, silent=True)
-        assert slurm_job.ask() is None
+        assert slurm_job.query() is None
 
 
 class TestAPreemptedRun:
@@ -117,7 +117,7 @@ class TestAPreemptedRun:
         asked = scontrol(TAKEN)
         left = ended(tmp_path / "run", *REQUEUES)
         assert (left["status"], left["reason"]) == ("interrupted", "preempted")
-        assert left["message"] == "received SIGTERM; it goes on from step-00000004; it was requeued"
+        assert left["message"] == "received SIGTERM; resumes from step-00000004; requeued"
         assert left["slurm"]["requeued"] is True
         assert asked.read_text() == "requeue 5_2\n"
 
@@ -125,14 +125,14 @@ class TestAPreemptedRun:
         asked = scontrol(TAKEN)
         left = ended(tmp_path / "run")
         assert left["reason"] == "preempted"
-        assert left["message"].endswith("; `rerun` sends it again")
+        assert left["message"].endswith("; resubmit it with `rerun`")
         assert not asked.exists()
 
     def test_tells_that_slurm_refused(self, scontrol: Callable[..., Path], tmp_path: Path) -> None:
         scontrol(TAKEN, requeue=1)
         left = ended(tmp_path / "run", *REQUEUES)
         assert left["slurm"]["requeued"] is False
-        assert left["message"].endswith("it could not be requeued (requeue is disabled), `rerun` sends it again")
+        assert left["message"].endswith("it could not be requeued (requeue is disabled), resubmit it with `rerun`")
 
     @pytest.mark.parametrize(("signal_there", "reason"), [("SIGTERM", "preempted"), ("null", "cancelled")])
     def test_is_one_by_its_signal_where_nobody_can_be_asked_and_the_site_gives_a_grace(
@@ -165,7 +165,7 @@ class TestATimeLimit:
         asked = scontrol(said)
         left = ended(tmp_path / "run", *REQUEUES, by=by)
         assert (left["status"], left["reason"]) == ("interrupted", "timeout")
-        assert left["message"] == f"received {by.name}; it goes on from step-00000004; it was requeued"
+        assert left["message"] == f"received {by.name}; resumes from step-00000004; requeued"
         assert left["slurm"]["requeued"] is True
         assert asked.read_text() == "requeue 5_2\n"
 
@@ -186,7 +186,7 @@ class TestATimeLimit:
         for at in (3, 6, 9):
             left = ended(tmp_path / "run", *REQUEUES, "rerun.timeout.requeues=2", at=at)
         assert len(asked.read_text().splitlines()) == 2
-        assert left["message"] == "received SIGTERM; it goes on from step-00000010"
+        assert left["message"] == "received SIGTERM; resumes from step-00000010"
 
     @pytest.mark.parametrize("where", [(), ("site.requeue.request=true",), (*REQUEUES, "rerun.timeout.requeues=0")])
     def test_is_left_to_rerun_where_nobody_requeues(
@@ -194,7 +194,7 @@ class TestATimeLimit:
     ) -> None:
         asked = scontrol(TIME_UP)
         left = ended(tmp_path / "run", *where)
-        assert (left["reason"], left["message"]) == ("timeout", "received SIGTERM; it goes on from step-00000004")
+        assert (left["reason"], left["message"]) == ("timeout", "received SIGTERM; resumes from step-00000004")
         assert not asked.exists()
 
     def test_ends_a_benchmark(self, scontrol: Callable[..., Path], tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from inpaint_bench.core.attempt_state import SchedulerState
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_json as read_json_or_none
 from inpaint_bench.core.paths import ROOT
-from inpaint_bench.core.schema import MANIFEST_FIELDS, STEPS, Reason, Status
+from inpaint_bench.core.records import Manifest, read_record
+from inpaint_bench.core.schema import STEPS, Reason, Status
 from inpaint_bench.run import manifest, worker
 from inpaint_bench.run.manifest import new_run_id
 from inpaint_bench.workloads import finetune_inpaint
@@ -36,15 +37,14 @@ def read_json(path: Path) -> Any:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     run_dir = tmp_path_factory.mktemp("run")
-    return run_dir, worker.run(compose("recipe.num_workers=1"), run_dir, ["batch=2"])
+    worker.run(compose("recipe.num_workers=1"), run_dir, ["batch=2"])
+    return run_dir, read_json(run_dir / "manifest.json")
 
 
 class TestACompletedRun:
     def test_leaves_every_field_of_the_contract(self, finished: tuple[Path, dict[str, Any]]) -> None:
-        run_dir, returned = finished
-        manifest = read_json(run_dir / "manifest.json")
-        assert manifest == returned
-        assert list(manifest) == list(MANIFEST_FIELDS)
+        _, manifest = finished
+        assert list(manifest) == list(Manifest.__struct_fields__)
         assert (manifest["status"], manifest["reason"], manifest["message"]) == ("completed", None, None)
         assert (manifest["site"], manifest["gpu"], manifest["batch"]) == ("local", "cpu", 2)
         assert manifest["ended_unix_ns"] > manifest["started_unix_ns"]
@@ -152,7 +152,7 @@ class TestAFailure:
         assert len(steps_of(tmp_path)) == 3, "the steps before the failure are kept"
 
     def test_a_gpu_s_telemetry_without_a_gpu_is_a_clear_error(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match="this run uses none: take telemetry=none"):
+        with pytest.raises(UserError, match="this run uses none: set telemetry=none"):
             worker.run(compose("telemetry=nvml", "telemetry.source=nvml"), tmp_path, [])
 
     def test_cuda_asked_for_without_cuda_is_a_clear_error(self, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ class TestAFailure:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         properties = SimpleNamespace(name=name, uuid=uuid)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-        with pytest.raises(UserError, match=r"MIG slice \(NVIDIA H200.*\).*ask for a whole GPU"):
+        with pytest.raises(UserError, match=r"MIG slice \(NVIDIA H200.*\).*request a whole GPU"):
             worker.choose_device(bench("gpu=h200", "recipe=baseline", "telemetry=none"))
 
     def test_an_empty_cuda_visible_devices_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +254,8 @@ class TestAnInterruption:
     def test_a_second_start_in_the_directory_keeps_what_the_first_left(
         self, finished: tuple[Path, dict[str, Any]], tmp_path: Path
     ) -> None:
-        cut = {"window_id": "measure-0", "kind": "measure", "status": "running", "t_end_mono_ns": None}
+        cut: dict[str, Any] = {"window_id": "measure-0", "kind": "measure", "status": "running", "t_end_mono_ns": None}
+        cut |= {"t_start_mono_ns": 1, "t_start_unix_ns": 1}
         (tmp_path / "windows.json").write_text(json.dumps([cut]))
         (tmp_path / "manifest.json").write_text(json.dumps({"run_id": "first"}))
         worker.run(compose(), tmp_path, [])
@@ -273,15 +274,17 @@ def test_run_ids_sort_by_time_and_differ() -> None:
 def test_the_sidecars_account_reaches_the_manifest(tmp_path: Path) -> None:
     config = compose("gpu=a40", "demonstration=true", "telemetry=replay", "workload.min_measure_s=0.5")
     manifest = worker.run(config, tmp_path, [])
-    assert manifest["telemetry"]["source"].startswith("replay:")
-    assert manifest["telemetry"]["status"] == "complete"
-    assert manifest["devices"][0]["index_visible"] == 0
+    assert manifest == read_record(tmp_path / "manifest.json", Manifest)
+    assert manifest.telemetry is not None
+    assert (manifest.telemetry.source or "").startswith("replay:")
+    assert manifest.telemetry.status == "complete"
+    assert manifest.devices[0].index_visible == 0
 
 
 def test_progress_does_not_wait_for_a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = manifest.Manifest.start(tmp_path, bench("site=local"), compose(), [])
-    monkeypatch.setattr(manifest, "PROGRESS_S", 0.05)
-    monkeypatch.setattr(manifest, "replace_json", lambda *_: time.sleep(1))
+    record = manifest.ManifestFile.start(tmp_path, bench("site=local"), compose(), [])
+    monkeypatch.setattr(manifest, "WRITE_INTERVAL_S", 0.05)
+    monkeypatch.setattr(manifest, "replace_bytes", lambda *_: time.sleep(1))
     record.progress(1, None, None)
     time.sleep(0.3)  # its thread now writes
     began = time.monotonic()
@@ -292,5 +295,5 @@ def test_progress_does_not_wait_for_a_slow_disk(tmp_path: Path, monkeypatch: pyt
 
 def test_a_second_start_forgets_what_slurm_said_of_the_first(tmp_path: Path) -> None:
     (tmp_path / "scheduler.json").write_text('{"state": "PREEMPTED", "detail": ""}')
-    manifest.Manifest.start(tmp_path, bench("site=local"), compose(), [])
+    manifest.ManifestFile.start(tmp_path, bench("site=local"), compose(), [])
     assert SchedulerState.load(tmp_path) is None

@@ -34,7 +34,7 @@ from inpaint_bench.core import files
 from inpaint_bench.core.config import DataConfig, PrepareConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import PRODUCER
-from inpaint_bench.core.signals import undisturbed
+from inpaint_bench.core.signals import defer_signals
 from inpaint_bench.data import transform
 from inpaint_bench.data.source import Source
 from inpaint_bench.data.split import blocks, split
@@ -181,7 +181,7 @@ def _write_images(source: Source, quality: int, folder: Path, report: Report) ->
         initargs=(os.getpid(), source, quality, folder),
     )
     try:
-        with undisturbed():  # all processes, at the first task
+        with defer_signals():  # all processes, at the first task
             results = pool.map(_write_image, range(count), chunksize=CHUNK)
         for one in results:
             written.append(one)

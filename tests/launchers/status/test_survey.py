@@ -13,7 +13,7 @@ from inpaint_bench.cli import app
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import LEDGER, MANIFEST, MULTIRUN, SWEEP
 from inpaint_bench.core.site import ConnectConfig, SiteConfig
-from inpaint_bench.run import run_dir_owner
+from inpaint_bench.run.manifest import check_owner
 from launchers.points.compose import composer
 from launchers.slurm import query
 from launchers.slurm.job import HydraState, PointJob
@@ -188,7 +188,7 @@ class TestADirectoryThatIsAnothersRun:
             place = {"hydra.sweep.dir": str(tmp_path), "hydra.sweep.subdir": "0/attempt-1"}
             point.composed = point.composed.edited({**place, "identity.run_id": "r-second"})
             job = PointJob.of(point, HydraState.now(compose.context, launch.task), "x")
-            with pytest.raises(UserError, match=r"holds manifest\.json of run r-.*and this is run r-second"):
+            with pytest.raises(UserError, match=r"manifest\.json belongs to run r-.*, this is run r-second"):
                 job()
         assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
@@ -196,11 +196,11 @@ class TestADirectoryThatIsAnothersRun:
         run = tmp_path / "run"
         shutil.copytree(finished / "0" / "attempt-1", run)
         run_id = json.loads((run / MANIFEST).read_text())["run_id"]
-        run_dir_owner.check(run, run_id)
+        check_owner(run, run_id)
         (run / MANIFEST).unlink()
-        run_dir_owner.check(run, run_id)
-        with pytest.raises(UserError, match=rf"part-.*parquet of run {run_id}"):
-            run_dir_owner.check(run, "r-second")
+        check_owner(run, run_id)
+        with pytest.raises(UserError, match=rf"part-.*parquet belongs to run {run_id}"):
+            check_owner(run, "r-second")
 
 
 class TestALaunchThatEndedBeforeItWroteAnything:

@@ -1,0 +1,281 @@
+"""Typed records of the JSON files that cross processes, ssh and time: what is written, and what readers rely on.
+
+Decoding checks types and tolerates unknown fields, so that a newer version may add some. A value that is not known
+is null. Floats that are not finite are written as null: JSON has no such numbers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from .files import replace_bytes
+from .schema import Reason, Status, WindowKind, WindowStatus
+
+T = TypeVar("T")
+
+
+def read_record(path: Path, kind: type[T]) -> T | None:
+    """Return the record in a JSON file, None where there is no such file.
+
+    Raises ValueError naming the file, and the place in it where a value is missing or of another type.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def encode_record(record: Any) -> bytes:
+    """Return the record as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+
+
+def write_record(path: Path, record: Any) -> None:
+    """Write a record as indented JSON; the file is replaced atomically."""
+    replace_bytes(path, encode_record(record))
+
+
+# --- windows.json: a list of Window --------------------------------------------------------------
+
+
+class Window(msgspec.Struct, kw_only=True):
+    """A timed part of a run. The end is null while it is open, and for good where its process was killed."""
+
+    window_id: str
+    kind: WindowKind
+    status: WindowStatus
+    t_start_mono_ns: int
+    t_start_unix_ns: int
+    t_end_mono_ns: int | None = None
+    t_end_unix_ns: int | None = None
+    steps: int = 0
+    images: int = 0
+    reason: str | None = None  # of a window that was interrupted or failed: a signal or an exception
+
+    @property
+    def seconds(self) -> float | None:
+        """Duration, None while it is open."""
+        return None if self.t_end_mono_ns is None else (self.t_end_mono_ns - self.t_start_mono_ns) / 1e9
+
+
+# --- manifest.json -------------------------------------------------------------------------------
+
+
+class GpuFacts(msgspec.Struct, kw_only=True):
+    """The vendor's figures for the GPU model, from conf/gpu."""
+
+    architecture: str | None = None
+    memory_gb: float | None = None
+    memory_type: str | None = None
+    bandwidth_gb_s: float | None = None
+    bf16_dense_tflops: float | None = None
+    power_limit_w: float | None = None
+
+
+class Device(msgspec.Struct, kw_only=True):
+    """A GPU as NVML describes it when the run begins. `nulls` gives the reason for every value that is null."""
+
+    uuid: str
+    name: str | None = None
+    index_visible: int | None = None  # among the GPUs that the run may use
+    pci_bus_id: str | None = None
+    minor: int | None = None
+    power_limit_w: float | None = None  # enforced
+    memory_mib: float | None = None  # total, with what the driver reserves
+    max_sm_clock_mhz: int | None = None
+    persistence_mode: int | None = None
+    ecc_mode: int | None = None
+    mig_mode: int | None = None
+    vbios: str | None = None
+    energy_start_mj: int | None = None
+    nulls: dict[str, str] = {}
+
+
+class GitState(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The code that ran: a commit, or the content of a snapshot."""
+
+    commit: str | None = None
+    dirty: bool | None = None  # untracked files count
+    remote: str | None = None  # without credentials
+    content_sha256: str | None = None  # of a sweep's code snapshot
+
+
+class Environment(msgspec.Struct, kw_only=True):
+    """Versions, machine and code of a run."""
+
+    cores: int | None = None  # in the process's affinity mask
+    cpu: str | None = None
+    cuda: str | None = None  # that torch was built for
+    cudnn: int | None = None
+    diffusers: str | None = None
+    driver: str | None = None
+    git: GitState | None = None
+    hostname: str | None = None
+    hydra_core: str | None = None
+    kernel: str | None = None
+    numpy: str | None = None
+    nvidia_ml_py: str | None = None
+    pyarrow: str | None = None
+    python: str | None = None
+    torch: str | None = None
+    transformers: str | None = None
+
+
+class SlurmJob(msgspec.Struct, kw_only=True):
+    """The job as Slurm's environment variables describe it."""
+
+    array_job_id: str | None = None
+    array_task_id: int | None = None
+    cluster: str | None = None
+    job_id: str | None = None
+    node: str | None = None
+    partition: str | None = None
+    restart_count: int | None = None
+    requeued: bool | None = None  # this start ended in the queue again; false where Slurm refused that
+
+
+class SkippedImage(msgspec.Struct, kw_only=True):
+    """An image of the data set that is not used, and why."""
+
+    file: str
+    reason: str
+
+
+class DataFacts(msgspec.Struct, kw_only=True):
+    """The images of a run. `found` is `used`, the skipped ones and those beyond data.num_images together."""
+
+    kind: str | None = None
+    found: int | None = None
+    used: int | None = None
+    beyond_limit: int = 0
+    skipped: list[SkippedImage] = []
+    root: str | None = None
+    identity: str | None = None  # digest of images, positions, texts and masks
+    train: int | None = None
+    validation: int | None = None
+    loader: dict[str, dict[str, Any]] = {}  # setting: {requested, effective, ...}
+
+
+class Study(msgspec.Struct, kw_only=True):
+    """The comparison of recipes to which the point belongs."""
+
+    name: str | None = None
+    base: str | None = None
+    levers: list[str] = []
+
+
+class LeverReport(msgspec.Struct, kw_only=True):
+    """A requested lever and what was read back of it after the last step that counts."""
+
+    name: str
+    field: str  # of RecipeConfig
+    requested: Any
+    effective: Any = None
+    active: bool | None = None  # null: could not be determined
+    evidence: str = ""
+
+
+class Parity(msgspec.Struct, kw_only=True):
+    """Relative errors against the baseline, on fixed inputs and equal weights, before the first step."""
+
+    reference: str | None = None
+    prediction_rel: float | None = None
+    loss_rel: float | None = None
+    gradient_rel: float | None = None
+    update_rel: float | None = None
+    encoder_rel: float | None = None
+    far: bool | None = None  # an error exceeds the tolerance
+    not_finite: list[str] = []  # errors that are NaN or infinite, null above
+    unavailable: str | None = None  # why there is no reference
+
+
+class Quality(msgspec.Struct, kw_only=True):
+    """Validations of a training, and the judgement of its result."""
+
+    validation: list[dict[str, Any]] = []  # {step, loss, ...}
+    metrics: dict[str, dict[str, Any]] | None = None  # name: {value, n} or {unavailable}
+    pictures: str | None = None  # relative to the run directory, like `weights`
+    weights: str | None = None
+
+
+class ResumeEvent(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A checkpoint that training continued from (step), one that was refused (reason), or a problem in writing one."""
+
+    step: int | None = None
+    checkpoint: str | None = None  # relative to the run directory
+    reason: str | None = None
+    problem: str | None = None
+
+
+class MemoryPeaks(msgspec.Struct, kw_only=True):
+    """Peaks of PyTorch's allocator over the measured windows."""
+
+    allocated_peak_mib: float | None = None
+    reserved_peak_mib: float | None = None
+
+
+class TelemetryState(msgspec.Struct, kw_only=True):
+    """The sidecar as the worker knows it; its own report is telemetry.json."""
+
+    source: str | None = None  # none | nvml | replay:<capture>
+    hz: float | None = None  # of the fast samples
+    status: str | None = None  # running, then as the sidecar ended
+    problems: list[str] = []
+    message: str | None = None  # why it could not be stopped
+
+
+class Progress(msgspec.Struct, kw_only=True):
+    """How far the run is; rewritten every few seconds."""
+
+    step: int
+    steps_total: int | None = None  # null until it can be estimated
+    images_per_s: float | None = None
+    t_unix_ns: int | None = None
+
+
+class Manifest(msgspec.Struct, kw_only=True):
+    """What an attempt is, what it did and how it ended. Every field is written, null where unknown."""
+
+    schema_version: int
+    producer: str | None = None
+    run_id: str
+    sweep_id: str | None = None
+    point: int | None = None
+    attempt: int | None = None
+    status: Status
+    reason: Reason | None = None
+    message: str | None = None
+    workload: str | None = None
+    recipe: str | None = None
+    model: str | None = None
+    site: str | None = None
+    gpu: str | None = None
+    gpu_facts: GpuFacts | None = None
+    batch: int | str | None = None  # auto until the search has found one
+    gpus: int | None = None
+    demonstration: bool | None = None
+    config_hash: str | None = None
+    overrides: list[str] = []
+    started_unix_ns: int | None = None
+    ended_unix_ns: int | None = None
+    boot_id: str | None = None
+    devices: list[Device] = []
+    environment: Environment | None = None
+    slurm: SlurmJob | None = None  # null outside of Slurm
+    workload_facts: dict[str, Any] | None = None  # shapes, precision, FLOPs, ...: the workload's own
+    data: DataFacts | None = None
+    study: Study | None = None
+    levers: list[LeverReport] | None = None
+    parity: Parity | None = None
+    quality: Quality | None = None  # of a training
+    resumed: list[ResumeEvent] | None = None  # of a training
+    memory: MemoryPeaks | None = None  # null without CUDA
+    telemetry: TelemetryState | None = None
+    progress: Progress | None = None
