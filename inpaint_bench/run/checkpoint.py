@@ -101,7 +101,7 @@ def identity(bench: BenchConfig) -> dict[str, Any]:
     workload = bench.workload
     nested = {
         "model": asdict(bench.model),
-        "data": {name: value for name, value in asdict(bench.data).items() if name != "out"},
+        "data": asdict(bench.data),
         "recipe": {name: value for name, value in asdict(bench.recipe).items() if name not in NOT_IDENTITY},
         "workload": {"name": workload.name, "module": workload.module, "learning_rate": workload.learning_rate},
         "batch": bench.batch,
