@@ -1,256 +1,201 @@
-"""A site file held against what its Slurm says, fact by fact. Pure.
+"""Compare a site file with what its Slurm reports, key by key. Pure.
 
-Some keys state a fact of the cluster (a partition's name, its time limit): they must be equal. Others are a choice
-(CPUs and memory per GPU): they must fit. What Slurm did not say is not known, whatever the file says.
+Facts of the cluster (a partition's name, its time limit) must match exactly. Tunable values (CPUs and memory per GPU)
+must be feasible. Anything that Slurm does not report is unknown, whatever the file says.
 """
 
 from __future__ import annotations
 
-import difflib
-import math
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 
-from inpaint_bench.core.site import SiteConfig, SiteGpu
+from inpaint_bench.core.site import SiteConfig
 
-from .allowances import rules
-from .finding import Finding, differs, equal, judged, not_known, same
-from .slurm_facts import Cluster, Node, NotKnownError, Partition, gpu_weight, is_model
-
-LONGEST_MIN = 60 * 24 * 366  # the longest time limit that a site file can hold
+from .compare_gpus import GpuComparison, compare_charge_factors, compare_constraint
+from .findings import Comparison, Finding
+from .slurm_facts import Association, Cluster, NotReportedError, Partition, Qos, none_if_empty, parse_int, parse_minutes
 
 
 def compare(site: SiteConfig, cluster: Cluster) -> list[Finding]:
-    """In the order of a site file. Raises nothing: a fact that Slurm did not give is a finding too."""
-    gpus = [Gpu(site, model, cluster) for model in site.gpus]
-    factors = {finding.block: finding for finding in charge_factors(gpus)}
-    found: list[Finding] = []
+    """Return a finding per key, in the order of a site file. Never raises: a missing fact is a finding too."""
+    gpus = [GpuComparison(site, model, cluster) for model in site.gpus]
+    charge_factors = {finding.block: finding for finding in compare_charge_factors(gpus)}
+    findings: list[Finding] = []
     for gpu in gpus:
-        found += gpu.findings()
-        found += [factors[block]] if (block := f"gpus.{gpu.model}") in factors else []
+        findings += gpu.findings()
+        if (block := f"gpus.{gpu.model}") in charge_factors:
+            findings.append(charge_factors[block])
     if site.constraint:
-        found.append(judged("constraint", site.constraint, lambda: constraint(site, gpus)))
-    used = []
+        findings.append(Comparison("constraint", site.constraint).run(lambda c: compare_constraint(c, gpus)))
+    partitions = []
     for gpu in gpus:
         try:
-            used.append(gpu.partition)
-        except NotKnownError:
+            partitions.append(gpu.partition)
+        except NotReportedError:
             continue
-    return found + list(rules(site, cluster, used))
+    return findings + list(_Policies(site, cluster, partitions).findings())
 
 
-class Gpu:
-    """One GPU model of a site, and the partition and nodes that its file names for it.
+def cluster_summary(cluster: Cluster) -> list[tuple[str, str]]:
+    """Return facts of the cluster that no key of a site file states, with labels; empty if it does not answer."""
+    labels = {
+        "cluster": "ClusterName",
+        "Slurm": "SLURM_VERSION",
+        "default memory per CPU, MB": "DefMemPerCPU",
+        "default memory per node, MB": "DefMemPerNode",
+        "preemption": "PreemptType",
+        "preempted jobs": "PreemptMode",
+        "enforced by accounting": "AccountingStorageEnforce",
+    }
+    try:
+        config = cluster.config
+    except NotReportedError:
+        return []
+    return [(label, config[key]) for label, key in labels.items() if none_if_empty(config.get(key))]
 
-    Where the partition is not there, the rest is held against the one that it was most likely meant to be.
-    """
 
-    def __init__(self, site: SiteConfig, model: str, cluster: Cluster) -> None:
+class _Policies:
+    """What the site's Slurm permits the user and does with jobs: account, QOS, limits, requeueing, preemption."""
+
+    def __init__(self, site: SiteConfig, cluster: Cluster, partitions: Sequence[Partition]) -> None:
         self.site = site
-        self.model = model
-        self.entry: SiteGpu = site.gpus[model]
         self.cluster = cluster
+        self.partitions = partitions  # that the site file submits to
 
     def findings(self) -> Iterator[Finding]:
-        entry = self.entry
-        yield judged(self._at("partition"), entry.partition, self._partition)
-        if entry.request == "gres":
-            yield judged(self._at("gres"), entry.gres or self.model, self._gres)
-        elif entry.request == "gpus_per_node":
-            yield judged(self._at("request"), entry.request, self._by_number)
-        else:
-            return  # no GPU is asked for, so nothing is said about nodes with GPUs
-        yield judged(self._at("max_per_node"), entry.max_per_node, self._max_per_node)
-        yield judged(self._at("max_minutes"), entry.max_minutes, self._max_minutes)
-        yield judged(self._at("cpus_per_gpu"), entry.cpus_per_gpu, self._cpus)
-        yield judged(self._at("mem_gb_per_gpu"), entry.mem_gb_per_gpu, self._memory)
+        yield self._compare("account.value", self._account)
+        if self.site.account.pattern:
+            yield self._compare("account.pattern", self._account_pattern)
+        yield self._compare("qos", self._qos)
+        yield self._compare("wckey", self._wckey)
+        yield self._compare(
+            "limits.max_array_size", lambda c: c.exactly(parse_int(self.cluster.setting("MaxArraySize")))
+        )
+        yield self._compare("limits.max_submit_jobs", self._max_submit_jobs)
+        yield self._compare("requeue.request", self._requeue)
+        yield from self._preemption()
 
-    @cached_property
-    def partition(self) -> Partition:
-        found = self._named() or self._meant
-        if found is None:
-            raise NotKnownError(f"there is no partition {self.entry.partition} to look at")
-        return found
+    def _compare(self, key: str, compare: Callable[[Comparison], Finding]) -> Finding:
+        return Comparison(key, reduce(getattr, key.split("."), self.site)).run(compare)
 
-    @cached_property
-    def kind(self) -> str:
-        """The GRES type of this model in the partition; "" where its GPUs have no type."""
-        kinds = {kind for node in self.partition.nodes for kind in node.gpus}
-        asked = self.entry.gres or self.model
-        if asked in kinds:
-            return asked
-        alike = sorted(kind for kind in kinds if is_model(self.model, kind))
-        if alike:
-            return alike[0]
-        if kinds == {""}:
-            return ""
-        has = f"has {', '.join(sorted(kinds))}" if kinds else "has nodes without GPUs only"
-        raise NotKnownError(f"partition {self.partition.name} {has}: no {self.model}")
+    def _account(self, account: Comparison) -> Finding:
+        if not self.cluster.enforces("associations"):
+            return account.not_applicable("this Slurm accepts any account (AccountingStorageEnforce)")
+        names = self._accounts()
+        if account.configured in names:
+            return account.same(account.configured)
+        listed = ", ".join(names) or "none"
+        if account.configured is None and not self.site.account.required:
+            return account.same(listed, "Slurm uses the default account")
+        matching = [name for name in names if re.fullmatch(self.site.account.pattern or ".*", name)]
+        note = "an account must be given" if account.configured is None else "not one of your accounts"
+        return account.differs(listed, note, {account.key: matching[0]} if len(matching) == 1 else {})
 
-    @cached_property
-    def fullest(self) -> list[Node]:
-        """The nodes with the most of these GPUs."""
-        counts = {node.name: node.gpus.get(self.kind, 0) for node in self.partition.nodes}
-        most = max(counts.values(), default=0)
-        return [node for node in self.partition.nodes if counts[node.name] == most and most > 0]
+    def _account_pattern(self, pattern: Comparison) -> Finding:
+        if not self.cluster.enforces("associations"):
+            return pattern.not_applicable("this Slurm accepts any account (AccountingStorageEnforce)")
+        names = self._accounts()
+        if not names:
+            return pattern.unknown("you have no account on this cluster")
+        if any(re.fullmatch(pattern.configured, name) for name in names):
+            return pattern.same(", ".join(names))
+        return pattern.differs(", ".join(names), "none of your accounts matches")
 
-    @property
-    def per_node(self) -> int:
-        return self.fullest[0].gpus[self.kind]
+    def _qos(self, qos: Comparison) -> Finding:
+        if qos.configured is None:
+            defaults = sorted({a.default_qos for a in self._associations() if a.default_qos})
+            return qos.same(f"default {', '.join(defaults)}" if defaults else "no default")
+        if qos.configured not in self.cluster.qos:
+            return qos.differs(", ".join(sorted(self.cluster.qos)), "no such QOS")
+        closed = [partition.name for partition in self.partitions if not partition.allows("Qos", qos.configured)]
+        if closed:
+            return qos.differs(qos.configured, f"not allowed in {', '.join(closed)}")
+        if self.cluster.enforces("qos"):
+            allowed = sorted({name for association in self._associations() for name in association.qos})
+            if qos.configured not in allowed:
+                return qos.differs(", ".join(allowed) or "none", "not a QOS that you may use")
+        return qos.same(qos.configured)
 
-    def _at(self, key: str) -> str:
-        return f"gpus.{self.model}.{key}"
+    def _wckey(self, wckey: Comparison) -> Finding:
+        tracked = self.cluster.setting("TrackWCKey").lower() == "yes"
+        reported = f"TrackWCKey={'Yes' if tracked else 'No'}"
+        if wckey.configured is not None and not tracked:
+            return wckey.differs(reported, "jobs with a wckey may be refused", {"wckey": None})
+        if wckey.configured is None and tracked and self.cluster.enforces("wckeys"):
+            return wckey.differs(f"{reported}, enforced", "jobs without a wckey are refused")
+        return wckey.same(reported)
 
-    def _named(self) -> Partition | None:
-        name = self.entry.partition or self.cluster.default_partition
-        return self.cluster.partitions.get(name or "")
+    def _max_submit_jobs(self, limit: Comparison) -> Finding:
+        """Compare with the smallest limit of the user's association and QOS; every task of an array counts."""
+        limits: list[int] = []
+        if self.cluster.enforces("limits"):
+            associations = self._associations()
+            names = {self.site.qos} if self.site.qos else {association.default_qos for association in associations}
+            candidates = [association.max_submit for association in associations]
+            candidates += [qos.max_submit for name, qos in self.cluster.qos.items() if name in names]
+            limits = [candidate for candidate in candidates if candidate is not None]
+        if limits:
+            return limit.exactly(min(limits), "Slurm refuses further jobs")
+        return limit.same("no limit") if limit.configured is None else limit.not_applicable("Slurm enforces no limit")
 
-    @cached_property
-    def _meant(self) -> Partition | None:
-        """The partition that serves this model: not pre-empted, with the longest limit, of the likest name."""
+    def _requeue(self, request: Comparison) -> Finding:
+        """Compare with JobRequeue, the default for scripts that give neither --requeue nor --no-requeue; ours do."""
+        enabled = self.cluster.setting("JobRequeue") == "1"
+        if request.configured or not enabled:
+            return request.same(f"JobRequeue={int(enabled)}")
+        note = "the site requeues jobs by default, and our scripts would say --no-requeue"
+        return request.differs("JobRequeue=1", note, {request.key: True})
 
-        def rank(partition: Partition) -> tuple[bool, float, float]:
-            likeness = difflib.SequenceMatcher(None, partition.name, self.entry.partition or "").ratio()
-            return ("OFF" not in partition.preempt_modes, -partition.max_minutes, -likeness)
-
-        wanted = self.entry.gres
-        serving = [
-            partition
-            for partition in self.cluster.partitions.values()
-            if any(
-                is_model(self.model, kind) or (wanted and kind == wanted)
-                for node in partition.nodes
-                for kind in node.gpus
-            )
-        ]
-        return min(serving, key=rank, default=None)
-
-    def _partition(self) -> Finding:
-        place, here, named = self._at("partition"), self.entry.partition, self._named()
-        if named is None and here is None:
-            return differs(place, here, "no default partition", "a partition must be named")
-        if named is None:
-            meant = self._meant
-            if meant is None:
-                have = ", ".join(sorted(p.name for p in self.cluster.partitions.values() if any_gpus(p)))
-                return differs(place, here, "not there", f"with GPUs: {have or 'none'}")
-            return differs(place, here, meant.name, "not there; the rest is held against this one", {place: meant.name})
-        if not named.up:
-            return differs(place, here, f"{named.name}, {named.state}", "jobs wait until it is UP again")
-        if self.site.account.value and not named.allows("Accounts", self.site.account.value):
-            return differs(place, here, named.name, f"is closed to account {self.site.account.value}")
-        return same(place, here, named.name)
-
-    def _gres(self) -> Finding:
-        place, here = self._at("gres"), self.entry.gres or self.model
-        kinds = sorted({kind for node in self.partition.nodes for kind in node.gpus})
+    def _preemption(self) -> Iterator[Finding]:
+        """Compare `preempt` if a partition in use is subject to preemption; else only the values set are listed."""
+        keys = ("preempt.signal", "preempt.grace_s", "preempt.min_run_s")
+        configured = [key for key in keys if reduce(getattr, key.split("."), self.site)]
         try:
-            kind = self.kind
-        except NotKnownError as error:
-            return differs(place, here, ", ".join(kinds) or "no GPUs", str(error))
-        if kind == here:
-            return same(place, here, kind)
-        if not kind:
-            note = "its GPUs have no type, so a request that names one is refused"
-            return differs(place, here, "GPUs without a type", note, {self._at("request"): "gpus_per_node"})
-        return differs(place, here, kind, f"--gres=gpu:{here}:1 would be refused", {place: kind})
+            preempt_type = self.cluster.setting("PreemptType")
+            by_qos = "qos" in preempt_type
+            disabled = preempt_type in ("preempt/none", "(null)")
+            exposed = [p for p in self.partitions if not disabled and (by_qos or p.preempt_modes != {"OFF"})]
+        except NotReportedError as error:
+            reason = str(error)
+            yield from (self._compare(key, lambda c: c.unknown(reason)) for key in configured)
+            return
+        if not exposed:
+            reason = "no partition of this file is subject to preemption"
+            yield from (self._compare(key, lambda c: c.not_applicable(reason)) for key in configured)
+            return
 
-    def _by_number(self) -> Finding:
-        """Asked for by number alone, the partition must hold no other GPU."""
-        place, here = self._at("request"), self.entry.request
-        kinds = sorted({kind for node in self.partition.nodes for kind in node.gpus})
-        try:
-            kind = self.kind
-        except NotKnownError as error:
-            return differs(place, here, ", ".join(kinds) or "no GPUs", str(error))
-        if not kind:
-            return not_known(place, here, "whether they are of this model is not said", "GPUs without a type")
-        if kinds == [kind]:
-            return same(place, here, f"only {kind}")
-        fix: dict[str, object] = {place: "gres"}
-        if kind != self.model:
-            fix[self._at("gres")] = kind
-        return differs(place, here, ", ".join(kinds), "by number alone, which GPU one gets is chance", fix)
+        def compare_signal(signal: Comparison) -> Finding:
+            """Slurm sends SIGCONT and SIGTERM, unless the site sends the job's own signal."""
+            parameters = self.cluster.setting("SlurmctldParameters") + self.cluster.config.get("PreemptParameters", "")
+            if "send_user_signal" in parameters:
+                return signal.unknown("the site sends the signal of the job's --signal", "send_user_signal")
+            return signal.exactly("SIGTERM")
 
-    def _max_per_node(self) -> Finding:
-        return equal(self._at("max_per_node"), self.entry.max_per_node, self.per_node)
+        def compare_grace(grace: Comparison) -> Finding:
+            reported = [qos.grace_s for qos in self._job_qos()] if by_qos else [p.grace_s for p in exposed]
+            return grace.exactly(min(reported), "between SIGTERM and SIGKILL")
 
-    def _max_minutes(self) -> Finding:
-        place, here, partition = self._at("max_minutes"), self.entry.max_minutes, self.partition
-        longest, whose = partition.max_minutes, partition.name
-        for name in filter(None, (partition.qos, self.site.qos)):
-            qos = self.cluster.qos.get(name) if here <= longest else None  # longer than the partition is wrong already
-            if qos is not None and qos.max_minutes < longest:
-                longest, whose = qos.max_minutes, f"QOS {name}"
-        if math.isinf(longest):
-            return same(place, here, "no limit")
-        right = min(int(longest), LONGEST_MIN)
-        if here == right:
-            return same(place, here, right)
-        note = f"jobs as long as that would never start in {whose}" if here > right else f"{whose} allows more"
-        return differs(place, here, right, note, {place: right})
+        def compare_min_run(min_run: Comparison) -> Finding:
+            general = parse_minutes(self.cluster.setting("PreemptExemptTime")) or 0
+            of_qos = [qos.exempt_s for qos in self._job_qos() if qos.exempt_s is not None] if by_qos else []
+            return min_run.exactly(min(of_qos, default=round(60 * general)), "before a job may be preempted")
 
-    def _cpus(self) -> Finding:
-        cpus = min(*(node.cpus for node in self.fullest), self.partition.most("MaxCPUsPerNode"))
-        return self._fits("cpus_per_gpu", self.entry.cpus_per_gpu, cpus, f"{cpus:g} CPUs")
+        for key, compare_key in zip(keys, (compare_signal, compare_grace, compare_min_run), strict=True):
+            yield self._compare(key, compare_key)
 
-    def _memory(self) -> Finding:
-        """In Slurm's G, 2^30 bytes. Beyond MaxMemPerCPU Slurm would give, and charge, more CPUs than were asked."""
-        of_node = min(*(node.memory_mb for node in self.fullest), self.partition.most("MaxMemPerNode"))
-        of_cpus = self.partition.most("MaxMemPerCPU") * self.entry.cpus_per_gpu * self.per_node
-        memory_gb = min(of_node, of_cpus) / 1024
-        return self._fits("mem_gb_per_gpu", self.entry.mem_gb_per_gpu, memory_gb, f"{memory_gb:.4g} G")
+    def _accounts(self) -> list[str]:
+        return sorted({association.account for association in self.cluster.associations})
 
-    def _fits(self, key: str, here: int, of_node: float, shown: str) -> Finding:
-        place, right = self._at(key), int(of_node // self.per_node)
-        there = f"{shown} for {self.per_node} GPUs: at most {right}"
-        if here <= right:
-            return same(place, here, there)
-        return differs(place, here, there, "more than a node has, where all its GPUs are asked for", {place: right})
+    def _associations(self) -> list[Association]:
+        """Return those of the configured account; all of the user's if none is configured."""
+        associations = self.cluster.associations
+        return [a for a in associations if self.site.account.value in (None, a.account)] or associations
 
-
-def charge_factors(gpus: Sequence[Gpu]) -> Iterator[Finding]:
-    """TRESBillingWeights give factors only in proportion: the partition of factor 1 says what 1 is."""
-    unit: float | None = None
-    for gpu in gpus:
-        if gpu.entry.charge_factor == 1:
-            unit = unit or _weight(gpu)
-    for gpu in gpus:
-        here = gpu.entry.charge_factor
-        if here is None:
-            continue
-        place, weight = f"gpus.{gpu.model}.charge_factor", _weight(gpu)
-        if weight is None:
-            yield not_known(place, here, "its partition names no TRESBillingWeights for GPUs")
-        elif unit is None:
-            why = "a weight alone is no factor: no partition of factor 1 has one"
-            yield not_known(place, here, why, f"a GPU weighs {weight:g}")
-        else:
-            right = weight / unit
-            there = f"a GPU weighs {weight:g}, {unit:g} at factor 1: {right:g}"
-            close = math.isclose(here, right, rel_tol=1e-3)
-            yield same(place, here, there) if close else differs(place, here, there, "", {place: round(right, 4)})
-
-
-def _weight(gpu: Gpu) -> float | None:
-    try:
-        return gpu_weight(gpu.partition.values.get("TRESBillingWeights"), gpu.kind)
-    except NotKnownError:
-        return None
-
-
-def constraint(site: SiteConfig, gpus: Sequence[Gpu]) -> Finding:
-    """Every feature must be on a node of every partition; expressions of several are left to Slurm."""
-    lacking = []
-    for gpu in gpus:
-        have = {feature for node in gpu.partition.nodes for feature in node.features}
-        lacking += [
-            f"{one} in {gpu.partition.name}" for one in site.constraint if one.isidentifier() and one not in have
-        ]
-    if lacking:
-        return differs("constraint", site.constraint, f"not there: {', '.join(lacking)}", "jobs would be refused")
-    return same("constraint", site.constraint, "features of its nodes")
-
-
-def any_gpus(partition: Partition) -> bool:
-    return any(node.gpus for node in partition.nodes)
+    def _job_qos(self) -> list[Qos]:
+        """Return the QOS that a job may run in. Raises NotReportedError if none of them is listed."""
+        names = [self.site.qos] if self.site.qos else [a.default_qos or "normal" for a in self._associations()]
+        listed = [self.cluster.qos[name] for name in names if name in self.cluster.qos]
+        if not listed:
+            raise NotReportedError(f"`sacctmgr show qos` lists none of {', '.join(names) or 'yours'}")
+        return listed

@@ -1,4 +1,4 @@
-"""The job of `doctor site --probe`: one GPU for a minute, with the script template of every other job."""
+"""The job of `doctor site --probe`: one GPU for a minute, with the template and sbatch call of every other job."""
 
 from __future__ import annotations
 
@@ -21,96 +21,104 @@ from launchers.submit import dry_run
 from launchers.sweep import private_dirs, snapshot
 from launchers.sweep.launch_context import Surroundings
 
-TIME_MIN = 5  # it takes about one; a cold file system may need longer for PyTorch alone
-NAME = "probe"
-RESULT = "probe.json"  # what the job found
-ASKED = "asked.json"  # which job was sent where
-LOOK_S = 2.0  # a file is looked for; Slurm is asked once in the site's limits.poll_s
-LATE_S = 20.0  # a shared file system may show a file some seconds after the job that wrote it has ended
+TIME_LIMIT_MIN = 5  # it takes about one; importing PyTorch from a cold file system may take longer
+JOB_FOLDER = "probe"
+RESULT = "probe.json"  # written by the job
+SUBMITTED = "submitted.json"  # which job was submitted where
+CHECK_RESULT_S = 2.0  # only the file is looked for so often; Slurm is queried once per limits.poll_s
+# A shared file system may show a file some seconds after the job that wrote it has ended.
+FILE_DELAY_S = 20.0
 LOG_LINES = 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
+    """A submitted probe job."""
+
     folder: Path
     site: str
     job_id: str
 
     @property
-    def found(self) -> dict[str, Any] | None:
-        """What the job wrote; None before it did. Raises UserError where that is damaged."""
+    def result(self) -> dict[str, Any] | None:
+        """Return what the job wrote; None before that. Raises UserError if the file is damaged."""
         try:
-            found = read_json(self.folder / RESULT)
+            result = read_json(self.folder / RESULT)
         except ValueError as error:
             raise UserError(str(error)) from None
-        return found if isinstance(found, dict) else None
+        return result if isinstance(result, dict) else None
 
     @property
-    def log(self) -> str:
-        """The last lines that the job printed."""
-        logs = sorted((self.folder / JOBS / NAME).glob("*_log.*"))
+    def log_tail(self) -> str:
+        """Return the last lines that the job printed."""
+        logs = sorted((self.folder / JOBS / JOB_FOLDER).glob("*_log.*"))
         lines = [line for log in logs for line in log.read_text(errors="replace").splitlines() if line.strip()]
         return "\n".join(lines[-LOG_LINES:])
 
 
 def submit(compose: Composer, site: SiteConfig, overrides: Sequence[str]) -> Probe:
-    """One job at a site, in a new folder below `out`. Raises UserError where it cannot be or sbatch refuses it.
+    """Submit a probe job, with its files in a new folder below `out`.
 
-    On the first GPU of the site file, unless an override names another.
+    Requests the first GPU of the site file unless an override names another. Raises UserError if the job cannot be
+    submitted from here or sbatch refuses it.
     """
-    asked = [f"time_min={TIME_MIN}", *overrides, f"site={site.name}"]
-    if not any(one.startswith("gpu=") for one in overrides):
-        asked.insert(0, f"gpu={next(iter(site.gpus))}")
-    point = compose(0, asked)
+    requested = [f"time_min={TIME_LIMIT_MIN}", *overrides, f"site={site.name}"]
+    if not any(override.startswith("gpu=") for override in overrides):
+        requested.insert(0, f"gpu={next(iter(site.gpus))}")
+    point = compose(0, requested)
     if not point.reachable or point.site.connect.method != "slurm":
-        raise UserError(f"{site.name}: a probe is submitted on its own login node ({point.why})")
+        raise UserError(f"{site.name}: a probe can only be submitted on its own login node ({point.why})")
     root = Path(point.bench.out, "doctor").absolute()
     folder = root / f"{time.strftime('%Y-%m-%d-%H-%M-%S')}-{site.name}"
     dry_run.check([point], folder, Surroundings())
     dry_run.check_accounts([point])
     (group,) = group_points([point])
-    jobs = private_dirs.make(folder / JOBS / NAME)
     storage = point.site.storage
-    looks = {"storage.scratch": storage.scratch, "storage.node_tmp": storage.node_tmp}
-    job_id = slurm.submit(
+    array_id = slurm.submit(
         group,
-        [NodeProbe(out=folder / RESULT, folders=looks)],
-        folder=jobs,
+        [
+            NodeProbe(
+                out=folder / RESULT,
+                folders={"storage.scratch": storage.scratch, "storage.node_tmp": storage.node_tmp},
+            )
+        ],
+        folder=private_dirs.make(folder / JOBS / JOB_FOLDER),
         code=snapshot.take(root / CODE),
         job_name=_job_name(folder),
     )
-    replace_json(folder / ASKED, {"site": site.name, "job_id": f"{job_id}_0"})
-    return Probe(folder=folder, site=site.name, job_id=f"{job_id}_0")
+    job_id = f"{array_id}_0"
+    replace_json(folder / SUBMITTED, {"site": site.name, "job_id": job_id})
+    return Probe(folder=folder, site=site.name, job_id=job_id)
 
 
 def _job_name(folder: Path) -> str:
     return f"inpaint-doctor-{folder.name}"
 
 
-def opened(folder: Path) -> Probe:
-    """A probe that was sent before. Raises UserError where the folder is none."""
+def load(folder: Path) -> Probe:
+    """Return the probe that was submitted from `folder`. Raises UserError if there is none."""
     try:
-        asked: Any = read_json(folder / ASKED)
-        return Probe(folder=folder, site=str(asked["site"]), job_id=str(asked["job_id"]))
+        submitted: Any = read_json(folder / SUBMITTED)
+        return Probe(folder=folder, site=str(submitted["site"]), job_id=str(submitted["job_id"]))
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{folder}: not the folder of a probe; `doctor site --probe` prints its name") from None
 
 
-def wait(probe: Probe, site: SiteConfig, until: float) -> tuple[bool, str]:
-    """Whether the job is over, and how it stands. `until`: time.monotonic()."""
-    asked = time.monotonic()
-    state, ended = "waits to be started", None
-    while probe.found is None:
+def wait(probe: Probe, site: SiteConfig, deadline: float) -> tuple[bool, str]:
+    """Wait for the result; return whether the job has ended, and its state. `deadline` is of time.monotonic()."""
+    queried = time.monotonic()
+    state, ended = "pending", None
+    while probe.result is None:
         now = time.monotonic()
-        if ended is not None and now > ended + LATE_S:
-            return True, f"ended as {state} without a word"
-        if now > until:
+        if ended is not None and now > ended + FILE_DELAY_S:
+            return True, f"ended ({state}) without a result"
+        if now > deadline:
             return ended is not None, state
-        if ended is None and now > asked + site.limits.poll_s:
-            asked = now
-            word = query.ask(site, {probe.job_id: _job_name(probe.folder)}).words.get(probe.job_id)
-            if word is not None and word.state is not None:
-                state = f"{word.state} {word.detail}".strip()
-                ended = now if word.ended else None
-        time.sleep(LOOK_S)
-    return True, "has written what it found"
+        if ended is None and now > queried + site.limits.poll_s:
+            queried = now
+            scheduler = query.ask(site, {probe.job_id: _job_name(probe.folder)}).words.get(probe.job_id)
+            if scheduler is not None and scheduler.state is not None:
+                state = f"{scheduler.state} {scheduler.detail}".strip()
+                ended = now if scheduler.ended else None
+        time.sleep(CHECK_RESULT_S)
+    return True, "has written its result"

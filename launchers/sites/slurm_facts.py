@@ -1,38 +1,46 @@
-"""What a cluster's Slurm says of itself, read from the text of its commands. Pure: nothing is asked here.
+"""Query a cluster's live Slurm for its configuration and parse the answers. Only reads.
 
-Read on Slurm 22.05; newer versions add keys, which are passed over, and write a partition on one line or on many.
+Checked with Slurm 22.05. Newer versions print additional keys, which are ignored, and a partition on several lines.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-ASSOCIATION_FIELDS = ("Account", "Partition", "QOS", "DefaultQOS", "MaxSubmitJobs")
-QOS_FIELDS = ("Name", "GraceTime", "PreemptExemptTime", "PreemptMode", "MaxWall", "MaxSubmitJobsPerUser")
+from inpaint_bench.core.site import SiteConfig
+from launchers.remote.ssh import Connection, UnreachableError, printable, shell
+from launchers.slurm.environment import for_slurm
+
+TIMEOUT_S = 30  # of each command
+ASSOCIATION_FIELDS = ("Account", "QOS", "DefaultQOS", "MaxSubmitJobs")
+QOS_FIELDS = ("Name", "GraceTime", "PreemptExemptTime", "MaxWall", "MaxSubmitJobsPerUser")
 NODE_FORMAT = "%P|%N|%c|%m|%G|%f"
 
-_NOTHING = frozenset({"", "(null)", "none", "n/a", "-1"})
+_EMPTY = frozenset({"", "(null)", "none", "n/a", "-1"})  # the ways in which Slurm prints that there is no value
 _UNLIMITED = frozenset({"unlimited", "infinite"})
 
 
-class NotKnownError(Exception):
-    """Slurm did not say: the reason. Never taken for a no."""
+class NotReportedError(Exception):
+    """Slurm did not report a value; the message says why. Never evidence that there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What one command printed, or why there is nothing."""
+class Output:
+    """Output of one command, or the reason why there is none."""
 
     text: str | None = None
-    why: str = ""
+    error: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
+    """A node in one partition."""
+
     name: str
     partition: str
     cpus: int
@@ -43,58 +51,63 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
+    """A partition with its nodes; `values` as `scontrol show partition` prints them."""
+
     name: str
     values: Mapping[str, str]
     nodes: tuple[Node, ...]
 
-    @property
-    def up(self) -> bool:
-        return self.state == "UP"
-
-    @property
-    def state(self) -> str:
-        return self.said("State")
-
-    @property
-    def max_minutes(self) -> float:
-        """math.inf: no limit."""
-        return duration_min(self.said("MaxTime")) or 0.0
-
-    @property
-    def qos(self) -> str | None:
-        """The QOS whose limits hold for every job in it."""
-        return word(self.values.get("QoS"))
-
-    @property
-    def preempt_modes(self) -> set[str]:
-        return set(self.said("PreemptMode").upper().split(","))
-
-    def allows(self, what: str, name: str) -> bool:
-        """Whether AllowAccounts or AllowQos (`what`: Accounts, Qos) lets `name` in; a Deny list counts where given."""
-        denied = self.values.get(f"Deny{what}")
-        if denied is not None:
-            return name not in denied.split(",")
-        allowed = self.values.get(f"Allow{what}", "ALL")
-        return allowed == "ALL" or name in allowed.split(",")
-
-    def most(self, key: str) -> float:
-        """A limit such as MaxMemPerNode; math.inf where there is none."""
-        value = self.values.get(key, "UNLIMITED")
-        return math.inf if value.lower() in _UNLIMITED else number(value)
-
-    def said(self, key: str) -> str:
+    def value(self, key: str) -> str:
+        """Return a value as text. Raises NotReportedError."""
         try:
             return self.values[key]
         except KeyError:
-            raise NotKnownError(f"`scontrol show partition` gives {self.name} no {key}") from None
+            raise NotReportedError(f"`scontrol show partition` has no {key} for {self.name}") from None
+
+    @property
+    def max_minutes(self) -> float:
+        """Return MaxTime; math.inf if unlimited."""
+        return parse_minutes(self.value("MaxTime")) or 0.0
+
+    @property
+    def grace_s(self) -> int:
+        """Return GraceTime, which scontrol prints in seconds."""
+        return parse_int(self.value("GraceTime"))
+
+    @property
+    def qos(self) -> str | None:
+        """Return the partition QOS, whose limits apply to every job in the partition."""
+        return none_if_empty(self.values.get("QoS"))
+
+    @property
+    def preempt_modes(self) -> set[str]:
+        """Return the preemption modes, such as {"REQUEUE", "GANG"}."""
+        return set(self.value("PreemptMode").upper().split(","))
+
+    @property
+    def gpu_types(self) -> list[str]:
+        """Return the GRES types of its GPUs, sorted; "" stands for GPUs without a type."""
+        return sorted({gpu_type for node in self.nodes for gpu_type in node.gpus})
+
+    def allows(self, kind: str, name: str) -> bool:
+        """Return whether Deny<kind> and Allow<kind> admit `name`; `kind` is Accounts or Qos."""
+        denied = self.values.get(f"Deny{kind}")
+        if denied is not None:
+            return name not in denied.split(",")
+        allowed = self.values.get(f"Allow{kind}", "ALL")
+        return allowed == "ALL" or name in allowed.split(",")
+
+    def limit(self, key: str) -> float:
+        """Return a limit such as MaxMemPerNode; math.inf if there is none."""
+        value = self.values.get(key, "UNLIMITED")
+        return math.inf if value.lower() in _UNLIMITED else parse_int(value)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Association:
-    """One right of the user to submit."""
+    """An account that the user may charge, with its limits."""
 
     account: str
-    partition: str
     qos: tuple[str, ...]
     default_qos: str | None
     max_submit: int | None
@@ -102,158 +115,256 @@ class Association:
 
 @dataclass(frozen=True, kw_only=True)
 class Qos:
+    """A quality of service."""
+
     name: str
     grace_s: int
-    exempt_s: int | None
-    preempt_mode: str
+    exempt_s: int | None  # PreemptExemptTime
     max_minutes: float
     max_submit: int | None
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Every property raises NotKnownError with the reason where the command behind it gave nothing."""
+    """A cluster's configuration. Every property raises NotReportedError if its command failed."""
 
-    answers: Mapping[str, Answer] = field(default_factory=dict)  # partitions, config, nodes, associations, qos
+    outputs: Mapping[str, Output] = field(default_factory=dict)  # config, partitions, nodes, associations, qos
 
     @cached_property
     def config(self) -> dict[str, str]:
-        found: dict[str, str] = {}
+        """Return `scontrol show config` by key."""
+        values: dict[str, str] = {}
         for line in self._text("config").splitlines():
-            key, mark, value = line.partition("=")
-            if mark and " " not in key.strip():
-                found.setdefault(key.strip(), value.strip())  # later sections (cgroup) have keys of their own
-        return found
+            key, separator, value = line.partition("=")
+            if separator and " " not in key.strip():
+                values.setdefault(key.strip(), value.strip())  # later sections (cgroup) repeat keys
+        return values
 
     def setting(self, key: str) -> str:
+        """Return one value of `scontrol show config`. Raises NotReportedError."""
         try:
             return self.config[key]
         except KeyError:
-            raise NotKnownError(f"`scontrol show config` has no {key}") from None
+            raise NotReportedError(f"`scontrol show config` has no {key}") from None
+
+    def enforces(self, what: str) -> bool:
+        """Return whether AccountingStorageEnforce lists associations, limits, qos or wckeys."""
+        enforced = self.setting("AccountingStorageEnforce").lower().split(",")
+        return "all" in enforced or what in enforced
 
     @cached_property
     def partitions(self) -> dict[str, Partition]:
+        """Return the partitions by name."""
         nodes: dict[str, list[Node]] = {}
         for node in self.nodes:
             nodes.setdefault(node.partition, []).append(node)
-        found = {}
+        partitions = {}
         for block in re.split(r"(?=\bPartitionName=)", self._text("partitions")):
             values = dict(pair.split("=", 1) for pair in block.split() if "=" in pair)
             if name := values.get("PartitionName"):
-                found[name] = Partition(name=name, values=values, nodes=tuple(nodes.get(name, ())))
-        return found
+                partitions[name] = Partition(name=name, values=values, nodes=tuple(nodes.get(name, ())))
+        return partitions
 
     @property
     def default_partition(self) -> str | None:
+        """Return the name of the default partition."""
         return next((p.name for p in self.partitions.values() if p.values.get("Default") == "YES"), None)
 
     @cached_property
     def nodes(self) -> list[Node]:
-        """A node once per partition that it is in."""
-        found = []
-        for partition, name, cpus, memory_mb, gres, features in self._rows("nodes", NODE_FORMAT.count("|") + 1):
-            found.append(
-                Node(
-                    name=name,
-                    partition=partition.removesuffix("*"),  # the default partition
-                    cpus=number(cpus.removesuffix("+")),
-                    memory_mb=number(memory_mb.removesuffix("+")),
-                    gpus=gpus(gres),
-                    features=frozenset() if word(features) is None else frozenset(features.split(",")),
-                )
+        """Return every node, once per partition that it is in."""
+        return [
+            Node(
+                name=name,
+                partition=partition.removesuffix("*"),  # marks the default partition
+                cpus=parse_int(cpus.removesuffix("+")),
+                memory_mb=parse_int(memory_mb.removesuffix("+")),
+                gpus=parse_gres(gres),
+                features=frozenset(features.split(",") if none_if_empty(features) else ()),
             )
-        return found
+            for partition, name, cpus, memory_mb, gres, features in self._rows("nodes", NODE_FORMAT.count("|") + 1)
+        ]
 
     @cached_property
     def associations(self) -> list[Association]:
+        """Return the user's associations on this cluster."""
         return [
             Association(
                 account=account,
-                partition=partition,
                 qos=tuple(filter(None, qos.split(","))),
-                default_qos=word(default_qos),
-                max_submit=number(max_submit) if word(max_submit) else None,
+                default_qos=none_if_empty(default_qos),
+                max_submit=parse_int(max_submit) if none_if_empty(max_submit) else None,
             )
-            for account, partition, qos, default_qos, max_submit in self._rows("associations", len(ASSOCIATION_FIELDS))
+            for account, qos, default_qos, max_submit in self._rows("associations", len(ASSOCIATION_FIELDS))
         ]
 
     @cached_property
     def qos(self) -> dict[str, Qos]:
+        """Return every QOS by name."""
         return {
             name: Qos(
                 name=name,
-                grace_s=round(60 * (duration_min(grace) or 0)),
-                exempt_s=None if (minutes := duration_min(exempt)) is None else round(60 * minutes),
-                preempt_mode=mode,
-                max_minutes=math.inf if (longest := duration_min(wall)) is None else longest,
-                max_submit=number(submit) if word(submit) else None,
+                grace_s=round(60 * (parse_minutes(grace) or 0)),
+                exempt_s=None if (minutes := parse_minutes(exempt)) is None else round(60 * minutes),
+                max_minutes=math.inf if (wall := parse_minutes(max_wall)) is None else wall,
+                max_submit=parse_int(max_submit) if none_if_empty(max_submit) else None,
             )
-            for name, grace, exempt, mode, wall, submit in self._rows("qos", len(QOS_FIELDS))
+            for name, grace, exempt, max_wall, max_submit in self._rows("qos", len(QOS_FIELDS))
         }
 
     def _text(self, topic: str) -> str:
-        answer = self.answers.get(topic, Answer(why="was not asked"))
-        if answer.text is None:
-            raise NotKnownError(answer.why)
-        return answer.text
+        output = self.outputs.get(topic, Output(error="not queried"))
+        if output.text is None:
+            raise NotReportedError(output.error)
+        return output.text
 
     def _rows(self, topic: str, columns: int) -> list[list[str]]:
         rows = [line.split("|") for line in self._text(topic).splitlines()]
         return [row for row in rows if len(row) == columns]
 
 
-def word(text: str | None) -> str | None:
-    """A value, or None for the ways in which Slurm writes that there is none."""
-    return None if text is None or text.strip().lower() in _NOTHING else text.strip()
+# --- query ---------------------------------------------------------------------------------------
+
+RunCommand = Callable[[Sequence[str]], Output]
 
 
-def number(text: str) -> int:
-    """Raises NotKnownError for what is none."""
+def query_cluster(site: SiteConfig) -> Cluster:
+    """Query the site's Slurm, here or over ssh. If its controller does not answer, only one command is tried."""
+    run = _run_over_ssh(site) if site.connect.method == "ssh" else _run_here(site)
+    config = run(["scontrol", "show", "config"])
+    if config.text is None:
+        return Cluster(dict.fromkeys(("config", "partitions", "nodes", "associations", "qos"), config))
+    outputs = {
+        "config": config,
+        "partitions": run(["scontrol", "-a", "-o", "show", "partition"]),
+        "nodes": run(["sinfo", "-a", "-h", "-N", "-o", NODE_FORMAT]),
+    }
+    return Cluster(outputs | _query_accounting(run, Cluster(outputs)))
+
+
+def _query_accounting(run: RunCommand, cluster: Cluster) -> dict[str, Output]:
+    """Query slurmdbd about the user, on this cluster only: one database may serve several."""
+    try:
+        if cluster.setting("AccountingStorageType") in ("accounting_storage/none", "(null)"):
+            raise NotReportedError("this Slurm keeps no accounting (AccountingStorageType)")
+        name = cluster.setting("ClusterName")
+    except NotReportedError as error:
+        return dict.fromkeys(("associations", "qos"), Output(error=str(error)))
+    show = ["sacctmgr", "-n", "-P", "show"]
+    qos = run([*show, "qos", f"format={','.join(QOS_FIELDS)}"])
+    user = run(["id", "-un"])
+    if user.text is None:
+        return {"associations": user, "qos": qos}
+    where = [f"user={user.text.split()[-1]}", f"cluster={name}"]  # a login shell may print a greeting first
+    associations = run([*show, "assoc", "where", *where, f"format={','.join(ASSOCIATION_FIELDS)}"])
+    return {"associations": associations, "qos": qos}
+
+
+def _run_here(site: SiteConfig) -> RunCommand:
+    environment = for_slurm(site) | {"LC_ALL": "C"}
+
+    def run(command: Sequence[str]) -> Output:
+        try:
+            done = subprocess.run(
+                command,
+                env=environment,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                stdin=subprocess.DEVNULL,
+                timeout=TIMEOUT_S,
+            )
+        except FileNotFoundError:
+            return Output(error=f"{command[0]} is not on PATH")
+        except subprocess.TimeoutExpired:
+            return Output(error=f"{_label(command)} did not answer within {TIMEOUT_S} s")
+        except OSError as error:
+            return Output(error=f"{_label(command)}: {error}")
+        return _output(command, done.returncode, done.stdout, done.stderr or done.stdout)
+
+    return run
+
+
+def _run_over_ssh(site: SiteConfig) -> RunCommand:
+    connection = Connection(site.connect)
+    variables = {"LC_ALL": "C"} | ({"SLURM_CONF": site.connect.slurm_conf} if site.connect.slurm_conf else {})
+
+    def run(command: Sequence[str]) -> Output:
+        try:
+            answer = connection.run(shell(command, **variables), patience=1)
+        except UnreachableError as error:
+            return Output(error=str(error))
+        return _output(command, answer.code, answer.out.decode(errors="replace"), answer.err)
+
+    return run
+
+
+def _output(command: Sequence[str], code: int, stdout: str, stderr: str) -> Output:
+    if code == 0:
+        return Output(text=stdout)
+    last_line = printable((stderr.strip().splitlines() or [f"exit code {code}"])[-1])
+    return Output(error=f"{_label(command)} failed: {last_line}")
+
+
+def _label(command: Sequence[str]) -> str:
+    return f"`{' '.join([argument for argument in command if not argument.startswith('-')][:3])}`"
+
+
+# --- parse ---------------------------------------------------------------------------------------
+
+
+def none_if_empty(text: str | None) -> str | None:
+    """Return a value, or None for the ways in which Slurm prints that there is none."""
+    return None if text is None or text.strip().lower() in _EMPTY else text.strip()
+
+
+def parse_int(text: str) -> int:
+    """Return an integer. Raises NotReportedError for any other text."""
     try:
         return int(text)
     except ValueError:
-        raise NotKnownError(f"{text!r} stands where a number was expected") from None
+        raise NotReportedError(f"{text!r} is not a number") from None
 
 
-def duration_min(text: str) -> float | None:
-    """Minutes of [days-]hours:minutes:seconds, minutes:seconds or minutes; math.inf without limit, None for none.
+def parse_minutes(text: str) -> float | None:
+    """Return the minutes of a Slurm duration; math.inf if unlimited, None if there is none.
 
-    Raises NotKnownError for anything else.
+    Forms: [days-]hours:minutes:seconds, minutes:seconds, minutes. Raises NotReportedError for any other text.
     """
-    if (said := word(text)) is None:
+    if (value := none_if_empty(text)) is None:
         return None
-    if said.lower() in _UNLIMITED:
+    if value.lower() in _UNLIMITED:
         return math.inf
-    if not (found := re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", said)):
-        raise NotKnownError(f"{text!r} is no time that Slurm is known to write")
-    days, first, second, third = found[1], *(int(part or 0) for part in found.groups()[1:])
+    if not (match := re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", value)):
+        raise NotReportedError(f"{text!r} is not a duration in a known form")
+    days, first, second, third = match[1], *(int(part or 0) for part in match.groups()[1:])
     if days is not None:  # days-hours[:minutes[:seconds]]
         return int(days) * 1440 + first * 60 + second + third / 60
-    if found[4] is not None:
+    if match[4] is not None:
         return first * 60 + second + third / 60
     return first + second / 60
 
 
-def gpus(gres: str) -> dict[str, int]:
-    """GPUs by type of a node's GRES: "gpu:a100:4(S:0-3),shard:8" is {"a100": 4}, "gpu:4" is {"": 4}."""
-    found: dict[str, int] = {}
-    for part in re.sub(r"\([^)]*\)", "", gres).split(","):  # sockets and cores, which hold commas of their own
+def parse_gres(gres: str) -> dict[str, int]:
+    """Return a node's GPUs by type: "gpu:a100:4(S:0-3),shard:8" is {"a100": 4}, "gpu:4" is {"": 4}."""
+    counts: dict[str, int] = {}
+    for part in re.sub(r"\([^)]*\)", "", gres).split(","):  # sockets and cores, which contain commas
         name, *rest = [piece for piece in part.strip().split(":") if piece != "no_consume"]
         if name != "gpu":
             continue
         count = int(rest.pop()) if rest and rest[-1].isdecimal() else 1
-        kind = rest[0] if rest else ""
-        found[kind] = found.get(kind, 0) + count
-    return {kind: count for kind, count in found.items() if count}
+        gpu_type = rest[0] if rest else ""
+        counts[gpu_type] = counts.get(gpu_type, 0) + count
+    return {gpu_type: count for gpu_type, count in counts.items() if count}
 
 
-def is_model(model: str, kind: str) -> bool:
-    """Whether a GRES type names this model: a100 is nvidia_a100-sxm4-40gb, and is not a10."""
-    return model.lower() in re.split(r"[^a-z0-9]+", kind.lower())
+def is_model(model: str, gres_type: str) -> bool:
+    """Return whether a GRES type names this GPU model: a100 is nvidia_a100-sxm4-40gb, and is not a10."""
+    return model.lower() in re.split(r"[^a-z0-9]+", gres_type.lower())
 
 
-def gpu_weight(weights: str | None, kind: str) -> float | None:
-    """What TRESBillingWeights counts one GPU of this type as: its own weight first, else that of any GPU."""
-    found = dict(pair.lower().rsplit("=", 1) for pair in (weights or "").split(",") if "=" in pair)
-    said = found.get(f"gres/gpu:{kind.lower()}") or found.get("gres/gpu")
-    return float(said) if said and re.fullmatch(r"[\d.]+", said) else None
+def gpu_billing_weight(weights: str | None, gres_type: str) -> float | None:
+    """Return the weight of one GPU in TRESBillingWeights: that of its type if listed, else that of any GPU."""
+    values = dict(pair.lower().rsplit("=", 1) for pair in (weights or "").split(",") if "=" in pair)
+    weight = values.get(f"gres/gpu:{gres_type.lower()}") or values.get("gres/gpu")
+    return float(weight) if weight and re.fullmatch(r"[\d.]+", weight) else None

@@ -1,4 +1,4 @@
-"""A site file held against what Slurm prints, for many small differences; the real Slurm is in test_doctor.py."""
+"""compare: many small differences between a site file and Slurm's output; real Slurm is in test_doctor.py."""
 
 from __future__ import annotations
 
@@ -13,30 +13,37 @@ from omegaconf import DictConfig, OmegaConf
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.site import SiteConfig
 from launchers.sites.compare import compare
-from launchers.sites.finding import Agreement, Finding
-from launchers.sites.slurm_facts import Cluster, NotKnownError, duration_min, gpu_weight, gpus, is_model
-from tests.launchers.slurm_replies import (
+from launchers.sites.findings import Agreement, Finding
+from launchers.sites.slurm_facts import (
+    Cluster,
+    NotReportedError,
+    gpu_billing_weight,
+    is_model,
+    parse_gres,
+    parse_minutes,
+)
+from tests.launchers.sites.slurm_replies import (
     ASSOCIATIONS,
     CONFIG_22_05,
     NODES_22_05,
     NODES_NEW,
+    OUTPUTS_22_05,
+    OUTPUTS_NEW,
     PARTITIONS_22_05,
-    SAID_22_05,
-    SAID_NEW,
 )
-from tests.launchers.slurm_replies import cluster as says
+from tests.launchers.sites.slurm_replies import cluster as make_cluster
 
-SAME, DIFFERS, ONLY_HERE, NOT_KNOWN = Agreement
+SAME, DIFFERS, NOT_APPLICABLE, UNKNOWN = Agreement
 
 
 def site(name: str, **changes: Any) -> SiteConfig:
-    """A site file of this repository, with keys changed by place."""
+    """A site file of this repository, with keys changed by key."""
     merged = _file(name).copy()
-    for place, value in changes.items():
-        OmegaConf.update(merged, place, value, merge=False)
-    found = OmegaConf.to_object(merged)
-    assert isinstance(found, SiteConfig)
-    return found
+    for key, value in changes.items():
+        OmegaConf.update(merged, key, value, merge=False)
+    config = OmegaConf.to_object(merged)
+    assert isinstance(config, SiteConfig)
+    return config
 
 
 @cache
@@ -46,28 +53,30 @@ def _file(name: str) -> DictConfig:
     return merged
 
 
-def found(site: SiteConfig, cluster: Cluster) -> dict[str, Finding]:
-    return {finding.place: finding for finding in compare(site, cluster)}
+def findings(site: SiteConfig, cluster: Cluster) -> dict[str, Finding]:
+    return {finding.key: finding for finding in compare(site, cluster)}
 
 
-def delta(said: Mapping[str, str | None] | None = None, **changes: Any) -> dict[str, Finding]:
-    return found(site("delta", **{"account.value": "bbxx-delta-gpu"} | changes), says(SAID_22_05, **(said or {})))
+def delta(outputs: Mapping[str, str | None] | None = None, **changes: Any) -> dict[str, Finding]:
+    return findings(
+        site("delta", **{"account.value": "bbxx-delta-gpu"} | changes), make_cluster(OUTPUTS_22_05, **(outputs or {}))
+    )
 
 
-def grace(said: Mapping[str, str | None] | None = None, **changes: Any) -> dict[str, Finding]:
-    return found(site("grace", **changes), says(SAID_NEW, **(said or {})))
+def grace(outputs: Mapping[str, str | None] | None = None, **changes: Any) -> dict[str, Finding]:
+    return findings(site("grace", **changes), make_cluster(OUTPUTS_NEW, **(outputs or {})))
 
 
-def test_a_file_that_is_right_differs_in_nothing():
-    wrong = {place: finding for place, finding in delta().items() if finding.agreement is DIFFERS}
+def test_correct_site_file_has_no_differences():
+    wrong = {key: finding for key, finding in delta().items() if finding.agreement is DIFFERS}
     assert set(wrong) == {"limits.max_submit_jobs"}
-    assert wrong["limits.max_submit_jobs"].fix == {"limits.max_submit_jobs": 500}
+    assert wrong["limits.max_submit_jobs"].corrections == {"limits.max_submit_jobs": 500}
     right = {"limits.max_submit_jobs": 500}
     assert not [finding for finding in delta(**right).values() if finding.agreement is DIFFERS]
 
 
 @pytest.mark.parametrize(
-    ("place", "wrong", "right"),
+    ("key", "wrong", "right"),
     [
         ("gpus.a40.partition", "gpuA40x8", "gpuA40x4"),
         ("gpus.a40.max_minutes", 5760, 2880),
@@ -81,28 +90,28 @@ def test_a_file_that_is_right_differs_in_nothing():
         ("wckey", "bench", None),
     ],
 )
-def test_a_wrong_value_is_found_with_the_right_one(place: str, wrong: Any, right: Any):
-    finding = delta(**{place: wrong})[place]
-    assert (finding.agreement, finding.here, finding.fix) == (DIFFERS, wrong, {place: right})
+def test_wrong_value_is_reported_with_its_correction(key: str, wrong: Any, right: Any):
+    finding = delta(**{key: wrong})[key]
+    assert (finding.agreement, finding.configured, finding.corrections) == (DIFFERS, wrong, {key: right})
 
 
-def test_a_wrong_partition_hides_no_other_error_of_the_gpu():
+def test_wrong_partition_does_not_hide_other_errors_of_the_gpu():
     wrong = delta(**{"gpus.a40.partition": "gpuA40x8", "gpus.a40.max_minutes": 9999, "gpus.a40.mem_gb_per_gpu": 999})
-    assert wrong["gpus.a40.max_minutes"].fix == {"gpus.a40.max_minutes": 2880}
-    assert wrong["gpus.a40.mem_gb_per_gpu"].fix == {"gpus.a40.mem_gb_per_gpu": 62}
+    assert wrong["gpus.a40.max_minutes"].corrections == {"gpus.a40.max_minutes": 2880}
+    assert wrong["gpus.a40.mem_gb_per_gpu"].corrections == {"gpus.a40.mem_gb_per_gpu": 62}
 
 
-def test_a_partition_without_a_likely_meaning_is_said_with_those_that_have_gpus():
+def test_unknown_partition_is_reported_with_the_partitions_that_have_gpus():
     nodes = NODES_22_05.replace("gpu:h200:8", "(null)")
     finding = delta({"nodes": nodes}, **{"gpus.h200.partition": "gpuH200"})["gpus.h200.partition"]
-    assert (finding.agreement, finding.fix) == (DIFFERS, {})
+    assert (finding.agreement, finding.corrections) == (DIFFERS, {})
     assert "gpuA100x4" in finding.note
     assert "cpu," not in finding.note
 
 
-def test_a_partition_that_is_down_or_closed_to_the_account_is_no_match():
+def test_partition_that_is_down_or_closed_to_the_account_differs():
     down = PARTITIONS_22_05.replace("State=UP", "State=DOWN", 1)
-    assert "DOWN" in delta({"partitions": down})["gpus.a40.partition"].there
+    assert "DOWN" in delta({"partitions": down})["gpus.a40.partition"].reported
     closed = PARTITIONS_22_05.replace("AllowAccounts=ALL", "AllowAccounts=aaaa-delta-gpu", 1)
     assert delta({"partitions": closed})["gpus.a40.partition"].agreement is DIFFERS
     denied = {"account.value": "closed", "account.pattern": None}
@@ -110,151 +119,153 @@ def test_a_partition_that_is_down_or_closed_to_the_account_is_no_match():
     assert grace()["gpus.a100.partition"].agreement is SAME
 
 
-def test_a_gres_type_is_named_as_the_nodes_name_it():
-    assert grace()["gpus.a100.gres"].fix == {"gpus.a100.gres": "nvidia_a100-pcie-40gb"}
-    assert grace()["gpus.a40.gres"].fix == {"gpus.a40.gres": "nvidia_a40"}
+def test_gres_type_is_corrected_to_that_of_the_nodes():
+    assert grace()["gpus.a100.gres"].corrections == {"gpus.a100.gres": "nvidia_a100-pcie-40gb"}
+    assert grace()["gpus.a40.gres"].corrections == {"gpus.a40.gres": "nvidia_a40"}
     named = grace(**{"gpus.a40.gres": "nvidia_a40"})
     assert named["gpus.a40.gres"].agreement is SAME
 
 
-def test_gpus_without_a_type_cannot_be_asked_for_by_one():
+def test_request_by_type_is_wrong_for_gpus_without_a_type():
     finding = grace(**{"gpus.a40.partition": "old"})["gpus.a40.gres"]
-    assert finding.fix == {"gpus.a40.request": "gpus_per_node"}
+    assert finding.corrections == {"gpus.a40.request": "gpus_per_node"}
 
 
-def test_a_gpu_that_the_partition_has_not_is_no_line_to_paste():
+def test_gpu_missing_from_the_partition_has_no_correction():
     finding = grace({"nodes": NODES_NEW.replace("nvidia_a40", "tesla_t4")})["gpus.a40.gres"]
-    assert (finding.agreement, finding.fix) == (DIFFERS, {})
-    assert "tesla_t4" in finding.there
+    assert (finding.agreement, finding.corrections) == (DIFFERS, {})
+    assert "tesla_t4" in finding.reported
     rest = grace({"nodes": NODES_NEW.replace("nvidia_a40", "tesla_t4")})["gpus.a40.max_per_node"]
-    assert rest.agreement is NOT_KNOWN
+    assert rest.agreement is UNKNOWN
 
 
-def test_gpus_asked_for_by_number_must_be_of_one_model():
+def test_request_by_number_needs_a_partition_of_one_model():
     mixed = NODES_22_05 + "gpuA40x4|gpub002|64|256000|gpu:a100:4|\n"
     finding = delta({"nodes": mixed})["gpus.a40.request"]
-    assert finding.fix == {"gpus.a40.request": "gres"}
+    assert finding.corrections == {"gpus.a40.request": "gres"}
     untyped = NODES_22_05.replace("gpu:a40:4", "gpu:4")
-    assert delta({"nodes": untyped})["gpus.a40.request"].agreement is NOT_KNOWN
+    assert delta({"nodes": untyped})["gpus.a40.request"].agreement is UNKNOWN
 
 
-def test_the_time_limit_is_the_shorter_of_the_partition_and_its_qos():
-    assert grace()["gpus.a100.max_minutes"].fix == {"gpus.a100.max_minutes": 2880}
+def test_time_limit_is_the_shorter_of_partition_and_qos():
+    assert grace()["gpus.a100.max_minutes"].corrections == {"gpus.a100.max_minutes": 2880}
     short = delta(qos="high")["gpus.a40.max_minutes"]
-    assert short.fix == {"gpus.a40.max_minutes": 1440}
-    unsaid = grace({"qos": None})["gpus.a100.max_minutes"]
-    assert (unsaid.agreement, unsaid.note) == (NOT_KNOWN, "`it` failed: no")
+    assert short.corrections == {"gpus.a40.max_minutes": 1440}
+    unoutputs = grace({"qos": None})["gpus.a100.max_minutes"]
+    assert (unoutputs.agreement, unoutputs.note) == (UNKNOWN, "`it` failed: no")
 
 
-def test_a_partition_without_a_time_limit_takes_any():
+def test_partition_without_a_time_limit_accepts_any():
     free = PARTITIONS_22_05.replace("MaxTime=2-00:00:00", "MaxTime=UNLIMITED")
     assert delta({"partitions": free})["gpus.a40.max_minutes"].agreement is SAME
 
 
-def test_the_partition_may_give_less_of_a_node_than_it_has():
+def test_partition_limits_below_the_node_size_count():
     a100 = grace(**{"gpus.a100.cpus_per_gpu": 24})["gpus.a100.cpus_per_gpu"]
-    assert a100.fix == {"gpus.a100.cpus_per_gpu": 20}  # MaxCPUsPerNode 40, though nodes have 48
+    assert a100.corrections == {"gpus.a100.cpus_per_gpu": 20}  # MaxCPUsPerNode 40, though nodes have 48
     memory = grace(**{"gpus.a100.mem_gb_per_gpu": 130})["gpus.a100.mem_gb_per_gpu"]
-    assert memory.fix == {"gpus.a100.mem_gb_per_gpu": 125}  # 16 CPUs at MaxMemPerCPU 8000 MB
-    assert grace()["gpus.a40.mem_gb_per_gpu"].fix == {"gpus.a40.mem_gb_per_gpu": 90}
+    assert memory.corrections == {"gpus.a100.mem_gb_per_gpu": 125}  # 16 CPUs at MaxMemPerCPU 8000 MB
+    assert grace()["gpus.a40.mem_gb_per_gpu"].corrections == {"gpus.a40.mem_gb_per_gpu": 90}
     less = PARTITIONS_22_05.replace("MaxMemPerNode=UNLIMITED", "MaxMemPerNode=204800")
-    assert delta({"partitions": less})["gpus.a40.mem_gb_per_gpu"].fix == {"gpus.a40.mem_gb_per_gpu": 50}
+    assert delta({"partitions": less})["gpus.a40.mem_gb_per_gpu"].corrections == {"gpus.a40.mem_gb_per_gpu": 50}
 
 
-def test_charge_factors_are_told_by_proportion_to_the_partition_of_factor_1():
+def test_charge_factors_are_relative_to_the_partition_of_factor_1():
     factors = {"gpus.a100.charge_factor": 1.0, "gpus.a40.charge_factor": 0.25}
-    assert grace(**factors)["gpus.a40.charge_factor"].fix == {"gpus.a40.charge_factor": 0.5}
+    assert grace(**factors)["gpus.a40.charge_factor"].corrections == {"gpus.a40.charge_factor": 0.5}
     assert grace(**factors | {"gpus.a40.charge_factor": 0.5})["gpus.a40.charge_factor"].agreement is SAME
-    assert grace(**{"gpus.a40.charge_factor": 0.5})["gpus.a40.charge_factor"].agreement is NOT_KNOWN
-    assert delta()["gpus.a40.charge_factor"].agreement is NOT_KNOWN
+    assert grace(**{"gpus.a40.charge_factor": 0.5})["gpus.a40.charge_factor"].agreement is UNKNOWN
+    assert delta()["gpus.a40.charge_factor"].agreement is UNKNOWN
 
 
-def test_a_feature_that_no_node_has_is_found():
+def test_constraint_that_no_node_has_differs():
     assert delta()["constraint"].agreement is SAME
     finding = delta(constraint=["scratch", "burst", "a&b"])["constraint"]
     assert finding.agreement is DIFFERS
-    assert "burst in gpuA40x4" in finding.there
-    assert "a&b" not in finding.there
+    assert "burst in gpuA40x4" in finding.reported
+    assert "a&b" not in finding.reported
 
 
-def test_accounts_are_judged_only_where_slurm_checks_them():
+def test_accounts_are_compared_only_if_slurm_enforces_them():
     free = CONFIG_22_05.replace("= associations,limits,qos", "= none")
-    assert delta({"config": free}, **{"account.value": "any"})["account.value"].agreement is ONLY_HERE
+    assert delta({"config": free}, **{"account.value": "any"})["account.value"].agreement is NOT_APPLICABLE
     assert delta({"config": free})["limits.max_submit_jobs"].agreement is SAME
     two = delta(
         {"associations": ASSOCIATIONS.replace("-cpu", "2-gpu")}, **{"account.value": None, "account.pattern": None}
     )
-    assert (two["account.value"].agreement, two["account.value"].fix) == (DIFFERS, {})
-    assert delta({"associations": None})["account.value"].agreement is NOT_KNOWN
+    assert (two["account.value"].agreement, two["account.value"].corrections) == (DIFFERS, {})
+    assert delta({"associations": None})["account.value"].agreement is UNKNOWN
     assert grace()["account.value"].agreement is SAME
     assert delta(**{"account.pattern": r"\d+"})["account.pattern"].agreement is DIFFERS
 
 
-def test_a_qos_must_be_there_and_be_ones_own():
+def test_qos_must_exist_and_be_usable():
     assert delta(qos="high")["qos"].agreement is SAME
-    assert delta(qos="vip")["qos"].note == "there is no such QOS"
-    mine = delta({"associations": "bbxx-delta-gpu||normal|normal|\n"}, qos="high")["qos"]
-    assert mine.note == "not one that you may use"
+    assert delta(qos="vip")["qos"].note == "no such QOS"
+    mine = delta({"associations": "bbxx-delta-gpu|normal|normal|\n"}, qos="high")["qos"]
+    assert mine.note == "not a QOS that you may use"
     closed = PARTITIONS_22_05.replace("AllowQos=ALL", "AllowQos=normal", 1)
-    assert "not let into gpuA40x4" in delta({"partitions": closed}, qos="high")["qos"].note
+    assert "not allowed in gpuA40x4" in delta({"partitions": closed}, qos="high")["qos"].note
 
 
-def test_the_submit_limit_is_the_smallest_of_association_and_qos():
-    assert delta(qos="high")["limits.max_submit_jobs"].fix == {"limits.max_submit_jobs": 100}
-    assert grace()["limits.max_submit_jobs"].fix == {"limits.max_submit_jobs": 200}
-    none = delta({"associations": "bbxx-delta-gpu||normal|normal|\n"}, **{"limits.max_submit_jobs": 7})
-    assert none["limits.max_submit_jobs"].agreement is ONLY_HERE
+def test_submit_limit_is_the_smallest_of_association_and_qos():
+    assert delta(qos="high")["limits.max_submit_jobs"].corrections == {"limits.max_submit_jobs": 100}
+    assert grace()["limits.max_submit_jobs"].corrections == {"limits.max_submit_jobs": 200}
+    none = delta({"associations": "bbxx-delta-gpu|normal|normal|\n"}, **{"limits.max_submit_jobs": 7})
+    assert none["limits.max_submit_jobs"].agreement is NOT_APPLICABLE
 
 
-def test_requeue_is_wrong_only_where_ours_alone_would_refuse_it():
+def test_requeue_differs_only_if_our_jobs_alone_would_refuse_it():
     assert delta()["requeue.request"].agreement is SAME
     assert delta(**{"requeue.request": False})["requeue.request"].agreement is SAME
     assert grace()["requeue.request"].agreement is SAME
-    assert grace(**{"requeue.request": False})["requeue.request"].fix == {"requeue.request": True}
+    assert grace(**{"requeue.request": False})["requeue.request"].corrections == {"requeue.request": True}
 
 
-def test_a_tracked_key_that_is_demanded_is_missed():
-    assert (grace()["wckey"].agreement, grace()["wckey"].fix) == (DIFFERS, {})
+def test_missing_wckey_differs_if_slurm_enforces_wckeys():
+    assert (grace()["wckey"].agreement, grace()["wckey"].corrections) == (DIFFERS, {})
     assert grace(wckey="bench")["wckey"].agreement is SAME
 
 
-def test_preemption_is_compared_where_a_partition_in_use_is_pre_empted():
-    assert delta()["preempt.grace_s"].agreement is ONLY_HERE
+def test_preemption_is_compared_if_a_partition_in_use_is_preempted():
+    assert delta()["preempt.grace_s"].agreement is NOT_APPLICABLE
     exposed = {"gpus.a40.partition": "gpuA40x4-preempt"}
     assert delta(**exposed)["preempt.grace_s"].agreement is SAME
     assert delta(**exposed)["preempt.min_run_s"].agreement is SAME
     wrong = delta(**exposed, **{"preempt.grace_s": 30, "preempt.min_run_s": 0, "preempt.signal": None})
-    assert wrong["preempt.grace_s"].fix == {"preempt.grace_s": 300}
-    assert wrong["preempt.min_run_s"].fix == {"preempt.min_run_s": 600}
-    assert wrong["preempt.signal"].fix == {"preempt.signal": "SIGTERM"}
+    assert wrong["preempt.grace_s"].corrections == {"preempt.grace_s": 300}
+    assert wrong["preempt.min_run_s"].corrections == {"preempt.min_run_s": 600}
+    assert wrong["preempt.signal"].corrections == {"preempt.signal": "SIGTERM"}
 
 
-def test_preemption_by_qos_takes_grace_and_exemption_of_the_qos():
-    assert grace()["preempt.grace_s"].fix == {"preempt.grace_s": 300}
-    assert grace()["preempt.min_run_s"].fix == {"preempt.min_run_s": 600}
+def test_preemption_by_qos_uses_grace_and_exempt_time_of_the_qos():
+    assert grace()["preempt.grace_s"].corrections == {"preempt.grace_s": 300}
+    assert grace()["preempt.min_run_s"].corrections == {"preempt.min_run_s": 600}
 
 
-def test_a_site_that_sends_the_users_own_signal_is_not_called_wrong():
-    said = {
-        "config": SAID_NEW["config"].replace("PreemptParameters       = (null)", "PreemptParameters = send_user_signal")
+def test_preemption_signal_is_unknown_if_the_site_sends_the_users_signal():
+    outputs = {
+        "config": OUTPUTS_NEW["config"].replace(
+            "PreemptParameters       = (null)", "PreemptParameters = send_user_signal"
+        )
     }
-    assert grace(said)["preempt.signal"].agreement is NOT_KNOWN
+    assert grace(outputs)["preempt.signal"].agreement is UNKNOWN
 
 
 @pytest.mark.parametrize("topic", ["config", "partitions", "nodes", "associations", "qos"])
-def test_a_command_that_fails_makes_nothing_differ_that_it_would_have_told(topic: str):
+def test_failed_command_makes_facts_unknown_and_none_differ(topic: str):
     whole, without = delta(), delta({topic: None})
     assert set(whole) == set(without)
-    for place, finding in without.items():
-        if finding.agreement is not whole[place].agreement:
-            assert (finding.agreement, finding.note) == (NOT_KNOWN, "`it` failed: no") or "TRESBilling" in finding.note
+    for key, finding in without.items():
+        if finding.agreement is not whole[key].agreement:
+            assert (finding.agreement, finding.note) == (UNKNOWN, "`it` failed: no") or "TRESBilling" in finding.note
 
 
-def test_numbers_that_slurm_garbled_are_not_known():
-    assert delta({"nodes": NODES_22_05.replace("|64|", "|?|")})["gpus.a40.cpus_per_gpu"].agreement is NOT_KNOWN
+def test_garbled_numbers_are_unknown():
+    assert delta({"nodes": NODES_22_05.replace("|64|", "|?|")})["gpus.a40.cpus_per_gpu"].agreement is UNKNOWN
 
 
-def test_times_are_read_in_every_form_that_slurm_writes():
+def test_durations_are_parsed_in_every_form_of_slurm():
     forms = {
         "2-00:00:00": 2880,
         "01:00:00": 60,
@@ -269,12 +280,12 @@ def test_times_are_read_in_every_form_that_slurm_writes():
         "": None,
         "-1": None,
     }
-    assert {text: duration_min(text) for text in forms} == forms
+    assert {text: parse_minutes(text) for text in forms} == forms
 
 
-def test_a_time_of_another_form_is_not_guessed():
-    with pytest.raises(NotKnownError, match="two days"):
-        duration_min("two days")
+def test_duration_in_another_form_is_rejected():
+    with pytest.raises(NotReportedError, match="two days"):
+        parse_minutes("two days")
 
 
 def test_gpus_are_counted_by_type_in_every_form_of_a_gres():
@@ -289,17 +300,21 @@ def test_gpus_are_counted_by_type_in_every_form_of_a_gres():
         "craynetwork:4,bandwidth:lustre:2": {},
         "(null)": {},
     }
-    assert {gres: gpus(gres) for gres in forms} == forms
+    assert {gres: parse_gres(gres) for gres in forms} == forms
 
 
-def test_a_model_is_a_word_of_the_type_and_not_a_part_of_one():
+def test_model_matches_a_whole_word_of_the_gres_type():
     assert is_model("a100", "nvidia_a100-sxm4-40gb")
     assert is_model("h200", "H200")
     assert not is_model("a10", "nvidia_a100")
     assert not is_model("a100", "")
 
 
-def test_the_weight_of_a_type_goes_before_that_of_any_gpu():
+def test_billing_weight_of_a_type_precedes_that_of_any_gpu():
     weights = "CPU=1.0,Mem=0.25G,GRES/gpu=10,GRES/gpu:a100=20"
-    assert (gpu_weight(weights, "a100"), gpu_weight(weights, "a40"), gpu_weight("CPU=1", "a40")) == (20, 10, None)
-    assert gpu_weight(None, "a40") is None
+    assert (
+        gpu_billing_weight(weights, "a100"),
+        gpu_billing_weight(weights, "a40"),
+        gpu_billing_weight("CPU=1", "a40"),
+    ) == (20, 10, None)
+    assert gpu_billing_weight(None, "a40") is None

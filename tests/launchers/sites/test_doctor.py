@@ -1,4 +1,4 @@
-"""`doctor site` against real Slurm: planted errors, values written back, a probe on a compute node."""
+"""`doctor site` against real Slurm: planted errors, corrections written back, a probe on a compute node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.testbed.ssh import LoginNodes, install
 
 SITE = ["doctor", "site", "grace"]
 BED = [*SITE, "profile=testbed"]
-# In grace's file: what is right there, the error, the place.
+# In grace's file: the right text, the planted error, the correction to be printed.
 PLANTED = [
     ("a100:\n    partition: gpu\n", "a100:\n    partition: gpus\n", "gpus.a100.partition: gpu"),
     ("max_minutes: 5760\n", "max_minutes: 20160\n", "gpus.a100.max_minutes: 5760"),
@@ -34,18 +34,18 @@ PLANTED = [
 
 @pytest.fixture
 def conf(testbed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the configuration, in use, whose site files lead to the bed."""
+    """Use a copy of the configuration whose site files point to the test bed."""
     folder = tmp_path / "conf"
     shutil.copytree(conf_dir(), folder)
     for name in testbed.sites:
         file = folder / "site" / f"{name}.yaml"
-        way = f"  method: slurm\n  slurm_conf: {testbed.conf(name)}\n"
-        file.write_text(re.sub(r"^  method: slurm.*\n", way, file.read_text(), count=1, flags=re.MULTILINE))
+        connect = f"  method: slurm\n  slurm_conf: {testbed.conf(name)}\n"
+        file.write_text(re.sub(r"^  method: slurm.*\n", connect, file.read_text(), count=1, flags=re.MULTILINE))
     monkeypatch.setattr(composing, "conf_dir", lambda: folder)
     return folder
 
 
-def right_lines(out: str) -> list[str]:
+def corrections(out: str) -> list[str]:
     return re.findall(r"^  (\S+: .*?)  # line \d+$", out, re.MULTILINE)
 
 
@@ -55,7 +55,7 @@ class TestOnRealSlurm:
     def _reach(self, testbed, monkeypatch):
         monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed.state))
 
-    def test_five_planted_errors_are_found_and_mended(self, conf, capsys):
+    def test_five_planted_errors_are_found_and_corrected(self, conf, capsys):
         file = conf / "site" / "grace.yaml"
         original = file.read_text()
         text = original
@@ -63,26 +63,26 @@ class TestOnRealSlurm:
             text = text.replace(right, wrong, 1)
         file.write_text(text)
         assert app.main(SITE) == 1
-        assert right_lines(capsys.readouterr().out) == [place for _, _, place in PLANTED]
+        assert corrections(capsys.readouterr().out) == [correction for _, _, correction in PLANTED]
         assert file.read_text() == text
         assert app.main([*SITE, "--write"]) == 0
         assert "+    partition: gpu\n" in capsys.readouterr().out
-        mended = file.read_text()
+        corrected = file.read_text()
         today = f"checked_on: {datetime.date.today()}"
         expected = original.replace("mem_gb_per_gpu: 120", "mem_gb_per_gpu: 180", 1)
         for block in ("a100", "a40"):
-            assert re.search(rf"\n  {block}:\n(    .*\n)+?    {today}\n(    seen: {{}}\n)?    verified: true\n", mended)
-        assert re.search(rf"\nlimits:\n(  .*\n)+?  {today}\n  verified: true\n", mended)
+            assert re.search(rf"\n  {block}:\n(    .*\n)+?    {today}\n(    seen: {{}}\n)?    verified: true\n", corrected)
+        assert re.search(rf"\nlimits:\n(  .*\n)+?  {today}\n  verified: true\n", corrected)
         marks = r"checked_on: .*|\n +(verified|seen): .*"
-        plain = re.sub(marks, "", mended)
+        plain = re.sub(marks, "", corrected)
         assert plain == re.sub(marks, "", expected)
         assert app.main([*SITE, "--write"]) == 0
-        assert file.read_text() == mended
+        assert file.read_text() == corrected
 
-    def test_what_was_not_seen_is_not_marked_as_seen(self, conf, capsys):
+    def test_unverified_values_are_not_marked_as_verified(self, conf, capsys):
         file = conf / "site" / "delta.yaml"
         assert app.main(["doctor", "site", "delta", "sites.delta.account.value=bbxx-delta-gpu", "--write"]) == 0
-        assert "account: not marked as seen" in capsys.readouterr().out
+        assert "account: not marked as verified" in capsys.readouterr().out
         blocks = file.read_text().split("\nlimits:")
         assert "verified: true" not in blocks[0]  # no billing weights there, so no factor was seen
         (a40, *_) = re.findall("seen: {(.*)}", blocks[0])
@@ -91,10 +91,10 @@ class TestOnRealSlurm:
         assert "  verified: true\nrequeue:" in blocks[1]
         assert "grace_s: 300" in file.read_text()
 
-    def test_a_controller_that_is_gone_contradicts_nothing(self, testbed, conf, tmp_path, capsys):
-        """No answer is not the answer that there is no such partition."""
+    def test_unreachable_controller_contradicts_nothing(self, testbed, conf, tmp_path, capsys):
+        """No answer must not be taken for the answer that there is no such partition."""
         slurm_conf = tmp_path / "slurm.conf"
-        port = testbed.plan.site_ports("grace")[9]  # nobody listens
+        port = testbed.plan.site_ports("grace")[9]  # nothing listens
         own = re.sub(r"(?m)^SlurmctldPort=.*", f"SlurmctldPort={port}", testbed.conf("grace").read_text())
         slurm_conf.write_text(re.sub(r"(?m)^MessageTimeout=.*", "MessageTimeout=2", own))
         file = conf / "site" / "grace.yaml"
@@ -103,11 +103,11 @@ class TestOnRealSlurm:
         assert app.main([*SITE, f"sites.grace.connect.slurm_conf={slurm_conf}", "--write"]) == 0
         assert time.monotonic() - start < 45
         out = capsys.readouterr().out
-        assert not re.search(r"\b(same|differs)\b", out.split("verdict")[1])
+        assert not re.search(r"\b(same|differs)\b", out.split("comparison")[1])
         assert "`scontrol show config`" in out
         assert file.read_text() == before
 
-    def test_a_site_over_ssh_is_asked_on_its_login_node(self, testbed, conf, tmp_path, capsys):
+    def test_site_over_ssh_is_queried_on_its_login_node(self, testbed, conf, tmp_path, capsys):
         try:
             install()
         except PackagesError as error:
@@ -129,30 +129,30 @@ class TestOnRealSlurm:
             assert app.main(["doctor", "site", "delta", *over]) == 1
             out = capsys.readouterr().out
             assert re.search(r"gpus.h200.partition\s+gpuH200x8\s+gpuH200x8\s+same", out)
-            assert re.search(r"gpus.h200.max_minutes: 2880  # line \d+, which an override replaces here by 5000", out)
+            assert re.search(r"gpus.h200.max_minutes: 2880  # line \d+, overridden here by 5000", out)
             assert "cluster: delta" in out
             app.main(["doctor", "site", "delta", "--probe", *over])
-            assert "a probe is submitted on its own login node" in capsys.readouterr().out
+            assert "a probe can only be submitted on its own login node" in capsys.readouterr().out
         finally:
             nodes.down()
         assert app.main(["doctor", "site", "delta", *over, "sites.delta.connect.persist_min=0"]) == 0
-        assert not re.search(r"\b(same|differs)\b", capsys.readouterr().out.split("verdict")[1])
+        assert not re.search(r"\b(same|differs)\b", capsys.readouterr().out.split("comparison")[1])
 
-    def test_a_probe_looks_at_a_compute_node_and_can_be_read_later(self, testbed, tmp_path, capsys):
+    def test_probe_examines_a_compute_node_and_its_result_can_be_read_later(self, testbed, tmp_path, capsys):
         scratch = f"sites.grace.storage.scratch={tmp_path}/none"
         quick = ["--probe", "--wait-min", "0", f"out={tmp_path}", scratch, "gpu=a40"]
         app.main([*BED, *quick])
         out = capsys.readouterr().out
-        (again,) = re.findall(r"probe-result (\S+)", out)
-        job = re.findall(r"sent as job (\d+)_0", out)[0]
+        (folder,) = re.findall(r"probe-result (\S+)", out)
+        job = re.findall(r"submitted probe as job (\d+)_0", out)[0]
         name = testbed.run("grace", "squeue", "-h", "-j", job, "-t", "all", "-o", "%j %P %b").stdout.split()
         assert name[0].startswith("inpaint-doctor-")
         assert name[1] == "gpu"
         assert "a40" in name[2]
-        assert app.main(["doctor", "probe-result", again]) == 2
+        assert app.main(["doctor", "probe-result", folder]) == 2
         assert "has not written" in capsys.readouterr().err
-        testbed.wait(lambda: (Path(again) / "probe.json").exists(), timeout_s=100, what="the probe")
-        assert app.main(["doctor", "probe-result", again]) == 1  # no GPU here
+        testbed.wait(lambda: (Path(folder) / "probe.json").exists(), timeout_s=100, what="the probe")
+        assert app.main(["doctor", "probe-result", folder]) == 1  # no GPU here
         shown = capsys.readouterr().out
         assert "sees no GPU (CUDA_VISIBLE_DEVICES=" in shown
         assert re.search(r"import inpaint_bench.run.worker\s+works", shown)
@@ -160,26 +160,26 @@ class TestOnRealSlurm:
         assert re.search(rf"storage.scratch {tmp_path}/none\s+FAILS: No such file", shown)
         assert re.search(r"storage.node_tmp /tmp\s+may be written", shown)
 
-    def test_a_probe_that_slurm_refuses_is_told_in_its_words(self, tmp_path, capsys):
+    def test_refused_probe_prints_the_error_of_sbatch(self, tmp_path, capsys):
         wrong = ["sites.grace.gpus.a100.gres=t4", f"out={tmp_path}"]
         assert app.main([*BED, "--probe", *wrong]) == 1
         assert "sbatch refused" in capsys.readouterr().out
 
 
 @pytest.mark.testbed
-def test_what_a_demonstration_shows_is_written_into_no_site_file(testbed, monkeypatch, capsys):
+def test_values_of_a_demonstration_are_not_written_into_a_site_file(testbed, monkeypatch, capsys):
     monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed.state))
     before = (conf_dir() / "site" / "grace.yaml").read_bytes()
     assert app.main([*BED, "--write"]) == 2
-    assert "no fact of theirs" in capsys.readouterr().err
+    assert "whose values are not theirs" in capsys.readouterr().err
     assert (conf_dir() / "site" / "grace.yaml").read_bytes() == before
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("arguments", "sentence"),
     [
         (["site", "frontier"], "frontier: no such site; have: delta, grace, local, all"),
-        (["site", "local"], "has no Slurm to be asked"),
+        (["site", "local"], "has no Slurm to compare with"),
         (["site", "grace"], "cannot be reached from here"),
         (["site", "all"], "no site can be reached from here"),
         (["--write"], "No such option: --write"),
@@ -190,13 +190,13 @@ def test_what_a_demonstration_shows_is_written_into_no_site_file(testbed, monkey
         (["probe-result", "/nowhere"], "not the folder of a probe"),
     ],
 )
-def test_a_mistake_is_one_sentence(words, sentence, capsys, monkeypatch):
+def test_user_error_is_one_sentence(arguments, sentence, capsys, monkeypatch):
     monkeypatch.delenv("SLURM_CONF", raising=False)
-    assert app.main(["doctor", *words]) == 2
+    assert app.main(["doctor", *arguments]) == 2
     assert sentence in capsys.readouterr().err
 
 
-def test_this_machine_is_told_with_its_sites_and_why_they_are_out_of_reach(capsys):
+def test_doctor_lists_this_machine_and_why_sites_cannot_be_reached(capsys):
     assert app.main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"grace\s+\S+/conf/site/grace.yaml\s+no\s+\S+ is not a machine of grace\s+0 of 9", out)

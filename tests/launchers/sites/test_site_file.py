@@ -1,4 +1,4 @@
-"""Values written into a site file: nothing else in it changes, and only a file of one's own is written."""
+"""SiteFile: values are written, nothing else in the file changes, and only the user's own files are written."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import yaml
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import PACKAGE, conf_dir
 from inpaint_bench.core.schema import SNAPSHOT
-from launchers.sites.site_file import SiteFile, as_yaml, locked
+from launchers.sites.site_file import SiteFile, as_yaml, not_writable
 
 TEXT = """\
 # Ours.
 name: mine
 account:
-  value: # none yet
+  value: null # none yet
   pattern: '\\d{12}' # digits
 gpus:
   a40: {partition: gpu, max_minutes: 60}   # in one line
@@ -45,26 +45,26 @@ def mine(tmp_path: Path) -> SiteFile:
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "before", "after"),
+    ("key", "value", "before", "after"),
     [
         ("gpus.a100.max_minutes", 2880, "max_minutes: 5760", "max_minutes: 2880"),
-        ("gpus.a40.max_minutes", 2880, "max_minutes: 60}   # in", "max_minutes: 2880}   # in"),
-        ("gpus.a40.verified", True, "max_minutes: 60}", "max_minutes: 60, verified: true}"),
-        ("gpus.h200.partition", "big", "h200: {}", "h200: {partition: big}"),
-        ("account.value", "0123", "value: #", "value: '0123' #"),
-        ("account.pattern", "a: b", "'\\d{12}' # digits", "'a: b' # digits"),
+        ("gpus.a40.max_minutes", 2880, "max_minutes: 60}   # in", "max_minutes: 2880} # in"),
+        ("gpus.a40.verified", True, "max_minutes: 60}   # in", "max_minutes: 60, verified: true} # in"),
+        ("gpus.h200.partition", "big", "h200: {}", "h200:\n    partition: big"),
+        ("account.value", "0123", "value: null #", "value: '0123' #"),
+        ("account.pattern", "a: b", "'\\d{12}' # digits", "'a: b'   # digits"),
         ("gpus.a100.verified", True, "2026-11-20\n", "2026-11-20\n    verified: true\n"),
         ("gpus.a100.checked_on", datetime.date(2026, 12, 1), "2026-11-20\n", "2026-12-01\n"),
         ("limits.verified", True, "1001\n", "1001\n  verified: true\n"),
         ("preempt.grace_s", 300, "1001\n", "1001\npreempt:\n  grace_s: 300\n"),
     ],
 )
-def test_one_value_changes_and_nothing_else(mine: SiteFile, place: str, value: Any, before: str, after: str):
+def test_one_value_changes_and_nothing_else(mine: SiteFile, key: str, value: Any, before: str, after: str):
     assert TEXT.count(before) == 1
-    assert mine.edited({place: value}) == TEXT.replace(before, after)
+    assert mine.edited({key: value}) == TEXT.replace(before, after)
 
 
-def test_many_values_change_at_once(mine: SiteFile):
+def test_several_values_change_at_once(mine: SiteFile):
     changes = {"gpus.a100.max_minutes": 1, "limits.max_array_size": 2, "limits.verified": True, "qos": None}
     text = mine.edited(changes)
     values = yaml.safe_load(text)
@@ -73,78 +73,79 @@ def test_many_values_change_at_once(mine: SiteFile):
     assert [line for line in TEXT.splitlines() if "#" in line] == [line for line in text.splitlines() if "#" in line]
 
 
-def test_every_site_file_of_this_repository_can_be_edited():
+def test_every_site_file_of_the_repository_keeps_its_text():
     for path in sorted((conf_dir() / "site").glob("*.yaml")):
-        file = SiteFile(path)
-        blocks = [name for name, value in file.values.items() if isinstance(value, dict) and "checked_on" in value]
-        changes = {f"{block}.verified": True for block in blocks}
-        text = file.edited(changes)
-        added = [line for line in text.splitlines() if line not in file.text.splitlines()]
+        file, original = SiteFile(path), path.read_text()
+        assert file.edited({}) == original
+        blocks = [name for name, value in yaml.safe_load(original).items() if isinstance(value, dict)]
+        blocks = [name for name in blocks if file.get(f"{name}.checked_on")]
+        text = file.edited({f"{block}.verified": True for block in blocks})
+        added = [line for line in text.splitlines() if line not in original.splitlines()]
         assert all(line.strip() == "verified: true" for line in added)
         assert all(yaml.safe_load(text)[block]["verified"] is True for block in blocks)
 
 
-def test_a_file_without_a_last_line_end_keeps_its_last_line(tmp_path: Path):
+def test_file_without_a_final_newline_keeps_its_last_line(tmp_path: Path):
     path = tmp_path / "short.yaml"
     path.write_text("limits:\n  max_array_size: 5")
     assert SiteFile(path).edited({"limits.verified": True}) == "limits:\n  max_array_size: 5\n  verified: true\n"
 
 
-def test_a_layout_that_cannot_be_kept_is_refused(tmp_path: Path):
+def test_duplicate_keys_are_refused(tmp_path: Path):
     path = tmp_path / "odd.yaml"
-    path.write_text("limits:\n  max_array_size: 4\nlimits:\n  max_array_size: 5\n")  # the last one counts
-    with pytest.raises(UserError, match="by hand"):
-        SiteFile(path).edited({"limits.max_array_size": 6})
+    path.write_text("limits:\n  max_array_size: 4\nlimits:\n  max_array_size: 5\n")
+    with pytest.raises(UserError, match="cannot be read as YAML"):
+        SiteFile(path)
 
 
-def test_a_key_is_found_at_its_line(mine: SiteFile):
+def test_line_of_a_key(mine: SiteFile):
     assert mine.line("gpus.a100.max_minutes") == TEXT.splitlines().index("    max_minutes: 5760") + 1
     assert mine.line("gpus.a100.cpus_per_gpu") is None
     assert mine.line("gpus.b200.partition") is None
 
 
-def test_what_is_not_yaml_is_a_sentence(tmp_path: Path):
+def test_invalid_yaml_is_a_user_error(tmp_path: Path):
     path = tmp_path / "broken.yaml"
     path.write_text("a: [1")
     with pytest.raises(UserError, match="cannot be read as YAML"):
         SiteFile(path)
 
 
-def test_writing_keeps_the_mode_and_follows_a_link(mine: SiteFile, tmp_path: Path):
+def test_writing_keeps_the_mode_and_follows_a_symlink(mine: SiteFile, tmp_path: Path):
     mine.path.chmod(0o640)
     link = tmp_path / "link.yaml"
     link.symlink_to(mine.path)
     file = SiteFile(link)
-    file.replace(file.edited({"name": "other"}))
+    file.write(file.edited({"name": "other"}))
     assert link.is_symlink()
     assert (mine.path.read_text().splitlines()[1], mine.path.stat().st_mode & 0o777) == ("name: other", 0o640)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["link.yaml", "mine.yaml"]
 
 
-def test_a_file_that_somebody_changed_meanwhile_is_left_alone(mine: SiteFile):
+def test_file_changed_since_it_was_read_is_not_written(mine: SiteFile):
     text = mine.edited({"name": "other"})
     mine.path.write_text("name: theirs\n")
-    with pytest.raises(UserError, match="changed meanwhile"):
-        mine.replace(text)
+    with pytest.raises(UserError, match="has changed since"):
+        mine.write(text)
     assert mine.path.read_text() == "name: theirs\n"
 
 
-def test_only_a_file_of_ones_own_is_written(mine: SiteFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    assert locked(mine.path) is None
-    assert "installation" in (locked(PACKAGE / "_data" / "conf" / "site" / "delta.yaml") or "")
+def test_only_the_users_own_files_are_written(mine: SiteFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert not_writable(mine.path) is None
+    assert "installation" in (not_writable(PACKAGE / "_data" / "conf" / "site" / "delta.yaml") or "")
     kept = tmp_path / "code" / "abc" / "conf" / "site"
     kept.mkdir(parents=True)
     (kept / "mine.yaml").write_text(TEXT)
     (kept.parents[1] / SNAPSHOT).write_text("{}")
-    assert "code of a sweep" in (locked(kept / "mine.yaml") or "")
+    assert "code snapshot of a sweep" in (not_writable(kept / "mine.yaml") or "")
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anything
-    with pytest.raises(UserError, match="may not write"):
-        mine.replace(TEXT)
+    with pytest.raises(UserError, match="no permission to write"):
+        mine.write(TEXT)
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
     [(True, "true"), (None, "null"), (2880, "2880"), (0.5, "0.5"), ("gpu", "gpu"), ("012", "'012'"), ([], "[]")],
 )
-def test_values_are_written_as_yaml_reads_them_back(value: Any, text: str):
+def test_values_are_formatted_as_yaml(value: Any, text: str):
     assert as_yaml(value) == text

@@ -1,10 +1,10 @@
-"""What Slurm prints, for the doctor's comparison: 22.05 as recorded, newer versions in the form of public examples."""
+"""Output of Slurm's commands for test_compare.py: 22.05 as recorded, newer versions in the form of public examples."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from launchers.sites.slurm_facts import Answer, Cluster
+from launchers.sites.slurm_facts import Cluster, Output
 
 # Slurm 22.05.8, `scontrol -a -o show partition`; the columns of a site like Delta.
 PARTITION_22_05 = (
@@ -58,8 +58,8 @@ JobRequeue              = 1
 
 Slurmctld(primary) at login is UP
 """
-ASSOCIATIONS = "bbxx-delta-gpu||normal,high|normal|500\nbbxx-delta-cpu||normal|normal|\n"
-QOS = "normal|00:00:00||cluster||\nhigh|00:02:00|00:05:00|requeue|1-00:00:00|100\n"
+ASSOCIATIONS = "bbxx-delta-gpu|normal,high|normal|500\nbbxx-delta-cpu|normal|normal|\n"
+QOS = "normal|00:00:00|||\nhigh|00:02:00|00:05:00|1-00:00:00|100\n"
 
 # The form of 24.05 and later: several lines, more keys, GRES with sockets, device names as types, billing weights.
 PARTITIONS_NEW = """\
@@ -104,17 +104,17 @@ SlurmctldParameters     = enable_configless
 SLURM_VERSION           = 24.05.4
 TrackWCKey              = Yes
 """
-ASSOCIATIONS_NEW = "123456789012||normal|normal|\n"
-QOS_NEW = "normal|00:05:00|00:10:00|requeue||200\ngpu_limits|00:00:00||cluster|2-00:00:00|\n"
+ASSOCIATIONS_NEW = "123456789012|normal|normal|\n"
+QOS_NEW = "normal|00:05:00|00:10:00||200\ngpu_limits|00:00:00||2-00:00:00|\n"
 
-SAID_22_05 = {
+OUTPUTS_22_05 = {
     "config": CONFIG_22_05,
     "partitions": PARTITIONS_22_05,
     "nodes": NODES_22_05,
     "associations": ASSOCIATIONS,
     "qos": QOS,
 }
-SAID_NEW = {
+OUTPUTS_NEW = {
     "config": CONFIG_NEW,
     "partitions": PARTITIONS_NEW,
     "nodes": NODES_NEW,
@@ -123,12 +123,12 @@ SAID_NEW = {
 }
 
 
-def cluster(said: Mapping[str, str], **changed: str | None) -> Cluster:
-    """A cluster that answers so; None: that command failed."""
-    texts: dict[str, str | None] = {**said, **changed}
+def cluster(outputs: Mapping[str, str], **changed: str | None) -> Cluster:
+    """Return a cluster with these outputs; None: that command failed."""
+    texts: dict[str, str | None] = {**outputs, **changed}
     return Cluster(
         {
-            topic: Answer(text=text) if text is not None else Answer(why="`it` failed: no")
+            topic: Output(text=text) if text is not None else Output(error="`it` failed: no")
             for topic, text in texts.items()
         }
     )

@@ -1,0 +1,219 @@
+"""Compare the GPUs of a site file with the partitions and nodes that Slurm reports. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+from inpaint_bench.core.site import SiteConfig, SiteGpu
+
+from .findings import Comparison, Finding
+from .slurm_facts import Cluster, Node, NotReportedError, Partition, gpu_billing_weight, is_model
+
+MAX_MINUTES = 60 * 24 * 366  # upper bound of SiteGpu.max_minutes
+
+
+class GpuComparison:
+    """One GPU model of a site file, with the partition and nodes that serve it.
+
+    If the configured partition does not exist, the other keys are compared with the one that was most likely meant.
+    """
+
+    def __init__(self, site: SiteConfig, model: str, cluster: Cluster) -> None:
+        self.site = site
+        self.model = model
+        self.entry: SiteGpu = site.gpus[model]
+        self.cluster = cluster
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield a finding per key."""
+        yield self._comparison("partition").run(self._partition)
+        if self.entry.request == "gres":
+            yield Comparison(self._key("gres"), self.entry.gres or self.model).run(self._gres)
+        elif self.entry.request == "gpus_per_node":
+            yield self._comparison("request").run(self._request_by_number)
+        else:
+            return  # requests no GPU, so nothing is stated about nodes with GPUs
+        yield self._comparison("max_per_node").run(lambda c: c.exactly(self.gpus_per_node))
+        yield self._comparison("max_minutes").run(self._max_minutes)
+        yield self._comparison("cpus_per_gpu").run(self._cpus)
+        yield self._comparison("mem_gb_per_gpu").run(self._memory)
+
+    @cached_property
+    def partition(self) -> Partition:
+        """Return the configured partition, or the one most likely meant. Raises NotReportedError."""
+        partition = self._configured_partition or self._likely_partition
+        if partition is None:
+            raise NotReportedError(f"there is no partition {self.entry.partition}")
+        return partition
+
+    @cached_property
+    def gres_type(self) -> str:
+        """Return the GRES type of this model in the partition; "" if its GPUs have no type."""
+        types, configured = self.partition.gpu_types, self.entry.gres or self.model
+        matching = [t for t in types if t == configured] or [t for t in types if is_model(self.model, t)]
+        if matching:
+            return matching[0]
+        if types == [""]:
+            return ""
+        reported = f"has {', '.join(types)}" if types else "has only nodes without GPUs"
+        raise NotReportedError(f"partition {self.partition.name} {reported}: no {self.model}")
+
+    @cached_property
+    def fullest_nodes(self) -> list[Node]:
+        """Return the nodes with the most GPUs of this model."""
+        counts = {node.name: node.gpus.get(self.gres_type, 0) for node in self.partition.nodes}
+        most = max(counts.values(), default=0)
+        return [node for node in self.partition.nodes if counts[node.name] == most and most > 0]
+
+    @property
+    def gpus_per_node(self) -> int:
+        """Return how many GPUs of this model its fullest nodes have."""
+        return self.fullest_nodes[0].gpus[self.gres_type]
+
+    def _key(self, name: str) -> str:
+        return f"gpus.{self.model}.{name}"
+
+    def _comparison(self, name: str) -> Comparison:
+        return Comparison(self._key(name), getattr(self.entry, name))
+
+    @cached_property
+    def _configured_partition(self) -> Partition | None:
+        return self.cluster.partitions.get(self.entry.partition or self.cluster.default_partition or "")
+
+    @cached_property
+    def _likely_partition(self) -> Partition | None:
+        """Return the partition with this model that is not preempted, with the longest limit and most similar name."""
+
+        def rank(partition: Partition) -> tuple[bool, float, float]:
+            similarity = difflib.SequenceMatcher(None, partition.name, self.entry.partition or "").ratio()
+            return ("OFF" not in partition.preempt_modes, -partition.max_minutes, -similarity)
+
+        def serves(gres_type: str) -> bool:
+            return is_model(self.model, gres_type) or (bool(gres_type) and gres_type == self.entry.gres)
+
+        serving = [p for p in self.cluster.partitions.values() if any(map(serves, p.gpu_types))]
+        return min(serving, key=rank, default=None)
+
+    def _partition(self, partition: Comparison) -> Finding:
+        reported = self._configured_partition
+        if reported is None and partition.configured is None:
+            return partition.differs("no default partition", "a partition must be given")
+        if reported is None:
+            if (likely := self._likely_partition) is None:
+                with_gpus = sorted(p.name for p in self.cluster.partitions.values() if p.gpu_types)
+                return partition.differs("no such partition", f"with GPUs: {', '.join(with_gpus) or 'none'}")
+            note = "no such partition; the other keys are compared with this one"
+            return partition.differs(likely.name, note, {partition.key: likely.name})
+        if (state := reported.value("State")) != "UP":
+            return partition.differs(f"{reported.name}, {state}", "jobs stay pending until it is UP")
+        if self.site.account.value and not reported.allows("Accounts", self.site.account.value):
+            return partition.differs(reported.name, f"is closed to account {self.site.account.value}")
+        return partition.same(reported.name)
+
+    def _gres(self, gres: Comparison) -> Finding:
+        try:
+            gres_type = self.gres_type
+        except NotReportedError as error:
+            return gres.differs(", ".join(self.partition.gpu_types) or "no GPUs", str(error))
+        if gres_type == gres.configured:
+            return gres.same(gres_type)
+        if not gres_type:
+            note = "its GPUs have no type, so a request with a type is refused"
+            return gres.differs("GPUs without a type", note, {self._key("request"): "gpus_per_node"})
+        return gres.differs(gres_type, f"--gres=gpu:{gres.configured}:1 would be refused", {gres.key: gres_type})
+
+    def _request_by_number(self, request: Comparison) -> Finding:
+        """Compare a request by number alone: the partition must have no other GPU."""
+        types = self.partition.gpu_types
+        try:
+            gres_type = self.gres_type
+        except NotReportedError as error:
+            return request.differs(", ".join(types) or "no GPUs", str(error))
+        if not gres_type:
+            return request.unknown("Slurm does not report the model of GPUs without a type", "GPUs without a type")
+        if types == [gres_type]:
+            return request.same(f"only {gres_type}")
+        corrections: dict[str, object] = {request.key: "gres"}
+        if gres_type != self.model:
+            corrections[self._key("gres")] = gres_type
+        return request.differs(", ".join(types), "a request without a type may get any of these GPUs", corrections)
+
+    def _max_minutes(self, max_minutes: Comparison) -> Finding:
+        configured, partition = max_minutes.configured, self.partition
+        longest, source = partition.max_minutes, partition.name
+        for name in filter(None, (partition.qos, self.site.qos)):
+            # A value above the partition's limit is wrong whatever the QOS says.
+            qos = self.cluster.qos.get(name) if configured <= longest else None
+            if qos is not None and qos.max_minutes < longest:
+                longest, source = qos.max_minutes, f"QOS {name}"
+        if math.isinf(longest):
+            return max_minutes.same("no limit")
+        allowed = min(int(longest), MAX_MINUTES)
+        note = f"longer jobs never start in {source}" if configured > allowed else f"{source} allows more"
+        return max_minutes.exactly(allowed, note)
+
+    def _cpus(self, cpus: Comparison) -> Finding:
+        of_node = min(*(node.cpus for node in self.fullest_nodes), self.partition.limit("MaxCPUsPerNode"))
+        return self._feasible(cpus, of_node, f"{of_node:g} CPUs")
+
+    def _memory(self, memory: Comparison) -> Finding:
+        """Compare in Slurm's G, 2^30 bytes. Above MaxMemPerCPU Slurm allocates, and charges, more CPUs."""
+        of_node = min(*(node.memory_mb for node in self.fullest_nodes), self.partition.limit("MaxMemPerNode"))
+        of_cpus = self.partition.limit("MaxMemPerCPU") * self.entry.cpus_per_gpu * self.gpus_per_node
+        memory_gb = min(of_node, of_cpus) / 1024
+        return self._feasible(memory, memory_gb, f"{memory_gb:.4g} G")
+
+    def _feasible(self, value: Comparison, of_node: float, reported: str) -> Finding:
+        """Compare a tunable value, which must be feasible even if all GPUs of a node are requested."""
+        largest = int(of_node // self.gpus_per_node)
+        reported = f"{reported} for {self.gpus_per_node} GPUs: at most {largest}"
+        if value.configured <= largest:
+            return value.same(reported)
+        return value.differs(reported, "more than a node has if all its GPUs are requested", {value.key: largest})
+
+
+def compare_charge_factors(gpus: Sequence[GpuComparison]) -> Iterator[Finding]:
+    """Yield a finding per charge factor. TRESBillingWeights are relative: the partition of factor 1 is the unit."""
+    weights_of_unit = [_billing_weight(gpu) for gpu in gpus if gpu.entry.charge_factor == 1]
+    unit = next(filter(None, weights_of_unit), None)
+    for gpu in gpus:
+        if (configured := gpu.entry.charge_factor) is None:
+            continue
+        comparison, weight = Comparison(f"gpus.{gpu.model}.charge_factor", configured), _billing_weight(gpu)
+        if weight is None:
+            yield comparison.unknown("its partition has no TRESBillingWeights for GPUs")
+        elif unit is None:
+            reason = "weights are relative, and no partition with factor 1 has one"
+            yield comparison.unknown(reason, f"billing weight {weight:g} per GPU")
+        else:
+            factor = weight / unit
+            reported = f"billing weight {weight:g} per GPU, {unit:g} at factor 1: {factor:g}"
+            if math.isclose(configured, factor, rel_tol=1e-3):
+                yield comparison.same(reported)
+            else:
+                yield comparison.differs(reported, "", {comparison.key: round(factor, 4)})
+
+
+def _billing_weight(gpu: GpuComparison) -> float | None:
+    try:
+        return gpu_billing_weight(gpu.partition.values.get("TRESBillingWeights"), gpu.gres_type)
+    except NotReportedError:
+        return None
+
+
+def compare_constraint(constraint: Comparison, gpus: Sequence[GpuComparison]) -> Finding:
+    """Compare node features: each must be in every partition. Expressions of several are left to Slurm."""
+    missing = []
+    for gpu in gpus:
+        features = {feature for node in gpu.partition.nodes for feature in node.features}
+        missing += [
+            f"{feature} in {gpu.partition.name}"
+            for feature in constraint.configured
+            if feature.isidentifier() and feature not in features
+        ]
+    if missing:
+        return constraint.differs(f"missing: {', '.join(missing)}", "jobs would be refused")
+    return constraint.same("features of its nodes")

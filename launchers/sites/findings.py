@@ -1,0 +1,90 @@
+"""The result of comparing one key of a site file with what Slurm reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from .slurm_facts import NotReportedError
+
+
+class Agreement(StrEnum):
+    """How a key compares."""
+
+    SAME = "same"
+    DIFFERS = "differs"
+    NOT_APPLICABLE = "not applicable"  # this Slurm has nothing that the key could contradict
+    UNKNOWN = "unknown"  # Slurm did not report it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One compared key."""
+
+    key: str  # dotted key of the site file, such as gpus.a40.max_minutes
+    configured: Any  # the value in force: the file's own, or what overrides it
+    reported: str  # what Slurm reports, as text
+    agreement: Agreement
+    note: str = ""  # what it means, or why it is unknown
+    corrections: Mapping[str, Any] = field(default_factory=dict)  # by key; empty if the right value is not known
+
+    @property
+    def block(self) -> str:
+        """Return the block of the file that has a `checked_on` of its own: limits, gpus.a40; "" for top-level keys."""
+        return self.key.rpartition(".")[0]
+
+    @property
+    def name(self) -> str:
+        """Return the name of the key within its block."""
+        return self.key.rpartition(".")[2]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The comparison of one key; its methods return the finding."""
+
+    key: str
+    configured: Any
+
+    def run(self, compare: Callable[[Comparison], Finding]) -> Finding:
+        """Return what `compare` finds, or unknown if Slurm did not report what it needs."""
+        try:
+            return compare(self)
+        except NotReportedError as error:
+            return self.unknown(str(error))
+
+    def same(self, reported: object, note: str = "") -> Finding:
+        """Return that the key agrees with Slurm."""
+        return self._finding(Agreement.SAME, reported, note)
+
+    def differs(self, reported: object, note: str = "", corrections: Mapping[str, Any] | None = None) -> Finding:
+        """Return that the key contradicts Slurm."""
+        return self._finding(Agreement.DIFFERS, reported, note, corrections)
+
+    def not_applicable(self, reason: str) -> Finding:
+        """Return that this Slurm has nothing to compare the key with."""
+        return self._finding(Agreement.NOT_APPLICABLE, "", reason)
+
+    def unknown(self, reason: str, reported: object = "") -> Finding:
+        """Return that Slurm did not report what decides."""
+        return self._finding(Agreement.UNKNOWN, reported, reason)
+
+    def exactly(self, reported: Any, note: str = "") -> Finding:
+        """Compare a fact, which must match exactly: what Slurm reports is the correction."""
+        if self.configured == reported:
+            return self.same(reported)
+        return self.differs(reported, note, {self.key: reported})
+
+    def _finding(
+        self, agreement: Agreement, reported: object, note: str, corrections: Mapping[str, Any] | None = None
+    ) -> Finding:
+        return Finding(
+            key=self.key,
+            configured=self.configured,
+            reported=str(reported),
+            agreement=agreement,
+            note=note,
+            corrections=corrections or {},
+        )
