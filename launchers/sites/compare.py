@@ -64,6 +64,7 @@ class _Policies:
         self.partitions = partitions  # that the site file submits to
 
     def findings(self) -> Iterator[Finding]:
+        """Yield a finding per key."""
         yield self._compare("account.value", self._account)
         if self.site.account.pattern:
             yield self._compare("account.pattern", self._account_pattern)

@@ -20,6 +20,8 @@ from inpaint_bench.core.files import replace_bytes
 from inpaint_bench.core.paths import PACKAGE
 from inpaint_bench.core.schema import SNAPSHOT
 
+NULL_TAG = "tag:yaml.org,2002:null"
+
 
 class SiteFile:
     """A site file as it was read. Raises UserError if it is not YAML."""
@@ -116,10 +118,7 @@ def _yaml() -> YAML:
     yaml.preserve_quotes = True
     yaml.width = 10**6  # never fold a line
     yaml.indent(mapping=2, sequence=4, offset=2)
-    yaml.representer.add_representer(type(None), lambda representer, _: _null(representer))
+    # Write null as `null`, where ruamel.yaml would leave the place empty, and equal dates without an alias.
+    yaml.representer.add_representer(type(None), lambda representer, _: representer.represent_scalar(NULL_TAG, "null"))
+    yaml.representer.ignore_aliases = lambda value: not isinstance(value, dict | list)
     return yaml
-
-
-def _null(representer: Any) -> Any:
-    """Write null as `null`; ruamel.yaml would leave the place empty."""
-    return representer.represent_scalar("tag:yaml.org,2002:null", "null")

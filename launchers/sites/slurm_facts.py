@@ -147,10 +147,10 @@ class Cluster:
         except KeyError:
             raise NotReportedError(f"`scontrol show config` has no {key}") from None
 
-    def enforces(self, what: str) -> bool:
+    def enforces(self, kind: str) -> bool:
         """Return whether AccountingStorageEnforce lists associations, limits, qos or wckeys."""
         enforced = self.setting("AccountingStorageEnforce").lower().split(",")
-        return "all" in enforced or what in enforced
+        return "all" in enforced or kind in enforced
 
     @cached_property
     def partitions(self) -> dict[str, Partition]:

@@ -23,37 +23,35 @@ DISTRIBUTION = "inpaint-bench"
 
 
 def run_machine(overrides: Sequence[str]) -> None:
-    """Print this machine's software and GPUs, and which sites it can reach."""
-    _this_machine(console(), site_files(overrides))
+    """Print this machine's software and GPUs, and which sites can be reached from it."""
+    _print_machine(console(), site_files(overrides))
 
 
-def _this_machine(out: Console, sites: Sequence[Sequence[str]]) -> None:
-    found = environment.fingerprint()
+def _print_machine(out: Console, sites: Sequence[Sequence[str]]) -> None:
+    facts = environment.fingerprint()
     names = ("python", "driver", "cpu", "cores", "kernel")
-    rows = [(name, "not found" if found[name] is None else found[name], None) for name in names]
-    out.print(table(("this machine", "", "wanted"), [*rows, ("sbatch", _sbatch(), None), *_packages()]))
+    rows = [(name, "not found" if facts[name] is None else facts[name], None) for name in names]
+    out.print(table(("this machine", "", "required"), [*rows, ("sbatch", _sbatch(), None), *_packages()]))
     print(_gpus())
-    heads = ("site", "file", "reached from here", "why", "blocks seen on the cluster")
-    out.print(table(heads, sites))
+    out.print(table(("site", "file", "reachable", "why", "verified blocks"), sites))
     print("inpaint-bench doctor site NAME compares a site file with its Slurm")
 
 
 def _packages() -> list[tuple[str, str, str | None]]:
-    """What the project needs by its own account, and what is there; of a bare checkout the main ones."""
+    """Return name, installed and required version of each dependency; of the main ones if we are not installed."""
     try:
-        wanted = [one for one in metadata.requires(DISTRIBUTION) or () if "extra ==" not in one]
+        requirements = [line for line in metadata.requires(DISTRIBUTION) or () if "extra ==" not in line]
     except metadata.PackageNotFoundError:
-        wanted = list(environment.PACKAGES)
+        requirements = list(environment.PACKAGES)
     rows = []
-    for one in sorted(wanted):
-        found = re.match(r"[\w.-]+", one)
-        assert found is not None
-        name, versions = found[0], one[found.end() :].strip()
+    for requirement in sorted(requirements):
+        match = re.match(r"[\w.-]+", requirement)
+        assert match is not None
         try:
-            there = metadata.version(name)
+            installed = metadata.version(match[0])
         except metadata.PackageNotFoundError:
-            there = "not installed"
-        rows.append((name, there, versions or None))
+            installed = "not installed"
+        rows.append((match[0], installed, requirement[match.end() :].strip() or None))
     return rows
 
 

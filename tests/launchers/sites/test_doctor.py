@@ -71,7 +71,9 @@ class TestOnRealSlurm:
         today = f"checked_on: {datetime.date.today()}"
         expected = original.replace("mem_gb_per_gpu: 120", "mem_gb_per_gpu: 180", 1)
         for block in ("a100", "a40"):
-            assert re.search(rf"\n  {block}:\n(    .*\n)+?    {today}\n(    seen: {{}}\n)?    verified: true\n", corrected)
+            assert re.search(
+                rf"\n  {block}:\n(    .*\n)+?    {today}\n(    seen: {{}}\n)?    verified: true\n", corrected
+            )
         assert re.search(rf"\nlimits:\n(  .*\n)+?  {today}\n  verified: true\n", corrected)
         marks = r"checked_on: .*|\n +(verified|seen): .*"
         plain = re.sub(marks, "", corrected)
