@@ -21,7 +21,7 @@ from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 
-from inpaint_bench.core.hydra_setup import register
+from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.recipe import ladder, one_at_a_time
 

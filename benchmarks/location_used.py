@@ -32,7 +32,7 @@ from torch.utils.data import default_collate
 from analysis.stats.intervals import t_quantile
 from inpaint_bench.core.config import BenchConfig, parse_config
 from inpaint_bench.core.files import read_json
-from inpaint_bench.core.hydra_setup import register
+from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.data.open_source import open_source, open_split
 from inpaint_bench.data.samples import Samples

@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_dir
 
 from inpaint_bench import workloads
 from inpaint_bench.core.config import parse_config
-from inpaint_bench.core.hydra_setup import register
+from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
 
 STEPS = 20

@@ -14,7 +14,7 @@ import hydra
 
 from inpaint_bench.cli.exit_codes import guarded
 from inpaint_bench.core.errors import PointsFailedError, UserError
-from inpaint_bench.core.hydra_setup import register
+from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.run.task import task  # older pickles of jobs name it here
 

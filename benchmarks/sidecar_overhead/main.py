@@ -23,7 +23,7 @@ from inpaint_bench.core.config import BenchConfig, parse_config
 from inpaint_bench.core.console import console, table
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_json
-from inpaint_bench.core.hydra_setup import register
+from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.recipe import name as recipe_name
 from inpaint_bench.core.schema import PRODUCER

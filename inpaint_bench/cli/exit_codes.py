@@ -73,7 +73,7 @@ def guarded(call: Callable[[], int | None]) -> int:
         return 128 + signal.SIGPIPE
     except Exception as error:
         if type(error).__module__.split(".")[0] in ("hydra", "omegaconf"):  # before OSError: some of Hydra's are
-            from inpaint_bench.core.hydra_errors import explain  # imports Hydra, which most commands do without
+            from inpaint_bench.core.hydra_support import explain  # imports Hydra, which most commands do without
 
             message = explain(error)
         elif isinstance(error, OSError) and error.errno in _REFUSALS:

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from inpaint_bench.core.config import BenchConfig, parse_config
 from inpaint_bench.core.console import console
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.hydra_setup import register
+from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.data.open_source import open_source
 from inpaint_bench.data.prepared import layout, write

@@ -1,4 +1,4 @@
-"""Tables on a terminal, and the same tables whole where the output is a pipe or a file."""
+"""Tables and text for a terminal, and for a pipe or a file where the output is not one."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ STYLES = {"completed": "green", "failed": "red", "running": "cyan", "queued": "y
 
 
 class Terminal(Console):
-    """Rich's console, but that a reader who left is told to whoever prints, as `print` does; rich exits with 1."""
+    """Rich's console, except that a closed pipe raises as with `print`; rich would exit with 1."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 def console() -> Terminal:
-    found = Terminal()
-    return found if found.is_terminal else Terminal(width=PIPE_WIDTH)
+    """Return a console as wide as the terminal, or PIPE_WIDTH wide where the output is a pipe or a file."""
+    terminal = Terminal()
+    return terminal if terminal.is_terminal else Terminal(width=PIPE_WIDTH)
 
 
-def command(verb: str, *words: object) -> str:
-    """One of ours to paste into a shell, whatever signs the words hold."""
-    return shlex.join(["inpaint-bench", verb, *map(str, words)])
+def shell_command(verb: str, *arguments: object) -> str:
+    """Return a command of ours to paste into a shell, with quotes where the arguments need them."""
+    return shlex.join(["inpaint-bench", verb, *map(str, arguments)])
 
 
 def sanitize(text: str) -> str:
@@ -38,8 +39,7 @@ def sanitize(text: str) -> str:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str | None = None) -> Table:
-    """Numbers right, words left; None is a dash. A cell that is a state of a point has its colour."""
-    # a column with nothing in it says nothing
+    """Return a table: numbers right-aligned, None as a dash, empty columns left out, states of a point in colour."""
     shown = [index for index, _ in enumerate(columns) if not rows or any(row[index] not in (None, "") for row in rows)]
     columns, rows = [columns[i] for i in shown], [[row[i] for i in shown] for row in rows]
     result = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
@@ -48,8 +48,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: st
         numeric = any(isinstance(v, int | float) for v in values)
         result.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        # Text, not markup: a message may hold square brackets
-        result.add_row(*(Text(_cell(value), style=STYLES.get(str(value), "")) for value in row))
+        # Text and not markup: a message may hold square brackets.
+        result.add_row(*(Text(_format_cell(value), style=STYLES.get(str(value), "")) for value in row))
     return result
 
 
@@ -58,7 +58,7 @@ def pluralize(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
-def _cell(value: object) -> str:
+def _format_cell(value: object) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):

@@ -1,7 +1,7 @@
-"""Fingerprint of where a run happens. Every probe fails alone and gives null; all take under two seconds.
+"""Software, machine and code state that a run records. Each probe fails alone and gives null; all take about 2 s.
 
-Keys are sorted. Credentials are taken out of URLs. Nothing here imports torch: what a process has already
-imported is asked for its versions, the rest is read from package metadata.
+Keys are sorted and credentials are removed from URLs. torch is not imported here: if the process has imported it, its
+versions are read from the module, otherwise from the package metadata.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .files import read_json
 from .paths import ROOT
 from .schema import SNAPSHOT
 
-GIT_TIMEOUT_S = 0.6  # three calls
+GIT_TIMEOUT_S = 0.6  # per call, of three
 PACKAGES = ("diffusers", "hydra-core", "numpy", "nvidia-ml-py", "pyarrow", "torch", "transformers")
 
 _SLURM = {
@@ -38,9 +38,9 @@ _NUMBERS = ("array_task_id", "restart_count")
 
 
 def fingerprint() -> dict[str, Any]:
-    """Software, machine and code state, JSON-ready, keys sorted."""
-    found: dict[str, Any] = {name.replace("-", "_"): _try(metadata.version, name) for name in PACKAGES}
-    found.update(
+    """Return software, machine and code state, JSON-ready, keys sorted."""
+    result: dict[str, Any] = {name.replace("-", "_"): _try(metadata.version, name) for name in PACKAGES}
+    result.update(
         cores=_try(lambda: len(os.sched_getaffinity(0))),
         cpu=_try(_cpu_model),
         driver=_try(_driver),
@@ -49,17 +49,17 @@ def fingerprint() -> dict[str, Any]:
         kernel=_try(platform.release),
         python=platform.python_version(),
     )
-    found.update(_torch())
-    return dict(sorted(found.items()))
+    result.update(_torch_versions())
+    return dict(sorted(result.items()))
 
 
 def boot_id() -> str | None:
-    """Identity of the machine's boot: clocks of CLOCK_MONOTONIC compare only within one."""
+    """Return the id of the machine's boot: times of CLOCK_MONOTONIC compare only within one boot."""
     return _try(lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip())
 
 
 def slurm() -> dict[str, Any] | None:
-    """What Slurm calls this job; None outside of one."""
+    """Return Slurm's ids and names of this job, or None outside of a job."""
     if "SLURM_JOB_ID" not in os.environ:
         return None
     result: dict[str, Any] = {name: os.environ.get(variable) for name, variable in _SLURM.items()}
@@ -69,7 +69,7 @@ def slurm() -> dict[str, Any] | None:
 
 
 def code_state(root: Path = ROOT) -> dict[str, Any] | None:
-    """The code's commit: from the snapshot beside the packages, else from the checkout; None in neither."""
+    """Return the commit of the code, from the snapshot beside the packages or else from the checkout, or None."""
     snapshot = _try(read_json, root / SNAPSHOT)
     if isinstance(snapshot, dict):
         git = snapshot.get("git") or {}
@@ -78,9 +78,10 @@ def code_state(root: Path = ROOT) -> dict[str, Any] | None:
 
 
 def git_state(root: Path) -> dict[str, Any] | None:
-    """Commit, dirtiness (untracked files count) and remote of a checkout; None where `root` is none."""
+    """Return commit, dirtiness (untracked files count) and remote of a checkout, or None where `root` is not one."""
+    # Checked here because git would also find an outer repository that happens to hold an installation.
     if not (root / ".git").exists():
-        return None  # also where an outer repository happens to hold an installation
+        return None
     status = _git(root, "status", "--porcelain")
     remote = _git(root, "config", "--get", "remote.origin.url")
     return {
@@ -91,7 +92,7 @@ def git_state(root: Path) -> dict[str, Any] | None:
 
 
 def without_credentials(url: str) -> str:
-    """A URL without its user, password, query and fragment; `user@host:path` keeps host and path."""
+    """Return a URL without user, password, query and fragment; `user@host:path` keeps host and path."""
     if "://" not in url:
         return url.rpartition("@")[2]
     parts = urlsplit(url)
@@ -99,7 +100,7 @@ def without_credentials(url: str) -> str:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """Output of a git command, "" where it fails quietly (no such value), None where git cannot answer."""
+    """Return the output of a git command, "" for a value that is not set, None where git failed."""
     command = ["git", "-C", str(root), *arguments]
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
     try:
@@ -109,8 +110,8 @@ def _git(root: Path, *arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else (None if arguments[0] == "status" else "")
 
 
-def _torch() -> dict[str, Any]:
-    """Versions below torch, where this process has loaded it."""
+def _torch_versions() -> dict[str, Any]:
+    """Return the versions of torch and the libraries below it, those only if this process has imported torch."""
     torch: Any = sys.modules.get("torch")
     return {
         "cuda": _try(lambda: torch.version.cuda),
@@ -121,21 +122,21 @@ def _torch() -> dict[str, Any]:
 
 def _cpu_model() -> str | None:
     text = Path("/proc/cpuinfo").read_text()
-    found = re.search(r"^(?:model name|Model|cpu model)\s*:\s*(.+)$", text, re.MULTILINE)
-    return found[1].strip() if found else platform.machine()
+    match = re.search(r"^(?:model name|Model|cpu model)\s*:\s*(.+)$", text, re.MULTILINE)
+    return match[1].strip() if match else platform.machine()
 
 
 def _driver() -> str | None:
-    """NVIDIA's kernel module version; the open module words its line a little differently."""
+    """Return the version of NVIDIA's kernel module, the proprietary or the open one."""
     path = Path("/proc/driver/nvidia/version")
     if not path.exists():
         return None
-    found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", path.read_text())
-    return found[1] if found else None
+    match = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", path.read_text())
+    return match[1] if match else None
 
 
 def _try(probe: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return probe(*arguments)
-    except Exception:  # a probe must never end a run
+    except Exception:  # a failing probe must never end a run
         return None

@@ -1,17 +1,17 @@
-"""A user's mistake: one or two sentences, exit code 2, no traceback."""
+"""Errors that end a command with one or two sentences instead of a traceback."""
 
 from __future__ import annotations
 
 
 class UserError(Exception):
-    """What was wrong, where, and what would be right."""
+    """A user's mistake: what was wrong, where, and what would be right."""
 
     exit_code = 2
 
 
 class PointsFailedError(Exception):
-    """Points that were waited for did not complete, were not sent or fetched, or are unknown: which was said."""
+    """Points failed, or were not submitted or collected, or their state is unknown. Exit code 1."""
 
 
 class UnavailableError(UserError):
-    """What was asked for cannot run on this machine, and why: a result, not a failure of the benchmark."""
+    """A request that this machine cannot fulfil, with the reason: a result, not a failure of the benchmark."""

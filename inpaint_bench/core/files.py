@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: JSON replaced atomically, folders synced."""
+"""Atomic file replacement: a file has its old content or its new content, also after a crash."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, BinaryIO
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make a rename inside `folder` survive a power cut. Some network file systems refuse; that is theirs."""
+    """Make a rename inside `folder` survive a power cut, where the file system supports that."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
-    except OSError:
+    except OSError:  # some network file systems cannot sync a folder
         pass
     finally:
         os.close(handle)
@@ -23,7 +23,7 @@ def fsync_folder(folder: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that becomes `path` when the block ends, synced; nothing is left where it raises."""
+    """Yield a file that becomes `path` when the block ends, synced; if the block raises, nothing is left."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as out:
@@ -35,30 +35,30 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             temporary.unlink()
         if isinstance(error, OSError) and error.filename == str(temporary):
-            error.filename = str(path)  # the name that means something to whoever reads of it
+            error.filename = str(path)  # the name that the user knows
         raise
     fsync_folder(path.parent)
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write `text` whole, with the folders above it."""
+    """Replace the file by `text`, and make the folders above it."""
     replace_bytes(path, text.encode())
 
 
 def replace_bytes(path: Path, content: bytes) -> None:
-    """As `replace_text`."""
+    """Replace the file by `content`, and make the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as out:
         out.write(content)
 
 
 def replace_json(path: Path, value: Any) -> None:
-    """As `replace_text`; keys keep their order, NaN is refused (it is not JSON)."""
+    """Replace the file by JSON with the keys in their order. Raises ValueError for NaN, which is not JSON."""
     replace_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> Any | None:
-    """The file's value, or None where there is no such file. Raises ValueError on a damaged one."""
+    """Return the file's value, or None where there is no such file. Raises ValueError for a damaged one."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

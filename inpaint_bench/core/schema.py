@@ -1,8 +1,8 @@
-"""What two parts of the system share: schemas, names of files, status and reason codes.
+"""Contract between writers (worker, sidecar, launcher) and readers (status, rerun, analysis): Arrow schemas, names of
+files, status and reason codes.
 
-Writers (worker, sidecar, launcher) and readers (status, rerun, analysis) meet only here and on disk.
-Column names carry their unit. A value that the hardware did not give is null, and the row's ``nulls``
-says why; it is never zero and never another metric under this name.
+Column names carry their unit. A value that the hardware did not give is null, and the row's ``nulls`` column holds the
+reason; it is never zero and never another metric under this name.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import pyarrow as pa
 from inpaint_bench import __version__
 
 SCHEMA_VERSION: Final = 2  # analysis/migrate.py reads the older ones
-PRODUCER: Final = f"inpaint_bench {__version__}"  # in every file that is written
+PRODUCER: Final = f"inpaint_bench {__version__}"  # stored in every file we write
 
-# --- a run directory: what one attempt at a point leaves -----------------------------------------
+# --- a run directory, of one attempt -------------------------------------------------------------
 MANIFEST: Final = "manifest.json"
 WINDOWS: Final = "windows.json"
-TELEMETRY: Final = "telemetry.json"  # the sidecar's account of itself
-SCHEDULER: Final = "scheduler.json"  # the scheduler's last word on this attempt, which it forgets in time
+TELEMETRY: Final = "telemetry.json"  # the sidecar's report on itself
+SCHEDULER: Final = "scheduler.json"  # the last state that Slurm reported; Slurm purges old jobs
 TABLES: Final = ("samples_fast", "samples_slow", "samples_gpm", "steps", "events")  # one folder of parts each
-PART_PATTERN: Final = "part-{:06d}.parquet"  # a second writer adds its name; readers glob part-*.parquet
-CHECKPOINTS: Final = "checkpoints"  # folder of step-<steps> folders, while workload.train_steps is set
-CHECKPOINT: Final = "checkpoint.json"  # in each: step, identity, checksums
-JOURNAL: Final = ".journal.arrows"  # Arrow IPC stream of the part that is still open; dot: no reader scans it
+PART_PATTERN: Final = "part-{:06d}.parquet"  # a second writer inserts its name; readers glob part-*.parquet
+CHECKPOINTS: Final = "checkpoints"  # holds step-<steps> folders; only of training
+CHECKPOINT: Final = "checkpoint.json"  # in each step folder: step, identity, checksums
+JOURNAL: Final = ".journal.arrows"  # Arrow IPC stream of the open part; hidden from readers
 
 # --- a sweep directory ---------------------------------------------------------------------------
 SWEEP: Final = "sweep.json"
 MULTIRUN: Final = "multirun.yaml"  # Hydra's own record of a sweep
 LEDGER: Final = "ledger.jsonl"  # append-only: planned, submitted, refused, cancelled
 JOBS: Final = "jobs"  # submitit's pickles and logs, a folder per array
-CODE: Final = "code"  # the code as it was when the sweep was submitted
-SNAPSHOT: Final = "snapshot.json"  # in it: hash and git state of that code
+CODE: Final = "code"  # snapshot of the code at submission
+SNAPSHOT: Final = "snapshot.json"  # in the snapshot: its hash and git state
 PLAN_PATTERN: Final = "plan.{site}.yaml"
 
 # --- a merged dataset ----------------------------------------------------------------------------
@@ -44,7 +44,7 @@ SKIPPED: Final = "skipped_files.parquet"
 
 
 class Status(StrEnum):
-    """Where an attempt stands, by its own manifest."""
+    """State of an attempt according to its manifest."""
 
     RUNNING = "running"
     COMPLETED = "completed"
@@ -53,18 +53,18 @@ class Status(StrEnum):
 
 
 class PointState(StrEnum):
-    """The truth about a point, worked out from Slurm, manifest and parts."""
+    """State of a point, resolved from Slurm, the manifest and the Parquet parts."""
 
-    PLANNED = "planned"  # recorded, not submitted (or only in a plan for another site)
+    PLANNED = "planned"  # recorded but not submitted here
     QUEUED = "queued"
     RUNNING = "running"
     COMPLETED = "completed"
     FAILED = "failed"
-    UNKNOWN = "unknown"  # a witness is missing and the others do not settle it
+    UNKNOWN = "unknown"  # a source is missing and the others do not decide
 
 
 class Reason(StrEnum):
-    """Why a point is not complete."""
+    """Reason why a point is not complete."""
 
     OOM_GPU = "oom_gpu"
     OOM_HOST = "oom_host"
@@ -80,6 +80,8 @@ class Reason(StrEnum):
 
 
 class WindowKind(StrEnum):
+    """Kind of a timed part of a run."""
+
     WARMUP = "warmup"
     MEASURE = "measure"
     VALIDATION = "validation"

@@ -1,46 +1,47 @@
-"""What a field of a configuration may hold beyond its type, and the check of a whole tree of them."""
+"""Limits on configuration values beyond their type, declared with the field, and the check of a whole tree of them."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import MISSING, field, fields, is_dataclass
-from typing import Any
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
 
-from .endpoint import Endpoint
 from .errors import UserError
+
+REGULAR_EXPRESSIONS: Final = {"regular_expressions": True}
+_PORTS: Final = {"http": 80, "https": 443}
 
 
 def within(low: float, high: float, default: Any = MISSING) -> Any:
-    """A number in the closed range [low, high]."""
+    """Declare a number in the closed range [low, high]; a field of type `int | str` also takes `auto`."""
     return field(default=default, metadata=bounds(low, high))
 
 
 def bounds(low: float, high: float) -> dict[str, Any]:
+    """Return the metadata of a field with a range; of a dict field, every value must lie in it."""
     return {"range": (low, high)}
 
 
 def one_of(*allowed: str, default: Any = MISSING) -> Any:
-    """A word out of a fixed list."""
+    """Declare a string out of a fixed list."""
     return field(default=default, metadata={"choices": allowed})
 
 
-REGULAR_EXPRESSIONS = {"regular_expressions": True}
-
-
 def regular_expression() -> Any:
-    """A regular expression, or null."""
+    """Declare a regular expression, or null."""
     return field(default=None, metadata=REGULAR_EXPRESSIONS)
 
 
 def http_address() -> Any:
-    """An http:// or https:// address, or null."""
+    """Declare an http:// or https:// address, or null."""
     return field(default=None, metadata={"http_address": True})
 
 
 def check(value: Any, path: str = "") -> None:
-    """Refuse impossible values, naming the key, the value and what is allowed. Raises UserError."""
+    """Raise UserError for the first value out of its limits, with its key and what is allowed."""
     for message in _problems(value, path):
         raise UserError(message)
 
@@ -50,28 +51,21 @@ def _problems(value: Any, path: str) -> Iterator[str]:
         for key, item in value.items():
             yield from _problems(item, f"{path}.{key}" if path else str(key))
     if isinstance(value, list):
-        for place, item in enumerate(value):
-            yield from _problems(item, f"{path}[{place}]")
+        for index, item in enumerate(value):
+            yield from _problems(item, f"{path}[{index}]")
     if isinstance(value, float) and not math.isfinite(value):
         yield f"{path}={value}: must be a finite number"
     if not is_dataclass(value):
         return
     for spec in fields(value):
-        key = f"{path}.{spec.name}" if path else spec.name
         item = getattr(value, spec.name)
         if item is None:
             continue
+        key = f"{path}.{spec.name}" if path else spec.name
         if (choices := spec.metadata.get("choices")) and item not in choices:
             yield f"{key}={item}: not one of {', '.join(choices)}"
         if limits := spec.metadata.get("range"):
-            low, high = limits
-            each = {f"{key}.{name}": one for name, one in item.items()} if isinstance(item, dict) else {key: item}
-            for name, one in each.items():
-                if isinstance(one, str):
-                    if one != "auto":
-                        yield f"{name}={one}: must be an integer between {low:,} and {high:,}, or auto"
-                elif not low <= one <= high:
-                    yield f"{name}={one}: must lie between {low:,} and {high:,}"
+            yield from _out_of_range(key, item, *limits)
         if spec.metadata.get("regular_expressions"):
             for pattern in item if isinstance(item, list) else [item]:
                 try:
@@ -84,3 +78,52 @@ def _problems(value: Any, path: str) -> Iterator[str]:
             except ValueError as error:
                 yield f"{key}={item}: {error}"
         yield from _problems(item, key)
+
+
+def _out_of_range(key: str, item: Any, low: float, high: float) -> Iterator[str]:
+    values = {f"{key}.{name}": value for name, value in item.items()} if isinstance(item, dict) else {key: item}
+    for name, value in values.items():
+        if isinstance(value, str):
+            if value != "auto":
+                yield f"{name}={value}: must be an integer between {low:,} and {high:,}, or auto"
+        elif not low <= value <= high:
+            yield f"{name}={value}: must lie between {low:,} and {high:,}"
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An HTTP address without credentials, so that it may be written into any file."""
+
+    scheme: str  # http | https
+    host: str  # IPv6 without its brackets
+    port: int
+    path: str
+
+    @classmethod
+    def parse(cls, url: str) -> Endpoint:
+        """Parse `http://host:port/path`; the default path is Prometheus's /metrics. Raises ValueError."""
+        if not url.isascii() or any(letter <= " " or letter == "\x7f" for letter in url):
+            raise ValueError("must be printable ASCII without spaces")
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise ValueError(f"is not a URL ({error})") from None
+        if parts.scheme not in _PORTS:
+            raise ValueError("must begin with http:// or https://, such as http://localhost:9400/metrics")
+        if not parts.hostname:
+            raise ValueError("has no host, such as http://localhost:9400/metrics")
+        if parts.username is not None or parts.query or parts.fragment:
+            raise ValueError("must not hold user, password, query or fragment: it is written into every run's files")
+        path = "/metrics" if parts.path in ("", "/") else parts.path
+        return cls(parts.scheme, parts.hostname, port or _PORTS[parts.scheme], path)
+
+    @property
+    def name(self) -> str:
+        """Return host:port."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """Return the whole address."""
+        return f"{self.scheme}://{self.name}{self.path}"

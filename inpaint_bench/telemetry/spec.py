@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from inpaint_bench.core.endpoint import Endpoint
+from inpaint_bench.core.validation import Endpoint
 from inpaint_bench.telemetry.nvml.api import MIN_GAP_NS, gpu_uuid
 
 MAX_HZ = 1e9 / MIN_GAP_NS

@@ -16,7 +16,7 @@ from hydra.core.utils import configure_log, setup_globals
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
-from inpaint_bench.core.hydra_setup import register
+from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
 from launchers.sweep.launch_context import Surroundings
 

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.hydra_errors import explain
+from inpaint_bench.core.hydra_support import explain
 from inpaint_bench.core.site import SiteConfig, check_connect
 from inpaint_bench.core.validation import check
 

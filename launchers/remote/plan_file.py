@@ -126,7 +126,7 @@ def unpacked(path: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def command(path: str | Path) -> str:
-    return console.command("launch", "--plan", path)
+    return console.shell_command("launch", "--plan", path)
 
 
 def read(path: Path) -> Plan:

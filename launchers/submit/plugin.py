@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from inpaint_bench.core.config import BenchConfig
-from inpaint_bench.core.console import command
+from inpaint_bench.core.console import shell_command
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import MULTIRUN
 from launchers.points.composition import Composed, Composition
@@ -120,7 +120,7 @@ class SweepLauncher(Launcher):
         if bench.dry_run and order and order.order_seed != bench.order_seed:
             log.info(f"A launch draws an order of its own; order_seed={order.order_seed} makes it this one.")
         if bench.repeats == AUTO and not sending.waited:
-            log.info(f"When these have ended: {command('rerun', folder, '--repeats', 'auto')}")
+            log.info(f"When these have ended: {shell_command('rerun', folder, '--repeats', 'auto')}")
         return results
 
     def _order(self, cells: Sequence[BenchConfig]) -> Order | None:

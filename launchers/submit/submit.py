@@ -19,7 +19,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import OmegaConf
 
-from inpaint_bench.core.console import command, console, pluralize
+from inpaint_bench.core.console import console, pluralize, shell_command
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.schema import CODE, JOBS, SWEEP
 from inpaint_bench.core.site import SiteConfig
@@ -137,7 +137,7 @@ def send(choose: Callable[[], list[Point]], sending: Sending) -> list[JobReturn]
         sending.waited = True
         wait(ledger, {p.num for g in groups for p in g.points})
     elif groups:
-        log.info(f"How it stands: {command('status', folder)}")
+        log.info(f"How it stands: {shell_command('status', folder)}")
     if refused:
         which = f"{refused} of {pluralize(len(points), 'point')} {'was' if refused == 1 else 'were'} refused"
         more = f", or no word of {'it' if refused == 1 else 'them'} came back" if unheard else ""
@@ -201,7 +201,7 @@ def _write_plans(points: list[Point], ledger: Ledger) -> None:
         if method == "bundle":
             path = plan_file.pack(path, snapshot.take(ledger.folder / CODE))
         carry = f"Carry {path} there and run: {plan_file.command(path.name)}"
-        again = f"They wait in {path}; once it answers: {command('rerun', ledger.folder)}"
+        again = f"They wait in {path}; once it answers: {shell_command('rerun', ledger.folder)}"
         log.info(
             f"{pluralize(len(theirs), 'point')} for {site}, which is out of reach ({theirs[0].why}). "
             f"{again if method == 'ssh' else carry}"

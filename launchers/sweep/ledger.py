@@ -21,7 +21,7 @@ from omegaconf.errors import ValidationError
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_json, replace_json
-from inpaint_bench.core.hydra_setup import register
+from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.schema import LEDGER, MULTIRUN, SCHEMA_VERSION, SWEEP
 
 from . import lock

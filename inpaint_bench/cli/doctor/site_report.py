@@ -14,7 +14,7 @@ from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from inpaint_bench.core.console import command, console, table
+from inpaint_bench.core.console import console, shell_command, table
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.site import SiteConfig
 from launchers.points.compose import Composer, composer
@@ -261,7 +261,7 @@ def _probe(out: Console, composed: Composer, checks: Sequence[SiteCheck], option
             check.findings += _storage(result)
             continue
         failed = failed or ended
-        print(f"{job.site}: job {job.job_id}: {state}. Later: {command('doctor', 'probe-result', job.folder)}")
+        print(f"{job.site}: job {job.job_id}: {state}. Later: {shell_command('doctor', 'probe-result', job.folder)}")
         if job.log_tail:
             print(f"its log ends with\n{job.log_tail}")
     return failed

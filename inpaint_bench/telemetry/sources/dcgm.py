@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from math import isnan
 from typing import TYPE_CHECKING, Any, Final
 
-from inpaint_bench.core.endpoint import Endpoint
 from inpaint_bench.core.schema import Null
+from inpaint_bench.core.validation import Endpoint
 from inpaint_bench.telemetry.log import log
 from inpaint_bench.telemetry.sampling.streams import GPM, WINDOW
 

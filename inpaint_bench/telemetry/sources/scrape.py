@@ -9,8 +9,8 @@ import http.client
 import time
 from typing import Final
 
-from inpaint_bench.core.endpoint import Endpoint
 from inpaint_bench.core.schema import PRODUCER
+from inpaint_bench.core.validation import Endpoint
 
 TIMEOUT_S: Final = 2.0  # of the connection and of each wait
 WHOLE_S: Final = 5.0  # of the answer's body

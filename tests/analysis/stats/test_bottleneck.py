@@ -13,7 +13,7 @@ from analysis.report.tables import Builder
 from analysis.stats import bottleneck, cells
 from analysis.stats.bottleneck import SweepEvidence
 from inpaint_bench.core.config import parse_config
-from inpaint_bench.core.hydra_setup import register
+from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import ROOT, conf_dir
 from tests.analysis.report.test_tables import frame
 

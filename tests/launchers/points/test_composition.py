@@ -13,7 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import Container, DictConfig, ListConfig, Node, OmegaConf
 
 from inpaint_bench.core.config import parse_config
-from inpaint_bench.core.hydra_setup import register
+from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
 from launchers.points.composition import Composed, Composition
 

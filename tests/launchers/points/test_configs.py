@@ -12,7 +12,7 @@ from hydra.types import RunMode
 
 from inpaint_bench.core.config import NEEDS_ROOT, TRAINING_ONLY, WorkloadConfig, config_hash, parse_config
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.hydra_setup import register
+from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import ROOT, conf_dir
 from inpaint_bench.core.recipe import STUDIES
 from inpaint_bench.core.site import SiteConfig, SiteGpu

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from inpaint_bench.cli import app
 from inpaint_bench.cli.exit_codes import guarded
-from inpaint_bench.core.console import command, table
+from inpaint_bench.core.console import shell_command, table
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_json
 from inpaint_bench.launch import main
@@ -173,7 +173,7 @@ def test_a_folder_whose_name_a_shell_would_execute_comes_back_quoted(capsys, tmp
     away = ["gpu=h200", "repeats=auto", "profile=demo", "sites.delta.connect.method=slurm"]
     assert main(["-m", *away, f"hydra.sweep.dir='{folder}'"]) == 0
     said = capsys.readouterr().out.partition("When these have ended: ")[2].splitlines()[0]
-    assert said == command("rerun", folder, "--repeats", "auto")
+    assert said == shell_command("rerun", folder, "--repeats", "auto")
     pasted = subprocess.run(["bash", "-c", f"printf '%s\\n' {said}"], capture_output=True, text=True, check=True)
     assert pasted.stdout.splitlines() == ["inpaint-bench", "rerun", str(folder), "--repeats", "auto"]
 

@@ -21,10 +21,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from analysis.ingest import parts
 from inpaint_bench.core.config import config_hash
-from inpaint_bench.core.endpoint import Endpoint
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_json
 from inpaint_bench.core.schema import Null
+from inpaint_bench.core.validation import Endpoint
 from inpaint_bench.telemetry.devices import Device, open_devices
 from inpaint_bench.telemetry.nvml.api import Nvml
 from inpaint_bench.telemetry.sources import dcgm, scrape
@@ -458,8 +458,8 @@ class TestAddress:
             ("file:///etc/passwd", "must begin with http://"),
             ("ftp://node:9400/metrics", "must begin with http://"),
             ("localhost:9400", "must begin with http://"),
-            ("http:///metrics", "names no host"),
-            ("http://node:99999/metrics", "is no URL"),
+            ("http:///metrics", "has no host"),
+            ("http://node:99999/metrics", "is not a URL"),
             ("http://me:secret@node/metrics", "user, password"),
             ("http://node/metrics?token=1", "user, password, query"),
             ("http://node/a b", "without spaces"),

@@ -1,4 +1,4 @@
-"""Hydra's and OmegaConf's errors as one sentence: the key, the value, and what is allowed."""
+"""Hydra's side of the configuration: what it must know before it composes, and its errors as one sentence."""
 
 from __future__ import annotations
 
@@ -6,31 +6,49 @@ from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any
 
+from hydra.core.config_store import ConfigStore
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
-_OF_A_RESOLVER = "UserError raised while resolving interpolation: "
+from . import recipe
+from .config import BenchConfig
+from .paths import testbed_dir
+
+_RESOLVER_PREFIX = "UserError raised while resolving interpolation: "
+
+
+def register() -> None:
+    """Register the root schema and the resolvers of our configuration files; may be called again."""
+    OmegaConf.register_new_resolver("testbed", lambda: str(testbed_dir()), replace=True)
+    OmegaConf.register_new_resolver("recipes", recipe.sweep, replace=True)
+    schema = OmegaConf.structured(BenchConfig)
+    # Overrides of site files may name any key: they are checked once the site is known.
+    OmegaConf.set_struct(schema.sites, False)
+    ConfigStore.instance().store(name="bench_schema", node=schema)
 
 
 def explain(error: Exception, prefix: str = "") -> str:
-    """`prefix` is put before a key, where only a part of the configuration was looked at."""
+    """Return an error of Hydra or OmegaConf as one sentence: the key, its value, and what is allowed.
+
+    `prefix` is put before the key where only a part of the configuration was composed.
+    """
     cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and isinstance(cause.parent_node, DictConfig):
-        return _unknown_key(cause, cause.parent_node, prefix)
+        return _explain_unknown_key(cause, cause.parent_node, prefix)
     if isinstance(cause, ValidationError):
-        return f"{prefix}{cause.full_key}: {str(cause).splitlines()[0]}{_allowed(cause)}"
+        return f"{prefix}{cause.full_key}: {str(cause).splitlines()[0]}{_describe_range(cause)}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         return f"{group}={name}: no such choice; have: {', '.join(error.options)}"
     if isinstance(error, OverrideParseException):
-        said = str(error).splitlines()[0].removeprefix("LexerNoViableAltException: ")
-        return f"{error.override}: not KEY=VALUE as Hydra reads it ({said})"
-    said = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
-    return said.removeprefix(_OF_A_RESOLVER)
+        message = str(error).splitlines()[0].removeprefix("LexerNoViableAltException: ")
+        return f"{error.override}: not KEY=VALUE as Hydra reads it ({message})"
+    message = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    return message.removeprefix(_RESOLVER_PREFIX)
 
 
-def _unknown_key(error: OmegaConfBaseException, parent: DictConfig, prefix: str) -> str:
+def _explain_unknown_key(error: OmegaConfBaseException, parent: DictConfig, prefix: str) -> str:
     valid = sorted(str(key) for key in parent if key != "hydra")
     path = f"{prefix}{error.full_key or error.key}"
     where = f"in {path.rpartition('.')[0]}" if "." in path else "at the top"
@@ -39,8 +57,8 @@ def _unknown_key(error: OmegaConfBaseException, parent: DictConfig, prefix: str)
     return f"{path}: no such key {where}.{guess} Valid: {', '.join(valid)}"
 
 
-def _allowed(error: ValidationError) -> str:
-    """The range or the choices that the field's dataclass names, if any."""
+def _describe_range(error: ValidationError) -> str:
+    """Return the range that the field's dataclass declares, or nothing."""
     owner: Any = OmegaConf.get_type(error.parent_node) if isinstance(error.parent_node, DictConfig) else None
     if not is_dataclass(owner):
         return ""
