@@ -44,6 +44,7 @@ _PIPELINE = {  # our figure -> the poster's column
 def beside(build: Builder, metric: str) -> Table | None:
     """Measured beside published at the same GPU and batch; None where neither has a figure."""
     mine = build.cells.filter((pl.col("workload") == published.WORKLOAD) & pl.col(metric).is_not_null())
+    mine = mine.with_columns(published.same_training_images().alias("same_images"))
     theirs = {
         (r["gpu"], r["batch"]): r for r in published.shown().filter(pl.col("metric") == metric).iter_rows(named=True)
     }
@@ -54,7 +55,7 @@ def beside(build: Builder, metric: str) -> Table | None:
         other = theirs.get(key)
         beside = ["\u2013", "\u2013", "\u2013"]
         if other and row["recipe"] != OPTIMIZED:  # the poster tuned one cell only: see `pipeline`
-            alike = metric != "runtime_h" or row["poster_hours"]
+            alike = metric != "runtime_h" or row["same_images"]
             unequal = unequal or not alike
             ratio = number(row[metric] / other["value"]) if alike else "\u2013"
             beside = [f"{other['value']:g}", other["status"], ratio]

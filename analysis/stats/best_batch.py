@@ -1,140 +1,142 @@
-"""The best batch of each GPU as a decision: which is fastest, which is cheapest, which to take, what to run next.
+"""The best batch of each GPU: which is fastest, which needs the least energy, which to use, what to run next.
 
-To take is the smallest batch that the runs do not tell from the fastest: a smaller one leaves memory, and nothing
-that was seen is lost. A next run is proposed where it could change the decision.
+The batch to use is the smallest one that the runs do not distinguish from the fastest: it leaves memory free and loses
+nothing measurable. A next run is proposed where it could change that decision.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import polars as pl
 
 from inpaint_bench.core.schema import Reason, Status
 
 from . import cells as aggregate
+from .cells import Cell
 from .intervals import MIN_DF
 
-EXTRA_SEEDS = 2  # with a first run of each, three: the fewest that give an interval worth the name
+EXTRA_SEEDS = 2  # with the first run these make three runs, the fewest with a useful interval
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The best batch by one figure, and those that the runs do not tell from it."""
+    """The best batch by one metric, and those that the runs do not distinguish from it."""
 
     metric: str
-    cell: dict[str, Any]
+    cell: Cell
     ties: list[int]
-    open_ties: list[int]  # of these, the ones that may still be more than 2 % apart
-    next_best: int | None  # the next best batch by the mean
+    open_ties: list[int]  # those of the ties that may still differ by more than `TIE_THRESHOLD`
+    next_best: int | None  # the second best batch by its mean
     n: int  # runs of the cell with the fewest
-    candidates: int
+    candidates: int  # number of batches compared
 
     @property
     def batch(self) -> int:
+        """Return the batch with the best mean."""
         return int(self.cell["batch"])
 
     @property
     def smallest(self) -> int:
+        """Return the smallest batch among the best one and its ties."""
         return min([self.batch, *self.ties])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """Of one series: a GPU and whatever else tells it from the others."""
+    """The decision for one series: a GPU and whatever else distinguishes it from the other series."""
 
     series: str
     fastest: Choice | None
     cheapest: Choice | None
     largest_completed: int | None
     smallest_oom: int | None
-    next_run: str  # in the words of a launch command; empty where none would change anything
-    next_run_reason: str  # next_run_reason that run, or next_run_reason none
+    next_run: str  # overrides of a launch command; empty where no run would change the decision
+    next_run_reason: str  # why that run, or why none
 
 
 def decide_batches(cells: pl.DataFrame, runs: pl.DataFrame) -> list[Decision]:
-    """Per series, in the order of the cells. `runs` holds those that failed too: they show where memory ends."""
-    found = []
+    """Return a decision per series, in the order of the cells. Failed `runs` show where memory ended."""
+    decisions = []
     for (series,), group in cells.group_by("series", maintain_order=True):
-        fastest = choice(group, "images_per_s", lower_is_better=False)
-        cheapest = choice(group, "joules_per_image", lower_is_better=True)
-        ran, oom = memory_limit(group.row(0, named=True), runs)
-        command, next_run_reason = _next(group, [one for one in (fastest, cheapest) if one], ran, oom)
-        found.append(
+        fastest = choose_batch(group, "images_per_s", lower_is_better=False)
+        cheapest = choose_batch(group, "joules_per_image", lower_is_better=True)
+        largest, oom = memory_limit(group.row(0, named=True), runs)
+        next_run, reason = _next_run(group, [choice for choice in (fastest, cheapest) if choice], largest, oom)
+        decisions.append(
             Decision(
                 series=str(series),
                 fastest=fastest,
                 cheapest=cheapest,
-                largest_completed=ran,
+                largest_completed=largest,
                 smallest_oom=oom,
-                next_run=command,
-                next_run_reason=next_run_reason,
+                next_run=next_run,
+                next_run_reason=reason,
             )
         )
-    return found
+    return decisions
 
 
-def choice(group: pl.DataFrame, metric: str, *, lower_is_better: bool) -> Choice | None:
-    """The best cell of one series by its mean, and its ties; None where no cell has the figure."""
+def choose_batch(group: pl.DataFrame, metric: str, *, lower_is_better: bool) -> Choice | None:
+    """Return the best cell of one series by its mean, and its ties; None where no cell has the metric."""
     known = group.filter(pl.col(metric).is_not_null())
     if known.is_empty():
         return None
-    top, *others = known.sort(metric, descending=not lower_is_better).to_dicts()
-    tied = [
-        row for row in others if not aggregate.is_distinguishable(top, row, metric, lower_is_better=lower_is_better)
+    best, *others = known.sort(metric, descending=not lower_is_better).to_dicts()
+    ties = [
+        cell for cell in others if not aggregate.is_distinguishable(best, cell, metric, lower_is_better=lower_is_better)
     ]
     return Choice(
         metric=metric,
-        cell=top,
-        ties=sorted(row["batch"] for row in tied),
-        open_ties=sorted(row["batch"] for row in tied if not _same(top, row, metric)),
+        cell=best,
+        ties=sorted(cell["batch"] for cell in ties),
+        open_ties=sorted(cell["batch"] for cell in ties if not _is_equivalent(best, cell, metric)),
         next_best=others[0]["batch"] if others else None,
-        n=min(row[f"{metric}_n"] for row in [top, *others]),
+        n=min(cell[f"{metric}_n"] for cell in [best, *others]),
         candidates=len(others) + 1,
     )
 
 
-def _same(top: dict[str, Any], row: dict[str, Any], metric: str) -> bool:
-    """Whether the interval of the ratio lies within 2 %: no further run would show a difference that matters."""
-    found = aggregate.compare(row, top, metric)
-    ends = (found.low, found.high) if found else (None, None)
+def _is_equivalent(best: Cell, cell: Cell, metric: str) -> bool:
+    """Return whether the ratio's interval lies within 2 %: no further run would show a relevant difference."""
+    ratio = aggregate.compare(cell, best, metric)
+    ends = (ratio.low, ratio.high) if ratio else (None, None)
     return all(end is not None and abs(end) <= aggregate.TIE_THRESHOLD for end in ends)
 
 
-def memory_limit(cell: dict[str, Any], runs: pl.DataFrame) -> tuple[int | None, int | None]:
-    """Largest batch that ran to its end and smallest that ended out of GPU memory, of the runs of one series.
+def memory_limit(cell: Cell, runs: pl.DataFrame) -> tuple[int | None, int | None]:
+    """Return the largest batch that completed and the smallest that ran out of GPU memory, in the cell's series.
 
-    A run that ran out early may not say its precision or resolution: it belongs to every one.
+    A run that ran out of memory early may not know its precision or resolution: it belongs to all of them.
     """
-    same = pl.lit(True)
+    same_series = aggregate.same_comparability_key(cell["comparability_key"])
     for name in aggregate.CELL_KEYS:
         if name not in ("batch", "comparability_key"):
             equal = pl.col(name).eq_missing(pl.lit(cell[name]))
-            same &= (equal | pl.col(name).is_null()) if name in aggregate.COMPUTATION_KEYS else equal
-    same &= aggregate.same_comparability_key(cell["comparability_key"])
-    mine = runs.filter(same & pl.col("batch").is_not_null())
-    ran = mine.filter(pl.col("status") == Status.COMPLETED)["batch"].max()
-    oom = mine.filter(pl.col("reason") == Reason.OOM_GPU)["batch"].min()
-    return ran, oom  # type: ignore[return-value]
+            same_series &= (equal | pl.col(name).is_null()) if name in aggregate.COMPUTATION_KEYS else equal
+    rows = runs.filter(same_series & pl.col("batch").is_not_null())
+    completed = rows.filter(pl.col("status") == Status.COMPLETED)["batch"].max()
+    oom = rows.filter(pl.col("reason") == Reason.OOM_GPU)["batch"].min()
+    return completed, oom  # type: ignore[return-value]
 
 
-def _next(group: pl.DataFrame, choices: list[Choice], ran: int | None, oom: int | None) -> tuple[str, str]:
-    tied = {batch for one in choices if one.open_ties for batch in (one.batch, *one.open_ties)}
+def _next_run(group: pl.DataFrame, choices: list[Choice], completed: int | None, oom: int | None) -> tuple[str, str]:
+    """Return overrides of the run that could change the decision, and the reason."""
+    tied = {batch for choice in choices if choice.open_ties for batch in (choice.batch, *choice.open_ties)}
     if tied:
-        return _repeat(group, tied), "to break the tie"
-    largest = max((one.batch for one in choices), default=None)
-    if largest is not None and largest == ran and oom is None:
-        return f"batch={2 * largest}", "the best is the largest tried, and memory did not end there"
-    few = [one for one in choices if one.n <= MIN_DF and one.next_best is not None]
+        return _more_seeds(group, tied), "to break the tie"
+    largest = max((choice.batch for choice in choices), default=None)
+    if largest is not None and largest == completed and oom is None:
+        return f"batch={2 * largest}", "the best batch is the largest tried, and it did not run out of memory"
+    few = [choice for choice in choices if choice.n <= MIN_DF and choice.next_best is not None]
     if few:
-        batches = {batch for one in few for batch in (one.batch, one.next_best) if batch is not None}
-        return _repeat(group, batches), "fewer than three runs have no interval"
+        batches = {batch for choice in few for batch in (choice.batch, choice.next_best) if batch is not None}
+        return _more_seeds(group, batches), "fewer than three runs have no interval"
     return "", "no tie that matters"
 
 
-def _repeat(group: pl.DataFrame, batches: set[int]) -> str:
-    """These batches with seeds that no run of the series has."""
+def _more_seeds(group: pl.DataFrame, batches: set[int]) -> str:
+    """Return overrides for these batches with seeds that no run of the series has."""
     seeds = [seed for row in group["seeds"].to_list() for seed in row if seed is not None]
-    start = max(seeds) + 1 if seeds else max(group["n"])
-    return f"batch={','.join(map(str, sorted(batches)))} seed={','.join(str(start + i) for i in range(EXTRA_SEEDS))}"
+    first = max(seeds) + 1 if seeds else max(group["n"])
+    return f"batch={','.join(map(str, sorted(batches)))} seed={','.join(str(first + i) for i in range(EXTRA_SEEDS))}"

@@ -1,7 +1,7 @@
-"""From runs to cells: means over valid runs that may be compared, ratios between GPUs, and the best batch.
+"""Cells, i.e. replicates of one configuration: means over their runs, comparison of cells, ratios between series.
 
-The unit of replication is the run. A cell of one run has no interval, and every table says so. What two cells
-differ in is told by the interval of their ratio (ratio.py), never by two intervals that overlap or do not.
+The unit of replication is the run. A cell of one run has no interval, and every table says so. Whether two cells
+differ is decided by the interval of their ratio (intervals.py), never by whether their two intervals overlap.
 """
 
 from __future__ import annotations
@@ -12,46 +12,26 @@ from typing import Any
 
 import polars as pl
 
-from analysis import published, recipe_labels
+from analysis import recipe_labels
 from analysis.units import METRICS, gpu_label, gpu_order
 
 from .intervals import MIN_DF, Gain, Observation, gain, mean_interval, pairing_key
 
-# What is computed: another precision or resolution is another computation.
+# Runs of another precision or resolution compute something else.
 COMPUTATION_KEYS = ["precision", "resolution_px"]
-# Never averaged across: a demonstration with a measurement, another model, another site, another card count, and
-# what comparable.py tells apart.
-CELL_KEYS = [
-    "workload",
-    "model",
-    "site",
-    "gpu",
-    "gpus",
-    "batch",
-    "recipe",
-    "demonstration",
-    *COMPUTATION_KEYS,
-    "comparability_key",
-]
-# Two recipes are compared only where all of these are equal; `requested_batch` is the batch, or `auto`.
-RECIPE_COMPARISON_KEYS = [
-    "workload",
-    "model",
-    "site",
-    "gpu",
-    "gpus",
-    "requested_batch",
-    "resolution_px",
-    "demonstration",
-]
-RECIPE_COMPARISON_KEYS += ["comparability_key"]
-# Two GPUs are compared only where all of these are equal.
+# A cell is the runs that agree in all of these (comparability.py explains the last one).
+CELL_KEYS = ["workload", "model", "site", "gpu", "gpus", "batch", "recipe", "demonstration", *COMPUTATION_KEYS]
+CELL_KEYS += ["comparability_key"]
+# Recipes are compared only where all of these are equal; `requested_batch` is the batch, or `auto`.
+RECIPE_COMPARISON_KEYS = ["workload", "model", "site", "gpu", "gpus", "requested_batch"]
+RECIPE_COMPARISON_KEYS += ["resolution_px", "demonstration", "comparability_key"]
+# GPUs are compared only where all of these are equal.
 GPU_COMPARISON_KEYS = ["workload", "model", "gpus", "recipe", "demonstration", *COMPUTATION_KEYS]
-# What may stand in one picture and one sentence: whatever does this work, and however, is the choice to be made.
+# Cells that do the same work, by whatever means: they may share a figure and a headline.
 WORK_KEYS = ["workload", "model", "resolution_px", "demonstration"]
-# Told in words wherever they vary within a table.
+# Part of a series' label where they vary within a table.
 LABEL_KEYS = ["workload", "model", "recipe", "gpus", "demonstration", *COMPUTATION_KEYS, "comparability_key"]
-# May differ inside a cell, but not silently.
+# May vary within a cell, which is then reported as a difference.
 _COVARIATES = {
     "driver": "drivers",
     "torch": "torch versions",
@@ -65,17 +45,19 @@ _COVARIATES = {
     "data_identity": "data sets",
     "runtime_kind": "kinds of runtime",
 }
-TIE_THRESHOLD = 0.02  # one run says nothing of its scatter: figures as near as this are not told apart
+TIE_THRESHOLD = 0.02  # relative difference of means that counts where there are too few runs for an interval
+Cell = dict[str, Any]  # a row of `build_cells`
 
 
 def build_cells(runs: pl.DataFrame) -> pl.DataFrame:
-    """One row per group of valid runs: n, cards, run_ids, differences, and mean, 95 % interval, min, max and n of every
-    metric. In `<metric>_runs` and `seeds` stand the figures themselves, in the order of run_ids.
+    """Return one row per cell of the valid runs.
 
-    A metric's own n counts the runs that have it, `batch_searched` those whose batch was searched for.
-    `poster_hours`: every run was asked for as many images as the poster's hours stand for.
+    `run_ids`, `run_cards`, `seeds` and `<metric>_runs` are lists in one order, the single runs. Every metric has
+    its mean, `_low` and `_high` (95 % interval), `_min`, `_max` and `_n`, the number of runs that have it.
+    `batch_searched` counts the runs whose batch was searched for; `training_images_min` and `_max` span epochs times
+    images of the data set, null where any run does not know them.
     """
-    stats = [
+    metrics = [
         expression
         for name in METRICS
         for expression in (
@@ -86,14 +68,11 @@ def build_cells(runs: pl.DataFrame) -> pl.DataFrame:
             pl.col(name).alias(f"{name}_runs"),
         )
     ]
-    found = (pl.col("batch_requested") == "auto").fill_null(False).sum().alias("batch_searched")
-    counts = [pl.col(name).drop_nulls().n_unique().alias(f"{name}_kinds") for name in _COVARIATES]
-    cards = pl.col("gpu_uuid").drop_nulls().str.split(", ").explode().drop_nulls().n_unique().alias("cards")
-    asked = pl.col("epochs") * pl.col("dataset_images")
-    near = (asked / published.IMAGES - 1).abs() <= published.IMAGES_WITHIN
+    images = pl.col("epochs") * pl.col("dataset_images")
+    known = images.null_count() == 0
     table = (
         recipe_labels.add_short_names(runs)
-        .filter(pl.col("valid"))
+        .filter("valid")
         .with_columns(pl.col("comparability_key").fill_null(""))
         .sort("run_id")
         .group_by(CELL_KEYS, maintain_order=True)
@@ -102,119 +81,123 @@ def build_cells(runs: pl.DataFrame) -> pl.DataFrame:
             pl.col("run_id").alias("run_ids"),
             pl.coalesce("gpu_uuid", "node").alias("run_cards"),
             pl.col("seed").alias("seeds"),
-            cards,
-            found,
-            near.fill_null(False).all().alias("poster_hours"),
+            pl.col("gpu_uuid").drop_nulls().str.split(", ").explode().drop_nulls().n_unique().alias("cards"),
+            (pl.col("batch_requested") == "auto").fill_null(False).sum().alias("batch_searched"),
+            pl.when(known).then(images.min()).alias("training_images_min"),
+            pl.when(known).then(images.max()).alias("training_images_max"),
             pl.col(recipe_labels.COLUMN).first(),
-            *counts,
-            *stats,
+            *(pl.col(name).drop_nulls().n_unique().alias(f"{name}_kinds") for name in _COVARIATES),
+            *metrics,
         )
     )
     order = sorted(table["gpu"].unique().drop_nulls().to_list(), key=gpu_order)
     rank = pl.col("gpu").replace_strict(order, range(len(order)), return_dtype=pl.Int64, default=None)
     order_by = ("site", "gpus", "recipe", *COMPUTATION_KEYS, "comparability_key", "batch")
-    table = table.sort("workload", "model", rank, *order_by, nulls_last=True)
-    said = [
-        pl.when(pl.col(f"{name}_kinds") > 1).then(pl.format("{} " + words, pl.col(f"{name}_kinds")))
-        for name, words in _COVARIATES.items()
+    counts = [
+        pl.when(pl.col(f"{name}_kinds") > 1).then(pl.format("{} " + plural, pl.col(f"{name}_kinds")))
+        for name, plural in _COVARIATES.items()
     ]
-    differences = pl.concat_str(said, separator=", ", ignore_nulls=True).alias("differences")
-    return add_series(_with_intervals(table.with_columns(differences).drop([f"{name}_kinds" for name in _COVARIATES])))
+    table = (
+        table.sort("workload", "model", rank, *order_by, nulls_last=True)
+        .with_columns(pl.concat_str(counts, separator=", ", ignore_nulls=True).alias("differences"))
+        .drop([f"{name}_kinds" for name in _COVARIATES])
+    )
+    return add_series(_add_intervals(table))
 
 
-def same_comparability_key(apart: str | None) -> pl.Expr:
-    """Runs that may belong to a cell: a run that ended early knows less of what tells it apart than the cell does.
+def same_comparability_key(key: str | None) -> pl.Expr:
+    """Select the runs that may belong to a cell with this key.
 
-    Of one that counts nothing is guessed.
+    A valid run must have the same key. One that ended early may know less of it: a key that this one begins with.
     """
     own = pl.col("comparability_key").fill_null("")
-    less = pl.lit(f"{apart or ''}, ").str.starts_with(pl.concat_str(own, pl.lit(", "))) | (own == "")
-    return pl.when(pl.col("valid")).then(own == (apart or "")).otherwise(less)
+    prefix = pl.lit(f"{key or ''}, ").str.starts_with(pl.concat_str(own, pl.lit(", "))) | (own == "")
+    return pl.when(pl.col("valid")).then(own == (key or "")).otherwise(prefix)
 
 
-def _with_intervals(table: pl.DataFrame) -> pl.DataFrame:
-    """Add the ends of every metric's interval: null where too few runs or cards have it (see `interval`)."""
-    found: dict[str, list[float | None]] = {f"{name}_{end}": [] for name in METRICS for end in ("low", "high")}
-    for row in table.iter_rows(named=True):
-        for name in METRICS:
-            low, high = metric_interval(name, observations(row, name)) or (None, None)
-            found[f"{name}_low"].append(low)
-            found[f"{name}_high"].append(high)
-    return table.with_columns(pl.Series(name, ends, dtype=pl.Float64) for name, ends in found.items())
+def _add_intervals(table: pl.DataFrame) -> pl.DataFrame:
+    intervals = {
+        name: [metric_interval(name, observations(row, name)) or (None, None) for row in table.iter_rows(named=True)]
+        for name in METRICS
+    }
+    return table.with_columns(
+        pl.Series(f"{name}_{end}", [pair[index] for pair in pairs], dtype=pl.Float64)
+        for name, pairs in intervals.items()
+        for index, end in enumerate(("low", "high"))
+    )
 
 
-def metric_interval(metric: str, figures: list[Observation]) -> tuple[float, float] | None:
-    """The 95 % interval of a metric's mean, cut to what the metric can be; None with fewer than `MIN_DF`."""
-    ends = mean_interval(figures, min_df=MIN_DF)
+def metric_interval(metric: str, values: list[Observation]) -> tuple[float, float] | None:
+    """Return the 95 % interval of a metric's mean, clipped to its possible values; None for less than `MIN_DF`."""
+    ends = mean_interval(values, min_df=MIN_DF)
     return None if ends is None else (max(ends[0], 0.0), min(ends[1], METRICS[metric].upper_bound))
 
 
-def compare(new: dict[str, Any], old: dict[str, Any], metric: str) -> Gain | None:
-    """One cell over another, with an interval where at least three runs, cards or pairs stand behind it."""
+def observations(cell: Cell, metric: str) -> list[Observation]:
+    """Return the metric of each run of a cell that has it, by card and seed."""
+    rows = zip(cell["run_cards"], cell["seeds"], cell["run_ids"], cell[f"{metric}_runs"], strict=True)
+    return [(pairing_key(card, seed, run_id), value) for card, seed, run_id, value in rows if value is not None]
+
+
+def compare(new: Cell, old: Cell, metric: str) -> Gain | None:
+    """Return one cell over another, with an interval where at least three runs, cards or pairs support it."""
     return gain(observations(new, metric), observations(old, metric), min_df=MIN_DF)
 
 
-def observations(cell: dict[str, Any], metric: str) -> list[Observation]:
-    """The figure of each of a cell's runs that has it, by card and seed."""
-    each = zip(cell["run_cards"], cell["seeds"], cell["run_ids"], cell[f"{metric}_runs"], strict=True)
-    return [(pairing_key(card, seed, run_id), value) for card, seed, run_id, value in each if value is not None]
+def is_distinguishable(better: Cell, other: Cell, metric: str, *, lower_is_better: bool) -> bool:
+    """Return whether the runs show that the first cell is the better one, by the interval of the ratio.
 
-
-def is_distinguishable(better: dict[str, Any], other: dict[str, Any], metric: str, *, lower_is_better: bool) -> bool:
-    """Whether the runs of two cells show that one is better: by the interval of their ratio.
-
-    Where there are too few runs for an interval: if every run of the one is better than every run of the other, and
-    the means are more than 2 % apart. That is a habit and no statistics.
+    Too few runs for an interval count as different where the two cells' runs do not overlap and their means differ
+    by more than `TIE_THRESHOLD`: a convention, not statistics.
     """
-    found = compare(better, other, metric)
-    if found is None:
+    ratio = compare(better, other, metric)
+    if ratio is None:
         return True
-    ahead = (lambda value: -value) if lower_is_better else (lambda value: value)
-    if found.low is None or found.high is None:
-        best, worst = ("max", "min") if lower_is_better else ("min", "max")
-        apart = ahead(better[f"{metric}_{best}"]) > ahead(other[f"{metric}_{worst}"])
-        return apart and ahead(found.value) > TIE_THRESHOLD
-    return ahead(found.high if lower_is_better else found.low) > 0
+    sign = -1 if lower_is_better else 1
+    if ratio.low is None or ratio.high is None:
+        worst, best = ("max", "min") if lower_is_better else ("min", "max")
+        separate = sign * better[f"{metric}_{worst}"] > sign * other[f"{metric}_{best}"]
+        return separate and sign * ratio.value > TIE_THRESHOLD
+    return sign * (ratio.high if lower_is_better else ratio.low) > 0
 
 
 def add_series(table: pl.DataFrame) -> pl.DataFrame:
-    """Add `series`: the GPU, and whatever else tells its cells apart in this table."""
+    """Add the label `series`: the GPU, and every key that varies within this table."""
     varying = [name for name in LABEL_KEYS if table[name].n_unique() > 1]
-    sites = table.group_by("gpu").agg(pl.col("site").n_unique()) if table.height else None
-    if sites is not None and (sites["site"] > 1).any():
+    if table.height and (table.group_by("gpu").agg(pl.col("site").n_unique())["site"] > 1).any():
         varying.append("site")
-    names = []
+    labels = []
     for row in table.iter_rows(named=True):
-        words = {"gpus": f"{row['gpus']} GPUs", "demonstration": "demo" if row["demonstration"] else "real"}
-        words |= {"resolution_px": f"{row['resolution_px']} px", "recipe": str(row[recipe_labels.COLUMN])}
-        extra = [words.get(name, str(row[name])) for name in varying]
-        names.append(" \u00b7 ".join([gpu_label(row["gpu"]), *filter(None, extra)]))
-    return table.with_columns(pl.Series("series", names, dtype=pl.String))
+        text = {"gpus": f"{row['gpus']} GPUs", "demonstration": "demo" if row["demonstration"] else "real"}
+        text |= {"resolution_px": f"{row['resolution_px']} px", "recipe": str(row[recipe_labels.COLUMN])}
+        parts = [text.get(name, str(row[name])) for name in varying]
+        labels.append(" \u00b7 ".join([gpu_label(row["gpu"]), *filter(None, parts)]))
+    return table.with_columns(pl.Series("series", labels, dtype=pl.String))
 
 
-def list_differences(runs: pl.DataFrame, but: tuple[str, ...] = ()) -> str:
-    """What these runs differ in of all that is watched, e.g. `2 drivers, 3 cards`."""
-    kinds = {words: runs[name].drop_nulls().n_unique() for name, words in _COVARIATES.items() if name not in but}
-    return ", ".join(f"{count} {words}" for words, count in kinds.items() if count > 1)
+def list_differences(runs: pl.DataFrame, ignore: tuple[str, ...] = ()) -> str:
+    """Return what these runs differ in of all covariates, e.g. `2 drivers, 3 cards`."""
+    counts = {text: runs[name].drop_nulls().n_unique() for name, text in _COVARIATES.items() if name not in ignore}
+    return ", ".join(f"{count} {text}" for text, count in counts.items() if count > 1)
 
 
 def differences_note(table: pl.DataFrame) -> str:
-    """One sentence that names the cells whose runs differ in something watched; empty where none do."""
-    found: dict[tuple[str, str], list[str]] = {}
+    """Return a sentence that lists the cells whose runs differ in a covariate, or an empty string."""
+    groups: dict[tuple[str, str], list[str]] = {}
     for series, batch, differences in table.select("series", "batch", "differences").iter_rows():
         if differences:
-            found.setdefault((differences, series), []).append(str(batch))
-    words = [f"{series} batch {', '.join(batches)}: {differences}" for (differences, series), batches in found.items()]
-    return f"Cells that mix: {'; '.join(words)}." if words else ""
+            groups.setdefault((differences, series), []).append(str(batch))
+    cells = [f"{series} batch {', '.join(batches)}: {text}" for (text, series), batches in groups.items()]
+    return f"Cells whose runs differ: {'; '.join(cells)}." if cells else ""
 
 
 def searched_batch_note(table: pl.DataFrame) -> str:
-    """One sentence that names the batches that a search found; empty where all were asked for."""
-    words = []
+    """Return a sentence that lists the batches that a search found, or an empty string."""
+    cells = []
     for row in table.filter(pl.col("batch_searched") > 0).iter_rows(named=True):
         part = "" if row["batch_searched"] == row["n"] else f" ({row['batch_searched']} of {row['n']} runs)"
-        words.append(f"{row['series']} batch {row['batch']}{part}")
-    return f"Found by a search (batch=auto), not asked for: {'; '.join(words)}." if words else ""
+        cells.append(f"{row['series']} batch {row['batch']}{part}")
+    return f"Found by a search (batch=auto): {'; '.join(cells)}." if cells else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,49 +206,38 @@ class Ratio:
 
     fast: str
     slow: str
-    low: float
-    high: float
     by_batch: dict[int, float]
     gains: dict[int, Gain] = field(default_factory=dict)  # the same with intervals, where runs are known
 
     @property
     def text(self) -> str:
-        """The range as printed: one decimal, a single number where both ends round to the same."""
-        ends = dict.fromkeys((f"{self.low:.1f}", f"{self.high:.1f}"))
+        """Return the range over batches: one decimal, a single number where both ends round to the same."""
+        ends = dict.fromkeys(f"{end:.1f}" for end in (min(self.by_batch.values()), max(self.by_batch.values())))
         return "\u2013".join(ends)
 
 
 def ratios(table: pl.DataFrame, *, value: str, lower_is_faster: bool = False) -> list[Ratio]:
-    """Ratio matrix over `series` at equal batch. `table` has series, batch and the value's column.
+    """Return the ratio of every two series at equal batch, the slower series first.
 
-    Of cells: ratios of geometric means over runs, with intervals.
+    `table` has series, batch and the value's column. Of cells the ratios are those of geometric means over runs.
     """
+    rows = {(row["series"], row["batch"]): row for row in table.iter_rows(named=True) if row[value]}
     speed: dict[str, dict[int, float]] = {}
-    cells: dict[tuple[str, int], dict[str, Any]] = {}
-    for row in table.iter_rows(named=True):
-        series, batch, number = row["series"], row["batch"], row[value]
-        if number:
-            speed.setdefault(series, {})[batch] = 1 / number if lower_is_faster else number
-            cells[series, batch] = row
-    order = sorted(speed, key=lambda s: (_geometric_mean(speed[s]), s))
-    of_runs = f"{value}_runs" in table.columns and not lower_is_faster
-    found = []
-    for i, slow in enumerate(order):
-        for fast in order[i + 1 :]:
-            shared = sorted(speed[slow].keys() & speed[fast].keys())
-            if not shared:
-                continue
-            gains: dict[int, Gain] = {}
-            for batch in shared if of_runs else []:
-                one = compare(cells[fast, batch], cells[slow, batch], value)
-                if one is not None:
-                    gains[batch] = one
-            plain = {batch: speed[fast][batch] / speed[slow][batch] for batch in shared}
-            by_batch = {batch: 1 + gains[batch].value if batch in gains else plain[batch] for batch in shared}
-            low, high = min(by_batch.values()), max(by_batch.values())
-            found.append(Ratio(fast=fast, slow=slow, low=low, high=high, by_batch=by_batch, gains=gains))
-    return found
+    for (series, batch), row in rows.items():
+        speed.setdefault(series, {})[batch] = 1 / row[value] if lower_is_faster else row[value]
+    order = sorted(speed, key=lambda series: (_geometric_mean(speed[series]), series))
+    has_runs = f"{value}_runs" in table.columns and not lower_is_faster
+    pairs = [(fast, slow) for index, slow in enumerate(order) for fast in order[index + 1 :]]
+    result = []
+    for fast, slow in pairs:
+        if shared := sorted(speed[slow].keys() & speed[fast].keys()):
+            gains = {batch: compare(rows[fast, batch], rows[slow, batch], value) for batch in shared if has_runs}
+            known = {batch: change for batch, change in gains.items() if change is not None}
+            by_batch = {batch: speed[fast][batch] / speed[slow][batch] for batch in shared}
+            by_batch |= {batch: 1 + change.value for batch, change in known.items()}
+            result.append(Ratio(fast=fast, slow=slow, by_batch=by_batch, gains=known))
+    return result
 
 
 def _geometric_mean(values: dict[int, float]) -> float:
-    return math.exp(sum(math.log(v) for v in values.values()) / len(values))
+    return math.exp(sum(math.log(value) for value in values.values()) / len(values))

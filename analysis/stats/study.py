@@ -1,8 +1,8 @@
-"""Comparisons of recipes as they were asked for: every step of a study with its runs, ran or not.
+"""Studies, i.e. planned comparisons of recipes: every step with its runs, whether they ran or not.
 
-A study's runs are compared with each other only, within one workload, model, site, GPU, card count, batch and
-resolution. Recipe and precision differ: they are what is compared. A step without a run that counts stays in
-its place and says why: not run yet, unavailable here, or failed.
+Runs of a study are compared only with each other, within one workload, model, site, GPU, number of GPUs, batch and
+resolution; recipe and precision are what is compared. A step without a valid run stays in its place and says why:
+not run yet, unavailable on that machine, or failed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from . import cells
 from .intervals import MIN_DF, Gain, Observation, gain, pairing_key
 
 LADDER, ONE_AT_A_TIME, LEAVE_ONE_OUT = "ladder", "one_at_a_time", "leave_one_out"
-_STUDY = ["study_name", "study_base", "study_levers"]
 NOT_RUN = "not run yet"
+Row = dict[str, Any]  # of runs.parquet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,65 +33,67 @@ class Step:
 
     label: str
     recipe: str
-    added: list[str] = field(default_factory=list)  # levers that set it apart from what it is compared with
-    attempts: list[dict[str, Any]]  # rows of the run table, whether they count or not
-    runs: list[dict[str, Any]] = field(init=False)  # those that count
+    added: list[str] = field(default_factory=list)  # levers that distinguish it from what it is compared with
+    attempts: list[Row]
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "runs", [row for row in self.attempts if row["valid"]])
+    @property
+    def runs(self) -> list[Row]:
+        """Return the valid attempts."""
+        return [row for row in self.attempts if row["valid"]]
 
     @property
     def failures(self) -> str:
-        """Empty where everything that was tried counts; else what happened to the rest."""
-        lost = [_fate(row) for row in self.attempts if not row["valid"] and not _made_good(row, self.runs)]
+        """Return what happened to the attempts that are not valid, unless a later attempt at their point is."""
         if not self.attempts:
             return NOT_RUN
-        counts = Counter(lost)
+        points = {(run["sweep_id"], run["point"]) for run in self.runs if None not in (run["sweep_id"], run["point"])}
+        lost = [row for row in self.attempts if not row["valid"] and (row["sweep_id"], row["point"]) not in points]
+        counts = Counter(map(_failure, lost))
         if not self.runs and len(counts) == 1:
-            return lost[0]
-        return "; ".join(f"{count} {why}" for why, count in counts.items())
+            return next(iter(counts))
+        return "; ".join(f"{count} {reason}" for reason, count in counts.items())
 
     @property
     def status(self) -> str:
-        """One word or two for a step without a run that counts."""
+        """Return a label for a step without a valid run."""
         if not self.attempts:
             return NOT_RUN
-        return "unavailable" if any(map(is_unavailable, self.attempts)) else "no run counts"
+        return "unavailable" if any(map(is_unavailable, self.attempts)) else "no valid run"
 
     def levers(self) -> list[dict[str, Any]]:
-        """Every lever as found in its runs, the worst finding of each: not active before not checked."""
+        """Return every lever as its runs report it, the worst report of each: inactive before not checked."""
         rank = {False: 0, None: 1, True: 2}
-        found: dict[str, dict[str, Any]] = {}
-        for row in self.runs:
-            for lever in json.loads(row["levers"] or "[]"):
-                kept = found.get(lever["name"])
-                if kept is None or rank[lever.get("active")] < rank[kept.get("active")]:
-                    found[lever["name"]] = lever
-        return list(found.values())
+        reports = [lever for row in self.runs for lever in json.loads(row["levers"] or "[]")]
+        worst: dict[str, dict[str, Any]] = {}
+        for lever in reports:
+            last = worst.get(lever["name"])
+            if last is None or rank[lever.get("active")] < rank[last.get("active")]:
+                worst[lever["name"]] = lever
+        return list(worst.values())
 
     def parity(self) -> tuple[float, str] | None:
-        """The largest error against the reference that any of its runs found, and of what."""
-        known = [
+        """Return the largest error against the reference in any run, and the quantity that it is the error of."""
+        errors = [
             (row[name], name.removeprefix("parity_").removesuffix("_rel"))
             for row in self.runs
             for name in PARITY
             if row[name] is not None
         ]
-        return max(known, default=None)
+        return max(errors, default=None)
 
     @property
     def parity_exceeded(self) -> bool:
-        """Whether any of its runs was so far from the reference that something else is computed."""
+        """Return whether any run was so far from the reference that it computes something else."""
         return any(row["parity_exceeded"] for row in self.runs)
 
     def summarise(self, metric: str) -> dict[str, Any]:
-        """Mean, range, interval and n, named as in a cell."""
-        found = observations(self.runs, metric)
-        values = [value for _, value in found]
-        ends = (sum(values) / len(values), min(values), max(values)) if values else (None, None, None)
-        stats = dict(zip((metric, f"{metric}_min", f"{metric}_max"), ends, strict=True))
-        low, high = cells.metric_interval(metric, found) or (None, None)
-        return {**stats, f"{metric}_low": low, f"{metric}_high": high, f"{metric}_n": len(values), "n": len(self.runs)}
+        """Return mean, range, interval and n of a metric, named as in a cell."""
+        known = observations(self.runs, metric)
+        values = [value for _, value in known]
+        mean, least, most = (sum(values) / len(values), min(values), max(values)) if values else (None, None, None)
+        low, high = cells.metric_interval(metric, known) or (None, None)
+        spread = {f"{metric}_min": least, f"{metric}_max": most, f"{metric}_low": low, f"{metric}_high": high}
+        return {metric: mean, **spread, f"{metric}_n": len(values), "n": len(self.runs)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,141 +102,131 @@ class Comparison:
 
     kind: str
     setting: str  # GPU, batch and site
-    workload_label: str  # the rest of what is equal in all of it
+    workload_label: str  # what else is equal in all of it
     name: str  # for ids and file names
     steps: list[Step]
-    differences: str  # what its runs differ in, beside the recipe
+    differences: str  # what its runs differ in, besides the recipe
     unmatched_runs: int  # runs of the study whose recipe is none of its steps
 
     @property
     def has_runs(self) -> bool:
+        """Return whether any step has a valid run."""
         return any(step.runs for step in self.steps)
 
     def previous_measured(self, index: int) -> int | None:
-        """The nearest earlier step that has runs."""
+        """Return the nearest earlier step that has runs."""
         return next((i for i in range(index - 1, -1, -1) if self.steps[i].runs), None)
 
 
 def step_gain(new: Step, old: Step, metric: str = "images_per_s") -> Gain | None:
-    """New over old; pairs are runs of one card with one seed."""
+    """Return new over old; pairs are runs of one card with one seed."""
     return gain(observations(new.runs, metric), observations(old.runs, metric), min_df=MIN_DF)
 
 
-def observations(rows: list[dict[str, Any]], metric: str) -> list[Observation]:
-    """A figure of each run that has it, by card and seed; see `pairing_key`."""
+def observations(rows: list[Row], metric: str) -> list[Observation]:
+    """Return the metric of each run that has it, by card and seed."""
     known = [row for row in rows if row[metric] is not None]
     return [(pairing_key(row["gpu_uuid"] or row["node"], row["seed"], row["run_id"]), row[metric]) for row in known]
 
 
 def is_study_run() -> pl.Expr:
-    """Runs that a study sent."""
+    """Select the runs that a study submitted."""
     return pl.col("study_name").is_in(list(STUDIES)).fill_null(False)
 
 
-def comparisons(runs: pl.DataFrame) -> list[Comparison]:
-    """Every study on every GPU and batch it was sent to, those without any run that counts included."""
-    mine = runs.filter(is_study_run()).with_columns(requested_batch())
-    if mine.is_empty():
-        return []
-    found = sorted(comparable_groups(mine, *_STUDY), key=lambda part: _order(part.row(0, named=True)))
-    return [_comparison(part, index) for index, part in enumerate(found)]
-
-
 def requested_batch() -> pl.Expr:
-    """The batch as it was asked for: `auto` is one group, whatever each recipe's search found."""
+    """Return the batch as requested: `auto` is one group, whatever batch the search of each recipe found."""
     return pl.coalesce("batch_requested", pl.col("batch").cast(pl.String)).alias("requested_batch")
 
 
-def comparable_groups(runs: pl.DataFrame, *more: str) -> list[pl.DataFrame]:
-    """Runs whose recipes may be compared. `runs` has requested_batch.
+def comparisons(runs: pl.DataFrame) -> list[Comparison]:
+    """Return every study on every GPU and batch that it was submitted for, also those without a valid run."""
+    rows = runs.filter(is_study_run()).with_columns(requested_batch())
+    groups = comparable_groups(rows, "study_name", "study_base", "study_levers")
+    groups.sort(key=lambda group: _order(group.row(0, named=True)))
+    return [_comparison(group, index) for index, group in enumerate(groups)]
 
-    A run that failed before it knew its resolution belongs to every resolution of its group; the same where runs
-    are told apart by what they must not be averaged across.
+
+def comparable_groups(runs: pl.DataFrame, *more_keys: str) -> list[pl.DataFrame]:
+    """Split runs, which have requested_batch, into groups whose recipes may be compared.
+
+    A run that failed before it knew its resolution belongs to every resolution of its group; the same goes for its
+    comparability key.
     """
     if runs.is_empty():
         return []
-    keys = [
-        *more,
-        *(name for name in cells.RECIPE_COMPARISON_KEYS if name not in ("resolution_px", "comparability_key")),
-    ]
-    found = []
-    for group in runs.partition_by(keys, maintain_order=True):
-        own = pl.col("resolution_px")
+    keys = [name for name in cells.RECIPE_COMPARISON_KEYS if name not in ("resolution_px", "comparability_key")]
+    result = []
+    for group in runs.partition_by([*more_keys, *keys], maintain_order=True):
+        resolution = pl.col("resolution_px")
         known = group["resolution_px"].drop_nulls().unique().sort().to_list()
-        for part in [group.filter((own == px) | own.is_null()) for px in known] or [group]:
-            apart = part.filter("valid")["comparability_key"].fill_null("").unique().sort().to_list()
-            found += [part.filter(cells.same_comparability_key(one)) for one in apart] or [part]
-    return found
+        for part in [group.filter((resolution == px) | resolution.is_null()) for px in known] or [group]:
+            labels = part.filter("valid")["comparability_key"].fill_null("").unique().sort().to_list()
+            result += [part.filter(cells.same_comparability_key(label)) for label in labels] or [part]
+    return result
 
 
-def _order(row: dict[str, Any]) -> tuple[Any, ...]:
-    kinds = (LADDER, ONE_AT_A_TIME, LEAVE_ONE_OUT)
-    batch = row["requested_batch"] or ""
-    return kinds.index(row["study_name"]), gpu_order(row["gpu"]), row["site"], batch.zfill(8), row["study_levers"]
+def _order(row: Row) -> tuple[Any, ...]:
+    kind = (LADDER, ONE_AT_A_TIME, LEAVE_ONE_OUT).index(row["study_name"])
+    return kind, gpu_order(row["gpu"]), row["site"], (row["requested_batch"] or "").zfill(8), row["study_levers"]
 
 
-def _comparison(part: pl.DataFrame, index: int) -> Comparison:
-    rows = part.to_dicts()
+def _comparison(group: pl.DataFrame, index: int) -> Comparison:
+    rows = group.to_dicts()
     first = rows[0]
     kind, base, levers = first["study_name"], first["study_base"], first["study_levers"].split(",")
-    wanted = STUDIES[kind](base, levers)
+    recipes = STUDIES[kind](base, levers)
     labels = {
         LADDER: [base, *(f"+ {lever}" for lever in levers)],
         ONE_AT_A_TIME: [base, *levers],
         LEAVE_ONE_OUT: ["all", *(f"without {lever}" for lever in levers)],
     }[kind]
-    places = [_place(row, wanted) for row in rows]
     added = [[], *(lever.split("+") for lever in levers)] if kind != LEAVE_ONE_OUT else [[] for _ in labels]
+    matches = [_matching_step(row, recipes) for row in rows]
     steps = []
-    for place, (label, parts) in enumerate(zip(labels, wanted, strict=True)):
-        mine = [row for row, at in zip(rows, places, strict=True) if at == place]
-        name = next((row["recipe"] for row in mine if row["recipe"]), "+".join(parts).removeprefix("baseline+"))
-        steps.append(Step(label=label, recipe=name, attempts=mine, added=added[place]))
-    what = [first["model"] or "model unknown"]
-    what += [f"{first['gpus']} GPUs"] if (first["gpus"] or 1) > 1 else []
-    what += [f"{px} px" for px in part["resolution_px"].drop_nulls().head(1)]
-    valid = part.filter(pl.col("valid"))
-    apart = sorted(set(valid["comparability_key"].drop_nulls()) - {""})
+    for place, (label, parts) in enumerate(zip(labels, recipes, strict=True)):
+        attempts = [row for row, match in zip(rows, matches, strict=True) if match == place]
+        name = next((row["recipe"] for row in attempts if row["recipe"]), "+".join(parts).removeprefix("baseline+"))
+        steps.append(Step(label=label, recipe=name, attempts=attempts, added=added[place]))
+    workload = [first["model"] or "model unknown"]
+    workload += [f"{first['gpus']} GPUs"] if (first["gpus"] or 1) > 1 else []
+    workload += [f"{px} px" for px in group["resolution_px"].drop_nulls().head(1)]
+    valid = group.filter("valid")
+    site = [first["site"], *sorted(set(valid["comparability_key"].drop_nulls()) - {""})]
     return Comparison(
         kind=kind,
-        setting=f"{gpu_label(first['gpu'])}, batch {first['requested_batch']}, {', '.join([first['site'], *apart])}",
-        workload_label=", ".join(what),
+        setting=f"{gpu_label(first['gpu'])}, batch {first['requested_batch']}, {', '.join(site)}",
+        workload_label=", ".join(workload),
         name=f"{kind.replace('_', '-')}-{index}",
         steps=steps,
-        differences=cells.list_differences(valid, but=("config_hash", "runtime_kind")),
-        unmatched_runs=places.count(None),
+        differences=cells.list_differences(valid, ignore=("config_hash", "runtime_kind")),
+        unmatched_runs=matches.count(None),
     )
 
 
-def _place(row: dict[str, Any], wanted: list[list[str]]) -> int | None:
-    """Which step a run is, by the recipes that its point asked for, or by its recipe's name."""
-    parts = (row["recipe_parts"] or "").split(",")
-    if parts in wanted:
-        return wanted.index(parts)
-    name = {*(row["recipe"] or "").split("+")} - {"baseline"}
-    return next((i for i, one in enumerate(wanted) if {*one} - {"baseline"} == name), None)
+def _matching_step(row: Row, recipes: list[list[str]]) -> int | None:
+    """Return the step that a run belongs to: by the recipe that its point requested, else by its recipe's name."""
+    requested = (row["recipe_parts"] or "").split(",")
+    if requested in recipes:
+        return recipes.index(requested)
+    levers = {*(row["recipe"] or "").split("+")} - {"baseline"}
+    return next((index for index, recipe in enumerate(recipes) if {*recipe} - {"baseline"} == levers), None)
 
 
-def _fate(row: dict[str, Any]) -> str:
+def _failure(row: Row) -> str:
     if is_unavailable(row):
         return f"unavailable: {row['message'] or 'no reason given'}"
     if row["status"] == "completed":
-        return f"does not count: {row['invalid_reason']}"
+        return f"not valid: {row['invalid_reason']}"
     return f"{row['status']}" + (f" ({row['reason']})" if row["reason"] else "")
 
 
-def _made_good(row: dict[str, Any], runs: list[dict[str, Any]]) -> bool:
-    """A later attempt at the same point counts."""
-    point = (row["sweep_id"], row["point"])
-    return None not in point and any((run["sweep_id"], run["point"]) == point for run in runs)
-
-
 def overview_runs(runs: pl.DataFrame) -> pl.DataFrame:
-    """Runs for the tables and figures over GPUs and batches: of the recipes that were sent outside a study.
+    """Return the runs for tables and figures over GPUs and batches: those of recipes that ran outside a study.
 
-    Where there are only studies, of their bases; the other recipes have the tables of their study.
+    Where there are only studies, these are the runs of their bases; the tables of a study show the other recipes.
     """
     outside = runs.filter(~is_study_run())["recipe"].unique()
-    named = outside if len(outside) else runs["study_base"].unique()
-    shown = runs.filter(pl.col("recipe").is_in(named.drop_nulls().to_list()))
+    recipes = outside if len(outside) else runs["study_base"].unique()
+    shown = runs.filter(pl.col("recipe").is_in(recipes.drop_nulls().to_list()))
     return shown if shown.height else runs

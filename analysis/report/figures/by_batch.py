@@ -175,7 +175,7 @@ def _published(shown: pl.DataFrame, metric: str, kind: str) -> list[Row]:
         theirs = theirs.with_columns((1 / pl.col("value")).alias("value"))
     alike = pl.col("workload") == published.WORKLOAD
     if metric == "runtime_h":
-        alike &= pl.col("poster_hours")
+        alike &= published.same_training_images()
     plain = pl.col("recipe").is_in(_POSTER_RECIPES)  # the recipe that the poster's sweep ran, where it was measured
     slots = (
         shown.filter(alike)

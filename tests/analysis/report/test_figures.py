@@ -134,9 +134,9 @@ def test_two_cards_show_their_range_without_caps_and_no_interval() -> None:
 
 def test_the_posters_figures_stand_with_the_baseline_not_with_the_first_recipe() -> None:
     """Regression: they had the colour of a recipe with caches, because its name comes first."""
-    work = {"workload": published.WORKLOAD, "gpu": "h200", "poster_hours": True}
+    work = {"workload": published.WORKLOAD, "gpu": "h200"}
     rows = [*runs_of(16, 80.0, recipe="adamw_fused", **work), *runs_of(16, 36.0, recipe="baseline", **work)]
-    figure = throughput([{name: value for name, value in row.items() if name != "poster_hours"} for row in rows])
+    figure = throughput(rows)
     assert {row["series"] for row in marks(figure, "point", filled=False, size=55)} == {"H200 \u00b7 baseline"}
 
 

@@ -88,7 +88,7 @@ def test_tables_use_the_batch_that_was_found_and_say_that_it_was(tmp_path: Path)
     assert "auto" not in " ".join(line for line in lines if line.startswith("| "))
     assert any("| 40 (found) |" in line for line in lines if line.startswith("| r-01"))
     assert all("| 8 |" in line for line in lines if line.startswith("| r-02"))
-    said = "Found by a search (batch=auto), not asked for: A40 batch 40."
+    said = "Found by a search (batch=auto): A40 batch 40."
     assert sum(said in line for line in lines) >= 3, "throughput, energy and memory say so"
     cells = aggregate.build_cells(open_dataset(tmp_path / "ds").runs)
     assert cells.select("batch", "batch_searched").rows() == [(8, 0), (40, 1)]

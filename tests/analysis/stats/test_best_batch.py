@@ -1,4 +1,4 @@
-"""What the report decides: ratios with intervals, ties told as ties, the best batch, and the next run."""
+"""Ratios with intervals, ties, the best batch, and the proposed next run."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def runs_of(batch: int, *speeds: float, card: str | None = "GPU-1", **more: Any)
 
 def decide(*rows: dict[str, Any]) -> Decision:
     runs = frame(*rows)
-    (one,) = best_batch.decide_batches(Builder(runs=runs).cells, runs)
-    return one
+    (decision,) = best_batch.decide_batches(Builder(runs=runs).cells, runs)
+    return decision
 
 
-def test_a_cell_of_several_runs_has_an_interval_and_one_of_one_has_none() -> None:
+def test_cell_of_one_run_has_no_interval() -> None:
     cells = aggregate.build_cells(frame(*runs_of(8, 10.0, 11.0, 12.0), *runs_of(16, 20.0)))
     several, single = cells.to_dicts()
     assert tables.spread(several, "images_per_s") == "11.0 (8.52 to 13.5)"
@@ -37,7 +37,7 @@ def test_a_cell_of_several_runs_has_an_interval_and_one_of_one_has_none() -> Non
     assert (single["images_per_s_low"], single["images_per_s_n"]) == (None, 1)
 
 
-def test_runs_on_several_cards_have_the_interval_of_the_cards() -> None:
+def test_runs_on_several_cards_have_the_interval_over_cards() -> None:
     """Card means 10, 11, 12: as three runs."""
     cards = (("GPU-1", 10.0), ("GPU-2", 11.0), ("GPU-3", 12.0))
     rows = [row for card, value in cards for row in runs_of(8, value, value, value, card=card, node=card)]
@@ -60,7 +60,7 @@ def test_two_runs_or_two_cards_show_their_range_and_no_interval() -> None:
     ("metric", "values", "ends"),
     [("gpu_util_pct", (92.0, 99.0, 99.5), (86.5, 100)), ("compile_s", (10.0, 12.0, 114.0), (0, 193))],
 )
-def test_an_interval_ends_where_the_figure_cannot_be(
+def test_interval_is_clipped_to_possible_values(
     metric: str, values: tuple[float, ...], ends: tuple[float, float]
 ) -> None:
     """Regression: utilisation up to 124 %, and a compilation of -104 s."""
@@ -69,7 +69,7 @@ def test_an_interval_ends_where_the_figure_cannot_be(
     assert (cell[f"{metric}_low"], cell[f"{metric}_high"]) == pytest.approx(ends, abs=0.5)
 
 
-def test_too_few_runs_for_an_interval_are_told_apart_where_they_do_not_overlap() -> None:
+def test_too_few_runs_for_an_interval_differ_where_they_do_not_overlap() -> None:
     """Regression: 117 images/s was `not told from` 78, because two pairs have an interval of a factor of two."""
     slow, fast = runs_of(8, 72.6, 78.7), runs_of(16, 117.1, 117.6, 117.4)
     clear = aggregate.build_cells(frame(*slow, *fast)).to_dicts()
@@ -80,7 +80,7 @@ def test_too_few_runs_for_an_interval_are_told_apart_where_they_do_not_overlap()
     assert not aggregate.is_distinguishable(overlapping[1], overlapping[0], "joules_per_image", lower_is_better=True)
 
 
-def test_gpu_ratios_have_intervals_and_ties_are_told() -> None:
+def test_gpu_ratios_have_intervals_and_mark_ties() -> None:
     rows = runs_of(8, 10.0, 10.2, 9.9) + runs_of(8, 20.0, 20.3, 20.1, gpu="a100", card="GPU-2")
     rows += runs_of(16, 10.0, 10.4, 9.8) + runs_of(16, 10.1, 10.3, 9.9, gpu="a100", card="GPU-2")
     row = Builder(runs=frame(*rows)).gpu_ratios().rows[0]
@@ -90,12 +90,12 @@ def test_gpu_ratios_have_intervals_and_ties_are_told() -> None:
     assert at_16.startswith("1.00 (no difference seen, 0.9")
 
 
-def test_one_run_a_side_has_a_ratio_and_no_interval() -> None:
+def test_one_run_per_side_gives_a_ratio_without_interval() -> None:
     rows = [*runs_of(8, 10.0), *runs_of(8, 20.0, gpu="a100", card="GPU-2")]
     assert Builder(runs=frame(*rows)).gpu_ratios().rows[0][2] == "8: 2.00"
 
 
-def test_recipes_outside_studies_are_compared_by_pairs_of_one_card_and_seed() -> None:
+def test_recipes_outside_studies_are_compared_by_pairs_of_card_and_seed() -> None:
     rows = runs_of(8, 10.0, 12.0, 14.0) + runs_of(8, 11.0, 13.2, 15.4, recipe="tf32")
     table = study_tables.between(Builder(runs=frame(*rows)))
     assert table is not None
@@ -103,7 +103,7 @@ def test_recipes_outside_studies_are_compared_by_pairs_of_one_card_and_seed() ->
     assert study_tables.between(Builder(runs=frame(*runs_of(8, 10.0)))) is None
 
 
-def test_the_headline_names_who_cannot_be_told_from_the_fastest() -> None:
+def test_headline_lists_ties_of_the_fastest() -> None:
     """Regression: it named a winner that the table of levers called no difference seen."""
     rows = runs_of(8, 10.0, 10.2, 9.9) + runs_of(16, 10.1, 10.0, 10.1) + runs_of(32, 5.0, 5.1, 5.2)
     line = report._headline(Builder(runs=frame(*rows)))
@@ -113,7 +113,7 @@ def test_the_headline_names_who_cannot_be_told_from_the_fastest() -> None:
 
 
 @pytest.mark.parametrize("other", [{"demonstration": True}, {"resolution_px": 256}, {"model": "tiny_inpaint"}])
-def test_the_headline_names_no_fastest_of_what_does_other_work(other: dict[str, Any]) -> None:
+def test_headline_names_no_fastest_across_different_work(other: dict[str, Any]) -> None:
     """Regression: a measured A40 was the fastest and `not told from` a replayed recording."""
     rows = runs_of(8, 10.0, resolution_px=512) + runs_of(8, 10.1, gpu="h200", **{"resolution_px": 512, **other})
     line = report._headline(Builder(runs=frame(*rows)))
@@ -121,19 +121,24 @@ def test_the_headline_names_no_fastest_of_what_does_other_work(other: dict[str, 
     assert "no fastest of all" in line
 
 
-def test_many_ties_are_counted_not_all_named() -> None:
+def test_headline_counts_ties_beyond_the_first_three() -> None:
     rows = [row for batch in (1, 2, 4, 8, 16) for row in runs_of(batch, 10.0, 10.0 + batch / 100, 9.9)]
     assert "and 1 more." in report._headline(Builder(runs=frame(*rows)))
 
 
-def test_single_runs_within_two_percent_are_not_told_apart_and_the_smallest_is_taken() -> None:
-    one = decide(*runs_of(8, 10.0), *runs_of(16, 19.7), *runs_of(32, 20.0))
-    assert one.fastest is not None
-    assert (one.fastest.batch, one.fastest.ties, one.fastest.smallest, one.fastest.n) == (32, [16], 16, 1)
-    assert one.next_run == "batch=16,32 seed=1,2"
+def test_single_runs_within_two_percent_tie_and_the_smallest_batch_is_chosen() -> None:
+    decision = decide(*runs_of(8, 10.0), *runs_of(16, 19.7), *runs_of(32, 20.0))
+    assert decision.fastest is not None
+    assert (decision.fastest.batch, decision.fastest.ties, decision.fastest.smallest, decision.fastest.n) == (
+        32,
+        [16],
+        16,
+        1,
+    )
+    assert decision.next_run == "batch=16,32 seed=1,2"
 
 
-def test_a_small_difference_that_every_pair_shows_is_no_tie() -> None:
+def test_small_difference_in_every_pair_is_no_tie() -> None:
     """1 % between batches, 30 % between cards: the pairs show it, the two means would not."""
     slow, fast = (
         [
@@ -143,24 +148,24 @@ def test_a_small_difference_that_every_pair_shows_is_no_tie() -> None:
         ]
         for batch, factor in ((8, 1.0), (16, 1.01))
     )
-    one = decide(*slow, *fast)
-    assert one.fastest is not None
-    assert (one.fastest.batch, one.fastest.ties) == (16, [])
+    decision = decide(*slow, *fast)
+    assert decision.fastest is not None
+    assert (decision.fastest.batch, decision.fastest.ties) == (16, [])
 
 
-def test_a_tie_that_is_surely_below_two_percent_needs_no_run() -> None:
-    one = decide(
+def test_tie_within_two_percent_needs_no_further_run() -> None:
+    decision = decide(
         *runs_of(8, 10.00, 10.01, 10.02), *runs_of(16, 10.01, 10.01, 10.015), {"batch": 32, "reason": "oom_gpu",
         "run_id": "r-oom", "valid": False, "status": "failed"},
     )  # fmt: skip
-    assert one.fastest is not None
-    assert one.fastest.smallest == 8
-    assert (one.next_run, one.next_run_reason) == ("", "no tie that matters")
+    assert decision.fastest is not None
+    assert decision.fastest.smallest == 8
+    assert (decision.next_run, decision.next_run_reason) == ("", "no tie that matters")
 
 
-def test_the_wall_is_the_largest_that_ran_and_the_smallest_that_ran_out_of_memory() -> None:
+def test_memory_limit_is_largest_completed_and_smallest_oom_batch() -> None:
     oom = {"valid": False, "status": "failed", "reason": "oom_gpu"}
-    one = decide(
+    decision = decide(
         *runs_of(8, 10.0, precision="bf16"),
         *runs_of(16, 19.0, precision="bf16"),
         {"run_id": "r-1", "batch": 64, **oom},
@@ -168,23 +173,29 @@ def test_the_wall_is_the_largest_that_ran_and_the_smallest_that_ran_out_of_memor
         {"run_id": "r-3", "batch": 24, "recipe": "other", **oom},
         {"run_id": "r-4", "batch": 20, "valid": False, "status": "failed", "reason": "oom_host"},
     )
-    assert (one.largest_completed, one.smallest_oom) == (16, 64)
-    assert (one.next_run, one.next_run_reason) == ("batch=8,16 seed=1,2", "fewer than three runs have no interval")
+    assert (decision.largest_completed, decision.smallest_oom) == (16, 64)
+    assert (decision.next_run, decision.next_run_reason) == (
+        "batch=8,16 seed=1,2",
+        "fewer than three runs have no interval",
+    )
 
 
 def test_two_runs_that_do_not_overlap_are_no_tie_and_a_third_is_proposed() -> None:
-    gone = {"batch": 32, "reason": "oom_gpu", "run_id": "r-oom", "valid": False, "status": "failed"}
-    one = decide(*runs_of(8, 10.0, 10.1), *runs_of(16, 12.0, 12.1), gone)
-    assert one.fastest is not None
-    assert (one.fastest.batch, one.fastest.ties) == (16, [])
-    assert (one.next_run, one.next_run_reason) == ("batch=8,16 seed=2,3", "fewer than three runs have no interval")
+    oom = {"batch": 32, "reason": "oom_gpu", "run_id": "r-oom", "valid": False, "status": "failed"}
+    decision = decide(*runs_of(8, 10.0, 10.1), *runs_of(16, 12.0, 12.1), oom)
+    assert decision.fastest is not None
+    assert (decision.fastest.batch, decision.fastest.ties) == (16, [])
+    assert (decision.next_run, decision.next_run_reason) == (
+        "batch=8,16 seed=2,3",
+        "fewer than three runs have no interval",
+    )
 
 
-def test_where_the_largest_is_the_best_and_memory_did_not_end_a_larger_one_is_next() -> None:
+def test_larger_batch_is_proposed_where_the_largest_is_best_and_fits() -> None:
     assert decide(*runs_of(8, 10.0), *runs_of(16, 19.0)).next_run == "batch=32"
 
 
-def test_every_series_has_a_row_and_a_batch_without_energy_too() -> None:
+def test_every_series_has_a_row_also_without_energy() -> None:
     rows = runs_of(8, 10.0, joules_per_image=None) + runs_of(8, 20.0, gpu="a100")
     table = Builder(runs=frame(*rows)).best_batch()
     assert [row[0] for row in table.rows] == ["A40", "A100"]
@@ -192,7 +203,7 @@ def test_every_series_has_a_row_and_a_batch_without_energy_too() -> None:
 
 
 @pytest.mark.parametrize("lower_is_better", [True, False])
-def test_told_apart_follows_the_direction(lower_is_better: bool) -> None:
+def test_is_distinguishable_depends_on_direction(lower_is_better: bool) -> None:
     cells = aggregate.build_cells(frame(*runs_of(8, 10.0, 10.1, 9.9), *runs_of(16, 20.0, 20.1, 19.9))).to_dicts()
     metric = "joules_per_image" if lower_is_better else "images_per_s"
     assert aggregate.is_distinguishable(cells[1], cells[0], metric, lower_is_better=lower_is_better)

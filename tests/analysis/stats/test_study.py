@@ -1,4 +1,4 @@
-"""Studies in tables and figures: every step keeps its place, and only what may be compared is."""
+"""Studies in tables and figures: every step keeps its place, and only comparable runs are compared."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEVERS = ["tf32", "compile", "cache_image+cache_masked"]
 
 
 def run(kind: str, parts: str, speed: float | None = None, **more: Any) -> dict[str, Any]:
-    """A run of a study; without a speed one that did not count."""
+    """Return a run of a study; it is invalid without a speed."""
     counts = {"images_per_s": speed, "valid": speed is not None}
     base = {"study_name": kind, "study_base": "baseline", "study_levers": ",".join(LEVERS), "batch": 16}
     base |= {"gpu": "h200", "site": "delta", "resolution_px": 512, "gpu_uuid": "GPU-1", "seed": 0}
@@ -36,7 +36,7 @@ def column(table: Table, name: str) -> list[str]:
     return [row[table.columns.index(name)] for row in table.rows]
 
 
-def test_a_ladder_gives_gains_over_the_step_before_and_over_the_base() -> None:
+def test_ladder_shows_gains_over_previous_step_and_over_base() -> None:
     """Ratios 1.10 on every seed, then 1.20 more: no scatter, so the intervals have no width."""
     speeds = {"baseline": 10.0, "baseline,tf32": 11.0, "baseline,tf32,compile": 13.2}
     rows = [run("ladder", p, v * (1 + s), seed=s) for p, v in speeds.items() for s in (0, 1, 2)]
@@ -47,14 +47,14 @@ def test_a_ladder_gives_gains_over_the_step_before_and_over_the_base() -> None:
     assert column(table, "n") == ["3", "3", "3", "0"]
 
 
-def test_a_step_that_did_not_run_stays_in_its_place_and_says_why() -> None:
+def test_step_without_valid_run_keeps_its_place_with_a_reason() -> None:
     lacking = {"status": "failed", "reason": "unavailable", "message": "no compiler on this node"}
     table = table_of(
         run("ladder", "baseline", 10.0),
         run("ladder", "baseline,tf32", status="failed", reason="oom_gpu"),
         run("ladder", "baseline,tf32,compile", **lacking, resolution_px=None),
     )
-    assert column(table, "Images/s") == ["10.0", "no run counts", "unavailable", "not run yet"]
+    assert column(table, "Images/s") == ["10.0", "no valid run", "unavailable", "not run yet"]
     assert column(table, "Levers as found")[1:] == [
         "failed (oom_gpu)",
         "unavailable: no compiler on this node",
@@ -63,12 +63,12 @@ def test_a_step_that_did_not_run_stays_in_its_place_and_says_why() -> None:
     assert table.muted_rows == {1, 2, 3}
 
 
-def test_a_step_after_a_gap_is_compared_with_the_last_that_ran_and_says_which() -> None:
+def test_step_after_a_missing_one_is_compared_with_the_last_measured() -> None:
     table = table_of(run("ladder", "baseline", 10.0), run("ladder", "baseline,tf32,compile", 12.0))
     assert column(table, "Against the step before")[2] == "+20.0 % (n = 1, no interval, against baseline)"
 
 
-def test_one_run_has_no_interval_and_a_difference_within_the_scatter_is_none_seen() -> None:
+def test_difference_within_the_scatter_is_reported_as_none() -> None:
     rows = [run("one_at_a_time", "baseline", v, seed=s) for s, v in enumerate((10.0, 10.2, 9.9))]
     rows += [run("one_at_a_time", "baseline,tf32", v, seed=s) for s, v in enumerate((10.1, 9.9, 10.2))]
     rows += [run("one_at_a_time", "baseline,compile", 12.0)]
@@ -78,20 +78,20 @@ def test_one_run_has_no_interval_and_a_difference_within_the_scatter_is_none_see
     assert gains[2] == "+20.0 % (n = 1, no interval)"
 
 
-def test_runs_of_different_cards_are_compared_unpaired_and_it_is_said() -> None:
+def test_runs_of_different_cards_are_marked_unpaired() -> None:
     rows = [run("one_at_a_time", "baseline", 10.0 + s, seed=s) for s in (0, 1)]
     rows += [run("one_at_a_time", "baseline,tf32", 40.0 + s, seed=s, gpu_uuid="GPU-2") for s in (0, 1)]
     assert column(table_of(*rows), "Against the base")[1].endswith(", unpaired)")
 
 
-def test_runs_without_a_seed_are_single_runs_and_no_pairs() -> None:
+def test_runs_without_a_seed_are_not_paired() -> None:
     """Regression: every run of a card had the same key, so that all of them became one pair."""
     rows = [run("one_at_a_time", "baseline", 10.0 + s, seed=None, run_id=f"b-{s}") for s in range(3)]
     rows += [run("one_at_a_time", "baseline,tf32", 40.0 + s, seed=None, run_id=f"t-{s}") for s in range(3)]
     assert column(table_of(*rows), "Against the base")[1].endswith(", unpaired)")
 
 
-def test_leaving_a_lever_out_is_told_as_the_change_without_it() -> None:
+def test_leave_one_out_shows_the_change_without_each_lever() -> None:
     rows = [
         run("leave_one_out", "baseline,tf32,compile,cache_image,cache_masked", 20.0),
         run("leave_one_out", "baseline,tf32,compile", 15.0),
@@ -101,7 +101,7 @@ def test_leaving_a_lever_out_is_told_as_the_change_without_it() -> None:
     assert column(table, "Change without it")[3] == "-25.0 % (n = 1, no interval)"
 
 
-def test_precision_may_differ_within_a_study_and_nothing_else_that_is_computed_may() -> None:
+def test_only_precision_may_differ_within_a_comparison() -> None:
     rows = [
         run("one_at_a_time", "baseline", 10.0, precision="fp32"),
         run("one_at_a_time", "baseline,tf32", 30.0, precision="bf16"),
@@ -109,22 +109,22 @@ def test_precision_may_differ_within_a_study_and_nothing_else_that_is_computed_m
         run("one_at_a_time", "baseline,compile", 98.0, batch=32),
         run("one_at_a_time", "baseline,compile", 97.0, site="grace"),
     ]
-    found = study.comparisons(frame(*rows))
-    assert len(found) == 4
-    whole = next(one for one in found if len([step for step in one.steps if step.runs]) == 2)
-    assert [len(step.runs) for step in whole.steps] == [1, 1, 0, 0]
+    comparisons = study.comparisons(frame(*rows))
+    assert len(comparisons) == 4
+    full = next(comparison for comparison in comparisons if len([step for step in comparison.steps if step.runs]) == 2)
+    assert [len(step.runs) for step in full.steps] == [1, 1, 0, 0]
 
 
-def test_batches_that_were_searched_for_are_one_comparison() -> None:
+def test_searched_batches_form_one_comparison() -> None:
     rows = [
         run("one_at_a_time", "baseline", 10.0, batch=40, batch_requested="auto"),
         run("one_at_a_time", "baseline,tf32", 30.0, batch=64, batch_requested="auto"),
     ]
-    (one,) = study.comparisons(frame(*rows))
-    assert one.setting == "H200, batch auto, delta"
+    (comparison,) = study.comparisons(frame(*rows))
+    assert comparison.setting == "H200, batch auto, delta"
 
 
-def test_a_recipe_name_finds_its_step_where_a_run_kept_no_overrides() -> None:
+def test_run_without_overrides_is_matched_by_its_recipe_name() -> None:
     rows = [
         run("ladder", "", 10.0, recipe="baseline", recipe_parts=None),
         run("ladder", "x", 12.0, recipe="compile+tf32", recipe_parts=None),
@@ -135,7 +135,7 @@ def test_a_recipe_name_finds_its_step_where_a_run_kept_no_overrides() -> None:
     assert "1 run(s) of this study have a recipe that is none of its steps" in table.note
 
 
-def test_a_lever_that_was_not_active_is_marked_with_what_was_found() -> None:
+def test_inactive_lever_is_marked_with_its_effective_value() -> None:
     def lever(name: str, active: bool | None) -> dict[str, Any]:
         return {"name": name, "requested": "flash", "effective": "math", "active": active, "evidence": "kernel gemm"}
 
@@ -147,7 +147,7 @@ def test_a_lever_that_was_not_active_is_marked_with_what_was_found() -> None:
     assert cell.endswith("1 more active")
 
 
-def test_parity_is_the_worst_of_the_errors_and_a_missing_one_says_why() -> None:
+def test_parity_shows_the_largest_error_and_why_it_is_missing() -> None:
     rows = [
         run("one_at_a_time", "baseline", 10.0, parity_reference="baseline"),
         run("one_at_a_time", "baseline,tf32", 11.0, parity_prediction_rel=0.002, parity_gradient_rel=0.03),
@@ -158,7 +158,7 @@ def test_parity_is_the_worst_of_the_errors_and_a_missing_one_says_why() -> None:
     assert "Parity unavailable for compile: the reference ran out of memory." in table.note
 
 
-def test_a_recipe_that_is_far_from_the_reference_is_marked_and_named_in_the_note() -> None:
+def test_recipe_that_exceeds_parity_is_marked_and_listed_in_the_note() -> None:
     rows = [
         run("one_at_a_time", "baseline", 10.0, parity_reference="baseline", parity_exceeded=False),
         run("one_at_a_time", "baseline,tf32", 11.0, parity_gradient_rel=0.4, parity_exceeded=True),
@@ -170,7 +170,7 @@ def test_a_recipe_that_is_far_from_the_reference_is_marked_and_named_in_the_note
     assert "Far from the reference, and so no longer the same computation: tf32, compile." in table.note
 
 
-def test_a_study_with_searched_batches_says_which_were_found() -> None:
+def test_note_lists_the_batches_found_by_the_search() -> None:
     rows = [
         run("one_at_a_time", "baseline", 10.0, batch=40, batch_requested="auto"),
         run("one_at_a_time", "baseline,tf32", 30.0, batch=64, batch_requested="auto"),
@@ -179,7 +179,7 @@ def test_a_study_with_searched_batches_says_which_were_found() -> None:
     assert "batch=auto" not in table_of(run("one_at_a_time", "baseline", 10.0)).note
 
 
-def test_recipes_of_a_study_on_a_bundle_are_cells_of_their_own() -> None:
+def test_recipes_on_a_bundle_are_separate_cells() -> None:
     """Regression: every recipe on a bundle bore the bundle's name."""
     on = {"study_base": "tuned", "study_levers": "tf32,cudnn_benchmark"}
     rows = [run("ladder", "tuned", 10.0, recipe="tuned", **on)]
@@ -193,7 +193,7 @@ def test_recipes_of_a_study_on_a_bundle_are_cells_of_their_own() -> None:
     assert column(table, "Recipe") == ["tuned", "tuned+tf32", "tuned+tf32+cudnn_benchmark"]
 
 
-def test_an_attempt_that_a_later_one_made_good_is_no_longer_told() -> None:
+def test_failed_attempt_with_a_valid_retry_is_not_listed() -> None:
     same = {"sweep_id": "s-1", "point": "0"}
     table = table_of(
         run("ladder", "baseline", 10.0, **same, seed=1), run("ladder", "baseline", status="failed", **same)
@@ -201,7 +201,7 @@ def test_an_attempt_that_a_later_one_made_good_is_no_longer_told() -> None:
     assert column(table, "Levers as found")[0] == "\u2013"
 
 
-def test_overview_tables_leave_recipes_of_studies_to_their_own_tables() -> None:
+def test_overview_tables_exclude_recipes_of_studies() -> None:
     rows = [run("one_at_a_time", f"baseline,{name}", 10.0, recipe=name) for name in LEVERS]
     runs = frame({"run_id": "r-main", "images_per_s": 9.0}, run("one_at_a_time", "baseline", 9.5), *rows)
     build = Builder(runs=runs)
@@ -212,7 +212,7 @@ def test_overview_tables_leave_recipes_of_studies_to_their_own_tables() -> None:
 
 
 @pytest.mark.parametrize("kind", ["ladder", "one_at_a_time", "leave_one_out"])
-def test_a_figure_shows_every_step_with_its_n_and_says_what_is_missing(kind: str) -> None:
+def test_study_figure_shows_n_of_every_step_and_what_is_missing(kind: str) -> None:
     parts = study.STUDIES[kind]("baseline", LEVERS)
     rows = [run(kind, ",".join(one), 10.0 + i, seed=s) for i, one in enumerate(parts[:-1]) for s in (0, 1)]
     rows.append(run(kind, ",".join(parts[-1]), status="failed", reason="unavailable", message="no"))
@@ -223,7 +223,7 @@ def test_a_figure_shows_every_step_with_its_n_and_says_what_is_missing(kind: str
     assert any("cache_image+cache_masked" in text for text in texts)
 
 
-def test_single_gains_are_sorted_from_the_largest_down() -> None:
+def test_single_gains_are_sorted_in_descending_order() -> None:
     speeds = {"": 10.0, ",tf32": 9.0, ",compile": 13.0, ",cache_image,cache_masked": 11.0}
     rows = [run("one_at_a_time", f"baseline{p}", v, seed=s) for p, v in speeds.items() for s in (0, 1)]
     (figure,) = study_figures.draw(study.comparisons(frame(*rows)), demonstration=True)
@@ -232,10 +232,10 @@ def test_single_gains_are_sorted_from_the_largest_down() -> None:
     assert places == sorted(places)
 
 
-def test_a_study_without_a_run_that_counts_has_a_table_and_no_figure() -> None:
-    found = study.comparisons(frame(run("ladder", "baseline", status="failed", reason="timeout")))
-    assert len(found) == 1
-    assert study_figures.draw(found, demonstration=False) == []
+def test_study_without_a_valid_run_has_a_table_and_no_figure() -> None:
+    comparisons = study.comparisons(frame(run("ladder", "baseline", status="failed", reason="timeout")))
+    assert len(comparisons) == 1
+    assert study_figures.draw(comparisons, demonstration=False) == []
 
 
 def _pipeline(metrics: dict[str, tuple[float, float]], **more: Any) -> list[dict[str, Any]]:
@@ -249,25 +249,25 @@ def _pipeline(metrics: dict[str, tuple[float, float]], **more: Any) -> list[dict
     ]
 
 
-def test_the_posters_own_figures_give_its_own_changes_through_our_code() -> None:
+def test_published_inputs_reproduce_the_published_changes() -> None:
     printed = published.read("poster_input_pipeline.csv").to_dicts()
-    theirs = poster._PIPELINE
-    build = Builder(runs=frame(*_pipeline({m: (printed[0][c], printed[1][c]) for m, c in theirs.items()})))
+    published_columns = poster._PIPELINE
+    build = Builder(runs=frame(*_pipeline({m: (printed[0][c], printed[1][c]) for m, c in published_columns.items()})))
     (table,) = poster.pipeline(build)
-    for row, name in zip(table.rows, theirs.values(), strict=True):
+    for row, name in zip(table.rows, published_columns.values(), strict=True):
         change = float(row[3].removeprefix("no difference seen (").split(" %")[0])
         assert change == pytest.approx(printed[3][name], abs=0.4), name
         assert row[6] == f"{printed[2][name]:+g} %"
 
 
-def test_the_posters_pipeline_figures_stand_only_beside_an_h200_at_batch_16() -> None:
+def test_published_pipeline_is_shown_only_for_h200_at_batch_16() -> None:
     rows = _pipeline({"images_per_s": (10.0, 11.0)}, gpu="a40")
     (table,) = poster.pipeline(Builder(runs=frame(*rows)))
     assert {cell for row in table.rows for cell in row[4:]} == {"\u2013"}
     assert poster.pipeline(Builder(runs=frame(*rows[:2]))) == []
 
 
-def test_the_tuned_recipe_is_not_held_against_the_posters_untuned_sweep() -> None:
+def test_tuned_recipe_is_not_compared_with_the_published_untuned_sweep() -> None:
     build = Builder(runs=frame(*_pipeline({"power_w": (661.0, 630.0)})))
     table = poster.beside(build, "power_w")
     assert table is not None
@@ -275,7 +275,7 @@ def test_the_tuned_recipe_is_not_held_against_the_posters_untuned_sweep() -> Non
     assert published_of == {"H200 \u00b7 poster_baseline": "661", "H200 \u00b7 poster_optimized": "\u2013"}
 
 
-def test_figures_show_no_more_series_than_colours_and_name_what_they_leave_out() -> None:
+def test_figures_show_no_more_series_than_colours_and_count_the_others() -> None:
     rows = [{"run_id": f"r-{i}", "recipe": f"workers_{i}", "images_per_s": 10.0 + i} for i in range(20)]
     rows += [{"run_id": f"r-b{b}", "recipe": "baseline", "batch": b, "images_per_s": 9.0} for b in (8, 16)]
     cells = Builder(runs=frame(*rows)).cells
