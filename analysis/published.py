@@ -77,5 +77,6 @@ def _derived() -> list[pl.DataFrame]:
         "steps_per_s": plain,
         "steps_per_s_per_w": (per_watt := frame.drop("status", strict=False).join(power, ["gpu", "batch"], "left")),
         "images_per_s_per_w": per_watt,
+        "joules_per_image": per_watt.with_columns(joules_per_image=1 / pl.col("images_per_s_per_w")),
     }
     return [_select(rates.rename({name: "value"}), name) for name, rates in frames.items()]

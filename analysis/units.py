@@ -33,7 +33,7 @@ _ALL = (
     ("step_ms_p50", "Step p50", "ms"),
     ("step_ms_p95", "Step p95", "ms"),
     ("data_wait_pct", "Data wait", "%"),
-    ("gpu_util_pct", "GPU utilisation", "%"),
+    ("gpu_util_pct", "GPU utilization", "%"),
     ("mem_active_pct", "Memory active", "% of time"),
     ("vram_pct", "VRAM peak", "%"),
     ("vram_used_mib_peak", "VRAM peak", "MiB"),

@@ -1,4 +1,4 @@
-"""A mean as tables print it that still knows its figure, interval or range, and remarks: exports need them apart."""
+"""A mean as tables print it, which still knows its number, interval or range, and remarks for the exports."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 
 class Estimate(str):
-    """Text of a cell, `mean unit (low to high, remarks)`; `verdict` stands before it where there is one.
+    """The text of a cell: `mean unit (low to high, remarks)`, behind a verdict if there is one.
 
-    Without an interval `mean unit (range least to most, remarks)`, where the runs behind it are known to differ.
+    Without an interval it is `mean unit (range least to most, remarks)`, if the runs differ.
     """
 
     value: float
@@ -16,8 +16,8 @@ class Estimate(str):
     high: float | None
     least: float | None
     most: float | None
-    shown: tuple[str, ...]  # mean, and the ends of the interval where that is printed
-    spanned: tuple[str, ...]  # the ends of the range where that is printed
+    shown: tuple[str, ...]  # the mean, and the ends of the interval if they are printed
+    range: tuple[str, ...]  # the ends of the range if they are printed
     unit: str
     remarks: tuple[str, ...]
 
@@ -35,25 +35,23 @@ class Estimate(str):
         verdict: str = "",
         narrow: bool = True,
     ) -> Estimate:
-        """`form` prints a figure; an interval whose ends print alike is not shown unless `narrow`."""
+        """`form` formats a number. Unless `narrow`, an interval whose ends print alike is left out."""
         ends = () if low is None or high is None else (form(low), form(high))
         if len(set(ends)) == 1 and not narrow:
             ends = ()
-        if low is not None or least is None or most is None or form(least) == form(most):
-            span: tuple[str, ...] = ()
-        else:
+        span: tuple[str, ...] = ()
+        if low is None and least is not None and most is not None and form(least) != form(most):
             span = (form(least), form(most))
-        mean, interval = form(value), [" to ".join(ends)] if ends else []
-        interval += [f"range {' to '.join(span)}"] if span else []
-        inside = ", ".join([*interval, *remarks])
-        figure = f"{mean} {unit}".strip()
+        spread = [" to ".join(ends)] if ends else [f"range {' to '.join(span)}"] if span else []
+        inside = ", ".join([*spread, *remarks])
+        mean = f"{form(value)} {unit}".strip()
         if verdict:
-            text = f"{verdict} ({', '.join(filter(None, (figure, inside)))})"
+            text = f"{verdict} ({', '.join(filter(None, (mean, inside)))})"
         else:
-            text = f"{figure} ({inside})" if inside else figure
+            text = f"{mean} ({inside})" if inside else mean
         self = super().__new__(cls, text)
         self.value, self.low, self.high = value, low, high
         self.least, self.most = least, most
-        self.shown, self.spanned = (mean, *ends), span
+        self.shown, self.range = (form(value), *ends), span
         self.unit, self.remarks = unit, tuple(filter(None, (verdict, *remarks)))
         return self

@@ -1,4 +1,4 @@
-"""What lies beside the page: every table as CSV and LaTeX, every figure as SVG, PDF and PNG."""
+"""The files beside the page: every table as CSV and LaTeX, every figure as SVG, PDF and PNG."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from . import latex, render
 from .figures import svg
 from .tables import Table
 
-TABLES, FIGURES = "tables", "figures"
 FORMATS = ("csv", "latex", "pdf", "png")
-# A PNG takes eleven times as long as a PDF, and 900 runs have 70 figures: those only for who asks.
-USUAL = ("csv", "latex", "pdf")
+# PNG takes eleven times as long as PDF, and 900 runs have 70 figures: only on request.
+DEFAULT_FORMATS = ("csv", "latex", "pdf")
 PNG_SCALE = 2
-Write = Callable[[], bytes]
 
 
-def formats(text: str) -> tuple[str, ...]:
-    """`all`, `none`, or names with commas between. Raises UserError on another."""
+def parse_formats(text: str) -> tuple[str, ...]:
+    """Return the formats of `all`, `none`, or names separated by commas. Raises UserError for an unknown name."""
     if text in ("all", "none"):
         return FORMATS if text == "all" else ()
     names = text.split(",")
-    if wrong := [name for name in names if name not in FORMATS]:
-        raise UserError(f"--export {text}: no format {wrong[0]!r}; give all, none, or some of {','.join(FORMATS)}.")
+    if unknown := [name for name in names if name not in FORMATS]:
+        raise UserError(
+            f"--export {text}: unknown format {unknown[0]!r}; give all, none, or any of {','.join(FORMATS)}."
+        )
     return tuple(name for name in FORMATS if name in names)
 
 
-def planned(
-    tables: Sequence[Table], figures: Sequence[Figure], wanted: Collection[str], *, demonstration: bool
-) -> dict[str, Write]:
-    """Every file by its name below the report, and what makes its content. SVG is always among them."""
-    files: dict[str, Write] = {}
+def plan(
+    tables: Sequence[Table], figures: Sequence[Figure], formats: Collection[str], *, demonstration: bool
+) -> dict[str, Callable[[], bytes]]:
+    """Return every file by its path below the report, with the function that makes its content.
+
+    Figures are always written as SVG.
+    """
+    files: dict[str, Callable[[], bytes]] = {}
     for table in tables:
-        if "csv" in wanted:
-            files[f"{TABLES}/{table.id}.csv"] = partial(_csv, table, demonstration)
-        if "latex" in wanted:
-            files[f"{TABLES}/{table.id}.tex"] = partial(_latex, table)
+        if "csv" in formats:
+            files[f"tables/{table.id}.csv"] = partial(_csv, table, demonstration)
+        if "latex" in formats:
+            files[f"tables/{table.id}.tex"] = partial(_latex, table)
     for figure in figures:
-        files[f"{FIGURES}/{figure.id}.svg"] = partial(_svg, figure)
-        if "pdf" in wanted:
-            files[f"{FIGURES}/{figure.id}.pdf"] = partial(_pdf, figure)
-        if "png" in wanted:
-            files[f"{FIGURES}/{figure.id}.png"] = partial(_png, figure)
+        for suffix in ("svg", *(name for name in ("pdf", "png") if name in formats)):
+            files[f"figures/{figure.id}.{suffix}"] = partial(_figure, figure, suffix)
     return files
 
 
@@ -57,17 +57,7 @@ def _latex(table: Table) -> bytes:
     return latex.to_latex(table).encode()
 
 
-def _svg(figure: Figure) -> bytes:
-    return svg.standalone(figure.svg).encode()
-
-
-def _pdf(figure: Figure) -> bytes:
-    import vl_convert
-
-    return bytes(vl_convert.svg_to_pdf(svg.on_paper(figure.svg)))
-
-
-def _png(figure: Figure) -> bytes:
-    import vl_convert
-
-    return bytes(vl_convert.svg_to_png(svg.on_paper(figure.svg), scale=PNG_SCALE))
+def _figure(figure: Figure, suffix: str) -> bytes:
+    if suffix == "svg":
+        return svg.standalone(figure.svg).encode()
+    return svg.to_pdf(figure.svg) if suffix == "pdf" else svg.to_png(figure.svg, scale=PNG_SCALE)

@@ -1,6 +1,6 @@
-r"""A table as LaTeX: `\usepackage{booktabs}`, and `longtable` where it is longer than a page.
+r"""A table as LaTeX with booktabs, and as a longtable if it is longer than a page.
 
-Numbers stand right, the interval of a mean left behind it in a column of its own: $16.1$ [$15.8$, $16.4$].
+Numbers are aligned right; the interval of a mean follows in a column of its own, aligned left: $16.1$ [$15.8$, $16.4$].
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ESCAPED = {
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
     '"': r"\textquotedbl{}",
-    "[": "{[}",  # behind a line's end it would be read as an argument
+    "[": "{[}",  # after a line break it would be read as an argument
     "]": "{]}",
     "\u2013": r"\textendash{}",
     "\u2014": r"\textemdash{}",
@@ -42,19 +42,19 @@ _ESCAPED = {
     "\u2717": r"$\times$",
 }
 _LIGATURE = re.compile(r"([-'`,!?])(?=[-'`,])")  # two hyphens would become a dash
-_NARROW = 9  # columns up to which the usual size is kept
-_WIDE = 42  # characters from which on a column of text is broken into lines
+_MAX_COLUMNS = 9  # in the usual font size; more get a smaller one
+_MAX_TEXT = 42  # characters; a column with longer text is broken into lines
 HEAD = "% Needs \\usepackage[T1]{{fontenc}}, {packages}.\n"
 
 
 def escape(text: str) -> str:
-    """Text that LaTeX prints as it is. A letter that pdflatex does not know becomes its code point."""
-    known = "".join(_ESCAPED.get(c) or _letter(c) for c in " ".join(sanitize(text).split()))
-    return _LIGATURE.sub(r"\1{}", known)
+    """Escape text for LaTeX. A letter that pdflatex does not know becomes its code point."""
+    escaped = "".join(_ESCAPED.get(c) or _letter(c) for c in " ".join(sanitize(text).split()))
+    return _LIGATURE.sub(r"\1{}", escaped)
 
 
 def to_latex(table: Table) -> str:
-    """A float of its own, labelled `tab:<id>`; a long table is a longtable, which breaks over pages."""
+    """Return a float, labelled `tab:<id>`; a long table is a longtable, which breaks over pages."""
     long = len(table.rows) > LONG_TABLE
     columns, head = [], []
     paired = [any(_has_interval(row[index]) for row in table.rows) for index in range(len(table.columns))]
@@ -75,7 +75,7 @@ def to_latex(table: Table) -> str:
     ]
     caption = rf"\caption{{{escape(table.title)}}}\label{{tab:{_label(table.id)}}}"
     note = [rf"\par\smallskip{{\footnotesize {escape(table.note)}\par}}"] if table.note else []
-    size = r"\small" if len(columns) <= _NARROW else r"\scriptsize\setlength{\tabcolsep}{3pt}"
+    size = r"\small" if len(columns) <= _MAX_COLUMNS else r"\scriptsize\setlength{\tabcolsep}{3pt}"
     packages = r"\usepackage{booktabs}" + (r", \usepackage{longtable}" if long else "")
     if long:
         top = [rf"\begingroup{size}", rf"\begin{{longtable}}{{{form}}}", caption + r"\\", r"\toprule", *lines]
@@ -100,22 +100,22 @@ def _cell(cell: str, paired: bool, *, text: bool) -> str:
     mean, *ends = map(_number, cell.shown)
     unit = rf"~{escape(cell.unit)}" if cell.unit else ""
     interval = [f"[{', '.join(ends)}]"] if ends else []
-    interval += [f"(range {' to '.join(map(_number, cell.spanned))})"] if cell.spanned else []
+    interval += [f"(range {' to '.join(map(_number, cell.range))})"] if cell.range else []
     remarks = [f"({', '.join(map(escape, cell.remarks))})"] if cell.remarks else []
     return f"{mean}{unit} & {' '.join([*interval, *remarks])}"
 
 
 def _has_interval(cell: str) -> bool:
-    """Or another remark, which stands where an interval does."""
-    return isinstance(cell, Estimate) and (len(cell.shown) > 1 or bool(cell.spanned or cell.remarks))
+    """Return whether the cell has an interval, or a range or remark in its place."""
+    return isinstance(cell, Estimate) and (len(cell.shown) > 1 or bool(cell.range or cell.remarks))
 
 
 def _number(text: str) -> str:
-    """In mathematics, so that minus is a minus; text where it is no number."""
-    found = NUMBER.fullmatch(text)
-    if found is None:
+    """Return a number in math mode, so that minus is a minus; anything else as text."""
+    match = NUMBER.fullmatch(text)
+    if match is None:
         return escape(text)
-    sign, digits, power_sign, power = found.groups()
+    sign, digits, power_sign, power = match.groups()
     digits = digits.replace(",", "{,}")
     times = rf" \times 10^{{{power_sign.replace('+', '')}{power}}}" if power else ""
     return f"${sign}{digits}{times}$"
@@ -123,7 +123,7 @@ def _number(text: str) -> str:
 
 def _text_column(cells: list[str]) -> str:
     longest = max(map(len, cells), default=0)
-    return "l" if longest <= _WIDE else r"p{0.3\linewidth}"
+    return "l" if longest <= _MAX_TEXT else r"p{0.3\linewidth}"
 
 
 def _width(columns: list[str]) -> int:
@@ -135,5 +135,5 @@ def _label(id: str) -> str:
 
 
 def _letter(c: str) -> str:
-    """Latin letters are in the T1 encoding; of anything else the code point is printed."""
+    """Return a Latin letter, which the T1 encoding has, or the code point of anything else."""
     return c if c < "\x7f" or "\u00c0" <= c <= "\u017f" else rf"\texttt{{U+{ord(c):04X}}}"

@@ -1,4 +1,4 @@
-"""Tables to the terminal, to Markdown and to CSV."""
+"""A table as text: for the terminal, as Markdown and as CSV."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import io
 import re
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,21 +15,20 @@ import polars as pl
 from inpaint_bench.core.console import sanitize
 
 from .estimate import Estimate
-from .tables import Table
+from .tables import DASH, Table
 
 if TYPE_CHECKING:
     from rich.console import Console, JustifyMethod
 
-_FORMULA = ["=", "+", "-", "@", "\t", "\r"]
 NUMBER = re.compile(r"([+-]?)([\d,]+(?:\.\d+)?)(?:e([+-]?)0*(\d+))?")  # as the tables print it: sign, digits, power
-_NONE = "\u2013"
-_INTERVAL = 12  # characters of a terminal's line in which an interval is still easy to read
-_TEXT = 40  # and of a text that goes on
-_BETWEEN = 3  # columns of a terminal's table
+_FORMULA = ["=", "+", "-", "@", "\t", "\r"]  # a spreadsheet runs text that begins so
+_MIN_INTERVAL, _MIN_TEXT = 12, 40  # characters to which a terminal may break an interval, and a text
+_Column = tuple[str, Sequence[str | float | None]]  # of a CSV file
+_GAP = 3  # characters between the columns of a terminal's table
 
 
 def to_terminal(table: Table, console: Console) -> None:
-    """One table, or one line where it has no rows."""
+    """Print one table, or one line if it has no rows."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -42,11 +42,11 @@ def to_terminal(table: Table, console: Console) -> None:
         title = None
         for index in block:
             justify: JustifyMethod = "left" if index in table.text_columns else "right"
-            need = _needs(table, index) - _BETWEEN
-            fits = table.key_columns > 0 and all(len(row[index]) <= need for row in table.rows)
-            head = textwrap.fill(sanitize(table.columns[index]), need) if fits else sanitize(table.columns[index])
-            whole = fits or index == table.run_column
-            grid.add_column(Text(head), justify=justify, overflow="fold", no_wrap=whole)
+            width = _min_width(table, index) - _GAP
+            fits = table.key_columns > 0 and all(len(row[index]) <= width for row in table.rows)
+            heading = sanitize(table.columns[index])
+            heading = textwrap.fill(heading, width) if fits else heading
+            grid.add_column(Text(heading), justify=justify, overflow="fold", no_wrap=fits or index == table.run_column)
         for number, row in enumerate(table.rows):
             style = "dim" if number in table.muted_rows else None
             grid.add_row(*(Text(sanitize(row[index])) for index in block), style=style)
@@ -56,86 +56,81 @@ def to_terminal(table: Table, console: Console) -> None:
 
 
 def _blocks(table: Table, width: int) -> list[list[int]]:
-    """The columns of each part of a table that is too wide for the terminal, each behind the key columns.
+    """Divide the columns of a table that is too wide for the terminal; every block begins with the key columns.
 
-    Without key columns there is one part, whose texts are broken into lines.
+    A table without key columns is not divided: its texts are broken into lines.
     """
-    every = list(range(len(table.columns)))
-    keys, rest = every[: table.key_columns], every[table.key_columns :]
+    indices = list(range(len(table.columns)))
+    keys, others = indices[: table.key_columns], indices[table.key_columns :]
     if not keys:
-        return [every]
-    needs = [_needs(table, index) for index in every]
-    room = width - sum(needs[index] for index in keys)
+        return [indices]
+    widths = [_min_width(table, index) for index in indices]
+    available = width - sum(widths[index] for index in keys)
     blocks: list[list[int]] = []
-    left = 0
-    for index in rest:
-        if not blocks or needs[index] > left:
+    free = 0
+    for index in others:
+        if not blocks or widths[index] > free:
             blocks.append([*keys])
-            left = room
+            free = available
         blocks[-1].append(index)
-        left -= needs[index]
+        free -= widths[index]
     return blocks
 
 
-def _needs(table: Table, index: int) -> int:
-    """Characters that a column takes in a terminal: words stay whole, an interval goes on below its mean."""
+def _min_width(table: Table, index: int) -> int:
+    """Return the characters that a column needs in a terminal: words stay unbroken, intervals may be broken."""
     words = [len(word) for word in table.columns[index].split()]
+    longest = _MIN_TEXT if index in table.text_columns else None
     cells = [row[index] for row in table.rows]
-    most = _TEXT if index in table.text_columns else None
-    room = [min(len(cell), _INTERVAL) if isinstance(cell, Estimate) else len(cell[:most]) for cell in cells]
-    return max([*words, *room]) + _BETWEEN
+    lengths = [min(len(cell), _MIN_INTERVAL) if isinstance(cell, Estimate) else len(cell[:longest]) for cell in cells]
+    return max([*words, *lengths]) + _GAP
 
 
 def to_markdown(table: Table) -> str:
-    """A pipe table under its title."""
+    """Return a Markdown table with its title and note."""
     lines = [f"### {inline(table.title)}", ""]
     if table.rows:
-        rule = ["---" if i in table.text_columns else "---:" for i in range(len(table.columns))]
-        lines += [_line(table.columns), _line(rule), *map(_line, table.rows)]
+        rule = ["---" if index in table.text_columns else "---:" for index in range(len(table.columns))]
+        lines += [_markdown_row(table.columns), _markdown_row(rule), *map(_markdown_row, table.rows)]
     else:
         lines.append("None.")
     return "\n".join([*lines, "", *([inline(table.note), ""] if table.note else [])]) + "\n"
 
 
-def _line(cells: list[str]) -> str:
-    return "| " + " | ".join(inline(cell) for cell in cells) + " |"
+def _markdown_row(cells: list[str]) -> str:
+    return "| " + " | ".join(map(inline, cells)) + " |"
 
 
 def inline(text: str) -> str:
-    """One line, with what Markdown would read as markup or HTML made harmless."""
-    flat = " ".join(sanitize(text).split())
-    return re.sub(r"([|\\`*\[\]])", r"\\\1", flat.replace("&", "&amp;").replace("<", "&lt;"))
+    """Return the text as one line in which Markdown and HTML markup is escaped."""
+    line = " ".join(sanitize(text).split())
+    return re.sub(r"([|\\`*\[\]])", r"\\\1", line.replace("&", "&amp;").replace("<", "&lt;"))
 
 
 def runs_csv(runs: pl.DataFrame, path: Path) -> None:
-    """Every column of every run. Text that a spreadsheet would run as a formula gets an apostrophe."""
-    texts = [name for name, kind in runs.schema.items() if kind == pl.String]
-    risky = [
-        pl.when(pl.col(name).str.slice(0, 1).is_in(_FORMULA)).then("'" + pl.col(name)).otherwise(pl.col(name))
-        for name in texts
-    ]
-    runs.with_columns(expression.alias(name) for expression, name in zip(risky, texts, strict=True)).write_csv(path)
+    """Write every column of every run; text that a spreadsheet would run as a formula gets an apostrophe."""
+    text = pl.col(pl.String)
+    is_formula = text.str.slice(0, 1).is_in(_FORMULA)
+    runs.with_columns(pl.when(is_formula).then("'" + text).otherwise(text).name.keep()).write_csv(path)
 
 
-def unformula(text: str) -> str:
-    """As in `runs_csv`."""
+def _escape_formula(text: str) -> str:
     return f"'{text}" if text[:1] in _FORMULA else text
 
 
 def to_csv(table: Table, *, demonstration: bool) -> str:
-    """The table with its figures unrounded where they are means: with the ends of their intervals and remarks.
+    """Return the table as CSV: means are not rounded, and have columns for interval, range and remarks.
 
-    What is no number in a column of means (an en dash, `unavailable`) is a remark, but the dash, which is empty.
+    Text in a column of means (such as `unavailable`) is a remark; a dash is an empty cell.
     """
-    columns: list[tuple[str, list[str | float | None]]] = []
+    columns: list[_Column] = []  # a table may have two columns of one name
     for index, name in enumerate(table.columns):
         cells = [row[index] for row in table.rows]
         if any(isinstance(cell, Estimate) for cell in cells):
-            columns += _apart(name, cells)
-        elif index in table.text_columns:
-            columns.append((name, [unformula(cell) for cell in cells]))
+            columns += _estimate_columns(name, cells)
         else:
-            columns.append((name, [_figure(cell) for cell in cells]))
+            write = _escape_formula if index in table.text_columns else _csv_number
+            columns.append((name, [write(cell) for cell in cells]))
     if demonstration:
         columns.append(("Demonstration", ["yes"] * len(table.rows)))
     out = io.StringIO()
@@ -145,31 +140,27 @@ def to_csv(table: Table, *, demonstration: bool) -> str:
     return out.getvalue()
 
 
-def _apart(name: str, cells: list[str]) -> list[tuple[str, list[str | float | None]]]:
-    """A column of means as up to six: mean, ends of the interval, of the range where there is none, remarks."""
+def _estimate_columns(name: str, cells: list[str]) -> list[_Column]:
+    """Return the columns of mean, interval, range (of cells without an interval) and remarks, without empty ones."""
     means = [cell if isinstance(cell, Estimate) else None for cell in cells]
     unit = next((mean.unit for mean in means if mean and mean.unit), "")
     head = f"{name} [{unit}]" if unit else name
+    columns: list[_Column] = [(head, [mean and mean.value for mean in means])]
+    columns += [(f"{head}, {end} 95 %", [mean and getattr(mean, end) for mean in means]) for end in ("low", "high")]
+    has_range = any(mean and mean.range for mean in means)
+    for label, end in (("lowest run", "least"), ("highest run", "most")):
+        ends = [None if mean is None or mean.low is not None else getattr(mean, end) for mean in means]
+        columns.append((f"{head}, {label}", ends if has_range else []))
     remarks = [
-        "; ".join(mean.remarks) if mean is not None else "" if cell == _NONE else unformula(cell)
+        "; ".join(mean.remarks) if mean is not None else "" if cell == DASH else _escape_formula(cell)
         for mean, cell in zip(means, cells, strict=True)
     ]
-    apart: list[tuple[str, list[str | float | None]]] = [(head, [None if m is None else m.value for m in means])]
-    for end in ("low", "high"):
-        ends = [None if mean is None else getattr(mean, end) for mean in means]
-        if any(value is not None for value in ends):
-            apart.append((f"{head}, {end} 95 %", list(ends)))
-    for words, end in (("lowest run", "least"), ("highest run", "most")):
-        ends = [None if mean is None or mean.low is not None else getattr(mean, end) for mean in means]
-        if any(mean is not None and mean.spanned for mean in means):
-            apart.append((f"{head}, {words}", ends))
-    if any(remarks):
-        apart.append((f"{name}, remark", list(remarks)))
-    return apart
+    columns.append((f"{name}, remark", remarks))
+    return [(label, values) for label, values in columns if any(value not in (None, "") for value in values)]
 
 
-def _figure(cell: str) -> str:
-    """As a program reads it: without separators of thousands; nothing for an en dash."""
-    if cell == _NONE:
+def _csv_number(cell: str) -> str:
+    """Return a number without thousands separators, and an empty string for a dash."""
+    if cell == DASH:
         return ""
-    return cell.replace(",", "") if NUMBER.fullmatch(cell) else unformula(cell)
+    return cell.replace(",", "") if NUMBER.fullmatch(cell) else _escape_formula(cell)

@@ -1,4 +1,4 @@
-"""Tables of a study: the ladder, one lever at a time, all levers but one."""
+"""Tables of a study (ladder, one lever at a time, all levers but one), and of recipes that ran outside studies."""
 
 from __future__ import annotations
 
@@ -11,193 +11,188 @@ from analysis.stats import cells
 from analysis.stats.intervals import Gain
 from analysis.stats.study import LADDER, LEAVE_ONE_OUT, ONE_AT_A_TIME, Comparison, Step, step_gain
 from analysis.units import METRICS, gpu_label, number
+from inpaint_bench.core.console import pluralize
 
 from .estimate import Estimate
-from .tables import BRACKETS, Builder, Table, spread
+from .tables import DASH, PARENTHESES, Table, TableBuilder, mean_text
 
-# stands before every lever that was asked for and found not to work, and before a parity that is far off
-NOT_ACTIVE = "\u2717"
+NOT_ACTIVE = "\u2717"  # before a lever that was requested but is not active, and before a parity error out of tolerance
 BASELINE = "baseline"
-_FIGURES = ("vram_used_mib_peak", "power_w", "joules_per_image", "compile_s")
-_TITLES = {
-    LADDER: "Ladder, one lever more each step",
+_METRICS = ("vram_used_mib_peak", "power_w", "joules_per_image", "compile_s")
+TITLES = {
+    LADDER: "Ladder",
     ONE_AT_A_TIME: "One lever at a time",
     LEAVE_ONE_OUT: "All levers but one",
 }
-_HEADS = {
-    LADDER: ["Step", "Images/s", "Against the step before", "Against the base"],
-    ONE_AT_A_TIME: ["Lever", "Images/s", "Against the base"],
+_HEADINGS = {
+    LADDER: ["Step", "Images/s", "Relative to previous step", "Relative to base"],
+    ONE_AT_A_TIME: ["Lever", "Images/s", "Relative to base"],
     LEAVE_ONE_OUT: ["Recipe", "Images/s", "Change without it"],
 }
 METHOD = (
-    "Gains are ratios of images/s with 95 % t-intervals of their logarithms, over pairs of runs of one card with one "
-    "seed; where there are fewer than three, of the two means, over cards where several ran, and the cell says "
-    "unpaired. No interval with fewer than three pairs, runs or cards. No difference seen: the interval holds 0. Each "
-    "interval stands for itself: among twenty levers one may miss the truth by chance."
+    "Gains are ratios of images/s with 95 % confidence intervals (Student's t of the logarithms) over pairs of runs on "
+    "one device with one seed. With fewer than three pairs the two means are compared instead, over devices if several "
+    "were used, and marked unpaired. Fewer than three pairs, runs or devices give no interval. Tie: the interval "
+    "contains 0. The intervals are not corrected for multiple comparisons: about one in twenty misses the true value."
 )
 
 
-def table(build: Builder, one: Comparison) -> Table:
-    """Every step of the study, ran or not; steps without a run that counts are greyed."""
-    rows = [_row(one, index) for index in range(len(one.steps))]
-    figures = [_heading(name) for name in _FIGURES]
-    columns = [*_HEADS[one.kind], *figures, "Parity", "n", "Levers as found"]
-    columns += ["Recipe"] if one.kind == LADDER else []
+def table(build: TableBuilder, study: Comparison) -> Table:
+    """Return every step of the study, whether it ran or not; steps without a valid run are grey."""
+    columns = [*_HEADINGS[study.kind], *(METRICS[name].heading for name in _METRICS), "Parity", "n", "Lever check"]
+    columns += ["Recipe"] if study.kind == LADDER else []
     return build.table(
-        one.name,
-        f"{_TITLES[one.kind]}: {one.setting}, {one.workload_label}",
+        study.name,
+        f"{TITLES[study.kind]}: {study.setting}, {study.workload_label}",
         columns,
-        rows,
-        note=_note(one),
+        [_row(study, index) for index in range(len(study.steps))],
+        note=_note(study),
         key_columns=1,
-        muted_rows=frozenset(i for i, step in enumerate(one.steps) if not step.runs),
+        muted_rows=frozenset(index for index, step in enumerate(study.steps) if not step.runs),
     )
 
 
-def between(build: Builder) -> Table | None:
-    """Recipes that were sent outside a study, against the baseline or else the slowest; None where none compare."""
+def recipe_comparison(build: TableBuilder) -> Table | None:
+    """Compare the recipes that ran outside a study with the baseline, or else the slowest; None if there is nothing."""
     rows = []
     keys = ["batch" if name == "requested_batch" else name for name in cells.RECIPE_COMPARISON_KEYS]
     known = build.cells.filter(pl.col("images_per_s").is_not_null())
     for group in known.partition_by(keys, maintain_order=True) if known.height else []:
         each = group.sort("images_per_s").to_dicts()
         base = next((cell for cell in each if cell["recipe"] == BASELINE), each[0])
-        where = [gpu_label(base["gpu"]), str(base["batch"]), base["site"]]
         for cell in each:
             if cell is not base:
-                found = cells.compare(cell, base, "images_per_s")
-                rows.append(
-                    [
-                        *where,
-                        *(one[recipe_labels.COLUMN] or "\u2013" for one in (cell, base)),
-                        gain_words(found, cell["n"]),
-                    ]
-                )
-    columns = ["GPU", "Batch", "Site", "Recipe", "Against", "Change of images/s"]
-    note = f"At equal batch, model and resolution. {METHOD}"
-    return build.table("recipe-ratios", "Recipes against each other", columns, rows, note=note) if rows else None
+                names = [row[recipe_labels.COLUMN] or DASH for row in (cell, base)]
+                gain = gain_text(cells.compare(cell, base, "images_per_s"), cell["n"])
+                rows.append([gpu_label(base["gpu"]), str(base["batch"]), base["site"], *names, gain])
+    columns = ["GPU", "Batch", "Site", "Recipe", "Reference", "Change of images/s"]
+    note = f"At equal batch size, model and resolution. {METHOD}"
+    return build.table("recipe-ratios", "Recipe comparison", columns, rows, note=note) if rows else None
 
 
-def gain_words(gain: Gain | None, runs: int | None = None, over: str | None = None) -> str:
-    """`+12.3 % (+10.1 to +14.5)`, or that no difference was seen. Pairs are counted where they are not `runs`.
+def gain_text(gain: Gain | None, runs: int | None = None, reference: str | None = None) -> str:
+    """Return `+12.3 % (+10.1 to +14.5)`, with `tie` before it if the interval contains 0.
 
-    `over` names the reference where the column's heading does not.
+    The number of pairs is added if it is not `runs`, and `reference` if the heading does not name it.
     """
     if gain is None:
-        return "\u2013"
-    kind = [] if gain.paired else ["unpaired"]
-    ends = [None if end is None else 100 * end for end in (gain.low, gain.high)]
-    if None in ends:
-        pairs = gain.paired and gain.n != runs
-        remarks = [f"{gain.n} pair{'s' if gain.n > 1 else ''}" if pairs else f"n = {gain.n}", "no interval", *kind]
-    else:
-        remarks = kind + ([f"{gain.n} pairs"] if gain.paired and runs not in (None, gain.n) else [])
-    remarks += [f"against {over}"] if over else []
-    verdict = "no difference seen" if None not in ends and gain.tie else ""
-    return Estimate(100 * gain.value, *ends, form=_signed, unit="%", remarks=remarks, verdict=verdict)
+        return DASH
+    low, high = (None if end is None else 100 * end for end in (gain.low, gain.high))
+    remarks = [] if gain.paired else ["unpaired"]
+    pairs = [pluralize(gain.n, "pair")] if gain.paired and gain.n != runs else []
+    if low is None or high is None:
+        remarks = [*(pairs or [f"n = {gain.n}"]), "no interval", *remarks]
+    elif runs is not None:
+        remarks += pairs
+    remarks += [f"relative to {reference}"] if reference else []
+    verdict = "tie" if gain.tie else ""
+    return Estimate(100 * gain.value, low, high, form=_signed, unit="%", remarks=remarks, verdict=verdict)
 
 
-def against(one: Comparison, index: int, reference: int | None) -> Gain | None:
-    """Of one step over another; None for the reference itself and where either has no runs."""
-    return None if reference in (None, index) else step_gain(one.steps[index], one.steps[reference or 0])
+def gain_over(study: Comparison, index: int, reference: int | None) -> Gain | None:
+    """Return the gain of one step over another; None for the reference itself and if either has no runs."""
+    return None if reference in (None, index) else step_gain(study.steps[index], study.steps[reference or 0])
 
 
-def _row(one: Comparison, index: int) -> list[str]:
-    step = one.steps[index]
-    speed = spread(step.summarise("images_per_s"), "images_per_s") if step.runs else step.status
-    gains = [gain_words(against(one, index, 0), len(step.runs))]
-    if one.kind == LADDER:
-        gains.insert(0, _before(one, index))
-    figures = [spread(step.summarise(name), name) for name in _FIGURES]
-    found = "; ".join(text for text in (_levers(step), step.failures) if text) or "\u2013"
-    tail = [_parity(step), str(len(step.runs)), found, *([_recipe(step)] if one.kind == LADDER else [])]
-    return [step.label, speed, *gains, *figures, *tail]
+def _row(study: Comparison, index: int) -> list[str]:
+    step = study.steps[index]
+    speed = mean_text(step.summarise("images_per_s"), "images_per_s") if step.runs else step.status
+    gains = [gain_text(gain_over(study, index, 0), len(step.runs))]
+    if study.kind == LADDER:
+        gains.insert(0, _gain_over_previous(study, index))
+    metrics = [mean_text(step.summarise(name), name) for name in _METRICS]
+    levers = "; ".join(filter(None, (_levers(step), step.failures))) or DASH
+    recipe = [_recipe(step)] if study.kind == LADDER else []
+    return [step.label, speed, *gains, *metrics, _parity(step), str(len(step.runs)), levers, *recipe]
 
 
 def _recipe(step: Step) -> str:
-    """As the other tables call it, where any run of the step knows that."""
+    """Return the recipe's name as in the other tables, if any run of the step recorded it."""
     return next((row[recipe_labels.COLUMN] for row in step.attempts if row.get(recipe_labels.COLUMN)), step.recipe)
 
 
-def _before(one: Comparison, index: int) -> str:
-    step, before = one.steps[index], one.previous_measured(index)
-    if before is None or not step.runs:
-        return "\u2013"
-    over = None if before == index - 1 else one.steps[before].label
-    return gain_words(against(one, index, before), len(step.runs), over)
+def _gain_over_previous(study: Comparison, index: int) -> str:
+    """Return the gain over the nearest earlier step that has runs, which is named if it is not the previous one."""
+    step, previous = study.steps[index], study.previous_measured(index)
+    if previous is None or not step.runs:
+        return DASH
+    reference = None if previous == index - 1 else study.steps[previous].label
+    return gain_text(gain_over(study, index, previous), len(step.runs), reference)
 
 
 def _signed(value: float) -> str:
     return f"{value:+.1f}"
 
 
-def _heading(name: str) -> str:
-    return METRICS[name].heading
-
-
 def _parity(step: Step) -> str:
-    worst, far = step.parity(), step.parity_exceeded
-    if worst is not None:
-        return f"{NOT_ACTIVE} far: {number(worst[0])} ({worst[1]})" if far else f"{number(worst[0])} ({worst[1]})"
-    if far:
-        return f"{NOT_ACTIVE} far: not finite"
+    mark = f"{NOT_ACTIVE} out of tolerance: " if step.parity_exceeded else ""
+    if worst := step.parity():
+        return f"{mark}{number(worst[0])} ({worst[1]})"
+    if step.parity_exceeded:
+        return f"{mark}not finite"
     if any(row["parity_unavailable"] for row in step.runs):
         return "unavailable"
-    reference = any(row["parity_reference"] and row["parity_reference"] == row["recipe"] for row in step.runs)
-    return "reference" if reference else "\u2013"
+    is_reference = any(row["parity_reference"] and row["parity_reference"] == row["recipe"] for row in step.runs)
+    return "reference" if is_reference else DASH
 
 
 def _levers(step: Step) -> str:
-    """What the step's own levers were asked to do and do, and every other one that is not as asked.
+    """Return requested and effective value of the step's own levers, and of every other one that is not active.
 
-    Not active comes first, with a mark and the evidence.
+    Levers that are not active come first, marked and with the evidence.
     """
-    found = sorted(step.levers(), key=lambda lever: lever.get("active") is not False)
-    words = [_lever(lever) for lever in found if lever["name"] in step.added or lever.get("active") is not True]
-    others = len(found) - len(words)
-    return "; ".join([*words, *([f"{others} more active" if words else f"all {others} active"] if others else [])])
+    levers = sorted(step.levers(), key=lambda lever: lever.get("active") is not False)
+    parts = [_lever(lever) for lever in levers if lever["name"] in step.added or lever.get("active") is not True]
+    if others := len(levers) - len(parts):
+        parts.append(f"{others} more active" if parts else f"all {others} active")
+    return "; ".join(parts)
 
 
 def _lever(lever: dict[str, Any]) -> str:
-    asked, got = lever.get("requested"), lever.get("effective")
+    requested, effective = _value(lever.get("requested")), _value(lever.get("effective"))
     if lever.get("active") is False:
-        why = f" ({lever['evidence']})" if lever.get("evidence") else ""
-        return f"{NOT_ACTIVE} {lever['name']} not active: asked {_value(asked)}, found {_value(got)}{why}"
-    checked = "" if lever.get("active") else ", not checked"
-    if asked == got:
-        return f"{lever['name']}: {_value(got)} as asked{checked}"
-    return f"{lever['name']}: asked {_value(asked)}, found {_value(got)}{checked}"
+        evidence = f" ({lever['evidence']})" if lever.get("evidence") else ""
+        return f"{NOT_ACTIVE} {lever['name']} not active: requested {requested}, effective {effective}{evidence}"
+    unverified = "" if lever.get("active") else ", not verified"
+    if requested == effective:
+        return f"{lever['name']}: {effective} as requested{unverified}"
+    return f"{lever['name']}: requested {requested}, effective {effective}{unverified}"
 
 
 def _value(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {one}" for name, one in value.items())
+        return ", ".join(f"{name} {entry}" for name, entry in value.items())
     return "nothing" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _batches(step: Step) -> str:
-    return "/".join(str(batch) for batch in sorted({row["batch"] for row in step.runs}))
-
-
-def _note(one: Comparison) -> str:
-    words = [BRACKETS, METHOD]
-    cards = {row["gpu_uuid"] for step in one.steps for row in step.runs if row["gpu_uuid"]}
-    if len(cards) == 1:
-        words.append("All on one card: the intervals say nothing about another.")
-    if any(one.steps[i].parity() for i in range(len(one.steps))):
-        words.append("Parity: the largest relative error against the reference on fixed seeds, and of what.")
-    far = [step.label for step in one.steps if step.parity_exceeded]
-    if far:
-        words.append(f"Far from the reference, and so no longer the same computation: {', '.join(far)}.")
-    found = [f"{step.label} {_batches(step)}" for step in one.steps if step.runs]
-    if found and all(row["batch_requested"] for step in one.steps for row in step.runs):
-        words.append(f"Each recipe has the batch that a search found for it (batch=auto): {', '.join(found)}.")
-    every = [(step.label, row["parity_unavailable"]) for step in one.steps for row in step.runs]
-    lacking = {f"{label}: {why}" for label, why in every if why}
-    if lacking:
-        words.append(f"Parity unavailable for {'; '.join(sorted(lacking))}.")
-    if one.differences:
-        words.append(f"Its runs differ in: {one.differences}.")
-    if one.unmatched_runs:
-        words.append(f"{one.unmatched_runs} run(s) of this study have a recipe that is none of its steps.")
-    return " ".join(words)
+def _note(study: Comparison) -> str:
+    runs = [row for step in study.steps for row in step.runs]
+    notes = [PARENTHESES, METHOD]
+    if len({row["gpu_uuid"] for row in runs if row["gpu_uuid"]}) == 1:
+        notes.append("All runs used one device: the intervals say nothing about others.")
+    if any(step.parity() for step in study.steps):
+        notes.append("Parity: the largest relative error against the reference on fixed seeds, and of which quantity.")
+    if far := [step.label for step in study.steps if step.parity_exceeded]:
+        notes.append(f"Parity error out of tolerance, so not the same computation: {', '.join(far)}.")
+    if runs and all(row["batch_requested"] for row in runs):
+        batches = [
+            f"{step.label} {'/'.join(map(str, sorted({row['batch'] for row in step.runs})))}"
+            for step in study.steps
+            if step.runs
+        ]
+        notes.append(f"Batch sizes found by search (batch=auto): {', '.join(batches)}.")
+    reasons = {
+        f"{step.label}: {row['parity_unavailable']}"
+        for step in study.steps
+        for row in step.runs
+        if row["parity_unavailable"]
+    }
+    if reasons:
+        notes.append(f"Parity unavailable for {'; '.join(sorted(reasons))}.")
+    if study.differences:
+        notes.append(f"The runs differ in: {study.differences}.")
+    if study.unmatched_runs:
+        notes.append(
+            f"{pluralize(study.unmatched_runs, 'run')} of this study with a recipe that is not one of its steps."
+        )
+    return " ".join(notes)

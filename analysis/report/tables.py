@@ -1,340 +1,381 @@
-"""The report's tables as plain data: rendered to the terminal, Markdown and HTML elsewhere."""
+"""The tables of the report as plain data; other modules write them to the terminal, Markdown, HTML, CSV and LaTeX."""
 
 from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import polars as pl
 
-from analysis import published, recipe_labels
+from analysis import recipe_labels
 from analysis.metrics.run_row import is_unavailable
-from analysis.stats import best_batch as best
-from analysis.stats import bottleneck, study
+from analysis.stats import best_batch, bottleneck, study
 from analysis.stats import cells as aggregate
 from analysis.units import METRICS, gpu_label, gpu_order, number, runtime_heading
+from inpaint_bench.core.console import pluralize
 
 from .estimate import Estimate
 
-BRACKETS = "In brackets behind a mean: its 95 % interval; the range of fewer than three runs, or cards."
+DASH = "\u2013"  # an empty cell
+PARENTHESES = (
+    "In parentheses: the 95 % confidence interval of the mean, or with fewer than three runs or devices their range."
+)
 ONE_RUN = "n = 1: one run per cell, no interval."
 INTERVALS = (
-    "Mean (95 % interval of the mean) over n runs: Student's t over the runs of one card, over the cards where several "
-    "ran, cut to what the figure can be. Of fewer than three runs, or of two cards, the range: lowest to highest run. "
-    "A single card says nothing about another."
+    "Mean (95 % confidence interval) over n runs: Student's t over the runs if one device was used, else over the "
+    "devices; clipped to the values that the metric can have. With fewer than three runs, or two devices, the range of "
+    "the runs instead. One device says nothing about others."
 )
-PHOTOGRAPHS_SHOWN = 50
-MESSAGE_SHOWN = 160  # characters of a run's last words; CUDA's on memory go on for 500
-LONG_TABLE = 40  # rows from which on a table is folded on the page, and runs over pages on paper
-PROJECTED = "Runtime is projected from images/s to the epochs asked, not waited for."
+PROJECTED = "Runtime is projected from images/s to the requested epochs, not measured."
+MAX_SKIPPED_IMAGES = 50
+MAX_MESSAGE = 160  # characters; a CUDA out-of-memory message has 500
+LONG_TABLE = 40  # rows above which a table is collapsed on the page and breaks over pages in LaTeX
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    id: str
+    """A table: its cells are text, of which an `Estimate` still knows its numbers."""
+
+    id: str  # on the page, and the name of its files
     title: str
     columns: list[str]
     rows: list[list[str]]
     note: str = ""
-    text_columns: frozenset[int] = frozenset()  # aligned left; the rest are numbers
-    run_column: int | None = None  # holds run ids: the page links them
-    muted_rows: frozenset[int] = frozenset()  # rows of what has no figures: greyed
-    key_columns: int = 0  # that say what a row is: repeated where a terminal is too narrow for the table
+    text_columns: frozenset[int] = frozenset()  # aligned left; the others hold numbers
+    run_column: int | None = None  # holds run ids, which the page links
+    muted_rows: frozenset[int] = frozenset()  # rows without values, shown in grey
+    key_columns: int = 0  # columns that identify a row: repeated where a terminal is too narrow for the table
 
 
 @dataclass(kw_only=True)
-class Builder:
-    """Makes tables of one dataset; a demonstration is named in every title."""
+class TableBuilder:
+    """Makes the tables of one dataset. If any run is a demonstration, every title says so."""
 
     runs: pl.DataFrame
-    cells: pl.DataFrame = field(init=False)  # of the overview: what only a study ran has tables of its own
-    apart: list[str] = field(init=False)  # recipes that are not in the overview
+    cells: pl.DataFrame = field(init=False)  # without the recipes that ran in studies only
+    study_recipes: list[str] = field(init=False)  # those recipes
 
     def __post_init__(self) -> None:
         self.runs = recipe_labels.add_short_names(self.runs)
         shown = study.overview_runs(self.runs)
         self.cells = aggregate.build_cells(shown)
-        self.apart = sorted(set(self.runs["recipe"].drop_nulls()) - set(shown["recipe"]))
+        self.study_recipes = sorted(set(self.runs["recipe"].drop_nulls()) - set(shown["recipe"]))
 
     @property
     def demonstration(self) -> bool:
+        """Return whether any run is a demonstration."""
         return bool(self.runs["demonstration"].any())
 
-    def title(self, text: str) -> str:
-        return f"Demonstration: {text}" if self.demonstration else text
-
-    def table(self, id: str, title: str, columns: list[str], rows: list[list[str]], **more: Any) -> Table:
-        texts = frozenset(i for i, name in enumerate(columns) if name in _TEXT_COLUMNS)
-        return Table(id=id, title=self.title(title), columns=columns, rows=rows, text_columns=texts, **more)
-
-    def heading(self, metric: str) -> str:
-        return runtime_heading(self.runs) if metric == "runtime_h" else METRICS[metric].heading
-
-    def _summary(self, id: str, title: str, metrics: tuple[str, ...], note: str) -> Table:
-        keys = ["Site", "GPU", "Batch", "Recipe", "n", "Cards"]
-        extra = [name for name in aggregate.LABEL_KEYS if name != "recipe" and self._varies(name)]
-        rows = [
-            [row["site"], gpu_label(row["gpu"]), str(row["batch"]), row[recipe_labels.COLUMN] or "\u2013"]
-            + [str(row["n"]), cards(row)]
-            + [str(row[name]) for name in extra]
-            + [spread(row, name) for name in metrics]
-            for row in self.cells.iter_rows(named=True)
-        ]
-        interval = ONE_RUN if self.one_run else INTERVALS
-        parts = [
-            note,
-            interval,
-            aggregate.differences_note(self.cells),
-            aggregate.searched_batch_note(self.cells),
-            self.apart_note(),
-        ]
-        columns = [*keys, *(_HEADINGS.get(name, name.capitalize()) for name in extra), *map(self.heading, metrics)]
-        return self.table(id, title, columns, rows, note=" ".join(p for p in parts if p), key_columns=len(keys))
-
-    def recipes(self) -> Table | None:
-        """The levers behind every short name; None where no name is short."""
-        rows = [[short, recipe.replace("+", ", ")] for short, recipe in recipe_labels.legend(self.runs).items()]
-        note = "A recipe of many levers is named by its first ones and the number of the others."
-        return self.table("recipes", "Recipes", ["Recipe", "Levers"], rows, note=note) if rows else None
-
-    def apart_note(self) -> str:
-        """Where the recipes are that only studies ran."""
-        if not self.apart:
-            return ""
-        return f"{len(self.apart)} further recipe(s) ran only in studies: see the tables of levers."
-
     @property
-    def one_run(self) -> bool:
+    def one_run_per_cell(self) -> bool:
+        """Return whether no cell has a second run."""
         return bool((self.cells["n"] == 1).all())
 
-    def _varies(self, name: str) -> bool:
-        return self.cells[name].n_unique() > 1
+    def table(self, id: str, title: str, columns: list[str], rows: list[list[str]], **options: Any) -> Table:
+        """Make a table; the headings decide which columns are text."""
+        title = f"Demonstration: {title}" if self.demonstration else title
+        text_columns = frozenset(index for index, name in enumerate(columns) if name in _TEXT_COLUMNS)
+        return Table(id=id, title=title, columns=columns, rows=rows, text_columns=text_columns, **options)
+
+    def heading(self, metric: str) -> str:
+        """Return the heading of a metric's column."""
+        return runtime_heading(self.runs) if metric == "runtime_h" else METRICS[metric].heading
+
+    def note(self, *sentences: str) -> str:
+        """Return these sentences, and those about what the cells mix and which recipes are in other tables."""
+        of_cells = [
+            aggregate.differences_note(self.cells),
+            aggregate.searched_batch_note(self.cells),
+            self.study_note(),
+        ]
+        return " ".join(filter(None, [*sentences, *of_cells]))
+
+    def study_note(self) -> str:
+        """Return the sentence about recipes that ran in studies only."""
+        if not self.study_recipes:
+            return ""
+        return f"{pluralize(len(self.study_recipes), 'more recipe')} ran in studies only: see the tables of levers."
+
+    def _summary(self, id: str, title: str, metrics: Sequence[str], note: str) -> Table:
+        """Return a table with a row per cell: its keys, what else varies between cells, and these metrics."""
+        keys = ["Site", "GPU", "Batch", "Recipe", "n", "Devices"]
+        varying = [name for name in aggregate.LABEL_KEYS if name != "recipe" and self.cells[name].n_unique() > 1]
+        rows = [
+            [row["site"], gpu_label(row["gpu"]), str(row["batch"]), row[recipe_labels.COLUMN] or DASH]
+            + [str(row["n"]), device_count(row)]
+            + [str(row[name]) for name in varying]
+            + [mean_text(row, name) for name in metrics]
+            for row in self.cells.iter_rows(named=True)
+        ]
+        columns = [*keys, *(_HEADINGS.get(name, name.capitalize()) for name in varying), *map(self.heading, metrics)]
+        note = self.note(note, ONE_RUN if self.one_run_per_cell else INTERVALS)
+        return self.table(id, title, columns, rows, note=note, key_columns=len(keys))
+
+    def recipes(self) -> Table | None:
+        """Return the levers behind every short name; None if no name was shortened."""
+        rows = [[short, recipe.replace("+", ", ")] for short, recipe in recipe_labels.legend(self.runs).items()]
+        note = "A recipe of many levers is named by the first ones and the number of the others."
+        return self.table("recipes", "Recipes", ["Recipe", "Levers"], rows, note=note) if rows else None
 
     def throughput(self) -> Table:
+        """Return runtime, rates and utilization of every cell."""
         metrics = ("runtime_h", "steps_per_s", "images_per_s", "step_ms_p50", "step_ms_p95", "data_wait_pct")
         return self._summary("throughput", "Throughput", (*metrics, "gpu_util_pct", "mfu_pct"), PROJECTED)
 
     def energy(self) -> Table:
+        """Return power, energy, efficiency and temperature of every cell."""
         metrics = "power_w joules_per_image images_per_s_per_w steps_per_s_per_w energy_ratio temp_gpu_c_mean"
-        note = "Power is energy over time, of the whole GPU board. Steps/s/W falls with the batch by construction."
-        return self._summary("energy", "Power, energy and temperature", tuple(metrics.split()), note)
+        note = "Power is energy divided by time, for the whole GPU board. Steps/s/W falls with the batch size by "
+        note += "definition."
+        return self._summary("energy", "Power, energy and temperature", metrics.split(), note)
 
     def memory(self) -> Table:
+        """Return GPU memory as NVML and as PyTorch report it, of every cell."""
         metrics = "vram_pct vram_used_mib_peak torch_reserved_peak_mib torch_allocated_peak_mib mem_active_pct"
         note = (
-            "VRAM as NVML sees it, share of what the driver does not reserve. Memory active is the share of "
-            "time with any access: neither bandwidth nor VRAM."
+            "VRAM as NVML reports it, as a share of what the driver does not reserve. Memory active is the share of "
+            "time with any access to memory, not a bandwidth."
         )
-        return self._summary("memory", "Memory", tuple(metrics.split()), note)
+        return self._summary("memory", "Memory", metrics.split(), note)
 
     def run_list(self) -> Table:
-        """Every run; what is the same in all of them is in the page's head and left out here."""
+        """Return every run; keys that are the same for all of them are left out."""
         metrics = ["runtime_h", "images_per_s", "gpu_util_pct", "power_w", "joules_per_image"]
-        facts = {"Point": "point", "Try": "attempt", "Recipe": recipe_labels.COLUMN}
+        facts = {"Point": "point", "Attempt": "attempt", "Recipe": recipe_labels.COLUMN}
         facts = {name: column for name, column in facts.items() if self.runs[column].n_unique() > 1}
         rows = []
         for row in self.runs.iter_rows(named=True):
             status = (row["status"] or "unknown") + (f" ({row['reason']})" if row["reason"] else "")
             status = "unavailable" if is_unavailable(row) else status
-            keys = [row["run_id"], *(row[column] or "\u2013" for column in facts.values()), row["site"]]
-            batch = str(row["batch"] or "\u2013") + (" (found)" if row["batch_requested"] and row["batch"] else "")
+            keys = [row["run_id"], *(str(row[column] or DASH) for column in facts.values()), row["site"]]
+            batch = str(row["batch"] or DASH) + (" (searched)" if row["batch_requested"] and row["batch"] else "")
             keys += [gpu_label(row["gpu"]), batch, status, "yes" if row["valid"] else "no"]
-            rows.append([*keys, *(number(row[m]) for m in metrics), row["source"] or "\u2013"])
-        head = ["Run", *facts, "Site", "GPU", "Batch", "Status", "Counts"]
-        columns = [*head, *map(self.heading, metrics), "Telemetry"]
-        note = f"Every attempt, whether it counts or not. {PROJECTED}"
+            rows.append([*keys, *(number(row[metric]) for metric in metrics), row["source"] or DASH])
+        columns = ["Run", *facts, "Site", "GPU", "Batch", "Status", "Valid", *map(self.heading, metrics), "Telemetry"]
+        note = f"Every attempt, valid or not. {PROJECTED}"
         return self.table("runs", "Runs", columns, rows, note=note, run_column=0, key_columns=1)
 
-    def not_counted(self) -> Table:
-        """Failed, unfinished and invalid runs, each with why."""
-        lost = self.runs.filter(~pl.col("valid"))
+    def excluded(self) -> Table:
+        """Return failed, unfinished and invalid runs, each with the reason."""
+        excluded = self.runs.filter(~pl.col("valid"))
         rows = [
             [
                 row["run_id"],
-                row["point"] or "\u2013",
+                row["point"] or DASH,
                 row["site"],
                 gpu_label(row["gpu"]),
-                str(row["batch"] or "\u2013"),
-                row["invalid_reason"] or "\u2013",
-                textwrap.shorten(row["message"] or "", MESSAGE_SHOWN, placeholder=" \u2026"),
+                str(row["batch"] or DASH),
+                row["invalid_reason"] or DASH,
+                textwrap.shorten(row["message"] or "", MAX_MESSAGE, placeholder=" \u2026"),
             ]
-            for row in lost.iter_rows(named=True)
+            for row in excluded.iter_rows(named=True)
         ]
-        columns = ["Run", "Point", "Site", "GPU", "Batch", "Why it does not count", "Message"]
-        muted = frozenset(i for i, row in enumerate(lost.iter_rows(named=True)) if is_unavailable(row))
-        cut = (lost["message"].str.len_chars() > MESSAGE_SHOWN).any()
-        note = "Messages end with \u2026 where they are longer; runs.csv has them whole." if cut else ""
-        title = "Runs that do not count"
-        return self.table("not-counted", title, columns, rows, run_column=0, muted_rows=muted, note=note)
+        columns = ["Run", "Point", "Site", "GPU", "Batch", "Reason", "Message"]
+        muted = frozenset(i for i, row in enumerate(excluded.iter_rows(named=True)) if is_unavailable(row))
+        shortened = (excluded["message"].str.len_chars() > MAX_MESSAGE).any()
+        note = "Messages that end with \u2026 are complete in runs.csv." if shortened else ""
+        return self.table("excluded", "Excluded runs", columns, rows, run_column=0, muted_rows=muted, note=note)
 
-    def gpu_ratios(self) -> Table:
-        rows = []
+    def gpu_ratios(self, published: Sequence[aggregate.Ratio] = ()) -> Table:
+        """Return how much faster each GPU is than the slower ones, and after these the published ratios."""
         groups = (
             self.cells.partition_by(aggregate.GPU_COMPARISON_KEYS, maintain_order=True) if self.cells.height else []
         )
-        for ratio in (r for group in groups for r in aggregate.ratios(group, value="images_per_s")):
-            rows.append([f"{ratio.fast} / {ratio.slow}", ratio.text, _each(ratio)])
-        poster = (self.runs["workload"] == published.WORKLOAD).any()
-        for ratio in published_ratios() if poster else []:
-            rows.append([f"{ratio.fast} / {ratio.slow} (published)", ratio.text, _each(ratio)])
-        note = "How many times faster at equal batch, by images/s; the range is over batches. " + (
-            ONE_RUN
-            if self.one_run
-            else "By batch: the ratio of geometric means (95 % interval of the ratio, none with fewer than three runs, "
-            "or cards where several ran, on a side); no difference seen: it holds 1. A single card says nothing about "
-            "another."
+        measured = [ratio for group in groups for ratio in aggregate.ratios(group, value="images_per_s")]
+        rows = [[f"{ratio.fast} / {ratio.slow}", ratio.text, _by_batch(ratio)] for ratio in measured]
+        rows += [[f"{ratio.fast} / {ratio.slow} (published)", ratio.text, _by_batch(ratio)] for ratio in published]
+        method = (
+            "By batch: ratio of geometric means (95 % confidence interval; none with fewer than three runs, or devices "
+            "if several were used, on either side). Tie: the interval contains 1. One device says nothing about others."
         )
-        drivers = sorted(self.runs.filter(pl.col("valid"))["driver"].drop_nulls().unique().to_list())
-        if len(drivers) > 1:
-            note += f" Drivers differ between runs ({', '.join(drivers)}): see the environment table."
-        note = " ".join(
-            p for p in (note, aggregate.differences_note(self.cells), aggregate.searched_batch_note(self.cells)) if p
+        drivers = sorted(self.runs.filter("valid")["driver"].drop_nulls().unique())
+        note = self.note(
+            "Ratio of images/s at equal batch size; the range is over batch sizes.",
+            ONE_RUN if self.one_run_per_cell else method,
+            f"Driver versions differ between runs: {', '.join(drivers)}." if len(drivers) > 1 else "",
         )
-        return self.table("ratios", "GPU ratios", ["Pair", "Range", "By batch"], rows, note=note)
+        return self.table("ratios", "Speedup between GPUs", ["Pair", "Range", "By batch"], rows, note=note)
 
     def best_batch(self) -> Table:
-        """A row per GPU: what to take, and which run could change that."""
+        """Return a row per GPU: the batch size to use, and the run that could change it."""
         rows = []
-        for one in best.decide_batches(self.cells, self.runs):
-            cells = [text for choice in (one.fastest, one.cheapest) for text in _choice(choice)]
-            take = str(one.fastest.smallest) if one.fastest else "\u2013"
-            ends = [str(batch or "\u2013") for batch in (one.largest_completed, one.smallest_oom)]
-            following = f"{one.next_run} ({one.next_run_reason})" if one.next_run else f"none: {one.next_run_reason}"
-            rows.append([one.series, take, *cells, *ends, following])
+        for decision in best_batch.decide_batches(self.cells, self.runs):
+            choices = [text for choice in (decision.fastest, decision.cheapest) for text in _choice(choice)]
+            recommended = str(decision.fastest.smallest) if decision.fastest else DASH
+            memory = [str(batch or DASH) for batch in (decision.largest_completed, decision.smallest_oom)]
+            following = (
+                f"{decision.next_run} ({decision.next_run_reason})"
+                if decision.next_run
+                else f"none: {decision.next_run_reason}"
+            )
+            rows.append([decision.series, recommended, *choices, *memory, following])
         rows.sort(key=lambda row: gpu_order(row[0]))
-        columns = ["GPU", "Take", "Fastest", "Images/s", "Ties by speed", "Least energy", "J/image", "Ties by energy"]
-        columns += ["Largest that ran", "Smallest out of memory", "Next run"]
-        note = (
-            "Batches. A tie: the 95 % interval of the ratio holds 1, over pairs of one card and seed where "
-            "there are such; with too few runs for an interval, runs that overlap or means within "
-            f"{100 * aggregate.TIE_THRESHOLD:g} %. Take: the smallest that ties with the fastest."
+        columns = ["GPU", "Recommended", "Fastest", "Images/s", "Ties (speed)", "Least energy", "J/image"]
+        columns += ["Ties (energy)", "Largest completed", "Smallest out of memory", "Suggested run"]
+        note = self.note(
+            "Batch sizes. Tie: the 95 % confidence interval of the ratio contains 1, over runs paired by device and "
+            "seed where there are such pairs; with too few runs for an interval, runs that overlap or means within "
+            f"{100 * aggregate.TIE_THRESHOLD:g} %. Recommended: the smallest batch that ties with the fastest."
         )
-        parts = [
-            note,
-            aggregate.differences_note(self.cells),
-            aggregate.searched_batch_note(self.cells),
-            self.apart_note(),
-        ]
-        note = " ".join(p for p in parts if p)
-        return self.table("best", "Best batch per GPU", columns, rows, note=note, key_columns=1)
+        return self.table("best", "Best batch size per GPU", columns, rows, note=note, key_columns=1)
 
     def bottlenecks(self) -> list[Table]:
-        """The class of every run, and what to try for each class of a GPU's recipe."""
-        around = bottleneck.sweep_evidence(aggregate.build_cells(self.runs), self.runs)
+        """Return the bottleneck class of every run, and what to try for each class, GPU and recipe."""
+        sweeps = bottleneck.sweep_evidence(aggregate.build_cells(self.runs), self.runs)
         rows = []
-        alike: dict[tuple[str, ...], tuple[list[int], str]] = {}
+        suggestions: dict[tuple[str, ...], list[int]] = {}
         for row in self.runs.filter(pl.col("valid") | (pl.col("reason") == "oom_gpu")).iter_rows(named=True):
-            found = bottleneck.classify(row, around.get(row["run_id"]))
-            tier = bottleneck.NO_VALUE if found.tier is None else str(found.tier)
-            head = [row["run_id"], gpu_label(row["gpu"]), str(row["batch"] or "\u2013"), found.name, tier]
-            rows.append([*head, found.evidence, found.runner_up])
-            advice = bottleneck.format_advice(found.advice, row)
-            key = (found.name, gpu_label(row["gpu"]), row["site"], row[recipe_labels.COLUMN] or "\u2013", advice)
+            finding = bottleneck.classify(row, sweeps.get(row["run_id"]))
+            tier = bottleneck.NO_VALUE if finding.tier is None else str(finding.tier)
+            head = [row["run_id"], gpu_label(row["gpu"]), str(row["batch"] or DASH), finding.name, tier]
+            rows.append([*head, finding.evidence, finding.runner_up])
+            advice = bottleneck.format_advice(finding.advice, row)
+            key = (finding.name, gpu_label(row["gpu"]), row["site"], row[recipe_labels.COLUMN] or DASH, advice)
             if advice != bottleneck.NO_VALUE:
-                alike.setdefault(key, ([], advice))[0].append(row["batch"] or 0)
+                suggestions.setdefault(key, []).append(row["batch"] or 0)
         columns = ["Run", "GPU", "Batch", "Class", "Tier", "Evidence", "Runner-up"]
-        tiers = "; ".join(f"{tier} {words}" for tier, words in bottleneck.TIERS.items())
-        note = f"Tiers of evidence: {tiers}. The first rule that matches; docs/bottlenecks.md has them all."
-        classes = self.table("bottleneck", "What held it back", columns, rows, note=note, run_column=0)
+        tiers = "; ".join(f"{tier} {text}" for tier, text in bottleneck.TIERS.items())
+        note = f"Tiers of evidence: {tiers}. The first rule that matches decides; docs/bottlenecks.md lists all rules."
+        classes = self.table("bottleneck", "Bottleneck of each run", columns, rows, note=note, run_column=0)
         advised = [
-            [*key[:4], ", ".join(str(batch or "\u2013") for batch in sorted(set(batches))), str(len(batches)), advice]
-            for key, (batches, advice) in sorted(alike.items(), key=lambda item: (item[0][0], gpu_order(item[0][1])))
+            [*key[:4], ", ".join(str(batch or DASH) for batch in sorted(set(batches))), str(len(batches)), key[4]]
+            for key, batches in sorted(suggestions.items(), key=lambda item: (item[0][0], gpu_order(item[0][1])))
         ]
-        columns = ["Class", "GPU", "Site", "Recipe", "Batches", "Runs", "Try"]
+        columns = ["Class", "GPU", "Site", "Recipe", "Batches", "Runs", "Suggestion"]
         note = (
-            "Overrides of a launch command, and Slurm's own words where they begin with two dashes; none is a promise."
+            "Overrides for a launch command, or Slurm options where they begin with two dashes; no gain is guaranteed."
         )
-        return [classes, self.table("advice", "What to try", columns, advised, note=note)]
+        return [classes, self.table("advice", "Suggested changes", columns, advised, note=note)]
+
+    def training_quality(self) -> Table | None:
+        """Return validation losses and quality metrics of valid runs per cell; None if no run has any."""
+        known = self.runs.filter(
+            pl.col("valid") & (pl.col("validation").is_not_null() | pl.col("quality_metrics").is_not_null())
+        )
+        if known.is_empty():
+            return None
+        # Losses on other images, or after another number of steps, are not comparable.
+        cells = known.partition_by([*aggregate.CELL_KEYS, "data_identity", "validation_last_step"], maintain_order=True)
+        cells.sort(key=lambda cell: (str(cell["gpu"][0]), cell["batch"][0], str(cell["site"][0])))
+        several = known["data_identity"].n_unique() > 1
+        names = list(dict.fromkeys(name for text in known["quality_metrics"] for name in json.loads(text or "{}")))
+        rows = []
+        for cell in cells:
+            first = cell.row(0, named=True)
+            metrics = [json.loads(text or "{}") for text in cell["quality_metrics"]]
+            keys = [gpu_label(first["gpu"]), str(first["batch"]), first["recipe"], first["site"]]
+            keys += [(first["data_identity"] or "unknown")[:8]] if several else []
+            losses = [_loss(cell, when) for when in ("first", "last")]
+            rows.append(
+                [*keys, str(cell.height), *losses, *(_metric([m.get(name) for m in metrics]) for name in names)]
+            )
+        columns = ["GPU", "Batch", "Recipe", "Site", *(["Data set"] if several else []), "n"]
+        columns += ["Validation loss, first", "last", *names]
+        note = (
+            "Mean (min\u2013max) over n runs; [images per run] after a metric. Validation uses fixed images, noise and "
+        )
+        note += "timesteps, so its losses are comparable between recipes" + (" on one data set." if several else ".")
+        return self.table("training-quality", "Training quality", columns, rows, note=note)
+
+    def skipped_images(self) -> Table:
+        """Return the images that the data source skipped, each once, with the reason."""
+        known = self.runs.filter(pl.col("images_skipped") > 0)
+        images = {
+            (row["site"] or DASH, image["file"], image["reason"]): None
+            for row in known.iter_rows(named=True)
+            for image in json.loads(row["skipped_images"] or "[]")
+        }
+        rows = [list(image) for image in images][:MAX_SKIPPED_IMAGES]
+        most = max(known["images_skipped"], default=0)
+        note = f"{len(rows)} listed; the run that skipped most skipped {most:,}." if rows else ""
+        return self.table("skipped-images", "Skipped images", ["Site", "File", "Reason"], rows, note=note)
+
+    def skipped_files(self, skipped: pl.DataFrame) -> Table:
+        """Return everything that the merge skipped, with the reason."""
+        rows = [list(row) for row in skipped.select("code", "path", "reason").iter_rows()]
+        return self.table("skipped-files", "Skipped files", ["Kind", "Path", "Reason"], rows)
 
     def environment(self) -> Table:
+        """Return the number of runs per node, device, driver and versions."""
         keys = ["site", "node", "gpu_name", "power_limit_w", "driver", "torch", "cuda", "precision", "source"]
-        table = self.runs.group_by(keys).agg(pl.len().alias("n")).sort(keys, nulls_last=True)
+        counts = self.runs.group_by(keys).agg(n=pl.len()).sort(keys, nulls_last=True)
         rows = [
-            [number(v) if k == "power_limit_w" else str(v or "\u2013") for k, v in row.items()]
-            for row in table.iter_rows(named=True)
+            [number(value) if key == "power_limit_w" else str(value or DASH) for key, value in row.items()]
+            for row in counts.iter_rows(named=True)
         ]
-        columns = ["Site", "Node", "Board", "Power limit [W]", "Driver", "torch", "CUDA", "Precision"]
+        columns = ["Site", "Node", "Device name", "Power limit [W]", "Driver", "torch", "CUDA", "Precision"]
         return self.table("environment", "Environment", [*columns, "Telemetry", "Runs"], rows)
 
 
-_HEADINGS = {"resolution_px": "Resolution [px]", "gpus": "GPUs", "comparability_key": "Board, driver, power"}
+_HEADINGS = {"resolution_px": "Resolution [px]", "gpus": "GPUs", "comparability_key": "Device name, driver, power"}
 _TEXT_COLUMNS = frozenset(
     name
-    for group in (
-        ("Run", "Point", "Site", "GPU", "Recipe", "Status", "Counts", "Telemetry", "Why it does not count", "Message"),
-        ("Ties by speed", "Ties by energy", "Next run", "Class", "Evidence", "Runner-up", "Batches", "Try", "Levers"),
-        ("Pair", "By batch", "Against", "Change of images/s", "Model", "Workload", "Demonstration"),
-        ("Node", "Board", "Driver", "torch", "CUDA", "Precision"),
-        ("Step", "Lever", "Levers as found", "Figure"),
-        ("The poster says", "Its figures", "What they show"),
+    for names in (
+        "Run|Point|Site|GPU|Recipe|Status|Valid|Telemetry|Reason|Message|Kind|Path|File",
+        "Node|Device name|Driver|torch|CUDA|Precision|Model|Workload|Demonstration",
+        "Ties (speed)|Ties (energy)|Suggested run|Class|Evidence|Runner-up|Batches|Suggestion|Levers",
+        "Pair|By batch|Reference|Change of images/s|Step|Lever|Lever check|Metric|Claim|Its data|Explanation",
     )
-    for name in group
+    for name in names.split("|")
 )
 
 
-def spread(row: dict[str, Any], metric: str) -> str:
-    """Mean, its interval (of too few runs the range) where the ends differ as printed, and the metric's own n."""
+def mean_text(row: dict[str, Any], metric: str) -> str:
+    """Return the mean with its interval, or the range of too few runs, and the metric's n if it is not the row's."""
     n, value = row[f"{metric}_n"], row[metric]
     if value is None:
-        return number(None)
+        return DASH
+    low, high, least, most = (row[f"{metric}_{end}"] for end in ("low", "high", "min", "max"))
     remarks = [f"n = {n}"] if 0 < n < row["n"] else []
-    low, high = row[f"{metric}_low"], row[f"{metric}_high"]
-    least, most = row[f"{metric}_min"], row[f"{metric}_max"]
     return Estimate(value, low, high, least=least, most=most, form=number, remarks=remarks, narrow=False)
 
 
-def cards(row: dict[str, Any]) -> str:
-    """How many different cards a cell's runs used; an en dash where no run names its card."""
-    return str(row["cards"] or "\u2013")
+def device_count(cell: dict[str, Any]) -> str:
+    """Return how many different devices a cell's runs used; a dash if no run recorded its device."""
+    return str(cell["cards"] or DASH)
 
 
-def published_ratios() -> list[aggregate.Ratio]:
-    """The poster's speed-ups, from its hours, by the same code as ours."""
-    hours = published.shown().filter(pl.col("metric") == "runtime_h")
-    hours = hours.with_columns(pl.col("gpu").map_elements(gpu_label, pl.String).alias("series"))
-    return aggregate.ratios(hours, value="value", lower_is_faster=True)
-
-
-def _each(ratio: aggregate.Ratio) -> str:
-    """The ratio at every batch, with its interval where there is one."""
-    words = []
+def _by_batch(ratio: aggregate.Ratio) -> str:
+    """Return the ratio at every batch size, with its interval if it has one."""
+    parts = []
     for batch, value in ratio.by_batch.items():
-        found = ratio.gains.get(batch)
+        gain = ratio.gains.get(batch)
         text = f"{batch}: {value:.2f}"
-        if found and found.low is not None and found.high is not None:
-            inside = f"{1 + found.low:.2f} to {1 + found.high:.2f}"
-            text += f" ({'no difference seen, ' if found.tie else ''}{inside})"
-        words.append(text)
-    return ", ".join(words)
+        if gain and gain.low is not None and gain.high is not None:
+            text += f" ({'tie, ' if gain.tie else ''}{1 + gain.low:.2f} to {1 + gain.high:.2f})"
+        parts.append(text)
+    return ", ".join(parts)
 
 
-def _choice(one: best.Choice | None) -> list[str]:
-    """The batch, its figure, and its ties."""
-    if one is None:
-        return ["\u2013"] * 3
-    ties = ", ".join(map(str, one.ties)) or ("only batch measured" if one.candidates == 1 else "none")
-    return [str(one.batch), spread(one.cell, one.metric), ties + ("; n = 1" if one.n == 1 else "")]
+def _choice(choice: best_batch.Choice | None) -> list[str]:
+    """Return the batch, its mean, and its ties."""
+    if choice is None:
+        return [DASH] * 3
+    ties = ", ".join(map(str, choice.ties)) or ("only one batch measured" if choice.candidates == 1 else "none")
+    return [str(choice.batch), mean_text(choice.cell, choice.metric), ties + ("; n = 1" if choice.n == 1 else "")]
 
 
-def photographs_skipped(runs: pl.DataFrame, title: str) -> Table:
-    """Photographs that the data set's reader left out, each once, with why."""
-    known = runs.filter(pl.col("images_skipped") > 0)
-    named = {
-        (row["site"], one["file"], one["reason"]): None
-        for row in known.iter_rows(named=True)
-        for one in json.loads(row["skipped_images"] or "[]")
-    }
-    rows = [[site or "\u2013", file, why] for site, file, why in list(named)[:PHOTOGRAPHS_SHOWN]]
-    most = max(known["images_skipped"].to_list(), default=0)
-    note = f"{len(rows)} shown; one run skipped {most:,} at most." if rows else ""
-    columns = ["Site", "File", "Reason"]
-    return Table(id="photographs", title=title, columns=columns, rows=rows, text_columns=frozenset(range(3)), note=note)
+def _loss(cell: pl.DataFrame, when: str) -> str:
+    steps = cell[f"validation_{when}_step"].drop_nulls().unique().sort().to_list()
+    text = _mean_and_range(cell[f"validation_{when}_loss"].drop_nulls().to_list())
+    return text + (f" at step {', '.join(map(str, steps))}" if steps else "")
 
 
-def skipped(frame: pl.DataFrame, title: str) -> Table:
-    """Everything the merge left out."""
-    rows = [[r["code"], r["path"], r["reason"]] for r in frame.iter_rows(named=True)]
-    columns = ["Kind", "Path", "Reason"]
-    return Table(id="skipped", title=title, columns=columns, rows=rows, text_columns=frozenset(range(3)))
+def _metric(results: list[dict[str, Any] | None]) -> str:
+    """Return the mean of a quality metric, or the reason why it is unavailable: never an empty cell."""
+    known = [result for result in results if result and result.get("value") is not None]
+    reasons = dict.fromkeys(str(result["unavailable"]) for result in results if result and result.get("unavailable"))
+    counts = sorted({result["n"] for result in known if result.get("n")})
+    text = _mean_and_range([result["value"] for result in known])
+    parts = [text + (f" [{', '.join(map(str, counts))}]" if counts else "")] if known else []
+    return "; ".join([*parts, *(f"unavailable: {reason}" for reason in reasons)]) or DASH
+
+
+def _mean_and_range(values: list[float]) -> str:
+    if not values:
+        return DASH
+    mean = number(sum(values) / len(values))
+    return mean if len(values) == 1 else f"{mean} ({number(min(values))}\u2013{number(max(values))})"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 def run_report(dataset: Path, output: Path, *, export: str) -> None:
     """Write the report of `dataset` into `output` and print its tables."""
-    from analysis.report.export import formats
+    from analysis.report.export import parse_formats
     from analysis.report.report import write_report
 
-    print(f"report: {write_report(dataset, output, terminal=True, formats=formats(export))}")
+    print(f"report: {write_report(dataset, output, terminal=True, formats=parse_formats(export))}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from analysis import recipe_labels
-from analysis.report.tables import Builder
+from analysis.report.tables import TableBuilder
 from analysis.stats import cells
 from tests.analysis.report.test_tables import frame
 
@@ -32,10 +32,10 @@ def test_a_part_of_the_runs_has_the_names_of_the_whole() -> None:
 
 
 def test_the_tables_have_a_key_and_none_where_nothing_is_short() -> None:
-    build = Builder(runs=frame({"recipe": LONG}, {"run_id": "r-2", "recipe": "baseline"}))
+    build = TableBuilder(runs=frame({"recipe": LONG}, {"run_id": "r-2", "recipe": "baseline"}))
     key = build.recipes()
     assert key is not None
     assert key.rows == [["adamw_fused+cache_image +3", "adamw_fused, cache_image, cache_masked, cache_text, on_gpu"]]
     assert [row[3] for row in build.throughput().rows] == ["adamw_fused+cache_image +3", "baseline"]
-    assert Builder(runs=frame({"recipe": "baseline"})).recipes() is None
+    assert TableBuilder(runs=frame({"recipe": "baseline"})).recipes() is None
     assert set(cells.build_cells(build.runs)["recipe"]) == {LONG, "baseline"}

@@ -1,11 +1,14 @@
-"""What every figure of the page is made of: its colours, the frame of its intervals, its caption, its SVG."""
+"""Parts that the figures share: the record of a figure, its colours, axis limits, whiskers and caption sentences."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import altair as alt
 import polars as pl
 
 from analysis.units import gpu_label
@@ -13,179 +16,173 @@ from inpaint_bench.core.console import pluralize
 
 from . import svg
 
-WIDTH, HEIGHT = 400, 230
-LONGEST_NAME = 120  # of a file; with its ending it has to stay below 255 bytes
-LABEL_PX = 230  # longest label beside a row; what is longer ends in an ellipsis
-ROOM = 0.6  # how much further than its means a frame may reach for the sake of their intervals
+MAX_FILE_NAME = 120  # characters; with a hash and the suffix a name has to stay below 255 bytes
+LABEL_PX = 230  # longest label beside a row; a longer one ends in an ellipsis
+MAX_EXCESS = 0.6  # an axis reaches at most this share beyond the means to show their intervals
+HAS_RANGE = pl.col("low").is_null() & (pl.col("least") < pl.col("most"))  # too few runs for an interval, which differ
+ARROW_NOTE = "Arrows mark intervals that extend beyond the axis."
 Row = dict[str, Any]
-Spec = dict[str, Any]
+Limits = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    id: str
+    """A figure of the report. It is drawn when its SVG is first read."""
+
+    id: str  # also the name of its files
     title: str
+    subtitle: str | list[str]
     caption: str
-    svg: str
+    chart: alt.TopLevelMixin
     run_ids: list[str]
-    spec: Spec  # Vega-Lite, with the data behind the marks
+
+    @cached_property
+    def spec(self) -> dict[str, Any]:
+        """Return the Vega-Lite specification, with the data of every layer."""
+        titled = self.chart.properties(title=alt.Title(self.title, subtitle=self.subtitle))
+        # Altair's validation against the JSON schema takes longer than drawing the chart.
+        spec: dict[str, Any] = titled.to_dict(validate=False)
+        return spec
+
+    @cached_property
+    def svg(self) -> str:
+        """Return the inline SVG."""
+        return svg.render(self.spec, self.id, self.title)
 
 
-def figure(name: str, title: str, subtitle: str | list[str], caption: str, spec: Spec, run_ids: list[str]) -> Figure:
-    """Draw a specification. A single view without a size gets the usual one."""
-    size = {} if "vconcat" in spec or "hconcat" in spec else {"width": WIDTH, "height": HEIGHT}
-    whole = {**size, **spec, "title": {"text": title, "subtitle": subtitle}}
-    safe = _safe(name)
-    drawn = svg.render(whole, safe, title)
-    return Figure(id=safe, title=title, caption=caption, svg=drawn, run_ids=sorted(set(run_ids)), spec=whole)
+def figure(
+    name: str,
+    title: str,
+    subtitle: str | list[str],
+    caption: Iterable[str],
+    chart: alt.TopLevelMixin,
+    run_ids: Iterable[str],
+) -> Figure:
+    """Make a figure. `caption` is a list of sentences, of which empty ones are left out."""
+    text, ids = " ".join(filter(None, caption)), sorted(set(run_ids))
+    return Figure(id=_file_name(name), title=title, subtitle=subtitle, caption=text, chart=chart, run_ids=ids)
 
 
-def _safe(name: str) -> str:
-    """For an id and a file name: harmless in both, not too long, and still another one for every other name."""
+def _file_name(name: str) -> str:
+    """Return the name itself if it is safe as an id and a file name, else a safe one that is unique to it."""
     safe = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in name)
-    if safe == name and len(name) <= LONGEST_NAME:
+    if safe == name and len(name) <= MAX_FILE_NAME:
         return name
-    return f"{safe[:LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"{safe[:MAX_FILE_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
-def short(text: str, longest: int = 60) -> str:
-    """With an ellipsis in the middle where it is too long: both ends of a name tell it from others."""
+def shorten(text: str, longest: int = 60) -> str:
+    """Return the text with an ellipsis in its middle if it is too long: both ends of a name are telling."""
     half = (longest - 1) // 2
     return text if len(text) <= longest else f"{text[:half]}\u2026{text[-half:]}"
 
 
-def of_runs(run_ids: list[str], cells: int) -> str:
-    """The n of a caption."""
+def n_note(run_ids: Iterable[str], cells: int) -> str:
+    """Return the sentence that says how many runs and cells a figure shows."""
     return f"n = {pluralize(len(set(run_ids)), 'run')} in {pluralize(cells, 'cell')}."
 
 
-def in_cells(cells: pl.DataFrame) -> list[str]:
-    """Ids of all runs behind these cells."""
+def run_ids_of(cells: pl.DataFrame) -> list[str]:
+    """Return the ids of all runs behind these cells."""
     return [run_id for ids in cells["run_ids"].to_list() for run_id in ids]
 
 
-def names_of(cells: pl.DataFrame) -> list[str]:
-    """Series in the order of the table."""
-    return cells["series"].unique(maintain_order=True).to_list()
-
-
-def colour(names: list[str], field: str = "series") -> Spec:
-    """A colour per name, with a legend whose rows are no wider than the figure."""
-    return {
-        "field": field,
-        "type": "nominal",
-        "scale": {"domain": names, "range": [svg.SERIES[i % len(svg.SERIES)] for i in range(len(names))]},
-        "legend": {"columns": legend_columns(names), "symbolOpacity": 1},
-    }
+def colour(names: list[str], field: str = "series") -> alt.Color:
+    """Return the encoding that gives each name a colour of the palette, with a legend."""
+    palette = [svg.SERIES[i % len(svg.SERIES)] for i in range(len(names))]
+    legend = {"columns": legend_columns(names), "symbolOpacity": 1}
+    return alt.Color(f"{field}:N").scale(domain=names, range=palette).legend(**legend)
 
 
 def legend_columns(names: list[str]) -> int:
-    """Four short names stand in a row, of long ones two: what is wider than the figure is cut off."""
+    """Return how many columns of the legend fit into the width of a figure: the rest would be cut off."""
     longest = max(map(len, names), default=0)
     return 4 if longest <= 12 else 2 if longest <= 30 else 1
 
 
 def gpu_colours(cells: pl.DataFrame) -> dict[str, str]:
-    """Colour of each GPU's first series, so that other drawings can match."""
+    """Return the colour of each GPU's first series, for figures that have a colour per GPU."""
+    first = cells.unique("series", keep="first", maintain_order=True)["gpu"].to_list()
     colours: dict[str, str] = {}
-    for index, series in enumerate(names_of(cells)):
-        gpu = cells.filter(pl.col("series") == series)["gpu"][0]
+    for index, gpu in enumerate(first):
         colours.setdefault(gpu, svg.SERIES[index % len(svg.SERIES)])
     return colours
 
 
-def series_title(row: Row) -> str:
-    """What a timeline is called beside its run id."""
-    return f"{gpu_label(row['gpu'])}, batch {row['batch']}, {row['site']}"
+def run_title(run: Row) -> str:
+    """Return what a run is called beside its id."""
+    return f"{gpu_label(run['gpu'])}, batch {run['batch']}, {run['site']}"
 
 
-def layer(rows: list[Row], mark: Spec, **encoding: Any) -> Spec:
-    return {"data": {"values": rows}, "mark": mark, "encoding": encoding}
+def label_width(labels: list[str]) -> float:
+    """Return the pixels for the labels of rows, in a font that may be wider than ours."""
+    return min(LABEL_PX, 7.6 * max(map(len, labels), default=0))
 
 
-def constant(value: float, axis: Spec) -> Spec:
-    """A place on the axis that is the same for all rows, on its scale."""
-    return {"datum": value, **{key: part for key, part in axis.items() if key != "field"}}
+def plot_width(labels: list[str]) -> float:
+    """Return the width of a plot that shares the figure's width with the labels of its rows."""
+    return max(220, svg.WIDTH + 40 - label_width(labels))
 
 
-def label_px(names: list[str]) -> float:
-    """Room for the labels of rows in the reader's font, which may be wider than ours."""
-    return min(LABEL_PX, 7.6 * max(map(len, names), default=0))
+def row_axis(labels: list[str], /, **axis: Any) -> alt.Y:
+    """Return the encoding that gives each label a row, in this order."""
+    style = {"labelLimit": LABEL_PX, "domain": False, "ticks": False, "minExtent": label_width(labels)}
+    return alt.Y("label:N").sort(labels).title(None).axis(**style | axis)
 
 
-def row_axis(names: list[str], **axis: Any) -> Spec:
-    """A row per name, in this order."""
-    look = {"labelLimit": LABEL_PX, "domain": False, "ticks": False, "minExtent": label_px(names)}
-    return {"field": "label", "type": "nominal", "sort": names, "title": None, "axis": {**look, **axis}}
+def axis_limits(means: Iterable[float], ends: Iterable[float], *, zero: bool) -> Limits:
+    """Return the ends of an axis that shows all means, and their intervals unless these dwarf the means.
 
-
-def frame(means: list[float], ends: list[float], *, zero: bool) -> tuple[float, float]:
-    """Lowest and highest value of an axis: all means, and of their intervals what does not dwarf them.
-
-    Two cards give intervals many times as long as the difference that one wants to see.
+    `ends` are the ends of the intervals: with few degrees of freedom they can be many times the differences between
+    the means. What does not fit is cut off and marked by `whiskers`.
     """
+    means, ends = list(means), list(ends)
     low, high = min(means), max(means)
-    room = ROOM * (high if zero else max(high - low, 0.05 * abs(high)))
-    reach = [end for end in ends if low - room <= end <= high + room]
-    bottom, top = min([low, *reach]), max([high, *reach])
-    if any(end > high + room for end in ends):
-        top = high + room
-    if any(end < low - room for end in ends):
-        bottom = low - room
-    edge = 0.05 * (top - (0 if zero else bottom)) or 1.0
-    return (0.0 if zero else bottom - edge), top + edge
+    excess = MAX_EXCESS * (high if zero else max(high - low, 0.05 * abs(high)))
+    bottom = max(low - excess, min([low, *ends]))
+    top = min(high + excess, max([high, *ends]))
+    margin = 0.05 * (top - (0 if zero else bottom)) or 1.0
+    return (0.0 if zero else bottom - margin), top + margin
 
 
-def whiskers(rows: list[Row], inside: tuple[float, float], look: Spec, encoding: Spec, axis: str = "y") -> list[Spec]:
-    """Layers of intervals from `low` to `high`: a bar with caps, or with an arrow where it leaves the frame.
+def interval_ends(rows: pl.DataFrame) -> list[float]:
+    """Return the ends of all intervals and ranges that `whiskers` draws."""
+    ranges = rows.filter(HAS_RANGE)
+    ends = pl.concat([rows["low"], rows["high"], ranges["least"], ranges["most"]])
+    return ends.drop_nulls().to_list()
 
-    Rows without an interval get a thin bar without caps from `least` to `most` of their runs, if they have those.
-    `axis` is that of the values, whose encoding gives the scale.
+
+def is_cut(rows: pl.DataFrame, limits: Limits) -> bool:
+    """Return whether any interval extends beyond the axis."""
+    return bool(((rows["low"] < limits[0]) | (rows["high"] > limits[1])).any())
+
+
+def layer(*charts: alt.Chart) -> alt.LayerChart:
+    """Layer the charts that have data: one without would still change the symbols of the legend."""
+    return alt.layer(*(c for c in charts if not (isinstance(c.data, pl.DataFrame) and c.data.is_empty())))
+
+
+def whiskers(rows: pl.DataFrame, limits: Limits, *channels: Any, axis: str = "y", **mark: Any) -> list[alt.Chart]:
+    """Return the layers of all intervals: bars from `low` to `high` with caps, or an arrow where one is cut off.
+
+    Rows without an interval get a thin bar without caps from `least` to `most` of their runs. `axis` is the one of
+    the values, `channels` are the other encodings, `mark` applies to every mark.
     """
-    bottom, top = inside
-    known = [row for row in rows if row.get("low") is not None]
-    spans = [row for row in rows if has_range(row)]
-    value, others = encoding[axis], {name: part for name, part in encoding.items() if name != axis}
-    layers = []
-    if spans:
-        span = {axis: {**value, "field": "least"}, f"{axis}2": {"field": "most"}}
-        layers.append(layer(spans, {"type": "rule", "strokeWidth": 1, "opacity": 0.8, **look}, **span, **others))
-    if not known:
-        return layers
-    cut = [{**row, "low": max(row["low"], bottom), "high": min(row["high"], top)} for row in known]
-    between = {axis: {**value, "field": "low"}, f"{axis}2": {"field": "high"}}
-    layers.append(layer(cut, {"type": "rule", "strokeWidth": 1.4, "opacity": 0.8, **look}, **between, **others))
-    cap = {"type": "tick", "orient": "horizontal" if axis == "y" else "vertical", "size": 8, "thickness": 1.4}
+    bottom, top = limits
     arrows = ("triangle-down", "triangle-up") if axis == "y" else ("triangle-left", "triangle-right")
+    cap = {"orient": "horizontal" if axis == "y" else "vertical", "size": 8, "thickness": 1.4, "opacity": 1, **mark}
+    intervals = rows.drop_nulls("low")
+    shown = intervals.with_columns(pl.col("low").clip(lower_bound=bottom), pl.col("high").clip(upper_bound=top))
+
+    def bars(data: pl.DataFrame, width: float, start: str, end: str) -> alt.Chart:
+        values = {axis: f"{start}:Q", f"{axis}2": f"{end}:Q"}
+        return alt.Chart(data).mark_rule(strokeWidth=width, opacity=0.8, **mark).encode(*channels, **values)
+
+    layers = [bars(rows.filter(HAS_RANGE), 1, "least", "most"), bars(shown, 1.4, "low", "high")]
     for end, arrow in zip(("low", "high"), arrows, strict=True):
-        place = {**value, "field": end}
-        whole = [row for row, drawn in zip(known, cut, strict=True) if row[end] == drawn[end]]
-        rest = [drawn for row, drawn in zip(known, cut, strict=True) if row[end] != drawn[end]]
-        if whole:
-            layers.append(layer(whole, {**cap, **look, "opacity": 1}, **{axis: place}, **others))
-        if rest:
-            mark = {"type": "point", "shape": arrow, "filled": True, "size": 60, "opacity": 1, **look}
-            layers.append(layer(rest, mark, **{axis: place}, **others))
+        cut = intervals[end] != shown[end]
+        value = {axis: f"{end}:Q"}
+        layers.append(alt.Chart(shown.filter(~cut)).mark_tick(**cap).encode(*channels, **value))
+        head = {"shape": arrow, "filled": True, "size": 60, "opacity": 1, **mark}
+        layers.append(alt.Chart(shown.filter(cut)).mark_point(**head).encode(*channels, **value))
     return layers
-
-
-def has_range(row: Row) -> bool:
-    """Runs that differ and are too few for an interval."""
-    return row.get("low") is None and row.get("least") is not None and row["least"] < row["most"]
-
-
-def ends_of(rows: list[Row]) -> list[float]:
-    """Ends of all that `whiskers` draws."""
-    return [end for row in rows for end in _ends(row)]
-
-
-def _ends(row: Row) -> list[float]:
-    if row.get("low") is not None:
-        return [row["low"], row["high"]]
-    return [row["least"], row["most"]] if has_range(row) else []
-
-
-def leaves(rows: list[Row], inside: tuple[float, float]) -> bool:
-    """Whether any interval goes on beyond the frame."""
-    bottom, top = inside
-    return any(row.get("low") is not None and (row["low"] < bottom or row["high"] > top) for row in rows)

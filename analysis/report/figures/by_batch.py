@@ -1,9 +1,11 @@
-"""Figures against the batch size. Measured is filled or solid; published is hollow and dashed, never joined to it."""
+"""Figures over the batch size: measured cells filled and solid; published values hollow and dashed, never joined."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import altair as alt
 import polars as pl
 
 from analysis import published, recipe_labels
@@ -12,291 +14,252 @@ from analysis.stats import cells as aggregate
 from analysis.units import METRICS, runtime_heading
 from inpaint_bench.core.console import pluralize
 
-from . import base as plate
-from . import svg
-from .base import Figure, Row, Spec, layer
+from . import base, svg
+from .base import Figure, Limits, Row
 
 _SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "stroke"]
-INTERVAL = (
-    "Whiskers with caps: 95 % interval of the mean, over the runs of one card or over the cards where several ran"
-)
-RANGE = "without caps: lowest to highest of runs or cards too few for an interval"
-ARROW = "an arrow: it goes on beyond the frame"
-ASIDE_PX = 20  # over which the series of one batch are spread
+_CROSS = "M-1,-1L1,1M-1,1L1,-1"  # an SVG path
+SPREAD_PX = 20  # series of one batch are drawn side by side over this width, so that no interval hides another
 _POSTER_RECIPES = ["baseline", "poster_baseline"]
-MIXED_WORDS = 200  # characters; a longer list of cells stands below the tables alone
-SINGLE = "n = 1 stands alone"
+MAX_MIX_NOTE = 200  # characters; the cells of a longer list are named below the tables only
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Plan:
+class _Plot:
     metric: str
     title: str
-    kind: str  # bars (from zero) or lines
     caption: str
-    zero: bool = False  # lines: whether the axis starts there
-    most: float | None = None  # what the figure cannot exceed
+    bars: bool = False  # bars start at zero; lines do so only if `zero`
+    zero: bool = False
+    maximum: float | None = None
 
 
-_PLANS = (
-    _Plan(metric="runtime_h", title="Runtime", kind="bars", caption="Hours for the epochs asked; lower is faster."),
-    _Plan(
-        metric="images_per_s",
-        title="Throughput against batch size",
-        kind="lines",
-        caption="Images per second.",
-        zero=True,
-    ),
-    _Plan(
+_PLOTS = (
+    _Plot(metric="runtime_h", title="Runtime", bars=True, caption="Hours for the requested epochs; lower is better."),
+    _Plot(metric="images_per_s", title="Throughput by batch size", zero=True, caption="Images per second."),
+    _Plot(
         metric="gpu_util_pct",
-        title="GPU utilisation",
-        kind="lines",
-        caption="Share of time with at least one kernel running: a duty cycle, not how full the GPU was. "
+        title="GPU utilization",
+        caption="Share of time in which at least one kernel was running; it does not tell how busy the SMs were. "
         "The axis does not start at zero.",
-        most=100,
+        maximum=100,
     ),
-    _Plan(metric="power_w", title="Mean power", kind="bars", caption="Energy over time, whole GPU board."),
-    _Plan(
+    _Plot(metric="power_w", title="Mean power", bars=True, caption="Energy divided by time, for the whole GPU board."),
+    _Plot(
         metric="joules_per_image",
         title="Energy per image",
-        kind="lines",
-        caption="The inverse of images/s/W; lower is better. Published: one over the poster's images/s/W.",
+        caption="The reciprocal of images/s/W; lower is better. Published: the reciprocal of the poster's images/s/W.",
         zero=True,
     ),
-    _Plan(
+    _Plot(
         metric="temp_gpu_c_mean",
         title="GPU temperature",
-        kind="lines",
-        caption="Mean over the measure window. The axis does not start at zero.",
+        caption="Mean over the measurement window. The axis does not start at zero.",
     ),
-    _Plan(
+    _Plot(
         metric="vram_pct",
-        title="VRAM in use",
-        kind="bars",
-        caption="Peak, share of what the driver does not reserve.",
-        most=100,
+        title="GPU memory in use",
+        bars=True,
+        caption="Peak, as a share of the memory that the driver does not reserve.",
+        maximum=100,
     ),
 )
 
 
-def draw(cells: pl.DataFrame, runs: pl.DataFrame, *, prefix: str) -> list[Figure]:
-    """Every figure that has something measured. `runs` holds those that failed too: they show where memory ends."""
-    cells, left_out = _readable(cells)
-    return [_draw(plan, mine, cells, runs, prefix, left_out) for plan in _PLANS if (mine := _measured(cells, plan))]
+def draw(cells: pl.DataFrame, runs: pl.DataFrame) -> list[Figure]:
+    """Draw every metric that was measured. `runs` includes failed ones: they show which batches ran out of memory."""
+    cells, omitted = _limit_series(cells)
+    return [_draw(plot, shown, runs, omitted) for plot in _PLOTS if (shown := _known(cells, plot.metric)).height]
 
 
-def _draw(plan: _Plan, mine: list[Row], cells: pl.DataFrame, runs: pl.DataFrame, prefix: str, left_out: str) -> Figure:
-    shown = cells.filter(pl.col(plan.metric).is_not_null())
-    theirs = _published(shown, plan.metric, plan.kind)
-    heading = runtime_heading(runs) if plan.metric == "runtime_h" else METRICS[plan.metric].heading
-    inside = _frame(plan, mine, theirs)
-    words = [plan.caption]
-    if plan.metric == "images_per_s":
-        walls = [_wall(row, runs) for row in shown.unique("series", keep="first", maintain_order=True).to_dicts()]
-        spec = _with_wall(mine, theirs, heading, inside, walls)
-        words.append(_wall_words(walls))
-    else:
-        drawn = _bars if plan.kind == "bars" else _lines
-        spec = drawn(mine, theirs, heading, inside)
-    words.append(interval_words(mine, inside))
-    ids = plate.in_cells(shown)
-    words += [plate.of_runs(ids, shown.height), left_out, _mixed(shown), recipe_labels.legend_text(shown)]
-    subtitle = _legend_words(plan.kind, bool(theirs), any(row["n"] > 1 for row in mine))
-    caption = " ".join(word for word in words if word)
-    return plate.figure(f"fig-{plan.metric}", prefix + plan.title, subtitle, caption, spec, ids)
+def _known(cells: pl.DataFrame, metric: str) -> pl.DataFrame:
+    return cells.filter(pl.col(metric).is_not_null())
 
 
-def _mixed(shown: pl.DataFrame) -> str:
-    """The cells whose runs differ in more than the seed: by name where those are few."""
-    note, several = aggregate.differences_note(shown), shown.filter(pl.col("differences") != "").height
-    if len(note) <= MIXED_WORDS:
-        return note
-    listed = [part for cell in shown["differences"].drop_nulls() for part in cell.split(", ") if part]
-    kinds = {part.split(" ", 1)[1] for part in listed}
-    return f"{pluralize(several, 'cell')} mix {', '.join(sorted(kinds))}; the tables name them."
-
-
-def interval_words(rows: list[Row], inside: tuple[float, float]) -> str:
-    """What the whiskers of a figure are."""
-    if all(row["n"] == 1 for row in rows):
-        return "One run per cell: no intervals."
-    words = [INTERVAL] if any(row.get("low") is not None for row in rows) else []
-    words += [RANGE if words else f"Whiskers {RANGE}"] if any(map(plate.has_range, rows)) else []
-    words += [ARROW] if plate.leaves(rows, inside) else []
-    words += [SINGLE] if any(row["n"] == 1 for row in rows) else []
-    return "; ".join(words) + "." if words else "Runs of a cell agree to the last digit: no whiskers."
-
-
-def _readable(cells: pl.DataFrame) -> tuple[pl.DataFrame, str]:
-    """No more series than colours: whole recipes are left out, those with the fewest cells first, then series."""
-    recipes = cells.group_by("recipe", maintain_order=True).agg(pl.len(), pl.col("series").n_unique().alias("lines"))
-    order = recipes.sort(pl.col("len"), pl.col("recipe") == "baseline", descending=True, maintain_order=True)
-    kept: list[str] = []
-    room = len(svg.SERIES)
-    for recipe, _, lines in order.iter_rows():
-        if not kept or lines <= room:
-            kept.append(recipe)
-            room -= lines
-    words = ""
-    if len(kept) < recipes.height:
-        cells = aggregate.add_series(cells.filter(pl.col("recipe").is_in(kept)).drop("series"))
-        words = (
-            f"Recipes shown: {', '.join(map(plate.short, kept))}; {recipes.height - len(kept)} more are in the tables."
-        )
-    lines = cells.group_by("series", maintain_order=True).len().sort("len", descending=True, maintain_order=True)
-    if lines.height > len(svg.SERIES):
-        named = lines["series"].head(len(svg.SERIES)).to_list()
-        cells = cells.filter(pl.col("series").is_in(named))
-        words += f" Of {lines.height} series the {len(named)} with most batches; the rest is in the tables."
-    return cells, words.strip()
-
-
-def _legend_words(kind: str, with_published: bool, with_intervals: bool) -> str:
-    solid, dashed = ("Filled", "dashed outline") if kind == "bars" else ("Solid", "dashed, hollow")
-    words = f"{solid}: measured, n = 1"
-    if with_intervals:
-        words, dashed = f"{solid}: mean over runs", "dashed"
-    return f"{words}; {dashed}: published" if with_published else words
-
-
-def _measured(cells: pl.DataFrame, plan: _Plan) -> list[Row]:
-    known = cells.filter(pl.col(plan.metric).is_not_null())
-    names = {"low": "low", "high": "high", "least": "min", "most": "max"}
-    ends = [pl.col(f"{plan.metric}_{column}").alias(end) for end, column in names.items()]
-    n = pl.col(f"{plan.metric}_n").alias("n")
-    return known.select("series", "batch", n, pl.col(plan.metric).alias("value"), *ends).to_dicts()
-
-
-def _published(shown: pl.DataFrame, metric: str, kind: str) -> list[Row]:
-    """Published figures of the GPUs measured; bars stand beside the first series of their GPU at each site."""
-    source = "images_per_s_per_w" if metric == "joules_per_image" else metric
-    theirs = published.shown().filter(pl.col("metric") == source).select("gpu", "batch", "value")
-    if metric == "joules_per_image":
-        theirs = theirs.with_columns((1 / pl.col("value")).alias("value"))
-    alike = pl.col("workload") == published.WORKLOAD
-    if metric == "runtime_h":
-        alike &= published.same_training_images()
-    plain = pl.col("recipe").is_in(_POSTER_RECIPES)  # the recipe that the poster's sweep ran, where it was measured
-    slots = (
-        shown.filter(alike)
-        .sort(~plain, maintain_order=True)
-        .unique(["gpu"] if kind == "lines" else ["gpu", "site"], maintain_order=True)
+def _draw(plot: _Plot, cells: pl.DataFrame, runs: pl.DataFrame, omitted: str) -> Figure:
+    metric = plot.metric
+    measured = cells.select(
+        "series",
+        "batch",
+        n=f"{metric}_n",
+        value=metric,
+        low=f"{metric}_low",
+        high=f"{metric}_high",
+        least=f"{metric}_min",
+        most=f"{metric}_max",
     )
-    slots = slots.select("gpu", "series")
-    beside = theirs.join(slots, on="gpu", maintain_order="right").sort("batch", maintain_order=True)
-    return beside.select("series", "batch", "value").to_dicts()
+    poster = _published(cells, metric, bars=plot.bars)
+    heading = runtime_heading(runs) if metric == "runtime_h" else METRICS[metric].heading
+    limits = _limits(plot, measured, poster)
+    y = alt.Y("value:Q").title(heading).scale(domain=limits, zero=False, nice=False)
+    memory_note = ""
+    if metric == "images_per_s":
+        chart, memory_note = _with_memory_limits(measured, poster, y, limits, _memory_limits(cells, runs))
+    else:
+        chart = _bars(measured, poster, y, limits) if plot.bars else _lines(measured, poster, y, limits)
+    run_ids = base.run_ids_of(cells)
+    caption = [plot.caption, memory_note, interval_note(measured, limits), base.n_note(run_ids, cells.height)]
+    caption += [omitted, _mix_note(cells), recipe_labels.legend_text(cells)]
+    return base.figure(f"fig-{metric}", plot.title, _subtitle(plot, measured, poster), caption, chart, run_ids)
 
 
-def _frame(plan: _Plan, mine: list[Row], theirs: list[Row]) -> tuple[float, float]:
-    ends = plate.ends_of(mine)
-    zero = plan.zero or plan.kind == "bars"
-    bottom, top = plate.frame([row["value"] for row in (*mine, *theirs)], ends, zero=zero)
-    return (bottom, top if plan.most is None else min(top, plan.most) if plan.kind == "lines" else plan.most)
+def _subtitle(plot: _Plot, measured: pl.DataFrame, poster: pl.DataFrame) -> str:
+    value = "mean over runs" if (measured["n"] > 1).any() else "measured"
+    if plot.bars:
+        return f"Filled: {value}" + ("; dashed outline: published" if poster.height else "")
+    return f"Solid, filled: {value}" + ("; dashed, hollow: published" if poster.height else "")
 
 
-def _names(rows: list[Row]) -> list[str]:
-    return list(dict.fromkeys(row["series"] for row in rows))
+def _mix_note(cells: pl.DataFrame) -> str:
+    """Return the sentence about cells whose runs differ in more than the seed; it names them if they are few."""
+    note, mixed = aggregate.differences_note(cells), cells.filter(pl.col("differences") != "")
+    if len(note) <= MAX_MIX_NOTE:
+        return note
+    kinds = {part.split(" ", 1)[1] for differences in mixed["differences"] for part in differences.split(", ")}
+    return f"{pluralize(mixed.height, 'cell')} mix {', '.join(sorted(kinds))}; the tables name them."
 
 
-def _bars(mine: list[Row], theirs: list[Row], heading: str, inside: tuple[float, float]) -> Spec:
-    names = _names(mine)
-    batches = sorted({row["batch"] for row in (*mine, *theirs)})
-    x = {
-        "field": "batch",
-        "type": "ordinal",
-        "title": "Batch size",
-        "sort": batches,
-        "scale": {"paddingInner": 0.25},
-    }
-    offset = {"field": "series", "type": "nominal", "sort": names, "scale": {"paddingInner": 0.12}}
-    y: Spec = {"field": "value", "type": "quantitative", "title": heading, "scale": {"domain": list(inside)}}
-    place = {"x": x, "xOffset": offset, "y": y}
-    filled = {"type": "bar", "opacity": 0.9, "cornerRadiusEnd": 2}
-    layers = [layer(mine, filled, **place, color=plate.colour(names))]
-    if theirs:
-        outline = {"stroke": svg.TEXT, "strokeDash": [3, 2], "strokeWidth": 1.2}
-        layers.append(layer(theirs, {"type": "bar", "filled": False, **outline}, **place))
-    return {"layer": [*layers, *plate.whiskers(mine, inside, {"color": svg.TEXT}, place)]}
+def interval_note(rows: pl.DataFrame, limits: Limits) -> str:
+    """Return the sentence that says what the whiskers of these rows are."""
+    if (rows["n"] == 1).all():
+        return "One run per cell: no intervals."
+    interval, spans = rows["low"].is_not_null().any(), rows.select(base.HAS_RANGE.any()).item()
+    if not interval and not spans:
+        return "The runs of each cell agree to the last digit: no whiskers."
+    note = ""
+    if interval:
+        note = "Whiskers with caps: 95 % confidence interval of the mean (over devices if several, else over runs)"
+    if spans:
+        note += "; without" if note else "Whiskers without"
+        note += " caps: range of the runs where there are too few for an interval"
+    note += "; no whisker: a single run." if (rows["n"] == 1).any() else "."
+    return f"{note} {base.ARROW_NOTE}" if base.is_cut(rows, limits) else note
 
 
-def _lines(mine: list[Row], theirs: list[Row], heading: str, inside: tuple[float, float]) -> Spec:
-    names = _names(mine)
-    x = _batch_axis(sorted({row["batch"] for row in (*mine, *theirs)}))
-    scale = {"domain": list(inside), "zero": False, "nice": False}
-    y = {"field": "value", "type": "quantitative", "title": heading, "scale": scale}
-    shape = {
-        "field": "series",
-        "type": "nominal",
-        "legend": {"columns": plate.legend_columns(names)},
-        "scale": {"domain": names, "range": [_SHAPES[i % len(_SHAPES)] for i in range(len(names))]},
-    }
-    base = {"x": x, "y": y, "color": plate.colour(names)}
-    layers: list[Spec] = []
-    if theirs:
-        line = {"type": "line", "strokeDash": [4, 3], "strokeWidth": 1.3, "opacity": 0.85}
-        hollow = {"type": "point", "filled": False, "size": 55, "strokeWidth": 1.3, "opacity": 1}
-        layers += [layer(theirs, line, **base), layer(theirs, hollow, **base, shape=shape)]
-    # Series stand side by side, by a few pixels, so that one interval does not hide another.
-    step = min(5.0, ASIDE_PX / len(names))
-    for index, name in enumerate(names):
-        rows = [row for row in mine if row["series"] == name]
-        aside = {"xOffset": step * (index - (len(names) - 1) / 2)}
-        layers.append(layer(rows, {"type": "line", "strokeWidth": 2, **aside}, **base))
-        point = {"type": "point", "filled": True, "size": 60, "opacity": 1, **aside}
-        layers += plate.whiskers(rows, inside, aside, base)
-        layers.append(layer(rows, point, **base, shape=shape))
-    return {"layer": layers}
+def _limit_series(cells: pl.DataFrame) -> tuple[pl.DataFrame, str]:
+    """Return at most as many series as there are colours, and the sentence about those omitted.
+
+    Whole recipes are omitted first, those with the fewest cells before others, then single series.
+    """
+    recipes = cells.group_by("recipe", maintain_order=True).agg(pl.len(), pl.col("series").n_unique())
+    ranked = recipes.sort(pl.col("len"), pl.col("recipe") == "baseline", descending=True, maintain_order=True)
+    chosen: list[str] = []
+    room = len(svg.SERIES)
+    for recipe, _, series in ranked.iter_rows():
+        if not chosen or series <= room:
+            chosen.append(recipe)
+            room -= series
+    note = ""
+    if omitted := recipes.height - len(chosen):
+        cells = aggregate.add_series(cells.filter(pl.col("recipe").is_in(chosen)).drop("series"))
+        note = f"Recipes shown: {', '.join(map(base.shorten, chosen))}; the tables have {omitted} more."
+    sizes = cells.group_by("series", maintain_order=True).len().sort("len", descending=True, maintain_order=True)
+    if sizes.height > len(svg.SERIES):
+        cells = cells.filter(pl.col("series").is_in(sizes["series"].head(len(svg.SERIES)).to_list()))
+        note += f" Of {sizes.height} series the {len(svg.SERIES)} with the most batch sizes; the tables have the rest."
+    return cells, note.strip()
 
 
-def _batch_axis(batches: list[int]) -> Spec:
-    """Logarithmic: a doubling is one step, whatever batches were tried."""
-    domain = [batches[0], batches[-1]] if batches[0] < batches[-1] else [batches[0] / 2, batches[0] * 2]
-    scale = {"type": "log", "base": 2, "nice": False, "padding": 24, "domain": domain}
-    axis = {"values": batches, "format": "d", "labelOverlap": True}
-    return {"field": "batch", "type": "quantitative", "title": "Batch size", "scale": scale, "axis": axis}
+def _published(cells: pl.DataFrame, metric: str, *, bars: bool) -> pl.DataFrame:
+    """Return the poster's values for the GPUs measured, each under the series that it is drawn with.
+
+    That is the series of the recipe that the poster used, if it was measured, else the first of that GPU. Bars are
+    drawn beside it at each site.
+    """
+    comparable = pl.col("workload") == published.WORKLOAD
+    if metric == "runtime_h":
+        comparable &= published.same_training_images()
+    series = cells.filter(comparable).sort(~pl.col("recipe").is_in(_POSTER_RECIPES), maintain_order=True)
+    series = series.unique(["gpu", "site"] if bars else ["gpu"], maintain_order=True).select("gpu", "series")
+    values = published.shown().filter(pl.col("metric") == metric).join(series, on="gpu", maintain_order="right")
+    return values.select("series", "batch", "value").sort("batch", maintain_order=True)
 
 
-def _wall(cell: Row, runs: pl.DataFrame) -> Row:
-    ran, oom = best_batch.memory_limit(cell, runs)
-    return {"series": cell["series"], "label": cell["series"], "ran": ran, "oom": oom}
+def _limits(plot: _Plot, measured: pl.DataFrame, poster: pl.DataFrame) -> Limits:
+    means = [*measured["value"], *poster["value"]]
+    bottom, top = base.axis_limits(means, base.interval_ends(measured), zero=plot.zero or plot.bars)
+    if plot.maximum is None:
+        return bottom, top
+    return bottom, plot.maximum if plot.bars else min(top, plot.maximum)
 
 
-def _wall_words(walls: list[Row]) -> str:
-    if all(row["oom"] is None for row in walls):
-        largest = max((row["ran"] for row in walls if row["ran"] is not None), default=None)
-        return f"No run ran out of GPU memory: the memory wall lies beyond batch {largest}." if largest else ""
-    unknown = [row["series"] for row in walls if row["oom"] is None]
-    words = "Memory wall, below: a dot is the largest batch that ran to its end, a cross the smallest that ran out of "
-    words += "GPU memory."
-    return words + (f" Not reached: {', '.join(unknown)}." if unknown else "")
+def _series(rows: pl.DataFrame) -> list[str]:
+    return rows["series"].unique(maintain_order=True).to_list()
 
 
-def _with_wall(mine: list[Row], theirs: list[Row], heading: str, inside: tuple[float, float], walls: list[Row]) -> Spec:
-    """The curves over a strip that shows where memory ends; curves alone where it never did."""
-    if all(row["oom"] is None for row in walls):
-        return _lines(mine, theirs, heading, inside)
-    tried = {row["batch"] for row in (*mine, *theirs)} | {row[end] for row in walls for end in ("ran", "oom")}
-    x = _batch_axis(sorted(tried - {None}))
-    curves = _lines(mine, theirs, heading, inside)
-    for one in curves["layer"]:
-        one["encoding"]["x"] = {**x, "title": None, "axis": {**x["axis"], "labels": False, "ticks": False}}
-    names = [row["series"] for row in walls]
-    y = {"field": "series", "type": "nominal", "sort": names, "title": "Memory", "axis": {"labels": False}}
-    # The curves' own scale of colours, so that there is one legend.
-    base = {"y": y, "color": {**plate.colour(_names(mine)), "legend": None}}
-    ran, oom = ({**x, "field": field} for field in ("ran", "oom"))
-    known = [row for row in walls if row["ran"] is not None]
-    ended = [row for row in walls if row["oom"] is not None]
-    both = [row for row in known if row["oom"] is not None]
-    cross = {"type": "point", "shape": "M-1,-1L1,1M-1,1L1,-1", "size": 22, "strokeWidth": 2, "opacity": 1}
-    strip = {
-        "width": plate.WIDTH,
-        "height": {"step": 14},
-        "layer": [
-            layer(both, {"type": "rule", "strokeDash": [2, 2]}, x=ran, x2={"field": "oom"}, **base),
-            layer(known, {"type": "point", "filled": True, "size": 40, "opacity": 1}, x=ran, **base),
-            layer(ended, {**cross, "filled": False}, x=oom, **base),
-        ],
-    }
-    top = {"width": plate.WIDTH, "height": plate.HEIGHT, **curves}
-    return {"vconcat": [top, strip], "spacing": 8, "resolve": {"scale": {"x": "shared", "color": "shared"}}}
+def _batches(*columns: pl.Series) -> list[int]:
+    return sorted({batch for column in columns for batch in column.drop_nulls()})
+
+
+def _bars(measured: pl.DataFrame, poster: pl.DataFrame, y: alt.Y, limits: Limits) -> alt.LayerChart:
+    series = _series(measured)
+    batches = _batches(measured["batch"], poster["batch"])
+    x = alt.X("batch:O").title("Batch size").sort(batches).scale(paddingInner=0.25)
+    offset = alt.XOffset("series:N").sort(series).scale(paddingInner=0.12)
+    bars = alt.Chart(measured).mark_bar(opacity=0.9, cornerRadiusEnd=2).encode(x, offset, y, base.colour(series))
+    outline = {"filled": False, "stroke": svg.TEXT, "strokeDash": [3, 2], "strokeWidth": 1.2}
+    outlines = alt.Chart(poster).mark_bar(**outline).encode(x, offset, y)
+    return base.layer(bars, outlines, *base.whiskers(measured, limits, x, offset, color=svg.TEXT))
+
+
+def _lines(
+    measured: pl.DataFrame, poster: pl.DataFrame, y: alt.Y, limits: Limits, x: alt.X | None = None
+) -> alt.LayerChart:
+    series = _series(measured)
+    x = x or _batch_axis("batch", _batches(measured["batch"], poster["batch"]))
+    colour = base.colour(series)
+    shapes = [_SHAPES[i % len(_SHAPES)] for i in range(len(series))]
+    shape = alt.Shape("series:N").scale(domain=series, range=shapes).legend(columns=base.legend_columns(series))
+    published_line = alt.Chart(poster).mark_line(strokeDash=[4, 3], strokeWidth=1.3, opacity=0.85)
+    published_point = alt.Chart(poster).mark_point(filled=False, size=55, strokeWidth=1.3, opacity=1)
+    layers = [published_line.encode(x, y, colour), published_point.encode(x, y, colour, shape)]
+    step_px = min(5.0, SPREAD_PX / len(series))
+    for index, name in enumerate(series):
+        rows = measured.filter(pl.col("series") == name)
+        shift: dict[str, Any] = {"xOffset": step_px * (index - (len(series) - 1) / 2)}
+        layers.append(alt.Chart(rows).mark_line(strokeWidth=2, **shift).encode(x, y, colour))
+        layers += base.whiskers(rows, limits, x, colour, **shift)
+        layers.append(alt.Chart(rows).mark_point(filled=True, size=60, opacity=1, **shift).encode(x, y, colour, shape))
+    return base.layer(*layers)
+
+
+def _batch_axis(field: str, batches: list[int]) -> alt.X:
+    """Return a logarithmic encoding of the batch size: each doubling is one step."""
+    domain = [batches[0], batches[-1]] if len(batches) > 1 else [batches[0] / 2, batches[0] * 2]
+    axis = alt.Axis(values=batches, format="d", labelOverlap=True)
+    scale = alt.Scale(type="log", base=2, nice=False, padding=24, domain=domain)
+    return alt.X(f"{field}:Q", title="Batch size", axis=axis, scale=scale)
+
+
+def _memory_limits(cells: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
+    """Return (series, fits, oom): the largest batch that completed and the smallest that ran out of GPU memory."""
+    rows: list[Row] = []
+    for cell in cells.unique("series", keep="first", maintain_order=True).to_dicts():
+        fits, oom = best_batch.memory_limit(cell, runs)
+        rows.append({"series": cell["series"], "fits": fits, "oom": oom})
+    return pl.DataFrame(rows, schema={"series": pl.String, "fits": pl.Int64, "oom": pl.Int64})
+
+
+def _with_memory_limits(
+    measured: pl.DataFrame, poster: pl.DataFrame, y: alt.Y, limits: Limits, memory: pl.DataFrame
+) -> tuple[alt.TopLevelMixin, str]:
+    """Return the curves over a strip that shows where memory ends, or alone if it never did; and the sentence."""
+    if memory["oom"].is_null().all():
+        largest = max(memory["fits"].drop_nulls(), default=None)
+        note = f"No run exceeded GPU memory, up to batch {largest}." if largest else ""
+        return _lines(measured, poster, y, limits), note
+    batches = _batches(measured["batch"], poster["batch"], memory["fits"], memory["oom"])
+    bare = _batch_axis("batch", batches).title(None).axis(values=batches, labels=False, ticks=False)
+    curves = _lines(measured, poster, y, limits, bare)
+    row = alt.Y("series:N").sort(_series(memory)).title("Memory").axis(labels=False)
+    colour = base.colour(_series(measured)).legend(None)  # the curves' scale, so that there is one legend
+    fits, oom = _batch_axis("fits", batches), _batch_axis("oom", batches)
+    both = alt.Chart(memory.drop_nulls()).mark_rule(strokeDash=[2, 2]).encode(fits, row, colour, x2="oom:Q")
+    dots = alt.Chart(memory.drop_nulls("fits")).mark_point(filled=True, size=40, opacity=1).encode(fits, row, colour)
+    cross = {"shape": _CROSS, "size": 22, "strokeWidth": 2, "filled": False, "opacity": 1}
+    crosses = alt.Chart(memory.drop_nulls("oom")).mark_point(**cross).encode(oom, row, colour)
+    strip = base.layer(both, dots, crosses).properties(height=alt.Step(14))
+    note = "Memory, below: a dot is the largest batch that completed, a cross the smallest that ran out of GPU memory."
+    if unknown := memory.filter(pl.col("oom").is_null())["series"].to_list():
+        note += f" No run out of memory: {', '.join(unknown)}."
+    return alt.vconcat(curves, strip, spacing=8).resolve_scale(x="shared", color="shared"), note

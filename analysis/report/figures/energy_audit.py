@@ -1,73 +1,65 @@
-"""The energy counter held against the integral of sampled power, run by run, with the limit of the audit."""
+"""The energy counter against the integral of the sampled power, run by run, with the limit of the audit."""
 
 from __future__ import annotations
 
+import altair as alt
 import polars as pl
 
 from analysis.metrics.telemetry import MAX_COUNTER_DEVIATION
 from analysis.units import gpu_label, gpu_order
 from inpaint_bench.core.console import pluralize
 
-from . import base as plate
-from . import svg
-from .base import Figure, Row, Spec, layer
+from . import base, svg
+from .base import Figure
 
 ABSENT = "Energy audit: no run has both an energy counter and sampled instant power."
-_COUNTS, _NOT = "counts", "does not count"
+_LIMIT = f"{100 * MAX_COUNTER_DEVIATION:.0f} %"
 
 
-def draw(runs: pl.DataFrame, *, prefix: str) -> Figure | str:
-    """A point per run that has both; where none has, the sentence that says so."""
-    known = runs.filter(pl.col("energy_ratio").is_not_null() & pl.col("power_w").is_not_null())
-    if known.is_empty():
+def draw(runs: pl.DataFrame) -> Figure | str:
+    """Draw a point per run that has both; return the reason if none has."""
+    rows = runs.drop_nulls(["energy_ratio", "power_w"]).select(
+        "run_id",
+        "valid",
+        gpu=pl.col("gpu").map_elements(gpu_label, pl.String),
+        power_w=pl.col("power_w") / pl.when(pl.col("gpus") > 0).then("gpus").otherwise(1),
+        ratio="energy_ratio",
+    )
+    if rows.is_empty():
         return ABSENT
-    rows = [
-        {
-            "gpu": gpu_label(row["gpu"]),
-            "power_w": row["power_w"] / (row["gpus"] or 1),
-            "ratio": row["energy_ratio"],
-            "state": _COUNTS if row["valid"] else _NOT,
-        }
-        for row in known.select("gpu", "gpus", "power_w", "energy_ratio", "valid").iter_rows(named=True)
+    beyond = rows.filter((pl.col("ratio") - 1).abs() > MAX_COUNTER_DEVIATION).height
+    incomplete = runs["energy_j"].count() - rows.height
+    caption = [
+        f"A point per run. Shaded: the two differ by {_LIMIT} or less; beyond that the audit warns.",
+        f"{pluralize(beyond, 'run')} beyond the limit." if beyond else "No run is beyond the limit.",
+        f"{pluralize(incomplete, 'run')} with only one of the two not drawn." if incomplete > 0 else "",
+        "" if rows["valid"].all() else "Hollow: invalid run.",
+        f"n = {pluralize(rows.height, 'run')}.",
     ]
-    beyond = sum(abs(row["ratio"] - 1) > MAX_COUNTER_DEVIATION for row in rows)
-    measured = runs.filter(pl.col("energy_j").is_not_null()).height
-    ids = known["run_id"].to_list()
-    limit = f"{100 * MAX_COUNTER_DEVIATION:.0f} %"
-    words = [f"A point per run; shaded: within {limit} of each other, the limit from which on the audit warns."]
-    words.append(f"{pluralize(beyond, 'run')} beyond it." if beyond else "No run is beyond it.")
-    if measured > known.height:
-        words.append(f"{pluralize(measured - known.height, 'run')} with energy from one of the two alone: not drawn.")
-    if any(row["state"] == _NOT for row in rows):
-        words.append("Hollow: the run does not count.")
-    words.append(f"n = {pluralize(known.height, 'run')}.")
-    order = sorted({*known["gpu"]}, key=gpu_order)
-    spec = _spec(rows, [gpu_label(gpu) for gpu in order])
-    title, subtitle = f"{prefix}Energy audit", "Counter over integral of sampled power, against mean power per GPU"
-    return plate.figure("fig-energy-audit", title, subtitle, " ".join(words), spec, ids)
+    title, subtitle = "Energy audit", "Counter divided by integral of sampled power, over mean power per GPU"
+    return base.figure("fig-energy-audit", title, subtitle, caption, _chart(rows), rows["run_id"])
 
 
-def _spec(rows: list[Row], names: list[str]) -> Spec:
-    far = max([1.6 * MAX_COUNTER_DEVIATION, *(1.1 * abs(row["ratio"] - 1) for row in rows)])
-    watts = [row["power_w"] for row in rows]
-    edge = max(0.08 * (max(watts) - min(watts)), 0.02 * max(watts))
-    x: Spec = {"field": "power_w", "type": "quantitative", "title": "Mean power per GPU [W]"}
-    x["scale"] = {"domain": [max(0, min(watts) - edge), max(watts) + edge], "nice": False, "zero": False}
-    y: Spec = {"field": "ratio", "type": "quantitative", "title": "Counter / integral"}
-    y["scale"] = {"domain": [1 - far, 1 + far], "nice": False, "zero": False}
+def _chart(rows: pl.DataFrame) -> alt.LayerChart:
+    far = max(1.6 * MAX_COUNTER_DEVIATION, *(1.1 * abs(ratio - 1) for ratio in rows["ratio"]))
+    least, most = min(rows["power_w"]), max(rows["power_w"])
+    margin = max(0.08 * (most - least), 0.02 * most)
+    domain = [max(0, least - margin), most + margin]
+    x = alt.X("power_w:Q").title("Mean power per GPU [W]").scale(domain=domain, nice=False, zero=False)
+    y = alt.Y("ratio:Q").title("Counter / integral").scale(domain=[1 - far, 1 + far], nice=False, zero=False)
+    colour = base.colour(sorted(rows["gpu"].unique(), key=gpu_order), "gpu")
     low, high = 1 - MAX_COUNTER_DEVIATION, 1 + MAX_COUNTER_DEVIATION
-    base = {"x": x, "y": y, "color": plate.colour(names, "gpu")}
-    valid, invalid = ([row for row in rows if row["state"] == state] for state in (_COUNTS, _NOT))
-    band = {"type": "rect", "color": svg.MUTED, "opacity": 0.1}
-    limit = {"type": "rule", "color": svg.MUTED, "strokeDash": [4, 3]}
-    text = {"type": "text", "align": "right", "dx": -3, "dy": -6, "x": "width", "color": svg.MUTED}
-    return {
-        "layer": [
-            layer([{}], band, y=plate.constant(low, y), y2={"datum": high}),
-            layer([{}], {"type": "rule", "color": svg.MUTED}, y=plate.constant(1, y)),
-            *(layer([{}], limit, y=plate.constant(end, y)) for end in (low, high)),
-            layer([{}], text, y=plate.constant(high, y), text={"value": f"limit: {100 * MAX_COUNTER_DEVIATION:.0f} %"}),
-            layer(valid, {"type": "point", "filled": True, "size": 45, "opacity": 0.65}, **base),
-            layer(invalid, {"type": "point", "filled": False, "size": 55, "strokeWidth": 1.5, "opacity": 1}, **base),
-        ]
-    }
+    line = alt.Chart(alt.InlineData(values=[{}])).mark_rule(color=svg.MUTED)
+    limits = line.mark_rule(color=svg.MUTED, strokeDash=[4, 3])
+    label = line.mark_text(align="right", dx=-3, dy=-6, x="width", color=svg.MUTED)
+    filled = alt.Chart(rows.filter("valid")).mark_point(filled=True, size=45, opacity=0.65)
+    hollow = alt.Chart(rows.filter(~pl.col("valid"))).mark_point(filled=False, size=55, strokeWidth=1.5, opacity=1)
+    return base.layer(
+        line.mark_rect(color=svg.MUTED, opacity=0.1).encode(y=alt.datum(low), y2=alt.datum(high)),
+        line.encode(y=alt.datum(1)),
+        limits.encode(y=alt.datum(low)),
+        limits.encode(y=alt.datum(high)),
+        label.encode(y=alt.datum(high), text=alt.value(f"limit: {_LIMIT}")),
+        filled.encode(x, y, colour),
+        hollow.encode(x, y, colour),
+    )

@@ -1,180 +1,153 @@
-"""Speed against energy of every cell, and the frontier: the cells that no other beats in both."""
+"""Throughput against energy of every cell, and the Pareto frontier: the cells that no other beats in both."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+import altair as alt
 import polars as pl
 
 from analysis import published, recipe_labels
 from analysis.stats import cells as aggregate
 from analysis.units import METRICS, gpu_label, number
 
-from . import base as plate
-from . import svg
-from .base import Figure, Row, Spec, layer
+from . import base, svg
+from .base import Figure, Limits, Row
 
-PICTURES = 3  # of kinds of work; the rest is in the tables
-LABELLED = 24  # cells up to which the dominated ones carry their batch, too
-NAMED = 6  # cells of a frontier that a caption names
-_AXES = ("images_per_s", "joules_per_image")
-_NEAR = 0.045  # of the picture's width and height: closer labels would lie on each other
+MAX_FIGURES = 3  # workloads, models and resolutions drawn; the tables have the rest
+MAX_LABELS = 24  # cells up to which those off the frontier have their batch size as label, too
+MAX_NAMED = 6  # cells of the frontier that the caption names
+_X, _Y = "images_per_s", "joules_per_image"
+_MIN_DISTANCE = 0.045  # between labels, as a share of the plot's width; closer ones would overlap
 OTHERS = "other recipes"
-ABSENT = "Speed against energy: no run has both images/s and J/image."
+ABSENT = "Throughput against energy: no run has both images/s and J/image."
 
 
-def draw(cells: pl.DataFrame, *, prefix: str) -> list[Figure] | str:
-    """A figure per kind of work, largest first; where nothing has both figures, the sentence that says so."""
-    both = cells.filter(pl.col("images_per_s").is_not_null() & pl.col("joules_per_image").is_not_null())
-    kinds = both.partition_by(aggregate.WORK_KEYS, maintain_order=True)
+def draw(cells: pl.DataFrame) -> list[Figure] | str:
+    """Draw a figure per kind of work, largest first; return the reason if no cell has both metrics."""
+    kinds = cells.drop_nulls([_X, _Y]).partition_by(aggregate.WORK_KEYS, maintain_order=True)
     kinds.sort(key=lambda kind: -kind.height)
-    drawn = [_figure(kind, index, len(kinds), prefix) for index, kind in enumerate(kinds[:PICTURES])]
-    return drawn or ABSENT
+    return [_figure(kind, index, len(kinds)) for index, kind in enumerate(kinds[:MAX_FIGURES])] or ABSENT
 
 
 def frontier(cells: pl.DataFrame) -> pl.DataFrame:
-    """Cells that no other beats or equals in images/s while it needs less J/image; slowest first."""
-    kept, least = [], float("inf")
-    order = cells.sort("images_per_s", "joules_per_image", descending=[True, False], maintain_order=True)
-    for row in order.with_row_index("place").iter_rows(named=True):
-        if row["joules_per_image"] < least:
-            kept.append(row["place"])
-            least = row["joules_per_image"]
-    return order[kept].reverse()
+    """Return the cells with less J/image than every cell that has as many images/s or more; slowest first."""
+    ranked = cells.sort(_X, _Y, descending=[True, False], maintain_order=True)
+    least_so_far = pl.col(_Y).cum_min().shift(1)
+    return ranked.filter((pl.col(_Y) < least_so_far).fill_null(True)).reverse()
 
 
-def _figure(cells: pl.DataFrame, index: int, kinds: int, prefix: str) -> Figure:
-    front = frontier(cells)
-    best = {ids[0] for ids in front["run_ids"]}
-    key, names = _key(cells, front)
-    columns = ("series", "gpu", "recipe", "site", "batch", *_AXES)
-    rows = [
-        {name: row[name] for name in columns} | {"key": key(row), "frontier": row["run_ids"][0] in best}
-        for row in cells.to_dicts()
-    ]
+def _figure(cells: pl.DataFrame, index: int, kinds: int) -> Figure:
+    best = frontier(cells)
+    field, names = _colour_key(cells, best)
+    key = pl.col(field).cast(pl.String)
+    if field == "gpu":
+        key = key.map_elements(gpu_label, pl.String)
+    columns = ["series", "gpu", "recipe", "site", "batch", _X, _Y]
+    on_frontier = pl.col("run_ids").list.first().is_in(best["run_ids"].list.first().to_list())
+    rows = cells.select(
+        *columns, key=pl.when(key.is_in(names)).then(key).otherwise(pl.lit(OTHERS)), frontier=on_frontier
+    )
     first = cells.row(0, named=True)
-    theirs = _published(first)
-    if _by_gpu(cells):
-        names += [name for name in dict.fromkeys(row["key"] for row in theirs) if name not in names]
-    else:  # colours are recipes or sites, and the poster's points belong to none of them
-        theirs = [{**row, "key": None} for row in theirs if row["key"] == gpu_label(first["gpu"])]
-    title = f"{prefix}Speed against energy"
+    poster = _published(first["workload"])
+    if field == "gpu":
+        names += [name for name in poster["key"].unique(maintain_order=True) if name not in names]
+    else:  # the colours are recipes or sites, to which the poster's points do not belong
+        poster = poster.filter(pl.col("key") == gpu_label(first["gpu"])).with_columns(key=pl.lit(None, pl.String))
+    title = "Throughput against energy"
     if kinds > 1:
-        title += f": {first['model'] or 'model unknown'}, {first['resolution_px'] or '?'} px"
-    subtitle = "Better is down and to the right. Numbers: batch sizes"
-    ids = plate.in_cells(cells)
-    words = [
-        _frontier_words(front),
-        "Frontier by the means; lighter: another cell is at least as fast with less energy.",
+        title += f": {first['model'] or 'unknown model'}, {first['resolution_px'] or '?'} px"
+    run_ids = base.run_ids_of(cells)
+    caption = [
+        _frontier_note(best),
+        "The frontier is one of the means; lighter points: another cell is at least as fast with less energy.",
+        "Hollow: published." if poster.height else "",
+        "The axes do not start at zero.",
+        f"Of {kinds} kinds of work the {MAX_FIGURES} with the most cells." if kinds > MAX_FIGURES and not index else "",
+        base.n_note(run_ids, cells.height),
+        recipe_labels.legend_text(cells),
     ]
-    words += ["Hollow: published."] if theirs else []
-    words.append("The axes do not start at zero.")
-    if kinds > PICTURES and not index:
-        words.append(f"Of {kinds} kinds of work, the {PICTURES} with most cells are drawn.")
-    words += [plate.of_runs(ids, cells.height), recipe_labels.legend_text(cells)]
-    spec = _spec(rows, theirs, names)
+    subtitle = "Better is down and to the right; labels are batch sizes"
     name = "fig-pareto" + (f"-{index}" if index else "")
-    return plate.figure(name, title, subtitle, " ".join(filter(None, words)), spec, ids)
+    return base.figure(name, title, subtitle, caption, _chart(rows, poster, names), run_ids)
 
 
-def _by_gpu(cells: pl.DataFrame) -> bool:
-    alone = cells["recipe"].n_unique() == 1 and cells["site"].n_unique() == 1
-    return cells["gpu"].n_unique() > 1 or alone
+def _colour_key(cells: pl.DataFrame, best: pl.DataFrame) -> tuple[str, list[str]]:
+    """Return the column that sets the colour, and its values: GPUs if there are several, else recipes, else sites."""
+    one_recipe, one_site = cells["recipe"].n_unique() == 1, cells["site"].n_unique() == 1
+    if cells["gpu"].n_unique() > 1 or (one_recipe and one_site):
+        return "gpu", [gpu_label(gpu) for gpu in cells["gpu"].unique(maintain_order=True)]
+    if one_recipe:
+        return "site", cells["site"].unique(maintain_order=True).to_list()
+    fastest_first = pl.concat([best.reverse(), cells.sort(_X, descending=True)])[recipe_labels.COLUMN]
+    names = [str(recipe) for recipe in fastest_first.unique(maintain_order=True)]
+    return recipe_labels.COLUMN, names if len(names) <= len(svg.SERIES) else [*names[: len(svg.SERIES) - 1], OTHERS]
 
 
-def _key(cells: pl.DataFrame, front: pl.DataFrame) -> tuple[Callable[[Row], str], list[str]]:
-    """What the colours stand for: GPUs where there are several, else recipes (the frontier's first), else sites."""
-    if _by_gpu(cells):
-        names = [gpu_label(gpu) for gpu in cells["gpu"].unique(maintain_order=True).to_list()]
-        return lambda row: gpu_label(row["gpu"]), names
-    if cells["recipe"].n_unique() > 1:
-        fastest = pl.concat([front.reverse(), cells.sort("images_per_s", descending=True)])["recipe_short"]
-        names = [str(recipe) for recipe in fastest.unique(maintain_order=True)]
-        if len(names) > len(svg.SERIES):
-            names = [*names[: len(svg.SERIES) - 1], OTHERS]
-        return lambda row: str(row["recipe_short"]) if str(row["recipe_short"]) in names else OTHERS, names
-    return lambda row: str(row["site"]), [str(site) for site in cells["site"].unique(maintain_order=True)]
-
-
-def _published(cell: Row) -> list[Row]:
-    """The poster's points, of every GPU for which it gives speed and power."""
-    if cell["workload"] != published.WORKLOAD:
-        return []
-    shown = published.shown()
-    speed, per_watt = (
-        shown.filter(pl.col("metric") == metric).select("gpu", "batch", pl.col("value").alias(metric))
-        for metric in ("images_per_s", "images_per_s_per_w")
-    )
-    both = speed.join(per_watt, on=["gpu", "batch"], maintain_order="left")
-    return [
-        {
-            "key": gpu_label(row["gpu"]),
-            "batch": row["batch"],
-            "images_per_s": row["images_per_s"],
-            "joules_per_image": 1 / row["images_per_s_per_w"],
-        }
-        for row in both.to_dicts()
-    ]
-
-
-def _frontier_words(front: pl.DataFrame) -> str:
-    rows = front.reverse().to_dicts()
-    said = [
-        f"{plate.short(row['series'])} at batch {row['batch']} ({number(row['images_per_s'])} images/s, "
-        f"{number(row['joules_per_image'])} J/image)"
-        for row in rows[:NAMED]
-    ]
-    rest = len(rows) - len(said)
-    return "On the frontier: " + ", ".join(said) + (f" and {rest} more." if rest else ".")
-
-
-def _spec(rows: list[Row], theirs: list[Row], names: list[str]) -> Spec:
-    frames = {column: _frame([row[column] for row in (*rows, *theirs)]) for column in _AXES}
+def _published(workload: str | None) -> pl.DataFrame:
+    """Return the poster's points (key, batch, images/s, J/image), of every GPU with both; none for other workloads."""
+    values = published.shown().filter(pl.lit(workload == published.WORKLOAD))
     x, y = (
-        {"field": column, "type": "quantitative", "title": METRICS[column].heading}
-        | {"scale": {"domain": list(inside), "nice": False, "zero": False}}
-        for column, inside in frames.items()
+        values.filter(pl.col("metric") == metric).select("gpu", "batch", pl.col("value").alias(metric))
+        for metric in (_X, _Y)
     )
-    colour = plate.colour(names, "key")
+    points = x.join(y, on=["gpu", "batch"], maintain_order="left")
+    return points.select("batch", _X, _Y, key=pl.col("gpu").map_elements(gpu_label, pl.String))
+
+
+def _frontier_note(best: pl.DataFrame) -> str:
+    named = [
+        f"{base.shorten(row['series'])} at batch {row['batch']} ({number(row[_X])} images/s, {number(row[_Y])} J/image)"
+        for row in best.reverse().head(MAX_NAMED).to_dicts()
+    ]
+    rest = best.height - len(named)
+    return f"On the frontier: {', '.join(named)}" + (f" and {rest} more." if rest else ".")
+
+
+def _chart(rows: pl.DataFrame, poster: pl.DataFrame, names: list[str]) -> alt.LayerChart:
+    limits_x, limits_y = (_limits([*rows[column], *poster[column]]) for column in (_X, _Y))
+    x, y = (
+        alt.X(f"{_X}:Q").title(METRICS[_X].heading).scale(domain=limits_x, nice=False, zero=False),
+        alt.Y(f"{_Y}:Q").title(METRICS[_Y].heading).scale(domain=limits_y, nice=False, zero=False),
+    )
+    colour = base.colour(names, "key")
     if OTHERS in names:
-        colour["scale"]["range"] = [*colour["scale"]["range"][: len(names) - 1], svg.MUTED]
-    base = {"x": x, "y": y, "color": colour}
-    best, rest = ([row for row in rows if row["frontier"] is which] for which in (True, False))
-    ends = [  # nothing known is better than the frontier's ends: it goes on level to the left and up to the top
-        {"images_per_s": frames["images_per_s"][0], "joules_per_image": best[0]["joules_per_image"]},
-        *({column: row[column] for column in _AXES} for row in best),
-        {"images_per_s": best[-1]["images_per_s"], "joules_per_image": frames["joules_per_image"][1]},
+        palette = [*svg.SERIES[: len(names) - 1], svg.MUTED]
+        colour = colour.scale(domain=names, range=palette)
+    best, others = rows.filter("frontier"), rows.filter(~pl.col("frontier"))
+    # Nothing known is better than the ends of the frontier: it continues level to the left and up to the top.
+    corners = best.select(_X, _Y).sort(_X)
+    left = {_X: limits_x[0], _Y: corners[0, _Y]}
+    top = {_X: corners[-1, _X], _Y: limits_y[1]}
+    edge = pl.concat([pl.DataFrame([left]), corners, pl.DataFrame([top])])
+    step = alt.Chart(edge).mark_line(interpolate="step-before", color=svg.MUTED, strokeWidth=1.2, clip=True)
+    hollow = alt.Chart(poster).mark_point(filled=False, size=45, strokeWidth=1.2, opacity=0.9, color=svg.TEXT)
+    coloured = poster["key"].null_count() == 0
+    layers = [
+        step.encode(x, y, order=f"{_X}:Q"),
+        hollow.encode(x, y, colour) if coloured else hollow.encode(x, y),
+        alt.Chart(others).mark_point(filled=True, size=45, opacity=0.4).encode(x, y, colour),
+        alt.Chart(best).mark_point(filled=True, size=80, opacity=1).encode(x, y, colour),
     ]
-    ends.sort(key=lambda row: (row["images_per_s"], row["joules_per_image"]))
-    edge = {"type": "line", "interpolate": "step-before", "color": svg.MUTED, "strokeWidth": 1.2, "clip": True}
-    order = {"field": "images_per_s", "type": "quantitative"}
-    layers = [layer(ends, edge, x=x, y=y, order=order)]
-    if theirs:
-        hollow = {"type": "point", "filled": False, "size": 45, "strokeWidth": 1.2, "opacity": 0.9}
-        inked = base if theirs[0]["key"] else {"x": x, "y": y}
-        layers.append(layer(theirs, {**hollow, "color": svg.TEXT}, **inked))
-    layers += [
-        layer(rest, {"type": "point", "filled": True, "size": 45, "opacity": 0.4}, **base),
-        layer(best, {"type": "point", "filled": True, "size": 80, "opacity": 1}, **base),
-    ]
-    every = [*best, *(rest if len(rows) <= LABELLED else []), *theirs]
-    taken: list[tuple[float, float]] = []
-    for group, look in ((best, {"color": svg.TEXT, "fontWeight": 600}), (every[len(best) :], {"color": svg.MUTED})):
-        free = [row for row in group if _free(row, taken, frames)]
-        text = {"type": "text", "dx": 7, "dy": 9, "align": "left", **look}
-        layers.append(layer(free, text, x=x, y=y, text={"field": "batch", "type": "quantitative"}))
-    return {"layer": layers}
+    labelled = [*(others.to_dicts() if rows.height <= MAX_LABELS else []), *poster.to_dicts()]
+    placed: list[tuple[float, float]] = []
+    for points, style in ((best.to_dicts(), {"color": svg.TEXT, "fontWeight": 600}), (labelled, {"color": svg.MUTED})):
+        free = [point for point in points if _reserve(point, placed, limits_x, limits_y)]
+        text = alt.Chart(alt.InlineData(values=free)).mark_text(dx=7, dy=9, align="left", **style)
+        layers.append(text.encode(x, y, text="batch:Q"))
+    return base.layer(*layers)
 
 
-def _frame(values: list[float]) -> tuple[float, float]:
-    edge = max(0.12 * (max(values) - min(values)), 0.06 * max(values))  # noise must not fill the picture
-    return max(0.0, min(values) - edge), max(values) + edge
+def _limits(values: list[float]) -> Limits:
+    # At least 6 % of the largest value: noise must not fill the plot.
+    margin = max(0.12 * (max(values) - min(values)), 0.06 * max(values))
+    return max(0.0, min(values) - margin), max(values) + margin
 
 
-def _free(row: Row, taken: list[tuple[float, float]], frames: dict[str, tuple[float, float]]) -> bool:
-    """Takes the place of the row's label, unless another label is there already."""
-    x, y = ((row[column] - low) / (high - low) for column, (low, high) in frames.items())
-    if any(abs(x - a) < _NEAR and abs(y - b) < 1.5 * _NEAR for a, b in taken):
+def _reserve(point: Row, placed: list[tuple[float, float]], limits_x: Limits, limits_y: Limits) -> bool:
+    """Reserve the place of a point's label; return False if it would overlap another."""
+    x, y = (
+        (point[column] - low) / (high - low) for column, (low, high) in zip((_X, _Y), (limits_x, limits_y), strict=True)
+    )
+    if any(abs(x - a) < _MIN_DISTANCE and abs(y - b) < 1.5 * _MIN_DISTANCE for a, b in placed):
         return False
-    taken.append((x, y))
+    placed.append((x, y))
     return True

@@ -1,89 +1,69 @@
-"""Roofline of every run with counters, in units of its own card's peaks.
+"""Roofline of every run that has counters, in units of the peaks of its own GPU.
 
-MFU is achieved over peak FLOP/s, DRAM activity is achieved over peak bandwidth. Their ratio is the arithmetic
-intensity over that of the ridge, where compute and memory would both be full. In these units every card has the
-same roof, and no figure is needed that a run does not carry. FLOPs are the model's (no recomputation), so that a
-run may stand lower and further left than its kernels did.
+MFU is achieved over peak FLOP/s, DRAM activity is achieved over peak bandwidth. Their ratio is the arithmetic intensity
+divided by that of the ridge point, where compute and memory would both be saturated. In these units every GPU has the
+same roof, and nothing is needed that a run does not record. FLOPs are those of the model, without recomputation, so a
+run can lie lower and further left than its kernels did.
 """
 
 from __future__ import annotations
 
+import altair as alt
 import polars as pl
 
 from analysis.units import gpu_label, gpu_order
 from inpaint_bench.core.console import pluralize
 
-from . import base as plate
-from . import svg
-from .base import Figure, Row, Spec, layer
+from . import base, svg
+from .base import Figure
 
 COUNTERS = ("dram_active_pct", "tensor_active_pct")
-ABSENT = (
-    "Roofline: no run that counts has counters of memory traffic (GPM on Hopper and later, or DCGM) and an MFU to "
-    "hold against them, so none is drawn."
-)
+ABSENT = "Roofline: no valid run has both a counter of memory traffic (GPM on Hopper and later, or DCGM) and an MFU."
 
 
-def draw(runs: pl.DataFrame, *, prefix: str) -> Figure | str:
-    """A point per run; where no run has the counters, the sentence that says so."""
+def draw(runs: pl.DataFrame) -> Figure | str:
+    """Draw a point per run; return the reason if no run has the counters."""
     if not set(COUNTERS) <= set(runs.columns):
         return ABSENT
     known = runs.filter(pl.col("valid") & (pl.col("dram_active_pct") > 0) & (pl.col("mfu_pct") > 0))
     if known.is_empty():
         return ABSENT
-    rows = points(known)
-    ids = known["run_id"].to_list()
-    lacking = runs.filter("valid").height - known.height
-    bound = sum(row["intensity"] < 1 for row in rows)
-    words = [
-        "Across: FLOPs per byte of memory traffic, over the card's ratio of peak FLOP/s to peak bandwidth; left of 1 "
-        "memory ends first, right of it compute. Up: MFU. Line: the roof of peak bandwidth and dense BF16 peak.",
-        f"{bound} of {pluralize(len(rows), 'run')} left of the ridge.",
-        "FLOPs are the model's, without recomputation; traffic is the counter's mean over the measure window.",
+    rows = known.select(
+        "batch",
+        "mfu_pct",
+        gpu=pl.col("gpu").map_elements(gpu_label, pl.String),
+        intensity=pl.col("mfu_pct") / pl.col("dram_active_pct"),
+    )
+    lacking = runs.filter("valid").height - rows.height
+    caption = [
+        "x: FLOPs per byte of memory traffic, divided by the GPU's ratio of peak FLOP/s to peak bandwidth; left of 1 "
+        "a run is limited by memory bandwidth, right of it by compute. y: MFU. Line: the roof given by peak bandwidth "
+        "and dense BF16 peak.",
+        f"{rows.filter(pl.col('intensity') < 1).height} of {pluralize(rows.height, 'run')} left of the ridge.",
+        "FLOPs are those of the model, without recomputation; traffic is the counter's mean over the measurement "
+        "window.",
+        f"{pluralize(lacking, 'run')} without counters or MFU omitted." if lacking else "",
+        f"n = {pluralize(rows.height, 'run')}.",
     ]
-    if lacking:
-        words.append(f"{pluralize(lacking, 'run')} without counters or without an MFU left out.")
-    words.append(f"n = {pluralize(len(rows), 'run')}.")
-    names = [gpu_label(gpu) for gpu in sorted({*known["gpu"]}, key=gpu_order)]
-    title, subtitle = f"{prefix}Roofline", "Each run in units of its own card's peaks"
-    return plate.figure("fig-roofline", title, subtitle, " ".join(words), _spec(rows, names), ids)
+    title, subtitle = "Roofline", "Each run in units of the peaks of its own GPU"
+    return base.figure("fig-roofline", title, subtitle, caption, _chart(rows), known["run_id"])
 
 
-def points(known: pl.DataFrame) -> list[Row]:
-    """Intensity over the ridge's, MFU in % and what the counters say, of runs that have both."""
-    return [
-        {
-            "gpu": gpu_label(row["gpu"]),
-            "batch": row["batch"],
-            "mfu_pct": row["mfu_pct"],
-            "intensity": row["mfu_pct"] / row["dram_active_pct"],
-        }
-        for row in known.iter_rows(named=True)
-    ]
-
-
-def _spec(rows: list[Row], names: list[str]) -> Spec:
-    left = min([0.25, *(0.7 * row["intensity"] for row in rows)])
-    right = max([4.0, *(1.4 * row["intensity"] for row in rows)])
-    low = min([5.0, *(0.7 * row["mfu_pct"] for row in rows)])
-    x: Spec = {"field": "intensity", "type": "quantitative", "title": "Arithmetic intensity / ridge"}
-    x |= {
-        "scale": {"type": "log", "domain": [left, right], "nice": False},
-        "axis": {"format": "~g", "values": [0.1, 0.2, 0.5, 1, 2, 5, 10]},
-    }
-    y: Spec = {"field": "mfu_pct", "type": "quantitative", "title": "MFU [%]"}
-    y |= {"scale": {"type": "log", "domain": [low, 130], "nice": False}}
-    y["axis"] = {"values": [1, 2, 5, 10, 20, 50, 100], "format": "~g"}
-    # From where the bandwidth's slope enters the picture, so that a straight line on both scales stays one.
-    corner = max(left, low / 100)
-    roof = [{"intensity": at, "mfu_pct": min(100.0, 100 * at)} for at in (corner, 1.0, right)]
-    base = {"x": x, "y": y, "color": plate.colour(names, "gpu")}
-    ridge = {"type": "rule", "color": svg.MUTED, "strokeDash": [3, 3], "opacity": 0.7}
-    point = {"type": "point", "filled": True, "size": 50, "opacity": 0.7}
-    return {
-        "layer": [
-            layer([{}], ridge, x=plate.constant(1, x)),
-            layer(roof, {"type": "line", "color": svg.TEXT, "strokeWidth": 1.8}, x=x, y=y),
-            layer(rows, point, **base),
-        ]
-    }
+def _chart(rows: pl.DataFrame) -> alt.LayerChart:
+    left = min(0.25, 0.7 * min(rows["intensity"]))
+    right = max(4.0, 1.4 * max(rows["intensity"]))
+    low = min(5.0, 0.7 * min(rows["mfu_pct"]))
+    x = alt.X("intensity:Q").title("Arithmetic intensity / ridge").scale(type="log", domain=[left, right], nice=False)
+    y = alt.Y("mfu_pct:Q").title("MFU [%]").scale(type="log", domain=[low, 130], nice=False)
+    x = x.axis(format="~g", values=[0.1, 0.2, 0.5, 1, 2, 5, 10])
+    y = y.axis(format="~g", values=[1, 2, 5, 10, 20, 50, 100])
+    # The roof begins where the slope of the bandwidth enters the plot: on two log scales it is then a straight line.
+    corners = [(intensity, min(100.0, 100 * intensity)) for intensity in (max(left, low / 100), 1.0, right)]
+    roof = pl.DataFrame(corners, schema=["intensity", "mfu_pct"], orient="row")
+    ridge = alt.Chart(alt.InlineData(values=[{}])).mark_rule(color=svg.MUTED, strokeDash=[3, 3], opacity=0.7)
+    points = alt.Chart(rows).mark_point(filled=True, size=50, opacity=0.7)
+    return base.layer(
+        ridge.encode(x=alt.datum(1)),
+        alt.Chart(roof).mark_line(color=svg.TEXT, strokeWidth=1.8).encode(x, y),
+        points.encode(x, y, base.colour(sorted(rows["gpu"].unique(), key=gpu_order), "gpu")),
+    )

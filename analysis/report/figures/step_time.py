@@ -1,12 +1,13 @@
-"""Where the time of a step goes, per cell: only what was measured, stacked to the whole.
+"""Where the time of a step goes, per cell: the parts that were measured, stacked to the total.
 
-Between two CUDA events lie copy, forward, backward and optimizer: nothing measured parts them. Time in which the
-loader was waited for while the GPU still worked off earlier steps costs nothing, so of the waiting only what does
-not fit beside the GPU's own time is drawn: at most that much was lost to it.
+Between two CUDA events lie the copy to the device, forward, backward and optimizer; nothing measured separates them.
+Waiting for the data loader while the device still works off earlier steps costs nothing. So only the part of the wait
+that does not fit beside the device time is drawn: at most that much was lost.
 """
 
 from __future__ import annotations
 
+import altair as alt
 import polars as pl
 
 from analysis import recipe_labels
@@ -16,56 +17,58 @@ from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.schema import WindowKind, WindowStatus
 
 from . import base, svg
-from .base import Figure, Row, Spec, layer
+from .base import Figure, Row
 
-CELLS = 24  # bars of one figure
-WORDS_PX = 150  # room for the words behind the longest bar
-DEVICE, WHOLE, WAIT, REST = "CUDA events", "Step, undivided", "Data wait", "Host and rest"
+MAX_CELLS = 24  # bars of one figure
+_TEXT_PX = 150  # room for the text behind the longest bar
+DEVICE, UNDIVIDED, WAIT, OTHER = "Device", "Step, undivided", "Data wait", "Host and other"
 VALIDATION, CHECKPOINT = "Validation", "Checkpoint"
 _COLOURS = {
     DEVICE: svg.SERIES[0],
-    WHOLE: svg.SERIES[5],
+    UNDIVIDED: svg.SERIES[5],
     WAIT: svg.SERIES[1],
-    REST: svg.SERIES[6],
+    OTHER: svg.SERIES[6],
     VALIDATION: svg.SERIES[2],
     CHECKPOINT: svg.SERIES[3],
 }
-_BESIDE = {WindowKind.VALIDATION: VALIDATION, WindowKind.CHECKPOINT: CHECKPOINT}
-ABSENT = "Time of a step: no run that counts has a table of its steps."
+_ORDER = list(_COLOURS)  # of the stack
+_OUTSIDE_STEPS = {WindowKind.VALIDATION: VALIDATION, WindowKind.CHECKPOINT: CHECKPOINT}
+ABSENT = "Time per step: no valid run has a table of its steps."
 
 
-def draw(dataset: Dataset, cells: pl.DataFrame, *, prefix: str) -> Figure | str:
-    """Milliseconds per image of every cell, fastest cells first to be kept; else the sentence why there is none."""
-    shares = per_run(dataset, base.in_cells(cells))
-    found = [(cell, of_cell(cell, shares)) for cell in cells.to_dicts()]
-    known = [(cell, parts) for cell, parts in found if parts]
+def draw(dataset: Dataset, cells: pl.DataFrame) -> Figure | str:
+    """Draw the milliseconds per image of the fastest cells; return the reason if no cell has them."""
+    parts_of_run = per_run(dataset, base.run_ids_of(cells))
+    known = [(cell, parts) for cell in cells.to_dicts() if (parts := per_cell(cell, parts_of_run))]
     if not known:
         return ABSENT
-    kept = sorted(known, key=lambda one: -one[0]["images_per_s"])[:CELLS]
-    kept = [one for one in known if one in kept]  # in the order of the tables
+    fastest = sorted(range(len(known)), key=lambda index: -known[index][0]["images_per_s"])[:MAX_CELLS]
+    shown = [known[index] for index in sorted(fastest)]  # in the order of the tables
     rows, totals = [], []
-    for cell, parts in kept:
-        label = f"{cell['series']}, {cell['batch']}"
-        whole = sum(parts.values())
-        rows += [{"label": label, "part": part, "ms": ms, "place": _place(part)} for part, ms in parts.items()]
-        main = max(parts, key=lambda part: parts[part])
-        words = f"{number(whole)} ms, {main} {100 * parts[main] / whole:.1f} %"
-        totals.append({"label": label, "ms": whole, "words": words})
-    ids = [run_id for cell, _ in kept for run_id in cell["run_ids"] if run_id in shares]
-    used = [part for part in _COLOURS if any(row["part"] == part for row in rows)]
-    title = f"{prefix}Where a step's time goes"
-    said = [*_words(used), _left_out(cells.height, len(known), len(kept)), base.of_runs(ids, len(kept))]
-    caption = " ".join(filter(None, [*said, recipe_labels.legend_text(cells)]))
-    subtitle = "Milliseconds per image, mean over runs; series, batch"
-    return base.figure("fig-step-time", title, subtitle, caption, _spec(rows, totals, used), ids)
-
-
-def _place(part: str) -> int:
-    return list(_COLOURS).index(part)
+    for cell, parts in shown:
+        label, total = f"{cell['series']}, {cell['batch']}", sum(parts.values())
+        rows += [{"label": label, "part": part, "ms": ms, "order": _ORDER.index(part)} for part, ms in parts.items()]
+        largest = max(parts, key=lambda part: parts[part])
+        text = f"{number(total)} ms, {largest} {100 * parts[largest] / total:.1f} %"
+        totals.append({"label": label, "ms": total, "text": text})
+    run_ids = [run_id for cell, _ in shown for run_id in cell["run_ids"] if run_id in parts_of_run]
+    used = [part for part in _ORDER if any(part in parts for _, parts in shown)]
+    caption = [
+        *_part_notes(used),
+        f"The {len(shown)} fastest of {len(known)} cells." if len(shown) < len(known) else "",
+        _omitted_note(cells.height - len(known)),
+        base.n_note(run_ids, len(shown)),
+        recipe_labels.legend_text(cells),
+    ]
+    subtitle = "Milliseconds per image, mean over runs; rows: series, batch size"
+    return base.figure("fig-step-time", "Time per step", subtitle, caption, _chart(rows, totals, used), run_ids)
 
 
 def per_run(dataset: Dataset, run_ids: list[str]) -> dict[str, dict[str, float]]:
-    """Parts of each run, in ms per image of its measure windows; runs without a whole table of steps are not there."""
+    """Return the parts of each run in ms per image of its measurement windows.
+
+    Runs whose table of steps is missing or incomplete are left out.
+    """
     windows = dataset.windows.filter(
         pl.col("run_id").is_in(run_ids) & (pl.col("status") == WindowStatus.COMPLETED.value)
     ).with_columns((1e-6 * (pl.col("t_end_mono_ns") - pl.col("t_start_mono_ns"))).alias("ms"))
@@ -77,86 +80,76 @@ def per_run(dataset: Dataset, run_ids: list[str]) -> dict[str, dict[str, float]]
         .join(measured.lazy().select("run_id", "window_id"), on=["run_id", "window_id"], how="semi")
         .group_by("run_id")
         .agg(
-            pl.len().alias("rows"),
-            (1e-6 * pl.col("data_wait_ns").sum()).alias("wait"),
-            pl.col("device_ms").cast(pl.Float64).sum().alias("device"),
-            pl.col("device_ms").null_count().alias("unknown"),
+            rows=pl.len(),
+            wait=1e-6 * pl.col("data_wait_ns").sum(),
+            device=pl.col("device_ms").cast(pl.Float64).sum(),
+            unknown=pl.col("device_ms").null_count(),
         )
         .collect()
     )
-    found = {}
+    parts_of_run = {}
     for row in counts.join(steps, on="run_id").iter_rows(named=True):
         if row["images"] and row["rows"] == row["steps"]:
-            parts = _inside(row["ms"], row["wait"], None if row["unknown"] else row["device"])
-            found[row["run_id"]] = {part: ms / row["images"] for part, ms in parts.items()}
+            parts = _divide(row["ms"], row["wait"], None if row["unknown"] else row["device"])
+            parts_of_run[row["run_id"]] = {part: ms / row["images"] for part, ms in parts.items()}
     trained = windows.filter(pl.col("kind").is_in([WindowKind.MEASURE.value, WindowKind.WARMUP.value]))
     images = dict(trained.group_by("run_id").agg(pl.col("images").sum()).iter_rows())
-    for kind, part in _BESIDE.items():
+    for kind, part in _OUTSIDE_STEPS.items():
         spent = windows.filter(pl.col("kind") == kind.value).group_by("run_id").agg(pl.col("ms").sum())
         for run_id, ms in spent.iter_rows():
-            if run_id in found and images.get(run_id):
-                found[run_id][part] = ms / images[run_id]
-    return found
+            if run_id in parts_of_run and images.get(run_id):
+                parts_of_run[run_id][part] = ms / images[run_id]
+    return parts_of_run
 
 
-def _inside(whole: float, wait: float, device: float | None) -> dict[str, float]:
-    """Parts that add up to the windows' time. On a processor nothing runs ahead, so that all waiting is time lost."""
+def _divide(total: float, wait: float, device: float | None) -> dict[str, float]:
+    """Return the parts that add up to the total. On a CPU nothing runs ahead, so all waiting is lost time."""
     if device is None:
-        return {WHOLE: max(0.0, whole - wait), WAIT: min(wait, whole)}
-    idle = max(0.0, whole - device)
+        return {UNDIVIDED: max(0.0, total - wait), WAIT: min(wait, total)}
+    idle = max(0.0, total - device)
     lost = min(wait, idle)
-    return {DEVICE: whole - idle, WAIT: lost, REST: idle - lost}
+    return {DEVICE: total - idle, WAIT: lost, OTHER: idle - lost}
 
 
-def of_cell(cell: Row, shares: dict[str, dict[str, float]]) -> dict[str, float]:
-    """Means over the runs of a cell; empty where its runs do not all have the same division, or none."""
-    known = [shares[run_id] for run_id in cell["run_ids"] if run_id in shares]
-    if not known or len({DEVICE in one for one in known}) > 1:
+def per_cell(cell: Row, parts_of_run: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Return the means over the runs of a cell; empty if none has parts, or if they are divided differently."""
+    known = [parts_of_run[run_id] for run_id in cell["run_ids"] if run_id in parts_of_run]
+    if not known or len({DEVICE in parts for parts in known}) > 1:
         return {}
-    parts = sorted({part for one in known for part in one}, key=_place)
-    return {part: sum(one.get(part, 0.0) for one in known) / len(known) for part in parts}
+    used = {part for parts in known for part in parts}
+    return {part: sum(parts.get(part, 0.0) for parts in known) / len(known) for part in _ORDER if part in used}
 
 
-def _words(used: list[str]) -> list[str]:
-    words = []
+def _part_notes(used: list[str]) -> list[str]:
+    notes = []
     if DEVICE in used:
-        words.append(
-            f"{DEVICE}: between those around a step, with the gaps in which the GPU had no kernel; copy, forward, "
-            f"backward and optimizer are not told apart. {WAIT}: at most so much, what the GPU's own time did not hide."
-        )
-    if WHOLE in used:
-        words.append(f"{WHOLE}: there are no CUDA events, and nothing parts it but the wait for data.")
-    beside = [part for part in (VALIDATION, CHECKPOINT) if part in used]
-    if beside:
-        words.append(f"{' and '.join(beside)}: outside the measure windows, spread over all images trained on.")
+        notes += [
+            f"{DEVICE}: between the CUDA events around a step (copy, forward, backward, optimizer), including gaps "
+            f"between kernels.",
+            f"{WAIT}: at most this much was lost, because the rest of the wait overlapped with device time.",
+        ]
+    if UNDIVIDED in used:
+        notes.append(f"{UNDIVIDED}: there are no CUDA events, so only the wait for data is separated.")
+    outside = [part for part in (VALIDATION, CHECKPOINT) if part in used]
+    if outside:
+        notes.append(f"{' and '.join(outside)}: outside the measurement windows, averaged over all training images.")
     else:
-        words.append("No run validated or wrote a checkpoint.")
-    return words
+        notes.append("No run validated or wrote a checkpoint.")
+    return notes
 
 
-def _left_out(cells: int, known: int, kept: int) -> str:
-    words = [f"The {kept} fastest of {known} cells."] if kept < known else []
-    if known < cells:
-        words.append(f"{pluralize(cells - known, 'cell')} without a whole table of steps left out.")
-    return " ".join(words)
+def _omitted_note(cells: int) -> str:
+    return f"{pluralize(cells, 'cell')} without a complete table of steps omitted." if cells else ""
 
 
-def _spec(rows: list[Row], totals: list[Row], used: list[str]) -> Spec:
+def _chart(rows: list[Row], totals: list[Row], used: list[str]) -> alt.LayerChart:
     labels = [row["label"] for row in totals]
-    width = max(220, base.WIDTH + 40 - base.label_px(labels))
-    furthest = max(row["ms"] for row in totals) * width / (width - WORDS_PX)
-    x: Spec = {"field": "ms", "type": "quantitative", "title": "ms per image", "stack": "zero"}
-    x["scale"] = {"domain": [0, furthest], "nice": False}
+    width = base.plot_width(labels)
+    domain = [0, max(row["ms"] for row in totals) * width / (width - _TEXT_PX)]
+    x = alt.X("ms:Q").title("ms per image").scale(domain=domain, nice=False)
     y = base.row_axis(labels)
-    scale = {"domain": used, "range": [_COLOURS[part] for part in used]}
-    colour = {"field": "part", "type": "nominal", "scale": scale, "legend": {"columns": 3}}
-    order = {"field": "place", "type": "quantitative"}
-    text = {"type": "text", "align": "left", "dx": 6, "color": svg.MUTED}
-    return {
-        "width": width,
-        "height": {"step": 22},
-        "layer": [
-            layer(rows, {"type": "bar"}, x=x, y=y, color=colour, order=order),
-            layer(totals, text, x={**x, "stack": None}, y=y, text={"field": "words", "type": "nominal"}),
-        ],
-    }
+    colour = alt.Color("part:N").scale(domain=used, range=[_COLOURS[part] for part in used]).legend(columns=3)
+    bars = alt.Chart(alt.InlineData(values=rows)).mark_bar()
+    text = alt.Chart(alt.InlineData(values=totals)).mark_text(align="left", dx=6, color=svg.MUTED)
+    chart = alt.layer(bars.encode(x.stack("zero"), y, colour, order="order:Q"), text.encode(x, y, text="text:N"))
+    return chart.properties(width=width, height=alt.Step(22))

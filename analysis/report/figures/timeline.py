@@ -1,243 +1,225 @@
-"""One strip per run: power, utilisation, clock and temperature over time, the counters of Hopper where there are any.
+"""A timeline per run: power, utilization, SM clock, temperature and, where the GPU has them, hardware counters.
 
-Windows and throttling are shaded, events are marked. Thinned for the page to min, mean and max per bin, so a spike
-of one sample still shows; the data stay whole.
+Windows and throttling are shaded, events are marked. For the page the samples are reduced to minimum, mean and maximum
+per bin, so that a spike of one sample remains visible.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
+import altair as alt
 import polars as pl
 
 from analysis.dataset import Dataset
 from analysis.stats.cells import CELL_KEYS
 from analysis.units import number
+from inpaint_bench.core.console import pluralize
 
 from . import base, svg, throttle_events
-from .base import Figure, Row, Spec, layer
+from .base import Figure, Limits, Row
 
 BINS = 180
-NEAR_NS = 60 * 10**9  # how far before the first and after the last window a strip may reach
+MARGIN_NS = 60 * 10**9  # a timeline reaches at most this far before the first and after the last window
 WIDTH = 300
-MANY = 60  # runs; more, and only one of each cell is drawn
-MARKED = 6  # events with a word beside them; the caption names the first ones
-_SHADE = {"measure": 0.2, "warmup": 0.09, "validation": 0.09, "checkpoint": 0.09}
-_HELD = {throttle_events.CAP: svg.SERIES[4], throttle_events.HEAT: svg.SERIES[7]}
-_DASH = [3, 2]
+MAX_RUNS = 60  # of more runs, one per cell is drawn
+MAX_LABELLED = 6  # events that have a label and are named in the caption
+_WINDOW_OPACITY = {"measure": 0.2, "warmup": 0.09, "validation": 0.09, "checkpoint": 0.09}
+_THROTTLE_COLOURS = {throttle_events.POWER_CAP: svg.SERIES[4], throttle_events.THERMAL: svg.SERIES[7]}
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Panel:
     table: str
-    columns: tuple[str, ...]  # the first with its band, the second dashed
+    columns: tuple[str, ...]  # the first is drawn with its band, the second dashed
     axis: str
     height: int = 52
-    edge: float = 0.0  # least room above and below, so that a constant stays a level line on a calm axis
-    held: bool = False  # whether throttling is shaded here
+    margin: float = 0.0  # at least this much above and below, so that a constant is a level line
+    throttling: bool = False  # shaded here
 
 
 _PANELS = (
     _Panel(table="samples_fast", columns=("power_instant_w",), axis="Power [W]", height=84),
     _Panel(table="samples_fast", columns=("gpu_util_pct",), axis="Util. [%]"),
     _Panel(table="samples_gpm", columns=("sm_active_pct", "tensor_active_pct"), axis="Active [%]"),
-    _Panel(table="samples_slow", columns=("sm_clock_mhz",), axis="SM [MHz]", edge=60, held=True),
-    _Panel(table="samples_slow", columns=("temp_gpu_c",), axis="Temp. [\u00b0C]", edge=2),
+    _Panel(table="samples_slow", columns=("sm_clock_mhz",), axis="SM [MHz]", margin=60, throttling=True),
+    _Panel(table="samples_slow", columns=("temp_gpu_c",), axis="Temp. [\u00b0C]", margin=2),
 )
-Domain = tuple[float, float]
 
 
-def thin(samples: pl.LazyFrame, column: str, origin_ns: int, bins: int = BINS) -> pl.DataFrame:
-    """(t, low, mid, high) per bin in seconds since the origin, over all GPUs of the run; nulls are dropped."""
-    t = ((pl.col("t_mono_ns") - origin_ns) / 1e9).alias("t")
-    rows = samples.select(t, pl.col(column).cast(pl.Float64).alias("v")).drop_nulls().collect()
-    if rows.is_empty():
-        return pl.DataFrame(schema=dict.fromkeys(("t", "low", "mid", "high"), pl.Float64))
-    first, last = rows["t"].min(), rows["t"].max()
-    assert isinstance(first, float)
-    assert isinstance(last, float)
-    width = (last - first) / bins or 1.0
-    cut = ((pl.col("t") - first) / width).floor().clip(0, bins - 1)
-    binned = rows.group_by(cut.alias("bin")).agg(
-        pl.col("t").mean(),
-        pl.col("v").min().alias("low"),
-        pl.col("v").mean().alias("mid"),
-        pl.col("v").max().alias("high"),
+@dataclass(frozen=True, kw_only=True)
+class _Timeline:
+    """The data of one run's timeline; times are in seconds since its origin."""
+
+    run: Row
+    panels: list[list[pl.DataFrame]]  # per panel, the bins of each column
+    windows: pl.DataFrame
+    throttled: pl.DataFrame
+    events: list[Row]
+
+
+def draw(dataset: Dataset, colours: dict[str, str]) -> list[Figure]:
+    """Draw a timeline for every run that has samples, on common scales; grey where the GPU has no colour.
+
+    Of more than MAX_RUNS runs only one per cell is read and drawn: more would make the page slow.
+    """
+    runs = dataset.runs
+    if runs.height > MAX_RUNS:
+        runs = runs.sort("valid", descending=True, maintain_order=True).unique(
+            CELL_KEYS, keep="first", maintain_order=True
+        )
+        runs = runs.head(MAX_RUNS)
+    timelines = [timeline for run in runs.iter_rows(named=True) if (timeline := _read(dataset, run))]
+    limits = [
+        _limits(panel, [bins for timeline in timelines for bins in timeline.panels[index]])
+        for index, panel in enumerate(_PANELS)
+    ]
+    return [_draw(timeline, limits, colours.get(timeline.run["gpu"], svg.MUTED)) for timeline in timelines]
+
+
+def bin_samples(samples: pl.LazyFrame, column: str, origin_ns: int, bins: int = BINS) -> pl.DataFrame:
+    """Return (t, low, mean, high) per bin in seconds since the origin, over all devices of the run, without nulls."""
+    t = (pl.col("t_mono_ns") - origin_ns) / 1e9
+    rows = samples.select(t=t, value=pl.col(column).cast(pl.Float64)).drop_nulls().collect()
+    first, width = pl.col("t").min(), (pl.col("t").max() - pl.col("t").min()) / bins
+    index = ((pl.col("t") - first) / pl.when(width > 0).then(width).otherwise(1.0)).floor().clip(0, bins - 1)
+    value = pl.col("value")
+    binned = rows.group_by(index.alias("bin")).agg(
+        pl.col("t").mean(), low=value.min(), mean=value.mean(), high=value.max()
     )
     return binned.sort("bin").drop("bin")
 
 
-@dataclass(kw_only=True)
-class _Strip:
-    """What one run's strip is drawn from; times in seconds since its origin."""
-
-    row: Row
-    panels: list[list[pl.DataFrame]]  # per panel, a thinned frame per column
-    windows: list[Row]
-    held: list[Row] = field(default_factory=list)
-    events: list[Row] = field(default_factory=list)
-
-
-def draw(dataset: Dataset, colours: dict[str, str], *, demonstration: bool) -> list[Figure]:
-    """A strip for every run that has samples, on common scales; grey where the GPU has no colour.
-
-    Of many runs, one for each cell: those beyond MANY would make the page slow and are not looked at.
-    """
-    runs = dataset.runs
-    if runs.height > MANY:
-        runs = runs.sort("valid", descending=True, maintain_order=True).unique(
-            CELL_KEYS, keep="first", maintain_order=True
-        )
-        runs = runs.head(MANY)
-    strips = [strip for row in runs.iter_rows(named=True) if (strip := _read(dataset, row))]
-    domains = [_domain([frame for strip in strips for frame in strip.panels[i]], i) for i in range(len(_PANELS))]
-    prefix = "Demonstration: " if demonstration else ""
-    return [_draw(strip, domains, prefix, colours.get(strip.row["gpu"], svg.MUTED)) for strip in strips]
-
-
-def _read(dataset: Dataset, row: Row) -> _Strip | None:
-    """None for a run without samples."""
-    windows = _windows(dataset, row["run_id"])
+def _read(dataset: Dataset, run: Row) -> _Timeline | None:
+    """Return the data of a run's timeline; None if it has no samples."""
+    start, end = pl.col("t_start_mono_ns"), pl.col("t_end_mono_ns")
+    windows = dataset.windows.filter(pl.col("run_id") == run["run_id"])
+    windows = windows.drop_nulls(["t_start_mono_ns", "t_end_mono_ns"])
     tables = {}
     for name in dict.fromkeys(panel.table for panel in _PANELS):
-        wanted = [column for panel in _PANELS if panel.table == name for column in panel.columns]
-        wanted += throttle_events.COUNTERS if name == "samples_slow" else []
-        own = _own(dataset.scan(name, row["run_id"]), row, windows)
-        tables[name] = own.select("gpu_uuid", "t_mono_ns", *wanted).collect().lazy()  # from disk once
-    first, last = tables["samples_fast"].select(low=pl.col("t_mono_ns").min(), high=pl.col("t_mono_ns").max()).collect()
-    if first.item() is None:
+        columns = [column for panel in _PANELS if panel.table == name for column in panel.columns]
+        columns += throttle_events.COUNTERS if name == "samples_slow" else []
+        samples = own_samples(dataset.scan(name, run["run_id"]), run, windows)
+        tables[name] = samples.select("gpu_uuid", "t_mono_ns", *columns).collect().lazy()  # read once
+    time = pl.col("t_mono_ns")
+    first, last = tables["samples_fast"].select(first=time.min(), last=time.max()).collect().row(0)
+    if first is None:
         return None
-    origin = min((w["t_start_mono_ns"] for w in windows if w["kind"] == "measure"), default=first.item())
-    near = (first.item() - NEAR_NS, last.item() + NEAR_NS)
-    return _Strip(
-        row=row,
-        panels=[[thin(tables[panel.table], column, origin) for column in panel.columns] for panel in _PANELS],
-        windows=_relative(windows, origin),
-        held=throttle_events.throttled(tables["samples_slow"], origin, BINS),
-        events=throttle_events.events(dataset.scan("events", row["run_id"]), _cards(row), near, origin),
+    origin = min(windows.filter(pl.col("kind") == "measure")["t_start_mono_ns"], default=first)
+    span = (first - MARGIN_NS, last + MARGIN_NS)
+    return _Timeline(
+        run=run,
+        panels=[[bin_samples(tables[panel.table], column, origin) for column in panel.columns] for panel in _PANELS],
+        windows=windows.select("kind", t=(start - origin) / 1e9, t_end=(end - origin) / 1e9),
+        throttled=throttle_events.throttled(tables["samples_slow"], origin, BINS),
+        events=throttle_events.events(dataset.scan("events", run["run_id"]), _gpu_uuids(run), span, origin),
     )
 
 
-def _cards(row: Row) -> list[str]:
-    return row["gpu_uuid"].split(", ") if row["gpu_uuid"] else []
+def _gpu_uuids(run: Row) -> list[str]:
+    return run["gpu_uuid"].split(", ") if run["gpu_uuid"] else []
 
 
-def _windows(dataset: Dataset, run_id: str) -> list[dict[str, Any]]:
-    known = dataset.windows.filter(
-        (pl.col("run_id") == run_id) & pl.col("t_start_mono_ns").is_not_null() & pl.col("t_end_mono_ns").is_not_null()
-    )
-    return known.to_dicts()
+def own_samples(samples: pl.LazyFrame, run: Row, windows: pl.DataFrame) -> pl.LazyFrame:
+    """Return the samples of the run's own devices near its windows.
 
-
-def _own(samples: pl.LazyFrame, row: dict[str, Any], windows: list[dict[str, Any]]) -> pl.LazyFrame:
-    """Samples of the run's own cards near its windows: a requeued job leaves those of another node and clock."""
-    if cards := _cards(row):
-        samples = samples.filter(pl.col("gpu_uuid").cast(pl.String).is_in(cards))
-    if windows:
-        first = min(w["t_start_mono_ns"] for w in windows) - NEAR_NS
-        last = max(w["t_end_mono_ns"] for w in windows) + NEAR_NS
-        samples = samples.filter(pl.col("t_mono_ns").is_between(first, last))
+    A requeued job also has samples of another node, whose monotonic clock is another one.
+    """
+    if gpu_uuids := _gpu_uuids(run):
+        samples = samples.filter(pl.col("gpu_uuid").cast(pl.String).is_in(gpu_uuids))
+    if windows.height:
+        first, last = min(windows["t_start_mono_ns"]), max(windows["t_end_mono_ns"])
+        samples = samples.filter(pl.col("t_mono_ns").is_between(first - MARGIN_NS, last + MARGIN_NS))
     return samples
 
 
-def _relative(windows: list[dict[str, Any]], origin: int) -> list[dict[str, Any]]:
-    return [
-        {
-            "kind": w["kind"],
-            "t0": (w["t_start_mono_ns"] - origin) / 1e9,
-            "t1": (w["t_end_mono_ns"] - origin) / 1e9,
-        }
-        for w in windows
-    ]
-
-
-def _domain(frames: list[pl.DataFrame], index: int) -> Domain:
-    if _PANELS[index].axis.endswith("[%]"):
+def _limits(panel: _Panel, frames: list[pl.DataFrame]) -> Limits:
+    if panel.axis.endswith("[%]"):
         return (0.0, 104.0)  # a line along 100 must not be cut in half
-    values = pl.concat(frames) if frames else pl.DataFrame()
-    if values.is_empty():
+    bins = pl.concat(frames) if frames else pl.DataFrame()
+    if bins.is_empty():
         return (0.0, 1.0)
-    low, high = values["low"].min(), values["high"].max()
-    assert isinstance(low, float)
-    assert isinstance(high, float)
-    edge = max(0.05 * (high - low), _PANELS[index].edge)
-    return (0.0, high * 1.16) if index == 0 else (low - edge, high + edge)
+    low, high = min(bins["low"]), max(bins["high"])
+    margin = max(0.05 * (high - low), panel.margin)
+    return (0.0, high * 1.16) if panel is _PANELS[0] else (low - margin, high + margin)
 
 
-def _draw(strip: _Strip, domains: list[Domain], prefix: str, colour: str) -> Figure:
-    times = [t for panel in strip.panels for frame in panel for t in frame["t"].to_list()]
-    times += [event["t"] for event in strip.events]
-    x = {"type": "quantitative", "scale": {"domain": [min(times), max(times)], "nice": False} if times else {}}
-    # A panel whose columns nobody read is no panel; utilisation and power have theirs even so, to say that.
-    known = [
+def _draw(timeline: _Timeline, limits: list[Limits], colour: str) -> Figure:
+    times = [t for panel in timeline.panels for bins in panel for t in bins["t"]]
+    times += [event["t"] for event in timeline.events]
+    # A panel that nobody sampled is left out, but utilization and power are always there: empty, they say so.
+    shown = [
         (panel, frames, domain)
-        for panel, frames, domain in zip(_PANELS, strip.panels, domains, strict=True)
-        if panel.table == "samples_fast" or any(frame.height for frame in frames)
+        for panel, frames, domain in zip(_PANELS, timeline.panels, limits, strict=True)
+        if panel.table == "samples_fast" or any(bins.height for bins in frames)
     ]
-    stack = []
-    for index, (panel, frames, domain) in enumerate(known):
-        last = index == len(known) - 1
-        axis = {"title": "Seconds since the measure window opened"} if last else None
-        across = {**x, "axis": axis}
-        layers = [*_shades(strip, panel, across), *_curves(panel, frames, domain, across, colour)]
-        layers += _marks(strip.events, across, named=index == 0)
-        stack.append({"width": WIDTH, "height": panel.height, "layer": layers})
-    title, run_id = f"{prefix}{base.series_title(strip.row)}", strip.row["run_id"]
-    spec = {"vconcat": stack, "spacing": 10}
-    return base.figure(f"timeline-{run_id}", title, run_id, _words(strip), spec, [run_id])
+    x = alt.X("t:Q").axis(None)
+    if times:
+        x = x.scale(domain=[min(times), max(times)], nice=False)
+    panels = []
+    for index, (panel, frames, domain) in enumerate(shown):
+        if index == len(shown) - 1:
+            x = x.axis(title="Seconds since the start of the measurement window")
+        layers = [*_shades(timeline, panel, x), *_curves(panel, frames, domain, x, colour)]
+        layers += _marks(timeline.events, x, labelled=index == 0)
+        panels.append(alt.layer(*layers).properties(width=WIDTH, height=panel.height))
+    run_id, title = timeline.run["run_id"], base.run_title(timeline.run)
+    chart = alt.vconcat(*panels, spacing=10)
+    return base.figure(f"timeline-{run_id}", title, run_id, [_caption(timeline)], chart, [run_id])
 
 
-def _shades(strip: _Strip, panel: _Panel, x: Spec) -> list[Spec]:
-    between = {"x": {**x, "field": "t0"}, "x2": {"field": "t1"}}
+def _shades(timeline: _Timeline, panel: _Panel, x: alt.X) -> list[alt.Chart]:
     shades = [
-        layer(rows, {"type": "rect", "color": svg.MUTED, "opacity": opacity, "clip": True}, **between)
-        for kind, opacity in _SHADE.items()
-        if (rows := [window for window in strip.windows if window["kind"] == kind])
+        (timeline.windows.filter(pl.col("kind") == kind), svg.MUTED, opacity)
+        for kind, opacity in _WINDOW_OPACITY.items()
     ]
-    for why, colour in _HELD.items() if panel.held else ():
-        if rows := [stretch for stretch in strip.held if stretch["why"] == why]:
-            shades.append(layer(rows, {"type": "rect", "color": colour, "opacity": 0.35, "clip": True}, **between))
-    return shades
+    if panel.throttling:
+        shades += [
+            (timeline.throttled.filter(pl.col("cause") == cause), colour, 0.35)
+            for cause, colour in _THROTTLE_COLOURS.items()
+        ]
+    return [
+        alt.Chart(rows).mark_rect(color=colour, opacity=opacity, clip=True).encode(x, x2="t_end:Q")
+        for rows, colour, opacity in shades
+        if rows.height
+    ]
 
 
-def _curves(panel: _Panel, frames: list[pl.DataFrame], domain: Domain, x: Spec, colour: str) -> list[Spec]:
-    axis = {"title": panel.axis, "tickCount": 3, "minExtent": 30, "titlePadding": 8}
-    y = {"type": "quantitative", "scale": {"domain": list(domain), "nice": False}, "axis": axis}
-    at = {**x, "field": "t"}
+def _curves(panel: _Panel, frames: list[pl.DataFrame], domain: Limits, x: alt.X, colour: str) -> list[alt.Chart]:
+    y = alt.Y("mean:Q").scale(domain=domain, nice=False, zero=False).title(panel.axis)
+    y = y.axis(tickCount=3, minExtent=30, titlePadding=8)
     curves = []
-    for index, frame in enumerate(frames):
-        dash = {"strokeDash": _DASH} if index else {}
-        line = {"type": "line", "color": colour, "strokeWidth": 1.4, "clip": True, **dash}
-        marks = [{"mark": line, "encoding": {"x": at, "y": {**y, "field": "mid"}}}]
-        if not index:
-            band = {"type": "area", "color": colour, "opacity": 0.3, "clip": True}
-            between = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
-            marks.insert(0, {"mark": band, "encoding": {"x": at, **between}})
-        rows = frame.with_columns(pl.all().round_sig_figs(5)).to_dicts()  # a thousandth of a pixel
-        curves.append({"data": {"values": rows}, "layer": marks})
+    for index, bins in enumerate(frames):
+        chart = alt.Chart(bins.with_columns(pl.all().round_sig_figs(5)))  # less than a thousandth of a pixel
+        if index == 0:
+            band = chart.mark_area(color=colour, opacity=0.3, clip=True)
+            curves.append(band.encode(x, y="low:Q", y2="high:Q"))
+        dash = {"strokeDash": [3, 2]} if index else {}
+        curves.append(chart.mark_line(color=colour, strokeWidth=1.4, clip=True, **dash).encode(x, y))
     return curves
 
 
-def _marks(events: list[Row], x: Spec, *, named: bool) -> list[Spec]:
-    """A line through the panel at every event, and in the first panel the word for it."""
+def _marks(events: list[Row], x: alt.X, *, labelled: bool) -> list[alt.Chart]:
+    """Return a line at every event, and the labels of the first ones."""
     if not events:
         return []
-    at = {**x, "field": "t"}
-    rule = {"type": "rule", "color": svg.SERIES[7], "strokeWidth": 1.2, "strokeDash": [2, 2]}
-    text = {"type": "text", "align": "left", "baseline": "top", "dx": 3, "y": 0, "color": svg.SERIES[7]}
-    words = [layer(events[:MARKED], text, x=at, text={"field": "words", "type": "nominal"})] if named else []
-    return [layer(events, rule, x=at), *words]
+    lines = alt.Chart(alt.InlineData(values=events)).mark_rule(color=svg.SERIES[7], strokeWidth=1.2, strokeDash=[2, 2])
+    if not labelled:
+        return [lines.encode(x)]
+    text = alt.Chart(alt.InlineData(values=events[:MAX_LABELLED]))
+    text = text.mark_text(align="left", baseline="top", dx=3, y=0, color=svg.SERIES[7])
+    return [text.encode(x, text="label:N"), lines.encode(x)]
 
 
-def _words(strip: _Strip) -> str:
-    """What held the run back, and what happened to it."""
-    row, words = strip.row, []
-    for name, what in (("throttle_power_pct", "at the power cap"), ("throttle_thermal_pct", "slowed by temperature")):
-        if row[name] is not None and row[name] >= 100 * throttle_events.LEAST_SHARE:
-            words.append(f"{what} for {number(row[name])} % of the measure window")
-    words += [f"{event['detail']} at {event['t']:.1f} s" for event in strip.events[:MARKED]]
-    rest = len(strip.events) - MARKED
-    words += [f"{rest} more events"] if rest > 0 else []
-    text = "; ".join(words)
+def _caption(timeline: _Timeline) -> str:
+    """Return how long the run was throttled, and what happened to it."""
+    parts = []
+    for column, text in (("throttle_power_pct", "at the power cap"), ("throttle_thermal_pct", "thermally throttled")):
+        share = timeline.run[column]
+        if share is not None and share >= 100 * throttle_events.MIN_SHARE:
+            parts.append(f"{text} for {number(share)} % of the measurement window")
+    parts += [f"{event['detail']} at {event['t']:.1f} s" for event in timeline.events[:MAX_LABELLED]]
+    if (rest := len(timeline.events) - MAX_LABELLED) > 0:
+        parts.append(f"{pluralize(rest, 'more event')}")
+    text = "; ".join(parts)
     return f"{text[:1].upper()}{text[1:]}." if text else ""

@@ -1,4 +1,4 @@
-"""What lies beside the page: tables as CSV and LaTeX, figures as PDF and PNG."""
+"""The exported files: tables as CSV and LaTeX, figures as PDF and PNG."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.analysis.conftest import HOSTILE
 
 MEAN = Estimate(1234.5678, 1200.25, 1268.75, form=number)
 LOW_N = Estimate(0.5, form=number, remarks=["n = 2"])
-GAIN = Estimate(-3.21, -7.0, 0.5, form=lambda v: f"{v:+.1f}", unit="%", verdict="no difference seen")
+GAIN = Estimate(-3.21, -7.0, 0.5, form=lambda v: f"{v:+.1f}", unit="%", verdict="tie")
 
 
 def table(*rows: list[str], columns: tuple[str, ...] = ("Name", "Images/s [1/s]", "Change"), note: str = "") -> Table:
@@ -41,7 +41,7 @@ def read(text: str) -> list[dict[str, str]]:
 
 
 def rows_of(tex: str) -> list[str]:
-    """The body's lines, each without its end."""
+    """Return the lines of the table body without their line ends."""
     body = tex.partition(r"\midrule")[2].partition(r"\bottomrule")[0]
     return [line.removesuffix(r" \\") for line in body.strip().splitlines()]
 
@@ -51,14 +51,14 @@ def study(whole_report: Path) -> Path:
     return whole_report.parent
 
 
-def test_a_mean_reads_as_before_and_knows_its_interval() -> None:
+def test_an_estimate_is_text_that_knows_its_interval() -> None:
     assert (MEAN, LOW_N) == ("1,235 (1,200 to 1,269)", "0.500 (n = 2)")
-    assert GAIN == "no difference seen (-3.2 %, -7.0 to +0.5)"
+    assert GAIN == "tie (-3.2 %, -7.0 to +0.5)"
     assert Estimate(1.0, 1.0, 1.0, form=number, narrow=False) == "1.00"
     assert Estimate(1.0, 1.0, 1.0, form=number) == "1.00 (1.00 to 1.00)"
 
 
-def test_a_range_is_called_one_in_every_format_and_stands_only_where_there_is_no_interval() -> None:
+def test_a_range_is_labelled_in_every_format_and_shown_only_without_an_interval() -> None:
     span = Estimate(78.3, least=72.64, most=81.9, form=number)
     assert span == "78.3 (range 72.6 to 81.9)"
     assert Estimate(78.3, 70.0, 80.0, least=72.6, most=81.9, form=number) == "78.3 (70.0 to 80.0)"
@@ -71,7 +71,7 @@ def test_a_range_is_called_one_in_every_format_and_stands_only_where_there_is_no
     assert [second[f"Images/s [1/s], {end}"] for end in ends] == ["1200.25", "1268.75", "", ""]
 
 
-def test_csv_has_figures_unrounded_with_their_intervals_apart() -> None:
+def test_csv_has_unrounded_means_and_columns_for_their_intervals() -> None:
     found = read(render.to_csv(table(["a", MEAN, GAIN], ["b", "\u2013", "unavailable"]), demonstration=False))
     assert found[0] == {
         "Name": "a",
@@ -81,12 +81,12 @@ def test_csv_has_figures_unrounded_with_their_intervals_apart() -> None:
         "Change [%]": "-3.21",
         "Change [%], low 95 %": "-7.0",
         "Change [%], high 95 %": "0.5",
-        "Change, remark": "no difference seen",
+        "Change, remark": "tie",
     }
     assert (found[1]["Images/s [1/s]"], found[1]["Change [%]"], found[1]["Change, remark"]) == ("", "", "unavailable")
 
 
-def test_csv_numbers_are_numbers_text_is_no_formula_and_a_demonstration_says_so() -> None:
+def test_csv_has_plain_numbers_no_formulas_and_marks_demonstrations() -> None:
     text = render.to_csv(table(["=SUM(A1)", "1,234", "-1.20"], ["+ tf32", "\u2013", "8, 16"]), demonstration=True)
     assert [list(row.values()) for row in read(text)] == [
         ["'=SUM(A1)", "1234", "-1.20", "yes"],
@@ -94,7 +94,7 @@ def test_csv_numbers_are_numbers_text_is_no_formula_and_a_demonstration_says_so(
     ]
 
 
-def test_latex_sets_the_interval_behind_its_mean_in_a_column_of_its_own() -> None:
+def test_latex_has_a_separate_column_for_intervals() -> None:
     tex = latex.to_latex(table(["a", MEAN, "2.00"], ["b", LOW_N, "\u2013"], ["c", "\u2013", "1.50e-05"]))
     assert r"\begin{tabular}{@{}lr@{~}lr@{}}" in tex
     assert r"\multicolumn{2}{c}{Images/s {[}1/s{]}}" in tex
@@ -104,10 +104,10 @@ def test_latex_sets_the_interval_behind_its_mean_in_a_column_of_its_own() -> Non
         r"c & \textendash{} &  & $1.50 \times 10^{-5}$",
     ]
     gain = rows_of(latex.to_latex(table(["a", "1", GAIN])))[0]
-    assert gain == r"a & $1$ & $-3.2$~\% & [$-7.0$, $+0.5$] (no difference seen)"
+    assert gain == r"a & $1$ & $-3.2$~\% & [$-7.0$, $+0.5$] (tie)"
 
 
-def test_latex_escapes_what_it_would_run_or_refuse() -> None:
+def test_latex_escapes_commands_and_special_characters() -> None:
     escaped = latex.escape(HOSTILE)
     assert escaped == (
         r"\textbackslash{}input\{/etc/passwd\} 50\% of \$x\_1 \& y\textasciicircum{}2 \#3 \{a\} \textasciitilde{} "
@@ -116,9 +116,9 @@ def test_latex_escapes_what_it_would_run_or_refuse() -> None:
     assert latex.escape("\u00e9\u0142 \u6f22\x1b[0m\n\u00b0") == r"éł \texttt{U+6F22}?{[}0m \textdegree{}"
 
 
-def test_every_line_of_a_latex_table_has_as_many_cells_as_columns(study: Path) -> None:
+def test_every_latex_row_has_as_many_cells_as_columns(study: Path) -> None:
     found = sorted((study / "tables").glob("*.tex"))
-    assert {"throughput.tex", "runs.tex", "ladder-0.tex", "not-counted.tex"} <= {path.name for path in found}
+    assert {"throughput.tex", "runs.tex", "ladder-0.tex", "excluded.tex"} <= {path.name for path in found}
     for path in found:
         tex = path.read_text()
         form = re.search(r"\\begin\{(?:tabular|longtable)\}\{@\{\}(.*)@\{\}\}", tex)
@@ -143,7 +143,7 @@ def test_a_long_table_breaks_over_pages() -> None:
 
 
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="no pdflatex here")
-def test_pdflatex_sets_every_table(study: Path, tmp_path: Path) -> None:
+def test_pdflatex_compiles_every_table(study: Path, tmp_path: Path) -> None:
     long = table(*[[HOSTILE, MEAN, GAIN]] * (LONG_TABLE + 1), note=HOSTILE)
     (tmp_path / "long.tex").write_text(latex.to_latex(long))
     named = [tmp_path / "long.tex", *sorted((study / "tables").glob("*.tex"))]
@@ -157,7 +157,7 @@ def test_pdflatex_sets_every_table(study: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-2000:]
 
 
-def test_every_table_and_figure_is_there_in_every_format(study: Path) -> None:
+def test_every_table_and_figure_is_exported_in_every_format(study: Path) -> None:
     page = (study / "report.html").read_text()
     shown = set(re.findall(r'<figure id="([^"]+)"><svg', page))
     for suffix in ("svg", "pdf", "png"):
@@ -170,7 +170,7 @@ def test_every_table_and_figure_is_there_in_every_format(study: Path) -> None:
     assert a40["Images/s"].item() == pytest.approx(8.533333, abs=1e-6)  # 64 steps of 8 in 60 s
 
 
-def test_pictures_are_the_light_scheme_on_white_at_twice_the_size(study: Path) -> None:
+def test_png_has_the_light_scheme_on_white_at_twice_the_size(study: Path) -> None:
     figure = (study / "figures" / "fig-images_per_s.svg").read_text()
     size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', figure)
     assert size
@@ -184,17 +184,17 @@ def test_pictures_are_the_light_scheme_on_white_at_twice_the_size(study: Path) -
     assert pdf.startswith(b"%PDF-")
 
 
-def test_formats_are_chosen_and_a_wrong_one_is_a_sentence(
+def test_formats_are_selected_and_an_unknown_one_is_a_user_error(
     study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dataset = str(study.parent / "ds")
-    assert export.formats("png,csv") == ("csv", "png")
+    assert export.parse_formats("png,csv") == ("csv", "png")
     assert app.main(["report", dataset, "-o", str(tmp_path / "none"), "--export", "none"]) == 0
     assert not (tmp_path / "none" / "tables").exists()
     assert {path.suffix for path in (tmp_path / "none" / "figures").iterdir()} == {".svg"}
     assert "tables/" not in (tmp_path / "none" / "report.html").read_text()
     capsys.readouterr()
     assert app.main(["report", dataset, "-o", str(tmp_path / "wrong"), "--export", "csv,docx"]) == 2
-    said = capsys.readouterr().err
-    assert said == "error: --export csv,docx: no format 'docx'; give all, none, or some of csv,latex,pdf,png.\n"
+    error = capsys.readouterr().err
+    assert error == "error: --export csv,docx: unknown format 'docx'; give all, none, or any of csv,latex,pdf,png.\n"
     assert not (tmp_path / "wrong").exists()

@@ -1,4 +1,4 @@
-"""The figures: which data stand behind their marks, what their captions say, and what they say when there are none."""
+"""The figures: the data of their marks, their captions, and the reason for each that cannot be drawn."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import altair as alt
 import numpy as np
 import polars as pl
 import pytest
@@ -23,18 +24,18 @@ from analysis.report.figures import (
     pareto,
     roofline,
     step_time,
-    study_figures,
     svg,
     throttle_events,
     timeline,
     variation,
 )
+from analysis.report.figures import study as study_figures
 from analysis.report.figures.base import Figure
 from analysis.stats import cells as aggregate
 from analysis.stats import study
 from inpaint_bench.cli import app
 from tests.analysis.build import UNIX0, S, rewrite, rewrite_json, write_event, write_part, write_run
-from tests.analysis.stats.test_study import run as is_study_run
+from tests.analysis.stats.test_study import run as study_run
 
 from .test_tables import frame
 
@@ -42,29 +43,30 @@ Row = dict[str, Any]
 EVIL = "\"/></svg><script>alert(1)</script>&' " + "x" * 400
 
 
-def layers(spec: Row) -> Iterator[Row]:
-    """Every layer of a figure with its own data."""
-    if "data" in spec and ("mark" in spec or "layer" in spec):
-        yield spec
+def layers(spec: Row, data: Row | None = None) -> Iterator[Row]:
+    """Yield every mark of a figure with its data, which may be that of the layers around it."""
+    data = spec.get("data", data)
+    if "mark" in spec:
+        yield {**spec, "data": data}
     for name in ("layer", "vconcat", "hconcat"):
         for inner in spec.get(name, []):
-            yield from layers(inner)
+            yield from layers(inner, data)
 
 
-def marks(figure: Figure, kind: str, *, encodes: tuple[str, ...] = (), **look: Any) -> list[Row]:
-    """Data of all marks of this kind that encode these channels and look so."""
-    found: list[Row] = []
-    for one in layers(figure.spec):
-        mark = one.get("mark", {})
-        if mark.get("type") != kind or not set(encodes) <= set(one["encoding"]):
+def marks(figure: Figure, kind: str, *, encodes: tuple[str, ...] = (), **properties: Any) -> list[Row]:
+    """Return the data of all marks of this kind that encode these channels and have these properties."""
+    rows: list[Row] = []
+    for layer in layers(figure.spec):
+        mark = layer["mark"]
+        if mark["type"] != kind or not set(encodes) <= set(layer["encoding"]):
             continue
-        if all(mark.get(name) == value for name, value in look.items()):
-            found += one["data"]["values"]
-    return found
+        if all(mark.get(name) == value for name, value in properties.items()):
+            rows += layer["data"]["values"]
+    return rows
 
 
 def runs_of(batch: int, *speeds: float, cards: tuple[str, ...] = ("GPU-1",), **more: Any) -> list[Row]:
-    """Runs of one cell, the cards in turn."""
+    """Return runs of one cell, on each device in turn."""
     return [
         {
             "run_id": f"r-{more.get('recipe', '')}-{more.get('gpu', 'a40')}-{batch}-{i}",
@@ -81,58 +83,60 @@ def runs_of(batch: int, *speeds: float, cards: tuple[str, ...] = ("GPU-1",), **m
 
 
 def throughput(rows: list[Row]) -> Figure:
+    """Draw the figure of images/s by batch size."""
     runs = frame(*rows)
-    drawn = by_batch.draw(aggregate.build_cells(runs), runs, prefix="")
-    return next(one for one in drawn if one.id == "fig-images_per_s")
+    figures = by_batch.draw(aggregate.build_cells(runs), runs)
+    return next(figure for figure in figures if figure.id == "fig-images_per_s")
 
 
 def dataset_of(tmp_path: Path) -> Dataset:
+    """Merge the runs below `in` and open the dataset."""
     assert app.main(["merge", str(tmp_path / "in"), "-o", str(tmp_path / "ds")]) == 0
     return open_dataset(tmp_path / "ds")
 
 
-# --- against the batch ---------------------------------------------------------------------------
+# --- by batch size ---------------------------------------------------------------------------
 
 
-def test_whiskers_are_the_interval_of_the_mean_and_a_single_run_stands_alone() -> None:
-    """Student over 9, 10, 11 on one card: 10 +/- 4.303 / sqrt(3). The range, 9 to 11, is drawn nowhere."""
+def test_whiskers_are_the_confidence_interval_and_a_single_run_has_none() -> None:
+    """Student over 9, 10, 11 on one card: 10 +/- 4.303 / sqrt(3). The range, 9 to 11, is not drawn."""
     figure = throughput([*runs_of(8, 9.0, 10.0, 11.0), *runs_of(16, 12.0)])
     (whisker,) = marks(figure, "rule", encodes=("y2",))
     half = 4.302653 / math.sqrt(3)
     assert (whisker["batch"], whisker["low"], whisker["high"]) == pytest.approx((8, 10 - half, 10 + half))
     assert [row["value"] for row in marks(figure, "point", filled=True)] == [10.0, 12.0]
-    assert "95 % interval of the mean" in figure.caption
-    assert "n = 1 stands alone" in figure.caption
+    assert "95 % confidence interval of the mean" in figure.caption
+    assert "no whisker: a single run" in figure.caption
     assert "n = 4 runs in 2 cells." in figure.caption
     assert "min" not in str(figure.spec["title"])
 
 
-def test_where_every_cell_has_one_run_no_whisker_is_drawn_and_it_is_said() -> None:
+def test_single_runs_have_no_whiskers_and_the_caption_says_so() -> None:
     figure = throughput(runs_of(8, 9.0))
     assert not marks(figure, "rule")
     assert "One run per cell: no intervals." in figure.caption
 
 
-def test_an_interval_that_would_dwarf_the_figure_leaves_it_with_an_arrow() -> None:
-    """Of three cards, 8, 10 and 18: an interval of 13 either side of 12."""
+def test_an_interval_beyond_the_axis_ends_in_an_arrow() -> None:
+    """Three devices with 8, 10 and 18 have an interval of 12 +/- 13."""
     figure = throughput(runs_of(8, 8.0, 10.0, 18.0, cards=("GPU-1", "GPU-2", "GPU-3")))
     (whisker,) = marks(figure, "rule", encodes=("y2",))
     assert 19 < whisker["high"] < 25  # 60 % more than the mean, and a margin
     assert len(marks(figure, "point", shape="triangle-up")) == 1
-    assert "goes on beyond the frame" in figure.caption
+    assert base.ARROW_NOTE in figure.caption
 
 
-def test_two_cards_show_their_range_without_caps_and_no_interval() -> None:
-    """Regression: their interval, thirteen standard errors either side, swamped every figure."""
+def test_two_devices_have_a_range_without_caps_and_no_interval() -> None:
+    """Regression: their interval, thirteen standard errors either side, made every figure unreadable."""
     figure = throughput(runs_of(8, 8.0, 12.0, cards=("GPU-1", "GPU-2")))
     (span,) = marks(figure, "rule", encodes=("y2",))
     assert (span["least"], span["most"], span["low"]) == (8.0, 12.0, None)
     assert not marks(figure, "tick")
-    assert "without caps: lowest to highest" in figure.caption
+    assert "without caps: range of the runs" in figure.caption
     assert "95 %" not in figure.caption
 
 
-def test_the_posters_figures_stand_with_the_baseline_not_with_the_first_recipe() -> None:
+def test_published_values_are_drawn_with_the_baseline_not_the_first_recipe() -> None:
     """Regression: they had the colour of a recipe with caches, because its name comes first."""
     work = {"workload": published.WORKLOAD, "gpu": "h200"}
     rows = [*runs_of(16, 80.0, recipe="adamw_fused", **work), *runs_of(16, 36.0, recipe="baseline", **work)]
@@ -140,7 +144,7 @@ def test_the_posters_figures_stand_with_the_baseline_not_with_the_first_recipe()
     assert {row["series"] for row in marks(figure, "point", filled=False, size=55)} == {"H200 \u00b7 baseline"}
 
 
-def test_a_long_recipe_has_a_short_name_in_the_legend_and_its_levers_in_the_caption() -> None:
+def test_a_long_recipe_is_short_in_the_legend_and_complete_in_the_caption() -> None:
     long = "adamw_fused+cache_image+cache_masked+cache_text+on_gpu"
     figure = throughput([*runs_of(8, 9.0, recipe=long), *runs_of(8, 5.0, recipe="baseline")])
     names = {row["series"] for row in marks(figure, "point", filled=True)}
@@ -148,56 +152,58 @@ def test_a_long_recipe_has_a_short_name_in_the_legend_and_its_levers_in_the_capt
     assert "adamw_fused+cache_image +3 = adamw_fused, cache_image, cache_masked, cache_text, on_gpu" in figure.caption
 
 
-def test_the_memory_wall_is_the_largest_that_ran_and_the_smallest_that_ran_out() -> None:
-    gone = {"valid": False, "status": "failed", "reason": "oom_gpu", "images_per_s": None}
-    rows = [*runs_of(8, 9.0), *runs_of(16, 9.5), *runs_of(64, 1.0, **gone), *runs_of(48, 1.0, **gone)]
+def test_memory_limits_are_the_largest_completed_and_smallest_oom_batch() -> None:
+    oom = {"valid": False, "status": "failed", "reason": "oom_gpu", "images_per_s": None}
+    rows = [*runs_of(8, 9.0), *runs_of(16, 9.5), *runs_of(64, 1.0, **oom), *runs_of(48, 1.0, **oom)]
     figure = throughput([*rows, *runs_of(8, 50.0, gpu="h200")])
     strip = figure.spec["vconcat"][1]
-    walls = {row["series"]: row for one in layers(strip) for row in one["data"]["values"]}
-    assert (walls["A40"]["ran"], walls["A40"]["oom"]) == (16, 48)
-    assert (walls["H200"]["ran"], walls["H200"]["oom"]) == (8, None)
+    limits = {row["series"]: row for layer in layers(strip) for row in layer["data"]["values"]}
+    assert (limits["A40"]["fits"], limits["A40"]["oom"]) == (16, 48)
+    assert (limits["H200"]["fits"], limits["H200"]["oom"]) == (8, None)
     assert [row["series"] for row in marks(figure, "rule", encodes=("x2",))] == ["A40"]
-    assert "Not reached: H200." in figure.caption
+    assert "No run out of memory: H200." in figure.caption
 
 
-def test_without_a_run_out_of_memory_the_wall_is_said_to_lie_beyond() -> None:
+def test_without_oom_the_caption_gives_the_largest_batch_that_fits() -> None:
     figure = throughput([*runs_of(8, 9.0), *runs_of(32, 9.5)])
     assert "vconcat" not in figure.spec
-    assert "the memory wall lies beyond batch 32" in figure.caption
+    assert "No run exceeded GPU memory, up to batch 32." in figure.caption
 
 
-def test_published_points_are_hollow_and_never_among_the_measured() -> None:
+def test_published_points_are_hollow_and_separate_from_measured() -> None:
     figure = throughput(runs_of(8, 9.0, gpu="a100"))
     assert [row["value"] for row in marks(figure, "point", filled=True)] == [9.0]
     assert len(marks(figure, "point", filled=False)) > 1
     assert "dashed, hollow: published" in figure.spec["title"]["subtitle"]
 
 
-def test_a_ladder_has_the_interval_as_whisker_and_no_range() -> None:
-    rows = [is_study_run("ladder", "baseline", 10.0 + seed, seed=seed) for seed in (0, 1, 2)]
-    rows.append(is_study_run("ladder", "baseline,tf32", 12.0))
-    (figure,) = study_figures.draw(study.comparisons(frame(*rows)), demonstration=False)
+def test_a_ladder_has_confidence_intervals_and_no_range() -> None:
+    rows = [study_run("ladder", "baseline", 10.0 + seed, seed=seed) for seed in (0, 1, 2)]
+    rows.append(study_run("ladder", "baseline,tf32", 12.0))
+    (figure,) = study_figures.draw(study.comparisons(frame(*rows)))
     (whisker,) = marks(figure, "rule", encodes=("x2",))
     half = 4.302653 / math.sqrt(3)
     assert (whisker["low"], whisker["high"]) == pytest.approx((11 - half, 11 + half))
     assert [row["label"] for row in marks(figure, "bar")] == ["baseline", "+ tf32"]
-    assert "95 % interval" in figure.caption
+    assert "95 % confidence interval" in figure.caption
 
 
-# --- speed against energy ------------------------------------------------------------------------
+# --- throughput against energy ------------------------------------------------------------------------
 
 
 def cell(batch: int, speed: float, joules: float, **more: Any) -> Row:
+    """Return a cell of one run."""
     return runs_of(batch, speed, **more)[0] | {"joules_per_image": joules}
 
 
 def drawn_pareto(*rows: Row) -> list[Figure]:
-    found = pareto.draw(aggregate.build_cells(frame(*rows)), prefix="")
-    assert isinstance(found, list)
-    return found
+    """Draw throughput against energy of these runs."""
+    figures = pareto.draw(aggregate.build_cells(frame(*rows)))
+    assert isinstance(figures, list)
+    return figures
 
 
-def test_the_frontier_holds_the_cells_that_no_other_beats_in_both() -> None:
+def test_the_frontier_has_the_cells_that_no_other_beats_in_both() -> None:
     (figure,) = drawn_pareto(
         cell(8, 10.0, 20.0),
         cell(16, 12.0, 25.0),
@@ -209,16 +215,18 @@ def test_the_frontier_holds_the_cells_that_no_other_beats_in_both() -> None:
     assert sorted((row["gpu"], row["batch"]) for row in best) == [("a40", 8), ("a40", 16), ("h200", 8)]
     lighter = [row for row in marks(figure, "point", filled=True) if row not in best]
     assert sorted((row["gpu"], row["batch"]) for row in lighter) == [("a40", 32), ("h200", 16)]
-    assert all(one["mark"]["opacity"] < 0.5 for one in layers(figure.spec) if lighter[0] in one["data"]["values"][:2])
+    assert all(
+        layer["mark"]["opacity"] < 0.5 for layer in layers(figure.spec) if lighter[0] in layer["data"]["values"][:2]
+    )
     edge = [(row["images_per_s"], row["joules_per_image"]) for row in marks(figure, "line", interpolate="step-before")]
     assert edge[1:-1] == [(10.0, 20.0), (12.0, 25.0), (30.0, 40.0)]
     assert edge[0][0] < 10.0
-    assert edge[0][1] == 20.0  # level to the left of the thriftiest
+    assert edge[0][1] == 20.0  # level to the left of the most efficient
     assert {row["batch"] for row in marks(figure, "text")} >= {8, 16}
     assert "On the frontier: H200 at batch 8 (30.0 images/s, 40.0 J/image)" in figure.caption
 
 
-def test_published_points_of_speed_and_energy_are_a_hollow_layer_of_their_own() -> None:
+def test_published_points_are_a_separate_hollow_layer() -> None:
     (figure,) = drawn_pareto(cell(8, 10.0, 20.0), cell(8, 30.0, 40.0, gpu="h200"))
     hollow = marks(figure, "point", filled=False)
     assert {row["key"] for row in hollow} == {"A40", "A100", "H200"}
@@ -228,16 +236,16 @@ def test_published_points_of_speed_and_energy_are_a_hollow_layer_of_their_own() 
     assert not marks(other, "point", filled=False)
 
 
-def test_cells_that_do_other_work_are_not_held_against_each_other() -> None:
-    found = drawn_pareto(cell(8, 10.0, 20.0, resolution_px=512), cell(8, 90.0, 2.0, resolution_px=64))
-    assert [len(marks(figure, "point", filled=True)) for figure in found] == [1, 1]
-    assert {figure.title for figure in found} == {
-        "Speed against energy: sd15_inpaint, 512 px",
-        "Speed against energy: sd15_inpaint, 64 px",
+def test_cells_with_different_work_are_in_separate_figures() -> None:
+    figures = drawn_pareto(cell(8, 10.0, 20.0, resolution_px=512), cell(8, 90.0, 2.0, resolution_px=64))
+    assert [len(marks(figure, "point", filled=True)) for figure in figures] == [1, 1]
+    assert {figure.title for figure in figures} == {
+        "Throughput against energy: sd15_inpaint, 512 px",
+        "Throughput against energy: sd15_inpaint, 64 px",
     }
 
 
-def test_of_many_recipes_on_one_gpu_the_fastest_have_a_colour() -> None:
+def test_the_fastest_of_many_recipes_have_a_colour() -> None:
     rows = [cell(8, 10.0 + i, 60.0 - i, recipe=f"lever_{i:02d}", workload="w") for i in range(40)]
     (figure,) = drawn_pareto(*rows)
     assert {row["key"] for row in marks(figure, "point", filled=True)} == {
@@ -247,13 +255,13 @@ def test_of_many_recipes_on_one_gpu_the_fastest_have_a_colour() -> None:
     assert [row["recipe"] for row in marks(figure, "text")] == ["lever_39"]  # no room for the numbers of all cells
 
 
-def test_labels_do_not_lie_on_each_other() -> None:
+def test_labels_do_not_overlap() -> None:
     (figure,) = drawn_pareto(*(cell(b, 10.0 + b / 1e4, 20.0 + b / 1e4, workload="w") for b in (8, 9, 10)))
     assert len(marks(figure, "point", filled=True)) == 3
     assert len(marks(figure, "text")) < 3
 
 
-# --- time of a step ------------------------------------------------------------------------------
+# --- time per step ------------------------------------------------------------------------------
 
 
 def with_device(share: float) -> Callable[[pl.DataFrame], pl.DataFrame]:
@@ -261,33 +269,33 @@ def with_device(share: float) -> Callable[[pl.DataFrame], pl.DataFrame]:
 
 
 def bars(dataset: Dataset) -> Figure:
-    found = step_time.draw(dataset, aggregate.build_cells(dataset.runs), prefix="")
+    found = step_time.draw(dataset, aggregate.build_cells(dataset.runs))
     assert isinstance(found, Figure)
     return found
 
 
-def test_the_parts_of_a_step_add_up_to_its_time_per_image(tmp_path: Path) -> None:
+def test_the_parts_of_a_step_add_up_to_its_duration(tmp_path: Path) -> None:
     """Batch 8 at 2 steps/s is 62.5 ms per image: the GPU has 80 % of it, 15 % are waited for, 5 % are the host's."""
     run = write_run(tmp_path / "in", "r-01", wait_share=0.15)
     rewrite(run, "steps", with_device(0.8))
     figure = bars(dataset_of(tmp_path))
     parts = {row["part"]: row["ms"] for row in marks(figure, "bar")}
-    assert parts == pytest.approx({step_time.DEVICE: 50.0, "Data wait": 9.375, "Host and rest": 3.125}, rel=1e-3)
-    assert marks(figure, "text")[0]["words"] == "62.5 ms, CUDA events 80.0 %"
-    assert "optimizer are not told apart" in figure.caption
+    assert parts == pytest.approx({step_time.DEVICE: 50.0, "Data wait": 9.375, "Host and other": 3.125}, rel=1e-3)
+    assert marks(figure, "text")[0]["text"] == "62.5 ms, Device 80.0 %"
+    assert "(copy, forward, backward, optimizer)" in figure.caption
     assert "No run validated or wrote a checkpoint." in figure.caption
 
 
-def test_waiting_that_the_gpu_worked_through_is_no_part_of_the_step(tmp_path: Path) -> None:
+def test_data_wait_that_overlaps_device_time_is_not_lost(tmp_path: Path) -> None:
     run = write_run(tmp_path / "in", "r-01", wait_share=0.5)
     rewrite(run, "steps", with_device(0.9))
     parts = {row["part"]: row["ms"] for row in marks(bars(dataset_of(tmp_path)), "bar")}
     assert parts == pytest.approx(
-        {step_time.DEVICE: 56.25, "Data wait": 6.25, "Host and rest": 0.0}, rel=1e-3, abs=1e-9
+        {step_time.DEVICE: 56.25, "Data wait": 6.25, "Host and other": 0.0}, rel=1e-3, abs=1e-9
     )
 
 
-def test_without_device_times_only_the_wait_is_told_from_the_rest(tmp_path: Path) -> None:
+def test_without_device_times_only_the_data_wait_is_separated(tmp_path: Path) -> None:
     run = write_run(tmp_path / "in", "r-01", wait_share=0.2)
     rewrite(run, "steps", lambda rows: rows.with_columns(pl.lit(None).alias("device_ms")))
     figure = bars(dataset_of(tmp_path))
@@ -296,7 +304,7 @@ def test_without_device_times_only_the_wait_is_told_from_the_rest(tmp_path: Path
     assert "no CUDA events" in figure.caption
 
 
-def test_checkpoints_and_validation_are_spread_over_all_images(tmp_path: Path) -> None:
+def test_checkpoints_and_validation_are_averaged_over_all_images(tmp_path: Path) -> None:
     """18 steps of warm-up and 60 measured ones of 8 images; 6.24 s of checkpoints are 10 ms per image."""
     run = write_run(tmp_path / "in", "r-01")
 
@@ -313,49 +321,50 @@ def test_checkpoints_and_validation_are_spread_over_all_images(tmp_path: Path) -
     figure = bars(dataset_of(tmp_path))
     parts = {row["part"]: row["ms"] for row in marks(figure, "bar")}
     assert parts["Checkpoint"] == pytest.approx(10.0)
-    assert "Checkpoint: outside the measure windows" in figure.caption
+    assert "Checkpoint: outside the measurement windows" in figure.caption
 
 
-def test_a_run_with_half_a_table_of_steps_is_left_out_and_that_is_said(tmp_path: Path) -> None:
+def test_a_run_with_an_incomplete_table_of_steps_is_omitted_with_a_note(tmp_path: Path) -> None:
     write_run(tmp_path / "in", "r-01")
     run = write_run(tmp_path / "in", "r-02", batch=16)
     rewrite(run, "steps", lambda rows: rows.head(5))
     figure = bars(dataset_of(tmp_path))
     assert figure.run_ids == ["r-01"]
-    assert "1 cell without a whole table of steps left out." in figure.caption
+    assert "1 cell without a complete table of steps omitted." in figure.caption
 
 
-# --- cards and nodes -----------------------------------------------------------------------------
+# --- devices and nodes -----------------------------------------------------------------------------
 
 
 def drawn_variation(*rows: Row) -> Figure | str:
+    """Draw the variation between the devices of these runs."""
     runs = frame(*rows)
-    return variation.draw(aggregate.build_cells(runs), runs, prefix="")
+    return variation.draw(aggregate.build_cells(runs), runs)
 
 
-def test_each_run_stands_at_its_ratio_to_the_mean_of_its_cell() -> None:
+def test_variation_shows_each_run_relative_to_the_mean_of_its_cell() -> None:
     several = runs_of(8, 9.0, 11.0, 9.0, 11.0, cards=("GPU-aaaa-1", "GPU-bbbb-2"), node="n1")
     figure = drawn_variation(*several, *runs_of(16, 50.0, 60.0, node="n1"))
     assert isinstance(figure, Figure)
     dots = [row for row in marks(figure, "point") if row["cell"] == 0]
     assert {(row["label"], round(row["images_per_s"], 6)) for row in dots} == {("n1, aaaa", 0.9), ("n1, bbbb", 1.1)}
     assert {row["power_w"] for row in dots} == {1.0}
-    assert figure.run_ids == sorted(row["run_id"] for row in several)  # the cell of one card says nothing here
+    assert figure.run_ids == sorted(row["run_id"] for row in several)  # the cell of one device is not drawn
     assert "n = 4 runs in 1 cell." in figure.caption
 
 
-def test_where_no_cell_has_several_cards_a_sentence_says_so() -> None:
+def test_without_several_devices_there_is_no_variation_figure() -> None:
     assert drawn_variation(*runs_of(8, 9.0, 11.0)) == variation.ABSENT
 
 
-def test_of_very_many_cards_those_furthest_from_the_mean_are_drawn() -> None:
+def test_of_many_devices_those_furthest_from_the_mean_are_drawn() -> None:
     cards = tuple(f"GPU-{i:08d}-0" for i in range(60))
     figure = drawn_variation(*runs_of(8, *(100.0 + (i == 37) * 20 for i in range(60)), cards=cards))
     assert isinstance(figure, Figure)
     labels = {row["label"] for row in marks(figure, "point")}
-    assert len(labels) == variation.CARDS
-    assert "node unknown, 00000037" in labels
-    assert "Of 60 cards the 24 that are furthest from 1." in figure.caption
+    assert len(labels) == variation.MAX_DEVICES
+    assert "unknown node, 00000037" in labels
+    assert "Of 60 devices the 24 furthest from 1." in figure.caption
 
 
 # --- energy --------------------------------------------------------------------------------------
@@ -366,27 +375,29 @@ def audited(*ratios: float | None, valid: bool = True) -> list[Row]:
     return [{"run_id": f"r-{valid}-{i}", "energy_ratio": ratio, **known} for i, ratio in enumerate(ratios)]
 
 
-def test_the_energy_audit_draws_every_ratio_and_the_limit_of_the_audit() -> None:
-    figure = energy_audit.draw(frame(*audited(1.0, 1.07, 0.96, None), *audited(0.5, valid=False)), prefix="")
+def test_energy_audit_draws_every_ratio_and_the_limit() -> None:
+    figure = energy_audit.draw(frame(*audited(1.0, 1.07, 0.96, None), *audited(0.5, valid=False)))
     assert isinstance(figure, Figure)
     assert sorted(row["ratio"] for row in marks(figure, "point", filled=True)) == [0.96, 1.0, 1.07]
     assert [row["ratio"] for row in marks(figure, "point", filled=False)] == [0.5]
-    lines = [one["encoding"]["y"]["datum"] for one in layers(figure.spec) if one["mark"].get("strokeDash")]
+    lines = [layer["encoding"]["y"]["datum"] for layer in layers(figure.spec) if "strokeDash" in layer["mark"]]
     assert lines == pytest.approx([1 - telemetry.MAX_COUNTER_DEVIATION, 1 + telemetry.MAX_COUNTER_DEVIATION])
-    low, high = figure.spec["layer"][0]["encoding"]["y"]["scale"]["domain"]
+    low, high = next(
+        layer["encoding"]["y"]["scale"]["domain"] for layer in layers(figure.spec) if layer["mark"].get("filled")
+    )
     assert low < 0.5 < 1.07 < high
-    assert "2 runs beyond it." in figure.caption
-    assert "1 run with energy from one of the two alone" in figure.caption
+    assert "2 runs beyond the limit." in figure.caption
+    assert "1 run with only one of the two not drawn" in figure.caption
     assert "n = 4 runs." in figure.caption
 
 
 # --- roofline ------------------------------------------------------------------------------------
 
 
-def test_a_run_at_the_ridge_has_as_much_of_its_peak_compute_as_of_its_peak_bandwidth() -> None:
+def test_a_run_at_the_ridge_has_equal_shares_of_peak_compute_and_bandwidth() -> None:
     at_ridge = {"run_id": "r-1", "mfu_pct": 40.0, "dram_active_pct": 40.0, "tensor_active_pct": 50.0}
     bound = {"run_id": "r-2", "mfu_pct": 20.0, "dram_active_pct": 80.0, "tensor_active_pct": 30.0}
-    figure = roofline.draw(frame(at_ridge, bound, {"run_id": "r-3", "mfu_pct": 10.0}), prefix="")
+    figure = roofline.draw(frame(at_ridge, bound, {"run_id": "r-3", "mfu_pct": 10.0}))
     assert isinstance(figure, Figure)
     points = [(row["intensity"], row["mfu_pct"]) for row in marks(figure, "point")]
     assert points == [(1.0, 40.0), (0.25, 20.0)]
@@ -395,32 +406,33 @@ def test_a_run_at_the_ridge_has_as_much_of_its_peak_compute_as_of_its_peak_bandw
     assert all(height == pytest.approx(min(100, 100 * at)) for at, height in roof)
     assert all(mfu <= 100 * at for at, mfu in points)
     assert "1 of 2 runs left of the ridge." in figure.caption
-    assert "1 run without counters or without an MFU left out." in figure.caption
+    assert "1 run without counters or MFU omitted." in figure.caption
 
 
-def test_without_counters_there_is_no_roofline_but_a_sentence() -> None:
+def test_without_counters_there_is_no_roofline() -> None:
     runs = frame({"mfu_pct": 40.0})
-    assert roofline.draw(runs, prefix="") == roofline.ABSENT
-    assert roofline.draw(runs.drop("dram_active_pct"), prefix="") == roofline.ABSENT
+    assert roofline.draw(runs) == roofline.ABSENT
+    assert roofline.draw(runs.drop("dram_active_pct")) == roofline.ABSENT
 
 
 # --- timelines -----------------------------------------------------------------------------------
 
 
-def strips(dataset: Dataset) -> list[Figure]:
-    return timeline.draw(dataset, {}, demonstration=False)
+def timelines(dataset: Dataset) -> list[Figure]:
+    """Draw the timelines of a dataset."""
+    return timeline.draw(dataset, {})
 
 
 def axes(figure: Figure) -> list[str]:
-    """Titles of the panels from top to bottom."""
-    found = []
-    for panel in figure.spec["vconcat"]:
-        curves = next(one for one in panel["layer"] if "layer" in one)
-        found.append(curves["layer"][0]["encoding"]["y"]["axis"]["title"])
-    return found
+    """Return the axis titles of the panels from top to bottom."""
+    return [
+        next(layer["encoding"]["y"]["title"] for layer in layers(panel) if layer["mark"]["type"] == "line")
+        for panel in figure.spec["vconcat"]
+    ]
 
 
 def with_counters(run: Path) -> None:
+    """Add samples of hardware counters to a run."""
     t = 995 * S + np.arange(20) * S
     head = {"run_id": run.name.removeprefix("run-"), "gpu_uuid": "GPU-a40", "source": "nvml", "read_us": 90.0}
     times = {"tick_seq": np.arange(20), "t_mono_ns": t, "t_unix_ns": t + UNIX0, "window_ms": 1000.0}
@@ -428,30 +440,30 @@ def with_counters(run: Path) -> None:
     write_part(run / "samples_gpm", "samples_gpm", {**head, **times, **values})
 
 
-def test_a_timeline_has_the_counters_where_the_run_has_them(tmp_path: Path) -> None:
+def test_a_timeline_has_a_counter_panel_if_the_run_has_counters(tmp_path: Path) -> None:
     with_counters(write_run(tmp_path / "in", "r-01"))
     write_run(tmp_path / "in", "r-02")
-    first, second = strips(dataset_of(tmp_path))
+    first, second = timelines(dataset_of(tmp_path))
     assert axes(first) == ["Power [W]", "Util. [%]", "Active [%]", "SM [MHz]", "Temp. [\u00b0C]"]
     assert "Active [%]" not in axes(second)
-    lines = [one for one in first.spec["vconcat"][2]["layer"] if "layer" in one]
-    assert [{row["mid"] for row in one["data"]["values"]} for one in lines] == [{70.0}, {40.0}]
-    assert "strokeDash" in lines[1]["layer"][0]["mark"]
+    lines = [layer for layer in layers(first.spec["vconcat"][2]) if layer["mark"]["type"] == "line"]
+    assert [{row["mean"] for row in line["data"]["values"]} for line in lines] == [{70.0}, {40.0}]
+    assert ["strokeDash" in line["mark"] for line in lines] == [False, True]
 
 
-def test_throttling_is_shaded_for_as_long_as_its_counter_grows(tmp_path: Path) -> None:
+def test_throttling_is_shaded_while_its_counter_grows(tmp_path: Path) -> None:
     """The window opens at 1000 s; the counter of the power cap grows by half of the time from 1005 s to 1010 s."""
     run = write_run(tmp_path / "in", "r-01")
     grown = 0.5 * (pl.col("t_mono_ns").clip(1005 * S, 1010 * S) - 1005 * S)
     counter = grown.cast(pl.Int64).alias("throttle_power_cap_ns")
     rewrite(run, "samples_slow", lambda rows: rows.with_columns(counter))
-    (figure,) = strips(dataset_of(tmp_path))
-    shaded = [row for row in marks(figure, "rect") if "why" in row]
-    assert shaded == [{"why": throttle_events.CAP, "t0": pytest.approx(5.0), "t1": pytest.approx(10.0)}]
-    assert "At the power cap for 8.33 % of the measure window" in figure.caption
+    (figure,) = timelines(dataset_of(tmp_path))
+    shaded = [row for row in marks(figure, "rect") if "cause" in row]
+    assert shaded == [{"cause": throttle_events.POWER_CAP, "t": pytest.approx(5.0), "t_end": pytest.approx(10.0)}]
+    assert "At the power cap for 8.33 % of the measurement window" in figure.caption
 
 
-def test_events_of_the_runs_own_cards_are_marked_and_told(tmp_path: Path) -> None:
+def test_events_of_the_runs_own_devices_are_marked_and_listed(tmp_path: Path) -> None:
     events = (
         ("xid", "79", "GPU-a40", 3),
         ("ecc", "1", "GPU-a40", 4),
@@ -462,15 +474,10 @@ def test_events_of_the_runs_own_cards_are_marked_and_told(tmp_path: Path) -> Non
     for at, (kind, detail, uuid, at_s) in enumerate(events):
         write_event(run, kind, detail or "", at_s=at_s, gpu_uuid=uuid)
         (run / "events" / "part-000000.parquet").rename(run / "events" / f"part-{at + 1:06d}.parquet")
-    (figure,) = strips(dataset_of(tmp_path))
+    (figure,) = timelines(dataset_of(tmp_path))
     top = figure.spec["vconcat"][0]
-    words = [
-        row["words"]
-        for one in layers(top)
-        if one.get("mark", {}).get("type") == "text"
-        for row in one["data"]["values"]
-    ]
-    assert words == ["Xid 79", "GPU lost"]
+    texts = [layer for layer in layers(top) if layer["mark"]["type"] == "text"]
+    assert [row["label"] for layer in texts for row in layer["data"]["values"]] == ["Xid 79", "GPU lost"]
     assert {row["t"] for row in marks(figure, "rule")} == {3.0, 5.0}
     assert "Xid 79 at 3.0 s; GPU lost at 5.0 s" in figure.caption
 
@@ -479,7 +486,7 @@ def test_events_of_the_runs_own_cards_are_marked_and_told(tmp_path: Path) -> Non
 
 
 def every_kind(tmp_path: Path, name: str) -> list[Figure]:
-    """The overview of two cards whose names are all the same string, with something for every figure to show."""
+    """Draw the overview of two devices whose names are all the same string, with data for every figure."""
     cards = ("GPU-1", "GPU-2")
     names = {"site": name, "recipe": name, "model": name, "node": name, "gpu": name}
     more = {"mfu_pct": 9.0, "dram_active_pct": 30.0, "tensor_active_pct": 9.0, "energy_ratio": 1.0, "energy_j": 1.0}
@@ -503,55 +510,55 @@ def every_kind(tmp_path: Path, name: str) -> list[Figure]:
     dataset = Dataset(
         folder=tmp_path, metadata={}, runs=frame(*rows), windows=pl.DataFrame(windows), skipped=pl.DataFrame()
     )
-    shown = overview.overview(dataset, aggregate.build_cells(dataset.runs), demonstration=False)
-    assert not shown.absent
-    return shown.figures
+    figures, absent = overview.overview(dataset, aggregate.build_cells(dataset.runs))
+    assert not absent
+    return figures
 
 
 @pytest.mark.parametrize("name", ["plain", EVIL])
-def test_names_cannot_break_out_of_a_figure_nor_make_it_wider_than_its_page(tmp_path: Path, name: str) -> None:
-    drawn = every_kind(tmp_path, name)
-    assert len(drawn) == 12
-    assert len({figure.id for figure in drawn}) == 12
-    for figure in drawn:
-        whole = ET.fromstring(svg.standalone(figure.svg))
-        assert not [tag for tag in whole.iter() if "script" in tag.tag]
-        assert float(whole.attrib["viewBox"].split()[2]) < 640, figure.id
+def test_hostile_names_are_escaped_and_do_not_widen_a_figure(tmp_path: Path, name: str) -> None:
+    figures = every_kind(tmp_path, name)
+    assert len(figures) == 12
+    assert len({figure.id for figure in figures}) == 12
+    for figure in figures:
+        root = ET.fromstring(svg.standalone(figure.svg))
+        assert not [tag for tag in root.iter() if "script" in tag.tag]
+        assert float(root.attrib["viewBox"].split()[2]) < 640, figure.id
         assert "n = " in figure.caption
         assert figure.run_ids
 
 
-def test_a_run_id_makes_a_file_name_that_is_short_harmless_and_its_own(tmp_path: Path) -> None:
-    figure = base.figure(f"timeline-{EVIL}", "t", "s", "c", {"data": {"values": []}, "mark": "point"}, [])
-    other = base.figure(f"timeline-{EVIL}y", "t", "s", "c", {"data": {"values": []}, "mark": "point"}, [])
+def test_a_hostile_run_id_gives_a_safe_and_unique_file_name(tmp_path: Path) -> None:
+    chart = alt.Chart(alt.InlineData(values=[])).mark_point()
+    figure = base.figure(f"timeline-{EVIL}", "t", "s", ["c"], chart, [])
+    other = base.figure(f"timeline-{EVIL}y", "t", "s", ["c"], chart, [])
     (tmp_path / f"{figure.id}.svg").write_text(figure.svg)
     assert figure.id != other.id
     assert set(figure.id) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
 
 
-def test_without_a_run_that_counts_there_is_nothing_to_draw(tmp_path: Path) -> None:
+def test_without_valid_runs_nothing_is_drawn(tmp_path: Path) -> None:
     write_run(tmp_path / "in", "r-01", status="failed", reason="oom_gpu", windows=False)
     dataset = dataset_of(tmp_path)
-    shown = overview.overview(dataset, aggregate.build_cells(dataset.runs), demonstration=False)
-    assert (shown.figures, shown.absent) == ([], [])
+    assert overview.overview(dataset, aggregate.build_cells(dataset.runs)) == ([], [])
 
 
-def test_runs_without_energy_cards_steps_and_counters_say_what_cannot_be_drawn(tmp_path: Path) -> None:
+def test_figures_without_data_are_listed_with_the_reason(tmp_path: Path) -> None:
     run = write_run(tmp_path / "in", "r-01", telemetry={"source": "none"})
     for table in ("samples_fast", "samples_slow", "steps"):
         for part in (run / table).iterdir():
             part.unlink()
     dataset = dataset_of(tmp_path)
     assert dataset.runs["valid"].to_list() == [True]
-    shown = overview.overview(dataset, aggregate.build_cells(dataset.runs), demonstration=False)
-    assert {figure.id for figure in shown.figures} == {"fig-runtime_h", "fig-images_per_s"}
+    figures, reasons = overview.overview(dataset, aggregate.build_cells(dataset.runs))
+    assert {figure.id for figure in figures} == {"fig-runtime_h", "fig-images_per_s"}
     absent = [pareto.ABSENT, step_time.ABSENT, variation.ABSENT, energy_audit.ABSENT, roofline.ABSENT]
-    assert shown.absent == absent
-    assert strips(dataset) == []
+    assert reasons == absent
+    assert timelines(dataset) == []
 
 
-def test_nine_hundred_runs_are_no_tangle() -> None:
-    """Fifty recipes on three GPUs at three batches, two seeds each: what is beyond a figure's room is said."""
+def test_figures_of_900_runs_show_a_limited_number_of_series() -> None:
+    """Fifty recipes on three GPUs at three batches, two seeds each: a note says what a figure omits."""
     rows = [
         {**one, "run_id": f"{gpu}-{recipe}-{batch}-{seed}"}
         for gpu, speed in (("a40", 10.0), ("a100", 17.0), ("h200", 44.0))
@@ -562,11 +569,10 @@ def test_nine_hundred_runs_are_no_tangle() -> None:
     ]
     runs = frame(*rows)
     cells = aggregate.build_cells(runs)
-    drawn = by_batch.draw(cells, runs, prefix="")
-    for figure in drawn:
+    for figure in by_batch.draw(cells, runs):
         colours = {row["series"] for kind in ("bar", "point") for row in marks(figure, kind)}
         assert len(colours) <= len(svg.SERIES)
-        assert "48 more are in the tables" in figure.caption
-    (picture,) = drawn_pareto(*rows)
-    assert len(marks(picture, "point", filled=True)) == 450
-    assert len(marks(picture, "text")) < 40
+        assert "the tables have 48 more" in figure.caption
+    (figure,) = drawn_pareto(*rows)
+    assert len(marks(figure, "point", filled=True)) == 450
+    assert len(marks(figure, "text")) < 40

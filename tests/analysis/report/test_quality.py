@@ -1,4 +1,4 @@
-"""What manifests say of levers, quality and resumption: as columns, on the page, and in the merged dataset."""
+"""What manifests record of levers, quality and resumption: in columns, on the page and in the merged dataset."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from analysis.dataset import open_dataset
 from analysis.ingest import pictures
 from analysis.report.figures import quality
-from analysis.report.tables import Builder
+from analysis.report.tables import TableBuilder
 from analysis.stats import cells as aggregate
 from tests.analysis.build import write_levers, write_quality, write_run
 from tests.analysis.test_merge import merged
@@ -26,7 +26,7 @@ LEVERS = ["channels_last", "compile", "dali"]
 
 @pytest.fixture(scope="module")
 def ladder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Any]:
-    """A ladder of three levers, the last of which is not available, in a whole report."""
+    """Write the report of a ladder of three levers, the last of which is unavailable."""
     tmp_path = tmp_path_factory.mktemp("ladder")
     write_levers(tmp_path / "in", "ladder", LEVERS, repeats=2)
     return tmp_path, *report_of(tmp_path)
@@ -37,34 +37,34 @@ def row_of(tmp_path: Path, **changes: Any) -> dict[str, Any]:
     return merged(tmp_path).runs.row(0, named=True)
 
 
-def test_a_manifest_that_is_older_than_these_fields_gives_nulls_with_a_reason(tmp_path: Path) -> None:
+def test_fields_missing_from_an_older_manifest_are_null_with_a_reason(tmp_path: Path) -> None:
     row = row_of(tmp_path)
     assert row["valid"]
     for name in ("study_name", "levers", "validation", "sample_grid", "resumed_from_step", "seed", "batch_requested"):
         assert row[name] is None, name
-    said = dict(part.split("=", 1) for part in row["null_reasons"].split("; "))
-    assert said["parity_loss_rel"] == said["compile_s"] == "not recorded"
-    assert said["validation_last_loss"] == "no validation"
+    reasons = dict(part.split("=", 1) for part in row["null_reasons"].split("; "))
+    assert reasons["parity_loss_rel"] == reasons["compile_s"] == "not recorded"
+    assert reasons["validation_last_loss"] == "no validation"
 
 
-def test_a_study_point_keeps_what_it_was_asked_for(tmp_path: Path) -> None:
+def test_a_study_point_records_its_requested_recipe(tmp_path: Path) -> None:
     study = {"name": "ladder", "base": "baseline", "levers": ["tf32", "cache_image+cache_masked"], "repeats": 3}
-    asked = ["recipe=[baseline]", "seed=0", "batch=8", "recipe=[baseline, tf32]", "seed=2"]
+    overrides = ["recipe=[baseline]", "seed=0", "batch=8", "recipe=[baseline, tf32]", "seed=2"]
     facts = {"compile_s": 71.5, "setup_s": 8.0, "encodes_online": 0, "text_online": False, "cache": {"bytes": 5}}
-    row = row_of(tmp_path, study=study, overrides=asked, workload_facts=facts)
+    row = row_of(tmp_path, study=study, overrides=overrides, workload_facts=facts)
     assert (row["study_name"], row["study_levers"]) == ("ladder", "tf32,cache_image+cache_masked")
     assert (row["recipe_parts"], row["seed"]) == ("baseline,tf32", 2)
     assert (row["compile_s"], row["encodes_online"], row["text_online"]) == (71.5, 0, False)
     assert json.loads(row["cache"]) == {"bytes": 5}
 
 
-def test_parity_that_could_not_be_measured_is_null_with_its_sentence(tmp_path: Path) -> None:
+def test_unavailable_parity_is_null_with_the_reason(tmp_path: Path) -> None:
     row = row_of(tmp_path, parity={"unavailable": "the baseline does not fit beside it"})
     assert row["parity_unavailable"] == "the baseline does not fit beside it"
     assert "parity_update_rel=the baseline does not fit beside it" in row["null_reasons"]
 
 
-def test_a_recipe_far_from_the_baseline_counts_with_a_warning_that_holds_the_figures(tmp_path: Path) -> None:
+def test_a_parity_error_out_of_tolerance_is_a_warning_with_the_values(tmp_path: Path) -> None:
     errors = {"prediction_rel": 0.25, "loss_rel": 0.02, "gradient_rel": None, "update_rel": None}
     row = row_of(tmp_path, parity={"reference": "baseline", **errors, "far": True, "not_finite": ["gradient_rel"]})
     assert row["valid"]
@@ -74,27 +74,27 @@ def test_a_recipe_far_from_the_baseline_counts_with_a_warning_that_holds_the_fig
     )
 
 
-def test_a_recipe_near_the_baseline_has_no_such_warning(tmp_path: Path) -> None:
+def test_a_parity_error_within_tolerance_is_no_warning(tmp_path: Path) -> None:
     row = row_of(tmp_path, parity={"reference": "baseline", "prediction_rel": 0.01, "far": False})
     assert (row["parity_exceeded"], row["warnings"]) == (False, None)
 
 
-def test_tables_use_the_batch_that_was_found_and_say_that_it_was(tmp_path: Path) -> None:
-    """As a worker writes it: the manifest has the batch that was found, the facts that it was asked to search."""
+def test_tables_use_the_batch_size_found_by_search_and_say_so(tmp_path: Path) -> None:
+    """As a worker writes it: the manifest has the batch found, its facts that a search was requested."""
     write_run(tmp_path / "in", "r-01", batch=40, workload_facts={"batch_requested": "auto"})
     write_run(tmp_path / "in", "r-02", batch=8, workload_facts={"batch_requested": 8})
     report_of(tmp_path)
     lines = (tmp_path / "out" / "report.md").read_text().splitlines()
     assert "auto" not in " ".join(line for line in lines if line.startswith("| "))
-    assert any("| 40 (found) |" in line for line in lines if line.startswith("| r-01"))
+    assert any("| 40 (searched) |" in line for line in lines if line.startswith("| r-01"))
     assert all("| 8 |" in line for line in lines if line.startswith("| r-02"))
-    said = "Found by a search (batch=auto): A40 batch 40."
-    assert sum(said in line for line in lines) >= 3, "throughput, energy and memory say so"
+    note = "Found by a search (batch=auto): A40 batch 40."
+    assert sum(note in line for line in lines) >= 3, "throughput, energy and memory say so"
     cells = aggregate.build_cells(open_dataset(tmp_path / "ds").runs)
     assert cells.select("batch", "batch_searched").rows() == [(8, 0), (40, 1)]
 
 
-def test_a_batch_that_was_searched_for_is_the_one_that_was_found(tmp_path: Path) -> None:
+def test_the_batch_of_a_batch_search_is_its_result(tmp_path: Path) -> None:
     write_run(tmp_path / "grace", "r-01", batch=8)
     file = tmp_path / "grace" / "run-r-01" / "manifest.json"
     manifest = json.loads(file.read_text())
@@ -104,17 +104,17 @@ def test_a_batch_that_was_searched_for_is_the_one_that_was_found(tmp_path: Path)
     assert (row["valid"], row["batch"], row["batch_requested"]) == (True, 8, "auto")
 
 
-def test_a_resumed_run_says_from_where_and_which_checkpoint_was_not_used(tmp_path: Path) -> None:
-    tries = [{"checkpoint": "step-9", "reason": "checksum differs"}, {"step": 120, "checkpoint": "step-00000120"}]
-    row = row_of(tmp_path, resumed=tries)
+def test_a_resumed_run_names_its_step_and_unused_checkpoints(tmp_path: Path) -> None:
+    attempts = [{"checkpoint": "step-9", "reason": "checksum differs"}, {"step": 120, "checkpoint": "step-00000120"}]
+    row = row_of(tmp_path, resumed=attempts)
     assert row["resumed_from_step"] == 120
     assert "resumed from step 120; windows that the break cut are left out" in row["warnings"]
     assert "checkpoint step-9 was not used: checksum differs" in row["warnings"]
 
 
-def test_an_unavailable_run_is_told_as_such_and_never_as_a_failure(ladder: tuple[Path, str, Any]) -> None:
+def test_an_unavailable_run_is_not_listed_as_failed(ladder: tuple[Path, str, Any]) -> None:
     tmp_path, text, _ = ladder
-    assert re.search(r"<dt>Unavailable here</dt><dd>2</dd>", text)
+    assert re.search(r"<dt>Unavailable</dt><dd>2</dd>", text)
     assert re.search(r"<dt>Failed or unfinished</dt><dd>0</dd>", text)
     assert "failed (unavailable)" not in text
     assert "unavailable on this machine" in text
@@ -123,7 +123,7 @@ def test_an_unavailable_run_is_told_as_such_and_never_as_a_failure(ladder: tuple
     assert "| + dali | unavailable |" in (tmp_path / "out" / "report.md").read_text()
 
 
-def test_pictures_travel_with_the_dataset_and_into_the_page(ladder: tuple[Path, str, Any]) -> None:
+def test_sample_images_are_in_the_dataset_and_on_the_page(ladder: tuple[Path, str, Any]) -> None:
     tmp_path, text, page = ladder
     assert len(list((tmp_path / "ds" / "quality").glob("*.png"))) == 6
     assert len(page.loads) == 3  # one per recipe that ran
@@ -131,27 +131,27 @@ def test_pictures_travel_with_the_dataset_and_into_the_page(ladder: tuple[Path, 
     assert "all 6 are in the dataset" in text
 
 
-def test_the_page_of_a_study_has_its_figures_and_tables_and_loads_nothing_else(ladder: tuple[Path, str, Any]) -> None:
+def test_the_page_of_a_study_has_its_figures_and_tables(ladder: tuple[Path, str, Any]) -> None:
     _, text, page = ladder
     assert {"levers", "training", "ladder-0", "fig-ladder-0", "fig-validation-0", "training-quality"} <= set(page.ids)
     assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
     assert not re.search(r"https?://|@import|url\((?!#)", text)
-    assert re.search(r"\d timelines of runs of studies", text)
+    assert re.search(r"\d timelines of runs in studies", text)
     assert "unavailable: no weights at assets.lpips.path" in text
 
 
-def test_a_merge_with_pictures_can_be_made_anew(ladder: tuple[Path, str, Any]) -> None:
+def test_a_merge_with_sample_images_can_be_repeated(ladder: tuple[Path, str, Any]) -> None:
     tmp_path, _, _ = ladder
     first = (tmp_path / "ds" / "dataset.json").read_text()
-    again, _ = report_of(tmp_path)
+    repeated, _ = report_of(tmp_path)
     assert (
         json.loads(first)["content_hash"] == json.loads((tmp_path / "ds" / "dataset.json").read_text())["content_hash"]
     )
-    assert "fig-ladder-0" in again
+    assert "fig-ladder-0" in repeated
 
 
 @pytest.mark.parametrize(
-    ("named", "content", "why"),
+    ("name", "content", "reason"),
     [
         ("quality/gone.png", None, "no such file"),
         ("../outside.png", b"\x89PNG\r\n\x1a\n", "outside its run directory"),
@@ -159,62 +159,60 @@ def test_a_merge_with_pictures_can_be_made_anew(ladder: tuple[Path, str, Any]) -
         ("quality/large.png", b"\x89PNG\r\n\x1a\n" + b"0" * pictures.LARGEST_BYTES, "are taken at most"),
     ],
 )
-def test_a_picture_that_cannot_be_taken_is_listed_with_its_reason(
-    tmp_path: Path, named: str, content: bytes | None, why: str
+def test_an_unusable_sample_image_is_listed_with_the_reason(
+    tmp_path: Path, name: str, content: bytes | None, reason: str
 ) -> None:
-    folder = write_run(tmp_path / "grace", "r-01", quality={"pictures": named})
+    folder = write_run(tmp_path / "grace", "r-01", quality={"pictures": name})
     if content:
-        (folder / named).parent.mkdir(exist_ok=True)
-        (folder / named).write_bytes(content)
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
     dataset = merged(tmp_path)
     assert dataset.skipped["code"].to_list() == ["picture"]
-    assert why in dataset.skipped["reason"][0]
+    assert reason in dataset.skipped["reason"][0]
     assert dataset.runs["sample_grid"].to_list() == [None]
 
 
-def test_a_page_takes_pictures_up_to_its_size_and_counts_the_rest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sample_images_beyond_the_page_limit_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for index, recipe in enumerate(("baseline", "tf32")):
         about = write_quality(tmp_path / "grace" / f"run-r-{index}", 0, 0)
         write_run(tmp_path / "grace", f"r-{index}", recipe=recipe, quality=about)
     dataset = merged(tmp_path)
     size = (dataset.folder / dataset.runs["sample_grid"][0]).stat().st_size
     monkeypatch.setattr(pictures, "PAGE_BYTES", size)
-    shown, words = pictures.embedded(dataset.folder, dataset.runs, aggregate.CELL_KEYS)
+    shown, note = pictures.embedded(dataset.folder, dataset.runs, aggregate.CELL_KEYS)
     assert len(shown) == 1
-    assert "1 more are not on this page" in words
+    assert "1 more are not on this page" in note
 
 
-def test_a_run_that_does_not_count_is_never_shown_as_the_sample_of_its_recipe(tmp_path: Path) -> None:
+def test_sample_images_come_from_valid_runs_only(tmp_path: Path) -> None:
     for index in (0, 1):
         about = write_quality(tmp_path / "grace" / f"run-r-{index}", index, 0)
         write_run(tmp_path / "grace", f"r-{index}", quality=about)
     dataset = merged(tmp_path)
     runs = dataset.runs.with_columns(valid=pl.col("run_id") == "r-1")
-    shown, words = pictures.embedded(dataset.folder, runs, aggregate.CELL_KEYS)
+    shown, note = pictures.embedded(dataset.folder, runs, aggregate.CELL_KEYS)
     assert [picture.run_id for picture in shown] == ["r-1"]
-    assert "all 2 are in the dataset" in words
+    assert "all 2 are in the dataset" in note
 
 
-def test_a_metric_without_a_figure_says_why_beside_those_that_have_one() -> None:
+def test_an_unavailable_metric_gives_the_reason_beside_the_mean() -> None:
     def metrics(value: float | None) -> str:
         fid = {"value": value, "n": 4096} if value else {"unavailable": "2,049 images are needed"}
         return json.dumps({"fid": fid})
 
     rows = [{"run_id": f"r-{i}", "seed": i, "quality_metrics": metrics(v)} for i, v in enumerate((20.0, 22.0, None))]
-    table = quality.table(Builder(runs=frame(*rows)))
+    table = TableBuilder(runs=frame(*rows)).training_quality()
     assert table is not None
     assert table.rows[0][-1] == "21.0 (20.0\u201322.0) [4096]; unavailable: 2,049 images are needed"
 
 
-def test_validation_is_a_line_per_run_and_the_base_is_in_every_figure() -> None:
+def test_validation_has_a_line_per_run_and_the_base_in_every_figure() -> None:
     losses = json.dumps([{"step": s, "loss": 1.0 - s / 1000, "n": 64} for s in (0, 50, 100)])
     levers = [f"workers_{i}" for i in range(10)]
     base = {"study_name": "one_at_a_time", "study_base": "baseline", "study_levers": ",".join(levers)}
     names = ["baseline", *(f"baseline,{lever}" for lever in levers)]
     rows = [{**base, "run_id": f"r-{i}", "recipe_parts": name, "validation": losses} for i, name in enumerate(names)]
-    figures = quality.draw(frame(*rows), demonstration=False)
+    figures = quality.draw(frame(*rows))
     assert [len(figure.run_ids) for figure in figures] == [8, 4]
     assert all("r-0" in figure.run_ids for figure in figures)
     assert "8 runs, a line each; 64 images per point" in figures[0].svg

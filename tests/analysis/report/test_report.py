@@ -1,4 +1,4 @@
-"""The report: one page that needs nothing, says what it is, and cannot be written into by a job's message."""
+"""The report: one page without external resources, in which text from jobs is escaped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rich.console import Console
 from analysis.dataset import open_dataset
 from analysis.report import render
 from analysis.report.figures import svg, timeline
-from analysis.report.report import content
+from analysis.report.tables import TableBuilder
 from inpaint_bench.cli import app
 from tests.analysis.build import write_run, write_study
 
@@ -27,7 +27,7 @@ EVIL = "</td><script>alert(1)</script><img src=http://evil.example/x>"
 
 
 class Page(HTMLParser):
-    """Every resource that a browser would load, every id, every link inside the page, every title."""
+    """Collects the resources that a browser would load, the ids, links and headings of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Page]:
     return tmp_path, *report_of(tmp_path)
 
 
-def test_the_page_loads_nothing(study: tuple[Path, str, Page]) -> None:
+def test_the_page_loads_no_resource(study: tuple[Path, str, Page]) -> None:
     _, text, page = study
     assert page.loads == []
     assert not re.search(r"https?://|@import|url\((?!#)", text)
@@ -80,7 +80,7 @@ def test_the_page_loads_nothing(study: tuple[Path, str, Page]) -> None:
     assert "default-src 'none'" in text
 
 
-def test_ids_are_unique_and_every_inner_link_has_its_target(study: tuple[Path, str, Page]) -> None:
+def test_ids_are_unique_and_every_link_has_a_target(study: tuple[Path, str, Page]) -> None:
     tmp_path, _, page = study
     assert len(page.ids) == len(set(page.ids))
     inner = [link[1:] for link in page.links if link.startswith("#")]
@@ -90,11 +90,11 @@ def test_ids_are_unique_and_every_inner_link_has_its_target(study: tuple[Path, s
         assert link.startswith("#") or (tmp_path / "out" / unquote(link)).exists(), link
 
 
-def test_a_real_study_is_not_called_a_demonstration(study: tuple[Path, str, Page]) -> None:
+def test_measured_runs_are_not_called_a_demonstration(study: tuple[Path, str, Page]) -> None:
     assert "Demonstration" not in study[1]
 
 
-def test_the_report_leaves_markdown_csv_and_figures_beside_the_page(study: tuple[Path, str, Page]) -> None:
+def test_markdown_csv_and_figures_are_written_beside_the_page(study: tuple[Path, str, Page]) -> None:
     out = study[0] / "out"
     assert "| A40 | 8 |" in (out / "report.md").read_text()
     assert pl.read_csv(out / "runs.csv").height == 9
@@ -107,7 +107,7 @@ def test_the_report_leaves_markdown_csv_and_figures_beside_the_page(study: tuple
     assert "prefers-color-scheme:dark" in text
 
 
-def test_every_figure_and_table_title_of_a_demonstration_says_so(tmp_path: Path) -> None:
+def test_every_title_of_a_demonstration_says_so(tmp_path: Path) -> None:
     write_run(tmp_path / "in", "r-01", source="replay:a40-synthetic", demonstration=True)
     write_run(tmp_path / "in", "r-02", gpu="h200", site="delta")
     text, page = report_of(tmp_path)
@@ -126,7 +126,7 @@ def test_every_figure_and_table_title_of_a_demonstration_says_so(tmp_path: Path)
     assert all(title.startswith("Demonstration: ") for title in titles)
 
 
-def test_html_in_a_message_or_an_id_is_text(tmp_path: Path) -> None:
+def test_html_in_messages_and_ids_is_escaped(tmp_path: Path) -> None:
     write_run(tmp_path / "in" / "a", "r-01", status="failed", reason="app_error", message=EVIL)
     write_run(tmp_path / "in" / "b", "r-02", recipe=EVIL.replace("/", ""), site="<b>x")
     bad = tmp_path / "in" / "c" / "steps"
@@ -139,28 +139,28 @@ def test_html_in_a_message_or_an_id_is_text(tmp_path: Path) -> None:
     assert "&lt;script&gt;" in text
 
 
-def test_a_dataset_without_a_valid_run_still_has_a_report(tmp_path: Path) -> None:
+def test_a_dataset_without_valid_runs_has_a_report(tmp_path: Path) -> None:
     write_run(tmp_path / "in", "r-01", status="failed", reason="oom_gpu", message="out of memory", windows=False)
     text, _ = report_of(tmp_path)
     assert "status failed (oom_gpu)" in text
-    assert "No valid run to draw" in text
+    assert "There is no valid run to draw" in text
     assert ">oom<" in text
 
 
-def test_a_report_replaces_only_what_the_last_report_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_replaces_only_files_of_the_previous_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "in", "r-01")
     report_of(tmp_path)
-    mine = tmp_path / "out" / "figures" / "mine.svg"
-    mine.write_text("mine")
+    own_file = tmp_path / "out" / "figures" / "mine.svg"
+    own_file.write_text("mine")
     (tmp_path / "in").rename(tmp_path / "old")
     write_run(tmp_path / "in", "r-02")
     report_of(tmp_path)
-    assert mine.read_text() == "mine"
+    assert own_file.read_text() == "mine"
     assert not (tmp_path / "out" / "figures" / "timeline-r-01.svg").exists()
     (tmp_path / "other" / "figures").mkdir(parents=True)
     (tmp_path / "other" / "report.md").write_text("mine")
     assert app.main(["report", str(tmp_path / "ds"), "-o", str(tmp_path / "other")]) == 2
-    assert "holds no report of ours" in capsys.readouterr().err
+    assert "is not empty and not the folder of a report" in capsys.readouterr().err
     assert [p.name for p in sorted((tmp_path / "other").iterdir())] == ["figures", "report.md"]
 
 
@@ -178,12 +178,12 @@ def test_a_marker_cannot_name_files_outside_its_folder(tmp_path: Path) -> None:
     assert outside.read_text() == "mine"
 
 
-def test_photographs_telemetry_and_runs_per_cell_are_on_the_page(tmp_path: Path) -> None:
+def test_the_page_shows_skipped_images_telemetry_and_runs_per_cell(tmp_path: Path) -> None:
     data = {"found": 10, "used": 9, "skipped": [{"file": "<b>a.jpg", "reason": "truncated"}]}
     write_run(tmp_path / "in", "r-01", data=data)
     write_run(tmp_path / "in", "r-02", data=data, workload_facts={"precision": "fp32"})
     text, _ = report_of(tmp_path)
-    assert "Photographs skipped" in text
+    assert "Skipped images" in text
     assert "&lt;b&gt;a.jpg" in text
     assert "Telemetry: nvml" in text
     assert "MFU [%]" in text
@@ -191,8 +191,8 @@ def test_photographs_telemetry_and_runs_per_cell_are_on_the_page(tmp_path: Path)
     assert "&lt;b>a.jpg" in (tmp_path / "out" / "report.md").read_text()
 
 
-def test_of_very_many_runs_one_timeline_per_cell_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeline, "MANY", 2)
+def test_one_timeline_per_cell_is_drawn_of_many_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline, "MAX_RUNS", 2)
     for number in range(3):
         write_run(tmp_path / "in", f"r-0{number}", batch=8 if number else 16)
     report_of(tmp_path)
@@ -200,37 +200,37 @@ def test_of_very_many_runs_one_timeline_per_cell_is_drawn(tmp_path: Path, monkey
     assert drawn == {"timeline-r-00.svg", "timeline-r-01.svg"}
 
 
-def test_a_timeline_shows_the_runs_own_card_near_its_windows() -> None:
+def test_a_timeline_shows_samples_of_its_own_device_near_its_windows() -> None:
     times = pl.Series([0, 10**9, 900 * 10**9])
     samples = pl.DataFrame({"t_mono_ns": [*times, 10**9], "gpu_uuid": ["GPU-a", "GPU-a", "GPU-a", "GPU-b"]})
-    window = {"t_start_mono_ns": 0, "t_end_mono_ns": 2 * 10**9}
-    kept = timeline._own(samples.lazy(), {"gpu_uuid": "GPU-a"}, [window]).collect()
-    assert kept["t_mono_ns"].to_list() == [0, 10**9]
+    windows = pl.DataFrame({"t_start_mono_ns": [0], "t_end_mono_ns": [2 * 10**9]})
+    own = timeline.own_samples(samples.lazy(), {"gpu_uuid": "GPU-a"}, windows).collect()
+    assert own["t_mono_ns"].to_list() == [0, 10**9]
 
 
-def test_a_timeline_is_thinned_without_losing_a_spike() -> None:
+def test_binning_a_timeline_preserves_a_spike() -> None:
     samples = pl.DataFrame({"t_mono_ns": [i * 10**8 for i in range(10_000)], "v": [100.0] * 10_000})
     spiked = samples.with_columns(pl.when(pl.col("t_mono_ns") == 777 * 10**8).then(900.0).otherwise("v").alias("v"))
-    thin = timeline.thin(spiked.lazy(), "v", 0)
-    assert thin.height == timeline.BINS
-    assert thin["high"].max() == 900
-    assert thin["low"].min() == 100
+    bins = timeline.bin_samples(spiked.lazy(), "v", 0)
+    assert bins.height == timeline.BINS
+    assert bins["high"].max() == 900
+    assert bins["low"].min() == 100
 
 
-def test_the_palette_is_readable_on_both_grounds() -> None:
+def test_palette_has_enough_contrast_in_both_schemes() -> None:
     def luminance(colour: str) -> float:
         channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
         r, g, b = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
         return 0.2126 * r + 0.7152 * g + 0.0722 * b
 
-    for palette, ground in ((svg.LIGHT, "#fcfbf8"), (svg.DARK, "#171715")):
+    for palette, background in ((svg.LIGHT, "#fcfbf8"), (svg.DARK, "#171715")):
         for colour in palette:
-            dark, light = sorted((luminance(colour), luminance(ground)))
-            assert (light + 0.05) / (dark + 0.05) >= 3, (colour, ground)
+            dark, light = sorted((luminance(colour), luminance(background)))
+            assert (light + 0.05) / (dark + 0.05) >= 3, (colour, background)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["merge", "{t}/nowhere", "-o", "{t}/ds"], "does not exist"),
         (["merge", "{t}/file", "-o", "{t}/ds"], "is not a folder"),
@@ -245,8 +245,8 @@ def test_the_palette_is_readable_on_both_grounds() -> None:
         (["report", "{t}/good", "-o", "{t}/good/out"], "inside the dataset"),
     ],
 )
-def test_a_users_mistake_is_a_sentence_and_exit_code_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+def test_user_errors_are_one_sentence_with_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     write_run(tmp_path / "runs")
     (tmp_path / "empty").mkdir()
@@ -258,14 +258,14 @@ def test_a_users_mistake_is_a_sentence_and_exit_code_2(
     app.main(["merge", str(tmp_path / "runs"), "-o", str(tmp_path / "good")])
     capsys.readouterr()
     assert app.main([part.format(t=tmp_path) for part in arguments]) == 2
-    said = capsys.readouterr()
-    assert said.err.startswith("error: ")
-    assert words in said.err
-    assert "Traceback" not in said.err
+    output = capsys.readouterr()
+    assert output.err.startswith("error: ")
+    assert message in output.err
+    assert "Traceback" not in output.err
     assert not (tmp_path / "ds").exists()
 
 
-def test_merge_says_what_it_left_out_and_report_ends_with_the_page(
+def test_merge_lists_skipped_files_and_report_prints_the_page_last(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_run(tmp_path / "in" / "a", "r-01")
@@ -276,35 +276,36 @@ def test_merge_says_what_it_left_out_and_report_ends_with_the_page(
     out = capsys.readouterr().out
     assert out.splitlines()[-1] == f"report: {tmp_path / 'out' / 'report.html'}"
     assert "CONFLICT" in out
-    said = ["1 of 1 runs count. Fastest:", "Best batch per GPU", "Throughput", "Runs", "Files left out"]
-    places = [next(at for at, line in enumerate(out.splitlines()) if line.startswith(words)) for words in said]
-    assert places == sorted(places), "the answer first, the books last"
+    headings = ["1 of 1 runs are valid. Fastest:", "Best batch size per GPU", "Throughput", "Runs", "Skipped files"]
+    places = [next(at for at, line in enumerate(out.splitlines()) if line.startswith(heading)) for heading in headings]
+    assert places == sorted(places), "the recommendation first, the records last"
 
 
 @pytest.mark.parametrize("width", [100, 160])
-def test_a_table_too_wide_for_the_terminal_goes_on_below_behind_its_keys(
+def test_a_table_too_wide_for_the_terminal_is_divided_and_repeats_its_keys(
     width: int, study: tuple[Path, str, Page]
 ) -> None:
-    """Regression: `utilisati` and `on [%]` stood on two lines, and a recipe on five."""
-    shown = content(open_dataset(study[0] / "ds"))
+    """Regression: `utilizati` and `on [%]` were on two lines, and a recipe on five."""
+    dataset = open_dataset(study[0] / "ds")
+    shown = TableBuilder(runs=dataset.runs).throughput()
     out = io.StringIO()
-    render.to_terminal(shown.results[0], Console(file=out, width=width))
+    render.to_terminal(shown, Console(file=out, width=width))
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     words = {word for line in lines for word in line.split()}
-    assert {word for name in shown.results[0].columns for word in name.split()} <= words
+    assert {word for name in shown.columns for word in name.split()} <= words
     heads = [line for line in lines if line.lstrip().startswith("Site")]
     assert len(heads) > (width == 100)
     assert all("Recipe" in line for line in heads)
 
 
-def test_a_long_message_is_cut_in_the_tables_and_whole_in_the_csv(tmp_path: Path) -> None:
+def test_a_long_message_is_shortened_in_tables_and_complete_in_csv(tmp_path: Path) -> None:
     message = "CUDA out of memory. " * 20
     write_run(tmp_path / "in", "r-01", status="failed", workload_facts={}, windows=False, message=message.strip())
     text, _ = report_of(tmp_path)
     assert message.strip() not in text
     assert "CUDA out of memory. CUDA out of memory." in text
-    assert "runs.csv has them whole" in text
+    assert "are complete in runs.csv" in text
     assert pl.read_csv(tmp_path / "out" / "runs.csv")["message"][0] == message.strip()
 
 

@@ -9,8 +9,7 @@ import polars as pl
 import pytest
 
 from analysis import columns, published, units
-from analysis.report import poster as poster_tables
-from analysis.report import render, tables
+from analysis.report import poster, render, tables
 from analysis.stats import cells as aggregate
 
 
@@ -32,20 +31,18 @@ def frame(*rows: dict[str, Any]) -> pl.DataFrame:
     return pl.DataFrame([base | row for row in rows], schema=columns.SCHEMA)
 
 
-def test_the_posters_hours_give_its_printed_speedups_through_our_ratio_code() -> None:
-    found = {f"{r.fast}_over_{r.slow}": r for r in tables.published_ratios()}
+def test_the_posters_hours_give_its_printed_speedups() -> None:
+    ratios = {f"{r.fast}_over_{r.slow}": r for r in poster.ratios(frame({}))}
     for claim in published.read("poster_speedup_claims.csv").iter_rows(named=True):
-        ratio = found[claim["comparison"]]
+        ratio = ratios[claim["comparison"]]
         assert ratio.text == f"{claim['low']}\u2013{claim['high']}"
-        assert tuple(f"{end(ratio.by_batch.values()):.1f}" for end in (min, max)) == (
-            str(claim["low"]),
-            str(claim["high"]),
-        )
+        low, high = min(ratio.by_batch.values()), max(ratio.by_batch.values())
+        assert (f"{low:.1f}", f"{high:.1f}") == (str(claim["low"]), str(claim["high"]))
         for batch in (4, 8, 16):
             assert ratio.by_batch[batch] == pytest.approx(claim[f"computed_bs{batch}"], abs=6e-4)
 
 
-def test_the_poster_fed_as_if_measured_gives_ratio_one_and_its_own_speedups() -> None:
+def test_the_poster_as_if_measured_gives_ratio_one_and_its_own_speedups() -> None:
     hours = published.shown().filter(pl.col("metric") == "runtime_h")
     rows = [
         {
@@ -59,21 +56,21 @@ def test_the_poster_fed_as_if_measured_gives_ratio_one_and_its_own_speedups() ->
         }
         for i, r in enumerate(hours.to_dicts())
     ]
-    build = tables.Builder(runs=frame(*rows))
-    table = poster_tables.beside(build, "runtime_h")
+    build = tables.TableBuilder(runs=frame(*rows))
+    table = poster.comparison(build, "runtime_h")
     assert table is not None
     assert [row[-1] for row in table.rows] == ["1.00"] * 10
     assert [row[1] for row in build.gpu_ratios().rows[:3]] == ["1.6\u20131.7", "3.6\u20134.4", "2.3\u20132.6"]
 
 
-def test_the_input_pipeline_changes_are_those_the_poster_prints() -> None:
+def test_the_input_pipeline_changes_match_the_printed_ones() -> None:
     table = published.read("poster_input_pipeline.csv")
     base, tuned, _, exact = (table.row(i, named=True) for i in range(4))
     for name in table.columns[1:]:
         assert 100 * (tuned[name] / base[name] - 1) == pytest.approx(exact[name], abs=0.4), name
 
 
-def test_only_proven_and_likely_figures_are_shown() -> None:
+def test_only_proven_and_likely_values_are_shown() -> None:
     shown = published.shown()
     assert set(shown["status"]) == {"proven", "likely"}
     power = shown.filter((pl.col("metric") == "power_w") & (pl.col("gpu") == "a100"))
@@ -85,13 +82,13 @@ def test_only_proven_and_likely_figures_are_shown() -> None:
     assert "ambiguous" in set(published.load()["status"])
 
 
-def test_published_figures_never_enter_an_aggregate() -> None:
+def test_published_values_never_enter_an_aggregate() -> None:
     cells = aggregate.build_cells(frame({"runtime_h": 9.0, "power_w": 100.0, "images_per_s": 1.0}))
     assert cells.height == 1
     assert cells.select("runtime_h", "runtime_h_min", "runtime_h_max", "power_w", "n").row(0) == (9, 9, 9, 100, 1)
 
 
-def test_what_cannot_be_compared_is_not_averaged_or_is_named() -> None:
+def test_incomparable_runs_are_not_averaged_or_the_mix_is_noted() -> None:
     cells = aggregate.build_cells(
         frame(
             {"run_id": "r-1", "driver": "570", "images_per_s": 10.0},
@@ -108,16 +105,16 @@ def test_what_cannot_be_compared_is_not_averaged_or_is_named() -> None:
         "A40 \u00b7 demo \u00b7 grace",
         "A40 \u00b7 real \u00b7 delta",
     }
-    assert tables.spread(pooled, "images_per_s") == "11.0 (range 10.0 to 12.0)"  # two cards
+    assert tables.mean_text(pooled, "images_per_s") == "11.0 (range 10.0 to 12.0)"  # two cards
 
 
-def test_gpus_are_compared_only_at_the_same_model_and_recipe() -> None:
+def test_gpus_are_compared_only_with_the_same_model_and_recipe() -> None:
     runs = frame(
         {"run_id": "r-1", "gpu": "a40", "images_per_s": 10.0},
         {"run_id": "r-2", "gpu": "a100", "images_per_s": 20.0},
         {"run_id": "r-3", "gpu": "h200", "images_per_s": 900.0, "model": "tiny_inpaint"},
     )
-    pairs = [row[:2] for row in tables.Builder(runs=runs).gpu_ratios().rows if "published" not in row[0]]
+    pairs = [row[:2] for row in tables.TableBuilder(runs=runs).gpu_ratios().rows if "published" not in row[0]]
     assert [text for _, text in pairs] == ["2.0"]
 
 
@@ -141,7 +138,7 @@ def test_numbers_have_three_significant_digits(value: float | None, text: str) -
     assert units.number(value) == text
 
 
-def test_markdown_and_terminal_text_cannot_be_steered_by_a_message() -> None:
+def test_control_characters_and_html_in_a_message_are_harmless() -> None:
     table = tables.Table(id="x", title="T", columns=["Message"], rows=[["a|b <img src=x>\n\x1b[2Jc"]])
     text = render.to_markdown(table)
     assert "<img" not in text
@@ -149,61 +146,61 @@ def test_markdown_and_terminal_text_cannot_be_steered_by_a_message() -> None:
     assert r"a\|b" in text
 
 
-def test_a_formula_in_a_message_is_text_in_the_csv(tmp_path: Any) -> None:
+def test_a_spreadsheet_formula_in_a_message_is_escaped_in_csv(tmp_path: Any) -> None:
     render.runs_csv(frame({"message": '=HYPERLINK("x")'}), tmp_path / "runs.csv")
     assert pl.read_csv(tmp_path / "runs.csv")["message"][0].startswith("'=")
 
 
-def test_another_precision_or_resolution_is_another_cell_and_no_ratio() -> None:
+def test_other_precisions_and_resolutions_are_separate_cells_without_ratio() -> None:
     rows = [{"precision": "bf16"}, {"precision": "fp32"}, {"gpu": "a100", "precision": "bf16", "resolution_px": 256}]
-    build = tables.Builder(runs=frame(*({"images_per_s": 10.0, "resolution_px": 512} | row for row in rows)))
+    build = tables.TableBuilder(runs=frame(*({"images_per_s": 10.0, "resolution_px": 512} | row for row in rows)))
     assert build.cells["n"].to_list() == [1, 1, 1]
     assert {"Precision", "Resolution [px]"} <= set(build.throughput().columns)
     assert all("published" in row[0] for row in build.gpu_ratios().rows)
 
 
-def test_n_and_range_are_those_of_the_metric() -> None:
+def test_n_is_the_number_of_runs_that_have_the_metric() -> None:
     runs = frame({"run_id": "r-1", "images_per_s": 10.0, "power_w": 5.0}, {"run_id": "r-2", "images_per_s": 12.0})
     cell = aggregate.build_cells(runs).row(0, named=True)
     assert (cell["images_per_s_n"], cell["power_w_n"]) == (2, 1)
-    assert tables.spread(cell, "power_w") == "5.00 (n = 1)"
-    assert tables.spread(cell, "joules_per_image") == "\u2013"
+    assert tables.mean_text(cell, "power_w") == "5.00 (n = 1)"
+    assert tables.mean_text(cell, "joules_per_image") == "\u2013"
 
 
-def test_cards_are_counted_and_a_mix_is_named_under_every_table_that_rests_on_it() -> None:
+def test_devices_are_counted_and_every_table_notes_mixed_cells() -> None:
     runs = frame(
         *(
             {"run_id": f"r-{i}", "gpu_uuid": f"GPU-{i}", "node": f"g{i}", "images_per_s": 10.0, "runtime_h": 3.5}
             for i in range(2)
         )
     )
-    build = tables.Builder(runs=runs)
-    poster = poster_tables.beside(build, "runtime_h")
-    assert poster is not None
+    build = tables.TableBuilder(runs=runs)
+    hours = poster.comparison(build, "runtime_h")
+    assert hours is not None
     assert build.throughput().rows[0][4:6] == ["2", "2"]
-    for table in (build.throughput(), build.best_batch(), build.gpu_ratios(), poster):
+    for table in (build.throughput(), build.best_batch(), build.gpu_ratios(), hours):
         assert "A40 batch 8: 2 cards, 2 nodes" in table.note
 
 
-def test_published_hours_have_a_ratio_only_for_as_many_images() -> None:
+def test_published_hours_have_a_ratio_only_for_the_same_number_of_images() -> None:
     row = {"runtime_h": 3.5, "images_per_s": 8.0, "dataset_images": 6500}
     for epochs, known in ((16, True), (1, False), (None, False)):
-        table = poster_tables.beside(tables.Builder(runs=frame(row | {"epochs": epochs})), "runtime_h")
+        table = poster.comparison(tables.TableBuilder(runs=frame(row | {"epochs": epochs})), "runtime_h")
         assert table is not None
         ratio = next(r[-1] for r in table.rows if r[:2] == ["A40", "8"])
         assert (ratio != "\u2013") is known
-        assert ("No ratio where" in table.note) is not known
+        assert ("No ratio unless" in table.note) is not known
 
 
-def test_the_posters_speedups_stand_only_beside_its_own_workload() -> None:
-    other = tables.Builder(runs=frame({"workload": "other", "images_per_s": 1.0})).gpu_ratios()
-    assert not any("published" in row[0] for row in other.rows)
+def test_published_speedups_appear_only_beside_the_same_workload() -> None:
+    assert poster.ratios(frame({"workload": "other", "images_per_s": 1.0})) == []
+    assert poster.ratios(frame({"images_per_s": 1.0}))
 
 
-def test_skipped_photographs_are_listed_once_and_capped() -> None:
+def test_skipped_images_are_listed_once_and_up_to_a_limit() -> None:
     lost = json.dumps([{"file": f"{i}.jpg", "reason": "truncated"} for i in range(60)])
     rows = [{"run_id": f"r-{i}", "images_skipped": 90, "skipped_images": lost} for i in range(2)]
-    table = tables.photographs_skipped(frame(*rows), "Photographs skipped")
+    table = tables.TableBuilder(runs=frame(*rows)).skipped_images()
     assert len(table.rows) == 50
     assert table.rows[0] == ["grace", "0.jpg", "truncated"]
-    assert "50 shown; one run skipped 90 at most" in table.note
+    assert "50 listed; the run that skipped most skipped 90." in table.note

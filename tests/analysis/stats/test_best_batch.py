@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from analysis.report import report, study_tables, tables
-from analysis.report.tables import Builder
+from analysis.report.tables import TableBuilder
 from analysis.stats import best_batch
 from analysis.stats import cells as aggregate
 from analysis.stats.best_batch import Decision
@@ -25,15 +25,15 @@ def runs_of(batch: int, *speeds: float, card: str | None = "GPU-1", **more: Any)
 
 def decide(*rows: dict[str, Any]) -> Decision:
     runs = frame(*rows)
-    (decision,) = best_batch.decide_batches(Builder(runs=runs).cells, runs)
+    (decision,) = best_batch.decide_batches(TableBuilder(runs=runs).cells, runs)
     return decision
 
 
 def test_cell_of_one_run_has_no_interval() -> None:
     cells = aggregate.build_cells(frame(*runs_of(8, 10.0, 11.0, 12.0), *runs_of(16, 20.0)))
     several, single = cells.to_dicts()
-    assert tables.spread(several, "images_per_s") == "11.0 (8.52 to 13.5)"
-    assert tables.spread(single, "images_per_s") == "20.0"
+    assert tables.mean_text(several, "images_per_s") == "11.0 (8.52 to 13.5)"
+    assert tables.mean_text(single, "images_per_s") == "20.0"
     assert (single["images_per_s_low"], single["images_per_s_n"]) == (None, 1)
 
 
@@ -42,17 +42,18 @@ def test_runs_on_several_cards_have_the_interval_over_cards() -> None:
     cards = (("GPU-1", 10.0), ("GPU-2", 11.0), ("GPU-3", 12.0))
     rows = [row for card, value in cards for row in runs_of(8, value, value, value, card=card, node=card)]
     (cell,) = aggregate.build_cells(frame(*rows)).to_dicts()
-    assert tables.spread(cell, "images_per_s") == "11.0 (8.52 to 13.5)"
+    assert tables.mean_text(cell, "images_per_s") == "11.0 (8.52 to 13.5)"
 
 
 def test_two_runs_or_two_cards_show_their_range_and_no_interval() -> None:
     """Regression: 78.3 images/s from 72.6 to 81.9 on two cards stood there as `45.1 to 111`."""
     rows = runs_of(8, 10.0, 10.0, 10.0) + runs_of(8, 12.0, 12.0, 12.0, card="GPU-2", node="b") + runs_of(16, 1.0, 2.0)
     two_cards, two_runs = aggregate.build_cells(frame(*rows)).to_dicts()
-    assert tables.spread(two_cards, "images_per_s") == "11.0 (range 10.0 to 12.0)"
-    assert tables.spread(two_runs, "images_per_s") == "1.50 (range 1.00 to 2.00)"
+    assert tables.mean_text(two_cards, "images_per_s") == "11.0 (range 10.0 to 12.0)"
+    assert tables.mean_text(two_runs, "images_per_s") == "1.50 (range 1.00 to 2.00)"
     assert (
-        tables.spread(aggregate.build_cells(frame(*runs_of(8, 3.0, 3.0))).row(0, named=True), "images_per_s") == "3.00"
+        tables.mean_text(aggregate.build_cells(frame(*runs_of(8, 3.0, 3.0))).row(0, named=True), "images_per_s")
+        == "3.00"
     )
 
 
@@ -70,7 +71,7 @@ def test_interval_is_clipped_to_possible_values(
 
 
 def test_too_few_runs_for_an_interval_differ_where_they_do_not_overlap() -> None:
-    """Regression: 117 images/s was `not told from` 78, because two pairs have an interval of a factor of two."""
+    """Regression: 117 images/s was tied with 78, because two pairs have an interval of a factor of two."""
     slow, fast = runs_of(8, 72.6, 78.7), runs_of(16, 117.1, 117.6, 117.4)
     clear = aggregate.build_cells(frame(*slow, *fast)).to_dicts()
     assert aggregate.is_distinguishable(clear[1], clear[0], "images_per_s", lower_is_better=False)
@@ -83,47 +84,47 @@ def test_too_few_runs_for_an_interval_differ_where_they_do_not_overlap() -> None
 def test_gpu_ratios_have_intervals_and_mark_ties() -> None:
     rows = runs_of(8, 10.0, 10.2, 9.9) + runs_of(8, 20.0, 20.3, 20.1, gpu="a100", card="GPU-2")
     rows += runs_of(16, 10.0, 10.4, 9.8) + runs_of(16, 10.1, 10.3, 9.9, gpu="a100", card="GPU-2")
-    row = Builder(runs=frame(*rows)).gpu_ratios().rows[0]
+    row = TableBuilder(runs=frame(*rows)).gpu_ratios().rows[0]
     assert row[0] == "A100 / A40"
     at_8, at_16 = row[2].split(", 16: ")
     assert at_8.startswith("8: 2.01 (1.9")
-    assert at_16.startswith("1.00 (no difference seen, 0.9")
+    assert at_16.startswith("1.00 (tie, 0.9")
 
 
 def test_one_run_per_side_gives_a_ratio_without_interval() -> None:
     rows = [*runs_of(8, 10.0), *runs_of(8, 20.0, gpu="a100", card="GPU-2")]
-    assert Builder(runs=frame(*rows)).gpu_ratios().rows[0][2] == "8: 2.00"
+    assert TableBuilder(runs=frame(*rows)).gpu_ratios().rows[0][2] == "8: 2.00"
 
 
 def test_recipes_outside_studies_are_compared_by_pairs_of_card_and_seed() -> None:
     rows = runs_of(8, 10.0, 12.0, 14.0) + runs_of(8, 11.0, 13.2, 15.4, recipe="tf32")
-    table = study_tables.between(Builder(runs=frame(*rows)))
+    table = study_tables.recipe_comparison(TableBuilder(runs=frame(*rows)))
     assert table is not None
     assert table.rows == [["A40", "8", "grace", "tf32", "baseline", "+10.0 % (+10.0 to +10.0)"]]
-    assert study_tables.between(Builder(runs=frame(*runs_of(8, 10.0)))) is None
+    assert study_tables.recipe_comparison(TableBuilder(runs=frame(*runs_of(8, 10.0)))) is None
 
 
 def test_headline_lists_ties_of_the_fastest() -> None:
-    """Regression: it named a winner that the table of levers called no difference seen."""
+    """Regression: it named a winner that the table of levers called tie."""
     rows = runs_of(8, 10.0, 10.2, 9.9) + runs_of(16, 10.1, 10.0, 10.1) + runs_of(32, 5.0, 5.1, 5.2)
-    line = report._headline(Builder(runs=frame(*rows)))
-    assert "Fastest: A40 at batch 16, 10.1 images/s; not told from it: A40 at batch 8." in line
-    clear = report._headline(Builder(runs=frame(*rows[3:])))
+    line = report.headline(TableBuilder(runs=frame(*rows)))
+    assert "Fastest: A40 at batch 16, 10.1 images/s; tied with A40 at batch 8." in line
+    clear = report.headline(TableBuilder(runs=frame(*rows[3:])))
     assert "Fastest: A40 at batch 16, 10.1 images/s. Least energy" in clear
 
 
 @pytest.mark.parametrize("other", [{"demonstration": True}, {"resolution_px": 256}, {"model": "tiny_inpaint"}])
 def test_headline_names_no_fastest_across_different_work(other: dict[str, Any]) -> None:
-    """Regression: a measured A40 was the fastest and `not told from` a replayed recording."""
+    """Regression: a measured A40 was the fastest and tied with a replayed recording."""
     rows = runs_of(8, 10.0, resolution_px=512) + runs_of(8, 10.1, gpu="h200", **{"resolution_px": 512, **other})
-    line = report._headline(Builder(runs=frame(*rows)))
+    line = report.headline(TableBuilder(runs=frame(*rows)))
     assert "Fastest:" not in line
-    assert "no fastest of all" in line
+    assert "there is no overall fastest" in line
 
 
 def test_headline_counts_ties_beyond_the_first_three() -> None:
     rows = [row for batch in (1, 2, 4, 8, 16) for row in runs_of(batch, 10.0, 10.0 + batch / 100, 9.9)]
-    assert "and 1 more." in report._headline(Builder(runs=frame(*rows)))
+    assert "and 1 more." in report.headline(TableBuilder(runs=frame(*rows)))
 
 
 def test_single_runs_within_two_percent_tie_and_the_smallest_batch_is_chosen() -> None:
@@ -197,9 +198,9 @@ def test_larger_batch_is_proposed_where_the_largest_is_best_and_fits() -> None:
 
 def test_every_series_has_a_row_also_without_energy() -> None:
     rows = runs_of(8, 10.0, joules_per_image=None) + runs_of(8, 20.0, gpu="a100")
-    table = Builder(runs=frame(*rows)).best_batch()
+    table = TableBuilder(runs=frame(*rows)).best_batch()
     assert [row[0] for row in table.rows] == ["A40", "A100"]
-    assert table.rows[0][1:8] == ["8", "8", "10.0", "only batch measured; n = 1", "\u2013", "\u2013", "\u2013"]
+    assert table.rows[0][1:8] == ["8", "8", "10.0", "only one batch measured; n = 1", "\u2013", "\u2013", "\u2013"]
 
 
 @pytest.mark.parametrize("lower_is_better", [True, False])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
-from analysis.report.tables import Builder
+from analysis.report.tables import TableBuilder
 from analysis.stats import bottleneck, cells
 from analysis.stats.bottleneck import SweepEvidence
 from inpaint_bench.core.config import parse_config
@@ -114,7 +114,7 @@ def test_elasticity_and_memory_limit_come_from_the_runs_of_the_series() -> None:
 
 
 def test_table_shows_tier_evidence_and_runner_up() -> None:
-    table, _ = Builder(runs=frame({"data_wait_pct": 31.0, "gpu_util_pct": 60.0})).bottlenecks()
+    table, _ = TableBuilder(runs=frame({"data_wait_pct": 31.0, "gpu_util_pct": 60.0})).bottlenecks()
     row = dict(zip(table.columns, table.rows[0], strict=True))
     assert (row["Class"], row["Tier"]) == ("data_starved", "3")
     assert row["Evidence"] == "data wait 31.0 %, GPU idle 40.0 %"
@@ -125,7 +125,7 @@ def test_advice_is_listed_once_per_class_with_the_own_site_gpu_and_recipe() -> N
     starved = {"data_wait_pct": 31.0, "gpu_util_pct": 60.0, "recipe": "tf32", "recipe_parts": "baseline,tf32"}
     rows = [starved | {"run_id": f"r-{batch}", "batch": batch} for batch in (16, 8)]
     rows += [{"run_id": "r-hot", "throttle_thermal_pct": 9.0, "node": "g007"}]
-    _, table = Builder(runs=frame(*rows)).bottlenecks()
+    _, table = TableBuilder(runs=frame(*rows)).bottlenecks()
     assert [row[:6] for row in table.rows] == [
         ["data_starved", "A40", "grace", "tf32", "8, 16", "2"],
         ["thermal_throttled", "A40", "grace", "baseline", "8", "1"],

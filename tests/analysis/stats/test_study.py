@@ -11,8 +11,9 @@ import pytest
 
 from analysis import published
 from analysis.report import poster, study_tables
-from analysis.report.figures import by_batch, study_figures
-from analysis.report.tables import Builder, Table
+from analysis.report.figures import by_batch
+from analysis.report.figures import study as study_figures
+from analysis.report.tables import Table, TableBuilder
 from analysis.stats import study
 from tests.analysis.report.test_tables import frame
 
@@ -29,7 +30,7 @@ def run(kind: str, parts: str, speed: float | None = None, **more: Any) -> dict[
 
 def table_of(*rows: dict[str, Any], which: int = 0) -> Table:
     runs = frame(*rows)
-    return study_tables.table(Builder(runs=runs), study.comparisons(runs)[which])
+    return study_tables.table(TableBuilder(runs=runs), study.comparisons(runs)[which])
 
 
 def column(table: Table, name: str) -> list[str]:
@@ -42,8 +43,8 @@ def test_ladder_shows_gains_over_previous_step_and_over_base() -> None:
     rows = [run("ladder", p, v * (1 + s), seed=s) for p, v in speeds.items() for s in (0, 1, 2)]
     table = table_of(*rows)
     assert column(table, "Step") == ["baseline", "+ tf32", "+ compile", "+ cache_image+cache_masked"]
-    assert column(table, "Against the step before")[1:3] == ["+10.0 % (+10.0 to +10.0)", "+20.0 % (+20.0 to +20.0)"]
-    assert column(table, "Against the base")[2] == "+32.0 % (+32.0 to +32.0)"
+    assert column(table, "Relative to previous step")[1:3] == ["+10.0 % (+10.0 to +10.0)", "+20.0 % (+20.0 to +20.0)"]
+    assert column(table, "Relative to base")[2] == "+32.0 % (+32.0 to +32.0)"
     assert column(table, "n") == ["3", "3", "3", "0"]
 
 
@@ -55,7 +56,7 @@ def test_step_without_valid_run_keeps_its_place_with_a_reason() -> None:
         run("ladder", "baseline,tf32,compile", **lacking, resolution_px=None),
     )
     assert column(table, "Images/s") == ["10.0", "no valid run", "unavailable", "not run yet"]
-    assert column(table, "Levers as found")[1:] == [
+    assert column(table, "Lever check")[1:] == [
         "failed (oom_gpu)",
         "unavailable: no compiler on this node",
         "not run yet",
@@ -65,7 +66,7 @@ def test_step_without_valid_run_keeps_its_place_with_a_reason() -> None:
 
 def test_step_after_a_missing_one_is_compared_with_the_last_measured() -> None:
     table = table_of(run("ladder", "baseline", 10.0), run("ladder", "baseline,tf32,compile", 12.0))
-    assert column(table, "Against the step before")[2] == "+20.0 % (n = 1, no interval, against baseline)"
+    assert column(table, "Relative to previous step")[2] == "+20.0 % (n = 1, no interval, relative to baseline)"
 
 
 def test_difference_within_the_scatter_is_reported_as_none() -> None:
@@ -73,22 +74,22 @@ def test_difference_within_the_scatter_is_reported_as_none() -> None:
     rows += [run("one_at_a_time", "baseline,tf32", v, seed=s) for s, v in enumerate((10.1, 9.9, 10.2))]
     rows += [run("one_at_a_time", "baseline,compile", 12.0)]
     table = table_of(*rows)
-    gains = column(table, "Against the base")
-    assert gains[1].startswith("no difference seen (+0.3 %, ")
+    gains = column(table, "Relative to base")
+    assert gains[1].startswith("tie (+0.3 %, ")
     assert gains[2] == "+20.0 % (n = 1, no interval)"
 
 
 def test_runs_of_different_cards_are_marked_unpaired() -> None:
     rows = [run("one_at_a_time", "baseline", 10.0 + s, seed=s) for s in (0, 1)]
     rows += [run("one_at_a_time", "baseline,tf32", 40.0 + s, seed=s, gpu_uuid="GPU-2") for s in (0, 1)]
-    assert column(table_of(*rows), "Against the base")[1].endswith(", unpaired)")
+    assert column(table_of(*rows), "Relative to base")[1].endswith(", unpaired)")
 
 
 def test_runs_without_a_seed_are_not_paired() -> None:
     """Regression: every run of a card had the same key, so that all of them became one pair."""
     rows = [run("one_at_a_time", "baseline", 10.0 + s, seed=None, run_id=f"b-{s}") for s in range(3)]
     rows += [run("one_at_a_time", "baseline,tf32", 40.0 + s, seed=None, run_id=f"t-{s}") for s in range(3)]
-    assert column(table_of(*rows), "Against the base")[1].endswith(", unpaired)")
+    assert column(table_of(*rows), "Relative to base")[1].endswith(", unpaired)")
 
 
 def test_leave_one_out_shows_the_change_without_each_lever() -> None:
@@ -132,7 +133,7 @@ def test_run_without_overrides_is_matched_by_its_recipe_name() -> None:
     ]
     table = table_of(*rows)
     assert column(table, "n") == ["1", "0", "1", "0"]
-    assert "1 run(s) of this study have a recipe that is none of its steps" in table.note
+    assert "1 run of this study with a recipe that is not one of its steps" in table.note
 
 
 def test_inactive_lever_is_marked_with_its_effective_value() -> None:
@@ -141,9 +142,10 @@ def test_inactive_lever_is_marked_with_its_effective_value() -> None:
 
     levers = json.dumps([lever("tf32", True), lever("compile", False), lever("ema", None)])
     table = table_of(run("ladder", "baseline,tf32,compile", 12.0, levers=levers))
-    (cell,) = [text for text in column(table, "Levers as found") if "compile" in text]
-    assert cell.startswith(f"{study_tables.NOT_ACTIVE} compile not active: asked flash, found math (kernel gemm)")
-    assert "ema: asked flash, found math, not checked" in cell
+    (cell,) = [text for text in column(table, "Lever check") if "compile" in text]
+    mark = study_tables.NOT_ACTIVE
+    assert cell.startswith(f"{mark} compile not active: requested flash, effective math (kernel gemm)")
+    assert "ema: requested flash, effective math, not verified" in cell
     assert cell.endswith("1 more active")
 
 
@@ -166,8 +168,11 @@ def test_recipe_that_exceeds_parity_is_marked_and_listed_in_the_note() -> None:
     ]
     table = table_of(*rows)
     mark = study_tables.NOT_ACTIVE
-    assert column(table, "Parity")[1:3] == [f"{mark} far: 0.400 (gradient)", f"{mark} far: not finite"]
-    assert "Far from the reference, and so no longer the same computation: tf32, compile." in table.note
+    assert column(table, "Parity")[1:3] == [
+        f"{mark} out of tolerance: 0.400 (gradient)",
+        f"{mark} out of tolerance: not finite",
+    ]
+    assert "Parity error out of tolerance, so not the same computation: tf32, compile." in table.note
 
 
 def test_note_lists_the_batches_found_by_the_search() -> None:
@@ -175,7 +180,7 @@ def test_note_lists_the_batches_found_by_the_search() -> None:
         run("one_at_a_time", "baseline", 10.0, batch=40, batch_requested="auto"),
         run("one_at_a_time", "baseline,tf32", 30.0, batch=64, batch_requested="auto"),
     ]
-    assert "found for it (batch=auto): baseline 40, tf32 64." in table_of(*rows).note
+    assert "found by search (batch=auto): baseline 40, tf32 64." in table_of(*rows).note
     assert "batch=auto" not in table_of(run("one_at_a_time", "baseline", 10.0)).note
 
 
@@ -185,9 +190,9 @@ def test_recipes_on_a_bundle_are_separate_cells() -> None:
     rows = [run("ladder", "tuned", 10.0, recipe="tuned", **on)]
     rows += [run("ladder", "tuned,tf32", 11.0, recipe="tuned+tf32", recipe_parts=None, **on)]
     runs = frame(*rows)
-    build = Builder(runs=runs)
+    build = TableBuilder(runs=runs)
     assert build.cells.select("recipe", "n").rows() == [("tuned", 1)]
-    assert build.apart == ["tuned+tf32"]
+    assert build.study_recipes == ["tuned+tf32"]
     table = study_tables.table(build, study.comparisons(runs)[0])
     assert column(table, "n") == ["1", "1", "0"]
     assert column(table, "Recipe") == ["tuned", "tuned+tf32", "tuned+tf32+cudnn_benchmark"]
@@ -198,16 +203,16 @@ def test_failed_attempt_with_a_valid_retry_is_not_listed() -> None:
     table = table_of(
         run("ladder", "baseline", 10.0, **same, seed=1), run("ladder", "baseline", status="failed", **same)
     )
-    assert column(table, "Levers as found")[0] == "\u2013"
+    assert column(table, "Lever check")[0] == "\u2013"
 
 
 def test_overview_tables_exclude_recipes_of_studies() -> None:
     rows = [run("one_at_a_time", f"baseline,{name}", 10.0, recipe=name) for name in LEVERS]
     runs = frame({"run_id": "r-main", "images_per_s": 9.0}, run("one_at_a_time", "baseline", 9.5), *rows)
-    build = Builder(runs=runs)
+    build = TableBuilder(runs=runs)
     assert {row[3] for row in build.throughput().rows} == {"baseline"}
-    assert "3 further recipe(s) ran only in studies" in build.throughput().note
-    only_study = Builder(runs=runs.filter(pl.col("run_id") != "r-main"))
+    assert "3 more recipes ran in studies only" in build.throughput().note
+    only_study = TableBuilder(runs=runs.filter(pl.col("run_id") != "r-main"))
     assert {row[3] for row in only_study.throughput().rows} == {"baseline"}
 
 
@@ -216,7 +221,7 @@ def test_study_figure_shows_n_of_every_step_and_what_is_missing(kind: str) -> No
     parts = study.STUDIES[kind]("baseline", LEVERS)
     rows = [run(kind, ",".join(one), 10.0 + i, seed=s) for i, one in enumerate(parts[:-1]) for s in (0, 1)]
     rows.append(run(kind, ",".join(parts[-1]), status="failed", reason="unavailable", message="no"))
-    (figure,) = study_figures.draw(study.comparisons(frame(*rows)), demonstration=False)
+    (figure,) = study_figures.draw(study.comparisons(frame(*rows)))
     texts = re.findall(r">([^<>]+)</text>", figure.svg)
     assert texts.count("n = 2") == len(parts) - 1 - (kind != "ladder")
     assert "unavailable" in texts
@@ -226,8 +231,7 @@ def test_study_figure_shows_n_of_every_step_and_what_is_missing(kind: str) -> No
 def test_single_gains_are_sorted_in_descending_order() -> None:
     speeds = {"": 10.0, ",tf32": 9.0, ",compile": 13.0, ",cache_image,cache_masked": 11.0}
     rows = [run("one_at_a_time", f"baseline{p}", v, seed=s) for p, v in speeds.items() for s in (0, 1)]
-    (figure,) = study_figures.draw(study.comparisons(frame(*rows)), demonstration=True)
-    assert figure.title.startswith("Demonstration: ")
+    (figure,) = study_figures.draw(study.comparisons(frame(*rows)))
     places = [figure.svg.index(f">{name}</text>") for name in ("compile", "cache_image+cache_masked", "tf32")]
     assert places == sorted(places)
 
@@ -235,7 +239,7 @@ def test_single_gains_are_sorted_in_descending_order() -> None:
 def test_study_without_a_valid_run_has_a_table_and_no_figure() -> None:
     comparisons = study.comparisons(frame(run("ladder", "baseline", status="failed", reason="timeout")))
     assert len(comparisons) == 1
-    assert study_figures.draw(comparisons, demonstration=False) == []
+    assert study_figures.draw(comparisons) == []
 
 
 def _pipeline(metrics: dict[str, tuple[float, float]], **more: Any) -> list[dict[str, Any]]:
@@ -251,25 +255,27 @@ def _pipeline(metrics: dict[str, tuple[float, float]], **more: Any) -> list[dict
 
 def test_published_inputs_reproduce_the_published_changes() -> None:
     printed = published.read("poster_input_pipeline.csv").to_dicts()
-    published_columns = poster._PIPELINE
-    build = Builder(runs=frame(*_pipeline({m: (printed[0][c], printed[1][c]) for m, c in published_columns.items()})))
+    published_columns = poster.PIPELINE_COLUMNS
+    build = TableBuilder(
+        runs=frame(*_pipeline({m: (printed[0][c], printed[1][c]) for m, c in published_columns.items()}))
+    )
     (table,) = poster.pipeline(build)
     for row, name in zip(table.rows, published_columns.values(), strict=True):
-        change = float(row[3].removeprefix("no difference seen (").split(" %")[0])
+        change = float(row[3].removeprefix("tie (").split(" %")[0])
         assert change == pytest.approx(printed[3][name], abs=0.4), name
         assert row[6] == f"{printed[2][name]:+g} %"
 
 
 def test_published_pipeline_is_shown_only_for_h200_at_batch_16() -> None:
     rows = _pipeline({"images_per_s": (10.0, 11.0)}, gpu="a40")
-    (table,) = poster.pipeline(Builder(runs=frame(*rows)))
+    (table,) = poster.pipeline(TableBuilder(runs=frame(*rows)))
     assert {cell for row in table.rows for cell in row[4:]} == {"\u2013"}
-    assert poster.pipeline(Builder(runs=frame(*rows[:2]))) == []
+    assert poster.pipeline(TableBuilder(runs=frame(*rows[:2]))) == []
 
 
 def test_tuned_recipe_is_not_compared_with_the_published_untuned_sweep() -> None:
-    build = Builder(runs=frame(*_pipeline({"power_w": (661.0, 630.0)})))
-    table = poster.beside(build, "power_w")
+    build = TableBuilder(runs=frame(*_pipeline({"power_w": (661.0, 630.0)})))
+    table = poster.comparison(build, "power_w")
     assert table is not None
     published_of = {row[0]: row[5] for row in table.rows if row[1] == "16" and row[0].startswith("H200")}
     assert published_of == {"H200 \u00b7 poster_baseline": "661", "H200 \u00b7 poster_optimized": "\u2013"}
@@ -278,8 +284,8 @@ def test_tuned_recipe_is_not_compared_with_the_published_untuned_sweep() -> None
 def test_figures_show_no_more_series_than_colours_and_count_the_others() -> None:
     rows = [{"run_id": f"r-{i}", "recipe": f"workers_{i}", "images_per_s": 10.0 + i} for i in range(20)]
     rows += [{"run_id": f"r-b{b}", "recipe": "baseline", "batch": b, "images_per_s": 9.0} for b in (8, 16)]
-    cells = Builder(runs=frame(*rows)).cells
-    figure = next(f for f in by_batch.draw(cells, frame(*rows), prefix="") if f.id == "fig-images_per_s")
+    cells = TableBuilder(runs=frame(*rows)).cells
+    figure = next(f for f in by_batch.draw(cells, frame(*rows)) if f.id == "fig-images_per_s")
     assert len(figure.run_ids) == 2 + 7
     assert "Recipes shown: baseline, " in figure.caption
-    assert "13 more are in the tables." in figure.caption
+    assert "the tables have 13 more." in figure.caption
