@@ -1,8 +1,9 @@
-"""Makes the synthetic captures: `python -m benchmarks.make_synthetic_captures [FOLDER]`.
+"""Makes the synthetic captures of GPUs that nobody has recorded yet.
 
-For GPUs that nobody has recorded yet. Which calls fail follows each chip's documented behaviour; levels come
-from the sources in `note`, and what the note calls assumed has no source. The same seed gives the same
-bytes. 3 s idle, 1 s of ramp, then 30 s of load that replay loops over.
+usage: python -m benchmarks.make_synthetic_captures [FOLDER]     (default: the packaged captures)
+
+Which calls fail follows each chip's documented behaviour. Levels come from the sources in `note`; what the note calls
+assumed has no source. Equal seeds give equal bytes: 3 s idle, 1 s of ramp, then 30 s of load that replay loops over.
 """
 
 from __future__ import annotations
@@ -13,17 +14,39 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inpaint_bench.telemetry.nvml.capture_file import PACKAGED, SUFFIX, save
+from pynvml import (
+    NVML_ERROR_NOT_SUPPORTED,
+    NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,
+    NVML_FI_DEV_MEMORY_TEMP,
+    NVML_FI_DEV_PCIE_REPLAY_COUNTER,
+    NVML_FI_DEV_POWER_AVERAGE,
+    NVML_FI_DEV_POWER_INSTANT,
+    NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION,
+    NVML_POWER_SCOPE_MEMORY,
+)
+
+from inpaint_bench.telemetry.nvml.capture_file import (
+    FORMAT,
+    PACKAGED,
+    SUFFIX,
+    Capture,
+    CaptureMeta,
+    Series,
+    field_key,
+    gpm_key,
+    save,
+)
+from inpaint_bench.telemetry.sampling.streams import GPM, SLOW
 from inpaint_bench.telemetry.sources.co_tenants import OURS
 
 _IDLE_S, _RAMP_S, _LOAD_S = 3.0, 1.0, 30.0
-_NOT_SUPPORTED = 3
+_THROTTLE_COUNTERS = [item.id for item in SLOW.fields if item.column.startswith("throttle_")]
 Levels = tuple[float, float]  # idle, load
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """Idle and load levels of one GPU. None: the card has no such sensor."""
+    """Idle and load levels of one GPU; None: the card has no such sensor."""
 
     name: str
     gpu: str
@@ -31,7 +54,7 @@ class Card:
     note: str
     limit_w: float
     power_w: Levels
-    has_average: bool  # field 185, scope 0
+    has_average: bool  # NVML_FI_DEV_POWER_AVERAGE of the GPU
     power_mem_w: Levels | None
     util_pct: Levels
     mem_active_pct: Levels
@@ -46,9 +69,9 @@ class Card:
     ecc: int | None
     mig: int | None
     gpm_pct: tuple[float, float, float, float] | None  # under load; SM, occupancy, tensor, DRAM. None: before Hopper
-    recovery: int | None  # field 230. None: not known whether this driver has it, so not in the capture
+    recovery: int | None  # recovery action; None: unknown whether this driver has it, so not in the capture
     wobble_w: float  # how much a training step makes power swing: assumed
-    unknown: tuple[str, ...] = ()  # calls whose answer nobody has seen: not in the capture
+    unknown: tuple[str, ...] = ()  # calls whose result is unknown: not in the capture
 
 
 _COMMON = "Clocks and idle levels without another source are assumed. Not a measurement."
@@ -108,7 +131,7 @@ CARDS = (
         gpm_pct=None,
         recovery=None,
         wobble_w=10,
-        unknown=("field:82:0",),
+        unknown=(field_key(NVML_FI_DEV_MEMORY_TEMP),),
     ),
     Card(
         name="h200-synthetic",
@@ -140,8 +163,8 @@ CARDS = (
 )
 
 
-def make(card: Card) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The capture's meta and calls."""
+def make(card: Card) -> Capture:
+    """Return the capture of a card."""
     rng = random.Random(card.name)
     length_s = _IDLE_S + _RAMP_S + _LOAD_S
     fast = [round(0.1 * i, 1) for i in range(round(length_s * 10))]
@@ -174,63 +197,65 @@ def make(card: Card) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         "ecc_mode": _always(card.ecc),
         "mig_mode": _always(card.mig),
         "max_sm_clock_mhz": _always(card.max_sm_mhz),
-        "field:186:0": _over(fast, [round(p * 1000) for p in power_w]),
-        "field:185:0": _over(fast, [round(p * 1000) for p in average_w] if card.has_average else None),
-        "field:83:0": _over(fast, energy_mj),
+        field_key(NVML_FI_DEV_POWER_INSTANT): _over(fast, [round(p * 1000) for p in power_w]),
+        field_key(NVML_FI_DEV_POWER_AVERAGE): _over(
+            fast, [round(p * 1000) for p in average_w] if card.has_average else None
+        ),
+        field_key(NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION): _over(fast, energy_mj),
         "total_energy_mj": _over(fast, energy_mj),
         "utilization": _over(fast, utilization),
-        "field:185:2": _over(slow, _sensor(card.power_mem_w, slow, 1000)),
-        "field:82:0": _over(slow, _sensor(card.temp_mem_c, slow, 1)),
+        field_key(NVML_FI_DEV_POWER_AVERAGE, NVML_POWER_SCOPE_MEMORY): _over(
+            slow, _sensor(card.power_mem_w, slow, 1000)
+        ),
+        field_key(NVML_FI_DEV_MEMORY_TEMP): _over(slow, _sensor(card.temp_mem_c, slow, 1)),
         "sm_clock_mhz": _over(slow, [15 * round(near(card.sm_mhz, t, 20) / 15) for t in slow]),
         "mem_clock_mhz": _over(slow, [near(card.mem_mhz, t, 0) for t in slow]),
         "throttle_reasons": _over(slow, [0 if _share(t) else 1 for t in slow]),
         "temperature_c": _over(slow, [near(card.temp_c, t, 0.6) for t in slow]),
         "memory": _over(slow, memory),
-        **{f"field:{field_id}:0": _over(slow, [0] * len(slow)) for field_id in (74, 269, 270, 271)},
+        **{field_key(field_id): _over(slow, [0] * len(slow)) for field_id in _THROTTLE_COUNTERS},
     }
     calls.update(_gpm(card, slow))
     calls.update(
         ecc_volatile=_always([0, 0]),
         ecc_aggregate=_always([0, 0]),
         remapped_rows=_always([0, 0, 0, 0]),
-        xids=_always(None) | {"code": [0]},
+        xids=Series([0], 0, [None]),
         compute_processes=_always([OURS]),
     )
-    calls["field:94:0"] = _always(0)
+    calls[field_key(NVML_FI_DEV_PCIE_REPLAY_COUNTER)] = _always(0)
     if card.recovery is not None:
-        calls["field:230:0"] = _always(card.recovery)
+        calls[field_key(NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)] = _always(card.recovery)
     for key in card.unknown:
         del calls[key]
-    meta = {
-        "name": card.name,
-        "gpu": card.gpu,
-        "driver": card.driver,
-        "recorded_on": None,
-        "tool": "inpaint_bench telemetry.make_synthetic",
-        "synthetic": True,
-        "note": card.note,
-        "duration_ms": length_s * 1000,
-        "loop_from_ms": (_IDLE_S + _RAMP_S) * 1000,
-    }
-    return meta, calls
+    meta = CaptureMeta(
+        gpu=card.gpu,
+        driver=card.driver,
+        tool="benchmarks.make_synthetic_captures",
+        synthetic=True,
+        note=card.note,
+        duration_ms=length_s * 1000,
+        loop_from_ms=(_IDLE_S + _RAMP_S) * 1000,
+    )
+    return Capture(format=FORMAT, meta=meta, calls=calls)
 
 
-def _gpm(card: Card, times_s: list[float]) -> dict[str, dict[str, Any]]:
-    """GPM metrics by id. PCIe and NVLink: a card that works alone."""
-    metrics = (2, 3, 5, 10, 20, 21, 60, 61)
+def _gpm(card: Card, times_s: list[float]) -> dict[str, Series]:
+    """Return the series of the GPM metrics; PCIe and NVLink are those of a card that works alone."""
+    metrics = sorted(item.id for item in GPM.gpm)  # SM, occupancy, tensor, DRAM, PCIe TX and RX, NVLink RX and TX
     if card.gpm_pct is None:
-        return {f"gpm:{metric}": _always(None) for metric in metrics}
+        return {gpm_key(metric): _always(None) for metric in metrics}
     rng = random.Random(f"{card.name} gpm")
     loads = (*card.gpm_pct, 60.0, 450.0, 0.0, 0.0)
     series = {}
     for metric, load in zip(metrics, loads, strict=True):
         values = [round(load * _share(t) * rng.uniform(0.97, 1.03), 2) for t in times_s]
-        series[f"gpm:{metric}"] = _over(times_s, values)
+        series[gpm_key(metric)] = _over(times_s, values)
     return series
 
 
 def _share(t_s: float) -> float:
-    """0 at idle, 1 under load."""
+    """Return 0 at idle, 1 under load."""
     return min(max((t_s - _IDLE_S) / _RAMP_S, 0.0), 1.0)
 
 
@@ -242,22 +267,21 @@ def _sensor(levels: Levels | None, times_s: list[float], scale: int) -> list[int
     return None if levels is None else [round(_level(levels, t) * scale) for t in times_s]
 
 
-def _over(times_s: list[float], values: list[Any] | None) -> dict[str, Any]:
-    """A series; None: the card answers NOT_SUPPORTED, at every time."""
-    if values is None:
-        return _always(None)
-    return {"t_ms": [round(t * 1000) for t in times_s], "code": [0] * len(values), "value": values}
+def _over(times_s: list[float], values: list[Any] | None) -> Series:
+    """Return a series over time; None: the card returns NOT_SUPPORTED."""
+    return _always(None) if values is None else Series([round(t * 1000) for t in times_s], 0, values)
 
 
-def _always(value: Any) -> dict[str, Any]:
-    return {"t_ms": [0], "code": [_NOT_SUPPORTED if value is None else 0], "value": [value]}
+def _always(value: Any) -> Series:
+    return Series([0], NVML_ERROR_NOT_SUPPORTED if value is None else 0, [value])
 
 
 def main() -> int:
+    """Write the captures."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else PACKAGED
     for card in CARDS:
         path = folder / f"{card.name}{SUFFIX}"
-        save(path, *make(card))
+        save(path, make(card))
         print(f"{path}: {path.stat().st_size / 1000:.1f} kB")
     return 0
 

@@ -31,8 +31,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from inpaint_bench.core import schema as contract
-from inpaint_bench.telemetry.spec import Spec
-from inpaint_bench.telemetry.storage.recover import recover
+from inpaint_bench.telemetry.spec import SidecarSpec
+from inpaint_bench.telemetry.storage.parts import recover_run
 
 CAPTURE = "h200-synthetic"
 WITNESS = "witness.jsonl"
@@ -78,7 +78,7 @@ def kill_one(folder: Path, number: int, options: argparse.Namespace) -> Outcome:
     run_dir = folder / f"run-{number:04d}"
     run_dir.mkdir()
     rng = random.Random(options.seed + number)
-    spec = Spec(
+    spec = SidecarSpec(
         run_id=f"r-{number:04d}",
         run_dir=str(run_dir),
         source="replay",
@@ -119,10 +119,10 @@ def compare(run_dir: Path, killed_ns: int, journal_s: float, outcome: Outcome) -
         if line.endswith(b"\n"):  # else the kill came between line and end of line
             table, row = json.loads(line)
             written.setdefault(table, []).append(row)
-    for record in recover(run_dir):
+    for record in recover_run(run_dir):
         kind = record["outcome"] if record.get("whole", True) else "cut short"
         outcome.journals[kind] += 1
-    if recover(run_dir):
+    if recover_run(run_dir):
         outcome.faults.append("a second recovery found something")
     if rest := [str(path.relative_to(run_dir)) for path in run_dir.glob("*/.*")]:
         outcome.faults.append(f"left over: {', '.join(rest)}")

@@ -1,4 +1,7 @@
-"""What a compute node gives a job: the `doctor site --probe` job writes it into one JSON file; checks fail alone."""
+"""What a compute node offers a job: the job of `doctor site --probe` writes it into one JSON file.
+
+Every check may fail without affecting the others.
+"""
 
 from __future__ import annotations
 
@@ -16,89 +19,148 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from inpaint_bench.core import environment
-from inpaint_bench.core.files import replace_json
 from inpaint_bench.core.paths import PACKAGE
+from inpaint_bench.core.records import write_record
 from inpaint_bench.core.schema import PRODUCER
 
-# What a job imports before its first step, in the order in which each is the reason for the next to fail.
+# What a job imports before its first step; each is a possible reason for the next to fail.
 MODULES = ("torch", "diffusers", "transformers", "pyarrow", "inpaint_bench.run.worker")
-GPU_S = 5.0  # how long the GPU is looked at
+GPU_S = 5.0  # how long the GPU is examined
 QUOTA_TIMEOUT_S = 15
-QUOTA_LINES = 20
+MAX_QUOTA_LINES = 20
+
+
+class ImportCheck(msgspec.Struct, kw_only=True):
+    """Whether a module can be imported."""
+
+    error: str | None = None
+    version: str | None = None
+    seconds: float | None = None
+
+
+class FolderCheck(msgspec.Struct, kw_only=True):
+    """Whether a job may write into a folder, and what is free there."""
+
+    path: str | None
+    error: str | None = None
+    free_gib: float | None = None
+    free_files: int | None = None  # null: the file system creates inodes on demand
+
+
+class Quota(msgspec.Struct, kw_only=True):
+    """The output of a quota command."""
+
+    command: str
+    text: str
+
+
+class CudaCheck(msgspec.Struct, kw_only=True):
+    """The first GPU as PyTorch sees it."""
+
+    error: str | None = None
+    visible: str | None = None  # CUDA_VISIBLE_DEVICES
+    version: str | None = None
+    name: str | None = None
+    count: int | None = None
+    memory_gib: float | None = None
+    uuid: str | None = None
+
+
+class NodeFindings(msgspec.Struct, kw_only=True):
+    """The result of a probe job."""
+
+    producer: str = PRODUCER
+    node: str
+    partition: str | None
+    python: str
+    executable: str
+    code: str
+    imports: dict[str, ImportCheck]
+    cuda: CudaCheck
+    software: dict[str, Any]  # environment.fingerprint()
+    folders: dict[str, FolderCheck]  # by their key in the site file
+    quotas: list[Quota]
+    gpu: dict[str, Any] | None = None  # telemetry.nvml.probe.GpuFindings, which a broken installation cannot import
+    gpu_error: str | None = None
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeProbe:
-    """Picklable; writes what it found to `out`, whole or not at all."""
+    """The call that the job unpickles; writes NodeFindings to `out`."""
 
     out: Path
-    folders: dict[str, str | None]  # by their key of the site file: storage.scratch, storage.node_tmp
+    folders: dict[str, str | None]  # by their key in the site file: storage.scratch, storage.node_tmp
 
     def __call__(self) -> None:
-        started = time.monotonic()
-        found: dict[str, Any] = {
-            "producer": PRODUCER,
-            "node": socket.gethostname(),
-            "slurm": environment.slurm(),
-            "python": {"version": platform.python_version(), "executable": sys.executable},
-            "code": str(PACKAGE),
-            "imports": {name: imported(name) for name in MODULES},
-            "cuda": _said(cuda),
-            "software": environment.fingerprint(),
-            "folders": {key: folder(path) for key, path in self.folders.items()},
-            "quotas": quotas([path for path in self.folders.values() if path]),
-        }
-        found["gpu"] = _said(lambda: gpu(found["cuda"].get("uuid")))
-        found["seconds"] = round(time.monotonic() - started, 1)
-        replace_json(self.out, found)
+        start_s = time.monotonic()
+        imports = {name: check_import(name) for name in MODULES}
+        cuda, error = _attempt(check_cuda)
+        findings = NodeFindings(
+            node=socket.gethostname(),
+            partition=(environment.slurm() or {}).get("partition"),
+            python=platform.python_version(),
+            executable=sys.executable,
+            code=str(PACKAGE),
+            imports=imports,
+            cuda=cuda or CudaCheck(error=error),
+            software=environment.fingerprint(),
+            folders={key: check_folder(path) for key, path in self.folders.items()},
+            quotas=read_quotas([path for path in self.folders.values() if path]),
+        )
+        findings.gpu, findings.gpu_error = _attempt(lambda: examine_gpu(findings.cuda.uuid))
+        findings.seconds = round(time.monotonic() - start_s, 1)
+        write_record(self.out, findings)
 
 
-def imported(name: str) -> dict[str, Any]:
-    started = time.monotonic()
+def check_import(name: str) -> ImportCheck:
+    """Import a module, as a job does."""
+    start_s = time.monotonic()
     try:
         module = import_module(name)
-    except Exception as error:  # whatever a module raises is what the job would have died of
-        return {"ok": False, "why": f"{type(error).__name__}: {' '.join(str(error).split())}"}
+    except Exception as error:  # whatever a module raises would have ended the job
+        return ImportCheck(error=_describe(error))
     version = getattr(module, "__version__", None)
-    return {"ok": True, "version": version and str(version), "seconds": round(time.monotonic() - started, 1)}
+    return ImportCheck(version=version and str(version), seconds=round(time.monotonic() - start_s, 1))
 
 
-def cuda() -> dict[str, Any]:
+def check_cuda() -> CudaCheck:
+    """Describe the first GPU that PyTorch sees."""
     import torch
 
-    found: dict[str, Any] = {"visible": os.environ.get("CUDA_VISIBLE_DEVICES"), "version": torch.version.cuda}
+    check = CudaCheck(visible=os.environ.get("CUDA_VISIBLE_DEVICES"), version=torch.version.cuda)
     if not torch.cuda.is_available():
-        return {**found, "why": f"PyTorch {torch.__version__} sees no GPU"}
+        check.error = f"PyTorch {torch.__version__} sees no GPU"
+        return check
     properties = torch.cuda.get_device_properties(0)
     uuid = str(properties.uuid)
-    return {
-        **found,
-        "name": properties.name,
-        "count": torch.cuda.device_count(),
-        "memory_gib": round(properties.total_memory / 2**30, 1),
-        "uuid": uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}",
-    }
+    check.name, check.count = properties.name, torch.cuda.device_count()
+    check.memory_gib = round(properties.total_memory / 2**30, 1)
+    check.uuid = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+    return check
 
 
-def gpu(uuid: str | None) -> dict[str, Any]:
-    """What `doctor gpu` finds, of the job's own GPU where CUDA named one."""
-    from inpaint_bench.telemetry.nvml.probe import Phases, choose, probe
+def examine_gpu(uuid: str | None) -> dict[str, Any]:
+    """Examine a GPU as `doctor gpu` does; without a UUID, the only one."""
+    from inpaint_bench.telemetry.nvml.probe import choose_gpu, probe
     from inpaint_bench.telemetry.nvml.real import RealNvml
 
     nvml = RealNvml()
     nvml.open()
     try:
-        findings, _ = probe(nvml, choose(nvml, uuid), Phases.of(GPU_S))
+        findings, _ = probe(nvml, choose_gpu(nvml, uuid), GPU_S)
     finally:
         nvml.close()
-    return findings
+    return dict(msgspec.to_builtins(findings))
 
 
-def folder(path: str | None) -> dict[str, Any]:
-    """Whether a job may write there, and what is free. A file is written, read back and removed."""
+def check_folder(path: str | None) -> FolderCheck:
+    """Write a file, read it back and remove it."""
     if path is None:
-        return {"path": None, "ok": False, "why": "the site file names none"}
+        return FolderCheck(path=None, error="the site file names none")
     try:
         with tempfile.TemporaryFile(dir=path, prefix=".inpaint-bench-") as file:
             file.write(b"probe")
@@ -106,21 +168,21 @@ def folder(path: str | None) -> dict[str, Any]:
             assert file.read() == b"probe"
         free = os.statvfs(path)
     except OSError as error:
-        return {"path": path, "ok": False, "why": str(error.strerror or error)}
-    # f_favail is 0 where a file system makes inodes as it needs them
-    files = free.f_favail or None
-    return {"path": path, "ok": True, "free_gib": round(free.f_bavail * free.f_frsize / 2**30, 1), "free_files": files}
+        return FolderCheck(path=path, error=str(error.strerror or error))
+    # f_favail is 0 on a file system that creates inodes on demand
+    return FolderCheck(
+        path=path, free_gib=round(free.f_bavail * free.f_frsize / 2**30, 1), free_files=free.f_favail or None
+    )
 
 
-def quotas(paths: list[str]) -> list[dict[str, str]]:
-    """What the quota commands that are here print: one is a site's own, two are of file systems."""
-    commands = [["showquota"], ["quota", "-s"], *(["lfs", "quota", "-h", path] for path in paths)]
-    found = []
-    for command in commands:
+def read_quotas(paths: list[str]) -> list[Quota]:
+    """Run the quota commands that exist here: showquota is a site's own, lfs is Lustre's."""
+    quotas = []
+    for command in [["showquota"], ["quota", "-s"], *(["lfs", "quota", "-h", path] for path in paths)]:
         if shutil.which(command[0]) is None:
             continue
         try:
-            done = subprocess.run(
+            result = subprocess.run(
                 command,
                 capture_output=True,
                 text=True,
@@ -128,15 +190,20 @@ def quotas(paths: list[str]) -> list[dict[str, str]]:
                 stdin=subprocess.DEVNULL,
                 timeout=QUOTA_TIMEOUT_S,
             )
-            text = (done.stdout.strip() or done.stderr.strip()).splitlines()[:QUOTA_LINES]
+            lines = (result.stdout.strip() or result.stderr.strip()).splitlines()[:MAX_QUOTA_LINES]
         except (OSError, subprocess.SubprocessError) as error:
-            text = [str(error)]
-        found.append({"command": " ".join(command), "text": "\n".join(text)})
-    return found
+            lines = [str(error)]
+        quotas.append(Quota(command=" ".join(command), text="\n".join(lines)))
+    return quotas
 
 
-def _said(look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _attempt(check: Callable[[], Any]) -> tuple[Any, str | None]:
+    """Return the result of a check, or None and why it failed."""
     try:
-        return look()
-    except Exception as error:  # a look that fails is a finding
-        return {"why": f"{type(error).__name__}: {' '.join(str(error).split())}"}
+        return check(), None
+    except Exception as error:  # a check that fails is a finding
+        return None, _describe(error)
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

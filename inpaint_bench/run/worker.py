@@ -23,7 +23,7 @@ from inpaint_bench.core import environment, time_limit
 from inpaint_bench.core.config import BenchConfig, parse_config
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.recipe import name as recipe_name
-from inpaint_bench.core.records import Device, Environment, Manifest, SlurmJob, TelemetryState
+from inpaint_bench.core.records import Environment, Manifest, SlurmJob, TelemetryState
 from inpaint_bench.core.schema import PRODUCER, SCHEMA_VERSION, STEPS, Reason, Status, WindowKind
 from inpaint_bench.core.signals import StopSignal, Terminated, terminable
 
@@ -33,7 +33,7 @@ from .manifest import ManifestFile
 if TYPE_CHECKING:
     import torch
 
-    from inpaint_bench.telemetry.client import Sidecar
+    from inpaint_bench.telemetry.client import SidecarClient
     from inpaint_bench.workloads import Workload
 
     from .loop import Loop
@@ -121,7 +121,7 @@ def _run_windows(
     device: torch.device,
     stop_signal: StopSignal,
 ) -> None:
-    from inpaint_bench.telemetry.storage.parts import PartWriter, ticking
+    from inpaint_bench.telemetry.storage.parts import PartWriter, saving_in_background
 
     from .loop import Loop, WindowPlan, Windows
     from .trainer import Trainer
@@ -138,7 +138,7 @@ def _run_windows(
                 loop.run(WindowPlan(kind=WindowKind.WARMUP, steps=config.warmup_steps, steps_total=total))
             loop.run(WindowPlan(kind=WindowKind.MEASURE, steps=config.measure_steps, min_s=config.min_measure_s))
         else:
-            with ticking(rows, tick_s):
+            with saving_in_background(rows, tick_s):
                 Trainer(bench, run_dir, manifest, workload, loop, stop_signal).run(config.train_steps)
     finally:
         rows.close()
@@ -194,18 +194,18 @@ def choose_device(bench: BenchConfig) -> tuple[torch.device, list[str]]:
 @contextmanager
 def _sidecar(bench: BenchConfig, run_dir: Path, manifest: ManifestFile, uuids: list[str]) -> Iterator[None]:
     """Run the telemetry process around the block. How it ended is recorded, however the run ends."""
-    from inpaint_bench.telemetry.client import Sidecar
+    from inpaint_bench.telemetry.client import SidecarClient
 
     settings = bench.telemetry
     if settings.source == "nvml" and not uuids:
         raise UserError("telemetry=nvml samples a GPU, and this run uses none: set telemetry=none")
     if settings.source == "replay" and not (settings.capture or bench.gpu.capture):
         raise UserError("telemetry=replay needs telemetry.capture=<name or file of a capture>, or set telemetry=none")
-    sidecar = Sidecar.start(run_dir, manifest.record.run_id, uuids, settings, bench.gpu.capture)
+    sidecar = SidecarClient.start(run_dir, manifest.record.run_id, uuids, settings, bench.gpu.capture)
     hz = None if settings.source == "none" else settings.fast_hz
     state = TelemetryState(source=sidecar.source, hz=hz, status="running")
     try:
-        devices = [msgspec.convert({**facts, "index_visible": i}, Device) for i, facts in enumerate(sidecar.devices)]
+        devices = [msgspec.structs.replace(gpu, index_visible=i) for i, gpu in enumerate(sidecar.devices)]
         software = manifest.record.environment or Environment()
         # A replayed GPU's driver says nothing about this machine.
         if settings.source == "nvml" and sidecar.driver:
@@ -216,17 +216,16 @@ def _sidecar(bench: BenchConfig, run_dir: Path, manifest: ManifestFile, uuids: l
         manifest.update(telemetry=msgspec.structs.replace(state, **_stop(sidecar)))
 
 
-def _stop(sidecar: Sidecar) -> dict[str, Any]:
+def _stop(sidecar: SidecarClient) -> dict[str, Any]:
     """Stop the sidecar and return how it ended. Never raises: that would hide what ended the run."""
     try:
         report = sidecar.stop()
     except Exception as error:
         log.exception("the telemetry sidecar could not be stopped")
         return {"status": "failed", "message": str(error)}
-    status, problems = report.get("status"), report.get("problems") or []
-    if status not in ("complete", "none"):
-        log.warning("the telemetry sidecar ended as %s: %s", status, "; ".join(map(str, problems)) or "?")
-    return {"status": status, "problems": problems}
+    if report.status not in ("complete", "none"):
+        log.warning("the telemetry sidecar ended as %s: %s", report.status, "; ".join(report.problems) or "?")
+    return {"status": report.status, "problems": report.problems}
 
 
 def diagnose(error: BaseException, bench: BenchConfig) -> tuple[Status, Reason, str]:

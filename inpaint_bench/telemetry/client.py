@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import subprocess
@@ -11,42 +10,44 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from inpaint_bench.core.files import read_json, replace_json
+import msgspec
+
+from inpaint_bench.core.records import CaptureSource, Device, TelemetryReport, read_record, write_record
 from inpaint_bench.core.schema import TELEMETRY
-from inpaint_bench.telemetry.storage.recover import recover
+from inpaint_bench.telemetry.storage.parts import recover_run
 
-from .spec import Spec
+from .spec import FinalReport, Message, NotReady, Problem, Ready, SidecarSpec
 
 if TYPE_CHECKING:
     from inpaint_bench.core.config import TelemetryConfig
 
 LOG: Final = "sidecar.log"
-_STOP_S: Final = 5.0
+_STOP_TIMEOUT_S: Final = 5.0
+_DRAIN_TIMEOUT_S: Final = 1.0
 
 
 class SidecarError(Exception):
-    """Telemetry did not start; one sentence."""
+    """The sidecar could not be started."""
 
 
-class Sidecar:
-    """A running sidecar, or nothing at all where source is "none".
+class SidecarClient:
+    """A running sidecar; with source "none", no process at all.
 
-    The process sees the caller's import path and no more. It ends by itself when the caller dies.
+    The process gets the caller's import path, and ends by itself if the caller dies.
     """
 
-    def __init__(self, run_dir: Path, process: subprocess.Popen[str] | None) -> None:
-        self.devices: list[dict[str, Any]] = []
+    def __init__(self, run_dir: Path, process: subprocess.Popen[bytes] | None) -> None:
+        self.devices: list[Device] = []
         self.driver: str | None = None
         self.source = "none"
-        self.capture: dict[str, Any] | None = None  # replay: where its numbers come from
+        self.capture: CaptureSource | None = None
         self._run_dir = run_dir
         self._process = process
-        self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._messages: queue.Queue[Message | None] = queue.Queue()  # None: the process closed its output
         self._problems: list[str] = []
-        self._final: dict[str, Any] | None = None
-        self._result: dict[str, Any] | None = None
+        self._report: TelemetryReport | None = None
         if process is not None:
             threading.Thread(target=self._listen, args=(process,), daemon=True).start()
 
@@ -58,15 +59,15 @@ class Sidecar:
         uuids: Sequence[str],
         settings: TelemetryConfig,
         capture: str | None = None,
-    ) -> Sidecar:
+    ) -> SidecarClient:
         """Start sampling `uuids` (with or without "GPU-") into `run_dir`; returns after the first sample.
 
-        `capture` is the GPU's own one; settings.capture goes before it. Raises SidecarError.
+        `capture` is the default of the GPU model, if settings.capture names none. Raises SidecarError.
         """
         if settings.source == "none":
             return cls(run_dir, None)
         try:
-            spec = Spec(
+            spec = SidecarSpec(
                 run_id=run_id,
                 run_dir=str(run_dir.absolute()),
                 uuids=list(uuids),
@@ -85,124 +86,114 @@ class Sidecar:
         run_dir.mkdir(parents=True, exist_ok=True)
         with (run_dir / LOG).open("ab") as log:
             process = subprocess.Popen(
-                # -P: the working directory must not shadow the code of this very process
-                [sys.executable, "-P", "-m", f"{__package__}.process", json.dumps(vars(spec))],
+                # -P: the working directory must not shadow the code of this process
+                [sys.executable, "-P", "-m", str(__package__), msgspec.json.encode(spec).decode()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                text=True,
                 env={**os.environ, "PYTHONPATH": _import_path()},
-                start_new_session=True,  # Ctrl-C is the worker's: it stops the sidecar last
+                start_new_session=True,  # Ctrl-C goes to the worker alone, which stops the sidecar last
             )
         sidecar = cls(run_dir, process)
-        sidecar._await_ready(settings.ready_timeout_s)
+        sidecar._await_ready(process, settings.ready_timeout_s)
         return sidecar
 
     def alive(self) -> bool:
-        """Whether it is still sampling; always True where source is "none"."""
+        """Return whether it is still sampling; always True with source "none"."""
         return self._process is None or self._process.poll() is None
 
     def problems(self) -> list[str]:
-        """What it has reported since the start, such as "storage_failed: ..."."""
+        """Return what it has reported so far, such as "storage_failed: ..."."""
         self._drain()
         return list(self._problems)
 
-    def stop(self) -> dict[str, Any]:
-        """End it and return its account of itself (telemetry.json). Takes under a second, at most about 5 s.
+    def stop(self) -> TelemetryReport:
+        """Stop it and return its report. Takes less than a second, at most about 5 s; may be called again.
 
-        Status is "killed" where it had to be, "died" where it had ended before without closing; its
-        journals are then turned into parts. Calling it again returns the same.
+        If it had to be killed, or had died, its journals are turned into parts.
         """
         if self._process is None:
-            return {"status": "none", "source": "none"}
-        if self._result is None:
-            self._result = self._end(self._process)
-        return self._result
+            return TelemetryReport(status="none", source="none")
+        if self._report is None:
+            self._report = self._stop(self._process)
+        return self._report
 
-    def _end(self, process: subprocess.Popen[str]) -> dict[str, Any]:
-        killed = False
+    def _stop(self, process: subprocess.Popen[bytes]) -> TelemetryReport:
+        status = "died"
         process.terminate()
         try:
-            process.wait(_STOP_S)
+            process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            killed = True
+            status = "killed"
             process.kill()
             process.wait()
         self._drain(until_end=True)
+        if self._report is not None:
+            return self._report  # equal to telemetry.json, unless the disk was full
         path = self._run_dir / TELEMETRY
         try:
-            state = read_json(path) or {}
+            report = read_record(path, TelemetryReport)
         except ValueError:
-            state = {}
-        if self._final is not None:
-            return self._final  # what telemetry.json says, or would say if the disk had room
-        state.update(
-            status="killed" if killed else "died",
-            source=self.source,
-            exit_code=process.returncode,
-            problems=self._problems,
-        )
+            report = None
+        report = report or TelemetryReport(status=status, source=self.source)
+        report.status, report.source, report.problems = status, self.source, self._problems
+        report.exit_code = process.returncode
         try:
-            state["recovered"] = recover(self._run_dir)
-            replace_json(path, state)
+            report.recovered = recover_run(self._run_dir)
+            write_record(path, report)
         except OSError as error:
-            state["recovered_error"] = str(error)
-        return state
+            report.recovery_error = str(error)
+        return report
 
-    def _await_ready(self, timeout_s: float) -> None:
-        assert self._process is not None
+    def _await_ready(self, process: subprocess.Popen[bytes], timeout_s: float) -> None:
+        log = self._run_dir / LOG
         try:
-            hello = self._lines.get(timeout=timeout_s)  # always the first line
+            message = self._messages.get(timeout=timeout_s)
         except queue.Empty:
-            self._abandon()
-            raise SidecarError(
-                f"the telemetry sidecar was not ready within {timeout_s:g} s; see {self._run_dir / LOG}"
-            ) from None
-        if hello is None:
-            self._process.wait()
-            raise SidecarError(f"the telemetry sidecar ended before it was ready: {_last_line(self._run_dir / LOG)}")
-        if not hello["ready"]:
-            self._process.wait()
-            raise SidecarError(f"telemetry: {hello['error']}")
-        self.devices, self.driver = hello["devices"], hello["driver"]
-        self.source, self.capture = hello["source"], hello["capture"]
+            process.kill()
+            process.wait()
+            raise SidecarError(f"the telemetry sidecar was not ready within {timeout_s:g} s; see {log}") from None
+        if isinstance(message, Ready):
+            self.devices, self.driver = message.devices, message.driver
+            self.source, self.capture = message.source, message.capture
+            return
+        process.wait()
+        if isinstance(message, NotReady):
+            raise SidecarError(f"telemetry: {message.error}")
+        raise SidecarError(f"the telemetry sidecar ended before it was ready: {_last_line(log)}")
 
-    def _abandon(self) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
-
-    def _listen(self, process: subprocess.Popen[str]) -> None:
+    def _listen(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
             try:
-                self._lines.put(json.loads(line))
-            except json.JSONDecodeError:
-                continue  # the last line of a killed process
-        self._lines.put(None)
+                self._messages.put(msgspec.json.decode(line, type=Message))
+            except msgspec.DecodeError:  # the last line of a killed process
+                continue
+        self._messages.put(None)
 
     def _drain(self, until_end: bool = False) -> None:
-        """Take the lines that have come; `until_end`: all of an ended process."""
-        give_up_s = time.monotonic() + 1.0
+        """Handle the messages that have come; with `until_end`, all that an ended process sent."""
+        deadline_s = time.monotonic() + _DRAIN_TIMEOUT_S
         while True:
             try:
-                line = self._lines.get(timeout=max(0.0, give_up_s - time.monotonic()) if until_end else 0)
+                message = self._messages.get(timeout=max(0.0, deadline_s - time.monotonic()) if until_end else 0)
             except queue.Empty:
                 return
-            if line is None:
+            if message is None:
                 return
-            if "problem" in line:
-                self._problems.append(f"{line['problem']}: {line['detail']}")
-            self._final = line.get("final", self._final)
+            if isinstance(message, Problem):
+                self._problems.append(f"{message.kind}: {message.detail}")
+            elif isinstance(message, FinalReport):
+                self._report = message.report
 
 
 def _import_path() -> str:
-    """The folder that this package was imported from, then the rest of the caller's path, all absolute."""
-    here = str(Path(__file__).resolve().parents[2])
-    paths = [here, *(os.path.abspath(entry) for entry in sys.path)]  # noqa: PTH100 - "" means the cwd
+    """Return the folder that this package was imported from, then the rest of the caller's path, all absolute."""
+    root = str(Path(__file__).resolve().parents[2])
+    paths = [root, *(os.path.abspath(entry) for entry in sys.path)]  # noqa: PTH100 - "" is the working directory
     return os.pathsep.join(dict.fromkeys(paths))
 
 
 def _last_line(path: Path) -> str:
     lines = path.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "its log is empty"

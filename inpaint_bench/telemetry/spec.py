@@ -1,34 +1,34 @@
-"""What a sidecar is told to do: one JSON object, checked before anything is opened."""
+"""What crosses the process boundary: the sidecar's instructions, and the lines of JSON that it prints in return."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
+import msgspec
+
+from inpaint_bench.core.records import CaptureSource, Device, TelemetryReport
 from inpaint_bench.core.validation import Endpoint
-from inpaint_bench.telemetry.nvml.api import MIN_GAP_NS, gpu_uuid
+from inpaint_bench.telemetry.nvml.api import MIN_INTERVAL_NS, gpu_uuid
 
-MAX_HZ = 1e9 / MIN_GAP_NS
+MAX_HZ: Final = 1e9 / MIN_INTERVAL_NS
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spec:
-    """One sidecar's orders. Raises ValueError when they make no sense."""
+class SidecarSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The instructions of one sidecar. Raises ValueError if they make no sense."""
 
     run_id: str
     run_dir: str
-    uuids: list[str] = field(default_factory=list)  # replay: only their number counts
+    uuids: list[str] = []  # replay: only their number counts
     source: str = "nvml"
     capture: str | None = None  # replay: name of a packaged capture, or a file
     fast_hz: float = 10.0
     slow_hz: float = 1.0
     part_s: float = 60.0
     journal_s: float = 5.0
-    dcgm_url: str | None = None  # a dcgm-exporter to ask about GPUs without GPM
+    dcgm_url: str | None = None  # a dcgm-exporter, for GPUs without GPM
     dcgm_every_s: float = 5.0
-    parent: int | None = None  # end when this process is no longer the parent; null: the one at the start
+    parent: int | None = None  # the sidecar ends when its parent has another pid; None: than at its start
 
     def __post_init__(self) -> None:
         if self.source not in ("nvml", "replay"):
@@ -48,27 +48,43 @@ class Spec:
             raise ValueError("source=replay needs the name or file of a capture")
         if self.source == "nvml":
             if not self.uuids:
-                raise ValueError("no GPU was named: source=nvml needs the UUID of every GPU to watch")
-            object.__setattr__(self, "uuids", [gpu_uuid(text) for text in self.uuids])
+                raise ValueError("no GPU to sample: source=nvml needs the UUID of every GPU")
+            self.uuids = [gpu_uuid(text) for text in self.uuids]
             if len(set(self.uuids)) != len(self.uuids):
-                raise ValueError(f"a GPU was named twice: {', '.join(self.uuids)}")
+                raise ValueError(f"duplicate GPU: {', '.join(self.uuids)}")
 
     @property
     def folder(self) -> Path:
+        """Return the run directory."""
         return Path(self.run_dir)
 
-    @classmethod
-    def parse(cls, text: str) -> Spec:
-        """From JSON. Raises ValueError, naming unknown or missing keys."""
-        try:
-            given = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"the sidecar's orders are not JSON: {error}") from None
-        if not isinstance(given, dict):
-            raise ValueError("the sidecar's orders must be one JSON object")
-        known = {item.name for item in dataclasses.fields(cls)}
-        if unknown := given.keys() - known:
-            raise ValueError(f"unknown keys {', '.join(sorted(unknown))}; known: {', '.join(sorted(known))}")
-        if missing := {"run_id", "run_dir"} - given.keys():
-            raise ValueError(f"missing keys {', '.join(sorted(missing))}")
-        return cls(**given)
+
+class Ready(msgspec.Struct, tag="ready"):
+    """The first line: the first sample is taken."""
+
+    source: str
+    driver: str
+    capture: CaptureSource | None
+    devices: list[Device]
+
+
+class NotReady(msgspec.Struct, tag="not_ready"):
+    """The first line of a sidecar that cannot start."""
+
+    error: str
+
+
+class Problem(msgspec.Struct, tag="problem"):
+    """Something went wrong, and the sampling continues."""
+
+    kind: str
+    detail: str
+
+
+class FinalReport(msgspec.Struct, tag="final"):
+    """The last line: telemetry.json once more, in case that the disk was full."""
+
+    report: TelemetryReport
+
+
+Message = Ready | NotReady | Problem | FinalReport

@@ -10,9 +10,10 @@ from typing import Any
 
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_json, replace_json
+from inpaint_bench.core.records import read_record
 from inpaint_bench.core.schema import CODE, JOBS
 from inpaint_bench.core.site import SiteConfig
-from inpaint_bench.run.node_probe import NodeProbe
+from inpaint_bench.run.node_probe import NodeFindings, NodeProbe
 from launchers.points.compose import Composer
 from launchers.points.group import group_points
 from launchers.slurm import query
@@ -40,13 +41,12 @@ class Probe:
     job_id: str
 
     @property
-    def result(self) -> dict[str, Any] | None:
+    def result(self) -> NodeFindings | None:
         """Return what the job wrote; None before that. Raises UserError if the file is damaged."""
         try:
-            result = read_json(self.folder / RESULT)
+            return read_record(self.folder / RESULT, NodeFindings)
         except ValueError as error:
             raise UserError(str(error)) from None
-        return result if isinstance(result, dict) else None
 
     @property
     def log_tail(self) -> str:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from inpaint_bench import launch
 from inpaint_bench.cli import app
-from inpaint_bench.telemetry.storage.recover import recover
+from inpaint_bench.telemetry.storage.parts import recover_run
 from tests.testbed.bed import Bed
 
 ROOT = Path(__file__).parents[2]
@@ -71,7 +71,7 @@ def line(text: str, *words: str) -> str:
 
 def lost_s(run_dir: Path, since_unix_s: float) -> float:
     """Seconds from the last sample that a reader finds to this moment."""
-    recover(run_dir)  # as merge reads it
+    recover_run(run_dir)  # as merge reads it
     parts = pl.scan_parquet(run_dir / "samples_fast" / "part-*.parquet")
     return since_unix_s - int(parts.select(pl.col("t_unix_ns").max()).collect().item()) * 1e-9
 

@@ -24,7 +24,7 @@ from inpaint_bench.core.files import read_json
 from inpaint_bench.core.schema import SAMPLES_FAST, SAMPLES_SLOW
 from inpaint_bench.core.signals import StopSignal, Terminated
 from inpaint_bench.run import worker
-from inpaint_bench.telemetry.storage.recover import recover
+from inpaint_bench.telemetry.storage.parts import recover_run
 
 from . import support
 from .small_disk import small_disk_on
@@ -411,8 +411,8 @@ class TestAKillInALongWindow:
 
     def test_loses_at_most_a_journals_time_of_step_rows(self, killed: tuple[Path, int], tmp_path: Path) -> None:
         run_dir = Path(shutil.copytree(killed[0], tmp_path / "run"))
-        (found,) = [one for one in recover(run_dir) if one["table"] == "steps"]
-        assert (found["outcome"], found["whole"]) == ("recovered", True)
+        (record,) = [record for record in recover_run(run_dir) if record.table == "steps"]
+        assert (record.outcome, record.truncated) == ("recovered", False)
         rows = steps_of(run_dir)
         assert [row["step"] for row in rows] == list(range(len(rows))), "without a gap from the first step on"
         lost_s = (killed[1] - rows[-1]["t_end_mono_ns"]) / 1e9
@@ -426,7 +426,7 @@ class TestAKillInALongWindow:
         warm, measured = windows(run_dir)
         assert (warm["kind"], warm["status"], warm["steps"]) == ("warmup", "completed", 3)
         assert (measured["kind"], measured["status"], measured["t_end_mono_ns"]) == ("measure", "running", None)
-        recover(run_dir)
+        recover_run(run_dir)
         ids = [row["window_id"] for row in steps_of(run_dir)]
         assert ids[:4] == [warm["window_id"]] * 3 + [measured["window_id"]]
 

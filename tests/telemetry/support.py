@@ -1,11 +1,9 @@
-"""What the telemetry tests share: settings, tables of a run, small captures, a GPU that obeys the test."""
+"""What the telemetry tests share: settings, tables of a run, small captures, an Nvml that fails on demand."""
 
 from __future__ import annotations
 
-import gzip
-import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,95 +12,103 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from inpaint_bench.core.config import TelemetryConfig
-from inpaint_bench.telemetry.client import Sidecar
-from inpaint_bench.telemetry.nvml.api import (
-    EccErrors,
-    FieldValue,
-    GpmWindow,
-    MemoryInfo,
-    NvmlError,
-    RemappedRows,
-    Utilization,
-    Xid,
-)
-from inpaint_bench.telemetry.nvml.capture_file import PACKAGED, SUFFIX, save
+from inpaint_bench.telemetry.client import SidecarClient
+from inpaint_bench.telemetry.nvml.api import FieldValue, GpmWindow, NvmlError, Xid
+from inpaint_bench.telemetry.nvml.capture_file import FORMAT, SUFFIX, Capture, CaptureMeta, Series, load, save
 
 CAPTURE = "h200-synthetic"
 
 
 def settings(**changes: Any) -> TelemetryConfig:
+    """Return the settings of a replay, with changes."""
     return TelemetryConfig(**{"name": "test", "source": "replay", "capture": CAPTURE, **changes})
 
 
-def start(run_dir: Path, **changes: Any) -> Sidecar:
-    return Sidecar.start(run_dir, "r-test", [], settings(**changes))
+def start(run_dir: Path, **changes: Any) -> SidecarClient:
+    """Start a sidecar that replays a capture."""
+    return SidecarClient.start(run_dir, "r-test", [], settings(**changes))
 
 
-def pid_of(sidecar: Sidecar) -> int:
+def pid_of(sidecar: SidecarClient) -> int:
+    """Return the process id of a running sidecar."""
     assert sidecar._process is not None
     return sidecar._process.pid
 
 
+def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    """Wait for a condition; the machine may be busy."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "timed out"
+        time.sleep(0.01)
+
+
 def rows(run_dir: Path, table: str) -> pl.DataFrame:
-    """All parts of a table, in order of time; polars sees no file whose name starts with a dot."""
+    """Read all parts of a table, in order of time."""
     files = sorted((run_dir / table).glob("part-*.parquet"))
     return pl.concat([pl.read_parquet(file) for file in files]).sort("t_mono_ns")
 
 
 def part_schema(run_dir: Path, table: str) -> pa.Schema:
+    """Return the schema of a table's first part."""
     return pq.read_schema(next((run_dir / table).glob("part-*.parquet")))
 
 
 def leftovers(run_dir: Path) -> list[str]:
-    """Temporary files and journals."""
+    """Return the temporary files and journals of a run directory."""
     return [str(path.relative_to(run_dir)) for path in run_dir.rglob(".*") if path.is_file()]
 
 
-def small_capture(path: Path, energy: Sequence[int], loop_from_ms: float = 0.0, **more: Mapping[int, Any]) -> Path:
-    """100 ms per answer of the energy counter, and `more`: for a call its values by the ms since the start."""
-    series = {
-        "t_ms": [100 * i for i in range(len(energy))],
-        "code": [0] * len(energy),
-        "value": list(energy),
-    }
-    facts = {key: {"t_ms": [0], "code": [0], "value": [key]} for key in ("driver_version", "nvml_version", "name")}
-    meta = {"synthetic": True, "duration_ms": 100 * len(energy), "loop_from_ms": loop_from_ms}
-    for call, values in more.items():
-        facts[call] = {"t_ms": list(values), "code": [0] * len(values), "value": list(values.values())}
-    save(path, meta, {"field:83:0": series, **facts})
+def small_capture(path: Path, energy_mj: Sequence[int], loop_from_ms: float = 0.0, **calls: Mapping[int, Any]) -> Path:
+    """Save a capture with a value of the energy counter every 100 ms; other `calls` are {t_ms: value}."""
+    duration_ms = 100.0 * len(energy_mj)
+    series = {"field:83:0": Series([100.0 * i for i in range(len(energy_mj))], 0, list(energy_mj))}
+    series |= {key: Series([0], 0, [key]) for key in ("driver_version", "nvml_version", "name")}
+    series |= {key: Series(list(values), 0, list(values.values())) for key, values in calls.items()}
+    meta = CaptureMeta(synthetic=True, duration_ms=duration_ms, loop_from_ms=loop_from_ms)
+    save(path, Capture(format=FORMAT, meta=meta, calls=series))
     return path
 
 
-def hurried(name: str, times: float, folder: Path) -> Path:
-    """A packaged capture that plays so many times faster: the same answers, sooner."""
-    content = json.loads(gzip.decompress((PACKAGED / f"{name}{SUFFIX}").read_bytes()))
-    for series in content["calls"].values():
-        series["t_ms"] = [t_ms / times for t_ms in series["t_ms"]]
-    for key in {"duration_ms", "loop_from_ms"} & content["meta"].keys():
-        content["meta"][key] /= times
+def accelerated(name: str, factor: float, folder: Path) -> Path:
+    """Save a packaged capture that plays faster: the same values, sooner."""
+    capture = load(name)
+    for series in capture.calls.values():
+        series.t_ms = [t_ms / factor for t_ms in series.t_ms]
+    capture.meta.duration_ms /= factor
+    capture.meta.loop_from_ms /= factor
     path = folder / f"{name}{SUFFIX}"
-    path.write_bytes(gzip.compress(json.dumps(content).encode()))
+    save(path, capture)
     return path
 
 
 def uuid(index: int) -> str:
+    """Return the UUID of a fake GPU."""
     return f"GPU-00000000-0000-0000-0000-{index:012d}"
 
 
-class FakeGpus:
-    """An Nvml whose GPUs fail as told: `fail[uuid][call]` is the code of a call, "*" of all calls."""
+class FakeNvml:
+    """An Nvml whose GPUs fail on demand: `fail[uuid][call]` is the code of a call, "*" of all calls."""
 
     def __init__(self, num_gpus: int) -> None:
-        self.known = [uuid(index) for index in range(num_gpus)]
-        self.fail: dict[str, dict[str, int]] = {name: {} for name in self.known}
-        self.asked: list[tuple[str, Any]] = []
+        self.gpus = [uuid(index) for index in range(num_gpus)]
+        self.fail: dict[str, dict[str, int]] = {name: {} for name in self.gpus}
+        self.calls: list[tuple[str, Any]] = []
         self.opened = 0
         self.processes: list[int] = []
-        self.xids: list[Xid] = []  # to be told, one per wait
+        self.xids: list[Xid] = []  # one is returned per wait
+        self.values: dict[str, Any] = {
+            "utilization": (50, 5),
+            "memory": (8 << 30, 1 << 30, 2 << 30, 5 << 30),
+            "ecc_volatile": (0, 0),
+            "ecc_aggregate": (4, 0),
+            "remapped_rows": (0, 0, 0, 0),
+            "mig_mode": 0,
+        }
         self._gpm_reads: dict[str, int] = {}
 
-    def _do(self, handle: str, call: str, value: Any) -> Any:
-        self.asked.append((handle, call))
+    def _call(self, handle: str, call: str, value: Any = None) -> Any:
+        self.calls.append((handle, call))
         code = self.fail[handle].get(call) or self.fail[handle].get("*")
         if code:
             raise NvmlError(code, call)
@@ -120,57 +126,45 @@ class FakeGpus:
         return "13.999.0"
 
     def uuids(self) -> list[str]:
-        return self.known
+        return self.gpus
 
     def device(self, uuid: str) -> str:
-        if uuid not in self.known:
+        if uuid not in self.gpus:
             raise NvmlError(6, "device")
-        return str(self._do(uuid, "device", uuid))
+        return str(self._call(uuid, "device", uuid))
 
     def uuid(self, handle: str) -> str:
         return handle
 
+    def query(self, handle: str, name: str) -> Any:
+        return self._call(handle, name, self.values.get(name, 1))
+
     def fields(self, handle: str, ids: Sequence[tuple[int, int]]) -> list[FieldValue]:
-        self._do(handle, "fields", None)
-        answers = []
+        self._call(handle, "fields")
+        results = []
         for field_id, scope in ids:
-            self.asked.append((handle, (field_id, scope)))
+            self.calls.append((handle, (field_id, scope)))
             code = self.fail[handle].get(f"{field_id}:{scope}", 0)
-            answers.append(FieldValue(code, None if code else time.monotonic_ns() // 1_000_000))
-        return answers
+            results.append(FieldValue(code, None if code else time.monotonic_ns() // 1_000_000))
+        return results
 
-    def utilization(self, handle: str) -> Utilization:
-        return Utilization(*self._do(handle, "utilization", (50, 5)))
-
-    def memory(self, handle: str) -> MemoryInfo:
-        return MemoryInfo(*self._do(handle, "memory", (8 << 30, 1 << 30, 2 << 30, 5 << 30)))
-
-    def gpm(self, handle: str, ids: Sequence[int]) -> GpmWindow | None:
-        self._do(handle, "gpm", None)
+    def gpm(self, handle: str, metrics: Sequence[int]) -> GpmWindow | None:
+        self._call(handle, "gpm")
         self._gpm_reads[handle] = self._gpm_reads.get(handle, 0) + 1
         if self._gpm_reads[handle] == 1:
             return None
-        codes = [self.fail[handle].get(f"gpm:{metric}", 0) for metric in ids]
-        answers = [FieldValue(c, None if c else float(metric)) for c, metric in zip(codes, ids, strict=True)]
-        return GpmWindow(1000.0, answers)
-
-    def ecc_volatile(self, handle: str) -> EccErrors:
-        return EccErrors(*self._do(handle, "ecc_volatile", (0, 0)))
-
-    def ecc_aggregate(self, handle: str) -> EccErrors:
-        return EccErrors(*self._do(handle, "ecc_aggregate", (4, 0)))
-
-    def remapped_rows(self, handle: str) -> RemappedRows:
-        return RemappedRows(*self._do(handle, "remapped_rows", (0, 0, 0, 0)))
+        codes = [self.fail[handle].get(f"gpm:{metric}", 0) for metric in metrics]
+        results = [FieldValue(c, None if c else float(metric)) for c, metric in zip(codes, metrics, strict=True)]
+        return GpmWindow(1000.0, results)
 
     def compute_processes(self, handle: str) -> list[int]:
-        return list(self._do(handle, "compute_processes", self.processes))
+        return list(self._call(handle, "compute_processes", self.processes))
 
     def event_set(self) -> list[str]:
         return []
 
     def watch_xids(self, events: list[str], handle: str) -> None:
-        self._do(handle, "watch_xids", None)
+        self._call(handle, "watch_xids")
         events.append(handle)
 
     def next_xid(self, events: list[str], timeout_ms: int) -> Xid | None:
@@ -180,12 +174,4 @@ class FakeGpus:
         return None
 
     def free_events(self, events: list[str]) -> None:
-        self.asked.append(("", "free_events"))
-
-    def mig_mode(self, handle: str) -> int:
-        return int(self._do(handle, "mig_mode", 0))
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return lambda handle: self._do(handle, name, 1)
+        self.calls.append(("", "free_events"))

@@ -1,4 +1,4 @@
-"""The sidecar as a process: what it leaves on disk, and how it ends."""
+"""The sidecar as a process: what it writes, and how it starts and ends."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ import pytest
 
 import inpaint_bench
 from inpaint_bench.core import schema
-from inpaint_bench.core.files import read_json
-from inpaint_bench.telemetry.client import Sidecar, SidecarError
-from inpaint_bench.telemetry.storage.recover import recover
+from inpaint_bench.core.records import TelemetryReport, read_record
+from inpaint_bench.telemetry.client import SidecarClient, SidecarError
+from inpaint_bench.telemetry.storage.parts import recover_run
 
 from .support import CAPTURE, leftovers, part_schema, pid_of, rows, settings, start
 
 
-def _gone(pid: int, within_s: float) -> bool:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
+def _ends(pid: int, within_s: float) -> bool:
+    deadline_s = time.monotonic() + within_s
+    while time.monotonic() < deadline_s:
         try:
             os.kill(pid, 0)
         except ProcessLookupError:
@@ -39,11 +39,17 @@ def _gone(pid: int, within_s: float) -> bool:
     return False
 
 
+def _report(run_dir: Path) -> TelemetryReport:
+    report = read_record(run_dir / schema.TELEMETRY, TelemetryReport)
+    assert report is not None
+    return report
+
+
 class TestSampling:
-    def test_ten_hertz_for_two_seconds_is_twenty_rows_of_the_contract(self, tmp_path: Path) -> None:
+    def test_two_seconds_at_ten_hertz_give_twenty_rows_of_the_schema(self, tmp_path: Path) -> None:
         sidecar = start(tmp_path)
         time.sleep(2)
-        account = sidecar.stop()
+        report = sidecar.stop()
         fast, slow = rows(tmp_path, "samples_fast"), rows(tmp_path, "samples_slow")
         assert 18 <= len(fast) <= 23
         assert 3 <= len(slow) <= 4
@@ -51,69 +57,70 @@ class TestSampling:
         assert part_schema(tmp_path, "samples_slow").equals(schema.SAMPLES_SLOW)
         assert fast["run_id"].unique().to_list() == ["r-test"]
         assert fast["power_instant_w"].null_count() == 0
-        lane = account["lanes"]["fast"]
-        assert lane["ticks_done"] == len(fast)
-        assert lane["ticks_due"] == lane["ticks_done"] + lane["ticks_late"]
-        assert account["tables"]["samples_fast"]["rows"] == len(fast)
+        stream = report.streams["fast"]
+        assert stream.ticks_done == len(fast)
+        assert stream.ticks_due == stream.ticks_done + stream.ticks_skipped
+        assert report.tables["samples_fast"].rows == len(fast)
         gaps_ms = fast["t_mono_ns"].diff().drop_nulls() / 1e6
         assert gaps_ms.median() == pytest.approx(100, abs=2)
-        assert gaps_ms.min() > 49  # below 50 ms NVML answers falsely; the stamp is the middle of the read
+        assert gaps_ms.min() > 49  # NVML is unreliable below 50 ms; the time is the middle of the read
 
-    def test_its_memory_is_its_own_and_not_that_of_the_process_that_started_it(self, tmp_path: Path) -> None:
+    def test_reported_memory_is_not_that_of_the_parent(self, tmp_path: Path) -> None:
         ballast = bytearray(600 * 2**20)  # touched: zeroed memory of a bytearray is written
         ballast[::4096] = b"x" * len(ballast[::4096])
         sidecar = start(tmp_path)
-        account = sidecar.stop()
+        report = sidecar.stop()
         del ballast
-        assert 10 < account["max_rss_mib"] < 400
+        assert report.max_rss_mib is not None
+        assert 10 < report.max_rss_mib < 400
 
-    def test_rows_of_a_replay_cannot_be_taken_for_a_real_gpu(self, tmp_path: Path) -> None:
+    def test_replayed_rows_cannot_be_taken_for_a_real_gpu(self, tmp_path: Path) -> None:
         sidecar = start(tmp_path)
-        account = sidecar.stop()
+        report = sidecar.stop()
         fast = rows(tmp_path, "samples_fast")
         assert fast["source"].unique().to_list() == ["replay:h200-synthetic"] == [sidecar.source]
         assert fast["gpu_uuid"].unique().to_list() == ["REPLAY-h200-synthetic"]
-        assert sidecar.devices[0]["uuid"] == "REPLAY-h200-synthetic"
+        assert sidecar.devices[0].uuid == "REPLAY-h200-synthetic"
         assert sidecar.capture is not None
-        assert sidecar.capture["synthetic"] is True
-        assert account["capture"]["synthetic"] is True
+        assert sidecar.capture.synthetic is True
+        assert report.capture == sidecar.capture
         metadata = part_schema(tmp_path, "samples_fast").metadata
         assert metadata[b"source"] == b"replay:h200-synthetic"
         assert {b"schema_version", b"run_id", b"producer", b"driver", b"nvml", b"period_ms"} <= metadata.keys()
 
-    def test_a_sensor_that_the_card_lacks_is_null_with_its_reason_and_never_zero(self, tmp_path: Path) -> None:
+    def test_missing_sensor_is_null_with_its_reason_and_never_zero(self, tmp_path: Path) -> None:
         sidecar = start(tmp_path, capture="a100-synthetic")
         time.sleep(0.5)
-        account = sidecar.stop()
+        report = sidecar.stop()
         fast, slow = rows(tmp_path, "samples_fast"), rows(tmp_path, "samples_slow")
         assert fast["power_avg1s_w"].null_count() == len(fast)
         assert set(fast["nulls"]) == {"power_avg1s_w=not_supported"}
         assert set(slow["nulls"]) == {"power_mem_avg_w=not_supported;temp_mem_c=not_in_capture"}
-        assert account["devices"][0]["absent"][0] == "power_avg1s_w"
+        assert report.devices[0].absent[0] == "power_avg1s_w"
 
-    def test_the_first_sample_comes_within_a_second_of_the_start(self, tmp_path: Path) -> None:
+    def test_first_sample_is_taken_within_a_second_of_the_start(self, tmp_path: Path) -> None:
         waits = []
         for attempt in range(3):  # a busy machine
-            began_ns = time.time_ns()
+            start_ns = time.time_ns()
             sidecar = start(tmp_path / str(attempt))
             sidecar.stop()
             first = rows(tmp_path / str(attempt), "samples_fast")["t_unix_ns"][0]
-            waits.append((first - began_ns) / 1e9)
+            waits.append((first - start_ns) / 1e9)
             if waits[-1] < 1.0:
                 return
         pytest.fail(f"{waits} s")
 
-    def test_ticks_missed_while_the_process_stood_still_are_counted_not_made_up(self, tmp_path: Path) -> None:
+    def test_ticks_missed_by_a_stopped_process_are_counted_and_not_made_up_for(self, tmp_path: Path) -> None:
         sidecar = start(tmp_path)
         os.kill(pid_of(sidecar), signal.SIGSTOP)
         time.sleep(0.75)
         os.kill(pid_of(sidecar), signal.SIGCONT)
         time.sleep(0.3)
-        lane = sidecar.stop()["lanes"]["fast"]
+        stream = sidecar.stop().streams["fast"]
         fast = rows(tmp_path, "samples_fast")
-        assert lane["ticks_late"] >= 5
-        assert lane["ticks_due"] == lane["ticks_done"] + lane["ticks_late"]
-        assert fast["tick_seq"].max() - len(fast) + 1 == lane["ticks_late"]
+        assert stream.ticks_skipped >= 5
+        assert stream.ticks_due == stream.ticks_done + stream.ticks_skipped
+        assert fast["tick_seq"].max() - len(fast) + 1 == stream.ticks_skipped
         assert fast["t_mono_ns"].diff().drop_nulls().min() > 49e6  # no burst afterwards
 
     def test_neither_torch_nor_hydra_is_imported(self) -> None:
@@ -129,30 +136,30 @@ class TestEnding:
     def test_sigterm_closes_within_a_second_and_leaves_only_closed_parts(self, tmp_path: Path) -> None:
         sidecar = start(tmp_path, journal_s=0.2)
         time.sleep(0.5)
-        began = time.monotonic()
-        account = sidecar.stop()
-        assert time.monotonic() - began < 1.0
-        assert account["status"] == "complete"
-        assert account["reason"] == "SIGTERM"
-        (device,) = account["devices"]
-        assert (
-            device["energy_end_mj"] >= rows(tmp_path, "samples_fast")["energy_mj"].max() > device["energy_start_mj"] > 0
-        )
-        assert account == read_json(tmp_path / schema.TELEMETRY)
-        assert sidecar.stop() == account
+        stop_s = time.monotonic()
+        report = sidecar.stop()
+        assert time.monotonic() - stop_s < 1.0
+        assert report.status == "complete"
+        assert report.reason == "SIGTERM"
+        (device,) = report.devices
+        assert device.energy_end_mj is not None
+        assert device.energy_start_mj is not None
+        assert device.energy_end_mj >= rows(tmp_path, "samples_fast")["energy_mj"].max() > device.energy_start_mj > 0
+        assert report == read_record(tmp_path / schema.TELEMETRY, TelemetryReport)
+        assert sidecar.stop() == report
         assert not sidecar.alive()
         assert leftovers(tmp_path) == []
 
-    def test_slurms_warning_of_the_time_limit_is_the_workers_business(self, tmp_path: Path) -> None:
-        """Every process of a step is sent it, and the worker still has a checkpoint to write."""
+    def test_slurms_warning_of_the_time_limit_does_not_end_it(self, tmp_path: Path) -> None:
+        """Slurm sends it to every process of a step, and the worker still has a checkpoint to write."""
         sidecar = start(tmp_path)
         os.kill(pid_of(sidecar), signal.SIGUSR2)
         time.sleep(0.3)
         assert sidecar.alive()
-        assert sidecar.stop()["status"] == "complete"
+        assert sidecar.stop().status == "complete"
 
-    def test_no_thread_but_the_main_one_can_take_the_signal_that_ends_it(self, tmp_path: Path) -> None:
-        """Regression: a thread that Arrow starts on import took SIGTERM now and then, and nothing was closed."""
+    def test_only_the_main_thread_can_receive_the_signal_to_stop(self, tmp_path: Path) -> None:
+        """Regression: a thread that Arrow starts on import received SIGTERM now and then, and nothing was closed."""
         sidecar = start(tmp_path)
         pid = pid_of(sidecar)
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -161,21 +168,21 @@ class TestEnding:
             if int(task.name) != pid:
                 assert blocked >> (signal.SIGTERM - 1) & 1
                 assert blocked >> (signal.SIGINT - 1) & 1
-        assert sidecar.stop()["status"] == "complete"
+        assert sidecar.stop().status == "complete"
 
     @pytest.mark.parametrize("part_s", [1.0, 60.0])
-    def test_kill_9_loses_at_most_the_journal_interval_and_invents_nothing(self, tmp_path: Path, part_s: float) -> None:
+    def test_kill_9_loses_at_most_the_journal_interval(self, tmp_path: Path, part_s: float) -> None:
         sidecar = start(tmp_path, journal_s=0.5, part_s=part_s)
         time.sleep((1.5 if part_s == 1 else 0.8) + 0.5 * random.random())
         killed_ns = time.monotonic_ns()
         os.kill(pid_of(sidecar), signal.SIGKILL)
         assert sidecar._process is not None
         sidecar._process.wait()
-        account = read_json(tmp_path / schema.TELEMETRY)
-        assert account["status"] == "running"
-        if part_s == 1:  # the account is as old as a part at most
-            assert account["lanes"]["fast"]["ticks_done"] > 5
-        recover(tmp_path)
+        report = _report(tmp_path)
+        assert report.status == "running"
+        if part_s == 1:  # the report is at most as old as a part
+            assert report.streams["fast"].ticks_done > 5
+        recover_run(tmp_path)
         assert leftovers(tmp_path) == []
         fast = rows(tmp_path, "samples_fast")
         lost_s = (killed_ns - fast["t_mono_ns"][-1]) / 1e9
@@ -184,23 +191,23 @@ class TestEnding:
         assert fast["tick_seq"][0] == 0
         assert fast["energy_mj"].diff().drop_nulls().min() >= 0
         assert fast["power_instant_w"].min() > 50
-        assert recover(tmp_path) == []
+        assert recover_run(tmp_path) == []
         assert rows(tmp_path, "samples_fast").equals(fast)
 
-    def test_the_client_of_a_killed_sidecar_hears_of_it_and_gets_the_rows(self, tmp_path: Path) -> None:
+    def test_client_of_a_killed_sidecar_recovers_the_rows(self, tmp_path: Path) -> None:
         sidecar = start(tmp_path, journal_s=0.2)
         time.sleep(0.6)
         os.kill(pid_of(sidecar), signal.SIGKILL)
         assert sidecar._process is not None
         sidecar._process.wait(5)
         assert not sidecar.alive()
-        account = sidecar.stop()
-        assert account["status"] == "died"
-        assert read_json(tmp_path / schema.TELEMETRY)["status"] == "died"
-        assert {record["table"] for record in account["recovered"]} == {"samples_fast", "samples_slow"}
+        report = sidecar.stop()
+        assert report.status == "died"
+        assert _report(tmp_path).status == "died"
+        assert {record.table for record in report.recovered} == {"samples_fast", "samples_slow"}
         assert len(rows(tmp_path, "samples_fast")) >= 3
 
-    def test_a_parent_that_dies_takes_the_sidecar_with_it_and_no_row_is_lost(self, tmp_path: Path) -> None:
+    def test_sidecar_ends_with_its_parent_and_loses_no_row(self, tmp_path: Path) -> None:
         code = (
             "import os, pathlib, sys, time\n"
             "from tests.telemetry.support import pid_of, start\n"
@@ -212,13 +219,13 @@ class TestEnding:
         out = subprocess.run(
             [sys.executable, "-c", code, str(tmp_path)], cwd=root, capture_output=True, text=True, check=False
         )
-        assert _gone(int(out.stdout), 2)
-        account = read_json(tmp_path / schema.TELEMETRY)
-        assert (account["status"], account["reason"]) == ("complete", "parent_gone")
-        assert account["tables"]["samples_fast"]["rows"] == len(rows(tmp_path, "samples_fast")) >= 5
+        assert _ends(int(out.stdout), 2)
+        report = _report(tmp_path)
+        assert (report.status, report.reason) == ("complete", "parent_gone")
+        assert report.tables["samples_fast"].rows == len(rows(tmp_path, "samples_fast")) >= 5
         assert leftovers(tmp_path) == []
 
-    def test_a_disk_that_refuses_is_reported_and_its_rows_are_saved_when_it_takes_them(self, tmp_path: Path) -> None:
+    def test_failing_disk_is_reported_and_the_rows_are_saved_later(self, tmp_path: Path) -> None:
         sidecar = start(tmp_path, journal_s=0.2)
         _, hard = resource.prlimit(pid_of(sidecar), resource.RLIMIT_FSIZE)
         resource.prlimit(pid_of(sidecar), resource.RLIMIT_FSIZE, (0, hard))
@@ -227,71 +234,69 @@ class TestEnding:
         assert sidecar.problems()[0].startswith("storage_failed")
         resource.prlimit(pid_of(sidecar), resource.RLIMIT_FSIZE, (hard, hard))
         time.sleep(0.6)
-        account = sidecar.stop()
-        assert account["status"] == "complete"
-        assert account["storage"]["errors"] >= 1
-        assert account["storage"]["error"] is None
+        report = sidecar.stop()
+        assert report.status == "complete"
+        assert report.storage.errors >= 1
+        assert report.storage.error is None
         assert rows(tmp_path, "events")["kind"].to_list() == ["storage_failed", "storage_recovered"]
-        assert rows(tmp_path, "samples_fast")["tick_seq"].to_list() == list(
-            range(account["tables"]["samples_fast"]["rows"])
-        )
+        assert rows(tmp_path, "samples_fast")["tick_seq"].to_list() == list(range(report.tables["samples_fast"].rows))
 
-    def test_a_disk_that_refuses_to_the_end_makes_the_account_incomplete(self, tmp_path: Path) -> None:
+    def test_disk_full_to_the_end_makes_the_report_incomplete(self, tmp_path: Path) -> None:
         sidecar = start(tmp_path, journal_s=0.2)
         resource.prlimit(pid_of(sidecar), resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
         time.sleep(0.4)
-        account = sidecar.stop()
-        assert account["status"] == "incomplete"
-        assert "File too large" in account["storage"]["error"]
-        assert read_json(tmp_path / schema.TELEMETRY)["status"] == "running"  # the disk had no room for more
+        report = sidecar.stop()
+        assert report.status == "incomplete"
+        assert "File too large" in str(report.storage.error)
+        assert _report(tmp_path).status == "running"  # the disk had no room for more
 
-    def test_a_mistake_at_the_last_look_is_told_and_no_row_is_lost(self, tmp_path: Path) -> None:
+    def test_internal_error_in_the_last_check_is_reported_and_no_row_is_lost(self, tmp_path: Path) -> None:
         code = (
             "import json, sys\n"
-            "from inpaint_bench.telemetry import signals\n"
-            "signals.block()\n"
-            "from inpaint_bench.telemetry import session\n"
+            "from inpaint_bench.telemetry import runtime\n"
+            "runtime.block_signals()\n"
+            "from inpaint_bench.telemetry import process\n"
             "def broken(*_): raise KeyError('mistake')\n"
-            "session.worsened = broken\n"
-            "sys.exit(session.main(sys.argv[1]))\n"
+            "process.worsened = broken\n"
+            "sys.exit(process.run_sidecar(sys.argv[1]))\n"
         )
-        orders = {"run_id": "r-test", "run_dir": str(tmp_path), "source": "replay", "capture": CAPTURE}
+        spec = {"run_id": "r-test", "run_dir": str(tmp_path), "source": "replay", "capture": CAPTURE}
         process = subprocess.Popen(
-            [sys.executable, "-c", code, json.dumps(orders)],
+            [sys.executable, "-c", code, json.dumps(spec)],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd=Path(__file__).parents[2],
         )
         assert process.stdout is not None
-        assert json.loads(process.stdout.readline())["ready"]
+        assert json.loads(process.stdout.readline())["type"] == "ready"
         time.sleep(0.3)
         process.terminate()
         assert process.wait(5) == 1
         process.stdout.close()
-        account = read_json(tmp_path / schema.TELEMETRY)
-        assert (account["status"], account["reason"]) == ("failed", "internal error: KeyError('mistake')")
-        assert account["tables"]["samples_fast"]["rows"] == len(rows(tmp_path, "samples_fast")) >= 3
+        report = _report(tmp_path)
+        assert (report.status, report.reason) == ("failed", "internal error: KeyError('mistake')")
+        assert report.tables["samples_fast"].rows == len(rows(tmp_path, "samples_fast")) >= 3
         assert leftovers(tmp_path) == []
 
 
 class TestStarting:
-    def test_an_unknown_capture_is_refused_with_the_available_ones(self, tmp_path: Path) -> None:
+    def test_unknown_capture_is_refused_with_the_available_ones(self, tmp_path: Path) -> None:
         with pytest.raises(SidecarError, match=r"no capture 'gtx'; available: .*a100-synthetic, a40-synthetic"):
             start(tmp_path, capture="gtx")
 
     @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is an NVIDIA driver here")
-    def test_without_a_driver_the_error_says_what_would_run(self, tmp_path: Path) -> None:
+    def test_error_without_a_driver_says_what_would_run(self, tmp_path: Path) -> None:
         uuids = ["12345678-1234-1234-1234-123456789abc"]
         with pytest.raises(SidecarError, match=r"no working NVIDIA driver .* telemetry=replay"):
-            Sidecar.start(tmp_path, "r-test", uuids, settings(source="nvml"))
+            SidecarClient.start(tmp_path, "r-test", uuids, settings(source="nvml"))
 
     @pytest.mark.parametrize(
         ("uuids", "message"),
-        [([], "no GPU was named"), (["0"], "not a GPU's UUID"), (["MIG-1234"], "MIG slice"), ([""], "UUID")],
+        [([], "no GPU to sample"), (["0"], "is not a GPU UUID"), (["MIG-1234"], "MIG slice"), ([""], "UUID")],
     )
-    def test_gpus_are_named_by_uuid_and_by_nothing_else(self, tmp_path: Path, uuids: list[str], message: str) -> None:
+    def test_gpus_are_given_by_uuid_only(self, tmp_path: Path, uuids: list[str], message: str) -> None:
         with pytest.raises(SidecarError, match=message):
-            Sidecar.start(tmp_path, "r-test", uuids, settings(source="nvml"))
+            SidecarClient.start(tmp_path, "r-test", uuids, settings(source="nvml"))
 
     @pytest.mark.parametrize(
         ("changes", "message"),
@@ -304,60 +309,57 @@ class TestStarting:
             ({"capture": None}, "needs the name or file of a capture"),
         ],
     )
-    def test_orders_that_make_no_sense_are_a_sentence(
-        self, tmp_path: Path, changes: dict[str, Any], message: str
-    ) -> None:
+    def test_impossible_settings_are_one_sentence(self, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
         with pytest.raises(SidecarError, match=message):
             start(tmp_path, **changes)
         assert not list(tmp_path.iterdir())
 
     def test_several_gpus_are_several_replayed_devices(self, tmp_path: Path) -> None:
-        sidecar = Sidecar.start(tmp_path, "r-test", ["a", "b"], settings())
-        account = sidecar.stop()
-        assert [device["uuid"] for device in sidecar.devices] == [
+        sidecar = SidecarClient.start(tmp_path, "r-test", ["a", "b"], settings())
+        report = sidecar.stop()
+        assert [device.uuid for device in sidecar.devices] == [
             "REPLAY-h200-synthetic",
             "REPLAY-h200-synthetic-1",
         ]
         fast = rows(tmp_path, "samples_fast")
-        assert len(fast) == 2 * account["lanes"]["fast"]["ticks_done"]
+        assert len(fast) == 2 * report.streams["fast"].ticks_done
 
-    def test_a_second_one_for_the_same_run_directory_is_refused(self, tmp_path: Path) -> None:
-        """Regression: before the first journal, and after every closed part, a second one was let in, and the parts
+    def test_second_sidecar_for_a_run_directory_is_refused(self, tmp_path: Path) -> None:
+        """Regression: before the first journal, and after every closed part, a second one was admitted, and the parts
         of one replaced those of the other."""
         first = start(tmp_path)
-        with pytest.raises(SidecarError, match="another sidecar is writing here"):
+        with pytest.raises(SidecarError, match="another sidecar is writing to this folder"):
             start(tmp_path)
-        account = first.stop()
-        assert account["status"] == "complete"
-        assert start(tmp_path).stop()["status"] == "complete"  # an attempt that goes on in its directory
+        assert first.stop().status == "complete"
+        assert start(tmp_path).stop().status == "complete"  # an attempt that continues in its directory
         assert len(list((tmp_path / "samples_fast").glob("part-*.parquet"))) == 2
 
-    def test_one_that_is_still_closing_is_waited_for(self, tmp_path: Path) -> None:
-        """A job that goes on in its directory may begin before the killed one's sidecar has closed its parts."""
+    def test_closing_sidecar_is_waited_for(self, tmp_path: Path) -> None:
+        """A job that continues in its directory may start before the sidecar of the killed one has closed its parts."""
         first = start(tmp_path)
         threading.Timer(0.3, first.stop).start()
-        assert start(tmp_path).stop()["status"] == "complete"
-        assert first.stop()["status"] == "complete"
+        assert start(tmp_path).stop().status == "complete"
+        assert first.stop().status == "complete"
 
-    def test_the_source_none_starts_nothing(self, tmp_path: Path) -> None:
+    def test_source_none_starts_no_process(self, tmp_path: Path) -> None:
         sidecar = start(tmp_path, source="none")
         assert (sidecar.source, sidecar.devices, sidecar.alive()) == ("none", [], True)
-        assert sidecar.stop()["status"] == "none"
+        assert sidecar.stop().status == "none"
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_job_that_runs_a_snapshot_gets_the_sidecar_of_that_snapshot(self, tmp_path: Path) -> None:
-        """The working directory may hold another version of the package: it must not be the one that runs."""
+    def test_sidecar_runs_the_code_of_its_caller(self, tmp_path: Path) -> None:
+        """The working directory may hold another version of the package, which must not run."""
         package = Path(inpaint_bench.__file__).parent
         for place, version in (("snapshot", "1.snapshot"), ("elsewhere", "2.elsewhere")):
             shutil.copytree(package, tmp_path / place / "inpaint_bench")
             (tmp_path / place / "inpaint_bench" / "__init__.py").write_text(f"__version__ = {version!r}\n")
         code = (
             "import pathlib, types\n"
-            "from inpaint_bench.telemetry.client import Sidecar\n"
+            "from inpaint_bench.telemetry.client import SidecarClient\n"
             "settings = types.SimpleNamespace(source='replay', capture='a40-synthetic', fast_hz=10, slow_hz=1,"
             " part_s=60, journal_s=5, dcgm_url=None, dcgm_every_s=5, ready_timeout_s=10)\n"
             f"run = pathlib.Path({str(tmp_path / 'run')!r})\n"
-            "print(Sidecar.start(run, 'r-1', [], settings).stop()['producer'])\n"
+            "print(SidecarClient.start(run, 'r-1', [], settings).stop().producer)\n"
         )
         (tmp_path / "job.py").write_text(code)
         out = subprocess.run(

@@ -73,6 +73,6 @@ def _gpus() -> str:
         gpus = nvml.uuids()
         nvml.close()
     except NvmlError as error:
-        return f"{gpu_report.in_words(error)}; where there is one, inpaint-bench doctor gpu examines it"
+        return f"{gpu_report.nvml_problem(error)}; where there is one, inpaint-bench doctor gpu examines it"
     listed = f"NVML lists {pluralize(len(gpus), 'GPU')}: {', '.join(gpus) or 'none'}"
     return f"{listed}\ninpaint-bench doctor gpu examines one, for about 20 s"

@@ -1,64 +1,59 @@
-"""What a probe job found on a compute node, as tables."""
+"""The findings of a probe job on a compute node, as tables."""
 
 from __future__ import annotations
 
-from typing import Any
-
+import msgspec
 from rich.console import Console
 
 from inpaint_bench.core.console import table
+from inpaint_bench.run.node_probe import FolderCheck, ImportCheck, NodeFindings
 
 from . import gpu_report
 
 
-def show(out: Console, site: str, found: dict[str, Any]) -> None:
-    slurm = found["slurm"] or {}
-    title = f"{site}: node {found['node']}, partition {slurm.get('partition')}, {found['seconds']:g} s"
-    out.print(table(("on the compute node", "found"), _rows(found), title=title))
-    for quota in found["quotas"]:
-        print(f"$ {quota['command']}\n{quota['text']}")
-    if "why" not in found["gpu"]:
-        gpu_report.show(out, found["gpu"])
+def show(out: Console, site: str, findings: NodeFindings) -> None:
+    """Print the findings."""
+    title = f"{site}: node {findings.node}, partition {findings.partition}, {findings.seconds:g} s"
+    out.print(table(("compute node", "found"), _rows(findings), title=title))
+    for quota in findings.quotas:
+        print(f"$ {quota.command}\n{quota.text}")
+    if findings.gpu is not None:
+        gpu_report.show(out, msgspec.convert(findings.gpu, gpu_report.GpuFindings))
 
 
-def fails(found: dict[str, Any]) -> bool:
-    """Something that every job needs is not there. Folders are facts of the site file and judged with it."""
-    return "why" in found["cuda"] or not all(one["ok"] for one in found["imports"].values())
+def lacks_essentials(findings: NodeFindings) -> bool:
+    """Return whether something is missing that every job needs. Folders belong to the site file and count there."""
+    return findings.cuda.error is not None or any(check.error for check in findings.imports.values())
 
 
-def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
-    python, software = found["python"], found["software"]
+def _rows(findings: NodeFindings) -> list[tuple[str, str]]:
+    cuda, software = findings.cuda, findings.software
     rows = [
-        ("Python", f"{python['version']}, {python['executable']}"),
-        ("code", found["code"]),
-        *((f"import {name}", _import(one)) for name, one in found["imports"].items()),
-        ("CUDA", _cuda(found["cuda"])),
+        ("Python", f"{findings.python}, {findings.executable}"),
+        ("code", findings.code),
+        *((f"import {name}", _import(check)) for name, check in findings.imports.items()),
+        (
+            "CUDA",
+            f"FAILS: {cuda.error} (CUDA_VISIBLE_DEVICES={cuda.visible or 'not set'})"
+            if cuda.error
+            else f"{cuda.name}, {cuda.memory_gib:g} GiB, {cuda.count} visible, CUDA {cuda.version}, {cuda.uuid}",
+        ),
         ("driver", software.get("driver") or "not found"),
-        ("NVML", found["gpu"].get("why") or "answers; the card's findings are below"),
+        ("NVML", findings.gpu_error or "works; the findings about the GPU are below"),
         ("processor", f"{software.get('cpu')}, {software.get('cores')} cores for the job"),
+        *((f"{key} {check.path or ''}".strip(), _folder(check)) for key, check in findings.folders.items()),
     ]
-    rows += [(f"{key} {one['path'] or ''}".strip(), _folder(one)) for key, one in found["folders"].items()]
-    if not found["quotas"]:
-        rows.append(("quota", "no showquota, quota or lfs on the node: what is left is not known"))
+    if not findings.quotas:
+        rows.append(("quota", "unknown: the node has no showquota, quota or lfs"))
     return rows
 
 
-def _import(one: dict[str, Any]) -> str:
-    if not one["ok"]:
-        return f"FAILS: {one['why']}"
-    return f"{one['version'] or 'works'}, {one['seconds']:g} s"
+def _import(check: ImportCheck) -> str:
+    return f"FAILS: {check.error}" if check.error else f"{check.version or 'works'}, {check.seconds:g} s"
 
 
-def _cuda(cuda: dict[str, Any]) -> str:
-    if "why" in cuda:
-        return f"FAILS: {cuda['why']} (CUDA_VISIBLE_DEVICES={cuda.get('visible') or 'not set'})"
-    return (
-        f"{cuda['name']}, {cuda['memory_gib']:g} GiB, {cuda['count']} visible, CUDA {cuda['version']}, {cuda['uuid']}"
-    )
-
-
-def _folder(one: dict[str, Any]) -> str:
-    if not one["ok"]:
-        return f"FAILS: {one['why']}"
-    files = "" if one["free_files"] is None else f", {one['free_files']:,} files"
-    return f"may be written; free: {one['free_gib']:g} GiB{files}"
+def _folder(check: FolderCheck) -> str:
+    if check.error:
+        return f"FAILS: {check.error}"
+    files = "" if check.free_files is None else f", {check.free_files:,} files"
+    return f"writable; free: {check.free_gib:g} GiB{files}"

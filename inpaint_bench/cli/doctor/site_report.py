@@ -17,6 +17,7 @@ from rich.console import Console
 from inpaint_bench.core.console import console, shell_command, table
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.site import SiteConfig
+from inpaint_bench.run.node_probe import NodeFindings
 from launchers.points.compose import Composer, composer
 from launchers.points.site_catalog import Catalogue, Reachable, reachable
 from launchers.sites import probe
@@ -108,7 +109,7 @@ def run_probe_result(folder: Path) -> bool:
         log = f"; its log ends with\n{job.log_tail}" if job.log_tail else ""
         raise UserError(f"{job.site}: job {job.job_id} has not written its result into {folder} yet{log}")
     node_report.show(console(), job.site, result)
-    return not node_report.fails(result)
+    return not node_report.lacks_essentials(result)
 
 
 def site_files(overrides: Sequence[str]) -> list[tuple[str, str, str, str, str]]:
@@ -257,7 +258,7 @@ def _probe(out: Console, composed: Composer, checks: Sequence[SiteCheck], option
         ended, state = probe.wait(job, check.site, deadline)
         if (result := job.result) is not None:
             node_report.show(out, job.site, result)
-            failed = node_report.fails(result) or failed
+            failed = node_report.lacks_essentials(result) or failed
             check.findings += _storage(result)
             continue
         failed = failed or ended
@@ -267,14 +268,14 @@ def _probe(out: Console, composed: Composer, checks: Sequence[SiteCheck], option
     return failed
 
 
-def _storage(result: dict[str, Any]) -> list[Finding]:
+def _storage(result: NodeFindings) -> list[Finding]:
     findings = []
-    for key, folder in result["folders"].items():
-        storage = Comparison(key, folder["path"])
-        if folder["path"] is None:
+    for key, folder in result.folders.items():
+        storage = Comparison(key, folder.path)
+        if folder.path is None:
             continue
-        if folder["ok"]:
+        if folder.error is None:
             findings.append(storage.same("writable"))
         else:
-            findings.append(storage.differs(folder["why"], f"a job cannot write there on {result['node']}"))
+            findings.append(storage.differs(folder.error, f"a job cannot write there on {result.node}"))
     return findings

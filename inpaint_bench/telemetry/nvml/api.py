@@ -1,7 +1,7 @@
-"""The narrow edge to NVML: what the sidecar may ask of a GPU. `binding` asks a real one, `replay` a recording.
+"""The part of NVML that the sidecar uses, as a protocol: `real` calls the driver, `replay` plays a capture file.
 
-Devices are found by UUID only. Indices change between reboots, need not match CUDA's, and are renumbered
-under device cgroups. Every failure is one exception class that carries NVML's return code.
+GPUs are opened by UUID only: NVML's indices change between reboots, need not match CUDA's, and are renumbered under
+device cgroups. Every failure is an `NvmlError` with NVML's return code.
 """
 
 from __future__ import annotations
@@ -10,133 +10,144 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-MIN_GAP_NS: Final = 50_000_000  # below 50 ms NVML gives spurious NOT_SUPPORTED and zeros (zeus#186)
-NOT_IN_CAPTURE: Final = -1  # our own code, never NVML's: replay has no recording of this call
+import pynvml
 
-CODES: Final = {
-    NOT_IN_CAPTURE: "not in capture",
-    1: "uninitialized",
-    2: "invalid argument",
-    3: "not supported",
-    4: "no permission",
-    6: "not found",
-    9: "driver not loaded",
-    12: "library not found",
-    13: "function not found",
-    15: "GPU is lost",
-    16: "reset required",
-    17: "blocked by the operating system",
-    18: "library and driver versions differ",
-    26: "deprecated",
-    999: "unknown",
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.schema import Null
+
+# The deprecated PyPI project "pynvml" installs a package that shadows NVIDIA's module of the same name.
+if not hasattr(pynvml, "NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN"):  # since 12.575
+    raise UserError(f"{pynvml.__file__} is not nvidia-ml-py 12.575 or newer; pip uninstall pynvml, then install that")
+
+# Reading a GPU more often gives spurious NOT_SUPPORTED and zeros (zeus, issue 186).
+MIN_INTERVAL_NS: Final = 50_000_000
+NOT_IN_CAPTURE: Final = -1  # our own code: replay has no recording of this call
+# The driver or the card will not offer the call later either.
+NEVER_SUPPORTED: Final = frozenset(
+    {
+        pynvml.NVML_ERROR_NOT_SUPPORTED,
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        pynvml.NVML_ERROR_DEPRECATED,
+        NOT_IN_CAPTURE,
+    }
+)
+
+_ERROR_NAMES: Final = {
+    code: name.removeprefix("NVML_ERROR_").lower().replace("_", " ")
+    for name, code in vars(pynvml).items()
+    if name.startswith("NVML_ERROR_")
+} | {NOT_IN_CAPTURE: "not in capture"}
+
+_NULL_REASONS: Final = {
+    pynvml.NVML_ERROR_NOT_SUPPORTED: Null.NOT_SUPPORTED,
+    pynvml.NVML_ERROR_NO_PERMISSION: Null.NO_PERMISSION,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: Null.DRIVER_TOO_OLD,
+    pynvml.NVML_ERROR_GPU_IS_LOST: Null.GPU_LOST,
+    pynvml.NVML_ERROR_RESET_REQUIRED: Null.GPU_LOST,
+    pynvml.NVML_ERROR_DEPRECATED: Null.NOT_SUPPORTED,  # the driver has removed the feature
+    NOT_IN_CAPTURE: Null.NOT_IN_CAPTURE,
 }
 
-Handle = Any  # an adapter's own name for an open device
+Handle = Any  # an open device, as the implementation represents it
+
+
+def error_text(code: int) -> str:
+    """Return NVML's name of a return code, such as "not supported (NVML code 3)"."""
+    return f"{_ERROR_NAMES.get(code, 'NVML error')} (NVML code {code})"
+
+
+def null_reason(code: int) -> Null:
+    """Return why a value is null, from the return code of its call."""
+    return _NULL_REASONS.get(code, Null.ERROR)
 
 
 class NvmlError(Exception):
     """A call failed with NVML's return code `code`."""
 
     def __init__(self, code: int, call: str) -> None:
-        super().__init__(f"{call}: {CODES.get(code, 'NVML error')} (NVML code {code})")
+        super().__init__(f"{call}: {error_text(code)}")
         self.code = code
-        self.call = call
 
 
 class FieldValue(NamedTuple):
-    """One element of a field query: its own return code, and its value where that is 0."""
+    """One element of a field or GPM query: its own return code, and its value if that is 0."""
 
     code: int
     value: float | None
-    latency_us: int = 0
-
-
-class Utilization(NamedTuple):
-    gpu_pct: int  # share of time with at least one kernel running
-    memory_pct: int  # share of time memory was read or written; not bandwidth, not VRAM
-
-
-class MemoryInfo(NamedTuple):
-    """Bytes, memory info v2: used does not contain reserved."""
-
-    total: int
-    reserved: int
-    used: int
-    free: int
-
-
-class EccErrors(NamedTuple):
-    """Total memory errors. Corrected ones cost nothing but are a sign."""
-
-    corrected: int
-    uncorrected: int
-
-
-class RemappedRows(NamedTuple):
-    corrected: int  # rows remapped because of correctable errors
-    uncorrected: int
-    pending: int  # 1: takes effect at the next reset
-    failed: int  # 1: no spare row was left
+    latency_us: int = 0  # as the driver reports it
 
 
 class GpmWindow(NamedTuple):
-    """Means over the time since the last read, one per metric asked for, each with its own return code."""
+    """Means over the time since the previous read, one per requested metric."""
 
     window_ms: float
     metrics: list[FieldValue]
 
 
 class Xid(NamedTuple):
-    uuid: str | None  # None: the GPU no longer gives its name
+    """An error that the driver reported; uuid is None if the GPU no longer gives its UUID."""
+
+    uuid: str | None
     number: int
 
 
 class Nvml(Protocol):
-    """What is asked of a GPU. Every method may raise NvmlError; none returns a stand-in value."""
+    """NVML as the sidecar uses it. Every method may raise NvmlError; none returns a substitute value."""
 
-    def open(self) -> None: ...
-    def close(self) -> None: ...
-    def driver_version(self) -> str: ...
-    def nvml_version(self) -> str: ...
-    def uuids(self) -> list[str]: ...
-    def device(self, uuid: str) -> Handle: ...
-    def uuid(self, handle: Handle) -> str: ...
-    def name(self, handle: Handle) -> str: ...
-    def pci_bus_id(self, handle: Handle) -> str: ...
-    def minor(self, handle: Handle) -> int: ...
-    def vbios(self, handle: Handle) -> str: ...
-    def power_limit_mw(self, handle: Handle) -> int: ...
-    def persistence_mode(self, handle: Handle) -> int: ...
-    def ecc_mode(self, handle: Handle) -> int: ...
-    def mig_mode(self, handle: Handle) -> int: ...
-    def max_sm_clock_mhz(self, handle: Handle) -> int: ...
-    def fields(self, handle: Handle, ids: Sequence[tuple[int, int]]) -> list[FieldValue]: ...
-    def utilization(self, handle: Handle) -> Utilization: ...
-    def total_energy_mj(self, handle: Handle) -> int: ...
-    def sm_clock_mhz(self, handle: Handle) -> int: ...
-    def mem_clock_mhz(self, handle: Handle) -> int: ...
-    def throttle_reasons(self, handle: Handle) -> int: ...
-    def temperature_c(self, handle: Handle) -> int: ...
-    def memory(self, handle: Handle) -> MemoryInfo: ...
-    def gpm(self, handle: Handle, ids: Sequence[int]) -> GpmWindow | None: ...
-    def ecc_volatile(self, handle: Handle) -> EccErrors: ...
-    def ecc_aggregate(self, handle: Handle) -> EccErrors: ...
-    def remapped_rows(self, handle: Handle) -> RemappedRows: ...
-    def compute_processes(self, handle: Handle) -> list[int]: ...
-    def event_set(self) -> Any: ...
-    def watch_xids(self, events: Any, handle: Handle) -> None: ...
-    def next_xid(self, events: Any, timeout_ms: int) -> Xid | None: ...
-    def free_events(self, events: Any) -> None: ...
+    def open(self) -> None:
+        """Initialize NVML."""
+
+    def close(self) -> None:
+        """Shut NVML down."""
+
+    def driver_version(self) -> str:
+        """Return the version of the kernel driver."""
+
+    def nvml_version(self) -> str:
+        """Return the version of the NVML library."""
+
+    def uuids(self) -> list[str]:
+        """Return the UUIDs of the GPUs that this process may open."""
+
+    def device(self, uuid: str) -> Handle:
+        """Open a GPU."""
+
+    def uuid(self, handle: Handle) -> str:
+        """Return the UUID of an open GPU."""
+
+    def query(self, handle: Handle, name: str) -> Any:
+        """Return the result of one of `real.QUERIES`: a number, a text, or a tuple of numbers."""
+
+    def fields(self, handle: Handle, ids: Sequence[tuple[int, int]]) -> list[FieldValue]:
+        """Return the values of fields, each given by field id and scope, by one call."""
+
+    def gpm(self, handle: Handle, metrics: Sequence[int]) -> GpmWindow | None:
+        """Return GPM metrics over the time since the last call; None if there is no window yet."""
+
+    def compute_processes(self, handle: Handle) -> list[int]:
+        """Return the ids of the processes with a compute context. Takes milliseconds under the driver's lock."""
+
+    def event_set(self) -> Any:
+        """Create a set of events to wait for."""
+
+    def watch_xids(self, events: Any, handle: Handle) -> None:
+        """Add the Xids of a GPU to the set."""
+
+    def next_xid(self, events: Any, timeout_ms: int) -> Xid | None:
+        """Wait for an Xid; None if none came in time."""
+
+    def free_events(self, events: Any) -> None:
+        """Free the set."""
 
 
 _UUID = re.compile(r"(?:GPU-)?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.IGNORECASE)
 
 
 def gpu_uuid(text: str) -> str:
-    """NVML's "GPU-..." of a UUID that torch prints without prefix. ValueError on anything else."""
+    """Return a UUID in NVML's form, "GPU-...", which torch prints without the prefix. Raises ValueError."""
     if text.upper().startswith("MIG-"):
         raise ValueError(f"{text}: a MIG slice has no power or utilisation of its own; give a whole GPU")
     match = _UUID.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r}: not a GPU's UUID (GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx)")
+        raise ValueError(f"{text!r} is not a GPU UUID (GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx)")
     return f"GPU-{match[1].lower()}"

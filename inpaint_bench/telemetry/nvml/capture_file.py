@@ -1,100 +1,124 @@
-"""Capture files: what one GPU answered, call by call, failures kept.
+"""Capture files: what one GPU returned, call by call, failures included, for replay without a GPU.
 
-A `.json.gz` of {"format": 1, "meta": {...}, "calls": {key: {"t_ms": [...], "code": ..., "value": [...],
-"us": [...]}}}. Keys are method names of `Nvml`, or "field:<id>:<scope>", "gpm:<metric>" with "gpm_window_ms",
-and "xids" (first whether one may listen, then the numbers that came). Of a process list there is a word per
-process: ours, foreign, unknown. `code` is one number where every answer had the same; `us` is how long the
-call took, absent for elements of one query. Meta says whether the file was recorded or made up (`synthetic`),
-where from, and on what day.
+A capture is gzipped JSON, `NAME.json.gz`. It is recorded by `doctor --gpu --out` or made up (`synthetic`), and holds
+no UUID, no serial number and no process id. Keys of `calls`:
+
+    driver_version, nvml_version     NVML's own
+    name, utilization, ...           queries, see `real.QUERIES`
+    field:<id>:<scope>               elements of field queries
+    fields:<id>:<scope>,...          the duration of such a query
+    gpm:<metric>, gpm_window_ms      elements of GPM reads, and the length of their window
+    compute_processes                per process "ours", "foreign" or "unknown"
+    xids                             first whether listening was possible, then the Xids that came
 """
 
 from __future__ import annotations
 
 import gzip
-import json
 from bisect import bisect_right
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from inpaint_bench.core.files import replacing
+import msgspec
+from msgspec.structs import replace
+
+from inpaint_bench.core.files import replace_bytes
+from inpaint_bench.core.records import CaptureSource
 
 FORMAT: Final = 1
 SUFFIX: Final = ".json.gz"
 PACKAGED: Final = Path(__file__).parent / "captures"
 
 
+def field_key(field_id: int, scope: int = 0) -> str:
+    """Return the key of one field's series."""
+    return f"field:{field_id}:{scope}"
+
+
+def gpm_key(metric: int) -> str:
+    """Return the key of one GPM metric's series."""
+    return f"gpm:{metric}"
+
+
 class CaptureError(Exception):
-    """A capture is not there or not readable; one sentence."""
+    """A capture does not exist or cannot be read."""
 
 
-@dataclass(frozen=True)
-class Series:
-    """The answers to one call over time."""
+class Series(msgspec.Struct, omit_defaults=True):
+    """The results of one call over time."""
 
-    t_ms: list[float]
-    code: int | list[int]
+    t_ms: list[float]  # since the start of the recording
+    code: int | list[int]  # NVML return code; one number if it never changed
     value: list[Any]
+    us: list[float] = []  # how long each call took; of a field, as the driver reports it
 
     def at(self, t_ms: float) -> tuple[int, Any]:
-        """Return code and value of the last answer at or before `t_ms` (the first one, if earlier)."""
+        """Return code and value of the last result at or before `t_ms` (the first one, if earlier)."""
         index = max(0, bisect_right(self.t_ms, t_ms) - 1)
-        return (self.code if isinstance(self.code, int) else self.code[index]), self.value[index]
+        return self.codes[index], self.value[index]
+
+    @property
+    def codes(self) -> list[int]:
+        """Return the code of each result."""
+        return [self.code] * len(self.t_ms) if isinstance(self.code, int) else self.code
 
 
-@dataclass(frozen=True)
-class Capture:
-    name: str
-    meta: dict[str, Any]
+class CaptureMeta(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Where a capture comes from, and how it is replayed."""
+
+    duration_ms: float
+    loop_from_ms: float = 0.0  # replay restarts here after the end; what lies before is played once
+    gpu: str | None = None
+    driver: str | None = None
+    recorded_on: str | None = None
+    tool: str | None = None
+    synthetic: bool | None = None
+    note: str | None = None
+
+
+class Capture(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A capture file."""
+
+    format: int
+    meta: CaptureMeta
     calls: dict[str, Series]
+    name: str = ""  # that of the file, without suffix
 
     @property
-    def duration_ms(self) -> float:
-        return float(self.meta["duration_ms"])
-
-    @property
-    def loop_from_ms(self) -> float:
-        """Where replay starts again after the end; what lies before is played once."""
-        return float(self.meta.get("loop_from_ms", 0.0))
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """What a reader must know of where the numbers come from."""
-        keys = ("synthetic", "recorded_on", "tool", "note")
-        return {"name": self.name, **{key: self.meta.get(key) for key in keys}}
+    def source(self) -> CaptureSource:
+        """Return what a reader must know about the origin of the numbers."""
+        meta = self.meta
+        return CaptureSource(
+            name=self.name, synthetic=meta.synthetic, recorded_on=meta.recorded_on, tool=meta.tool, note=meta.note
+        )
 
 
 def available() -> list[str]:
-    """Names of the packaged captures."""
+    """Return the names of the packaged captures."""
     return sorted(path.name.removesuffix(SUFFIX) for path in PACKAGED.glob(f"*{SUFFIX}"))
 
 
 def load(name: str) -> Capture:
-    """A packaged capture by name, or any by its file. Raises CaptureError, which lists the packaged ones."""
+    """Read a packaged capture by its name, or any capture by its path. Raises CaptureError."""
     path = Path(name) if name.endswith(SUFFIX) else PACKAGED / f"{name}{SUFFIX}"
     if not path.is_file():
         raise CaptureError(f"no capture {name!r}; available: {', '.join(available()) or 'none'}")
     try:
-        content = json.loads(gzip.decompress(path.read_bytes()))
-        if content["format"] != FORMAT:
-            raise CaptureError(f"{path}: capture format {content['format']}, this version reads {FORMAT}")
-        calls = {key: Series(item["t_ms"], item["code"], item["value"]) for key, item in content["calls"].items()}
-        capture = Capture(path.name.removesuffix(SUFFIX), content["meta"], calls)
-        if not 0 <= capture.loop_from_ms < capture.duration_ms:
-            raise CaptureError(f"{path}: the loop must start before the capture ends")
-    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
-        raise CaptureError(f"{path}: not a readable capture ({error!r})") from None
+        capture = msgspec.json.decode(gzip.decompress(path.read_bytes()), type=Capture)
+    except (OSError, ValueError, EOFError) as error:
+        raise CaptureError(f"{path} is not a readable capture: {error}") from None
+    if capture.format != FORMAT:
+        raise CaptureError(f"{path} has capture format {capture.format}, this version reads {FORMAT}")
+    if not 0 <= capture.meta.loop_from_ms < capture.meta.duration_ms:
+        raise CaptureError(f"{path}: loop_from_ms must lie within the capture")
+    capture.name = path.name.removesuffix(SUFFIX)
     return capture
 
 
-def save(path: Path, meta: dict[str, Any], calls: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write a capture, whole or not at all; the same content gives the same bytes."""
-    short = {key: {**item, "code": _one(item["code"])} for key, item in calls.items()}
-    text = json.dumps({"format": FORMAT, "meta": meta, "calls": short}, separators=(",", ":"))
-    with replacing(path) as out:
-        out.write(gzip.compress(text.encode(), mtime=0))
-
-
-def _one(codes: list[int]) -> int | list[int]:
-    return codes[0] if len(set(codes)) == 1 else codes
+def save(path: Path, capture: Capture) -> None:
+    """Write a capture atomically; equal content gives equal bytes."""
+    calls = {
+        key: replace(series, code=series.codes[0]) if len(set(series.codes)) == 1 else series
+        for key, series in capture.calls.items()
+    }
+    replace_bytes(path, gzip.compress(msgspec.json.encode(replace(capture, calls=calls)), mtime=0))

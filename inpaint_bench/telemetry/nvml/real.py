@@ -1,66 +1,104 @@
-"""NVML itself, through `pynvml`."""
+"""NVML through NVIDIA's binding, nvidia-ml-py (module pynvml)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from .api import EccErrors, FieldValue, GpmWindow, Handle, MemoryInfo, NvmlError, RemappedRows, Utilization, Xid
-from .gpm import Gpm
+import pynvml
 
-# valueType of a field -> member of its union
-_MEMBER: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-_TEMPERATURE_GPU: Final = 0
-_CLOCK_SM, _CLOCK_MEM = 1, 2
-_ECC_VOLATILE, _ECC_AGGREGATE = 0, 1  # since the driver was loaded; over the card's life
-_XID_EVENT: Final = 0x8
-_TIMEOUT: Final = 10
+from .api import FieldValue, GpmWindow, Handle, NvmlError, Xid
+from .gpm import GpmReader
+
+# The member of the value union for each value type of a field.
+_UNION_MEMBERS: Final = {
+    pynvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
+    pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
+    pynvml.NVML_VALUE_TYPE_SIGNED_INT: "siVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: "usVal",
+}
+_NAME_UNKNOWN: Final = frozenset(
+    {pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH, pynvml.NVML_ERROR_DEPRECATED}
+)
+_MEMORY_ERRORS: Final = (pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)
+
+Call = Callable[..., Any]  # call(name or names of an NVML function, *arguments)
+
+# Name in capture files and in this project -> how NVML is asked. Tuples are in the order of the columns they feed.
+QUERIES: Final[Mapping[str, Callable[[Call, Handle], Any]]] = {
+    "name": lambda call, gpu: _text(call("nvmlDeviceGetName", gpu)),
+    "pci_bus_id": lambda call, gpu: _text(call("nvmlDeviceGetPciInfo", gpu).busId),
+    "minor": lambda call, gpu: call("nvmlDeviceGetMinorNumber", gpu),
+    "vbios": lambda call, gpu: _text(call("nvmlDeviceGetVbiosVersion", gpu)),
+    "power_limit_mw": lambda call, gpu: call("nvmlDeviceGetEnforcedPowerLimit", gpu),
+    "persistence_mode": lambda call, gpu: call("nvmlDeviceGetPersistenceMode", gpu),
+    "ecc_mode": lambda call, gpu: call("nvmlDeviceGetEccMode", gpu)[0],
+    "mig_mode": lambda call, gpu: call("nvmlDeviceGetMigMode", gpu)[0],
+    "max_sm_clock_mhz": lambda call, gpu: call("nvmlDeviceGetMaxClockInfo", gpu, pynvml.NVML_CLOCK_SM),
+    "total_energy_mj": lambda call, gpu: call("nvmlDeviceGetTotalEnergyConsumption", gpu),
+    # Share of time with at least one kernel running, and with memory traffic: neither bandwidth nor VRAM.
+    "utilization": lambda call, gpu: _members(call("nvmlDeviceGetUtilizationRates", gpu), "gpu", "memory"),
+    "sm_clock_mhz": lambda call, gpu: call("nvmlDeviceGetClockInfo", gpu, pynvml.NVML_CLOCK_SM),
+    "mem_clock_mhz": lambda call, gpu: call("nvmlDeviceGetClockInfo", gpu, pynvml.NVML_CLOCK_MEM),
+    "throttle_reasons": lambda call, gpu: call(
+        ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"), gpu
+    ),
+    "temperature_c": lambda call, gpu: call(
+        ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"), gpu, pynvml.NVML_TEMPERATURE_GPU
+    ),
+    # Bytes. In version 2 `used` excludes `reserved`.
+    "memory": lambda call, gpu: _members(
+        call("nvmlDeviceGetMemoryInfo", gpu, pynvml.nvmlMemory_v2), "total", "reserved", "used", "free"
+    ),
+    # Corrected and uncorrected errors since the driver was loaded, and over the card's life.
+    "ecc_volatile": lambda call, gpu: _ecc_errors(call, gpu, pynvml.NVML_VOLATILE_ECC),
+    "ecc_aggregate": lambda call, gpu: _ecc_errors(call, gpu, pynvml.NVML_AGGREGATE_ECC),
+    "remapped_rows": lambda call, gpu: tuple(map(int, call("nvmlDeviceGetRemappedRows", gpu))),
+}
 
 
 class RealNvml:
-    """NVML through `nvidia-ml-py`. Makes no CUDA context and heeds no CUDA_VISIBLE_DEVICES."""
+    """NVML of this machine. Creates no CUDA context and ignores CUDA_VISIBLE_DEVICES."""
 
     def __init__(self) -> None:
-        try:
-            import pynvml
-        except ImportError:
-            raise NvmlError(12, "import pynvml (pip install nvidia-ml-py)") from None
-        # The PyPI project named pynvml calls itself deprecated and shadows the vendor's binding.
-        if not hasattr(pynvml, "_nvmlGetFunctionPointer"):
-            raise NvmlError(13, f"{pynvml.__file__} is not nvidia-ml-py (pip uninstall pynvml)")
-        self._binding: Any = pynvml
         self._preferred: dict[tuple[str, ...], str] = {}
-        self._gpm = Gpm(pynvml, self._call)
+        self._gpm = GpmReader(self._call)
 
-    def _call(self, name: str, *args: Any) -> Any:
-        function = getattr(self._binding, name, None)
-        if function is None:
-            raise NvmlError(13, name)
-        try:
-            return function(*args)
-        except self._binding.NVMLError as error:
-            raise NvmlError(int(error.value), name) from None
-
-    def _first(self, names: tuple[str, ...], *args: Any) -> Any:
-        """The first of several names for one call that binding and driver both know; then always that one."""
+    def _call(self, names: str | tuple[str, ...], *args: Any) -> Any:
+        """Call a function; of several names for one call, the first that both binding and driver know, from then on."""
+        if isinstance(names, str):
+            return self._call_one(names, *args)
         if names in self._preferred:
-            return self._call(self._preferred[names], *args)
+            return self._call_one(self._preferred[names], *args)
         for name in names:
             try:
-                value = self._call(name, *args)
+                value = self._call_one(name, *args)
             except NvmlError as error:
-                if error.code not in (13, 25, 26) or name == names[-1]:
+                if error.code not in _NAME_UNKNOWN or name == names[-1]:
                     raise
             else:
                 self._preferred[names] = name
                 return value
         raise AssertionError("unreachable")
 
+    @staticmethod
+    def _call_one(name: str, *args: Any) -> Any:
+        function = getattr(pynvml, name, None)
+        if function is None:
+            raise NvmlError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, name)
+        try:
+            return function(*args)
+        except pynvml.NVMLError as error:
+            raise NvmlError(int(error.value), name) from None
+
     def open(self) -> None:
         self._call("nvmlInit")
 
     def close(self) -> None:
-        self._gpm.forget()
+        self._gpm.free()
         self._call("nvmlShutdown")
 
     def driver_version(self) -> str:
@@ -70,14 +108,13 @@ class RealNvml:
         return _text(self._call("nvmlSystemGetNVMLVersion"))
 
     def uuids(self) -> list[str]:
-        """UUIDs of the GPUs that can be opened; the count may include some that a cgroup forbids."""
-        found = []
+        uuids = []
         for index in range(self._call("nvmlDeviceGetCount")):
             try:
-                found.append(self.uuid(self._call("nvmlDeviceGetHandleByIndex", index)))
-            except NvmlError:
+                uuids.append(self.uuid(self._call("nvmlDeviceGetHandleByIndex", index)))
+            except NvmlError:  # the count includes GPUs that a cgroup forbids
                 continue
-        return found
+        return uuids
 
     def device(self, uuid: str) -> Handle:
         return self._call("nvmlDeviceGetHandleByUUID", uuid)
@@ -85,105 +122,38 @@ class RealNvml:
     def uuid(self, handle: Handle) -> str:
         return _text(self._call("nvmlDeviceGetUUID", handle))
 
-    def name(self, handle: Handle) -> str:
-        return _text(self._call("nvmlDeviceGetName", handle))
-
-    def pci_bus_id(self, handle: Handle) -> str:
-        return _text(self._call("nvmlDeviceGetPciInfo", handle).busId)
-
-    def minor(self, handle: Handle) -> int:
-        return int(self._call("nvmlDeviceGetMinorNumber", handle))
-
-    def vbios(self, handle: Handle) -> str:
-        return _text(self._call("nvmlDeviceGetVbiosVersion", handle))
-
-    def power_limit_mw(self, handle: Handle) -> int:
-        return int(self._call("nvmlDeviceGetEnforcedPowerLimit", handle))
-
-    def persistence_mode(self, handle: Handle) -> int:
-        return int(self._call("nvmlDeviceGetPersistenceMode", handle))
-
-    def ecc_mode(self, handle: Handle) -> int:
-        return int(self._call("nvmlDeviceGetEccMode", handle)[0])
-
-    def mig_mode(self, handle: Handle) -> int:
-        return int(self._call("nvmlDeviceGetMigMode", handle)[0])
-
-    def max_sm_clock_mhz(self, handle: Handle) -> int:
-        return int(self._call("nvmlDeviceGetMaxClockInfo", handle, _CLOCK_SM))
+    def query(self, handle: Handle, name: str) -> Any:
+        return QUERIES[name](self._call, handle)
 
     def fields(self, handle: Handle, ids: Sequence[tuple[int, int]]) -> list[FieldValue]:
-        """One driver call for all fields. Each element carries its own return code."""
-        answer = self._call("nvmlDeviceGetFieldValues", handle, list(ids))
-        return [_field_value(element) for element in answer]
+        return [_field_value(element) for element in self._call("nvmlDeviceGetFieldValues", handle, list(ids))]
 
-    def utilization(self, handle: Handle) -> Utilization:
-        rates = self._call("nvmlDeviceGetUtilizationRates", handle)
-        return Utilization(int(rates.gpu), int(rates.memory))
-
-    def total_energy_mj(self, handle: Handle) -> int:
-        return int(self._call("nvmlDeviceGetTotalEnergyConsumption", handle))
-
-    def sm_clock_mhz(self, handle: Handle) -> int:
-        return int(self._call("nvmlDeviceGetClockInfo", handle, _CLOCK_SM))
-
-    def mem_clock_mhz(self, handle: Handle) -> int:
-        return int(self._call("nvmlDeviceGetClockInfo", handle, _CLOCK_MEM))
-
-    def throttle_reasons(self, handle: Handle) -> int:
-        names = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
-        return int(self._first(names, handle))
-
-    def temperature_c(self, handle: Handle) -> int:
-        names = ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature")
-        return int(self._first(names, handle, _TEMPERATURE_GPU))
-
-    def memory(self, handle: Handle) -> MemoryInfo:
-        info = self._call("nvmlDeviceGetMemoryInfo", handle, self._binding.nvmlMemory_v2)
-        return MemoryInfo(int(info.total), int(info.reserved), int(info.used), int(info.free))
-
-    def gpm(self, handle: Handle, ids: Sequence[int]) -> GpmWindow | None:
-        """Means since the last call; None where there is no window yet. By UUID: a handle may be opened anew."""
-        return self._gpm.read(self.uuid(handle), handle, ids)
-
-    def ecc_volatile(self, handle: Handle) -> EccErrors:
-        """Since the driver was loaded."""
-        return self._ecc(handle, _ECC_VOLATILE)
-
-    def ecc_aggregate(self, handle: Handle) -> EccErrors:
-        """Over the card's life, as its memory keeps it."""
-        return self._ecc(handle, _ECC_AGGREGATE)
-
-    def _ecc(self, handle: Handle, counter: int) -> EccErrors:
-        return EccErrors(*(int(self._call("nvmlDeviceGetTotalEccErrors", handle, kind, counter)) for kind in (0, 1)))
-
-    def remapped_rows(self, handle: Handle) -> RemappedRows:
-        return RemappedRows(*map(int, self._call("nvmlDeviceGetRemappedRows", handle)))
+    def gpm(self, handle: Handle, metrics: Sequence[int]) -> GpmWindow | None:
+        # Windows are kept by UUID: after NVML was opened anew, the handle is another.
+        return self._gpm.read(self.uuid(handle), handle, metrics)
 
     def compute_processes(self, handle: Handle) -> list[int]:
-        """Process ids of those with a compute context. Takes milliseconds under the driver's lock."""
-        names = tuple("nvmlDeviceGetComputeRunningProcesses" + version for version in ("", "_v2"))
-        return [int(process.pid) for process in self._first(names, handle)]
+        names = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetComputeRunningProcesses_v2")
+        return [int(process.pid) for process in self._call(names, handle)]
 
     def event_set(self) -> Any:
         return self._call("nvmlEventSetCreate")
 
     def watch_xids(self, events: Any, handle: Handle) -> None:
-        self._call("nvmlDeviceRegisterEvents", handle, _XID_EVENT, events)
+        self._call("nvmlDeviceRegisterEvents", handle, pynvml.nvmlEventTypeXidCriticalError, events)
 
     def next_xid(self, events: Any, timeout_ms: int) -> Xid | None:
-        """Wait for an Xid of a registered GPU; None where none came in time. 999: the driver knows no number."""
         try:
             event = self._call("nvmlEventSetWait_v2", events, timeout_ms)
         except NvmlError as error:
-            if error.code == _TIMEOUT:
+            if error.code == pynvml.NVML_ERROR_TIMEOUT:
                 return None
             raise
-        if not int(event.eventType) & _XID_EVENT:
+        if not int(event.eventType) & pynvml.nvmlEventTypeXidCriticalError:
             return None
         try:
             uuid = self.uuid(event.device)
-        except NvmlError:  # an Xid may well be the last word of a GPU
+        except NvmlError:  # an Xid may be the last that is heard of a GPU
             uuid = None
         return Xid(uuid, int(event.eventData))
 
@@ -192,13 +162,20 @@ class RealNvml:
 
 
 def _field_value(element: Any) -> FieldValue:
-    """A field's number by its value type; an unknown type is an error, not a guess."""
-    code, kind = int(element.nvmlReturn), int(element.valueType)
-    if code != 0:
-        return FieldValue(code, None, int(element.latencyUsec))
-    if not 0 <= kind < len(_MEMBER):
-        return FieldValue(999, None, int(element.latencyUsec))
-    return FieldValue(0, getattr(element.value, _MEMBER[kind]), int(element.latencyUsec))
+    """Return a field by its value type; an unknown type is an error."""
+    code, latency_us = int(element.nvmlReturn), int(element.latencyUsec)
+    member = _UNION_MEMBERS.get(int(element.valueType))
+    if code == pynvml.NVML_SUCCESS and member is None:
+        code = pynvml.NVML_ERROR_UNKNOWN
+    return FieldValue(code, None if code or member is None else getattr(element.value, member), latency_us)
+
+
+def _ecc_errors(call: Call, handle: Handle, counter: int) -> tuple[int, ...]:
+    return tuple(int(call("nvmlDeviceGetTotalEccErrors", handle, kind, counter)) for kind in _MEMORY_ERRORS)
+
+
+def _members(structure: Any, *names: str) -> tuple[int, ...]:
+    return tuple(int(getattr(structure, name)) for name in names)
 
 
 def _text(value: str | bytes) -> str:

@@ -1,4 +1,4 @@
-"""Keeps NVML from being closed under a helper thread that is inside one of its calls."""
+"""Keeps NVML from being closed while another thread is inside one of its calls."""
 
 from __future__ import annotations
 
@@ -7,44 +7,44 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-_PATIENCE_S: Final = 2.0
+_TIMEOUT_S: Final = 2.0
 
 
-class Gate:
-    """Helper threads call NVML inside `calling`; who closes and opens it does so inside `closed`.
+class NvmlReinitBarrier:
+    """Helper threads call NVML inside `calling`; the sampler closes and reopens it inside `reinitializing`.
 
-    `generation` counts the openings: what a thread got from NVML before (an event set) is void after.
+    `generation` counts the openings: what a thread got from NVML in an earlier generation (an event set) is void.
     """
 
     def __init__(self) -> None:
         self.generation = 0
-        self._state = threading.Condition()
-        self._inside = 0
-        self._shut = False
+        self._condition = threading.Condition()
+        self._callers = 0
+        self._reinitializing = False
 
     @contextmanager
     def calling(self) -> Iterator[None]:
-        """Waits while NVML is being opened anew."""
-        with self._state:
-            self._state.wait_for(lambda: not self._shut)
-            self._inside += 1
+        """Wait while NVML is reinitialized, then keep it open during the block."""
+        with self._condition:
+            self._condition.wait_for(lambda: not self._reinitializing)
+            self._callers += 1
         try:
             yield
         finally:
-            with self._state:
-                self._inside -= 1
-                self._state.notify_all()
+            with self._condition:
+                self._callers -= 1
+                self._condition.notify_all()
 
     @contextmanager
-    def closed(self) -> Iterator[None]:
-        """Lets nobody in and waits for those inside, 2 s at most: a call that hangs must not end the sampling."""
-        with self._state:
-            self._shut = True
-            self._state.wait_for(lambda: self._inside == 0, _PATIENCE_S)
+    def reinitializing(self) -> Iterator[None]:
+        """Admit no caller during the block, and wait up to 2 s for those inside: a hanging call must not end the run."""
+        with self._condition:
+            self._reinitializing = True
+            self._condition.wait_for(lambda: self._callers == 0, _TIMEOUT_S)
         try:
             yield
         finally:
-            with self._state:
-                self._shut = False
+            with self._condition:
+                self._reinitializing = False
                 self.generation += 1
-                self._state.notify_all()
+                self._condition.notify_all()

@@ -1,125 +1,151 @@
-"""Reads the lanes of every GPU, and decides what a failure means for the rest.
+"""Samples the streams of every GPU, and decides what a failure means for the rest of the run.
 
-A lost GPU is an event and one row of nulls; the others go on. When NVML as a whole stops answering it is
-opened anew, at growing intervals. Only a driver replaced under a running process ends the sampling.
+A lost GPU is an event and one row of nulls; the others continue. If NVML as a whole fails, it is reopened at growing
+intervals. Only a driver that was replaced under the running process ends the sampling.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
-from inpaint_bench.telemetry.devices import Device, open_device
-from inpaint_bench.telemetry.log import log
-from inpaint_bench.telemetry.nvml.api import CODES, Nvml, NvmlError
-from inpaint_bench.telemetry.nvml.reinit_barrier import Gate
+import pynvml
 
-from .streams import BROKEN, FATAL, GPM, LANES, LOST, Lane, Reading
-from .ticker import Durations
+from inpaint_bench.telemetry.devices import DeviceState, open_device
+from inpaint_bench.telemetry.nvml.api import Nvml, NvmlError, error_text
+from inpaint_bench.telemetry.nvml.reinit_barrier import NvmlReinitBarrier
+from inpaint_bench.telemetry.runtime import log
 
-_BACKOFF_MAX_S = 30.0
+from .streams import GPM, STREAMS, Reading, SampleStream
+from .ticker import Durations, Ticker
+
+_MAX_BACKOFF_S: Final = 30.0
+_GPU_LOST: Final = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED})
+# NVML may have to be reopened; OPERATING_SYSTEM: a container runtime withdrew the device (nvidia-container-toolkit#48).
+_NVML_BROKEN: Final = frozenset(
+    {pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_OPERATING_SYSTEM, pynvml.NVML_ERROR_UNKNOWN}
+)
 
 
 class Sampler:
-    """`append(table, row)` takes every row and event; it must not block."""
+    """Reads the streams at `hz` (stream name -> Hz) and passes every row and event to `append(table, row)`.
+
+    `append` must not block. A device that is lost is left out from then on.
+    """
 
     def __init__(
         self,
         nvml: Nvml,
-        devices: list[Device],
+        devices: list[DeviceState],
         source: str,
         append: Callable[[str, dict[str, Any]], None],
-        gate: Gate | None = None,
+        hz: Mapping[str, float],
+        barrier: NvmlReinitBarrier | None = None,
     ) -> None:
+        start_ns = time.monotonic_ns()
         self.devices = devices
-        self.fatal: str | None = None  # why sampling ended, where it had to
-        self.durations = {lane.name: Durations() for lane in LANES}
+        self.fatal: str | None = None  # why sampling had to end
+        self.tickers = {stream.name: Ticker(round(1e9 / hz[stream.name]), start_ns) for stream in STREAMS}
+        self.durations = {stream.name: Durations() for stream in STREAMS}
         self._nvml = nvml
         self._source = source
         self._append = append
-        self._gate = gate or Gate()
+        self._barrier = barrier or NvmlReinitBarrier()
         self._backoff_s = 1.0
         self._reopen_at_s: float | None = None
         self._logged: set[tuple[str, str, int]] = set()
 
-    def sample(self, lane: Lane, seq: int) -> None:
-        """One tick of a lane on every GPU that is left. Never raises NvmlError."""
+    @property
+    def next_ns(self) -> int:
+        """Return when the next tick is due, on CLOCK_MONOTONIC."""
+        return min(ticker.next_ns for ticker in self.tickers.values())
+
+    def sample_due(self) -> None:
+        """Sample every stream that is due."""
+        for stream in STREAMS:
+            seq = self.tickers[stream.name].take(time.monotonic_ns())
+            if seq is not None:
+                self.sample(stream, seq)
+
+    def sample_last(self) -> None:
+        """Sample every stream once more, as soon as its minimum interval allows."""
+        earliest_ns = max(ticker.earliest_ns for ticker in self.tickers.values())
+        time.sleep(max(0, earliest_ns - time.monotonic_ns()) / 1e9)
+        for stream in STREAMS:
+            self.sample(stream, self.tickers[stream.name].force(time.monotonic_ns()))
+
+    def sample(self, stream: SampleStream, seq: int) -> None:
+        """Read one stream on every remaining GPU, as tick number `seq`. Never raises NvmlError."""
         if self._reopen_at_s is not None and time.monotonic() >= self._reopen_at_s:
             self._reopen()
-        answered: list[bool] = []
+        has_values: list[bool] = []
         for device in self.devices:
             if device.lost or self.fatal:
                 continue
-            reading = device.readers[lane.name].read(self._nvml, device.handle)
-            self.durations[lane.name].add(reading.read_us)
-            if reading.empty:
+            reading = device.readers[stream.name].read(self._nvml, device.handle)
+            self.durations[stream.name].add(reading.read_us)
+            if reading.no_window:
                 continue
-            self._append(lane.table, reading.row(device.uuid, self._source, seq))
-            answered.append(bool(reading.values))
+            self._append(stream.table, reading.row(device.uuid, self._source, seq))
+            has_values.append(bool(reading.values))
             if reading.codes:
-                self._judge(device, lane, reading)
-        if answered and all(answered):  # one GPU that is well says nothing of another for whose sake NVML was reopened
+                self._handle_errors(device, stream, reading)
+        # Only if all are well: one healthy GPU says nothing of another for which NVML was reopened.
+        if has_values and all(has_values):
             self._backoff_s = 1.0
 
     def event(self, kind: str, detail: str, gpu_uuid: str | None = None) -> None:
-        """A row in `events` and a line in the log."""
+        """Write a row of `events` and a line of the log."""
         now = {"t_mono_ns": time.monotonic_ns(), "t_unix_ns": time.time_ns()}
         self._append("events", {**now, "kind": kind, "gpu_uuid": gpu_uuid, "detail": detail})
         log(f"{kind} {gpu_uuid or ''} {detail}")
 
-    def _judge(self, device: Device, lane: Lane, reading: Reading) -> None:
+    def _handle_errors(self, device: DeviceState, stream: SampleStream, reading: Reading) -> None:
         codes = set(reading.codes.values())
         for column, code in reading.codes.items():
             if (device.uuid, column, code) not in self._logged:
                 self._logged.add((device.uuid, column, code))
-                log(f"{device.uuid} {column}: {_words(code)}")
-        if FATAL in codes:
+                log(f"{device.uuid} {column}: {error_text(code)}")
+        if pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH in codes:
             self.fatal = "the NVIDIA driver was replaced while the sidecar ran"
             self.event("nvml_fatal", self.fatal)
-        elif codes & LOST:
-            self._lose(device, _words(min(codes & LOST)))
-        elif lane is not GPM and not reading.values and codes & BROKEN and self._reopen_at_s is None:
-            self.event("nvml_broken", _words(min(codes & BROKEN)), device.uuid)
+        elif lost := codes & _GPU_LOST:
+            self._mark_lost(device, error_text(min(lost)))
+        # GPM alone may fail without NVML being broken.
+        elif stream is not GPM and not reading.values and codes & _NVML_BROKEN and self._reopen_at_s is None:
+            self.event("nvml_broken", error_text(min(codes & _NVML_BROKEN)), device.uuid)
             self._reopen_at_s = time.monotonic() + self._backoff_s
 
-    def _lose(self, device: Device, why: str) -> None:
+    def _mark_lost(self, device: DeviceState, reason: str) -> None:
         device.lost = True
-        self.event("gpu_lost", why, device.uuid)
+        self.event("gpu_lost", reason, device.uuid)
 
     def _reopen(self) -> None:
-        """Open NVML anew; where it fails, again after twice the time. Helper threads stay outside meanwhile."""
-        with self._gate.closed():
-            self._open_anew()
+        """Close and open NVML; after a failure, try again after twice the time."""
+        self._backoff_s = min(2 * self._backoff_s, _MAX_BACKOFF_S)
+        with self._barrier.reinitializing():
+            with contextlib.suppress(NvmlError):  # it may be closed already
+                self._nvml.close()
+            try:
+                self._nvml.open()
+                for device in self.devices:
+                    if not device.lost:
+                        self._reopen_device(device)
+            except NvmlError as error:
+                self._reopen_at_s = time.monotonic() + self._backoff_s
+                self.event("nvml_reopen_failed", str(error))
+            else:
+                self._reopen_at_s = None
+                self.event("nvml_reopened", "")
 
-    def _open_anew(self) -> None:
-        with contextlib.suppress(NvmlError):  # it may not be open any more
-            self._nvml.close()
-        try:
-            self._nvml.open()
-            for device in self.devices:
-                if not device.lost:
-                    self._find_again(device)
-        except NvmlError as error:
-            self._backoff_s = min(2 * self._backoff_s, _BACKOFF_MAX_S)
-            self._reopen_at_s = time.monotonic() + self._backoff_s
-            self.event("nvml_reopen_failed", str(error))
-        else:
-            self._backoff_s = min(2 * self._backoff_s, _BACKOFF_MAX_S)
-            self._reopen_at_s = None
-            self.event("nvml_reopened", "")
-
-    def _find_again(self, device: Device) -> None:
+    def _reopen_device(self, device: DeviceState) -> None:
         try:
             device.handle = open_device(self._nvml, device.uuid)
-        except ValueError as error:  # gone, or another card answers to the name
-            self._lose(device, str(error))
+        except ValueError as error:  # the GPU is gone, or another one has its UUID
+            self._mark_lost(device, str(error))
         except NvmlError as error:
-            if error.code not in LOST:
+            if error.code not in _GPU_LOST:
                 raise
-            self._lose(device, str(error))
-
-
-def _words(code: int) -> str:
-    return f"{CODES.get(code, 'NVML error')} (NVML code {code})"
+            self._mark_lost(device, str(error))

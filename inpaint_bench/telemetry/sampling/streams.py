@@ -1,241 +1,228 @@
-"""What is read at which rate, and how one read becomes a row of the contract's tables.
+"""The sample streams: what is read at which rate, and how one read becomes a row of the table.
 
-Fast lane: power, energy counter, utilisation. Slow lane: the rest. A value that was not given is null and
-the row's `nulls` says why; it is never zero. GPM lane: what only Hopper and later count, as means over the
-whole interval. Process lists and PCIe throughput stay out: they take milliseconds under the driver's lock.
+fast: power, energy counter, utilisation. slow: the rest. gpm: the counters of Hopper and later, as means over the whole
+interval. A value that the hardware does not give is null, and the row's `nulls` says why; it is never zero. Process
+lists and PCIe throughput are left out, because they take milliseconds under the driver's lock.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
+import pynvml
 
-from inpaint_bench.core import schema as contract
-from inpaint_bench.core.schema import Null
-from inpaint_bench.telemetry.nvml.api import NOT_IN_CAPTURE, Handle, Nvml, NvmlError
+from inpaint_bench.core import schema
+from inpaint_bench.telemetry.nvml.api import NEVER_SUPPORTED, Handle, Nvml, NvmlError, null_reason
 
-LOST: Final = frozenset({15, 16})  # this GPU is gone
-BROKEN: Final = frozenset({1, 17, 999})  # NVML as a whole may have to be opened anew
-FATAL: Final = 18  # the driver was replaced under us
-_ABSENT: Final = frozenset({3, 13, 26, NOT_IN_CAPTURE})  # believed after PROBES reads in a row from the start
-PROBES: Final = 3
-
-_REASONS: Final = {
-    3: Null.NOT_SUPPORTED,
-    4: Null.NO_PERMISSION,
-    13: Null.DRIVER_TOO_OLD,
-    15: Null.GPU_LOST,
-    16: Null.GPU_LOST,
-    26: Null.NOT_SUPPORTED,  # a feature that the driver has removed
-    NOT_IN_CAPTURE: Null.NOT_IN_CAPTURE,
-}
-
-
-def null_reason(code: int) -> Null:
-    """Why a value is null, from NVML's return code."""
-    return _REASONS.get(code, Null.ERROR)
+PROBES: Final = 3  # reads after which a sensor that was missing in all of them counts as absent
+MIB: Final = 2**20
 
 
 @dataclass(frozen=True)
 class Field:
-    """A column fed by a field id. Scope 0: GPU, 2: memory. `scale`: from NVML's unit to the column's."""
+    """A column that is fed by a field id or, in the gpm stream, by a GPM metric."""
 
     column: str
-    field_id: int
-    scope: int = 0
+    id: int
+    scope: int = pynvml.NVML_POWER_SCOPE_GPU
+    scale: float = 1  # from NVML's unit to the column's
+
+
+@dataclass(frozen=True)
+class Query:
+    """Columns that are fed by one query of `real.QUERIES`."""
+
+    name: str
+    columns: tuple[str, ...]
     scale: float = 1
 
 
-@dataclass(frozen=True)
-class Call:
-    """Columns fed by one NVML call."""
+@dataclass(frozen=True, kw_only=True)
+class SampleStream:
+    """Columns of one table that are read together, at one rate."""
 
-    columns: tuple[str, ...]
-    read: Callable[[Nvml, Handle], Sequence[float]]
-
-
-@dataclass(frozen=True)
-class Lane:
     name: str
-    table: str
-    fields: tuple[Field, ...]
-    calls: tuple[Call, ...]
-    metrics: tuple[Field, ...] = ()  # GPM; field_id is the metric's
+    fields: tuple[Field, ...] = ()
+    queries: tuple[Query, ...] = ()
+    gpm: tuple[Field, ...] = ()
+
+    @property
+    def table(self) -> str:
+        """Return the name of the table."""
+        return f"samples_{self.name}"
 
     @property
     def schema(self) -> pa.Schema:
-        return contract.SCHEMAS[self.table]
+        """Return the schema of the table."""
+        return schema.SCHEMAS[self.table]
 
 
-def _memory_mib(nvml: Nvml, handle: Handle) -> Sequence[float]:
-    return [amount / 2**20 for amount in nvml.memory(handle)]
-
-
-FAST: Final = Lane(
-    "fast",
-    "samples_fast",
-    (
-        # nvmlDeviceGetPowerUsage is an average on some cards and a 25-ms window on others: not used.
-        Field("power_instant_w", 186, 0, 1e-3),
-        Field("power_avg1s_w", 185, 0, 1e-3),
-        Field("energy_mj", 83),
+FAST: Final = SampleStream(
+    name="fast",
+    fields=(
+        # Not nvmlDeviceGetPowerUsage: it is a 1-s average on some cards and a 25-ms window on others.
+        Field("power_instant_w", pynvml.NVML_FI_DEV_POWER_INSTANT, scale=1e-3),
+        Field("power_avg1s_w", pynvml.NVML_FI_DEV_POWER_AVERAGE, scale=1e-3),
+        Field("energy_mj", pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION),
     ),
-    (Call(("gpu_util_pct", "mem_active_pct"), lambda nvml, handle: nvml.utilization(handle)),),
+    queries=(Query("utilization", ("gpu_util_pct", "mem_active_pct")),),
 )
 
-SLOW: Final = Lane(
-    "slow",
-    "samples_slow",
-    (
-        Field("power_mem_avg_w", 185, 2, 1e-3),
-        Field("temp_mem_c", 82),
-        Field("throttle_power_cap_ns", 74),
-        Field("throttle_sw_thermal_ns", 269),
-        Field("throttle_hw_thermal_ns", 270),
-        Field("throttle_power_brake_ns", 271),
+SLOW: Final = SampleStream(
+    name="slow",
+    fields=(
+        Field("power_mem_avg_w", pynvml.NVML_FI_DEV_POWER_AVERAGE, pynvml.NVML_POWER_SCOPE_MEMORY, 1e-3),
+        Field("temp_mem_c", pynvml.NVML_FI_DEV_MEMORY_TEMP),
+        Field("throttle_power_cap_ns", pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP),
+        Field("throttle_sw_thermal_ns", pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN),
+        Field("throttle_hw_thermal_ns", pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN),
+        Field("throttle_power_brake_ns", pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN),
     ),
-    (
-        Call(("sm_clock_mhz",), lambda nvml, handle: (nvml.sm_clock_mhz(handle),)),
-        Call(("mem_clock_mhz",), lambda nvml, handle: (nvml.mem_clock_mhz(handle),)),
-        Call(("throttle_reasons",), lambda nvml, handle: (nvml.throttle_reasons(handle),)),
-        Call(("temp_gpu_c",), lambda nvml, handle: (nvml.temperature_c(handle),)),
-        Call(("vram_total_mib", "vram_reserved_mib", "vram_used_mib", "vram_free_mib"), _memory_mib),
+    queries=(
+        Query("sm_clock_mhz", ("sm_clock_mhz",)),
+        Query("mem_clock_mhz", ("mem_clock_mhz",)),
+        Query("throttle_reasons", ("throttle_reasons",)),
+        Query("temperature_c", ("temp_gpu_c",)),
+        Query("memory", ("vram_total_mib", "vram_reserved_mib", "vram_used_mib", "vram_free_mib"), 1 / MIB),
     ),
 )
 
-GPM: Final = Lane(
-    "gpm",
-    "samples_gpm",
-    (),
-    (),
-    (
-        Field("sm_active_pct", 2),
-        Field("sm_occupancy_pct", 3),
-        Field("tensor_active_pct", 5),
-        Field("dram_active_pct", 10),
-        Field("pcie_tx_mib_s", 20),
-        Field("pcie_rx_mib_s", 21),
-        Field("nvlink_tx_mib_s", 61),
-        Field("nvlink_rx_mib_s", 60),
+WINDOW: Final = "window_ms"  # of the gpm stream: the length of the interval
+GPM_MAX_HZ: Final = 5.0  # a GPM window is longer than 100 ms
+GPM: Final = SampleStream(
+    name="gpm",
+    gpm=(
+        Field("sm_active_pct", pynvml.NVML_GPM_METRIC_SM_UTIL),
+        Field("sm_occupancy_pct", pynvml.NVML_GPM_METRIC_SM_OCCUPANCY),
+        Field("tensor_active_pct", pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL),
+        Field("dram_active_pct", pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL),
+        Field("pcie_tx_mib_s", pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC),
+        Field("pcie_rx_mib_s", pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC),
+        Field("nvlink_tx_mib_s", pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC),
+        Field("nvlink_rx_mib_s", pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC),
     ),
 )
-WINDOW: Final = "window_ms"  # the GPM lane's column of its own
-GPM_MAX_HZ: Final = 5.0  # more than 100 ms between two samples
 
-LANES: Final = (FAST, SLOW, GPM)
+STREAMS: Final = (FAST, SLOW, GPM)
 
-# One number that its column cannot hold would take the rows of a whole journal step with it.
+# A number that does not fit its unsigned column would cost every row of the same journal save.
 _COUNTERS: Final = frozenset(
     item.column
-    for lane in LANES
-    for item in lane.fields
-    if pa.types.is_unsigned_integer(lane.schema.field(item.column).type)
+    for stream in STREAMS
+    for item in stream.fields
+    if pa.types.is_unsigned_integer(stream.schema.field(item.column).type)
 )
-_UNKNOWN: Final = 999
+
+
+def nulls_column(reasons: Mapping[str, schema.Null]) -> str | None:
+    """Return the text of the `nulls` column, None if there is nothing to explain."""
+    return ";".join(f"{column}={reason.value}" for column, reason in sorted(reasons.items())) or None
 
 
 @dataclass
 class Reading:
-    """One read of one lane on one GPU. A column is in `values` or, with its return code, in `codes`."""
+    """One read of one stream on one GPU. A column is in `values` or, with its return code, in `codes`."""
 
     t_mono_ns: int  # middle of the read
     t_unix_ns: int
     read_us: float
     values: dict[str, float] = field(default_factory=dict)
     codes: dict[str, int] = field(default_factory=dict)
-    empty: bool = False  # nothing to tell yet, so no row: the first read of a GPM window
+    no_window: bool = False  # the gpm stream has no window yet, so there is no row
 
     @property
     def nulls(self) -> str | None:
-        parts = [f"{column}={null_reason(code).value}" for column, code in sorted(self.codes.items())]
-        return ";".join(parts) or None
+        """Return the text of the `nulls` column."""
+        return nulls_column({column: null_reason(code) for column, code in self.codes.items()})
 
     def row(self, gpu_uuid: str, source: str, seq: int) -> dict[str, Any]:
-        """The table's row, less run_id."""
+        """Return the row of the table, without run_id."""
         head = {"gpu_uuid": gpu_uuid, "source": source, "tick_seq": seq, "nulls": self.nulls}
         times = {"t_mono_ns": self.t_mono_ns, "t_unix_ns": self.t_unix_ns, "read_us": self.read_us}
         return {**head, **times, **self.values}
 
 
-class Reader:
-    """One lane on one GPU. Remembers which sensors the card does not have.
+class StreamReader:
+    """Reads one stream of one GPU, and learns which sensors the card does not have.
 
-    A sensor is absent when the first three reads all said so; then it is not asked again. A later
-    NOT_SUPPORTED is null for that tick, counted, and asked again.
+    A sensor is absent if the first three reads all said so; it is then not queried any more. A later NOT_SUPPORTED
+    makes the value null for that tick, is counted, and the sensor is queried again.
     """
 
-    def __init__(self, lane: Lane) -> None:
-        self.lane = lane
-        self.absent: dict[str, int] = {}
-        self.errors: Counter[tuple[str, int]] = Counter()  # (column, code), absent sensors left out
+    def __init__(self, stream: SampleStream) -> None:
+        self.stream = stream
+        self.absent: dict[str, int] = {}  # column: return code
+        self.errors: Counter[tuple[str, int]] = Counter()  # (column, return code)
         self._reads = 0
         self._misses: Counter[str] = Counter()
 
     @property
     def probed(self) -> bool:
-        """Whether enough was read to know which sensors are absent."""
+        """Return whether there were enough reads to know which sensors are absent."""
         return self._reads >= PROBES
 
     def read(self, nvml: Nvml, handle: Handle) -> Reading:
-        """Ask the GPU. Never raises NvmlError: failures are in the reading."""
+        """Query the GPU. Never raises NvmlError: failures are in the reading."""
         values: dict[str, float] = {}
         codes = dict(self.absent)
         unix_ns, start_ns = time.time_ns(), time.monotonic_ns()
         self._read_fields(nvml, handle, values, codes)
-        empty = self._read_metrics(nvml, handle, values, codes)
-        for call in self.lane.calls:
-            if call.columns[0] in self.absent:
+        no_window = self._read_gpm(nvml, handle, values, codes)
+        for query in self.stream.queries:
+            if query.columns[0] in self.absent:
                 continue
             try:
-                values.update(zip(call.columns, call.read(nvml, handle), strict=True))
+                result = nvml.query(handle, query.name)
+                numbers = [number * query.scale for number in (result if len(query.columns) > 1 else (result,))]
+                values.update(zip(query.columns, numbers, strict=True))
             except NvmlError as error:
-                codes.update(dict.fromkeys(call.columns, error.code))
-        took_ns = time.monotonic_ns() - start_ns
-        if not empty:
+                codes.update(dict.fromkeys(query.columns, error.code))
+        duration_ns = time.monotonic_ns() - start_ns
+        if not no_window:
             self._learn(codes)
-        half = took_ns // 2
-        return Reading(start_ns + half, unix_ns + half, took_ns / 1000, values, codes, empty)
+        half_ns = duration_ns // 2
+        return Reading(start_ns + half_ns, unix_ns + half_ns, duration_ns / 1000, values, codes, no_window)
 
     def _read_fields(self, nvml: Nvml, handle: Handle, values: dict[str, float], codes: dict[str, int]) -> None:
-        wanted = [item for item in self.lane.fields if item.column not in self.absent]
-        if not wanted:
+        present = [item for item in self.stream.fields if item.column not in self.absent]
+        if not present:
             return
         try:
-            answers = nvml.fields(handle, [(item.field_id, item.scope) for item in wanted])
+            results = nvml.fields(handle, [(item.id, item.scope) for item in present])
         except NvmlError as error:
-            codes.update({item.column: error.code for item in wanted})
+            codes.update({item.column: error.code for item in present})
             return
-        for item, answer in zip(wanted, answers, strict=True):
-            if answer.code != 0 or answer.value is None:
-                codes[item.column] = answer.code
-            elif item.column in _COUNTERS and not (answer.value >= 0 and answer.value == int(answer.value)):
-                codes[item.column] = _UNKNOWN
+        for item, result in zip(present, results, strict=True):
+            if result.code != 0 or result.value is None:
+                codes[item.column] = result.code
+            elif item.column in _COUNTERS and not (result.value >= 0 and result.value == int(result.value)):
+                codes[item.column] = pynvml.NVML_ERROR_UNKNOWN
             else:
-                values[item.column] = answer.value if item.scale == 1 else answer.value * item.scale
+                values[item.column] = result.value if item.scale == 1 else result.value * item.scale
 
-    def _read_metrics(self, nvml: Nvml, handle: Handle, values: dict[str, float], codes: dict[str, int]) -> bool:
-        """Whether there was no window yet."""
-        wanted = [item for item in self.lane.metrics if item.column not in self.absent]
-        if not wanted:
+    def _read_gpm(self, nvml: Nvml, handle: Handle, values: dict[str, float], codes: dict[str, int]) -> bool:
+        """Read the GPM metrics; return whether there is no window yet."""
+        present = [item for item in self.stream.gpm if item.column not in self.absent]
+        if not present:
             return False
         try:
-            window = nvml.gpm(handle, [item.field_id for item in wanted])
+            window = nvml.gpm(handle, [item.id for item in present])
         except NvmlError as error:
-            codes.update(dict.fromkeys([WINDOW, *(item.column for item in wanted)], error.code))
+            codes.update(dict.fromkeys([WINDOW, *(item.column for item in present)], error.code))
             return False
         if window is None:
             return True
         values[WINDOW] = window.window_ms
-        for item, answer in zip(wanted, window.metrics, strict=True):
-            if answer.code == 0 and answer.value is not None:
-                values[item.column] = answer.value
+        for item, result in zip(present, window.metrics, strict=True):
+            if result.code == 0 and result.value is not None:
+                values[item.column] = result.value
             else:
-                codes[item.column] = answer.code
+                codes[item.column] = result.code
         return False
 
     def _learn(self, codes: dict[str, int]) -> None:
@@ -244,7 +231,7 @@ class Reader:
             if column in self.absent:
                 continue
             self.errors[column, code] += 1
-            if self._reads <= PROBES and code in _ABSENT:
+            if self._reads <= PROBES and code in NEVER_SUPPORTED:
                 self._misses[column] += 1
                 if self._misses[column] == PROBES:
                     self.absent[column] = code

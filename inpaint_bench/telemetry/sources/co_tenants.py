@@ -1,6 +1,6 @@
-"""Whose the processes on a GPU are: ours, another's, or not to be told.
+"""Whose processes compute on a GPU: ours, a co-tenant's, or unknown.
 
-NVML may give process ids of another pid namespace (containers): then nothing is claimed of them.
+NVML may give process ids of another pid namespace (in containers); such ids prove nothing.
 """
 
 from __future__ import annotations
@@ -9,106 +9,109 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-_INITIAL_NAMESPACE: Final = 0xEFFFFFFC  # inode of /proc/self/ns/pid outside of every container: PROC_PID_INIT_INO
+from inpaint_bench.core.records import CoTenant, ProcessReport
+
 _PROC: Final = Path("/proc")
-MOST_NAMED: Final = 100  # per GPU; jobs of seconds that come and go are thousands in a week
+_INITIAL_PID_NAMESPACE: Final = 0xEFFFFFFC  # inode of /proc/self/ns/pid outside of containers: PROC_PID_INIT_INO
+MAX_LISTED: Final = 100  # per GPU; in a week of short jobs, thousands may come and go
 OURS, FOREIGN, UNKNOWN = "ours", "foreign", "unknown"  # all that a capture keeps of a process
-# What replay gives for these words where NVML gives a process id: no process has such an id.
-REPLAYED: Final = {OURS: -1, FOREIGN: -2, UNKNOWN: -3}
+# Replay returns these in place of process ids; no process has a negative one.
+REPLAYED_PIDS: Final = {OURS: -1, FOREIGN: -2, UNKNOWN: -3}
 
 
 @dataclass
-class Processes:
-    """What is known of the processes on one GPU, over the run."""
+class GpuProcesses:
+    """What is known of the processes on one GPU over the run."""
 
     checks: int = 0  # lists that NVML gave
     failed: int = 0
-    strangers: dict[int, str | None] = field(default_factory=dict)  # pid -> name
+    co_tenants: dict[int, str | None] = field(default_factory=dict)  # pid: name
     unknown: set[int] = field(default_factory=set)
     reason: str | None = None  # why the last list was not given
-    trusted: bool = False  # a list was given that holds whoever is there
+    complete: bool = False  # some list held every process on the GPU
 
     @property
     def verdict(self) -> str | None:
-        """alone | co_tenant | unknown; None where NVML gave no list at all."""
-        if self.strangers:
+        """Return alone, co_tenant or unknown; None if NVML gave no list at all."""
+        if self.co_tenants:
             return "co_tenant"
         if not self.checks:
             return None
-        return "alone" if self.trusted and not self.unknown else "unknown"
+        return "alone" if self.complete and not self.unknown else "unknown"
 
-    def account(self) -> dict[str, Any]:
-        """For telemetry.json. A check may have missed a process that came and went between two.
-
-        The lists hold 100 each at most.
-        """
-        return {
-            "verdict": self.verdict,
-            "reason": self.reason if self.verdict is None else None,
-            "checks": self.checks,
-            "failed": self.failed,
-            "num_co_tenants": len(self.strangers),
-            "co_tenants": [{"pid": pid, "name": name} for pid, name in list(self.strangers.items())[:MOST_NAMED]],
-            "num_unknown": len(self.unknown),
-            "unknown_pids": sorted(self.unknown)[:MOST_NAMED],
-        }
+    def report(self) -> ProcessReport:
+        """Return the record for telemetry.json."""
+        return ProcessReport(
+            verdict=self.verdict,
+            reason=self.reason if self.verdict is None else None,
+            checks=self.checks,
+            failed=self.failed,
+            num_co_tenants=len(self.co_tenants),
+            co_tenants=[CoTenant(pid, name) for pid, name in list(self.co_tenants.items())[:MAX_LISTED]],
+            num_unknown=len(self.unknown),
+            unknown_pids=sorted(self.unknown)[:MAX_LISTED],
+        )
 
 
 @dataclass(frozen=True)
-class Sorted:
-    """One list of process ids, told apart."""
+class ProcessClasses:
+    """A classified list of process ids."""
 
     ours: frozenset[int]
-    strangers: dict[int, str | None]
+    co_tenants: dict[int, str | None]  # pid: name
     unknown: frozenset[int]
-    trusted: bool  # who is not in it is not on the GPU
+    complete: bool  # a process that is not in the list is not on the GPU
 
 
-def tell_apart(pids: Iterable[int], worker: int, proc: Path = _PROC, outside: bool | None = None) -> Sorted:
-    """Ours are the worker and its descendants. `outside`: we are in no container's pid namespace.
+def classify(
+    pids: Iterable[int], worker: int, proc: Path = _PROC, in_initial_namespace: bool | None = None
+) -> ProcessClasses:
+    """Classify process ids; ours are the worker and its descendants.
 
-    Inside one, ids can be believed only where one of them is ours, and an id that is not in /proc then belongs
-    elsewhere. The list is not trusted even then: NVIDIA's open kernel modules leave out whoever has no id in the
-    caller's namespace (gpuGetProcWithObject), so that a list without strangers says nothing of other containers.
-    Outside, an id that is not in /proc has ended, or /proc hides other users' processes.
+    Inside a container's pid namespace, ids mean something only if one of them is ours; an id without an entry in /proc
+    then belongs elsewhere. The list is not complete even so: NVIDIA's open kernel modules leave out processes without
+    an id in the caller's namespace (gpuGetProcWithObject). In the initial namespace, such an id has ended, or /proc
+    hides the processes of other users (hidepid).
     """
-    if outside is None:
-        outside = _outside()
-    seen = frozenset(pids)
-    if seen & frozenset(REPLAYED.values()):
-        return _replayed(seen)
-    ours = frozenset(pid for pid in seen if _descends(pid, worker, proc))
-    rest = seen - ours
-    if not outside and not ours:
-        return Sorted(ours, {}, rest, trusted=False)
-    strangers: dict[int, str | None] = {}
+    listed = frozenset(pids)
+    if listed & frozenset(REPLAYED_PIDS.values()):
+        return _classify_replayed(listed)
+    if in_initial_namespace is None:
+        in_initial_namespace = _in_initial_namespace()
+    ours = frozenset(pid for pid in listed if _is_descendant(pid, worker, proc))
+    others = listed - ours
+    if not in_initial_namespace and not ours:
+        return ProcessClasses(ours, {}, others, complete=False)
+    co_tenants: dict[int, str | None] = {}
     unknown = set()
-    for pid in sorted(rest):
+    for pid in sorted(others):
         if (proc / str(pid)).exists():
-            strangers[pid] = _name(pid, proc)
-        elif not outside or pid == 0:
+            co_tenants[pid] = _name(pid, proc)
+        elif not in_initial_namespace or pid == 0:
             unknown.add(pid)
-        elif _exists(pid):
-            strangers[pid] = None
-    return Sorted(ours, strangers, frozenset(unknown), trusted=outside)
+        elif _is_alive(pid):
+            co_tenants[pid] = None
+    return ProcessClasses(ours, co_tenants, frozenset(unknown), complete=in_initial_namespace)
 
 
-def _replayed(seen: frozenset[int]) -> Sorted:
-    """As it was told apart when it was recorded. This machine's /proc knows nothing of those processes."""
-    strangers: dict[int, str | None] = {pid: "in the capture" for pid in seen if pid == REPLAYED[FOREIGN]}
-    unknown = seen - {REPLAYED[OURS]} - strangers.keys()
-    return Sorted(seen & {REPLAYED[OURS]}, strangers, unknown, trusted=not unknown)
+def _classify_replayed(listed: frozenset[int]) -> ProcessClasses:
+    """Return the classes as recorded: this machine's /proc knows nothing of those processes."""
+    ours = listed & {REPLAYED_PIDS[OURS]}
+    co_tenants: dict[int, str | None] = dict.fromkeys(listed & {REPLAYED_PIDS[FOREIGN]}, "in the capture")
+    unknown = listed - ours - co_tenants.keys()
+    return ProcessClasses(ours, co_tenants, unknown, complete=not unknown)
 
 
-def _descends(pid: int, worker: int, proc: Path) -> bool:
-    walked: set[int] = set()
-    while pid > 1 and pid not in walked:
+def _is_descendant(pid: int, worker: int, proc: Path) -> bool:
+    visited: set[int] = set()
+    while pid > 1 and pid not in visited:
         if pid == worker:
             return True
-        walked.add(pid)
+        visited.add(pid)
         try:
+            # The name, in parentheses, may itself hold spaces and parentheses.
             stat = (proc / str(pid) / "stat").read_text(errors="replace")
             pid = int(stat.rpartition(")")[2].split()[1])
         except (OSError, ValueError, IndexError):
@@ -123,19 +126,18 @@ def _name(pid: int, proc: Path) -> str | None:
         return None
 
 
-def _exists(pid: int) -> bool:
-    """Whether a process that /proc does not show is alive: another user's, under hidepid."""
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except PermissionError:
+    except PermissionError:  # another user's
         return True
     except (OSError, OverflowError):
         return False
     return True
 
 
-def _outside() -> bool:
+def _in_initial_namespace() -> bool:
     try:
-        return (_PROC / "self/ns/pid").stat().st_ino == _INITIAL_NAMESPACE
+        return (_PROC / "self/ns/pid").stat().st_ino == _INITIAL_PID_NAMESPACE
     except OSError:
         return False

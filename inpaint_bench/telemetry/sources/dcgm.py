@@ -1,57 +1,178 @@
-"""GPU counters from a site's dcgm-exporter, for cards without GPM (A40, A100): a thread that asks its page.
+"""GPU counters from a site's dcgm-exporter, for cards without GPM (A40, A100).
 
-The page says no times. The exporter renews its values by an interval of its own, 30 s unless the site chose
-another, and a value is a mean over at most one such interval. So a row is written only for values seen to
-replace others, and its `window_ms` says how far back they may reach: a bound, not the length of a mean as for GPM.
+The exporter's page carries no times. It renews its values at an interval of its own (30 s by default), and a value is a
+mean over at most one such interval. So a row is written only for values that replaced others, and its `window_ms` is a
+bound on how far back they reach, where for GPM it is the length of the mean.
+
+The format is Prometheus text; a metric is named after DCGM's field. DCGM 4.6 renamed fields and kept the old names as
+aliases, so both are accepted. Units are DCGM's (ratios, bytes per second), whatever type the site's counter file gives.
 """
 
 from __future__ import annotations
 
+import http.client
+import math
 import time
-from collections.abc import Callable, Sequence
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan
 from typing import TYPE_CHECKING, Any, Final
 
-from inpaint_bench.core.schema import Null
-from inpaint_bench.core.validation import Endpoint
-from inpaint_bench.telemetry.log import log
-from inpaint_bench.telemetry.sampling.streams import GPM, WINDOW
+from prometheus_client.parser import text_string_to_metric_families
 
-from .dcgm_metrics import FIELD_IDS, METRICS, Series, read_page, to_columns
-from .scrape import ScrapeError, scrape
-from .thread import Helper
+from inpaint_bench.core.records import DcgmDevice, DcgmReport
+from inpaint_bench.core.schema import PRODUCER, Null
+from inpaint_bench.core.validation import Endpoint
+from inpaint_bench.telemetry.runtime import BackgroundThread, log
+from inpaint_bench.telemetry.sampling.streams import GPM, WINDOW, nulls_column
 
 if TYPE_CHECKING:
-    from inpaint_bench.telemetry.devices import Device
+    from inpaint_bench.telemetry.devices import DeviceState
 
-BACKOFF_MAX_S: Final = 60.0
-STALE_S: Final = 90.0  # three of the exporter's usual intervals
-FIRST_SEQ: Final = 2**31  # the GPM lane numbers its rows from 0, and (GPU, number) is a row's name in the table
+TIMEOUT_S: Final = 2.0  # of the connection and of each read
+BODY_TIMEOUT_S: Final = 5.0
+MAX_BYTES: Final = 4 * 2**20  # eight GPUs with every field are well below 1 MiB
+MAX_BACKOFF_S: Final = 60.0
+STALE_S: Final = 90.0  # three of the exporter's default intervals
+FIRST_SEQ: Final = 2**31  # the gpm stream counts from 0, and (GPU, tick_seq) must identify a row
 _JOIN_S: Final = 0.2
-_PROBLEM: Final = "dcgm"
+
+_ANY_METRIC: Final = "DCGM_FI_"
+_PROFILING_METRIC: Final = "DCGM_FI_PROF_"
+_RATIO: Final = (100.0, 1.01)  # to percent; slightly above 1 is rounding, more is another unit
+_RATE: Final = (2.0**-20, 2.0**47)  # to MiB/s; DCGM's markers for "no value" are numbers from 2^47 on
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A column of samples_gpm that is fed by a DCGM field: value * factor, if 0 <= value < limit."""
+
+    column: str
+    field_id: int
+    names: tuple[str, ...]
+    factor: float
+    limit: float
+
+
+METRICS: Final = (
+    Metric("sm_active_pct", 1002, ("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_SM_UTIL_RATIO"), *_RATIO),
+    Metric("sm_occupancy_pct", 1003, ("DCGM_FI_PROF_SM_OCCUPANCY", "DCGM_FI_PROF_SM_OCCUPANCY_RATIO"), *_RATIO),
+    Metric("tensor_active_pct", 1004, ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_PROF_TENSOR_UTIL_RATIO"), *_RATIO),
+    Metric("dram_active_pct", 1005, ("DCGM_FI_PROF_DRAM_ACTIVE", "DCGM_FI_PROF_DRAM_UTIL_RATIO"), *_RATIO),
+    Metric("pcie_tx_mib_s", 1009, ("DCGM_FI_PROF_PCIE_TX_BYTES",), *_RATE),
+    Metric("pcie_rx_mib_s", 1010, ("DCGM_FI_PROF_PCIE_RX_BYTES",), *_RATE),
+    Metric("nvlink_tx_mib_s", 1011, ("DCGM_FI_PROF_NVLINK_TX_BYTES",), *_RATE),
+    Metric("nvlink_rx_mib_s", 1012, ("DCGM_FI_PROF_NVLINK_RX_BYTES",), *_RATE),
+)
+_FIELD_IDS: Final = {name: metric.field_id for metric in METRICS for name in metric.names}
+
+Values = Mapping[str, float]  # metric name: value as exported; NaN if two series contradict each other
+
+
+class ScrapeError(Exception):
+    """The exporter gave no usable response."""
+
+
+class _RefuseRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
+        raise ScrapeError(f"it redirects to {newurl[:200]}, which is not followed")
+
+
+# No proxy of the environment: the exporter runs on the node or beside it.
+_OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}), _RefuseRedirects)
+
+
+def scrape(endpoint: Endpoint) -> str:
+    """Return the text of the exporter's page, bounded in time and size. Raises ScrapeError."""
+    request = urllib.request.Request(endpoint.url, headers={"Accept": "text/plain", "User-Agent": PRODUCER})
+    try:
+        with _OPENER.open(request, timeout=TIMEOUT_S) as response:
+            return _read_body(response).decode(errors="replace")
+    except urllib.error.HTTPError as error:
+        with error:
+            raise ScrapeError(f"it responded with HTTP status {error.code}") from None
+    except (OSError, http.client.HTTPException) as error:
+        raise ScrapeError(str(getattr(error, "reason", error)) or type(error).__name__) from None
+
+
+def _read_body(response: http.client.HTTPResponse) -> bytes:
+    body = bytearray()
+    deadline_s = time.monotonic() + BODY_TIMEOUT_S
+    while chunk := response.read1(2**16):
+        body += chunk
+        if len(body) > MAX_BYTES:
+            raise ScrapeError(f"its response is longer than {MAX_BYTES / 2**20:g} MiB")
+        if time.monotonic() > deadline_s:
+            raise ScrapeError(f"its response took longer than {BODY_TIMEOUT_S:g} s")
+    if response.length or not body.endswith(b"\n"):  # the text format ends every line
+        raise ScrapeError("its response was cut off" if body else "its response was empty")
+    return bytes(body)
+
+
+def parse_page(text: str, uuids: Collection[str]) -> dict[str, Values]:
+    """Return the profiling metrics, possibly none, of each of the GPUs that the page lists.
+
+    Series of a MIG instance or of a single NVLink are not the GPU's and are left out. Jobs or pods that share a GPU
+    have a series each, with equal values. Raises ValueError if the text is not an exporter's page.
+    """
+    lines = [line for line in text.split("\n") if line.startswith(_ANY_METRIC)]
+    if not lines:
+        raise ValueError("it exports no DCGM metric: is this the /metrics page of a dcgm-exporter?")
+    values: dict[str, dict[str, float]] = {uuid: {} for uuid in uuids if any(f'"{uuid}"' in line for line in lines)}
+    # Parsing is slow, and a page holds every field of every GPU of the node.
+    relevant = [
+        line for line in lines if line.startswith(_PROFILING_METRIC) and any(f'"{uuid}"' in line for uuid in values)
+    ]
+    try:
+        samples = [s for family in text_string_to_metric_families("\n".join(relevant)) for s in family.samples]
+    except (ValueError, IndexError) as error:
+        raise ValueError(f"it is not Prometheus's text format ({str(error)[:200]})") from None
+    for sample in samples:
+        labels = sample.labels
+        gpu = values.get(labels.get("UUID") or labels.get("uuid") or "")  # lower case: --use-old-namespace
+        if gpu is None or labels.get("GPU_I_ID") or labels.get("nvlink"):
+            continue
+        value = float(sample.value)
+        gpu[sample.name] = value if gpu.get(sample.name, value) == value else math.nan
+    return dict(values)
+
+
+def to_columns(exported: Values) -> tuple[dict[str, float], dict[str, Null]]:
+    """Return the columns of samples_gpm in their units, and why the others are null."""
+    columns: dict[str, float] = {}
+    nulls: dict[str, Null] = {}
+    for metric in METRICS:
+        value = next((exported[name] for name in metric.names if name in exported), None)
+        if value is None:
+            nulls[metric.column] = Null.NOT_EXPORTED
+        elif not 0 <= value < metric.limit:  # or NaN
+            nulls[metric.column] = Null.ERROR
+        else:
+            columns[metric.column] = value * metric.factor
+    return columns, nulls
 
 
 @dataclass
-class _Seen:
+class _Current:
     """The values that a GPU had at the last scrape."""
 
-    series: Series
-    since_ns: int  # middle of the scrape that gave them first
+    values: Values
+    first_ns: int  # middle of the scrape that first gave them
     last_ns: int  # start of the last scrape that gave them
-    before_ns: int | None  # start of the last scrape that still gave others; None: they may be of any age
+    previous_ns: int | None  # start of the last scrape that gave other values; None: they may be of any age
 
-    def repeated_by(self, series: Series) -> bool:
-        """Whether nothing that both hold differs. An exporter that drops a metric has renewed nothing by that."""
-        both = self.series.keys() & series.keys()
-        return bool(both) and all(
-            self.series[name] == series[name] or (isnan(self.series[name]) and isnan(series[name])) for name in both
+    def repeated_by(self, values: Values) -> bool:
+        """Return whether nothing that both hold differs; a metric that disappears renews nothing."""
+        return bool(self.values.keys() & values.keys()) and all(
+            self.values[name] == values[name] or (math.isnan(self.values[name]) and math.isnan(values[name]))
+            for name in self.values.keys() & values.keys()
         )
 
 
 @dataclass(frozen=True)
-class _Moment:
-    """One scrape."""
+class _Scrape:
+    """When a scrape took place."""
 
     seq: int
     start_ns: int
@@ -60,20 +181,20 @@ class _Moment:
     read_us: float
 
 
-class DcgmWatch(Helper):
-    """`append(table, row)` takes rows of samples_gpm; `report(kind, detail, gpu_uuid)` hears `dcgm` once per cause.
+class DcgmMonitor(BackgroundThread):
+    """Scrapes the exporter every `interval_s` for the GPUs that lack GPM, whose windows are exact.
 
-    A GPU whose driver counts GPM is never asked for: GPM's windows are exact. An endpoint that does not answer
-    is asked again at growing intervals, to the end of the run.
+    `append(table, row)` takes rows of samples_gpm; `report(kind, detail, gpu_uuid)` is called with `dcgm` once per
+    cause. After a failed scrape the interval grows, to the end of the run.
     """
 
     def __init__(
         self,
         endpoint: Endpoint,
-        devices: Sequence[Device],
+        devices: Sequence[DeviceState],
         append: Callable[[str, dict[str, Any]], None],
         report: Callable[[str, str, str | None], None],
-        every_s: float,
+        interval_s: float,
     ) -> None:
         super().__init__("dcgm", _JOIN_S)
         self.source = f"dcgm:{endpoint.name}"
@@ -81,105 +202,99 @@ class DcgmWatch(Helper):
         self._devices = devices
         self._append = append
         self._report = report
-        self._every_s = every_s
-        self._seen: dict[str, _Seen] = {}
-        self._told: set[tuple[str, str | None]] = set()
-        self._done = 0
+        self._interval_s = interval_s
+        self._current: dict[str, _Current] = {}  # by UUID
+        self._reported: set[tuple[str, str | None]] = set()
+        self._scrapes = 0
         self._failed = 0
         self._error: str | None = None
         self._metrics: set[str] = set()
         self._rows = {device.uuid: 0 for device in devices}
 
-    def account(self) -> dict[str, Any]:
-        """For telemetry.json.
+    def report(self) -> DcgmReport:
+        """Return the record for telemetry.json."""
+        return DcgmReport(
+            endpoint=self._endpoint.url,
+            source=self.source,
+            interval_s=self._interval_s,
+            scrapes=self._scrapes,
+            failed=self._failed,
+            error=self._error,
+            metrics={name: _FIELD_IDS.get(name) for name in sorted(self._metrics.copy())},
+            devices=[self._device_report(device) for device in self._devices],
+        )
 
-        error: of the last scrape, null where it went well; metrics: what was given, with DCGM's number of each field
-        that feeds a column; rows: those that hold values.
-        """
-        return {
-            "endpoint": self._endpoint.url,
-            "source": self.source,
-            "every_s": self._every_s,
-            "scrapes": self._done,
-            "failed": self._failed,
-            "error": self._error,
-            "metrics": {name: FIELD_IDS.get(name) for name in sorted(self._metrics.copy())},
-            "devices": [
-                {
-                    "uuid": device.uuid,
-                    "polled": (polled := _lacks_gpm(device)),
-                    "reason": None if polled else "gpm_preferred" if _probed(device) else "gpm_not_probed_yet",
-                    "rows": self._rows[device.uuid],
-                }
-                for device in self._devices
-            ],
-        }
+    def _device_report(self, device: DeviceState) -> DcgmDevice:
+        reason = "gpm_preferred" if device.readers[GPM.name].probed else "gpm_not_probed_yet"
+        polled = _lacks_gpm(device)
+        return DcgmDevice(
+            uuid=device.uuid, polled=polled, reason=None if polled else reason, rows=self._rows[device.uuid]
+        )
 
-    def look(self) -> bool:
-        """One scrape for the GPUs that lack GPM; False where it failed. Never raises."""
+    def scrape_once(self) -> bool:
+        """Scrape for the GPUs that lack GPM; return False if that failed. Never raises."""
         devices = [device for device in self._devices if not device.lost and _lacks_gpm(device)]
         if not devices:
             return True
         unix_ns, start_ns = time.time_ns(), time.monotonic_ns()
-        error, pages = self._ask(devices)
-        took_ns = time.monotonic_ns() - start_ns
-        half_ns, seq = took_ns // 2, FIRST_SEQ + self._done + self._failed
-        moment = _Moment(seq, start_ns, start_ns + half_ns, unix_ns + half_ns, took_ns / 1000)
+        error: str | None = None
+        pages: dict[str, Values] = {}
+        try:
+            pages = parse_page(scrape(self._endpoint), {device.uuid for device in devices})
+        except (ScrapeError, ValueError) as problem:
+            error = str(problem)
+        except Exception as problem:  # our own bug costs this scrape and no more
+            error = f"internal error: {problem!r}"
+        duration_ns = time.monotonic_ns() - start_ns
+        half_ns, seq = duration_ns // 2, FIRST_SEQ + self._scrapes + self._failed
+        moment = _Scrape(seq, start_ns, start_ns + half_ns, unix_ns + half_ns, duration_ns / 1000)
         if self._stopping.is_set():  # the tables may be closed already
             return True
         self._error = error
         if error is None:
-            self._done += 1
+            self._scrapes += 1
             for device in devices:
-                self._take(device, pages.get(device.uuid), moment)
+                self._handle_values(device, pages.get(device.uuid), moment)
         else:
             self._failed += 1
             log(f"dcgm: {error}")
-            self._tell("scrape", f"{self._endpoint.url}: {error}; its columns are null until it answers")
+            self._report_once("scrape", f"{self._endpoint.url}: {error}; its columns are null until it responds")
             for device in devices:
                 self._write_null(device, Null.NO_ANSWER, moment)
         return error is None
 
-    def _ask(self, devices: Sequence[Device]) -> tuple[str | None, dict[str, Series]]:
-        try:
-            return None, read_page(scrape(self._endpoint), {device.uuid for device in devices})
-        except (ScrapeError, ValueError) as error:
-            return str(error), {}
-        except Exception as error:  # a mistake of ours costs this scrape and no more
-            return f"internal error: {error!r}", {}
-
-    def _take(self, device: Device, series: Series | None, moment: _Moment) -> None:
-        """A row where the values are new, or where there is a reason why there are none."""
-        if not series:
-            self._seen.pop(device.uuid, None)
-            lack = "does not list this GPU" if series is None else "gives no profiling metric (DCGM_FI_PROF_*) of it"
-            self._tell("lack", f"{self._endpoint.url} {lack}", device.uuid)
+    def _handle_values(self, device: DeviceState, values: Values | None, moment: _Scrape) -> None:
+        """Write a row if the values are new, or if there is a reason for their absence."""
+        if not values:
+            self._current.pop(device.uuid, None)
+            lack = "does not list this GPU" if values is None else "exports no profiling metric (DCGM_FI_PROF_*) of it"
+            self._report_once("lack", f"{self._endpoint.url} {lack}", device.uuid)
             self._write_null(device, Null.NOT_EXPORTED, moment)
             return
-        self._metrics |= series.keys()
-        seen = self._seen.get(device.uuid)
-        if seen is not None and seen.repeated_by(series):
-            seen.last_ns = moment.start_ns
-            still_s = (moment.t_mono_ns - seen.since_ns) / 1e9
-            if still_s > STALE_S:
-                self._tell("stale", f"{self._endpoint.url} has renewed nothing for {still_s:.0f} s", device.uuid)
+        self._metrics |= values.keys()
+        current = self._current.get(device.uuid)
+        if current is not None and current.repeated_by(values):
+            current.last_ns = moment.start_ns
+            age_s = (moment.t_mono_ns - current.first_ns) / 1e9
+            if age_s > STALE_S:
+                self._report_once("stale", f"{self._endpoint.url} has renewed nothing for {age_s:.0f} s", device.uuid)
                 self._write_null(device, Null.STALE, moment)
             return
-        before_ns = None if seen is None else seen.last_ns
-        self._seen[device.uuid] = _Seen(series, moment.t_mono_ns, moment.start_ns, before_ns)
-        if seen is None or seen.before_ns is None:
-            return  # values from before we looked, and the first after them, which may reach as far back
-        # From before the last values came until now is one interval at least. The mean reaches at most one more
-        # back: exporters up to 3.3 serve a copy, up to one interval old, of what DCGM averaged over one.
-        window_ms = 2 * (moment.t_mono_ns - seen.before_ns) / 1e6
-        values, nulls = to_columns(series)
+        previous_ns = None if current is None else current.last_ns
+        self._current[device.uuid] = _Current(values, moment.t_mono_ns, moment.start_ns, previous_ns)
+        if current is None or current.previous_ns is None:
+            return  # values older than the first scrape, and the first after them, which may reach as far back
+        # From before the last values came until now is at least one interval. The mean reaches at most one more back:
+        # exporters up to 3.3 serve a copy, up to one interval old, of what DCGM averaged over one.
+        window_ms = 2 * (moment.t_mono_ns - current.previous_ns) / 1e6
+        columns, nulls = to_columns(values)
         self._rows[device.uuid] += 1
-        self._write(device, {WINDOW: window_ms, **values}, nulls, moment)
+        self._write(device, {WINDOW: window_ms, **columns}, nulls, moment)
 
-    def _write_null(self, device: Device, why: Null, moment: _Moment) -> None:
-        self._write(device, {}, dict.fromkeys((WINDOW, *(metric.column for metric in METRICS)), why), moment)
+    def _write_null(self, device: DeviceState, reason: Null, moment: _Scrape) -> None:
+        self._write(device, {}, dict.fromkeys((WINDOW, *(metric.column for metric in METRICS)), reason), moment)
 
-    def _write(self, device: Device, values: dict[str, float], nulls: dict[str, Null], moment: _Moment) -> None:
+    def _write(self, device: DeviceState, values: dict[str, float], nulls: dict[str, Null], moment: _Scrape) -> None:
         row: dict[str, Any] = {
             "gpu_uuid": device.uuid,
             "source": self.source,
@@ -187,25 +302,21 @@ class DcgmWatch(Helper):
             "t_mono_ns": moment.t_mono_ns,
             "t_unix_ns": moment.t_unix_ns,
             "read_us": moment.read_us,
-            "nulls": ";".join(f"{column}={why.value}" for column, why in sorted(nulls.items())) or None,
+            "nulls": nulls_column(nulls),
             **values,
         }
         self._append(GPM.table, row)
 
-    def _tell(self, cause: str, sentence: str, gpu_uuid: str | None = None) -> None:
-        if (cause, gpu_uuid) not in self._told:
-            self._told.add((cause, gpu_uuid))
-            self._report(_PROBLEM, sentence, gpu_uuid)
+    def _report_once(self, cause: str, sentence: str, gpu_uuid: str | None = None) -> None:
+        if (cause, gpu_uuid) not in self._reported:
+            self._reported.add((cause, gpu_uuid))
+            self._report("dcgm", sentence, gpu_uuid)
 
     def _run(self) -> None:
-        wait_s = self._every_s
+        wait_s = self._interval_s
         while not self._stopping.wait(wait_s):
-            wait_s = self._every_s if self.look() else max(self._every_s, min(2 * wait_s, BACKOFF_MAX_S))
+            wait_s = self._interval_s if self.scrape_once() else max(self._interval_s, min(2 * wait_s, MAX_BACKOFF_S))
 
 
-def _lacks_gpm(device: Device) -> bool:
+def _lacks_gpm(device: DeviceState) -> bool:
     return WINDOW in device.readers[GPM.name].absent
-
-
-def _probed(device: Device) -> bool:
-    return device.readers[GPM.name].probed

@@ -1,16 +1,26 @@
-"""A GPU's health at the start and at the end of a run, and what became worse in between."""
+"""Error counters of a GPU at the start and at the end of a run, and what became worse in between."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
-from inpaint_bench.telemetry.nvml.api import EccErrors, Handle, Nvml, NvmlError, RemappedRows
-from inpaint_bench.telemetry.sampling.streams import null_reason
+import pynvml
 
-PCIE_REPLAY_FIELD: Final = 94
-RECOVERY_FIELD: Final = 230
-_RECOVERY: Final = (
+from inpaint_bench.core.records import GpuHealth
+from inpaint_bench.telemetry.nvml.api import FieldValue, Handle, Nvml, NvmlError, null_reason
+
+# Query -> the fields of GpuHealth that it feeds, in its order.
+_QUERIES: Final = {
+    "ecc_volatile": ("ecc_corrected_volatile", "ecc_uncorrected_volatile"),
+    "ecc_aggregate": ("ecc_corrected_aggregate", "ecc_uncorrected_aggregate"),
+    "remapped_rows": tuple(f"remapped_rows_{kind}" for kind in ("corrected", "uncorrected", "pending", "failed")),
+}
+_FIELDS: Final = {
+    "pcie_replays": (pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER, 0),
+    "recovery_action": (pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, 0),
+}
+# NVML_GPU_RECOVERY_ACTION_* in the order of their values; older bindings name only the first five.
+RECOVERY_ACTIONS: Final = (
     "none",
     "gpu_reset",
     "node_reboot",
@@ -27,59 +37,38 @@ _UNCORRECTED: Final = {
 }
 
 
-def read_health(nvml: Nvml, handle: Handle) -> dict[str, Any]:
-    """Counters of memory errors, remapped rows and PCIe replays, and the driver's recovery hint.
-
-    volatile: since the driver was loaded; aggregate: over the card's life. Null where not given, with the
-    reasons under `nulls`. Never raises NvmlError.
-    """
-    found: dict[str, Any] = {}
-    nulls: dict[str, str] = {}
-
-    def ask(names: tuple[str, ...], read: Callable[[Handle], EccErrors | RemappedRows]) -> None:
+def read_health(nvml: Nvml, handle: Handle) -> GpuHealth:
+    """Read the error counters; one that is not given is None, with the reason in `nulls`. Never raises NvmlError."""
+    health = GpuHealth(nulls={})
+    for query, names in _QUERIES.items():
         try:
-            found.update(zip(names, read(handle), strict=True))
+            for name, value in zip(names, nvml.query(handle, query), strict=True):
+                setattr(health, name, int(value))
         except NvmlError as error:
-            refuse(names, error.code)
-
-    def refuse(names: tuple[str, ...], code: int) -> None:
-        found.update(dict.fromkeys(names))
-        nulls.update(dict.fromkeys(names, null_reason(code).value))
-
-    ask(("ecc_corrected_volatile", "ecc_uncorrected_volatile"), nvml.ecc_volatile)
-    ask(("ecc_corrected_aggregate", "ecc_uncorrected_aggregate"), nvml.ecc_aggregate)
-    kinds = ("corrected", "uncorrected", "pending", "failed")
-    ask(tuple(f"remapped_rows_{kind}" for kind in kinds), nvml.remapped_rows)
-    names = ("pcie_replays", "recovery_action")
+            health.nulls |= dict.fromkeys(names, null_reason(error.code).value)
     try:
-        answers = nvml.fields(handle, [(PCIE_REPLAY_FIELD, 0), (RECOVERY_FIELD, 0)])
+        results = nvml.fields(handle, list(_FIELDS.values()))
     except NvmlError as error:
-        refuse(names, error.code)
-    else:
-        for name, answer in zip(names, answers, strict=True):
-            if answer.code == 0 and answer.value is not None:
-                found[name] = int(answer.value)
-            else:
-                refuse((name,), answer.code)
-    action = found["recovery_action"]
-    if action is not None:
-        found["recovery_action"] = _RECOVERY[action] if action < len(_RECOVERY) else str(action)
-    return {**found, "nulls": nulls}
+        results = [FieldValue(error.code, None)] * len(_FIELDS)
+    for name, result in zip(_FIELDS, results, strict=True):
+        if result.code != 0 or result.value is None:
+            health.nulls[name] = null_reason(result.code).value
+        elif name == "pcie_replays":
+            health.pcie_replays = int(result.value)
+        else:
+            action = int(result.value)
+            health.recovery_action = RECOVERY_ACTIONS[action] if action < len(RECOVERY_ACTIONS) else str(action)
+    return health
 
 
-def worsened(start: Mapping[str, Any], end: Mapping[str, Any]) -> list[str]:
-    """What makes a run on this GPU doubtful, a phrase each. A counter that is null on one side says nothing.
-
-    Remapping that had failed before the run is told too, in these words.
-    """
+def worsened(start: GpuHealth, end: GpuHealth) -> list[str]:
+    """Return what makes a run on this GPU doubtful, as phrases. A counter that is None on either side says nothing."""
     phrases = []
-    for name, what in _UNCORRECTED.items():
-        before, after = start.get(name), end.get(name)
+    for name, meaning in _UNCORRECTED.items():
+        before, after = getattr(start, name), getattr(end, name)
         if before is not None and after is not None and after > before:
-            phrases.append(f"{after - before} new {what} ({before} to {after})")
-    if end.get("remapped_rows_failed"):
-        when = {0: "during the run", None: "at an unknown time"}.get(
-            start.get("remapped_rows_failed"), "before the run"
-        )
+            phrases.append(f"{after - before} new {meaning} ({before} to {after})")
+    if end.remapped_rows_failed:
+        when = {0: "during the run", None: "at an unknown time"}.get(start.remapped_rows_failed, "before the run")
         phrases.append(f"a row could not be remapped, {when}")
     return phrases

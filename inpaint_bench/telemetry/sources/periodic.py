@@ -1,8 +1,4 @@
-"""What may change around a run and costs too much to sample: who else computes on our GPUs, and the power limit.
-
-A thread looks at the start, every 30 s, and once more at the end. A process list takes milliseconds under the
-driver's lock, so it is never asked for in a sampling lane.
-"""
+"""Co-tenants and power limits, checked every 30 s: a process list takes milliseconds under the driver's lock."""
 
 from __future__ import annotations
 
@@ -10,95 +6,95 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from inpaint_bench.telemetry.nvml.api import Nvml, NvmlError
-from inpaint_bench.telemetry.nvml.reinit_barrier import Gate
-from inpaint_bench.telemetry.sampling.streams import null_reason
+from inpaint_bench.telemetry.nvml.api import Nvml, NvmlError, null_reason
+from inpaint_bench.telemetry.nvml.reinit_barrier import NvmlReinitBarrier
+from inpaint_bench.telemetry.runtime import BackgroundThread
 
-from .co_tenants import MOST_NAMED, tell_apart
-from .thread import Helper
+from .co_tenants import MAX_LISTED, classify
 
 if TYPE_CHECKING:
-    from inpaint_bench.telemetry.devices import Device
+    from inpaint_bench.telemetry.devices import DeviceState
 
-EVERY_S: Final = 30.0
+INTERVAL_S: Final = 30.0
 _JOIN_S: Final = 0.2
 
 
-class Rounds(Helper):
-    """`report(kind, detail, gpu_uuid)` hears `co_tenant` for each of the first 100 processes of a GPU, once;
-    `power_limit` at each change; `rounds` where a look failed in a way that is no answer of NVML's.
+class PeriodicChecks(BackgroundThread):
+    """Checks every GPU at the start, every `interval_s` and at the end.
+
+    `report(kind, detail, gpu_uuid)` is called with `co_tenant` once per process and GPU, for the first 100; with
+    `power_limit` at each change; with `check_failed` if a check failed for a reason that is not NVML's.
     """
 
     def __init__(
         self,
         nvml: Nvml,
-        devices: Sequence[Device],
+        devices: Sequence[DeviceState],
         worker: int,
-        gate: Gate,
+        barrier: NvmlReinitBarrier,
         report: Callable[[str, str, str | None], None],
-        every_s: float = EVERY_S,
+        interval_s: float = INTERVAL_S,
     ) -> None:
-        super().__init__("rounds", _JOIN_S)
+        super().__init__("periodic checks", _JOIN_S)
         self._nvml = nvml
         self._devices = devices
         self._worker = worker
-        self._gate = gate
+        self._barrier = barrier
         self._report = report
-        self._every_s = every_s
+        self._interval_s = interval_s
 
     def stop(self) -> bool:
-        """End the thread and look a last time; False where NVML still holds the thread."""
+        """End the thread and check a last time; return False if NVML still holds the thread."""
         ended = super().stop()
         if ended:
             self.check()
         return ended
 
     def check(self) -> None:
-        """One look at every GPU that is left. Never raises."""
+        """Check every remaining GPU. Never raises."""
         for device in self._devices:
             if device.lost:
                 continue
             try:
-                self._look_at_processes(device)
-                self._look_at_power_limit(device)
-            except Exception as error:  # a mistake of ours, or a /proc unlike any known: said, and the run goes on
+                self._check_processes(device)
+                self._check_power_limit(device)
+            except Exception as error:  # our own bug, or an unusual /proc: reported, and the run continues
                 if device.processes.failed == 0:
-                    self._report("rounds", f"internal error: {error!r}", device.uuid)
+                    self._report("check_failed", f"internal error: {error!r}", device.uuid)
                 device.processes.failed += 1
                 device.processes.reason = f"internal error: {error!r}"
 
-    def _look_at_processes(self, device: Device) -> None:
+    def _check_processes(self, device: DeviceState) -> None:
         known = device.processes
         try:
-            with self._gate.calling():
+            with self._barrier.calling():
                 pids = self._nvml.compute_processes(device.handle)
         except NvmlError as error:
             known.failed += 1
             known.reason = null_reason(error.code).value
             return
-        found = tell_apart(pids, self._worker)
+        classes = classify(pids, self._worker)
         known.checks += 1
-        known.trusted |= found.trusted
-        known.unknown |= found.unknown
-        for pid, name in found.strangers.items():
-            if pid not in known.strangers:
-                known.strangers[pid] = name
-                if len(known.strangers) <= MOST_NAMED:
+        known.complete |= classes.complete
+        known.unknown |= classes.unknown
+        for pid, name in classes.co_tenants.items():
+            if pid not in known.co_tenants:
+                known.co_tenants[pid] = name
+                if len(known.co_tenants) <= MAX_LISTED:
                     self._report("co_tenant", f"pid {pid} {name or 'of unknown name'}", device.uuid)
 
-    def _look_at_power_limit(self, device: Device) -> None:
-        """A limit that is not given now says nothing of a change."""
+    def _check_power_limit(self, device: DeviceState) -> None:
         try:
-            with self._gate.calling():
-                now_w = self._nvml.power_limit_mw(device.handle) / 1000
-        except NvmlError:
+            with self._barrier.calling():
+                limit_w = self._nvml.query(device.handle, "power_limit_mw") / 1000
+        except NvmlError:  # a limit that is not given now is no change
             return
-        before_w, device.power_limit_w = device.power_limit_w, now_w
-        if before_w is not None and before_w != now_w:
-            self._report("power_limit", f"{before_w:g} W to {now_w:g} W", device.uuid)
+        previous_w, device.power_limit_w = device.power_limit_w, limit_w
+        if previous_w is not None and previous_w != limit_w:
+            self._report("power_limit", f"{previous_w:g} W to {limit_w:g} W", device.uuid)
 
     def _run(self) -> None:
         due_s = time.monotonic()
         while not self._stopping.wait(max(0.0, due_s - time.monotonic())):
             self.check()
-            due_s = max(due_s + self._every_s, time.monotonic())
+            due_s = max(due_s + self._interval_s, time.monotonic())

@@ -1,43 +1,68 @@
-"""Xids: the driver's reports of serious errors, heard by a thread of its own.
+"""Xids, the driver's reports of serious errors, received by a thread of its own.
 
-Only what happens while it listens is heard. Where the GPU or the driver does not offer it, the count is null
-with the reason; the sampling never waits for this thread.
+Only Xids that come while the thread listens are received. If the GPU or the driver does not offer them, the count is
+null with the reason; the sampling never waits for this thread.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
-from inpaint_bench.telemetry.devices import Device
-from inpaint_bench.telemetry.log import log
-from inpaint_bench.telemetry.nvml.api import NOT_IN_CAPTURE, Nvml, NvmlError
-from inpaint_bench.telemetry.nvml.reinit_barrier import Gate
-from inpaint_bench.telemetry.sampling.streams import null_reason
+import pynvml
 
-from .thread import Helper
+from inpaint_bench.core.records import XidReport
+from inpaint_bench.telemetry.nvml.api import NEVER_SUPPORTED, Nvml, NvmlError, null_reason
+from inpaint_bench.telemetry.nvml.reinit_barrier import NvmlReinitBarrier
+from inpaint_bench.telemetry.runtime import BackgroundThread, log
 
-WAIT_MS: Final = 250  # not the usual 1000: SIGTERM leaves the sidecar less than a second in all
+if TYPE_CHECKING:
+    from inpaint_bench.telemetry.devices import DeviceState
+
+WAIT_MS: Final = 250  # not the usual 1000: after SIGTERM, the sidecar has less than a second in all
 _JOIN_S: Final = 0.5
-_BACKOFF_S: Final = (1.0, 30.0)
-_NEVER: Final = frozenset({3, 4, 13, 26, NOT_IN_CAPTURE})  # asking again would not help
-_MAX_ROWS: Final = 100  # per GPU; a failing card can send thousands
+_BACKOFF_S, _MAX_BACKOFF_S = 1.0, 30.0
+_NO_RETRY: Final = NEVER_SUPPORTED | {pynvml.NVML_ERROR_NO_PERMISSION}
+_MAX_EVENTS: Final = 100  # per GPU; a failing card can send thousands
 
 
-class XidWatch(Helper):
-    """`report(kind, detail, gpu_uuid)` hears `xid` with the number, for each up to 100 per GPU."""
+@dataclass
+class XidCounts:
+    """Xids of one GPU over the run."""
+
+    numbers: Counter[int] = field(default_factory=Counter)
+    listened: bool = False
+    reason: str | None = "not_started"  # why nothing is listened for
+
+    def report(self) -> XidReport:
+        """Return the record for telemetry.json."""
+        return XidReport(
+            count=self.numbers.total() if self.listened else None,
+            reason=self.reason,
+            numbers={str(number): count for number, count in sorted(self.numbers.items())},
+        )
+
+
+class XidMonitor(BackgroundThread):
+    """Counts Xids. `report(kind, detail, gpu_uuid)` is called with `xid` and its number, up to 100 times per GPU."""
 
     def __init__(
-        self, nvml: Nvml, devices: Sequence[Device], gate: Gate, report: Callable[[str, str, str | None], None]
+        self,
+        nvml: Nvml,
+        devices: Sequence[DeviceState],
+        barrier: NvmlReinitBarrier,
+        report: Callable[[str, str, str | None], None],
     ) -> None:
         super().__init__("xids", _JOIN_S)
         self._nvml = nvml
         self._devices = devices
-        self._gate = gate
+        self._barrier = barrier
         self._report = report
-        self._backoff_s = _BACKOFF_S[0]
-        self._nameless = 0  # Xids of a GPU that no longer gave its name
+        self._backoff_s = _BACKOFF_S
+        self._unattributed = 0  # Xids of a GPU that no longer gave its UUID
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -45,74 +70,76 @@ class XidWatch(Helper):
                 if not self._listen():
                     return
             except NvmlError as error:
-                for device in self._devices:
-                    device.xids.reason = null_reason(error.code).value
-                if error.code in _NEVER:
+                self._set_reason(null_reason(error.code).value)
+                if error.code in _NO_RETRY:
                     return
                 log(f"xids: {error}")
                 self._stopping.wait(self._backoff_s)
-                self._backoff_s = min(2 * self._backoff_s, _BACKOFF_S[1])
-            except Exception as error:  # a mistake of ours must be seen in the account, and end nothing else
-                for device in self._devices:
-                    device.xids.reason = f"internal error: {error!r}"
+                self._backoff_s = min(2 * self._backoff_s, _MAX_BACKOFF_S)
+            except Exception as error:  # our own bug must show in the report, and end nothing else
+                self._set_reason(f"internal error: {error!r}")
                 return
 
+    def _set_reason(self, reason: str) -> None:
+        for device in self._devices:
+            device.xids.reason = reason
+
     def _listen(self) -> bool:
-        """Until told to stop or NVML was opened anew; False where no GPU offers it. Raises NvmlError."""
-        with self._gate.calling():
-            generation = self._gate.generation
+        """Listen until stopped or until NVML is reopened; return False if no GPU offers it. Raises NvmlError."""
+        with self._barrier.calling():
+            generation = self._barrier.generation
             events = self._nvml.event_set()
             try:
-                worth = self._register(events)
+                listening = self._register(events)
             except BaseException:
                 self._free(events)
                 raise
         try:
-            while worth and not self._stopping.is_set():
-                with self._gate.calling():
-                    if self._gate.generation != generation:
+            while listening and not self._stopping.is_set():
+                with self._barrier.calling():
+                    if self._barrier.generation != generation:
                         return True
                     xid = self._nvml.next_xid(events, WAIT_MS)
-                self._backoff_s = _BACKOFF_S[0]
+                self._backoff_s = _BACKOFF_S
                 if xid is not None:
-                    self._tell(xid.uuid, xid.number)
+                    self._count(xid.uuid, xid.number)
         finally:
-            with self._gate.calling():
-                if self._gate.generation == generation:
+            with self._barrier.calling():
+                if self._barrier.generation == generation:
                     self._free(events)
-        return worth
+        return listening
 
     def _register(self, events: Any) -> bool:
-        """Whether any GPU is listened to. Raises the error of the last one where asking again may help."""
-        again: NvmlError | None = None
+        """Register every GPU; return whether any offers Xids. Raises the last error if only a retry may help."""
+        retry: NvmlError | None = None
         listening = False
         for device in self._devices:
             if device.lost:
-                device.xids.reason = null_reason(15).value
+                device.xids.reason = null_reason(pynvml.NVML_ERROR_GPU_IS_LOST).value
                 continue
             try:
                 self._nvml.watch_xids(events, device.handle)
             except NvmlError as error:
                 device.xids.reason = null_reason(error.code).value
-                again = again if error.code in _NEVER else error
+                retry = retry if error.code in _NO_RETRY else error
             else:
                 device.xids.listened, device.xids.reason = True, None
                 listening = True
-        if again is not None and not listening:
-            raise again
+        if retry is not None and not listening:
+            raise retry
         return listening
 
     def _free(self, events: Any) -> None:
         with contextlib.suppress(NvmlError):
             self._nvml.free_events(events)
 
-    def _tell(self, uuid: str | None, number: int) -> None:
+    def _count(self, uuid: str | None, number: int) -> None:
         for device in self._devices:
             if device.uuid == uuid or (uuid is None and len(self._devices) == 1):
                 device.xids.numbers[number] += 1
-                if device.xids.numbers.total() <= _MAX_ROWS:
+                if device.xids.numbers.total() <= _MAX_EVENTS:
                     self._report("xid", str(number), device.uuid)
                 return
-        self._nameless += 1
-        if self._nameless <= _MAX_ROWS:
+        self._unattributed += 1
+        if self._unattributed <= _MAX_EVENTS:
             self._report("xid", str(number), None)

@@ -1,7 +1,7 @@
-"""The part that is still open, mirrored on disk as an Arrow IPC stream.
+"""The journal: an Arrow IPC stream that mirrors the part which is still in memory.
 
-A stream may just end, so whatever was saved can be read back after a kill -9; a half-written last message
-is left out. Data reach the disk (fsync) with each save.
+An IPC stream has no footer, so every whole message can be read back after a kill -9; a truncated last message is
+dropped. Each save is synced to disk.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from inpaint_bench.core.files import fsync_folder
 from inpaint_bench.core.schema import JOURNAL
 
 PART_KEY = b"part"  # schema metadata: number of the part that this journal becomes
+_NAME = re.compile(r"\.journal(\.[\w-]+)?\.arrows", re.ASCII)
 
 
 class Journal:
@@ -29,32 +30,32 @@ class Journal:
         self._buffer = io.BytesIO()
         metadata = {**(schema.metadata or {}), PART_KEY: str(part).encode()}
         self._stream = pa.ipc.new_stream(self._buffer, schema.with_metadata(metadata))
-        self._saved = 0
+        self._saved_bytes = 0
         self._handle: int | None = None
 
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Take a batch, in memory only."""
+    def append(self, batch: pa.RecordBatch) -> None:
+        """Add a batch, in memory only."""
         self._stream.write_batch(batch)
 
     def save(self) -> None:
-        """Write and sync what was added. Raises OSError; the file is then as before: try again."""
+        """Write and sync the appended batches. Raises OSError and leaves the file as it was, so that a retry works."""
         if self._handle is None:
             self._handle = _open_locked(self._path)
             os.ftruncate(self._handle, 0)
             fsync_folder(self._path.parent)
         try:
             with self._buffer.getbuffer() as view:
-                size, position = len(view), self._saved
+                size, position = len(view), self._saved_bytes
                 while position < size:
                     position += os.pwrite(self._handle, view[position:], position)
             os.fsync(self._handle)
         except OSError:
-            os.ftruncate(self._handle, self._saved)
+            os.ftruncate(self._handle, self._saved_bytes)
             raise
-        self._saved = size
+        self._saved_bytes = size
 
-    def drop(self) -> None:
-        """Remove the file: its rows are in a closed part."""
+    def delete(self) -> None:
+        """Remove the file once its rows are in a closed part."""
         if self._handle is not None:
             self._path.unlink(missing_ok=True)
             os.close(self._handle)
@@ -62,21 +63,21 @@ class Journal:
 
 
 @dataclass
-class Found:
-    """What a journal on disk holds."""
+class JournalContent:
+    """The rows of a journal on disk."""
 
     table: pa.Table
     part: int
-    whole: bool  # False: it ends in a half-written message, which is left out
+    truncated: bool  # the last message was incomplete and is left out
 
 
-def read_journal(path: Path) -> Found | None:
-    """Every whole batch of a journal; None where not even the schema was written."""
+def read_journal(path: Path) -> JournalContent | None:
+    """Read every whole batch of a journal. Returns None if not even the schema was written."""
     try:
         stream = pa.ipc.open_stream(path.read_bytes())
     except (pa.ArrowException, EOFError):
         return None
-    batches, whole = [], True
+    batches, truncated = [], False
     while True:
         try:
             batch = stream.read_next_batch()
@@ -84,31 +85,27 @@ def read_journal(path: Path) -> Found | None:
         except StopIteration:
             break
         except (pa.ArrowException, OSError):
-            whole = False
+            truncated = True
             break
         batches.append(batch)
     metadata = dict(stream.schema.metadata or {})
     part = int(metadata.pop(PART_KEY, b"0"))
     table = pa.Table.from_batches(batches, stream.schema).replace_schema_metadata(metadata)
-    return Found(table, part, whole)
-
-
-_NAME = re.compile(r"\.journal(\.[\w-]+)?\.arrows", re.ASCII)
+    return JournalContent(table, part, truncated)
 
 
 def is_journal(name: str) -> bool:
-    """Of any writer of a folder."""
+    """Return whether a file name is that of a journal, whichever writer it belongs to."""
     return _NAME.fullmatch(name) is not None
 
 
 def journal_name(writer: str | None) -> str:
-    """File name of a journal; `writer` tells several writers of one folder apart."""
-    stem, suffix = os.path.splitext(JOURNAL)  # noqa: PTH122 - Path sees no suffix in a dot file's last part
-    return f"{stem}.{writer}{suffix}" if writer else JOURNAL
+    """Return the file name of a writer's journal; None is the folder's only or main writer."""
+    return JOURNAL.replace(".arrows", f".{writer}.arrows") if writer else JOURNAL
 
 
 def in_use(path: Path) -> bool:
-    """Whether a living process on this host writes this journal. Other hosts: only where locks are shared."""
+    """Return whether a living process on this host writes the journal (other hosts: only if they share locks)."""
     try:
         os.close(_open_locked(path, create=False))
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""The vendor's binding with its driver calls replaced: real structures and names, no driver."""
+"""NVIDIA's binding with its driver calls replaced: real structures and names, no driver."""
 
 # ruff: noqa: N802 - the binding's names
 from __future__ import annotations
@@ -18,16 +18,17 @@ from tests.telemetry.support import uuid
 
 
 class FakeDriver:
-    """Handles are UUIDs. `fail[function]` is the code of a function; `metric_codes[id]` that of a GPM metric.
+    """A driver with one GPU, whose handles are UUIDs.
 
-    A GPM sample is the number of the sample; a metric's value is its id.
+    `fail[function]` is the return code of a function, `metric_codes[id]` that of a GPM metric. A GPM sample is the
+    number of the sample; a metric's value is its id.
     """
 
     def __init__(self) -> None:
         self.fail: dict[str, int] = {}
         self.metric_codes: dict[int, int] = {}
         self.metric_values: dict[int, float] = {}
-        self.asked: list[str] = []
+        self.called: list[str] = []
         self.gpm_supported = True
         self.ecc = {(0, 0): 3, (1, 0): 0, (0, 1): 7, (1, 1): 2}  # (kind, counter)
         self.rows = (1, 2, 0, 0)
@@ -45,14 +46,15 @@ class FakeDriver:
         self.watts: dict[int, tuple[float, float]] = {}  # field -> (W, s between two updates)
         self._start_s = time.monotonic()
 
-    def calls(self) -> Iterator[tuple[str, Any]]:
+    def functions(self) -> Iterator[tuple[str, Any]]:
+        """Yield the functions that replace those of the binding."""
         for name in dir(self):
             if name.startswith("nvml"):
                 yield name, self._failing(name, getattr(self, name))
 
     def _failing(self, name: str, function: Any) -> Any:
         def call(*args: Any) -> Any:
-            self.asked.append(name)
+            self.called.append(name)
             if code := self.fail.get(name):
                 raise pynvml.NVMLError(code)
             return function(*args)
@@ -136,15 +138,15 @@ class FakeDriver:
         return self.rows
 
     def nvmlDeviceGetFieldValues(self, handle: str, ids: list[tuple[int, int]]) -> Any:
-        answers = (pynvml.c_nvmlFieldValue_t * len(ids))()
-        for answer, (field_id, _) in zip(answers, ids, strict=True):
-            answer.nvmlReturn, answer.value.uiVal = self._field(field_id)
-            answer.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
-            answer.latencyUsec = 3000 if field_id == 83 else 2
-        return answers
+        elements = (pynvml.c_nvmlFieldValue_t * len(ids))()
+        for element, (field_id, _) in zip(elements, ids, strict=True):
+            element.nvmlReturn, element.value.uiVal = self._field(field_id)
+            element.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
+            element.latencyUsec = 3000 if field_id == 83 else 2
+        return elements
 
     def _field(self, field_id: int) -> tuple[int, int]:
-        """As told by `fields`, or of a card that draws `watts`: power jitters by 1 mW with every update."""
+        """Return code and value from `fields`, or of a card that draws `watts`: power jitters by 1 mW per update."""
         if field_id in self.watts:
             watts, period_s = self.watts[field_id]
             updates = int((time.monotonic() - self._start_s) / period_s)
@@ -202,9 +204,9 @@ def _address(buffer: Any) -> int:
 
 @contextmanager
 def driver() -> Iterator[tuple[FakeDriver, RealNvml, str]]:
-    """The fake driver, the real adapter over it, and the handle of its GPU."""
+    """Yield the fake driver, the real implementation over it, and the handle of its GPU."""
     fake = FakeDriver()
     with pytest.MonkeyPatch.context() as patch:
-        for name, function in fake.calls():
+        for name, function in fake.functions():
             patch.setattr(pynvml, name, function)  # raises where the binding has no such function
         yield fake, RealNvml(), uuid(0)

@@ -1,4 +1,4 @@
-"""GPM: whole intervals, and no metric lost for one failure."""
+"""GPM: windows without gaps, and no metric lost for one failure."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-import pynvml
 import pytest
 
 from inpaint_bench.core import schema
 from inpaint_bench.telemetry.devices import open_devices
-from inpaint_bench.telemetry.nvml.api import Nvml, NvmlError
+from inpaint_bench.telemetry.nvml.api import NvmlError
 from inpaint_bench.telemetry.nvml.real import RealNvml
+from inpaint_bench.telemetry.nvml.recorder import HZ
 from inpaint_bench.telemetry.sampling.sampler import Sampler
-from inpaint_bench.telemetry.sampling.streams import GPM, Reader
-from tests.telemetry.support import FakeGpus, hurried, part_schema, rows, start, uuid
+from inpaint_bench.telemetry.sampling.streams import GPM, StreamReader
+from tests.telemetry.support import FakeNvml, accelerated, part_schema, rows, start, uuid
 
 from .fake_pynvml import FakeDriver, driver
 
 
 class Rig:
-    """The real adapter on the fake driver, and a clock that the test moves."""
+    """The real implementation on the fake driver, and a clock that the test moves."""
 
     def __init__(self, fake: FakeDriver, nvml: RealNvml, handle: str) -> None:
         self.driver, self.nvml, self.handle = fake, nvml, handle
@@ -38,10 +38,10 @@ class Rig:
 @pytest.fixture
 def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     with driver() as (fake, nvml, handle):
-        one = Rig(fake, nvml, handle)
-        clock = SimpleNamespace(monotonic_ns=lambda: one.now_ms * 1_000_000)
+        rig = Rig(fake, nvml, handle)
+        clock = SimpleNamespace(monotonic_ns=lambda: rig.now_ms * 1_000_000)
         monkeypatch.setattr("inpaint_bench.telemetry.nvml.gpm.time", clock)
-        yield one
+        yield rig
 
 
 def test_windows_follow_each_other_without_a_gap_on_two_buffers(rig: Rig) -> None:
@@ -50,23 +50,23 @@ def test_windows_follow_each_other_without_a_gap_on_two_buffers(rig: Rig) -> Non
     assert [window.window_ms for window in windows] == [1000, 1000, 500]
     assert rig.driver.windows == [(1, 2), (2, 3), (3, 4)]
     assert rig.driver.allocated == 2
-    assert [answer.value for answer in windows[0].metrics] == [2.0, 10.0]
+    assert [metric.value for metric in windows[0].metrics] == [2.0, 10.0]
 
 
-def test_a_read_too_soon_has_no_window_and_takes_none_from_the_next(rig: Rig) -> None:
+def test_early_read_has_no_window_and_does_not_shorten_the_next(rig: Rig) -> None:
     rig.after(0)
     assert rig.after(100) is None
     assert rig.after(900).window_ms == 1000
     assert rig.driver.windows == [(1, 2)]
 
 
-def test_a_window_of_half_a_minute_is_begun_anew(rig: Rig) -> None:
+def test_window_longer_than_half_a_minute_is_discarded(rig: Rig) -> None:
     rig.after(0)
     assert rig.after(30_001) is None
     assert rig.after(1000).window_ms == 1000
 
 
-def test_a_card_before_hopper_is_not_supported_and_an_old_driver_too_old(rig: Rig) -> None:
+def test_card_before_hopper_is_not_supported_and_old_driver_is_too_old(rig: Rig) -> None:
     rig.driver.gpm_supported = False
     with pytest.raises(NvmlError) as refused:
         rig.after(0)
@@ -78,7 +78,7 @@ def test_a_card_before_hopper_is_not_supported_and_an_old_driver_too_old(rig: Ri
     assert rig.driver.allocated == 0
 
 
-def test_a_failed_sample_costs_its_own_row_and_the_next_window_spans_it(rig: Rig) -> None:
+def test_failed_sample_costs_one_row_and_the_next_window_spans_it(rig: Rig) -> None:
     rig.after(0)
     rig.driver.fail["nvmlGpmSampleGet"] = 999
     with pytest.raises(NvmlError):
@@ -88,72 +88,69 @@ def test_a_failed_sample_costs_its_own_row_and_the_next_window_spans_it(rig: Rig
     assert rig.driver.windows == [(1, 2)]
 
 
-def test_each_metric_has_its_own_return_code_and_no_number_that_is_none(rig: Rig) -> None:
+def test_each_metric_has_its_own_return_code_and_nan_is_an_error(rig: Rig) -> None:
     rig.driver.metric_codes[10] = 3
     rig.driver.metric_values[5] = float("nan")
     rig.after(0)
-    answers = rig.after(1000, 2, 10, 5).metrics
-    assert [(answer.code, answer.value) for answer in answers] == [(0, 2.0), (3, None), (999, None)]
+    metrics = rig.after(1000, 2, 10, 5).metrics
+    assert [(metric.code, metric.value) for metric in metrics] == [(0, 2.0), (3, None), (999, None)]
 
 
-def test_buffers_are_freed_before_nvml_is_closed_and_taken_anew_after(rig: Rig) -> None:
+def test_buffers_are_freed_before_nvml_is_closed_and_allocated_anew_after(rig: Rig) -> None:
     rig.after(0)
     rig.nvml.close()
     assert rig.driver.freed == 2
-    assert rig.driver.asked.index("nvmlGpmSampleFree") < rig.driver.asked.index("nvmlShutdown")
+    assert rig.driver.called.index("nvmlGpmSampleFree") < rig.driver.called.index("nvmlShutdown")
     assert rig.after(1000) is None
     assert rig.driver.allocated == 4
 
 
-def test_the_binding_knows_every_metric_by_its_number() -> None:
-    named = {
-        "sm_active_pct": pynvml.NVML_GPM_METRIC_SM_UTIL,
-        "sm_occupancy_pct": pynvml.NVML_GPM_METRIC_SM_OCCUPANCY,
-        "tensor_active_pct": pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
-        "dram_active_pct": pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL,
-        "pcie_tx_mib_s": pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC,
-        "pcie_rx_mib_s": pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC,
-        "nvlink_tx_mib_s": pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC,
-        "nvlink_rx_mib_s": pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC,
+def test_metric_ids_are_those_of_recorded_captures() -> None:
+    assert {item.column: item.id for item in GPM.gpm} == {
+        "sm_active_pct": 2,
+        "sm_occupancy_pct": 3,
+        "tensor_active_pct": 5,
+        "dram_active_pct": 10,
+        "pcie_tx_mib_s": 20,
+        "pcie_rx_mib_s": 21,
+        "nvlink_tx_mib_s": 61,
+        "nvlink_rx_mib_s": 60,
     }
-    assert {item.column: item.field_id for item in GPM.metrics} == named
 
 
-def test_one_metric_that_fails_later_is_one_null_and_is_asked_again() -> None:
-    gpus = FakeGpus(1)
-    nvml = cast(Nvml, gpus)
-    reader = Reader(GPM)
-    assert reader.read(nvml, uuid(0)).empty
+def test_metric_that_fails_later_is_null_and_queried_again() -> None:
+    nvml = FakeNvml(1)
+    reader = StreamReader(GPM)
+    assert reader.read(nvml, uuid(0)).no_window
     assert reader.read(nvml, uuid(0)).nulls is None
-    gpus.fail[uuid(0)] = {"gpm:10": 3}
+    nvml.fail[uuid(0)] = {"gpm:10": 3}
     failing = [reader.read(nvml, uuid(0)) for _ in range(5)]
     assert {reading.nulls for reading in failing} == {"dram_active_pct=not_supported"}
     assert failing[0].values["sm_active_pct"] == 2.0
-    gpus.fail[uuid(0)] = {"gpm": 999}
+    nvml.fail[uuid(0)] = {"gpm": 999}
     assert "window_ms=error" in str(reader.read(nvml, uuid(0)).nulls)
-    gpus.fail[uuid(0)] = {}
-    healed = reader.read(nvml, uuid(0))
-    assert (healed.nulls, healed.values["dram_active_pct"]) == (None, 10.0)
+    nvml.fail[uuid(0)] = {}
+    recovered = reader.read(nvml, uuid(0))
+    assert (recovered.nulls, recovered.values["dram_active_pct"]) == (None, 10.0)
     assert reader.absent == {}
 
 
-def test_a_card_without_gpm_is_asked_three_times_and_every_row_says_so() -> None:
-    gpus = FakeGpus(1)
-    gpus.fail[uuid(0)]["gpm"] = 3
-    reader = Reader(GPM)
-    readings = [reader.read(cast(Nvml, gpus), uuid(0)) for _ in range(5)]
-    assert gpus.asked.count((uuid(0), "gpm")) == 3
+def test_card_without_gpm_is_queried_three_times_and_every_row_has_the_reason() -> None:
+    nvml = FakeNvml(1)
+    nvml.fail[uuid(0)]["gpm"] = 3
+    reader = StreamReader(GPM)
+    readings = [reader.read(nvml, uuid(0)) for _ in range(5)]
+    assert nvml.calls.count((uuid(0), "gpm")) == 3
     assert all(reading.values == {} for reading in readings)
     (nulls,) = {reading.nulls for reading in readings}
     assert str(nulls).count("=not_supported") == 9
 
 
-def test_gpm_that_breaks_alone_does_not_make_nvml_be_opened_anew() -> None:
-    gpus = FakeGpus(1)
+def test_broken_gpm_alone_does_not_reopen_nvml() -> None:
+    nvml = FakeNvml(1)
     tables: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    nvml = cast(Nvml, gpus)
-    sampler = Sampler(nvml, open_devices(nvml, gpus.known), "nvml", lambda table, row: tables[table].append(row))
-    gpus.fail[uuid(0)]["gpm"] = 999
+    sampler = Sampler(nvml, open_devices(nvml, nvml.gpus), "nvml", lambda table, row: tables[table].append(row), HZ)
+    nvml.fail[uuid(0)]["gpm"] = 999
     for seq in range(3):
         sampler.sample(GPM, seq)
     assert tables["events"] == []
@@ -161,13 +158,13 @@ def test_gpm_that_breaks_alone_does_not_make_nvml_be_opened_anew() -> None:
     assert len(tables["samples_gpm"]) == 3
 
 
-def test_a_replayed_hopper_has_rows_and_a_replayed_ampere_has_reasons(tmp_path: Path) -> None:
+def test_replayed_hopper_has_values_and_replayed_ampere_has_reasons(tmp_path: Path) -> None:
     runs = {
-        name: start(tmp_path / name, capture=str(hurried(f"{name}-synthetic", 5, tmp_path)), slow_hz=5.0)
+        name: start(tmp_path / name, capture=str(accelerated(f"{name}-synthetic", 5, tmp_path)), slow_hz=5.0)
         for name in ("h200", "a40")
     }
     time.sleep(1.6)  # the captures idle for 3 s, here 0.6
-    accounts = {name: sidecar.stop() for name, sidecar in runs.items()}
+    reports = {name: sidecar.stop() for name, sidecar in runs.items()}
     hopper, ampere = (rows(tmp_path / name, "samples_gpm") for name in runs)
     assert part_schema(tmp_path / "h200", "samples_gpm").equals(schema.SAMPLES_GPM)
     assert hopper["tick_seq"][0] == 1  # the first read has no window
@@ -179,5 +176,5 @@ def test_a_replayed_hopper_has_rows_and_a_replayed_ampere_has_reasons(tmp_path: 
     assert len(values) == 9
     assert all(ampere[name].null_count() == len(ampere) > 5 for name in values)
     assert "sm_active_pct=not_supported" in ampere["nulls"][0]
-    assert accounts["h200"]["lanes"]["gpm"]["hz"] == 5.0
-    assert accounts["h200"]["devices"][0]["absent"] == []
+    assert reports["h200"].streams["gpm"].hz == 5.0
+    assert reports["h200"].devices[0].absent == []

@@ -1,4 +1,4 @@
-"""The whole sidecar over the vendor's binding, whose driver calls are replaced."""
+"""The whole sidecar over NVIDIA's binding, whose driver calls are replaced."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from inpaint_bench.core.files import read_json
+from inpaint_bench.core.records import TelemetryReport, XidReport, read_record
 from tests.telemetry.support import leftovers, rows, uuid
 
 ROOT = Path(__file__).parents[3]
 CHILD = """
 import os, sys, threading
 from types import SimpleNamespace
-from inpaint_bench.telemetry import signals
-signals.block()
-from inpaint_bench.telemetry import session
+from inpaint_bench.telemetry import runtime
+runtime.block_signals()
+from inpaint_bench.telemetry import process
 from tests.telemetry.nvml.fake_pynvml import driver
 with driver() as (fake, nvml, handle):
     fake.pids = [os.getppid(), 1]
@@ -31,23 +31,23 @@ with driver() as (fake, nvml, handle):
         fake.ecc[1, 0] += 2
         fake.rows = (1, 2, 0, 1)
     threading.Timer(0.3, sicken).start()
-    sys.exit(session.main(sys.argv[1]))
+    sys.exit(process.run_sidecar(sys.argv[1]))
 """
 
 
-@pytest.mark.skipif(os.getpid() == 1, reason="the stranger is pid 1")
-def test_the_real_adapter_fills_tables_events_and_account(tmp_path: Path) -> None:
-    orders = {"run_id": "r-1", "run_dir": str(tmp_path), "uuids": [uuid(0)], "slow_hz": 5.0, "parent": os.getpid()}
+@pytest.mark.skipif(os.getpid() == 1, reason="the co-tenant of the test is pid 1")
+def test_real_nvml_fills_tables_events_and_report(tmp_path: Path) -> None:
+    spec = {"run_id": "r-1", "run_dir": str(tmp_path), "uuids": [uuid(0)], "slow_hz": 5.0, "parent": os.getpid()}
     process = subprocess.Popen(
-        [sys.executable, "-c", CHILD, json.dumps(orders)], stdout=subprocess.PIPE, cwd=ROOT, text=True
+        [sys.executable, "-c", CHILD, json.dumps(spec)], stdout=subprocess.PIPE, cwd=ROOT, text=True
     )
     assert process.stdout is not None
-    assert json.loads(process.stdout.readline())["ready"]
+    assert json.loads(process.stdout.readline())["type"] == "ready"
     time.sleep(1.1)
-    began = time.monotonic()
+    stop_s = time.monotonic()
     process.send_signal(signal.SIGTERM)
     assert process.wait(5) == 0
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - stop_s < 1.0
     process.stdout.close()
 
     gpm = rows(tmp_path, "samples_gpm")
@@ -61,20 +61,23 @@ def test_the_real_adapter_fills_tables_events_and_account(tmp_path: Path) -> Non
     assert gaps_ms.abs().max() < 20  # windows touch, but for how long a read takes
 
     events = rows(tmp_path, "events")
-    told = set(zip(events["kind"], events["detail"], strict=True))
+    reported = set(zip(events["kind"], events["detail"], strict=True))
     name = Path("/proc/1/comm").read_text().strip()
-    assert told == {
+    assert reported == {
         ("xid", "63"),
         ("co_tenant", f"pid 1 {name}"),
         ("ecc", "2 new uncorrectable memory errors since the driver was loaded (0 to 2)"),
         ("ecc", "a row could not be remapped, during the run"),
     }
-    account = read_json(tmp_path / "telemetry.json")
-    (device,) = account["devices"]
-    assert account["status"] == "complete"
-    assert len(account["problems"]) == 4
-    assert device["xids"] == {"count": 1, "reason": None, "numbers": {"63": 1}}
-    assert device["processes"]["verdict"] == "co_tenant"
-    assert device["health"]["start"]["remapped_rows_failed"] == 0
-    assert device["health"]["end"]["remapped_rows_failed"] == 1
+    report = read_record(tmp_path / "telemetry.json", TelemetryReport)
+    assert report is not None
+    (device,) = report.devices
+    assert report.status == "complete"
+    assert len(report.problems) == 4
+    assert device.xids == XidReport(count=1, reason=None, numbers={"63": 1})
+    assert device.processes.verdict == "co_tenant"
+    assert device.health_start is not None
+    assert device.health_end is not None
+    assert device.health_start.remapped_rows_failed == 0
+    assert device.health_end.remapped_rows_failed == 1
     assert leftovers(tmp_path) == []

@@ -1,4 +1,4 @@
-"""Who is ours, who is a co-tenant, and who cannot be told."""
+"""Which processes are ours, which are co-tenants, and which are unknown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from inpaint_bench.telemetry.sources.co_tenants import FOREIGN, OURS, REPLAYED, UNKNOWN, Processes, tell_apart
+from inpaint_bench.telemetry.sources.co_tenants import FOREIGN, OURS, REPLAYED_PIDS, UNKNOWN, GpuProcesses, classify
 from tests.telemetry.nvml.fake_pynvml import driver
 
 WORKER = 100
@@ -15,7 +15,7 @@ WORKER = 100
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
-    """1 -> 50 (shell) -> 100 (worker) -> 101 -> 102; 1 -> 200 (a stranger whose name would make it our child)."""
+    """Make a /proc of 1 -> 50 (shell) -> 100 (worker) -> 101 -> 102; 1 -> 200, whose name imitates our child's stat."""
     for pid, parent, name in ((1, 0, "init"), (50, 1, "sh"), (100, 50, "python"), (101, 100, "python")):
         _process(tmp_path, pid, parent, name)
     _process(tmp_path, 102, 101, "python")
@@ -29,70 +29,70 @@ def _process(proc: Path, pid: int, parent: int, name: str) -> None:
     (proc / str(pid) / "comm").write_text(f"{name}\n")
 
 
-def test_the_worker_and_its_descendants_are_ours_and_everyone_else_is_not(proc: Path) -> None:
-    found = tell_apart([100, 102, 200, 50], WORKER, proc, outside=True)
-    assert found.ours == {100, 102}
-    assert found.strangers == {200: "a) S 100 (b", 50: "sh"}
-    assert (found.unknown, found.trusted) == (frozenset(), True)
+def test_worker_and_its_descendants_are_ours_and_all_others_are_co_tenants(proc: Path) -> None:
+    classes = classify([100, 102, 200, 50], WORKER, proc, in_initial_namespace=True)
+    assert classes.ours == {100, 102}
+    assert classes.co_tenants == {200: "a) S 100 (b", 50: "sh"}
+    assert (classes.unknown, classes.complete) == (frozenset(), True)
 
 
-def test_ids_of_another_namespace_are_unknown_and_nobodys_guilt(proc: Path) -> None:
+def test_ids_of_another_pid_namespace_are_unknown(proc: Path) -> None:
     """In a container NVML may give the host's ids: 200 is then not the process that we see under 200."""
-    found = tell_apart([200, 70000], WORKER, proc, outside=False)
-    assert (found.strangers, found.unknown, found.trusted) == ({}, {200, 70000}, False)
+    classes = classify([200, 70000], WORKER, proc, in_initial_namespace=False)
+    assert (classes.co_tenants, classes.unknown, classes.complete) == ({}, {200, 70000}, False)
 
 
-def test_in_a_container_whose_ids_are_right_a_stranger_is_told(proc: Path) -> None:
-    found = tell_apart([100, 200, 70000], WORKER, proc, outside=False)
-    assert found.strangers == {200: "a) S 100 (b"}
-    assert found.unknown == {70000}
+def test_co_tenant_is_found_in_a_container_whose_ids_are_our_own(proc: Path) -> None:
+    classes = classify([100, 200, 70000], WORKER, proc, in_initial_namespace=False)
+    assert classes.co_tenants == {200: "a) S 100 (b"}
+    assert classes.unknown == {70000}
 
 
-def test_in_a_container_a_list_of_ours_alone_is_no_proof_that_we_were_alone(proc: Path) -> None:
+def test_list_of_only_our_processes_proves_nothing_in_a_container(proc: Path) -> None:
     """The driver leaves out whoever has no id in the caller's pid namespace: a neighbour's container is not listed."""
-    for outside, verdict in ((False, "unknown"), (True, "alone")):
-        found = tell_apart([100, 101], WORKER, proc, outside=outside)
-        assert (found.ours, found.strangers, found.unknown) == ({100, 101}, {}, frozenset())
-        assert Processes(checks=1, trusted=found.trusted).verdict == verdict
+    for in_initial_namespace, verdict in ((False, "unknown"), (True, "alone")):
+        classes = classify([100, 101], WORKER, proc, in_initial_namespace=in_initial_namespace)
+        assert (classes.ours, classes.co_tenants, classes.unknown) == ({100, 101}, {}, frozenset())
+        assert GpuProcesses(checks=1, complete=classes.complete).verdict == verdict
 
 
-def test_thousands_of_processes_are_counted_and_a_hundred_named() -> None:
-    known = Processes(checks=1, strangers=dict.fromkeys(range(5000)), unknown=set(range(9000, 9500)))
-    account = known.account()
-    assert (account["num_co_tenants"], len(account["co_tenants"])) == (5000, 100)
-    assert (account["num_unknown"], len(account["unknown_pids"])) == (500, 100)
+def test_thousands_of_processes_are_counted_and_a_hundred_listed() -> None:
+    known = GpuProcesses(checks=1, co_tenants=dict.fromkeys(range(5000)), unknown=set(range(9000, 9500)))
+    report = known.report()
+    assert (report.num_co_tenants, len(report.co_tenants)) == (5000, 100)
+    assert (report.num_unknown, len(report.unknown_pids)) == (500, 100)
 
 
-def test_an_empty_list_proves_something_outside_of_containers_only(proc: Path) -> None:
-    assert tell_apart([], WORKER, proc, outside=True).trusted
-    assert not tell_apart([], WORKER, proc, outside=False).trusted
+def test_empty_list_is_complete_only_outside_of_containers(proc: Path) -> None:
+    assert classify([], WORKER, proc, in_initial_namespace=True).complete
+    assert not classify([], WORKER, proc, in_initial_namespace=False).complete
 
 
-def test_a_process_that_has_ended_is_nobody_and_a_hidden_one_has_no_name(
-    proc: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ended_process_is_ignored_and_a_hidden_one_has_no_name(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def kill(pid: int, signal: int) -> None:
         raise PermissionError if pid == 777 else ProcessLookupError
 
     monkeypatch.setattr("inpaint_bench.telemetry.sources.co_tenants.os.kill", kill)
-    found = tell_apart([776, 777, 0], WORKER, proc, outside=True)
-    assert (found.strangers, found.unknown) == ({777: None}, {0})
+    classes = classify([776, 777, 0], WORKER, proc, in_initial_namespace=True)
+    assert (classes.co_tenants, classes.unknown) == ({777: None}, {0})
 
 
-def test_what_a_capture_keeps_of_processes_is_told_apart_as_it_was_recorded() -> None:
+def test_replayed_processes_keep_their_recorded_class() -> None:
     """Ids that no process has, whatever this machine's /proc holds and in whatever namespace it is replayed."""
-    for outside in (True, False):
-        found = tell_apart([REPLAYED[OURS], REPLAYED[FOREIGN]], os.getpid(), outside=outside)
-        assert (len(found.ours), found.strangers, found.trusted) == (1, {-2: "in the capture"}, True)
-        found = tell_apart([REPLAYED[UNKNOWN]], os.getpid(), outside=outside)
-        assert (found.strangers, found.unknown, found.trusted) == ({}, {-3}, False)
+    for in_initial_namespace in (True, False):
+        classes = classify(
+            [REPLAYED_PIDS[OURS], REPLAYED_PIDS[FOREIGN]], os.getpid(), in_initial_namespace=in_initial_namespace
+        )
+        assert (len(classes.ours), classes.co_tenants, classes.complete) == (1, {-2: "in the capture"}, True)
+        classes = classify([REPLAYED_PIDS[UNKNOWN]], os.getpid(), in_initial_namespace=in_initial_namespace)
+        assert (classes.co_tenants, classes.unknown, classes.complete) == ({}, {-3}, False)
 
 
-def test_the_adapter_gives_process_ids_and_falls_back_to_the_older_call() -> None:
+def test_real_nvml_returns_process_ids_and_falls_back_to_the_older_call() -> None:
     with driver() as (fake, nvml, handle):
         fake.pids = [7, 8]
         assert nvml.compute_processes(handle) == [7, 8]
-        assert "nvmlDeviceGetComputeRunningProcesses_v2" not in fake.asked
+        assert "nvmlDeviceGetComputeRunningProcesses_v2" not in fake.called
     with driver() as (fake, nvml, handle):
         fake.pids = [9]
         fake.fail["nvmlDeviceGetComputeRunningProcesses"] = 13

@@ -1,152 +1,150 @@
-"""What is looked at every 30 s: who else computes on our GPUs, and the power limit."""
+"""The checks every 30 s: co-tenants on our GPUs, and the power limit."""
 
 from __future__ import annotations
 
 import os
 import time
 from pathlib import Path
-from typing import cast
 
 import pytest
 
+from inpaint_bench.core.records import CoTenant
 from inpaint_bench.telemetry.devices import open_devices
-from inpaint_bench.telemetry.nvml.api import Nvml
 from inpaint_bench.telemetry.nvml.capture_file import SUFFIX
-from inpaint_bench.telemetry.nvml.reinit_barrier import Gate
-from inpaint_bench.telemetry.sources.periodic import Rounds
+from inpaint_bench.telemetry.nvml.reinit_barrier import NvmlReinitBarrier
+from inpaint_bench.telemetry.sources.periodic import PeriodicChecks
 from tests.telemetry.nvml.fake_pynvml import driver
-from tests.telemetry.support import FakeGpus, rows, small_capture, start, uuid
+from tests.telemetry.support import FakeNvml, rows, small_capture, start, uuid
 
 NOBODY = 2**22 + 7  # above the largest pid that Linux gives
 
 
 class Rig:
-    def __init__(self, gpus: FakeGpus, every_s: float = 30.0) -> None:
-        self.told: list[tuple[str, str, str | None]] = []
-        nvml = cast(Nvml, gpus)
-        self.devices = open_devices(nvml, gpus.known)
-        report = lambda kind, detail, gpu_uuid=None: self.told.append((kind, detail, gpu_uuid))  # noqa: E731
-        self.rounds = Rounds(nvml, self.devices, os.getpid(), Gate(), report, every_s)
+    def __init__(self, nvml: FakeNvml, interval_s: float = 30.0) -> None:
+        self.reported: list[tuple[str, str, str | None]] = []
+        self.devices = open_devices(nvml, nvml.gpus)
+        report = lambda kind, detail, gpu_uuid=None: self.reported.append((kind, detail, gpu_uuid))  # noqa: E731
+        self.checks = PeriodicChecks(nvml, self.devices, os.getpid(), NvmlReinitBarrier(), report, interval_s)
 
 
-@pytest.mark.skipif(os.getpid() == 1, reason="the stranger is pid 1")
-def test_a_co_tenant_is_told_once_per_gpu_however_often_it_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inpaint_bench.telemetry.sources.co_tenants._outside", lambda: True)
-    gpus = FakeGpus(2)
-    gpus.processes = [os.getpid(), 1]
-    rig = Rig(gpus)
+@pytest.mark.skipif(os.getpid() == 1, reason="the co-tenant of the test is pid 1")
+def test_co_tenant_is_reported_once_per_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inpaint_bench.telemetry.sources.co_tenants._in_initial_namespace", lambda: True)
+    nvml = FakeNvml(2)
+    nvml.processes = [os.getpid(), 1]
+    rig = Rig(nvml)
     for _ in range(3):
-        rig.rounds.check()
+        rig.checks.check()
     name = Path("/proc/1/comm").read_text().strip()
-    assert rig.told == [("co_tenant", f"pid 1 {name}", uuid(0)), ("co_tenant", f"pid 1 {name}", uuid(1))]
-    account = rig.devices[0].processes.account()
-    assert account["verdict"] == "co_tenant"
-    assert account["co_tenants"] == [{"pid": 1, "name": name}]
-    assert account["checks"] == 3
+    assert rig.reported == [("co_tenant", f"pid 1 {name}", uuid(0)), ("co_tenant", f"pid 1 {name}", uuid(1))]
+    report = rig.devices[0].processes.report()
+    assert report.verdict == "co_tenant"
+    assert report.co_tenants == [CoTenant(1, name)]
+    assert report.checks == 3
 
 
-def test_no_list_is_no_verdict_but_a_reason() -> None:
-    gpus = FakeGpus(1)
-    gpus.fail[uuid(0)]["compute_processes"] = 4
-    rig = Rig(gpus)
-    rig.rounds.check()
-    account = rig.devices[0].processes.account()
-    assert (account["verdict"], account["reason"], account["failed"], rig.told) == (None, "no_permission", 1, [])
+def test_refused_process_list_gives_no_verdict_but_a_reason() -> None:
+    nvml = FakeNvml(1)
+    nvml.fail[uuid(0)]["compute_processes"] = 4
+    rig = Rig(nvml)
+    rig.checks.check()
+    report = rig.devices[0].processes.report()
+    assert (report.verdict, report.reason, report.failed, rig.reported) == (None, "no_permission", 1, [])
 
 
-def test_a_namespace_that_is_not_ours_makes_the_verdict_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inpaint_bench.telemetry.sources.co_tenants._outside", lambda: False)
-    gpus = FakeGpus(1)
-    gpus.processes = [NOBODY]
-    rig = Rig(gpus)
-    rig.rounds.check()
-    account = rig.devices[0].processes.account()
-    assert (account["verdict"], account["unknown_pids"], rig.told) == ("unknown", [NOBODY], [])
+def test_another_pid_namespace_makes_the_verdict_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inpaint_bench.telemetry.sources.co_tenants._in_initial_namespace", lambda: False)
+    nvml = FakeNvml(1)
+    nvml.processes = [NOBODY]
+    rig = Rig(nvml)
+    rig.checks.check()
+    report = rig.devices[0].processes.report()
+    assert (report.verdict, report.unknown_pids, rig.reported) == ("unknown", [NOBODY], [])
 
 
-def test_co_tenants_that_come_and_go_without_end_are_told_a_hundred_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inpaint_bench.telemetry.sources.co_tenants._outside", lambda: True)
-    monkeypatch.setattr("inpaint_bench.telemetry.sources.co_tenants._exists", lambda pid: True)
-    gpus = FakeGpus(1)
-    rig = Rig(gpus)
+def test_at_most_a_hundred_co_tenants_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inpaint_bench.telemetry.sources.co_tenants._in_initial_namespace", lambda: True)
+    monkeypatch.setattr("inpaint_bench.telemetry.sources.co_tenants._is_alive", lambda pid: True)
+    nvml = FakeNvml(1)
+    rig = Rig(nvml)
     for turn in range(13):
-        gpus.processes = list(range(NOBODY + 10 * turn, NOBODY + 10 * turn + 10))
-        rig.rounds.check()
-    assert len(rig.told) == 100
-    assert rig.devices[0].processes.account()["num_co_tenants"] == 130
+        nvml.processes = list(range(NOBODY + 10 * turn, NOBODY + 10 * turn + 10))
+        rig.checks.check()
+    assert len(rig.reported) == 100
+    assert rig.devices[0].processes.report().num_co_tenants == 130
 
 
-def test_a_look_that_fails_by_our_own_fault_is_told_once_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A /proc that refuses in a way nobody knew must not stop the looking, nor the closing of the run's parts."""
+def test_internal_error_of_a_check_is_reported_once_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unusual /proc must stop neither the checks nor the closing of the run's parts."""
 
     def broken(*_: object) -> None:
         raise PermissionError(13, "Permission denied", "/proc/1")
 
-    gpus = FakeGpus(1)
-    rig = Rig(gpus, every_s=0.02)
+    nvml = FakeNvml(1)
+    rig = Rig(nvml, interval_s=0.02)
     with monkeypatch.context() as patch:
-        patch.setattr("inpaint_bench.telemetry.sources.periodic.tell_apart", broken)
-        rig.rounds.start()
+        patch.setattr("inpaint_bench.telemetry.sources.periodic.classify", broken)
+        rig.checks.start()
         time.sleep(0.1)
-        assert rig.rounds._thread.is_alive()
-        assert rig.rounds.stop()
+        assert rig.checks._thread.is_alive()
+        assert rig.checks.stop()
     processes = rig.devices[0].processes
     assert processes.failed >= 3
-    assert processes.account()["verdict"] is None
-    assert "Permission denied" in str(processes.account()["reason"])
-    assert [(kind, gpu) for kind, _, gpu in rig.told] == [("rounds", uuid(0))]
+    assert processes.report().verdict is None
+    assert "Permission denied" in str(processes.report().reason)
+    assert [(kind, gpu) for kind, _, gpu in rig.reported] == [("check_failed", uuid(0))]
 
 
-def test_it_looks_at_the_start_at_intervals_and_at_the_end() -> None:
-    gpus = FakeGpus(1)
-    rig = Rig(gpus, every_s=0.1)
-    rig.rounds.start()
+def test_checks_run_at_the_start_at_intervals_and_at_the_end() -> None:
+    nvml = FakeNvml(1)
+    rig = Rig(nvml, interval_s=0.1)
+    rig.checks.start()
     time.sleep(0.35)
-    assert rig.rounds.stop()
-    asked = gpus.asked.count((uuid(0), "compute_processes"))
+    assert rig.checks.stop()
+    asked = nvml.calls.count((uuid(0), "compute_processes"))
     assert 4 <= asked <= 6
     time.sleep(0.15)
-    assert gpus.asked.count((uuid(0), "compute_processes")) == asked
+    assert nvml.calls.count((uuid(0), "compute_processes")) == asked
 
 
-def test_a_power_limit_that_changes_is_told_each_time_with_both_values() -> None:
-    """Through the adapter, from the limit that the device was described with."""
+def test_every_change_of_the_power_limit_is_reported_with_both_values() -> None:
+    """Through the real adapter, starting from the limit that the device was described with."""
     with driver() as (fake, nvml, handle):
         devices = open_devices(nvml, [handle])
-        told: list[tuple[str, str, str | None]] = []
-        rounds = Rounds(nvml, devices, os.getpid(), Gate(), lambda *event: told.append(event))
-        rounds.check()
-        assert told == []
+        reported: list[tuple[str, str, str | None]] = []
+        checks = PeriodicChecks(nvml, devices, os.getpid(), NvmlReinitBarrier(), lambda *event: reported.append(event))
+        checks.check()
+        assert reported == []
         fake.power_limit_mw = 450_500
-        rounds.check()
-        rounds.check()
+        checks.check()
+        checks.check()
         fake.fail["nvmlDeviceGetEnforcedPowerLimit"] = 999
-        rounds.check()
+        checks.check()
         del fake.fail["nvmlDeviceGetEnforcedPowerLimit"]
         fake.power_limit_mw = 700_000
-        assert rounds.stop()  # at the end too
-    assert told == [("power_limit", "700 W to 450.5 W", handle), ("power_limit", "450.5 W to 700 W", handle)]
+        assert checks.stop()  # at the end too
+    assert reported == [("power_limit", "700 W to 450.5 W", handle), ("power_limit", "450.5 W to 700 W", handle)]
 
 
-def test_a_limit_that_the_card_does_not_give_changes_nothing() -> None:
-    gpus = FakeGpus(1)
-    gpus.fail[uuid(0)]["power_limit_mw"] = 3
-    rig = Rig(gpus)
-    rig.rounds.check()
-    assert (rig.told, rig.devices[0].power_limit_w) == ([], None)
+def test_unsupported_power_limit_is_no_change() -> None:
+    nvml = FakeNvml(1)
+    nvml.fail[uuid(0)]["power_limit_mw"] = 3
+    rig = Rig(nvml)
+    rig.checks.check()
+    assert (rig.reported, rig.devices[0].power_limit_w) == ([], None)
 
 
-def test_a_limit_that_is_given_only_later_is_no_change() -> None:
-    gpus = FakeGpus(1)
-    gpus.fail[uuid(0)]["power_limit_mw"] = 999
-    rig = Rig(gpus)
-    rig.rounds.check()
-    gpus.fail[uuid(0)].clear()
-    rig.rounds.check()
-    assert (rig.told, rig.devices[0].power_limit_w) == ([], 0.001)
+def test_power_limit_that_is_first_given_later_is_no_change() -> None:
+    nvml = FakeNvml(1)
+    nvml.fail[uuid(0)]["power_limit_mw"] = 999
+    rig = Rig(nvml)
+    rig.checks.check()
+    nvml.fail[uuid(0)].clear()
+    rig.checks.check()
+    assert (rig.reported, rig.devices[0].power_limit_w) == ([], 0.001)
 
 
-def test_a_sidecar_tells_of_a_co_tenant_and_of_another_power_limit_once(tmp_path: Path) -> None:
+def test_sidecar_writes_a_co_tenant_and_a_power_limit_change_as_events(tmp_path: Path) -> None:
     path = small_capture(
         tmp_path / f"shared{SUFFIX}",
         [0] * 50,
@@ -155,17 +153,17 @@ def test_a_sidecar_tells_of_a_co_tenant_and_of_another_power_limit_once(tmp_path
     )
     sidecar = start(tmp_path / "run", capture=str(path))
     time.sleep(0.4)
-    account = sidecar.stop()
+    report = sidecar.stop()
     events = rows(tmp_path / "run", "events")
-    told = events.select("kind", "detail").rows()
-    assert told == [("co_tenant", "pid -2 in the capture"), ("power_limit", "700 W to 500 W")]
-    (device,) = account["devices"]
-    assert device["processes"]["verdict"] == "co_tenant"
-    assert device["processes"]["checks"] == 2  # at the start and at the end
-    assert (device["power_limit_w"], device["power_limit_last_w"]) == (700, 500)
+    detail = events.select("kind", "detail").rows()
+    assert detail == [("co_tenant", "pid -2 in the capture"), ("power_limit", "700 W to 500 W")]
+    (device,) = report.devices
+    assert device.processes.verdict == "co_tenant"
+    assert device.processes.checks == 2  # at the start and at the end
+    assert (device.power_limit_w, device.power_limit_last_w) == (700, 500)
 
 
-def test_a_capture_without_processes_gives_no_verdict(tmp_path: Path) -> None:
+def test_capture_without_processes_gives_no_verdict(tmp_path: Path) -> None:
     path = small_capture(tmp_path / f"old{SUFFIX}", [0] * 50)
-    (device,) = start(tmp_path / "run", capture=str(path)).stop()["devices"]
-    assert (device["processes"]["verdict"], device["processes"]["reason"]) == (None, "not_in_capture")
+    (device,) = start(tmp_path / "run", capture=str(path)).stop().devices
+    assert (device.processes.verdict, device.processes.reason) == (None, "not_in_capture")

@@ -1,0 +1,73 @@
+"""What a sidecar process needs of the operating system: signals, its log, background threads.
+
+`block_signals` must run before pyarrow is imported: Arrow starts threads on import, and one that does not inherit the
+mask would receive a SIGTERM in the main thread's place and die of it, with parts unsaved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import threading
+from abc import ABC, abstractmethod
+from typing import Final
+
+STOP_SIGNALS: Final = {signal.SIGTERM, signal.SIGINT}
+PARENT_DIED: Final = signal.SIGUSR1
+_PR_SET_PDEATHSIG: Final = 1  # <linux/prctl.h>
+
+
+def block_signals() -> None:
+    """Block the signals that `wait_for_stop` waits for, and ask Linux to send one when the parent dies."""
+    # Slurm sends its warning of the time limit to every process of a step; it is meant for the worker.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS | {PARENT_DIED})
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(PARENT_DIED), 0, 0, 0)
+
+
+def wait_for_stop(seconds: float, parent: int) -> str | None:
+    """Sleep, or return early with the reason to stop: the name of a signal, or parent_gone."""
+    received = signal.sigtimedwait(STOP_SIGNALS | {PARENT_DIED}, seconds)
+    if received is not None and received.si_signo in STOP_SIGNALS:
+        return signal.Signals(received.si_signo).name
+    # The signal is no proof: it also comes when only the parent's thread that started this process ends.
+    return "parent_gone" if os.getppid() != parent else None
+
+
+def log(text: str) -> None:
+    """Write a line to sidecar.log, unbuffered: a full disk must not stop the sampling."""
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode(errors="replace") + b"\n")
+
+
+class BackgroundThread(ABC):
+    """A thread beside the sampling, which ends on request and never keeps the process alive.
+
+    `_run` must return soon after `_stopping` is set. `join_s` limits the wait of `stop`: after SIGTERM, the sidecar has
+    less than a second in all.
+    """
+
+    def __init__(self, name: str, join_s: float) -> None:
+        self._join_s = join_s
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def request_stop(self) -> None:
+        """Ask the thread to end, without waiting for it."""
+        self._stopping.set()
+
+    def stop(self) -> bool:
+        """End the thread; return False if a call still holds it."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join(self._join_s)
+        return not self._thread.is_alive()
+
+    @abstractmethod
+    def _run(self) -> None: ...
