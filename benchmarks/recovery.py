@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -57,21 +58,21 @@ class Outcome:
 
 def sidecar(orders: str) -> int:
     """The real sidecar, with a witness of its rows."""
-    from inpaint_bench.telemetry import signals
+    from inpaint_bench.telemetry import runtime
 
-    signals.block()
-    from inpaint_bench.telemetry import session
-    from inpaint_bench.telemetry.storage import writer
+    runtime.block_signals()
+    from inpaint_bench.telemetry import process
+    from inpaint_bench.telemetry.storage import sidecar_tables
 
     file = os.open(Path(json.loads(orders)["run_dir"]) / WITNESS, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    keep = writer.Storage.append
+    keep = sidecar_tables.SidecarTables.append
 
     def append(self: Any, table: str, row: dict[str, Any]) -> None:
         os.write(file, (json.dumps([table, row]) + "\n").encode())
         keep(self, table, row)
 
-    writer.Storage.append = append  # type: ignore[method-assign,assignment]
-    return session.main(orders)
+    sidecar_tables.SidecarTables.append = append  # type: ignore[method-assign,assignment]
+    return process.run_sidecar(orders)
 
 
 def kill_one(folder: Path, number: int, options: argparse.Namespace) -> Outcome:
@@ -89,12 +90,14 @@ def kill_one(folder: Path, number: int, options: argparse.Namespace) -> Outcome:
     )
     with (run_dir / "sidecar.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, __file__, "--sidecar", json.dumps(vars(spec))], stdout=subprocess.PIPE, stderr=log
+            [sys.executable, __file__, "--sidecar", msgspec.json.encode(spec).decode()],
+            stdout=subprocess.PIPE,
+            stderr=log,
         )
     assert process.stdout is not None
     hello = json.loads(process.stdout.readline() or "{}")
     outcome = Outcome()
-    if not hello.get("ready"):
+    if hello.get("type") != "ready":
         process.kill()
         process.wait()
         outcome.faults.append(f"run {number} did not start: {hello.get('error') or run_dir / 'sidecar.log'}")
@@ -120,7 +123,7 @@ def compare(run_dir: Path, killed_ns: int, journal_s: float, outcome: Outcome) -
             table, row = json.loads(line)
             written.setdefault(table, []).append(row)
     for record in recover_run(run_dir):
-        kind = record["outcome"] if record.get("whole", True) else "cut short"
+        kind = "truncated" if record.truncated else record.outcome
         outcome.journals[kind] += 1
     if recover_run(run_dir):
         outcome.faults.append("a second recovery found something")

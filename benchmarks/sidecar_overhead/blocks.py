@@ -23,11 +23,11 @@ from inpaint_bench import workloads
 from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_json
-from inpaint_bench.core.records import Window
+from inpaint_bench.core.records import TelemetryReport, Window
 from inpaint_bench.core.schema import TELEMETRY, WindowKind
 from inpaint_bench.run.loop import Loop, WindowPlan, Windows
 from inpaint_bench.run.worker import choose_device
-from inpaint_bench.telemetry.client import Sidecar, SidecarError
+from inpaint_bench.telemetry.client import SidecarClient, SidecarError
 
 LEAST_STEPS = 2  # in a block
 CHUNK_S = 0.5  # beside blocks, steps run in synchronised stretches of about this, to see whether a start is done
@@ -115,7 +115,7 @@ class Alternation:
             stop = self._sidecars.stop(started)
             self._beside(stop.done)
             state = stop.result()
-            if whole := state["status"] == "complete":
+            if whole := state.status == "complete":
                 account = _account(started, state, window)
         seconds = _seconds(window)
         device = [row["device_ms"] for row in rows if row["device_ms"] is not None]
@@ -156,7 +156,7 @@ def alternation(bench: BenchConfig, hz: float) -> Iterator[Alternation]:
         try:
             tried = sidecars.start("tried", hz).result()
             sidecars.stop(tried).result()
-            watched = ", ".join(str(one["name"]) for one in tried.sidecar.devices)
+            watched = ", ".join(str(one.name) for one in tried.sidecar.devices)
             if device.type == "cuda":
                 torch.cuda.set_device(device)
             workload = workloads.load(bench, device)
@@ -181,7 +181,7 @@ def _scratch(out: str) -> TemporaryDirectory[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    sidecar: Sidecar
+    sidecar: SidecarClient
     run_dir: Path
     ready_s: float
     ready_mono_ns: int
@@ -194,12 +194,12 @@ class Sidecars:
     def __init__(self, bench: BenchConfig, uuids: list[str], folder: Path) -> None:
         self._bench, self._uuids, self._folder = bench, uuids, folder
         self._thread = ThreadPoolExecutor(max_workers=1)
-        self._last: Sidecar | None = None
+        self._last: SidecarClient | None = None
 
     def start(self, name: str, hz: float) -> Future[Started]:
         return self._thread.submit(self._start, self._folder / name.replace(" ", ""), hz)
 
-    def stop(self, started: Started) -> Future[dict[str, Any]]:
+    def stop(self, started: Started) -> Future[TelemetryReport]:
         """The sidecar's own account of itself."""
         return self._thread.submit(started.sidecar.stop)
 
@@ -212,7 +212,7 @@ class Sidecars:
         settings = replace(self._bench.telemetry, fast_hz=hz)
         began_ns = time.monotonic_ns()
         try:
-            self._last = Sidecar.start(
+            self._last = SidecarClient.start(
                 run_dir, f"overhead-{run_dir.name}", self._uuids, settings, self._bench.gpu.capture
             )
         except SidecarError as error:
@@ -250,18 +250,18 @@ def _seconds(window: Window) -> float:
     return window.seconds
 
 
-def _account(started: Started, state: dict[str, Any], window: Window) -> SidecarBlock:
-    lanes = state["lanes"].values()
+def _account(started: Started, state: TelemetryReport, window: Window) -> SidecarBlock:
+    lanes = state.streams.values()
     return SidecarBlock(
-        status=state["status"],
-        problems=state["problems"],
+        status=state.status,
+        problems=state.problems,
         ready_s=started.ready_s,
         start_cpu_s=started.cpu_s,
-        cpu_s=state["cpu_s"] - started.cpu_s,
-        sampling_s=(state["ended_mono_ns"] - started.ready_mono_ns) / 1e9,
-        max_rss_mib=state["max_rss_mib"],
-        ticks_due=sum(lane["ticks_due"] for lane in lanes),
-        ticks_late=sum(lane["ticks_late"] for lane in lanes),
+        cpu_s=(state.cpu_s or 0.0) - started.cpu_s,
+        sampling_s=((state.ended_mono_ns or 0) - started.ready_mono_ns) / 1e9,
+        max_rss_mib=state.max_rss_mib or 0.0,
+        ticks_due=sum(lane.ticks_due for lane in lanes),
+        ticks_late=sum(lane.ticks_skipped for lane in lanes),
         read_us={lane: _reads(started.run_dir / f"samples_{lane}", window) for lane in LANES},
     )
 

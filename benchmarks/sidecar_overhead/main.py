@@ -161,11 +161,11 @@ def _about(
 
 def _rarely(bench: BenchConfig) -> dict[str, float]:
     """What a sidecar does more rarely than it samples, and every how many seconds."""
-    from inpaint_bench.telemetry.sources.periodic import EVERY_S
+    from inpaint_bench.telemetry.sources.periodic import INTERVAL_S
 
     return {
         "saving its journal": bench.telemetry.journal_s,
-        "listing processes": EVERY_S,
+        "listing processes": INTERVAL_S,
         "closing a part": bench.telemetry.part_s,
     }
 
@@ -227,7 +227,7 @@ def _together(accounts: Sequence[SidecarBlock]) -> dict[str, Any]:
     """The sidecars of all blocks of one rate."""
     import numpy as np
 
-    from inpaint_bench.telemetry.sampling.ticker import ENOUGH_FOR_P99
+    from inpaint_bench.telemetry.nvml.probe import MIN_FOR_P99
 
     cpu_s = sum(one.cpu_s for one in accounts)
     result: dict[str, Any] = {
@@ -241,7 +241,7 @@ def _together(accounts: Sequence[SidecarBlock]) -> dict[str, Any]:
     for lane in accounts[0].read_us:
         reads = [us for one in accounts for us in one.read_us[lane]]
         for share in (50, 99):
-            enough = len(reads) >= (ENOUGH_FOR_P99 if share == 99 else 1)
+            enough = len(reads) >= (MIN_FOR_P99 if share == 99 else 1)
             result[f"{lane}_read_us_p{share}"] = float(np.percentile(reads, share)) if enough else None
     return result
 

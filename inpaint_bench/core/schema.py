@@ -106,16 +106,16 @@ class Null(StrEnum):
     NOT_IN_CAPTURE = "not_in_capture"  # replay only
     NOT_RECORDED = "not_recorded"  # an older schema version had no such column
     # Of rows whose source is dcgm:<host:port>:
-    NO_ANSWER = "no_answer"  # the exporter did not answer, or not with metrics
+    NO_ANSWER = "no_answer"  # the exporter did not respond, or not with metrics
     NOT_EXPORTED = "not_exported"  # it lists no such GPU, or not this metric of it
-    STALE = "stale"  # it repeats old values
+    STALE = "stale"  # it repeats the same values
 
 
 _DICT = pa.dictionary(pa.int32(), pa.string())
 
 
 def _table(*columns: tuple[str, pa.DataType, bool]) -> pa.Schema:
-    """Arrow schema with the columns that every table begins with."""
+    """Return the Arrow schema of a table, which begins with run_id."""
     fields = [pa.field("run_id", _DICT, nullable=False)]
     fields += [pa.field(name, kind, nullable=nullable) for name, kind, nullable in columns]
     return pa.schema(fields, metadata={b"schema_version": str(SCHEMA_VERSION).encode()})
@@ -129,7 +129,7 @@ _SAMPLE_HEAD = (
     ("t_unix_ns", pa.int64(), False),
     ("read_us", pa.float32(), False),  # how long the read took
 )
-_NULLS = ("nulls", _DICT, True)  # "column=reason;column=reason", null when every value was given
+_NULLS = ("nulls", _DICT, True)  # "column=reason;column=reason"; null if no value is missing
 
 # 10 Hz. gpu_util_pct: share of time with at least one kernel running; mem_active_pct: share of time memory
 # was read or written (neither bandwidth nor VRAM).
@@ -163,12 +163,12 @@ SAMPLES_SLOW: Final = _table(
     _NULLS,
 )
 
-# 1 Hz, Hopper and later only (GPM). A value is the mean over the `window_ms` before the row's time; the first
-# read has no window and so no row. sm_active_pct: share of SMs that were busy; sm_occupancy_pct: active warps
-# over the most that fit; tensor_active_pct: time of any tensor operation; dram_active_pct: of peak bandwidth.
-# Where the site names a dcgm-exporter and the card has no GPM, rows with source dcgm:<host:port> too: one per
-# renewal of its values, tick_seq from 2^31. Of these `window_ms` is a bound: the value is the mean over some
-# part of it, and no measurement before it is in the value. dram_active_pct is then of memory cycles.
+# 1 Hz, Hopper and later only (GPM). A value is the mean over the `window_ms` before the row's time; the first read has
+# no window and so no row. sm_active_pct: share of SMs with an active warp; sm_occupancy_pct: active warps per maximum;
+# tensor_active_pct: share of time with a tensor operation; dram_active_pct: share of peak bandwidth.
+# If a dcgm-exporter is configured and the card has no GPM, also rows with source dcgm:<host:port>: one whenever the
+# exporter has new values, tick_seq from 2^31. Their `window_ms` is a bound: the value is a mean over some part of it.
+# Their dram_active_pct is a share of memory cycles.
 SAMPLES_GPM: Final = _table(
     *_SAMPLE_HEAD,
     ("window_ms", pa.float32(), True),
@@ -195,10 +195,10 @@ STEPS: Final = _table(
     ("lr", pa.float32(), True),
 )
 
-# kind, of the sidecar: gpu_lost, nvml_broken | nvml_reopened | nvml_reopen_failed | nvml_fatal, storage_failed |
-# storage_recovered, ecc (what became worse), co_tenant ("pid N name", once per process and GPU; 100 of a GPU at most),
-# xid (its number; likewise), power_limit ("300 W to 250 W"), rounds (why processes and power limit could not be
-# looked at), dcgm (why the exporter's rows are null, once per cause).
+# Kinds written by the sidecar: gpu_lost; nvml_broken, nvml_reopened, nvml_reopen_failed, nvml_fatal; storage_failed,
+# storage_recovered; ecc (new errors); co_tenant ("pid N name", once per process, at most 100 per GPU); xid (its number,
+# at most 100 per GPU); power_limit ("300 W to 250 W"); check_failed (why processes and power limit could not be
+# checked); dcgm (why the exporter's rows are null, once per cause).
 EVENTS: Final = _table(
     ("t_mono_ns", pa.int64(), False),
     ("t_unix_ns", pa.int64(), False),

@@ -1,4 +1,4 @@
-"""What the probe job looks at on a node, and that every look fails alone."""
+"""What the probe job checks on a node, and that every check may fail alone."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 
 from inpaint_bench.cli.doctor import node_report
 from inpaint_bench.core.console import console
-from inpaint_bench.core.files import read_json
+from inpaint_bench.core.records import read_record
 from inpaint_bench.run import node_probe
+from inpaint_bench.run.node_probe import NodeFindings, Quota
 from tests.telemetry.nvml.fake_pynvml import driver
 
 
@@ -22,45 +23,61 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_card_that_answers_is_told_as_doctor_gpu_tells_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_gpu_is_reported_as_doctor_gpu_does_and_a_failed_import_fails_the_node(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with driver():
         node_probe.NodeProbe(out=tmp_path / "probe.json", folders={"storage.scratch": str(tmp_path)})()
-    found = read_json(tmp_path / "probe.json")
-    assert found is not None
-    node_report.show(console(), "mine", found)
+    findings = read_record(tmp_path / "probe.json", NodeFindings)
+    assert findings is not None
+    node_report.show(console(), "mine", findings)
     out = capsys.readouterr().out
-    assert "answers; the card's findings are below" in out
-    assert "cost of a call" in out
+    assert "works; the findings about the GPU are below" in out
+    assert "NVIDIA H999" in out
     assert re.search(r"import no_such_module\s+FAILS: ModuleNotFoundError", out)
-    assert node_report.fails(found)
+    assert node_report.lacks_essentials(findings)
 
 
-def test_a_folder_is_judged_by_writing_into_it_and_nothing_is_left(tmp_path: Path):
-    found = node_probe.folder(str(tmp_path))
-    assert (found["ok"], found["free_gib"] > 0) == (True, True)
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is an NVIDIA driver here")
+@pytest.mark.usefixtures("quick")
+def test_node_without_a_gpu_has_the_reason_and_the_other_findings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node_probe.NodeProbe(out=tmp_path / "probe.json", folders={"storage.scratch": None})()
+    findings = read_record(tmp_path / "probe.json", NodeFindings)
+    assert findings is not None
+    assert findings.gpu is None
+    assert "NvmlError" in str(findings.gpu_error)
+    node_report.show(console(), "mine", findings)
+    assert re.search(r"storage.scratch\s+FAILS: the site file names none", capsys.readouterr().out)
+
+
+def test_folder_is_checked_by_writing_and_nothing_is_left(tmp_path: Path) -> None:
+    check = node_probe.check_folder(str(tmp_path))
+    assert (check.error, check.free_gib is not None and check.free_gib > 0) == (None, True)
     assert not list(tmp_path.iterdir())
-    assert node_probe.folder(str(tmp_path / "none"))["why"] == "No such file or directory"
-    assert node_probe.folder("/proc")["ok"] is False
-    assert node_probe.folder(None)["why"] == "the site file names none"
+    assert node_probe.check_folder(str(tmp_path / "none")).error == "No such file or directory"
+    assert node_probe.check_folder("/proc").error is not None
+    assert node_probe.check_folder(None).error == "the site file names none"
 
 
-def test_a_quota_command_is_shown_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_existing_quota_commands_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert node_probe.quotas(["/scratch"]) == []
+    assert node_probe.read_quotas(["/scratch"]) == []
     for name, text in (("showquota", "your quota"), ("lfs", 'usage of "$3"')):
         (tmp_path / name).write_text(f"#!/bin/sh\necho {text}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert node_probe.quotas(["/scratch"]) == [
-        {"command": "showquota", "text": "your quota"},
-        {"command": "lfs quota -h /scratch", "text": "usage of /scratch"},
+    assert node_probe.read_quotas(["/scratch"]) == [
+        Quota(command="showquota", text="your quota"),
+        Quota(command="lfs quota -h /scratch", text="usage of /scratch"),
     ]
 
 
-def test_a_quota_command_that_hangs_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_hanging_quota_command_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "showquota").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
     (tmp_path / "showquota").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(node_probe, "QUOTA_TIMEOUT_S", 0.2)
-    (found,) = node_probe.quotas([])
-    assert "timed out" in found["text"]
+    (quota,) = node_probe.read_quotas([])
+    assert "timed out" in quota.text

@@ -37,7 +37,7 @@ class NvmlReinitBarrier:
 
     @contextmanager
     def reinitializing(self) -> Iterator[None]:
-        """Admit no caller during the block, and wait up to 2 s for those inside: a hanging call must not end the run."""
+        """Admit no caller during the block, and wait for those inside, 2 s at most: a hanging call must not block."""
         with self._condition:
             self._reinitializing = True
             self._condition.wait_for(lambda: self._callers == 0, _TIMEOUT_S)
