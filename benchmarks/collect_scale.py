@@ -1,22 +1,20 @@
-"""What `collect` over ssh takes for a sweep of N runs of M MB each, through the sshd of a test bed on loopback.
+"""Measure `collect` over ssh for a sweep of N runs of M MB each, through the sshd of a test bed on loopback.
 
     python -m tests.testbed up
-    python -m benchmarks.collect_scale 300 10
+    python -m benchmarks.collect_scale 300 10 [--tar]
 
-Runs lie at the site as real ones do (20 parts, a log, JSON); their content is random. Three collects: the first, one
-with nothing new, one after a single run got a part more. Of each: seconds in all and until the site's first word and
-its first file, the longest silence, MB/s, and the peak memory of our process here and of the one there.
+The runs have 20 parts, a log and JSON files each; their content is random. Collects three times: everything, nothing
+new, and one new part. Prints for each the seconds in all and until the first part was in place, MB/s, and the peak
+memory of the processes here and of the agent at the site. --tar hides rsync.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
-import itertools
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,9 +24,6 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from inpaint_bench.cli import app
-from launchers.remote import ssh
-from launchers.remote.client import MARK
 from launchers.sweep import snapshot
 from launchers.sweep.ledger import Ledger
 from tests.testbed.bed import Bed
@@ -50,95 +45,88 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("runs", type=int)
-    asked.add_argument("mb", type=float, help="of one run")
-    asked.add_argument("--bed", type=Path, default=os.environ.get("INPAINT_BENCH_TESTBED") or REPOSITORY / ".testbed")
-    options = asked.parse_args()
+    """Measure with a test bed that is up."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=int)
+    parser.add_argument("mb", type=float, help="size of a run")
+    parser.add_argument("--tar", action="store_true", help="without rsync")
+    parser.add_argument("--bed", type=Path, default=os.environ.get("INPAINT_BENCH_TESTBED") or REPOSITORY / ".testbed")
+    options = parser.parse_args()
     nodes = LoginNodes(Bed.at(options.bed.absolute()))
     nodes.up(SITE)
     try:
         with tempfile.TemporaryDirectory(prefix="collect-scale-") as folder:
-            _measure(options.runs, options.mb, Path(folder), nodes)
+            _measure(options.runs, options.mb, Path(folder), nodes, with_rsync=not options.tar)
     finally:
         nodes.down()
 
 
-def _measure(runs: int, mb: float, folder: Path, nodes: LoginNodes) -> None:
-    there, here, rss = folder / "there", folder / "here", folder / "rss"
+def _measure(runs: int, mb: float, folder: Path, nodes: LoginNodes, *, with_rsync: bool) -> None:
+    remote, local, rss = folder / "remote", folder / "local", folder / "rss"
     conf = nodes.bed.conf(SITE)
-    _sweep(there, runs, {"method": "slurm", "slurm_conf": str(conf)}, {})
+    _sweep(remote, runs, {"method": "slurm", "slurm_conf": str(conf)}, {})
     python = folder / "python"
     python.write_text(MEASURED_PYTHON.format(python=sys.executable, out=str(rss)))
     python.chmod(0o755)
     connect = {"method": "ssh", "host": f"{SITE}-login", "ssh_config": str(nodes.config), "folder": str(folder)}
-    _sweep(here, runs, connect | {"persist_min": 1}, {"python": str(python)})
-    code = snapshot.take(there / "code")
-    Ledger(here).append("staged", site=SITE, root=str(there), code=code.name)
+    _sweep(local, runs, connect | {"persist_min": 1}, {"python": str(python)})
+    code = snapshot.take(remote / "code")
+    Ledger(local).append("staged", site=SITE, root=str(remote), code=code.name)
     for num in range(runs):
-        _run_directory(there / str(num) / "attempt-1", num, round(mb * 1e6 / PARTS))
-    print(f"{runs} runs of {mb:g} MB in {PARTS} parts")
-    print("collect      s  first word s  first file s  longest silence s    MB/s  peak here MB  peak there MB")
+        _run_directory(remote / str(num) / "attempt-1", num, round(mb * 1e6 / PARTS))
+    print(f"{runs} runs of {mb:g} MB in {PARTS} parts, by {'rsync' if with_rsync else 'tar'}")
+    print("collect        s  first part s    MB/s  peak here MB  peak of agent MB")
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    if not with_rsync:
+        environment["PATH"] = str(_programs_without_rsync(folder))
     for what in ("first", "again", "one more"):
         if what == "one more":
-            (there / "0" / "attempt-1" / "steps" / f"part-{PARTS:06d}.parquet").write_bytes(os.urandom(1_000_000))
+            (remote / "0" / "attempt-1" / "steps" / f"part-{PARTS:06d}.parquet").write_bytes(os.urandom(1_000_000))
         rss.unlink(missing_ok=True)
-        found = json.loads(_own_process(here))
-        arrived, peak_there = found["bytes"] / 1e6 / found["s"], int(rss.read_text()) / 1024
-        times = f"{found['first_word_s']:12.2f}  {found['first_file_s']:12.2f}  {found['silence_s']:17.2f}"
-        print(f"{what:8} {found['s']:6.1f}  {times}  {arrived:6.1f}  {found['peak_mb']:12.0f}  {peak_there:13.0f}")
-        _check(there, here)
+        size, begin, first_s = _size(local), time.monotonic(), None
+        command = [sys.executable, "-c", "from benchmarks.collect_scale import child; child()", str(local)]
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+            while process.poll() is None:
+                if first_s is None and what == "first" and any(local.glob("*/attempt-1/*/part-*.parquet")):
+                    first_s = time.monotonic() - begin
+                time.sleep(0.02)
+            seconds = time.monotonic() - begin
+            assert process.stdout is not None
+            output = process.stdout.read().splitlines()
+        if process.returncode:
+            sys.exit("\n".join(output))
+        rate, peak_mb, agent_mb = (_size(local) - size) / 1e6 / seconds, float(output[-1]), int(rss.read_text()) / 1024
+        first = "-" if first_s is None else f"{first_s:.2f}"
+        print(f"{what:8}  {seconds:6.1f}  {first:>12}  {rate:6.1f}  {peak_mb:12.0f}  {agent_mb:16.0f}")
+        _check(remote, local)
 
 
-def _own_process(here: Path) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-c", "from benchmarks.collect_scale import child; child()", str(here)]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"collect: {done.stdout}")
-    return done.stdout
+def _programs_without_rsync(folder: Path) -> Path:
+    """Return a folder with the programs that a collect needs here, rsync not among them."""
+    programs = folder / "bin"
+    programs.mkdir()
+    for name in ("ssh", "bash", "sh"):
+        (programs / name).symlink_to(str(shutil.which(name)))
+    return programs
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def child() -> None:
-    """A collect with its stream of bytes watched."""
-    came: list[tuple[float, int]] = []
-    words: list[float] = []
-    read, read_line = ssh.Stream.read, ssh.Stream.read_line
+    """Run `collect` and print the peak memory, in MB, of this process or of the largest one that it started."""
+    from inpaint_bench.cli.app import main as run
 
-    def watched(stream: ssh.Stream, size: int) -> bytes:
-        part = read(stream, size)
-        came.append((time.monotonic(), len(part)))
-        return part
-
-    def watched_line(stream: ssh.Stream) -> bytes:
-        line = read_line(stream)
-        words.extend([time.monotonic()] * line.startswith(MARK))
-        return line
-
-    ssh.Stream.read = watched  # type: ignore[method-assign]
-    ssh.Stream.read_line = watched_line  # type: ignore[method-assign,assignment]
-    begin = time.monotonic()
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        code = app.main(["collect", sys.argv[1]])
-    if code:
-        sys.exit(said.getvalue())
-    end = time.monotonic()
-    times = [at for at, _ in came]
-    large = next((at for at, size in came if size > 4096), end)
-    found: dict[str, Any] = {
-        "s": end - begin,
-        "first_word_s": words[0] - begin,
-        "first_file_s": large - begin,
-        "silence_s": max(b - a for a, b in itertools.pairwise(times)),
-        "bytes": sum(size for _, size in came),
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-    }
-    print(json.dumps(found))
+    code = run(["collect", sys.argv[1]])
+    kib = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    print(kib / 1024)
+    sys.exit(code)
 
 
-def _check(there: Path, here: Path) -> None:
-    for file in there.glob("*/attempt-1/**/*.parquet"):
-        if (here / file.relative_to(there)).stat().st_size != file.stat().st_size:
+def _check(remote: Path, local: Path) -> None:
+    for file in remote.glob("*/attempt-1/**/*.parquet"):
+        if (local / file.relative_to(remote)).stat().st_size != file.stat().st_size:
             sys.exit(f"{file} did not arrive")
 
 

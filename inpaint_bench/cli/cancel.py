@@ -57,7 +57,7 @@ def _stop(ledger: Ledger, *, holding_lock: bool = False) -> tuple[bool, list[str
             if not attempts:  # they ended since, or nobody can tell: that is a complaint
                 continue
         told = True
-        if by_ssh and (complaint := client.cancel(sites[site], ledger, attempts, patience_s=PATIENCE_S)):
+        if by_ssh and (complaint := client.cancel(sites[site], ledger, attempts, timeout_s=PATIENCE_S)):
             complaints.append(complaint)  # what was not cancelled there is not called so here
             continue
         # written first: a job that dies of it is then known to have been cancelled, one that waits here never starts

@@ -1,25 +1,26 @@
-"""`collect`: bring here what another site measured, over ssh, or in a file that someone carries."""
+"""`collect`: copy results of other sites into a sweep, over ssh or in an archive that a person carries."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from inpaint_bench.core.console import pluralize
+import msgspec
+
+from inpaint_bench.core.console import pluralize, sanitize
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.files import read_json, replacing
 from inpaint_bench.core.schema import SWEEP
-from launchers.remote import bundle, client, plan_file
-from launchers.remote import export as exporting
-from launchers.remote.digests import Digests
-from launchers.remote.import_results import Arrivals
+from launchers.remote import client, sync
+from launchers.remote.archive import ArchiveError, read_archive, write_archive
+from launchers.remote.messages import SweepReply
+from launchers.remote.results import is_summary, list_results, source_path
 from launchers.remote.ssh import UnreachableError
 from launchers.status.survey import poll_sweep, sites_of
 from launchers.sweep.ledger import Ledger
 
-RUN_INDEX_BYTES = 16 << 20  # the list of one run's files, at most
-NEWS_S = 30.0  # between two lines of how far it has come
+HEADER = "results.json"  # first member of an archive of results
 
 
 def run_collect(source: Path, *, export: Path | None, into: Path | None) -> None:
@@ -28,118 +29,113 @@ def run_collect(source: Path, *, export: Path | None, into: Path | None) -> None
     Raises UserError where a site fails, PointsFailedError where something was left out.
     """
     if export:
-        _export(Ledger.open(source), export)
+        left_out = _export(Ledger.open(source), export)
     elif source.is_file():
-        _from_file(source, into)
+        left_out = _from_archive(source, into)
     elif into:
         raise UserError(f"--into {into}: needs a file that --export wrote, and {source} is not a file")
     else:
-        _from_sites(Ledger.open(source))
-
-
-def _from_sites(ledger: Ledger) -> None:
-    complaints, asked, left_out = [], 0, 0
-    for name, site in sorted(sites_of(ledger).items()):
-        at = client.place(site, ledger) if site.connect.method == "ssh" else None
-        if at is None:
-            continue
-        asked += 1
-        try:
-            left_out += _from_site(ledger, at)
-        except (UnreachableError, client.RemoteError) as error:
-            complaints.append(f"{error}; what arrived is kept, `collect` goes on from there")
-        except UserError as error:
-            complaints.append(f"{name}: {error}")
-    waiting = sorted({str(record.plan) for record in ledger.points().values() if record.plan})
-    if waiting:
-        print(f"{', '.join(waiting)}: where it was run, `collect --export FILE`; here then, `collect FILE`.")
-    elif not asked:
-        print("Nothing to bring: no point of this sweep was sent over ssh, and none waits in a plan.")
-    if complaints:
-        raise UserError("; ".join(complaints))
-    _all_came(left_out)
-
-
-def _from_site(ledger: Ledger, at: client.Place) -> int:
-    """How much was left out."""
-    name, spoken = at.site.name, time.monotonic()
-    stays: list[str] = []
-    with Arrivals(ledger, site=name) as arrivals, client.results(at, arrivals.have()) as stream:
-        try:
-            while client.another(stream, at, stays):
-                arrivals.take(stream, bundle.read_index(stream, max_bytes=RUN_INDEX_BYTES))
-                if time.monotonic() - spoken > NEWS_S:
-                    spoken = time.monotonic()
-                    print(f"{name}: {arrivals.received}, so far", flush=True)
-        except bundle.CutError:
-            words = stream.last_words() or "the connection ended"
-            raise UnreachableError(f"{name}: what it was sending broke off ({words})") from None
-    print(f"{name}: {arrivals.received}")
-    return _tell(arrivals.received.left_out, stays)
-
-
-def _from_file(path: Path, into: Path | None) -> None:
-    index = bundle.verify(path)
-    if index.head.get("kind") == plan_file.KIND:
-        raise UserError(f"{path}: is a plan; where it is to run: {plan_file.command(path.name)}")
-    ledger = Ledger.open(into) if into else _owner(path, index)
-    with Arrivals(ledger) as arrivals, path.open("rb") as stream:
-        arrivals.take(stream, bundle.read_index(stream))
-    print(f"{path}: {arrivals.received}, into {ledger.folder}")
-    _all_came(_tell(arrivals.received.left_out, []))
-
-
-def _tell(left_out: Mapping[tuple[int, int], str], stays: Sequence[str]) -> int:
-    """A line for each; how many there are."""
-    for (point, attempt), why in sorted(left_out.items()):
-        print(f"  left out: point {point}, attempt {attempt}: {why}")
-    for why in stays:
-        print(f"  left there: {why}")
-    return len(left_out) + len(stays)
-
-
-def _all_came(left_out: int) -> None:
+        left_out = _from_sites(Ledger.open(source))
     if left_out:
-        raise PointsFailedError("not everything was brought; what was left out, and why, is said above")
+        raise PointsFailedError("not everything was copied; the reasons are listed above")
 
 
-def _owner(path: Path, index: bundle.Index) -> Ledger:
-    """The one sweep directory below ./runs that the results belong to."""
-    found = []
-    for pattern in (f"*/{SWEEP}", f"*/*/{SWEEP}"):
-        for file in sorted(Path("runs").glob(pattern)):
-            try:
-                sweep = read_json(file)
-            except ValueError:
-                continue
-            if isinstance(sweep, dict) and sweep.get("sweep_id") == index.head.get("sweep_id"):
-                found.append(file.parent)
-    if len(found) != 1:
-        why = f"several sweeps below ./runs are it ({', '.join(map(str, found))})" if found else "not below ./runs"
-        raise UserError(f"{path}: which sweep directory it belongs to is not clear, {why}; say --into SWEEP")
-    return Ledger.open(found[0])
+def _from_sites(ledger: Ledger) -> bool:
+    """Copy from every site that is reached over ssh; return whether something was left out."""
+    remotes = [
+        remote for _, site in sorted(sites_of(ledger).items()) if (remote := client.RemoteSweep.of(site, ledger))
+    ]
+    plans = sorted({str(record.plan) for record in ledger.points().values() if record.plan})
+    if plans:
+        print(f"{', '.join(plans)}: `collect --export FILE` where it was submitted, then `collect FILE` here.")
+    elif not remotes:
+        print("Nothing to collect: no point of this sweep was submitted over ssh, and none waits in a plan.")
+    errors, left_out = [], False
+    for remote in remotes:
+        name = remote.site.name
+        try:
+            reply = remote.call("query", True, SweepReply)
+            print(f"{name}: {pluralize(len(reply.attempts), 'run')} listed", flush=True)
+            fetch = sync.fetch_over_ssh(remote, reply.rsync, ledger.folder)
+            report = sync.copy_results(ledger, reply, fetch, site=name)
+            print(f"{name}: {report}")
+            left_out |= _print_left_out(report.left_out, reply.skipped)
+        except (UnreachableError, client.RemoteError) as error:
+            errors.append(f"{error}; what has arrived is kept, and `collect` continues from there")
+        except UserError as error:
+            errors.append(f"{name}: {error}")
+    if errors:
+        raise UserError("; ".join(errors))
+    return left_out
 
 
-def _export(ledger: Ledger, out: Path) -> None:
-    made_unix = time.time()
-    standings = poll_sweep(ledger).points
-    unfinished = {standing.record.num for standing in standings if standing.is_open}
-    runs = list(exporting.outgoing(ledger.folder, [standing.record for standing in standings], unfinished))
-    if not runs:
-        raise UserError(f"{ledger.folder}: nothing was sent from here, so there are no results")
-    digests = Digests(ledger.folder)
-    contents = exporting.contents((source for run in runs for source in run.sources), digests)
-    try:
-        with replacing(out) as handle:
-            index = bundle.write(handle, exporting.head(ledger.sweep["sweep_id"], runs, made_unix), contents)
-    except bundle.ChangedError:
-        digests.forget(member.path for _, member in contents)
-        raise
-    except OSError as error:
-        raise UserError(f"{error.filename or out}: {error.strerror}") from None
-    finally:
-        digests.save()
-    print(f"{out}: {pluralize(len(index.members), 'file')} of {pluralize(len(runs), 'attempt')}")
-    if unfinished:
-        print(f"{pluralize(len(unfinished), 'point')} had not ended: export again when it has.")
-    _all_came(_tell({}, [why for run in runs for why in run.unfit]))
+def _from_archive(path: Path, into: Path | None) -> bool:
+    """Copy out of an archive; return whether something was left out."""
+
+    def read(wanted: dict[str, Path]) -> None:
+        try:
+            with path.open("rb") as archive:
+                read_archive(archive, wanted.get)
+        except ArchiveError as error:
+            raise UserError(f"{path}: {error}") from None
+        except OSError as error:
+            raise UserError(
+                f"{error.filename or path}: {error.strerror}; `collect` continues with what is missing"
+            ) from None
+
+    with TemporaryDirectory() as folder:
+        header = Path(folder, HEADER)
+        read({HEADER: header})
+        if not header.exists():
+            raise UserError(f"{path}: holds no results; a plan is submitted by `launch --plan {path}`")
+        try:
+            reply = msgspec.json.decode(header.read_bytes(), type=SweepReply)
+        except ValueError as error:
+            raise UserError(f"{path}: {HEADER} cannot be read ({sanitize(str(error))})") from None
+    ledger = Ledger.open(into or _sweep_below_runs(path, reply.sweep_id))
+    report = sync.copy_results(ledger, reply, lambda paths: read({p: ledger.folder / p for p in paths}), site=None)
+    print(f"{path}: {report}, into {ledger.folder}")
+    return _print_left_out(report.left_out, [])
+
+
+def _sweep_below_runs(path: Path, sweep_id: str | None) -> Path:
+    """Return the sweep directory below ./runs with this id. Raises UserError where there is not exactly one."""
+    matches = []
+    for file in sorted([*Path("runs").glob(f"*/{SWEEP}"), *Path("runs").glob(f"*/*/{SWEEP}")]):
+        try:
+            sweep = read_json(file)
+        except ValueError:
+            continue
+        if isinstance(sweep, dict) and sweep.get("sweep_id") == sweep_id:
+            matches.append(file.parent)
+    if len(matches) != 1:
+        found = ", ".join(map(str, matches)) or "none"
+        raise UserError(f"{path}: the sweep directory below ./runs is not clear (found: {found}); say --into SWEEP")
+    return matches[0]
+
+
+def _export(ledger: Ledger, out: Path) -> bool:
+    """Write the results of a sweep directory into an archive; return whether something was left out."""
+    points = poll_sweep(ledger).points
+    open_points = {point.record.num for point in points if point.is_open}
+    reply = SweepReply(sweep_id=ledger.sweep["sweep_id"])
+    list_results(ledger.folder, [point.record for point in points], open_points, reply)
+    if not reply.attempts:
+        raise UserError(f"{ledger.folder}: nothing was submitted from here, so there are no results")
+    paths = sorted((file.path for attempt in reply.attempts for file in attempt.files), key=is_summary)
+    files: list[tuple[str, Path | bytes]] = [(HEADER, msgspec.json.encode(reply))]
+    files += [(path, ledger.folder / source_path(path)) for path in paths]
+    with replacing(out) as archive:
+        write_archive(archive, files)
+    print(f"{out}: {pluralize(len(paths), 'file')} of {pluralize(len(reply.attempts), 'attempt')}")
+    if open_points:
+        print(f"{pluralize(len(open_points), 'point')} not ended: export again later for the rest.")
+    return _print_left_out({}, reply.skipped)
+
+
+def _print_left_out(attempts: dict[tuple[int, int], str], files: Iterable[str]) -> bool:
+    lines = [f"point {point}, attempt {attempt}: {why}" for (point, attempt), why in sorted(attempts.items())]
+    lines += files
+    for line in lines:
+        print(f"  left out: {sanitize(line)}")
+    return bool(lines)

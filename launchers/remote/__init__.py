@@ -1,1 +1,1 @@
-"""Sites that another machine has to reach: over ssh, or by a file that a person carries."""
+"""Sites whose Slurm this machine cannot call: reached over ssh, or by tar files that a person carries."""

@@ -1,14 +1,13 @@
-"""What is asked of a site over ssh, where our own command (`there`) does it: submitting, looking, cancelling.
+"""Calls to the agent at a site that is reached over ssh: submit, query, cancel.
 
-The sweep's folder there is a sweep directory in its own right, with a ledger that knows what was submitted; so a
-connection that breaks loses nothing, and asking twice submits nothing twice. A site that does not answer is a missing
-witness: what it holds is then unknown, never lost.
+The sweep's folder at the site is a sweep directory in its own right, whose ledger records what was submitted there. So
+a broken connection loses nothing, and a repeated request submits nothing twice. While a site does not answer, the state
+of its jobs is UNKNOWN, never LOST.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import logging
 import shlex
 import shutil
@@ -16,10 +15,12 @@ import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from inpaint_bench.core.attempt_state import RunArtifacts, SchedulerState
-from inpaint_bench.core.console import pluralize
+from inpaint_bench.core.console import pluralize, sanitize
 from inpaint_bench.core.schema import CODE, SNAPSHOT, Status
 from inpaint_bench.core.site import SiteConfig
 from launchers.points.group import Group
@@ -28,29 +29,26 @@ from launchers.slurm.query import Answer
 from launchers.sweep.launch_context import Surroundings
 from launchers.sweep.ledger import Attempt, Ledger, PointRecord
 
-from . import validate_reply
-from .ssh import Connection, Stream, UnreachableError, login, printable, shell
+from .messages import MARKER, AttemptReply, CancelRequest, Reply, SubmitReply, SweepReply
+from .plan_file import Plan, PlannedPoint
+from .ssh import Connection, UnreachableError, login, one_line, shell
 
 log = logging.getLogger(__name__)
 
-MARK = b"inpaint-bench: "  # begins our lines: a login shell may print others
-MODULE = "launchers.remote_agent"
-BUNDLE = b"bundle\n"  # after it, nothing but one, and then marked lines again
-ALIVE, LEFT, END = "alive", "left", "end"  # kinds of those: nothing new, what stays there, nothing follows
-GREETING_LINES = 1000  # of a login shell, at most
-SUBMIT, LOOK, CANCEL, EXPORT = "submit", "look", "cancel", "export"
-SUBMIT_PATIENCE = 30  # times the site's time-out; a thousand points are composed there
-MAX_LEFT = 1000  # files of which it says why they stay there
-LOOK_PATIENCE = 3  # squeue and sacct have a minute each
+AGENT = "launchers.remote_agent"
+SUBMIT_TIMEOUTS = 30  # times the site's timeout: a thousand points are composed there
+DEFAULT_TIMEOUTS = 3  # squeue and sacct may take a minute each
+
+T = TypeVar("T")
 
 
 class RemoteError(Exception):
-    """The site was reached, and what was asked was not done; the text says why."""
+    """The site answered that it cannot do what was requested, or its answer is damaged."""
 
 
 @dataclass(frozen=True)
-class Unreached(Answer):
-    """Of a site that could not be asked."""
+class NoAnswer(Answer):
+    """Stands for the answer of a site that could not be queried."""
 
     why: str = ""
 
@@ -60,305 +58,242 @@ class Unreached(Answer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """A sweep's folder at a site, and the snapshot there that our command runs from."""
+class RemoteSweep:
+    """A sweep's folder at a site, and the code snapshot there that the agent runs from."""
 
     site: SiteConfig
     root: str
     code: str
 
-    def command(self, verb: str) -> str:
+    @classmethod
+    def of(cls, site: SiteConfig, ledger: Ledger) -> RemoteSweep | None:
+        """Return where the sweep lies at a site; None before its code was sent there, or where ssh is not used."""
+        staged = [note for note in ledger.notes("staged") if note["site"] == site.name]
+        if site.connect.method != "ssh" or not staged:
+            return None
+        return cls(site=site, root=staged[-1]["root"], code=staged[-1]["code"])
+
+    @property
+    def connection(self) -> Connection:
+        """Return the connection to the site's login node; its first command opens it."""
+        return Connection(self.site.connect)
+
+    def agent_command(self, verb: str) -> str:
+        """Return the shell command that runs the agent at the site."""
         assert self.site.python is not None
         path = f"{self.root}/{CODE}/{self.code}"
-        return shell([self.site.python, "-m", MODULE, verb], PYTHONPATH=path, PYTHONSAFEPATH="1")
+        return shell([self.site.python, "-m", AGENT, verb, self.root], PYTHONPATH=path, PYTHONSAFEPATH="1")
 
-    def ask(self, verb: str, request: Mapping[str, Any], *, patience: float = LOOK_PATIENCE) -> list[dict[str, Any]]:
-        """The lines of the answer. Raises UnreachableError, RemoteError."""
-        stdin = json.dumps({"root": self.root, **request}).encode()
-        answer = Connection(self.site.connect).run(self.command(verb), stdin=stdin, patience=patience)
+    def call(self, verb: str, request: Any, result: type[T], *, timeouts: float = DEFAULT_TIMEOUTS) -> T:
+        """Send a request to the agent and return its result. Raises UnreachableError, RemoteError."""
+        name, timeout_s = self.site.name, timeouts * self.site.connect.timeout_s
+        done = self.connection.run(self.agent_command(verb), stdin=msgspec.json.encode(request), timeout_s=timeout_s)
+        lines = [line.removeprefix(MARKER) for line in done.out.splitlines() if line.startswith(MARKER)]
+        if not lines:
+            raise RemoteError(f"{name}: the agent there did not reply ({done.err or f'exit code {done.code}'})")
         try:
-            lines = [json.loads(line[len(MARK) :]) for line in answer.out.splitlines() if line.startswith(MARK)]
-            kinds = [line["kind"] for line in lines]
-        except (ValueError, TypeError, KeyError, RecursionError):
-            raise RemoteError(f"{self.site.name}: its answer cannot be read") from None
-        for line in lines:
-            if line["kind"] == "error":
-                raise RemoteError(f"{self.site.name}: {printable(str(line.get('message')))}")
-        if kinds[-1:] != ["end"]:
-            said = answer.err or f"exit code {answer.code}"
-            raise RemoteError(f"{self.site.name}: our command there did not come to its end ({said})")
-        return lines[:-1]
+            reply = msgspec.json.decode(lines[-1], type=Reply)
+            if reply.error is None:
+                return msgspec.json.decode(reply.result, type=result)
+        except (ValueError, RecursionError) as error:
+            raise RemoteError(f"{name}: the agent's reply cannot be read ({one_line(str(error))})") from None
+        raise RemoteError(f"{name}: {one_line(reply.error)}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """What the sites said that are asked over ssh."""
+class RemoteStatus:
+    """What the sites that are reached over ssh reported."""
 
-    answers: dict[str, Answer] = field(default_factory=dict)
+    answers: dict[str, Answer] = field(default_factory=dict)  # by site
     artifacts: dict[tuple[int, int], RunArtifacts] = field(default_factory=dict)  # by point and attempt
-    silent: dict[str, str] = field(default_factory=dict)  # why a site did not say what was submitted
-
-
-def place(site: SiteConfig, ledger: Ledger) -> Place | None:
-    """Where the sweep lies there; None before anything was staged."""
-    for record in reversed(ledger.notes("staged")):
-        if record["site"] == site.name:
-            return Place(site=site, root=record["root"], code=record["code"])
-    return None
-
-
-def connect(points: Iterable[Point]) -> None:
-    """Open the connections that these points need; those of a site that does not answer are marked out of reach."""
-    tried: dict[str, str | None] = {}
-    for point in points:
-        if not point.reachable or point.site.connect.method != "ssh":
-            continue
-        if point.site.name not in tried:
-            try:
-                Connection(point.site.connect).open()
-                tried[point.site.name] = None
-            except UnreachableError as error:
-                tried[point.site.name] = str(error)
-        if why := tried[point.site.name]:
-            point.reachable, point.why = False, why
-
-
-def submit(groups: Sequence[Group], ledger: Ledger, code: Path) -> tuple[int, bool]:
-    """Have the groups of one site submitted there, and write down what became of them.
-
-    Returns how many points were not taken as far as is known, and whether that is because no word of them came back:
-    of those `status` knows once the site answers.
-    """
-    site = groups[0].first.site
-    points = [point for group in groups for point in group.points]
-    sweep = ledger.sweep
-    at = Place(site=site, root=root_of(site, sweep["sweep_id"]), code=code.name)
-    request = {
-        "sweep_id": sweep["sweep_id"],
-        "order": sweep.get("order"),
-        "site": site.name,
-        "surroundings": Surroundings.recorded(sweep.get("surroundings")).elsewhere().record(),
-        "points": [
-            {"num": p.num, "attempt": p.attempt, "run_id": p.run_id, "overrides": _as_planned(p)} for p in points
-        ],
-    }
-    try:
-        _stage(at, code)
-    except (UnreachableError, RemoteError) as error:
-        log.error(f"{error}. Nothing of its {pluralize(len(points), 'point')} was sent; `rerun` does that.")
-        return len(points), False
-    ledger.append("staged", site=site.name, root=at.root, code=at.code)
-    try:
-        became = _became(at.ask(SUBMIT, request, patience=SUBMIT_PATIENCE), site.name)
-    except (UnreachableError, RemoteError) as error:
-        its = pluralize(len(points), "point")
-        log.error(f"{error}. What became of its {its} is not known; `status` tells once it answers.")
-        return len(points), True
-    return _write_down(became, points, groups[0].name, ledger, site.name), False
-
-
-def _as_planned(point: Point) -> list[str]:
-    """Its overrides, but that what was worked out here, from the runs that lie here, is not worked out again there."""
-    return [*point.overrides, *([f"time_min={point.request.time_min}"] if point.limit_basis else [])]
+    unconfirmed: dict[str, str] = field(default_factory=dict)  # by site, why its submissions are not confirmed
 
 
 def root_of(site: SiteConfig, sweep_id: str) -> str:
+    """Return the path of the sweep directory at the site."""
     assert site.connect.folder is not None
     return f"{site.connect.folder.rstrip('/')}/{sweep_id}"
 
 
-def _became(lines: list[dict[str, Any]], site: str) -> dict[tuple[int, int], tuple[str | None, str | None]]:
-    """By point and attempt: the job that it is, and why it is none. Raises RemoteError."""
+def connect(points: Iterable[Point]) -> None:
+    """Open the connections that these points need. Points of a site that does not answer become unreachable."""
+    errors: dict[str, str | None] = {}
+    for point in points:
+        name = point.site.name
+        if not point.reachable or point.site.connect.method != "ssh":
+            continue
+        if name not in errors:
+            try:
+                Connection(point.site.connect).open()
+                errors[name] = None
+            except UnreachableError as error:
+                errors[name] = str(error)
+        if message := errors[name]:
+            point.reachable, point.why = False, message
+
+
+def submit(groups: Sequence[Group], ledger: Ledger, code: Path) -> tuple[int, bool]:
+    """Have the groups of one site submitted there, and record the outcome in the ledger.
+
+    Returns how many points were not submitted as far as is known, and whether that is because no reply came back; then
+    `status` finds out once the site answers.
+    """
+    site, sweep = groups[0].first.site, ledger.sweep
+    points = [point for group in groups for point in group.points]
+    remote = RemoteSweep(site=site, root=root_of(site, sweep["sweep_id"]), code=code.name)
+    plan = Plan(
+        sweep_id=sweep["sweep_id"],
+        site=site.name,
+        order=sweep.get("order"),
+        launch_context=Surroundings.recorded(sweep.get("surroundings")).elsewhere().record(),
+        points=[
+            PlannedPoint(num=p.num, overrides=_overrides(p), attempt=p.attempt, run_id=p.run_id or None) for p in points
+        ],
+    )
+    number = pluralize(len(points), "point")
     try:
-        return {
-            (validate_reply.number(line["point"]), validate_reply.number(line["attempt"])): (
-                validate_reply.task(line["job_id"]),
-                validate_reply.line(line["refused"]),
-            )
-            for line in lines
-            if line["kind"] == "attempt"
-        }
-    except (KeyError, ValueError):
-        raise RemoteError(f"{site}: its answer cannot be read") from None
-
-
-def _write_down(
-    became: Mapping[tuple[int, int], tuple[str | None, str | None]],
-    points: list[Point],
-    group: str,
-    ledger: Ledger,
-    site: str,
-) -> int:
-    arrays: dict[str, dict[int, list[int]]] = {}
+        push_code(remote, code)
+    except (UnreachableError, RemoteError) as error:
+        log.error(f"{error}. {number} not submitted; `rerun` submits them.")
+        return len(points), False
+    ledger.append("staged", site=site.name, root=remote.root, code=remote.code)
+    try:
+        reply = remote.call("submit", plan, SubmitReply, timeouts=SUBMIT_TIMEOUTS)
+    except (UnreachableError, RemoteError) as error:
+        log.error(f"{error}. Whether {number} were submitted is unknown; `status` shows it once the site answers.")
+        return len(points), True
     refused: dict[str, list[list[int]]] = {}
     for point in points:
-        pair, (job_id, why) = [point.num, point.attempt], became.get((point.num, point.attempt), (None, None))
-        if job_id:
-            array, _, task = job_id.partition("_")
-            arrays.setdefault(array, {})[int(task)] = pair
+        key = [point.num, point.attempt]
+        if job_id := reply.jobs.get(point.run_id):
+            ledger.append("submitted", group=point.group, job_id=job_id, points=[key])
         else:
-            refused.setdefault(why or "it did not say why", []).append(pair)
-    for array, tasks in arrays.items():
-        whole = sorted(tasks) == list(range(len(tasks)))
-        runs = [([tasks[t] for t in sorted(tasks)], "%a")] if whole else [([p], str(t)) for t, p in tasks.items()]
-        for pairs, task in runs:
-            ledger.append("submitted", group=group, job_id=f"{array}_{task}", points=pairs)
-        log.info(f"{site}: array {array} with {pluralize(len(tasks), 'point')}, over ssh")
-    for message, pairs in refused.items():
-        ledger.append("refused", group=group, points=pairs, message=f"{site}: {message}")
-        log.error(f"{site}: {message}. `rerun`, with what is to change, sends its {pluralize(len(pairs), 'point')}.")
-    return sum(map(len, refused.values()))
+            refused.setdefault(sanitize(reply.refused.get(point.run_id, "no reason given")), []).append(key)
+    for message, keys in refused.items():
+        ledger.append("refused", group=groups[0].name, points=keys, message=f"{site.name}: {message}")
+        log.error(f"{site.name}: {message}. {pluralize(len(keys), 'point')} refused; correct it and `rerun`.")
+    num_refused = sum(map(len, refused.values()))
+    log.info(f"{site.name}: {pluralize(len(points) - num_refused, 'point')} submitted over ssh")
+    return num_refused, False
 
 
-def look(ledger: Ledger, sites: Mapping[str, SiteConfig], records: Mapping[int, PointRecord]) -> Told:
-    """One question to each site that is reached over ssh and has something open. Attempts get the job ids, and points
-    the attempts, that only the site knows of."""
-    told = Told()
-    for name, site in sites.items():
-        attempts = [a for r in records.values() for a in r.attempts if a.site == name and not a.carried]
-        at = place(site, ledger) if site.connect.method == "ssh" else None
-        if at is None or all(_settled(ledger.folder / a.subdir) for a in attempts):
-            continue
-        try:
-            _hear(at.ask(LOOK, {}), at, attempts, records, told)
-        except (UnreachableError, RemoteError) as error:
-            told.answers[name] = Unreached(why=str(error))
-            told.silent[name] = str(error)
-            unseen = [a for a in attempts if not (ledger.folder / a.subdir).is_dir()]
-            # the run directory may exist there
-            told.artifacts.update({(a.point, a.attempt): RunArtifacts() for a in unseen})
-    return told
+def _overrides(point: Point) -> list[str]:
+    # A time limit that was computed from earlier runs: the site does not have the runs of this machine.
+    return [*point.overrides, *([f"time_min={point.request.time_min}"] if point.limit_basis else [])]
 
 
-def _settled(run_dir: Path) -> bool:
-    """What was brought here tells how it ended."""
-    word = SchedulerState.load(run_dir)
-    return word is not None and word.final and RunArtifacts.read(run_dir).manifest is not None
+def push_code(remote: RemoteSweep, code: Path) -> None:
+    """Copy the code snapshot to the site, once, by rsync or, where either side has none, by tar.
 
-
-def _hear(
-    lines: list[dict[str, Any]],
-    at: Place,
-    attempts: list[Attempt],
-    records: Mapping[int, PointRecord],
-    told: Told,
-) -> None:
-    site, mine = at.site.name, {(a.point, a.attempt): a for a in attempts}
-    said: dict[str, SchedulerState] = {}
-    try:
-        (answer,) = (line for line in lines if line["kind"] == "answer")
-        for line in (line for line in lines if line["kind"] == "attempt"):
-            key = (validate_reply.number(line["point"]), validate_reply.number(line["attempt"]))
-            run_id, group = validate_reply.word(line["run_id"]), validate_reply.group(line["group"])
-            attempt = mine.get(key) or _made_there(key, run_id, group, site, records)
-            if attempt is None or attempt.run_id != run_id:
-                continue
-            attempt.job_id = validate_reply.task(line["job_id"]) or attempt.job_id
-            attempt.refused = attempt.refused or validate_reply.line(line["refused"])
-            attempt.cancelled = attempt.cancelled or line["cancelled"] is True
-            if attempt.job_id and line["word"] is not None:
-                said[attempt.job_id] = validate_reply.scheduler_word(line["word"])
-            left = validate_reply.leavings(line["left"])
-            if left.manifest is not None and left.manifest["status"] in list(Status):
-                told.artifacts[key] = left
-        squeue, sacct = (printable(str(answer[name])) for name in ("squeue", "sacct"))
-        told.answers[site] = Answer(words=said, squeue=squeue, sacct=sacct)
-        if answer["sweep"] is not True:
-            told.answers[site] = Unreached(why=f"{at.root} at {site} holds no sweep (any more)")
-        busy = answer["busy"] is True
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise RemoteError(f"{site}: its answer cannot be read") from None
-    if busy and any(attempt.job_id is None and not attempt.refused for attempt in attempts):
-        told.silent[site] = f"{site} is still submitting"
-
-
-def _made_there(
-    key: tuple[int, int], run_id: str, group: str, site: str, records: Mapping[int, PointRecord]
-) -> Attempt | None:
-    """An attempt that somebody sent from the sweep's folder there, later than those that we know of."""
-    record = records.get(key[0])
-    if record is None or (record.last and record.last.attempt >= key[1]):
-        return None
-    attempt = Attempt(point=key[0], attempt=key[1], run_id=run_id, site=site, group=group, planned_unix=0.0)
-    record.attempts.append(attempt)
-    return attempt
-
-
-def cancel(site: SiteConfig, ledger: Ledger, attempts: Iterable[Attempt], *, patience_s: float) -> str | None:
-    """None, or what went wrong. `patience_s`: for a command there that is still submitting."""
-    at = place(site, ledger)
-    if at is None:
-        return None  # nothing of it ever left this machine
-    request = {"points": [[a.point, a.attempt] for a in attempts], "patience_s": patience_s}
-    try:
-        lines = at.ask(CANCEL, request, patience=LOOK_PATIENCE + patience_s / site.connect.timeout_s)
-    except (UnreachableError, RemoteError) as error:
-        return str(error)
-    said = [printable(str(line.get("message"))) for line in lines if line["kind"] == "complaint"]
-    return f"{site.name}: {'; '.join(said)}" if said else None
-
-
-def results(at: Place, have: Mapping[str, Any]) -> Stream:
-    """The sweep's results there, less what we have: bundles, each after `another`. Raises UnreachableError."""
-    stdin = json.dumps({"root": at.root, "site": at.site.name, "have": have}).encode()
-    return Connection(at.site.connect).stream(at.command(EXPORT), stdin=stdin)
-
-
-def another(stream: Stream, at: Place, left: list[str]) -> bool:
-    """Read on to the next bundle; False after the last. `left` gets what the site says of files that stay there.
-
-    Raises RemoteError, and UnreachableError where the connection ended in between.
+    It gets its name, a hash of its content, when it is complete. Raises UnreachableError, RemoteError.
     """
-    name, strange = at.site.name, 0
-    while line := stream.read_line():
-        if line == MARK + BUNDLE:
-            return True
-        if not line.startswith(MARK):  # of a login shell
-            strange += 1
-            if strange > GREETING_LINES:
-                break
-            continue
-        try:
-            said = json.loads(line[len(MARK) :])
-            kind, message = said["kind"], printable(str(said.get("message")))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            raise RemoteError(f"{name}: its answer cannot be read") from None
-        if kind == END:
-            return False
-        if kind == "error":
-            raise RemoteError(f"{name}: {message}")
-        if kind == LEFT and len(left) < MAX_LEFT:
-            left.append(message)
-    raise UnreachableError(f"{name}: sent no more results ({stream.last_words() or 'it did not say why'})")
-
-
-def _stage(at: Place, code: Path) -> None:
-    """The snapshot, once: named after its content, and under that name only when it is whole."""
-    connection, folder = Connection(at.site.connect), shlex.quote(f"{at.root}/{CODE}")
-    partial, python = f".{at.code}.partial", shlex.quote(str(at.site.python))
-    make = f"mkdir -p {shlex.quote(at.root)} && umask 077 && mkdir -p {folder} && cd {folder} && echo lies here"
-    see = f"test -e {at.code}/{SNAPSHOT} && echo has it; command -v rsync; test -x {python} || echo lacks python"
-    seen = connection.run(login(f"{make} && {{ {see}; }}"))
-    said = seen.out.decode(errors="replace").splitlines()
-    if "lies here" not in said:
-        raise RemoteError(f"{at.site.name}: {at.root} cannot be made there ({seen.err or 'it did not say why'})")
-    if "lacks python" in said:
-        raise RemoteError(f"{at.site.name}: {at.site.python} is no program there (python in the site's file)")
-    if "has it" in said:
+    connection, name, folder = remote.connection, remote.site.name, f"{remote.root}/{CODE}"
+    partial, python = f".{remote.code}.partial", shlex.quote(str(remote.site.python))
+    # The folder is private, because jobs run the code as this user.
+    make = f"mkdir -p {shlex.quote(remote.root)} && umask 077 && mkdir -p {folder} && cd {folder} && echo writable"
+    test = f"test -e {remote.code}/{SNAPSHOT} && echo complete; test -x {python} && echo python; command -v rsync"
+    done = connection.run(login(f"{make} && {{ {test}; }}"))
+    lines = done.out.decode(errors="replace").splitlines()
+    if "writable" not in lines:
+        raise RemoteError(f"{name}: {remote.root} cannot be created there ({done.err or 'no reason given'})")
+    if "python" not in lines:
+        raise RemoteError(f"{name}: {remote.site.python} is not a program there (key python of the site file)")
+    if "complete" in lines:
         return
-    publish = f"cd {folder} && mv -T {partial} {at.code}"
-    if any(line.endswith("/rsync") for line in said) and shutil.which("rsync"):
-        connection.push(code, f"{at.root}/{CODE}/{partial}")
+    publish = f"cd {folder} && mv -T {partial} {remote.code}"
+    rsync = next((line for line in lines if line.endswith("/rsync")), None)
+    if rsync and shutil.which("rsync"):
+        target = f"{connection.host}:{folder}/{partial}/"
+        connection.rsync("--recursive", "--delete", "--compress", f"--rsync-path={rsync}", f"{code}/", target)
         done = connection.run(login(publish))
     else:
-        fresh = f"cd {folder} && rm -rf {partial} && mkdir {partial} && tar -x -f - -C {partial}"
-        done = connection.run(login(f"{fresh} && {publish}"), stdin=_tar(code), patience=SUBMIT_PATIENCE)
+        content = io.BytesIO()
+        with tarfile.open(fileobj=content, mode="w:gz") as archive:
+            archive.add(code, arcname=".")
+        unpack = f"cd {folder} && rm -rf {partial} && mkdir {partial} && tar -xz -f - -C {partial}"
+        done = connection.run(login(f"{unpack} && {publish}"), stdin=content.getvalue())
     if done.code:
-        raise RemoteError(f"{at.site.name}: the code could not be put into {at.root} ({done.err})")
+        raise RemoteError(f"{name}: the code could not be copied to {remote.root} ({done.err})")
 
 
-def _tar(folder: Path) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        archive.add(folder, arcname=".")
-    return out.getvalue()
+def query(ledger: Ledger, sites: Mapping[str, SiteConfig], records: Mapping[int, PointRecord]) -> RemoteStatus:
+    """Query each site that is reached over ssh and has open attempts, once.
+
+    Attempts get the job ids, and points the attempts, that so far only the site's own ledger records.
+    """
+    status = RemoteStatus()
+    for name, site in sites.items():
+        attempts = [a for record in records.values() for a in record.attempts if a.site == name and not a.carried]
+        remote = RemoteSweep.of(site, ledger)
+        if remote is None or all(_is_final(ledger.folder / attempt.subdir) for attempt in attempts):
+            continue
+        try:
+            _apply(remote.call("query", None, SweepReply), remote, attempts, records, status)
+        except (UnreachableError, RemoteError) as error:
+            status.answers[name] = NoAnswer(why=str(error))
+            status.unconfirmed[name] = str(error)
+            # Only the site knows whether they have a run directory.
+            missing = [attempt for attempt in attempts if not (ledger.folder / attempt.subdir).is_dir()]
+            status.artifacts.update({(attempt.point, attempt.attempt): RunArtifacts() for attempt in missing})
+    return status
+
+
+def _is_final(run_dir: Path) -> bool:
+    """Return whether files that were collected say how the attempt ended."""
+    state = SchedulerState.load(run_dir)
+    return state is not None and state.final and RunArtifacts.read(run_dir).manifest is not None
+
+
+def _apply(
+    reply: SweepReply,
+    remote: RemoteSweep,
+    attempts: Sequence[Attempt],
+    records: Mapping[int, PointRecord],
+    status: RemoteStatus,
+) -> None:
+    site, by_key = remote.site.name, {(attempt.point, attempt.attempt): attempt for attempt in attempts}
+    states: dict[str, SchedulerState] = {}
+    for reported in reply.attempts:
+        attempt = by_key.get(reported.key) or _add_attempt(reported, site, records)
+        if attempt is None or attempt.run_id != reported.run_id or not reported.in_slurm:
+            continue
+        attempt.job_id = reported.job_id or attempt.job_id
+        attempt.refused = attempt.refused or reported.refused
+        attempt.cancelled = attempt.cancelled or reported.cancelled
+        if attempt.job_id and reported.scheduler is not None:
+            states[attempt.job_id] = reported.scheduler
+        manifest = reported.artifacts and reported.artifacts.manifest
+        if reported.artifacts and manifest and manifest.get("status") in list(Status):
+            status.artifacts[reported.key] = reported.artifacts
+    status.answers[site] = Answer(words=states, squeue=reply.squeue, sacct=reply.sacct)
+    if reply.sweep_id is None:
+        status.answers[site] = NoAnswer(why=f"{remote.root} at {site} is not a sweep directory (any more)")
+    if reply.submitting and any(attempt.job_id is None and not attempt.refused for attempt in attempts):
+        status.unconfirmed[site] = f"{site} is still submitting"
+
+
+def _add_attempt(reported: AttemptReply, site: str, records: Mapping[int, PointRecord]) -> Attempt | None:
+    """Add an attempt that was submitted from the sweep's folder at the site, after those that this ledger records."""
+    record = records.get(reported.point)
+    if record is None or reported.site != site or (record.last and record.last.attempt >= reported.attempt):
+        return None
+    names = ("point", "attempt", "run_id", "site", "group")
+    record.attempts.append(Attempt(planned_unix=0.0, **{name: getattr(reported, name) for name in names}))
+    return record.last
+
+
+def cancel(site: SiteConfig, ledger: Ledger, attempts: Iterable[Attempt], *, timeout_s: float) -> str | None:
+    """Cancel attempts at a site and return what went wrong, or None.
+
+    `timeout_s` is how long the site may wait for a command there that is still submitting.
+    """
+    remote = RemoteSweep.of(site, ledger)
+    if remote is None:  # nothing was ever sent there
+        return None
+    request = CancelRequest(attempts=[(a.point, a.attempt) for a in attempts], timeout_s=timeout_s)
+    try:
+        timeouts = DEFAULT_TIMEOUTS + timeout_s / site.connect.timeout_s
+        errors = remote.call("cancel", request, list[str], timeouts=timeouts)
+    except (UnreachableError, RemoteError) as error:
+        return str(error)
+    return f"{site.name}: {sanitize('; '.join(errors))}" if errors else None

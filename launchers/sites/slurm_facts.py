@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from inpaint_bench.core.site import SiteConfig
-from launchers.remote.ssh import Connection, UnreachableError, printable, shell
+from launchers.remote.ssh import Connection, UnreachableError, one_line, shell
 from launchers.slurm.environment import for_slurm
 
 TIMEOUT_S = 30  # of each command
@@ -291,7 +291,7 @@ def _run_over_ssh(site: SiteConfig) -> RunCommand:
 
     def run(command: Sequence[str]) -> Output:
         try:
-            answer = connection.run(shell(command, **variables), patience=1)
+            answer = connection.run(shell(command, **variables), timeout_s=site.connect.timeout_s)
         except UnreachableError as error:
             return Output(error=str(error))
         return _output(command, answer.code, answer.out.decode(errors="replace"), answer.err)
@@ -302,7 +302,7 @@ def _run_over_ssh(site: SiteConfig) -> RunCommand:
 def _output(command: Sequence[str], code: int, stdout: str, stderr: str) -> Output:
     if code == 0:
         return Output(text=stdout)
-    last_line = printable((stderr.strip().splitlines() or [f"exit code {code}"])[-1])
+    last_line = one_line((stderr.strip().splitlines() or [f"exit code {code}"])[-1])
     return Output(error=f"{_label(command)} failed: {last_line}")
 
 

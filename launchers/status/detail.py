@@ -10,7 +10,7 @@ from pathlib import Path
 from inpaint_bench.core.attempt_state import AttemptState
 from inpaint_bench.core.console import sanitize
 from inpaint_bench.core.schema import JOBS, PointState, Status
-from launchers.remote.export import LOGS
+from launchers.remote.results import LOGS
 
 from .forecast import Forecast
 from .survey import AttemptStatus, PointStatus, SweepStatus

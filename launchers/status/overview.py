@@ -102,8 +102,8 @@ def following(survey: SweepStatus, folder: Path) -> Iterator[str]:
         if survey.sites[site].connect.method == "ssh":
             yield f"Next: once {site} answers, `inpaint-bench rerun {where}` sends what waits in {plan}."
         else:
-            carried = plan_file.packed(folder / plan)
-            yield f"Next: carry {carried} to its site and run there: {plan_file.command(carried.name)}"
+            carried = plan_file.path_to_carry(folder / plan)
+            yield f"Next: carry {carried} to its site and run there: {plan_file.launch_command(carried.name)}"
     away = [s for s in points if s.state is PointState.COMPLETED and not s.is_collected]
     if away:
         yield f"Next: `inpaint-bench collect {where}` brings what {pluralize(len(away), 'point')} measured elsewhere."

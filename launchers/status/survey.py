@@ -121,11 +121,11 @@ def poll_sweep(ledger: Ledger, *, holding_lock: bool = False) -> SweepStatus:
     problems: list[str] = []
     records = ledger.points(problems)
     sites = sites_of(ledger)
-    remote = client.look(ledger, sites, records)
+    remote = client.query(ledger, sites, records)
     attempts = [attempt for record in records.values() for attempt in record.attempts]
     unreachable = _unreachable(sites, {attempt.site for attempt in attempts if _by_own_sbatch(attempt, sites)})
     searched, unconfirmed = _find_arrays(records, sites, unreachable)
-    unconfirmed |= remote.silent
+    unconfirmed |= remote.unconfirmed
     with ThreadPoolExecutor(NUM_READERS) as pool:
         run_dirs = [ledger.folder / attempt.subdir for attempt in attempts]
         saved = dict(zip(map(_key, attempts), pool.map(SchedulerState.load, run_dirs), strict=True))
@@ -195,7 +195,7 @@ def _unreachable(sites: dict[str, SiteConfig], names: Iterable[str]) -> dict[str
     """Return the sites that the Slurm of this machine does not belong to: its answers would be about other jobs."""
     reach = {name: reachable(sites[name]) for name in names}
     return {
-        name: client.Unreached(why=f"its Slurm cannot be queried from here ({result.why})")
+        name: client.NoAnswer(why=f"its Slurm cannot be queried from here ({result.why})")
         for name, result in reach.items()
         if not result.yes
     }

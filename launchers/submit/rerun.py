@@ -92,7 +92,7 @@ def rerun(
                 standings += [_untold(num, overrides) for num, overrides in enumerate(grid) if num not in known]
                 for plan in sorted({str(plan) for plan in waiting.values()}):
                     away = "is left alone: its points are for another machine to send"
-                    log.info(f"{plan} {away} ({plan_file.command(plan)})")
+                    log.info(f"{plan} {away} ({plan_file.launch_command(plan)})")
             standings = sorted((s for s in standings if s.record.num not in waiting), key=lambda s: s.record.num)
             outcomes = decide(standings, Asked(only=only, changes=tuple(changes)), compose)
             asked_of = next((s.record.overrides for s in standings), cells[0] if cells else [])
@@ -120,13 +120,13 @@ def run_plan(path: Path, task: TaskFunction, *, config_dir: Path | None, dry_run
     what --config-dir held where the sweep was launched.
     """
     plan = plan_file.read(path)
-    around = replace(plan.around, working_dir=str(Path.cwd()))
+    around = replace(Surroundings.recorded(plan.launch_context), working_dir=str(Path.cwd()))
     if config_dir is not None:
         around = replace(around, config_dirs=(str(config_dir.absolute()),))
     with composer(around) as compose:
-        points = [compose(num, [*overrides, f"site={plan.site}"]) for num, overrides in plan.points]
-        for point in points:
-            point.attempt = plan.attempts.get(point.num, 1)
+        points = [compose(planned.num, [*planned.overrides, f"site={plan.site}"]) for planned in plan.points]
+        for point, planned in zip(points, plan.points, strict=True):
+            point.attempt = planned.attempt
         away = [point for point in points if not point.reachable]
         if away and not dry_run:
             raise UserError(f"{path}: {plan.site} cannot be reached from here ({away[0].why})")
@@ -140,7 +140,7 @@ def run_plan(path: Path, task: TaskFunction, *, config_dir: Path | None, dry_run
             task_function=task,
             wait=wait,
             dry_run=dry_run,
-            sweep=new_sweep(plan.sweep_id, order=plan.order, around=around),
+            sweep=new_sweep(plan.sweep_id, order=Order.recorded(plan.order), around=around),
         )
         send(lambda: points, sending)
 

@@ -195,12 +195,12 @@ def _write_plans(points: list[Point], ledger: Ledger) -> None:
         if not point.reachable:
             apart.setdefault(point.site.name, []).append(point)
     for site, theirs in apart.items():
-        path = plan_file.write(ledger.folder, site, ledger.sweep, theirs)
+        path = plan_file.add_points(ledger.folder, site, ledger.sweep, theirs)
         ledger.append("elsewhere", points=[p.num for p in theirs], plan=path.name)
         method = theirs[0].site.connect.method
         if method == "bundle":
             path = plan_file.pack(path, snapshot.take(ledger.folder / CODE))
-        carry = f"Carry {path} there and run: {plan_file.command(path.name)}"
+        carry = f"Carry {path} there and run: {plan_file.launch_command(path.name)}"
         again = f"They wait in {path}; once it answers: {shell_command('rerun', ledger.folder)}"
         log.info(
             f"{pluralize(len(theirs), 'point')} for {site}, which is out of reach ({theirs[0].why}). "
@@ -241,7 +241,7 @@ def _submit_by_ssh(groups: list[Group], ledger: Ledger, code: Path) -> list[tupl
     for group in groups:
         by_site.setdefault(group.first.site.name, []).append(group)
     for site, theirs in by_site.items():  # what waited for the connection is not to be carried there as well
-        plan_file.forget(ledger.folder, site, {p.num for g in theirs for p in g.points})
+        plan_file.remove_points(ledger.folder, site, {p.num for g in theirs for p in g.points})
     return [client.submit(theirs, ledger, code) for theirs in by_site.values()]
 
 

@@ -1,4 +1,4 @@
-"""What befalls a site that is reached over ssh: silence, words that get lost, transfers that are cut."""
+"""Faults of a site that is reached over ssh: no answer, lost requests and replies, broken transfers."""
 
 import os
 import re
@@ -10,151 +10,215 @@ from pathlib import Path
 import pytest
 
 from inpaint_bench.cli import app
-from launchers.remote import client, ssh
+from launchers.remote import archive, client, ssh
+from launchers.remote.messages import SubmitReply
 from launchers.status.survey import sites_of
 from launchers.sweep.ledger import Ledger
-from tests.launchers.over_ssh import jobs, sweep, told
+from tests.launchers.over_ssh import launch_sweep, points_of, queued_jobs, states_of
 
 pytestmark = [pytest.mark.testbed, pytest.mark.faults, pytest.mark.usefixtures("delta_waits")]
+
+TIMEOUT_S = 120.0  # for this machine to do something, however busy it is
 
 
 @pytest.fixture(scope="module")
 def queued(delta_waits, login_nodes, tmp_path_factory) -> Path:
-    """A sweep of one point that waits at delta, where a command waits 15 s at most."""
+    """A sweep of one point that is queued at delta; a command waits for the site for 15 s at most."""
     folder = tmp_path_factory.mktemp("ssh") / "queued"
-    assert sweep(login_nodes, folder, "gpu=h200", "batch=2", timeout_s=5) == 0
+    assert launch_sweep(login_nodes, folder, "gpu=h200", "batch=2", timeout_s=5) == 0
     return folder
 
 
-def test_a_peer_that_falls_silent_ends_a_command_in_bounded_time(login_nodes, queued, capsys):
+@pytest.fixture
+def no_rsync(monkeypatch) -> None:
+    """Hide rsync of this machine."""
+    which = shutil.which
+
+    def which_but_rsync(name: str, **options: str) -> str | None:
+        return None if name == "rsync" else which(name, **options)
+
+    monkeypatch.setattr(shutil, "which", which_but_rsync)
+
+
+def slow_rsync(folder: Path, kib_per_s: int) -> Path:
+    """Return a folder with an rsync that is slow enough to be interrupted."""
+    script = folder / "bin" / "rsync"
+    script.parent.mkdir()
+    script.write_text(f'#!/bin/sh\nexec {shutil.which("rsync")} --bwlimit={kib_per_s} "$@"\n')
+    script.chmod(0o755)
+    return script.parent
+
+
+def stop_when(login_nodes, condition) -> threading.Thread:
+    """Stop delta's sshd as soon as a condition holds."""
+
+    def run() -> None:
+        end = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < end and not condition():
+            time.sleep(0.02)
+        login_nodes.stop("delta")
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def test_a_site_that_stops_answering_ends_a_command_in_bounded_time(login_nodes, queued, capsys):
     login_nodes.freeze("delta")
     try:
         start = time.monotonic()
-        (point,) = told(queued, capsys)
-        assert time.monotonic() - start < 30
+        (point,) = points_of(queued, capsys)
+        assert time.monotonic() - start < 60
         assert point["state"] == "unknown"
         assert "delta-login" in point["message"]
     finally:
         login_nodes.thaw("delta")
-    assert [point["state"] for point in told(queued, capsys)] == ["queued"]
+    assert states_of(queued, capsys) == ["queued"]
 
 
-def test_an_answer_that_got_lost_doubles_nothing(login_nodes, tmp_path, capsys, monkeypatch):
-    folder, ask, asked = tmp_path / "sweep", client.Place.ask, []
+def test_a_lost_reply_and_a_repeated_request_submit_nothing_twice(login_nodes, tmp_path, capsys, monkeypatch):
+    folder, call, requests = tmp_path / "sweep", client.RemoteSweep.call, []
 
-    def unheard(at, verb, request, **more):
-        asked.append((at, verb, request))
-        ask(at, verb, request, **more)
+    def lose_reply(remote, verb, request, result, **options):
+        requests.append((remote, request))
+        call(remote, verb, request, result, **options)
         raise ssh.UnreachableError("ssh delta-login: the connection broke")
 
     with monkeypatch.context() as patch:
-        patch.setattr(client.Place, "ask", unheard)
-        assert sweep(login_nodes, folder, "gpu=h200", "batch=2") == 1
-        assert "is not known" in capsys.readouterr().out
-        assert [point["state"] for point in told(folder, capsys)] == ["unknown"]
-    (point,) = told(folder, capsys)
-    (job,) = jobs(login_nodes, folder)
+        patch.setattr(client.RemoteSweep, "call", lose_reply)
+        assert launch_sweep(login_nodes, folder, "gpu=h200", "batch=2") == 1
+        assert "is unknown" in capsys.readouterr().out
+        assert states_of(folder, capsys) == ["unknown"]
+    (point,) = points_of(folder, capsys)
+    (job,) = queued_jobs(login_nodes, folder)
     assert (point["state"], point["job_id"]) == ("queued", job)
     assert app.main(["rerun", str(folder)]) == 0
     assert "Nothing to send again" in capsys.readouterr().out
-    at, verb, request = asked[0]
-    assert [line["job_id"] for line in at.ask(verb, request)] == [job]
-    later = request | {"points": [request["points"][0] | {"attempt": 2, "run_id": "r-2"}]}
-    assert [line["refused"] for line in at.ask(verb, later)] == ["attempt 1 is queued there"]
-    assert jobs(login_nodes, folder) == [job]
+    remote, plan = requests[0]
+    assert list(remote.call("submit", plan, SubmitReply).jobs.values()) == [job]
+    plan.points[0].attempt, plan.points[0].run_id = 2, "r-2"
+    assert remote.call("submit", plan, SubmitReply).refused == {"r-2": "attempt 1 is queued at the site"}
+    assert queued_jobs(login_nodes, folder) == [job]
 
 
-def test_a_question_that_got_lost_is_asked_again_by_rerun(login_nodes, tmp_path, capsys, monkeypatch):
-    folder, ask = tmp_path / "sweep", client.Place.ask
+def test_a_lost_request_is_repeated_by_rerun_and_the_code_goes_by_tar_without_rsync(
+    login_nodes, tmp_path, capsys, monkeypatch, no_rsync
+):
+    folder, call = tmp_path / "sweep", client.RemoteSweep.call
 
-    def unasked(at, verb, request, **more):
-        if verb == client.SUBMIT:
+    def lose_request(remote, verb, *arguments, **options):
+        if verb == "submit":
             raise ssh.UnreachableError("ssh delta-login: the connection broke")
-        return ask(at, verb, request, **more)
+        return call(remote, verb, *arguments, **options)
 
-    which = shutil.which  # no rsync here: the code goes by tar
-    monkeypatch.setattr(client.shutil, "which", lambda name: None if name == "rsync" else which(name))
     with monkeypatch.context() as patch:
-        patch.setattr(client.Place, "ask", unasked)
-        assert sweep(login_nodes, folder, "gpu=h200", "batch=2") == 1
-        assert [point["state"] for point in told(folder, capsys)] == ["planned"]
+        patch.setattr(client.RemoteSweep, "call", lose_request)
+        assert launch_sweep(login_nodes, folder, "gpu=h200", "batch=2") == 1
+        assert states_of(folder, capsys) == ["planned"]
     assert app.main(["rerun", str(folder)]) == 0
-    assert [(point["state"], point["attempt"]) for point in told(folder, capsys)] == [("queued", 2)]
-    assert len(jobs(login_nodes, folder)) == 1
+    assert [(point["state"], point["attempt"]) for point in points_of(folder, capsys)] == [("queued", 2)]
+    assert len(queued_jobs(login_nodes, folder)) == 1
 
 
-def test_code_that_was_cut_off_on_its_way_never_runs(login_nodes, tmp_path, capsys, monkeypatch):
-    folder, slow = tmp_path / "sweep", tmp_path / "bin"
-    slow.mkdir()
-    (slow / "rsync").write_text('#!/bin/sh\nexec /usr/bin/rsync --bwlimit=60 "$@"\n')
-    (slow / "rsync").chmod(0o755)
-    scratch = login_nodes.bed.state / "scratch"
+def test_code_of_which_only_a_part_arrived_never_runs(login_nodes, tmp_path, capsys, monkeypatch):
+    folder, scratch = tmp_path / "sweep", login_nodes.bed.state / "scratch"
     known = set(scratch.glob("*")) if scratch.exists() else set()
-
-    def cut() -> None:
-        end = time.monotonic() + 60
-        while time.monotonic() < end and not set(scratch.glob("*/code/.*.partial/*")):
-            time.sleep(0.02)
-        login_nodes.stop("delta")
-
-    cutter = threading.Thread(target=cut)
-    cutter.start()
+    cutter = stop_when(login_nodes, lambda: set(scratch.glob("*/code/.*.partial/*")))
     with monkeypatch.context() as patch:
-        patch.setenv("PATH", str(slow), prepend=os.pathsep)
-        assert sweep(login_nodes, folder, "gpu=h200", "batch=2") == 1
+        patch.setenv("PATH", str(slow_rsync(tmp_path, 60)), prepend=os.pathsep)
+        assert launch_sweep(login_nodes, folder, "gpu=h200", "batch=2") == 1
     cutter.join()
     login_nodes.start("delta")
-    (sent,) = set(scratch.glob("*")) - known
-    assert [path.name[0] for path in (sent / "code").iterdir()] == ["."]
-    assert [point["state"] for point in told(folder, capsys)] == ["planned"]
+    (remote,) = set(scratch.glob("*")) - known
+    assert [path.name[0] for path in (remote / "code").iterdir()] == ["."]
+    assert states_of(folder, capsys) == ["planned"]
     assert app.main(["rerun", str(folder)]) == 0
-    assert [point["state"] for point in told(folder, capsys)] == ["queued"]
-    assert len(jobs(login_nodes, folder)) == 1
+    assert states_of(folder, capsys) == ["queued"]
+    assert len(queued_jobs(login_nodes, folder)) == 1
 
 
-def test_results_that_were_cut_off_look_unfinished_and_the_rest_comes_next_time(
-    login_nodes, queued, capsys, monkeypatch
-):
-    at = client.place(sites_of(Ledger.open(queued))["delta"], Ledger.open(queued))
-    run_dir = Path(at.root, "0", "attempt-1")
-    (run_dir / "steps").mkdir(parents=True)
-    parts = {f"steps/part-{n:06d}.parquet": os.urandom(4 << 20) for n in range(4)}
-    for name, content in parts.items():
-        (run_dir / name).write_bytes(content)
-    (run_dir / "manifest.json").write_text('{"status": "completed"}')
-    read, seen = ssh.Stream.read, [0]
+@pytest.fixture
+def ended(login_nodes, tmp_path, capsys) -> tuple[Path, dict[str, bytes]]:
+    """Return a sweep whose job was cancelled, and the files that its run left at delta."""
+    folder = tmp_path / "sweep"
+    assert launch_sweep(login_nodes, folder, "gpu=h200", "batch=2") == 0
+    assert app.main(["cancel", str(folder)]) == 0
+    login_nodes.bed.wait(lambda: [point["reason"] for point in points_of(folder, capsys)] == ["cancelled"])
+    ledger = Ledger.open(folder)
+    remote = client.RemoteSweep.of(sites_of(ledger)["delta"], ledger)
+    assert remote is not None
+    files = {f"steps/part-{n:06d}.parquet": os.urandom(4 << 20) for n in range(4)}
+    files |= {"manifest.json": b'{"status": "interrupted"}', ".hydra/config.yaml": b"a: 1\n"}
+    for name, content in files.items():
+        path = Path(remote.root, "0", "attempt-1", name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    (record,) = Ledger(Path(remote.root)).points().values()
+    log = Path(remote.root, "jobs", record.last.group, f"{record.last.job_id}_0_log.out")
+    log.write_bytes(b"a line\n")
+    return folder, files
 
-    def cut(stream, size):
-        part = read(stream, size)
-        seen[0] += len(part)
-        if seen[0] > 6 << 20 and is_up[0]:
-            is_up[0] = False
-            login_nodes.stop("delta")
-        return part
 
-    is_up = [True]
-    with monkeypatch.context() as patch:
-        patch.setattr(ssh.Stream, "read", cut)
-        assert app.main(["collect", str(queued)]) == 2
-    assert "goes on from there" in capsys.readouterr().err
+def results(folder: Path) -> dict[str, bytes]:
+    """Return the collected files; what an interrupted rsync keeps of a file is in a folder named `.partial`."""
+    run_dir = folder / "0" / "attempt-1"
+    paths = [path for path in run_dir.rglob("*") if path.is_file() and ".partial" not in path.parts]
+    return {path.relative_to(run_dir).as_posix(): path.read_bytes() for path in paths if path.name != "scheduler.json"}
+
+
+def check_resumed_collect(login_nodes, folder: Path, files: dict[str, bytes], capsys) -> None:
+    """The first `collect` was interrupted: some parts are here, whole, and no manifest. The next one completes it."""
+    assert "`collect` continues from there" in capsys.readouterr().err
     login_nodes.start("delta")
-    here = queued / "0" / "attempt-1"
-    assert not (here / "manifest.json").exists()
-    arrived = {f"steps/{file.name}": file.read_bytes() for file in (here / "steps").iterdir()}
+    arrived = results(folder)
     assert arrived
-    assert arrived.items() < parts.items()
-    assert app.main(["collect", str(queued)]) == 0
-    assert f"{len(arrived)} were here" not in capsys.readouterr().out  # they are not even sent again
-    assert {f"steps/{file.name}": file.read_bytes() for file in (here / "steps").iterdir()} == parts
-    assert (here / "manifest.json").exists()
+    assert "manifest.json" not in arrived
+    assert arrived.items() < files.items()
+    assert app.main(["collect", str(folder)]) == 0
+    unchanged = re.search(r"; (\d+) unchanged", capsys.readouterr().out)
+    assert unchanged
+    assert int(unchanged[1]) >= len(arrived)
+    assert results(folder) == files
+    (log,) = (folder / "logs").rglob("*.out")
+    assert log.read_bytes() == b"a line\n"
+    assert app.main(["collect", str(folder)]) == 0
+    assert "delta: nothing new" in capsys.readouterr().out
+    assert not list(folder.rglob(".partial"))
 
 
-def test_what_a_site_cannot_do_is_told_in_its_words(login_nodes, tmp_path, capsys):
+def test_an_interrupted_rsync_leaves_no_manifest_and_is_resumed(login_nodes, ended, tmp_path, capsys, monkeypatch):
+    folder, files = ended
+    cutter = stop_when(login_nodes, lambda: list(folder.glob("0/attempt-1/steps/part-*")))
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(slow_rsync(tmp_path, 3000)), prepend=os.pathsep)
+        assert app.main(["collect", str(folder)]) == 2
+    cutter.join()
+    check_resumed_collect(login_nodes, folder, files, capsys)
+
+
+def test_an_interrupted_tar_stream_leaves_no_manifest_and_is_resumed(login_nodes, ended, capsys, monkeypatch, no_rsync):
+    folder, files = ended
+    extract, extracted = archive._extract, []
+
+    def stop_after_two_parts(content, target, mtime):
+        digest = extract(content, target, mtime)
+        extracted.append(target)
+        if sum(path.suffix == ".parquet" for path in extracted if path) == 2:
+            login_nodes.stop("delta")
+        return digest
+
+    with monkeypatch.context() as patch:
+        patch.setattr(archive, "_extract", stop_after_two_parts)
+        assert app.main(["collect", str(folder)]) == 2
+    check_resumed_collect(login_nodes, folder, files, capsys)
+
+
+def test_an_error_at_the_site_is_reported_in_its_words(login_nodes, tmp_path, capsys):
     cases = [
         ("sites.delta.gpus.h200.partition=nowhere", "nvalid partition"),
-        ("sites.delta.connect.folder=/proc/nothing", "/proc/nothing/.* cannot be made there"),
-        ("sites.delta.python=/no/python", "/no/python is no program there"),
+        ("sites.delta.connect.folder=/proc/nothing", "/proc/nothing/.* cannot be created there"),
+        ("sites.delta.python=/no/python", "/no/python is not a program there"),
     ]
-    for number, (override, says) in enumerate(cases):
-        assert sweep(login_nodes, tmp_path / str(number), "gpu=h200", "batch=2", override) == 1
-        assert re.search(says, capsys.readouterr().out)
+    for number, (override, message) in enumerate(cases):
+        assert launch_sweep(login_nodes, tmp_path / str(number), "gpu=h200", "batch=2", override) == 1
+        assert re.search(message, capsys.readouterr().out)

@@ -15,8 +15,8 @@ from tests.testbed.ssh import LoginNodes
 QUICK = ["data.num_images=16", "workload.warmup_steps=1", "workload.measure_steps=2", "workload.min_measure_s=1"]
 
 
-def words(nodes: LoginNodes, timeout_s: float = 30) -> list[str]:
-    """Delta over ssh, all else as in the profile."""
+def overrides(nodes: LoginNodes, timeout_s: float = 30) -> list[str]:
+    """Return the overrides that reach delta over ssh; all else is as in the profile."""
     connect = {
         "method": "ssh",
         "host": "delta-login",
@@ -24,32 +24,30 @@ def words(nodes: LoginNodes, timeout_s: float = 30) -> list[str]:
         "folder": nodes.bed.state / "scratch",
         "timeout_s": int(timeout_s),
     }
-    over = [f"sites.delta.connect.{key}={value}" for key, value in connect.items()]
-    return [*over, f"sites.delta.python={sys.executable}", "profile=testbed", *QUICK]
+    keys = [f"sites.delta.connect.{key}={value}" for key, value in connect.items()]
+    return [*keys, f"sites.delta.python={sys.executable}", "profile=testbed", *QUICK]
 
 
-def sweep(nodes: LoginNodes, folder: Path, *overrides: str, timeout_s: float = 30) -> int:
-    return launch.main(["-m", *words(nodes, timeout_s), *overrides, f"hydra.sweep.dir={folder}"])
+def launch_sweep(nodes: LoginNodes, folder: Path, *more: str, timeout_s: float = 30) -> int:
+    """Launch a sweep and return the exit code."""
+    return launch.main(["-m", *overrides(nodes, timeout_s), *more, f"hydra.sweep.dir={folder}"])
 
 
-def told(folder: Path, capsys: Any) -> list[dict[str, Any]]:
+def points_of(folder: Path, capsys: Any) -> list[dict[str, Any]]:
+    """Return the points as `status --json` prints them."""
     capsys.readouterr()
     assert app.main(["status", str(folder), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    points: list[dict[str, Any]] = said["points"] if isinstance(said, dict) else said
+    points: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["points"]
     return points
 
 
-def shown(folder: Path, capsys: Any) -> str:
-    """What `status` prints."""
-    capsys.readouterr()
-    assert app.main(["status", str(folder)]) == 0
-    out: str = capsys.readouterr().out
-    return out
+def states_of(folder: Path, capsys: Any) -> list[str]:
+    """Return the state of every point."""
+    return [point["state"] for point in points_of(folder, capsys)]
 
 
-def jobs(nodes: LoginNodes, folder: Path) -> list[str]:
-    """What delta's Slurm holds of a sweep."""
+def queued_jobs(nodes: LoginNodes, folder: Path) -> list[str]:
+    """Return the jobs of a sweep that delta's Slurm holds."""
     name = Ledger.open(folder).sweep["sweep_id"]
     listed = nodes.bed.run("delta", "squeue", "-h", "-r", "-o", "%i %j").stdout.splitlines()
     return [line.split()[0] for line in listed if name in line]

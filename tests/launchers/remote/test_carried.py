@@ -1,9 +1,8 @@
-"""A site that only a person with a file can reach: the plan goes out with its code, the results come back.
+"""A site that no ssh reaches: a tar file takes the plan and its code there, another one brings the results back.
 
-The site is this machine, which knows itself as delta only where SITE_IS says so.
+The site is this machine, which is delta only where SITE_IS says so.
 """
 
-import io
 import json
 import os
 import subprocess
@@ -15,65 +14,65 @@ import pytest
 
 from inpaint_bench import launch
 from inpaint_bench.cli import app
-from launchers.remote import bundle, export
+from launchers.remote.archive import write_archive
 
 QUICK = ["data.num_images=16", "workload.warmup_steps=1", "workload.measure_steps=2", "workload.min_measure_s=1"]
 SITE = "sites.delta.connect.method=${oc.env:SITE_IS,bundle}"
 
 
-def told(folder: Path, capsys) -> list[dict]:
+def points_of(folder: Path, capsys) -> list[dict]:
     capsys.readouterr()
     assert app.main(["status", str(folder), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    return said["points"] if isinstance(said, dict) else said
+    points: list[dict] = json.loads(capsys.readouterr().out)["points"]
+    return points
 
 
-def there(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """A command as it is typed at the site, in a folder of its own."""
-    command = [sys.executable, "-m", *words]
+def run_at_site(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as it is typed at the site, in a folder of its own."""
+    command = [sys.executable, "-m", *arguments]
     site = os.environ | {"SITE_IS": "local", "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run(command, cwd=folder, env=site, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
 def carried(tmp_path_factory):
-    """The sweep here, its plan run there, the results in a file."""
+    """Return the sweep here, the folder at the site with an archive of results, and the sweep directory in it."""
     root = tmp_path_factory.mktemp("carried")
     here, site = root / "here", root / "site"
     site.mkdir()
     sweep = ["gpu=h200", "batch=2", "profile=demo", "wait=false", SITE, *QUICK]
     assert launch.main(["-m", *sweep, f"hydra.sweep.dir={here}"]) == 0
-    ran = there(site, "inpaint_bench.launch", "--plan", str(here / "plan.delta.tar"))
+    ran = run_at_site(site, "inpaint_bench.launch", "--plan", str(here / "plan.delta.tar"))
     assert ran.returncode == 0, ran.stderr
-    (sent,) = (site / "runs").iterdir()
-    exported = there(site, "inpaint_bench", "collect", str(sent), "--export", "out.tar")
+    (submitted,) = (site / "runs").iterdir()
+    exported = run_at_site(site, "inpaint_bench", "collect", str(submitted), "--export", "out.tar")
     assert exported.returncode == 0, exported.stderr
-    return here, site, sent
+    return here, site, submitted
 
 
-def test_the_plan_brings_its_code_and_runs_with_it(carried):
-    here, _, sent = carried
-    (mine,), (its,) = (list((folder / "code").iterdir()) for folder in (here, sent))
-    assert its.name == mine.name
-    assert json.loads((its / "snapshot.json").read_text()) == json.loads((mine / "snapshot.json").read_text())
-    manifest = json.loads((sent / "0" / "attempt-1" / "manifest.json").read_text())
-    assert manifest["environment"]["git"]["content_sha256"].startswith(its.name)
+def test_a_plan_runs_with_the_code_that_was_packed_with_it(carried):
+    here, _, submitted = carried
+    (packed,), (used,) = (list((folder / "code").iterdir()) for folder in (here, submitted))
+    assert used.name == packed.name
+    assert json.loads((used / "snapshot.json").read_text()) == json.loads((packed / "snapshot.json").read_text())
+    manifest = json.loads((submitted / "0" / "attempt-1" / "manifest.json").read_text())
+    assert manifest["environment"]["git"]["content_sha256"].startswith(used.name)
 
 
-def test_results_come_back_into_the_sweep_that_asked_for_them_twice_the_same(carried, tmp_path, capsys):
+def test_results_are_copied_into_the_sweep_that_requested_them_once(carried, tmp_path, capsys):
     here, site, _ = carried
-    before = told(here, capsys)
+    before = points_of(here, capsys)
     assert [point["state"] for point in before] == ["planned"]
     file = str(site / "out.tar")
     assert app.main(["collect", file]) == 2
     assert "say --into SWEEP" in capsys.readouterr().err
     assert app.main(["collect", file, "--into", str(here)]) == 0
     assert "of 1 run," in capsys.readouterr().out
-    after = told(here, capsys)
+    after = points_of(here, capsys)
     assert [(point["state"], point["attempt"]) for point in after] == [("completed", 1)]
     assert app.main(["collect", file, "--into", str(here)]) == 0
     assert "nothing new" in capsys.readouterr().out
-    assert told(here, capsys) == after
+    assert points_of(here, capsys) == after
     assert app.main(["merge", str(here), "-o", str(tmp_path / "dataset")]) == 0
     assert pl.read_parquet(tmp_path / "dataset" / "runs.parquet")["valid"].to_list() == [True]
     assert app.main(["rerun", str(here)]) == 0
@@ -81,26 +80,18 @@ def test_results_come_back_into_the_sweep_that_asked_for_them_twice_the_same(car
     assert "Nothing is queued or running" in capsys.readouterr().out
 
 
-def test_a_plan_is_no_result_and_a_result_no_plan(carried, capsys):
+def test_a_plan_is_not_taken_for_results_nor_results_for_a_plan(carried, capsys):
     here, site, _ = carried
     assert app.main(["collect", str(here / "plan.delta.tar")]) == 2
-    assert "is a plan" in capsys.readouterr().err
+    assert "launch --plan" in capsys.readouterr().err
     assert launch.main(["--plan", str(site / "out.tar")]) == 2
-    assert "holds no plan" in capsys.readouterr().err
+    assert "not a packed plan" in capsys.readouterr().err
 
 
-def test_results_are_not_brought_back_to_where_they_were_made(carried, capsys):
-    """There the journals of what still runs would be taken for old ones."""
-    _, site, sent = carried
-    assert app.main(["collect", str(site / "out.tar"), "--into", str(sent)]) == 1
-    assert "point 0, attempt 1: it was sent from here; there is nothing to bring" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("name", [".journal.arrows", ".journal.worker.arrows"])
-def test_the_journals_of_all_writers_travel_and_nothing_else_that_is_hidden(name):
-    assert export.travels(f"events/{name}")
-    assert not export.travels(f"events/{name}.tmp")
-    assert not export.travels("events/.part-000001.parquet.tmp")
+def test_results_are_not_copied_back_to_where_they_were_measured(carried, capsys):
+    _, site, submitted = carried
+    assert app.main(["collect", str(site / "out.tar"), "--into", str(submitted)]) == 1
+    assert "point 0, attempt 1: it was submitted from this sweep directory" in capsys.readouterr().out
 
 
 def test_a_packed_plan_that_was_changed_runs_nothing(carried, tmp_path, capsys):
@@ -112,25 +103,24 @@ def test_a_packed_plan_that_was_changed_runs_nothing(carried, tmp_path, capsys):
     assert "plan.delta.tar: " in capsys.readouterr().err
 
 
-def test_a_plan_that_would_unpack_elsewhere_is_refused(tmp_path, capsys):
-    for path in ("../plan.delta.yaml", "/tmp/plan.delta.yaml"):
-        with pytest.raises(bundle.BundleError):
-            bundle.write(io.BytesIO(), {"kind": "plan"}, bundle.listed([bundle.Source(path=path, content=b"x")]))
+@pytest.mark.parametrize("names", [["code/x/evil.py"], ["../plan.delta.yaml"], ["plan.delta.yaml"]])
+def test_an_archive_that_is_not_a_packed_plan_runs_nothing(names, tmp_path, capsys):
     with (tmp_path / "plan.tar").open("wb") as out:
-        bundle.write(out, {"kind": "plan"}, bundle.listed([bundle.Source(path="code/x/evil.py", content=b"x")]))
+        write_archive(out, [(name, b"x") for name in names])
     assert launch.main(["--plan", str(tmp_path / "plan.tar")]) == 2
-    assert "not a packed plan" in capsys.readouterr().err
+    assert "plan.tar: " in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [tmp_path / "plan.tar"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["nowhere"], "not a sweep directory"),
-        (["nowhere", "--into", "x"], "is for a file"),
+        (["nowhere", "--into", "x"], "needs a file that --export wrote"),
         (["nowhere", "--export", "x.tar"], "not a sweep directory"),
     ],
 )
-def test_what_cannot_be_collected_is_said_in_a_sentence(arguments, says, tmp_path, monkeypatch, capsys):
+def test_a_wrong_argument_of_collect_is_an_error(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert app.main(["collect", *arguments]) == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err

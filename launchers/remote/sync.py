@@ -1,0 +1,184 @@
+"""Copies results of another machine into the sweep that requested them.
+
+An attempt is in the ledger before its first file is here, and its manifest comes last, so that a run that looks
+complete is complete. An attempt that contradicts what the sweep knows is left out with the reason. The next transfer
+copies only what is new, also after a broken connection.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from inpaint_bench.core.console import pluralize
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.schema import JOBS
+from launchers.sweep.ledger import Ledger, PointRecord
+
+from .archive import ArchiveError, read_archive
+from .client import RemoteSweep
+from .messages import ARCHIVE_FOLLOWS, AttemptReply, ResultFile, SweepReply
+from .results import LOGS, is_here, is_result, is_summary
+from .ssh import UnreachableError, last_lines
+
+LOCK_TIMEOUT_S = 60.0  # for a command that is submitting
+
+Fetch = Callable[[Sequence[str]], None]  # copies files, by path
+
+
+@dataclass(kw_only=True)
+class Report:
+    """Outcome of a transfer."""
+
+    new: list[ResultFile] = field(default_factory=list)
+    num_unchanged: int = 0  # files
+    num_open: int = 0  # runs
+    left_out: dict[tuple[int, int], str] = field(default_factory=dict)  # attempts that contradict the sweep, and why
+
+    def __str__(self) -> str:
+        runs = {file.path.split("/")[0] for file in self.new if not file.path.startswith(LOGS)}
+        size = sum(file.size for file in self.new)
+        text = f"{pluralize(len(self.new), 'new file')} of {pluralize(len(runs), 'run')}, {size:,} bytes"
+        text = (text if self.new else "nothing new") + f"; {self.num_unchanged:,} unchanged"
+        return text + (f"; {pluralize(self.num_open, 'run')} not ended, so without manifest" if self.num_open else "")
+
+
+def copy_results(ledger: Ledger, reply: SweepReply, fetch: Fetch, *, site: str | None) -> Report:
+    """Record the attempts of a reply and fetch their new files. Raises UserError, and what `fetch` raises.
+
+    `site` is the one that was asked over ssh, whose attempts alone may be copied; None for an archive, which may be
+    older than what is here.
+    """
+    sweep_id, folder = ledger.sweep["sweep_id"], ledger.folder.resolve()
+    if reply.sweep_id != sweep_id:
+        raise UserError(f"this is sweep {sweep_id}, and these are results of {reply.sweep_id}")
+    report = Report()
+    for attempt in _record(reply.attempts, ledger, site, report):
+        new = [file for file in attempt.files if not is_here(folder / file.path, file, or_newer=site is None)]
+        for target in (folder / file.path for file in new):
+            if target.parent.resolve() != target.parent:
+                raise UserError(f"{target.parent}: leads elsewhere by a link; nothing is written there")
+            if target.suffix == ".parquet" and target.exists():
+                report.left_out[attempt.key] = f"{target}: this closed part differs from the one to be copied"
+        if attempt.key not in report.left_out:
+            report.new += new
+            report.num_unchanged += len(attempt.files) - len(new)
+            report.num_open += attempt.is_open
+    fetch(sorted((file.path for file in report.new), key=is_summary))
+    return report
+
+
+def fetch_over_ssh(remote: RemoteSweep, rsync: str | None, folder: Path) -> Fetch:
+    """Return a function that fetches results into `folder`, by rsync or, where either side has none, as a tar stream.
+
+    It raises UnreachableError.
+    """
+    options = ("--omit-dir-times", "--partial-dir=.partial", "--ignore-missing-args", "--from0", "--files-from=-")
+
+    def copy(source: str, target: Path, names: Sequence[str]) -> None:
+        if names:
+            with tempfile.TemporaryFile() as listing:
+                listing.write("\0".join(names).encode())
+                listing.seek(0)
+                source = f"{remote.connection.host}:{remote.root}/{source}"
+                remote.connection.rsync(*options, f"--rsync-path={rsync}", source, str(target), stdin=listing)
+
+    def fetch(paths: Sequence[str]) -> None:
+        if not (rsync and shutil.which("rsync")):
+            _fetch_tar(remote, paths, folder)
+            return
+        logs = [path.removeprefix(f"{LOGS}/") for path in paths if path.startswith(f"{LOGS}/")]
+        copy(JOBS, folder / LOGS, logs)
+        copy("", folder, [path for path in paths if not path.startswith(f"{LOGS}/") and not is_summary(path)])
+        os.sync()  # the parts are on the disk before a manifest says that they are complete
+        copy("", folder, [path for path in paths if is_summary(path)])
+
+    return fetch
+
+
+def _fetch_tar(remote: RemoteSweep, paths: Sequence[str], folder: Path) -> None:
+    if not paths:
+        return
+    command = remote.connection.command(remote.agent_command("read"))
+    with tempfile.TemporaryFile() as request, tempfile.TemporaryFile() as err:
+        request.write(msgspec.json.encode(paths))
+        request.seek(0)
+        with subprocess.Popen(command, stdin=request, stdout=subprocess.PIPE, stderr=err) as process:
+            assert process.stdout is not None
+            try:
+                next((line for line in process.stdout if line == ARCHIVE_FOLLOWS), None)
+                read_archive(process.stdout, lambda name: folder / name if name in paths else None)
+            except ArchiveError as error:
+                err.seek(0)
+                message = f"{remote.site.name}: the transfer failed: {error} {last_lines(err.read())}"
+                raise UnreachableError(message.strip()) from None
+
+
+def _record(attempts: Sequence[AttemptReply], ledger: Ledger, site: str | None, report: Report) -> list[AttemptReply]:
+    """Return the attempts to be copied, each of them in the ledger; the report gets the others.
+
+    The overrides of a point stay as this sweep has them, because `rerun` executes them.
+    """
+    sites, records, accepted = ledger.sweep["sites"], ledger.points(), []
+    recorded = {(a.point, a.attempt) for record in records.values() for a in record.attempts}
+    is_new = any(attempt.key not in recorded for attempt in attempts)
+    # A `rerun` must not give the number of a new attempt to another one meanwhile.
+    with ledger.locked(patience_s=LOCK_TIMEOUT_S) if is_new else nullcontext():
+        records = ledger.points()
+        for attempt in attempts:
+            if reason := _conflict(attempt, records, sites, site):
+                report.left_out[attempt.key] = reason
+                continue
+            accepted.append(attempt)
+            record, keys = records[attempt.point], [list(attempt.key)]
+            if any(known.attempt == attempt.attempt for known in record.attempts):
+                continue
+            ledger.append(
+                "planned",
+                group=attempt.group,
+                job_name=attempt.job_name,
+                site=attempt.site,
+                carried=site is None,
+                points=[[*attempt.key, attempt.run_id]],
+                asked=[{"overrides": record.overrides, "gpu": record.gpu, "batch": record.batch}],
+            )
+            if attempt.job_id:
+                ledger.append("submitted", group=attempt.group, job_id=attempt.job_id, points=keys)
+            if attempt.refused:
+                ledger.append("refused", group=attempt.group, points=keys, message=attempt.refused)
+            if attempt.cancelled:
+                ledger.append("cancelled", points=keys)
+    return accepted
+
+
+def _conflict(
+    attempt: AttemptReply, records: Mapping[int, PointRecord], sites: Mapping[str, Any], asked_site: str | None
+) -> str | None:
+    """Return why an attempt cannot be one of this sweep; None where nothing contradicts it."""
+    record = records.get(attempt.point)
+    if record is None:
+        return "this sweep has no such point"
+    known = next((a for a in record.attempts if a.attempt == attempt.attempt), None)
+    site = known.site if known else record.site
+    if attempt.site != site:
+        return f"it was sent to {site}, and these results are from {attempt.site}"
+    if asked_site and asked_site != site:
+        return f"it ran at {site}, and {asked_site} was asked"
+    if known and not known.carried and sites[site]["connect"]["method"] != "ssh":
+        return "it was submitted from this sweep directory, so there is nothing to copy"
+    if known and known.run_id != attempt.run_id:
+        return f"it has another run id here ({known.run_id})"
+    if not all(is_result(file.path, attempt) for file in attempt.files):
+        return "it lists files that are not results"
+    if asked_site and not attempt.in_slurm:
+        return "it did not run in Slurm"
+    return None

@@ -1,0 +1,128 @@
+"""Replies of the agent at a site over ssh: those that are wrong are an error in a sentence and change nothing."""
+
+import json
+
+import msgspec
+import pytest
+from omegaconf import OmegaConf
+
+from inpaint_bench.cli import app
+from inpaint_bench.core.site import ConnectConfig, SiteConfig
+from launchers.remote import client, ssh
+from launchers.remote.messages import MARKER, SubmitReply
+from launchers.sweep.ledger import Ledger
+
+ATTEMPT = {
+    "point": 0,
+    "attempt": 1,
+    "run_id": "r-0",
+    "site": "delta",
+    "group": "00-delta",
+    "job_name": "j",
+    "job_id": "77_0",
+    "refused": None,
+    "cancelled": False,
+    "scheduler": {"state": "PENDING", "detail": "Priority", "raw": "squeue: PENDING Priority"},
+    "artifacts": {"manifest": None},
+}
+SWEEP = {"sweep_id": "s1", "squeue": "ok", "sacct": "ok"}
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A sweep with a point at delta, over a connection on which the agent gives the same reply to every request."""
+    connect = ConnectConfig(method="ssh", host="delta", folder="/scratch/me")
+    site = SiteConfig(name="delta", python="/usr/bin/python3", connect=connect)
+    ledger = Ledger(tmp_path / "sweep")
+    ledger.folder.mkdir()
+    ledger.create(sweep_id="s1")
+    entry = {"point": 0, "overrides": ["gpu=h200"], "gpu": "h200", "batch": 8, "site": "delta"}
+    ledger.know([entry], {"delta": OmegaConf.to_container(OmegaConf.structured(site))})
+    ledger.append("planned", group="00-delta", job_name="j", site="delta", points=[[0, 1, "r-0"]], asked=[entry])
+    ledger.append("staged", site="delta", root="/scratch/me/s1", code="abc")
+
+    def reply(result: object = None, error: str | None = None) -> Ledger:
+        out = b"Welcome.\n" + MARKER + json.dumps({"result": result, "error": error}).encode() + b"\n"
+        monkeypatch.setattr(ssh.Connection, "run", lambda *_, **__: ssh.Completed(code=0, out=out, err=""))
+        return ledger
+
+    return reply
+
+
+def status_of_point(ledger, capsys) -> dict:
+    capsys.readouterr()
+    assert app.main(["status", str(ledger.folder), "--json"]) == 0
+    (point,) = json.loads(capsys.readouterr().out)["points"]
+    return point
+
+
+def test_the_state_of_a_job_comes_from_the_reply(site, capsys):
+    point = status_of_point(site(SWEEP | {"attempts": [ATTEMPT]}), capsys)
+    assert (point["state"], point["job_id"]) == ("queued", "77_0")
+
+
+@pytest.mark.parametrize(("submitting", "state"), [(True, "unknown"), (False, "planned")])
+def test_an_attempt_without_a_job_is_unknown_while_the_site_is_submitting(submitting, state, site, capsys):
+    attempt = ATTEMPT | {"job_id": None, "scheduler": None}
+    point = status_of_point(site(SWEEP | {"submitting": submitting, "attempts": [attempt]}), capsys)
+    assert point["state"] == state
+    assert ("delta is still submitting" in point["message"]) is submitting
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"point": "0"}, {"point": True}, {"attempt": -1}, {"attempt": 10**9}, {"run_id": "r\x1b[2J"}, {"run_id": 7}),
+        *({"group": "../../etc"}, {"group": ".."}, {"group": ""}, {"group": None}, {"job_id": "1;reboot_0"}),
+        *({"job_id": "77_0\n"}, {"job_id": 77}, {"refused": ["no"]}, {"scheduler": "PENDING"}, {"scheduler": {}}),
+        *({"scheduler": {"state": 7}}, {"scheduler": {"state": "PENDING", "detail": 3}}, {"artifacts": []}),
+        *({"artifacts": {"manifest": []}}, {"artifacts": {"manifest": None, "manifest_age_s": "long"}}),
+    ],
+)
+def test_a_wrong_reply_is_an_error_and_changes_nothing(change, site, capsys):
+    ledger = site(SWEEP | {"attempts": [ATTEMPT | change]})
+    before = (ledger.folder / "ledger.jsonl").read_bytes()
+    point = status_of_point(ledger, capsys)
+    assert point["state"] == "unknown"
+    assert "delta: the agent's reply cannot be read" in point["message"]
+    assert (ledger.folder / "ledger.jsonl").read_bytes() == before
+
+
+def test_an_attempt_that_is_a_process_or_ran_elsewhere_is_ignored(site, capsys):
+    for change in ({"job_id": "pid:1@here"}, {"site": "grace", "attempt": 2}):
+        point = status_of_point(site(SWEEP | {"attempts": [ATTEMPT | change]}), capsys)
+        assert (point["state"], point["job_id"], point["attempt"]) == ("planned", None, 1)
+
+
+def test_control_characters_do_not_reach_the_terminal(site, capsys):
+    scheduler = {"state": "PENDING", "detail": "red \x1b[31m", "raw": "squeue: \x1b[2JPENDING"}
+    attempt = ATTEMPT | {"scheduler": scheduler, "refused": "no \x1b[31m"}
+    ledger = site(SWEEP | {"squeue": "\x1b[2Jok", "attempts": [attempt]})
+    capsys.readouterr()
+    for options in ([], ["--point", "0"]):
+        assert app.main(["status", str(ledger.folder), *options]) == 0
+        out = capsys.readouterr().out
+        assert "PENDING" in out or "queued" in out
+        assert "\x1b" not in out
+    for error in ("red \x1b[31m", None):
+        site(["red \x1b[31m"], error=error)
+        assert app.main(["cancel", str(ledger.folder)]) == 2
+        out, err = capsys.readouterr()
+        assert "red ?[31m" in err
+        assert "\x1b" not in out + err
+
+
+@pytest.mark.parametrize("reply", [{"jobs": {"r-0": "1;reboot_0"}}, {"refused": {"r-0": 7}}, {"jobs": [0]}])
+def test_the_outcome_of_a_submission_is_checked(reply):
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(json.dumps(reply), type=SubmitReply)
+
+
+def test_an_error_of_the_agent_is_the_error_of_cancel_and_nothing_is_cancelled(site, capsys):
+    ledger = site(SWEEP | {"attempts": [ATTEMPT]})
+    remote = client.RemoteSweep.of(SiteConfig(name="delta", connect=ConnectConfig(method="ssh", host="h")), ledger)
+    assert remote is not None
+    site(error="no such folder")
+    assert app.main(["cancel", str(ledger.folder)]) == 2
+    assert "delta: no such folder" in capsys.readouterr().err
+    assert not ledger.points()[0].last.cancelled

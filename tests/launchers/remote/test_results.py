@@ -1,0 +1,154 @@
+"""Which files of a sweep are copied, listed by the agent as in a process at the site."""
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+
+from inpaint_bench.cli import app
+from launchers import remote_agent
+from launchers.remote.archive import read_archive
+from launchers.remote.messages import SweepReply
+from launchers.remote.results import is_result, list_results
+from launchers.sweep.ledger import Attempt, Ledger
+
+PART = "steps/part-000000.parquet"
+
+
+def make_sweep(folder: Path, runs: int, *, job: str | None = None) -> Ledger:
+    """Return a sweep whose points were all submitted at delta in one array; without a job it was refused."""
+    ledger, points = Ledger(folder), range(runs)
+    folder.mkdir()
+    asked = [{"point": n, "overrides": [], "gpu": None, "batch": None, "site": "delta"} for n in points]
+    ledger.create(sweep_id="s1", overrides=[])
+    ledger.know(asked, {"delta": {"name": "delta", "connect": {"method": "slurm"}}})
+    array = {"group": "00-delta", "job_name": "j", "site": "delta"}
+    ledger.append("planned", **array, points=[[n, 1, f"r-{n}"] for n in points], asked=asked)
+    outcome = {"kind": "submitted", "job_id": job} if job else {"kind": "refused", "message": "not now"}
+    ledger.append(**outcome, group="00-delta", points=[[n, 1] for n in points])
+    return ledger
+
+
+@pytest.fixture
+def site(tmp_path) -> Ledger:
+    """Three runs with a part and a manifest each."""
+    ledger = make_sweep(tmp_path / "site", 3)
+    for n in range(3):
+        run_dir = ledger.folder / str(n) / "attempt-1"
+        (run_dir / PART).parent.mkdir(parents=True)
+        (run_dir / PART).write_bytes(b"rows %d" % n * 1000)
+        (run_dir / "manifest.json").write_text('{"status": "completed"}')
+    return ledger
+
+
+def listed(ledger: Ledger, open_points: tuple[int, ...] = ()) -> SweepReply:
+    reply = SweepReply(sweep_id="s1")
+    list_results(ledger.folder, ledger.points().values(), open_points, reply)
+    return reply
+
+
+def paths(reply: SweepReply, point: int) -> list[str]:
+    return sorted(file.path for attempt in reply.attempts if attempt.point == point for file in attempt.files)
+
+
+def test_every_run_is_listed_with_its_parts_and_its_manifest(site):
+    reply = listed(site)
+    assert [attempt.key for attempt in reply.attempts] == [(n, 1) for n in range(3)]
+    assert paths(reply, 1) == ["1/attempt-1/manifest.json", f"1/attempt-1/{PART}"]
+    (part,) = [file for file in reply.attempts[1].files if file.path.endswith("parquet")]
+    assert (part.size, part.mtime_s) == (6000, int((site.folder / part.path).stat().st_mtime))
+
+
+def test_a_run_that_has_not_ended_is_listed_without_what_still_changes(site):
+    run_dir = site.folder / "1" / "attempt-1"
+    for name in ("telemetry.json", "steps/.journal.arrows"):
+        (run_dir / name).write_bytes(b"x")
+    reply = listed(site, open_points=(1,))
+    assert [attempt.is_open for attempt in reply.attempts] == [False, True, False]
+    assert paths(reply, 1) == [f"1/attempt-1/{PART}"]
+    assert len(paths(listed(site), 1)) == 4
+
+
+def test_a_file_with_an_unusual_name_is_skipped_with_a_message(site, capsys):
+    (site.folder / "1" / "attempt-1" / "my \x1b[31m picture.png").write_bytes(b"x")
+    reply = listed(site)
+    assert [len(attempt.files) for attempt in reply.attempts] == [2, 2, 2]
+    assert reply.skipped == ["'1/attempt-1/my \\x1b[31m picture.png': a file with such a name is not copied"]
+    out = site.folder.parent / "out.tar"
+    assert app.main(["collect", str(site.folder), "--export", str(out)]) == 1
+    assert "left out: '1/attempt-1/my \\x1b[31m picture.png'" in capsys.readouterr().out
+    with out.open("rb") as archive:
+        assert len(read_archive(archive, lambda _: None)) == 1 + 6
+
+
+def test_links_and_pipes_are_not_listed_and_not_opened(site, tmp_path):
+    (tmp_path / "precious.json").write_text("{}")
+    run_dir = site.folder / "1" / "attempt-1"
+    (run_dir / "manifest.json").unlink()
+    for name in ("manifest.json", "other.json"):
+        (run_dir / name).symlink_to(tmp_path / "precious.json")
+    os.mkfifo(run_dir / "worker.log")
+    (run_dir / "events").symlink_to(tmp_path)
+    assert paths(listed(site), 1) == [f"1/attempt-1/{PART}"]
+
+
+def test_a_log_is_listed_with_the_run_of_its_job(tmp_path):
+    site = make_sweep(tmp_path / "site", 3, job="77_%a")
+    logs = site.folder / "jobs" / "00-delta"
+    logs.mkdir(parents=True)
+    for name in ("77_1_0_log.out", "77_1_0_log.err", "77_2_0_log.out", "99_1_0_log.out", "77_1_submitted.pkl"):
+        (logs / name).write_text(name)
+    os.mkfifo(logs / "77_0_0_log.out")
+    reply = listed(site)
+    assert [paths(reply, n) for n in range(3)] == [
+        [],
+        ["logs/00-delta/77_1_0_log.err", "logs/00-delta/77_1_0_log.out"],
+        ["logs/00-delta/77_2_0_log.out"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "copied"),
+    [
+        ("6/attempt-1/manifest.json", True),
+        ("6/attempt-1/events/.journal.arrows", True),
+        ("6/attempt-1/events/.journal.worker.arrows", True),
+        ("6/attempt-1/.hydra/config.yaml", True),
+        ("logs/00-delta/77_0_0_log.out", True),
+        ("6/attempt-1/events/.journal.worker.arrows.tmp", False),
+        ("6/attempt-1/events/.part-000001.parquet.tmp", False),
+        ("6/attempt-1/.hidden/x.json", False),
+        ("6/attempt-1/evil.pkl", False),
+        ("6/attempt-1/checkpoints/step-1/state.json", False),
+        ("6/attempt-1/weights/model.json", False),
+        ("6/attempt-2/manifest.json", False),
+        ("06/attempt-1/manifest.json", False),
+        ("0/6/attempt-1/manifest.json", False),
+        ("jobs/00-delta/77_0_0_log.out", False),
+        ("logs/00-delta/77_1_0_log.out", False),
+        ("logs/other/77_0_0_log.out", False),
+        ("logs/00-delta/77_0_submitted.pkl", False),
+        ("sweep.json", False),
+        ("code/abc/inpaint_bench/worker.json", False),
+    ],
+)
+def test_only_results_of_the_attempt_itself_are_copied(path, copied):
+    attempt = Attempt(point=6, attempt=1, run_id="r", site="delta", group="00-delta", planned_unix=0.0, job_id="77_0")
+    assert is_result(path, attempt) is copied
+
+
+def test_the_agent_sends_requested_files_as_an_archive(site, tmp_path):
+    out = io.BytesIO()
+    log = site.folder / "jobs" / "00-delta" / "77_1_0_log.out"
+    log.parent.mkdir(parents=True)
+    log.write_text("a line")
+    names = [f"1/attempt-1/{PART}", "logs/00-delta/77_1_0_log.out", "1/attempt-1/gone.json"]
+    remote_agent.answer("read", site.folder, str(names).replace("'", '"').encode(), out)
+    content = out.getvalue()
+    marker = b"\ninpaint-bench: archive\n"
+    assert content.startswith(marker)
+    read_archive(io.BytesIO(content.removeprefix(marker)), lambda name: tmp_path / name)
+    assert (tmp_path / names[0]).read_bytes() == (site.folder / names[0]).read_bytes()
+    assert (tmp_path / names[1]).read_text() == "a line"
+    assert not (tmp_path / names[2]).exists()

@@ -1,0 +1,329 @@
+"""Results are copied into a sweep whole and once; what contradicts the sweep is left out with the reason."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from inpaint_bench.cli import app
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.schema import PointState
+from launchers.remote.archive import write_archive
+from launchers.remote.messages import AttemptReply, ResultFile, SweepReply
+from launchers.remote.sync import Report, copy_results
+from launchers.status.survey import poll_sweep
+from launchers.sweep.ledger import Ledger
+from tests.run.small_disk import small_disk_on
+
+ATTEMPT = {
+    "point": 6,
+    "attempt": 1,
+    "run_id": "r-6",
+    "site": "delta",
+    "group": "00-delta",
+    "job_name": "inpaint-s1-00-delta",
+    "job_id": "77_0",
+    "refused": None,
+    "cancelled": False,
+}
+MANIFEST = "6/attempt-1/manifest.json"
+PART = "6/attempt-1/steps/part-000000.parquet"
+RUN = {PART: b"rows", "logs/00-delta/77_0_0_log.out": b"said\n", MANIFEST: b'{"status": "completed"}'}
+
+
+class Connection:
+    """Copies files of another machine, and loses the connection after `limit` of them."""
+
+    def __init__(self, sweep: Ledger, files: dict[str, bytes], mtime_s: int = 100, limit: int = 1000) -> None:
+        self.sweep, self.files, self.mtime_s, self.limit = sweep, files, mtime_s, limit
+
+    def __call__(self, paths):
+        for path in paths[: self.limit]:
+            target = self.sweep.folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(self.files[path])
+            os.utime(target, (self.mtime_s, self.mtime_s))
+        if len(paths) > self.limit:
+            raise ConnectionError
+
+
+def reply(files: dict[str, bytes], mtime_s: int = 100, **changes: object) -> SweepReply:
+    attempts = changes.pop("attempts", [ATTEMPT])
+    entries = [ResultFile(path=path, size=len(content), mtime_s=mtime_s) for path, content in files.items()]
+    records = []
+    for attempt in attempts:
+        prefixes = (
+            f"{attempt['point']}/attempt-{attempt['attempt']}/",
+            f"logs/{attempt['group']}/{attempt['job_id']}_",
+        )
+        own = [entry for entry in entries if entry.path.startswith(prefixes)]
+        records.append(msgspec.convert({**attempt, "files": own}, AttemptReply))
+    return SweepReply(**{"sweep_id": "s1", "attempts": records, **changes})
+
+
+def copy(sweep: Ledger, files: dict[str, bytes] = RUN, *, site: str | None = None, limit: int = 1000, **more) -> Report:
+    connection = Connection(sweep, files, more.get("mtime_s", 100), limit)
+    return copy_results(sweep, reply(files, **more), connection, site=site)
+
+
+def results(sweep: Ledger) -> dict[str, bytes]:
+    records = ("sweep.json", "ledger.jsonl", ".lock")
+    files = [file for file in sweep.folder.rglob("*") if file.is_file() and file.name not in records]
+    return {file.relative_to(sweep.folder).as_posix(): file.read_bytes() for file in files}
+
+
+@pytest.fixture
+def sweep(tmp_path) -> Ledger:
+    """A sweep that submitted point 0 at grace; point 6 was carried to delta."""
+    ledger = Ledger(tmp_path / "sweep")
+    ledger.folder.mkdir()
+    asked = [
+        {"point": n, "overrides": ["batch=2"], "gpu": None, "batch": None, "site": s}
+        for n, s in ((0, "grace"), (6, "delta"))
+    ]
+    ledger.create(sweep_id="s1", overrides=[])
+    ledger.know(asked, {"grace": {"connect": {"method": "slurm"}}, "delta": {"connect": {"method": "bundle"}}})
+    ledger.append("elsewhere", points=[6], plan="plan.delta.yaml")
+    ledger.append("planned", group="00-grace", job_name="j", site="grace", points=[[0, 1, "r-0"]], asked=[asked[0]])
+    return ledger
+
+
+def test_the_second_copy_finds_nothing_new(sweep):
+    assert len(copy(sweep).new) == 3
+    records = sweep.points()
+    again = copy(sweep)
+    assert (again.new, again.num_unchanged) == ([], 3)
+    assert results(sweep) == RUN
+    assert sweep.points() == records
+    (attempt,) = records[6].attempts
+    assert (attempt.run_id, attempt.job_id, attempt.carried) == ("r-6", "77_0", True)
+
+
+def test_a_point_keeps_the_overrides_that_it_has_here(sweep):
+    manifest = json.dumps({"status": "failed", "run_id": "r-6", "overrides": ["workload.module=evil"]}).encode()
+    copy(sweep, {MANIFEST: manifest})
+    assert sweep.points()[6].overrides == ["batch=2"]
+
+
+def test_an_attempt_is_in_the_ledger_before_its_files_and_its_manifest_comes_last(sweep):
+    with pytest.raises(ConnectionError):
+        copy(sweep, limit=0)
+    assert [attempt.run_id for attempt in sweep.points()[6].attempts] == ["r-6"]
+    for limit in (1, 2):
+        with pytest.raises(ConnectionError):
+            copy(sweep, dict(reversed(RUN.items())), limit=1)
+        assert len(results(sweep)) == limit
+        assert MANIFEST not in results(sweep)
+    assert copy(sweep).num_unchanged == 2
+    assert results(sweep) == RUN
+
+
+@pytest.mark.parametrize(
+    "path", ["6/attempt-1/evil.pkl", "6/attempt-1/weights/model.json", "6/attempt-1/.hidden/x.json"]
+)
+def test_an_attempt_with_files_that_are_not_results_is_left_out(path, sweep):
+    assert copy(sweep, RUN | {path: b"evil"}).left_out == {(6, 1): "it lists files that are not results"}
+    assert results(sweep) == {}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"run_id": "../../x"}, {"run_id": "r\x1b[2J"}, {"group": ".."}, {"group": ""}, {"job_id": "pid:x@here"}),
+        *({"job_id": "77_0\n"}, {"job_id": 7}, {"point": True}, {"point": -1}, {"attempt": 10**9}, {"refused": []}),
+        {"files": [{"path": "6/attempt-1/../../x.json", "size": 1, "mtime_s": 1}]},
+        {"files": [{"path": "/etc/passwd", "size": 1, "mtime_s": 1}]},
+        {"files": [{"path": "6/attempt-1/a b.json", "size": 1, "mtime_s": 1}]},
+        {"files": [{"path": "6/attempt-1/a.json", "size": -1, "mtime_s": 1}]},
+    ],
+)
+def test_a_reply_with_impossible_values_cannot_be_decoded(change):
+    content = msgspec.to_builtins(reply(RUN))
+    msgspec.json.decode(msgspec.json.encode(content), type=SweepReply)
+    content["attempts"][0] |= change
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(msgspec.json.encode(content), type=SweepReply)
+
+
+def test_results_of_another_sweep_are_refused(sweep):
+    with pytest.raises(UserError, match="this is sweep s1, and these are results of s2"):
+        copy(sweep, sweep_id="s2")
+    assert results(sweep) == {}
+
+
+def test_a_folder_here_that_is_a_link_is_not_followed(sweep, tmp_path):
+    (tmp_path / "outside").mkdir()
+    (sweep.folder / "code").mkdir()
+    for link, target in (("6", tmp_path / "outside"), ("6/attempt-1", sweep.folder / "code")):
+        (sweep.folder / link).parent.mkdir(exist_ok=True)
+        (sweep.folder / link).symlink_to(target)
+        with pytest.raises(UserError, match="leads elsewhere by a link"):
+            copy(sweep)
+        assert not list(target.iterdir())
+        (sweep.folder / link).unlink()
+
+
+def test_a_closed_part_is_never_replaced_by_another(sweep):
+    copy(sweep)
+    changed = RUN | {PART: b"other rows", MANIFEST: b"later"}
+    report = copy(sweep, changed, mtime_s=200)
+    assert "this closed part differs" in report.left_out[6, 1]
+    assert results(sweep) == RUN
+
+
+def test_an_archive_that_is_older_than_what_is_here_changes_nothing(sweep):
+    copy(sweep, {MANIFEST: b"1"}, mtime_s=100)
+    assert len(copy(sweep, {MANIFEST: b"2"}, mtime_s=200).new) == 1
+    assert copy(sweep, {MANIFEST: b"1"}, mtime_s=100).new == []
+    assert results(sweep)[MANIFEST] == b"2"
+
+
+def test_a_run_that_has_not_ended_is_reported(sweep):
+    report = copy(sweep, {PART: b"rows"}, attempts=[ATTEMPT | {"is_open": True}])
+    assert "1 run not ended, so without manifest" in str(report)
+
+
+AGAIN = ATTEMPT | {"attempt": 2, "run_id": "r-6-2", "job_id": "78_0"}
+SECOND = {
+    "6/attempt-2/steps/part-000000.parquet": b"more rows",
+    "logs/00-delta/78_0_0_log.out": b"said more\n",
+    "6/attempt-2/manifest.json": b"{}",
+}
+
+
+class TestAttemptThatContradictsTheSweep:
+    """Its files stay out, all other attempts are copied, and nothing of it is in the ledger."""
+
+    @pytest.mark.parametrize(
+        ("changes", "reason"),
+        [
+            ({"run_id": "r-other"}, "it has another run id here (r-6)"),
+            ({"site": "grace"}, "it was sent to delta, and these results are from grace"),
+            ({"point": 3}, "this sweep has no such point"),
+            (
+                {"point": 0, "site": "grace", "run_id": "r-0"},
+                "it was submitted from this sweep directory, so there is nothing to copy",
+            ),
+        ],
+    )
+    def test_it_is_left_out_with_the_reason(self, sweep, changes, reason):
+        copy(sweep)
+        odd = ATTEMPT | changes
+        run_dir = f"{odd['point']}/attempt-1"
+        files = {f"{run_dir}/steps/part-000001.parquet": b"lies", f"{run_dir}/manifest.json": b"lies"}
+        report = copy(sweep, files | SECOND, mtime_s=200, attempts=[odd, AGAIN])
+        assert report.left_out == {(odd["point"], 1): reason}
+        assert results(sweep) == RUN | SECOND
+        records = sweep.points()
+        assert [(a.run_id, a.job_id) for a in records[6].attempts] == [("r-6", "77_0"), ("r-6-2", "78_0")]
+        assert [a.run_id for a in records[0].attempts] == ["r-0"]
+        again = copy(sweep, files | SECOND, mtime_s=200, attempts=[odd, AGAIN])
+        assert (again.left_out, again.new) == (report.left_out, [])
+        assert (results(sweep), sweep.points()) == (RUN | SECOND, records)
+
+    def test_it_is_copied_once_it_fits(self, sweep):
+        added = {"point": 3, "overrides": [], "gpu": None, "batch": None, "site": "delta"}
+        run = {"files": {"3/attempt-1/manifest.json": b"{}"}, "attempts": [ATTEMPT | {"point": 3, "run_id": "r-3"}]}
+        assert copy(sweep, **run).left_out == {(3, 1): "this sweep has no such point"}
+        sweep.know([added], {})
+        assert len(copy(sweep, **run).new) == 1
+        assert [a.run_id for a in sweep.points()[3].attempts] == ["r-3"]
+
+
+class TestSiteOverSsh:
+    @pytest.fixture
+    def sweep(self, sweep) -> Ledger:
+        sweep.know([], {"delta": {"connect": {"method": "ssh"}}})
+        return sweep
+
+    def test_only_attempts_of_the_requested_site_are_copied(self, sweep):
+        report = copy(sweep, site="grace")
+        assert report.left_out == {(6, 1): "it ran at delta, and grace was asked"}
+        assert results(sweep) == {}
+
+    def test_an_attempt_that_is_a_local_process_is_left_out(self, sweep):
+        """`cancel` would look for the process on this machine."""
+        process = ATTEMPT | {"job_id": f"pid:{os.getpid()}@here"}
+        assert copy(sweep, {MANIFEST: b"{}"}, site="delta", attempts=[process]).left_out == {
+            (6, 1): "it did not run in Slurm"
+        }
+
+    def test_a_changed_file_is_copied_whatever_the_clock_of_the_site_says(self, sweep):
+        """Regression: a site whose clock was set back brought nothing until it had caught up."""
+        copy(sweep, {MANIFEST: b"1"}, mtime_s=200, site="delta")
+        assert len(copy(sweep, {MANIFEST: b"2"}, mtime_s=100, site="delta").new) == 1
+        assert results(sweep)[MANIFEST] == b"2"
+
+
+def archive_of(path: Path, files: dict[str, bytes], **changes: object) -> Path:
+    """Write an archive as `collect --export` does."""
+    header = msgspec.json.encode(reply(files, mtime_s=0, **changes))
+    with path.open("wb") as out:
+        write_archive(out, [("results.json", header), *files.items()])
+    return path
+
+
+class TestArchive:
+    def collect(self, path: Path, sweep: Ledger) -> int:
+        return app.main(["collect", str(path), "--into", str(sweep.folder)])
+
+    def test_what_is_left_out_has_a_line_with_its_reason_and_exit_code_1(self, sweep, tmp_path, capsys):
+        copy(sweep)
+        path = archive_of(tmp_path / "a.tar", RUN | SECOND, attempts=[ATTEMPT | {"run_id": "r-other"}, AGAIN])
+        for text in ("3 new files of 1 run", "nothing new; 3 unchanged"):
+            assert self.collect(path, sweep) == 1
+            out, err = capsys.readouterr()
+            assert text in out
+            assert "left out: point 6, attempt 1: it has another run id here (r-6)" in out
+            assert "not everything was copied" in err
+
+    def test_a_damaged_archive_changes_nothing(self, sweep, tmp_path, capsys):
+        path = archive_of(tmp_path / "a.tar", RUN)
+        content = path.read_bytes()
+        for damaged in (content[: content.index(b"SHA256SUMS")], content.replace(b"rows", b"lies")):
+            path.write_bytes(damaged)
+            assert self.collect(path, sweep) == 2
+            assert f"{path}: " in capsys.readouterr().err
+            assert results(sweep) == {}
+            assert sweep.points()[6].attempts == []
+
+    def test_files_that_the_list_does_not_name_are_not_extracted(self, sweep, tmp_path):
+        path = archive_of(
+            tmp_path / "a.tar", RUN | {"jobs/00-delta/77_0_submitted.pkl": b"evil", "sweep.json": b"evil"}
+        )
+        before = (sweep.folder / "sweep.json").read_bytes()
+        assert self.collect(path, sweep) == 0
+        assert results(sweep) == RUN
+        assert (sweep.folder / "sweep.json").read_bytes() == before
+
+    def test_a_file_here_that_is_a_link_is_replaced_and_its_target_is_not(self, sweep, tmp_path):
+        copy(sweep, {})
+        (tmp_path / "precious").write_text("mine")
+        (sweep.folder / MANIFEST).parent.mkdir(parents=True)
+        (sweep.folder / MANIFEST).symlink_to(tmp_path / "precious")
+        assert self.collect(archive_of(tmp_path / "a.tar", RUN), sweep) == 0
+        assert (tmp_path / "precious").read_text() == "mine"
+        assert results(sweep) == RUN
+
+    def test_on_a_full_disk_complete_files_stay_and_the_rest_follows_when_there_is_room(self, sweep, tmp_path, capsys):
+        parts = {f"6/attempt-1/steps/part-{n:06d}.parquet": b"%d" % n for n in range(100)}  # a page each
+        path = archive_of(tmp_path / "a.tar", parts | {MANIFEST: b"{}"})
+        with small_disk_on(tmp_path / "small"):
+            small = Ledger(tmp_path / "small" / "sweep")
+            small.folder.mkdir()
+            for name in ("sweep.json", "ledger.jsonl"):
+                shutil.copy(sweep.folder / name, small.folder)
+            assert self.collect(path, small) == 2
+            assert "No space left on device" in capsys.readouterr().err
+            arrived = results(small)
+            assert 0 < len(arrived) < 100
+            assert arrived.items() <= parts.items()
+            (status,) = (point for point in poll_sweep(small).points if point.record.num == 6)
+            assert status.state is PointState.UNKNOWN  # which `rerun` does not submit again
+            subprocess.run(["mount", "-o", "remount,size=2m", str(tmp_path / "small")], check=True)
+            assert self.collect(path, small) == 0
+            assert results(small) == parts | {MANIFEST: b"{}"}
