@@ -40,7 +40,7 @@ from inpaint_bench.data.split import blocks
 from inpaint_bench.models import builders
 from inpaint_bench.models.pipeline_folder import save_pipeline
 from inpaint_bench.quality import validation_loss
-from inpaint_bench.workloads import validation
+from inpaint_bench.workloads import evaluation
 
 IMAGES, BATCH, RATE = 2304, 32, 2e-3  # 12 x 12 street blocks: 2.4 km x 2.4 km
 VAE_STEPS, VAE_BATCH, VAE_RATE, KL = 400, 16, 3e-3, 1e-6
@@ -113,7 +113,7 @@ def per_image(config: BenchConfig) -> tuple[np.ndarray, list[str]]:
     source = open_source(config.data)
     _, held = open_split(source, config.data)
     nets = builders.build(config.model, torch.device("cpu"))
-    samples = Samples(source, nets.tokenize, validation.SEED, masks=config.data.masks, full_mask_share=0.0)
+    samples = Samples(source, nets.tokenize, evaluation.MASK_SEED, masks=config.data.masks, full_mask_share=0.0)
     batches = [
         default_collate([samples[int(index), 0] for index in held[at : at + 8]]) for at in range(0, len(held), 8)
     ]

@@ -126,10 +126,10 @@ def _cache(bench: BenchConfig, root: Path) -> None:
     data = replace(bench.data, kind="prepared", root=str(root), num_images=None)
     source = PreparedSource.open(data)
     with _progress() as report:
-        folder, account = build_latent_cache.build(
+        folder, description = build_latent_cache.build(
             replace(bench, data=data), source, torch.device(bench.recipe.device), partial(report, "caches")
         )
-    log.info("cache of the frozen networks: %s (%.1f s)", folder, account["encoding_s"])
+    log.info("cache of the frozen networks: %s (%.1f s)", folder, description.encoding_s)
 
 
 def _complete(root: Path, manifest: dict[str, Any], bench: BenchConfig, formats: Sequence[str]) -> dict[str, Any]:

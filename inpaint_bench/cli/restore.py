@@ -14,8 +14,8 @@ if TYPE_CHECKING:  # torch takes seconds to import, --help should not
     import torch
     from torch import Tensor
 
-    from inpaint_bench.models.networks import Models
-    from inpaint_bench.quality.photos import Picture
+    from inpaint_bench.models.networks import Networks
+    from inpaint_bench.quality.photos import Photo
 
 BATCH = 4
 GRID_ROWS = 8
@@ -39,24 +39,24 @@ class Options:
 def run_restore(options: Options) -> None:
     """Repaint the masked parts of a folder of images. Raises UserError for impossible options."""
     from inpaint_bench.models.pipeline_folder import replacing_folder
-    from inpaint_bench.quality.photos import Folder
+    from inpaint_bench.quality.photos import PhotoFolder
 
     if options.seed < 0:
         raise UserError(f"--seed {options.seed}: must not be negative")
     images, out = options.images.absolute(), options.output.absolute()
     if out.resolve().is_relative_to(images.resolve()) or images.resolve().is_relative_to(out.resolve()):
         raise UserError(f"-o {options.output}: lies in the folder of images or holds it; name another folder")
-    nets = _networks(options)
-    if not 1 <= options.steps <= len(nets.signal):
-        raise UserError(f"--steps {options.steps}: must lie between 1 and {len(nets.signal)}")
-    latents = nets.unet.config.sample_size
+    networks = _networks(options)
+    if not 1 <= options.steps <= len(networks.sqrt_alphas_cumprod):
+        raise UserError(f"--steps {options.steps}: must lie between 1 and {len(networks.sqrt_alphas_cumprod)}")
+    latents = networks.unet.config.sample_size
     if not isinstance(latents, int):
         raise UserError(f"{options.weights}: unet.sample_size is {latents}, one number of latents is needed")
-    side = latents * nets.downscale
+    side = latents * networks.downscale
     masks = options.masks.absolute() if options.masks else None
-    folder = Folder.open(images, masks, options.mask_kind, options.seed, side)
+    folder = PhotoFolder.open(images, masks, options.mask_kind, options.seed, side)
     with replacing_folder(out, RESULT) as new:
-        account = _restore_all(nets, folder, options, new)
+        account = _restore_all(networks, folder, options, new)
         about = {
             "weights": str(options.weights.absolute()),
             "images": str(images),
@@ -66,13 +66,13 @@ def run_restore(options: Options) -> None:
             "seed": options.seed,
             "device": options.device,
             "resolution_px": side,
-            "location_tokens": nets.location.tokens if nets.location else 0,
+            "location_tokens": networks.location.tokens if networks.location else 0,
         }
         (new / RESULT).write_text(json.dumps({**about, **account}, indent=1) + "\n", encoding="utf-8")
-    _say(account, nets.location is not None, options.output)
+    _say(account, networks.location is not None, options.output)
 
 
-def _networks(options: Options) -> Models:
+def _networks(options: Options) -> Networks:
     import torch
     from transformers.utils import logging
 
@@ -83,7 +83,8 @@ def _networks(options: Options) -> Models:
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: no CUDA device here; use --device cpu")
     folder = options.weights
-    tokens = pipeline_folder.location_tokens(folder)
+    location = pipeline_folder.read_location_description(folder)
+    tokens = location.tokens if location else 0
     config = ModelConfig(name=folder.name, weights=str(folder), location_tokens=tokens)
     try:
         return builders.build(config, torch.device(options.device))
@@ -91,7 +92,7 @@ def _networks(options: Options) -> Models:
         raise UserError(str(error).removeprefix("model.weights=")) from None
 
 
-def _restore_all(nets: Models, folder: Any, options: Options, out: Path) -> dict[str, Any]:
+def _restore_all(networks: Networks, folder: Any, options: Options, out: Path) -> dict[str, Any]:
     """Write images and grid below `out`. Raises UserError where no image could be used."""
     import torch
 
@@ -101,15 +102,15 @@ def _restore_all(nets: Models, folder: Any, options: Options, out: Path) -> dict
     done: list[dict[str, Any]] = []
     skipped: list[dict[str, str]] = []
     rows: list[tuple[Tensor, Tensor, Tensor]] = []
-    waiting: list[Picture] = []
+    waiting: list[Photo] = []
     taken: set[str] = set()
 
     def flush() -> None:
         if not waiting:
             return
-        images, masks, restored = _batch(nets, waiting, options)
-        for number, picture in enumerate(waiting):
-            done.append(_write(picture, restored[number], out, taken, nets))
+        images, masks, restored = _batch(networks, waiting, options)
+        for number, photo in enumerate(waiting):
+            done.append(_write(photo, restored[number], out, taken, networks))
             if len(rows) < GRID_ROWS:
                 rows.append((images[number], masks[number], restored[number]))
         waiting.clear()
@@ -118,7 +119,7 @@ def _restore_all(nets: Models, folder: Any, options: Options, out: Path) -> dict
         if isinstance(found, Skipped):
             skipped.append({"file": found.file, "reason": found.reason})
             continue
-        waiting.append(_placed(found, nets))
+        waiting.append(_placed(found, networks))
         if len(waiting) == BATCH:
             flush()
     flush()
@@ -131,63 +132,63 @@ def _restore_all(nets: Models, folder: Any, options: Options, out: Path) -> dict
     return {"restored": done, "skipped": skipped}
 
 
-def _placed(picture: Picture, nets: Models) -> Picture:
-    """A picture from another city is one of unknown position: what the model knows of places ends with its ground."""
+def _placed(photo: Photo, networks: Networks) -> Photo:
+    """A photo from another city is one of unknown position: what the model knows of places ends with its ground."""
     from inpaint_bench.models.location import LONGEST_M
 
-    if nets.location is None or picture.position is None:
-        return picture
-    away = nets.location.away_m(*picture.position)
+    if networks.location is None or photo.position is None:
+        return photo
+    away = networks.location.distance_m(*photo.position)
     if away <= LONGEST_M / 2:
-        return picture
+        return photo
     why = f"{away / 1000:,.0f} km from the ground that the weights were trained on"
-    return replace(picture, position=None, position_from=why)
+    return replace(photo, position=None, position_from=why)
 
 
-def _batch(nets: Models, pictures: list[Picture], options: Options) -> tuple[Tensor, Tensor, Tensor]:
+def _batch(networks: Networks, photos: list[Photo], options: Options) -> tuple[Tensor, Tensor, Tensor]:
     """Images, masks and restored images, on the processor."""
     import numpy as np
     import torch
 
-    from inpaint_bench.quality.photos import own_seed
+    from inpaint_bench.quality.photos import photo_seed
     from inpaint_bench.quality.sampling import restore
 
-    pixels = torch.from_numpy(np.stack([picture.pixels for picture in pictures]))
+    pixels = torch.from_numpy(np.stack([photo.pixels for photo in photos]))
     images = pixels.permute(0, 3, 1, 2).float() / 127.5 - 1
-    masks = torch.from_numpy(np.stack([picture.mask for picture in pictures]))[:, None].float()
+    masks = torch.from_numpy(np.stack([photo.mask for photo in photos]))[:, None].float()
     places: torch.Tensor = torch.tensor(
-        [picture.position or (torch.nan, torch.nan) for picture in pictures], dtype=torch.float64
+        [photo.position or (torch.nan, torch.nan) for photo in photos], dtype=torch.float64
     )
-    tokens = nets.tokenize([picture.text for picture in pictures])
-    seeds = [own_seed(options.seed, picture.name) for picture in pictures]
-    restored = restore(nets, images, masks, tokens, places[:, 0], places[:, 1], options.steps, seeds)
+    tokens = networks.tokenize([photo.text for photo in photos])
+    seeds = [photo_seed(options.seed, photo.name) for photo in photos]
+    restored = restore(networks, images, masks, tokens, places[:, 0], places[:, 1], options.steps, seeds)
     return images, masks, restored.cpu()
 
 
-def _write(picture: Picture, restored: Tensor, out: Path, taken: set[str], nets: Models) -> dict[str, Any]:
+def _write(photo: Photo, restored: Tensor, out: Path, taken: set[str], networks: Networks) -> dict[str, Any]:
     from PIL import Image
 
     from inpaint_bench.quality import grid
 
-    output = Path("images", picture.name).with_suffix(".png").as_posix()
+    output = Path("images", photo.name).with_suffix(".png").as_posix()
     if output in taken:  # house.jpg beside house.png
-        output = f"images/{picture.name}.png"
+        output = f"images/{photo.name}.png"
     taken.add(output)
     (out / output).parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(grid.pixels(restored)).save(out / output)
+    Image.fromarray(grid.to_pixels(restored)).save(out / output)
     note = {}
-    if nets.location and picture.position is None:
+    if networks.location and photo.position is None:
         note["note"] = "restored as of unknown position"
-    elif nets.location is None:
+    elif networks.location is None:
         note["note"] = "the weights have no location encoder, the position was not used"
     return {
-        "file": picture.name,
+        "file": photo.name,
         "output": output,
-        "position": picture.position,
-        "position_from": picture.position_from,
-        "text": picture.text,
-        "mask_from": picture.mask_from,
-        "mask_share": round(float(picture.mask.mean()), 4),
+        "position": photo.position,
+        "position_from": photo.position_from,
+        "text": photo.text,
+        "mask_from": photo.mask_from,
+        "mask_share": round(float(photo.mask.mean()), 4),
         **note,
     }
 

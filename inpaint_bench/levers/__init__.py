@@ -1,12 +1,11 @@
-"""Levers: each one switch of a recipe, that says whether it can run here, does it, and reads back what is so.
+"""Levers: each one switch of a recipe, with `available`, `apply` and `verify`.
 
-Adding one: a class here, its field in `RecipeConfig`, a YAML in conf/recipe. A lever that cannot run is an
-error with its reason, never another one in its place.
+To add one: a class here, its field in `RecipeConfig`, a YAML in conf/recipe. A lever that cannot run is an error with
+its reason; nothing is substituted.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,9 +21,8 @@ if TYPE_CHECKING:
     import torch
 
     from inpaint_bench.core.config import BenchConfig
-    from inpaint_bench.models.assembly import Assembly
-
-    from .observation import Running
+    from inpaint_bench.data.loader import Batches
+    from inpaint_bench.models.training_step import StepComponents, TrainingStep
 
 # In the order in which they are applied: weights and layout before what wraps the networks.
 REGISTRY: tuple[Lever, ...] = (
@@ -39,40 +37,40 @@ REGISTRY: tuple[Lever, ...] = (
     memory.Ema(),
     optimizers.Optimizer(),
     data_path.Format(),
-    data_path.Stage(),
+    data_path.StageTo(),
     data_path.Decode(),
-    data_path.Workers(),
-    data_path.Prefetch(),
+    data_path.NumWorkers(),
+    data_path.PrefetchFactor(),
     data_path.PinMemory(),
     data_path.NonBlocking(),
-    caches.Image(),
-    caches.Masked(),
-    caches.Text(),
-    caches.Place(),
-    caches.Pool(),
+    caches.CacheImage(),
+    caches.CacheMasked(),
+    caches.CacheText(),
+    caches.CacheStorage(),
+    caches.MaskPool(),
     compile.Compile(),
     compile.CudaGraph(),
 )
 
 
-def asked(bench: BenchConfig) -> dict[Lever, str]:
-    """The levers of a recipe that are not as in the baseline, with their names."""
+def of_recipe(bench: BenchConfig) -> dict[Lever, str]:
+    """Return the levers of a recipe that differ from the baseline, with their names."""
     names = recipes.levers(bench.recipe)
     return {lever: names[lever.field] for lever in REGISTRY if lever.field in names}
 
 
 def require(bench: BenchConfig, device: torch.device) -> None:
-    """Raises UnavailableError naming the first lever that cannot run here, and why."""
+    """Raise UnavailableError for the first lever that cannot run here, with the reason."""
     machine = Machine(bench=bench, device=device)
-    for lever, name in asked(bench).items():
+    for lever, name in of_recipe(bench).items():
         if reason := lever.available(machine):
             raise UnavailableError(f"lever {name}: {reason}")
 
 
-def apply(assembly: Assembly) -> None:
-    """Change the baseline's assembly into the recipe's."""
-    for lever in asked(assembly.bench):
-        lever.apply(assembly)
+def apply(components: StepComponents) -> None:
+    """Change the baseline's components into the recipe's."""
+    for lever in of_recipe(components.bench):
+        lever.apply(components)
 
 
 def requested(bench: BenchConfig) -> list[LeverReport]:
@@ -81,19 +79,20 @@ def requested(bench: BenchConfig) -> list[LeverReport]:
         LeverReport(
             name=name, field=lever.field, requested=getattr(bench.recipe, lever.field), evidence="not read back"
         )
-        for lever, name in asked(bench).items()
+        for lever, name in of_recipe(bench).items()
     ]
 
 
-def verify(workload: Running) -> list[LeverReport]:
-    """Return the levers with what is really in effect. Runs further steps: only after the last one that counts."""
+def verify(step: TrainingStep, batches: Batches) -> list[LeverReport]:
+    """Return the levers with what is really in effect. Runs two more steps: only after the last one that counts."""
     from .observe import observe
 
-    rows = requested(workload.bench)
-    if not rows:
+    bench = step.components.bench
+    reports = requested(bench)
+    if not reports:
         return []
-    seen = observe(workload)
+    observed = observe(step, batches)
     return [
-        msgspec.structs.replace(row, **asdict(lever.verify(workload, seen)))
-        for row, lever in zip(rows, asked(workload.bench), strict=True)
+        msgspec.structs.replace(report, **lever.verify(observed)._asdict())
+        for report, lever in zip(reports, of_recipe(bench), strict=True)
     ]

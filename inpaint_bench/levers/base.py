@@ -1,22 +1,21 @@
-"""What a lever is."""
+"""What a lever is: one field of a recipe that says whether it can run here, changes the step, and is read back."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
     import torch
 
     from inpaint_bench.core.config import BenchConfig, RecipeConfig
-    from inpaint_bench.models.assembly import Assembly
+    from inpaint_bench.models.training_step import StepComponents
 
-    from .observation import Running, Seen
+    from .observe import StepObservation
 
 
-@dataclass(frozen=True, kw_only=True)
-class Effective:
-    """What is really in effect. `active` None: it could not be told."""
+class Verification(NamedTuple):
+    """What is really in effect. `active` None: it could not be determined."""
 
     effective: Any
     active: bool | None
@@ -32,25 +31,32 @@ class Machine:
 
     @property
     def recipe(self) -> RecipeConfig:
+        """The recipe to run."""
         return self.bench.recipe
 
     @property
     def cuda(self) -> bool:
+        """Whether it runs on a GPU."""
         return self.device.type == "cuda"
+
+    def needs_prepared_data(self) -> str | None:
+        """Return why a lever of prepared data cannot run; None with data=prepared."""
+        kind = self.bench.data.kind
+        return None if kind == "prepared" else f"needs data=prepared, this is data={kind}"
 
 
 class Lever:
-    """One field of `RecipeConfig`. Asked only where the field is not as in the baseline."""
+    """One field of `RecipeConfig`. Its methods are called only where the field differs from the baseline."""
 
     field: ClassVar[str]
 
     def available(self, machine: Machine) -> str | None:
-        """Why it cannot run there, in a sentence, or None. Builds nothing."""
+        """Return why the lever cannot run there, in a sentence, or None. Builds nothing."""
         return None
 
-    def apply(self, assembly: Assembly) -> None:
-        """Change the assembly. Nothing to do for what the loader reads from the recipe itself."""
+    def apply(self, components: StepComponents) -> None:
+        """Change the components of the step. Nothing to do for what the loader reads from the recipe itself."""
 
-    def verify(self, workload: Running, seen: Seen) -> Effective:
-        """Read back from the running thing, not from what was asked."""
+    def verify(self, observed: StepObservation) -> Verification:
+        """Read back what is in effect from the running step, not from the configuration."""
         raise NotImplementedError

@@ -4,81 +4,97 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from inpaint_bench.models.assembly import Assembly
-from inpaint_bench.models.latent_cache import Cache
+from inpaint_bench.models.latent_cache import LatentCache
+from inpaint_bench.models.training_step import StepComponents
 
-from .base import Effective, Lever, Machine
+from .base import Lever, Machine, Verification
 
 if TYPE_CHECKING:
-    from .observation import Running, Seen
+    from .observe import StepObservation
 
 
 class _Cached(Lever):
-    network = ""  # whose calls must be gone
+    """An input of the step that is read from the cache."""
+
+    network = "vae_encoder"  # whose calls must be gone
 
     def available(self, machine: Machine) -> str | None:
-        kind = machine.bench.data.kind
-        return None if kind == "prepared" else f"needs data=prepared with caches, this is data={kind}"
+        return machine.needs_prepared_data()
 
-    def apply(self, assembly: Assembly) -> None:
-        if assembly.cache is None:
-            assembly.cache = Cache.open(assembly.bench, assembly.nets, assembly.source, assembly.device)
+    def apply(self, components: StepComponents) -> None:
+        if components.cache is None:
+            components.cache = LatentCache.open(
+                components.bench, components.networks, components.source, components.device
+            )
+        self.replace(components, components.cache)
 
-    def verify(self, workload: Running, seen: Seen) -> Effective:
-        if seen.graph_launches:
-            text = "the step is one CUDA graph, calls inside it cannot be counted"
-            return Effective(effective=None, active=None, evidence=text)
-        recipe = workload.bench.recipe
-        left = 2 - recipe.cache_image - recipe.cache_masked if self.network == "encoder" else 0
-        expected = left * workload.assembly.micro_batches
-        calls = seen.calls[self.network]
-        text = f"{calls} calls of the {self.network} in a step, {expected} expected"
-        return Effective(effective=calls, active=calls == expected, evidence=text)
+    def replace(self, components: StepComponents, cache: LatentCache) -> None:
+        """Read this input from the cache."""
+        raise NotImplementedError
+
+    def verify(self, observed: StepObservation) -> Verification:
+        step, recipe = observed.step, observed.recipe
+        if step.graph is not None and step.graph.captured:
+            return Verification(None, None, "the step is one CUDA graph, calls inside it cannot be counted")
+        per_pass = 2 - recipe.cache_image - recipe.cache_masked if self.network == "vae_encoder" else 0
+        calls, expected = observed.calls[self.network], per_pass * observed.components.micro_batches
+        return Verification(calls, calls == expected, f"{calls} calls of {self.network} in a step, {expected} expected")
 
 
-class Image(_Cached):
+class CacheImage(_Cached):
+    """Moments of the images."""
+
     field = "cache_image"
-    network = "encoder"
+
+    def replace(self, components: StepComponents, cache: LatentCache) -> None:
+        components.image_moments = cache.image_moments
 
 
-class Masked(_Cached):
+class CacheMasked(_Cached):
+    """Moments of the masked images, for a pool of masks per image."""
+
     field = "cache_masked"
-    network = "encoder"
+
+    def replace(self, components: StepComponents, cache: LatentCache) -> None:
+        components.masked_moments = cache.masked_moments
 
 
-class Text(_Cached):
+class CacheText(_Cached):
+    """Text states."""
+
     field = "cache_text"
-    network = "text"
+    network = "text_encoder"
+
+    def replace(self, components: StepComponents, cache: LatentCache) -> None:
+        components.text_states = cache.text_states
 
 
-def _nothing_cached(machine: Machine) -> str | None:
-    recipe = machine.recipe
-    if recipe.cache_image or recipe.cache_masked or recipe.cache_text:
-        return None
-    return "nothing is cached: take cache_image, cache_masked or cache_text with it"
+class CacheStorage(Lever):
+    """Where the cached arrays are: on disk, or in the GPU's memory."""
 
-
-class Place(Lever):
     field = "cache_storage"
 
     def available(self, machine: Machine) -> str | None:
-        return _nothing_cached(machine)
+        recipe = machine.recipe
+        if recipe.cache_image or recipe.cache_masked or recipe.cache_text:
+            return None
+        return "nothing is cached: add cache_image, cache_masked or cache_text"
 
-    def verify(self, workload: Running, seen: Seen) -> Effective:
-        cache = workload.assembly.cache
-        place = cache.facts["place"] if cache else None
-        active = place == workload.bench.recipe.cache_storage
-        return Effective(effective=place, active=active, evidence="where the opened arrays lie")
+    def verify(self, observed: StepObservation) -> Verification:
+        cache = observed.components.cache
+        storage = cache.facts["storage"] if cache else None
+        return Verification(storage, storage == observed.recipe.cache_storage, "where the opened arrays are")
 
 
-class Pool(Lever):
+class MaskPool(Lever):
+    """Masks per image in the pool."""
+
     field = "mask_pool"
 
     def available(self, machine: Machine) -> str | None:
         return None if machine.recipe.cache_masked else "masks come from a pool only with cache_masked"
 
-    def verify(self, workload: Running, seen: Seen) -> Effective:
-        cache = workload.assembly.cache
-        size = cache.facts["made_of"]["mask_pool"] if cache else None
-        active = size == workload.bench.recipe.mask_pool
-        return Effective(effective=size, active=active, evidence="the opened cache's own account")
+    def verify(self, observed: StepObservation) -> Verification:
+        cache = observed.components.cache
+        size = cache.facts["inputs"]["mask_pool"] if cache else None
+        return Verification(size, size == observed.recipe.mask_pool, "the opened cache's description")

@@ -1,4 +1,4 @@
-"""The data path: who decodes, from what, and how it reaches the device."""
+"""The data path: what decodes the images, from which copy, and how batches reach the device."""
 
 from __future__ import annotations
 
@@ -9,118 +9,129 @@ import torch
 from torch import Tensor
 
 from inpaint_bench.data.prepared import dali
+from inpaint_bench.models.training_step import StepComponents
 
-from .base import Effective, Lever, Machine
+from .base import Lever, Machine, Verification
 
 if TYPE_CHECKING:
     from inpaint_bench.data.source import Source
 
-    from .observation import Running, Seen
+    from .observe import StepObservation
 
-COMPARED = 8  # images of a batch
-FAR_LEVELS = 3.0  # a guess: DALI's own coarse transform is 1.3 off on noise at quality 95, swapped channels by tens
-
-
-class _Loader(Lever):
-    """A setting that the loader reads from the recipe and accounts for."""
-
-    def verify(self, workload: Running, seen: Seen) -> Effective:
-        setting: dict[str, Any] = workload.batches.settings[self.field]
-        active = setting["effective"] == setting["requested"]
-        return Effective(effective=setting["effective"], active=active, evidence="the loader's own account")
+COMPARED_IMAGES = 8
+MAX_MEAN_LEVELS = 3.0  # a guess: DALI's coarse transform is off by 1.3 on noise at quality 95, swapped channels by tens
 
 
-class Workers(_Loader):
+class _LoaderSetting(Lever):
+    """A setting that the loader reads from the recipe and reports."""
+
+    def verify(self, observed: StepObservation) -> Verification:
+        setting: dict[str, Any] = observed.batches.settings[self.field]
+        return Verification(setting["effective"], setting["effective"] == setting["requested"], "the loader's report")
+
+
+class NumWorkers(_LoaderSetting):
+    """Loader processes."""
+
     field = "num_workers"
 
 
-class Prefetch(_Loader):
+class PrefetchFactor(_LoaderSetting):
+    """Batches that each loader process prepares in advance."""
+
     field = "prefetch_factor"
 
     def available(self, machine: Machine) -> str | None:
-        return None if machine.recipe.num_workers else "without loader processes nothing is fetched ahead"
+        return None if machine.recipe.num_workers else "without loader processes nothing is prefetched"
 
 
-class PinMemory(_Loader):
+class PinMemory(_LoaderSetting):
+    """Batches in page-locked host memory."""
+
     field = "pin_memory"
 
     def available(self, machine: Machine) -> str | None:
         return None if machine.cuda else "page-locked memory needs a GPU"
 
-    def verify(self, workload: Running, seen: Seen) -> Effective:
-        here = [value for value in seen.batch.values() if value.device.type == "cpu"]  # DALI's lie on the GPU already
-        pinned = all(value.is_pinned() for value in here)
-        text = f"{sum(value.is_pinned() for value in here)} of {len(here)} tensors of a batch in memory are pinned"
-        return Effective(effective=pinned, active=pinned, evidence=text)
+    def verify(self, observed: StepObservation) -> Verification:
+        on_host = [value for value in observed.batch.values() if value.device.type == "cpu"]  # DALI's are on the GPU
+        pinned = sum(value.is_pinned() for value in on_host)
+        text = f"{pinned} of {len(on_host)} tensors of a batch in host memory are pinned"
+        return Verification(pinned == len(on_host), pinned == len(on_host), text)
 
 
-class NonBlocking(_Loader):
+class NonBlocking(_LoaderSetting):
+    """Asynchronous copies of batches to the GPU."""
+
     field = "non_blocking"
 
     def available(self, machine: Machine) -> str | None:
         return None if machine.cuda else "there is no copy to a GPU"
 
+    def apply(self, components: StepComponents) -> None:
+        # Without page-locked memory PyTorch copies synchronously whatever is requested.
+        components.non_blocking = components.recipe.pin_memory
 
-def _nothing_is_read(machine: Machine) -> str | None:
+
+def _needs_images(machine: Machine) -> str | None:
+    """Return why a lever of reading images cannot run; None where images are read from prepared data."""
     if machine.recipe.cache_image and machine.recipe.cache_masked:
-        return "with images and masked images cached no picture is read"
-    return None
+        return "with images and masked images cached no image is read"
+    return machine.needs_prepared_data()
 
 
-class Format(_Loader):
+class Format(_LoaderSetting):
+    """Which copy of the prepared data is read."""
+
     field = "format"
 
     def available(self, machine: Machine) -> str | None:
-        kind, wanted = machine.bench.data.kind, machine.recipe.format
-        if kind != "prepared":
-            return f"needs data=prepared with format {wanted}, this is data={kind}"
-        return _nothing_is_read(machine)
+        return _needs_images(machine)
 
 
-class Stage(Lever):
+class StageTo(Lever):
+    """Prepared data copied to the node's disk or memory first."""
+
     field = "stage_to"
 
     def available(self, machine: Machine) -> str | None:
-        kind = machine.bench.data.kind
-        return _nothing_is_read(machine) if kind == "prepared" else f"needs data=prepared, this is data={kind}"
+        return _needs_images(machine)
 
-    def verify(self, workload: Running, seen: Seen) -> Effective:
-        setting = workload.batches.settings["stage_to"]
+    def verify(self, observed: StepObservation) -> Verification:
+        setting = observed.batches.settings["stage_to"]
         active = setting["effective"] == setting["requested"]
-        text = f"{setting['bytes']:,} bytes at {setting['path']}" if active else "read where they are"
-        return Effective(effective=setting["effective"], active=active, evidence=text)
+        text = f"{setting['bytes']:,} bytes at {setting['path']}" if active else "read where the data set is"
+        return Verification(setting["effective"], active, text)
 
 
 class Decode(Lever):
+    """Images decoded by DALI instead of Pillow. Verification also compares their pixels."""
+
     field = "decode"
 
     def available(self, machine: Machine) -> str | None:
         kind, recipe = machine.bench.data.kind, machine.recipe
         if kind != "prepared" or recipe.format != "files":
-            return (
-                "DALI decodes the files of a prepared dataset: it needs data=prepared with format files, "
-                f"this is data={kind} with format {recipe.format}"
-            )
-        return _nothing_is_read(machine) or dali.missing()
+            return f"DALI needs data=prepared and recipe.format=files, this is data={kind} with format {recipe.format}"
+        return _needs_images(machine) or dali.missing()
 
-    def verify(self, workload: Running, seen: Seen) -> Effective:
-        """Also how far DALI's pixels are from Pillow's."""
-        decoder = workload.batches.decoder
+    def verify(self, observed: StepObservation) -> Verification:
+        decoder = observed.batches.decoder
         if decoder is None or not decoder.handed_out:
-            return Effective(effective=None, active=False, evidence="no batch came from DALI")
-        image = seen.batch["image"]
-        mean, most = _levels_apart(image, seen.batch["index"].tolist(), workload.assembly.source)
+            return Verification(None, False, "no batch came from DALI")
+        image = observed.batch["image"]
+        mean, largest = _level_difference(image, observed.batch["index"].tolist(), observed.components.source)
         text = (
-            f"DALI's decoder ({decoder.decoder}) handed out {decoder.handed_out} batches, the last one on "
-            f"{image.device.type}; off Pillow's by {mean:.3f} of 255 levels in the mean, {most:.0f} at most"
+            f"DALI's decoder ({decoder.decoder}) returned {decoder.handed_out} batches, the last one on "
+            f"{image.device.type}; it differs from Pillow by {mean:.3f} of 255 levels on average, {largest:.0f} at most"
         )
-        active = image.device.type == workload.device.type and mean <= FAR_LEVELS
-        return Effective(effective=f"dali {decoder.decoder}", active=active, evidence=text)
+        active = image.device.type == observed.step.device.type and mean <= MAX_MEAN_LEVELS
+        return Verification(f"dali {decoder.decoder}", active, text)
 
 
-def _levels_apart(image: Tensor, indices: list[int], source: Source) -> tuple[float, float]:
-    """Mean and largest difference to what Pillow decodes, in levels of 255, of the first images of a batch."""
-    theirs = image[:COMPARED].cpu().permute(0, 2, 3, 1).add(1).mul(127.5)
-    ours = torch.from_numpy(np.stack([source.pixels(index) for index in indices[:COMPARED]]))
-    apart = (theirs - ours).round().abs()
-    return float(apart.mean()), float(apart.max())
+def _level_difference(image: Tensor, indices: list[int], source: Source) -> tuple[float, float]:
+    """Return the mean and largest difference to Pillow's pixels, in levels of 255, of a batch's first images."""
+    decoded = image[:COMPARED_IMAGES].cpu().permute(0, 2, 3, 1).add(1).mul(127.5)
+    reference = torch.from_numpy(np.stack([source.pixels(index) for index in indices[:COMPARED_IMAGES]]))
+    difference = (decoded - reference).round().abs()
+    return float(difference.mean()), float(difference.max())

@@ -1,121 +1,163 @@
-"""Two more steps, under the profiler, to see what a step is really made of."""
+"""Run two more steps, one of them under the profiler, to see what a step really consists of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.profiler import DeviceType, ProfilerActivity, profile
 
-from .observation import Running, Seen
+from inpaint_bench.models.networks import INPUT_CHANNELS
 
 if TYPE_CHECKING:
+    from inpaint_bench.core.config import RecipeConfig
+    from inpaint_bench.data.loader import Batches
     from inpaint_bench.data.samples import Batch
+    from inpaint_bench.models.training_step import StepComponents, TrainingStep
+
+KERNEL_LAUNCH = re.compile(r"^(cuda|cu)LaunchKernel")
+GRAPH_LAUNCH = re.compile(r"^cudaGraphLaunch")
 
 
-def observe(workload: Running) -> Seen:
-    """Trains on two further batches."""
-    workload.step(workload.next_batch())
-    batch: Batch = workload.next_batch()
-    seen = Seen(batch=batch)
-    with _Taps(workload, seen):
-        return _profiled(workload, seen, lambda: workload.step(batch))
+@dataclass(kw_only=True)
+class StepObservation:
+    """A training step, its loader, and what was observed of one of its batches."""
+
+    step: TrainingStep
+    batches: Batches
+    batch: Batch = field(default_factory=dict)  # as the loader returned it
+    kernels: Counter[str] = field(default_factory=Counter)  # on the device, by name
+    host_events: Counter[str] = field(default_factory=Counter)  # operators and runtime calls, by name
+    calls: Counter[str] = field(default_factory=Counter)  # of unet, vae_encoder, text_encoder and the first block
+    prediction_dtype: torch.dtype | None = None
+    problem: str = ""  # why the profiler recorded nothing
+
+    @property
+    def components(self) -> StepComponents:
+        """The components of the step."""
+        return self.step.components
+
+    @property
+    def recipe(self) -> RecipeConfig:
+        """The requested recipe."""
+        return self.step.components.recipe
+
+    def count(self, pattern: str) -> int:
+        """Count the kernels whose name matches; on the CPU, the operators."""
+        names = self.kernels or self.host_events
+        return sum(n for name, n in names.items() if re.search(pattern, name, re.IGNORECASE))
+
+    def launches(self, pattern: re.Pattern[str]) -> int:
+        """Count the runtime calls whose name matches."""
+        return sum(n for name, n in self.host_events.items() if pattern.match(name))
 
 
-def _profiled(workload: Running, seen: Seen, call: Callable[[], Any]) -> Seen:
-    """`seen` with the kernels and host events of `call`, or with the reason why there are none."""
-    activities = [ProfilerActivity.CPU]
-    if workload.device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
+def observe(step: TrainingStep, batches: Batches) -> StepObservation:
+    """Train on two more batches and return what was observed of the second."""
+    step(next(batches))
+    observed = StepObservation(step=step, batches=batches, batch=next(batches))
+    with _counted_calls(observed):
+        _profile(observed, lambda: step(observed.batch))
+    return observed
+
+
+def _profile(observed: StepObservation, call: Callable[[], Any]) -> None:
+    """Record kernels and host events of `call`, or the reason why there are none."""
+    cuda = observed.step.device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    if cuda:
         torch.cuda.synchronize()
     try:
         with profile(activities=activities) as profiler:
             call()
-            if workload.device.type == "cuda":
+            if cuda:
                 torch.cuda.synchronize()
-    except RuntimeError as error:  # no permission to profile, or another profiler at work
+    except RuntimeError as error:  # no permission to profile, or another profiler is active
         if isinstance(error, torch.cuda.OutOfMemoryError):
             raise
-        seen.problem = f"the profiler did not run ({str(error).splitlines()[0]})"
-        return seen
+        observed.problem = f"the profiler did not run ({str(error).splitlines()[0]})"
+        return
     for event in profiler.events() or []:
-        where = seen.kernels if event.device_type == DeviceType.CUDA else seen.host
-        where[event.name] += 1
-    return seen
+        names = observed.kernels if event.device_type == DeviceType.CUDA else observed.host_events
+        names[event.name] += 1
 
 
-class _Taps:
-    """Counts calls of the assembly's parts. A replayed graph calls none of them: then nothing is counted."""
+@contextmanager
+def _counted_calls(observed: StepObservation) -> Iterator[None]:
+    """Count calls of the networks within the block. A replayed CUDA graph calls none of them."""
+    components = observed.components
+    originals = {name: getattr(components, name) for name in ("unet", "vae_encoder", "text_encoder")}
 
-    def __init__(self, workload: Running, seen: Seen) -> None:
-        self._assembly, self._seen = workload.assembly, seen
-        self._kept: dict[str, Callable[..., Any]] = {}
-        self._block: Any = workload.assembly.nets.unet.down_blocks[0].resnets[0]
-
-    def __enter__(self) -> None:
-        for name in ("unet", "encoder", "text"):
-            self._kept[name] = getattr(self._assembly, name)
-            setattr(self._assembly, name, self._counted(name, self._kept[name]))
-        self._hook = self._block.register_forward_pre_hook(self._count_block)
-
-    def __exit__(self, *_: object) -> None:
-        for name, function in self._kept.items():
-            setattr(self._assembly, name, function)
-        self._hook.remove()
-
-    def _count_block(self, *_: Any) -> None:
-        self._seen.calls["block"] += 1
-
-    def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            self._seen.calls[name] += 1
+            observed.calls[name] += 1
             result = function(*args, **kwargs)
             if name == "unet":
-                self._seen.prediction = result[0].dtype
+                observed.prediction_dtype = result[0].dtype
             return result
 
         return call
 
+    def count_block(*_: Any) -> None:
+        observed.calls["block"] += 1
 
-def unet_forward(workload: Running) -> None:
-    """One image through the eager UNet, in training mode."""
-    assembly, device = workload.assembly, workload.device
-    side = workload.bench.data.resolution_px // assembly.nets.downscale
-    state = torch.randn(1, 9, side, side, device=device, dtype=assembly.input_dtype)
-    width = assembly.nets.unet.config.cross_attention_dim
-    length = assembly.nets.context_length + workload.bench.model.location_tokens
-    text = torch.randn(1, length, width, device=device, dtype=assembly.input_dtype)
-    times = torch.zeros(1, dtype=torch.long, device=device)
-    with assembly.unet_cast(), assembly.attention():
-        assembly.nets.unet(state.contiguous(memory_format=assembly.layout), times, text)
+    first_block = components.networks.unet.down_blocks[0].resnets[0]
+    hook = first_block.register_forward_pre_hook(count_block)
+    for name, function in originals.items():
+        setattr(components, name, counted(name, function))
+    try:
+        yield
+    finally:
+        hook.remove()
+        for name, function in originals.items():
+            setattr(components, name, function)
 
 
-def unet_kernels(workload: Running) -> Seen:
-    """Kernels and operators of a forward pass of the UNet alone: the frozen networks attend too, in their own way."""
-    unet_forward(workload)
-    return _profiled(workload, Seen(), lambda: unet_forward(workload))
+def unet_forward(components: StepComponents) -> None:
+    """Run one image through the eager UNet, in training mode."""
+    bench, networks, device = components.bench, components.networks, components.device
+    side = bench.data.resolution_px // networks.downscale
+    length = networks.context_length + bench.model.location_tokens
+    dtype = components.unet_dtype
+    sample = torch.randn(1, INPUT_CHANNELS, side, side, device=device, dtype=dtype)
+    states = torch.randn(1, length, networks.unet.config.cross_attention_dim, device=device, dtype=dtype)
+    timesteps = torch.zeros(1, dtype=torch.long, device=device)
+    with components.unet_context(), components.attention_kernels():
+        networks.unet(sample.contiguous(memory_format=components.memory_format), timesteps, states)
+
+
+def unet_kernels(observed: StepObservation) -> StepObservation:
+    """Observe a forward pass of the UNet alone: the frozen networks have attention too, with kernels of their own."""
+    unet_forward(observed.components)
+    unet_only = StepObservation(step=observed.step, batches=observed.batches)
+    _profile(unet_only, lambda: unet_forward(observed.components))
+    return unet_only
 
 
 @torch.no_grad()
-def channels_last_inputs(workload: Running) -> tuple[int, int]:
-    """(channels_last, all) inputs of the UNet's convolutions in a forward pass of one image.
+def channels_last_inputs(components: StepComponents) -> tuple[int, int]:
+    """Count the inputs of the UNet's convolutions in a forward pass of one image: in channels_last, and all.
 
     Maps of one pixel or one channel have both layouts and are not counted.
     """
     counts = [0, 0]
 
-    def look(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-        value = given[0]
+    def count_layout(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        value = inputs[0]
         if value.shape[1] > 1 and value.shape[2] * value.shape[3] > 1:
             counts[0] += value.is_contiguous(memory_format=torch.channels_last)
             counts[1] += 1
 
-    modules = workload.assembly.nets.unet.modules()
-    hooks = [m.register_forward_pre_hook(look) for m in modules if isinstance(m, nn.Conv2d)]
+    convolutions = [m for m in components.networks.unet.modules() if isinstance(m, nn.Conv2d)]
+    hooks = [convolution.register_forward_pre_hook(count_layout) for convolution in convolutions]
     try:
-        unet_forward(workload)
+        unet_forward(components)
     finally:
         for hook in hooks:
             hook.remove()

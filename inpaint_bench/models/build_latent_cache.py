@@ -1,4 +1,4 @@
-"""Running the frozen networks over a prepared dataset once; see `caches` for what is written."""
+"""Run the frozen networks over a prepared data set and write their outputs; latent_cache.py has the layout."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ from torch.utils.data import DataLoader, Dataset
 
 from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.files import fsync_folder, read_json, replace_json
+from inpaint_bench.core.files import fsync_folder
+from inpaint_bench.core.records import write_record
 from inpaint_bench.core.schema import PRODUCER
 from inpaint_bench.core.signals import defer_signals
 from inpaint_bench.data.masks import make_mask
 from inpaint_bench.data.source import Source
 
-from . import builders, latent_cache
-from .assembly import Assembly
+from . import builders
+from .latent_cache import ARRAYS, CACHES, DESCRIPTION, CacheDescription, cache_inputs, cache_key, read_description
+from .training_step import StepComponents
 
-CHUNK = 32  # images encoded at once
-TEXTS_AT_ONCE = 256
+BATCH = 32  # images encoded at once
+TEXT_BATCH = 256
 
-Progress = Callable[[int, int], None]  # images done, images in all
+Progress = Callable[[int, int], None]  # images done, images in total
 
 
-class _Pictures(Dataset[tuple[int, Tensor, Tensor]]):
-    """(index, pixels [R, R, 3] uint8, masks [K, R, R] uint8): made by loader processes, encoded by the GPU."""
+class _ImagesWithMasks(Dataset[tuple[int, Tensor, Tensor]]):
+    """(index, pixels [R, R, 3] uint8, masks [K, R, R] uint8)."""
 
     def __init__(self, bench: BenchConfig, source: Source) -> None:
         self.bench, self.source = bench, source
@@ -44,149 +46,154 @@ class _Pictures(Dataset[tuple[int, Tensor, Tensor]]):
         return len(self.source)
 
     def __getitem__(self, index: int) -> tuple[int, Tensor, Tensor]:
-        pixels = np.array(self.source.pixels(index))
-        own = self.source.own_mask(index)
-        count = self.bench.recipe.mask_pool
-        masks = [own if own is not None else self._mask(index, number) for number in range(count)]
-        return index, torch.from_numpy(pixels), torch.from_numpy(np.stack(masks))
+        masks = [self._mask(index, number) for number in range(self.bench.recipe.mask_pool)]
+        return index, torch.from_numpy(np.array(self.source.pixels(index))), torch.from_numpy(np.stack(masks))
 
     def _mask(self, index: int, number: int) -> Any:
+        own = self.source.own_mask(index)
+        if own is not None:
+            return own
         data = self.bench.data
         return make_mask(data.resolution_px, (data.seed, index, number), kind=data.masks, full_mask_share=0.0)
 
 
-def build(bench: BenchConfig, source: Source, device: torch.device, progress: Progress) -> tuple[Path, dict[str, Any]]:
-    """Write the cache that `bench` asks for below its data's folder, unless it is there. Returns it and its account.
+def build(
+    bench: BenchConfig, source: Source, device: torch.device, progress: Progress
+) -> tuple[Path, CacheDescription]:
+    """Write the cache of `bench` into its data's folder, unless it exists. Return its folder and description.
 
-    Raises UserError for a full disk; what was begun is removed, however it ends.
+    Raises UserError for a full disk. An unfinished cache is removed, however this ends.
     """
     torch.manual_seed(builders.FROZEN_SEED)
-    nets = builders.build(bench.model, device)
-    made_of = latent_cache.ingredients(bench, nets, source)
-    key = latent_cache.key(made_of)
-    root = Path(bench.data.root or "") / latent_cache.CACHES
-    if account := read_json(root / key / latent_cache.ACCOUNT):
-        return root / key, account
-    assembly = Assembly.base(bench, device, nets, source)
+    networks = builders.build(bench.model, device)
+    inputs = cache_inputs(bench, networks, source)
+    root = Path(bench.data.root or "") / CACHES
+    folder = root / cache_key(inputs)
+    if existing := read_description(folder):
+        return folder, existing
+    components = StepComponents.baseline(bench, device, networks, source)
     if device.type == "cuda":
-        _quicken(assembly)
-    with _whole(root, key) as folder:
-        encodes, first_s, encoding_s = _encode_images(assembly, folder, progress)
-        _encode_texts(assembly, folder)
-        account = {
-            "producer": PRODUCER,
-            "key": key,
-            "made_of": made_of,
-            "images": len(source),
-            "encodes": encodes,
-            "first_s": round(first_s, 3),
-            "encoding_s": round(encoding_s, 3),
-            "encodes_per_s": round(encodes / encoding_s, 2),
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-            "bytes": {name: (folder / f"{name}.npy").stat().st_size for name in latent_cache.ARRAYS},
-        }
-        replace_json(folder / latent_cache.ACCOUNT, account)
-    return root / key, account
+        _speed_up_encoder(components)
+    with _new_folder(folder) as new:
+        encodes, first_s, encoding_s = _encode_images(components, new, progress)
+        _encode_texts(components, new)
+        description = CacheDescription(
+            producer=PRODUCER,
+            key=folder.name,
+            inputs=inputs,
+            images=len(source),
+            encodes=encodes,
+            first_s=round(first_s, 3),
+            encoding_s=round(encoding_s, 3),
+            encodes_per_s=round(encodes / encoding_s, 2),
+            device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+            bytes={name: (new / f"{name}.npy").stat().st_size for name in ARRAYS},
+        )
+        write_record(new / DESCRIPTION, description)
+    return folder, description
 
 
-def _quicken(assembly: Assembly) -> None:
-    """The encoder as it was fastest on an H200, see benchmarks/README.md.
+def _speed_up_encoder(components: StepComponents) -> None:
+    """Run the encoder as it was fastest on an H200, see benchmarks/README.md.
 
-    Its one attention has a single head of 512, for which the fused kernels are four times slower than two
-    matrix products.
+    Its only attention has a single head of 512, for which the fused kernels are four times slower than two matmuls.
     """
-    assembly.layout = torch.channels_last
-    assembly.nets.vae.to(memory_format=torch.channels_last)
-    assembly.encoder = torch.compile(assembly.nets.vae.encoder, dynamic=False)
+    components.memory_format = torch.channels_last
+    components.networks.vae.to(memory_format=torch.channels_last)
+    components.vae_encoder = torch.compile(components.networks.vae.encoder, dynamic=False)
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
-    assembly.attention = lambda: sdpa_kernel(SDPBackend.MATH)
+    components.attention_kernels = lambda: sdpa_kernel(SDPBackend.MATH)
 
 
 @contextmanager
-def _whole(root: Path, key: str) -> Iterator[Path]:
-    """A folder that becomes `root/key` when the block ends, and is gone where it raises."""
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder that becomes `folder` when the block ends, and is removed where it raises."""
+    root = folder.parent
     root.mkdir(parents=True, exist_ok=True)
-    folder = root / f".{key}.{os.getpid()}"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    temporary = root / f".{folder.name}.{os.getpid()}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
     try:
-        yield folder
-        fsync_folder(folder)
-        folder.rename(root / key)
+        yield temporary
+        fsync_folder(temporary)
+        temporary.rename(folder)
         fsync_folder(root)
     except OSError as error:
         free = shutil.disk_usage(root).free
         raise UserError(f"{root}: the cache could not be written ({error}); {free / 2**30:.1f} GiB are free") from error
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _array(folder: Path, name: str, kind: Any, *shape: int) -> Any:
-    """A new .npy of this shape, all of its room taken at once: a full disk shows here, not as a crash later."""
+def _create_array(folder: Path, name: str, dtype: Any, *shape: int) -> Any:
+    """Create an .npy file with all its space allocated: a full disk is an error here, not a SIGBUS later."""
     path = folder / f"{name}.npy"
-    array = open_memmap(path, mode="w+", dtype=kind, shape=shape)
+    array = open_memmap(path, mode="w+", dtype=dtype, shape=shape)
     with path.open("rb+") as file:
         os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     return array
 
 
 @torch.no_grad()
-def _encode_images(assembly: Assembly, folder: Path, progress: Progress) -> tuple[int, float, float]:
-    """Returns how many pictures went through the encoder after the first, seconds of the first, and of the rest.
+def _encode_images(components: StepComponents, folder: Path, progress: Progress) -> tuple[int, float, float]:
+    """Return how many images were encoded after the first batch, the seconds of that batch, and of the rest.
 
-    The first has the compiler's time, the rest decoding, masks, copies and writing.
+    The first includes compilation, the rest decoding, masks, copies and writing.
     """
-    bench, source, device = assembly.bench, assembly.source, assembly.device
-    side, pool = bench.data.resolution_px // assembly.nets.downscale, bench.recipe.mask_pool
-    count = len(source)
-    images = _array(folder, "image", np.float16, count, 8, side, side)
-    masked = _array(folder, "masked", np.float16, count, pool, 8, side, side)
-    masks = _array(folder, "masks", np.uint8, count, pool, side, side)
-    blank = torch.zeros(CHUNK, 3, bench.data.resolution_px, bench.data.resolution_px, device=device)
-    full = _array(folder, "full", np.float16, 8, side, side)
-    begun = time.monotonic()
-    full[:] = _moments(assembly, blank)[0]
-    started = time.monotonic()
-    workers = bench.recipe.num_workers
+    bench, source, device = components.bench, components.source, components.device
+    downscale, pool, count = components.networks.downscale, bench.recipe.mask_pool, len(source)
+    side = bench.data.resolution_px // downscale
+    images = _create_array(folder, "image", np.float16, count, 8, side, side)
+    masked = _create_array(folder, "masked", np.float16, count, pool, 8, side, side)
+    masks = _create_array(folder, "masks", np.uint8, count, pool, side, side)
+    full = _create_array(folder, "full", np.float16, 8, side, side)
+    blank = torch.zeros(BATCH, 3, bench.data.resolution_px, bench.data.resolution_px, device=device)
+    first_began = time.monotonic()
+    full[:] = _moments(components, blank)[0]
+    began = time.monotonic()
     loader = DataLoader(
-        _Pictures(bench, source), batch_size=CHUNK, num_workers=workers, pin_memory=device.type == "cuda"
+        _ImagesWithMasks(bench, source),
+        batch_size=BATCH,
+        num_workers=bench.recipe.num_workers,
+        pin_memory=device.type == "cuda",
     )
     done = 0
-    with defer_signals():
+    with defer_signals():  # while worker processes are forked
         batches = iter(loader)
-    for index, pixels, shown in batches:
-        picture = pixels.to(device, non_blocking=True).permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
-        hidden = shown.to(device, non_blocking=True)
-        place = index.numpy()
-        images[place] = _moments(assembly, picture)
+    for index, pixels, batch_masks in batches:
+        image = pixels.to(device, non_blocking=True).permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
+        hidden = batch_masks.to(device, non_blocking=True)
+        rows = index.numpy()
+        images[rows] = _moments(components, image)
         for number in range(pool):
-            masked[place, number] = _moments(assembly, picture * (1 - hidden[:, number, None].float()))
-        masks[place] = shown[:, :, :: assembly.nets.downscale, :: assembly.nets.downscale].numpy()
-        done += len(place)
+            masked[rows, number] = _moments(components, image * (1 - hidden[:, number, None].float()))
+        masks[rows] = batch_masks[:, :, ::downscale, ::downscale].numpy()
+        done += len(rows)
         progress(done, count)
     for array in (images, masked, masks, full):
         array.flush()
-    return count * (1 + pool), started - begun, time.monotonic() - started
+    return count * (1 + pool), began - first_began, time.monotonic() - began
 
 
-def _moments(assembly: Assembly, picture: Tensor) -> Any:
-    """[B, 3, R, R] -> float16 [B, 8, r, r] in host memory. Always CHUNK pictures at once: one compiled shape."""
-    short = CHUNK - len(picture)
-    if short:
-        picture = torch.cat([picture, picture[-1:].expand(short, -1, -1, -1)])
-    with assembly.cast(), assembly.attention():
-        moments = assembly.moments(picture)
-    return moments[: CHUNK - short].half().cpu().numpy()
+def _moments(components: StepComponents, image: Tensor) -> Any:
+    """[B, 3, R, R] -> float16 [B, 8, r, r] in host memory. Padded to BATCH images: one compiled shape."""
+    padding = BATCH - len(image)
+    if padding:
+        image = torch.cat([image, image[-1:].expand(padding, -1, -1, -1)])
+    with components.autocast(), components.attention_kernels():
+        moments = components.vae_moments(image)
+    return moments[: BATCH - padding].half().cpu().numpy()
 
 
 @torch.no_grad()
-def _encode_texts(assembly: Assembly, folder: Path) -> None:
-    texts = sorted(set(assembly.source.texts))
-    tokens = assembly.nets.tokenize(texts)
-    width = assembly.nets.text_encoder.config.hidden_size
-    states = _array(folder, "text", np.float16, len(texts), tokens.shape[1], width)
-    for start in range(0, len(texts), TEXTS_AT_ONCE):
-        rows = slice(start, start + TEXTS_AT_ONCE)
-        with assembly.cast():
-            states[rows] = assembly.text(tokens[rows].to(assembly.device)).half().cpu().numpy()
+def _encode_texts(components: StepComponents, folder: Path) -> None:
+    networks, texts = components.networks, sorted(set(components.source.texts))
+    tokens = networks.tokenize(texts)
+    states = _create_array(
+        folder, "text", np.float16, len(texts), tokens.shape[1], networks.text_encoder.config.hidden_size
+    )
+    for start in range(0, len(texts), TEXT_BATCH):
+        rows = slice(start, start + TEXT_BATCH)
+        with components.autocast():
+            states[rows] = components.text_encoder(tokens[rows].to(components.device)).half().cpu().numpy()
     states.flush()

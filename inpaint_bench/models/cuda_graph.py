@@ -1,4 +1,4 @@
-"""A step as one CUDA graph: the host then launches one thing per step instead of thousands."""
+"""A whole training step as one CUDA graph: one launch per step instead of thousands."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable
 import torch
 from torch import Generator, Tensor
 
-WARMUPS = 3  # eager steps before the capture: autotuning, lazy states and allocations happen there
+from inpaint_bench.data.samples import Batch
 
-Batch = dict[str, Tensor]
+WARMUP_STEPS = 3  # eager steps before the capture: autotuning, lazy state and allocations happen there
 
 
-class GraphedStep:
-    """Calls `step(batch)` eagerly WARMUPS times, captures it once, and replays it from then on.
+class CudaGraphStep:
+    """Runs `step(batch)` eagerly WARMUP_STEPS times, captures it once, and replays it from then on.
 
-    `step` must not wait for the device, and must allocate and read nothing that changes but the batch, the
-    parameters and `generator`. The warm-ups and the capture's own replay are ordinary steps: none is lost.
+    `step` must not wait for the device, and may read nothing that changes but the batch, the parameters and
+    `generator`. The warm-up steps and the first replay after the capture are ordinary steps: none is lost.
     """
 
     def __init__(self, step: Callable[[Batch], Tensor], generator: Generator) -> None:
@@ -24,19 +24,20 @@ class GraphedStep:
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._stream = torch.cuda.Stream()
-        self._batch: Batch = {}
+        self._batch: Batch = {}  # static input: every replay reads these tensors
         self._loss: Tensor | None = None
 
     @property
     def captured(self) -> bool:
+        """Whether steps are replayed by now."""
         return self._graph is not None
 
     def __call__(self, batch: Batch) -> Tensor:
-        """The loss of this step, a tensor of its own."""
+        """Run a step and return its loss, in memory of its own."""
         if self._graph is None:
-            if self._calls < WARMUPS:
+            if self._calls < WARMUP_STEPS:
                 self._calls += 1
-                return self._aside(batch)
+                return self._warm_up(batch)
             self._capture(batch)
         assert self._graph is not None
         assert self._loss is not None
@@ -45,8 +46,8 @@ class GraphedStep:
         self._graph.replay()
         return self._loss.clone()
 
-    def _aside(self, batch: Batch) -> Tensor:
-        """On the stream that the capture will use: allocations made here stay usable there."""
+    def _warm_up(self, batch: Batch) -> Tensor:
+        """Run a step on the stream of the capture: allocations made there stay usable there."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             loss = self._step(batch)

@@ -1,8 +1,7 @@
-"""What the frozen networks make of the data, computed once: moments of images, of masked images, text states.
+"""Outputs of the frozen networks, computed once per data set: moments of images and masked images, text states.
 
-Moments (mean and log variance), not latents, are stored: a sample is drawn from them in every step, so the
-VAE's noise stays in the training. Masked images are stored for a pool of K masks per image, and once for the
-mask that repaints everything.
+Moments (mean and log variance) are stored, not latents: every step samples from them, so training keeps the VAE's
+noise. Masked images are stored for a pool of K masks per image, and once for the mask that repaints everything.
 
 Folder `<prepared data>/cache/<key>/`, N images, latents of r x r, T distinct texts of L tokens and width D:
 
@@ -13,7 +12,7 @@ Folder `<prepared data>/cache/<key>/`, N images, latents of r x r, T distinct te
 | masks.npy | N, K, r, r | uint8, 1 = repaint |
 | full.npy | 8, r, r | float16 |
 | text.npy | T, L, D | float16 |
-| cache.json | | the key and what it was made of |
+| cache.json | | `CacheDescription` |
 """
 
 from __future__ import annotations
@@ -23,32 +22,49 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.files import read_json
+from inpaint_bench.core.records import read_record
 from inpaint_bench.data.samples import FULL, Batch
 from inpaint_bench.data.source import Source
 
-from .networks import Models
+from .networks import Networks
 
 CACHES = "cache"
-ACCOUNT = "cache.json"
+DESCRIPTION = "cache.json"
 ARRAYS = ("image", "masked", "masks", "full", "text")
-VERSION = 1  # of how the arrays are made; part of the key
+VERSION = 1  # of how the arrays are computed; part of the key
+UPLOAD_BYTES = 256 << 20
 
 
-def ingredients(bench: BenchConfig, nets: Models, source: Source) -> dict[str, Any]:
-    """Everything that made a cache; equal ingredients, equal content but for rounding."""
+class CacheDescription(msgspec.Struct, kw_only=True):
+    """What a cache was computed from, and how long that took."""
+
+    producer: str
+    key: str
+    inputs: dict[str, Any]
+    images: int
+    encodes: int  # passes through the VAE's encoder after the first
+    first_s: float  # of the first one, with compilation
+    encoding_s: float  # of the rest
+    encodes_per_s: float
+    device: str
+    bytes: dict[str, int]  # by array
+
+
+def cache_inputs(bench: BenchConfig, networks: Networks, source: Source) -> dict[str, Any]:
+    """Return everything that determines a cache: equal inputs give equal content but for rounding."""
     return {
         "version": VERSION,
         "data": source.identity,
         "resolution_px": bench.data.resolution_px,
-        "vae": weights_hash(nets.vae),
-        "text_encoder": weights_hash(nets.text_encoder),
+        "vae": weights_hash(networks.vae),
+        "text_encoder": weights_hash(networks.text_encoder),
         "texts": hashlib.sha256("\0".join(sorted(set(source.texts))).encode()).hexdigest()[:16],
         "masks": bench.data.masks,
         "mask_pool": bench.recipe.mask_pool,
@@ -56,12 +72,13 @@ def ingredients(bench: BenchConfig, nets: Models, source: Source) -> dict[str, A
     }
 
 
-def key(made_of: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
+def cache_key(inputs: dict[str, Any]) -> str:
+    """Return the 16 hex digits that name the cache's folder."""
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def weights_hash(network: nn.Module) -> str:
-    """16 hex digits over names and values, as they are in fp32."""
+    """Return 16 hex digits over names and values, as they are in fp32."""
     digest = hashlib.sha256()
     for name, tensor in sorted(network.state_dict().items()):
         digest.update(name.encode())
@@ -69,117 +86,119 @@ def weights_hash(network: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
-class Cache:
-    """A cache opened for training. With `gpu` the arrays lie on the device; else the loader reads their rows."""
+def read_description(folder: Path) -> CacheDescription | None:
+    """Return the description of the cache in `folder`, None where there is none. Raises UserError on damage."""
+    try:
+        return read_record(folder / DESCRIPTION, CacheDescription)
+    except ValueError as error:
+        raise UserError(f"{error}; remove the folder and prepare the cache again") from None
 
-    def __init__(self, folder: Path, account: dict[str, Any], wanted: set[str], device: torch.device | None) -> None:
-        self.folder, self._wanted = folder, wanted
+
+class LatentCache:
+    """A cache opened for training: in the GPU's memory where `device` is given, else read row by row by the loader."""
+
+    def __init__(
+        self, folder: Path, description: CacheDescription, arrays: set[str], device: torch.device | None
+    ) -> None:
+        self.folder, self._arrays = folder, arrays
         self._mapped: dict[str, np.ndarray[Any, Any]] = {}
         self._on_device: dict[str, Tensor] = {}
         if device is not None:
-            for name in sorted(wanted):
-                array = np.load(folder / f"{name}.npy", mmap_mode="r")
-                self._on_device[name] = _upload(array, device)
-        total = sum((folder / f"{name}.npy").stat().st_size for name in wanted)
+            for name in sorted(arrays):
+                self._on_device[name] = _upload(np.load(folder / f"{name}.npy", mmap_mode="r"), device)
         self.facts: dict[str, Any] = {
-            "key": account["key"],
-            "made_of": account["made_of"],
-            "place": "disk" if device is None else "gpu",
-            "arrays": sorted(wanted),
-            "bytes": total,
+            "key": description.key,
+            "inputs": description.inputs,
+            "storage": "disk" if device is None else "gpu",
+            "arrays": sorted(arrays),
+            "bytes": sum((folder / f"{name}.npy").stat().st_size for name in arrays),
         }
 
     @classmethod
-    def open(cls, bench: BenchConfig, nets: Models, source: Source, device: torch.device) -> Cache:
-        """The cache that fits the run. Raises UserError where there is none, naming what differs from the nearest."""
+    def open(cls, bench: BenchConfig, networks: Networks, source: Source, device: torch.device) -> LatentCache:
+        """Open the cache that fits the run. Raises UserError where none does, with what differs from the nearest."""
         root = Path(bench.data.root or "") / CACHES
-        made_of = ingredients(bench, nets, source)
-        folder = root / key(made_of)
-        account = read_json(folder / ACCOUNT)
-        if account is None:
-            raise UserError(_why_none(root, made_of))
+        inputs = cache_inputs(bench, networks, source)
+        folder = root / cache_key(inputs)
+        description = read_description(folder)
+        if description is None:
+            raise UserError(_mismatch(root, inputs))
         recipe = bench.recipe
-        wanted = {"image"} if recipe.cache_image else set()
-        wanted |= {"masked", "masks", "full"} if recipe.cache_masked else set()
-        wanted |= {"text"} if recipe.cache_text else set()
-        for name in wanted:
-            found = (folder / f"{name}.npy").stat().st_size if (folder / f"{name}.npy").is_file() else 0
-            if found != account["bytes"][name]:
-                raise UserError(
-                    f"{folder / name}.npy: {found} bytes, its account says {account['bytes'][name]}: "
-                    "remove the folder and prepare it again"
-                )
-        return cls(folder, account, wanted, device if recipe.cache_storage == "gpu" else None)
+        arrays = {"image"} if recipe.cache_image else set()
+        arrays |= {"masked", "masks", "full"} if recipe.cache_masked else set()
+        arrays |= {"text"} if recipe.cache_text else set()
+        for name in arrays:
+            path = folder / f"{name}.npy"
+            size, expected = path.stat().st_size if path.is_file() else 0, description.bytes[name]
+            if size != expected:
+                raise UserError(f"{path}: {size} bytes instead of {expected}; remove the folder and prepare it again")
+        return cls(folder, description, arrays, device if recipe.cache_storage == "gpu" else None)
 
     @property
     def in_loader(self) -> bool:
+        """Whether the loader reads the rows."""
         return not self._on_device
 
     def rows(self, index: int, pool: int, text: int) -> Batch:
-        """What the loader adds to a sample where the arrays lie on disk."""
-        given: Batch = {}
-        if "image" in self._wanted:
-            given["cached_image"] = self._row("image", index)
-        if "masked" in self._wanted:
+        """Return what the loader adds to a sample where the arrays are on disk."""
+        rows: Batch = {}
+        if "image" in self._arrays:
+            rows["cached_image"] = self._row("image", index)
+        if "masked" in self._arrays:
             full = pool == FULL
-            given["cached_masked"] = self._row("full") if full else self._row("masked", index, pool)
-            mask = np.ones_like(self._array("masks")[index, 0]) if full else self._array("masks")[index, pool]
-            given["cached_mask"] = torch.from_numpy(np.array(mask))
-        if "text" in self._wanted:
-            given["cached_text"] = self._row("text", text)
-        return given
+            rows["cached_masked"] = self._row("full") if full else self._row("masked", index, pool)
+            rows["cached_mask"] = (
+                torch.ones_like(self._row("masks", index, 0)) if full else self._row("masks", index, pool)
+            )
+        if "text" in self._arrays:
+            rows["cached_text"] = self._row("text", text)
+        return rows
 
-    def image(self, batch: Batch) -> Tensor:
-        """[B, 8, r, r] moments."""
+    def image_moments(self, batch: Batch) -> Tensor:
+        """Return [B, 8, r, r] moments of the images."""
         return batch["cached_image"] if self.in_loader else self._on_device["image"][batch["index"]]
 
-    def masked(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """[B, 8, r, r] moments of the masked images and their masks, [B, 1, r, r] float32."""
+    def masked_moments(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return [B, 8, r, r] moments of the masked images and their masks, [B, 1, r, r] float32."""
         if self.in_loader:
             return batch["cached_masked"], batch["cached_mask"][:, None].float()
-        index, pool = batch["index"], batch["pool"]
-        full, place = pool == FULL, pool.clamp(min=0)
-        moments = self._on_device["masked"][index, place]
-        mask = self._on_device["masks"][index, place][:, None].float()
-        every = full[:, None, None, None]
-        return torch.where(every, self._on_device["full"], moments), torch.where(every, 1.0, mask)
+        index, pool = batch["index"], batch["pool"].clamp(min=0)
+        full = (batch["pool"] == FULL)[:, None, None, None]
+        moments = torch.where(full, self._on_device["full"], self._on_device["masked"][index, pool])
+        return moments, torch.where(full, 1.0, self._on_device["masks"][index, pool][:, None].float())
 
-    def text(self, batch: Batch) -> Tensor:
-        """[B, L, D] float32."""
+    def text_states(self, batch: Batch) -> Tensor:
+        """Return [B, L, D] float32 text states."""
         states = batch["cached_text"] if self.in_loader else self._on_device["text"][batch["text_id"]]
         return states.float()
 
-    def _array(self, name: str) -> np.ndarray[Any, Any]:
-        if name not in self._mapped:  # mapped where it is used: every loader process has its own
+    def _row(self, name: str, *index: int) -> Tensor:
+        if name not in self._mapped:  # mapped on first use: every loader process has its own
             self._mapped[name] = np.load(self.folder / f"{name}.npy", mmap_mode="r")
-        return self._mapped[name]
-
-    def _row(self, name: str, *place: int) -> Tensor:
-        return torch.from_numpy(np.array(self._array(name)[place]))
+        return torch.from_numpy(np.array(self._mapped[name][index]))
 
 
 def _upload(array: np.ndarray[Any, Any], device: torch.device) -> Tensor:
-    """In slices: the array may be larger than what one wants to hold twice in memory."""
+    """Copy an array to the device in slices: it may be too large to be held twice in host memory."""
     result = torch.empty(array.shape, dtype=torch.from_numpy(np.empty(0, array.dtype)).dtype, device=device)
-    rows = max(1, (256 << 20) // max(1, array[:1].nbytes))
-    if array.ndim < 3 or len(array) <= rows:
-        return result.copy_(torch.from_numpy(np.array(array)))
+    rows = max(1, UPLOAD_BYTES // max(1, array[:1].nbytes))
     for start in range(0, len(array), rows):
         result[start : start + rows] = torch.from_numpy(np.array(array[start : start + rows])).to(device)
     return result
 
 
-def _why_none(root: Path, made_of: dict[str, Any]) -> str:
-    accounts = [found for path in sorted(root.glob(f"*/{ACCOUNT}")) if (found := read_json(path))]
-    if not accounts:
-        return f"{root}: no cache of the frozen networks; `prepare ... prepare.caches=true` with this model makes one"
+def _mismatch(root: Path, inputs: dict[str, Any]) -> str:
+    """Say that there is no cache for these inputs, and what differs from the most similar one."""
 
-    def differing(account: dict[str, Any]) -> list[str]:
-        return [name for name, value in made_of.items() if account["made_of"].get(name) != value]
+    def differences(other: CacheDescription) -> list[str]:
+        return [name for name, value in inputs.items() if other.inputs.get(name) != value]
 
-    nearest = min(accounts, key=lambda account: len(differing(account)))
-    parts = [f"{name} {nearest['made_of'].get(name)}, here {made_of[name]}" for name in differing(nearest)]
+    others = [found for path in sorted(root.glob(f"*/{DESCRIPTION}")) if (found := read_description(path.parent))]
+    if not others:
+        return f"{root}: no cache of the frozen networks; `prepare ... prepare.caches=true` with this model creates one"
+    nearest = min(others, key=lambda other: len(differences(other)))
+    parts = [f"{name} {nearest.inputs.get(name)}, here {inputs[name]}" for name in differences(nearest)]
     return (
-        f"{root}: no cache fits; the nearest, {nearest['key']}, was made with {'; '.join(parts)}. "
-        "`prepare ... prepare.caches=true` with these settings makes one"
+        f"{root}: no cache fits; the nearest, {nearest.key}, was made with {'; '.join(parts)}. "
+        "`prepare ... prepare.caches=true` with these settings creates one"
     )

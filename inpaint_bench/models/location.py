@@ -1,13 +1,13 @@
 """Latitude and longitude as a few extra tokens beside the text.
 
-Why not degrees in a timestep-like sinusoid: it cannot tell apart two houses of one street. Positions are
-projected to metres around the data's centre, written as sine and cosine at wavelengths from 50 km (a city)
-to 10 m (a house front), and mapped linearly to tokens of the text encoder's width.
+Why not degrees in a timestep-like sinusoid: it cannot tell apart two houses of one street. Positions are projected to
+metres around the data's centre, encoded as sine and cosine at wavelengths from 50 km (a city) to 10 m (a house
+front), and mapped linearly to tokens of the text encoder's width.
 
-Why a gated attention: tokens that are merely appended take part in the softmax even when they are zero, so
-the pretrained path would change at step 0. Here the UNet's cross-attention attends to text and location
-tokens apart, with the same weights, and adds the second scaled by a gate that starts at zero: step 0 equals
-the plain path exactly, and the gate has a gradient from the first step on.
+Why a gated attention: tokens that are merely appended take part in the softmax even when they are zero, so the
+pretrained path would change at step 0. Here the UNet's cross-attention attends to text and location tokens
+separately, with the same weights, and adds the second scaled by a gate that starts at zero: step 0 equals the plain
+path exactly, and the gate has a gradient from the first step on.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -23,8 +24,17 @@ EARTH_RADIUS_M = 6_371_008.8  # mean radius, IUGG
 LONGEST_M, SHORTEST_M = 50_000.0, 10.0
 WAVELENGTHS = 16
 FEATURES = 4 * WAVELENGTHS  # sine and cosine, east and north
-WAVES = {"wavelengths": WAVELENGTHS, "longest_m": LONGEST_M, "shortest_m": SHORTEST_M}
-DROP = 0.1  # share of samples trained without position, as text is dropped in SD's own recipe
+
+
+class LocationDescription(msgspec.Struct, kw_only=True):
+    """What two encoders must have in common, besides the weights, to be the same. Saved beside the weights."""
+
+    tokens: int
+    width: int
+    centre: tuple[float, float]  # latitude, longitude in degrees
+    wavelengths: int = WAVELENGTHS
+    longest_m: float = LONGEST_M
+    shortest_m: float = SHORTEST_M
 
 
 class LocationEncoder(nn.Module):
@@ -34,32 +44,31 @@ class LocationEncoder(nn.Module):
         super().__init__()
         self.tokens, self.width, self.centre = tokens, width, centre
         self.linear = nn.Linear(FEATURES, tokens * width)
-        self.null = nn.Parameter(torch.randn(tokens, width) * 0.02)  # "position not known"
+        self.null = nn.Parameter(torch.randn(tokens, width) * 0.02)  # stands for an unknown position
         self.gate = nn.Parameter(torch.zeros(()))
         lengths = torch.logspace(math.log10(LONGEST_M), math.log10(SHORTEST_M), WAVELENGTHS, dtype=torch.float64)
         self.register_buffer("angular", 2 * math.pi / lengths, persistent=False)
 
-    def description(self) -> dict[str, Any]:
-        """What, beside the weights, another encoder must have in common with this one to be the same."""
-        return {"tokens": self.tokens, "width": self.width, "centre": list(self.centre), **WAVES}
+    def description(self) -> LocationDescription:
+        """Return what is saved beside the weights."""
+        return LocationDescription(tokens=self.tokens, width=self.width, centre=self.centre)
 
     def metres(self, latitude: Tensor, longitude: Tensor) -> Tensor:
         """[B] and [B] degrees -> [B, 2] metres east and north of the centre (equirectangular, float64).
 
-        Good to about 1 % within 100 km of the centre below 60 degrees; only a feature, no survey.
+        Good to about 1 % within 100 km of the centre below 60 degrees of latitude; a feature, not a survey.
         """
         north = torch.deg2rad(latitude.double() - self.centre[0])
-        turn = torch.remainder(longitude.double() - self.centre[1] + 180.0, 360.0) - 180.0
-        east = torch.deg2rad(turn) * math.cos(math.radians(self.centre[0]))
+        wrapped = torch.remainder(longitude.double() - self.centre[1] + 180.0, 360.0) - 180.0
+        east = torch.deg2rad(wrapped) * math.cos(math.radians(self.centre[0]))
         return torch.stack([east, north], dim=1) * EARTH_RADIUS_M
 
-    def away_m(self, latitude: float, longitude: float) -> float:
-        """Metres from the centre. Beyond half of LONGEST_M the waves repeat: places there are taken for nearer ones."""
-        place = self.metres(torch.tensor([latitude]), torch.tensor([longitude]))
-        return float(place.norm())
+    def distance_m(self, latitude: float, longitude: float) -> float:
+        """Return the distance from the centre. Beyond LONGEST_M / 2 the waves repeat: positions become ambiguous."""
+        return float(self.metres(torch.tensor([latitude]), torch.tensor([longitude])).norm())
 
     def features(self, latitude: Tensor, longitude: Tensor) -> Tensor:
-        """[B], [B] degrees -> [B, FEATURES] float32 in -1..1. Phases are formed in float64."""
+        """[B], [B] degrees -> [B, FEATURES] float32 in -1..1. Phases are computed in float64."""
         angular: Any = self.angular
         phase = (self.metres(latitude, longitude)[:, :, None] * angular).flatten(1)
         return torch.cat([phase.sin(), phase.cos()], dim=1).float()
@@ -80,7 +89,7 @@ class GatedCrossAttention:
     """
 
     def __init__(self, encoder: LocationEncoder) -> None:
-        self.encoder = encoder  # not a module here: its parameters belong to the encoder alone
+        self.encoder = encoder  # not registered as a submodule: its parameters belong to the encoder alone
 
     def __call__(
         self,
@@ -92,12 +101,12 @@ class GatedCrossAttention:
         assert encoder_hidden_states is not None
         assert attention_mask is None
         count = self.encoder.tokens
-        query = _heads(attn.to_q(hidden_states), attn.heads)
-        key = _heads(attn.to_k(encoder_hidden_states), attn.heads)
-        value = _heads(attn.to_v(encoder_hidden_states), attn.heads)
+        query = _split_heads(attn.to_q(hidden_states), attn.heads)
+        key = _split_heads(attn.to_k(encoder_hidden_states), attn.heads)
+        value = _split_heads(attn.to_v(encoder_hidden_states), attn.heads)
         text = F.scaled_dot_product_attention(query, key[:, :, :-count], value[:, :, :-count])
-        place = F.scaled_dot_product_attention(query, key[:, :, -count:], value[:, :, -count:])
-        mixed = text + self.encoder.gate.to(text.dtype) * place
+        location = F.scaled_dot_product_attention(query, key[:, :, -count:], value[:, :, -count:])
+        mixed = text + self.encoder.gate.to(text.dtype) * location
         joined = mixed.transpose(1, 2).flatten(2)
         return attn.to_out[1](attn.to_out[0](joined)) / attn.rescale_output_factor
 
@@ -111,6 +120,6 @@ def install(unet: Any, encoder: LocationEncoder) -> None:
     unet.set_attn_processor(processors)
 
 
-def _heads(states: Tensor, heads: int) -> Tensor:
+def _split_heads(states: Tensor, heads: int) -> Tensor:
     """[B, S, C] -> [B, heads, S, C/heads]."""
     return states.unflatten(2, (heads, -1)).transpose(1, 2)

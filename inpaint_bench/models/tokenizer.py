@@ -1,7 +1,8 @@
-"""Text to token ids, by the weights' own tokenizer or, without weights, by a hash."""
+"""Text to token ids: the weights' own CLIP tokenizer, or a hash where weights are random."""
 
 from __future__ import annotations
 
+import json
 import re
 import zlib
 from collections.abc import Callable
@@ -14,37 +15,90 @@ from torch import Tensor
 from inpaint_bench.core.errors import UserError
 
 Tokenize = Callable[[list[str]], Tensor]  # T texts -> [T, L] int64
+BYTES = 256
 
 
 def hash_tokenizer(vocab_size: int, length: int) -> Tokenize:
-    """Deterministic stand-in for CLIP's tokenizer, for random weights: the same shapes, no files, no meaning.
+    """Return a deterministic stand-in for CLIP's tokenizer, for random weights: same shapes, no files, no meaning.
 
-    Words (letters, digits) and single other marks, in lower case, become CRC-32 modulo `vocab_size - 2`. As
-    in CLIP the last two ids of the vocabulary begin and end the text, the end also fills up to `length`, and
-    what is too long is cut. Different words can collide: with random embeddings that changes nothing.
+    Words (letters, digits) and other single characters, in lower case, become CRC-32 modulo `vocab_size - 2`. As in
+    CLIP the last two ids of the vocabulary start and end the text, the end also pads it to `length`, and longer texts
+    are cut. Different words may collide: with random embeddings that changes nothing.
     """
-    begin, end = vocab_size - 2, vocab_size - 1
+    start, end = vocab_size - 2, vocab_size - 1
 
     def encode(text: str) -> list[int]:
         words = re.findall(r"\w+|[^\w\s]", text.lower())[: length - 2]
-        ids = [begin, *(zlib.crc32(word.encode()) % (vocab_size - 2) for word in words), end]
+        ids = [start, *(zlib.crc32(word.encode()) % (vocab_size - 2) for word in words), end]
         return ids + [end] * (length - len(ids))
 
     return lambda texts: torch.tensor([encode(text) for text in texts], dtype=torch.int64)
 
 
-def folder_tokenizer(folder: Path, length: int) -> Tokenize:
-    """The CLIP tokenizer in `folder`. Raises UserError where it cannot be loaded."""
+def load_tokenizer(folder: Path, text_config: Any) -> Tokenize:
+    """Return the CLIP tokenizer in `folder`. Raises ValueError where it cannot be loaded or is another text encoder's.
+
+    `text_config` is the text encoder's CLIPTextConfig.
+    """
     from transformers import CLIPTokenizer
 
-    try:
-        tokenizer: Any = CLIPTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError, TypeError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"model.weights: the tokenizer in {folder} cannot be loaded ({reason})") from None
+    length, vocab_size = text_config.max_position_embeddings, text_config.vocab_size
 
-    def tokenize(texts: list[str]) -> Tensor:
+    def encode(texts: list[str]) -> Tensor:
         result = tokenizer(texts, padding="max_length", truncation=True, max_length=length)
         return torch.tensor(result["input_ids"], dtype=torch.int64)
 
-    return tokenize
+    try:
+        tokenizer: Any = CLIPTokenizer.from_pretrained(str(folder), local_files_only=True)
+        highest = int(encode([""]).max())
+    except Exception as error:
+        if type(error) is not Exception and not isinstance(error, OSError | ValueError | TypeError):
+            raise  # the Rust library behind it raises nothing more specific than Exception
+        raise ValueError(f"the tokenizer cannot be loaded ({first_line(error)})") from None
+    if highest >= vocab_size:
+        raise ValueError(f"the tokenizer ends a text with id {highest}, the text encoder has {vocab_size} ids")
+    return encode
+
+
+def save_byte_tokenizer(folder: Path, text_config: Any) -> None:
+    """Write a CLIP tokenizer without merges: every byte is a token, so it encodes any text and needs no vocabulary.
+
+    Its 512 ids are the first ones; start and end of a text are where `text_config` (CLIPTextConfig) has them. In
+    training, random weights come with `hash_tokenizer`: the ids differ from those, which loses nothing, because
+    random embeddings mean nothing. Raises UserError for a vocabulary that is too small.
+    """
+    size = text_config.vocab_size
+    if size < 2 * BYTES + 2:
+        raise UserError(
+            f"text_encoder.vocab_size={size}: saving a pipeline needs at least {2 * BYTES + 2} ids: two per byte "
+            "(within and at the end of a word), start and end of the text"
+        )
+    letters = _byte_letters()
+    start, end = "<|startoftext|>", "<|endoftext|>"
+    vocabulary = {letter: i for i, letter in enumerate([*letters, *(f"{letter}</w>" for letter in letters)])}
+    vocabulary |= {start: size - 2, end: size - 1}
+    settings = {
+        "tokenizer_class": "CLIPTokenizer",
+        "bos_token": start,
+        "eos_token": end,
+        "unk_token": end,
+        "pad_token": end,
+        "model_max_length": text_config.max_position_embeddings,
+    }
+    folder.mkdir()
+    (folder / "vocab.json").write_text(json.dumps(vocabulary, ensure_ascii=False), encoding="utf-8")
+    (folder / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
+
+
+def _byte_letters() -> list[str]:
+    """Return the visible character that stands for each byte in the vocabularies of GPT-2 and CLIP."""
+    visible = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    substitutes = iter(range(BYTES, 2 * BYTES))
+    return [chr(byte) if byte in visible else chr(next(substitutes)) for byte in range(BYTES)]
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

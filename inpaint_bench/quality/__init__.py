@@ -1,1 +1,1 @@
-"""What a trained model is worth: held-out loss, restored pictures, and figures about them."""
+"""How good a trained model is: validation loss, restored images, and metrics of them."""

@@ -1,7 +1,7 @@
-"""What the networks are given outside training: the same at every call, so that two models can be compared.
+"""Inputs of the networks outside training: equal at every call, so that two models can be compared.
 
-B images of R x R pixels, latents of R/8. Unlike training nothing is drawn here: a latent is the mean of what the
-VAE gives, and a position is known or not. Under whatever autocast the caller has set.
+B images of R x R pixels, latents of r x r (r = R / 8). Unlike in training nothing is drawn here: latents are the mean
+of the VAE's distribution, and positions are known or not. Autocast is the caller's.
 """
 
 from __future__ import annotations
@@ -13,60 +13,55 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inpaint_bench.models.networks import Models
+from inpaint_bench.models.networks import Networks
 
-# state [B, 9, R/8, R/8], times [B] int64, context [B, L, C] -> predicted noise [B, 4, R/8, R/8]
+# sample [B, 9, r, r], timesteps [B] int64, states [B, L + P, D] -> predicted noise [B, 4, r, r]
 Predict = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @contextmanager
-def evaluating(nets: Models) -> Iterator[None]:
-    """No gradients, and networks in evaluation mode; afterwards as they were."""
-    trained = [network for network in (nets.unet, nets.location) if network]
-    before = [network.training for network in trained]
+def evaluation_mode(networks: Networks) -> Iterator[None]:
+    """Compute no gradients and put the trained networks into evaluation mode within the block."""
+    trained = [network for network in (networks.unet, networks.location) if network]
+    modes = [network.training for network in trained]
     try:
         for network in trained:
             network.eval()
         with torch.no_grad():
             yield
     finally:
-        for network, training in zip(trained, before, strict=True):
+        for network, training in zip(trained, modes, strict=True):
             network.train(training)
 
 
-def device_of(nets: Models) -> torch.device:
-    return nets.signal.device
+def mean_latents(networks: Networks, image: Tensor) -> Tensor:
+    """[B, 3, R, R] in -1..1 -> [B, 4, r, r] float32, scaled."""
+    weight = next(networks.vae.parameters())
+    mean: Tensor = networks.vae.encode(image.to(weight.device, weight.dtype)).latent_dist.mode()
+    return mean.float() * networks.vae.config.scaling_factor
 
 
-def latents(nets: Models, image: Tensor) -> Tensor:
-    """[B, 3, R, R] in -1..1 -> [B, 4, R/8, R/8] float32, scaled."""
-    weight = next(nets.vae.parameters())
-    mean: Tensor = nets.vae.encode(image.to(weight.device, weight.dtype)).latent_dist.mode()
-    return mean.float() * nets.vae.config.scaling_factor
-
-
-def hidden(nets: Models, image: Tensor, mask: Tensor) -> Tensor:
-    """[B, 3, R, R] and [B, 1, R, R] (1 = repaint) -> the five channels beside the noisy latents, float32."""
-    masked = latents(nets, image * (mask < 0.5))
+def inpainting_channels(networks: Networks, image: Tensor, mask: Tensor) -> Tensor:
+    """[B, 3, R, R] and [B, 1, R, R] (1 = repaint) -> the UNet's five channels after the noisy latents, float32."""
+    masked = mean_latents(networks, image * (mask < 0.5))
     return torch.cat([F.interpolate(mask.float(), size=masked.shape[-2:], mode="nearest"), masked], dim=1)
 
 
-def context(nets: Models, tokens: Tensor, latitude: Tensor, longitude: Tensor) -> Tensor:
-    """[B, L] ids and [B], [B] degrees (NaN: not known) -> [B, L + location tokens, C]."""
-    text: Tensor = nets.text_encoder(tokens).last_hidden_state
-    if nets.location is None:
+def encoder_states(networks: Networks, tokens: Tensor, latitude: Tensor, longitude: Tensor) -> Tensor:
+    """[B, L] token ids, [B] and [B] degrees (NaN: unknown) -> [B, L + P, D] text and location states."""
+    text: Tensor = networks.text_encoder(tokens).last_hidden_state
+    if networks.location is None:
         return text
-    absent = latitude.isnan() | longitude.isnan()
-    place = nets.location(latitude, longitude, absent)
-    return torch.cat([text, place.to(text.dtype)], dim=1)
+    location = networks.location(latitude, longitude, latitude.isnan() | longitude.isnan())
+    return torch.cat([text, location.to(text.dtype)], dim=1)
 
 
-def plain(nets: Models) -> Predict:
-    """The UNet as it stands in `nets`."""
-    dtype = next(nets.unet.parameters()).dtype
+def unet_prediction(networks: Networks) -> Predict:
+    """Return the prediction of the plain UNet."""
+    dtype = next(networks.unet.parameters()).dtype
 
-    def predict(state: Tensor, times: Tensor, context: Tensor) -> Tensor:
-        noise: Tensor = nets.unet(state.to(dtype), times, context.to(dtype), return_dict=False)[0]
+    def predict(sample: Tensor, timesteps: Tensor, states: Tensor) -> Tensor:
+        noise: Tensor = networks.unet(sample.to(dtype), timesteps, states.to(dtype), return_dict=False)[0]
         return noise
 
     return predict

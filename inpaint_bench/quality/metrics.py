@@ -1,14 +1,15 @@
-"""Figures about restored pictures. One that cannot be had says why; it is never zero.
+"""Metrics of restored images. One that cannot be computed is reported with the reason, never as zero.
 
     {"psnr_hole_db": {"value": 21.3, "n": 16}, "lpips": {"unavailable": "quality.lpips_weights is empty"}}
 
 - `psnr_hole_db`: 10 log10(2^2 / mean squared error over the repainted pixels, all channels), images in -1..1, per
-  image, averaged over images; 100 dB at most, which an exact restoration gets. Images with an empty mask do not count.
+  image, averaged over images; at most 100 dB, the value of an exact restoration. Images with an empty mask are left
+  out.
 - `ssim_hole`: the SSIM map (Wang et al. 2004: Gaussian window of 11 px, sigma 1.5; mean over channels) averaged over
-  the repainted pixels, per image, averaged over images. A window at the hole's edge also sees what was kept.
-- `lpips`: AlexNet, version 0.1, of the whole picture, the lower the better. Kept pixels are equal, so that a smaller
-  hole gives a lower figure: compare on the same masks only.
-- `fid`: torch-fidelity's Inception of 2015, TensorFlow-compatible resize, restored against original pictures. Fewer
+  the repainted pixels, per image, averaged over images. A window at the hole's edge also covers kept pixels.
+- `lpips`: AlexNet, version 0.1, of the whole image, lower is better. Kept pixels are equal, so that a smaller hole
+  gives a lower value: compare on the same masks only.
+- `fid`: torch-fidelity's Inception of 2015, TensorFlow-compatible resize, restored against original images. Fewer
   than 2,049 images are refused: the covariance of 2,048 features would not have full rank.
 """
 
@@ -24,19 +25,18 @@ from torch import Tensor, nn
 
 from inpaint_bench.core.config import QualityConfig
 
-PSNR_CEILING_DB = 100.0
-RANGE = 2.0  # of a picture in -1..1
-FID_IMAGES = 2049  # features + 1
-INCEPTION_SHA = "6726825d"  # first digits of the file's sha256, which torch-fidelity has in its name
-Figures = dict[str, dict[str, Any]]
+MAX_PSNR_DB = 100.0
+DATA_RANGE = 2.0  # of images in -1..1
+MIN_FID_IMAGES = 2049  # features + 1
+INCEPTION_SHA256 = "6726825d"  # first digits, part of the file name that torch-fidelity uses
 
 
-class Unavailable(Exception):  # noqa: N818
-    """Why a figure cannot be had, in a sentence."""
+class MetricUnavailableError(Exception):
+    """Why a metric cannot be computed, in a sentence."""
 
 
-class Judge:
-    """Figures over `num_images` pictures that come in batches; none is kept."""
+class ImageMetrics:
+    """Accumulates the metrics of `num_images` images that come in batches."""
 
     def __init__(self, quality: QualityConfig, num_images: int, device: torch.device) -> None:
         self.device = device
@@ -44,144 +44,146 @@ class Judge:
         self._ssim: list[float] = []
         self._lpips: list[float] = []
         self._count = 0
-        self._without: dict[str, str] = {}
-        self._perceptual = self._if_there("lpips", lambda: load_lpips(quality.lpips_weights).to(device))
-        self._fid = self._if_there("fid", lambda: load_fid(quality.inception_weights, num_images).to(device))
+        self._unavailable: dict[str, str] = {}
+        self._lpips_network = self._load("lpips", lambda: load_lpips(quality.lpips_weights).to(device))
+        self._fid = self._load("fid", lambda: load_fid(quality.inception_weights, num_images).to(device))
 
-    def _if_there(self, name: str, load: Callable[[], Any]) -> Any:
+    def _load(self, name: str, load: Callable[[], Any]) -> Any:
         try:
             return load()
-        except Unavailable as why:
-            self._without[name] = str(why)
+        except MetricUnavailableError as error:
+            self._unavailable[name] = str(error)
             return None
 
     @torch.no_grad()
     def add(self, originals: Tensor, restored: Tensor, masks: Tensor) -> None:
-        """[B, 3, R, R] and [B, 3, R, R] in -1..1, [B, 1, R, R]. Synchronises with the device."""
-        originals, restored = (one.to(self.device).float() for one in (originals, restored))
+        """Add [B, 3, R, R] and [B, 3, R, R] in -1..1, [B, 1, R, R]. Synchronises with the device."""
+        originals, restored = originals.to(self.device).float(), restored.to(self.device).float()
         hole = masks.to(self.device) > 0.5
-        filled = hole.flatten(1).any(dim=1)
-        self._psnr += psnr_hole(originals, restored, hole)[filled].tolist()
-        self._ssim += ssim_hole(originals, restored, hole)[filled].tolist()
+        has_hole = hole.flatten(1).any(dim=1)
+        self._psnr += psnr_hole(originals, restored, hole)[has_hole].tolist()
+        self._ssim += ssim_hole(originals, restored, hole)[has_hole].tolist()
         self._count += len(originals)
-        if self._perceptual is not None:
-            self._lpips += self._perceptual(originals, restored).flatten().tolist()
+        if self._lpips_network is not None:
+            self._lpips += self._lpips_network(originals, restored).flatten().tolist()
         if self._fid is not None:
-            self._fid.update(_bytes(originals), real=True)
-            self._fid.update(_bytes(restored), real=False)
+            self._fid.update(_to_bytes(originals), real=True)
+            self._fid.update(_to_bytes(restored), real=False)
 
-    def figures(self) -> Figures:
-        found = {name: {"unavailable": why} for name, why in self._without.items()}
+    def results(self) -> dict[str, dict[str, Any]]:
+        """Return value and number of images, or the reason, by metric."""
+        unavailable = {name: {"unavailable": reason} for name, reason in self._unavailable.items()}
         return {
             "psnr_hole_db": _mean(self._psnr),
             "ssim_hole": _mean(self._ssim),
-            "lpips": found.get("lpips") or _mean(self._lpips),
-            "fid": found.get("fid") or self._distance(),
+            "lpips": unavailable.get("lpips") or _mean(self._lpips),
+            "fid": unavailable.get("fid") or self._fid_result(),
         }
 
-    def _distance(self) -> dict[str, Any]:
-        if self._count < FID_IMAGES:
+    def _fid_result(self) -> dict[str, Any]:
+        if self._count < MIN_FID_IMAGES:
             return {"unavailable": _too_few(self._count)}
         return {"value": float(self._fid.compute()), "n": self._count}
 
 
 def psnr_hole(originals: Tensor, restored: Tensor, hole: Tensor) -> Tensor:
     """[B, C, R, R], [B, C, R, R] in -1..1 and [B, 1, R, R] bool -> [B] dB; NaN where the hole is empty."""
-    return (10 * torch.log10(RANGE**2 / _over(hole, (originals - restored).square()))).clamp(max=PSNR_CEILING_DB)
+    error = _mean_in_hole(hole, (originals - restored).square())
+    return (10 * torch.log10(DATA_RANGE**2 / error)).clamp(max=MAX_PSNR_DB)
 
 
 def ssim_hole(originals: Tensor, restored: Tensor, hole: Tensor) -> Tensor:
-    """As `psnr_hole`: [B] in -1..1; R is 6 or more."""
+    """[B, C, R, R], [B, C, R, R] in -1..1 and [B, 1, R, R] bool -> [B] in -1..1; R is 6 or more."""
     from torchmetrics.functional.image import structural_similarity_index_measure as ssim
 
-    settings: dict[str, Any] = {"data_range": RANGE, "reduction": "none", "return_full_image": True}
-    _, image = ssim(restored, originals, **settings)
-    return _over(hole, image)
+    settings: dict[str, Any] = {"data_range": DATA_RANGE, "reduction": "none", "return_full_image": True}
+    _, ssim_map = ssim(restored, originals, **settings)
+    return _mean_in_hole(hole, ssim_map)
 
 
-def _over(hole: Tensor, values: Tensor) -> Tensor:
-    """Mean of [B, C, R, R] over channels and over the pixels of [B, 1, R, R] -> [B]."""
+def _mean_in_hole(hole: Tensor, values: Tensor) -> Tensor:
+    """Average [B, C, R, R] over channels and over the pixels of [B, 1, R, R] -> [B]."""
     inside = values.mean(dim=1, keepdim=True).masked_fill(~hole, 0).sum(dim=(1, 2, 3))
     return inside / hole.sum(dim=(1, 2, 3))
 
 
 def _mean(values: list[float]) -> dict[str, Any]:
     if not values:
-        return {"unavailable": "no image with a repainted part"}
+        return {"unavailable": "no image has a repainted part"}
     return {"value": sum(values) / len(values), "n": len(values)}
 
 
-def _bytes(images: Tensor) -> Tensor:
+def _to_bytes(images: Tensor) -> Tensor:
     return ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
 
 
 def _too_few(count: int) -> str:
-    return f"FID needs {FID_IMAGES:,} images at least, there are {count:,}"
+    return f"FID needs at least {MIN_FID_IMAGES:,} images, there are {count:,}"
 
 
 def load_lpips(path: str | None) -> nn.Module:
-    """LPIPS with AlexNet. `path`: weights of torchvision's AlexNet, or of a whole `lpips.LPIPS(net="alex")`.
+    """Load LPIPS with AlexNet. `path`: weights of torchvision's AlexNet, or of a whole `lpips.LPIPS(net="alex")`.
 
-    The linear layers come with the library; torchvision would download the rest. Raises Unavailable.
+    The linear layers come with the library; torchvision would download the rest. Raises MetricUnavailableError.
     """
-    weights = _weights("lpips_weights", path)
+    weights = _load_weights("lpips_weights", path)
     try:
         import lpips
     except ImportError as error:
-        raise Unavailable(_not_installed("lpips", error)) from None
-    net: nn.Module = lpips.LPIPS(net="alex", version="0.1", pnet_rand=True, verbose=False)
-    own = net.state_dict()
+        raise MetricUnavailableError(_not_installed("lpips", error)) from None
+    network: nn.Module = lpips.LPIPS(net="alex", version="0.1", pnet_rand=True, verbose=False)
+    initial = network.state_dict()
     # "net.slice2.3.weight" is torchvision's "features.3.weight"
-    trunk = {key: "features." + ".".join(key.split(".")[-2:]) for key in own if key.startswith("net.")}
-    if set(trunk.values()) <= set(weights):
-        weights = own | {key: weights[theirs] for key, theirs in trunk.items()}
+    torchvision_names = {key: "features." + ".".join(key.split(".")[-2:]) for key in initial if key.startswith("net.")}
+    if set(torchvision_names.values()) <= set(weights):
+        weights = initial | {key: weights[name] for key, name in torchvision_names.items()}
     try:
-        net.load_state_dict(weights)
+        network.load_state_dict(weights)
     except RuntimeError:
-        raise Unavailable(
+        raise MetricUnavailableError(
             f"quality.lpips_weights={path}: neither torchvision's AlexNet nor a whole LPIPS network"
         ) from None
-    return net.eval()
+    return network.eval()
 
 
 def load_fid(path: str | None, num_images: int) -> Any:
-    """A metric with `update(images, real)` and `compute()` on uint8 pictures. Raises Unavailable."""
-    if num_images < FID_IMAGES:
-        raise Unavailable(_too_few(num_images))
-    # torch-fidelity unpickles without restrictions: the file is first read with them, and must be the one we know.
-    _weights("inception_weights", path)
+    """Load torchmetrics' FID, which takes uint8 images. Raises MetricUnavailableError."""
+    if num_images < MIN_FID_IMAGES:
+        raise MetricUnavailableError(_too_few(num_images))
+    # torch-fidelity unpickles without restrictions: the file is first read with them, and must be the known one.
+    _load_weights("inception_weights", path)
     assert path is not None
     digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    if not digest.startswith(INCEPTION_SHA):
-        raise Unavailable(
-            f"quality.inception_weights={path}: sha256 begins with {digest[:8]}, torch-fidelity's file with "
-            f"{INCEPTION_SHA}; with other weights FID is not comparable"
+    if not digest.startswith(INCEPTION_SHA256):
+        raise MetricUnavailableError(
+            f"quality.inception_weights={path}: sha256 begins with {digest[:8]}, that of torch-fidelity's file with "
+            f"{INCEPTION_SHA256}; with other weights FID is not comparable"
         )
     try:
         from torchmetrics.image.fid import FrechetInceptionDistance
 
         return FrechetInceptionDistance(feature_extractor_weights_path=path, antialias=False)
     except ImportError as error:
-        raise Unavailable(_not_installed("torch-fidelity", error)) from None
+        raise MetricUnavailableError(_not_installed("torch-fidelity", error)) from None
 
 
-def _weights(name: str, path: str | None) -> Mapping[str, Tensor]:
-    """A state dict. Pickles are read as tensors only. Raises Unavailable naming the key."""
+def _load_weights(key: str, path: str | None) -> Mapping[str, Tensor]:
+    """Load a state dict; pickles are restricted to tensors. Raises MetricUnavailableError naming the key."""
     if not path:
-        raise Unavailable(f"quality.{name} is empty: no weight file is given, and none is downloaded")
+        raise MetricUnavailableError(f"quality.{key} is empty: no weight file is given, and none is downloaded")
     if not Path(path).is_file():
-        raise Unavailable(f"quality.{name}={path}: no such file")
+        raise MetricUnavailableError(f"quality.{key}={path}: no such file")
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        weights = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # unpickling damaged bytes raises almost anything
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise Unavailable(f"quality.{name}={path}: not a file of weights ({reason})") from None
-    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise Unavailable(f"quality.{name}={path}: not a file of weights (no tensors by name)")
-    return found
+        raise MetricUnavailableError(f"quality.{key}={path}: not a weight file ({reason})") from None
+    if not isinstance(weights, Mapping) or not all(isinstance(value, Tensor) for value in weights.values()):
+        raise MetricUnavailableError(f"quality.{key}={path}: not a weight file (no tensors by name)")
+    return weights
 
 
-def _not_installed(name: str, error: ImportError) -> str:
-    module = name.replace("-", "_")
-    lacks = f"{error.name}, which {name} needs," if error.name and error.name.split(".")[0] != module else name
-    return f"{lacks} is not installed: pip install 'inpaint-bench[quality]'"
+def _not_installed(package: str, error: ImportError) -> str:
+    module = package.replace("-", "_")
+    missing = f"{error.name}, required by {package}," if error.name and error.name.split(".")[0] != module else package
+    return f"{missing} is not installed: pip install 'inpaint-bench[quality]'"

@@ -1,6 +1,6 @@
-"""Pictures to restore, and their masks. Unlike in training a picture without a position is used too.
+"""Images to restore, and their masks. Unlike in training an image without a position is used too.
 
-They are cut and resized as in training (data/transform.py). Each is read when it is its turn, once.
+Images are cropped and resized as in training (data/transform.py), and read one at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from inpaint_bench.data.transform import UnusableImage
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picture:
+class Photo:
+    """An image to restore."""
+
     name: str  # relative to the folder
     pixels: Pixels  # [R, R, 3]
     mask: Mask  # [R, R], 1 = repaint
@@ -33,41 +35,43 @@ class Picture:
     text: str
 
 
-def own_seed(seed: int, name: str) -> int:
-    """A seed for one picture: it depends on the picture's name, not on the others of its folder."""
+def photo_seed(seed: int, name: str) -> int:
+    """Return a seed that depends on the image's name, not on the other images of its folder."""
     return int(np.random.SeedSequence((seed, zlib.crc32(name.encode()))).generate_state(1)[0])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Folder:
-    """The pictures below `root`, hidden files and the metadata's masks apart, in alphabetical order.
+class PhotoFolder:
+    """The images below `root` in alphabetical order, without hidden files and the metadata's masks.
 
-    A mask is the file of the same name in `masks` where that is given (any of the known endings will do), else the
-    one that the metadata file names, else one of `mask_kind`, drawn from `seed` and the picture's name.
+    The mask is the file of the same name in `masks` where that is given (with any known suffix), else the one that
+    the metadata names, else one of `mask_kind`, generated from `seed` and the image's name.
     """
 
     root: Path
     masks: Path | None
     mask_kind: str
     seed: int
-    side: int
+    resolution_px: int
     names: list[str]
     rows: dict[str, Row]
 
     @classmethod
-    def open(cls, root: Path, masks: Path | None, mask_kind: str, seed: int, side: int) -> Folder:
-        """Raises UserError where a folder is missing, holds no picture, or its metadata cannot be read."""
+    def open(cls, root: Path, masks: Path | None, mask_kind: str, seed: int, resolution_px: int) -> PhotoFolder:
+        """List the images. Raises UserError where a folder is missing or empty, or its metadata cannot be read."""
         for folder in (root, masks):
             if folder is not None and not folder.is_dir():
                 raise UserError(f"{folder}: no such folder")
         rows = geotags.read_metadata(root) or {}
-        apart = {row.mask for row in rows.values()}
-        names = [name for name in _image_names(root, masks) if name not in apart]
+        metadata_masks = {row.mask for row in rows.values()}
+        names = [name for name in _image_names(root, masks) if name not in metadata_masks]
         if not names:
             raise UserError(f"{root}: no image in it ({', '.join(SUFFIXES)})")
-        return cls(root=root, masks=masks, mask_kind=mask_kind, seed=seed, side=side, names=names, rows=rows)
+        return cls(
+            root=root, masks=masks, mask_kind=mask_kind, seed=seed, resolution_px=resolution_px, names=names, rows=rows
+        )
 
-    def __iter__(self) -> Iterator[Picture | Skipped]:
+    def __iter__(self) -> Iterator[Photo | Skipped]:
         for name in self.names:
             try:
                 yield self._read(name)
@@ -75,16 +79,16 @@ class Folder:
                 yield skipped(name, error)
         yield from named_but_unused(self.root, self.rows, set(self.names))
 
-    def _read(self, name: str) -> Picture:
+    def _read(self, name: str) -> Photo:
         row = self.rows.get(name, Row())
         check_row(name, row)
         with Image.open(self.root / name) as image:
             upright = transform.upright(image)
             position, position_from = _position(row, image)
         mask, mask_from = self._mask(name, row, upright.size)
-        return Picture(
+        return Photo(
             name=name,
-            pixels=transform.square(upright, self.side),
+            pixels=transform.square(upright, self.resolution_px),
             mask=mask,
             mask_from=mask_from,
             position=position,
@@ -93,21 +97,22 @@ class Folder:
         )
 
     def _mask(self, name: str, row: Row, size: tuple[int, int]) -> tuple[Mask, str]:
-        if self.masks is None and row.mask is None:
-            drawn = make_mask(self.side, (own_seed(self.seed, name),), self.mask_kind, full_mask_share=0)
-            return drawn, f"generated: {self.mask_kind}"
-        if self.masks is None:
-            assert row.mask is not None
+        if self.masks is not None:
+            named = self.masks / name
+            candidates = (named, *(named.with_suffix(suffix) for suffix in SUFFIXES))
+            path = next((path for path in candidates if path.is_file()), named)
+        elif row.mask is not None:
             path = self.root / row.mask
         else:
-            wanted = self.masks / name
-            others = (path for path in (wanted.with_suffix(end) for end in SUFFIXES) if path.is_file())
-            path = wanted if wanted.is_file() else next(others, wanted)
+            seed = (photo_seed(self.seed, name),)
+            return make_mask(
+                self.resolution_px, seed, self.mask_kind, full_mask_share=0
+            ), f"generated: {self.mask_kind}"
         if not path.is_file():
             raise UnusableImage(f"no mask {path}")
         try:
             with Image.open(path) as mask:
-                return transform.square_mask(mask, size, self.side), str(path)
+                return transform.square_mask(mask, size, self.resolution_px), str(path)
         except UnusableImage:
             raise
         except transform.DAMAGE as error:
@@ -124,7 +129,7 @@ def _position(row: Row, image: Image.Image) -> tuple[tuple[float, float] | None,
 
 
 def _image_names(root: Path, masks: Path | None) -> Iterator[str]:
-    """Relative names; what lies in the folder of masks is no picture."""
+    """Yield relative names, without the images in the folder of masks."""
     for path in image_files(root):
         if masks is None or masks == root or masks not in path.parents:
             yield path.relative_to(root).as_posix()

@@ -1,4 +1,4 @@
-"""Inpainting with our own networks, location tokens included: DDIM (arXiv:2010.02502, eta 0), seeded per image."""
+"""Inpainting with trained networks, location tokens included: DDIM (arXiv:2010.02502, eta 0), seeded per image."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from inpaint_bench.models.networks import LATENT_CHANNELS, Models
-from inpaint_bench.models.pipeline_folder import sampler
+from inpaint_bench.models.networks import LATENT_CHANNELS, Networks
+from inpaint_bench.models.pipeline_folder import ddim_scheduler
 
-from .inputs import Predict, context, device_of, evaluating, hidden, plain
+from .inputs import Predict, encoder_states, evaluation_mode, inpainting_channels, unet_prediction
 
 
 def restore(
-    nets: Models,
+    networks: Networks,
     images: Tensor,
     masks: Tensor,
     tokens: Tensor,
@@ -26,44 +26,45 @@ def restore(
     *,
     predict: Predict | None = None,
 ) -> Tensor:
-    """Repaint `images` [B, 3, R, R] (-1..1) where `masks` [B, 1, R, R] are 1; what is kept is pasted back.
+    """Repaint `images` [B, 3, R, R] (-1..1) where `masks` [B, 1, R, R] are 1; the other pixels are pasted back.
 
-    `tokens` [B, L], `latitude` and `longitude` [B] in degrees, NaN where not known. `seed`: one number, from which
-    image i takes seed + i, or one per image. An image starts from its own noise, drawn on the processor, so that
-    its result depends neither on the others of the batch nor on the device (but for rounding). `guidance` w other
-    than 1 steers by e(nothing) + w (e(text, place) - e(nothing)), nothing being no text and no position; it doubles
-    the cost. `predict` replaces the UNet's plain call, as in `validate`. Returns float32 on the device of `nets`.
+    `tokens` [B, L], `latitude` and `longitude` [B] in degrees, NaN where unknown. `seed`: one number, from which image
+    i gets seed + i, or one per image. Every image starts from its own noise, drawn on the CPU, so that its result
+    depends neither on the rest of the batch nor on the device (but for rounding). `guidance` w other than 1 is
+    classifier-free guidance, e(empty) + w (e(text, position) - e(empty)), at twice the cost. `predict` replaces the
+    plain UNet. Returns float32 on the networks' device.
 
-    Raises ValueError for steps outside 1..the training schedule's, or seeds that are not one per image.
+    Raises ValueError for steps outside 1..the training schedule's, or a number of seeds other than that of images.
     """
-    scheduler, device, count = sampler(nets.scheduler), device_of(nets), len(images)
-    if not 1 <= steps <= len(nets.signal):
-        raise ValueError(f"steps={steps}: must lie between 1 and {len(nets.signal)}")
-    seeds = [seed + number for number in range(count)] if isinstance(seed, int) else list(seed)
+    scheduler, device, count = ddim_scheduler(networks.scheduler), networks.device, len(images)
+    train_steps = len(networks.sqrt_alphas_cumprod)
+    if not 1 <= steps <= train_steps:
+        raise ValueError(f"steps={steps}: must lie between 1 and {train_steps}")
+    seeds = [seed + i for i in range(count)] if isinstance(seed, int) else list(seed)
     if len(seeds) != count:
         raise ValueError(f"{len(seeds)} seeds for {count} images")
     scheduler.set_timesteps(steps, device=device)
     images, masks = images.to(device).float(), masks.to(device)
-    predict = predict or plain(nets)
-    with evaluating(nets):
-        given = hidden(nets, images, masks)
-        states = context(nets, tokens.to(device), latitude.to(device), longitude.to(device))
+    predict = predict or unet_prediction(networks)
+    with evaluation_mode(networks):
+        channels = inpainting_channels(networks, images, masks)
+        states = encoder_states(networks, tokens.to(device), latitude.to(device), longitude.to(device))
         if guidance != 1.0:
-            nothing = nets.tokenize([""]).to(device).expand(count, -1)
-            nowhere = torch.full((count,), torch.nan, dtype=torch.float64, device=device)
-            states = torch.cat([context(nets, nothing, nowhere, nowhere), states])
-        shape = (LATENT_CHANNELS, *given.shape[-2:])
-        latent = torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(one)) for one in seeds])
-        latent = latent.to(device) * scheduler.init_noise_sigma
-        for time in scheduler.timesteps:
-            state = torch.cat([latent, given], dim=1)
+            empty = networks.tokenize([""]).to(device).expand(count, -1)
+            unknown = torch.full((count,), torch.nan, dtype=torch.float64, device=device)
+            states = torch.cat([encoder_states(networks, empty, unknown, unknown), states])
+        shape = (LATENT_CHANNELS, *channels.shape[-2:])
+        latents = torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(own)) for own in seeds])
+        latents = latents.to(device) * scheduler.init_noise_sigma
+        for timestep in scheduler.timesteps:
+            sample = torch.cat([latents, channels], dim=1)
             if guidance != 1.0:
-                state = torch.cat([state, state])
-            noise = predict(state, time.expand(len(state)), states).float()
+                sample = torch.cat([sample, sample])
+            noise = predict(sample, timestep.expand(len(sample)), states).float()
             if guidance != 1.0:
-                without, with_all = noise.chunk(2)
-                noise = without + guidance * (with_all - without)
-            latent = scheduler.step(noise, time, latent).prev_sample
-        weight = next(nets.vae.parameters())
-        painted = nets.vae.decode((latent / nets.vae.config.scaling_factor).to(weight.dtype)).sample
-    return torch.where(masks > 0.5, painted.float().clamp(-1, 1), images)
+                unconditional, conditional = noise.chunk(2)
+                noise = unconditional + guidance * (conditional - unconditional)
+            latents = scheduler.step(noise, timestep, latents).prev_sample
+        weight = next(networks.vae.parameters())
+        decoded = networks.vae.decode((latents / networks.vae.config.scaling_factor).to(weight.dtype)).sample
+    return torch.where(masks > 0.5, decoded.float().clamp(-1, 1), images)

@@ -19,13 +19,12 @@ if TYPE_CHECKING:
 class Workload(Protocol):
     """One step after another on one device, over endless batches.
 
-    `step` queues its work and returns at once: it neither synchronises with the device nor reads a value
-    from it (fp16 does, once per step: PyTorch's gradient scaler asks whether the update is finite). `facts`
-    and `data` go into the manifest as they are when a window ends, so they are plain JSON.
+    `step` queues its work and returns at once: it neither synchronises with the device nor reads a value from it
+    (fp16 does, once per step: PyTorch's gradient scaler checks whether the update is finite).
     """
 
     images_per_step: int
-    facts: dict[str, Any]  # the manifest's workload_facts
+    facts: dict[str, Any]  # the manifest's workload_facts: plain JSON
     parity: Parity | None
 
     @property
@@ -43,25 +42,27 @@ class Workload(Protocol):
         ...
 
     def step(self, batch: Any) -> Tensor:
-        """Train on one batch. Returns the loss, a detached scalar that stays on the device."""
+        """Train on one batch. Return the loss, a detached scalar that stays on the device."""
         ...
 
-    def learning_rate(self) -> float: ...
+    def learning_rate(self) -> float:
+        """Return the learning rate of the next step."""
+        ...
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """All that the next step depends on, at a step boundary: tensors by name, and plain JSON."""
+        """Return all that the next step depends on, at a step boundary: tensors by name, and plain JSON."""
         ...
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Go on from what `state` gave, as if never stopped. Raises UserError where it is another model's."""
+        """Continue from what `state` returned, as if never stopped. Raises UserError where it is another model's."""
         ...
 
     def validate(self) -> dict[str, float]:
-        """Figures on held-out data, on fixed noise and masks; empty where nothing is held out."""
+        """Return metrics on held-out data, with fixed noise and masks; empty where nothing is held out."""
         ...
 
     def finish(self, run_dir: Path) -> dict[str, Any]:
-        """What is made of a trained model: weights, pictures, metrics (manifest["quality"], less validation)."""
+        """Write what a finished training leaves and return the manifest's quality: weights, pictures, metrics."""
         ...
 
     def requested_levers(self) -> list[LeverReport]:
@@ -69,11 +70,11 @@ class Workload(Protocol):
         ...
 
     def verify_levers(self) -> list[LeverReport]:
-        """Return the levers with what is really in effect. May run further steps: only after the last that counts."""
+        """Return the levers with what is really in effect. May run more steps: only after the last that counts."""
         ...
 
     def skipped_steps(self) -> int:
-        """Steps so far whose update fp16 overflow suppressed. Synchronises: at window edges only."""
+        """Return the number of steps whose update fp16 overflow suppressed. Synchronises: at window edges only."""
         ...
 
     def close(self) -> None:
@@ -88,7 +89,7 @@ def load(config: BenchConfig, device: torch.device) -> Workload:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
-            raise  # the module is there, something that it imports is not
+            raise  # the module exists, something that it imports does not
         raise UserError(f"workload.module={name}: no such module") from None
     build = getattr(module, "build", None)
     if build is None:

@@ -1,7 +1,7 @@
 """`batch=auto`: the largest batch that fits on the GPU.
 
-Tried with eager steps on one sample many times over, whatever the recipe compiles: compiled code needs no more
-memory, and each size would be compiled for minutes. So the answer is a lower bound for such recipes.
+Candidates run eagerly, on copies of one sample, whatever the recipe compiles: compiled code needs no more memory, and
+compiling each size would take minutes. So the result is a lower bound for such recipes.
 """
 
 from __future__ import annotations
@@ -18,27 +18,25 @@ from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.data.source import Source
 from inpaint_bench.models import builders
-from inpaint_bench.models import loss as objective
-from inpaint_bench.models.assembly import Assembly
-from inpaint_bench.models.ema import Average
+from inpaint_bench.models.training_step import StepComponents, TrainingStep
 
-LIMIT = 4096
-FINENESS = 8  # the answer is within 1/8 of the largest power of two that fits
+MAX_BATCH = 4096
+RESOLUTION = 8  # the result is within 1/8 of the largest power of two that fits
 
 log = logging.getLogger(__name__)
 
 
-def largest(fits: Callable[[int], bool], limit: int = LIMIT) -> int:
-    """The largest batch for which `fits` holds, to within an eighth; 0 where not even 1 does.
+def largest_batch(fits: Callable[[int], bool], limit: int = MAX_BATCH) -> int:
+    """Return the largest batch for which `fits` is true, to within an eighth; 0 if not even 1 fits.
 
-    Doubles until one does not fit, then halves the gap. `fits` must be monotonic.
+    Doubles until one does not fit, then bisects. `fits` must be monotonic.
     """
     low, high = 0, 1
     while high <= limit and fits(high):
         low, high = high, high * 2
     if high > limit:
         return low
-    step = max(1, low // FINENESS)
+    step = max(1, low // RESOLUTION)
     while high - low > step:
         middle = low + (high - low) // 2 // step * step
         low, high = (middle, high) if fits(middle) else (low, middle)
@@ -46,26 +44,26 @@ def largest(fits: Callable[[int], bool], limit: int = LIMIT) -> int:
 
 
 def search(bench: BenchConfig, device: torch.device, source: Source) -> int:
-    """The largest batch of this recipe. Raises UserError on a processor, and where not one image fits."""
+    """Return the largest batch of this recipe. Raises UserError on a CPU, and if not one image fits."""
     if device.type != "cuda":
-        raise UserError("batch=auto searches a GPU's memory; on a processor name a batch")
-    plain = replace(bench, recipe=replace(bench.recipe, compile="none", cuda_graph=False))
+        raise UserError("batch=auto searches a GPU's memory; on a CPU set a number")
+    eager = replace(bench, recipe=replace(bench.recipe, compile="none", cuda_graph=False))
     parts = bench.recipe.accumulate
 
-    def fits(count: int) -> bool:
-        return _fits(replace(plain, batch=count * parts), device, source)
+    def fits(micro_batch: int) -> bool:
+        return _fits(replace(eager, batch=micro_batch * parts), device, source)
 
-    found = largest(fits) * parts
-    if not found:
+    batch = largest_batch(fits) * parts
+    if not batch:
         raise UserError(f"batch=auto: not even {parts} image(s) fit on {torch.cuda.get_device_name(device)}")
-    log.info("batch=auto: %d", found)
-    return found
+    log.info("batch=auto: %d", batch)
+    return batch
 
 
 def _fits(bench: BenchConfig, device: torch.device, source: Source) -> bool:
-    """Two steps, the second with the optimiser's moments in place."""
+    """Tell whether two steps succeed; the second has the optimizer's moments allocated."""
     try:
-        _try(bench, device, source)
+        _train_two_steps(bench, device, source)
     except RuntimeError as error:
         if not is_cuda_oom(error):
             raise
@@ -76,29 +74,21 @@ def _fits(bench: BenchConfig, device: torch.device, source: Source) -> bool:
     return True
 
 
-def _try(bench: BenchConfig, device: torch.device, source: Source) -> None:
-    nets = builders.build(bench.model, device)
-    assembly = Assembly.base(bench, device, nets, source)
-    levers.apply(assembly)
-    optimizers = assembly.optimizers(nets.trained(), 0.0)
-    average = Average(nets.trained(), assembly.ema_decay) if assembly.ema_decay else None
-    generator = torch.Generator(device).manual_seed(0)
-    count = assembly.micro_batch
-    batch = {name: torch.stack([value] * count).to(device) for name, value in assembly.samples()[0, 0].items()}
+def _train_two_steps(bench: BenchConfig, device: torch.device, source: Source) -> None:
+    networks = builders.build(bench.model, device)
+    components = StepComponents.baseline(bench, device, networks, source)
+    levers.apply(components)
+    step = TrainingStep(components, lr=0.0, seed=0)
+    sample = components.samples()[0, 0]
+    batch = {name: torch.stack([value] * int(bench.batch)) for name, value in sample.items()}
     for _ in range(2):
-        loss = objective.loss(assembly, batch, objective.draw(assembly, count, generator))
-        loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        if average:
-            average.update()
+        step(batch)
     torch.cuda.synchronize(device)
 
 
 def is_cuda_oom(error: BaseException) -> bool:
-    """Tell whether a CUDA allocation failed: by PyTorch's exception, or by the words of a library below it."""
+    """Tell whether a CUDA allocation failed: by PyTorch's exception, or by the message of a library below it."""
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return True
-    words = ("CUDA out of memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    messages = ("CUDA out of memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in messages)

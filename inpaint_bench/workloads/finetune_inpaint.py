@@ -1,7 +1,8 @@
-"""Fine-tuning the Stable Diffusion 1.5 UNet for location-aware inpainting."""
+"""Fine-tuning the Stable Diffusion 1.5 UNet for location-aware inpainting. The step: models/training_step.py."""
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from dataclasses import replace
@@ -21,15 +22,13 @@ from inpaint_bench.data.loader import Batches
 from inpaint_bench.data.open_source import Indices, open_source, open_split
 from inpaint_bench.data.samples import Batch
 from inpaint_bench.data.source import Source
-from inpaint_bench.models import bf16_adamw, builders
-from inpaint_bench.models import loss as objective
-from inpaint_bench.models.assembly import Assembly
-from inpaint_bench.models.cuda_graph import GraphedStep
-from inpaint_bench.models.ema import Average
+from inpaint_bench.models import builders, flops
 from inpaint_bench.models.location import LONGEST_M
-from inpaint_bench.models.networks import Models
+from inpaint_bench.models.networks import Networks
+from inpaint_bench.models.optimizers import ADAMW
+from inpaint_bench.models.training_step import StepComponents, TrainingStep
 
-from . import batch_search, facts, parity, validation
+from . import batch_search, evaluation, parity
 
 log = logging.getLogger(__name__)
 
@@ -37,46 +36,42 @@ log = logging.getLogger(__name__)
 class FinetuneInpaint:
     """The workload `finetune_inpaint`; see `inpaint_bench.workloads.Workload`."""
 
-    def __init__(self, assembly: Assembly, train: Indices, held: Indices) -> None:
-        bench, nets = assembly.bench, assembly.nets
-        self.assembly, self.bench, self.device = assembly, bench, assembly.device
-        self.images_per_step = int(bench.batch)
-        self._train, self._held = train, held
-        self.parameters = nets.trained()
-        self.optimizers = assembly.optimizers(self.parameters, bench.workload.learning_rate)
-        fp16 = assembly.autocast is torch.float16
-        self.scaler = torch.amp.GradScaler(self.device.type) if fp16 else None
-        self.random = torch.Generator(self.device).manual_seed(bench.seed)
-        self.average = Average(self.parameters, assembly.ema_decay) if assembly.ema_decay else None
-        self.attempted = 0
-        self.draws_taken = 0
-        self.samples = assembly.samples()
-        self._batches: Batches | None = None
-        self.parity: Parity | None = None
+    def __init__(self, step: TrainingStep, train: Indices, held_out: Indices) -> None:
+        self.training_step, self.components = step, step.components
+        self.bench = step.components.bench
+        self.images_per_step = int(self.bench.batch)
+        self.samples_seen = 0
         self.facts: dict[str, Any] = {}
-        self.graphed = GraphedStep(self._update, self.random) if assembly.graph else None
+        self.parity: Parity | None = None
+        self._train, self._held_out = train, held_out
+        self._samples = self.components.samples()
+        self._batches: Batches | None = None
+
+    # --- data ------------------------------------------------------------------------------------
 
     @property
     def batches(self) -> Batches:
-        if self._batches is None:  # only now: a run that goes on starts elsewhere in the stream
+        """The loader, made on first use: a run that resumes starts elsewhere in the stream."""
+        if self._batches is None:
             self._batches = Batches(
-                self.samples,
+                self._samples,
                 self.images_per_step,
                 self.bench.recipe,
                 self.bench.seed,
-                start=self.draws_taken,
+                start=self.samples_seen,
                 indices=self._train,
             )
         return self._batches
 
     @property
     def data(self) -> DataFacts:
+        source = self.components.source
         facts = {
-            **self.assembly.source.account.as_dict(),
+            **source.account.as_dict(),
             "root": self.bench.data.root,
-            "identity": self.assembly.source.identity,
+            "identity": source.identity,
             "train": len(self._train),
-            "validation": len(self._held),
+            "validation": len(self._held_out),
             "loader": self.batches.settings,
         }
         return msgspec.convert(facts, DataFacts)
@@ -88,164 +83,166 @@ class FinetuneInpaint:
 
     def next_batch(self) -> Batch:
         batch = next(self.batches)
-        self.draws_taken += self.images_per_step
+        self.samples_seen += self.images_per_step
         return batch
 
-    def learning_rate(self) -> float:
-        return float(self.optimizers[0].param_groups[0]["lr"])
+    # --- training --------------------------------------------------------------------------------
 
     def step(self, batch: Batch) -> Tensor:
-        """Forward, backward and update. Returns the mean squared error, a scalar on the device."""
-        self.attempted += 1
-        batch = self.to_device(batch)
-        return self.graphed(batch) if self.graphed else self._update(batch)
+        return self.training_step(batch)
 
-    def _update(self, batch: Batch) -> Tensor:
-        assembly = self.assembly
-        draws = objective.draw(assembly, self.images_per_step, self.random)
-        total: Tensor | None = None
-        for start in range(0, self.images_per_step, assembly.micro_batch):
-            rows = slice(start, start + assembly.micro_batch)
-            part = {name: value[rows] for name, value in batch.items()}
-            loss = objective.loss(assembly, part, draws.part(rows)) / assembly.micro_batches
-            (self.scaler.scale(loss) if self.scaler else loss).backward()
-            total = loss.detach() if total is None else total + loss.detach()
-        for optimizer in self.optimizers:
-            self.scaler.step(optimizer) if self.scaler else optimizer.step()
-        if self.scaler:
-            self.scaler.update()
-        if self.average:
-            self.average.update()
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        assert total is not None
-        return total
-
-    def to_device(self, batch: Batch) -> Batch:
-        wait = not self.batches.settings["non_blocking"]["effective"]
-        return {name: value.to(self.device, non_blocking=not wait) for name, value in batch.items()}
+    def learning_rate(self) -> float:
+        return float(self.training_step.optimizers[0].param_groups[0]["lr"])
 
     def skipped_steps(self) -> int:
-        """Suppressed updates: the optimiser's own count stays behind that of the steps attempted."""
-        if not self.scaler:
-            return 0
-        state = self.optimizers[0].state.get(self.parameters[0], {})
-        return self.attempted - int(state.get("step", 0))
+        return self.training_step.skipped_steps()
 
     def requested_levers(self) -> list[LeverReport]:
         return levers.requested(self.bench)
 
     def verify_levers(self) -> list[LeverReport]:
-        """What is really active of every lever asked for. Runs one more step, under the profiler."""
-        return levers.verify(self)
+        return levers.verify(self.training_step, self.batches)
 
     def validate(self) -> dict[str, float]:
-        return validation.validate(self.assembly, self._held)
+        return evaluation.validate(self.components, self._held_out)
 
     def finish(self, run_dir: Path) -> dict[str, Any]:
-        return validation.finish(self.assembly, self._held, run_dir, self.average)
+        return evaluation.finish(self.components, self._held_out, run_dir, self.training_step.ema)
+
+    # --- checkpoints -----------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors = {f"parameter.{i}": p.detach() for i, p in enumerate(self.parameters)}
-        values: dict[str, Any] = {"attempted": self.attempted, "draws_taken": self.draws_taken, "draws": self._draws()}
-        for number, optimizer in enumerate(self.optimizers):
-            tensors |= {f"optimizer.{number}.{k}": v for k, v in bf16_adamw.state_tensors(optimizer).items()}
-        if self.average:
-            tensors |= {f"average.{i}": tensor for i, tensor in enumerate(self.average.tensors)}
-        if self.scaler:
-            values["scaler"] = self.scaler.state_dict()
-        tensors["generator"] = self.random.get_state()
-        return tensors, values
+        tensors, values = self.training_step.state()
+        return tensors, {**values, "samples_seen": self.samples_seen, "stream": self._stream()}
 
-    def _draws(self) -> dict[str, Any]:
-        """What decides which samples a step gets, as far as the configuration alone does not tell."""
+    def _stream(self) -> dict[str, Any]:
+        """Return what determines the samples of a step beyond the configuration."""
         settings = self.batches.settings
-        tars = settings["format"]["effective"] == "webdataset"  # read by each worker for itself
+        sharded = settings["format"]["effective"] == "webdataset"  # every worker reads shards of its own
         return {
-            "batch": self.images_per_step,  # of batch=auto too
-            "data": self.assembly.source.identity,
-            "workers": settings["num_workers"]["effective"] if tars else None,
+            "batch": self.images_per_step,  # as found, for batch=auto
+            "data": self.components.source.identity,
+            "workers": settings["num_workers"]["effective"] if sharded else None,
         }
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        here, there = self._draws(), values["draws"]
-        if other := [f"{name} {there[name]}, here {here[name]}" for name in here if there[name] != here[name]]:
-            raise UserError(f"the checkpoint's samples are others: {'; '.join(other)}")
-        with torch.no_grad():
-            for i, parameter in enumerate(self.parameters):
-                saved = tensors.get(f"parameter.{i}")
-                if saved is None or saved.shape != parameter.shape:
-                    shape = "nothing" if saved is None else list(saved.shape)
-                    raise UserError(
-                        f"the checkpoint holds {shape} for parameter {i}, here it is {list(parameter.shape)}"
-                    )
-                parameter.copy_(saved)
-        for number, optimizer in enumerate(self.optimizers):
-            start = f"optimizer.{number}."
-            own = {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
-            bf16_adamw.load_tensors(optimizer, own)
-        if self.average:
-            count = len(self.average.tensors)
-            self.average.load([tensors[f"average.{i}"].to(self.device) for i in range(count)])
-        if self.scaler:
-            self.scaler.load_state_dict(values["scaler"])
-        self.random.set_state(tensors["generator"].cpu())
-        self.attempted, self.draws_taken = values["attempted"], values["draws_taken"]
+        saved, current = values["stream"], self._stream()
+        differing = [
+            f"{name} was {saved[name]}, is {current[name]}" for name in current if saved[name] != current[name]
+        ]
+        if differing:
+            raise UserError(f"the checkpoint was made with a different data stream: {'; '.join(differing)}")
+        self.training_step.load_state(tensors, values)
+        self.samples_seen = values["samples_seen"]
+        self._close_loader()
+
+    def _close_loader(self) -> None:
         if self._batches:
             self._batches.close()
             self._batches = None
 
     def close(self) -> None:
-        if self._batches:
-            self._batches.close()
-        self.assembly.source.close()
+        self._close_loader()
+        self.components.source.close()
 
 
 def build(config: BenchConfig, device: torch.device) -> FinetuneInpaint:
-    """Data, networks and optimiser on `device`. Raises UserError for data or weights that cannot be used."""
-    started = time.monotonic()
+    """Build data, networks and optimizer on `device`. Raises UserError for data or weights that cannot be used."""
+    began = time.monotonic()
     levers.require(config, device)
     source = open_source(config.data, config.recipe)
-    asked = config.batch
-    if isinstance(asked, str):
+    batch_requested = config.batch
+    if isinstance(batch_requested, str):
         config = replace(config, batch=batch_search.search(config, device, source))
-    train, held = _split(config, source)
-    nets = _networks(config, device, source)
-    assembly = Assembly.base(config, device, nets, source)
-    reference = parity.reference(assembly)
-    levers.apply(assembly)
-    workload = FinetuneInpaint(assembly, train, held)
-    workload.parity, first_s = parity.compare(assembly, reference)
-    workload.facts = facts.of(assembly, workload.optimizers, workload.scaler is not None)
-    workload.facts["compile_s"] = round(first_s, 3) if config.recipe.compile != "none" else None
-    workload.facts["batch_requested"] = asked
-    workload.facts["setup_s"] = round(time.monotonic() - started, 3)
+    train, held_out = _split(config, source)
+    components = StepComponents.baseline(config, device, _build_networks(config, device, source), source)
+    reference = parity.reference(components)
+    levers.apply(components)
+    step = TrainingStep(components, config.workload.learning_rate, config.seed)
+    workload = FinetuneInpaint(step, train, held_out)
+    workload.parity, first_pass_s = parity.compare(components, reference)
+    workload.facts = {
+        **_facts(step),
+        "compile_s": round(first_pass_s, 3) if config.recipe.compile != "none" else None,
+        "batch_requested": batch_requested,
+        "setup_s": round(time.monotonic() - began, 3),
+    }
     return workload
 
 
 def _split(config: BenchConfig, source: Source) -> tuple[Indices, Indices]:
-    """Images for training and held-out ones. All for training where they cannot be told apart and nobody asks."""
+    """Split images for training and validation. All are for training if they cannot be split and none is needed."""
     try:
         return open_split(source, config.data)
     except UserError as error:
         if config.workload.validate_every or config.workload.sample_images:
             raise
-        log.warning("nothing is held out: %s", error)
+        log.warning("no validation split: %s", error)
         return np.arange(len(source)), np.arange(0)
 
 
-def _networks(config: BenchConfig, device: torch.device, source: Source) -> Models:
+def _build_networks(config: BenchConfig, device: torch.device, source: Source) -> Networks:
     torch.manual_seed(builders.FROZEN_SEED)
-    centre = np.median(source.positions, axis=0)
-    nets = builders.build(config.model, device, (float(centre[0]), float(centre[1])))
+    latitude, longitude = np.median(source.positions, axis=0).tolist()
+    networks = builders.build(config.model, device, (latitude, longitude))
     torch.manual_seed(config.seed)
-    away = nets.location.away_m(float(centre[0]), float(centre[1])) if nets.location else 0.0
-    if away > LONGEST_M / 2:
-        log.warning("the data lies %s km from the ground whose places the weights know", f"{away / 1000:,.0f}")
-    levels = 2 ** (len(nets.unet.config.block_out_channels) - 1)
-    if config.data.resolution_px % (nets.downscale * levels):
+    distance_m = networks.location.distance_m(latitude, longitude) if networks.location else 0.0
+    if distance_m > LONGEST_M / 2:
+        log.warning("the data is %s km from the area on which the weights were trained", f"{distance_m / 1000:,.0f}")
+    multiple = networks.downscale * 2 ** (len(networks.unet.config.block_out_channels) - 1)
+    if config.data.resolution_px % multiple:
         raise UserError(
-            f"data.resolution_px={config.data.resolution_px}: model {config.model.name} needs a multiple "
-            f"of {nets.downscale * levels}"
+            f"data.resolution_px={config.data.resolution_px}: model {config.model.name} needs a multiple of {multiple}"
         )
-    return nets
+    return networks
+
+
+def _facts(step: TrainingStep) -> dict[str, Any]:
+    """Return what makes rates comparable: shapes, precisions, and the work of one image.
+
+    `flop_per_image` is the model's, less what a cache saves; recomputed activations are not counted, as usual for MFU.
+    """
+    components, networks, optimizer = step.components, step.components.networks, step.optimizers[0]
+    bench, recipe = components.bench, components.recipe
+    parameters = networks.parameter_counts()
+    parts = flops.count(bench.model, bench.data.resolution_px, networks)
+    encodes, text = 2 - (recipe.cache_image + recipe.cache_masked), not recipe.cache_text
+    return {
+        "resolution_px": bench.data.resolution_px,
+        "precision": recipe.precision if recipe.weights == "fp32" else "bf16",
+        "weights_precision": recipe.weights,
+        "tf32": recipe.tf32,
+        "fp32_precision": components.fp32_precision,
+        "channels_last": recipe.channels_last,
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "weights": bench.model.weights,
+        "own_shapes": _has_own_shapes(bench.model.unet, networks.unet.config),
+        "parameters": parameters["unet"],  # without the location encoder
+        "parameters_trained": sum(p.numel() for p in step.parameters),
+        "parameters_by_network": parameters,
+        "flop_per_image": flops.training(parts, encodes=encodes, text=text),
+        "flop_parts": parts,
+        "encodes_online": encodes,
+        "text_online": text,
+        "cache": components.cache.facts if components.cache else None,
+        "location_tokens": bench.model.location_tokens,
+        "optimizer": {
+            "class": type(optimizer).__name__,
+            "foreach": optimizer.defaults.get("foreach"),
+            "fused": optimizer.defaults.get("fused"),
+            "lr": bench.workload.learning_rate,
+            **ADAMW,
+            "betas": list(ADAMW["betas"]),
+            "grad_scaler": step.scaler is not None,
+        },
+        "skipped_steps": 0,
+        "epochs": bench.workload.epochs,
+        "dataset_images": bench.workload.dataset_images,
+        "num_images": len(components.source),
+    }
+
+
+def _has_own_shapes(configured: dict[str, Any], loaded: Any) -> bool:
+    """Tell whether loaded weights have other shapes than the model whose name the run carries."""
+    names = ("block_out_channels", "layers_per_block", "cross_attention_dim")
+    return any(json.dumps(loaded[name]) != json.dumps(configured[name]) for name in names if name in configured)

@@ -27,10 +27,10 @@ class TestALeverThatCannotRun:
     @pytest.mark.parametrize(
         ("overrides", "why"),
         [
-            ((), "needs data=prepared with format files, this is data=synthetic"),
+            ((), "needs data=prepared and recipe.format=files, this is data=synthetic"),
             (("data=folder", "data.root=/nowhere"), "this is data=folder"),
             ((*LEFT, "recipe.format=memmap"), "this is data=prepared with format memmap"),
-            ((*LEFT, "recipe.cache_image=true", "recipe.cache_masked=true"), "no picture is read"),
+            ((*LEFT, "recipe.cache_image=true", "recipe.cache_masked=true"), "no image is read"),
         ],
     )
     def test_says_what_it_needs(self, overrides: tuple[str, ...], why: str) -> None:

@@ -43,7 +43,7 @@ class TestWhatCannotRun:
 def test_the_moments_of_the_baseline_are_read_back_as_fp32() -> None:
     workload = build("adamw_fused")
     workload.step(workload.next_batch())
-    assert optimizers._moments(workload.optimizers[0]) == "100.0 % float32"
+    assert optimizers._moment_types(workload.training_step.optimizers[0]) == "100.0 % float32"
     workload.close()
 
 
@@ -61,7 +61,7 @@ class TestWithBitsandbytes:
 
     def test_an_optimiser_that_keeps_all_moments_in_fp32_is_told(self) -> None:
         workload = build("adamw_8bit")
-        for optimizer in workload.optimizers:
+        for optimizer in workload.training_step.optimizers:
             optimizer.args.min_8bit_size = 10**12
         (row,) = workload.verify_levers()
         workload.close()

@@ -66,11 +66,11 @@ class TestALeverThatCannotRun:
             levers.require(bench("recipe=[cpu,tf32]", "data=prepared", "data.root=/nowhere"), CPU)
 
     def test_recomputed_activations_and_a_chosen_attention_exclude_each_other(self) -> None:
-        with pytest.raises(UnavailableError, match="lever attn_math: grad_checkpoint computes"):
+        with pytest.raises(UnavailableError, match="lever attn_math: grad_checkpoint recomputes"):
             build("attn_math", "grad_checkpoint")
 
     def test_a_batch_that_cannot_be_cut_says_so(self) -> None:
-        with pytest.raises(UnavailableError, match="batch 3 cannot be cut into 2"):
+        with pytest.raises(UnavailableError, match="batch 3 cannot be divided into 2"):
             build("accumulate_2", batch=3)
 
 
@@ -103,7 +103,7 @@ class TestWhatIsReadBack:
 
     def test_of_attention_is_not_fooled_by_the_frozen_networks(self) -> None:
         workload = build("attn_flash")
-        workload.assembly.attention = lambda: sdpa_kernel(SDPBackend.MATH)
+        workload.components.attention_kernels = lambda: sdpa_kernel(SDPBackend.MATH)
         (row,) = workload.verify_levers()
         workload.close()
         assert row.active is False
@@ -111,7 +111,7 @@ class TestWhatIsReadBack:
     def test_of_bf16_weights_finds_the_norms_in_bf16_too(self) -> None:
         workload = build("bf16_master")
         seen: list[torch.dtype] = []
-        norm = next(m for m in workload.assembly.nets.unet.modules() if isinstance(m, torch.nn.GroupNorm))
+        norm = next(m for m in workload.components.networks.unet.modules() if isinstance(m, torch.nn.GroupNorm))
         norm.register_forward_hook(lambda _, __, out: seen.append(out.dtype))
         workload.step(workload.next_batch())
         workload.close()
@@ -120,8 +120,8 @@ class TestWhatIsReadBack:
     def test_shows_a_lever_that_is_not_active(self) -> None:
         """A lever whose work was undone behind its back is told, not believed."""
         workload = build("channels_last")
-        workload.assembly.layout = torch.contiguous_format
-        workload.assembly.nets.unet.to(memory_format=torch.contiguous_format)
+        workload.components.memory_format = torch.contiguous_format
+        workload.components.networks.unet.to(memory_format=torch.contiguous_format)
         (row,) = workload.verify_levers()
         workload.close()
         assert row.requested is True
@@ -143,11 +143,11 @@ class TestParity:
 
     def test_that_is_not_finite_is_far_and_stays_json(self) -> None:
         workload = build()
-        assembly = workload.assembly
-        against = parity_of.reference(assembly)
-        assert against.prediction is not None
+        components = workload.components
+        against = parity_of.reference(components)
+        assert against is not None
         against.prediction[:] = float("nan")
-        found, _ = parity_of.compare(assembly, against)
+        found, _ = parity_of.compare(components, against)
         workload.close()
         assert (found.prediction_rel, found.not_finite, found.far) == (None, ["prediction_rel"], True)
         assert found.gradient_rel == 0
@@ -160,11 +160,11 @@ class TestParity:
 
     def test_sees_an_encoder_that_gives_something_else(self) -> None:
         workload = build()
-        assembly = workload.assembly
-        against = parity_of.reference(assembly)
-        encoder = assembly.encoder
-        assembly.encoder = lambda image: 2 * encoder(image)
-        found, _ = parity_of.compare(assembly, against)
+        components = workload.components
+        against = parity_of.reference(components)
+        encoder = components.vae_encoder
+        components.vae_encoder = lambda image: 2 * encoder(image)
+        found, _ = parity_of.compare(components, against)
         workload.close()
         assert found.encoder_rel > 0.5
         assert found.far
@@ -215,22 +215,21 @@ class TestTraining:
 
 def validated(workload: FinetuneInpaint, batch: dict[str, torch.Tensor]) -> float:
     """The mean loss on one batch over draws that are the same for every model."""
-    from inpaint_bench.models import loss
+    from inpaint_bench.models.training_step import diffusion_loss, draw
 
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
-        found = [
-            float(loss.loss(workload.assembly, batch, loss.draw(workload.assembly, 2, generator))) for _ in range(20)
-        ]
+        draws = [draw(workload.components, 2, generator) for _ in range(20)]
+        found = [float(diffusion_loss(workload.components, batch, drawn)) for drawn in draws]
     return sum(found) / len(found)
 
 
 class TestStateOfTheWorkload:
     def test_of_another_batch_or_other_data_is_refused(self) -> None:
         tensors, values = build(batch=2).state()
-        with pytest.raises(UserError, match="samples are others: batch 2, here 4"):
+        with pytest.raises(UserError, match="different data stream: batch was 2, is 4"):
             build(batch=4).restore(tensors, values)
-        with pytest.raises(UserError, match=r"samples are others: data \w+, here \w+"):
+        with pytest.raises(UserError, match=r"different data stream: data was \w+, is \w+"):
             build(batch=2, data__num_images=9).restore(tensors, values)
 
     @pytest.mark.parametrize(
@@ -251,9 +250,10 @@ class TestStateOfTheWorkload:
         assert len(first) == 3
 
     def test_of_another_model_is_refused(self) -> None:
-        from inpaint_bench.core.errors import UserError
-
         tensors, values = build().state()
         other = build(model__location_tokens=2)
-        with pytest.raises(UserError, match="the checkpoint holds"):
-            other.restore(tensors, values)
+        before = [parameter.clone() for parameter in other.training_step.parameters]
+        with pytest.raises(UserError, match=r"parameter \d+ is of shape .* in the checkpoint, of shape .* here"):
+            other.restore({name: tensor + 1 for name, tensor in tensors.items()}, values)
+        after = other.training_step.parameters
+        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True)), "nothing was overwritten"

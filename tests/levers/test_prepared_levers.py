@@ -11,7 +11,7 @@ import torch
 
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import LeverReport
-from inpaint_bench.models import loss
+from inpaint_bench.models.training_step import draw, encode
 from inpaint_bench.workloads import finetune_inpaint
 from inpaint_bench.workloads.finetune_inpaint import FinetuneInpaint
 from tests.data.support import prepared
@@ -79,8 +79,8 @@ class TestCaches:
         cached, online = build(dataset, "cache_masked"), build(dataset)
         batch = cached.next_batch()
         assert len(batch["image"])
-        draws = loss.draw(cached.assembly, len(batch["image"]), torch.Generator().manual_seed(0))
-        given = loss.inputs(cached.assembly, batch, draws)
+        draws = draw(cached.components, len(batch["image"]), torch.Generator().manual_seed(0))
+        given = encode(cached.components, batch, draws)
         from inpaint_bench.data.masks import make_mask
 
         data = cached.bench.data
@@ -90,9 +90,9 @@ class TestCaches:
         ]
         mask = torch.from_numpy(np.stack(masks)).float()[:, None]
         batch |= {"mask": mask, "masked_image": batch["image"] * (1 - mask)}
-        wanted = loss.inputs(online.assembly, batch, draws)
+        wanted = encode(online.components, batch, draws)
         assert torch.equal(given.mask, wanted.mask)
-        torch.testing.assert_close(given.masked, wanted.masked, rtol=5e-3, atol=5e-3)
+        torch.testing.assert_close(given.masked_latents, wanted.masked_latents, rtol=5e-3, atol=5e-3)
         cached.close()
         online.close()
 
@@ -101,8 +101,8 @@ class TestCaches:
         workload = build(dataset, "cache_image")
         batch = workload.next_batch()
         generator = torch.Generator().manual_seed(0)
-        noises = [loss.draw(workload.assembly, len(batch["index"]), generator) for _ in range(2)]
-        one, other = (loss.inputs(workload.assembly, batch, noise) for noise in noises)
+        noises = [draw(workload.components, len(batch["index"]), generator) for _ in range(2)]
+        one, other = (encode(workload.components, batch, noise) for noise in noises)
         workload.close()
         assert not torch.equal(one.latents, other.latents)
 
@@ -117,7 +117,7 @@ class TestCaches:
         whole = array.read_bytes()
         try:
             array.write_bytes(whole[:-10])
-            with pytest.raises(UserError, match=r"text\.npy: \d+ bytes, its account says \d+"):
+            with pytest.raises(UserError, match=r"text\.npy: \d+ bytes instead of \d+"):
                 build(dataset, "cache_text")
         finally:
             array.write_bytes(whole)

@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from inpaint_bench.core.config import ModelConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.models import builders, flops
-from inpaint_bench.models import loss as objective
 from inpaint_bench.models.location import LocationEncoder
-from inpaint_bench.models.precision import pin_fp32
+from inpaint_bench.models.networks import Networks, set_fp32_precision
 from inpaint_bench.models.tokenizer import hash_tokenizer
+from inpaint_bench.models.training_step import diffusion_loss, draw
 from inpaint_bench.workloads import finetune_inpaint
 from tests.run.support import bench, constant_batch
 
@@ -28,7 +28,7 @@ def tiny(*overrides: str) -> ModelConfig:
     return bench(*overrides).model
 
 
-def save(folder: Path, channels: int = 9) -> builders.Models:
+def save(folder: Path, channels: int = 9) -> Networks:
     """A diffusers folder with tiny random networks."""
     torch.manual_seed(1)
     config = tiny("model.location_tokens=0")
@@ -58,11 +58,11 @@ def save_tokenizer(folder: Path) -> None:
 class TestTheFullModel:
     def test_has_the_parameters_of_sd15_inpainting(self) -> None:
         nets = builders.build(bench("model=sd15_inpaint").model, torch.device("meta"))
-        counts = nets.counts()
+        counts = nets.parameter_counts()
         assert counts["unet"] == 859_535_364
         assert counts["vae"] == 83_653_863
         assert counts["text_encoder"] == 123_060_480
-        assert sum(p.numel() for p in nets.trained()) == counts["unet"] + counts["location"]
+        assert sum(p.numel() for p in nets.trainable_parameters()) == counts["unet"] + counts["location"]
 
     def test_reads_text_by_the_tokenizer_of_its_folder(self, tmp_path: Path) -> None:
         save(tmp_path)
@@ -89,8 +89,8 @@ class TestTheFullModel:
         nets = builders.build(tiny(), CPU)
         betas = torch.linspace(0.00085**0.5, 0.012**0.5, 1000, dtype=torch.float64) ** 2
         alphas = torch.cumprod(1 - betas, 0)
-        assert torch.allclose(nets.signal.double() ** 2, alphas, atol=1e-5)
-        assert torch.allclose(nets.noise.double() ** 2, 1 - alphas, atol=1e-5)
+        assert torch.allclose(nets.sqrt_alphas_cumprod.double() ** 2, alphas, atol=1e-5)
+        assert torch.allclose(nets.sqrt_one_minus_alphas_cumprod.double() ** 2, 1 - alphas, atol=1e-5)
 
 
 class TestAWeightsFolder:
@@ -127,12 +127,14 @@ class TestAWeightsFolder:
         nets = save(tmp_path)
         nets.unet.half().save_pretrained(tmp_path / "unet")
         loaded = builders.build(tiny(f"model.weights={tmp_path}"), CPU)
-        assert {p.dtype for p in loaded.trained()} == {torch.float32}
+        assert {p.dtype for p in loaded.trainable_parameters()} == {torch.float32}
 
     def test_that_is_missing_or_wrong_is_a_clear_error(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="no such folder"):
             builders.build(tiny(f"model.weights={tmp_path}/none"), CPU)
-        with pytest.raises(UserError, match="not a diffusers folder, unet, vae, text_encoder, tokenizer, scheduler"):
+        with pytest.raises(
+            UserError, match="not a diffusers folder, unet, vae, text_encoder, tokenizer, scheduler missing"
+        ):
             builders.build(tiny(f"model.weights={tmp_path}"), CPU)
         save(tmp_path)
         for file in (tmp_path / "vae").glob("*.safetensors"):
@@ -142,7 +144,7 @@ class TestAWeightsFolder:
 
 
 class TestLocation:
-    def run(self, nets: builders.Models, tokens: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+    def run(self, nets: Networks, tokens: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
         state = torch.randn(2, 9, 4, 4, generator=torch.Generator().manual_seed(0))
         states = torch.cat([text, tokens], 1)
         output: torch.Tensor = nets.unet.eval()(state, torch.tensor([3, 700]), states).sample
@@ -164,7 +166,7 @@ class TestLocation:
 
     def test_gate_and_then_the_encoder_learn(self) -> None:
         workload = finetune_inpaint.build(bench("workload.learning_rate=0.01"), CPU)
-        encoder = workload.assembly.nets.location
+        encoder = workload.components.networks.location
         assert encoder is not None
         before = encoder.linear.weight.detach().clone()
         for _ in range(3):
@@ -212,8 +214,8 @@ class ReadsBack(TorchDispatchMode):
 def test_forward_and_backward_never_wait_for_the_device(precision: str) -> None:
     workload = finetune_inpaint.build(bench(f"recipe.precision={precision}"), CPU)
     with ReadsBack():
-        draws = objective.draw(workload.assembly, 2, workload.random)
-        loss = objective.loss(workload.assembly, constant_batch(2), draws)
+        draws = draw(workload.components, 2, workload.training_step.generator)
+        loss = diffusion_loss(workload.components, constant_batch(2), draws)
         loss.backward()
         with pytest.raises(AssertionError, match="waits for the device"):
             loss.item()
@@ -232,7 +234,7 @@ class TestTokens:
 @pytest.mark.parametrize(("tf32", "word"), [(True, "tf32"), (False, "ieee")])
 def test_tf32_is_pinned_for_matmuls_and_convolutions_alike(tf32: bool, word: str) -> None:
     """Regression: pinned through the newer interface, PyTorch refused to be asked through the older one."""
-    assert pin_fp32(tf32) == {"matmul": word, "conv": word}
+    assert set_fp32_precision(tf32) == {"matmul": word, "conv": word}
     assert torch.backends.cudnn.allow_tf32 is tf32
     assert (torch.get_float32_matmul_precision() == "highest") is not tf32
 

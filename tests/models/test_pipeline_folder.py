@@ -126,7 +126,7 @@ class TestASavedPipeline:
         assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
     def test_needs_a_vocabulary_with_a_place_for_every_byte(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match="vocab_size=400: a pipeline can be saved from 514 on"):
+        with pytest.raises(UserError, match="vocab_size=400: saving a pipeline needs at least 514 ids"):
             save_pipeline(tiny("model.text_encoder.vocab_size=400"), tmp_path / "trained")
 
 
@@ -169,11 +169,11 @@ class TestADamagedFolder:
     def test_with_another_models_tokenizer_says_so(self, mine: Path) -> None:
         file = mine / "tokenizer/vocab.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), "<|endoftext|>": 49407}))
-        self.refused(mine, "the tokenizer ends a text with id 49407, the text encoder knows 1000")
+        self.refused(mine, "the tokenizer ends a text with id 49407, the text encoder has 1000 ids")
 
     def test_without_a_part_names_it(self, mine: Path) -> None:
         (mine / "vae").rename(mine / "other")
-        self.refused(mine, "not a diffusers folder, vae missing in it")
+        self.refused(mine, "not a diffusers folder, vae missing")
 
     def test_with_another_number_of_location_tokens_says_which_to_set(self, mine: Path) -> None:
         self.refused(mine, r"has tokens 4, not 6; set model\.location_tokens", "model.location_tokens=6")
@@ -183,9 +183,9 @@ class TestADamagedFolder:
         file.write_text(json.dumps({**json.loads(file.read_text()), "shortest_m": 20.0}))
         self.refused(mine, r"location encoder has shortest_m 20\.0, not 10\.0")
         file.write_text('{"tokens": 4}')
-        self.refused(mine, r"config\.json: does not say 'width'")
+        self.refused(mine, r"config\.json: .*missing required field `width`")
         file.write_text("[]")
-        self.refused(mine, r"config\.json: does not describe a location encoder")
+        self.refused(mine, r"config\.json: Expected `object`, got `array`")
 
 
 class TestAnotherModel:

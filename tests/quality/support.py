@@ -7,19 +7,19 @@ from pathlib import Path
 import torch
 
 from inpaint_bench.models import builders
-from inpaint_bench.models.networks import Models
+from inpaint_bench.models.networks import Networks
 from tests.run.support import bench
 
 CPU = torch.device("cpu")
 CENTRE = (55.7, 13.2)
 
 
-def tiny(*overrides: str, seed: int = 0) -> Models:
+def tiny(*overrides: str, seed: int = 0) -> Networks:
     torch.manual_seed(seed)
     return builders.build(bench(*overrides).model, CPU, CENTRE)
 
 
-def listening(seed: int = 0) -> Models:
+def listening(seed: int = 0) -> Networks:
     """Networks whose output depends on the position."""
     nets = tiny(seed=seed)
     assert nets.location is not None
@@ -28,11 +28,11 @@ def listening(seed: int = 0) -> Models:
     return nets
 
 
-def loaded(folder: Path, *overrides: str) -> Models:
+def loaded(folder: Path, *overrides: str) -> Networks:
     return builders.build(bench(f"model.weights={folder}", *overrides).model, CPU, (0.0, 0.0))
 
 
-def noise(nets: Models, latitude: float = 55.7, longitude: float = 13.2) -> torch.Tensor:
+def noise(nets: Networks, latitude: float = 55.7, longitude: float = 13.2) -> torch.Tensor:
     """What the networks predict for one fixed input."""
     random = torch.Generator().manual_seed(7)
     state = torch.randn(1, 9, 8, 8, generator=random)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from inpaint_bench.core.config import QualityConfig
 from inpaint_bench.quality import grid, metrics
-from inpaint_bench.quality.metrics import FID_IMAGES, Figures, Judge, psnr_hole, ssim_hole
+from inpaint_bench.quality.metrics import MIN_FID_IMAGES, ImageMetrics, psnr_hole, ssim_hole
 
 from .support import CPU
 
@@ -26,10 +26,10 @@ def pictures(count: int = 4, side: int = 32) -> tuple[Tensor, Tensor]:
     return torch.rand(count, 3, side, side, generator=torch.Generator().manual_seed(0)) * 2 - 1, masks
 
 
-def judge(originals: Tensor, restored: Tensor, masks: Tensor, quality: QualityConfig) -> Figures:
-    judging = Judge(quality, len(originals), CPU)
+def judge(originals: Tensor, restored: Tensor, masks: Tensor, quality: QualityConfig) -> dict[str, dict[str, Any]]:
+    judging = ImageMetrics(quality, len(originals), CPU)
     judging.add(originals, restored, masks)
-    return judging.figures()
+    return judging.results()
 
 
 class TestPSNR:
@@ -51,7 +51,7 @@ class TestPSNR:
         assert figures["psnr_hole_db"] == {"value": pytest.approx(20.0, abs=1e-3), "n": 3}
         assert figures["ssim_hole"]["n"] == 3
         none = judge(images, images, torch.zeros_like(masks), QualityConfig())
-        assert none["psnr_hole_db"] == {"unavailable": "no image with a repainted part"}
+        assert none["psnr_hole_db"] == {"unavailable": "no image has a repainted part"}
 
 
 class TestSSIM:
@@ -85,7 +85,7 @@ class TestWithoutWeightFiles:
         assert figures["lpips"] == {
             "unavailable": "quality.lpips_weights is empty: no weight file is given, and none is downloaded"
         }
-        assert figures["fid"] == {"unavailable": "FID needs 2,049 images at least, there are 4"}
+        assert figures["fid"] == {"unavailable": "FID needs at least 2,049 images, there are 4"}
         figures = judge(images, images, masks, QualityConfig(lpips_weights=str(tmp_path / "alex.pth")))
         assert figures["lpips"]["unavailable"].endswith("alex.pth: no such file")
 
@@ -94,7 +94,7 @@ class TestWithoutWeightFiles:
         (tmp_path / "alex.pth").write_bytes(content)
         images, masks = pictures()
         figures = judge(images, images, masks, QualityConfig(lpips_weights=str(tmp_path / "alex.pth")))
-        assert "alex.pth: not a file of weights" in figures["lpips"]["unavailable"]
+        assert "alex.pth: not a weight file" in figures["lpips"]["unavailable"]
 
     def test_a_file_that_would_run_code_is_not_run(self, tmp_path: Path) -> None:
         class Attack:
@@ -103,7 +103,7 @@ class TestWithoutWeightFiles:
 
         torch.save({"weight": Attack()}, tmp_path / "weights.pth")
         for load in (metrics.load_lpips, lambda path: metrics.load_fid(path, 5000)):
-            with pytest.raises(metrics.Unavailable, match="not a file of weights"):
+            with pytest.raises(metrics.MetricUnavailableError, match="not a weight file"):
                 load(str(tmp_path / "weights.pth"))
         assert not (tmp_path / "ran").exists()
 
@@ -113,13 +113,13 @@ class TestWithoutWeightFiles:
         monkeypatch.setitem(sys.modules, "lpips", None)
         torch.save({"features.0.weight": torch.zeros(1)}, tmp_path / "alex.pth")
         with pytest.raises(
-            metrics.Unavailable, match=r"lpips is not installed: pip install 'inpaint-bench\[quality\]'"
+            metrics.MetricUnavailableError, match=r"lpips is not installed: pip install 'inpaint-bench\[quality\]'"
         ):
             metrics.load_lpips(str(tmp_path / "alex.pth"))
 
     def test_other_inception_weights_than_the_known_ones_are_refused(self, tmp_path: Path) -> None:
         torch.save({"weight": torch.zeros(1)}, tmp_path / "inception.pth")
-        with pytest.raises(metrics.Unavailable, match="with other weights FID is not comparable"):
+        with pytest.raises(metrics.MetricUnavailableError, match="with other weights FID is not comparable"):
             metrics.load_fid(str(tmp_path / "inception.pth"), 5000)
 
 
@@ -162,7 +162,9 @@ class TestWithWeightFiles:
 
     def test_lpips_refuses_weights_of_something_else(self, tmp_path: Path) -> None:
         torch.save({"conv.weight": torch.zeros(3)}, tmp_path / "alex.pth")
-        with pytest.raises(metrics.Unavailable, match="neither torchvision's AlexNet nor a whole LPIPS network"):
+        with pytest.raises(
+            metrics.MetricUnavailableError, match="neither torchvision's AlexNet nor a whole LPIPS network"
+        ):
             metrics.load_lpips(str(tmp_path / "alex.pth"))
 
 
@@ -183,19 +185,19 @@ class TestFID:
         monkeypatch.setattr(metrics, "load_fid", lambda *_: FrechetInceptionDistance(feature=Means()))
 
     def test_is_the_squared_distance_of_means_where_the_spread_is_equal(self) -> None:
-        judging = Judge(QualityConfig(), FID_IMAGES, CPU)
+        judging = ImageMetrics(QualityConfig(), MIN_FID_IMAGES, CPU)
         random = torch.Generator().manual_seed(0)
         for size in (2000, 49):
             # Whole grey levels, so that nothing is rounded: 8 levels brighter in each of three channels.
             levels = torch.randint(0, 200, (size, 3, 8, 8), generator=random) / 127.5 - 1
             judging.add(levels, levels + 8 / 127.5, torch.ones(size, 1, 8, 8))
-        assert judging.figures()["fid"] == {"value": pytest.approx(3 * 8**2, rel=1e-3), "n": FID_IMAGES}
+        assert judging.results()["fid"] == {"value": pytest.approx(3 * 8**2, rel=1e-3), "n": MIN_FID_IMAGES}
 
     def test_is_refused_when_fewer_images_came_than_were_announced(self) -> None:
-        judging = Judge(QualityConfig(), FID_IMAGES, CPU)
+        judging = ImageMetrics(QualityConfig(), MIN_FID_IMAGES, CPU)
         images, masks = pictures()
         judging.add(images, images, masks)
-        assert judging.figures()["fid"] == {"unavailable": "FID needs 2,049 images at least, there are 4"}
+        assert judging.results()["fid"] == {"unavailable": "FID needs at least 2,049 images, there are 4"}
 
 
 class TestAGrid:
@@ -215,5 +217,5 @@ class TestAGrid:
 
     def test_of_nothing_is_refused(self, tmp_path: Path) -> None:
         nothing = torch.zeros(0, 3, 8, 8)
-        with pytest.raises(ValueError, match="needs a picture"):
+        with pytest.raises(ValueError, match="needs an image"):
             grid.write(tmp_path / "grid.png", nothing, nothing, nothing)

@@ -245,7 +245,7 @@ class TestAMistake:
         out = tmp_path / "disk"
         out.mkdir()
         monkeypatch.setattr(Path, "is_mount", lambda path: path == out)
-        self.refused(capsys, "disk: is a mount point, which the finished folder cannot replace", weights, images, out)
+        self.refused(capsys, "disk: a mount point cannot be replaced", weights, images, out)
 
     @pytest.mark.parametrize("size", [None, [8, 8]])
     def test_of_weights_whose_side_is_not_one_number_is_named(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inpaint_bench.models.networks import Models
+from inpaint_bench.models.networks import Networks
 from inpaint_bench.quality.sampling import restore
 
 from .support import listening, tiny
@@ -16,7 +16,7 @@ from .support import listening, tiny
 STEPS = 3
 
 
-def inputs(nets: Models, count: int = 2) -> dict[str, Any]:
+def inputs(nets: Networks, count: int = 2) -> dict[str, Any]:
     random = torch.Generator().manual_seed(3)
     masks = torch.zeros(count, 1, 32, 32)
     masks[:, :, 8:24, 4:20] = 1
@@ -59,7 +59,7 @@ def test_a_seed_fixes_each_image_whatever_else_is_in_the_batch() -> None:
 
 
 def test_positions_matter_once_the_gate_is_open() -> None:
-    def apart(nets: Models, latitude: float) -> float:
+    def apart(nets: Networks, latitude: float) -> float:
         given = inputs(nets)
         elsewhere = {**given, "latitude": torch.full((2,), latitude, dtype=torch.float64)}
         return float((restore(nets, **given, seed=0) - restore(nets, **elsewhere, seed=0)).abs().max())
@@ -84,7 +84,7 @@ def test_a_model_that_knows_the_noise_ends_at_the_clean_latent_and_the_noise_of_
     times: list[int] = []
 
     def noise_in(state: Tensor, time: int) -> Tensor:
-        return (state[:, :4] - nets.signal[time] * clean) / nets.noise[time]
+        return (state[:, :4] - nets.sqrt_alphas_cumprod[time] * clean) / nets.sqrt_one_minus_alphas_cumprod[time]
 
     def oracle(state: Tensor, now: Tensor, _: Tensor) -> Tensor:
         times.append(int(now[0]))
@@ -92,7 +92,7 @@ def test_a_model_that_knows_the_noise_ends_at_the_clean_latent_and_the_noise_of_
 
     restored = restore(nets, **{**given, "steps": 20}, seed=[5, 6], predict=oracle)
     start = torch.stack([torch.randn(4, 4, 4, generator=torch.Generator().manual_seed(seed)) for seed in (5, 6)])
-    end = nets.signal[0] * clean + nets.noise[0] * noise_in(start, times[0])
+    end = nets.sqrt_alphas_cumprod[0] * clean + nets.sqrt_one_minus_alphas_cumprod[0] * noise_in(start, times[0])
     expected = nets.vae.decode(end / nets.vae.config.scaling_factor).sample.clamp(-1, 1)
     hole = given["masks"].expand_as(restored) > 0.5
     assert torch.allclose(restored[hole], expected[hole], atol=0.01)

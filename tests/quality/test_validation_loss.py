@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from inpaint_bench.models.networks import Models
-from inpaint_bench.quality.validation_loss import Held, losses, timestep, validate
+from inpaint_bench.data.samples import Batch
+from inpaint_bench.models.networks import Networks
+from inpaint_bench.quality.validation_loss import losses, timestep, validate
 
 from .support import listening, tiny
 
 
-def held(nets: Models, sizes: tuple[int, ...] = (4, 4)) -> list[Held]:
+def held(nets: Networks, sizes: tuple[int, ...] = (4, 4)) -> list[Batch]:
     """The same eight or so images however they are cut into batches."""
     random = torch.Generator().manual_seed(0)
     count = sum(sizes)
@@ -47,7 +48,7 @@ def test_neither_moves_training_s_random_numbers_nor_leaves_the_networks_changed
     validate(nets, held(nets))
     assert torch.equal(torch.get_rng_state(), before)
     assert nets.unet.training
-    assert all(p.grad is None for p in nets.trained())
+    assert all(p.grad is None for p in nets.trainable_parameters())
 
 
 def test_an_image_is_asked_the_same_in_batches_of_any_size() -> None:
@@ -61,8 +62,9 @@ def test_whoever_knows_the_noise_has_no_loss_and_who_says_nothing_has_one() -> N
     clean = nets.vae.encode(batches[0]["image"]).latent_dist.mode() * nets.vae.config.scaling_factor
 
     def knows(state: Tensor, times: Tensor, _: Tensor) -> Tensor:
-        kept, added = nets.signal[times, None, None, None], nets.noise[times, None, None, None]
-        return (state[:, :4] - kept * clean) / added
+        signal_weight = nets.sqrt_alphas_cumprod[times, None, None, None]
+        noise_weight = nets.sqrt_one_minus_alphas_cumprod[times, None, None, None]
+        return (state[:, :4] - signal_weight * clean) / noise_weight
 
     assert validate(nets, batches, predict=knows)["loss"] < 1e-5
     silent = losses(nets, batches, predict=lambda state, *_: torch.zeros_like(state[:, :4]))

@@ -113,9 +113,9 @@ class TestLearning:
         workload = finetune_inpaint.build(bench("recipe.precision=fp16"), torch.device("cpu"))
         batch = workload.next_batch()
         workload.step(batch)
-        assert workload.scaler is not None
+        assert workload.training_step.scaler is not None
         before = workload.skipped_steps()
-        workload.scaler.update(torch.tensor(3e38))  # no gradient survives such a scale
+        workload.training_step.scaler.update(torch.tensor(3e38))  # no gradient survives such a scale
         workload.step(batch)
         assert workload.skipped_steps() == before + 1
 
@@ -137,7 +137,7 @@ class TestAFailure:
         real = FinetuneInpaint.step
 
         def step(self: FinetuneInpaint, batch: Any) -> torch.Tensor:
-            if self.attempted == 3:
+            if self.training_step.steps == 3:
                 raise error
             return real(self, batch)
 

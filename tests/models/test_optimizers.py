@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from inpaint_bench.models.bf16_adamw import Bf16AdamW, round_stochastically
+from inpaint_bench.models.optimizers import Bf16AdamW, round_stochastically
 
 
 def parameters(*shapes: tuple[int, ...], layout: torch.memory_format = torch.contiguous_format) -> list[nn.Parameter]:

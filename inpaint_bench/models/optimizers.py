@@ -1,11 +1,12 @@
-"""AdamW for bf16 weights: with fp32 masters, or with bf16 moments and stochastically rounded updates.
+"""AdamW for the baseline and for bf16 weights, and the state of any optimizer as tensors by name.
 
-PyTorch's own fused AdamW wants weights, gradients and moments of one type. Here the weights are views into
-one flat buffer, so that the whole update is a single elementwise kernel: 32 bytes moved per parameter with
-masters and 18 with stochastic rounding, against 28 of fused fp32 AdamW, which pays 6 more for autocast's casts.
+PyTorch's fused AdamW wants weights, gradients and moments of one type. `Bf16AdamW` has fp32 master weights, or bf16
+moments and stochastically rounded updates. Its weights are views into one flat buffer, so that the whole update is a
+single elementwise kernel: 32 bytes moved per parameter with masters and 18 with stochastic rounding, against 28 of
+fused fp32 AdamW, which pays 6 more for autocast's casts.
 
-Stochastic rounding adds uniform bits below the last one that bf16 keeps: right on average, where rounding to
-nearest would lose every update smaller than half a unit in the last place (at a learning rate of 1e-5: most).
+Stochastic rounding adds uniform bits below the last one that bf16 keeps: right on average, where rounding to nearest
+would lose every update smaller than half a unit in the last place (at a learning rate of 1e-5: most).
 """
 
 from __future__ import annotations
@@ -16,7 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+# torch.optim.AdamW's own defaults, written out: they are part of what is measured.
+ADAMW: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2}
+
 Kernel = Callable[..., None]
+
+
+def baseline_adamw(parameters: list[nn.Parameter], lr: float) -> list[torch.optim.Optimizer]:
+    """Return the baseline's AdamW. foreach on a GPU and the loop elsewhere is PyTorch's own choice, pinned here."""
+    foreach = parameters[0].device.type == "cuda"
+    return [torch.optim.AdamW(parameters, lr=lr, foreach=foreach, fused=False, **ADAMW)]
 
 
 class Bf16AdamW(torch.optim.Optimizer):
@@ -28,9 +38,9 @@ class Bf16AdamW(torch.optim.Optimizer):
         *,
         lr: float,
         stochastic: bool,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
+        betas: tuple[float, float] = ADAMW["betas"],
+        eps: float = ADAMW["eps"],
+        weight_decay: float = ADAMW["weight_decay"],
     ) -> None:
         super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         self.stochastic = stochastic
@@ -42,22 +52,23 @@ class Bf16AdamW(torch.optim.Optimizer):
         count = sum(p.numel() for p in params)
         self._flat = torch.empty(count, dtype=torch.bfloat16, device=device)
         self._grad = torch.empty_like(self._flat)
-        self._views = _adopt(params, self._flat)
-        self._grad_views = _like(params, self._grad)
-        kind = torch.bfloat16 if stochastic else torch.float32
+        self._grad_views = _views_like(params, self._grad)
+        _move_into(params, self._flat)
+        dtype = torch.bfloat16 if stochastic else torch.float32
         self.buffers: dict[str, Tensor] = {
-            "exp_avg": torch.zeros(count, dtype=kind, device=device),
-            "exp_avg_sq": torch.zeros(count, dtype=kind, device=device),
+            "exp_avg": torch.zeros(count, dtype=dtype, device=device),
+            "exp_avg_sq": torch.zeros(count, dtype=dtype, device=device),
             "step": torch.zeros((), dtype=torch.float32, device=device),  # a tensor: a CUDA graph reads it anew
         }
         if not stochastic:
             self.buffers["master"] = self._flat.float()
-        kernel: Kernel = _stochastic if stochastic else _master
-        # On a GPU one kernel instead of a dozen passes; the processor is not worth a compiler.
+        kernel: Kernel = _update_stochastic if stochastic else _update_master
+        # On a GPU one kernel instead of a dozen passes; on the CPU compiling would not pay.
         self._kernel = torch.compile(kernel, dynamic=False) if device.type == "cuda" else kernel
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update the parameters from their gradients."""
         assert closure is None
         (group,) = self.param_groups
         torch._foreach_copy_(self._grad_views, [p.grad for p in group["params"]])
@@ -75,8 +86,8 @@ class Bf16AdamW(torch.optim.Optimizer):
         )
 
 
-def _like(params: list[nn.Parameter], flat: Tensor) -> list[Tensor]:
-    """Views of `flat` with the parameters' shapes and strides, one after another."""
+def _views_like(params: list[nn.Parameter], flat: Tensor) -> list[Tensor]:
+    """Return consecutive views of `flat` with the parameters' shapes and strides."""
     views, start = [], 0
     for p in params:
         views.append(flat[start : start + p.numel()].as_strided(p.shape, p.stride(), flat.storage_offset() + start))
@@ -85,28 +96,28 @@ def _like(params: list[nn.Parameter], flat: Tensor) -> list[Tensor]:
 
 
 @torch.no_grad()
-def _adopt(params: list[nn.Parameter], flat: Tensor) -> list[Tensor]:
-    """Move the parameters into `flat`, keeping values and strides."""
-    views = _like(params, flat)
-    for p, view in zip(params, views, strict=True):
+def _move_into(params: list[nn.Parameter], flat: Tensor) -> None:
+    """Make the parameters views of `flat`, keeping values and strides."""
+    for p, view in zip(params, _views_like(params, flat), strict=True):
         view.copy_(p)
         p.data = view
-    return views
 
 
 def _adam(
     value: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: Tensor, *, lr: float, beta1: float, beta2: float,
     eps: float, decay: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """One AdamW update in fp32: new value, first and second moment."""
+    """Compute one AdamW update in fp32: new value, first and second moment."""
     m = m + (grad - m) * (1 - beta1)
     v = v * beta2 + grad * grad * (1 - beta2)
-    first, second = 1 - beta1**step, 1 - beta2**step
-    value = value * (1 - lr * decay) - lr / first * m / ((v / second).sqrt() + eps)
+    bias1, bias2 = 1 - beta1**step, 1 - beta2**step
+    value = value * (1 - lr * decay) - lr / bias1 * m / ((v / bias2).sqrt() + eps)
     return value, m, v
 
 
-def _master(flat: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: Tensor, master: Tensor, **settings: float) -> None:
+def _update_master(
+    flat: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: Tensor, master: Tensor, **settings: float
+) -> None:
     value, new_m, new_v = _adam(master, grad.float(), m, v, step, **settings)
     master.copy_(value)
     m.copy_(new_m)
@@ -114,7 +125,7 @@ def _master(flat: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: Tensor, mast
     flat.copy_(value)
 
 
-def _stochastic(flat: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: Tensor, **settings: float) -> None:
+def _update_stochastic(flat: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: Tensor, **settings: float) -> None:
     value, new_m, new_v = _adam(flat.float(), grad.float(), m.float(), v.float(), step, **settings)
     flat.copy_(round_stochastically(value))
     m.copy_(round_stochastically(new_m))
@@ -122,25 +133,28 @@ def _stochastic(flat: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: Tensor, 
 
 
 def round_stochastically(value: Tensor) -> Tensor:
-    """fp32 -> bf16, up or down with odds such that the mean is the value. Not for NaN or infinity."""
+    """Round fp32 to bf16, up or down with odds such that the mean is the value. Not for NaN or infinity."""
     bits = value.view(torch.int32)
     noise = torch.randint_like(bits, 0, 1 << 16)
     return ((bits + noise) & -65536).view(torch.float32).bfloat16()
 
 
+# --- checkpoints ---------------------------------------------------------------------------------
+
+
 def state_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """What a checkpoint must hold of an optimiser beside the parameters, by name."""
+    """Return an optimizer's state, without the parameters, as tensors by name."""
     if isinstance(optimizer, Bf16AdamW):
         return dict(optimizer.buffers)
     return {
         f"{number}.{name}": value if isinstance(value, Tensor) else torch.tensor(value)
         for number, values in optimizer.state_dict()["state"].items()
-        for name, value in _unwrapped(values)
+        for name, value in _flatten(values)
     }
 
 
-def _unwrapped(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """bitsandbytes hides its quantised state from FSDP in a dictionary inside; it loads it from either place."""
+def _flatten(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield a parameter's state. bitsandbytes nests its quantised state to hide it from FSDP; it loads it flat too."""
     for name, value in values.items():
         if isinstance(value, dict):
             yield from value.items()
@@ -149,8 +163,8 @@ def _unwrapped(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 @torch.no_grad()
-def load_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Take back what `state_tensors` gave."""
+def load_state_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Restore what `state_tensors` returned."""
     if isinstance(optimizer, Bf16AdamW):
         for name, buffer in optimizer.buffers.items():
             buffer.copy_(tensors[name])
@@ -158,7 +172,7 @@ def load_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -
     state: dict[int, dict[str, Any]] = {}
     for key, value in tensors.items():
         number, name = key.split(".", 1)
-        # Whole numbers were plain ones (bitsandbytes' step); PyTorch's own step is a float tensor and stays one.
+        # Integers were plain numbers (bitsandbytes' step); PyTorch's own step is a float tensor and stays one.
         plain = value.ndim == 0 and not value.is_floating_point()
         state.setdefault(int(number), {})[name] = int(value) if plain else value
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

@@ -1,0 +1,120 @@
+"""Judging a model on held-out images: validation during training, and metrics and pictures when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inpaint_bench.data.open_source import Indices
+from inpaint_bench.data.samples import Batch, Samples
+from inpaint_bench.models.pipeline_folder import save_pipeline
+from inpaint_bench.models.training_step import EMA, StepComponents
+from inpaint_bench.quality import grid, metrics, sampling, validation_loss
+from inpaint_bench.quality.inputs import Predict
+
+MASK_SEED = 7_919  # the held-out images' masks are the same in every run, whatever its seed
+BATCH = 8  # images; evaluation is not what is measured
+GRID_ROWS = 8
+GRID = Path("quality") / "grid.png"
+WEIGHTS = Path("weights")
+
+
+def validate(components: StepComponents, held_out: Indices) -> dict[str, float]:
+    """Return `loss` on fixed noise, timesteps and masks, and `n`; with locations also `loss_shuffled`.
+
+    In the latter every image has another one's position. Empty where nothing is held out.
+    """
+    chosen = _evenly_spaced(held_out, components.bench.workload.validation_images)
+    if not len(chosen):
+        return {}
+
+    def loss(positions: str) -> dict[str, Any]:
+        batches, predict = _batches(components, chosen), _unet_prediction(components)
+        return validation_loss.validate(components.networks, batches, predict=predict, positions=positions)
+
+    result = loss("true")
+    if components.networks.location and len(chosen) > 1:
+        result["loss_shuffled"] = loss("shuffled")["loss"]
+    return result
+
+
+def finish(components: StepComponents, held_out: Indices, run_dir: Path, ema: EMA | None) -> dict[str, Any]:
+    """Restore held-out images, image_metrics and show them, and save the weights, as the configuration asks.
+
+    With EMA, the averaged weights are judged and saved.
+    """
+    config = components.bench.workload
+    result: dict[str, Any] = {"metrics": {}, "pictures": None, "weights": None}
+    with ema.applied() if ema else nullcontext():
+        chosen = _evenly_spaced(held_out, config.sample_images)
+        if len(chosen):
+            result |= _restore(components, chosen, run_dir)
+        if config.save_weights:
+            save_pipeline(components.networks, run_dir / WEIGHTS)
+            result["weights"] = WEIGHTS.as_posix()
+    return result
+
+
+def _restore(components: StepComponents, chosen: Indices, run_dir: Path) -> dict[str, Any]:
+    bench = components.bench
+    image_metrics = metrics.ImageMetrics(bench.quality, len(chosen), components.device)
+    shown: list[tuple[Tensor, Tensor, Tensor]] = []
+    for batch in _batches(components, chosen):
+        with components.autocast(), components.attention_kernels():
+            restored = sampling.restore(
+                components.networks,
+                batch["image"],
+                batch["mask"],
+                batch["tokens"],
+                batch["latitude"],
+                batch["longitude"],
+                bench.workload.sample_steps,
+                [MASK_SEED + int(index) for index in batch["index"]],
+                predict=_unet_prediction(components),
+            )
+        image_metrics.add(batch["image"], restored, batch["mask"])
+        if sum(len(images) for images, _, _ in shown) < GRID_ROWS:
+            shown.append((batch["image"], batch["mask"], restored.cpu()))
+    (run_dir / GRID).parent.mkdir(exist_ok=True)
+    names = [components.source.names[index] for index in chosen[:GRID_ROWS]]
+    originals, masks, results = (torch.cat(column) for column in zip(*shown, strict=True))
+    grid.write(run_dir / GRID, originals, masks, results, names=names, rows=GRID_ROWS)
+    return {"metrics": image_metrics.results(), "pictures": GRID.as_posix()}
+
+
+def _evenly_spaced(held_out: Indices, limit: int) -> Indices:
+    """Choose at most `limit` images, evenly: neighbours in the index are neighbours on the map."""
+    if len(held_out) <= limit:
+        return held_out
+    return held_out[np.linspace(0, len(held_out) - 1, limit).round().astype(np.int64)] if limit else held_out[:0]
+
+
+def _batches(components: StepComponents, chosen: Indices) -> Iterator[Batch]:
+    # No masks that hide the whole image: nothing would be left to restore it from.
+    masks = components.bench.data.masks
+    samples = Samples(components.source, components.networks.tokenize, MASK_SEED, masks=masks, full_mask_share=0.0)
+    for start in range(0, len(chosen), BATCH):
+        batch = [samples[int(index), 0] for index in chosen[start : start + BATCH]]
+        yield {
+            name: torch.stack([sample[name] for sample in batch]).to(components.device if name == "tokens" else "cpu")
+            for name in batch[0]
+        }
+
+
+def _unet_prediction(components: StepComponents) -> Predict:
+    """Return the UNet's prediction under the recipe, but not compiled: these shapes occur once."""
+    unet, dtype = components.networks.unet, components.unet_dtype
+
+    def predict(sample: Tensor, timesteps: Tensor, states: Tensor) -> Tensor:
+        sample = sample.to(dtype).contiguous(memory_format=components.memory_format)
+        with components.autocast(), components.attention_kernels():
+            noise: Tensor = unet(sample, timesteps, states.to(dtype), return_dict=False)[0]
+        return noise
+
+    return predict
