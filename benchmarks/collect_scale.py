@@ -25,7 +25,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from launchers.sweep import snapshot
+from launchers.sweep.events import Staged
 from launchers.sweep.ledger import Ledger
+from tests.launchers.sweeps import a_point, a_sweep, plan, submit
 from tests.testbed.bed import Bed
 from tests.testbed.ssh import LoginNodes
 
@@ -71,7 +73,7 @@ def _measure(runs: int, mb: float, folder: Path, nodes: LoginNodes, *, with_rsyn
     connect = {"method": "ssh", "host": f"{SITE}-login", "ssh_config": str(nodes.config), "folder": str(folder)}
     _sweep(local, runs, connect | {"persist_min": 1}, {"python": str(python)})
     code = snapshot.take(remote / "code")
-    Ledger(local).append("staged", site=SITE, root=str(remote), code=code.name)
+    Ledger(local).append(Staged(site=SITE, root=str(remote), code=code.name))
     for num in range(runs):
         _run_directory(remote / str(num) / "attempt-1", num, round(mb * 1e6 / PARTS))
     print(f"{runs} runs of {mb:g} MB in {PARTS} parts, by {'rsync' if with_rsync else 'tar'}")
@@ -133,16 +135,10 @@ def _check(remote: Path, local: Path) -> None:
 def _sweep(folder: Path, runs: int, connect: dict[str, Any], more: dict[str, Any]) -> None:
     site: Any = OmegaConf.to_container(OmegaConf.load(REPOSITORY / "conf" / "site" / f"{SITE}.yaml"))
     site["connect"] |= connect
-    folder.mkdir()
-    ledger, points = Ledger(folder), range(runs)
-    ledger.create(sweep_id="scale", created_unix=time.time(), command=[], overrides=[], order=None)
-    asked = [
-        {"point": n, "overrides": ["gpu=h200", f"batch={n + 1}"], "gpu": "h200", "batch": n + 1, "site": SITE}
-        for n in points
-    ]
-    ledger.know(asked, {SITE: site | more})
-    ledger.append("planned", group="g", job_name="g", site=SITE, asked=asked, points=[[n, 1, f"r-{n}"] for n in points])
-    ledger.append("submitted", group="g", job_id="1_%a", points=[[n, 1] for n in points])
+    points = [a_point(n, overrides=["gpu=h200", f"batch={n + 1}"], batch=n + 1, site=SITE) for n in range(runs)]
+    ledger = a_sweep(folder, points, {SITE: site | more}, sweep_id="scale")
+    plan(ledger, points, group="g", job_name="g")
+    submit(ledger, range(runs), job_id="1_%a", group="g")
 
 
 def _run_directory(folder: Path, num: int, part_bytes: int) -> None:

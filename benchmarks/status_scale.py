@@ -28,7 +28,8 @@ from omegaconf import OmegaConf
 from inpaint_bench.core.files import replace_json
 from inpaint_bench.core.records import Manifest
 from inpaint_bench.core.schema import MANIFEST, SAMPLES_FAST, SCHEDULER, TELEMETRY
-from launchers.sweep.ledger import Ledger
+from launchers.sweep.sweep_record import PointSpec
+from tests.launchers.sweeps import a_point, a_sweep, plan, submit
 
 REPOSITORY = Path(__file__).parents[1]
 SITE, PARTITION = "delta", "cpu"
@@ -89,26 +90,22 @@ def _sbatch(command: str, number: int, more: list[str], environment: dict[str, s
 def _sweep(folder: Path, conf: Path, shares: dict[str, int], arrays: dict[str, str], like: Path | None) -> None:
     site: Any = OmegaConf.to_container(OmegaConf.load(REPOSITORY / "conf" / "site" / f"{SITE}.yaml"))
     site["connect"]["slurm_conf"] = str(conf)
-    ledger = Ledger(folder)
-    folder.mkdir(parents=True)
-    ledger.create(sweep_id="scale", created_unix=time.time(), command=[], overrides=[], order=None)
     entries = [
-        {"point": num, "overrides": ["gpu=h200", f"batch={num + 1}"], "gpu": "h200", "batch": num + 1, "site": SITE}
+        a_point(num, overrides=["gpu=h200", f"batch={num + 1}"], batch=num + 1, site=SITE)
         for num in range(sum(shares.values()))
     ]
-    ledger.know(entries, {SITE: site})
+    ledger = a_sweep(folder, entries, {SITE: site}, sweep_id="scale")
     begin = 0
     for share, number in shares.items():
         mine = entries[begin : begin + number]
-        named = {"group": share, "job_name": share, "site": SITE, "partition": PARTITION}
-        ledger.append("planned", **named, asked=mine, points=[[e["point"], 1, f"r-{e['point']}"] for e in mine])
-        ledger.append("submitted", group=share, job_id=f"{arrays[share]}_%a", points=[[e["point"], 1] for e in mine])
+        plan(ledger, mine, group=share, job_name=share)
+        submit(ledger, [entry.point for entry in mine], job_id=f"{arrays[share]}_%a", group=share)
         for entry in mine:
-            _run_directory(folder / str(entry["point"]) / "attempt-1", share, entry, like)
+            _run_directory(folder / str(entry.point) / "attempt-1", share, entry, like)
         begin += number
 
 
-def _run_directory(folder: Path, share: str, entry: dict[str, Any], like: Path | None) -> None:
+def _run_directory(folder: Path, share: str, entry: PointSpec, like: Path | None) -> None:
     if share == "held":
         return
     if like and share == "completed":
@@ -118,8 +115,8 @@ def _run_directory(folder: Path, share: str, entry: dict[str, Any], like: Path |
     progress = {"step": 30, "steps_total": 60, "images_per_s": 34.5, "t_unix_ns": now}
     values = dict.fromkeys(Manifest.__struct_fields__) | {
         "status": "completed" if share == "completed" else "running",
-        "batch": entry["batch"],
-        "overrides": entry["overrides"],
+        "batch": entry.batch,
+        "overrides": entry.overrides,
         "started_unix_ns": now - 60 * 10**9,
         "ended_unix_ns": now if share == "completed" else None,
         "telemetry": {"source": "nvml", "hz": 10.0, "status": "complete"},

@@ -32,17 +32,17 @@ def _launch() -> None:
     """What was asked for, and of `repeats=auto` whose points were waited for the repetitions that it still needs."""
     from launchers.submit.plugin import SweepLauncher
 
-    SweepLauncher.ended.clear()
+    SweepLauncher.ended_auto_sweeps.clear()
     failed: PointsFailedError | None = None
     try:
         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task)()
     except PointsFailedError as error:
         failed = error
-    for folder in SweepLauncher.ended:
-        from inpaint_bench.cli.repeats import repeat
+    for folder in SweepLauncher.ended_auto_sweeps:
+        from inpaint_bench.cli.repeats import add_repetitions
 
         try:
-            repeat(folder, task, wait=True)
+            add_repetitions(folder, task, wait=True)
         except PointsFailedError as error:
             failed = failed or error
     if failed:

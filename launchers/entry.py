@@ -1,4 +1,4 @@
-"""What a job starts with, `python -m launchers.entry FOLDER`: look whose folder it is, then load the point from it."""
+"""What a job starts with, `python -m launchers.entry FOLDER`: check the folder, then load the job from it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from .sweep import private_dirs
 
 
 def command(python: str, folder: Path) -> str:
-    """The shell command of a job whose pickle lies in `folder`."""
+    """Return the shell command of a job whose pickle lies in `folder`."""
     return f"{shlex.quote(python)} -u -m {__name__} {shlex.quote(str(folder))}"
 
 
 def pickle_name(task: int | str) -> str:
-    """Of one task of an array, from before sbatch is called until it begins."""
+    """Return the file name of an array task's pickle, from before sbatch is called until the task starts."""
     return f"{task}.pkl"
 
 
 def main(argv: list[str]) -> int:
+    """Run the job in the folder `argv[0]`; returns an exit code."""
     folder = Path(argv[0])
     try:
         private_dirs.check(folder)
@@ -38,7 +39,7 @@ def main(argv: list[str]) -> int:
     if job.cluster == "slurm" and task and not job.paths.submitted_pickle.exists():
         (folder / pickle_name(task)).rename(job.paths.submitted_pickle)
     result = job.paths.result_pickle
-    # submitit refuses to write beside what an earlier start of a requeued job left half-written
+    # submitit refuses to write beside the unfinished result of an earlier start of a requeued job
     result.with_suffix(f"{result.suffix}.save_tmp").unlink(missing_ok=True)
     process_job(folder)
     return 0

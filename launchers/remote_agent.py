@@ -11,7 +11,6 @@ import os
 import shutil
 import sys
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -24,10 +23,10 @@ from launchers.remote.archive import write_archive
 from launchers.remote.messages import ARCHIVE_FOLLOWS, MARKER, AttemptReply, CancelRequest, SubmitReply, SweepReply
 from launchers.remote.plan_file import Plan
 from launchers.remote.results import list_results, source_path
-from launchers.slurm.query import Answer
-from launchers.slurm.query import cancel as cancel_jobs
+from launchers.slurm.query import SlurmReply, cancel_jobs
 from launchers.status.survey import cancellable, poll_sweep, sites_of
 from launchers.sweep import snapshot
+from launchers.sweep.events import Cancelled
 from launchers.sweep.ledger import Ledger
 from launchers.sweep.lock import BUSY, BusyError
 
@@ -66,13 +65,12 @@ def _submit(folder: Path, plan: Plan, refused: dict[int, str]) -> None:
     """Submit, and add to `refused` why points were left out. Points that Slurm refused are only in the ledger."""
     from inpaint_bench.run.task import task  # Hydra, which the other verbs do not need
     from launchers.points.compose import composer
-    from launchers.points.repetitions import Order
-    from launchers.submit.submit import Sending, new_sweep, send
-    from launchers.sweep.launch_context import Surroundings
+    from launchers.submit.submit import Submission
+    from launchers.sweep.sweep_record import SweepRecord
 
-    if snapshot.would_be(folder / CODE).resolve() != ROOT:
+    if snapshot.planned_path(folder / CODE).resolve() != ROOT:
         raise UserError(f"{ROOT}: the code is not what was sent; remove that folder and submit again")
-    context = replace(Surroundings.recorded(plan.launch_context), working_dir=str(Path.cwd()))
+    context = msgspec.structs.replace(plan.launch_context, working_dir=str(Path.cwd()))
     is_new = not (folder / SWEEP).is_file()
     with composer(context) as compose:
 
@@ -93,27 +91,31 @@ def _submit(folder: Path, plan: Plan, refused: dict[int, str]) -> None:
                 overrides += [f"site={plan.site}", f"sites.{plan.site}.connect.hostnames=['.*']"]
                 point = compose(requested.num, overrides)
                 if not point.reachable:
-                    raise UserError(f"{plan.site} cannot be reached from its own machine ({point.why})")
+                    raise UserError(f"{plan.site} cannot be reached from its own machine ({point.reachability.reason})")
                 point.attempt, point.run_id = requested.attempt, requested.run_id or ""
                 points.append(point)
             return points
 
-        order = Order.recorded(plan.order)
-        sweep = new_sweep(plan.sweep_id, order=order, around=context) if is_new else None
-        sending = Sending(folder=folder, hydra_context=compose.context, task_function=task, sweep=sweep, capped=True)
+        submission = Submission(
+            folder=folder,
+            hydra_context=compose.context,
+            task_function=task,
+            check_budget=False,
+            new_sweep=SweepRecord(sweep_id=plan.sweep_id, order=plan.order, launch_context=context) if is_new else None,
+        )
         with suppress(PointsFailedError):
-            send(choose, sending)
+            submission.run(choose)
 
 
 def query(folder: Path, with_files: bool | None) -> SweepReply:
     """Return the sources of every attempt's state, or its files; the requesting machine resolves the state."""
     ledger = Ledger(folder)
-    submitting = ledger.busy()  # before the poll, which then sees all that was submitted by then
+    submitting = ledger.is_locked()  # before the poll, which then sees all that was submitted by then
     if not (folder / SWEEP).is_file():
         return SweepReply(sweep_id=None, submitting=submitting)
     status = poll_sweep(ledger)
-    answer = next(iter(status.answers.values()), Answer())
-    reply = SweepReply(sweep_id=ledger.sweep["sweep_id"], submitting=submitting)
+    answer = next(iter(status.answers.values()), SlurmReply())
+    reply = SweepReply(sweep_id=ledger.sweep.sweep_id, submitting=submitting)
     reply.squeue, reply.sacct, reply.rsync = answer.squeue, answer.sacct, shutil.which("rsync")
     if with_files:
         records = [point.record for point in status.points]
@@ -128,7 +130,7 @@ def cancel(folder: Path, request: CancelRequest) -> list[str]:
     """Cancel attempts and return errors. First waits for a command here that is still submitting, so as to get all."""
     ledger = Ledger.open(folder)
     try:
-        with ledger.locked(patience_s=request.timeout_s):
+        with ledger.lock(timeout_s=request.timeout_s):
             return _cancel(ledger, request, holding_lock=True)
     except BusyError:
         return [*_cancel(ledger, request), f"a command at the site {BUSY}, and has not ended: cancel again when it has"]
@@ -142,7 +144,7 @@ def _cancel(ledger: Ledger, request: CancelRequest, *, holding_lock: bool = Fals
     for site in sorted({attempt.site for attempt in attempts}):
         running, messages = cancellable(sites[site], [attempt for attempt in attempts if attempt.site == site])
         errors += messages
-        ledger.append("cancelled", points=[[attempt.point, attempt.attempt] for attempt in running])
+        ledger.append(Cancelled(attempts=[(attempt.point, attempt.attempt) for attempt in running]))
         jobs = [attempt.job_id for attempt in running if attempt.job_id]
         if jobs and (message := cancel_jobs(sites[site], jobs)):
             errors.append(message)

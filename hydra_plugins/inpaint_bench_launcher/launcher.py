@@ -1,15 +1,14 @@
-"""Hydra accepts plugins only from under `hydra_plugins`; ours live in `launchers`."""
+"""Launcher and sweeper under the package name that Hydra accepts plugins from; they live in `launchers`."""
 
-from launchers.submit import plugin, sweeper
+from launchers.submit import plugin
 
 
 class InpaintBenchLauncher(plugin.SweepLauncher):
     pass
 
 
-class InpaintBenchSweeper(sweeper.SweepSweeper):
+class InpaintBenchSweeper(plugin.SweepSweeper):
     pass
 
 
 plugin.register()
-sweeper.register()

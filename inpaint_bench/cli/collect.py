@@ -118,7 +118,7 @@ def _export(ledger: Ledger, out: Path) -> bool:
     """Write the results of a sweep directory into an archive; return whether something was left out."""
     points = poll_sweep(ledger).points
     open_points = {point.record.num for point in points if point.is_open}
-    reply = SweepReply(sweep_id=ledger.sweep["sweep_id"])
+    reply = SweepReply(sweep_id=ledger.sweep.sweep_id)
     list_results(ledger.folder, [point.record for point in points], open_points, reply)
     if not reply.attempts:
         raise UserError(f"{ledger.folder}: nothing was submitted from here, so there are no results")

@@ -1,9 +1,9 @@
-"""Further repetitions of a sweep: `repeats=auto`, and `rerun --repeats`.
+"""Add repetitions to a sweep: `rerun --repeats`, and `repeats=auto` of a launch that waits.
 
-A cell is judged by what the report would say of it: its runs are merged and audited, and the interval is the report's.
-Only runs of the cell as it would be sent now count, on the same site and with the same `config_hash`. A cell is left
-alone while something of it is queued or waits elsewhere, and where something failed: `rerun` sends that again, and no
-cell is repeated to make up for a failure. When a cell is looked at, and what that does to its interval: stopping.py.
+A cell is judged by what the report would say about it: its runs are merged and audited, and the interval is the
+report's. Only runs of the cell as it would be submitted now count, from the same site and with the same `config_hash`.
+A cell is left alone while points of it are queued or run elsewhere, and where points failed: `rerun` submits those
+again, and no repetition makes up for a failure. launchers/points/repetitions.py describes the stopping rule.
 """
 
 from __future__ import annotations
@@ -18,14 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 from inpaint_bench.core.config import config_hash
 from inpaint_bench.core.console import console, pluralize, table
-from inpaint_bench.core.errors import PointsFailedError
+from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.schema import PointState, Reason
-from launchers.points.stopping import enough, half_width, next_look
+from launchers.points.compose import Composer, composer
+from launchers.points.point import Point
+from launchers.points.repetitions import next_examined_size, relative_half_width, repetition_of
 from launchers.status import budget as budgets
 from launchers.status import tables
-from launchers.status.survey import sites_of, slowest_site
-from launchers.submit.add_repeats import Cell, extend
+from launchers.status.survey import PointStatus, poll_sweep, sites_of, slowest_site
+from launchers.submit.rerun_policy import check_changes
+from launchers.submit.submit import Submission
 from launchers.sweep.ledger import Ledger
+from launchers.sweep.run_order import RunOrder
 
 if TYPE_CHECKING:
     import polars as pl
@@ -34,97 +38,160 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One combination of the sweep with the points that it has so far."""
+
+    number: int  # its position among the combinations
+    next: Point  # its next repetition
+    repetitions: int  # submitted so far
+    points: list[PointStatus]
+
+    def in_state(self, *states: PointState) -> list[PointStatus]:
+        """Return the points in one of these states."""
+        return [point for point in self.points if point.state in states]
+
+    @property
+    def service_units(self) -> float | None:
+        """What its points may have cost, or may yet cost; None where the site's charging rule is not known."""
+        if self.next.service_units is None:
+            return None
+        attempts = [sum(attempt.refused is None for attempt in point.record.attempts) for point in self.points]
+        return self.next.service_units * sum(max(1, number) for number in attempts)
+
+
 @dataclass(kw_only=True)
 class Decision:
-    """What becomes of one cell."""
+    """How many repetitions a cell gets, and why no more."""
 
-    more: int = 0  # repetitions to send
-    why: str = ""
+    more: int = 0
+    reason: str = ""
     runs: int = 0  # those that count
-    width: float | None = None  # half width of the interval of images/s over its mean; one run has none
+    half_width: float | None = None  # of the interval of images/s, over its mean; a single run has none
 
 
-def repeat(
+def add_repetitions(
     folder: Path,
     task: TaskFunction,
     *,
-    wanted: int | None = None,
+    target: int | None = None,
     changes: Sequence[str] = (),
     dry_run: bool = False,
     wait: bool = False,
 ) -> None:
-    """Send what the cells lack of `wanted` repetitions, or else of a narrow interval; say per cell what and why.
+    """Submit what the cells lack of `target` repetitions, or, without a target, of a narrow interval.
 
-    Where the points are waited for, the cells are looked at again until none lacks anything. Raises UserError, and
-    at the end PointsFailedError where a repetition failed or was refused.
+    With `wait` the cells are judged again when the jobs have ended, until none lacks anything. Raises UserError, and at
+    the end PointsFailedError where a repetition failed or was refused.
     """
-
-    def judge(cells: list[Cell]) -> list[int]:
-        decisions = decide(cells) if wanted is None else [_up_to(wanted, cell) for cell in cells]
-        _keep_to_budget(cells, decisions)
-        console().print(_table(cells, decisions))
-        if not any(decision.more for decision in decisions):
-            log.info("No cell gets a further repetition.")
-        return [decision.more for decision in decisions]
-
-    failed: PointsFailedError | None = None
-    going_on = True
-    while going_on:
+    failure: PointsFailedError | None = None
+    submitted = True
+    while submitted:
         try:
-            going_on = extend(folder, task, judge, changes=changes, dry_run=dry_run, wait=wait)
+            submitted = _add_once(folder, task, target=target, changes=changes, dry_run=dry_run, wait=wait)
         except PointsFailedError as error:
-            failed = failed or error  # its cell is left alone from now on, the others are not
-        if going_on and wait and (site := slowest_site(sites_of(Ledger.open(folder)).values())):
-            time.sleep(site.limits.poll_s)  # the waiting ended with a look, and the next begins with one
-    if failed:
-        raise failed
+            failure = failure or error  # its cell is left alone from now on, the others are not
+        if submitted and wait and (site := slowest_site(sites_of(Ledger.open(folder)).values())):
+            time.sleep(site.limits.poll_s)  # Slurm was asked when the waiting ended, and is asked again now
+    if failure:
+        raise failure
+
+
+def _add_once(
+    folder: Path, task: TaskFunction, *, target: int | None, changes: Sequence[str], dry_run: bool, wait: bool
+) -> bool:
+    """Judge every cell and submit what it lacks. Returns whether anything was submitted and waited for."""
+    check_changes(changes, repeating=True)
+    ledger = Ledger.open(folder.absolute())
+    order, context = ledger.sweep.order, ledger.sweep.launch_context
+    if order is None:
+        raise UserError(f"{folder}: its seed was swept, so its cells cannot be repeated; launch with repeats= instead")
+    with composer(context) as compose:
+
+        def choose_points() -> list[Point]:
+            cells = _cells(ledger, order, compose, changes, holding_lock=not dry_run)
+            decisions = decide(cells) if target is None else [_up_to(target, cell) for cell in cells]
+            _apply_budget(cells, decisions)
+            console().print(_table(cells, decisions))
+            if not any(decision.more for decision in decisions):
+                log.info("No cell gets a further repetition.")
+            points = [
+                repetition_of(cell.next, order, cell.number, repetition)
+                for cell, decision in zip(cells, decisions, strict=True)
+                for repetition in range(cell.repetitions, cell.repetitions + decision.more)
+            ]
+            return sorted(points, key=lambda point: point.num)
+
+        submission = Submission(
+            folder=ledger.folder, hydra_context=compose.context, task_function=task, wait=wait, dry_run=dry_run
+        )
+        submission.run(choose_points)
+        return submission.waited
+
+
+def _cells(
+    ledger: Ledger, order: RunOrder, compose: Composer, changes: Sequence[str], *, holding_lock: bool
+) -> list[Cell]:
+    """Return the cells as they stand. A cell is composed as it was first launched, with `changes`."""
+    by_cell: dict[int, dict[int, PointStatus]] = {}
+    for point in poll_sweep(ledger, holding_lock=holding_lock).points:
+        number, repetition = order.locate(point.record.num)
+        by_cell.setdefault(number, {})[repetition] = point
+    launched = {point.point: point.overrides for point in ledger.sweep.points}
+    cells = []
+    for number, points in sorted(by_cell.items()):
+        repetitions = max(points) + 1
+        overrides = order.overrides(launched[points[min(points)].record.num], repetitions)
+        following = compose(order.number(number, repetitions), [*overrides, *changes])
+        cells.append(Cell(number=number, next=following, repetitions=repetitions, points=list(points.values())))
+    return cells
 
 
 def decide(cells: Sequence[Cell]) -> list[Decision]:
-    """Which cells have an interval that is narrow enough, and which get the repetitions up to their next look."""
-    completed = [standing for cell in cells for standing in cell.of(PointState.COMPLETED)]
-    folders = [standing.run_dir for standing in completed if standing.run_dir and standing.is_collected]
-    runs = _merged(folders) if folders else None
+    """Give the cells whose interval is too wide the repetitions up to their next examination."""
+    completed = [point for cell in cells for point in cell.in_state(PointState.COMPLETED)]
+    folders = [point.run_dir for point in completed if point.run_dir and point.is_collected]
+    runs = _merged_runs(folders) if folders else None
     return [_decide(cell, runs) for cell in cells]
 
 
 def _decide(cell: Cell, runs: pl.DataFrame | None) -> Decision:
-    bench = cell.next.bench
-    found = _figures(cell, runs)
-    low, high = found.get("images_per_s_low"), found.get("images_per_s_high")
-    result = Decision(runs=found.get("n", 0), width=None if low is None or high is None else half_width(low, high))
-    look = next_look(cell.sent, bench.repeats_max)
-    if why := _left_alone(cell):
-        result.why = why
-    elif not result.runs:
-        result.why = "none of its runs counts, which the report explains"
-    elif enough(result.width, bench.repeats_target):
-        result.why = "narrow enough"
-    elif look is None:
-        result.why = f"repeats_max={bench.repeats_max} is reached"
+    bench, figures = cell.next.bench, _report_cell(cell, runs)
+    decision = Decision(runs=int(figures.get("n") or 0))
+    if figures.get("images_per_s_low") is not None:
+        decision.half_width = relative_half_width(figures["images_per_s_low"], figures["images_per_s_high"])
+    size = next_examined_size(cell.repetitions, bench.repeats_max)
+    if pending := _undecided(cell):
+        decision.reason = pending
+    elif not decision.runs:
+        decision.reason = "none of its runs counts; the report shows why"
+    elif decision.half_width is not None and decision.half_width <= bench.repeats_target:
+        decision.reason = "narrow enough"
+    elif size is None:
+        decision.reason = f"repeats_max={bench.repeats_max} is reached"
     else:
-        result.more = look - cell.sent
-    return result
+        decision.more = size - cell.repetitions
+    return decision
 
 
-def _left_alone(cell: Cell) -> str:
-    """Why nothing can be said of the cell yet; empty where all its points completed."""
-    failed = cell.of(PointState.FAILED)
-    if any(standing.reason is Reason.UNAVAILABLE for standing in failed):
-        return "unavailable there"
+def _undecided(cell: Cell) -> str:
+    """Return why the cell cannot be judged yet; empty where all its points completed."""
+    failed = cell.in_state(PointState.FAILED)
+    if any(point.reason is Reason.UNAVAILABLE for point in failed):
+        return "unavailable on that machine"
     if failed:
-        return f"{len(failed)} failed: `rerun` without --repeats sends that again"
-    if planned := cell.of(PointState.PLANNED):
+        return f"{len(failed)} failed: `rerun` without --repeats submits them again"
+    if planned := cell.in_state(PointState.PLANNED):
         return planned[0].message
-    if pending := len(cell.standings) - len(cell.of(PointState.COMPLETED)):
+    if pending := len(cell.points) - len(cell.in_state(PointState.COMPLETED)):
         return f"waits for {pluralize(pending, 'run')}"
-    if away := sum(not standing.is_collected for standing in cell.standings):
-        return f"`collect` has to bring {pluralize(away, 'run')} first"
+    if remote := sum(not point.is_collected for point in cell.points):
+        return f"`collect` has to bring {pluralize(remote, 'run')} first"
     return ""
 
 
-def _merged(folders: list[Path]) -> pl.DataFrame:
-    """The runs of these directories as the report would have them; what must not be averaged it keeps apart."""
+def _merged_runs(folders: list[Path]) -> pl.DataFrame:
+    """Return the runs of these directories as the report has them, with incomparable ones kept apart."""
     from analysis.comparability import ATTRIBUTES
     from analysis.dataset import open_dataset
     from analysis.merge import merge
@@ -134,28 +201,28 @@ def _merged(folders: list[Path]) -> pl.DataFrame:
         return open_dataset(Path(place, "dataset")).runs
 
 
-def _figures(cell: Cell, runs: pl.DataFrame | None) -> dict[str, Any]:
-    """The report's figures of the cell's runs that count: of the most that may be averaged, of one batch and board."""
+def _report_cell(cell: Cell, runs: pl.DataFrame | None) -> dict[str, Any]:
+    """Return the report's figures of the cell's runs that count; of several boards or batches, those with most runs."""
     import polars as pl
 
     from analysis.stats.cells import build_cells
 
     if runs is None:
         return {}
-    own = [standing.record.last.run_id for standing in cell.standings if standing.record.last]
-    mine = pl.col("run_id").is_in(own) & (pl.col("config_hash") == config_hash(cell.next.config))
-    found = build_cells(runs.filter(mine & (pl.col("site") == cell.next.site.name)))
-    return max(found.to_dicts(), key=lambda row: int(row["n"]), default={})
+    run_ids = [point.record.last.run_id for point in cell.points if point.record.last]
+    same_config = pl.col("run_id").is_in(run_ids) & (pl.col("config_hash") == config_hash(cell.next.config))
+    rows = build_cells(runs.filter(same_config & (pl.col("site") == cell.next.site.name)))
+    return max(rows.to_dicts(), key=lambda row: int(row["n"]), default={})
 
 
-def _up_to(wanted: int, cell: Cell) -> Decision:
-    completed = len(cell.of(PointState.COMPLETED))
-    more = max(0, wanted - cell.sent)
-    return Decision(more=more, why="" if more else f"has {cell.sent}", runs=completed)
+def _up_to(target: int, cell: Cell) -> Decision:
+    more = max(0, target - cell.repetitions)
+    reason = "" if more else f"has {cell.repetitions}"
+    return Decision(more=more, reason=reason, runs=len(cell.in_state(PointState.COMPLETED)))
 
 
-def _keep_to_budget(cells: Sequence[Cell], decisions: Sequence[Decision]) -> None:
-    """Take back what `budget` does not allow, beside all that was sent so far: the widest intervals go first.
+def _apply_budget(cells: Sequence[Cell], decisions: Sequence[Decision]) -> None:
+    """Take back what `budget` does not allow beside all that was submitted; the widest intervals have priority.
 
     Raises UserError where the site's charging rule is not known.
     """
@@ -164,34 +231,33 @@ def _keep_to_budget(cells: Sequence[Cell], decisions: Sequence[Decision]) -> Non
         return
     budgets.check([cell.next for cell in cells if cell.next.service_units is None], budget)
     spent = sum(cell.service_units or 0 for cell in cells)
-    lacking = [pair for pair in zip(cells, decisions, strict=True) if pair[1].more]
-    for cell, decision in sorted(lacking, key=lambda pair: -(pair[1].width or float("inf"))):
+    lacking = [(cell, decision) for cell, decision in zip(cells, decisions, strict=True) if decision.more]
+    for cell, decision in sorted(lacking, key=lambda pair: -(pair[1].half_width or float("inf"))):
         cost = decision.more * (cell.next.service_units or 0)
         if spent + cost > budget:
-            decision.more = 0
             unit = cell.next.site.charging.unit
-            decision.why = (
-                f"budget={budget:g}: {cost:.1f} {unit} more, beside {spent:.1f} {unit}, may cost more than that"
-            )
-        spent += decision.more * (cell.next.service_units or 0)
+            decision.more = 0
+            decision.reason = f"budget={budget:g}: {spent:.1f} {unit} so far, {cost:.1f} {unit} more would exceed it"
+        else:
+            spent += cost
 
 
 def _table(cells: Sequence[Cell], decisions: Sequence[Decision]) -> Any:
-    names = tables.differing([[one for one in cell.next.overrides if not one.startswith("seed=")] for cell in cells])
+    overrides = [[o for o in cell.next.overrides if not o.startswith("seed=")] for cell in cells]
     rows = [
         (
             cell.next.bench.gpu.name,
             cell.next.bench.batch,
-            also,
+            others,
             cell.next.site.name,
-            cell.sent,
+            cell.repetitions,
             decision.runs,
-            None if decision.width is None else f"{100 * decision.width:.2f} %",
+            None if decision.half_width is None else f"{100 * decision.half_width:.2f} %",
             f"{100 * cell.next.bench.repeats_target:g} %",
             decision.more,
-            decision.why,
+            decision.reason,
         )
-        for cell, decision, also in zip(cells, decisions, names, strict=True)
+        for cell, decision, others in zip(cells, decisions, tables.differing(overrides), strict=True)
     ]
-    columns = ("gpu", "batch", "also", "site", "sent", "count", "half width", "target", "sends", "why not")
+    columns = ("gpu", "batch", "overrides", "site", "repetitions", "counted", "half width", "target", "adds", "why not")
     return table(columns, rows)

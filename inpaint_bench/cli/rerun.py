@@ -1,4 +1,4 @@
-"""`rerun`: send again what a sweep still lacks."""
+"""`rerun`: submit again what a sweep still lacks, or add repetitions."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ from inpaint_bench.core.schema import Reason
 def run_rerun(
     sweep: Path, changes: Sequence[str], *, only: str | None, repeats: str | None, dry_run: bool, wait: bool
 ) -> None:
-    """Resubmit what `sweep` lacks, or further replicates if `repeats` is given.
-
-    Raises UserError for impossible options, PointsFailedError where the state of a point is unknown.
-    """
+    """Submit again what the sweep lacks. Raises UserError, and PointsFailedError for points of unknown state."""
     from inpaint_bench.run.task import task
-    from launchers.submit.rerun import rerun
 
     if repeats is not None:
+        from .repeats import add_repetitions
+
         if only is not None:
-            raise UserError("--only chooses what is sent again, and --repeats sends nothing again: take one of them")
-        _repeat(sweep, repeats, changes=changes, dry_run=dry_run, wait=wait)
+            raise UserError("--only selects points to submit again, and --repeats submits none again: use one of them")
+        target = _repetitions(repeats)
+        add_repetitions(sweep, task, target=target, changes=changes, dry_run=dry_run, wait=wait)
         return
-    done = rerun(sweep, task, only=_reasons(only), changes=changes, dry_run=dry_run, wait=wait)
-    if done.unknown:
-        why = "; ".join(dict.fromkeys(standing.message for standing in done.unknown))
-        points = f"{pluralize(len(done.unknown), 'point')} {'is' if len(done.unknown) == 1 else 'are'}"
-        sent = "" if done.sent else "nothing was sent again: "
-        raise PointsFailedError(sanitize(f"{sent}{points} unknown ({why}); rerun when that is told"))
-    if not done.sent:
-        print("Nothing to send again.")
+    from launchers.submit.rerun import rerun
+
+    result = rerun(sweep, task, only=_reasons(only), changes=changes, dry_run=dry_run, wait=wait)
+    if result.unknown:
+        messages = "; ".join(dict.fromkeys(point.message for point in result.unknown))
+        prefix = "" if result.submitted else "nothing was submitted: "
+        points = f"the state of {pluralize(len(result.unknown), 'point')} is unknown"
+        raise PointsFailedError(sanitize(f"{prefix}{points} ({messages}); rerun once it is known"))
+    if not result.submitted:
+        print("Nothing to submit.")
 
 
-def _repeat(sweep: Path, repeats: str, *, changes: Sequence[str], dry_run: bool, wait: bool) -> None:
-    from inpaint_bench.run.task import task
-
-    from .repeats import repeat
-
-    if repeats != "auto" and not (repeats.isdecimal() and int(repeats) > 0):
-        raise UserError(f"--repeats {repeats}: must be a whole number above 0, or auto")
-    wanted = None if repeats == "auto" else int(repeats)
-    repeat(sweep, task, wanted=wanted, changes=changes, dry_run=dry_run, wait=wait)
+def _repetitions(text: str) -> int | None:
+    """Parse --repeats; None for auto."""
+    if text == "auto":
+        return None
+    if not (text.isdecimal() and int(text) > 0):
+        raise UserError(f"--repeats {text}: must be a whole number above 0, or auto")
+    return int(text)
 
 
 def _reasons(text: str | None) -> frozenset[Reason] | None:
+    """Parse --only; None for no selection."""
     if text is None:
         return None
-    words = {word.strip() for word in text.split(",")}
-    if "oom" in words:
-        words = words - {"oom"} | {Reason.OOM_GPU, Reason.OOM_HOST}
+    names = {name.strip() for name in text.split(",")}
+    if "oom" in names:
+        names = names - {"oom"} | {Reason.OOM_GPU, Reason.OOM_HOST}
     try:
-        return frozenset(Reason(word) for word in words)
+        return frozenset(Reason(name) for name in names)
     except ValueError:
-        raise UserError(f"--only {text}: not reasons; have: {', '.join(Reason)}, oom") from None
+        raise UserError(f"--only {text}: no such reason; have: {', '.join(Reason)}, oom") from None

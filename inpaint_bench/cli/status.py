@@ -39,12 +39,12 @@ from typing import Any
 from inpaint_bench.core.console import console, sanitize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import SCHEMA_VERSION
-from launchers.slurm.query import OK, Answer
+from launchers.slurm.query import OK, SlurmReply
 from launchers.status import cost as costs
 from launchers.status import detail, overview, tables
 from launchers.status.forecast import Forecast, forecast_points, last_end
 from launchers.status.survey import AttemptStatus, PointStatus, SweepStatus, poll_sweep, sites_of, slowest_site
-from launchers.sweep.ledger import Ledger, nothing_sent
+from launchers.sweep.ledger import Ledger
 
 EVERY_S = 60.0
 LEAST_S, MOST_S = 0.1, 86400.0  # of what runs on this machine alone; of anything
@@ -62,8 +62,6 @@ def run_status(
 ) -> None:
     """Print the state of every point of `sweep`; with `watch` until all have finished."""
     ledger = Ledger.open(sweep)
-    if not ledger.sweep["points"]:
-        raise UserError(nothing_sent(ledger.folder))
     if cost:
         units = {name: site.charging.unit for name, site in sites_of(ledger).items()}
         records = [status.record for status in poll_sweep(ledger).points]
@@ -134,9 +132,9 @@ def _plain(seen: SweepStatus, found: Mapping[int, Forecast], folder: Path) -> di
     }
 
 
-def _witnesses(answer: Answer) -> dict[str, str | None]:
+def _witnesses(answer: SlurmReply) -> dict[str, str | None]:
     heard = OK in (answer.squeue, answer.sacct)
-    return {"squeue": answer.squeue, "sacct": answer.sacct, "silence": None if heard else answer.silence}
+    return {"squeue": answer.squeue, "sacct": answer.sacct, "silence": None if heard else answer.no_answer_reason}
 
 
 def _point(point: PointStatus, forecast: Forecast, folder: Path) -> dict[str, Any]:
@@ -162,7 +160,7 @@ def _point(point: PointStatus, forecast: Forecast, folder: Path) -> dict[str, An
         "expected_end": _iso(forecast.end_unix),
         "expected_end_basis": forecast.basis if point.is_open else None,
         "expected_end_is_latest": forecast.at_most if forecast.end_unix is not None else None,
-        "pending": {"code": why.code, "words": why.words, "advice": why.advice, "stuck": why.stuck} if why else None,
+        "pending": {"code": why.code, "words": why.text, "advice": why.advice, "stuck": why.stuck} if why else None,
         "attempts": [_attempt(tried, folder) for tried in point.attempts],
     }
 

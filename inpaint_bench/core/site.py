@@ -132,7 +132,6 @@ class SiteConfig:
     template: str = "base.sh.j2"
     python: str | None = None  # interpreter on the compute nodes; null: the one that submits
     constraint: list[str] = field(default_factory=list)
-    wckey: str | None = None
     qos: str | None = None
     exclude_nodes: list[str] = field(default_factory=list)  # --exclude; `rerun` adds nodes that failed
     use_srun: bool = True

@@ -1,4 +1,4 @@
-"""Points without Hydra's command line: what `rerun` and plans compose, from the configuration as it is now."""
+"""Points composed without Hydra's command line, from the configuration files as they are now: rerun, plans, tests."""
 
 from __future__ import annotations
 
@@ -6,68 +6,52 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from hydra import compose, initialize_config_dir
-from hydra._internal.callbacks import Callbacks
-from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_config_search_path
-from hydra.core.config_search_path import SearchPathQuery
-from hydra.core.global_hydra import GlobalHydra
+from hydra import compose
 from hydra.core.utils import configure_log, setup_globals
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
-from launchers.sweep.launch_context import Surroundings
+from launchers.sweep.launch_context import LaunchContext
 
+from . import hydra_internals
 from .composition import Composition
 from .placement import place
 from .point import Point
-from .site_catalog import Catalogue
-from .time_limit import Histories
+from .site_catalog import SiteCatalog
+from .time_limit import RunHistories
 
 
 @dataclass(frozen=True)
 class Composer:
+    """Composes and places points, sharing what they have in common."""
+
     context: HydraContext
     composition: Composition
-    catalogue: Catalogue
-    histories: Histories
+    catalog: SiteCatalog
+    histories: RunHistories
 
     def __call__(self, num: int, overrides: Sequence[str]) -> Point:
-        """One placed point. Raises UserError, or Hydra's own errors for overrides that do not fit."""
-        return place(num, list(overrides), self.composition, self.catalogue, self.histories)
+        """Return one placed point. Raises UserError, or Hydra's own errors for overrides that do not fit."""
+        return place(num, list(overrides), self.composition, self.catalog, self.histories)
 
 
 @contextmanager
-def composer(around: Surroundings | None = None) -> Iterator[Composer]:
-    """Composes as from `around`, and leads there while it does: what is sent meanwhile starts there too."""
+def composer(launch_context: LaunchContext | None = None) -> Iterator[Composer]:
+    """Compose as the launch did. The working directory is the launch's meanwhile, so jobs start there too."""
     register()
-    around = around or Surroundings()
-    with around.entered(), _initialized(around):
+    launched = launch_context or LaunchContext()
+    config_dir = launched.config_path or str(conf_dir())
+    hydra_overrides = list(launched.hydra_overrides)
+
+    def compose_config(overrides: list[str]) -> DictConfig:
+        return compose(launched.config_name, overrides=[*hydra_overrides, *overrides], return_hydra_config=True)
+
+    with launched.activated(), hydra_internals.initialized(config_dir, launched.config_dirs) as loader:
         setup_globals()
-        loader = GlobalHydra.instance().config_loader()
-        hydra_overrides = list(around.hydra_overrides)
-
-        def composed(overrides: list[str]) -> DictConfig:
-            return compose(around.config_name, overrides=[*hydra_overrides, *overrides], return_hydra_config=True)
-
-        configure_log(composed([]).hydra.hydra_logging)
+        configure_log(compose_config([]).hydra.hydra_logging)
         composition = Composition(
-            composed, loader=loader, config_name=around.config_name, hydra_overrides=hydra_overrides
+            compose_config, loader=loader, config_name=launched.config_name, hydra_overrides=hydra_overrides
         )
-        context = HydraContext(config_loader=loader, callbacks=Callbacks())
-        yield Composer(context, composition, Catalogue(loader), Histories())
-
-
-@contextmanager
-def _initialized(around: Surroundings) -> Iterator[None]:
-    """Hydra, with the folders of `around` on its search path, as its own command line puts them there."""
-    main = around.config_path or str(conf_dir())
-    with initialize_config_dir(version_base="1.3", config_dir=main, job_name="inpaint_bench"):
-        path = create_config_search_path(main)
-        for folder in around.config_dirs:
-            path.prepend("command-line", f"file://{folder}", SearchPathQuery(provider="schema"))
-        GlobalHydra.instance().clear()
-        Hydra.create_main_hydra2(task_name="inpaint_bench", config_search_path=path)
-        yield
+        yield Composer(hydra_internals.new_context(loader), composition, SiteCatalog(loader), RunHistories())

@@ -1,4 +1,4 @@
-"""Which site a point goes to, what is asked of it there, and what that costs."""
+"""Choose a site for a point, what to request there, and what that costs."""
 
 from __future__ import annotations
 
@@ -13,81 +13,72 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.site import SiteConfig, SiteGpu, check_account
 
 from .composition import Composition
-from .point import Point, Request
-from .site_catalog import Catalogue, Reachable, reachable
-from .time_limit import AUTO, Histories
+from .point import Point, SlurmRequest
+from .site_catalog import Reachability, SiteCatalog, reachability
+from .time_limit import AUTO, RunHistories
 
 
 def place(
-    num: int, overrides: list[str], composition: Composition, catalogue: Catalogue, histories: Histories | None = None
+    num: int, overrides: list[str], composition: Composition, catalog: SiteCatalog, histories: RunHistories
 ) -> Point:
-    """Compose, type, check and place one point. Raises UserError, and Hydra's errors for overrides that do not fit.
-
-    `histories` keeps what `time_min=auto` has read of earlier runs from one point to the next.
-    """
+    """Compose, type, check and place one point. Raises UserError, and Hydra's errors for overrides that do not fit."""
     composed = composition(overrides)
     bench, config = composition.typed(composed)
-    site, reach = _choose(bench, config, catalogue)
+    site, site_reachability = _choose_site(bench, config, catalog)
     check_account(site)
+    gpu = site.gpus[bench.gpu.name]
     edits: dict[str, Any] = {"hydra.job.num": num}
-    limit = None
+    limit_basis = ""
     if bench.time_min == AUTO:
-        history = (histories or Histories())[bench.out]
-        most = site.gpus[bench.gpu.name].max_minutes
-        limit = history.limit(site=site.name, gpu=bench.gpu.name, config_hash=config_hash(config), most=most)
-        edits["time_min"] = limit.minutes
+        limit = histories[bench.out].limit(
+            site=site.name, gpu=bench.gpu.name, config_hash=config_hash(config), max_minutes=gpu.max_minutes
+        )
+        edits["time_min"], limit_basis = limit.minutes, limit.basis
         bench = replace(bench, time_min=limit.minutes)
-    url = _exporter(bench, site)
-    if url is not None:
-        edits["telemetry.dcgm_url"] = url
-        bench = replace(bench, telemetry=replace(bench.telemetry, dcgm_url=url))
+    # the site's dcgm-exporter, where the point names none
+    if gpu.dcgm_url is not None and bench.telemetry.dcgm_url is None and bench.telemetry.source == "nvml":
+        edits["telemetry.dcgm_url"] = gpu.dcgm_url
+        bench = replace(bench, telemetry=replace(bench.telemetry, dcgm_url=gpu.dcgm_url))
     return Point(
         num=num,
         overrides=overrides,
-        composed=composed.edited(edits),
+        composed=composed.with_edits(edits),
         bench=bench,
         site=site,
-        request=request(bench, site),
-        limit_basis=limit.basis if limit else "",
-        reachable=reach.yes,
-        why=reach.why,
+        request=slurm_request(bench, site),
+        limit_basis=limit_basis,
+        reachability=site_reachability,
         service_units=service_units(bench, site),
     )
 
 
-def _exporter(bench: BenchConfig, site: SiteConfig) -> str | None:
-    """The site's dcgm-exporter goes into the point's own configuration, where that names none."""
-    if bench.telemetry.dcgm_url is not None or bench.telemetry.source != "nvml":
-        return None
-    return site.gpus[bench.gpu.name].dcgm_url
-
-
-def _choose(bench: BenchConfig, config: DictConfig, catalogue: Catalogue) -> tuple[SiteConfig, Reachable]:
+def _choose_site(bench: BenchConfig, config: DictConfig, catalog: SiteCatalog) -> tuple[SiteConfig, Reachability]:
+    """Prefer a site we are logged in to, then one that can be reached, then the GPU's home site."""
     gpu = bench.gpu.name
     if bench.site.name != "auto":
-        site = catalogue.site(bench.site.name, config)
+        site = catalog.site(bench.site.name, config)
         if gpu not in site.gpus:
             raise UserError(f"gpu={gpu}: not on site {site.name}; it has: {', '.join(sorted(site.gpus))}")
-        return site, reachable(site)
+        return site, reachability(site)
     home = bench.gpu.home_site
-    known = [catalogue.site(name, config) for name in catalogue.names if name != "local" or home == "local"]
-    serving = [(site, reachable(site)) for site in known if gpu in site.gpus]
-    if not serving:
-        have = "; ".join(f"{site.name}: {', '.join(sorted(site.gpus))}" for site in known)
+    sites = [catalog.site(name, config) for name in catalog.names if name != "local" or home == "local"]
+    candidates = [(site, reachability(site)) for site in sites if gpu in site.gpus]
+    if not candidates:
+        have = "; ".join(f"{site.name}: {', '.join(sorted(site.gpus))}" for site in sites)
         raise UserError(
-            f"gpu={gpu}: no site serves it ({have}). "
-            "Add it to a file in conf/site, or say site=local if this machine has one."
+            f"gpu={gpu}: no site has it ({have}). "
+            "Add it to a file in conf/site, or use site=local if this machine has one."
         )
 
-    def preference(item: tuple[SiteConfig, Reachable]) -> tuple[bool, bool, bool]:
-        site, reach = item
-        return (not (reach.standing and reach.yes), not reach.yes, site.name != home)
+    def rank(candidate: tuple[SiteConfig, Reachability]) -> tuple[bool, bool, bool]:
+        site, reach = candidate
+        return (not (reach.on_site and reach.ok), not reach.ok, site.name != home)
 
-    return min(serving, key=preference)
+    return min(candidates, key=rank)
 
 
-def request(bench: BenchConfig, site: SiteConfig) -> Request:
-    """Raises UserError where the partition's limits do not allow it."""
+def slurm_request(bench: BenchConfig, site: SiteConfig) -> SlurmRequest:
+    """Return what the point requests. Raises UserError where the partition's limits do not allow it."""
     entry = site.gpus[bench.gpu.name]
     time_min = int(bench.time_min)
     if time_min > entry.max_minutes:
@@ -100,14 +91,14 @@ def request(bench: BenchConfig, site: SiteConfig) -> Request:
         raise UserError(
             f"mem_gb={bench.mem_gb}: a node with {bench.gpu.name} of {site.name} has {node_mem_gb(entry)} G for jobs"
         )
-    here = site.connect.method == "local"  # nothing is asked of anyone
+    local = site.connect.method == "local"  # nothing is requested
     option = {
         "gres": ("gres", f"gpu:{entry.gres or bench.gpu.name}:{bench.gpus}"),
         "gpus_per_node": ("gpus-per-node", str(bench.gpus)),
         "none": None,
-    }["none" if here else entry.request]
-    return Request(
-        partition=None if here else entry.partition,
+    }["none" if local else entry.request]
+    return SlurmRequest(
+        partition=None if local else entry.partition,
         gpu_option=option,
         cpus_per_task=entry.cpus_per_gpu * bench.gpus,
         mem_gb=bench.mem_gb or entry.mem_gb_per_gpu * bench.gpus,
@@ -117,14 +108,14 @@ def request(bench: BenchConfig, site: SiteConfig) -> Request:
 
 
 def node_mem_gb(entry: SiteGpu) -> int:
-    """What a node has for jobs at least: the share of each of its GPUs."""
+    """Return the memory that a node has for jobs at least: the share of each of its GPUs."""
     return entry.mem_gb_per_gpu * entry.max_per_node
 
 
 def service_units(bench: BenchConfig, site: SiteConfig) -> float | None:
-    """Service units if each start of the job runs to its time limit, by the site's rule; None where not known."""
+    """Return the service units if each start of the job runs to its time limit. None: charging rule not known."""
     rule, entry = site.charging, site.gpus[bench.gpu.name]
-    mem_gb = request(bench, site).mem_gb * 2**30 / 1e9  # Slurm's G is 2^30 bytes, the rule's GB 10^9
+    mem_gb = slurm_request(bench, site).mem_gb * 2**30 / 1e9  # Slurm's G is 2^30 bytes, the rule's GB 10^9
     shares = []
     if rule.gpus_per_unit:
         shares.append(bench.gpus / rule.gpus_per_unit)

@@ -1,4 +1,4 @@
-"""The sites that this installation knows: every YAML of the `site` group on Hydra's search path."""
+"""The sites of this installation: every YAML file of the `site` group on Hydra's search path."""
 
 from __future__ import annotations
 
@@ -21,68 +21,69 @@ from inpaint_bench.core.site import SiteConfig, check_connect
 from inpaint_bench.core.validation import check
 
 
-class Catalogue:
-    """Site files by name, read once; a file found first on the search path wins, as in Hydra."""
+class SiteCatalog:
+    """Site files by name, each read once. The first file on the search path wins, as in Hydra."""
 
     def __init__(self, config_loader: ConfigLoader) -> None:
         self._files: dict[str, Path] = {}
         self._sites: dict[tuple[str, str, str], SiteConfig] = {}  # by name and what a point changes about it
         for entry in config_loader.get_search_path().get_path():
-            scheme, mark, rest = (entry.path or "").rpartition("://")
-            if mark and scheme != "file":
+            scheme, separator, path = (entry.path or "").rpartition("://")
+            if separator and scheme != "file":
                 continue
-            for file in sorted(Path(rest, "site").glob("*.yaml")):
+            for file in sorted(Path(path, "site").glob("*.yaml")):
                 if file.stem != "auto":
                     _check_name(file)
                     self._files.setdefault(file.stem, file)
 
     @property
     def names(self) -> list[str]:
+        """Names of all sites."""
         return sorted(self._files)
 
     def file(self, name: str) -> Path:
+        """Return the file of a site."""
         return self._files[name]
 
     def site(self, name: str, config: DictConfig) -> SiteConfig:
-        """The site as one point sees it: its file, then `sites.<name>` of the point's configuration.
+        """Return the site for one point: its file, then `sites.<name>` of the point's configuration. Raises UserError.
 
-        Where the point chose the site itself (`site=grace site.qos=...`) its own node is the base.
+        Where the point chose the site itself (`site=grace site.qos=...`), the point's `site` node replaces the file.
         """
         overrides = OmegaConf.select(config, "sites") or {}
         for key in overrides:
             if key not in self._files:
                 raise UserError(f"sites.{key}: no such site; have: {', '.join(self.names)}")
         chosen = config.site.name == name
-        asked = (name, repr(config.site) if chosen else "", repr(overrides.get(name)))
-        if asked not in self._sites:
-            base: Any = config.site if chosen else _loaded(self._files[name])
-            self._sites[asked] = self._site(name, base, overrides.get(name) or {})
-        return self._sites[asked]
+        cache_key = (name, repr(config.site) if chosen else "", repr(overrides.get(name)))
+        if cache_key not in self._sites:
+            base: Any = config.site if chosen else _load(self._files[name])
+            self._sites[cache_key] = _typed_site(name, base, overrides.get(name) or {})
+        return self._sites[cache_key]
 
-    @staticmethod
-    def _site(name: str, base: Any, overrides: Any) -> SiteConfig:
-        try:
-            merged = OmegaConf.merge(OmegaConf.structured(SiteConfig), base, overrides)
-            site = OmegaConf.to_object(merged)
-        except OmegaConfBaseException as error:
-            raise UserError(explain(error, prefix=f"sites.{name}.")) from None
-        assert isinstance(site, SiteConfig)
-        check(site, f"site.{name}")
-        check_connect(site)
-        if site.connect.method in ("ssh", "bundle") and standing_on(site):
-            site.connect.method = "slurm"
-        return site
+
+def _typed_site(name: str, base: Any, overrides: Any) -> SiteConfig:
+    try:
+        site = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SiteConfig), base, overrides))
+    except OmegaConfBaseException as error:
+        raise UserError(explain(error, prefix=f"sites.{name}.")) from None
+    assert isinstance(site, SiteConfig)
+    check(site, f"site.{name}")
+    check_connect(site)
+    if site.connect.method in ("ssh", "bundle") and is_site_host(site):
+        site.connect.method = "slurm"
+    return site
 
 
 def _check_name(file: Path) -> None:
-    """A copied site file that keeps the old name would pass for the old site."""
-    name = OmegaConf.select(_loaded(file), "name")
+    """Raise UserError where a copied site file still has the name of the old site."""
+    name = OmegaConf.select(_load(file), "name")
     if name != file.stem:
         raise UserError(f"{file}: name is {name}, it must be {file.stem}, as the file")
 
 
-def _loaded(file: Path) -> DictConfig:
-    """Raises UserError where it is no YAML of keys and values."""
+def _load(file: Path) -> DictConfig:
+    """Read a site file. Raises UserError where it is not YAML with keys and values."""
     try:
         content = OmegaConf.load(file)
     except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException) as error:
@@ -93,38 +94,38 @@ def _loaded(file: Path) -> DictConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reachable:
-    """Whether this machine can submit to a site, and if not, why."""
+class Reachability:
+    """Whether this machine can submit to a site."""
 
-    yes: bool
-    standing: bool  # we are on one of the site's own machines
-    why: str
+    ok: bool
+    reason: str
+    on_site: bool = False  # this machine is one of the site's own
 
 
-def reachable(site: SiteConfig) -> Reachable:
-    """Looks at the host name, the site's slurm.conf and sbatch on PATH; asks no server."""
+def reachability(site: SiteConfig) -> Reachability:
+    """Check host name, the site's slurm.conf and sbatch on PATH. Contacts no server."""
     if site.connect.method == "local":
-        return Reachable(yes=True, standing=False, why="runs on this machine")
+        return Reachability(ok=True, reason="it is this machine")
     if site.connect.method == "bundle":
-        return Reachable(yes=False, standing=False, why="its points are carried there")
+        return Reachability(ok=False, reason="its points are carried there in a file")
     if site.connect.method == "ssh":
         if shutil.which("ssh") is None:
-            return Reachable(yes=False, standing=False, why="ssh is not on PATH")
-        return Reachable(yes=True, standing=False, why=f"by ssh to {site.connect.host}")
-    standing = standing_on(site)
+            return Reachability(ok=False, reason="ssh is not on PATH")
+        return Reachability(ok=True, reason=f"over ssh to {site.connect.host}")
+    on_site = is_site_host(site)
     if site.connect.slurm_conf:
         if not Path(site.connect.slurm_conf).is_file():
-            return Reachable(yes=False, standing=standing, why=f"{site.connect.slurm_conf} does not exist")
-    elif not standing:
-        return Reachable(yes=False, standing=False, why=f"{_host_names()[0]} is not a machine of {site.name}")
+            return Reachability(ok=False, on_site=on_site, reason=f"{site.connect.slurm_conf} does not exist")
+    elif not on_site:
+        return Reachability(ok=False, reason=f"{_host_names()[0]} is not a machine of {site.name}")
     if shutil.which("sbatch") is None:
-        return Reachable(yes=False, standing=standing, why="sbatch is not on PATH")
-    return Reachable(yes=True, standing=standing, why="its Slurm is set up here")
+        return Reachability(ok=False, on_site=on_site, reason="sbatch is not on PATH")
+    return Reachability(ok=True, on_site=on_site, reason="its Slurm is set up on this machine")
 
 
-def standing_on(site: SiteConfig) -> bool:
-    """This machine is one of the site's own."""
-    return any(re.fullmatch(p, host) for p in site.connect.hostnames for host in _host_names())
+def is_site_host(site: SiteConfig) -> bool:
+    """Return whether this machine is one of the site's own."""
+    return any(re.fullmatch(pattern, host) for pattern in site.connect.hostnames for host in _host_names())
 
 
 @cache

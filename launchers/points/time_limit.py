@@ -1,4 +1,4 @@
-"""How long runs of the same cell took in earlier sweeps, and the time limit that follows for the next one."""
+"""`time_min=auto`: a time limit from how long earlier runs of the same cell took."""
 
 from __future__ import annotations
 
@@ -13,71 +13,72 @@ from inpaint_bench.core.files import read_json
 from inpaint_bench.core.schema import MANIFEST, SWEEP, Reason, Status
 
 AUTO = "auto"
-WITHOUT_HISTORY_MIN = 60  # as `time_min` where nothing is said
-MARGIN = 1.5  # over the longest run: caches that are cold, another node, a file system that is busy
-BEFORE_MIN = 10  # from the start of the job to that of the run: modules, imports, and what a login does
-ROUND_MIN = 5
-SWEEPS = 100  # newest ones that are looked at
+DEFAULT_MIN = 60  # without earlier runs; the default of `time_min`
+MARGIN = 1.5  # over the longest run: cold caches, another node, a busy file system
+STARTUP_MIN = 10  # from the start of the job to that of the run: modules, imports, login scripts
+ROUND_TO_MIN = 5
+MAX_SWEEPS = 100  # newest sweeps that are read
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limit:
+class TimeLimit:
     """A time limit, and in words where it comes from."""
 
     minutes: int
     basis: str
 
 
-class History:
-    """Durations of the runs below a folder of sweeps, by site, GPU and hash of what was executed. Read at first use."""
+class RunHistory:
+    """Durations of the runs below a folder of sweeps, by site, GPU and config hash. Read at first use."""
 
     def __init__(self, out: Path) -> None:
         self._out = out
         self._minutes: dict[tuple[str, str, str], list[float]] | None = None
 
-    def limit(self, *, site: str, gpu: str, config_hash: str, most: int) -> Limit:
-        """No more than `most`, the partition's own."""
+    def limit(self, *, site: str, gpu: str, config_hash: str, max_minutes: int) -> TimeLimit:
+        """Return a limit for the next run of this cell, at most `max_minutes`."""
         if self._minutes is None:
-            self._minutes = _read(self._out)
-        known = self._minutes.get((site, gpu, config_hash), [])
-        if not known:
-            return Limit(minutes=min(WITHOUT_HISTORY_MIN, most), basis=f"default, no such run in {self._out}")
-        wanted = MARGIN * max(known) + BEFORE_MIN
-        minutes = min(ROUND_MIN * math.ceil(wanted / ROUND_MIN), most)
-        runs = pluralize(len(known), "run")
-        return Limit(minutes=minutes, basis=f"{runs}, {max(known):.3g} min at most")
+            self._minutes = _read_durations(self._out)
+        durations = self._minutes.get((site, gpu, config_hash), [])
+        if not durations:
+            return TimeLimit(minutes=min(DEFAULT_MIN, max_minutes), basis=f"default, no such run in {self._out}")
+        estimate = MARGIN * max(durations) + STARTUP_MIN
+        minutes = min(ROUND_TO_MIN * math.ceil(estimate / ROUND_TO_MIN), max_minutes)
+        return TimeLimit(
+            minutes=minutes, basis=f"{pluralize(len(durations), 'earlier run')}, {max(durations):.3g} min at most"
+        )
 
 
-class Histories(dict[str, History]):
-    """By folder, made when first asked for."""
+class RunHistories(dict[str, RunHistory]):
+    """Run histories by folder, made at first use."""
 
-    def __missing__(self, out: str) -> History:
-        self[out] = History(Path(out))
+    def __missing__(self, out: str) -> RunHistory:
+        self[out] = RunHistory(Path(out))
         return self[out]
 
 
-def _read(out: Path) -> dict[tuple[str, str, str], list[float]]:
-    """Files that cannot be read are left out: a limit may then be shorter, which `rerun` knows how to mend."""
+def _read_durations(out: Path) -> dict[tuple[str, str, str], list[float]]:
+    """Read the manifests of the newest sweeps. Damaged ones are skipped: a limit too short costs one rerun."""
     records = [*out.glob(f"*/{SWEEP}"), *out.glob(f"*/*/{SWEEP}")]
     newest = sorted(records, key=lambda record: record.stat().st_mtime, reverse=True)
-    found: dict[tuple[str, str, str], list[float]] = {}
-    for record in islice(newest, SWEEPS):
+    durations: dict[tuple[str, str, str], list[float]] = {}
+    for record in islice(newest, MAX_SWEEPS):
         for file in record.parent.glob(f"*/attempt-*/{MANIFEST}"):
             try:
                 manifest: dict[str, Any] = read_json(file) or {}
-                minutes = _minutes(manifest)
+                minutes = _duration_min(manifest)
                 key = (manifest["site"], manifest["gpu"], manifest["config_hash"])
             except (OSError, ValueError, LookupError, TypeError):
                 continue
             if minutes is not None:
-                found.setdefault(key, []).append(minutes)
-    return found
+                durations.setdefault(key, []).append(minutes)
+    return durations
 
 
-def _minutes(manifest: dict[str, Any]) -> float | None:
-    """None where a run did not say how long the whole takes. One that its time limit cut off says: at least so long."""
-    whole = manifest["status"] == Status.COMPLETED and not manifest["resumed"]
-    if not whole and manifest["reason"] != Reason.TIMEOUT:
+def _duration_min(manifest: dict[str, Any]) -> float | None:
+    """Return a run's duration; of one that its time limit cut, a lower bound. None where it did not run in one go."""
+    complete = manifest["status"] == Status.COMPLETED and not manifest["resumed"]
+    if not complete and manifest["reason"] != Reason.TIMEOUT:
         return None
     started, ended = manifest["started_unix_ns"], manifest["ended_unix_ns"]
     return (ended - started) / 60e9 if isinstance(started, int) and isinstance(ended, int) else None

@@ -23,10 +23,10 @@ from inpaint_bench.core.attempt_state import RunArtifacts, SchedulerState
 from inpaint_bench.core.console import pluralize, sanitize
 from inpaint_bench.core.schema import CODE, SNAPSHOT, Status
 from inpaint_bench.core.site import SiteConfig
-from launchers.points.group import Group
-from launchers.points.point import Point
-from launchers.slurm.query import Answer
-from launchers.sweep.launch_context import Surroundings
+from launchers.points.point import Group, Point
+from launchers.points.site_catalog import Reachability
+from launchers.slurm.query import SlurmReply
+from launchers.sweep.events import AttemptKey, Refused, Staged, Submitted
 from launchers.sweep.ledger import Attempt, Ledger, PointRecord
 
 from .messages import MARKER, AttemptReply, CancelRequest, Reply, SubmitReply, SweepReply
@@ -47,13 +47,13 @@ class RemoteError(Exception):
 
 
 @dataclass(frozen=True)
-class NoAnswer(Answer):
+class NoAnswer(SlurmReply):
     """Stands for the answer of a site that could not be queried."""
 
     why: str = ""
 
     @property
-    def silence(self) -> str:
+    def no_answer_reason(self) -> str:
         return self.why
 
 
@@ -68,10 +68,10 @@ class RemoteSweep:
     @classmethod
     def of(cls, site: SiteConfig, ledger: Ledger) -> RemoteSweep | None:
         """Return where the sweep lies at a site; None before its code was sent there, or where ssh is not used."""
-        staged = [note for note in ledger.notes("staged") if note["site"] == site.name]
+        staged = [event for event in ledger.events(Staged) if event.site == site.name]
         if site.connect.method != "ssh" or not staged:
             return None
-        return cls(site=site, root=staged[-1]["root"], code=staged[-1]["code"])
+        return cls(site=site, root=staged[-1].root, code=staged[-1].code)
 
     @property
     def connection(self) -> Connection:
@@ -104,7 +104,7 @@ class RemoteSweep:
 class RemoteStatus:
     """What the sites that are reached over ssh reported."""
 
-    answers: dict[str, Answer] = field(default_factory=dict)  # by site
+    answers: dict[str, SlurmReply] = field(default_factory=dict)  # by site
     artifacts: dict[tuple[int, int], RunArtifacts] = field(default_factory=dict)  # by point and attempt
     unconfirmed: dict[str, str] = field(default_factory=dict)  # by site, why its submissions are not confirmed
 
@@ -129,7 +129,7 @@ def connect(points: Iterable[Point]) -> None:
             except UnreachableError as error:
                 errors[name] = str(error)
         if message := errors[name]:
-            point.reachable, point.why = False, message
+            point.reachability = Reachability(ok=False, reason=message)
 
 
 def submit(groups: Sequence[Group], ledger: Ledger, code: Path) -> tuple[int, bool]:
@@ -140,12 +140,12 @@ def submit(groups: Sequence[Group], ledger: Ledger, code: Path) -> tuple[int, bo
     """
     site, sweep = groups[0].first.site, ledger.sweep
     points = [point for group in groups for point in group.points]
-    remote = RemoteSweep(site=site, root=root_of(site, sweep["sweep_id"]), code=code.name)
+    remote = RemoteSweep(site=site, root=root_of(site, sweep.sweep_id), code=code.name)
     plan = Plan(
-        sweep_id=sweep["sweep_id"],
+        sweep_id=sweep.sweep_id,
         site=site.name,
-        order=sweep.get("order"),
-        launch_context=Surroundings.recorded(sweep.get("surroundings")).elsewhere().record(),
+        order=sweep.order,
+        launch_context=sweep.launch_context.without_paths(),
         points=[
             PlannedPoint(num=p.num, overrides=_overrides(p), attempt=p.attempt, run_id=p.run_id or None) for p in points
         ],
@@ -156,21 +156,21 @@ def submit(groups: Sequence[Group], ledger: Ledger, code: Path) -> tuple[int, bo
     except (UnreachableError, RemoteError) as error:
         log.error(f"{error}. {number} not submitted; `rerun` submits them.")
         return len(points), False
-    ledger.append("staged", site=site.name, root=remote.root, code=remote.code)
+    ledger.append(Staged(site=site.name, root=remote.root, code=remote.code))
     try:
         reply = remote.call("submit", plan, SubmitReply, timeouts=SUBMIT_TIMEOUTS)
     except (UnreachableError, RemoteError) as error:
         log.error(f"{error}. Whether {number} were submitted is unknown; `status` shows it once the site answers.")
         return len(points), True
-    refused: dict[str, list[list[int]]] = {}
+    refused: dict[str, list[AttemptKey]] = {}
     for point in points:
-        key = [point.num, point.attempt]
+        key = (point.num, point.attempt)
         if job_id := reply.jobs.get(point.run_id):
-            ledger.append("submitted", group=point.group, job_id=job_id, points=[key])
+            ledger.append(Submitted(group=point.group, job_id=job_id, attempts=[key]))
         else:
             refused.setdefault(sanitize(reply.refused.get(point.run_id, "no reason given")), []).append(key)
     for message, keys in refused.items():
-        ledger.append("refused", group=groups[0].name, points=keys, message=f"{site.name}: {message}")
+        ledger.append(Refused(group=groups[0].name, attempts=keys, message=f"{site.name}: {message}"))
         log.error(f"{site.name}: {message}. {pluralize(len(keys), 'point')} refused; correct it and `rerun`.")
     num_refused = sum(map(len, refused.values()))
     log.info(f"{site.name}: {pluralize(len(points) - num_refused, 'point')} submitted over ssh")
@@ -265,7 +265,7 @@ def _apply(
         manifest = reported.artifacts and reported.artifacts.manifest
         if reported.artifacts and manifest and manifest.get("status") in list(Status):
             status.artifacts[reported.key] = reported.artifacts
-    status.answers[site] = Answer(words=states, squeue=reply.squeue, sacct=reply.sacct)
+    status.answers[site] = SlurmReply(states=states, squeue=reply.squeue, sacct=reply.sacct)
     if reply.sweep_id is None:
         status.answers[site] = NoAnswer(why=f"{remote.root} at {site} is not a sweep directory (any more)")
     if reply.submitting and any(attempt.job_id is None and not attempt.refused for attempt in attempts):

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -15,6 +15,9 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_bytes, replacing
 from inpaint_bench.core.schema import CODE, PLAN_PATTERN
 from launchers.points.point import Point
+from launchers.sweep.launch_context import LaunchContext
+from launchers.sweep.run_order import RunOrder
+from launchers.sweep.sweep_record import SweepRecord
 
 from .archive import ArchiveError, read_archive, write_archive
 from .messages import Name, Number
@@ -34,23 +37,22 @@ class Plan(msgspec.Struct, kw_only=True):
 
     sweep_id: Name
     site: Name
-    order: dict[str, Any] | None = None  # of the sweep's repetitions
-    launch_context: dict[str, Any] | None = None
+    order: RunOrder | None = None
+    launch_context: LaunchContext = LaunchContext()
     points: Annotated[list[PlannedPoint], msgspec.Meta(min_length=1)]
 
 
-def add_points(folder: Path, site: str, sweep: dict[str, Any], points: Iterable[Point]) -> Path:
+def add_points(folder: Path, site: str, sweep: SweepRecord, points: Iterable[Point]) -> Path:
     """Add points to the plan file of a site, or replace them in it, and return its path."""
     path = folder / PLAN_PATTERN.format(site=site)
     planned = {point.num: point for point in read(path).points} if path.exists() else {}
     for point in points:
         planned[point.num] = PlannedPoint(num=point.num, overrides=point.overrides, attempt=point.attempt)
-    context = (sweep.get("surroundings") or {}) | {"working_dir": None}  # a path of this machine
     plan = Plan(
-        sweep_id=sweep["sweep_id"],
+        sweep_id=sweep.sweep_id,
         site=site,
-        order=sweep.get("order"),
-        launch_context=context,
+        order=sweep.order,
+        launch_context=msgspec.structs.replace(sweep.launch_context, working_dir=None),  # a path of this machine
         points=[planned[num] for num in sorted(planned)],
     )
     _write(path, plan)

@@ -22,6 +22,7 @@ import msgspec
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import JOBS
+from launchers.sweep.events import Cancelled, Planned, PlannedAttempt, Refused, Submitted
 from launchers.sweep.ledger import Ledger, PointRecord
 
 from .archive import ArchiveError, read_archive
@@ -58,7 +59,7 @@ def copy_results(ledger: Ledger, reply: SweepReply, fetch: Fetch, *, site: str |
     `site` is the one that was asked over ssh, whose attempts alone may be copied; None for an archive, which may be
     older than what is here.
     """
-    sweep_id, folder = ledger.sweep["sweep_id"], ledger.folder.resolve()
+    sweep_id, folder = ledger.sweep.sweep_id, ledger.folder.resolve()
     if reply.sweep_id != sweep_id:
         raise UserError(f"this is sweep {sweep_id}, and these are results of {reply.sweep_id}")
     report = Report()
@@ -128,35 +129,43 @@ def _record(attempts: Sequence[AttemptReply], ledger: Ledger, site: str | None, 
 
     The overrides of a point stay as this sweep has them, because `rerun` executes them.
     """
-    sites, records, accepted = ledger.sweep["sites"], ledger.points(), []
+    sites, records, accepted = ledger.sweep.sites, ledger.points(), []
+    launched = {spec.point: spec for spec in ledger.sweep.points}
     recorded = {(a.point, a.attempt) for record in records.values() for a in record.attempts}
     is_new = any(attempt.key not in recorded for attempt in attempts)
     # A `rerun` must not give the number of a new attempt to another one meanwhile.
-    with ledger.locked(patience_s=LOCK_TIMEOUT_S) if is_new else nullcontext():
+    with ledger.lock(timeout_s=LOCK_TIMEOUT_S) if is_new else nullcontext():
         records = ledger.points()
         for attempt in attempts:
             if reason := _conflict(attempt, records, sites, site):
                 report.left_out[attempt.key] = reason
                 continue
             accepted.append(attempt)
-            record, keys = records[attempt.point], [list(attempt.key)]
+            record, keys = records[attempt.point], [attempt.key]
             if any(known.attempt == attempt.attempt for known in record.attempts):
                 continue
-            ledger.append(
-                "planned",
-                group=attempt.group,
-                job_name=attempt.job_name,
+            spec = msgspec.structs.replace(
+                launched[attempt.point],
+                overrides=record.overrides,
+                gpu=record.gpu,
+                batch=record.batch,
                 site=attempt.site,
-                carried=site is None,
-                points=[[*attempt.key, attempt.run_id]],
-                asked=[{"overrides": record.overrides, "gpu": record.gpu, "batch": record.batch}],
+            )
+            ledger.append(
+                Planned(
+                    group=attempt.group,
+                    job_name=attempt.job_name,
+                    site=attempt.site,
+                    carried=site is None,
+                    attempts=[PlannedAttempt.of(spec, attempt=attempt.attempt, run_id=attempt.run_id)],
+                )
             )
             if attempt.job_id:
-                ledger.append("submitted", group=attempt.group, job_id=attempt.job_id, points=keys)
+                ledger.append(Submitted(group=attempt.group, job_id=attempt.job_id, attempts=keys))
             if attempt.refused:
-                ledger.append("refused", group=attempt.group, points=keys, message=attempt.refused)
+                ledger.append(Refused(group=attempt.group, attempts=keys, message=attempt.refused))
             if attempt.cancelled:
-                ledger.append("cancelled", points=keys)
+                ledger.append(Cancelled(attempts=keys))
     return accepted
 
 

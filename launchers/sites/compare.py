@@ -69,7 +69,6 @@ class _Policies:
         if self.site.account.pattern:
             yield self._compare("account.pattern", self._account_pattern)
         yield self._compare("qos", self._qos)
-        yield self._compare("wckey", self._wckey)
         yield self._compare(
             "limits.max_array_size", lambda c: c.exactly(parse_int(self.cluster.setting("MaxArraySize")))
         )
@@ -117,15 +116,6 @@ class _Policies:
             if qos.configured not in allowed:
                 return qos.differs(", ".join(allowed) or "none", "not a QOS that you may use")
         return qos.same(qos.configured)
-
-    def _wckey(self, wckey: Comparison) -> Finding:
-        tracked = self.cluster.setting("TrackWCKey").lower() == "yes"
-        reported = f"TrackWCKey={'Yes' if tracked else 'No'}"
-        if wckey.configured is not None and not tracked:
-            return wckey.differs(reported, "jobs with a wckey may be refused", {"wckey": None})
-        if wckey.configured is None and tracked and self.cluster.enforces("wckeys"):
-            return wckey.differs(f"{reported}, enforced", "jobs without a wckey are refused")
-        return wckey.same(reported)
 
     def _max_submit_jobs(self, limit: Comparison) -> Finding:
         """Compare with the smallest limit of the user's association and QOS; every task of an array counts."""

@@ -15,12 +15,12 @@ from inpaint_bench.core.schema import CODE, JOBS
 from inpaint_bench.core.site import SiteConfig
 from inpaint_bench.run.node_probe import NodeFindings, NodeProbe
 from launchers.points.compose import Composer
-from launchers.points.group import group_points
+from launchers.points.point import group_points
 from launchers.slurm import query
 from launchers.slurm import submit as slurm
 from launchers.submit import dry_run
 from launchers.sweep import private_dirs, snapshot
-from launchers.sweep.launch_context import Surroundings
+from launchers.sweep.launch_context import LaunchContext
 
 TIME_LIMIT_MIN = 5  # it takes about one; importing PyTorch from a cold file system may take longer
 JOB_FOLDER = "probe"
@@ -67,14 +67,15 @@ def submit(compose: Composer, site: SiteConfig, overrides: Sequence[str]) -> Pro
         requested.insert(0, f"gpu={next(iter(site.gpus))}")
     point = compose(0, requested)
     if not point.reachable or point.site.connect.method != "slurm":
-        raise UserError(f"{site.name}: a probe can only be submitted on its own login node ({point.why})")
+        reason = point.reachability.reason
+        raise UserError(f"{site.name}: a probe can only be submitted on its own login node ({reason})")
     root = Path(point.bench.out, "doctor").absolute()
     folder = root / f"{time.strftime('%Y-%m-%d-%H-%M-%S')}-{site.name}"
-    dry_run.check([point], folder, Surroundings())
+    dry_run.check_points([point], folder, LaunchContext())
     dry_run.check_accounts([point])
     (group,) = group_points([point])
     storage = point.site.storage
-    array_id = slurm.submit(
+    array_id = slurm.submit_array(
         group,
         [
             NodeProbe(
@@ -116,7 +117,7 @@ def wait(probe: Probe, site: SiteConfig, deadline: float) -> tuple[bool, str]:
             return ended is not None, state
         if ended is None and now > queried + site.limits.poll_s:
             queried = now
-            scheduler = query.ask(site, {probe.job_id: _job_name(probe.folder)}).words.get(probe.job_id)
+            scheduler = query.query_jobs(site, {probe.job_id: _job_name(probe.folder)}).states.get(probe.job_id)
             if scheduler is not None and scheduler.state is not None:
                 state = f"{scheduler.state} {scheduler.detail}".strip()
                 ended = now if scheduler.ended else None

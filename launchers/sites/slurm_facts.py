@@ -14,7 +14,7 @@ from functools import cached_property
 
 from inpaint_bench.core.site import SiteConfig
 from launchers.remote.ssh import Connection, UnreachableError, one_line, shell
-from launchers.slurm.environment import for_slurm
+from launchers.slurm.environment import slurm_environment
 
 TIMEOUT_S = 30  # of each command
 ASSOCIATION_FIELDS = ("Account", "QOS", "DefaultQOS", "MaxSubmitJobs")
@@ -148,7 +148,7 @@ class Cluster:
             raise NotReportedError(f"`scontrol show config` has no {key}") from None
 
     def enforces(self, kind: str) -> bool:
-        """Return whether AccountingStorageEnforce lists associations, limits, qos or wckeys."""
+        """Return whether AccountingStorageEnforce lists associations, limits or qos."""
         enforced = self.setting("AccountingStorageEnforce").lower().split(",")
         return "all" in enforced or kind in enforced
 
@@ -261,7 +261,7 @@ def _query_accounting(run: RunCommand, cluster: Cluster) -> dict[str, Output]:
 
 
 def _run_here(site: SiteConfig) -> RunCommand:
-    environment = for_slurm(site) | {"LC_ALL": "C"}
+    environment = slurm_environment(site) | {"LC_ALL": "C"}
 
     def run(command: Sequence[str]) -> Output:
         try:

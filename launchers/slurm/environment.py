@@ -1,4 +1,4 @@
-"""What a job may inherit from the shell that submits it."""
+"""The environment of Slurm's commands and of jobs: what they may inherit from the shell that submits."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from inpaint_bench.core.site import SiteConfig
 
 # A sweep is often submitted from inside another job; its allocation must not become the new job's.
-_LEAKS = tuple(
+_JOB_PREFIXES = tuple(
     f"{name}_"
     for name in (
         *("SLURM", "SLURMD", "SRUN", "SBATCH", "SALLOC", "SCANCEL", "SACCT", "SQUEUE", "SINFO", "SCONTROL"),
         *("SUBMITIT", "PMI", "PMIX"),
     )
 )
-_LEAK_NAMES = frozenset(
+_JOB_VARIABLES = frozenset(
     {
         "CUDA_VISIBLE_DEVICES",
         "GPU_DEVICE_ORDINAL",
@@ -32,28 +32,29 @@ _LEAK_NAMES = frozenset(
 )
 
 
-def leaks(environment: Mapping[str, str]) -> list[str]:
-    return sorted(k for k in environment if k.startswith(_LEAKS) or k in _LEAK_NAMES)
+def job_variables(environment: Mapping[str, str]) -> list[str]:
+    """Return the variables that belong to a job or to one Slurm command, and must not reach another."""
+    return sorted(name for name in environment if name.startswith(_JOB_PREFIXES) or name in _JOB_VARIABLES)
 
 
-def for_slurm(site: SiteConfig) -> dict[str, str]:
-    """The environment of Slurm's commands for one site: no leak, and the SLURM_CONF of that site."""
-    hidden = set(leaks(os.environ))
-    clean = {k: v for k, v in os.environ.items() if k not in hidden}
+def slurm_environment(site: SiteConfig) -> dict[str, str]:
+    """Return the environment for Slurm's commands at one site: no variables of other jobs, and its SLURM_CONF."""
+    removed = set(job_variables(os.environ))
+    environment = {name: value for name, value in os.environ.items() if name not in removed}
     conf = site.connect.slurm_conf or os.environ.get("SLURM_CONF")
     if conf:
-        clean["SLURM_CONF"] = conf
-    return clean
+        environment["SLURM_CONF"] = conf
+    return environment
 
 
 def python_path(code: Path) -> str:
-    """The snapshot first, then whatever the submitting shell had."""
+    """Return a PYTHONPATH with the snapshot first, then what the submitting shell had."""
     return os.pathsep.join(filter(None, [str(code), os.environ.get("PYTHONPATH")]))
 
 
 @contextmanager
-def replaced(environment: Mapping[str, str]) -> Iterator[None]:
-    """`os.environ` becomes `environment` inside the block."""
+def replaced_environ(environment: Mapping[str, str]) -> Iterator[None]:
+    """Replace `os.environ` by `environment` inside the block: submitit runs sbatch with the process's own."""
     before = dict(os.environ)
     os.environ.clear()
     os.environ.update(environment)

@@ -1,4 +1,4 @@
-"""What a submitted job executes: one point, by Hydra's own `run_job`."""
+"""What a submitted job executes: one point, through Hydra's `run_job`."""
 
 from __future__ import annotations
 
@@ -10,56 +10,55 @@ import cloudpickle
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from inpaint_bench.run.manifest import check_owner
-from launchers.points.composition import Composed
+from launchers.points.composition import ComposedConfig
 from launchers.points.point import Point
 
 
 @dataclass(frozen=True, kw_only=True)
 class HydraState:
-    """What Hydra needs in another process: the same for all points of a command, so pickled once."""
+    """Hydra's state for another process: the same for all points of a command, so pickled once."""
 
     content: bytes
 
     @classmethod
-    def now(cls, context: HydraContext, task: TaskFunction) -> HydraState:
-        # cloudpickle: a task of somebody's script, and resolvers, may be functions without a module to import
+    def capture(cls, context: HydraContext, task: TaskFunction) -> HydraState:
+        """Pickle the state of this process."""
+        # cloudpickle: resolvers, and the task of another application, may be functions of a script
         return cls(content=cloudpickle.dumps((context, task, Singleton.get_state()), pickle.HIGHEST_PROTOCOL))
 
     def restore(self) -> tuple[HydraContext, TaskFunction]:
-        context, task, singletons = pickle.loads(self.content)  # part of a pickle that has been loaded already
+        """Set Hydra's singletons in this process, and return context and task."""
+        context, task, singletons = pickle.loads(self.content)  # part of a pickle that was loaded already
         Singleton.set_state(singletons)
         return context, task
 
 
 @dataclass(kw_only=True)
 class PointJob:
-    """Picklable; carries the configuration composed at submission, so later edits do not reach the job.
+    """A picklable job for one point, with the configuration composed at submission.
 
-    A failing application raises out of the job where `raise_failure` is set: its process then exits
-    non-zero and Slurm knows too. Hydra alone would report such a job as completed.
+    With `raise_failure`, an exception of the application leaves the job, so that its process exits non-zero and Slurm
+    knows of the failure. Hydra alone would let such a job end as completed.
     """
 
     hydra: HydraState
-    composed: Composed
-    raise_failure: bool
+    composed: ComposedConfig
+    raise_failure: bool = True
 
     @classmethod
     def of(cls, point: Point, hydra: HydraState, job_id: str) -> PointJob:
-        """`job_id`: what the job is to know itself as (`hydra.job.id`)."""
-        return cls(hydra=hydra, composed=point.composed.edited({"hydra.job.id": job_id}), raise_failure=True)
-
-    @property
-    def config(self) -> DictConfig:
-        return self.composed.config()
+        """Make the job of a point; `job_id` becomes `hydra.job.id`."""
+        return cls(hydra=hydra, composed=point.composed.with_edits({"hydra.job.id": job_id}))
 
     def __call__(self) -> JobReturn:
+        """Run the point. Raises UserError where its run directory belongs to another run."""
         context, task = self.hydra.restore()
         setup_globals()
-        config = self.config
-        if run_id := OmegaConf.select(config, "identity.run_id"):  # before Hydra writes its record there
+        config = self.composed.build()
+        if run_id := OmegaConf.select(config, "identity.run_id"):  # before Hydra writes its own record there
             check_owner(Path(config.hydra.sweep.dir, config.hydra.sweep.subdir), run_id)
         result = run_job(
             hydra_context=context,

@@ -1,4 +1,4 @@
-"""A site without Slurm: this machine, through submitit's local executor, one job at a time per GPU."""
+"""Jobs on this machine, without Slurm: submitit's local executor, one job at a time per GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,18 +15,17 @@ from typing import Any
 
 from hydra.core.utils import JobReturn
 
-from launchers import entry
 from launchers.sweep import private_dirs
 
-from .environment import leaks, python_path, replaced
+from .environment import job_variables, python_path, replaced_environ
 
 POLL_S = 0.2
-STOP_S = 30.0
+STOP_TIMEOUT_S = 30.0
 
 
 @dataclass(kw_only=True)
-class LocalCall:
-    """One job to run here; `result` is its JobReturn, or the exception that ended it."""
+class LocalJob:
+    """A job to run here; `result` is its JobReturn, or the exception that ended it."""
 
     call: Callable[[], JobReturn]
     time_min: float
@@ -35,9 +33,9 @@ class LocalCall:
 
 
 def visible_gpus() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES allows, else every GPU's UUID; empty without NVIDIA's driver."""
-    if (allowed := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [device for device in allowed.split(",") if device]
+    """Return the entries of CUDA_VISIBLE_DEVICES, else every GPU's UUID; empty without NVIDIA's driver."""
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [device for device in visible.split(",") if device]
     import pynvml
 
     try:
@@ -45,38 +43,33 @@ def visible_gpus() -> list[str]:
     except pynvml.NVMLError:
         return []
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         return [pynvml.nvmlDeviceGetUUID(handle) for handle in handles]
     finally:
         pynvml.nvmlShutdown()
 
 
-def run_all(
-    calls: Sequence[LocalCall],
+def run_jobs(
+    jobs: Sequence[LocalJob],
     *,
     folder: Path,
     code: Path | None,
-    started: Callable[[int, str], None] = lambda index, job_id: None,
-    ended: Callable[[int], None] = lambda index: None,
-    wanted: Callable[[int], bool] = lambda index: True,
+    should_start: Callable[[int], bool] = lambda index: True,
+    on_start: Callable[[int, str], None] = lambda index, job_id: None,
+    on_end: Callable[[int], None] = lambda index: None,
 ) -> None:
-    """Run every call that is still `wanted` at its turn, filling `result`; `started` and `ended` are told.
+    """Run the jobs and set their `result`. `should_start` is asked right before each; callbacks get the job's index.
 
-    Interrupted by the keyboard, the jobs that run are told to stop and the rest never start.
+    On Ctrl-C the running jobs are told to stop and the others never start.
     """
-    from submitit.local.local import LocalExecutor
+    from .submitit_internals import LocalJobExecutor  # submitit only where something runs
 
-    class Executor(LocalExecutor):
-        @property
-        def _submitit_command_str(self) -> str:
-            return entry.command(sys.executable, self.folder)
-
-    gpus = visible_gpus()
-    slots = list(gpus) or [""]
-    environment = {k: v for k, v in os.environ.items() if k not in set(leaks(os.environ))}
+    slots = visible_gpus() or [""]
+    removed = set(job_variables(os.environ))
+    environment = {name: value for name, value in os.environ.items() if name not in removed}
     if code is not None:
         environment |= {"PYTHONPATH": python_path(code), "PYTHONSAFEPATH": "1"}
-    waiting = list(range(len(calls)))
+    waiting = list(range(len(jobs)))
     running: dict[str, tuple[int, Any]] = {}
     try:
         while waiting or running:
@@ -84,41 +77,40 @@ def run_all(
                 if slot in running or not waiting:
                     continue
                 index = waiting.pop(0)
-                if not wanted(index):
+                if not should_start(index):
                     continue
-                # a folder each: job ids are process ids here, and an old pickle of that id would be taken
-                executor = Executor(private_dirs.make(folder / f"task-{index}"))
+                # a folder per job: job ids are process ids here, and an old pickle of that id would be taken
+                executor = LocalJobExecutor(private_dirs.make(folder / f"task-{index}"))
                 executor.update_parameters(
-                    timeout_min=calls[index].time_min,
-                    setup=[f"export CUDA_VISIBLE_DEVICES={shlex.quote(slot)}"],
+                    timeout_min=jobs[index].time_min, setup=[f"export CUDA_VISIBLE_DEVICES={shlex.quote(slot)}"]
                 )
-                with replaced(environment):
-                    job = executor.submit(calls[index].call)
+                with replaced_environ(environment):
+                    job = executor.submit(jobs[index].call)
                 running[slot] = (index, job)
-                started(index, f"pid:{job.job_id}@{socket.gethostname()}")
+                on_start(index, f"pid:{job.job_id}@{socket.gethostname()}")
             time.sleep(POLL_S)
             for slot, (index, job) in list(running.items()):
                 if job.done():
                     del running[slot]
-                    calls[index].result = _result(job)
-                    ended(index)
+                    jobs[index].result = _result(job)
+                    on_end(index)
     except BaseException:
         for _, job in running.values():
             stop(int(job.job_id))
-        deadline = time.monotonic() + STOP_S
+        deadline = time.monotonic() + STOP_TIMEOUT_S
         while any(not job.done() for _, job in running.values()) and time.monotonic() < deadline:
             time.sleep(POLL_S)
         raise
 
 
-def process_of(job_id: str) -> int | None:
-    """The process id in a local job's id; None where it is of another machine."""
+def process_id(job_id: str) -> int | None:
+    """Return the process id in a local job's id; None where the job is on another machine."""
     pid, _, host = job_id.removeprefix("pid:").partition("@")
     return int(pid) if host == socket.gethostname() else None
 
 
-def alive(pid: int) -> bool:
-    """A process of that id that submitit started; ids are used again, so its command line is looked at."""
+def is_alive(pid: int) -> bool:
+    """Return whether a process that submitit started has this id; the command line tells it from a reused id."""
     try:
         return b"submitit" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -126,10 +118,10 @@ def alive(pid: int) -> bool:
 
 
 def stop(pid: int) -> None:
-    """Ask the job that `started` named to end; it writes its manifest first.
+    """Tell a local job to end; it writes its manifest first.
 
-    The process of that id is the shell of `setup`. submitit's controller below it hands SIGTERM on to the
-    job; a signal to the shell itself would end there.
+    The process is the shell of `setup`. submitit's controller below it passes SIGTERM on to the job; a signal to the
+    shell would end only the shell.
     """
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

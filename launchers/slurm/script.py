@@ -1,4 +1,4 @@
-"""The text of an sbatch script: our Jinja2 templates over a group of points. Needs no Slurm."""
+"""Render sbatch scripts: Jinja2 templates filled for a group of points. Needs no Slurm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import templates_dir
-from launchers.points.group import Group
+from launchers.points.point import Group
 
 from .environment import python_path
 
@@ -28,23 +28,32 @@ def _environment() -> Environment:
 
 
 def render(group: Group, *, command: str, folder: Path, code: Path, job_name: str) -> str:
-    """`command` runs one task of the array; `folder` takes its logs; `code` is the snapshot it runs from."""
+    """Return the script of an array.
+
+    `command` runs one task, `folder` takes the logs, `code` is the snapshot to run from. Raises UserError for an
+    unknown template, an invalid variable name, and values with control characters.
+    """
     site = group.first.site
     variables = {
         **site.environment.variables,
         "PYTHONPATH": python_path(code),
-        "PYTHONSAFEPATH": "1",  # else the folder one submits from comes before the snapshot
+        "PYTHONSAFEPATH": "1",  # else the directory that the job starts in comes before the snapshot
         "PYTHONUNBUFFERED": "1",
         "SUBMITIT_EXECUTOR": "slurm",
     }
     for name in variables:
         if not name.isidentifier():
-            raise UserError(f"site.{site.name}.environment.variables.{name}: not a name of a variable")
+            raise UserError(f"site.{site.name}.environment.variables.{name}: not a variable name")
     directives = list(_directives(group, folder, job_name))
-    _refuse_control_characters(site.name, [(f"--{option}", value) for option, value in directives])
-    _refuse_control_characters(site.name, [("the job's command", command)])
-    _refuse_control_characters(site.name, [("a module", module) for module in site.environment.modules])
-    _refuse_control_characters(site.name, [(f"the variable {name}", value) for name, value in variables.items()])
+    _refuse_control_characters(
+        site.name,
+        [
+            *((f"--{option}", value) for option, value in directives),
+            ("the job's command", command),
+            *(("a module", module) for module in site.environment.modules),
+            *((f"the variable {name}", value) for name, value in variables.items()),
+        ],
+    )
     try:
         text = (
             _environment()
@@ -79,7 +88,7 @@ def _directives(group: Group, folder: Path, job_name: str) -> Iterator[tuple[str
     if site.qos:
         yield "qos", site.qos
     if site.constraint:
-        # `&` so that what a user adds narrows what the site asks for
+        # "&": a constraint that the user adds narrows the site's own
         yield "constraint", "&".join(site.constraint)
     if site.exclude_nodes:
         yield "exclude", ",".join(site.exclude_nodes)
@@ -101,12 +110,10 @@ def _directives(group: Group, folder: Path, job_name: str) -> Iterator[tuple[str
         yield "export", environment.export
     if environment.get_user_env:
         yield "get-user-env", environment.get_user_env
-    if site.wckey:
-        yield "wckey", site.wckey
 
 
 def _refuse_control_characters(site: str, values: Iterable[tuple[str, str | int | None]]) -> None:
-    """A line break would begin a line of its own in the script, whatever quotes are around it for sbatch."""
-    for what, value in values:
-        if any(ord(c) < 32 or ord(c) == 127 for c in str(value)):
-            raise UserError(f"site {site}: {what} has a control character: {value!r}")
+    """Raise UserError for a control character: a line break starts a new line of the script inside any quotes."""
+    for name, value in values:
+        if any(ord(char) < 32 or ord(char) == 127 for char in str(value)):
+            raise UserError(f"site {site}: {name} has a control character: {value!r}")

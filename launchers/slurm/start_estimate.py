@@ -1,50 +1,52 @@
-"""When Slurm expects to start what would be sent now: `sbatch --test-only`, which submits nothing."""
+"""When Slurm would start a script that was submitted now: `sbatch --test-only`, which submits nothing."""
 
 from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
 from inpaint_bench.core.site import SiteConfig
 
-from .environment import for_slurm
+from .environment import slurm_environment
 
 TIMEOUT_S = 20.0
-AT_MOST = 20  # scripts that a site is asked about in one command: its controller works each out for us
-NOT_KNOWN = "not known"
-_STARTS = re.compile(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
+MAX_SCRIPTS = 20  # per site and command: its controller computes every estimate
+UNKNOWN = "not known"
+_START = re.compile(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
 
 
-def starts(site: SiteConfig, scripts: list[Path]) -> list[float | str]:
-    """For each script Unix seconds, or in words why not: it is not known, or Slurm would refuse it.
+def estimate_starts(site: SiteConfig, scripts: Sequence[Path]) -> list[float | str]:
+    """Return for each script Unix seconds, or why there are none: not known, or Slurm would refuse it.
 
     The time is that of an array's first task, if nothing is submitted before it.
     """
-    answers: list[float | str] = []
-    for script in scripts[:AT_MOST]:
-        answer = _start(site, script)
-        if answer is None:  # a controller that is down or busy is not asked again
+    estimates: list[float | str] = []
+    for script in scripts[:MAX_SCRIPTS]:
+        estimate = _estimate_start(site, script)
+        if estimate is None:  # a controller that is down or busy is not asked again
             break
-        answers.append(answer)
-    return answers + [NOT_KNOWN] * (len(scripts) - len(answers))
+        estimates.append(estimate)
+    return estimates + [UNKNOWN] * (len(scripts) - len(estimates))
 
 
-def _start(site: SiteConfig, script: Path) -> float | str | None:
+def _estimate_start(site: SiteConfig, script: Path) -> float | str | None:
+    """Return the estimate for one script; None where Slurm does not answer."""
     try:
         done = subprocess.run(
             ["sbatch", "--test-only", str(script)],
-            env=for_slurm(site),
+            env=slurm_environment(site),
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    if found := _STARTS.search(done.stderr):
-        return datetime.fromisoformat(found[1]).timestamp()
+    if match := _START.search(done.stderr):
+        return datetime.fromisoformat(match[1]).timestamp()
     if done.returncode == 0:
-        return NOT_KNOWN
+        return UNKNOWN
     lines = done.stderr.strip().splitlines()
     return f"refused: {re.sub(r'^.*?(error|failure): ', '', lines[-1])}" if lines else "refused"

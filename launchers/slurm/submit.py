@@ -1,100 +1,143 @@
-"""submitit's Slurm executor, told three things it does not know: our template, the site, and its SLURM_CONF."""
+"""Submit groups of points as Slurm arrays, one sbatch call each."""
 
 from __future__ import annotations
 
 import io
+import logging
 import re
 import sys
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from submitit.core import utils
-from submitit.slurm.slurm import SlurmExecutor, SlurmJob
+from submitit.core.utils import FailedJobError
 
+from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.schema import JOBS
 from launchers import entry
-from launchers.points.group import Group
+from launchers.points.point import Group
+from launchers.sweep import private_dirs
+from launchers.sweep.events import Refused, Submitted
+from launchers.sweep.ledger import Ledger, job_name
 
-from .environment import for_slurm, replaced
+from .environment import replaced_environ, slurm_environment
+from .job import HydraState, PointJob
 from .script import render
+from .submitit_internals import ArrayExecutor
 
-# as Slurm words them (slurm_strerror), and EAGAIN, after which sbatch itself has tried again for minutes
-_UNANSWERED = re.compile(
+log = logging.getLogger(__name__)
+
+# Slurm's manual asks programs to keep their calls few. Most sweeps are some ten arrays and wait for nothing; points
+# with a time limit of their own each are as many arrays as points.
+UNPACED_CALLS = 10  # to a site; further ones are limits.submit_pause_s apart
+
+# slurm_strerror's wording, and EAGAIN, after which sbatch itself has retried for minutes
+_NO_ANSWER = re.compile(
     "Unable to contact slurm controller|Socket timed out|Zero Bytes were transmitted|in standby mode|"
     "Resource temporarily unavailable|Message (send|receive) failure|Communication (connection|shutdown) failure|"
     "Unexpected message received|Insane message length|Header lengths are longer|Connection (refused|reset|timed out)|"
     "Broken pipe|Transport endpoint"
 )
-_REFUSED = re.compile("[Bb]atch job submission failed: ")  # before it sbatch may say more, a site's own words too
+_REFUSED = re.compile("[Bb]atch job submission failed: ")  # sbatch may print more before it, also a site's own text
 
 
 class UnansweredError(UserError):
-    """Slurm gave sbatch no answer: it may have taken the array, and would answer the next call no better."""
+    """Slurm gave sbatch no answer: it may have accepted the array, and the next call would fare no better."""
 
 
 class RefusedError(UserError):
-    """There is no such array: slurmctld said that it does not take it, or it was never asked."""
+    """The array does not exist: slurmctld refused it, or sbatch was not called."""
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """How many points of a submission were not accepted as far as is known."""
+
+    not_accepted: int = 0
+    unanswered: bool = False  # of some of them nobody knows: Slurm, or a site, gave no answer
 
 
 def job_command(group: Group, folder: Path) -> str:
-    """The shell command of one task: it looks at the folder, then submitit loads the point's pickle and runs it."""
+    """Return the shell command of one array task: it checks the folder and loads the point's pickle from it."""
     return entry.command(group.first.site.python or sys.executable, folder)
 
 
-class SiteExecutor(SlurmExecutor):
-    """Submits one group as one array, whatever its size."""
+def submit_groups(groups: Sequence[Group], ledger: Ledger, hydra: HydraState, code: Path) -> Outcome:
+    """Submit each group as an array, and record what became of it.
 
-    def __init__(self, group: Group, *, folder: Path, code: Path, job_name: str) -> None:
-        super().__init__(folder)
-        self._group = group
-        self._code = code
-        self._job_name = job_name
-
-    @property
-    def _submitit_command_str(self) -> str:
-        return job_command(self._group, self.folder)
-
-    def _make_submission_file_text(self, command: str, uid: str) -> str:
-        return render(self._group, command=command, folder=self.folder, code=self._code, job_name=self._job_name)
-
-    def _internal_process_submissions(self, delayed: list[utils.DelayedSubmission]) -> list[SlurmJob[Any]]:
-        """As upstream's for arrays, which names its own classes, throttles to 256 tasks, and gives the pickles their
-        final names when sbatch has answered: an array whose launcher dies in that moment would find none."""
-        for index, submission in enumerate(delayed):
-            submission.set_timeout(self._group.first.request.time_min, self.max_num_timeout)
-            submission.dump(self.folder / entry.pickle_name(index))
-        array = self._submit_command(self._submitit_command_str)
-        return [
-            SlurmJob(folder=self.folder, job_id=f"{array.job_id}_{index}", tasks=[0]) for index in range(len(delayed))
-        ]
-
-
-def submit(group: Group, calls: Sequence[Callable[[], Any]], *, folder: Path, code: Path, job_name: str) -> str:
-    """The id of the submitted array.
-
-    Raises UnansweredError, RefusedError with sbatch's own words, and UserError where it is not certain whether Slurm
-    took it: on a full disk, and for an answer that says neither.
+    A refused array does not stop the others. After one that Slurm did not answer for, which it may have accepted, the
+    other arrays of that site are not tried.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    site = group.first.site.name
-    with replaced(for_slurm(group.first.site)):
-        executor = SiteExecutor(group, folder=folder, code=code, job_name=job_name)
+    calls: Counter[str] = Counter()
+    silent_sites: set[str] = set()
+    outcome = Outcome()
+    sweep_id = ledger.sweep.sweep_id
+    for group in groups:
+        site = group.first.site
+        attempts = [(point.num, point.attempt) for point in group.points]
+        points = pluralize(len(attempts), "point")
         try:
-            with redirect_stderr(io.StringIO()):  # submitit prints what it then raises
-                jobs = executor.submit_array(calls)
+            if site.name in silent_sites:
+                raise RefusedError(f"{site.name}: {group.name} was not submitted, as Slurm did not answer before")
+            if calls[site.name] >= UNPACED_CALLS:
+                time.sleep(site.limits.submit_pause_s)
+            calls[site.name] += 1
+            array = submit_array(
+                group,
+                [PointJob.of(p, hydra, f"{group.name}_{task}") for task, p in enumerate(group.points)],
+                folder=private_dirs.make(ledger.folder / JOBS / group.name),
+                code=code,
+                job_name=job_name(group.name, sweep_id),
+            )
+        except UserError as error:
+            outcome.not_accepted += len(attempts)
+            certain = isinstance(error, RefusedError)
+            ledger.append(Refused(group=group.name, attempts=attempts, message=str(error), certain=certain))
+            advice = f"`rerun` with corrected overrides submits its {points}."
+            if isinstance(error, UnansweredError):
+                silent_sites.add(site.name)
+                outcome.unanswered = True
+                advice = "Slurm may have accepted it nevertheless: `status` and `rerun` search for it by name."
+            log.error(f"{error}. {advice}")
+            continue
+        ledger.append(Submitted(group=group.name, job_id=f"{array}_%a", attempts=attempts))
+        log.info(f"{site.name}: array {array} with {points} in {group.first.request.partition}")
+    return outcome
+
+
+def submit_array(group: Group, jobs: Sequence[Callable[[], Any]], *, folder: Path, code: Path, job_name: str) -> str:
+    """Submit one array with a job per task, and return its id. `folder` takes pickles, script and logs.
+
+    Raises UnansweredError, RefusedError with sbatch's own message, and UserError where it is not certain whether Slurm
+    accepted the array: on a full disk, and for a message that says neither.
+    """
+    site = group.first.site
+    command = job_command(group, folder)
+    executor = ArrayExecutor(
+        folder,
+        command=command,
+        script=render(group, command=command, folder=folder, code=code, job_name=job_name),
+        time_min=group.first.request.time_min,
+    )
+    with replaced_environ(slurm_environment(site)), redirect_stderr(io.StringIO()):  # submitit prints what it raises
+        try:
+            tasks = executor.submit_array(jobs)
         except OSError as error:
-            raise UserError(f"{site}: {group.name} could not be submitted: {error}") from None
-        except utils.FailedJobError as error:
-            words = _sbatch_words(error)
-            if _UNANSWERED.search(words):
-                raise UnansweredError(f"{site}: Slurm did not answer sbatch of {group.name}: {words}") from None
-            kind = RefusedError if _REFUSED.search(words) else UserError
-            raise kind(f"{site}: sbatch refused {group.name}: {words}") from None
-    return str(jobs[0].job_id).split("_")[0]
+            raise UserError(f"{site.name}: {group.name} could not be submitted: {error}") from None
+        except FailedJobError as error:
+            message = _sbatch_message(error)
+            if _NO_ANSWER.search(message):
+                raise UnansweredError(f"{site.name}: Slurm did not answer sbatch of {group.name}: {message}") from None
+            kind = RefusedError if _REFUSED.search(message) else UserError
+            raise kind(f"{site.name}: sbatch refused {group.name}: {message}") from None
+    return str(tasks[0].job_id).split("_")[0]
 
 
-def _sbatch_words(error: Exception) -> str:
+def _sbatch_message(error: Exception) -> str:
     lines = [line.removeprefix("sbatch: error: ").strip() for line in str(error).splitlines()]
     return "; ".join(line for line in lines if line and not line.startswith("subprocess-id"))

@@ -65,7 +65,7 @@ def earlier(ledger: Ledger, again: Collection[int]) -> list[Expense]:
                 continue
             one = took.get(key)
             actual = one.actual if one and _over(record, key[1], ledger, again) else None
-            most = asked.get(key, asked[record.num, 0]).get("service_units")
+            most = asked.get(key, asked[record.num, 0]).service_units
             amount = most if actual is None else actual
             found.append(Expense(site=site, unit=sites[site].charging.unit, amount=amount))
     return found

@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.table import Table
 
 from inpaint_bench.core.attempt_state import RunArtifacts
 from inpaint_bench.core.console import table
 from inpaint_bench.core.site import SiteConfig
-from launchers.points.site_catalog import reachable
+from launchers.points.site_catalog import reachability
 from launchers.slurm.query import elapsed_s
+from launchers.sweep.events import Planned
 from launchers.sweep.ledger import Attempt, Ledger, PointRecord
+from launchers.sweep.sweep_record import PointSpec
 
 from .survey import sites_of
 
@@ -59,17 +60,15 @@ def spent(ledger: Ledger, records: Iterable[PointRecord]) -> list[Spent]:
     ]
 
 
-def asked_for(ledger: Ledger) -> dict[tuple[int, int], Mapping[str, Any]]:
+def asked_for(ledger: Ledger) -> dict[tuple[int, int], PointSpec]:
     """By point and attempt what was asked for; attempt 0 is the point as it was first composed.
 
     Of an attempt that was made elsewhere only that is known.
     """
-    first = {entry["point"]: entry for entry in ledger.sweep["points"]}
-    return {(num, 0): entry for num, entry in first.items()} | {
-        (num, attempt): {**first.get(num, {}), **entry}
-        for record in ledger.notes("planned")
-        for (num, attempt, _), entry in zip(record["points"], record["asked"], strict=True)
-    }
+    planned: dict[tuple[int, int], PointSpec] = {(point.point, 0): point for point in ledger.sweep.points}
+    for event in ledger.events(Planned):
+        planned |= {(attempt.point, attempt.attempt): attempt for attempt in event.attempts}
+    return planned
 
 
 def cost_table(found: Sequence[Spent], unit: Mapping[str, str]) -> Table:
@@ -104,14 +103,12 @@ def _accounted(attempts: Sequence[Attempt], sites: Mapping[str, SiteConfig]) -> 
     return {
         (site, job_id): seconds
         for site, jobs in by_site.items()
-        if sites[site].connect.method == "slurm" and reachable(sites[site]).yes
+        if sites[site].connect.method == "slurm" and reachability(sites[site]).ok
         for job_id, seconds in (elapsed_s(sites[site], jobs) or {}).items()
     }
 
 
-def _spent(
-    attempt: Attempt, entry: Mapping[str, Any], accounted: Mapping[tuple[str, str], float], left: RunArtifacts
-) -> Spent:
+def _spent(attempt: Attempt, entry: PointSpec, accounted: Mapping[tuple[str, str], float], left: RunArtifacts) -> Spent:
     seconds, witness = accounted.get((attempt.site, str(attempt.job_id))), "sacct"
     if seconds is None:
         seconds, witness = _of_manifest(left), "manifest"
@@ -119,9 +116,9 @@ def _spent(
         point=attempt.point,
         attempt=attempt.attempt,
         site=attempt.site,
-        gpu=str(entry["gpu"]),
-        limit_min=entry.get("time_min"),
-        planned=entry.get("service_units"),
+        gpu=str(entry.gpu),
+        limit_min=entry.time_min,
+        planned=entry.service_units,
         elapsed_min=None if seconds is None else seconds / 60,
         witness="not known" if seconds is None else witness,
     )

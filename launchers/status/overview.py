@@ -42,7 +42,7 @@ def witnesses(survey: SweepStatus) -> str:
         both = (("squeue", answer.squeue), ("sacct", answer.sacct))
         asked = [(name, how) for name, how in both if how != NOT_ASKED]
         heard = [name for name, how in asked if how == OK]
-        line = f"{site} {', '.join(f'{name} {how}' for name, how in asked) or answer.silence}"
+        line = f"{site} {', '.join(f'{name} {how}' for name, how in asked) or answer.no_answer_reason}"
         if not heard:
             line += ", so its states come from the files alone"
         elif len(heard) < len(asked):
@@ -65,7 +65,7 @@ def waits(survey: SweepStatus) -> list[str]:
         why = explain(code, survey.sites[site], state=state, jobs=together(jobs))
         if why.advice != "nothing to do":
             will = "will not start as it is" if why.stuck else "waits"
-            text = f"{pluralize(len(waiting), 'point')} of {site} ({code or state}): {why.words}; {why.advice}."
+            text = f"{pluralize(len(waiting), 'point')} of {site} ({code or state}): {why.text}; {why.advice}."
             lines.append((not why.stuck, f"{will.capitalize()}: {text}"))
     return [line for _, line in sorted(lines)]
 

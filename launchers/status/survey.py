@@ -23,13 +23,12 @@ from inpaint_bench.core.attempt_state import (
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.schema import MANIFEST, SWEEP, PointState, Reason
 from inpaint_bench.core.site import SiteConfig
-from launchers.points.site_catalog import reachable
+from launchers.points.site_catalog import reachability
 from launchers.remote import client
-from launchers.slurm.local_executor import alive, process_of
-from launchers.slurm.pending_reasons import Pending, explain
-from launchers.slurm.query import NOT_ASKED, OK, Answer, ask, find, held
+from launchers.slurm.local_executor import is_alive, process_id
+from launchers.slurm.pending_reasons import PendingReason, explain
+from launchers.slurm.query import NOT_ASKED, OK, SlurmReply, find_arrays, query_jobs, stoppable_jobs
 from launchers.sweep.ledger import Attempt, Ledger, PointRecord
-from launchers.sweep.run_dir_facts import UNKNOWN
 
 OPEN_STATES = frozenset({PointState.QUEUED, PointState.RUNNING, PointState.UNKNOWN})
 NUM_READERS = 16  # files read at once: on a network file system each read waits for the server
@@ -58,7 +57,7 @@ class PointStatus:
     record: PointRecord
     resolved: AttemptState
     attempts: tuple[AttemptStatus, ...] = ()  # oldest first
-    pending: Pending | None = None  # why the job is pending, if Slurm says
+    pending: PendingReason | None = None  # why the job is pending, if Slurm says
 
     @property
     def state(self) -> PointState:
@@ -107,7 +106,7 @@ class SweepStatus:
 
     points: list[PointStatus]
     sites: dict[str, SiteConfig]
-    answers: dict[str, Answer]  # by site how Slurm's commands did
+    answers: dict[str, SlurmReply]  # by site how Slurm's commands did
     notes: list[str] = field(default_factory=list)  # problems that concern no single point's state
     polled_unix: float = field(default_factory=time.time)
 
@@ -141,7 +140,7 @@ def poll_sweep(ledger: Ledger, *, holding_lock: bool = False) -> SweepStatus:
         saved=saved,
         artifacts={_key(a): _own_artifacts(a, artifacts[_key(a)]) for a in attempts},
         unconfirmed=unconfirmed,
-        launcher_active=not holding_lock and ledger.busy(),
+        launcher_active=not holding_lock and ledger.is_locked(),
     )
     points = [_point_status(record, sources) for _, record in sorted(records.items())]
     _save_states((attempt for point in points for attempt in point.attempts), saved)
@@ -161,7 +160,7 @@ class _Sources:
 
     folder: Path
     sites: dict[str, SiteConfig]
-    answers: dict[str, Answer]
+    answers: dict[str, SlurmReply]
     saved: dict[_Key, SchedulerState | None]
     artifacts: dict[_Key, RunArtifacts]
     unconfirmed: dict[str, str]  # by site why it is not known whether its last array was submitted
@@ -174,7 +173,7 @@ def _query(
     saved: dict[_Key, SchedulerState | None],
     pool: ThreadPoolExecutor,
     owner: str | None,
-) -> dict[str, Answer]:
+) -> dict[str, SlurmReply]:
     """Query all jobs of a site at once, and all sites in parallel."""
     jobs: dict[str, dict[str, str | None]] = {}
     settled: dict[str, set[str]] = {}
@@ -185,23 +184,23 @@ def _query(
             if state and state.final:
                 settled.setdefault(attempt.site, set()).add(attempt.job_id)
     answers = {
-        site: pool.submit(ask, sites[site], site_jobs, settled=settled.get(site, set()), owner=owner)
+        site: pool.submit(query_jobs, sites[site], site_jobs, settled=settled.get(site, set()), owner=owner)
         for site, site_jobs in jobs.items()
     }
     return {site: answer.result() for site, answer in answers.items()}
 
 
-def _unreachable(sites: dict[str, SiteConfig], names: Iterable[str]) -> dict[str, Answer]:
+def _unreachable(sites: dict[str, SiteConfig], names: Iterable[str]) -> dict[str, SlurmReply]:
     """Return the sites that the Slurm of this machine does not belong to: its answers would be about other jobs."""
-    reach = {name: reachable(sites[name]) for name in names}
+    reach = {name: reachability(sites[name]) for name in names}
     return {
-        name: client.NoAnswer(why=f"its Slurm cannot be queried from here ({result.why})")
+        name: client.NoAnswer(why=f"its Slurm cannot be queried from here ({result.reason})")
         for name, result in reach.items()
-        if not result.yes
+        if not result.ok
     }
 
 
-def _combined(answers: dict[str, Answer], searched: dict[str, Answer]) -> dict[str, Answer]:
+def _combined(answers: dict[str, SlurmReply], searched: dict[str, SlurmReply]) -> dict[str, SlurmReply]:
     """Combine how the commands did over the query by job id and the search by job name: a failure of either counts."""
     combined = dict(answers)
     for site, search in searched.items():
@@ -217,7 +216,7 @@ def _combined(answers: dict[str, Answer], searched: dict[str, Answer]) -> dict[s
 def _own_artifacts(attempt: Attempt, artifacts: RunArtifacts) -> RunArtifacts:
     """Return the artifacts, or the contradiction if another run has written into the attempt's directory."""
     owner = (artifacts.manifest or {}).get("run_id")
-    if not owner or UNKNOWN in (owner, attempt.run_id) or owner == attempt.run_id:
+    if not owner or owner == attempt.run_id:
         return artifacts
     return RunArtifacts(damage=f"{attempt.subdir}/{MANIFEST} belongs to run {owner}, not to {attempt.run_id}")
 
@@ -290,20 +289,20 @@ def _unsubmitted(attempt: Attempt, sources: _Sources) -> AttemptState | None:
     return None
 
 
-def _scheduler_state(attempt: Attempt, answers: dict[str, Answer]) -> tuple[SchedulerState | None, str]:
+def _scheduler_state(attempt: Attempt, answers: dict[str, SlurmReply]) -> tuple[SchedulerState | None, str]:
     """Return the scheduler's state of an attempt, or None and the reason why there is none."""
     job_id = attempt.job_id
     if job_id is None:
         return None, "it was not submitted"
     if job_id.startswith("pid:"):
-        pid = process_of(job_id)
+        pid = process_id(job_id)
         if pid is None:
             return None, f"its process is on {job_id.partition('@')[2]} and cannot be checked from here"
-        running = alive(pid)
+        running = is_alive(pid)
         raw = f"process {pid} {'is running' if running else 'has exited'}"
         return SchedulerState(state="RUNNING" if running else PROCESS_EXITED, raw=raw), ""
-    answer = answers.get(attempt.site, Answer())
-    return answer.words.get(job_id), answer.why_silent(job_id)
+    answer = answers.get(attempt.site, SlurmReply())
+    return answer.states.get(job_id), answer.missing_reason(job_id)
 
 
 def _save_states(attempts: Iterable[AttemptStatus], saved: dict[_Key, SchedulerState | None]) -> None:
@@ -325,8 +324,8 @@ def _superseded(points: Iterable[PointStatus]) -> list[str]:
 
 
 def _find_arrays(
-    records: dict[int, PointRecord], sites: dict[str, SiteConfig], unreachable: dict[str, Answer]
-) -> tuple[dict[str, Answer], dict[str, str]]:
+    records: dict[int, PointRecord], sites: dict[str, SiteConfig], unreachable: dict[str, SlurmReply]
+) -> tuple[dict[str, SlurmReply], dict[str, str]]:
     """Find arrays by job name whose launcher died, or timed out, in the sbatch call, and set their job ids.
 
     Returns the answers of the sites that were searched, and by site why it remains unconfirmed whether an array that
@@ -341,13 +340,13 @@ def _find_arrays(
     answers, unconfirmed = {}, {}
     for site, attempts in without_id.items():
         if site in unreachable:
-            unconfirmed[site] = unreachable[site].silence
+            unconfirmed[site] = unreachable[site].no_answer_reason
             continue
         names = {attempt.job_name for attempt in attempts if attempt.job_name}
-        result = find(sites[site], sorted(names), min(attempt.planned_unix for attempt in attempts))
-        answers[site] = result.asked
-        if result.silence:
-            unconfirmed[site] = result.silence
+        result = find_arrays(sites[site], sorted(names), min(attempt.planned_unix for attempt in attempts))
+        answers[site] = result.reply
+        if result.no_answer_reason:
+            unconfirmed[site] = result.no_answer_reason
         for attempt in attempts:
             if array := result.arrays.get(attempt.job_name or ""):
                 attempt.job_id = f"{array}_{attempt.task}"
@@ -369,16 +368,16 @@ def cancellable(site: SiteConfig, attempts: Collection[Attempt]) -> tuple[list[A
         complaints.append(f"Slurm did not say whether {points} had been submitted; cancel again when it does")
     if not jobs:
         return [], complaints
-    if not (reach := reachable(site)).yes:
-        return [], [*complaints, f"its Slurm cannot be reached from here ({reach.why}); cancel there"]
-    job_ids, problems = held(site, jobs)
+    if not (reach := reachability(site)).ok:
+        return [], [*complaints, f"its Slurm cannot be reached from here ({reach.reason}); cancel there"]
+    job_ids, problems = stoppable_jobs(site, jobs)
     return [attempt for attempt in attempts if attempt.job_id in job_ids], complaints + problems
 
 
 def sites_of(ledger: Ledger) -> dict[str, SiteConfig]:
     """Return the sites by name, as they were configured when the sweep was submitted."""
     result = {}
-    for name, content in ledger.sweep["sites"].items():
+    for name, content in ledger.sweep.sites.items():
         site = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SiteConfig), content))
         assert isinstance(site, SiteConfig)
         result[name] = site

@@ -1,4 +1,4 @@
-"""Before anything is submitted: what must hold, and on a dry run what would be sent."""
+"""Checks before anything is submitted, and the preview of a dry run."""
 
 from __future__ import annotations
 
@@ -10,52 +10,57 @@ from inpaint_bench.core.console import console, pluralize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import CODE, JOBS
 from inpaint_bench.core.site import SiteConfig
-from launchers.points import site_limits
-from launchers.points.group import Group, group_points
-from launchers.points.point import Point
+from launchers.points.point import Group, Point, group_points
 from launchers.remote import client
 from launchers.slurm import start_estimate
 from launchers.slurm.script import render
 from launchers.slurm.submit import job_command
 from launchers.status import tables
 from launchers.sweep import snapshot
-from launchers.sweep.launch_context import Surroundings
+from launchers.sweep.launch_context import LaunchContext
 from launchers.sweep.ledger import job_name
 
 log = logging.getLogger(__name__)
 
-SCRIPTS = "sbatch"  # what a dry run leaves
+SCRIPTS = "sbatch"  # folder of a dry run's scripts
 
 
-def check(points: Sequence[Point], folder: Path, around: Surroundings) -> None:
-    """Raises UserError for what sbatch, or nobody, would find out later."""
-    for sign in "%\\":
-        if sign in str(folder):
-            raise UserError(f"{folder}: Slurm reads {sign} in a path as a pattern; choose another hydra.sweep.dir")
-    site_limits.check(points, folder)
-    first: dict[str, Point] = {}
-    for point in points:
-        if around.folders and point.reachable and point.site.connect.method == "ssh":
+def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchContext) -> None:
+    """Raise UserError for what sbatch, or nobody, would find out later."""
+    for char in "%\\":
+        if char in str(folder):
+            raise UserError(f"{folder}: Slurm reads {char} in a path as a pattern; choose another hydra.sweep.dir")
+    for name, members in _by_site(points).items():
+        site = members[0].site
+        most = site.limits.max_submit_jobs
+        if most is not None and len(members) > most and site.connect.method != "local":
             raise UserError(
-                f"{', '.join(around.folders)}: the points for {point.site.name} are composed there, from the code that "
-                "is sent there, which these files are not part of; put them into conf/"
+                f"{len(members)} points for {name}, which takes {most} jobs of one user at a time "
+                "(limits.max_submit_jobs of its site file): launch fewer at once"
             )
-        if point.site.connect != first.setdefault(point.site.name, point).site.connect:
-            raise UserError(f"sites.{point.site.name}.connect differs between points: one sweep reaches a site one way")
-    for group in group_points(list(points)):
+        if any(point.site.connect != site.connect for point in members):
+            raise UserError(f"sites.{name}.connect differs between points, and a sweep reaches a site one way")
+        if launch_context.extra_config_dirs and members[0].reachable and site.connect.method == "ssh":
+            raise UserError(
+                f"{', '.join(launch_context.extra_config_dirs)}: the points for {name} are composed there, from a copy "
+                "of the code without these files; move them into conf/"
+            )
+    for group in group_points(points):
         if group.first.site.connect.method != "local":
-            script(group, folder, folder, "check")
+            script_of(group, folder, folder, "check")
 
 
 def check_accounts(points: Sequence[Point]) -> None:
+    """Raise UserError where a site wants an account and none is set."""
     for point in points:
         if point.reachable and _lacks_account(point.site):
             raise UserError(f"{point.site.name} needs an account: {_account_hint(point.site)}")
 
 
-def script(group: Group, folder: Path, code: Path, sweep_id: str) -> str:
+def script_of(group: Group, folder: Path, code: Path, sweep_id: str) -> str:
+    """Return the group's sbatch script; for a site over ssh, as it will be rendered there."""
     site = group.first.site
-    if site.connect.method == "ssh":  # as it will be rendered there
+    if site.connect.method == "ssh":
         folder = Path(client.root_of(site, sweep_id))
         code = folder / CODE / code.name
     jobs = folder / JOBS / group.name
@@ -64,63 +69,75 @@ def script(group: Group, folder: Path, code: Path, sweep_id: str) -> str:
     )
 
 
-def dry_run(points: Sequence[Point], folder: Path, sweep_id: str, taken: int) -> None:
-    groups = group_points(list(points), taken=taken)
-    code = snapshot.would_be(folder / CODE)
+def preview(points: Sequence[Point], folder: Path, sweep_id: str, first_group_number: int) -> None:
+    """Write the scripts, and print what a launch would submit."""
+    groups = group_points(points, first_number=first_group_number)
+    scripts = _write_scripts(groups, folder, sweep_id)
+    console().print(tables.plan_table(points, starts=_estimated_starts(groups, scripts)))
+    for group in groups:
+        if group.name in scripts:
+            log.info(f"{pluralize(len(group.points), 'point')}: {scripts[group.name]}")
+    for line in cost_lines(points):
+        log.info(line)
+    for site, members in _by_site(points).items():
+        if not members[0].reachable:
+            reason = members[0].reachability.reason
+            log.info(f"{site} cannot be reached from here ({reason}): a launch would write a plan file for it")
+        if _lacks_account(members[0].site):
+            log.info(f"{site} needs an account: {_account_hint(members[0].site)}")
+    log.info("Dry run: nothing was submitted.")
+
+
+def cost_lines(points: Sequence[Point]) -> Iterator[str]:
+    """Yield a line per site: the cost of its points if all of them run up to their time limits."""
+    for name, members in _by_site(points).items():
+        if members[0].site.connect.method == "local":
+            continue
+        known = [point.service_units for point in members if point.service_units is not None]
+        unit = members[0].site.charging.unit
+        cost = f"at most {sum(known):.1f} {unit}" if known else "cost unknown (no charging rule configured)"
+        partly = f" for {len(known)} of them" if 0 < len(known) < len(members) else ""
+        yield f"{name}: {pluralize(len(members), 'point')}, {cost}{partly}"
+
+
+def _write_scripts(groups: Sequence[Group], folder: Path, sweep_id: str) -> dict[str, Path]:
+    """Return the files by group; incomplete where the disk takes no more."""
+    code = snapshot.planned_path(folder / CODE)
     files: dict[str, Path] = {}
     for group in groups:
         if group.first.site.connect.method == "local":
             continue
-        file, text = folder / SCRIPTS / f"{group.name}.sh", script(group, folder, code, sweep_id)
+        file = folder / SCRIPTS / f"{group.name}.sh"
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, encoding="utf-8")
+            file.write_text(script_of(group, folder, code, sweep_id), encoding="utf-8")
         except OSError as error:
             log.info(f"{error.filename or file}: {error.strerror}, so the scripts were not written")
             break
         files[group.name] = file
-    console().print(tables.plan_table(points, starts=_starts(groups, files)))
+    return files
+
+
+def _estimated_starts(groups: Sequence[Group], scripts: Mapping[str, Path]) -> dict[str, str]:
+    """Return by group when Slurm expects to start it, in words. Only sites whose commands work here are asked."""
+    starts: dict[str, str] = dict.fromkeys(scripts, start_estimate.UNKNOWN)
+    by_cluster: dict[str, list[Group]] = {}
     for group in groups:
-        if group.name in files:
-            log.info(f"{pluralize(len(group.points), 'point')}: {files[group.name]}")
-    for line in (*costs(points), *site_limits.notes(points, folder)):
-        log.info(line)
-    for point in {p.site.name: p for p in points}.values():
-        site = point.site
-        if not point.reachable:
-            log.info(f"From here {site.name} is out of reach ({point.why}): a launch would leave a plan file for it")
-        if _lacks_account(site):
-            log.info(f"{site.name} will want an account: {_account_hint(site)}")
-    log.info("Dry run: nothing was submitted.")
+        if group.name in scripts and group.first.reachable and group.first.site.connect.method == "slurm":
+            by_cluster.setdefault(repr(group.first.site.connect), []).append(group)
+    for members in by_cluster.values():
+        files = [scripts[group.name] for group in members]
+        estimates = start_estimate.estimate_starts(members[0].first.site, files)
+        for group, estimate in zip(members, estimates, strict=True):
+            starts[group.name] = estimate if isinstance(estimate, str) else tables.clock(estimate)
+    return starts
 
 
-def costs(points: Sequence[Point]) -> Iterator[str]:
-    """A line per site: what its points cost if all of them run to their time limits, by its own rule."""
+def _by_site(points: Sequence[Point]) -> dict[str, list[Point]]:
     by_site: dict[str, list[Point]] = {}
     for point in points:
-        if point.site.connect.method != "local":
-            by_site.setdefault(point.site.name, []).append(point)
-    for name, theirs in by_site.items():
-        known = [point.service_units for point in theirs if point.service_units is not None]
-        unit, number = theirs[0].site.charging.unit, pluralize(len(theirs), "point")
-        cost = f"at most {sum(known):.1f} {unit}" if known else "cost not known, nor is its charging rule"
-        yield f"{name}: {number}, {cost}" + (f" for {len(known)} of them" if 0 < len(known) < len(theirs) else "")
-
-
-def _starts(groups: Sequence[Group], files: Mapping[str, Path]) -> dict[str, str]:
-    """By group when Slurm expects to start it, in words. Only a site whose own commands work here is asked."""
-    by_site: dict[str, list[Group]] = {}
-    for group in groups:
-        if group.name in files and group.first.reachable and group.first.site.connect.method == "slurm":
-            by_site.setdefault(repr(group.first.site.connect), []).append(group)
-    said: dict[str, str] = dict.fromkeys(files, start_estimate.NOT_KNOWN)
-    for theirs in by_site.values():
-        answers = start_estimate.starts(theirs[0].first.site, [files[group.name] for group in theirs])
-        said |= {
-            group.name: answer if isinstance(answer, str) else tables.clock(answer)
-            for group, answer in zip(theirs, answers, strict=True)
-        }
-    return said
+        by_site.setdefault(point.site.name, []).append(point)
+    return by_site
 
 
 def _lacks_account(site: SiteConfig) -> bool:

@@ -1,4 +1,4 @@
-"""Hydra's door: compose every point of a sweep, place it, and hand all of them to `submit`."""
+"""Hydra's sweeper and launcher: expand a sweep, compose and place every point, and submit all of them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, configure_log, filter_overrides, setup_globals
 from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -21,39 +24,91 @@ from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.console import shell_command
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import MULTIRUN
-from launchers.points.composition import Composed, Composition
+from launchers.points.composition import ComposedConfig, Composition
+from launchers.points.hydra_internals import expand_sweep
 from launchers.points.placement import place
-from launchers.points.repetitions import AUTO, Order
-from launchers.points.site_catalog import Catalogue
-from launchers.points.time_limit import Histories
-from launchers.sweep.launch_context import Surroundings
+from launchers.points.point import Point
+from launchers.points.repetitions import AUTO, choose_order, initial_points
+from launchers.points.site_catalog import SiteCatalog
+from launchers.points.time_limit import RunHistories
+from launchers.sweep.launch_context import LaunchContext
+from launchers.sweep.sweep_record import SweepRecord, new_sweep_id
 
 log = logging.getLogger(__name__)
 
 
+# Nothing about GPUs or sites: Hydra 1.3 ignores what a point changes below hydra.launcher.
 @dataclass
 class LauncherConf:
-    """Nothing per GPU or site lives here: Hydra 1.3 ignores what a point changes below hydra.launcher."""
+    """Hydra's configuration of our launcher."""
 
     _target_: str = "hydra_plugins.inpaint_bench_launcher.launcher.InpaintBenchLauncher"
 
 
+@dataclass
+class SweeperConf:
+    """Hydra's configuration of our sweeper."""
+
+    _target_: str = "hydra_plugins.inpaint_bench_launcher.launcher.InpaintBenchSweeper"
+    params: dict[str, str] | None = None  # overrides that a study adds
+
+
 def register() -> None:
-    ConfigStore.instance().store(
-        group="hydra/launcher", name="inpaint_bench", node=LauncherConf, provider="inpaint_bench"
-    )
+    """Make launcher and sweeper known to Hydra."""
+    for group, node in (("hydra/launcher", LauncherConf), ("hydra/sweeper", SweeperConf)):
+        ConfigStore.instance().store(group=group, name="inpaint_bench", node=node, provider="inpaint_bench")
+
+
+class SweepSweeper(Sweeper):
+    """Expands a sweep into the same points, in the same order, as Hydra's basic sweeper, and keeps the same record.
+
+    Hydra's composes every point to check it, drops the result, and lets the launcher compose it again: 0.1 s each. Our
+    launcher composes all points in this process before it submits any, so they are checked here only for another one.
+    Not a subclass of Hydra's, whose class is made anew whenever Hydra looks for plugins.
+    """
+
+    def __init__(self, params: dict[str, str] | None = None) -> None:
+        self._params = params or {}
+        self.hydra_context: HydraContext
+        self.config: DictConfig
+        self.launcher: Launcher
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.hydra_context = hydra_context
+        self.config = config
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: list[str]) -> list[Sequence[JobReturn]]:
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        parameters = [f"{key}={value}" for key, value in self._params.items()]
+        points = expand_sweep(parser.parse_overrides([*parameters, *arguments]))
+        folder = Path(self.config.hydra.sweep.dir)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            file = next(path for path in (folder, *folder.parents) if path.exists())
+            raise UserError(f"hydra.sweep.dir={folder}: {file} is a file; a sweep needs a folder") from None
+        OmegaConf.save(self.config, folder / MULTIRUN)
+        if not isinstance(self.launcher, SweepLauncher):
+            self.validate_batch_is_legal(points)
+        results = self.launcher.launch(points, initial_job_idx=0)
+        for result in results:
+            _: Any = result.return_value  # raises where the job failed
+        return [results]
 
 
 class SweepLauncher(Launcher):
-    """Sends points of our own application to their sites; any other application runs on this machine."""
+    """Submits points of our own application to their sites; runs those of any other application on this machine."""
 
-    ended: ClassVar[list[Path]] = []  # sweeps with repeats=auto whose points were waited for: Hydra returns nothing
+    # sweeps with repeats=auto whose jobs have ended; Hydra has no way to return anything to `launch`
+    ended_auto_sweeps: ClassVar[list[Path]] = []
 
     def __init__(self) -> None:
         self._config: DictConfig
         self._context: HydraContext
         self._task: TaskFunction
-        self._sweep_made = False
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self._config = config
@@ -64,100 +119,96 @@ class SweepLauncher(Launcher):
         setup_globals()
         configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
         folder = Path(str(self._config.hydra.sweep.dir)).absolute()
+        if OmegaConf.get_type(self._config) is not BenchConfig:
+            return self._launch_other_application(job_overrides, initial_job_idx, folder)
         try:
-            return self._launch([list(o) for o in job_overrides], initial_job_idx, folder)
+            return self._launch(job_overrides, folder)
         except (UserError, HydraException, OmegaConfBaseException):
-            _forget_refused(folder)
+            # the sweeper has written Hydra's record already; a sweep that was refused leaves nothing
+            if (folder / MULTIRUN).exists() and {file.name for file in folder.iterdir()} <= {MULTIRUN, ".lock"}:
+                (folder / MULTIRUN).unlink()
             raise
 
-    def _launch(self, job_overrides: list[list[str]], initial_job_idx: int, folder: Path) -> list[JobReturn]:
-        from .submit import Sending, new_sweep, send
+    def _launch(self, job_overrides: Sequence[Sequence[str]], folder: Path) -> list[JobReturn]:
+        from .submit import Submission  # submitit only where something is launched
 
-        if OmegaConf.get_type(self._config) is not BenchConfig:
-            composed = [self._foreign(initial_job_idx + i, overrides) for i, overrides in enumerate(job_overrides)]
-            return run_foreign(composed, folder, self._context, self._task)
-        composition = Composition(
-            lambda overrides: self._context.config_loader.load_sweep_config(self._config, overrides),
-            loader=self._context.config_loader,
-            config_name=self._config.hydra.job.config_name,
-            hydra_overrides=list(self._config.hydra.overrides.hydra),
-        )
-        catalogue, histories = Catalogue(self._context.config_loader), Histories()
-        points = [
-            place(initial_job_idx + i, list(filter_overrides(overrides)), composition, catalogue, histories)
-            for i, overrides in enumerate(job_overrides)
-        ]
-        order = self._order([point.bench for point in points])
-        if order and not order.as_typed:
-            points = order.points(points)
+        cells = self._place(job_overrides)
+        bench = cells[0].bench
+        typed_overrides = list(self._config.hydra.overrides.task)
+        self._check(cells, typed_overrides)
+        order = choose_order([cell.bench for cell in cells])
+        points = initial_points(order, cells) if order else cells
+        if order and not order.is_plain:
             log.info(f"order: {order}")
-        bench = points[0].bench
-        typed_in = list(self._config.hydra.overrides.task)
-        asked = [one for one in typed_in if one.split("=")[0] == "recipe"]
-        if bench.study.name != "none" and asked:
-            raise UserError(
-                f"{asked[0]}: study={bench.study.name} makes the recipes itself; study.base=<recipe> names its base"
-            )
-        for key in ("wait", "dry_run", "budget"):
-            if len({getattr(point.bench, key) for point in points}) > 1:
-                raise UserError(f"{key} differs between points: it is one for the whole sweep")
-        sending = Sending(
+        submission = Submission(
             folder=folder,
             hydra_context=self._context,
             task_function=self._task,
             wait=bench.wait,
             dry_run=bench.dry_run,
-            sweep=None
-            if self._sweep_made
-            else new_sweep(overrides=typed_in, order=order, around=Surroundings.of(self._config)),
+            new_sweep=SweepRecord(
+                sweep_id=new_sweep_id(),
+                overrides=typed_overrides,
+                order=order,
+                launch_context=LaunchContext.from_config(self._config),
+            ),
         )
         try:
-            results = send(lambda: points, sending)
+            results = submission.run(lambda: points)
         finally:
-            if sending.waited and bench.repeats == AUTO:
-                self.ended.append(folder)
-        self._sweep_made = not sending.dry_run
+            if submission.waited and bench.repeats == AUTO:
+                self.ended_auto_sweeps.append(folder)
         if bench.dry_run and order and order.order_seed != bench.order_seed:
-            log.info(f"A launch draws an order of its own; order_seed={order.order_seed} makes it this one.")
-        if bench.repeats == AUTO and not sending.waited:
-            log.info(f"When these have ended: {shell_command('rerun', folder, '--repeats', 'auto')}")
+            log.info(f"Pass order_seed={order.order_seed} to get this order; a launch without it draws another one.")
+        if bench.repeats == AUTO and not submission.waited:
+            log.info(f"When the jobs have ended: {shell_command('rerun', folder, '--repeats', 'auto')}")
         return results
 
-    def _order(self, cells: Sequence[BenchConfig]) -> Order | None:
-        """None for a sweep that comes in batches: none of them knows how many cells there are."""
-        order = Order.asked(cells)
-        if self._config.hydra.sweeper.get("max_batch_size") is None:
-            return order
-        if order and not order.as_typed:
-            raise UserError("hydra.sweeper.max_batch_size: repetitions need the whole sweep at once; leave it out")
-        return None
+    def _place(self, job_overrides: Sequence[Sequence[str]]) -> list[Point]:
+        """Compose and place every point. Raises UserError, Hydra's and OmegaConf's errors."""
+        loader = self._context.config_loader
+        composition = Composition(
+            lambda overrides: loader.load_sweep_config(self._config, overrides),
+            loader=loader,
+            config_name=self._config.hydra.job.config_name,
+            hydra_overrides=list(self._config.hydra.overrides.hydra),
+        )
+        catalog, histories = SiteCatalog(loader), RunHistories()
+        return [
+            place(num, list(filter_overrides(overrides)), composition, catalog, histories)
+            for num, overrides in enumerate(job_overrides)
+        ]
 
-    def _foreign(self, num: int, overrides: list[str]) -> Composed:
-        config = self._context.config_loader.load_sweep_config(self._config, overrides)
-        return Composed.whole(config).edited({"hydra.job.num": num, "hydra.job.id": f"{config.hydra.job.name}_{num}"})
+    def _check(self, cells: Sequence[Point], typed_overrides: Sequence[str]) -> None:
+        """Raise UserError for what does not fit a sweep as a whole."""
+        if self._config.hydra.sweeper.get("max_batch_size") is not None:
+            raise UserError("hydra.sweeper.max_batch_size: a sweep is submitted as a whole; leave it out")
+        study = cells[0].bench.study.name
+        recipes = [override for override in typed_overrides if override.split("=")[0] == "recipe"]
+        if study != "none" and recipes:
+            raise UserError(f"{recipes[0]}: study={study} makes the recipes itself; study.base=<recipe> names its base")
+        for key in ("wait", "dry_run", "budget"):
+            if len({getattr(cell.bench, key) for cell in cells}) > 1:
+                raise UserError(f"{key} differs between points, and a sweep has one")
 
+    def _launch_other_application(
+        self, job_overrides: Sequence[Sequence[str]], first_num: int, folder: Path
+    ) -> list[JobReturn]:
+        """Run every point on this machine and record nothing. Hydra's conformance tests of launchers need it."""
+        from launchers.slurm.job import HydraState, PointJob
+        from launchers.slurm.local_executor import LocalJob, run_jobs
 
-def run_foreign(points: Sequence[Composed], folder: Path, context: HydraContext, task: TaskFunction) -> list[JobReturn]:
-    """An application that is not ours: every point runs on this machine, nothing is recorded."""
-    from launchers.slurm.job import HydraState, PointJob
-    from launchers.slurm.local_executor import LocalCall, run_all
-
-    hydra = HydraState.now(context, task)
-    calls = [
-        LocalCall(call=PointJob(hydra=hydra, composed=composed, raise_failure=False), time_min=60 * 24)
-        for composed in points
-    ]
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".jobs-", dir=folder) as jobs:
-        run_all(calls, folder=Path(jobs), code=None)
-    for call in calls:
-        if isinstance(call.result, Exception):
-            raise call.result
-    return [call.result for call in calls if isinstance(call.result, JobReturn)]
-
-
-def _forget_refused(folder: Path) -> None:
-    """Hydra's sweeper leaves its record before we see a point; of a sweep that never was, nothing shall stay."""
-    record = folder / MULTIRUN
-    if record.exists() and {file.name for file in folder.iterdir()} <= {MULTIRUN, ".lock"}:
-        record.unlink()
+        hydra = HydraState.capture(self._context, self._task)
+        jobs = []
+        for num, overrides in enumerate(job_overrides, start=first_num):
+            config = self._context.config_loader.load_sweep_config(self._config, list(overrides))
+            edits = {"hydra.job.num": num, "hydra.job.id": f"{config.hydra.job.name}_{num}"}
+            composed = ComposedConfig.from_config(config).with_edits(edits)
+            jobs.append(LocalJob(call=PointJob(hydra=hydra, composed=composed, raise_failure=False), time_min=24 * 60))
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".jobs-", dir=folder) as jobs_folder:
+            run_jobs(jobs, folder=Path(jobs_folder), code=None)
+        for job in jobs:
+            if isinstance(job.result, Exception):
+                raise job.result
+        return [job.result for job in jobs if isinstance(job.result, JobReturn)]

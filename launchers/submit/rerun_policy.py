@@ -1,28 +1,59 @@
-"""Rerun by cause: which points are sent again by themselves, and what is asked for differently.
+"""Rerun by failure reason: which points are submitted again without being asked for, and what is changed.
 
-The policies are configuration (`rerun.<reason>`). What a user says in the same command goes before them, and `--only`
-sends what a policy would leave alone. A point that ran out of GPU memory is only ever sent under another recipe, and
-so under another label: equal labels mean equal execution.
+The policies are configuration (`rerun.<reason>`). Overrides given to the command take precedence, and `--only` submits
+what a policy would leave alone. A point that ran out of GPU memory is only ever submitted under another recipe, and so
+under another label: equal labels mean equal execution.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from rich.table import Table
 
 from inpaint_bench.core import recipe
 from inpaint_bench.core.config import RerunConfig
 from inpaint_bench.core.console import table
+from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import CHECKPOINT, CHECKPOINTS, PointState, Reason
 from launchers.points.placement import node_mem_gb
 from launchers.points.point import Point
 from launchers.status.survey import PointStatus
+
+_NOT_CHANGEABLE: Mapping[str, str] = {
+    "dry_run": "use --dry-run, which submits nothing",
+    "wait": "use --wait",
+    "out": "a sweep stays in its directory; launch another one",
+    "name": "a sweep stays in its directory; launch another one",
+    "hydra": "Hydra's own keys stay as they were launched; launch another sweep",
+    "identity": "every attempt gets its own",
+    "study": "a sweep keeps the study that it was launched with; launch another one",
+    "repeats": "use --repeats N, which adds repetitions",
+    "order_seed": "a sweep keeps the order that it was launched with; launch another one",
+}
+_ONLY_WITH_REPEATS = dict.fromkeys(("repeats_target", "repeats_max"), "only --repeats auto uses it")
+_NOT_WITH_REPEATS = {"seed": "repetitions have seeds of their own"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What the user of this `rerun` asked for."""
+
+    only: frozenset[Reason] | None = None  # None: what the policies submit
+    changes: tuple[str, ...] = ()
+
+    def names(self, reason: Reason) -> bool:
+        """Return whether `--only` names the reason."""
+        return self.only is not None and reason in self.only
+
+    def sets(self, key: str) -> bool:
+        """Return whether an override sets this key."""
+        return any(_key(change) == key for change in self.changes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,173 +61,176 @@ class Decision:
     """What becomes of one point."""
 
     num: int
-    cause: Reason
-    what: str
+    reason: Reason
+    action: str  # in words
     changes: tuple[str, ...] = ()  # overrides that differ from the last attempt's
+    point: Point | None = None  # None: it is left alone
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What the user of this `rerun` said."""
+class _Candidate:
+    """A point that failed, or was never submitted."""
 
-    only: frozenset[Reason] | None = None  # None: what the policies send
-    changes: tuple[str, ...] = ()
+    status: PointStatus
+    reason: Reason
+    selection: Selection
+    composer: Callable[[int, Sequence[str]], Point]
 
-    def names(self, reason: Reason) -> bool:
-        return self.only is not None and reason in self.only
+    def compose(self, *changes: str) -> Point:
+        """Compose the next attempt with the overrides of the last one, those of the user, and these."""
+        record = self.status.record
+        overrides = merge_overrides(record.overrides, (*self.selection.changes, *changes))
+        point = self.composer(record.num, overrides)
+        point.attempt = record.last.attempt + 1 if record.last else 1
+        return point
 
-    def changed(self, key: str) -> bool:
-        return any(_key(change) == key for change in self.changes)
+    def submit(self, action: str, *changes: str) -> Decision:
+        """Decide to submit the point with these changes."""
+        every = (*self.selection.changes, *changes)
+        return Decision(
+            num=self.status.record.num,
+            reason=self.reason,
+            action=action,
+            changes=every,
+            point=self.compose(*changes),
+        )
 
-
-Outcome = tuple[Decision, Point | None]  # no point: it is left alone
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A point that is to be sent again, unless there is nothing left to change about it."""
-
-    standing: PointStatus
-    cause: Reason
-    asked: Asked
-    compose: Callable[[Sequence[str]], Point]  # the point with the overrides of its last attempt and these
-    point: Point  # as the user asks for it now
-
-    def send(self, what: str, *changes: str) -> Outcome:
-        every = (*self.asked.changes, *changes)
-        return self._decision(what, every), self.compose(every) if changes else self.point
-
-    def leave(self, why: str) -> Outcome:
-        return self._decision(f"left alone: {why}"), None
-
-    def _decision(self, what: str, changes: tuple[str, ...] = ()) -> Decision:
-        return Decision(num=self.standing.record.num, cause=self.cause, what=what, changes=changes)
+    def leave(self, explanation: str) -> Decision:
+        """Decide to leave the point alone."""
+        return Decision(num=self.status.record.num, reason=self.reason, action=f"left alone: {explanation}")
 
 
 def decide(
-    standings: Iterable[PointStatus], asked: Asked, compose: Callable[[int, Sequence[str]], Point]
-) -> list[Outcome]:
-    """What becomes of every point that failed or was never sent. Those that no word of `--only` means are left out.
+    points: Iterable[PointStatus], selection: Selection, composer: Callable[[int, Sequence[str]], Point]
+) -> list[Decision]:
+    """Decide about every point that failed or was never submitted, less those that `--only` leaves out.
 
-    The policies are those of the first such point: they are one for the sweep.
+    The policies are those of the first such point: a sweep has one set.
     """
-    outcomes: list[Outcome] = []
-    rules: RerunConfig | None = None
-    for standing in standings:
-        cause = standing.reason
-        if standing.state not in (PointState.FAILED, PointState.PLANNED) or cause is None:
+    decisions: list[Decision] = []
+    policies: RerunConfig | None = None
+    for point in points:
+        reason = point.reason
+        if point.state not in (PointState.FAILED, PointState.PLANNED) or reason is None:
             continue
-        if asked.only is not None and cause not in asked.only:
+        if selection.only is not None and reason not in selection.only:
             continue
-        composed = partial(_compose, compose, standing)
-        rules = rules or composed(asked.changes).bench.rerun
-        if why := _why_not(standing, cause, asked, rules):
-            decision = Decision(num=standing.record.num, cause=cause, what=f"left alone: {why}")
-            outcomes.append((decision, None))
-            continue
-        point = composed(asked.changes)
-        case = Case(standing=standing, cause=cause, asked=asked, compose=composed, point=point)
-        outcomes.append(_TREATMENTS.get(cause, _as_it_was)(case))
-    return outcomes
+        candidate = _Candidate(status=point, reason=reason, selection=selection, composer=composer)
+        policies = policies or candidate.compose().bench.rerun
+        attempts = sum(attempt.job_id is not None for attempt in point.record.attempts)
+        if attempts >= policies.max_attempts:
+            limit = f"it had its {attempts} attempts; a higher rerun.max_attempts than {policies.max_attempts}"
+            decisions.append(candidate.leave(f"{limit} allows more"))
+        elif not selection.names(reason) and not getattr(policies, reason.value).send:
+            decisions.append(candidate.leave(f"--only {reason} submits it"))
+        else:
+            decisions.append(_ACTIONS.get(reason, _unchanged)(candidate))
+    return decisions
 
 
 def decisions_table(decisions: Sequence[Decision]) -> Table:
-    rows = [(one.num, str(one.cause), one.what, " ".join(one.changes)) for one in decisions]
-    return table(("point", "cause", "what rerun does", "changes"), rows)
+    """Return a table with a row per point."""
+    rows = [(d.num, str(d.reason), d.action, " ".join(d.changes)) for d in decisions]
+    return table(("point", "reason", "action", "changes"), rows)
 
 
-def merged(overrides: Sequence[str], more: Sequence[str]) -> list[str]:
-    """Overrides with further ones, which take the place of earlier ones of their key."""
-    last = {_key(change): change for change in more}
-    return [*(one for one in overrides if _key(one) not in last), *last.values()]
+def merge_overrides(overrides: Sequence[str], changes: Sequence[str]) -> list[str]:
+    """Return overrides and changes, which replace earlier overrides of the same key."""
+    last = {_key(change): change for change in changes}
+    return [*(override for override in overrides if _key(override) not in last), *last.values()]
 
 
-def _compose(compose: Callable[[int, Sequence[str]], Point], standing: PointStatus, more: Sequence[str]) -> Point:
-    record = standing.record
-    point = compose(record.num, merged(record.overrides, more))
-    point.attempt = record.last.attempt + 1 if record.last else 1
-    return point
+def check_changes(changes: Sequence[str], *, repeating: bool = False) -> None:
+    """Raise UserError for a key that a rerun must not change or would not use, and Hydra's error for wrong syntax.
+
+    `repeating`: the command adds repetitions.
+    """
+    refused = {**_NOT_CHANGEABLE, **(_NOT_WITH_REPEATS if repeating else _ONLY_WITH_REPEATS)}
+    parsed = OverridesParser.create().parse_overrides(list(changes))
+    for change, override in zip(changes, parsed, strict=True):
+        key = override.key_or_group.partition(".")[0].partition("/")[0]
+        if key in refused:
+            raise UserError(f"{change}: {refused[key]}")
 
 
-def _why_not(standing: PointStatus, cause: Reason, asked: Asked, rules: RerunConfig) -> str | None:
-    tries = sum(attempt.job_id is not None for attempt in standing.record.attempts)
-    if tries >= rules.max_attempts:
-        return f"it had its {tries} attempts; a higher rerun.max_attempts than {rules.max_attempts} allows more"
-    if not asked.names(cause) and not getattr(rules, cause.value).send:
-        return f"--only {cause} sends it"
-    return None
+# --- actions by failure reason -------------------------------------------------------------------
 
 
-# --- what is done about a cause ------------------------------------------------------------------
+def _unchanged(candidate: _Candidate) -> Decision:
+    if not candidate.status.record.attempts:
+        return candidate.submit("submitted for the first time")
+    return candidate.submit("submitted with changes" if candidate.selection.changes else "submitted unchanged")
 
 
-def _as_it_was(case: Case) -> Outcome:
-    if not case.standing.record.attempts:
-        return case.send("sent for the first time")
-    return case.send("sent with what differs" if case.asked.changes else "sent as it was")
+def _timeout(candidate: _Candidate) -> Decision:
+    """Ask for a longer limit; at the partition's limit, only a checkpoint makes another attempt worthwhile."""
+    point, selection = candidate.compose(), candidate.selection
+    site, limit = point.site, point.request.time_min
+    gpu = site.gpus[point.bench.gpu.name]
+    checkpoint = _newest_checkpoint(candidate.status)
+    resumes = f", resumes from {checkpoint}" if checkpoint else ""
+    if selection.sets("time_min"):
+        return candidate.submit(f"time limit of {limit} min, as requested{resumes}")
+    longer = min(math.ceil(limit * point.bench.rerun.timeout.time_factor), gpu.max_minutes)
+    if longer > limit:
+        return candidate.submit(f"time limit of {longer} min instead of {limit}{resumes}", f"time_min={longer}")
+    at_most = f"it had the {gpu.max_minutes} min that {gpu.partition or site.name} allows"
+    if checkpoint:
+        return candidate.submit(at_most + resumes)
+    if site.connect.method in ("ssh", "bundle"):  # checkpoints stay at the site
+        return candidate.submit(f"{at_most}; whether {site.name} has a checkpoint is not known here")
+    if selection.names(candidate.reason) or selection.changes:
+        return candidate.submit(f"{at_most}; there is no checkpoint to resume from")
+    return candidate.leave(
+        f"{at_most}, and there is no checkpoint to resume from; --only {candidate.reason} submits it"
+    )
 
 
-def _timeout(case: Case) -> Outcome:
-    bench, site, now = case.point.bench, case.point.site, case.point.request.time_min
-    going_on = _checkpoint(case.standing)
-    resumes = f", goes on from {going_on}" if going_on else ""
-    if case.asked.changed("time_min"):
-        return case.send(f"time limit of {now} min, as said here{resumes}")
-    entry = site.gpus[bench.gpu.name]
-    longer = min(math.ceil(now * bench.rerun.timeout.time_factor), entry.max_minutes)
-    if longer > now:
-        return case.send(f"time limit of {longer} min instead of {now}{resumes}", f"time_min={longer}")
-    full = f"it has the {entry.max_minutes} min that {entry.partition or site.name} allows"
-    if going_on:
-        return case.send(full + resumes)
-    if site.connect.method in ("ssh", "bundle"):  # checkpoints stay there
-        return case.send(f"{full}; whether there is a checkpoint at {site.name} to go on from is not known here")
-    if case.asked.names(case.cause) or case.asked.changes:
-        return case.send(f"{full}; there is no checkpoint to go on from")
-    return case.leave(f"{full}, and there is no checkpoint to go on from; --only {case.cause} sends it")
-
-
-def _node_fail(case: Case) -> Outcome:
-    site, node = case.point.site, _node(case.standing)
-    if not case.point.bench.rerun.node_fail.exclude_node or site.connect.method == "local":
-        return _as_it_was(case)
-    if node is None:
-        return case.send("sent as it was: which node failed is not known")
+def _node_fail(candidate: _Candidate) -> Decision:
+    """Exclude the node that failed."""
+    point, node = candidate.compose(), _failed_node(candidate.status)
+    site = point.site
     key = f"sites.{site.name}.exclude_nodes"
-    if case.asked.changed(key) or node in site.exclude_nodes:
-        return _as_it_was(case)
-    return case.send(f"sent past {node}", f"{key}=[{','.join([*site.exclude_nodes, node])}]")
+    if not point.bench.rerun.node_fail.exclude_node or site.connect.method == "local" or candidate.selection.sets(key):
+        return _unchanged(candidate)
+    if node is None:
+        return candidate.submit("submitted unchanged: which node failed is not known")
+    if node in site.exclude_nodes:
+        return _unchanged(candidate)
+    return candidate.submit(f"node {node} excluded", f"{key}=[{','.join([*site.exclude_nodes, node])}]")
 
 
-def _oom_gpu(case: Case) -> Outcome:
-    """Never under the label that did not fit. What the user changes may make another one, too."""
-    before = _label(case.compose(()))
-    if _label(case.point) != before:
-        return case.send(f"sent as {_label(case.point)}, as said here")
-    relief = case.point.bench.rerun.oom_gpu.relief
+def _oom_gpu(candidate: _Candidate) -> Decision:
+    """Change the recipe until its label differs from the one that did not fit; the user's changes may do that too."""
+    point = candidate.compose()
+    previous = _label(candidate.composer(point.num, candidate.status.record.overrides))
+    if _label(point) != previous:
+        return candidate.submit(f"submitted as {_label(point)}, as requested")
+    relief = point.bench.rerun.oom_gpu.relief
     for place, change in enumerate(relief):
-        if any(_has(case.point, later) for later in relief[place:] if _key(later) == _key(change)):
-            continue  # this step, or one beyond it, did not suffice
-        label = _label(case.compose((*case.asked.changes, change)))
-        if label != before:
-            return case.send(f"sent as {label}, another point by its label", change)
-    return case.leave("nothing of rerun.oom_gpu.relief is left to try; a smaller batch=… said here is another point")
+        if any(_is_set(point, later) for later in relief[place:] if _key(later) == _key(change)):
+            continue  # this step, or a later one of the same key, was not enough
+        label = _label(candidate.compose(change))
+        if label != previous:
+            return candidate.submit(f"submitted as {label}, reported under that label", change)
+    return candidate.leave("rerun.oom_gpu.relief has no further step; a smaller batch=... makes another point")
 
 
-def _oom_host(case: Case) -> Outcome:
-    point = case.point
-    if point.site.connect.method == "local" or case.asked.changed("mem_gb"):
-        return _as_it_was(case)
-    now, limit = point.request.mem_gb, node_mem_gb(point.site.gpus[point.bench.gpu.name])
-    more = min(math.ceil(now * point.bench.rerun.oom_host.mem_factor), limit)
-    if more > now:
-        return case.send(f"host memory of {more} G instead of {now}", f"mem_gb={more}")
-    if case.asked.changes:
-        return _as_it_was(case)
-    return case.leave(f"it had the {limit} G of a node")
+def _oom_host(candidate: _Candidate) -> Decision:
+    """Request more host memory, up to the node's."""
+    point = candidate.compose()
+    if point.site.connect.method == "local" or candidate.selection.sets("mem_gb"):
+        return _unchanged(candidate)
+    mem_gb, node_gb = point.request.mem_gb, node_mem_gb(point.site.gpus[point.bench.gpu.name])
+    more_gb = min(math.ceil(mem_gb * point.bench.rerun.oom_host.mem_factor), node_gb)
+    if more_gb > mem_gb:
+        return candidate.submit(f"host memory of {more_gb} G instead of {mem_gb}", f"mem_gb={more_gb}")
+    if candidate.selection.changes:
+        return _unchanged(candidate)
+    return candidate.leave(f"it had the {node_gb} G of a node")
 
 
-_TREATMENTS: dict[Reason, Callable[[Case], Outcome]] = {
+_ACTIONS: dict[Reason, Callable[[_Candidate], Decision]] = {
     Reason.TIMEOUT: _timeout,
     Reason.NODE_FAIL: _node_fail,
     Reason.OOM_GPU: _oom_gpu,
@@ -212,26 +246,26 @@ def _label(point: Point) -> str:
     return f"{recipe.name(point.bench.recipe)} at batch {point.bench.batch}"
 
 
-def _has(point: Point, override: str) -> bool:
-    """Whether the point already is as an override of relief has it."""
-    now: object = point.bench
+def _is_set(point: Point, override: str) -> bool:
+    """Return whether the point has the value of an override already."""
+    value: object = point.bench
     for name in _key(override).split("."):
-        now = getattr(now, name, None)
-    return bool(now == OmegaConf.select(OmegaConf.from_dotlist([override]), _key(override)))
+        value = getattr(value, name, None)
+    return bool(value == OmegaConf.select(OmegaConf.from_dotlist([override]), _key(override)))
 
 
-def _checkpoint(standing: PointStatus) -> str | None:
-    """The newest checkpoint of the point's attempts, by name. Whether it is whole only the run finds out."""
-    if standing.run_dir is None:
+def _newest_checkpoint(status: PointStatus) -> str | None:
+    """Return the name of the newest checkpoint of all attempts. Whether it is intact only the run finds out."""
+    if status.run_dir is None:
         return None
-    saved = standing.run_dir.parent.glob(f"attempt-*/{CHECKPOINTS}/step-*/{CHECKPOINT}")
-    return max((file.parent.name for file in saved), default=None)
+    checkpoints = status.run_dir.parent.glob(f"attempt-*/{CHECKPOINTS}/step-*/{CHECKPOINT}")
+    return max((file.parent.name for file in checkpoints), default=None)
 
 
-def _node(standing: PointStatus) -> str | None:
-    """Where the last attempt ran: its manifest says so, else Slurm's last word ("exit code 0:0, on gpua001")."""
-    slurm = (standing.artifacts.manifest or {}).get("slurm") or {}
+def _failed_node(status: PointStatus) -> str | None:
+    """Return where the last attempt ran, from its manifest, else from Slurm ("exit code 0:0, on gpua001")."""
+    slurm = (status.artifacts.manifest or {}).get("slurm") or {}
     if slurm.get("node"):
         return str(slurm["node"])
-    found = re.search(r"\bon ([A-Za-z0-9][\w.-]*)", standing.message)
-    return found[1] if found else None
+    match = re.search(r"\bon ([A-Za-z0-9][\w.-]*)", status.message)
+    return match[1] if match else None

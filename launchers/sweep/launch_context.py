@@ -1,18 +1,13 @@
-"""Where and how a sweep was launched, as far as the meaning of its overrides hangs on it.
-
-Kept in `sweep.json`, so that whatever composes its points again reads the same files and starts its jobs in the same
-folder, wherever it is called from. A sweep from before this was kept has none, and is composed as if called by hand.
-"""
+"""Where and how a sweep was launched, as far as it decides what the sweep's overrides mean."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+import msgspec
+from omegaconf import DictConfig
 
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
@@ -20,17 +15,22 @@ from inpaint_bench.core.paths import conf_dir
 CONFIG_NAME = "config"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Surroundings:
-    working_dir: str | None = None  # relative paths lead from it, and Slurm starts jobs in it; None: wherever we are
+class LaunchContext(msgspec.Struct, frozen=True, kw_only=True):
+    """Working directory, configuration folders and Hydra overrides of a launch.
+
+    Kept in `sweep.json`: a rerun composes the same files and starts its jobs in the same directory, wherever it is
+    called from.
+    """
+
+    working_dir: str | None = None  # base of relative paths and start directory of jobs; None: the current one
     config_dirs: tuple[str, ...] = ()  # Hydra's --config-dir
-    config_path: str | None = None  # Hydra's --config-path, where it is not the project's own
+    config_path: str | None = None  # Hydra's --config-path, None for the project's own conf/
     config_name: str = CONFIG_NAME
-    hydra_overrides: tuple[str, ...] = ()  # `hydra.job.chdir=true` and the like
+    hydra_overrides: tuple[str, ...] = ()  # overrides of Hydra's own node, such as hydra.job.chdir=true
 
     @classmethod
-    def of(cls, config: DictConfig) -> Surroundings:
-        """From a composed configuration with Hydra's own node."""
+    def from_config(cls, config: DictConfig) -> LaunchContext:
+        """Read the context from a composed configuration that still has Hydra's own node."""
         runtime = config.hydra.runtime
         files = [source for source in runtime.config_sources if source.schema == "file"]
         main = next((source.path for source in files if source.provider == "main"), None)
@@ -42,58 +42,28 @@ class Surroundings:
             hydra_overrides=tuple(config.hydra.overrides.hydra),
         )
 
-    @classmethod
-    def read(cls, record: Path) -> Surroundings:
-        """From Hydra's own record of a sweep."""
-        config = OmegaConf.load(record)
-        assert isinstance(config, DictConfig)
-        return cls.of(config)
-
-    @classmethod
-    def recorded(cls, content: Any) -> Surroundings:
-        """Raises TypeError or ValueError for what `record` did not write."""
-        if content is None:
-            return cls()
-        found = cls(**content)
-        for several in (found.config_dirs, found.hydra_overrides):
-            if not isinstance(several, list | tuple) or not all(isinstance(one, str) for one in several):
-                raise ValueError("not a list of words")
-        for one in (found.working_dir, found.config_path, found.config_name):
-            if not isinstance(one, str | None):
-                raise ValueError("not a word")
-        lists = {"config_dirs": tuple(found.config_dirs), "hydra_overrides": tuple(found.hydra_overrides)}
-        return cls(**{**asdict(found), **lists})
-
-    def record(self) -> dict[str, Any]:
-        return {**asdict(self), "config_dirs": list(self.config_dirs), "hydra_overrides": list(self.hydra_overrides)}
-
-    def elsewhere(self) -> Surroundings:
-        """Without what another machine's disk does not have: the folders."""
-        return Surroundings(config_name=self.config_name, hydra_overrides=self.hydra_overrides)
+    def without_paths(self) -> LaunchContext:
+        """Return the part that holds on another machine."""
+        return LaunchContext(config_name=self.config_name, hydra_overrides=self.hydra_overrides)
 
     @property
-    def folders(self) -> tuple[str, ...]:
-        """Of configuration files that are not the project's own."""
+    def extra_config_dirs(self) -> tuple[str, ...]:
+        """Folders with configuration files that are not the project's own."""
         return (*self.config_dirs, *([self.config_path] if self.config_path else []))
 
     @contextlib.contextmanager
-    def entered(self) -> Iterator[None]:
-        """In the working directory. Raises UserError where a folder is gone."""
-        for folder in self.folders:
+    def activated(self) -> Iterator[None]:
+        """Change to the working directory of the launch. Raises UserError where one of its folders is gone."""
+        for folder in self.extra_config_dirs:
             if not Path(folder).is_dir():
-                raise UserError(f"{folder}: is gone, and the sweep was launched with the configuration in it")
+                raise UserError(f"{folder} does not exist any more, and the sweep was launched with its configuration")
         if self.working_dir is None:
             yield
             return
         if not Path(self.working_dir).is_dir():
             raise UserError(
-                f"{self.working_dir}: is gone, and the sweep was launched there: relative paths lead from it, and jobs "
-                "start in it. Make the folder again"
+                f"{self.working_dir} does not exist any more, and the sweep was launched there: relative paths and the "
+                "jobs start from it. Create it again"
             )
         with contextlib.chdir(self.working_dir):
             yield
-
-
-def here() -> Surroundings:
-    """For points that come from no command line of Hydra's."""
-    return Surroundings(working_dir=str(Path.cwd()))

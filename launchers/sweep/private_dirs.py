@@ -1,6 +1,6 @@
-"""Folders whose pickles are executed when they are loaded: ours alone, where they are written and where they are read.
+"""Directories that only the user can enter, because what lies in them is executed.
 
-submitit hands a job over as a pickle, and whoever can replace that file runs code as us.
+submitit hands a job over as a pickle, and whoever can replace that file runs code as the user.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from inpaint_bench.core.errors import UserError
 
 
 def make(folder: Path) -> Path:
-    """`folder` and the folder around it, of mode 0700. Raises UserError where one is there and is not ours alone."""
-    for one in (folder.parent, folder):
-        one.mkdir(parents=True, exist_ok=True, mode=0o700)
+    """Create `folder` and its parent with mode 0700. Raises UserError where one exists that others can enter."""
+    for directory in (folder.parent, folder):
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     check(folder)
     return folder
 
 
 def check(folder: Path) -> None:
-    """Raises UserError unless `folder` and the folder around it are real ones that nobody else can enter."""
-    for one in (folder.parent, folder):
+    """Raise UserError unless `folder` and its parent are directories, no links, that only the user can enter."""
+    for directory in (folder.parent, folder):
         try:
-            found = one.lstat()
+            status = directory.lstat()
         except OSError as error:
-            raise UserError(f"{one}: {error.strerror}") from None
-        if not stat.S_ISDIR(found.st_mode):
-            raise UserError(f"{one}: must be a folder and no link; jobs are loaded from it")
-        if found.st_uid != os.geteuid():
-            raise UserError(f"{one}: belongs to user {found.st_uid} and not to you; jobs are loaded from it")
-        if found.st_mode & 0o077:
-            mode = stat.S_IMODE(found.st_mode)
+            raise UserError(f"{directory}: {error.strerror}") from None
+        if not stat.S_ISDIR(status.st_mode):
+            raise UserError(f"{directory}: must be a directory and no link; jobs are loaded from it")
+        if status.st_uid != os.geteuid():
+            raise UserError(f"{directory}: belongs to user {status.st_uid} and not to you; jobs are loaded from it")
+        if status.st_mode & 0o077:
+            mode = stat.S_IMODE(status.st_mode)
             raise UserError(
-                f"{one}: mode {mode:04o} lets others in, and jobs are loaded from it; see what lies there, "
+                f"{directory}: mode {mode:04o} lets others in, and jobs are loaded from it; check what lies there, "
                 "then `chmod 700` it"
             )

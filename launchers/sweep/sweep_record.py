@@ -1,80 +1,102 @@
-"""The shape of `sweep.json`: checked once, where it is read, so that whoever uses it may rely on it."""
+"""`sweep.json`: what was launched, with every point and the site files of the time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import secrets
+import sys
+import time
+from pathlib import Path
 from typing import Any
 
-from .launch_context import Surroundings
+import msgspec
 
-Check = Callable[[Any], bool]
+from inpaint_bench.core.console import sanitize
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import replace_bytes
+from inpaint_bench.core.schema import JOBS, LEDGER, SWEEP
 
+from .launch_context import LaunchContext
+from .run_order import RunOrder
 
-def wrong(value: Any) -> str | None:
-    """What is wrong with the content of a sweep's record, in words; None where nothing is."""
-    if not isinstance(value, dict):
-        return "it holds no keys"
-    for key, (fits, words, needed) in _SWEEP.items():
-        if key not in value and needed:
-            return f"{key} is missing"
-        if key in value and not fits(value[key]):
-            return f"{key} is not {words}"
-    for place, point in enumerate(value["points"]):
-        for key, (fits, words, _) in _POINT.items():
-            if key not in point or not fits(point[key]):
-                return f"entry {place} of points has no {key} that is {words}"
-        if point["site"] not in value["sites"]:
-            return f"entry {place} of points is for {point['site']}, which is not in sites"
-    return None
+FORMAT_VERSION = 2  # 1: before the record was typed
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+class PointSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A point as it was composed: its overrides and what they request from a site."""
+
+    point: int
+    overrides: list[str]
+    gpu: str | None
+    batch: int | str | None
+    site: str
+    time_min: int | None = None  # over all starts of its job
+    service_units: float | None = None  # at that limit; None: the site's charging rule is not known
 
 
-def _texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+class SweepRecord(msgspec.Struct, kw_only=True):
+    """Content of `sweep.json`. Written with all points before anything is submitted."""
+
+    sweep_id: str
+    format_version: int = FORMAT_VERSION
+    created_unix: float = msgspec.field(default_factory=lambda: round(time.time(), 3))
+    command: list[str] = msgspec.field(default_factory=lambda: list(sys.argv))
+    overrides: list[str] = []  # of the command line, before the sweep was expanded
+    order: RunOrder | None = None  # None: the seed was swept, so nothing can be repeated
+    launch_context: LaunchContext = LaunchContext()
+    sites: dict[str, dict[str, Any]] = {}  # contents of the site files, by name
+    points: list[PointSpec] = []
+
+    @classmethod
+    def read(cls, folder: Path) -> SweepRecord:
+        """Read the record of a sweep directory. Raises UserError where there is none or it is damaged."""
+        path = folder / SWEEP
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            raise UserError(_missing(folder)) from None
+        except OSError as error:
+            raise UserError(f"{path}: {error.strerror}; `merge` reads the runs without it") from None
+        try:
+            version = msgspec.json.decode(content, type=_Version).format_version
+            if version != FORMAT_VERSION:
+                raise UserError(
+                    f"{path}: has format {version}, and this version of inpaint_bench reads {FORMAT_VERSION}; use the "
+                    f"version that launched the sweep, or `merge`, which reads the runs without it"
+                )
+            record = msgspec.json.decode(content, type=cls)
+            unknown = [point for point in record.points if point.site not in record.sites]
+            if unknown:
+                raise msgspec.ValidationError(f"point {unknown[0].point}: no site named {unknown[0].site}")
+        except msgspec.MsgspecError as error:
+            raise UserError(f"{path}: damaged ({sanitize(str(error))}); `merge` reads the runs without it") from None
+        return record
+
+    def write(self, folder: Path) -> None:
+        """Replace the record of a sweep directory."""
+        replace_bytes(folder / SWEEP, msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
 
 
-def _objects(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
+class _Version(msgspec.Struct):
+    format_version: int = 1
 
 
-def _sites(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(one, dict) for one in value.values())
+def new_sweep_id() -> str:
+    """Return an id that no other sweep has: date and six random hex digits."""
+    return f"s{time.strftime('%y%m%d', time.gmtime())}{secrets.token_hex(3)}"
 
 
-def _order(value: Any) -> bool:
-    if value is None:
-        return True
-    if not isinstance(value, dict) or value.keys() != {"cells", "repeats", "seed", "order_seed"}:
-        return False
-    drawn = value["order_seed"] is None or _number(value["order_seed"])
-    return drawn and all(_number(value[key]) for key in ("cells", "repeats", "seed")) and value["cells"] > 0
-
-
-def _surroundings(value: Any) -> bool:
-    try:
-        Surroundings.recorded(value)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-# key: whether a value fits, what does in words, whether it must be there
-_SWEEP: Mapping[str, tuple[Check, str, bool]] = {
-    "sweep_id": (lambda value: isinstance(value, str), "a word", True),
-    "sites": (_sites, "the content of a site file by name", True),
-    "points": (_objects, "a list of points", True),
-    "overrides": (_texts, "a list of overrides", True),
-    "params": (_texts, "a list of overrides", False),
-    "order": (_order, "an order of repetitions", False),
-    "surroundings": (_surroundings, "what a launch leaves", False),
-}
-_POINT: Mapping[str, tuple[Check, str, bool]] = {
-    "point": (_number, "a number", True),
-    "overrides": (_texts, "a list of overrides", True),
-    "gpu": (lambda value: isinstance(value, str | None), "a word", True),
-    "batch": (lambda value: value is None or value == "auto" or _number(value), "a number", True),
-    "site": (lambda value: isinstance(value, str), "a word", True),
-}
+def _missing(folder: Path) -> str:
+    """Explain a folder without a record. Nothing is rebuilt from what else lies in it."""
+    if folder.is_file():
+        return f"{folder}: not a sweep directory (it is a file); give the folder that `launch -m` printed"
+    if not folder.is_dir():
+        return f"{folder}: not a sweep directory (no such folder); give the folder that `launch -m` printed"
+    if (folder / LEDGER).exists() or (folder / JOBS).exists() or any(folder.glob("*/attempt-*")):
+        return (
+            f"{folder}: {SWEEP} is missing, so nobody can tell which jobs were submitted. Restore it from a backup, or "
+            "launch the sweep again; `merge` reads the runs without it"
+        )
+    return (
+        f"{folder}: not a sweep directory (no {SWEEP}: a dry run or a launch that ended before it submitted anything); "
+        "give the folder that `launch -m` printed"
+    )

@@ -9,7 +9,9 @@ import pytest
 
 from inpaint_bench.cli import app, cancel
 from launchers.sweep.ledger import Ledger
+from tests.launchers import sweeps
 from tests.launchers.status.test_status import made
+from tests.launchers.sweeps import a_point, plan
 
 
 @pytest.fixture
@@ -28,7 +30,7 @@ def busy(tmp_path):
     last = []
 
     def hold() -> None:
-        with ledger.locked():
+        with ledger.lock():
             held.set()
             free.wait(30)
             for call in last:
@@ -43,10 +45,10 @@ def busy(tmp_path):
 
 
 def submit(ledger: Ledger, job: subprocess.Popen) -> None:
-    entry = {"point": 0, "overrides": [], "gpu": "cpu", "batch": 1, "site": "local"}
-    ledger.know([entry], {})
-    ledger.append("planned", group="g", job_name="n", site="local", asked=[entry], points=[[0, 1, "r"]])
-    ledger.append("submitted", group="g", job_id=f"pid:{job.pid}@{socket.gethostname()}", points=[[0, 1]])
+    point = a_point(0, site="local")
+    ledger.add_points([point], {})
+    plan(ledger, [point])
+    sweeps.submit(ledger, [0], job_id=f"pid:{job.pid}@{socket.gethostname()}")
 
 
 def test_stops_what_that_command_sends_after_the_first_look(busy, job, capsys):
@@ -56,7 +58,7 @@ def test_stops_what_that_command_sends_after_the_first_look(busy, job, capsys):
     assert app.main(["cancel", str(ledger.folder)]) == 0
     out = capsys.readouterr().out
     assert "Another command is submitting from this sweep" in out
-    assert "local: 1 point told to stop" in out
+    assert "local: 1 point cancelled" in out
     assert job.wait(10) is not None
     assert ledger.points()[0].last.cancelled
 
@@ -64,7 +66,7 @@ def test_stops_what_that_command_sends_after_the_first_look(busy, job, capsys):
 def test_says_so_where_that_command_does_not_end_and_stops_what_is_known(busy, job, capsys, monkeypatch):
     ledger, _, _ = busy
     submit(ledger, job)
-    monkeypatch.setattr(cancel, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(cancel, "BUSY_TIMEOUT_S", 0.3)
     begun = time.monotonic()
     assert app.main(["cancel", str(ledger.folder)]) == 2
     assert time.monotonic() - begun < 5

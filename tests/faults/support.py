@@ -60,7 +60,7 @@ def nothing_to_send(folder: Path, capsys: Any) -> bool:
     """Whether a real `rerun` finds no work."""
     capsys.readouterr()
     assert app.main(["rerun", str(folder)]) == 0
-    return "Nothing to send again" in capsys.readouterr().out
+    return "Nothing to submit" in capsys.readouterr().out
 
 
 def line(text: str, *words: str) -> str:

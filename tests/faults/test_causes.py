@@ -25,13 +25,13 @@ class TestWhatTheApplicationDoes:
     def test_rerun_sends_what_may_go_better_and_leaves_what_would_not(self, matrix: Matrix, capsys: Any) -> None:
         text = decided(matrix["causes"], capsys)
         for cause in ("app_error", "oom_gpu", "oom_host"):
-            assert f"left alone: --only {cause} sends it" in line(text, f" {cause} ", "left alone")
-        assert "sent as it was" in line(text, "telemetry_incomplete", "sent")
-        assert "sent as it was" in line(text, " lost ", "sent")
+            assert f"left alone: --only {cause} submits it" in line(text, f" {cause} ", "left alone")
+        assert "submitted unchanged" in line(text, "telemetry_incomplete", "submitted")
+        assert "submitted unchanged" in line(text, " lost ", "submitted")
 
     def test_out_of_gpu_memory_is_sent_under_another_label_only(self, matrix: Matrix, capsys: Any) -> None:
         text = decided(matrix["causes"], capsys, "--only", "oom_gpu")
-        assert "cpu+grad_checkpoint" in line(text, "another point by its label")
+        assert "cpu+grad_checkpoint" in line(text, "reported under that label")
 
     def test_out_of_host_memory_is_sent_with_more_of_it(self, matrix: Matrix, capsys: Any) -> None:
         text = decided(matrix["causes"], capsys, "--only", "oom_host")
@@ -58,12 +58,12 @@ class TestWhatTheApplicationDoes:
 class TestWhatSlurmDoes:
     def test_scancel_of_one_and_cancel_of_all_are_cancelled(self, matrix: Matrix, capsys: Any) -> None:
         assert reasons(matrix["stopped"], capsys) == [("failed", "cancelled")] * 3
-        assert decided(matrix["stopped"], capsys).count("sent as it was") == 3
+        assert decided(matrix["stopped"], capsys).count("submitted unchanged") == 3
 
     def test_a_dead_node_is_named_and_avoided(self, matrix: Matrix, capsys: Any) -> None:
         node = matrix.seen["node"]
         assert reasons(matrix["node"], capsys) == [("failed", "node_fail")]
-        assert f"sites.grace.exclude_nodes=[{node}]" in line(decided(matrix["node"], capsys), f"sent past {node}")
+        assert f"sites.grace.exclude_nodes=[{node}]" in line(decided(matrix["node"], capsys), f"node {node} excluded")
         assert f"#SBATCH --exclude={node}\n" in next((matrix["node"] / "sbatch").glob("*.sh")).read_text()
 
     def test_a_dead_node_takes_at_most_five_seconds_of_telemetry_along(self, matrix: Matrix) -> None:
@@ -100,7 +100,7 @@ class TestWhatSlurmDoes:
     def test_a_module_that_is_not_there_is_a_point_that_never_started(self, matrix: Matrix, capsys: Any) -> None:
         """In a folder whose name a shell would read, so that the job that heals it shows the quoting, too."""
         assert reasons(matrix["module"], capsys) == [("failed", "never_started")]
-        assert "sent as it was" in decided(matrix["module"], capsys)
+        assert "submitted unchanged" in decided(matrix["module"], capsys)
 
     def test_whoever_is_told_to_end_closes_its_telemetry(self, matrix: Matrix) -> None:
         """A scancel, a requeue, a pre-emption and a time limit cost none of it."""
@@ -114,7 +114,7 @@ class TestAFullDisk:
         (point,) = told(matrix["disk"].resolve(), capsys)
         assert (point["state"], point["reason"]) == ("failed", "app_error")
         assert "No space left on device" in point["message"]
-        assert "left alone: --only app_error sends it" in decided(matrix["disk"].resolve(), capsys)
+        assert "left alone: --only app_error submits it" in decided(matrix["disk"].resolve(), capsys)
 
     def test_leaves_the_parts_that_were_closed_readable(self, matrix: Matrix) -> None:
         run_dir = matrix["disk"].resolve() / "0" / "attempt-1"

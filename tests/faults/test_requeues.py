@@ -82,4 +82,4 @@ class TestPreemption:
     ) -> None:
         (point,) = told(matrix["taken"], capsys)
         assert (point["state"], point["reason"]) == ("failed", "preempted")
-        assert "sent as it was" in decided(matrix["taken"], capsys)
+        assert "submitted unchanged" in decided(matrix["taken"], capsys)

@@ -19,7 +19,7 @@ import pytest
 
 from inpaint_bench import launch
 from inpaint_bench.cli import app
-from launchers.slurm.submit import SiteExecutor
+from launchers.slurm.submitit_internals import ArrayExecutor
 from launchers.status.survey import poll_sweep
 from launchers.sweep.ledger import Ledger
 from tests.testbed.bed import Bed
@@ -67,7 +67,7 @@ def records(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 def held(bed: Bed, site: str, folder: Path) -> int:
     """Tasks of the sweep in the queue, by Slurm's own count."""
-    sweep_id = Ledger(folder).sweep["sweep_id"]
+    sweep_id = Ledger(folder).sweep.sweep_id
     names = bed.run(site, "squeue", "--me", "-h", "-r", "-o", "%j").stdout.split()
     return sum(name.startswith(f"inpaint-{sweep_id}-") for name in names)
 
@@ -88,7 +88,7 @@ def test_a_launch_killed_amid_300_points_and_two_reruns_at_once_send_each_of_the
     both = [rerunning(folder), rerunning(folder)]
     said = [process.communicate(timeout=200)[0] for process in both]
     for process, words in zip(both, said, strict=True):
-        late = process.returncode == 0 and "Nothing to send again" in words
+        late = process.returncode == 0 and "Nothing to submit" in words
         told_off = process.returncode == 2 and "another command is submitting" in words
         assert late or told_off or process.returncode == 0, words
     assert held(testbed, "delta", folder) == 300
@@ -96,7 +96,7 @@ def test_a_launch_killed_amid_300_points_and_two_reruns_at_once_send_each_of_the
     assert {point["state"] for point in points} == {"queued"}
     assert len({point["job_id"] for point in points}) == 300
     assert app.main(["rerun", str(folder)]) == 0
-    assert "Nothing to send again" in capsys.readouterr().out
+    assert "Nothing to submit" in capsys.readouterr().out
     assert app.main(["cancel", str(folder)]) == 0
     assert held(testbed, "delta", folder) == 0
 
@@ -105,13 +105,13 @@ def test_an_array_whose_launcher_died_while_sbatch_answered_runs_all_the_same(
     testbed: Bed, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its points lie where the job looks for them before sbatch is called."""
-    folder, submit = tmp_path / "sweep", SiteExecutor._submit_command
+    folder, submit = tmp_path / "sweep", ArrayExecutor._submit_command
 
-    def die(self: SiteExecutor, command: str) -> None:
+    def die(self: ArrayExecutor, command: str) -> None:
         submit(self, command)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(SiteExecutor, "_submit_command", die)
+    monkeypatch.setattr(ArrayExecutor, "_submit_command", die)
     assert launch.main(["-m", *WORKLOAD, "gpu=a40", "site=delta", SHORT, f"hydra.sweep.dir={folder}"]) == 130
     assert not records(folder, "submitted")
     assert told(folder, capsys)[0]["state"] in ("queued", "running")
@@ -155,7 +155,7 @@ def test_an_array_over_the_sites_size_is_told_and_sent_as_several(testbed: Bed, 
     assert (state, reason) == ("failed", "never_started")
     assert "nvalid job array specification" in message
     right = f"sites.delta.limits.max_array_size={allowed}"
-    assert decided(folder, capsys, right).count("sent with what differs") == points
+    assert decided(folder, capsys, right).count("submitted with changes") == points
     assert app.main(["rerun", str(folder), right]) == 0
     assert held(testbed, "delta", folder) == points
     assert len({point["job_id"].split("_")[0] for point in told(folder, capsys)}) == 2
@@ -183,7 +183,7 @@ def test_while_sacct_is_down_squeue_and_the_files_tell_and_nothing_is_sent_twice
         done = [("completed", None), ("failed", "app_error")]
         assert reasons(runs, capsys) == done
         assert reasons(waits, capsys) == [("queued", None)] * 2
-        assert "left alone: --only app_error sends it" in decided(runs, capsys)
+        assert "left alone: --only app_error submits it" in decided(runs, capsys)
         assert nothing_to_send(waits, capsys)
     finally:
         testbed.start_accounting()
@@ -207,7 +207,11 @@ def test_slurmctld_down_for_a_minute_is_told_and_loses_or_doubles_nothing(
         unknown = any(point["state"] == "unknown" for point in told(before, capsys))
         assert app.main(["rerun", str(before)]) == int(unknown)
         said = capsys.readouterr()
-        assert "nothing was sent again: 2 points are unknown" in said.err if unknown else "Nothing to send" in said.out
+        assert (
+            "nothing was submitted: the state of 2 points is unknown" in said.err
+            if unknown
+            else "Nothing to submit" in said.out
+        )
         time.sleep(max(0.0, DOWN_S - (time.monotonic() - down_s)))
     finally:
         testbed.start_controller("grace")

@@ -48,6 +48,6 @@ def states_of(folder: Path, capsys: Any) -> list[str]:
 
 def queued_jobs(nodes: LoginNodes, folder: Path) -> list[str]:
     """Return the jobs of a sweep that delta's Slurm holds."""
-    name = Ledger.open(folder).sweep["sweep_id"]
+    name = Ledger.open(folder).sweep.sweep_id
     listed = nodes.bed.run("delta", "squeue", "-h", "-r", "-o", "%i %j").stdout.splitlines()
     return [line.split()[0] for line in listed if name in line]

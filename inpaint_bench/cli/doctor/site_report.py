@@ -19,7 +19,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.site import SiteConfig
 from inpaint_bench.run.node_probe import NodeFindings
 from launchers.points.compose import Composer, composer
-from launchers.points.site_catalog import Catalogue, Reachable, reachable
+from launchers.points.site_catalog import Reachability, SiteCatalog, reachability
 from launchers.sites import probe
 from launchers.sites.compare import cluster_summary, compare
 from launchers.sites.findings import Agreement, Comparison, Finding
@@ -80,18 +80,18 @@ def run_site(options: Options) -> bool:
         raise UserError(f"--wait-min {options.wait_min:g}: must be between 0 and {MAX_WAIT_MIN} (a week)")
     out = console()
     with composer() as composed:
-        sites = _sites(composed.catalogue, options)
+        sites = _sites(composed.catalog, options)
         if options.write:
             _check_writable(sites, options)
         checks = []
         for site, file, reach in sites:
-            if reach.yes:
+            if reach.ok:
                 cluster = query_cluster(site)
                 check = SiteCheck(site=site, file=file, findings=[*_hostnames(site, reach), *compare(site, cluster)])
                 _print_check(out, check, cluster_summary(cluster))
                 checks.append(check)
             else:
-                print(f"{site.name}: skipped, it cannot be reached from here ({reach.why})")
+                print(f"{site.name}: skipped, it cannot be reached from here ({reach.reason})")
         if not checks:
             raise UserError("no site can be reached from here; run this on a login node")
         failed = options.probe and _probe(out, composed, checks, options)
@@ -117,13 +117,13 @@ def site_files(overrides: Sequence[str]) -> list[tuple[str, str, str, str, str]]
     rows = []
     with composer() as composed:
         config = _config(overrides)
-        for name in composed.catalogue.names:
-            site = composed.catalogue.site(name, config)
-            reach = reachable(site)
+        for name in composed.catalog.names:
+            site = composed.catalog.site(name, config)
+            reach = reachability(site)
             blocks = [block for block in (vars(site) | site.gpus).values() if getattr(block, "source", "")]
             verified = f"{sum(block.verified for block in blocks)} of {len(blocks)}"
-            path = str(composed.catalogue.file(name))
-            rows.append((name, path, "yes" if reach.yes else "no", reach.why, verified))
+            path = str(composed.catalog.file(name))
+            rows.append((name, path, "yes" if reach.ok else "no", reach.reason, verified))
     return rows
 
 
@@ -131,37 +131,37 @@ def _config(overrides: Sequence[str]) -> DictConfig:
     return compose("config", overrides=list(overrides), return_hydra_config=True)
 
 
-def _sites(catalogue: Catalogue, options: Options) -> list[tuple[SiteConfig, SiteFile, Reachable]]:
+def _sites(catalog: SiteCatalog, options: Options) -> list[tuple[SiteConfig, SiteFile, Reachability]]:
     config = _config(options.overrides)
-    if options.site != ALL and options.site not in catalogue.names:
-        raise UserError(f"{options.site}: no such site; have: {', '.join([*catalogue.names, ALL])}")
-    names = catalogue.names if options.site == ALL else [options.site]
-    configured = [(catalogue.site(name, config), SiteFile(catalogue.file(name))) for name in names]
-    sites = [(site, file, reachable(site)) for site, file in configured if site.connect.method != "local"]
+    if options.site != ALL and options.site not in catalog.names:
+        raise UserError(f"{options.site}: no such site; have: {', '.join([*catalog.names, ALL])}")
+    names = catalog.names if options.site == ALL else [options.site]
+    configured = [(catalog.site(name, config), SiteFile(catalog.file(name))) for name in names]
+    sites = [(site, file, reachability(site)) for site, file in configured if site.connect.method != "local"]
     if not sites:
         raise UserError(f"{options.site}: has no Slurm to compare with; `doctor` alone checks this machine")
-    if options.site != ALL and not sites[0][2].yes:
-        why = sites[0][2].why
+    if options.site != ALL and not sites[0][2].ok:
+        why = sites[0][2].reason
         raise UserError(f"{options.site} cannot be reached from here ({why}); run this on one of its login nodes")
     return sites
 
 
-def _check_writable(sites: Sequence[tuple[SiteConfig, SiteFile, Reachable]], options: Options) -> None:
+def _check_writable(sites: Sequence[tuple[SiteConfig, SiteFile, Reachability]], options: Options) -> None:
     """Raise UserError, before anything is queried, if --write may not write a file."""
     if _config(options.overrides).demonstration:
         raise UserError("--write: this profile replaces the sites by a demonstration, whose values are not theirs")
     for _, file, reach in sites:
-        if reach.yes and (reason := not_writable(file.path)):
+        if reach.ok and (reason := not_writable(file.path)):
             raise UserError(f"{file.path}: {reason}")
 
 
-def _hostnames(site: SiteConfig, reach: Reachable) -> list[Finding]:
+def _hostnames(site: SiteConfig, reach: Reachability) -> list[Finding]:
     if not site.connect.hostnames:
         return []
     hostnames = Comparison("connect.hostnames", list(site.connect.hostnames))
-    if reach.standing:
+    if reach.on_site:
         return [hostnames.same("one matches this machine")]
-    return [hostnames.unknown(f"none matches this machine; {reach.why}")]
+    return [hostnames.unknown(f"none matches this machine; {reach.reason}")]
 
 
 def _print_check(out: Console, check: SiteCheck, summary: Sequence[tuple[str, str]]) -> None:

@@ -15,7 +15,7 @@ from omegaconf import Container, DictConfig, ListConfig, Node, OmegaConf
 from inpaint_bench.core.config import parse_config
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
-from launchers.points.composition import Composed, Composition
+from launchers.points.composition import ComposedConfig, Composition
 
 GROUPS = ("gpu", "site", "model", "data", "recipe", "telemetry", "workload", "profile", "study")
 CHOICES = [f"{group}={file.stem}" for group in GROUPS for file in sorted((conf_dir() / group).glob("*.yaml"))]
@@ -135,10 +135,10 @@ def check(composition: Composition, lines: Sequence[str]) -> bool:
     """Whether the point was folded; it is Hydra's own either way, in the launcher and in a job."""
     expected = outcome(by_hydra, list(lines))
     composed = outcome(composition, list(lines))
-    if not isinstance(composed, Composed):
+    if not isinstance(composed, ComposedConfig):
         assert composed == expected, lines
         return False
-    found = outcome(pickle.loads(pickle.dumps(composed)).config)
+    found = outcome(pickle.loads(pickle.dumps(composed)).build)
     if isinstance(expected, DictConfig) and isinstance(found, DictConfig):
         assert nodes(found) == nodes(expected), lines
         assert outcome(lambda: composition.typed(composed)[0]) == outcome(parse_config, expected), lines
@@ -177,13 +177,13 @@ def test_every_group_is_folded_with_values_beside_its_choice(composition: Compos
 def test_points_that_choose_alike_hold_one_configuration_between_them(composition: Composition) -> None:
     first, second = (composition(["gpu=a40", f"batch={batch}", f"name=n{batch}"]) for batch in (1, 2))
     assert first.base is second.base
-    assert (first.config().batch, second.config().name) == (1, "n2")
+    assert (first.build().batch, second.build().name) == (1, "n2")
 
 
 def test_what_the_launcher_sets_comes_last_and_leaves_the_rest(composition: Composition) -> None:
-    composed = composition(["gpu=a40", "batch=3", "seed=1"]).edited(
+    composed = composition(["gpu=a40", "batch=3", "seed=1"]).with_edits(
         {"seed": 2, "hydra.job.num": 7, "hydra.job.id": "x"}
     )
-    config = composed.edited({"seed": 5}).config()
+    config = composed.with_edits({"seed": 5}).build()
     assert (config.batch, config.seed, config.hydra.job.num, config.hydra.job.id) == (3, 5, 7, "x")
     assert list(config.hydra.overrides.task) == ["gpu=a40", "batch=3", "seed=1"]

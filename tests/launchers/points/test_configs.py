@@ -8,6 +8,8 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import filter_overrides
 from hydra.types import RunMode
 
 from inpaint_bench.core.config import NEEDS_ROOT, TRAINING_ONLY, WorkloadConfig, config_hash, parse_config
@@ -17,7 +19,7 @@ from inpaint_bench.core.paths import ROOT, conf_dir
 from inpaint_bench.core.recipe import STUDIES
 from inpaint_bench.core.site import SiteConfig, SiteGpu
 from inpaint_bench.core.validation import check
-from launchers.submit.rerun import _grid
+from launchers.points.hydra_internals import expand_sweep
 
 GROUPS = ["gpu", "site", "model", "data", "recipe", "telemetry", "workload", "profile"]
 CHOICES = [(group, file.stem) for group in GROUPS for file in sorted((conf_dir() / group).glob("*.yaml"))]
@@ -52,7 +54,9 @@ def _points(words: list[str]) -> list[list[str]]:
     loader = GlobalHydra.instance().config_loader()
     config = loader.load_configuration("config", overrides, run_mode=RunMode.MULTIRUN)
     params = config.hydra.sweeper.params or {}
-    return _grid([*(f"{key}={value}" for key, value in params.items()), *overrides])
+    parameters = [f"{key}={value}" for key, value in params.items()]
+    parsed = OverridesParser.create().parse_overrides([*parameters, *overrides])
+    return [list(filter_overrides(point)) for point in expand_sweep(parsed)]
 
 
 @pytest.mark.parametrize("words", _commands(), ids=" ".join)

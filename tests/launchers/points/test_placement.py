@@ -4,10 +4,12 @@ import os
 
 import pytest
 
+from inpaint_bench import launch
 from inpaint_bench.core.errors import UserError
 from launchers.points import site_catalog
-from launchers.points.group import group_points
-from launchers.submit.submit import Sending, new_sweep, send
+from launchers.points.point import group_points
+from launchers.submit.submit import Submission
+from launchers.sweep.sweep_record import SweepRecord
 from tests.launchers.conftest import ACCOUNT
 
 
@@ -38,12 +40,12 @@ def test_auto_prefers_the_site_we_stand_on(points):
 def test_a_site_out_of_reach_says_why(points):
     (point,) = points("gpu=h200")
     assert not point.reachable
-    assert "is not a machine of delta" in point.why
+    assert "is not a machine of delta" in point.reachability.reason
 
 
 def test_a_slurm_conf_that_does_not_exist_makes_a_site_unreachable(points):
     (point,) = points("gpu=h200 sites.delta.connect.slurm_conf=/nonexistent/slurm.conf")
-    assert point.why == "/nonexistent/slurm.conf does not exist"
+    assert point.reachability.reason == "/nonexistent/slurm.conf does not exist"
 
 
 def test_each_site_is_asked_in_its_own_syntax(points):
@@ -122,6 +124,14 @@ def test_a_named_site_that_lacks_the_gpu_is_refused(points):
 def test_whatever_sends_points_keeps_to_their_budget(points, tmp_path):
     """A rerun with more time may cost more than the sweep did."""
     late = points(f"gpu=h200 batch=8 budget=1 {ACCOUNT}")
-    sending = Sending(folder=tmp_path, hydra_context=None, task_function=None, dry_run=True, sweep=new_sweep())
+    new_sweep = SweepRecord(sweep_id="s1")
+    submission = Submission(folder=tmp_path, hydra_context=None, task_function=None, dry_run=True, new_sweep=new_sweep)
     with pytest.raises(UserError, match=r"budget=1: this sweep may cost"):
-        send(lambda: late, sending)
+        submission.run(lambda: late)
+
+
+def test_more_points_than_a_user_may_have_jobs_are_refused(tmp_path, capsys):
+    words = ["-m", "gpu=h200", "batch=1,2,3,4,5", "dry_run=true", f"hydra.sweep.dir={tmp_path}"]
+    assert launch.main([*words, "sites.delta.limits.max_submit_jobs=4"]) == 2
+    assert "5 points for delta, which takes 4 jobs of one user at a time" in capsys.readouterr().err
+    assert launch.main([*words, "sites.delta.limits.max_submit_jobs=5"]) == 0

@@ -10,7 +10,9 @@ from inpaint_bench.cli import app
 from inpaint_bench.core.site import ConnectConfig, SiteConfig
 from launchers.remote import client, ssh
 from launchers.remote.messages import MARKER, SubmitReply
+from launchers.sweep.events import Staged
 from launchers.sweep.ledger import Ledger
+from tests.launchers.sweeps import a_point, a_sweep, plan
 
 ATTEMPT = {
     "point": 0,
@@ -33,13 +35,9 @@ def site(tmp_path, monkeypatch):
     """A sweep with a point at delta, over a connection on which the agent gives the same reply to every request."""
     connect = ConnectConfig(method="ssh", host="delta", folder="/scratch/me")
     site = SiteConfig(name="delta", python="/usr/bin/python3", connect=connect)
-    ledger = Ledger(tmp_path / "sweep")
-    ledger.folder.mkdir()
-    ledger.create(sweep_id="s1")
-    entry = {"point": 0, "overrides": ["gpu=h200"], "gpu": "h200", "batch": 8, "site": "delta"}
-    ledger.know([entry], {"delta": OmegaConf.to_container(OmegaConf.structured(site))})
-    ledger.append("planned", group="00-delta", job_name="j", site="delta", points=[[0, 1, "r-0"]], asked=[entry])
-    ledger.append("staged", site="delta", root="/scratch/me/s1", code="abc")
+    ledger = a_sweep(tmp_path / "sweep", [a_point(0)], {"delta": OmegaConf.to_container(OmegaConf.structured(site))})
+    plan(ledger, [a_point(0)], group="00-delta")
+    ledger.append(Staged(site="delta", root="/scratch/me/s1", code="abc"))
 
     def reply(result: object = None, error: str | None = None) -> Ledger:
         out = b"Welcome.\n" + MARKER + json.dumps({"result": result, "error": error}).encode() + b"\n"

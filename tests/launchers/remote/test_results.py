@@ -11,22 +11,22 @@ from launchers import remote_agent
 from launchers.remote.archive import read_archive
 from launchers.remote.messages import SweepReply
 from launchers.remote.results import is_result, list_results
+from launchers.sweep.events import Refused
 from launchers.sweep.ledger import Attempt, Ledger
+from tests.launchers.sweeps import a_point, a_sweep, plan, submit
 
 PART = "steps/part-000000.parquet"
 
 
 def make_sweep(folder: Path, runs: int, *, job: str | None = None) -> Ledger:
     """Return a sweep whose points were all submitted at delta in one array; without a job it was refused."""
-    ledger, points = Ledger(folder), range(runs)
-    folder.mkdir()
-    asked = [{"point": n, "overrides": [], "gpu": None, "batch": None, "site": "delta"} for n in points]
-    ledger.create(sweep_id="s1", overrides=[])
-    ledger.know(asked, {"delta": {"name": "delta", "connect": {"method": "slurm"}}})
-    array = {"group": "00-delta", "job_name": "j", "site": "delta"}
-    ledger.append("planned", **array, points=[[n, 1, f"r-{n}"] for n in points], asked=asked)
-    outcome = {"kind": "submitted", "job_id": job} if job else {"kind": "refused", "message": "not now"}
-    ledger.append(**outcome, group="00-delta", points=[[n, 1] for n in points])
+    points = [a_point(num) for num in range(runs)]
+    ledger = a_sweep(folder, points, {"delta": {"name": "delta", "connect": {"method": "slurm"}}})
+    plan(ledger, points, group="00-delta")
+    if job:
+        submit(ledger, range(runs), job_id=job, group="00-delta")
+    else:
+        ledger.append(Refused(group="00-delta", attempts=[(num, 1) for num in range(runs)], message="not now"))
     return ledger
 
 

@@ -17,6 +17,7 @@ from launchers.remote.messages import AttemptReply, ResultFile, SweepReply
 from launchers.remote.sync import Report, copy_results
 from launchers.status.survey import poll_sweep
 from launchers.sweep.ledger import Ledger
+from tests.launchers.sweeps import a_point, a_sweep, defer, plan
 from tests.run.small_disk import small_disk_on
 
 ATTEMPT = {
@@ -79,16 +80,11 @@ def results(sweep: Ledger) -> dict[str, bytes]:
 @pytest.fixture
 def sweep(tmp_path) -> Ledger:
     """A sweep that submitted point 0 at grace; point 6 was carried to delta."""
-    ledger = Ledger(tmp_path / "sweep")
-    ledger.folder.mkdir()
-    asked = [
-        {"point": n, "overrides": ["batch=2"], "gpu": None, "batch": None, "site": s}
-        for n, s in ((0, "grace"), (6, "delta"))
-    ]
-    ledger.create(sweep_id="s1", overrides=[])
-    ledger.know(asked, {"grace": {"connect": {"method": "slurm"}}, "delta": {"connect": {"method": "bundle"}}})
-    ledger.append("elsewhere", points=[6], plan="plan.delta.yaml")
-    ledger.append("planned", group="00-grace", job_name="j", site="grace", points=[[0, 1, "r-0"]], asked=[asked[0]])
+    submitted, carried = a_point(0, overrides=["batch=2"], site="grace"), a_point(6, overrides=["batch=2"])
+    sites = {"grace": {"connect": {"method": "slurm"}}, "delta": {"connect": {"method": "bundle"}}}
+    ledger = a_sweep(tmp_path / "sweep", [submitted, carried], sites)
+    defer(ledger, [6])
+    plan(ledger, [submitted], group="00-grace")
     return ledger
 
 
@@ -226,10 +222,9 @@ class TestAttemptThatContradictsTheSweep:
         assert (results(sweep), sweep.points()) == (RUN | SECOND, records)
 
     def test_it_is_copied_once_it_fits(self, sweep):
-        added = {"point": 3, "overrides": [], "gpu": None, "batch": None, "site": "delta"}
         run = {"files": {"3/attempt-1/manifest.json": b"{}"}, "attempts": [ATTEMPT | {"point": 3, "run_id": "r-3"}]}
         assert copy(sweep, **run).left_out == {(3, 1): "this sweep has no such point"}
-        sweep.know([added], {})
+        sweep.add_points([a_point(3)], {})
         assert len(copy(sweep, **run).new) == 1
         assert [a.run_id for a in sweep.points()[3].attempts] == ["r-3"]
 
@@ -237,7 +232,7 @@ class TestAttemptThatContradictsTheSweep:
 class TestSiteOverSsh:
     @pytest.fixture
     def sweep(self, sweep) -> Ledger:
-        sweep.know([], {"delta": {"connect": {"method": "ssh"}}})
+        sweep.add_points([], {"delta": {"connect": {"method": "ssh"}}})
         return sweep
 
     def test_only_attempts_of_the_requested_site_are_copied(self, sweep):

@@ -87,7 +87,6 @@ def test_correct_site_file_has_no_differences():
         ("limits.max_array_size", 5000, 1001),
         ("account.value", "bbyy-delta-gpu", "bbxx-delta-gpu"),
         ("account.value", None, "bbxx-delta-gpu"),
-        ("wckey", "bench", None),
     ],
 )
 def test_wrong_value_is_reported_with_its_correction(key: str, wrong: Any, right: Any):
@@ -220,11 +219,6 @@ def test_requeue_differs_only_if_our_jobs_alone_would_refuse_it():
     assert delta(**{"requeue.request": False})["requeue.request"].agreement is SAME
     assert grace()["requeue.request"].agreement is SAME
     assert grace(**{"requeue.request": False})["requeue.request"].corrections == {"requeue.request": True}
-
-
-def test_missing_wckey_differs_if_slurm_enforces_wckeys():
-    assert (grace()["wckey"].agreement, grace()["wckey"].corrections) == (DIFFERS, {})
-    assert grace(wckey="bench")["wckey"].agreement is SAME
 
 
 def test_preemption_is_compared_if_a_partition_in_use_is_preempted():

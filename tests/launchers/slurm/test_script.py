@@ -1,17 +1,23 @@
-"""The sbatch scripts, letter by letter. `UPDATE_GOLDEN=1 pytest` writes them anew after a change that is meant."""
+"""The sbatch scripts, compared with reviewed ones. `UPDATE_GOLDEN=1 pytest` rewrites those after an intended change."""
 
 import os
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from inpaint_bench.core.errors import UserError
-from launchers.points.group import group_points
+from launchers import entry
+from launchers.points.point import group_points
 from launchers.slurm.script import render
+from launchers.submit import dry_run
+from launchers.sweep.launch_context import LaunchContext
 from tests.launchers.conftest import ACCOUNT
 
 GOLDEN = Path(__file__).parent / "golden"
+HOSTILE = """a b'c"d$(id)`id`;&|<>*?~#!{e}"""
 
 
 def script(points, *lines: str) -> str:
@@ -39,13 +45,13 @@ def _bare_shell(monkeypatch):
         ("delta-h200", f"gpu=h200 {ACCOUNT}"),
         (
             "delta-h200-changed",
-            f"gpu=h200 {ACCOUNT} sites.delta.qos=low sites.delta.use_srun=false sites.delta.wckey=w "
+            f"gpu=h200 {ACCOUNT} sites.delta.qos=low sites.delta.use_srun=false "
             "sites.delta.constraint=[scratch,projects] sites.delta.environment.modules=[nccl] "
             "sites.delta.environment.setup=[hostname]",
         ),
     ],
 )
-def test_the_script_of_each_site_is_as_reviewed(points, name, line):
+def test_script_of_each_site_is_as_reviewed(points, name, line):
     text = script(points, line, line)
     file = GOLDEN / f"{name}.sh"
     if os.environ.get("UPDATE_GOLDEN"):
@@ -54,7 +60,7 @@ def test_the_script_of_each_site_is_as_reviewed(points, name, line):
     subprocess.run(["bash", "-n", file], check=True)
 
 
-def test_what_a_site_exports_is_quoted_for_the_shell(points):
+def test_exported_variables_are_quoted(points):
     (point,) = points("gpu=a40")
     point.site.environment.variables["HERE"] = "a b$(id)"
     (group,) = group_points([point])
@@ -62,24 +68,88 @@ def test_what_a_site_exports_is_quoted_for_the_shell(points):
     assert "export HERE='a b$(id)'" in text
 
 
-def test_only_a_training_asks_for_a_warning(points):
-    asked = "#SBATCH --time=60\n#SBATCH --signal=USR2@120\n"
-    assert asked in script(points, f"gpu=h200 {ACCOUNT} workload.train_steps=9")
+def test_only_trainings_request_a_warning_signal(points):
+    options = "#SBATCH --time=60\n#SBATCH --signal=USR2@120\n"
+    assert options in script(points, f"gpu=h200 {ACCOUNT} workload.train_steps=9")
     assert "--signal" not in script(points, f"gpu=h200 {ACCOUNT}")
 
 
-@pytest.mark.parametrize("field", ["qos", "wckey"])
-def test_a_control_character_never_reaches_a_directive(points, field):
+def test_control_character_never_reaches_a_directive(points):
     (point,) = points("gpu=a40")
-    setattr(point.site, field, "x\n#SBATCH --uid=0")
+    point.site.qos = "x\n#SBATCH --uid=0"
     (group,) = group_points([point])
     with pytest.raises(UserError, match="control character"):
         render(group, command="true", folder=Path("/f"), code=Path("/c"), job_name="n")
 
 
-def test_a_variable_that_is_no_name_is_refused(points):
+def test_invalid_variable_name_is_refused(points):
     (point,) = points("gpu=a40")
     point.site.environment.variables["A;B"] = "x"
     (group,) = group_points([point])
-    with pytest.raises(UserError, match="not a name of a variable"):
+    with pytest.raises(UserError, match="not a variable name"):
         render(group, command="true", folder=Path("/f"), code=Path("/c"), job_name="n")
+
+
+def script_of(point, folder=Path("/sweep/jobs/00")):
+    (group,) = group_points([point])
+    command = entry.command(sys.executable, folder)
+    return render(group, command=command, folder=folder, code=Path("/code"), job_name="inpaint-s-0")
+
+
+def directives(text):
+    """Options and values as sbatch reads them: quoted as for a shell."""
+    lines = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH --")]
+    arguments = [shlex.split(line) for line in lines]
+    assert all(len(argument) == 1 for argument in arguments), arguments
+    return dict(argument[0].partition("=")[::2] for argument in arguments)
+
+
+class TestQuoting:
+    def test_directives_keep_values_with_special_characters(self, points):
+        (point,) = points("gpu=a40")
+        point.site.qos = point.site.account.value = HOSTILE
+        point.site.constraint, point.site.exclude_nodes = [HOSTILE], ["gr01", HOSTILE]
+        options = directives(script_of(point))
+        assert (options["qos"], options["account"], options["constraint"]) == (HOSTILE,) * 3
+        assert options["exclude"] == f"gr01,{HOSTILE}"
+
+    def test_folder_reaches_the_job_as_one_argument(self, points):
+        (point,) = points("gpu=a40")
+        folder = Path("/tmp", HOSTILE.replace("/", ""), "jobs")
+        text = script_of(point, folder)
+        assert directives(text)["output"] == str(folder / "%A_%a_0_log.out")
+        (line,) = [line for line in text.splitlines() if line.startswith("srun ")]
+        printed = subprocess.run(
+            ["bash", "-c", f"srun() {{ printf '%s\\n' \"${{@: -1}}\"; }}; {line}"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert printed.stdout == f"{folder}\n"
+
+    def test_module_is_one_argument(self, points):
+        (point,) = points("gpu=a40")
+        point.site.environment.modules = ["cuda; id"]
+        assert "module load 'cuda; id'\n" in script_of(point)
+
+    @pytest.mark.parametrize("char", ["\n", "\r", "\0", "\x1b", "\x7f"])
+    def test_control_characters_are_refused(self, points, char):
+        (point,) = points("gpu=a40")
+        with pytest.raises(UserError, match="control character"):
+            script_of(point, Path("/sweep", f"a{char}#SBATCH --uid=0", "jobs"))
+        (point,) = points("gpu=a40")
+        point.site.python = f"/bin/py{char}x"
+        (group,) = group_points([point])
+        with pytest.raises(UserError, match="control character"):
+            dry_run.script_of(group, Path("/sweep"), Path("/code"), "s1")
+        for environment in ({"modules": [f"x{char}"]}, {"variables": {"A": f"x{char}"}}):
+            (point,) = points("gpu=a40")
+            for name, value in environment.items():
+                setattr(point.site.environment, name, value)
+            with pytest.raises(UserError, match="control character"):
+                script_of(point)
+
+    @pytest.mark.parametrize("char", ["%", "\\"])
+    def test_folder_that_slurm_reads_as_a_pattern_is_refused(self, points, char):
+        with pytest.raises(UserError, match="as a pattern"):
+            dry_run.check_points(points("gpu=a40"), Path("/sweep", f"a{char}j"), LaunchContext())

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,12 +13,14 @@ from inpaint_bench.core.validation import check
 from launchers.points.compose import composer
 from launchers.points.point import Point
 from launchers.status import budget, tables
+from launchers.sweep.events import Refused
 from launchers.sweep.ledger import Ledger
 from tests.launchers.conftest import ACCOUNT
+from tests.launchers.sweeps import a_point, a_sweep, defer, plan, submit
 
 Points = Callable[..., list[Point]]
-ENTRY = {"gpu": "h200", "batch": 8, "site": "delta", "time_min": 60, "service_units": 3.0}
 ASKED = ["gpu=h200", "batch=8", ACCOUNT]
+ENTRY = {"overrides": ASKED, "batch": 8, "time_min": 60, "service_units": 3.0}
 TOOK_20_MIN = {"started_unix_ns": 10**18, "ended_unix_ns": 10**18 + 20 * 60 * 10**9}
 
 
@@ -27,22 +28,15 @@ TOOK_20_MIN = {"started_unix_ns": 10**18, "ended_unix_ns": 10**18 + 20 * 60 * 10
 def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     """Two points at Delta that were submitted once, for 3 SU at most each; there is no accounting."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    made = Ledger(tmp_path / "sweep")
-    entry = ENTRY | {"overrides": ASKED}
-    made.folder.mkdir()
-    made.create(sweep_id="s1")
-    made.know(
-        [entry | {"point": num} for num in range(2)], {"delta": {"name": "delta", "connect": {"method": "slurm"}}}
-    )
+    sites = {"delta": {"name": "delta", "connect": {"method": "slurm"}}}
+    made = a_sweep(tmp_path / "sweep", [a_point(num, **ENTRY) for num in range(2)], sites)
     send(made, 1)
     return made
 
 
-def send(ledger: Ledger, attempt: int, **record: Any) -> None:
-    points = [[num, attempt, f"r{num}-{attempt}"] for num in range(2)]
-    asked = [ENTRY | {"overrides": ASKED}] * 2
-    ledger.append("planned", group="00", job_name="j", site="delta", points=points, asked=asked, **record)
-    ledger.append("submitted", group="00", job_id=f"7{attempt}_%a", points=[[num, attempt] for num in range(2)])
+def send(ledger: Ledger, attempt: int) -> None:
+    plan(ledger, [a_point(num, **ENTRY) for num in range(2)], attempt=attempt)
+    submit(ledger, range(2), job_id=f"7{attempt}_%a", attempt=attempt)
 
 
 def ended(ledger: Ledger, num: int, attempt: int, status: str = "failed") -> None:
@@ -74,16 +68,14 @@ def test_every_attempt_counts_but_those_that_slurm_refused(ledger, points: Point
     ended(ledger, 0, 1)
     send(ledger, 2)
     assert most([first], ledger) == 1 + 3 + (3 + 3) + 3, "of point 1 nothing is known"
-    refused = [[num, 3, f"r{num}-3"] for num in range(2)]
-    asked = [ENTRY | {"overrides": ASKED}] * 2
-    ledger.append("planned", group="01", job_name="k", site="delta", points=refused, asked=asked)
-    ledger.append("refused", group="01", points=[[num, 3] for num in range(2)], message="no")
+    plan(ledger, [a_point(num, **ENTRY) for num in range(2)], attempt=3, group="01", job_name="k")
+    ledger.append(Refused(group="01", attempts=[(num, 3) for num in range(2)], message="no"))
     assert most([first], ledger) == 1 + 3 + (3 + 3) + 3
 
 
 def test_what_waits_in_a_plan_counts_for_somebody_sends_it(ledger, points: Points):
-    ledger.know([ENTRY | {"overrides": ASKED, "point": 2}], {})
-    ledger.append("elsewhere", points=[2], plan="plan.delta.yaml")
+    ledger.add_points([a_point(2, **ENTRY)], {})
+    defer(ledger, [2])
     (first,) = points(" ".join(ASKED))
     assert most([first], ledger) == 3 + 3 + 3 + 3
 

@@ -13,7 +13,6 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 from inpaint_bench import launch
 from inpaint_bench.cli import app, status
@@ -22,60 +21,18 @@ from inpaint_bench.core.schema import LEDGER, MANIFEST, STEPS, SWEEP, TELEMETRY,
 from inpaint_bench.core.site import Account, ConnectConfig, SiteConfig
 from inpaint_bench.telemetry.storage.parts import PartWriter
 from launchers.slurm import query
-from launchers.slurm.pending_reasons import explain
 from launchers.status import survey as watch
 from launchers.status.forecast import forecast_points, last_end
 from launchers.status.overview import together
 from launchers.status.survey import AttemptStatus, PointStatus
 from launchers.status.tables import span, spans
+from launchers.submit.submit import site_content
+from launchers.sweep.events import Cancelled
 from launchers.sweep.ledger import Attempt, Ledger, PointRecord
+from tests.launchers.sweeps import a_point, a_sweep, plan, submit
 
 NOW = 1_800_000_000.0
 DELTA = SiteConfig(name="delta", account=Account(how_to_list="accounts"))
-
-# of slurm.schedmd.com/job_reason_codes.html those that a job which waits can have
-CODES = (Path(__file__).parent / "slurm_reasons.txt").read_text().split()
-
-
-class TestPending:
-    def test_every_code_of_slurm_has_words_of_ours(self):
-        found = {code: explain(code, DELTA, jobs=["7_1"]) for code in CODES}
-        assert [code for code, one in found.items() if "reason of its own" in one.words] == []
-        assert [code for code, one in found.items() if "{" in one.words + one.advice] == []
-
-    @pytest.mark.parametrize(
-        ("code", "words", "advice", "stuck"),
-        [
-            ("QOSGrpBillingMinutes", "allocation is used up: its QOS", "`accounts` at delta lists yours", True),
-            ("AssocGrpGRESMinutes", "its account has no minutes of GPUs left", "sites.delta.account.value=", True),
-            ("QOSGrpBillingRunMinutes", "under way at once", "starts as they end", False),
-            ("AssocGrpCPURunMinutesLimit", "minutes of cores", "starts as they end", False),
-            ("Priority", "higher priority", "nothing to do", False),
-            ("PartitionTimeLimit", "more time than its partition allows", "smaller time_min", True),
-            ("QOSMaxWallDurationPerJobLimit", "more time than its QOS allows", "smaller time_min", True),
-            ("QOSMaxGRESPerUser", "all the GPUs that one user may have", "starts as they end", False),
-            ("ReqNodeNotAvail, UnavailableNodes:gr[01-02]", "maintenance: gr[01-02]", "scontrol show reserv", False),
-            ("JobHeldUser", "is held", "`scontrol release 7_1` at delta", True),
-            ("launch failed requeued held", "could not be started", "scontrol release 7_1", True),
-            ("user_env_retrieval_failed_requeued_held", "login environment", "start-up files", True),
-            ("InvalidAccount", "account does not exist", "`accounts` at delta", True),
-            ("BeginTime", "2 minutes", "nothing to do", False),
-        ],
-    )
-    def test_says_in_plain_words_why_a_job_waits_and_what_to_do(self, code, words, advice, stuck):
-        found = explain(code, DELTA, jobs=["7_1"])
-        assert words in found.words
-        assert advice in found.advice
-        assert found.stuck is stuck
-        assert code in found.sentence
-
-    def test_a_code_that_nobody_knows_is_shown_as_it_is(self):
-        found = explain("FullMoon", DELTA, jobs=["7_1"])
-        assert found.sentence.endswith("(FullMoon)")
-        assert "scontrol show job 7_1" in found.advice
-
-    def test_the_state_speaks_where_there_is_no_code(self):
-        assert "made ready" in explain("None", DELTA, state="CONFIGURING").words
 
 
 def manifest(state: str = "running", *, ago_s: float = 0.0, begun_ago_s: float = 100.0, **progress):
@@ -107,21 +64,18 @@ class TestSilence:
 
     @pytest.fixture
     def ledger(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(watch, "ask", lambda *_, **__: query.Answer(words={}, squeue="silent", sacct="silent"))
-        monkeypatch.setattr(watch, "find", lambda *_: None)
-        made = Ledger(tmp_path)
-        made.create(sweep_id="s1")
-        entry = {"point": 0, "overrides": ["gpu=h200"], "gpu": "h200", "batch": 16, "site": "delta"}
-        made.know([entry], {"delta": OmegaConf.to_container(OmegaConf.structured(DELTA))})
-        made.append("planned", group="00", job_name="j", site="delta", points=[[0, 1, "r"]], asked=[entry])
+        monkeypatch.setattr(watch, "query_jobs", lambda *_, **__: query.SlurmReply(squeue="silent", sacct="silent"))
+        monkeypatch.setattr(watch, "find_arrays", lambda *_: None)
+        made = a_sweep(tmp_path, [a_point(0)], {"delta": site_content(DELTA)})
+        plan(made, [a_point(0)])
         (tmp_path / "0" / "attempt-1").mkdir(parents=True)
         return made
 
     def submitted(self, ledger):
-        ledger.append("submitted", group="00", job_id="7_%a", points=[[0, 1]])
+        submit(ledger, [0])
 
     def cancelled(self, ledger):
-        ledger.append("cancelled", points=[[0, 1]])
+        ledger.append(Cancelled(attempts=[(0, 1)]))
 
     def state(self, ledger):
         return watch.poll_sweep(ledger).points[0].state
@@ -264,18 +218,14 @@ def test_numbers_and_tasks_are_put_together():
 def made(folder: Path, job_ids: list[str], site: SiteConfig | None = None) -> Path:
     """A sweep directory as a launcher leaves it, of one array of points."""
     site = site or SiteConfig(name="local", connect=ConnectConfig(method="local"))
-    ledger = Ledger(folder)
-    folder.mkdir(parents=True)
-    ledger.create(sweep_id="s1", created_unix=NOW, command=[], overrides=[], order=None)
     points = [
-        {"point": num, "overrides": [f"batch={num + 1}"], "gpu": "h200", "batch": num + 1, "site": site.name}
-        for num in range(len(job_ids))
+        a_point(num, overrides=[f"batch={num + 1}"], batch=num + 1, site=site.name) for num in range(len(job_ids))
     ]
-    ledger.know(points, {site.name: OmegaConf.to_container(OmegaConf.structured(site))})
-    named = {"group": "g", "job_name": "n", "site": site.name, "partition": None}
-    ledger.append("planned", **named, asked=points, points=[[p["point"], 1, f"r-{p['point']}"] for p in points])
+    ledger = a_sweep(folder, points, {site.name: site_content(site)}, created_unix=NOW)
+    if points:
+        plan(ledger, points, group="g", job_name="n")
     for num, job_id in enumerate(job_ids):
-        ledger.append("submitted", group="g", job_id=job_id, points=[[num, 1]])
+        submit(ledger, [num], job_id=job_id, group="g")
     return folder
 
 
@@ -305,11 +255,11 @@ class TestDamage:
             out.write('{"t_unix": 1, "kind": "subm')
         found = as_json(folder, capsys)
         assert found["counts"] == {"completed": 1}
-        assert "line 3 cannot be read" in found["notes"][0]
+        assert "line 3 is damaged and was skipped" in found["notes"][0]
 
     def test_a_ledger_line_of_a_point_that_is_none_is_told(self, tmp_path, capsys):
         folder = made(tmp_path / "sweep", [dead_pid()])
-        Ledger(folder).append("submitted", job_id="7_%a", points=[[5, 1]])
+        submit(Ledger(folder), [5])
         assert "line 3" in as_json(folder, capsys)["notes"][0]
 
     @pytest.mark.parametrize("text", ['{"sweep_id": "s', "[]", "{}"])
@@ -498,17 +448,6 @@ class TestOnSlurm:
         as_json(copy, capsys)
         assert sorted(calls.read_text().split()) == ["sacct", "squeue", "squeue"]
 
-    def test_without_its_ledger_its_jobs_are_those_that_its_manifests_name(self, copy, capsys):
-        before = as_json(copy, capsys)["points"]
-        for path in copy.glob("*/attempt-1/scheduler.json"):
-            path.unlink()
-        (copy / LEDGER).unlink()
-        after = as_json(copy, capsys)["points"]
-        for point in (*before, *after):
-            point["attempts"][0].pop("sent_at")  # as near as its manifest tells
-        assert after == before
-        assert "FAILED" in after[1]["attempts"][0]["scheduler"]
-
     def test_what_was_deleted_or_is_stale_is_told_and_never_called_completed(self, copy, capsys):
         run = copy / "0" / "attempt-1"
         path = run / MANIFEST
@@ -558,7 +497,7 @@ class TestOnSlurm:
         os.chown(folder / SWEEP, 65534, -1)
         (theirs,) = as_json(folder, capsys)["points"]
         assert theirs["state"] == "unknown"
-        assert "Slurm shows you no such job of nobody" in theirs["message"]
+        assert "no such job is visible for user nobody" in theirs["message"]
 
     def test_what_waits_is_told_with_its_reason_its_start_and_what_to_do(self, testbed, tmp_path, capsys):
         partition = ("scontrol", "update", "partitionname=gpuH200x8")
@@ -569,7 +508,7 @@ class TestOnSlurm:
             assert launch.main(["-m", *asked, *QUICK]) == 0
             first, second = as_json(folder, capsys)["points"]
             assert first["pending"]["code"] == "PartitionDown"
-            assert "starts no jobs at present" in first["message"]
+            assert "Slurm gives this reason (PartitionDown)" in first["message"]
             testbed.run("delta", "scontrol", "uhold", first["job_id"])
             testbed.run("delta", "scontrol", "update", f"job={second['job_id']}", "starttime=now+1hour")
             testbed.run("delta", *partition, "state=up")

@@ -11,13 +11,12 @@ import pytest
 from inpaint_bench import launch
 from inpaint_bench.cli import app
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.schema import LEDGER, MANIFEST, MULTIRUN, SWEEP
+from inpaint_bench.core.schema import LEDGER, MANIFEST, SWEEP
 from inpaint_bench.core.site import ConnectConfig, SiteConfig
 from inpaint_bench.run.manifest import check_owner
 from launchers.points.compose import composer
 from launchers.slurm import query
 from launchers.slurm.job import HydraState, PointJob
-from launchers.submit import submit
 from launchers.sweep.ledger import Ledger
 
 from .test_status import as_json, made
@@ -76,34 +75,34 @@ class TestAnotherSitesSlurm:
     def test_gets_nothing_sent_again_and_rerun_says_why(self, folder, capsys):
         code, said = words(capsys, "rerun", str(folder))
         assert code == 1
-        assert "nothing was sent again: 2 points are unknown" in said
+        assert "nothing was submitted: the state of 2 points is unknown" in said
         assert "is not a machine of delta" in said
-        assert "Nothing to send again" not in said
+        assert "Nothing to submit" not in said
 
 
 class TestNames:
     SITE = SiteConfig(name="delta")
 
-    def asked(self, command, squeue: str, sacct: str, **jobs: str) -> query.Answer:
+    def asked(self, command, squeue: str, sacct: str, **jobs: str) -> query.SlurmReply:
         command("squeue", f"printf '{squeue}'")
         command("sacct", f"printf '{sacct}'")
-        return query.ask(self.SITE, {job.lstrip("j"): name for job, name in jobs.items()})
+        return query.query_jobs(self.SITE, {job.lstrip("j"): name for job, name in jobs.items()})
 
     def test_a_job_that_has_only_the_number_is_no_word_and_nothing_beside_it_is_lost(self, command):
         rows = "7_0|RUNNING|None|n1|1|2|10:00|thesis\\n"
         found = self.asked(command, rows, "", j7_0="inpaint-s-0", j8_0="inpaint-s-1")
-        assert found.words == {}
-        assert "another one, named thesis" in found.why_silent("7_0")
-        assert "holds other jobs under this sweep's numbers (7)" in found.why_silent("8_0")
+        assert found.states == {}
+        assert "another job under id 7, named thesis" in found.missing_reason("7_0")
+        assert "has other jobs under ids of this sweep (7)" in found.missing_reason("8_0")
 
     def test_a_job_whose_beginning_the_database_has_not_heard_of_is_not_lost(self, command):
         ended = "7|COMPLETED|0:0|None|n1|allocation\\n8|FAILED|1:0|None|n1|inpaint-s-1\\n"
         found = self.asked(command, "", ended, j7_0="inpaint-s-0", j8="inpaint-s-1", j9_0="inpaint-s-2")
-        assert {job: word.state for job, word in found.words.items()} == {"8": "FAILED", "9_0": None}
+        assert {job: word.state for job, word in found.states.items()} == {"8": "FAILED", "9_0": None}
 
     def test_a_name_may_hold_the_separator(self, command):
         found = self.asked(command, "7_0|PENDING|Priority||1|2|10:00|a|b\\n", "", j7_0="a|b")
-        assert found.words["7_0"].state == "PENDING"
+        assert found.states["7_0"].state == "PENDING"
 
 
 @pytest.fixture(scope="module")
@@ -115,60 +114,50 @@ def finished(tmp_path_factory) -> Path:
     return folder
 
 
-class TestWithoutTheRecordOfWhatWasSent:
+class TestARecordThatIsIncomplete:
     @pytest.fixture
     def copy(self, finished, tmp_path):
         folder = tmp_path / "copy"
         shutil.copytree(finished, folder)
         return folder
 
-    def nothing_is_sent(self, folder: Path, capsys) -> None:
-        told = as_json(folder, capsys)
-        assert told["counts"] == {"completed": 2}
-        assert not any("rerun" in line for line in told["next"])
-        assert words(capsys, "rerun", str(folder)) == (0, f"sweep directory: {folder}\nNothing to send again.\n")
+    def refused(self, folder: Path, capsys, gap: str) -> None:
+        """`status` shows the gap, `rerun` refuses because of it, and nothing is submitted."""
+        notes = as_json(folder, capsys)["notes"]
+        assert gap in notes[0]
+        assert "`rerun` refuses this sweep" in notes[0]
+        for more in ([], ["--repeats", "2"]):
+            code, said = words(capsys, "rerun", str(folder), *more)
+            assert code == 2
+            assert gap in said
+            assert "a point could be submitted twice. Restore ledger.jsonl" in said
         assert len(list(folder.glob("*/attempt-*"))) == 2
 
-    def test_run_directories_tell_of_attempts_where_the_ledger_is_gone(self, copy, capsys):
-        before = [point["run_id"] for point in as_json(copy, capsys)["points"]]
+    def test_without_its_ledger_a_sweep_is_not_rerun(self, copy, capsys):
         (copy / LEDGER).unlink()
-        self.nothing_is_sent(copy, capsys)
-        told = as_json(copy, capsys)
-        assert [point["run_id"] for point in told["points"]] == before
-        assert "does not tell of 2 attempts whose run directories do" in told["notes"][0]
+        self.refused(copy, capsys, "ledger.jsonl does not record 0/attempt-1, 1/attempt-1, jobs/00-grace-a40")
 
-    def test_what_was_submitted_counts_though_the_line_before_it_is_lost(self, copy, capsys):
+    def test_without_a_planned_line_a_sweep_is_not_rerun(self, copy, capsys):
         lines = (copy / LEDGER).read_text().splitlines()
         (copy / LEDGER).write_text("\n".join(line for line in lines if '"planned"' not in line) + "\n")
-        shutil.rmtree(copy / "1" / "attempt-1")
-        one, two = as_json(copy, capsys)["points"]
-        assert (one["state"], two["reason"]) == ("completed", "never_started")
-        assert two["job_id"].startswith("pid:")
+        self.refused(copy, capsys, "ledger.jsonl has no plan of what line 1 is about")
 
-    def test_from_hydras_record_and_run_directories_alone_only_what_is_lacking_is_sent(self, copy, capsys):
-        sweep_id = Ledger(copy).sweep["sweep_id"]
-        (copy / LEDGER).unlink()
-        (copy / SWEEP).unlink()
-        code, said = words(capsys, "status", str(copy))
-        assert code == 2
-        assert "sweep.json is gone; `inpaint-bench rerun" in said
-        code, said = words(capsys, "rerun", str(copy))
-        assert code == 0, said
-        assert Ledger(copy).sweep["sweep_id"] == sweep_id
-        self.nothing_is_sent(copy, capsys)
-        shutil.rmtree(copy / "1")
-        (copy / SWEEP).unlink()
-        code, said = words(capsys, "rerun", str(copy), "--dry-run")
-        assert code == 0, said
-        assert [line.split()[0] for line in said.splitlines() if "sent for the first time" in line] == ["1"]
+    def test_a_directory_of_an_unknown_attempt_is_enough_to_refuse(self, copy, capsys):
+        (copy / "1" / "attempt-1").rename(copy / "1" / "attempt-2")
+        self.refused(copy, capsys, "ledger.jsonl does not record 1/attempt-2")
 
-    def test_a_new_attempt_is_given_a_directory_and_an_array_that_are_free(self, copy, points):
-        one, two = points("gpu=a40", "gpu=a40")
-        two.num = 7
-        submit._apart([one, two], copy)
-        assert (one.attempt, two.attempt) == (2, 1)
-        (copy / LEDGER).unlink()
-        assert submit._arrays_so_far(Ledger(copy)) == 1
+    def test_without_sweep_json_every_command_but_merge_says_what_to_do(self, copy, capsys):
+        (copy / SWEEP).unlink()
+        for verb in ("status", "rerun", "cancel"):
+            code, said = words(capsys, verb, str(copy))
+            assert code == 2
+            assert "sweep.json is missing, so nobody can tell which jobs were submitted" in said
+            assert "launch the sweep again; `merge` reads the runs without it" in said
+
+    def test_a_new_sweep_is_not_mixed_with_what_is_left(self, copy, capsys):
+        (copy / SWEEP).unlink()
+        assert launch.main(["-m", "gpu=a40", "profile=demo", *QUICK, f"hydra.sweep.dir={copy}"]) == 2
+        assert "holds runs of a sweep without its sweep.json" in capsys.readouterr().err
 
     def test_a_manifest_of_another_run_is_not_told_of_the_attempt(self, copy, capsys):
         path = copy / "0" / "attempt-1" / MANIFEST
@@ -186,8 +175,8 @@ class TestADirectoryThatIsAnothersRun:
         with composer() as compose:
             point = compose(0, ["gpu=a40", "profile=demo", *QUICK])
             place = {"hydra.sweep.dir": str(tmp_path), "hydra.sweep.subdir": "0/attempt-1"}
-            point.composed = point.composed.edited({**place, "identity.run_id": "r-second"})
-            job = PointJob.of(point, HydraState.now(compose.context, launch.task), "x")
+            point.composed = point.composed.with_edits({**place, "identity.run_id": "r-second"})
+            job = PointJob.of(point, HydraState.capture(compose.context, launch.task), "x")
             with pytest.raises(UserError, match=r"manifest\.json belongs to run r-.*, this is run r-second"):
                 job()
         assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
@@ -201,24 +190,6 @@ class TestADirectoryThatIsAnothersRun:
         check_owner(run, run_id)
         with pytest.raises(UserError, match=rf"part-.*parquet belongs to run {run_id}"):
             check_owner(run, "r-second")
-
-
-class TestALaunchThatEndedBeforeItWroteAnything:
-    def test_is_told_and_how_it_is_sent(self, tmp_path, capsys):
-        record = "hydra: {overrides: {task: ['gpu=a40', 'batch=2,3']}}"
-        (tmp_path / MULTIRUN).write_text(record)
-        code, said = words(capsys, "status", str(tmp_path))
-        assert code == 2
-        assert "has not written down or sent a single point" in said
-        assert f"`inpaint-bench rerun {tmp_path}` sends all of them" in said
-        (tmp_path / MULTIRUN).write_text(record.replace("batch=2,3", "dry_run=true"))
-        assert "a dry run leaves only scripts" in words(capsys, "status", str(tmp_path))[1]
-
-    def test_between_the_sweep_and_its_points_is_told_alike(self, tmp_path, capsys):
-        Ledger(tmp_path).create(sweep_id="s1", created_unix=0.0, command=[], order=None)
-        code, said = words(capsys, "status", str(tmp_path))
-        assert code == 2
-        assert "has not written down or sent a single point" in said
 
 
 @pytest.mark.testbed
@@ -242,7 +213,7 @@ class TestOnSlurm:
             folder = made(tmp_path / "sweep", [f"{thesis}_0", "66000000_0", f"{ours}_0"], site)
             told = as_json(folder, capsys)["points"]
             assert [point["state"] for point in told] == ["unknown", "unknown", "queued"]
-            assert "another one, named thesis" in told[0]["message"]
+            assert f"another job under id {thesis}, named thesis" in told[0]["message"]
             code, said = words(capsys, "cancel", str(folder))
             assert code == 2
             assert f"job {thesis} is not this sweep's, it is named thesis" in said
@@ -274,6 +245,6 @@ class TestOnSlurm:
         assert "delta squeue ok, sacct did not answer" in words(capsys, "status", str(folder))[1]
         code, said = words(capsys, "rerun", str(folder))
         assert code == 1
-        assert "1 point is unknown (sacct did not answer" in said
+        assert "the state of 1 point is unknown (sacct did not answer" in said
         (tmp_path / "bin" / "sacct").unlink()
         assert as_json(folder, capsys)["points"][0]["reason"] == "never_started"

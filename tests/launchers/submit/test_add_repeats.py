@@ -17,11 +17,12 @@ from inpaint_bench.cli import app
 from inpaint_bench.core.config import config_hash
 from inpaint_bench.core.paths import ROOT
 from inpaint_bench.core.schema import LEDGER, PLAN_PATTERN, SWEEP
-from launchers.points import stopping
+from launchers.points import repetitions
 from launchers.points.point import Point
-from launchers.points.repetitions import Order
 from launchers.remote import plan_file
+from launchers.sweep import snapshot
 from launchers.sweep.ledger import Ledger
+from launchers.sweep.run_order import RunOrder
 from tests.analysis.build import rewrite_json, write_run
 
 from .test_submit import QUICK, sweep, told
@@ -41,37 +42,36 @@ def asked(folder: Path) -> list[tuple[int, str, str]]:
 
 class TestTheOrder:
     def test_is_complete_repetitions_each_shuffled_anew(self) -> None:
-        order = Order(cells=20, repeats=3, seed=0, order_seed=1)
-        rows = [order.row(repetition) for repetition in range(3)]
+        order = RunOrder(cells=20, repeats=3, seed=0, order_seed=1)
+        rows = [order.shuffled(repetition) for repetition in range(3)]
         assert all(sorted(row) == list(range(20)) for row in rows)
         assert len({tuple(row) for row in rows}) == 3
 
     def test_is_fair_to_every_cell(self) -> None:
         """Over many orders a cell is as often first as any other."""
-        first = [Order(cells=4, repeats=1, seed=0, order_seed=s).row(0)[0] for s in range(2000)]
+        first = [RunOrder(cells=4, repeats=1, seed=0, order_seed=s).shuffled(0)[0] for s in range(2000)]
         counts = np.bincount(first, minlength=4)
         assert ((counts > 420) & (counts < 580)).all()
 
     def test_is_that_of_its_seed_for_ever(self) -> None:
         """Sweeps are expanded again by later versions: another order would give points the numbers of others."""
-        order = Order(cells=6, repeats=2, seed=5, order_seed=7)
-        assert [order.row(0), order.row(1)] == [[0, 5, 2, 4, 3, 1], [0, 1, 4, 5, 3, 2]]
+        order = RunOrder(cells=6, repeats=2, seed=5, order_seed=7)
+        assert [order.shuffled(0), order.shuffled(1)] == [[0, 5, 2, 4, 3, 1], [0, 1, 4, 5, 3, 2]]
 
     def test_gives_every_repetition_of_every_cell_one_number(self) -> None:
-        order = Order(cells=5, repeats=2, seed=0, order_seed=3)
-        places = [order.place(num) for num in range(20)]
+        order = RunOrder(cells=5, repeats=2, seed=0, order_seed=3)
+        places = [order.locate(num) for num in range(20)]
         assert [order.number(cell, repetition) for cell, repetition in places] == list(range(20))
         assert len(set(places)) == 20
 
     def test_of_a_single_repetition_is_as_typed_unless_asked_for(self, points: Callable[..., list[Point]]) -> None:
         (cell,) = points("gpu=a40")
-        plain = Order.asked([cell.bench] * 4)
+        plain = repetitions.choose_order([cell.bench] * 4)
         assert plain
-        assert plain.as_typed
-        assert plain.grid([["batch=1"], ["batch=2"]]) == [["batch=1"], ["batch=2"]]
-        shuffled = Order.asked([replace(cell.bench, order_seed=7)] * 4)
+        assert plain.is_plain
+        shuffled = repetitions.choose_order([replace(cell.bench, order_seed=7)] * 4)
         assert shuffled
-        assert shuffled.row(0) != [0, 1, 2, 3]
+        assert shuffled.shuffled(0) != [0, 1, 2, 3]
 
     def test_is_recorded_and_can_be_had_again(self, tmp_path: Path) -> None:
         words = [*AWAY, "batch=1,2", "repeats=2", "seed=10"]
@@ -79,7 +79,7 @@ class TestTheOrder:
         found = asked(tmp_path / "one")
         assert [seed for _, _, seed in found] == ["10"] * 2 + ["11"] * 2
         assert all({batch for _, batch, _ in found[i : i + 2]} == set("12") for i in (0, 2))
-        drawn = Ledger.open(tmp_path / "one").sweep["order"]["order_seed"]
+        drawn = Ledger.open(tmp_path / "one").sweep.order.order_seed
         assert sweep(tmp_path / "two", *words, f"order_seed={drawn}") == 0
         assert asked(tmp_path / "two") == found
 
@@ -89,16 +89,17 @@ class TestTheOrder:
         out = capsys.readouterr().out
         assert "4 cells, 2 times, order_seed=3" in out
         rows = [line.split() for line in out.splitlines() if " cpus=" in line]
-        order = Order(cells=4, repeats=2, seed=0, order_seed=3)
+        order = RunOrder(cells=4, repeats=2, seed=0, order_seed=3)
         cells = [(gpu, batch) for gpu in ("a40", "a100") for batch in ("8", "16")]
         shown = [(int(row[0]), (row[1], row[2]), row[3]) for row in rows]
-        expected = [(cell, repetition) for repetition in (0, 1) for cell in order.row(repetition)]
+        expected = [(cell, repetition) for repetition in (0, 1) for cell in order.shuffled(repetition)]
         assert shown == [(num, cells[cell], f"seed={repetition}") for num, (cell, repetition) in enumerate(expected)]
 
 
 def test_a_repetition_is_what_would_be_composed_with_its_seed(points: Callable[..., list[Point]]) -> None:
     cell, composed = points("gpu=a40 batch=8 seed=7", "gpu=a40 batch=8 seed=8")
-    made = Order(cells=1, repeats=2, seed=7, order_seed=0).point(cell, 0, 1)
+    order = RunOrder(cells=1, repeats=2, seed=7, order_seed=0)
+    made = repetitions.repetition_of(cell, order, 0, 1)
     assert (made.num, made.overrides, made.bench) == (composed.num, composed.overrides, composed.bench)
     found, expected = (OmegaConf.to_container(point.config) for point in (made, composed))
     for config in (found, expected):
@@ -114,7 +115,7 @@ def test_a_repetition_is_what_would_be_composed_with_its_seed(points: Callable[.
         (["repeats=auto", "repeats_target=0"], "repeats_target=0.0: must lie between"),
         (["repeats=2,3"], "repeats differs between points"),
         (["repeats=2", "seed=0,1"], "repeats=2: the seed is swept too"),
-        (["repeats=2", "hydra.sweeper.max_batch_size=1"], "repetitions need the whole sweep at once"),
+        (["repeats=2", "hydra.sweeper.max_batch_size=1"], "max_batch_size"),
     ],
 )
 def test_repetitions_that_make_no_sense_are_refused(
@@ -150,9 +151,9 @@ class TestFurtherRepetitions:
         assert found[:4] == before
         assert [(num, seed) for num, _, seed in found[4:]] == [(4, "2"), (5, "2"), (6, "3"), (7, "3")]
         assert {batch for _, batch, _ in found[4:6]} == {"8", "16"}
-        order = Order.recorded(Ledger.open(folder).sweep["order"])
+        order = Ledger.open(folder).sweep.order
         assert order is not None
-        assert [("8", "16").index(batch) for _, batch, _ in found] == [order.place(num)[0] for num in range(8)]
+        assert [("8", "16").index(batch) for _, batch, _ in found] == [order.locate(num)[0] for num in range(8)]
         assert len(plan_file.read(folder / PLAN_PATTERN.format(site="delta")).points) == 8
 
     def test_are_sent_once(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,14 +162,14 @@ class TestFurtherRepetitions:
         assert app.main(["rerun", str(folder), "budget=null", "--repeats", "3"]) == 0
         assert "No cell gets a further repetition" in capsys.readouterr().out
         assert asked(folder) == before
-        with Ledger(folder).locked():
+        with Ledger(folder).lock():
             assert app.main(["rerun", str(folder), "budget=null", "--repeats", "4"]) == 2
 
     def test_keep_to_the_budget_of_the_whole_sweep(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """Four points of 3 SU each were sent under a budget of 15: one more may go."""
         assert app.main(["rerun", str(folder), "--repeats", "3"]) == 0
         assert len(asked(folder)) == 5
-        assert "budget=15: 3.0 SU more, beside 15.0 SU, may cost more than that" in capsys.readouterr().out
+        assert "budget=15: 15.0 SU so far, 3.0 SU more would exceed it" in capsys.readouterr().out
 
     def test_of_what_waits_elsewhere_are_not_sent_by_auto(
         self, folder: Path, capsys: pytest.CaptureFixture[str]
@@ -192,7 +193,7 @@ class TestFurtherRepetitions:
 
     def test_leave_a_plain_rerun_nothing_to_send(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert app.main(["rerun", str(folder)]) == 0
-        assert "Nothing to send again" in capsys.readouterr().out
+        assert "Nothing to submit" in capsys.readouterr().out
         assert len(asked(folder)) == 4
 
     def test_are_shown_by_a_dry_run_and_not_sent(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,7 +206,7 @@ class TestFurtherRepetitions:
         [
             (["--repeats", "0"], "--repeats 0: must be a whole number above 0, or auto"),
             (["--repeats", "some"], "--repeats some: must be a whole number above 0, or auto"),
-            (["--repeats", "auto", "--only", "timeout"], "take one of them"),
+            (["--repeats", "auto", "--only", "timeout"], "use one of them"),
             (["seed=3", "--repeats", "auto"], "seed=3: repetitions have seeds of their own"),
             (["repeats_target=0", "--repeats", "auto"], "repeats_target=0.0: must lie between"),
         ],
@@ -230,10 +231,10 @@ def _play(patch: pytest.MonkeyPatch, place: Path, rates: dict[str, list[float]])
     Only the worker is played, because dozens of real runs take minutes; what judges them is real.
     """
 
-    def play(calls, *, started, ended, **_) -> None:
-        for index, call in enumerate(calls):
-            config = call.call.config
-            started(index, "pid:1@elsewhere")  # a process that cannot be asked: its manifest alone is believed
+    def play(jobs, *, on_start, on_end, **_) -> None:
+        for index, job in enumerate(jobs):
+            config = job.call.composed.build()
+            on_start(index, "pid:1@elsewhere")  # a process that cannot be asked: its manifest alone is believed
             facts = {"point": config.identity.point, "sweep_id": config.identity.sweep_id, "batch": config.batch}
             facts |= {"site": config.site.name, "gpu": config.gpu.name}
             folder = write_run(
@@ -247,11 +248,11 @@ def _play(patch: pytest.MonkeyPatch, place: Path, rates: dict[str, list[float]])
             target = Path(config.hydra.sweep.dir, config.hydra.sweep.subdir)
             target.parent.mkdir(exist_ok=True)
             folder.rename(target)
-            call.result = JobReturn(status=JobStatus.COMPLETED)
-            call.result.return_value = None
-            ended(index)
+            job.result = JobReturn(status=JobStatus.COMPLETED)
+            job.result.return_value = None
+            on_end(index)
 
-    patch.setattr("launchers.submit.submit.run_all", play)
+    patch.setattr("launchers.submit.submit.run_jobs", play)
 
 
 STEADY, WILD = [2.0] * 10, [1.0, 3.0] * 5
@@ -285,7 +286,7 @@ class TestAuto:
         assert "repeats_max=5 is reached" in wide
 
     def test_takes_the_numbers_that_its_repetitions_always_had(self, folder: Path, capsys) -> None:
-        order = Order.recorded(Ledger.open(folder).sweep["order"])
+        order = Ledger.open(folder).sweep.order
         assert order is not None
         found = [num for num, _, _ in asked(folder)]
         wanted = [order.number(0, r) for r in range(3)] + [order.number(1, r) for r in range(5)]
@@ -299,7 +300,7 @@ class TestAuto:
 
     def test_leaves_rerun_nothing_but_what_failed(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert app.main(["rerun", str(folder)]) == 0
-        assert "Nothing to send again" in capsys.readouterr().out
+        assert "Nothing to submit" in capsys.readouterr().out
         failed = asked(folder)[0][0]
         _fail(folder / str(failed) / "attempt-1")
         assert app.main(["rerun", str(folder), "--only", "app_error"]) == 0
@@ -313,7 +314,7 @@ class TestAuto:
         wide = next(num for num, batch, _ in before if batch == "16")
         _fail(folder / str(wide) / "attempt-1")
         assert app.main(["rerun", str(folder), "repeats_max=10", "--repeats", "auto"]) == 0
-        assert "1 failed: `rerun` without --repeats sends that again" in capsys.readouterr().out
+        assert "1 failed: `rerun` without --repeats submits them again" in capsys.readouterr().out
         assert asked(folder) == before
 
     def test_counts_no_run_of_another_configuration(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -344,22 +345,21 @@ def test_a_launcher_that_died_before_it_recorded_a_point_lost_no_repetition(
     _play(monkeypatch, tmp_path, {"8": STEADY, "16": STEADY})
     folder = tmp_path / "sweep"
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "know", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(snapshot, "take", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         assert sweep(folder, *HERE, "batch=8,16", "repeats=3") == 130
     assert not (folder / LEDGER).exists()
     assert app.main(["rerun", str(folder)]) == 0
-    order = Order.recorded(Ledger.open(folder).sweep["order"])
+    order = Ledger.open(folder).sweep.order
     assert order is not None
-    places = [order.place(num) for num in range(6)]
+    places = [order.locate(num) for num in range(6)]
     assert asked(folder) == [(num, ("8", "16")[cell], str(r)) for num, (cell, r) in enumerate(places)]
 
 
 def test_a_cell_is_looked_at_after_fixed_numbers_of_runs() -> None:
-    assert stopping.looks(10) == [3, 5, 7, 10]
-    assert stopping.looks(30) == [3, 5, 7, 10, 14, 20, 28, 30]
-    assert stopping.looks(2) == [2]
-    assert [stopping.next_look(runs, 10) for runs in (1, 3, 4, 9, 10, 12)] == [3, 5, 5, 10, None, None]
-    assert not stopping.enough(None, 1.0)
+    assert repetitions.examined_sizes(10) == [3, 5, 7, 10]
+    assert repetitions.examined_sizes(30) == [3, 5, 7, 10, 14, 20, 28, 30]
+    assert repetitions.examined_sizes(2) == [2]
+    assert [repetitions.next_examined_size(runs, 10) for runs in (1, 3, 4, 9, 10, 12)] == [3, 5, 5, 10, None, None]
 
 
 def test_the_interval_at_the_end_holds_the_truth_as_often_as_is_promised() -> None:
@@ -370,7 +370,7 @@ def test_the_interval_at_the_end_holds_the_truth_as_often_as_is_promised() -> No
     benchmark = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = benchmark
     spec.loader.exec_module(benchmark)
-    how = {"target": 0.02, "most": 10, "cells": 2000, "rng": np.random.default_rng(0)}
+    how = {"target": 0.02, "max_runs": 10, "cells": 2000, "rng": np.random.default_rng(0)}
     calm, worst = (benchmark.simulate(scatter, **how) for scatter in (0.01, 0.03))
     assert 0.93 < calm.covered < 0.965
     assert calm.narrow == 1
@@ -392,8 +392,8 @@ def test_on_slurm_tasks_keep_the_order_and_what_is_queued_is_waited_for(
         assert f"rerun {folder} --repeats auto" in capsys.readouterr().out
         tasks = [int(point["job_id"].split("_")[1]) for point in told(folder, capsys)]
         assert tasks == list(range(9))
-        order = Order(cells=3, repeats=3, seed=0, order_seed=2)
-        expected = [(str(cell + 1), str(r)) for r in range(3) for cell in order.row(r)]
+        order = RunOrder(cells=3, repeats=3, seed=0, order_seed=2)
+        expected = [(str(cell + 1), str(r)) for r in range(3) for cell in order.shuffled(r)]
         assert [(batch, seed) for _, batch, seed in asked(folder)] == expected
         assert app.main(["rerun", str(folder), "--repeats", "auto"]) == 0
         assert capsys.readouterr().out.count("waits for 3 runs") == 3

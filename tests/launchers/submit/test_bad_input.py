@@ -17,7 +17,7 @@ from inpaint_bench.core.console import shell_command, table
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_json
 from inpaint_bench.launch import main
-from launchers.sweep.ledger import Ledger
+from tests.launchers.sweeps import a_point, a_sweep, plan
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from launchers.sweep.ledger import Ledger
         ("batchs=8", r"batchs: no such key.*Did you mean batch\?.*Valid: batch"),
         ("data.kinds=x", r"data\.kinds: no such key in data.*kind"),
         ("gpu=b200", r"gpu=b200: no such choice; have: a100, a40"),
-        ("gpu=h100", r"gpu=h100: no site serves it \(delta: a100, a40, h200; grace"),
+        ("gpu=h100", r"gpu=h100: no site has it \(delta: a100, a40, h200; grace"),
         ("gpu=h200 site=grace", r"gpu=h200: not on site grace; it has: a100, a40"),
         ("batch=abc", r"batch=abc: must be an integer between 1 and 1,000,000, or auto"),
         ("batch=2.5", r"batch: .*'2\.5'.*; allowed: an integer between 1 and 1,000,000, or auto"),
@@ -120,25 +120,25 @@ def test_a_regular_expression_that_is_none_is_refused(key, points):
 
 SWEEP = {
     "sweep_id": "s1",
+    "format_version": 2,
     "sites": {"delta": {"connect": {"method": "slurm"}}},
     "points": [{"point": 0, "overrides": ["gpu=h200"], "gpu": "h200", "batch": 8, "site": "delta"}],
-    "overrides": ["gpu=h200"],
-    "order": None,
 }
 
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"points": [1]}, "points is not a list of points"),
-        ({"points": [{"point": "0"}]}, "entry 0 of points has no point that is a number"),
-        ({"points": [SWEEP["points"][0] | {"site": "grace"}]}, "entry 0 of points is for grace, which is not in sites"),
-        ({"overrides": None}, "overrides is not a list of overrides"),
-        ({"overrides": ...}, "overrides is missing"),
-        ({"sites": []}, "sites is not the content of a site file by name"),
-        ({"order": {"cells": 0}}, "order is not an order of repetitions"),
-        ({"surroundings": {"working_dir": 5}}, "surroundings is not what a launch leaves"),
-        ({"surroundings": {"hydra_overrides": "one"}}, "surroundings is not what a launch leaves"),
+        ({"points": [1]}, "damaged (Expected `object`, got `int` - at `$.points[0]`)"),
+        ({"points": [{"point": "0"}]}, "damaged (Expected `int`, got `str` - at `$.points[0].point`)"),
+        ({"points": [SWEEP["points"][0] | {"site": "grace"}]}, "damaged (point 0: no site named grace)"),
+        ({"overrides": None}, "damaged (Expected `array`, got `null` - at `$.overrides`)"),
+        ({"sweep_id": ...}, "damaged (Object missing required field `sweep_id`)"),
+        ({"sites": []}, "damaged (Expected `object`, got `array` - at `$.sites`)"),
+        ({"order": {"cells": 0, "repeats": 1, "seed": 0, "order_seed": None}}, "damaged (Expected `int` >= 1"),
+        ({"launch_context": {"working_dir": 5}}, "damaged (Expected `str | null`, got `int`"),
+        ({"format_version": ...}, "has format 1, and this version of inpaint_bench reads 2"),
+        ({"format_version": 3}, "has format 3, and this version of inpaint_bench reads 2"),
     ],
 )
 def test_a_sweep_record_of_another_shape_is_refused_by_every_command(wrong, says, capsys, tmp_path):
@@ -147,7 +147,7 @@ def test_a_sweep_record_of_another_shape_is_refused_by_every_command(wrong, says
     for verb in ("status", "rerun", "cancel", "collect"):
         assert app.main([verb, str(tmp_path)]) == 2
         error = capsys.readouterr().err
-        assert f"{tmp_path}/sweep.json: not a sweep's record ({says}" in error
+        assert f"{tmp_path}/sweep.json: {says}" in error
         assert len(error.splitlines()) == 1
 
 
@@ -161,9 +161,7 @@ def test_a_ledger_that_is_a_folder_is_a_sentence(capsys, tmp_path):
 
 def test_results_for_a_folder_that_is_not_there_are_refused_by_its_name(capsys, tmp_path):
     """Regression: a hidden temporary file was named."""
-    replace_json(tmp_path / "sweep.json", SWEEP)
-    ledger, entry = Ledger(tmp_path), SWEEP["points"][0]
-    ledger.append("planned", group="00", job_name="j", site="delta", points=[[0, 1, "r"]], asked=[entry])
+    plan(a_sweep(tmp_path, [a_point(0)], SWEEP["sites"]), [a_point(0)])
     assert app.main(["collect", str(tmp_path), "--export", str(tmp_path / "no" / "results.tar")]) == 2
     assert capsys.readouterr().err.startswith(f"error: {tmp_path}/no/results.tar: No such file or directory")
 
@@ -172,7 +170,7 @@ def test_a_folder_whose_name_a_shell_would_execute_comes_back_quoted(capsys, tmp
     folder = tmp_path / "$(id)"
     away = ["gpu=h200", "repeats=auto", "profile=demo", "sites.delta.connect.method=slurm"]
     assert main(["-m", *away, f"hydra.sweep.dir='{folder}'"]) == 0
-    said = capsys.readouterr().out.partition("When these have ended: ")[2].splitlines()[0]
+    said = capsys.readouterr().out.partition("When the jobs have ended: ")[2].splitlines()[0]
     assert said == shell_command("rerun", folder, "--repeats", "auto")
     pasted = subprocess.run(["bash", "-c", f"printf '%s\\n' {said}"], capture_output=True, text=True, check=True)
     assert pasted.stdout.splitlines() == ["inpaint-bench", "rerun", str(folder), "--repeats", "auto"]

@@ -16,7 +16,9 @@ from inpaint_bench.cli import app
 from inpaint_bench.core.errors import PointsFailedError
 from inpaint_bench.core.schema import PLAN_PATTERN
 from launchers.status.waiting import wait
+from launchers.sweep import snapshot
 from launchers.sweep.ledger import Ledger
+from launchers.sweep.sweep_record import SweepRecord
 
 QUICK = ["data.num_images=16", "workload.warmup_steps=1", "workload.measure_steps=2", "workload.min_measure_s=1"]
 BROKEN = "model.weights=null,/no/such/weights"  # the second of two points raises
@@ -57,7 +59,7 @@ class TestThisMachine:
         folder, _ = broken
         first = manifests(folder)[0]
         assert (first["point"], first["attempt"], first["site"]) == (0, 1, "grace")
-        assert first["sweep_id"] == Ledger.open(folder).sweep["sweep_id"]
+        assert first["sweep_id"] == Ledger.open(folder).sweep.sweep_id
         assert first["environment"]["git"] is not None
 
     def test_rerun_sends_just_what_failed_as_a_further_attempt(self, broken, capsys):
@@ -65,7 +67,7 @@ class TestThisMachine:
         assert app.main(["rerun", str(folder), "--only", "app_error"]) == 1
         assert [point["attempt"] for point in told(folder, capsys)] == [1, 2]
         assert app.main(["rerun", str(folder), "--only", "timeout"]) == 0
-        assert "Nothing to send again" in capsys.readouterr().out
+        assert "Nothing to submit" in capsys.readouterr().out
         assert [point["attempt"] for point in told(folder, capsys)] == [1, 2]
 
     def test_rerun_leaves_what_the_application_did_and_says_how_it_is_sent(self, broken, capsys):
@@ -73,8 +75,8 @@ class TestThisMachine:
         capsys.readouterr()
         assert app.main(["rerun", str(folder)]) == 0
         out = capsys.readouterr().out
-        assert "left alone: --only app_error sends it" in out
-        assert "Nothing to send again" in out
+        assert "left alone: --only app_error submits it" in out
+        assert "Nothing to submit" in out
 
     def test_a_sweep_is_never_written_over_another(self, broken, capsys):
         folder, _ = broken
@@ -86,11 +88,11 @@ class TestThisMachine:
         assert sweep(folder, "gpu=a40", "batch=1,2,3,4,5", "profile=demo") == 2
         capsys.readouterr()
         app.main(["rerun", str(folder), "--only", "never_started"])
-        assert "Nothing to send again" in capsys.readouterr().out
+        assert "Nothing to submit" in capsys.readouterr().out
 
     def test_while_someone_submits_nobody_else_does(self, broken, capsys):
         folder, _ = broken
-        with Ledger(folder).locked():
+        with Ledger(folder).lock():
             assert app.main(["rerun", str(folder)]) == 2
         assert "another command is submitting" in capsys.readouterr().err
 
@@ -139,7 +141,7 @@ def test_a_plan_is_sent_once(tmp_path, capsys):
     plan.write_text(here)
     assert launch.main(["--plan", str(plan)]) == 0
     assert launch.main([f"--plan={plan}"]) == 2
-    assert "was sent already" in capsys.readouterr().err
+    assert "was submitted already" in capsys.readouterr().err
     assert app.main(["rerun", str(folder)]) == 0
     assert "plan.delta.yaml is left alone" in capsys.readouterr().out
 
@@ -156,13 +158,14 @@ def test_a_dry_run_writes_the_scripts_and_submits_nothing(tmp_path, capsys):
 STUDY = ["gpu=a40", "batch=2", "profile=demo", "study=ladder", "study.base=cpu", "study.levers=[channels_last]"]
 
 
-def test_a_study_whose_launcher_died_before_it_recorded_a_point_is_sent_whole_by_rerun(tmp_path, capsys, monkeypatch):
+def test_a_study_whose_launcher_died_before_it_submitted_a_point_is_completed_by_rerun(tmp_path, capsys, monkeypatch):
     """Regression: the grid was expanded from the command line alone, which does not name a study's recipes."""
     folder = tmp_path / "sweep"
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "create", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(snapshot, "take", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         assert sweep(folder, *STUDY, "repeats=2") == 130
-    assert not (folder / "sweep.json").exists()
+    assert (folder / "sweep.json").exists()
+    assert {point["reason"] for point in told(folder, capsys)} == {"never_started"}
     assert app.main(["rerun", str(folder)]) == 0
     asked = [point["overrides"] for point in told(folder, capsys)]
     ours = [tuple(o for o in overrides if o.startswith(("recipe=", "seed="))) for overrides in asked]
@@ -171,22 +174,23 @@ def test_a_study_whose_launcher_died_before_it_recorded_a_point_is_sent_whole_by
         assert set(ours[2 * seed : 2 * seed + 2]) == {(recipe, f"seed={seed}") for recipe in recipes}
     assert {point["state"] for point in told(folder, capsys)} == {"completed"}
     assert app.main(["rerun", str(folder)]) == 0
-    assert "Nothing to send again" in capsys.readouterr().out
+    assert "Nothing to submit" in capsys.readouterr().out
     # real runs are replicates that count: same configuration, valid, with an interval
     assert app.main(["rerun", str(folder), "--repeats", "auto", "repeats_max=2", "repeats_target=0.0001"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if "repeats_max=2 is reached" in line]
     assert [row[row.index("%") - 3 : row.index("%") - 1] for row in rows] == [["2", "2"], ["2", "2"]]
 
 
-def test_a_study_whose_launcher_died_between_sweep_and_points_is_sent_whole_by_rerun(tmp_path, capsys, monkeypatch):
+def test_a_launch_that_died_before_its_record_submitted_nothing_and_can_be_repeated(tmp_path, capsys, monkeypatch):
     folder = tmp_path / "sweep"
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "know", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(SweepRecord, "write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         assert sweep(folder, *STUDY) == 130
-    assert (folder / "sweep.json").exists()
-    assert app.main(["rerun", str(folder), "--dry-run"]) == 0
-    shown = [line for line in capsys.readouterr().out.splitlines() if "recipe=[cpu" in line]
-    assert len(shown) == 2
+    assert not (folder / "sweep.json").exists()
+    for verb in ("status", "rerun", "cancel"):
+        assert app.main([verb, str(folder)]) == 2
+        assert "a launch that ended before it submitted anything" in capsys.readouterr().err
+    assert sweep(folder, *STUDY) == 0
 
 
 class TestUnavailable:
@@ -218,7 +222,7 @@ class TestUnavailable:
 
     def test_rerun_takes_it_only_when_asked(self, lacking, capsys):
         assert app.main(["rerun", str(lacking)]) == 0
-        assert "Nothing to send again" in capsys.readouterr().out
+        assert "Nothing to submit" in capsys.readouterr().out
         assert app.main(["rerun", str(lacking), "--only", "unavailable"]) == 0
         assert [point["attempt"] for point in told(lacking, capsys)] == [1, 2]
 
@@ -304,7 +308,7 @@ class TestTwoClusters:
     def test_what_sbatch_refuses_fails_the_command_though_it_does_not_wait(self, tmp_path, capsys):
         folder = tmp_path / "sweep"
         assert sweep(folder, "gpu=h200", "profile=testbed", "sites.delta.gpus.h200.partition=nowhere") == 1
-        assert "1 of 1 point was refused" in capsys.readouterr().err
+        assert "1 of 1 point not accepted" in capsys.readouterr().err
 
     def test_an_array_whose_launcher_died_in_the_call_is_found_by_its_name(self, tmp_path, capsys):
         folder = tmp_path / "with a space"
@@ -315,7 +319,7 @@ class TestTwoClusters:
         (point,) = told(folder, capsys)
         assert point["state"] == "completed"
         assert app.main(["rerun", str(folder)]) == 0
-        assert "Nothing to send again" in capsys.readouterr().out
+        assert "Nothing to submit" in capsys.readouterr().out
 
     def test_a_point_is_not_lost_while_half_of_slurm_is_silent(self, testbed, tmp_path, capsys, monkeypatch):
         partition = ("scontrol", "update", "partitionname=gpuH200x8")
@@ -333,28 +337,14 @@ class TestTwoClusters:
                     seen = {point["state"] for point in told(folder, capsys)}
                     assert seen <= states
                     assert app.main(["rerun", str(folder)]) == int("unknown" in seen)
-                    said, awaited = capsys.readouterr(), "Nothing to send again"
-                    assert ("are unknown" if "unknown" in seen else awaited) in said.out + said.err
+                    said, awaited = capsys.readouterr(), "Nothing to submit"
+                    assert ("is unknown" if "unknown" in seen else awaited) in said.out + said.err
             monkeypatch.setenv("SCANCEL_STATE", "RUNNING")  # would spare what is pending
             assert app.main(["cancel", str(folder)]) == 0
             # sacct hears of it a moment later
             testbed.wait(lambda: [point["reason"] for point in told(folder, capsys)] == ["cancelled", "cancelled"])
         finally:
             testbed.run("delta", *partition, "state=up")
-
-    def test_a_sweep_whose_launcher_died_before_it_wrote_anything_is_sent_by_rerun(self, tmp_path, capsys):
-        folder = tmp_path / "sweep"
-        assert (
-            sweep(
-                folder, "gpu=a40", "batch=2", "profile=testbed", "wait=true", "sites.grace.gpus.a40.partition=nowhere"
-            )
-            == 1
-        )
-        for file in ("sweep.json", "ledger.jsonl"):
-            (folder / file).unlink()
-        assert app.main(["rerun", str(folder), "--wait"]) == 1
-        (point,) = told(folder, capsys)
-        assert (point["attempt"], point["reason"]) == (1, "never_started")
 
     def test_a_shell_inside_another_job_leaks_nothing_into_a_sweep(self, tmp_path, monkeypatch, capsys):
         for name, value in {

@@ -45,8 +45,14 @@ def test_for_another_launcher_points_are_checked_before_the_first_one_runs(tmp_p
     assert not (tmp_path / "0").exists()
 
 
-def test_batches_and_a_study_of_its_own_come_through(tmp_path, capsys):
+def test_a_study_adds_its_own_sweep(tmp_path, capsys):
     study = ["study=ladder", "study.levers=[tf32,channels_last]", "gpu=a40"]
-    assert sweep(tmp_path, *study, "hydra.sweeper.max_batch_size=2", "dry_run=true") == 0
+    assert sweep(tmp_path, *study, "dry_run=true") == 0
     rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if " cpus=" in line]
     assert rows == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("words", [["hydra/sweeper=basic"], []], ids=["Hydra's sweeper", "ours"])
+def test_a_sweep_in_batches_is_refused(tmp_path, capsys, words):
+    assert sweep(tmp_path, "gpu=a40", "batch=1,2", "hydra.sweeper.max_batch_size=1", "dry_run=true", *words) == 2
+    assert "max_batch_size" in capsys.readouterr().err

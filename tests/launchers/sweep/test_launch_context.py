@@ -1,4 +1,4 @@
-"""A sweep is sent again from anywhere as it was launched: its working directory, its files, Hydra's own overrides."""
+"""A rerun composes as the launch did, wherever it is called from."""
 
 import shutil
 from collections.abc import Iterator
@@ -15,7 +15,8 @@ from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.schema import PLAN_PATTERN, SWEEP
 from launchers.points.compose import composer
 from launchers.submit import dry_run
-from launchers.sweep.launch_context import Surroundings
+from launchers.sweep import snapshot
+from launchers.sweep.launch_context import LaunchContext
 from launchers.sweep.ledger import Ledger
 from tests.launchers.submit.test_submit import QUICK, manifests
 
@@ -24,7 +25,7 @@ MINE = ["gpu=cpu", "site=mine", "profile=demo", "telemetry=none", "data=folder",
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder of a user's own, with a site file of his own and some images; we are in it."""
+    """A folder with a user's own site file and some images."""
     folder = tmp_path_factory.mktemp("project")
     (folder / "mine" / "site").mkdir(parents=True)
     text = (conf_dir() / "site" / "local.yaml").read_text().replace("name: local", "name: mine")
@@ -40,37 +41,36 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def launched(project: Path) -> Path:
-    """A sweep whose launcher was interrupted before it sent anything."""
+    """A sweep whose launcher was interrupted before it submitted anything."""
     folder = project / "sweep"
     words = [*MINE, *QUICK[1:], "hydra.job.name=theirs", f"hydra.sweep.dir={folder}"]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(project)
-        patch.setattr(Ledger, "know", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(snapshot, "take", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         assert launch.main(["-m", "--config-dir", "mine", *words]) == 130
     return folder
 
 
 @pytest.fixture
 def sweep(launched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it; we are elsewhere."""
+    """A copy of it, in another working directory."""
     monkeypatch.chdir(tmp_path)
     return Path(shutil.copytree(launched, tmp_path / "sweep"))
 
 
-def test_what_a_launch_hangs_on_is_kept(project, sweep):
-    kept = Ledger(sweep).surroundings
-    assert (kept.working_dir, kept.config_dirs) == (str(project), (str(project / "mine"),))
-    assert (kept.config_path, kept.config_name) == (None, "config")
-    assert "hydra.job.name=theirs" in kept.hydra_overrides
-    assert Surroundings.read(sweep / "multirun.yaml") == kept, "Hydra's own record tells the same"
-    with composer(kept) as compose:
+def test_context_of_a_launch_is_recorded(project, sweep):
+    context = Ledger(sweep).sweep.launch_context
+    assert (context.working_dir, context.config_dirs) == (str(project), (str(project / "mine"),))
+    assert (context.config_path, context.config_name) == (None, "config")
+    assert "hydra.job.name=theirs" in context.hydra_overrides
+    with composer(context) as compose:
         assert Path.cwd() == project
         assert compose(0, MINE).config.hydra.job.name == "theirs"
     assert Path.cwd() != project
 
 
-def test_rerun_runs_from_the_folder_and_with_the_files_of_the_launch(sweep, capsys):
-    """Regression: `rerun` said site=mine: no such choice, and relative paths led from wherever it was called."""
+def test_rerun_uses_the_working_directory_and_files_of_the_launch(sweep, capsys):
+    """Regression: `rerun` refused site=mine, and relative paths started from where it was called."""
     assert app.main(["rerun", str(sweep)]) == 0
     (manifest,) = manifests(sweep)
     assert (manifest["site"], manifest["status"]) == ("mine", "completed")
@@ -79,46 +79,32 @@ def test_rerun_runs_from_the_folder_and_with_the_files_of_the_launch(sweep, caps
     assert "01-mine-cpu" in capsys.readouterr().out
 
 
-def test_where_the_launch_died_before_its_record_hydras_tells_it(sweep, capsys):
-    (sweep / SWEEP).unlink()
-    assert app.main(["rerun", str(sweep), "--dry-run"]) == 0
-    assert " mine " in capsys.readouterr().out
-
-
-def test_a_sweep_from_before_all_this_was_kept_is_composed_from_here(sweep, project, monkeypatch, capsys):
-    content = read_json(sweep / SWEEP)
-    del content["surroundings"]
-    replace_json(sweep / SWEEP, content)
-    assert app.main(["rerun", str(sweep), "--dry-run"]) == 2
-    assert "site=mine: no such choice" in capsys.readouterr().err
-
-
-def test_folders_that_are_gone_are_named(sweep, capsys):
+def test_missing_folders_of_the_launch_are_named(sweep, capsys):
     content = read_json(sweep / SWEEP)
     for key, value in (("config_dirs", ["/no/mine"]), ("working_dir", "/no/project")):
-        replace_json(sweep / SWEEP, content | {"surroundings": content["surroundings"] | {key: value}})
+        replace_json(sweep / SWEEP, content | {"launch_context": content["launch_context"] | {key: value}})
         assert app.main(["rerun", str(sweep)]) == 2
-        assert "is gone, and the sweep was launched" in capsys.readouterr().err
+        assert "does not exist any more, and the sweep was launched" in capsys.readouterr().err
 
 
-def test_a_plan_is_sent_with_the_files_of_the_launch_or_their_copy(project, tmp_path, monkeypatch, capsys):
+def test_plan_is_submitted_with_the_files_of_the_launch_or_their_copy(project, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "sweep"
     shutil.copytree(project / "mine", tmp_path / "mine")
-    away = [*MINE, "sites.mine.connect.method=slurm", f"hydra.sweep.dir={folder}"]
+    unreachable = [*MINE, "sites.mine.connect.method=slurm", f"hydra.sweep.dir={folder}"]
     monkeypatch.chdir(tmp_path)
-    assert launch.main(["-m", "--config-dir", "mine", *away]) == 0
+    assert launch.main(["-m", "--config-dir", "mine", *unreachable]) == 0
     plan = folder / PLAN_PATTERN.format(site="mine")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert launch.main(["--plan", str(plan), "--dry-run"]) == 0
     shutil.move(tmp_path / "mine", tmp_path / "copy")
     assert launch.main(["--plan", str(plan), "--dry-run"]) == 2
-    assert f"{tmp_path / 'mine'}: is gone" in capsys.readouterr().err
+    assert f"{tmp_path / 'mine'} does not exist any more" in capsys.readouterr().err
     assert launch.main(["--plan", str(plan), "--dry-run", "--config-dir", str(tmp_path / "copy")]) == 0
 
 
-def test_files_that_do_not_travel_are_refused_for_a_site_over_ssh(points, tmp_path):
+def test_config_dirs_are_refused_for_a_site_over_ssh(points, tmp_path):
     (point,) = points("gpu=cpu site=local")
     point.site.connect.method = "ssh"
-    with pytest.raises(UserError, match=r"/mine: the points for local are composed there.*put them into conf/"):
-        dry_run.check([point], tmp_path, Surroundings(config_dirs=("/mine",)))
+    with pytest.raises(UserError, match=r"/mine: the points for local are composed there.*move them into conf/"):
+        dry_run.check_points([point], tmp_path, LaunchContext(config_dirs=("/mine",)))

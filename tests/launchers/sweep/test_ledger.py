@@ -1,98 +1,134 @@
-"""The ledger survives what its writers do not."""
+"""The ledger survives a killed writer, and an incomplete one is reported."""
 
-import json
 import threading
 
 import pytest
 
 from inpaint_bench.core.errors import UserError
-from launchers.sweep.ledger import Ledger
+from launchers.sweep.events import Planned
+from launchers.sweep.ledger import Ledger, check_unused
+from tests.launchers.sweeps import a_point, a_sweep, defer, plan, submit
+
+POINTS = [a_point(0), a_point(1)]
 
 
 @pytest.fixture
 def ledger(tmp_path):
-    made = Ledger(tmp_path)
-    made.create(sweep_id="s1")
-    entries = [{"point": n, "overrides": [f"batch={n}"], "gpu": "a40", "batch": n, "site": "grace"} for n in (0, 1)]
-    made.know(entries, {"grace": {}})
-    return made
+    return a_sweep(tmp_path, POINTS, {"delta": {}})
 
 
-def plan(ledger, attempt=1):
-    points = [[0, attempt, f"r{attempt}"], [1, attempt, "r"]]
-    asked = [{"gpu": "a40", "batch": 8 * attempt, "overrides": []}] * 2
-    ledger.append("planned", group="00", job_name="j", site="grace", points=points, asked=asked)
-
-
-def test_a_point_is_planned_then_submitted(ledger):
-    plan(ledger)
+def test_point_is_planned_then_submitted(ledger):
+    plan(ledger, POINTS)
     assert ledger.points()[1].last.job_id is None
-    ledger.append("submitted", group="00", job_id="77_%a", points=[[0, 1], [1, 1]])
-    assert [p.last.job_id for p in ledger.points().values()] == ["77_0", "77_1"]
+    submit(ledger, [0, 1], job_id="77_%a")
+    assert [point.last.job_id for point in ledger.points().values()] == ["77_0", "77_1"]
 
 
-def test_a_point_is_what_its_last_attempt_asked(ledger):
-    plan(ledger)
-    plan(ledger, attempt=2)
-    assert ledger.points()[0].batch == 16
+def test_point_has_the_configuration_of_its_last_attempt(ledger):
+    plan(ledger, POINTS)
+    plan(ledger, [a_point(0, batch=32)], attempt=2)
+    assert [point.batch for point in ledger.points().values()] == [32, 16]
 
 
 def test_attempts_are_appended(ledger):
-    plan(ledger)
-    plan(ledger, attempt=2)
-    point = ledger.points()[0]
-    assert [a.subdir for a in point.attempts] == ["0/attempt-1", "0/attempt-2"]
+    plan(ledger, POINTS)
+    plan(ledger, POINTS, attempt=2)
+    assert [a.subdir for a in ledger.points()[0].attempts] == ["0/attempt-1", "0/attempt-2"]
 
 
-def test_a_writer_killed_in_mid_line_spoils_no_other_record(ledger):
-    plan(ledger)
-    with (ledger.folder / "ledger.jsonl").open("a") as out:
-        out.write('{"kind": "submitted", "job')
-    assert ledger.points()[0].last.job_id is None
-    ledger.append("submitted", group="00", job_id="78_%a", points=[[0, 1], [1, 1]])
-    assert ledger.points()[0].last.job_id == "78_0"
-
-
-def test_two_submitters_at_once_are_one(ledger):
-    with ledger.locked():
-        refused = []
-
-        def second():
-            try:
-                with Ledger(ledger.folder).locked():
-                    pass
-            except UserError as error:
-                refused.append(str(error))
-
-        thread = threading.Thread(target=second)
-        thread.start()
-        thread.join()
-    assert "another command is submitting" in refused[0]
-
-
-def test_a_folder_without_a_sweep_is_refused(tmp_path):
-    with pytest.raises(UserError, match="not a sweep directory"):
-        Ledger.open(tmp_path / "nothing")
-
-
-def test_the_last_attempt_is_the_one_with_the_highest_number_whenever_it_was_heard_of(ledger):
+def test_attempts_are_ordered_by_number_not_by_time_of_recording(ledger):
     for attempt in (1, 3, 2):
-        plan(ledger, attempt=attempt)
+        plan(ledger, POINTS, attempt=attempt, run_id="r{attempt}")
     point = ledger.points()[0]
     assert [a.attempt for a in point.attempts] == [1, 2, 3]
     assert point.last.run_id == "r3"
 
 
-@pytest.mark.parametrize(("method", "asked"), [("slurm", ["batch=64"]), ("ssh", ["batch=8"])])
-def test_what_a_run_that_was_brought_here_says_it_was_asked_for_is_not_sent_again(method, asked, tmp_path):
-    """Only runs sent from here tell of a change that a lost ledger knew."""
-    ledger = Ledger(tmp_path)
-    ledger.create(sweep_id="s1")
-    entry = {"point": 0, "overrides": ["batch=8"], "gpu": None, "batch": 8, "site": "delta"}
-    ledger.know([entry], {"delta": {"connect": {"method": method}}})
-    (tmp_path / "0" / "attempt-2").mkdir(parents=True)
-    manifest = {"run_id": "r-2", "site": "delta", "overrides": ["batch=64"]}
-    (tmp_path / "0" / "attempt-2" / "manifest.json").write_text(json.dumps(manifest))
-    record = ledger.points()[0]
-    assert [attempt.run_id for attempt in record.attempts] == ["r-2"]
-    assert record.overrides == asked
+def test_planned_point_no_longer_waits_in_a_plan_file(ledger):
+    defer(ledger, [0, 1])
+    assert ledger.points()[0].plan == "plan.delta.yaml"
+    plan(ledger, [POINTS[0]])
+    assert [point.plan for point in ledger.points().values()] == [None, "plan.delta.yaml"]
+
+
+def test_line_of_a_killed_writer_damages_no_other_event(ledger):
+    plan(ledger, POINTS)
+    with (ledger.folder / "ledger.jsonl").open("a") as out:
+        out.write('{"kind": "submitted", "job')
+    problems = []
+    assert ledger.points(problems)[0].last.job_id is None
+    assert problems == [f"{ledger.folder}/ledger.jsonl: line 2 is damaged and was skipped"]
+    ledger.check_complete()
+    submit(ledger, [0, 1], job_id="78_%a")
+    assert ledger.points()[0].last.job_id == "78_0"
+
+
+@pytest.mark.parametrize("line", ["[]", "5", '{"kind": "unheard-of"}', '{"kind": "planned"}', "\\xff", ""])
+def test_line_that_is_no_event_is_skipped(ledger, line):
+    (ledger.folder / "ledger.jsonl").write_text(f"{line}\n")
+    plan(ledger, POINTS)
+    assert len(ledger.events(Planned)) == 1
+    assert ledger.points()[0].last.attempt == 1
+
+
+class TestIncompleteRecord:
+    def test_run_directory_of_an_unknown_attempt(self, ledger):
+        plan(ledger, POINTS)
+        (ledger.folder / "0" / "attempt-1").mkdir(parents=True)
+        ledger.check_complete()
+        (ledger.folder / "1" / "attempt-2").mkdir(parents=True)
+        with pytest.raises(UserError, match=r"does not record 1/attempt-2\. So a point could be submitted twice"):
+            ledger.check_complete()
+
+    def test_job_folder_of_an_unknown_array(self, ledger):
+        plan(ledger, POINTS, group="00-delta")
+        (ledger.folder / "jobs" / "00-delta").mkdir(parents=True)
+        ledger.check_complete()
+        (ledger.folder / "jobs" / "01-\x1b[2J").mkdir()
+        with pytest.raises(UserError, match=r"does not record jobs/01-\?\[2J"):
+            ledger.check_complete()
+
+    def test_event_about_an_attempt_that_was_never_planned(self, ledger):
+        submit(ledger, [0])
+        problems = []
+        assert ledger.points(problems)[0].last is None
+        assert problems[0].startswith("ledger.jsonl has no plan of what line 1 is about. `rerun` refuses")
+        with pytest.raises(UserError, match="no plan of what line 1 is about"):
+            ledger.check_complete()
+
+    def test_many_unknown_directories_are_listed_in_part(self, ledger):
+        for attempt in range(1, 7):
+            (ledger.folder / "0" / f"attempt-{attempt}").mkdir(parents=True)
+        with pytest.raises(UserError, match=r"0/attempt-1, 0/attempt-2, 0/attempt-3 and 3 more\."):
+            ledger.check_complete()
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", "jobs/00", "3/attempt-1"])
+def test_new_sweep_is_refused_where_another_left_something(tmp_path, name):
+    (tmp_path / "0").mkdir()
+    check_unused(tmp_path)
+    (tmp_path / name).mkdir(parents=True)
+    with pytest.raises(UserError, match=r"holds runs of a sweep without its sweep\.json"):
+        check_unused(tmp_path)
+
+
+def test_second_submitter_is_refused(ledger):
+    with ledger.lock():
+        errors = []
+
+        def submit_too():
+            try:
+                with Ledger(ledger.folder).lock():
+                    pass
+            except UserError as error:
+                errors.append(str(error))
+
+        thread = threading.Thread(target=submit_too)
+        thread.start()
+        thread.join()
+    assert "another command is submitting" in errors[0]
+
+
+def test_folder_without_a_sweep_is_refused(tmp_path):
+    with pytest.raises(UserError, match="not a sweep directory"):
+        Ledger.open(tmp_path / "nothing")

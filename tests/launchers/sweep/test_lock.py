@@ -1,48 +1,56 @@
-"""One submitter at a time, on file systems with locks and without."""
+"""One submitter at a time, on file systems with flock and without."""
 
 import errno
 import fcntl
 import os
-import socket
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
 from launchers.sweep import lock
 
-
-@pytest.fixture(params=["flock", "none"])
-def kind(request, monkeypatch):
-    """A file system with locks, and one that answers as NFS without its lock daemon does."""
-    if request.param == "none":
-
-        def refuse(*_):
-            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-        monkeypatch.setattr(fcntl, "flock", refuse)
-    return request.param
+HOLD = "import sys; sys.path[:0] = {path!r}; from launchers.sweep import lock; from pathlib import Path\n"
+HOLD += "with lock.sweep_lock(Path({folder!r})): print('held', flush=True); input()"
+NO_FLOCK = "import fcntl\ndef flock(*_): raise OSError({number}, 'no locks')\nfcntl.flock = flock\n"
 
 
-def test_a_second_one_is_refused_while_the_first_holds_it(kind, tmp_path):
-    assert not lock.busy(tmp_path)
-    with lock.held(tmp_path):
-        assert lock.busy(tmp_path)
-        with pytest.raises(lock.BusyError, match="wait for it"), lock.held(tmp_path, patience_s=0):
+@pytest.fixture(params=["flock", errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS], ids=str)
+def no_flock(request, monkeypatch):
+    """Code that takes flock away from a process; empty for a file system that has it."""
+    if request.param == "flock":
+        return ""
+
+    def refuse(*_):
+        raise OSError(request.param, os.strerror(request.param))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    return NO_FLOCK.format(number=request.param)
+
+
+@pytest.mark.usefixtures("no_flock")
+def test_second_holder_is_refused_while_the_first_holds_the_lock(tmp_path):
+    assert not lock.is_locked(tmp_path)
+    with lock.sweep_lock(tmp_path):
+        assert lock.is_locked(tmp_path)
+        with pytest.raises(lock.BusyError, match="wait for it"), lock.sweep_lock(tmp_path, timeout_s=0):
             pass
-    assert not lock.busy(tmp_path)
-    with lock.held(tmp_path, patience_s=0):
-        pass
+    assert not lock.is_locked(tmp_path)
+    with lock.sweep_lock(tmp_path, timeout_s=0):
+        assert lock.is_locked(tmp_path)
 
 
-def test_of_many_at_once_one_is_inside(kind, tmp_path):
-    inside, most = [], []
+@pytest.mark.usefixtures("no_flock")
+def test_only_one_of_many_is_inside(tmp_path):
+    inside, counts = [], []
 
     def enter():
-        with lock.held(tmp_path, patience_s=30):
+        with lock.sweep_lock(tmp_path, timeout_s=60):
             inside.append(1)
-            most.append(len(inside))
+            counts.append(len(inside))
+            time.sleep(0.01)
             inside.pop()
 
     threads = [threading.Thread(target=enter) for _ in range(8)]
@@ -50,41 +58,44 @@ def test_of_many_at_once_one_is_inside(kind, tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    assert most == [1] * 8
+    assert counts == [1] * 8
 
 
-def test_who_only_looks_is_in_nobodys_way(kind, tmp_path):
-    done = threading.Event()
+@pytest.mark.usefixtures("no_flock")
+def test_busy_check_does_not_block_the_lock_holder(tmp_path):
+    done, acquired = threading.Event(), 0
 
-    def look():
+    def check():
         while not done.is_set():
-            lock.busy(tmp_path)
+            lock.is_locked(tmp_path)
+            time.sleep(0.001)
 
-    looker = threading.Thread(target=look)
-    looker.start()
+    checker = threading.Thread(target=check)
+    checker.start()
     try:
-        for _ in range(50):
-            with lock.held(tmp_path):
-                pass
+        for _ in range(20):
+            with lock.sweep_lock(tmp_path, timeout_s=20):
+                acquired += 1
     finally:
         done.set()
-        looker.join()
+        checker.join()
+    assert acquired == 20
 
 
-def test_a_holder_of_this_machine_that_died_is_passed_over(monkeypatch, tmp_path):
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    (tmp_path / lock.MAKER).symlink_to(f"{socket.gethostname()}:{child.pid}:{lock._started(child.pid)}")
-    monkeypatch.setattr(lock, "_flock", lambda *_: None)
-    (tmp_path / lock.NAME).touch()
-    assert lock.busy(tmp_path)
-    child.communicate()
-    assert not lock.busy(tmp_path)
-    with lock.held(tmp_path, patience_s=0):
-        assert lock.busy(tmp_path)
-
-
-def test_a_holder_of_another_machine_is_named(monkeypatch, tmp_path):
-    (tmp_path / lock.MAKER).symlink_to("login2:77:1234")
-    monkeypatch.setattr(lock, "_flock", lambda *_: None)
-    with pytest.raises(lock.BusyError, match="on login2; wait for it, or remove"), lock.held(tmp_path, patience_s=0):
+def test_lock_of_a_killed_process_is_free_again(no_flock, tmp_path):
+    code = no_flock + HOLD.format(path=sys.path, folder=str(tmp_path))
+    holder = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    assert lock.is_locked(tmp_path)
+    with pytest.raises(lock.BusyError), lock.sweep_lock(tmp_path, timeout_s=0):
         pass
+    holder.kill()
+    holder.communicate()
+    with lock.sweep_lock(tmp_path, timeout_s=20):
+        assert lock.is_locked(tmp_path)
+    assert not lock.is_locked(tmp_path)
+
+
+def test_sweep_without_a_lock_file_is_not_locked_and_none_is_made(tmp_path):
+    assert not lock.is_locked(tmp_path)
+    assert not list(tmp_path.iterdir())

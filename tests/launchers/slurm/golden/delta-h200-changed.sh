@@ -16,7 +16,6 @@
 #SBATCH --output=/sweep/jobs/00/%A_%a_0_log.out
 #SBATCH --error=/sweep/jobs/00/%A_%a_0_log.err
 #SBATCH --export=ALL
-#SBATCH --wckey=w
 #SBATCH --gpu-bind=closest
 
 set -eo pipefail

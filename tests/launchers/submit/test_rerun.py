@@ -6,8 +6,9 @@ import pytest
 
 from inpaint_bench.cli import app
 from inpaint_bench.core.errors import UserError
-from launchers.submit.submit import Sending, new_sweep, send
+from launchers.submit.submit import Submission
 from launchers.sweep.ledger import Ledger
+from launchers.sweep.sweep_record import SweepRecord
 from tests.launchers.conftest import ACCOUNT
 
 from .test_submit import sweep
@@ -25,16 +26,16 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ("dry_run=true", "say --dry-run"),
-        ("dry_run=1", "say --dry-run"),
-        ("++dry_run=yes", "say --dry-run"),
-        ("wait=true", "say --wait"),
+        ("dry_run=true", "use --dry-run"),
+        ("dry_run=1", "use --dry-run"),
+        ("++dry_run=yes", "use --dry-run"),
+        ("wait=true", "use --wait"),
         ("out=/elsewhere", "launch another one"),
         ("hydra.sweep.dir=/elsewhere", "launch another sweep"),
         ("hydra/launcher=basic", "launch another sweep"),
         ("identity.attempt=7", "every attempt gets its own"),
         ("study=ladder", "launch another one"),
-        ("repeats=3", "say --repeats N"),
+        ("repeats=3", "use --repeats N"),
         ("repeats_max=3", "only --repeats auto"),
     ],
 )
@@ -52,7 +53,7 @@ def test_a_misspelt_change_is_told_though_nothing_is_sent(planned, capsys):
     assert app.main(["rerun", str(planned), "btach=8"]) == 2
     assert "Did you mean batch?" in capsys.readouterr().err
     assert app.main(["rerun", str(planned), "batch=16"]) == 0
-    assert "Nothing to send again" in capsys.readouterr().out
+    assert "Nothing to submit" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("spelled", ["dry_run=1", "++dry_run=yes"])
@@ -61,14 +62,16 @@ def test_a_dry_run_is_never_sent_however_it_was_spelled(spelled, tmp_path, capsy
     assert sweep(folder, "gpu=a40", "batch=2", "profile=demo", spelled) == 0
     assert "nothing was submitted" in capsys.readouterr().out
     assert app.main(["rerun", str(folder)]) == 2
-    assert "was a dry run; launch it without dry_run" in capsys.readouterr().err
+    assert "a dry run or a launch that ended before it submitted anything" in capsys.readouterr().err
     assert app.main(["status", str(folder)]) == 2
-    assert "a dry run leaves only scripts" in capsys.readouterr().err
+    assert "a dry run or a launch that ended before it submitted anything" in capsys.readouterr().err
     assert not (folder / "sweep.json").exists()
 
 
 def test_nothing_submits_a_point_that_is_composed_as_a_dry_run(points, tmp_path):
-    sending = Sending(folder=tmp_path, hydra_context=None, task_function=None, sweep=new_sweep())
-    with pytest.raises(UserError, match="asked for as a dry run is not submitted"):
-        send(lambda: points(f"gpu=h200 dry_run=on {ACCOUNT}"), sending)
+    submission = Submission(
+        folder=tmp_path, hydra_context=None, task_function=None, new_sweep=SweepRecord(sweep_id="s1")
+    )
+    with pytest.raises(UserError, match="points of a dry run are not submitted"):
+        submission.run(lambda: points(f"gpu=h200 dry_run=on {ACCOUNT}"))
     assert not (tmp_path / "sweep.json").exists()

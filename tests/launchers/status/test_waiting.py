@@ -6,35 +6,32 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from omegaconf import OmegaConf
 
 from inpaint_bench import launch
 from inpaint_bench.cli import app, status
 from inpaint_bench.core.attempt_state import SchedulerState
 from inpaint_bench.core.errors import PointsFailedError
 from inpaint_bench.core.site import ConnectConfig, Limits, SiteConfig
-from launchers.points.site_catalog import Reachable
-from launchers.slurm import arrays
-from launchers.slurm.query import Answer
+from launchers.points.site_catalog import Reachability
+from launchers.slurm.query import SlurmReply
 from launchers.status import survey, waiting
+from launchers.submit.submit import site_content
 from launchers.sweep.ledger import Ledger
+from tests.launchers.sweeps import a_point, a_sweep, plan, submit
 
 
 def swept(folder: Path, **sites: SiteConfig) -> Path:
     """A sweep of one point per site, as array 7 of each."""
-    ledger = Ledger(folder)
-    folder.mkdir(parents=True)
-    ledger.create(sweep_id="s1", created_unix=1.8e9, command=[], overrides=[], order=None)
-    for num, (name, site) in enumerate(sites.items()):
-        entry = {"point": num, "overrides": [f"site={name}"], "gpu": "h200", "batch": 8, "site": name}
-        ledger.know([entry], {name: OmegaConf.to_container(OmegaConf.structured(site))})
-        ledger.append("planned", group=name, job_name="n", site=name, points=[[num, 1, "r"]], asked=[entry])
+    points = [a_point(num, overrides=[f"site={name}"], site=name) for num, name in enumerate(sites)]
+    ledger = a_sweep(folder, points, {name: site_content(site) for name, site in sites.items()})
+    for point, site in zip(points, sites.values(), strict=True):
+        plan(ledger, [point], group=point.site)
         if site.connect.method == "slurm":
-            ledger.append("submitted", group=name, job_id="7_%a", points=[[num, 1]])
+            submit(ledger, [point.point], group=point.site)
     return folder
 
 
-REACHED = Reachable(yes=True, standing=True, why="this is a test")
+REACHED = Reachability(ok=True, on_site=True, reason="this is a test")
 GRACE = SiteConfig(name="grace")
 DELTA = SiteConfig(name="delta", limits=Limits(poll_s=90))
 HERE = SiteConfig(name="local", connect=ConnectConfig(method="local"))
@@ -43,17 +40,17 @@ HERE = SiteConfig(name="local", connect=ConnectConfig(method="local"))
 class TestWaiting:
     def pauses(self, folder, monkeypatch, *states) -> list[float]:
         """How long the wait slept between looks, in which all jobs have these states one after another."""
-        slept, said = [], {name: iter(states) for name in Ledger(folder).sweep["sites"]}
+        slept, said = [], {name: iter(states) for name in Ledger(folder).sweep.sites}
 
         def ask(site, *_, **__):
-            return Answer(words={"7_0": SchedulerState(state=next(said[site.name]))}, squeue="ok", sacct="ok")
+            return SlurmReply(states={"7_0": SchedulerState(state=next(said[site.name]))}, squeue="ok", sacct="ok")
 
         def sleep(pause_s):
             slept.append(pause_s)
             assert len(slept) < len(states), "it is over and still waited for"
 
-        monkeypatch.setattr(survey, "ask", ask)
-        monkeypatch.setattr(survey, "reachable", lambda site: REACHED)
+        monkeypatch.setattr(survey, "query_jobs", ask)
+        monkeypatch.setattr(survey, "reachability", lambda site: REACHED)
         monkeypatch.setattr(waiting, "time", SimpleNamespace(sleep=sleep))
         with pytest.raises(PointsFailedError):
             waiting.wait(Ledger.open(folder), {0})
@@ -70,7 +67,7 @@ class TestWaiting:
     def test_is_quick_where_no_slurm_is_asked(self, tmp_path, monkeypatch):
         folder, slept = swept(tmp_path / "sweep", local=HERE), []
         monkeypatch.setattr(waiting, "time", SimpleNamespace(sleep=interrupted(slept)))
-        with Ledger(folder).locked(), pytest.raises(KeyboardInterrupt):
+        with Ledger(folder).lock(), pytest.raises(KeyboardInterrupt):
             waiting.wait(Ledger.open(folder), {0})
         assert slept[0] < 5
 
@@ -101,7 +98,7 @@ class TestWatching:
         self, sites, words, says, tmp_path, monkeypatch, capsys
     ):
         folder = swept(tmp_path / "sweep", **sites)
-        monkeypatch.setattr(survey, "ask", lambda *_, **__: pytest.fail("it was asked"))
+        monkeypatch.setattr(survey, "query_jobs", lambda *_, **__: pytest.fail("it was asked"))
         assert app.main(["status", str(folder), *words]) == 2
         assert says in capsys.readouterr().err
 
@@ -116,9 +113,11 @@ class TestWatching:
     def test_without_a_wish_it_is_every_minute_or_as_the_site_wants(self, site, every_s, tmp_path, monkeypatch):
         folder = swept(tmp_path / "sweep", **{site.name: site})
         slept = []
-        monkeypatch.setattr(survey, "ask", lambda *_, **__: Answer(words={"7_0": SchedulerState(state="PENDING")}))
+        monkeypatch.setattr(
+            survey, "query_jobs", lambda *_, **__: SlurmReply(states={"7_0": SchedulerState(state="PENDING")})
+        )
         monkeypatch.setattr(status, "time", SimpleNamespace(time=time.time, sleep=interrupted(slept)))
-        with Ledger(folder).locked():  # so that a point of this machine waits for its turn
+        with Ledger(folder).lock():  # so that a point of this machine waits for its turn
             assert app.main(["status", str(folder), "--watch"]) == 130
         assert slept == [every_s]
 
@@ -129,54 +128,3 @@ def test_a_site_says_how_often_it_is_asked_and_the_bed_is_asked_more_often(point
     wrong = ["-m", "gpu=h200", "sites.delta.limits.poll_s=0", "dry_run=true", f"hydra.sweep.dir={tmp_path}"]
     assert launch.main(wrong) == 2
     assert "limits.poll_s=0: must lie between 1 and 86,400" in capsys.readouterr().err
-
-
-@pytest.fixture
-def sbatch(tmp_path, monkeypatch):
-    """A program of that name on PATH; it writes down that it is called, and then does as the given script says."""
-    calls = tmp_path / "calls"
-
-    def install(script: str) -> None:
-        program = tmp_path / "bin" / "sbatch"
-        program.parent.mkdir()
-        program.write_text(f"#!/bin/sh\necho >> {calls}\n{script}\n")
-        program.chmod(0o755)
-        monkeypatch.setenv("PATH", str(program.parent), prepend=":")
-
-    install.calls = lambda: len(calls.read_text().splitlines())
-    return install
-
-
-def launched(tmp_path: Path, *words: str) -> int:
-    """To delta, as many arrays as points."""
-    (tmp_path / "slurm.conf").touch()
-    over = [f"sites.delta.connect.slurm_conf={tmp_path / 'slurm.conf'}", "sites.delta.account.value=bbxx-delta-gpu"]
-    over += ["gpu=h200", "sites.delta.limits.max_array_size=1", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
-    return launch.main(["-m", *over, *words])
-
-
-def test_ten_arrays_are_sent_at_once_and_those_behind_them_one_by_one(sbatch, tmp_path, monkeypatch):
-    sbatch("echo Submitted batch job 7")
-    slept = []
-    monkeypatch.setattr(arrays, "time", SimpleNamespace(sleep=lambda pause_s: slept.append((sbatch.calls(), pause_s))))
-    assert launched(tmp_path, "seed=range(0,13)", "sites.delta.limits.submit_pause_s=0.5") == 0
-    assert slept == [(10, 0.5), (11, 0.5), (12, 0.5)]
-    assert sbatch.calls() == 13
-
-
-def test_a_slurm_that_gives_no_answer_is_sent_nothing_more(sbatch, tmp_path, capsys):
-    sbatch("echo 'sbatch: error: Batch job submission failed: Unable to contact slurm controller' >&2; exit 1")
-    assert launched(tmp_path, "seed=0,1,2") == 1
-    assert sbatch.calls() == 1
-    said = capsys.readouterr()
-    assert "It may have been taken none the less" in said.out
-    assert "3 of 3 points were refused, or no word of them came back" in said.err
-    first, *others = (record.last.refused for record in Ledger.open(tmp_path / "sweep").points().values())
-    assert "Unable to contact slurm controller" in first
-    assert ["was not sent" in why for why in others] == [True, True]
-
-
-def test_an_array_that_is_refused_stops_no_other(sbatch, tmp_path):
-    sbatch("echo 'sbatch: error: Batch job submission failed: Invalid qos specification' >&2; exit 1")
-    assert launched(tmp_path, "seed=0,1,2") == 1
-    assert sbatch.calls() == 3

@@ -1,0 +1,79 @@
+"""The events of a sweep's ledger: one line of JSON each in `ledger.jsonl`, told apart by `kind`."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from .sweep_record import PointSpec
+
+AttemptKey = tuple[int, int]  # point, attempt
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower):
+    t_unix: float = msgspec.field(default_factory=lambda: round(time.time(), 3))
+
+
+class PlannedAttempt(PointSpec, frozen=True, kw_only=True):
+    """An attempt that is about to be submitted, with what it requests."""
+
+    attempt: int
+    run_id: str
+
+    @classmethod
+    def of(cls, point: PointSpec, *, attempt: int, run_id: str) -> PlannedAttempt:
+        """Make the attempt of a point."""
+        return cls(**msgspec.structs.asdict(point), attempt=attempt, run_id=run_id)
+
+
+class Planned(_Event, frozen=True, kw_only=True):
+    """An array is about to be submitted. Written before sbatch is called."""
+
+    group: str
+    job_name: str | None  # in Slurm, unique: an array without a recorded id is found by it
+    site: str
+    partition: str | None = None
+    carried: bool = False  # submitted on another machine from a plan file; only its results came here
+    attempts: list[PlannedAttempt]  # in order of array tasks
+
+
+class Submitted(_Event, frozen=True, kw_only=True):
+    """The array, or the local job, was accepted."""
+
+    group: str
+    job_id: str  # "%a" stands for the array task; local: "pid:<process id>@<host>"
+    attempts: list[AttemptKey]
+
+
+class Refused(_Event, frozen=True, kw_only=True):
+    """The array was not accepted, or its sbatch call was not answered."""
+
+    group: str
+    attempts: list[AttemptKey]
+    message: str
+    certain: bool = False  # True: no Slurm queue holds a job of it
+
+
+class Cancelled(_Event, frozen=True, kw_only=True):
+    """The user asked for these attempts to be stopped."""
+
+    attempts: list[AttemptKey]
+
+
+class Deferred(_Event, frozen=True, kw_only=True):
+    """Points of a site that is out of reach wait in a plan file."""
+
+    points: list[int]
+    plan: str  # file name, in the sweep directory
+
+
+class Staged(_Event, frozen=True, kw_only=True):
+    """The code was copied to a site that is reached over ssh."""
+
+    site: str
+    root: str  # sweep directory there
+    code: str  # name of the code snapshot there
+
+
+Event = Planned | Submitted | Refused | Cancelled | Deferred | Staged

@@ -1,0 +1,54 @@
+"""Sweep directories written by hand, for tests that need a record and no jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from launchers.sweep.events import Deferred, Planned, PlannedAttempt, Submitted
+from launchers.sweep.ledger import Ledger
+from launchers.sweep.sweep_record import PointSpec, SweepRecord
+
+
+def a_point(num: int, **changes: Any) -> PointSpec:
+    """A point of delta's H200."""
+    values = {"overrides": ["gpu=h200"], "gpu": "h200", "batch": 16, "site": "delta"}
+    return PointSpec(point=num, **{**values, **changes})
+
+
+def a_sweep(folder: Path, points: Iterable[PointSpec], sites: dict[str, Any], **record: Any) -> Ledger:
+    """A sweep with these points, none of them submitted. `sites`: contents of site files by name."""
+    values = {"sweep_id": "s1", "command": [], "points": list(points), "sites": sites, **record}
+    SweepRecord(**values).write(folder)
+    return Ledger(folder)
+
+
+def plan(
+    ledger: Ledger,
+    points: Iterable[PointSpec],
+    *,
+    attempt: int = 1,
+    run_id: str = "r-{point}",
+    group: str = "00",
+    job_name: str | None = "j",
+    carried: bool = False,
+) -> None:
+    """Record an array with a task per point as planned."""
+    points = list(points)
+    attempts = [
+        PlannedAttempt.of(point, attempt=attempt, run_id=run_id.format(point=point.point, attempt=attempt))
+        for point in points
+    ]
+    site = points[0].site
+    ledger.append(Planned(group=group, job_name=job_name, site=site, carried=carried, attempts=attempts))
+
+
+def submit(ledger: Ledger, nums: Iterable[int], *, job_id: str = "7_%a", attempt: int = 1, group: str = "00") -> None:
+    """Record that sbatch accepted an array."""
+    ledger.append(Submitted(group=group, job_id=job_id, attempts=[(num, attempt) for num in nums]))
+
+
+def defer(ledger: Ledger, nums: Iterable[int], site: str = "delta") -> None:
+    """Record that points wait in a plan file."""
+    ledger.append(Deferred(points=list(nums), plan=f"plan.{site}.yaml"))
