@@ -25,12 +25,12 @@ from pynvml import (
     NVML_POWER_SCOPE_MEMORY,
 )
 
+from inpaint_bench.core.records import CaptureMeta
 from inpaint_bench.telemetry.nvml.capture_file import (
     FORMAT,
     PACKAGED,
     SUFFIX,
     Capture,
-    CaptureMeta,
     Series,
     field_key,
     gpm_key,

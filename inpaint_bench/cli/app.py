@@ -364,21 +364,15 @@ def doctor_gpu(
         typer.Option(metavar="FILE.json.gz", help="Save a recording that telemetry=replay can play back."),
     ] = None,
     note: Annotated[str, typer.Option(help="What the GPU was doing, kept in the recording.")] = "",
-    loop_from_s: Annotated[
-        float, typer.Option("--loop-from", metavar="S", help="Where a replay of the recording loops back to.")
-    ] = 0.0,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the findings as JSON too.")
-    ] = None,
 ) -> None:
     """Examine a GPU through NVML.
 
     Prints which values it supports, how often they change and what a call costs. Only reads, and needs no root.
     """
-    from .doctor.gpu_report import Options, run_gpu
+    from .doctor.gpu_report import run_gpu
 
     with unwind_on_signals():
-        run_gpu(Options(uuid=uuid, seconds=seconds, out=out, note=note, loop_from_s=loop_from_s, json_file=json_file))
+        run_gpu(uuid, seconds, out, note)
 
 
 def _at_most_one(options: dict[str, bool]) -> None:

@@ -332,7 +332,6 @@ class DeviceReport(Device, kw_only=True):
     """A GPU and what happened to it during the run."""
 
     power_limit_last_w: float | None = None  # enforced, at the last check
-    energy_end_mj: int | None = None  # by a call of its own, to compare with the sampled field
     lost: bool = False
     absent: list[str] = []  # columns whose sensor the card does not have
     errors: dict[str, dict[str, int]] = {}  # column: {NVML code: how often}, without absent sensors
@@ -343,24 +342,12 @@ class DeviceReport(Device, kw_only=True):
 
 
 class StreamReport(msgspec.Struct, kw_only=True):
-    """Ticks and read times of one sample stream. ticks_due = ticks_done + ticks_skipped."""
+    """Ticks of one sample stream. ticks_due = ticks_done + ticks_skipped."""
 
     hz: float
     ticks_due: int
     ticks_done: int
     ticks_skipped: int  # more than a period late
-    read_us_p50: float | None
-    read_us_p99: float | None
-    read_us_max: float
-
-
-class DcgmDevice(msgspec.Struct, kw_only=True):
-    """What the exporter was asked about one GPU."""
-
-    uuid: str
-    polled: bool
-    reason: str | None  # why it is not polled
-    rows: int  # with values
 
 
 class DcgmReport(msgspec.Struct, kw_only=True):
@@ -372,8 +359,8 @@ class DcgmReport(msgspec.Struct, kw_only=True):
     scrapes: int  # that succeeded
     failed: int
     error: str | None  # of the last scrape
-    metrics: dict[str, int | None]  # exported name: DCGM's field id, null if it feeds no column
-    devices: list[DcgmDevice]
+    metrics: list[str]  # as exported
+    rows: dict[str, int]  # with values, by the UUID of the GPU
 
 
 class TableCounts(msgspec.Struct, kw_only=True):
@@ -401,13 +388,17 @@ class JournalRecovery(msgspec.Struct, kw_only=True):
     truncated: bool = False  # its last message was incomplete and is left out
 
 
-class CaptureSource(msgspec.Struct, kw_only=True):
-    """Where the numbers of a replay come from."""
+class CaptureMeta(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Where a capture comes from, and how it is replayed."""
 
-    name: str
-    synthetic: bool | None = None
+    name: str = ""  # that of its file, without suffix
+    duration_ms: float
+    loop_from_ms: float = 0.0  # replay restarts here after the end; what lies before is played once
+    gpu: str | None = None
+    driver: str | None = None
     recorded_on: str | None = None
     tool: str | None = None
+    synthetic: bool | None = None
     note: str | None = None
 
 
@@ -426,7 +417,7 @@ class TelemetryReport(msgspec.Struct, kw_only=True):
     source: str  # none | nvml | replay:<capture>
     driver: str | None = None
     nvml: str | None = None  # version
-    capture: CaptureSource | None = None
+    capture: CaptureMeta | None = None  # of a replay
     boot_id: str | None = None
     host: str | None = None
     pid: int | None = None

@@ -15,9 +15,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -33,40 +33,17 @@ QUOTA_TIMEOUT_S = 15
 MAX_QUOTA_LINES = 20
 
 
-class ImportCheck(msgspec.Struct, kw_only=True):
-    """Whether a module can be imported."""
+class Check(msgspec.Struct, kw_only=True):
+    """The result of a check as a phrase, or why it failed."""
 
+    result: str | None = None
     error: str | None = None
-    version: str | None = None
-    seconds: float | None = None
 
 
-class FolderCheck(msgspec.Struct, kw_only=True):
-    """Whether a job may write into a folder, and what is free there."""
+class FolderCheck(Check, kw_only=True):
+    """Whether a job can write into a folder of the site file, and what is free there."""
 
     path: str | None
-    error: str | None = None
-    free_gib: float | None = None
-    free_files: int | None = None  # null: the file system creates inodes on demand
-
-
-class Quota(msgspec.Struct, kw_only=True):
-    """The output of a quota command."""
-
-    command: str
-    text: str
-
-
-class CudaCheck(msgspec.Struct, kw_only=True):
-    """The first GPU as PyTorch sees it."""
-
-    error: str | None = None
-    visible: str | None = None  # CUDA_VISIBLE_DEVICES
-    version: str | None = None
-    name: str | None = None
-    count: int | None = None
-    memory_gib: float | None = None
-    uuid: str | None = None
 
 
 class NodeFindings(msgspec.Struct, kw_only=True):
@@ -75,17 +52,12 @@ class NodeFindings(msgspec.Struct, kw_only=True):
     producer: str = PRODUCER
     node: str
     partition: str | None
-    python: str
-    executable: str
-    code: str
-    imports: dict[str, ImportCheck]
-    cuda: CudaCheck
-    software: dict[str, Any]  # environment.fingerprint()
+    required: dict[str, Check]  # what every job needs: the imports and CUDA
+    nvml: Check
+    facts: dict[str, str]
     folders: dict[str, FolderCheck]  # by their key in the site file
-    quotas: list[Quota]
-    gpu: dict[str, Any] | None = None  # telemetry.nvml.probe.GpuFindings, which a broken installation cannot import
-    gpu_error: str | None = None
-    seconds: float = 0.0
+    quotas: dict[str, str]  # command: output
+    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,64 +69,66 @@ class NodeProbe:
 
     def __call__(self) -> None:
         start_s = time.monotonic()
-        imports = {name: check_import(name) for name in MODULES}
-        cuda, error = _attempt(check_cuda)
+        required = {f"import {name}": _check(partial(_import, name)) for name in MODULES}
+        required["CUDA"] = _check(_describe_cuda)
+        software = environment.fingerprint()
+        facts = {
+            "Python": f"{platform.python_version()}, {sys.executable}",
+            "code": str(PACKAGE),
+            "driver": software["driver"] or "not found",
+            "processor": f"{software['cpu']}, {software['cores']} cores for the job",
+        }
         findings = NodeFindings(
             node=socket.gethostname(),
             partition=(environment.slurm() or {}).get("partition"),
-            python=platform.python_version(),
-            executable=sys.executable,
-            code=str(PACKAGE),
-            imports=imports,
-            cuda=cuda or CudaCheck(error=error),
-            software=environment.fingerprint(),
+            required=required,
+            nvml=_check(_examine_gpu),
+            facts=facts,
             folders={key: check_folder(path) for key, path in self.folders.items()},
             quotas=read_quotas([path for path in self.folders.values() if path]),
+            seconds=round(time.monotonic() - start_s, 1),
         )
-        findings.gpu, findings.gpu_error = _attempt(lambda: examine_gpu(findings.cuda.uuid))
-        findings.seconds = round(time.monotonic() - start_s, 1)
         write_record(self.out, findings)
 
 
-def check_import(name: str) -> ImportCheck:
-    """Import a module, as a job does."""
-    start_s = time.monotonic()
+def _check(describe: Callable[[], str]) -> Check:
     try:
-        module = import_module(name)
-    except Exception as error:  # whatever a module raises would have ended the job
-        return ImportCheck(error=_describe(error))
-    version = getattr(module, "__version__", None)
-    return ImportCheck(version=version and str(version), seconds=round(time.monotonic() - start_s, 1))
+        return Check(result=describe())
+    except Exception as error:  # whatever it raises would have ended a job
+        return Check(error=f"{type(error).__name__}: {' '.join(str(error).split())}")
 
 
-def check_cuda() -> CudaCheck:
-    """Describe the first GPU that PyTorch sees."""
+def _import(name: str) -> str:
+    start_s = time.monotonic()
+    version = getattr(import_module(name), "__version__", None)
+    return f"{version or 'works'}, {time.monotonic() - start_s:.1f} s"
+
+
+def _describe_cuda() -> str:
     import torch
 
-    check = CudaCheck(visible=os.environ.get("CUDA_VISIBLE_DEVICES"), version=torch.version.cuda)
+    visible = f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}"
     if not torch.cuda.is_available():
-        check.error = f"PyTorch {torch.__version__} sees no GPU"
-        return check
-    properties = torch.cuda.get_device_properties(0)
-    uuid = str(properties.uuid)
-    check.name, check.count = properties.name, torch.cuda.device_count()
-    check.memory_gib = round(properties.total_memory / 2**30, 1)
-    check.uuid = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
-    return check
+        raise RuntimeError(f"PyTorch {torch.__version__} sees no GPU ({visible})")
+    gpu = torch.cuda.get_device_properties(0)
+    memory = f"{gpu.total_memory / 2**30:.1f} GiB"
+    return f"{gpu.name}, {memory}, {torch.cuda.device_count()} visible ({visible}), CUDA {torch.version.cuda}"
 
 
-def examine_gpu(uuid: str | None) -> dict[str, Any]:
-    """Examine a GPU as `doctor gpu` does; without a UUID, the only one."""
+def _examine_gpu() -> str:
+    """Examine the job's GPU as `doctor gpu` does, which gives the details."""
+    # Not at the top: an installation without NVML must be able to run the other checks.
     from inpaint_bench.telemetry.nvml.probe import choose_gpu, probe
     from inpaint_bench.telemetry.nvml.real import RealNvml
 
     nvml = RealNvml()
     nvml.open()
     try:
-        findings, _ = probe(nvml, choose_gpu(nvml, uuid), GPU_S)
+        calls = probe(nvml, choose_gpu(nvml, None), GPU_S).calls
     finally:
         nvml.close()
-    return dict(msgspec.to_builtins(findings))
+    missing = [f"{call.feeds}: {call.missing}" for call in calls if call.missing]
+    return f"{len(calls) - len(missing)} of {len(calls)} values available; missing {', '.join(missing) or 'none'}"
 
 
 def check_folder(path: str | None) -> FolderCheck:
@@ -169,15 +143,14 @@ def check_folder(path: str | None) -> FolderCheck:
         free = os.statvfs(path)
     except OSError as error:
         return FolderCheck(path=path, error=str(error.strerror or error))
-    # f_favail is 0 on a file system that creates inodes on demand
-    return FolderCheck(
-        path=path, free_gib=round(free.f_bavail * free.f_frsize / 2**30, 1), free_files=free.f_favail or None
-    )
+    # f_favail is 0 on a file system that creates inodes on demand.
+    files = f", {free.f_favail:,} files" if free.f_favail else ""
+    return FolderCheck(path=path, result=f"writable; free: {free.f_bavail * free.f_frsize / 2**30:.1f} GiB{files}")
 
 
-def read_quotas(paths: list[str]) -> list[Quota]:
+def read_quotas(paths: list[str]) -> dict[str, str]:
     """Run the quota commands that exist here: showquota is a site's own, lfs is Lustre's."""
-    quotas = []
+    quotas = {}
     for command in [["showquota"], ["quota", "-s"], *(["lfs", "quota", "-h", path] for path in paths)]:
         if shutil.which(command[0]) is None:
             continue
@@ -193,17 +166,5 @@ def read_quotas(paths: list[str]) -> list[Quota]:
             lines = (result.stdout.strip() or result.stderr.strip()).splitlines()[:MAX_QUOTA_LINES]
         except (OSError, subprocess.SubprocessError) as error:
             lines = [str(error)]
-        quotas.append(Quota(command=" ".join(command), text="\n".join(lines)))
+        quotas[" ".join(command)] = "\n".join(lines)
     return quotas
-
-
-def _attempt(check: Callable[[], Any]) -> tuple[Any, str | None]:
-    """Return the result of a check, or None and why it failed."""
-    try:
-        return check(), None
-    except Exception as error:  # a check that fails is a finding
-        return None, _describe(error)
-
-
-def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -1,29 +1,30 @@
-"""How the worker starts, watches and ends its sidecar."""
+"""How the worker starts and stops its sidecar."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from inpaint_bench.core.records import CaptureSource, Device, TelemetryReport, read_record, write_record
+from inpaint_bench.core.records import Device, TelemetryReport, read_record, write_record
 from inpaint_bench.core.schema import TELEMETRY
 from inpaint_bench.telemetry.storage.parts import recover_run
 
-from .spec import FinalReport, Message, NotReady, Problem, Ready, SidecarSpec
+from .spec import FinalReport, Message, NotReady, Ready, SidecarSpec
 
 if TYPE_CHECKING:
     from inpaint_bench.core.config import TelemetryConfig
 
 LOG: Final = "sidecar.log"
+_FROM_SETTINGS: Final = ("source", "fast_hz", "slow_hz", "part_s", "journal_s", "dcgm_url", "dcgm_every_s")
 _STOP_TIMEOUT_S: Final = 5.0
 _DRAIN_TIMEOUT_S: Final = 1.0
 
@@ -42,11 +43,9 @@ class SidecarClient:
         self.devices: list[Device] = []
         self.driver: str | None = None
         self.source = "none"
-        self.capture: CaptureSource | None = None
         self._run_dir = run_dir
         self._process = process
         self._messages: queue.Queue[Message | None] = queue.Queue()  # None: the process closed its output
-        self._problems: list[str] = []
         self._report: TelemetryReport | None = None
         if process is not None:
             threading.Thread(target=self._listen, args=(process,), daemon=True).start()
@@ -71,15 +70,9 @@ class SidecarClient:
                 run_id=run_id,
                 run_dir=str(run_dir.absolute()),
                 uuids=list(uuids),
-                source=settings.source,
                 capture=settings.capture or capture,
-                fast_hz=settings.fast_hz,
-                slow_hz=settings.slow_hz,
-                part_s=settings.part_s,
-                journal_s=settings.journal_s,
-                dcgm_url=settings.dcgm_url,
-                dcgm_every_s=settings.dcgm_every_s,
                 parent=os.getpid(),
+                **{name: getattr(settings, name) for name in _FROM_SETTINGS},
             )
         except ValueError as error:
             raise SidecarError(f"telemetry: {error}") from None
@@ -97,15 +90,6 @@ class SidecarClient:
         sidecar = cls(run_dir, process)
         sidecar._await_ready(process, settings.ready_timeout_s)
         return sidecar
-
-    def alive(self) -> bool:
-        """Return whether it is still sampling; always True with source "none"."""
-        return self._process is None or self._process.poll() is None
-
-    def problems(self) -> list[str]:
-        """Return what it has reported so far, such as "storage_failed: ..."."""
-        self._drain()
-        return list(self._problems)
 
     def stop(self) -> TelemetryReport:
         """Stop it and return its report. Takes less than a second, at most about 5 s; may be called again.
@@ -127,17 +111,16 @@ class SidecarClient:
             status = "killed"
             process.kill()
             process.wait()
-        self._drain(until_end=True)
-        if self._report is not None:
-            return self._report  # equal to telemetry.json, unless the disk was full
+        with contextlib.suppress(queue.Empty):
+            if isinstance(message := self._messages.get(timeout=_DRAIN_TIMEOUT_S), FinalReport):
+                return message.report  # equal to telemetry.json, unless the disk was full
         path = self._run_dir / TELEMETRY
         try:
             report = read_record(path, TelemetryReport)
         except ValueError:
             report = None
         report = report or TelemetryReport(status=status, source=self.source)
-        report.status, report.source, report.problems = status, self.source, self._problems
-        report.exit_code = process.returncode
+        report.status, report.source, report.exit_code = status, self.source, process.returncode
         try:
             report.recovered = recover_run(self._run_dir)
             write_record(path, report)
@@ -155,7 +138,7 @@ class SidecarClient:
             raise SidecarError(f"the telemetry sidecar was not ready within {timeout_s:g} s; see {log}") from None
         if isinstance(message, Ready):
             self.devices, self.driver = message.devices, message.driver
-            self.source, self.capture = message.source, message.capture
+            self.source = message.source
             return
         process.wait()
         if isinstance(message, NotReady):
@@ -170,21 +153,6 @@ class SidecarClient:
             except msgspec.DecodeError:  # the last line of a killed process
                 continue
         self._messages.put(None)
-
-    def _drain(self, until_end: bool = False) -> None:
-        """Handle the messages that have come; with `until_end`, all that an ended process sent."""
-        deadline_s = time.monotonic() + _DRAIN_TIMEOUT_S
-        while True:
-            try:
-                message = self._messages.get(timeout=max(0.0, deadline_s - time.monotonic()) if until_end else 0)
-            except queue.Empty:
-                return
-            if message is None:
-                return
-            if isinstance(message, Problem):
-                self._problems.append(f"{message.kind}: {message.detail}")
-            elif isinstance(message, FinalReport):
-                self._report = message.report
 
 
 def _import_path() -> str:

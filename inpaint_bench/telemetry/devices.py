@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,19 +14,12 @@ from inpaint_bench.telemetry.sampling.streams import MIB, STREAMS, StreamReader
 from inpaint_bench.telemetry.sources.co_tenants import GpuProcesses
 from inpaint_bench.telemetry.sources.xid import XidCounts
 
-# Field of records.Device -> query, and how its result is converted.
-_FACTS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
-    "name": ("name", str),
-    "pci_bus_id": ("pci_bus_id", str),
-    "minor": ("minor", int),
-    "power_limit_w": ("power_limit_mw", lambda milliwatts: milliwatts / 1000),
-    "memory_mib": ("memory", lambda sizes: round(sizes[0] / MIB)),
-    "max_sm_clock_mhz": ("max_sm_clock_mhz", int),
-    "persistence_mode": ("persistence_mode", int),
-    "ecc_mode": ("ecc_mode", int),
-    "mig_mode": ("mig_mode", int),
-    "vbios": ("vbios", str),
-    "energy_start_mj": ("total_energy_mj", int),
+_MODES: Final = ("persistence_mode", "ecc_mode", "mig_mode")
+# Field of records.Device -> query.
+_FACTS: Final = {name: name for name in ("name", "pci_bus_id", "minor", "vbios", "max_sm_clock_mhz", *_MODES)} | {
+    "power_limit_w": "power_limit_mw",
+    "memory_mib": "memory",
+    "energy_start_mj": "total_energy_mj",
 }
 
 
@@ -79,9 +72,13 @@ def describe(nvml: Nvml, handle: Handle) -> Device:
     """Return what does not change during a run; None where it is not given, with the reasons in `nulls`."""
     facts: dict[str, Any] = {}
     nulls: dict[str, str] = {}
-    for name, (query, convert) in _FACTS.items():
+    for name, query in _FACTS.items():
         try:
-            facts[name] = convert(nvml.query(handle, query))
+            facts[name] = nvml.query(handle, query)
         except NvmlError as error:
             nulls[name] = null_reason(error.code).value
+    if "power_limit_w" in facts:
+        facts["power_limit_w"] /= 1000
+    if "memory_mib" in facts:
+        facts["memory_mib"] = round(facts["memory_mib"][0] / MIB)  # the total
     return Device(uuid=nvml.uuid(handle), **facts, nulls=nulls)

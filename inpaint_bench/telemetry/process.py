@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import gc
 import os
-import threading
+import platform
 import time
 import traceback
 from pathlib import Path
@@ -16,14 +16,13 @@ import msgspec
 import pyarrow as pa
 import pynvml
 
-from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.records import CaptureSource, write_record
+from inpaint_bench.core.environment import boot_id
+from inpaint_bench.core.records import CaptureMeta, TelemetryReport, write_record
 from inpaint_bench.core.schema import TELEMETRY
 from inpaint_bench.core.validation import Endpoint
 from inpaint_bench.telemetry.nvml.api import Nvml, NvmlError
 from inpaint_bench.telemetry.nvml.capture_file import CaptureError, load
 from inpaint_bench.telemetry.nvml.real import RealNvml
-from inpaint_bench.telemetry.nvml.reinit_barrier import NvmlReinitBarrier
 from inpaint_bench.telemetry.nvml.replay import ReplayNvml
 from inpaint_bench.telemetry.sampling.sampler import Sampler
 from inpaint_bench.telemetry.sources.health import read_health, worsened
@@ -32,16 +31,16 @@ from inpaint_bench.telemetry.sources.xid import XidMonitor
 from inpaint_bench.telemetry.storage.sidecar_tables import SidecarTables
 
 from .devices import open_devices
-from .report import ReportBuilder, part_metadata, stream_rates
+from .report import build_report, part_metadata, stream_rates
 from .runtime import log, wait_for_stop
-from .spec import FinalReport, Message, NotReady, Problem, Ready, SidecarSpec
+from .spec import FinalReport, Message, NotReady, Ready, SidecarSpec
 
 if TYPE_CHECKING:
     from inpaint_bench.telemetry.sources.dcgm import DcgmMonitor
 
 _MAX_WAIT_S: Final = 0.5
 _LOCK_TIMEOUT_S: Final = 1.0
-_stdout_lock = threading.Lock()
+MAX_PROBLEMS: Final = 200  # in telemetry.json; a disk that fails now and then causes thousands in a week
 
 
 class SidecarProcess:
@@ -59,53 +58,73 @@ class SidecarProcess:
         self._nvml.open()
         devices = open_devices(self._nvml, uuids)
         driver, nvml_version = self._nvml.driver_version(), self._nvml.nvml_version()
-        barrier = NvmlReinitBarrier()
-        self._sampler = Sampler(self._nvml, devices, source, self._append, stream_rates(spec), barrier)
-        self._checks = PeriodicChecks(self._nvml, devices, self._parent, barrier, self._report_problem)
-        self._xids = XidMonitor(self._nvml, devices, barrier, self._report_problem)
-        self._dcgm = self._dcgm_monitor()
-        metadata = part_metadata(spec, source, driver, nvml_version)
-        self._tables = SidecarTables(
-            spec.folder, metadata, spec.part_s, spec.journal_s, self._report_problem, self._refresh_report
+        self._ready = Ready(source, driver, [device.facts for device in devices])
+        self.identity = TelemetryReport(
+            status="running",
+            run_id=spec.run_id,
+            source=source,
+            driver=driver,
+            nvml=nvml_version,
+            capture=capture,
+            boot_id=boot_id(),
+            host=platform.node(),
+            pid=os.getpid(),
+            cpus=sorted(os.sched_getaffinity(0)),
+            started_unix_ns=time.time_ns(),
+            started_mono_ns=time.monotonic_ns(),
+            part_s=spec.part_s,
+            journal_s=spec.journal_s,
         )
-        self._report = ReportBuilder(
-            spec, driver, nvml_version, capture, source, self._sampler, self._tables, self._dcgm
+        self.problems: list[str] = []
+        self.problems_omitted = 0
+        self._xids = XidMonitor(self._nvml, devices, self.report_problem)
+        self._checks = PeriodicChecks(self._nvml, devices, self._parent, self._xids, self.report_problem)
+        self.sampler = Sampler(self._nvml, devices, source, self._append, stream_rates(spec), self._xids.reopened)
+        self.dcgm = self._dcgm_monitor()
+        metadata = part_metadata(spec, source, driver, nvml_version)
+        self.tables = SidecarTables(
+            spec.folder, metadata, spec.part_s, spec.journal_s, self.report_problem, self._refresh_report
         )
         self._next_refresh_s = time.monotonic() + spec.part_s
-        self._ready = Ready(source, driver, capture, [device.facts for device in devices])
 
     def run(self) -> int:
         """Sample until told to stop. Returns the exit code."""
-        self._sampler.sample_due()
-        for device in self._sampler.devices:
+        self.sampler.sample_due()
+        for device in self.sampler.devices:
             device.health_start = read_health(self._nvml, device.handle)
-        write_record(self._spec.folder / TELEMETRY, self._report.build("running"))
-        self._tables.start()
+        write_record(self._spec.folder / TELEMETRY, build_report(self, "running"))
+        self.tables.start()
+        if self.dcgm:
+            self.dcgm.start()
         send(self._ready)
-        # Started only now: a problem that they report must not be the first line.
-        self._xids.start()
-        self._checks.start()
-        if self._dcgm:
-            self._dcgm.start()
         gc.freeze()  # what is allocated so far stays: no later collection has to walk it
-        threads_ended = False
         try:
             while (reason := self._wait()) is None:
-                self._sampler.sample_due()
-            threads_ended = self._finish()
+                self.sampler.sample_due()
+                self._xids.poll_if_due()
+                self._checks.run_if_due()
+            self._take_last_samples()
         except Exception as error:  # our own bug: what was sampled is still saved
             log(traceback.format_exc())
-            self._sampler.fatal = reason = f"internal error: {error!r}"
-        return self._close(reason, threads_ended)
+            self.sampler.fatal = reason = f"internal error: {error!r}"
+        return self._close(reason)
+
+    def report_problem(self, kind: str, detail: str, gpu_uuid: str | None = None) -> None:
+        """Write an event and a line of telemetry.json. Any thread."""
+        self.sampler.event(kind, detail, gpu_uuid)
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(f"{kind}: {detail}")
+        else:
+            self.problems_omitted += 1
 
     def _append(self, table: str, row: dict[str, Any]) -> None:
-        self._tables.append(table, row)
+        self.tables.append(table, row)
 
     def _wait(self) -> str | None:
         """Sleep until the next tick; return the reason to stop, if there is one."""
-        if self._sampler.fatal:
-            return self._sampler.fatal
-        wait_s = (self._sampler.next_ns - time.monotonic_ns()) / 1e9
+        if self.sampler.fatal:
+            return self.sampler.fatal
+        wait_s = (self.sampler.next_ns - time.monotonic_ns()) / 1e9
         return wait_for_stop(min(max(0.0, wait_s), _MAX_WAIT_S), self._parent)
 
     def _refresh_report(self) -> None:
@@ -113,44 +132,33 @@ class SidecarProcess:
         if time.monotonic() >= self._next_refresh_s:
             self._next_refresh_s = time.monotonic() + self._spec.part_s
             try:
-                write_record(self._spec.folder / TELEMETRY, self._report.build("running"))
+                write_record(self._spec.folder / TELEMETRY, build_report(self, "running"))
             except Exception as error:  # the thread that saves the rows must go on
                 log(f"{TELEMETRY}: {error!r}")
 
-    def _finish(self) -> bool:
-        """Take the last sample and the last checks; return False if NVML still holds a thread."""
-        self._xids.request_stop()
-        if self._dcgm:
-            self._dcgm.request_stop()
-        self._sampler.sample_last()
-        for device in self._sampler.devices:
+    def _take_last_samples(self) -> None:
+        if self.dcgm:
+            self.dcgm.stop()
+        self.sampler.sample_last()
+        self._xids.poll()
+        self._checks.run()
+        for device in self.sampler.devices:
             device.health_end = read_health(self._nvml, device.handle)
             if device.health_start is not None:
                 for phrase in worsened(device.health_start, device.health_end):
-                    self._report_problem("ecc", phrase, device.uuid)
-        ended = all([self._xids.stop(), self._checks.stop()])
-        if self._dcgm:
-            self._dcgm.stop()  # it calls no NVML, so it may be left behind
-        return ended
+                    self.report_problem("ecc", phrase, device.uuid)
 
-    def _close(self, reason: str | None, threads_ended: bool) -> int:
+    def _close(self, reason: str | None) -> int:
         """Close the parts, write telemetry.json and send the last line."""
-        saved = self._tables.close()
-        status = "failed" if self._sampler.fatal else "complete" if saved else "incomplete"
-        report = self._report.build(status, reason)
-        for device in report.devices:
-            with contextlib.suppress(NvmlError):
-                handle = self._nvml.device(device.uuid)
-                device.energy_end_mj = int(self._nvml.query(handle, "total_energy_mj"))
+        saved = self.tables.close()
+        report = build_report(self, "failed" if self.sampler.fatal else "complete" if saved else "incomplete", reason)
         try:
             write_record(self._spec.folder / TELEMETRY, report)
         except OSError as error:
             report.status, report.storage.error = "incomplete", f"{TELEMETRY}: {error}"
         send(FinalReport(report))
-        # NVML is never closed under a thread that is inside one of its calls; a lost driver cannot be closed.
-        if threads_ended:
-            with contextlib.suppress(NvmlError):
-                self._nvml.close()
+        with contextlib.suppress(NvmlError):  # a lost driver cannot be closed
+            self._nvml.close()
         return 0 if report.status == "complete" else 1
 
     def _dcgm_monitor(self) -> DcgmMonitor | None:
@@ -160,23 +168,16 @@ class SidecarProcess:
         from inpaint_bench.telemetry.sources.dcgm import DcgmMonitor
 
         endpoint, interval_s = Endpoint.parse(self._spec.dcgm_url), self._spec.dcgm_every_s
-        return DcgmMonitor(endpoint, self._sampler.devices, self._append, self._report_problem, interval_s)
-
-    def _report_problem(self, kind: str, detail: str, gpu_uuid: str | None = None) -> None:
-        """Write an event, a line to the client, and a line of telemetry.json. Any thread."""
-        self._sampler.event(kind, detail, gpu_uuid)
-        if self._report.add_problem(f"{kind}: {detail}"):
-            send(Problem(kind, detail))
+        return DcgmMonitor(endpoint, self.sampler.devices, self._append, self.report_problem, interval_s)
 
 
-def _open_source(spec: SidecarSpec) -> tuple[str, CaptureSource | None, Nvml, list[str]]:
+def _open_source(spec: SidecarSpec) -> tuple[str, CaptureMeta | None, Nvml, list[str]]:
     """Return the value of the `source` column, the origin of a capture, the NVML and the UUIDs to sample."""
     if spec.source == "nvml":
         return "nvml", None, RealNvml(), spec.uuids
-    assert spec.capture is not None
-    capture = load(spec.capture)
+    capture = load(spec.capture or "")
     replay = ReplayNvml(capture, max(1, len(spec.uuids)))
-    return f"replay:{capture.name}", capture.source, replay, replay.uuids()
+    return f"replay:{capture.meta.name}", capture.meta, replay, replay.uuids()
 
 
 def _lock(folder: Path) -> None:
@@ -189,21 +190,19 @@ def _lock(folder: Path) -> None:
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
         except BlockingIOError:
             if time.monotonic() > deadline_s:
                 raise ValueError(f"{folder}: another sidecar is writing to this folder") from None
             time.sleep(0.05)
-            continue
-        except OSError:
-            pass  # a file system without locks on folders; a journal that is in use is refused all the same
-        return
+        except OSError:  # a file system without locks on folders; a journal that is in use is refused all the same
+            return
 
 
 def send(message: Message) -> None:
     """Print a line of JSON for the client. A client that is gone is no reason to stop."""
     line = msgspec.json.encode(message) + b"\n"
-    # A line longer than the pipe's buffer is written in pieces, which must not mix.
-    with _stdout_lock, contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):
         while line:
             line = line[os.write(1, line) :]
 
@@ -221,7 +220,7 @@ def run_sidecar(spec_json: str) -> int:
     pa.set_io_thread_count(1)
     try:
         return SidecarProcess(msgspec.json.decode(spec_json, type=SidecarSpec)).run()
-    except (NvmlError, CaptureError, UserError, ValueError, TypeError, OSError) as error:
+    except (NvmlError, CaptureError, ValueError, TypeError, OSError) as error:
         send(NotReady(_start_error(error)))
         log(repr(error))
         return 2

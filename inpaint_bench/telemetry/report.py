@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from inpaint_bench.core.environment import boot_id
-from inpaint_bench.core.records import CaptureSource, DeviceReport, StorageReport, StreamReport, TelemetryReport
+from inpaint_bench.core.records import DeviceReport, StorageReport, StreamReport, TelemetryReport
 from inpaint_bench.core.schema import PRODUCER, SCHEMA_VERSION
 from inpaint_bench.telemetry.devices import DeviceState
-from inpaint_bench.telemetry.sampling.sampler import Sampler
+from inpaint_bench.telemetry.sampling.sampler import Ticker
 from inpaint_bench.telemetry.sampling.streams import FAST, GPM, GPM_MAX_HZ, STREAMS
-from inpaint_bench.telemetry.storage.sidecar_tables import SidecarTables
 
 from .spec import SidecarSpec
 
 if TYPE_CHECKING:
-    from inpaint_bench.telemetry.sources.dcgm import DcgmMonitor
-
-_MAX_PROBLEMS: Final = 200  # a disk that fails now and then causes thousands in a week; `events` has each one
+    from .process import SidecarProcess
 
 
 def stream_rates(spec: SidecarSpec) -> dict[str, float]:
@@ -40,10 +35,9 @@ def part_metadata(spec: SidecarSpec, source: str, driver: str, nvml: str) -> dic
         "source": source,
         "driver": driver,
         "nvml": nvml,
+        "boot_id": boot_id() or "unknown",
         "clock": "CLOCK_MONOTONIC",
     }
-    if boot := boot_id():
-        common["boot_id"] = boot
     metadata = {"events": common}
     for stream in STREAMS:
         ids = [f"{item.column}={item.id}/{item.scope}" for item in stream.fields]
@@ -57,81 +51,32 @@ def part_metadata(spec: SidecarSpec, source: str, driver: str, nvml: str) -> dic
     return metadata
 
 
-class ReportBuilder:
-    """Builds telemetry.json at any moment of a run from the parts of the sidecar."""
+def build_report(sidecar: SidecarProcess, status: str, reason: str | None = None) -> TelemetryReport:
+    """Return telemetry.json as of now, starting from what is fixed; `reason` is why the sidecar ended."""
+    ended = status != "running"
+    return msgspec.structs.replace(
+        sidecar.identity,
+        status=status,
+        reason=reason,
+        updated_unix_ns=time.time_ns(),
+        ended_unix_ns=time.time_ns() if ended else None,
+        ended_mono_ns=time.monotonic_ns() if ended else None,
+        devices=[_device_report(device) for device in sidecar.sampler.devices],
+        streams={name: _stream_report(ticker) for name, ticker in sidecar.sampler.tickers.items()},
+        dcgm=sidecar.dcgm.report() if sidecar.dcgm else None,
+        tables=sidecar.tables.counts(),
+        storage=StorageReport(errors=sidecar.tables.errors, error=sidecar.tables.error),
+        problems=list(sidecar.problems),
+        problems_omitted=sidecar.problems_omitted,
+        cpu_s=round(time.process_time(), 3),
+        max_rss_mib=_peak_rss_mib(),
+    )
 
-    def __init__(
-        self,
-        spec: SidecarSpec,
-        driver: str,
-        nvml: str,
-        capture: CaptureSource | None,
-        source: str,
-        sampler: Sampler,
-        tables: SidecarTables,
-        dcgm: DcgmMonitor | None = None,
-    ) -> None:
-        self._fixed: dict[str, Any] = {
-            "run_id": spec.run_id,
-            "source": source,
-            "driver": driver,
-            "nvml": nvml,
-            "capture": capture,
-            "boot_id": boot_id(),
-            "host": platform.node(),
-            "pid": os.getpid(),
-            "cpus": sorted(os.sched_getaffinity(0)),
-            "started_unix_ns": time.time_ns(),
-            "started_mono_ns": time.monotonic_ns(),
-            "part_s": spec.part_s,
-            "journal_s": spec.journal_s,
-        }
-        self._sampler = sampler
-        self._tables = tables
-        self._dcgm = dcgm
-        self._problems: list[str] = []
-        self._problems_omitted = 0
 
-    def add_problem(self, sentence: str) -> bool:
-        """Keep a problem for the report; return False from the 201st on, which are only counted."""
-        if len(self._problems) >= _MAX_PROBLEMS:
-            self._problems_omitted += 1
-            return False
-        self._problems.append(sentence)
-        return True
-
-    def build(self, status: str, reason: str | None = None) -> TelemetryReport:
-        """Return the report as of now; `reason` is why the sidecar ended."""
-        ended = status != "running"
-        return TelemetryReport(
-            status=status,
-            reason=reason,
-            **self._fixed,
-            updated_unix_ns=time.time_ns(),
-            ended_unix_ns=time.time_ns() if ended else None,
-            ended_mono_ns=time.monotonic_ns() if ended else None,
-            devices=[_device_report(device) for device in self._sampler.devices],
-            streams={stream.name: self._stream_report(stream.name) for stream in STREAMS},
-            dcgm=self._dcgm.report() if self._dcgm else None,
-            tables=self._tables.counts(),
-            storage=StorageReport(errors=self._tables.errors, error=self._tables.error),
-            problems=list(self._problems),
-            problems_omitted=self._problems_omitted,
-            cpu_s=round(time.process_time(), 3),
-            max_rss_mib=_peak_rss_mib(),
-        )
-
-    def _stream_report(self, name: str) -> StreamReport:
-        ticker, durations = self._sampler.tickers[name], self._sampler.durations[name]
-        return StreamReport(
-            hz=1e9 / ticker.period_ns,
-            ticks_due=ticker.due,
-            ticks_done=ticker.done,
-            ticks_skipped=ticker.skipped,
-            read_us_p50=durations.quantile_us(0.5),
-            read_us_p99=durations.quantile_us(0.99),
-            read_us_max=round(durations.max_us, 1),
-        )
+def _stream_report(ticker: Ticker) -> StreamReport:
+    return StreamReport(
+        hz=1e9 / ticker.period_ns, ticks_due=ticker.due, ticks_done=ticker.done, ticks_skipped=ticker.skipped
+    )
 
 
 def _device_report(device: DeviceState) -> DeviceReport:

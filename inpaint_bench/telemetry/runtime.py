@@ -1,4 +1,4 @@
-"""What a sidecar process needs of the operating system: signals, its log, background threads.
+"""Signals and log of a sidecar process.
 
 `block_signals` must run before pyarrow is imported: Arrow starts threads on import, and one that does not inherit the
 mask would receive a SIGTERM in the main thread's place and die of it, with parts unsaved.
@@ -10,8 +10,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import threading
-from abc import ABC, abstractmethod
 from typing import Final
 
 STOP_SIGNALS: Final = {signal.SIGTERM, signal.SIGINT}
@@ -40,34 +38,3 @@ def log(text: str) -> None:
     """Write a line to sidecar.log, unbuffered: a full disk must not stop the sampling."""
     with contextlib.suppress(OSError):
         os.write(2, text.encode(errors="replace") + b"\n")
-
-
-class BackgroundThread(ABC):
-    """A thread beside the sampling, which ends on request and never keeps the process alive.
-
-    `_run` must return soon after `_stopping` is set. `join_s` limits the wait of `stop`: after SIGTERM, the sidecar has
-    less than a second in all.
-    """
-
-    def __init__(self, name: str, join_s: float) -> None:
-        self._join_s = join_s
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def request_stop(self) -> None:
-        """Ask the thread to end, without waiting for it."""
-        self._stopping.set()
-
-    def stop(self) -> bool:
-        """End the thread; return False if a call still holds it."""
-        self._stopping.set()
-        if self._thread.ident is not None:
-            self._thread.join(self._join_s)
-        return not self._thread.is_alive()
-
-    @abstractmethod
-    def _run(self) -> None: ...

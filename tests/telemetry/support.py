@@ -12,9 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from inpaint_bench.core.config import TelemetryConfig
+from inpaint_bench.core.records import CaptureMeta
 from inpaint_bench.telemetry.client import SidecarClient
 from inpaint_bench.telemetry.nvml.api import FieldValue, GpmWindow, NvmlError, Xid
-from inpaint_bench.telemetry.nvml.capture_file import FORMAT, SUFFIX, Capture, CaptureMeta, Series, load, save
+from inpaint_bench.telemetry.nvml.capture_file import FORMAT, SUFFIX, Capture, Series, load, save
 
 CAPTURE = "h200-synthetic"
 
@@ -96,7 +97,7 @@ class FakeNvml:
         self.calls: list[tuple[str, Any]] = []
         self.opened = 0
         self.processes: list[int] = []
-        self.xids: list[Xid] = []  # one is returned per wait
+        self.xids: list[Xid] = []  # not yet returned
         self.values: dict[str, Any] = {
             "utilization": (50, 5),
             "memory": (8 << 30, 1 << 30, 2 << 30, 5 << 30),
@@ -104,6 +105,9 @@ class FakeNvml:
             "ecc_aggregate": (4, 0),
             "remapped_rows": (0, 0, 0, 0),
             "mig_mode": 0,
+            "name": "NVIDIA H999",
+            "pci_bus_id": "00000000:99:00.0",
+            "vbios": "99.00.99",
         }
         self._gpm_reads: dict[str, int] = {}
 
@@ -160,18 +164,8 @@ class FakeNvml:
     def compute_processes(self, handle: str) -> list[int]:
         return list(self._call(handle, "compute_processes", self.processes))
 
-    def event_set(self) -> list[str]:
-        return []
-
-    def watch_xids(self, events: list[str], handle: str) -> None:
+    def watch_xids(self, handle: str) -> None:
         self._call(handle, "watch_xids")
-        events.append(handle)
 
-    def next_xid(self, events: list[str], timeout_ms: int) -> Xid | None:
-        if self.xids:
-            return self.xids.pop(0)
-        time.sleep(min(timeout_ms, 10) / 1000)
-        return None
-
-    def free_events(self, events: list[str]) -> None:
-        self.calls.append(("", "free_events"))
+    def next_xid(self) -> Xid | None:
+        return self.xids.pop(0) if self.xids else None

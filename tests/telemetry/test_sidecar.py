@@ -19,7 +19,9 @@ import pytest
 
 import inpaint_bench
 from inpaint_bench.core import schema
+from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import TelemetryReport, read_record
+from inpaint_bench.core.validation import check
 from inpaint_bench.telemetry.client import SidecarClient, SidecarError
 from inpaint_bench.telemetry.storage.parts import recover_run
 
@@ -81,9 +83,8 @@ class TestSampling:
         assert fast["source"].unique().to_list() == ["replay:h200-synthetic"] == [sidecar.source]
         assert fast["gpu_uuid"].unique().to_list() == ["REPLAY-h200-synthetic"]
         assert sidecar.devices[0].uuid == "REPLAY-h200-synthetic"
-        assert sidecar.capture is not None
-        assert sidecar.capture.synthetic is True
-        assert report.capture == sidecar.capture
+        assert report.capture is not None
+        assert report.capture.synthetic is True
         metadata = part_schema(tmp_path, "samples_fast").metadata
         assert metadata[b"source"] == b"replay:h200-synthetic"
         assert {b"schema_version", b"run_id", b"producer", b"driver", b"nvml", b"period_ms"} <= metadata.keys()
@@ -142,12 +143,11 @@ class TestEnding:
         assert report.status == "complete"
         assert report.reason == "SIGTERM"
         (device,) = report.devices
-        assert device.energy_end_mj is not None
         assert device.energy_start_mj is not None
-        assert device.energy_end_mj >= rows(tmp_path, "samples_fast")["energy_mj"].max() > device.energy_start_mj > 0
+        assert rows(tmp_path, "samples_fast")["energy_mj"].max() > device.energy_start_mj > 0
         assert report == read_record(tmp_path / schema.TELEMETRY, TelemetryReport)
         assert sidecar.stop() == report
-        assert not sidecar.alive()
+        assert _ends(pid_of(sidecar), 1)
         assert leftovers(tmp_path) == []
 
     def test_slurms_warning_of_the_time_limit_does_not_end_it(self, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ class TestEnding:
         sidecar = start(tmp_path)
         os.kill(pid_of(sidecar), signal.SIGUSR2)
         time.sleep(0.3)
-        assert sidecar.alive()
+        assert not _ends(pid_of(sidecar), 0.1)
         assert sidecar.stop().status == "complete"
 
     def test_only_the_main_thread_can_receive_the_signal_to_stop(self, tmp_path: Path) -> None:
@@ -200,7 +200,6 @@ class TestEnding:
         os.kill(pid_of(sidecar), signal.SIGKILL)
         assert sidecar._process is not None
         sidecar._process.wait(5)
-        assert not sidecar.alive()
         report = sidecar.stop()
         assert report.status == "died"
         assert _report(tmp_path).status == "died"
@@ -230,13 +229,13 @@ class TestEnding:
         _, hard = resource.prlimit(pid_of(sidecar), resource.RLIMIT_FSIZE)
         resource.prlimit(pid_of(sidecar), resource.RLIMIT_FSIZE, (0, hard))
         time.sleep(0.8)
-        assert sidecar.alive()
-        assert sidecar.problems()[0].startswith("storage_failed")
+        assert not _ends(pid_of(sidecar), 0.1)
         resource.prlimit(pid_of(sidecar), resource.RLIMIT_FSIZE, (hard, hard))
         time.sleep(0.6)
         report = sidecar.stop()
         assert report.status == "complete"
         assert report.storage.errors >= 1
+        assert report.problems[0].startswith("storage_failed")
         assert report.storage.error is None
         assert rows(tmp_path, "events")["kind"].to_list() == ["storage_failed", "storage_recovered"]
         assert rows(tmp_path, "samples_fast")["tick_seq"].to_list() == list(range(report.tables["samples_fast"].rows))
@@ -298,21 +297,24 @@ class TestStarting:
         with pytest.raises(SidecarError, match=message):
             SidecarClient.start(tmp_path, "r-test", uuids, settings(source="nvml"))
 
+    def test_replay_without_a_capture_is_refused_before_anything_is_written(self, tmp_path: Path) -> None:
+        with pytest.raises(SidecarError, match="needs the name or file of a capture"):
+            start(tmp_path, capture=None)
+        assert not list(tmp_path.iterdir())
+
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"part_s": 0.0}, "part_s=0.0: must be above 0"),
-            ({"journal_s": float("nan")}, "journal_s=nan: must be above 0"),
-            ({"fast_hz": 20.5}, "fast_hz=20.5: must be above 0 and at most 20"),
-            ({"slow_hz": 0.0}, "slow_hz=0.0: must be above 0"),
-            ({"source": "amd"}, "source='amd': not one of nvml, replay"),
-            ({"capture": None}, "needs the name or file of a capture"),
+            ({"part_s": 0.0}, "telemetry.part_s=0"),
+            ({"journal_s": float("nan")}, "telemetry.journal_s=nan"),
+            ({"fast_hz": 20.5}, "telemetry.fast_hz=20.5"),
+            ({"slow_hz": 0.0}, "telemetry.slow_hz=0"),
+            ({"source": "amd"}, "telemetry.source=amd"),
         ],
     )
-    def test_impossible_settings_are_one_sentence(self, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-        with pytest.raises(SidecarError, match=message):
-            start(tmp_path, **changes)
-        assert not list(tmp_path.iterdir())
+    def test_configuration_refuses_impossible_settings(self, changes: dict[str, Any], message: str) -> None:
+        with pytest.raises(UserError, match=message):
+            check(settings(**changes), "telemetry")
 
     def test_several_gpus_are_several_replayed_devices(self, tmp_path: Path) -> None:
         sidecar = SidecarClient.start(tmp_path, "r-test", ["a", "b"], settings())
@@ -343,7 +345,7 @@ class TestStarting:
 
     def test_source_none_starts_no_process(self, tmp_path: Path) -> None:
         sidecar = start(tmp_path, source="none")
-        assert (sidecar.source, sidecar.devices, sidecar.alive()) == ("none", [], True)
+        assert (sidecar.source, sidecar.devices) == ("none", [])
         assert sidecar.stop().status == "none"
         assert list(tmp_path.iterdir()) == []
 

@@ -125,19 +125,13 @@ class Nvml(Protocol):
         """Return GPM metrics over the time since the last call; None if there is no window yet."""
 
     def compute_processes(self, handle: Handle) -> list[int]:
-        """Return the ids of the processes with a compute context. Takes milliseconds under the driver's lock."""
+        """Return the ids of the processes with a compute context. Takes 0.1 to 0.2 ms, at worst 26 ms (H100, H200)."""
 
-    def event_set(self) -> Any:
-        """Create a set of events to wait for."""
+    def watch_xids(self, handle: Handle) -> None:
+        """Collect the Xids of a GPU from now on, until NVML is closed."""
 
-    def watch_xids(self, events: Any, handle: Handle) -> None:
-        """Add the Xids of a GPU to the set."""
-
-    def next_xid(self, events: Any, timeout_ms: int) -> Xid | None:
-        """Wait for an Xid; None if none came in time."""
-
-    def free_events(self, events: Any) -> None:
-        """Free the set."""
+    def next_xid(self) -> Xid | None:
+        """Return the next collected Xid, None if there is none. Does not wait."""
 
 
 _UUID = re.compile(r"(?:GPU-)?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.IGNORECASE)

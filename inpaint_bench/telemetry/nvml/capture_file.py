@@ -23,7 +23,7 @@ import msgspec
 from msgspec.structs import replace
 
 from inpaint_bench.core.files import replace_bytes
-from inpaint_bench.core.records import CaptureSource
+from inpaint_bench.core.records import CaptureMeta
 
 FORMAT: Final = 1
 SUFFIX: Final = ".json.gz"
@@ -63,34 +63,12 @@ class Series(msgspec.Struct, omit_defaults=True):
         return [self.code] * len(self.t_ms) if isinstance(self.code, int) else self.code
 
 
-class CaptureMeta(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Where a capture comes from, and how it is replayed."""
-
-    duration_ms: float
-    loop_from_ms: float = 0.0  # replay restarts here after the end; what lies before is played once
-    gpu: str | None = None
-    driver: str | None = None
-    recorded_on: str | None = None
-    tool: str | None = None
-    synthetic: bool | None = None
-    note: str | None = None
-
-
-class Capture(msgspec.Struct, kw_only=True, omit_defaults=True):
+class Capture(msgspec.Struct, kw_only=True):
     """A capture file."""
 
     format: int
     meta: CaptureMeta
     calls: dict[str, Series]
-    name: str = ""  # that of the file, without suffix
-
-    @property
-    def source(self) -> CaptureSource:
-        """Return what a reader must know about the origin of the numbers."""
-        meta = self.meta
-        return CaptureSource(
-            name=self.name, synthetic=meta.synthetic, recorded_on=meta.recorded_on, tool=meta.tool, note=meta.note
-        )
 
 
 def available() -> list[str]:
@@ -111,7 +89,7 @@ def load(name: str) -> Capture:
         raise CaptureError(f"{path} has capture format {capture.format}, this version reads {FORMAT}")
     if not 0 <= capture.meta.loop_from_ms < capture.meta.duration_ms:
         raise CaptureError(f"{path}: loop_from_ms must lie within the capture")
-    capture.name = path.name.removesuffix(SUFFIX)
+    capture.meta.name = path.name.removesuffix(SUFFIX)
     return capture
 
 

@@ -1,18 +1,18 @@
-"""Examines a real GPU for `doctor gpu`: which calls it supports, what they cost, how often power and energy change.
+"""Examines a real GPU for `doctor gpu`: which values it gives, what the calls cost, how often power and energy change.
 
-Polls three fields faster than any run does, then records the GPU at the sidecar's rates; support and cost are those of
+Polls three fields faster than any run does, then records the GPU at the sidecar's rates; values and costs are those of
 the recorded calls. Only reads, and needs no root.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
-
-import msgspec
 
 from inpaint_bench.core.records import Device
 from inpaint_bench.telemetry.devices import open_devices
@@ -23,36 +23,44 @@ from .capture_file import Capture, Series, field_key, gpm_key
 from .recorder import record
 
 POLL_INTERVAL_S: Final = 0.005
-SECONDS: Final = (2.0, 3600.0)  # shortest and longest examination
 MIN_FOR_P99: Final = 100  # of fewer values, the 99th percentile is the maximum
 
+# Key of a capture file -> the columns that it feeds.
+_COLUMNS: Final = {
+    **{field_key(item.id, item.scope): item.column for stream in STREAMS for item in stream.fields},
+    **{query.name: ", ".join(query.columns) for stream in STREAMS for query in stream.queries},
+    **{gpm_key(item.id): item.column for stream in STREAMS for item in stream.gpm},
+    "gpm_window_ms": WINDOW,
+}
 
-class CallFinding(msgspec.Struct, kw_only=True):
+
+@dataclass(frozen=True, kw_only=True)
+class CallFinding:
     """How a GPU responded to one call, and what the call cost."""
 
     call: str  # key of the capture file
-    columns: list[str]  # that it feeds
+    feeds: str  # columns, or the call's own name
     num_calls: int
     num_valid: int
     missing: str | None  # why there is no valid result
     error: str | None  # NVML's return code for that
     p50_us: float | None
-    p99_us: float | None  # null for fewer than 100 calls
+    p99_us: float | None  # None for fewer than 100 calls
     max_us: float | None
 
 
-class UpdatePeriod(msgspec.Struct, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class UpdatePeriod:
     """How often a value changes. A value that stays equal over an update makes the period look longer."""
 
     polls: int
     failed: int  # return codes and zeros, which polling faster than every 50 ms is known to give
     changes: int
-    p10_ms: float | None
     median_ms: float | None
-    p90_ms: float | None
 
 
-class GpuFindings(msgspec.Struct, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class GpuFindings:
     """The result of an examination."""
 
     driver: str
@@ -60,12 +68,7 @@ class GpuFindings(msgspec.Struct, kw_only=True):
     device: Device
     calls: list[CallFinding]
     updates: dict[str, UpdatePeriod]  # by column
-    recorded_s: float
-
-
-def polling_s(seconds: float) -> float:
-    """Return how much of an examination is polling: 3 of 20 s, and never more."""
-    return 3.0 * min(seconds, 20.0) / 20.0
+    capture: Capture
 
 
 def choose_gpu(nvml: Nvml, uuid: str | None) -> str:
@@ -80,20 +83,20 @@ def choose_gpu(nvml: Nvml, uuid: str | None) -> str:
     return uuids[0]
 
 
-def probe(nvml: Nvml, uuid: str, seconds: float) -> tuple[GpuFindings, Capture]:
-    """Examine a GPU; return the findings and the recording. Raises NvmlError; ValueError for an unknown UUID or MIG."""
+def probe(nvml: Nvml, uuid: str, seconds: float) -> GpuFindings:
+    """Examine a GPU. Raises NvmlError; ValueError for an unknown UUID or a GPU in MIG mode."""
     (device,) = open_devices(nvml, [uuid])
-    updates = update_periods(nvml, device.handle, polling_s(seconds))
-    capture = record(nvml, uuid, seconds - polling_s(seconds))
-    findings = GpuFindings(
+    polling_s = 0.15 * min(seconds, 20.0)  # a longer examination records longer
+    updates = update_periods(nvml, device.handle, polling_s)
+    capture = record(nvml, uuid, seconds - polling_s)
+    return GpuFindings(
         driver=nvml.driver_version(),
         nvml=nvml.nvml_version(),
         device=device.facts,
         calls=[_call_finding(key, series) for key, series in capture.calls.items()],
         updates=updates,
-        recorded_s=round(capture.meta.duration_ms / 1000, 1),
+        capture=capture,
     )
-    return findings, capture
 
 
 def update_periods(nvml: Nvml, handle: Handle, seconds: float) -> dict[str, UpdatePeriod]:
@@ -115,43 +118,32 @@ def update_periods(nvml: Nvml, handle: Handle, seconds: float) -> dict[str, Upda
             elif not known or known[-1][1] != value:
                 known.append((now_ns, value))
         time.sleep(max(0.0, start_ns + polls * POLL_INTERVAL_S * 1e9 - time.monotonic_ns()) / 1e9)
-    return {
-        column: _update_period(polls, failed[column], [t_ns for t_ns, _ in known[1:]])  # the first value is no change
-        for column, known in changes.items()
-    }
-
-
-def _update_period(polls: int, failed: int, changed_ns: Sequence[int]) -> UpdatePeriod:
-    periods_ms = [(after - before) / 1e6 for before, after in pairwise(changed_ns)]
-    p10, p50, p90 = (round(quantile(periods_ms, share), 1) if periods_ms else None for share in (0.1, 0.5, 0.9))
-    return UpdatePeriod(polls=polls, failed=failed, changes=len(changed_ns), p10_ms=p10, median_ms=p50, p90_ms=p90)
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """Return the nearest-rank quantile, which is one of the values."""
-    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+    updates = {}
+    for column, known in changes.items():
+        changed_ns = [t_ns for t_ns, _ in known[1:]]  # the first value is no change
+        periods_ms = [(after - before) / 1e6 for before, after in pairwise(changed_ns)]
+        median_ms = round(statistics.median(periods_ms), 1) if periods_ms else None
+        updates[column] = UpdatePeriod(polls=polls, failed=failed[column], changes=len(changed_ns), median_ms=median_ms)
+    return updates
 
 
 def _call_finding(key: str, series: Series) -> CallFinding:
-    failures = [code for code in series.codes if code != 0]
-    last_error = failures[-1] if len(failures) == len(series.codes) else 0
+    num_valid = series.codes.count(0)
+    missing_code = 0 if num_valid else series.codes[-1]
     us = series.us
     return CallFinding(
         call=key,
-        columns=_COLUMNS.get(key, []),
+        feeds=_COLUMNS.get(key, key),
         num_calls=len(series.codes),
-        num_valid=len(series.codes) - len(failures),
-        missing=null_reason(last_error).value if last_error else None,
-        error=error_text(last_error) if last_error else None,
-        p50_us=round(quantile(us, 0.5), 1) if us else None,
-        p99_us=round(quantile(us, 0.99), 1) if len(us) >= MIN_FOR_P99 else None,
+        num_valid=num_valid,
+        missing=null_reason(missing_code).value if missing_code else None,
+        error=error_text(missing_code) if missing_code else None,
+        p50_us=round(statistics.median(us), 1) if us else None,
+        p99_us=p99(us),
         max_us=round(max(us), 1) if us else None,
     )
 
 
-_COLUMNS: Final[dict[str, list[str]]] = {
-    **{field_key(item.id, item.scope): [item.column] for stream in STREAMS for item in stream.fields},
-    **{query.name: list(query.columns) for stream in STREAMS for query in stream.queries},
-    **{gpm_key(item.id): [item.column] for stream in STREAMS for item in stream.gpm},
-    "gpm_window_ms": [WINDOW],
-}
+def p99(values: Sequence[float]) -> float | None:
+    """Return the 99th percentile (nearest rank), None for fewer than 100 values."""
+    return sorted(values)[math.ceil(0.99 * len(values)) - 1] if len(values) >= MIN_FOR_P99 else None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pynvml
 
 from .api import FieldValue, GpmWindow, Handle, NvmlError, Xid
-from .gpm import GpmReader
 
 # The member of the value union for each value type of a field.
 _UNION_MEMBERS: Final = {
@@ -23,110 +26,140 @@ _UNION_MEMBERS: Final = {
 _NAME_UNKNOWN: Final = frozenset(
     {pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH, pynvml.NVML_ERROR_DEPRECATED}
 )
+_MIN_GPM_WINDOW_NS: Final = 100_000_000  # NVIDIA asks for more than 100 ms between two samples
+_MAX_GPM_WINDOW_NS: Final = 30_000_000_000  # the process was stopped meanwhile
 _MEMORY_ERRORS: Final = (pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)
 
-Call = Callable[..., Any]  # call(name or names of an NVML function, *arguments)
-
 # Name in capture files and in this project -> how NVML is asked. Tuples are in the order of the columns they feed.
-QUERIES: Final[Mapping[str, Callable[[Call, Handle], Any]]] = {
-    "name": lambda call, gpu: _text(call("nvmlDeviceGetName", gpu)),
-    "pci_bus_id": lambda call, gpu: _text(call("nvmlDeviceGetPciInfo", gpu).busId),
-    "minor": lambda call, gpu: call("nvmlDeviceGetMinorNumber", gpu),
-    "vbios": lambda call, gpu: _text(call("nvmlDeviceGetVbiosVersion", gpu)),
-    "power_limit_mw": lambda call, gpu: call("nvmlDeviceGetEnforcedPowerLimit", gpu),
-    "persistence_mode": lambda call, gpu: call("nvmlDeviceGetPersistenceMode", gpu),
-    "ecc_mode": lambda call, gpu: call("nvmlDeviceGetEccMode", gpu)[0],
-    "mig_mode": lambda call, gpu: call("nvmlDeviceGetMigMode", gpu)[0],
-    "max_sm_clock_mhz": lambda call, gpu: call("nvmlDeviceGetMaxClockInfo", gpu, pynvml.NVML_CLOCK_SM),
-    "total_energy_mj": lambda call, gpu: call("nvmlDeviceGetTotalEnergyConsumption", gpu),
+QUERIES: Final[Mapping[str, Callable[[Handle], Any]]] = {
+    "name": lambda gpu: _text(_call("nvmlDeviceGetName", gpu)),
+    "pci_bus_id": lambda gpu: _text(_call("nvmlDeviceGetPciInfo", gpu).busId),
+    "minor": lambda gpu: _call("nvmlDeviceGetMinorNumber", gpu),
+    "vbios": lambda gpu: _text(_call("nvmlDeviceGetVbiosVersion", gpu)),
+    "power_limit_mw": lambda gpu: _call("nvmlDeviceGetEnforcedPowerLimit", gpu),
+    "persistence_mode": lambda gpu: _call("nvmlDeviceGetPersistenceMode", gpu),
+    "ecc_mode": lambda gpu: _call("nvmlDeviceGetEccMode", gpu)[0],
+    "mig_mode": lambda gpu: _call("nvmlDeviceGetMigMode", gpu)[0],
+    "max_sm_clock_mhz": lambda gpu: _call("nvmlDeviceGetMaxClockInfo", gpu, pynvml.NVML_CLOCK_SM),
+    "total_energy_mj": lambda gpu: _call("nvmlDeviceGetTotalEnergyConsumption", gpu),
     # Share of time with at least one kernel running, and with memory traffic: neither bandwidth nor VRAM.
-    "utilization": lambda call, gpu: _members(call("nvmlDeviceGetUtilizationRates", gpu), "gpu", "memory"),
-    "sm_clock_mhz": lambda call, gpu: call("nvmlDeviceGetClockInfo", gpu, pynvml.NVML_CLOCK_SM),
-    "mem_clock_mhz": lambda call, gpu: call("nvmlDeviceGetClockInfo", gpu, pynvml.NVML_CLOCK_MEM),
-    "throttle_reasons": lambda call, gpu: call(
+    "utilization": lambda gpu: _members(_call("nvmlDeviceGetUtilizationRates", gpu), "gpu", "memory"),
+    "sm_clock_mhz": lambda gpu: _call("nvmlDeviceGetClockInfo", gpu, pynvml.NVML_CLOCK_SM),
+    "mem_clock_mhz": lambda gpu: _call("nvmlDeviceGetClockInfo", gpu, pynvml.NVML_CLOCK_MEM),
+    "throttle_reasons": lambda gpu: _call(
         ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"), gpu
     ),
-    "temperature_c": lambda call, gpu: call(
+    "temperature_c": lambda gpu: _call(
         ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"), gpu, pynvml.NVML_TEMPERATURE_GPU
     ),
     # Bytes. In version 2 `used` excludes `reserved`.
-    "memory": lambda call, gpu: _members(
-        call("nvmlDeviceGetMemoryInfo", gpu, pynvml.nvmlMemory_v2), "total", "reserved", "used", "free"
+    "memory": lambda gpu: _members(
+        _call("nvmlDeviceGetMemoryInfo", gpu, pynvml.nvmlMemory_v2), "total", "reserved", "used", "free"
     ),
     # Corrected and uncorrected errors since the driver was loaded, and over the card's life.
-    "ecc_volatile": lambda call, gpu: _ecc_errors(call, gpu, pynvml.NVML_VOLATILE_ECC),
-    "ecc_aggregate": lambda call, gpu: _ecc_errors(call, gpu, pynvml.NVML_AGGREGATE_ECC),
-    "remapped_rows": lambda call, gpu: tuple(map(int, call("nvmlDeviceGetRemappedRows", gpu))),
+    "ecc_volatile": lambda gpu: _ecc_errors(gpu, pynvml.NVML_VOLATILE_ECC),
+    "ecc_aggregate": lambda gpu: _ecc_errors(gpu, pynvml.NVML_AGGREGATE_ECC),
+    "remapped_rows": lambda gpu: tuple(map(int, _call("nvmlDeviceGetRemappedRows", gpu))),
 }
+
+
+class GpmReader:
+    """Reads GPM, the performance counters of Hopper and later: two samples, and the means between them.
+
+    Each GPU has two buffers that are swapped after every read, so that the windows follow each other without a gap.
+    A failed read costs no more than its own window.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, _Buffers] = {}
+
+    def read(self, uuid: str, handle: Handle, metrics: Sequence[int]) -> GpmWindow | None:
+        """Return the metrics since the last read; None on the first, too early or too late read. Raises NvmlError."""
+        buffers = self._buffers.get(uuid)
+        if buffers is None:
+            if not _call("nvmlGpmQueryDeviceSupport", handle).isSupportedDevice:
+                raise NvmlError(pynvml.NVML_ERROR_NOT_SUPPORTED, "nvmlGpmQueryDeviceSupport")
+            buffers = _Buffers(_call("nvmlGpmSampleAlloc"), _call("nvmlGpmSampleAlloc"))
+            self._buffers[uuid] = buffers
+        now_ns = time.monotonic_ns()
+        window_ns = None if buffers.newer_ns is None else now_ns - buffers.newer_ns
+        if window_ns is not None and window_ns <= _MIN_GPM_WINDOW_NS:
+            return None
+        _call("nvmlGpmSampleGet", handle, buffers.older)
+        buffers.older, buffers.newer, buffers.newer_ns = buffers.newer, buffers.older, now_ns
+        if window_ns is None or window_ns > _MAX_GPM_WINDOW_NS:
+            return None
+        query = pynvml.c_nvmlGpmMetricsGet_t()
+        query.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        query.numMetrics = len(metrics)
+        query.sample1, query.sample2 = buffers.older, buffers.newer
+        for index, metric in enumerate(metrics):
+            query.metrics[index].metricId = metric
+        _call("nvmlGpmMetricsGet", query)
+        return GpmWindow(window_ns / 1e6, [_gpm_value(query.metrics[index]) for index in range(len(metrics))])
+
+    def free(self) -> None:
+        """Free the buffers; to be called before NVML is closed."""
+        pairs, self._buffers = self._buffers, {}
+        for buffers in pairs.values():
+            for buffer in (buffers.older, buffers.newer):
+                with contextlib.suppress(NvmlError):
+                    _call("nvmlGpmSampleFree", buffer)
+
+
+@dataclass
+class _Buffers:
+    """The two samples of a GPU."""
+
+    older: Any
+    newer: Any
+    newer_ns: int | None = None  # when `newer` was taken
 
 
 class RealNvml:
     """NVML of this machine. Creates no CUDA context and ignores CUDA_VISIBLE_DEVICES."""
 
     def __init__(self) -> None:
-        self._preferred: dict[tuple[str, ...], str] = {}
-        self._gpm = GpmReader(self._call)
-
-    def _call(self, names: str | tuple[str, ...], *args: Any) -> Any:
-        """Call a function; of several names for one call, the first that both binding and driver know, from then on."""
-        if isinstance(names, str):
-            return self._call_one(names, *args)
-        if names in self._preferred:
-            return self._call_one(self._preferred[names], *args)
-        for name in names:
-            try:
-                value = self._call_one(name, *args)
-            except NvmlError as error:
-                if error.code not in _NAME_UNKNOWN or name == names[-1]:
-                    raise
-            else:
-                self._preferred[names] = name
-                return value
-        raise AssertionError("unreachable")
-
-    @staticmethod
-    def _call_one(name: str, *args: Any) -> Any:
-        function = getattr(pynvml, name, None)
-        if function is None:
-            raise NvmlError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, name)
-        try:
-            return function(*args)
-        except pynvml.NVMLError as error:
-            raise NvmlError(int(error.value), name) from None
+        self._gpm = GpmReader()
+        self._events: Any = None  # collects Xids, until NVML is closed
 
     def open(self) -> None:
-        self._call("nvmlInit")
+        _call("nvmlInit")
 
     def close(self) -> None:
         self._gpm.free()
-        self._call("nvmlShutdown")
+        events, self._events = self._events, None
+        if events is not None:
+            with contextlib.suppress(NvmlError):
+                _call("nvmlEventSetFree", events)
+        _call("nvmlShutdown")
 
     def driver_version(self) -> str:
-        return _text(self._call("nvmlSystemGetDriverVersion"))
+        return _text(_call("nvmlSystemGetDriverVersion"))
 
     def nvml_version(self) -> str:
-        return _text(self._call("nvmlSystemGetNVMLVersion"))
+        return _text(_call("nvmlSystemGetNVMLVersion"))
 
     def uuids(self) -> list[str]:
         uuids = []
-        for index in range(self._call("nvmlDeviceGetCount")):
+        for index in range(_call("nvmlDeviceGetCount")):
             try:
-                uuids.append(self.uuid(self._call("nvmlDeviceGetHandleByIndex", index)))
+                uuids.append(self.uuid(_call("nvmlDeviceGetHandleByIndex", index)))
             except NvmlError:  # the count includes GPUs that a cgroup forbids
                 continue
         return uuids
 
     def device(self, uuid: str) -> Handle:
-        return self._call("nvmlDeviceGetHandleByUUID", uuid)
+        return _call("nvmlDeviceGetHandleByUUID", uuid)
 
     def uuid(self, handle: Handle) -> str:
-        return _text(self._call("nvmlDeviceGetUUID", handle))
+        return _text(_call("nvmlDeviceGetUUID", handle))
 
     def query(self, handle: Handle, name: str) -> Any:
-        return QUERIES[name](self._call, handle)
+        return QUERIES[name](handle)
 
     def fields(self, handle: Handle, ids: Sequence[tuple[int, int]]) -> list[FieldValue]:
-        return [_field_value(element) for element in self._call("nvmlDeviceGetFieldValues", handle, list(ids))]
+        return [_field_value(element) for element in _call("nvmlDeviceGetFieldValues", handle, list(ids))]
 
     def gpm(self, handle: Handle, metrics: Sequence[int]) -> GpmWindow | None:
         # Windows are kept by UUID: after NVML was opened anew, the handle is another.
@@ -134,17 +167,18 @@ class RealNvml:
 
     def compute_processes(self, handle: Handle) -> list[int]:
         names = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetComputeRunningProcesses_v2")
-        return [int(process.pid) for process in self._call(names, handle)]
+        return [int(process.pid) for process in _call(names, handle)]
 
-    def event_set(self) -> Any:
-        return self._call("nvmlEventSetCreate")
+    def watch_xids(self, handle: Handle) -> None:
+        if self._events is None:
+            self._events = _call("nvmlEventSetCreate")
+        _call("nvmlDeviceRegisterEvents", handle, pynvml.nvmlEventTypeXidCriticalError, self._events)
 
-    def watch_xids(self, events: Any, handle: Handle) -> None:
-        self._call("nvmlDeviceRegisterEvents", handle, pynvml.nvmlEventTypeXidCriticalError, events)
-
-    def next_xid(self, events: Any, timeout_ms: int) -> Xid | None:
+    def next_xid(self) -> Xid | None:
+        if self._events is None:
+            return None
         try:
-            event = self._call("nvmlEventSetWait_v2", events, timeout_ms)
+            event = _call("nvmlEventSetWait_v2", self._events, 0)
         except NvmlError as error:
             if error.code == pynvml.NVML_ERROR_TIMEOUT:
                 return None
@@ -157,8 +191,23 @@ class RealNvml:
             uuid = None
         return Xid(uuid, int(event.eventData))
 
-    def free_events(self, events: Any) -> None:
-        self._call("nvmlEventSetFree", events)
+
+def _call(names: str | tuple[str, ...], *args: Any) -> Any:
+    """Call an NVML function; of several names, the first that both the binding and the driver know."""
+    *earlier, last = (names,) if isinstance(names, str) else names
+    for name in earlier:
+        try:
+            return _call(name, *args)
+        except NvmlError as error:
+            if error.code not in _NAME_UNKNOWN:
+                raise
+    function = getattr(pynvml, last, None)
+    if function is None:
+        raise NvmlError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, last)
+    try:
+        return function(*args)
+    except pynvml.NVMLError as error:
+        raise NvmlError(int(error.value), last) from None
 
 
 def _field_value(element: Any) -> FieldValue:
@@ -170,8 +219,8 @@ def _field_value(element: Any) -> FieldValue:
     return FieldValue(code, None if code or member is None else getattr(element.value, member), latency_us)
 
 
-def _ecc_errors(call: Call, handle: Handle, counter: int) -> tuple[int, ...]:
-    return tuple(int(call("nvmlDeviceGetTotalEccErrors", handle, kind, counter)) for kind in _MEMORY_ERRORS)
+def _ecc_errors(handle: Handle, counter: int) -> tuple[int, ...]:
+    return tuple(int(_call("nvmlDeviceGetTotalEccErrors", handle, kind, counter)) for kind in _MEMORY_ERRORS)
 
 
 def _members(structure: Any, *names: str) -> tuple[int, ...]:
@@ -180,3 +229,10 @@ def _members(structure: Any, *names: str) -> tuple[int, ...]:
 
 def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _gpm_value(metric: Any) -> FieldValue:
+    code, value = int(metric.nvmlReturn), float(metric.value)
+    if code == pynvml.NVML_SUCCESS and not math.isfinite(value):
+        code = pynvml.NVML_ERROR_UNKNOWN
+    return FieldValue(code, None if code else value)

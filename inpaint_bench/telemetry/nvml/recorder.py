@@ -12,18 +12,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar, cast
 
+from inpaint_bench.core.records import CaptureMeta
 from inpaint_bench.core.schema import PRODUCER
 from inpaint_bench.telemetry.devices import open_devices
-from inpaint_bench.telemetry.sampling.streams import FAST, GPM, SLOW, STREAMS
-from inpaint_bench.telemetry.sampling.ticker import Ticker
+from inpaint_bench.telemetry.sampling.sampler import Sampler
+from inpaint_bench.telemetry.sampling.streams import FAST, GPM, SLOW
 from inpaint_bench.telemetry.sources.co_tenants import FOREIGN, OURS, UNKNOWN, classify
 from inpaint_bench.telemetry.sources.health import read_health
 from inpaint_bench.telemetry.sources.periodic import PeriodicChecks
 from inpaint_bench.telemetry.sources.xid import XidMonitor
 
 from .api import FieldValue, GpmWindow, Handle, Nvml, NvmlError, Xid
-from .capture_file import FORMAT, Capture, CaptureMeta, Series, field_key, gpm_key
-from .reinit_barrier import NvmlReinitBarrier
+from .capture_file import FORMAT, Capture, Series, field_key, gpm_key
 
 HZ: Final = {FAST.name: 10.0, SLOW.name: 1.0, GPM.name: 1.0}
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class NvmlRecorder:
         return round((time.monotonic_ns() - self._start_ns) / 1e6, 1)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)  # opening, closing, UUIDs and event sets are not recorded
+        return getattr(self._inner, name)  # opening, closing and UUIDs are not recorded
 
     def driver_version(self) -> str:
         return self._call("driver_version", self._inner.driver_version)
@@ -89,18 +89,11 @@ class NvmlRecorder:
         kinds = {OURS: len(classes.ours), FOREIGN: len(classes.co_tenants), UNKNOWN: len(classes.unknown)}
         return [kind for kind, number in kinds.items() for _ in range(number)]
 
-    def event_set(self) -> Any:
-        try:
-            return self._inner.event_set()
-        except NvmlError as error:
-            self._append("xids", 0.0, error.code, None)
-            raise
+    def watch_xids(self, handle: Handle) -> None:
+        self._call("xids", lambda: self._inner.watch_xids(handle))
 
-    def watch_xids(self, events: Any, handle: Handle) -> None:
-        self._call("xids", lambda: self._inner.watch_xids(events, handle))
-
-    def next_xid(self, events: Any, timeout_ms: int) -> Xid | None:
-        xid = self._inner.next_xid(events, timeout_ms)
+    def next_xid(self) -> Xid | None:
+        xid = self._inner.next_xid()
         if xid is not None:
             self._append("xids", self.elapsed_ms, 0, xid.number)
         return xid
@@ -148,24 +141,17 @@ def record(nvml: Nvml, uuid: str, seconds: float) -> Capture:
     devices = open_devices(recorded, [uuid])
     (device,) = devices
     read_health(recorded, device.handle)
-    barrier = NvmlReinitBarrier()
-    threads = [
-        PeriodicChecks(recorded, devices, own_root(), barrier, lambda *_: None),
-        XidMonitor(recorded, devices, barrier, lambda *_: None),
-    ]
-    for thread in threads:
-        thread.start()
-    start_ns = time.monotonic_ns()
-    end_ns = start_ns + round(seconds * 1e9)
-    tickers = {name: Ticker(round(1e9 / hz), start_ns) for name, hz in HZ.items()}
+    xids = XidMonitor(recorded, devices, lambda *_: None)
+    checks = PeriodicChecks(recorded, devices, own_root(), xids, lambda *_: None)
+    sampler = Sampler(recorded, devices, "nvml", lambda *_: None, HZ)
+    end_ns = time.monotonic_ns() + round(seconds * 1e9)
     while time.monotonic_ns() < end_ns:
-        for stream in STREAMS:
-            if tickers[stream.name].take(time.monotonic_ns()) is not None:
-                device.readers[stream.name].read(recorded, device.handle)
-        wake_ns = min(end_ns, *(ticker.next_ns for ticker in tickers.values()))
-        time.sleep(max(0, wake_ns - time.monotonic_ns()) / 1e9)
-    for thread in threads:
-        thread.stop()
+        sampler.sample_due()
+        xids.poll_if_due()
+        checks.run_if_due()
+        time.sleep(max(0, min(end_ns, sampler.next_ns) - time.monotonic_ns()) / 1e9)
+    xids.poll()
+    checks.run()
     meta = CaptureMeta(
         gpu=device.facts.name,
         driver=driver,

@@ -16,7 +16,7 @@ import pynvml
 from inpaint_bench.telemetry.sources.co_tenants import REPLAYED_PIDS
 
 from .api import NOT_IN_CAPTURE, FieldValue, GpmWindow, Handle, NvmlError, Xid
-from .capture_file import Capture, field_key, gpm_key
+from .capture_file import Capture, Series, field_key, gpm_key
 
 _ENERGY_FIELD: Final = field_key(pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION)
 _CUMULATIVE_FIELDS: Final = (
@@ -37,11 +37,12 @@ class ReplayNvml:
 
     def __init__(self, capture: Capture, num_devices: int = 1) -> None:
         self._capture = capture
-        copies = [f"REPLAY-{capture.name}-{index}" for index in range(1, num_devices)]
-        self._uuids = [f"REPLAY-{capture.name}", *copies]
+        copies = [f"REPLAY-{capture.meta.name}-{index}" for index in range(1, num_devices)]
+        self._uuids = [f"REPLAY-{capture.meta.name}", *copies]
         self._start_ns = time.monotonic_ns()
         self._last_gpm_ns: dict[str, int] = {}  # by UUID
-        self._xids_returned = 0
+        xids = capture.calls.get("xids", Series([], [], []))
+        self._recorded_xids = [(t, int(xid)) for t, xid in zip(xids.t_ms, xids.value, strict=True) if xid is not None]
         self._loop_gain = {key: self._gain(key) for key in _CUMULATIVE & capture.calls.keys()}
 
     def _gain(self, key: str) -> int:
@@ -124,26 +125,16 @@ class ReplayNvml:
         """Return ids that no process has, one for each class in the recorded list; `classify` knows them."""
         return [REPLAYED_PIDS[kind] for kind in self._get("compute_processes")]
 
-    def event_set(self) -> Any:
-        if "xids" not in self._capture.calls:
-            raise NvmlError(NOT_IN_CAPTURE, "replay of xids")
-        return "xids"
-
-    def watch_xids(self, events: Any, handle: Handle) -> None:
-        code = self._capture.calls["xids"].codes[0]
+    def watch_xids(self, handle: Handle) -> None:
+        series = self._capture.calls.get("xids")
+        code = NOT_IN_CAPTURE if series is None else series.codes[0]
         if code != 0:
             raise NvmlError(code, "replay of xids")
 
-    def next_xid(self, events: Any, timeout_ms: int) -> Xid | None:
+    def next_xid(self) -> Xid | None:
         """Return each recorded Xid once, at its time."""
-        series = self._capture.calls["xids"]
-        deadline_ms = self._elapsed_ms() + timeout_ms
-        due_ms = series.t_ms[self._xids_returned] if self._xids_returned < len(series.t_ms) else float("inf")
-        time.sleep(max(0.0, min(due_ms, deadline_ms) - self._elapsed_ms()) / 1000)
-        if due_ms > deadline_ms:
+        due = [number for t_ms, number in self._recorded_xids if t_ms <= self._elapsed_ms()]
+        if not due:
             return None
-        number = series.value[self._xids_returned]
-        self._xids_returned += 1
-        return None if number is None else Xid(self._uuids[0], int(number))
-
-    def free_events(self, events: Any) -> None: ...
+        self._recorded_xids.pop(0)
+        return Xid(self._uuids[0], due[0])

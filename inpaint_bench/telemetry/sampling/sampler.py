@@ -1,7 +1,8 @@
 """Samples the streams of every GPU, and decides what a failure means for the rest of the run.
 
 A lost GPU is an event and one row of nulls; the others continue. If NVML as a whole fails, it is reopened at growing
-intervals. Only a driver that was replaced under the running process ends the sampling.
+intervals. Only a driver that was replaced under the running process ends the sampling. Ticks have absolute deadlines on
+CLOCK_MONOTONIC, so that a slow read does not shift the later ones.
 """
 
 from __future__ import annotations
@@ -14,12 +15,10 @@ from typing import Any, Final
 import pynvml
 
 from inpaint_bench.telemetry.devices import DeviceState, open_device
-from inpaint_bench.telemetry.nvml.api import Nvml, NvmlError, error_text
-from inpaint_bench.telemetry.nvml.reinit_barrier import NvmlReinitBarrier
+from inpaint_bench.telemetry.nvml.api import MIN_INTERVAL_NS, Nvml, NvmlError, error_text
 from inpaint_bench.telemetry.runtime import log
 
 from .streams import GPM, STREAMS, Reading, SampleStream
-from .ticker import Durations, Ticker
 
 _MAX_BACKOFF_S: Final = 30.0
 _GPU_LOST: Final = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED})
@@ -29,10 +28,56 @@ _NVML_BROKEN: Final = frozenset(
 )
 
 
+class Ticker:
+    """Tick i is due at start + i * period.
+
+    A tick that is more than a period late is skipped and counted, never made up for in a burst. Two ticks are at least
+    50 ms apart, whatever the deadlines say.
+    """
+
+    def __init__(self, period_ns: int, start_ns: int) -> None:
+        self.period_ns = period_ns
+        self.due = 0  # ticks so far, and the number of the next one
+        self.skipped = 0
+        self._start_ns = start_ns
+        self._last_ns: int | None = None
+
+    @property
+    def done(self) -> int:
+        """Return the number of ticks that were taken."""
+        return self.due - self.skipped
+
+    @property
+    def next_ns(self) -> int:
+        """Return when the next tick is due."""
+        return max(self._start_ns + self.due * self.period_ns, self.earliest_ns)
+
+    @property
+    def earliest_ns(self) -> int:
+        """Return the first moment at which a tick may be forced."""
+        return self._start_ns if self._last_ns is None else self._last_ns + MIN_INTERVAL_NS
+
+    def take(self, now_ns: int) -> int | None:
+        """Return the number of the tick that is due now, None if none is due."""
+        if now_ns < self.next_ns:
+            return None
+        skipped = (now_ns - self._start_ns - self.due * self.period_ns) // self.period_ns
+        self.skipped += skipped
+        self.due += skipped
+        return self.force(now_ns)
+
+    def force(self, now_ns: int) -> int:
+        """Take the next tick ahead of its deadline and return its number."""
+        self._last_ns = now_ns
+        self.due += 1
+        return self.due - 1
+
+
 class Sampler:
     """Reads the streams at `hz` (stream name -> Hz) and passes every row and event to `append(table, row)`.
 
-    `append` must not block. A device that is lost is left out from then on.
+    `append` must not block. A device that is lost is left out from then on. `on_reopen` is called after NVML was
+    reopened, which voids what else was obtained from it.
     """
 
     def __init__(
@@ -42,20 +87,18 @@ class Sampler:
         source: str,
         append: Callable[[str, dict[str, Any]], None],
         hz: Mapping[str, float],
-        barrier: NvmlReinitBarrier | None = None,
+        on_reopen: Callable[[], None] = lambda: None,
     ) -> None:
         start_ns = time.monotonic_ns()
         self.devices = devices
         self.fatal: str | None = None  # why sampling had to end
         self.tickers = {stream.name: Ticker(round(1e9 / hz[stream.name]), start_ns) for stream in STREAMS}
-        self.durations = {stream.name: Durations() for stream in STREAMS}
         self._nvml = nvml
         self._source = source
         self._append = append
-        self._barrier = barrier or NvmlReinitBarrier()
+        self._on_reopen = on_reopen
         self._backoff_s = 1.0
         self._reopen_at_s: float | None = None
-        self._logged: set[tuple[str, str, int]] = set()
 
     @property
     def next_ns(self) -> int:
@@ -85,7 +128,6 @@ class Sampler:
             if device.lost or self.fatal:
                 continue
             reading = device.readers[stream.name].read(self._nvml, device.handle)
-            self.durations[stream.name].add(reading.read_us)
             if reading.no_window:
                 continue
             self._append(stream.table, reading.row(device.uuid, self._source, seq))
@@ -104,10 +146,6 @@ class Sampler:
 
     def _handle_errors(self, device: DeviceState, stream: SampleStream, reading: Reading) -> None:
         codes = set(reading.codes.values())
-        for column, code in reading.codes.items():
-            if (device.uuid, column, code) not in self._logged:
-                self._logged.add((device.uuid, column, code))
-                log(f"{device.uuid} {column}: {error_text(code)}")
         if pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH in codes:
             self.fatal = "the NVIDIA driver was replaced while the sidecar ran"
             self.event("nvml_fatal", self.fatal)
@@ -125,20 +163,20 @@ class Sampler:
     def _reopen(self) -> None:
         """Close and open NVML; after a failure, try again after twice the time."""
         self._backoff_s = min(2 * self._backoff_s, _MAX_BACKOFF_S)
-        with self._barrier.reinitializing():
-            with contextlib.suppress(NvmlError):  # it may be closed already
-                self._nvml.close()
-            try:
-                self._nvml.open()
-                for device in self.devices:
-                    if not device.lost:
-                        self._reopen_device(device)
-            except NvmlError as error:
-                self._reopen_at_s = time.monotonic() + self._backoff_s
-                self.event("nvml_reopen_failed", str(error))
-            else:
-                self._reopen_at_s = None
-                self.event("nvml_reopened", "")
+        with contextlib.suppress(NvmlError):  # it may be closed already
+            self._nvml.close()
+        try:
+            self._nvml.open()
+            for device in self.devices:
+                if not device.lost:
+                    self._reopen_device(device)
+        except NvmlError as error:
+            self._reopen_at_s = time.monotonic() + self._backoff_s
+            self.event("nvml_reopen_failed", str(error))
+        else:
+            self._reopen_at_s = None
+            self.event("nvml_reopened", "")
+            self._on_reopen()
 
     def _reopen_device(self, device: DeviceState) -> None:
         try:

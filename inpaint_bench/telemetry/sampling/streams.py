@@ -17,7 +17,7 @@ import pyarrow as pa
 import pynvml
 
 from inpaint_bench.core import schema
-from inpaint_bench.telemetry.nvml.api import NEVER_SUPPORTED, Handle, Nvml, NvmlError, null_reason
+from inpaint_bench.telemetry.nvml.api import NEVER_SUPPORTED, FieldValue, Handle, Nvml, NvmlError, null_reason
 
 PROBES: Final = 3  # reads after which a sensor that was missing in all of them counts as absent
 MIB: Final = 2**20
@@ -161,69 +161,52 @@ class StreamReader:
         self._reads = 0
         self._misses: Counter[str] = Counter()
 
-    @property
-    def probed(self) -> bool:
-        """Return whether there were enough reads to know which sensors are absent."""
-        return self._reads >= PROBES
-
     def read(self, nvml: Nvml, handle: Handle) -> Reading:
         """Query the GPU. Never raises NvmlError: failures are in the reading."""
+        unix_ns, start_ns = time.time_ns(), time.monotonic_ns()
+        results = self._query_fields(nvml, handle)
+        gpm = self._query_gpm(nvml, handle)
+        for query in self.stream.queries:
+            if query.columns[0] not in self.absent:
+                results |= _query(nvml, handle, query)
+        duration_ns = time.monotonic_ns() - start_ns
         values: dict[str, float] = {}
         codes = dict(self.absent)
-        unix_ns, start_ns = time.time_ns(), time.monotonic_ns()
-        self._read_fields(nvml, handle, values, codes)
-        no_window = self._read_gpm(nvml, handle, values, codes)
-        for query in self.stream.queries:
-            if query.columns[0] in self.absent:
-                continue
-            try:
-                result = nvml.query(handle, query.name)
-                numbers = [number * query.scale for number in (result if len(query.columns) > 1 else (result,))]
-                values.update(zip(query.columns, numbers, strict=True))
-            except NvmlError as error:
-                codes.update(dict.fromkeys(query.columns, error.code))
-        duration_ns = time.monotonic_ns() - start_ns
-        if not no_window:
+        for column, (code, value, _) in (results | (gpm or {})).items():
+            if code != 0 or value is None:
+                codes[column] = code
+            elif column in _COUNTERS and not (value >= 0 and value == int(value)):
+                codes[column] = pynvml.NVML_ERROR_UNKNOWN
+            else:
+                values[column] = value
+        if gpm is not None:
             self._learn(codes)
         half_ns = duration_ns // 2
-        return Reading(start_ns + half_ns, unix_ns + half_ns, duration_ns / 1000, values, codes, no_window)
+        return Reading(start_ns + half_ns, unix_ns + half_ns, duration_ns / 1000, values, codes, no_window=gpm is None)
 
-    def _read_fields(self, nvml: Nvml, handle: Handle, values: dict[str, float], codes: dict[str, int]) -> None:
+    def _query_fields(self, nvml: Nvml, handle: Handle) -> dict[str, FieldValue]:
         present = [item for item in self.stream.fields if item.column not in self.absent]
         if not present:
-            return
+            return {}
         try:
             results = nvml.fields(handle, [(item.id, item.scope) for item in present])
         except NvmlError as error:
-            codes.update({item.column: error.code for item in present})
-            return
-        for item, result in zip(present, results, strict=True):
-            if result.code != 0 or result.value is None:
-                codes[item.column] = result.code
-            elif item.column in _COUNTERS and not (result.value >= 0 and result.value == int(result.value)):
-                codes[item.column] = pynvml.NVML_ERROR_UNKNOWN
-            else:
-                values[item.column] = result.value if item.scale == 1 else result.value * item.scale
+            return {item.column: FieldValue(error.code, None) for item in present}
+        return {item.column: _scaled(result, item.scale) for item, result in zip(present, results, strict=True)}
 
-    def _read_gpm(self, nvml: Nvml, handle: Handle, values: dict[str, float], codes: dict[str, int]) -> bool:
-        """Read the GPM metrics; return whether there is no window yet."""
+    def _query_gpm(self, nvml: Nvml, handle: Handle) -> dict[str, FieldValue] | None:
+        """Return the GPM metrics and their window, None if there is no window yet."""
         present = [item for item in self.stream.gpm if item.column not in self.absent]
         if not present:
-            return False
+            return {}
+        columns = [WINDOW, *(item.column for item in present)]
         try:
             window = nvml.gpm(handle, [item.id for item in present])
         except NvmlError as error:
-            codes.update(dict.fromkeys([WINDOW, *(item.column for item in present)], error.code))
-            return False
+            return dict.fromkeys(columns, FieldValue(error.code, None))
         if window is None:
-            return True
-        values[WINDOW] = window.window_ms
-        for item, result in zip(present, window.metrics, strict=True):
-            if result.code == 0 and result.value is not None:
-                values[item.column] = result.value
-            else:
-                codes[item.column] = result.code
-        return False
+            return None
+        return dict(zip(columns, [FieldValue(0, window.window_ms), *window.metrics], strict=True))
 
     def _learn(self, codes: dict[str, int]) -> None:
         self._reads += 1
@@ -235,3 +218,19 @@ class StreamReader:
                 self._misses[column] += 1
                 if self._misses[column] == PROBES:
                     self.absent[column] = code
+
+
+def _query(nvml: Nvml, handle: Handle, query: Query) -> dict[str, FieldValue]:
+    try:
+        result = nvml.query(handle, query.name)
+    except NvmlError as error:
+        return dict.fromkeys(query.columns, FieldValue(error.code, None))
+    numbers = result if len(query.columns) > 1 else (result,)
+    return {
+        column: _scaled(FieldValue(0, number), query.scale)
+        for column, number in zip(query.columns, numbers, strict=True)
+    }
+
+
+def _scaled(result: FieldValue, scale: float) -> FieldValue:
+    return result if result.value is None or scale == 1 else result._replace(value=result.value * scale)

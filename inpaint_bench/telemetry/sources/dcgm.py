@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import http.client
 import math
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -21,10 +22,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from inpaint_bench.core.records import DcgmDevice, DcgmReport
+from inpaint_bench.core.records import DcgmReport
 from inpaint_bench.core.schema import PRODUCER, Null
 from inpaint_bench.core.validation import Endpoint
-from inpaint_bench.telemetry.runtime import BackgroundThread, log
+from inpaint_bench.telemetry.runtime import log
 from inpaint_bench.telemetry.sampling.streams import GPM, WINDOW, nulls_column
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ MAX_BYTES: Final = 4 * 2**20  # eight GPUs with every field are well below 1 MiB
 MAX_BACKOFF_S: Final = 60.0
 STALE_S: Final = 90.0  # three of the exporter's default intervals
 FIRST_SEQ: Final = 2**31  # the gpm stream counts from 0, and (GPU, tick_seq) must identify a row
-_JOIN_S: Final = 0.2
+_JOIN_S: Final = 0.2  # after SIGTERM, the sidecar has less than a second in all
 
 _ANY_METRIC: Final = "DCGM_FI_"
 _PROFILING_METRIC: Final = "DCGM_FI_PROF_"
@@ -49,23 +50,21 @@ class Metric:
     """A column of samples_gpm that is fed by a DCGM field: value * factor, if 0 <= value < limit."""
 
     column: str
-    field_id: int
     names: tuple[str, ...]
     factor: float
     limit: float
 
 
 METRICS: Final = (
-    Metric("sm_active_pct", 1002, ("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_SM_UTIL_RATIO"), *_RATIO),
-    Metric("sm_occupancy_pct", 1003, ("DCGM_FI_PROF_SM_OCCUPANCY", "DCGM_FI_PROF_SM_OCCUPANCY_RATIO"), *_RATIO),
-    Metric("tensor_active_pct", 1004, ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_PROF_TENSOR_UTIL_RATIO"), *_RATIO),
-    Metric("dram_active_pct", 1005, ("DCGM_FI_PROF_DRAM_ACTIVE", "DCGM_FI_PROF_DRAM_UTIL_RATIO"), *_RATIO),
-    Metric("pcie_tx_mib_s", 1009, ("DCGM_FI_PROF_PCIE_TX_BYTES",), *_RATE),
-    Metric("pcie_rx_mib_s", 1010, ("DCGM_FI_PROF_PCIE_RX_BYTES",), *_RATE),
-    Metric("nvlink_tx_mib_s", 1011, ("DCGM_FI_PROF_NVLINK_TX_BYTES",), *_RATE),
-    Metric("nvlink_rx_mib_s", 1012, ("DCGM_FI_PROF_NVLINK_RX_BYTES",), *_RATE),
+    Metric("sm_active_pct", ("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_SM_UTIL_RATIO"), *_RATIO),
+    Metric("sm_occupancy_pct", ("DCGM_FI_PROF_SM_OCCUPANCY", "DCGM_FI_PROF_SM_OCCUPANCY_RATIO"), *_RATIO),
+    Metric("tensor_active_pct", ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_PROF_TENSOR_UTIL_RATIO"), *_RATIO),
+    Metric("dram_active_pct", ("DCGM_FI_PROF_DRAM_ACTIVE", "DCGM_FI_PROF_DRAM_UTIL_RATIO"), *_RATIO),
+    Metric("pcie_tx_mib_s", ("DCGM_FI_PROF_PCIE_TX_BYTES",), *_RATE),
+    Metric("pcie_rx_mib_s", ("DCGM_FI_PROF_PCIE_RX_BYTES",), *_RATE),
+    Metric("nvlink_tx_mib_s", ("DCGM_FI_PROF_NVLINK_TX_BYTES",), *_RATE),
+    Metric("nvlink_rx_mib_s", ("DCGM_FI_PROF_NVLINK_RX_BYTES",), *_RATE),
 )
-_FIELD_IDS: Final = {name: metric.field_id for metric in METRICS for name in metric.names}
 
 Values = Mapping[str, float]  # metric name: value as exported; NaN if two series contradict each other
 
@@ -120,12 +119,9 @@ def parse_page(text: str, uuids: Collection[str]) -> dict[str, Values]:
     if not lines:
         raise ValueError("it exports no DCGM metric: is this the /metrics page of a dcgm-exporter?")
     values: dict[str, dict[str, float]] = {uuid: {} for uuid in uuids if any(f'"{uuid}"' in line for line in lines)}
-    # Parsing is slow, and a page holds every field of every GPU of the node.
-    relevant = [
-        line for line in lines if line.startswith(_PROFILING_METRIC) and any(f'"{uuid}"' in line for uuid in values)
-    ]
+    profiling = "\n".join(line for line in lines if line.startswith(_PROFILING_METRIC))
     try:
-        samples = [s for family in text_string_to_metric_families("\n".join(relevant)) for s in family.samples]
+        samples = [sample for family in text_string_to_metric_families(profiling) for sample in family.samples]
     except (ValueError, IndexError) as error:
         raise ValueError(f"it is not Prometheus's text format ({str(error)[:200]})") from None
     for sample in samples:
@@ -170,19 +166,8 @@ class _Current:
         )
 
 
-@dataclass(frozen=True)
-class _Scrape:
-    """When a scrape took place."""
-
-    seq: int
-    start_ns: int
-    t_mono_ns: int  # its middle
-    t_unix_ns: int
-    read_us: float
-
-
-class DcgmMonitor(BackgroundThread):
-    """Scrapes the exporter every `interval_s` for the GPUs that lack GPM, whose windows are exact.
+class DcgmMonitor:
+    """Scrapes the exporter in a thread, every `interval_s`, for the GPUs that lack GPM, whose windows are exact.
 
     `append(table, row)` takes rows of samples_gpm; `report(kind, detail, gpu_uuid)` is called with `dcgm` once per
     cause. After a failed scrape the interval grows, to the end of the run.
@@ -196,7 +181,6 @@ class DcgmMonitor(BackgroundThread):
         report: Callable[[str, str, str | None], None],
         interval_s: float,
     ) -> None:
-        super().__init__("dcgm", _JOIN_S)
         self.source = f"dcgm:{endpoint.name}"
         self._endpoint = endpoint
         self._devices = devices
@@ -208,8 +192,19 @@ class DcgmMonitor(BackgroundThread):
         self._scrapes = 0
         self._failed = 0
         self._error: str | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="dcgm", daemon=True)
         self._metrics: set[str] = set()
-        self._rows = {device.uuid: 0 for device in devices}
+        self._rows: dict[str, int] = {}  # by UUID
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask the thread to end. One that waits for the exporter is left behind: it writes no more rows."""
+        self._stopping.set()
+        self._thread.join(_JOIN_S)
 
     def report(self) -> DcgmReport:
         """Return the record for telemetry.json."""
@@ -220,15 +215,8 @@ class DcgmMonitor(BackgroundThread):
             scrapes=self._scrapes,
             failed=self._failed,
             error=self._error,
-            metrics={name: _FIELD_IDS.get(name) for name in sorted(self._metrics.copy())},
-            devices=[self._device_report(device) for device in self._devices],
-        )
-
-    def _device_report(self, device: DeviceState) -> DcgmDevice:
-        reason = "gpm_preferred" if device.readers[GPM.name].probed else "gpm_not_probed_yet"
-        polled = _lacks_gpm(device)
-        return DcgmDevice(
-            uuid=device.uuid, polled=polled, reason=None if polled else reason, rows=self._rows[device.uuid]
+            metrics=sorted(self._metrics.copy()),
+            rows=dict(self._rows),
         )
 
     def scrape_once(self) -> bool:
@@ -246,66 +234,65 @@ class DcgmMonitor(BackgroundThread):
         except Exception as problem:  # our own bug costs this scrape and no more
             error = f"internal error: {problem!r}"
         duration_ns = time.monotonic_ns() - start_ns
-        half_ns, seq = duration_ns // 2, FIRST_SEQ + self._scrapes + self._failed
-        moment = _Scrape(seq, start_ns, start_ns + half_ns, unix_ns + half_ns, duration_ns / 1000)
         if self._stopping.is_set():  # the tables may be closed already
             return True
+        head: dict[str, Any] = {
+            "source": self.source,
+            "tick_seq": FIRST_SEQ + self._scrapes + self._failed,
+            "t_mono_ns": start_ns + duration_ns // 2,
+            "t_unix_ns": unix_ns + duration_ns // 2,
+            "read_us": duration_ns / 1000,
+        }
         self._error = error
         if error is None:
             self._scrapes += 1
             for device in devices:
-                self._handle_values(device, pages.get(device.uuid), moment)
+                self._handle_values(device, pages.get(device.uuid), start_ns, head)
         else:
             self._failed += 1
             log(f"dcgm: {error}")
             self._report_once("scrape", f"{self._endpoint.url}: {error}; its columns are null until it responds")
             for device in devices:
-                self._write_null(device, Null.NO_ANSWER, moment)
+                self._write_null(device, Null.NO_ANSWER, head)
         return error is None
 
-    def _handle_values(self, device: DeviceState, values: Values | None, moment: _Scrape) -> None:
-        """Write a row if the values are new, or if there is a reason for their absence."""
+    def _handle_values(self, device: DeviceState, values: Values | None, start_ns: int, head: dict[str, Any]) -> None:
+        """Write a row if the values are new, or if there is a reason for their absence.
+
+        `head` holds the columns that all rows of the scrape share.
+        """
         if not values:
             self._current.pop(device.uuid, None)
             lack = "does not list this GPU" if values is None else "exports no profiling metric (DCGM_FI_PROF_*) of it"
             self._report_once("lack", f"{self._endpoint.url} {lack}", device.uuid)
-            self._write_null(device, Null.NOT_EXPORTED, moment)
+            self._write_null(device, Null.NOT_EXPORTED, head)
             return
         self._metrics |= values.keys()
-        current = self._current.get(device.uuid)
+        current, now_ns = self._current.get(device.uuid), head["t_mono_ns"]
         if current is not None and current.repeated_by(values):
-            current.last_ns = moment.start_ns
-            age_s = (moment.t_mono_ns - current.first_ns) / 1e9
+            current.last_ns = start_ns
+            age_s = (now_ns - current.first_ns) / 1e9
             if age_s > STALE_S:
                 self._report_once("stale", f"{self._endpoint.url} has renewed nothing for {age_s:.0f} s", device.uuid)
-                self._write_null(device, Null.STALE, moment)
+                self._write_null(device, Null.STALE, head)
             return
         previous_ns = None if current is None else current.last_ns
-        self._current[device.uuid] = _Current(values, moment.t_mono_ns, moment.start_ns, previous_ns)
+        self._current[device.uuid] = _Current(values, now_ns, start_ns, previous_ns)
         if current is None or current.previous_ns is None:
             return  # values older than the first scrape, and the first after them, which may reach as far back
         # From before the last values came until now is at least one interval. The mean reaches at most one more back:
         # exporters up to 3.3 serve a copy, up to one interval old, of what DCGM averaged over one.
-        window_ms = 2 * (moment.t_mono_ns - current.previous_ns) / 1e6
+        window_ms = 2 * (now_ns - current.previous_ns) / 1e6
         columns, nulls = to_columns(values)
-        self._rows[device.uuid] += 1
-        self._write(device, {WINDOW: window_ms, **columns}, nulls, moment)
+        self._rows[device.uuid] = self._rows.get(device.uuid, 0) + 1
+        self._append(
+            GPM.table,
+            {**head, "gpu_uuid": device.uuid, WINDOW: window_ms, **columns, "nulls": nulls_column(nulls)},
+        )
 
-    def _write_null(self, device: DeviceState, reason: Null, moment: _Scrape) -> None:
-        self._write(device, {}, dict.fromkeys((WINDOW, *(metric.column for metric in METRICS)), reason), moment)
-
-    def _write(self, device: DeviceState, values: dict[str, float], nulls: dict[str, Null], moment: _Scrape) -> None:
-        row: dict[str, Any] = {
-            "gpu_uuid": device.uuid,
-            "source": self.source,
-            "tick_seq": moment.seq,
-            "t_mono_ns": moment.t_mono_ns,
-            "t_unix_ns": moment.t_unix_ns,
-            "read_us": moment.read_us,
-            "nulls": nulls_column(nulls),
-            **values,
-        }
-        self._append(GPM.table, row)
+    def _write_null(self, device: DeviceState, reason: Null, head: dict[str, Any]) -> None:
+        nulls = nulls_column(dict.fromkeys((WINDOW, *(metric.column for metric in METRICS)), reason))
+        self._append(GPM.table, {**head, "gpu_uuid": device.uuid, "nulls": nulls})
 
     def _report_once(self, cause: str, sentence: str, gpu_uuid: str | None = None) -> None:
         if (cause, gpu_uuid) not in self._reported:

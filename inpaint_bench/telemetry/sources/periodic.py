@@ -1,4 +1,4 @@
-"""Co-tenants and power limits, checked every 30 s: a process list takes milliseconds under the driver's lock."""
+"""Co-tenants, power limits and the watch for Xids, checked every 30 s: a process list may take milliseconds."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from inpaint_bench.telemetry.nvml.api import Nvml, NvmlError, null_reason
-from inpaint_bench.telemetry.nvml.reinit_barrier import NvmlReinitBarrier
-from inpaint_bench.telemetry.runtime import BackgroundThread
 
 from .co_tenants import MAX_LISTED, classify
+from .xid import XidMonitor
 
 if TYPE_CHECKING:
     from inpaint_bench.telemetry.devices import DeviceState
 
 INTERVAL_S: Final = 30.0
-_JOIN_S: Final = 0.2
 
 
-class PeriodicChecks(BackgroundThread):
-    """Checks every GPU at the start, every `interval_s` and at the end.
+class PeriodicChecks:
+    """Checks every GPU at the start, every 30 s and at the end.
 
     `report(kind, detail, gpu_uuid)` is called with `co_tenant` once per process and GPU, for the first 100; with
     `power_limit` at each change; with `check_failed` if a check failed for a reason that is not NVML's.
@@ -31,27 +29,25 @@ class PeriodicChecks(BackgroundThread):
         nvml: Nvml,
         devices: Sequence[DeviceState],
         worker: int,
-        barrier: NvmlReinitBarrier,
+        xids: XidMonitor,
         report: Callable[[str, str, str | None], None],
-        interval_s: float = INTERVAL_S,
     ) -> None:
-        super().__init__("periodic checks", _JOIN_S)
         self._nvml = nvml
         self._devices = devices
         self._worker = worker
-        self._barrier = barrier
+        self._xids = xids
         self._report = report
-        self._interval_s = interval_s
+        self._due_s = time.monotonic()
 
-    def stop(self) -> bool:
-        """End the thread and check a last time; return False if NVML still holds the thread."""
-        ended = super().stop()
-        if ended:
-            self.check()
-        return ended
+    def run_if_due(self) -> None:
+        """Check at the start and then every 30 s. Never raises."""
+        if time.monotonic() >= self._due_s:
+            self._due_s = time.monotonic() + INTERVAL_S
+            self.run()
 
-    def check(self) -> None:
+    def run(self) -> None:
         """Check every remaining GPU. Never raises."""
+        self._xids.watch()
         for device in self._devices:
             if device.lost:
                 continue
@@ -67,8 +63,7 @@ class PeriodicChecks(BackgroundThread):
     def _check_processes(self, device: DeviceState) -> None:
         known = device.processes
         try:
-            with self._barrier.calling():
-                pids = self._nvml.compute_processes(device.handle)
+            pids = self._nvml.compute_processes(device.handle)
         except NvmlError as error:
             known.failed += 1
             known.reason = null_reason(error.code).value
@@ -85,16 +80,9 @@ class PeriodicChecks(BackgroundThread):
 
     def _check_power_limit(self, device: DeviceState) -> None:
         try:
-            with self._barrier.calling():
-                limit_w = self._nvml.query(device.handle, "power_limit_mw") / 1000
+            limit_w = self._nvml.query(device.handle, "power_limit_mw") / 1000
         except NvmlError:  # a limit that is not given now is no change
             return
         previous_w, device.power_limit_w = device.power_limit_w, limit_w
         if previous_w is not None and previous_w != limit_w:
             self._report("power_limit", f"{previous_w:g} W to {limit_w:g} W", device.uuid)
-
-    def _run(self) -> None:
-        due_s = time.monotonic()
-        while not self._stopping.wait(max(0.0, due_s - time.monotonic())):
-            self.check()
-            due_s = max(due_s + self._interval_s, time.monotonic())

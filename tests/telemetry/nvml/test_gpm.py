@@ -40,7 +40,7 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     with driver() as (fake, nvml, handle):
         rig = Rig(fake, nvml, handle)
         clock = SimpleNamespace(monotonic_ns=lambda: rig.now_ms * 1_000_000)
-        monkeypatch.setattr("inpaint_bench.telemetry.nvml.gpm.time", clock)
+        monkeypatch.setattr("inpaint_bench.telemetry.nvml.real.time", clock)
         yield rig
 
 

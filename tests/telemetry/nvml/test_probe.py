@@ -14,10 +14,9 @@ import pytest
 
 from inpaint_bench.cli import app
 from inpaint_bench.cli.doctor import gpu_report
-from inpaint_bench.core.records import read_record
 from inpaint_bench.telemetry.nvml import probe
 from inpaint_bench.telemetry.nvml.capture_file import SUFFIX, load
-from inpaint_bench.telemetry.nvml.probe import GpuFindings, polling_s
+from inpaint_bench.telemetry.nvml.probe import GpuFindings
 from inpaint_bench.telemetry.sampling.streams import STREAMS, WINDOW
 from tests.telemetry.support import rows, start, uuid
 
@@ -30,7 +29,7 @@ class Examined:
     """One run of the command against a card that refuses some calls."""
 
     def __init__(self, folder: Path) -> None:
-        self.out, self.json = folder / f"card{SUFFIX}", folder / "card.json"
+        self.out = folder / f"card{SUFFIX}"
         text = io.StringIO()
         with driver() as (fake, _, _), redirect_stdout(text):
             fake.watts = {186: (300.0, 0.1), 185: (300.0, 0.05), 83: (300.0, 0.02)}
@@ -39,15 +38,17 @@ class Examined:
             fake.metric_codes = {60: 3}
             fake.pids = [os.getpid()]
             start_s = time.monotonic()
-            arguments = ["--seconds", "4", "--out", str(self.out), "--json", str(self.json), "--note", "busy"]
-            code = app.main(["doctor", "gpu", *arguments])
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(gpu_report, "probe", self._probe)
+                code = app.main(["doctor", "gpu", "--seconds", "4", "--out", str(self.out), "--note", "busy"])
             self.duration_s = time.monotonic() - start_s
         assert code == 0
         self.text = text.getvalue()
-        findings = read_record(self.json, GpuFindings)
-        assert findings is not None
-        self.findings = findings
-        self.calls = {call.call: call for call in findings.calls}
+        self.calls = {call.call: call for call in self.findings.calls}
+
+    def _probe(self, *arguments: Any) -> GpuFindings:
+        self.findings = probe.probe(*arguments)
+        return self.findings
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +58,11 @@ def examined(tmp_path_factory: pytest.TempPathFactory) -> Examined:
 
 def test_examination_takes_the_requested_time(examined: Examined) -> None:
     assert 3 < examined.duration_s < 10  # a busy machine
-    assert examined.findings.recorded_s > 1.5
+    assert load(str(examined.out)).meta.duration_ms > 1500
 
 
 def test_every_column_and_every_fact_is_examined(examined: Examined) -> None:
-    columns = {column for call in examined.findings.calls for column in call.columns}
+    columns = {column for call in examined.findings.calls for column in call.feeds.split(", ")}
     for stream in STREAMS:
         assert {item.column for item in (*stream.fields, *stream.gpm)} <= columns
         assert {column for query in stream.queries for column in query.columns} <= columns
@@ -80,7 +81,7 @@ def test_every_column_and_every_fact_is_examined(examined: Examined) -> None:
 
 
 def test_every_failed_call_is_missing_with_its_reason_and_code(examined: Examined) -> None:
-    missing = {call.columns[0] if call.columns else call.call: call for call in examined.findings.calls if call.missing}
+    missing = {call.feeds: call for call in examined.findings.calls if call.missing}
     assert set(missing) == {"temp_mem_c", "nvlink_rx_mib_s", "vbios"}
     assert missing["temp_mem_c"].error == "not supported (NVML code 3)"
     assert (missing["vbios"].missing, missing["nvlink_rx_mib_s"].call) == ("no_permission", "gpm:60")
@@ -103,12 +104,13 @@ def test_every_call_has_a_cost(examined: Examined) -> None:
         assert call.max_us is not None
         assert 0 < call.p50_us <= call.max_us
         assert call.p99_us is None  # of so few it would be the maximum
-    assert probe.quantile([float(us) for us in range(1, 101)], 0.99) == 99
+    assert probe.p99([float(us) for us in range(1, 101)]) == 99
+    assert probe.p99([1.0] * 99) is None
 
 
 def test_cost_of_a_field_is_the_drivers_own(examined: Examined) -> None:
     """One call reads power and energy: on an H200 two of its fields take microseconds and one takes 3 ms."""
-    assert (examined.calls["field:83:0"].p50_us, examined.calls["field:83:0"].columns) == (3000, ["energy_mj"])
+    assert (examined.calls["field:83:0"].p50_us, examined.calls["field:83:0"].feeds) == (3000, "energy_mj")
     assert examined.calls["field:186:0"].max_us == 2
     assert examined.calls["field:83:0"].num_calls > 10
 
@@ -184,9 +186,7 @@ def test_zeros_and_failures_while_polling_are_no_values() -> None:
         (["--seconds", "nan"], "takes 2 to 3600 s"),
         (["--seconds", "1"], "takes 2 to 3600 s"),
         (["--out", "capture.json"], f"ends in {SUFFIX}"),
-        (["--out", f"nowhere/capture{SUFFIX}"], "there is no folder nowhere"),
-        (["--json", "."], ". is a folder"),
-        (["--loop-from", "17"], "must lie within the recording"),
+        (["--out", f"nowhere/capture{SUFFIX}"], "nowhere is not a writable folder"),
     ],
 )
 def test_wrong_option_is_one_sentence_before_anything_is_examined(
@@ -232,23 +232,18 @@ def test_without_a_driver_doctor_gpu_says_so_and_doctor_checks_the_rest(capsys: 
     assert "doctor gpu" in text
 
 
-def test_examination_of_20_s_polls_for_3_and_a_longer_one_records_longer() -> None:
-    assert (polling_s(20), polling_s(60), polling_s(4)) == (3.0, 3.0, pytest.approx(0.6))
-
-
-def test_findings_are_printed_even_if_their_file_cannot_be_written(
+def test_findings_are_printed_even_if_the_recording_cannot_be_saved(
     examined: Examined, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A disk that is full after 20 s must not cost the findings."""
 
     def full(*_: object) -> None:
-        raise OSError(28, "No space left on device", "card.json")
+        raise OSError(28, "No space left on device", "card")
 
-    findings: Any = (examined.findings, load("h200"))
-    monkeypatch.setattr(gpu_report, "write_record", full)
-    monkeypatch.setattr(gpu_report, "probe", lambda *_: findings)
+    monkeypatch.setattr(gpu_report, "save", full)
+    monkeypatch.setattr(gpu_report, "probe", lambda *_: examined.findings)
     with driver():
-        assert app.main(["doctor", "gpu", "--json", str(tmp_path / "card.json")]) == 2
+        assert app.main(["doctor", "gpu", "--out", str(tmp_path / f"card{SUFFIX}")]) == 2
     output = capsys.readouterr()
     assert "NVIDIA H999" in output.out
-    assert output.err.splitlines() == ["error: not written: [Errno 28] No space left on device: 'card.json'"]
+    assert output.err.splitlines() == ["error: the recording was not saved: [Errno 28] No space left on device: 'card'"]

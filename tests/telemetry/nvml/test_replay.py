@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import make_synthetic_captures
+from inpaint_bench.core.records import CaptureMeta
 from inpaint_bench.core.schema import Null
 from inpaint_bench.telemetry.devices import describe
 from inpaint_bench.telemetry.nvml.api import NvmlError, Xid, null_reason
@@ -18,7 +19,6 @@ from inpaint_bench.telemetry.nvml.capture_file import (
     SUFFIX,
     Capture,
     CaptureError,
-    CaptureMeta,
     available,
     load,
     save,
@@ -28,7 +28,7 @@ from inpaint_bench.telemetry.nvml.replay import ReplayNvml
 from inpaint_bench.telemetry.sampling.streams import FAST, GPM, SLOW, STREAMS, StreamReader
 from inpaint_bench.telemetry.sources.co_tenants import classify
 from inpaint_bench.telemetry.sources.health import read_health
-from tests.telemetry.support import FakeNvml, rows, small_capture, start, uuid
+from tests.telemetry.support import FakeNvml, rows, small_capture, start, uuid, wait_until
 
 
 def test_energy_counter_never_decreases_when_the_capture_loops(tmp_path: Path) -> None:
@@ -94,8 +94,8 @@ def test_processes_and_xids_are_recorded_without_ids_and_replayed(
     nvml.xids = [Xid(uuid(0), 63)]
     recorder = NvmlRecorder(nvml, worker=os.getpid())
     assert recorder.compute_processes(uuid(0)) == [os.getpid(), 0]  # the caller still gets the ids
-    recorder.watch_xids([], uuid(0))
-    recorder.next_xid([], 0)
+    recorder.watch_xids(uuid(0))
+    recorder.next_xid()
     path = tmp_path / f"fake{SUFFIX}"
     save(path, Capture(format=FORMAT, meta=CaptureMeta(duration_ms=1000), calls=recorder.calls))
     capture = load(str(path))
@@ -104,9 +104,11 @@ def test_processes_and_xids_are_recorded_without_ids_and_replayed(
     (name,) = replay.uuids()
     classes = classify(replay.compute_processes(name), worker=1)
     assert (len(classes.ours), len(classes.co_tenants), len(classes.unknown)) == (1, 0, 1)
-    replay.watch_xids("xids", name)
-    received = [replay.next_xid("xids", 50) for _ in range(3)]
-    assert [xid.number for xid in received if xid] == [63]
+    replay.watch_xids(name)
+    received: list[Xid] = []
+    wait_until(lambda: bool(received.extend(filter(None, [replay.next_xid()])) or received))
+    assert [xid.number for xid in received] == [63]
+    assert replay.next_xid() is None
 
 
 @pytest.mark.parametrize("call", ["compute_processes", "watch_xids"])
