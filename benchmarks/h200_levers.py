@@ -1,8 +1,8 @@
-"""Batches, the poster's two studies and the ladder, one after the other on one GPU, a repeat per seed.
+"""The batch sweeps, the poster's recipes, the ladder and the single levers on one H200, one repeat per seed.
 
-Every point is a process of its own, as from `launch`, but forked from one that has imported PyTorch and never
-touched the GPU: time on a GPU is short, and the imports of a point take as long as its measurement. The order of
-a repeat is shuffled by its seed, so that neither drift nor a time limit always meets the same points.
+Every point is a process of its own, as with `launch`, but forked from one that has imported PyTorch and never touched
+the GPU: GPU time is short, and the imports of a point take as long as its measurement. Each repeat has its own random
+order, so that neither drift nor a time limit always affects the same points.
 
 usage: python benchmarks/h200_levers.py DATA SWEEPS --seed K... [--until SECONDS] [--sweep NAMES] [--only RECIPES]
 """
@@ -10,7 +10,6 @@ usage: python benchmarks/h200_levers.py DATA SWEEPS --seed K... [--until SECONDS
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import sys
@@ -23,7 +22,8 @@ from hydra import compose, initialize_config_dir
 
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
-from inpaint_bench.core.recipe import ladder, one_at_a_time
+from inpaint_bench.core.recipe import STUDIES, split_choices
+from inpaint_bench.core.records import Manifest, read_record
 
 BATCHES = (4, 8, 16, 32)
 CACHED = ["baseline", "adamw_fused", "cache_image", "cache_masked", "cache_text", "on_gpu"]
@@ -34,8 +34,8 @@ LEVERS = [
     *("attn_math", "attn_efficient", "attn_flash", "attn_cudnn"),
     *("adamw_fused", "adamw_loop", "adamw_8bit"),
     *("compile", "compile_reduce-overhead", "cuda_graph"),
-    *("grad_checkpoint", "accumulate_2", "ema"),
-    *("workers_0", "workers_8", "pin_memory", "pin_memory+non_blocking", "prefetch_4"),
+    *("grad_checkpoint", "accumulate=2", "ema"),
+    *("num_workers=0", "num_workers=8", "pin_memory", "pin_memory+non_blocking", "prefetch_factor=4"),
     *("memmap", "hdf5", "webdataset", "stage_shm"),
     *("cache_image+cache_masked", "cache_text"),
 ]
@@ -48,24 +48,26 @@ PRELOADED = [
     "inpaint_bench.workloads.finetune_inpaint",
 ]
 
-Point = tuple[str, list[str]]  # sweep it belongs to, overrides
+Point = tuple[str, list[str]]  # its sweep; its overrides, recipe= first
 
 
 def points() -> list[Point]:
-    """Every point of a repeat, in the order of the studies."""
-    found: list[Point] = [
-        ("batches", [f"batch={b}", f"recipe=[{','.join(r)}]"]) for r, batches in RANGES for b in batches
-    ]
-    wide = [("poster", [f"batch={b}", f"recipe={r}"]) for b in BATCHES for r in ("poster_baseline", "poster_optimized")]
-    found += wide
-    for study, make, steps in (("ladder", ladder, STEPS), ("one_at_a_time", one_at_a_time, LEVERS)):
-        asked = ["batch=16", f"study={study}", f"study.levers=[{','.join(steps)}]"]
-        found += [(study, [*asked, f"recipe=[{','.join(recipe)}]"]) for recipe in make("baseline", steps)]
-    return found
+    """Return the points of a repeat, in the order of the studies."""
+    result: list[Point] = []
+    for recipe, batches in RANGES:
+        result += [("batches", [f"recipe=[{','.join(recipe)}]", f"batch={batch}"]) for batch in batches]
+    for batch in BATCHES:
+        result += [("poster", [f"recipe={name}", f"batch={batch}"]) for name in ("poster_baseline", "poster_optimized")]
+    for study, steps in (("ladder", STEPS), ("one_at_a_time", LEVERS)):
+        levers = ",".join(steps).replace("=", r"\=")
+        for recipe in STUDIES[study]("baseline", steps):
+            choices = split_choices([f"recipe=[{','.join(recipe)}]"])
+            result.append((study, [*choices, "batch=16", f"study={study}", f"study.levers=[{levers}]"]))
+    return result
 
 
 def attempt(folder: Path, overrides: list[str]) -> int:
-    """One point, here. Returns 1 where it raised."""
+    """Run one point in this process. Return 1 where it raised."""
     from inpaint_bench.run.worker import run
 
     try:
@@ -82,7 +84,7 @@ def attempt(folder: Path, overrides: list[str]) -> int:
 
 
 def forks(after: str) -> bool:
-    """Whether a child of a process that imported `after` can use CUDA: not where that asked for the devices."""
+    """Tell whether a child of a process that imported `after` can use CUDA: not if the import initialised it."""
     child = os.fork()
     if child == 0:
         import_module(after)
@@ -96,7 +98,7 @@ def forks(after: str) -> bool:
 
 
 def in_child(folder: Path, overrides: list[str]) -> str:
-    """One point in a child. Returns its status, and what it says where it did not complete."""
+    """Run one point in a child. Return its status, its message and its setup time."""
     folder.mkdir(parents=True)
     child = os.fork()
     if child == 0:
@@ -105,22 +107,23 @@ def in_child(folder: Path, overrides: list[str]) -> str:
         os.dup2(log, 2)
         os._exit(attempt(folder, overrides))
     os.waitpid(child, 0)
-    found = json.loads((folder / "manifest.json").read_text()) if (folder / "manifest.json").exists() else {}
-    facts = found.get("workload_facts") or {}
-    return f"{found.get('status')} {found.get('message') or ''} setup {facts.get('setup_s')} s"
+    manifest = read_record(folder / "manifest.json", Manifest)
+    if manifest is None:
+        return "no manifest"
+    return f"{manifest.status} {manifest.message or ''} setup {(manifest.workload_facts or {}).get('setup_s')} s"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("sweeps", type=Path)
-    parser.add_argument("--seed", type=int, nargs="+", default=[0], help="a repeat for each")
-    parser.add_argument("--until", type=float, default=float("inf"), help="begin no point after SECONDS")
+    parser.add_argument("--seed", type=int, nargs="+", default=[0], help="one repeat for each")
+    parser.add_argument("--until", type=float, default=float("inf"), help="start no point after SECONDS")
     parser.add_argument("--sweep", nargs="*", default=["batches", "poster", "ladder", "one_at_a_time"])
-    parser.add_argument("--only", nargs="*", default=[], help="points with one of these recipes")
-    parser.add_argument("--with", nargs="*", default=[], dest="more", help="overrides for every point")
+    parser.add_argument("--only", nargs="*", default=[], help="only points with these values of recipe=")
+    parser.add_argument("--with", nargs="*", default=[], dest="more", help="overrides for all points")
     options = parser.parse_args()
-    begun = time.monotonic()
+    began = time.monotonic()
     register()
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # PyTorch then counts GPUs without touching them
 
@@ -128,27 +131,27 @@ def main() -> None:
         if forks(after=name):
             import_module(name)
         else:
-            print(f"{name} touches the GPU when it is imported: every point does it itself", flush=True)
-    print(f"{time.monotonic() - begun:6.1f} s imported", flush=True)
+            print(f"importing {name} initialises CUDA: every point imports it itself", flush=True)
+    print(f"{time.monotonic() - began:6.1f} s imported", flush=True)
     common = ["site=local", "gpu=h200", "data=prepared", f"data.root={options.data}", *WINDOW, *options.more]
     chosen = [point for point in points() if point[0] in options.sweep]
     if options.only:
-        chosen = [point for point in chosen if point[1][-1].removeprefix("recipe=") in options.only]
+        chosen = [point for point in chosen if point[1][0].removeprefix("recipe=") in options.only]
     repeats = [(seed, number, point) for seed in options.seed for number, point in shuffled(chosen, seed)]
-    for place, (seed, number, (sweep, overrides)) in enumerate(repeats):
+    for index, (seed, number, (sweep, overrides)) in enumerate(repeats):
         started = time.monotonic()
-        if started - begun > options.until:
-            print(f"time is up: {len(repeats) - place} points left", flush=True)
+        if started - began > options.until:
+            print(f"time limit reached: {len(repeats) - index} points not started", flush=True)
             break
         name = f"{sweep}-{seed}"
         identity = [f"seed={seed}", f"identity.sweep_id={name}", f"identity.point={number}"]
-        said = in_child(options.sweeps / name / str(number), [*common, *identity, *overrides])
+        result = in_child(options.sweeps / name / str(number), [*common, *identity, *overrides])
         ended = time.monotonic()
-        print(f"{ended - begun:6.1f} s {ended - started:5.1f} s seed {seed} {' '.join(overrides)} {said}", flush=True)
+        print(f"{ended - began:6.1f} s {ended - started:5.1f} s seed {seed} {' '.join(overrides)} {result}", flush=True)
 
 
 def shuffled(points: list[Point], seed: int) -> list[tuple[int, Point]]:
-    """The points with their numbers, in the order of that repeat."""
+    """Return the points with their numbers, in the order of that repeat."""
     order = list(enumerate(points))
     random.Random(seed).shuffle(order)
     return order

@@ -11,6 +11,7 @@ from typing import Any
 
 from analysis.columns import PARITY
 from analysis.units import number
+from inpaint_bench.core.recipe import requested_parts
 
 AUTO = "auto"  # a batch that each run searches for
 
@@ -32,7 +33,7 @@ def facts(manifest: dict[str, Any]) -> dict[str, Any]:
         "study_name": study["name"] if in_study else None,
         "study_base": study.get("base") if in_study else None,
         "study_levers": ",".join(study.get("levers") or []) if in_study else None,
-        "recipe_parts": _override(manifest, "recipe"),
+        "recipe_parts": ",".join(requested_parts(manifest.get("overrides") or [])) or None,
         "seed": _seed(manifest),
         "levers": _json(manifest.get("levers")),
         "parity_reference": parity.get("reference"),

@@ -212,7 +212,9 @@ def format_advice(advice: Iterable[Advice], row: Row) -> str:
             missing = [lever for lever in match[1].split(",") if lever not in present]
             if not missing:
                 continue
-            command = command.replace(match[0], f"[{','.join([*requested, *missing])}]")
+            choices = [part for part in requested if "=" not in part]
+            settings = [f" recipe.{part}" for part in requested if "=" in part]
+            command = command.replace(match[0], f"[{','.join([*choices, *missing])}]" + "".join(settings))
         for placeholder in ("SITE", "GPU", "NODE"):
             command = re.sub(rf"\b{placeholder}\b", str(row[placeholder.lower()] or placeholder), command)
         sentences.append(": ".join(filter(None, (item.text, command))))

@@ -206,11 +206,13 @@ def _comparison(group: pl.DataFrame, index: int) -> Comparison:
 
 def _matching_step(row: Row, recipes: list[list[str]]) -> int | None:
     """Return the step that a run belongs to: by the recipe that its point requested, else by its recipe's name."""
-    requested = (row["recipe_parts"] or "").split(",")
+    levers = {lever for recipe in recipes for lever in recipe}
+    # A key that was set for the whole sweep is not a lever of the study.
+    requested = [part for part in (row["recipe_parts"] or "").split(",") if "=" not in part or part in levers]
     if requested in recipes:
         return recipes.index(requested)
-    levers = {*(row["recipe"] or "").split("+")} - {"baseline"}
-    return next((index for index, recipe in enumerate(recipes) if {*recipe} - {"baseline"} == levers), None)
+    named = {*(row["recipe"] or "").split("+")} - {"baseline"}
+    return next((index for index, recipe in enumerate(recipes) if {*recipe} - {"baseline"} == named), None)
 
 
 def _failure(row: Row) -> str:

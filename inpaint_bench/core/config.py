@@ -174,11 +174,11 @@ class QualityConfig:
 
 @dataclass(kw_only=True)
 class StudyConfig:
-    """Recipes to compare, one sweep: see recipe.py for how a name becomes a list of recipes."""
+    """Recipes to compare in one sweep; core/recipe.py expands them."""
 
     name: str = "none"
     base: str = "baseline"
-    levers: list[str] = field(default_factory=list)  # `a+b` is one step of two levers
+    levers: list[str] = field(default_factory=list)  # files of conf/recipe or num_workers=8; a+b is one step of two
 
 
 @dataclass(kw_only=True)

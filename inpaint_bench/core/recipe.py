@@ -1,36 +1,35 @@
-"""Names of recipes, and the three ways to compare levers.
+"""Names of recipes, and the studies that compare them.
 
-A recipe is the baseline of its device and the levers that differ from it. A lever is one field of
-`RecipeConfig`; its name is made from the field and its value, so two recipes with one name do the same. One
-YAML in conf/recipe per lever carries that name; several make one recipe: `recipe=[tf32,channels_last]`. A
-bundle is a YAML with a name of its own, and what was changed about it comes behind: `tuned+tf32`.
+A recipe is the baseline of its device plus the levers that differ from it. A lever is one field of `RecipeConfig`
+with a value; its name follows from both, so that equal names mean equal execution. Levers are YAMLs in conf/recipe
+(`recipe=[baseline,tf32,channels_last]`), numbers are keys (`recipe.num_workers=8`). A bundle is a YAML with a name of
+its own; changes to it are appended: `tuned+tf32`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields, replace
 from difflib import get_close_matches
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-import yaml
+from omegaconf import OmegaConf
 
 from .config import RecipeConfig
 from .errors import UserError
 from .paths import conf_dir
 
-# How a lever is called; a field that is not here: its own name where it is on or off, else name_value.
-_NAMES: dict[str, str] = {
-    "attention": "attn_{}",
-    "num_workers": "workers_{}",
-    "prefetch_factor": "prefetch_{}",
+# Names of levers whose value is a word; other switches are called by their field, numbers `field=value`.
+_PATTERNS: dict[str, str] = {
     "weights": "{}",
     "optimizer": "{}",
     "format": "{}",
+    "attention": "attn_{}",
     "stage_to": "stage_{}",
 }
-_VALUES: dict[tuple[str, Any], str] = {
+_NAMES: dict[tuple[str, Any], str] = {
     ("precision", "fp32"): "fp32",
     ("precision", "fp16"): "amp_fp16",
     ("precision", "bf16"): "amp_bf16",
@@ -40,71 +39,76 @@ _VALUES: dict[tuple[str, Any], str] = {
     ("decode", "dali"): "dali",
     ("cache_storage", "gpu"): "on_gpu",
 }
+FIELDS = tuple(spec.name for spec in fields(RecipeConfig) if spec.name not in ("name", "device"))
 
 
 def baseline(device: str) -> RecipeConfig:
-    """What the levers of a device are counted from. On the processor: no autocast, no loader processes."""
+    """Return the recipe that levers are counted from. On a CPU: no autocast, no loader processes."""
     if device == "cpu":
         return RecipeConfig(device="cpu", precision="fp32", num_workers=0)
     return RecipeConfig()
 
 
 def levers(recipe: RecipeConfig) -> dict[str, str]:
-    """Name by field of every lever that is not as in the baseline, in the order of the fields."""
-    return _differing(recipe, baseline(recipe.device))
+    """Return the name of every lever that differs from the baseline, by field and in the order of the fields."""
+    return _differences(recipe, baseline(recipe.device))
 
 
-def _differing(recipe: RecipeConfig, base: RecipeConfig) -> dict[str, str]:
-    then, now = asdict(base), asdict(recipe)
-    return {name: label(name, now[name]) for name in _switches() if now[name] != then[name]}
+def _differences(recipe: RecipeConfig, base: RecipeConfig) -> dict[str, str]:
+    before, after = asdict(base), asdict(recipe)
+    return {field: lever_name(field, after[field]) for field in FIELDS if after[field] != before[field]}
 
 
-def label(field: str, value: Any) -> str:
-    """`tf32`, `no_pin_memory`, `workers_8`, `attn_flash` ..."""
-    if (field, value) in _VALUES:
-        return _VALUES[field, value]
+def lever_name(field: str, value: Any) -> str:
+    """Return the name of a lever: `tf32`, `no_pin_memory`, `num_workers=8`, `attn_flash` ..."""
+    if (field, value) in _NAMES:
+        return _NAMES[field, value]
     if isinstance(value, bool):
         return field if value else f"no_{field}"
-    return _NAMES.get(field, field + "_{}").format(value)
+    if isinstance(value, str):
+        return _PATTERNS.get(field, field + "_{}").format(value)
+    return f"{field}={value}"
 
 
 def name(recipe: RecipeConfig) -> str:
-    """`baseline`, `cpu`, `tf32+channels_last`, `cpu+fused` ...; a bundle's own name comes before its changes."""
+    """Return `baseline`, `cpu`, `tf32+num_workers=8`, `cpu+adamw_fused` ...; for a bundle its name and its changes."""
     parts = ["cpu"] if recipe.device == "cpu" else []
     parts += [recipe.name] if recipe.name else []
     base = replace(baseline(recipe.device), **_bundle(recipe.name))
-    parts += _differing(recipe, base).values()
+    parts += _differences(recipe, base).values()
     return "+".join(parts) or "baseline"
 
 
 @cache
 def _bundle(name: str) -> dict[str, Any]:
-    """The levers of the file of this name; none where there is no such file, so that all of them are named."""
-    known = {path.stem: path for path in (conf_dir() / "recipe").glob("*.yaml")}
-    content = yaml.safe_load(known[name].read_text(encoding="utf-8")) if name in known else {}
-    return {field: value for field, value in content.items() if field in _switches()}
+    """Return the levers in the YAML of this name; none where there is no such file, so that all of them are named."""
+    path = _files().get(name)
+    content = OmegaConf.to_container(OmegaConf.load(path)) if path else {}
+    assert isinstance(content, dict)
+    return {field: value for field, value in content.items() if field in FIELDS}
 
 
-def _switches() -> list[str]:
-    return [spec.name for spec in fields(RecipeConfig) if spec.name not in ("name", "device")]
+def _files() -> dict[str, Path]:
+    """Return the YAMLs of conf/recipe by name."""
+    return {path.stem: path for path in sorted((conf_dir() / "recipe").glob("*.yaml"))}
 
 
-# --- comparisons: from a list of levers to a list of recipes --------------------------------------
+# --- studies: from a list of levers to a list of recipes ------------------------------------------
 
 
 def one_at_a_time(base: str, steps: Sequence[str]) -> list[list[str]]:
-    """The base, and the base with each step alone."""
-    return [[base], *([base, *step.split("+")] for step in steps)]
+    """Return the base, and the base with each step alone."""
+    return [_parts(base), *(_parts(base, step) for step in steps)]
 
 
 def ladder(base: str, steps: Sequence[str]) -> list[list[str]]:
-    """The base, and one step more each time."""
-    return [[base, *_flat(steps[:count])] for count in range(len(steps) + 1)]
+    """Return the base, and one more step each time."""
+    return [_parts(base, *steps[:count]) for count in range(len(steps) + 1)]
 
 
 def leave_one_out(base: str, steps: Sequence[str]) -> list[list[str]]:
-    """All steps, and all but each."""
-    return [[base, *_flat(steps)], *([base, *_flat([s for s in steps if s != left])] for left in steps)]
+    """Return all steps, and all but each."""
+    return [_parts(base, *steps), *(_parts(base, *(s for s in steps if s != omitted)) for omitted in steps)]
 
 
 STUDIES: dict[str, Callable[[str, Sequence[str]], list[list[str]]]] = {
@@ -114,20 +118,48 @@ STUDIES: dict[str, Callable[[str, Sequence[str]], list[list[str]]]] = {
 }
 
 
-def _flat(steps: Sequence[str]) -> list[str]:
-    return [part for step in steps for part in step.split("+")]
+def _parts(*steps: str) -> list[str]:
+    """Split `a+b` steps into YAMLs and, after them, `key=value`: the order in which Hydra applies them."""
+    parts = [part for step in steps for part in step.split("+")]
+    return sorted(parts, key=lambda part: "=" in part)
 
 
 def sweep(study: str, base: str, steps: Sequence[str]) -> str:
-    """The recipes of a study as the value of a sweep: `[baseline],[baseline,tf32]`. Raises UserError."""
+    """Return the recipes of a study as the value of a sweep: `[baseline],[baseline,tf32]`. Raises UserError."""
     if study not in STUDIES:
         raise UserError(f"study.name={study}: not one of {', '.join(STUDIES)}")
     if not steps or len(set(steps)) < len(steps):
         raise UserError(f"study.levers={list(steps)}: name at least one lever, and none twice")
-    have = sorted(path.stem for path in (conf_dir() / "recipe").glob("*.yaml"))
-    for part in [base, *_flat(steps)]:
-        if part not in have:
-            close = get_close_matches(part, have, n=1)
+    for part in _parts(base, *steps):
+        known = FIELDS if "=" in part else tuple(_files())
+        key = part.partition("=")[0]
+        if key not in known:
+            close = get_close_matches(key, known, n=1)
             guess = f" Did you mean {close[0]}?" if close else ""
-            raise UserError(f"study: {part}: no such recipe or lever.{guess} Have: {', '.join(have)}")
-    return ",".join(f"[{','.join(one)}]" for one in STUDIES[study](base, list(steps)))
+            raise UserError(f"study: {part}: no such recipe or lever.{guess} Have: {', '.join(known)}")
+    recipes = STUDIES[study](base, list(steps))
+    return ",".join("[" + ",".join(part.replace("=", r"\=") for part in recipe) + "]" for recipe in recipes)
+
+
+def split_choices(overrides: Sequence[str]) -> list[str]:
+    """Replace `recipe=[tf32,num_workers=8]`, a point of a study, by `recipe=[tf32]` and `recipe.num_workers=8`."""
+    return [part for override in overrides for part in _split_choice(override)]
+
+
+def _split_choice(override: str) -> Iterator[str]:
+    key, _, value = override.partition("=")
+    if key != "recipe" or not value.startswith("["):
+        yield override
+        return
+    parts = [part.strip().strip("'\"").replace("\\", "") for part in value.strip("[]").split(",")]
+    yield f"recipe=[{','.join(part for part in parts if '=' not in part)}]"
+    yield from (f"recipe.{part}" for part in parts if "=" in part)
+
+
+def requested_parts(overrides: Sequence[str]) -> list[str]:
+    """Return the recipe that a point's overrides request, as in a study: YAMLs, then `key=value`; empty if none."""
+    choices = [value for key, _, value in (override.partition("=") for override in overrides) if key == "recipe"]
+    if not choices:
+        return []
+    names = [part.strip(" '\"") for part in choices[-1].strip("[]").split(",")]
+    return names + [override.removeprefix("recipe.") for override in overrides if override.startswith("recipe.")]

@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.console import shell_command
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.recipe import split_choices
 from inpaint_bench.core.schema import MULTIRUN
 from launchers.points.composition import ComposedConfig, Composition
 from launchers.points.hydra_internals import expand_sweep
@@ -83,7 +84,8 @@ class SweepSweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> list[Sequence[JobReturn]]:
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         parameters = [f"{key}={value}" for key, value in self._params.items()]
-        points = expand_sweep(parser.parse_overrides([*parameters, *arguments]))
+        expanded = expand_sweep(parser.parse_overrides([*parameters, *arguments]))
+        points = [split_choices(point) for point in expanded]
         folder = Path(self.config.hydra.sweep.dir)
         try:
             folder.mkdir(parents=True, exist_ok=True)

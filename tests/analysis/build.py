@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from inpaint_bench.core import schema as contract
-from inpaint_bench.core.recipe import STUDIES
+from inpaint_bench.core.recipe import STUDIES, split_choices
 from inpaint_bench.core.records import Manifest
 
 S = 1_000_000_000
@@ -289,13 +289,13 @@ LEVERS: dict[str, tuple[float, float, float]] = {
     "cache_text": (1.05, 250, 0),
     "bf16_stochastic": (1.08, 9800, 0),
     "grad_checkpoint": (0.78, 31000, 0),
-    "workers_8": (1.004, 0, 0),
+    "num_workers=8": (1.004, 0, 0),
     "pin_memory": (1.0, 0, 0),
-    "prefetch_4": (0.999, 0, 0),
+    "prefetch_factor=4": (0.999, 0, 0),
     "attn_flash": (1.003, 0, 0),
     "attn_math": (0.71, -8000, 0),
     "cuda_graph": (1.07, 600, 9.0),
-    "accumulate_2": (0.99, 0, 0),
+    "accumulate=2": (0.99, 0, 0),
     "dali": (1.0, 0, 0),
     "memmap": (1.001, 0, 0),
 }
@@ -328,7 +328,7 @@ def write_levers(
                 "site": "delta",
                 "recipe": recipe,
                 "point": f"p-{study[:3]}-{seed}-{index}",
-                "overrides": [f"seed={seed}", f"recipe=[{','.join(parts)}]"],
+                "overrides": split_choices([f"seed={seed}", f"recipe=[{','.join(parts)}]"]),
                 "study": {"name": study, "base": base, "levers": levers, "repeats": repeats},
                 "devices": [{"uuid": card, "name": CARDS["h200"][0], "power_limit_w": 700.0, "memory_mib": 143771.0}],
                 "levers": [_lever(name) for name in parts[1:]],

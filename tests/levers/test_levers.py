@@ -10,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from inpaint_bench import levers
 from inpaint_bench.core.errors import UnavailableError, UserError
+from inpaint_bench.core.recipe import split_choices
 from inpaint_bench.core.records import LeverReport, Parity
 from inpaint_bench.workloads import finetune_inpaint
 from inpaint_bench.workloads import parity as parity_of
@@ -20,8 +21,10 @@ CPU = torch.device("cpu")
 
 
 def build(*names: str, **keys: Any) -> FinetuneInpaint:
+    """A tiny workload with these levers on the CPU's baseline; `a__b=value` sets the key a.b."""
+    choices = split_choices([f"recipe=[{','.join(('cpu', *names))}]"])
     overrides = [f"{name.replace('__', '.')}={value}" for name, value in keys.items()]
-    return finetune_inpaint.build(bench(f"recipe=[cpu{''.join(',' + one for one in names)}]", *overrides), CPU)
+    return finetune_inpaint.build(bench(*choices, *overrides), CPU)
 
 
 def losses(workload: FinetuneInpaint, steps: int = 3) -> list[float]:
@@ -54,7 +57,7 @@ class TestALeverThatCannotRun:
             ("stage_shm", "needs data=prepared"),
             ("cache_image", "needs data=prepared"),
             ("on_gpu", "nothing is cached"),
-            ("prefetch_4", "without loader processes"),
+            ("prefetch_factor=4", "without loader processes"),
         ],
     )
     def test_is_an_error_with_its_reason_and_never_another_in_its_place(self, lever: str, why: str) -> None:
@@ -71,12 +74,12 @@ class TestALeverThatCannotRun:
 
     def test_a_batch_that_cannot_be_cut_says_so(self) -> None:
         with pytest.raises(UnavailableError, match="batch 3 cannot be divided into 2"):
-            build("accumulate_2", batch=3)
+            build("accumulate=2", batch=3)
 
 
 class TestWhatIsReadBack:
     def test_says_what_was_asked_and_what_is_so(self) -> None:
-        rows = verified("channels_last", "amp_bf16", "adamw_fused", "accumulate_2", "grad_checkpoint", "ema")
+        rows = verified("channels_last", "amp_bf16", "adamw_fused", "accumulate=2", "grad_checkpoint", "ema")
         assert {name: row.requested for name, row in rows.items()} == {
             "precision": "bf16",
             "channels_last": True,
@@ -183,7 +186,7 @@ class TestParity:
 
 class TestTraining:
     def test_in_micro_batches_sees_the_samples_and_noise_of_the_whole_batch(self) -> None:
-        whole, cut = losses(build(batch=4)), losses(build("accumulate_2", batch=4))
+        whole, cut = losses(build(batch=4)), losses(build("accumulate=2", batch=4))
         assert cut == pytest.approx(whole, rel=1e-4)
 
     def test_with_recomputed_activations_gives_the_same_losses(self) -> None:

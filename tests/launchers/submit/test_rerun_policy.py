@@ -135,7 +135,7 @@ class TestGpuOutOfMemory:
             decision, point = decide_one(Reason.OOM_GPU, *overrides, only="oom_gpu")
             overrides = [o for o in point.overrides if o.startswith("recipe.")]
             labels.append(decision.action)
-        expected = ("grad_checkpoint", "accumulate_2+grad_checkpoint", "accumulate_4+grad_checkpoint")
+        expected = ("grad_checkpoint", "accumulate=2+grad_checkpoint", "accumulate=4+grad_checkpoint")
         for label, parts in zip(labels, expected, strict=True):
             assert all(part in label for part in parts.split("+")), label
         assert len(set(labels)) == 3
