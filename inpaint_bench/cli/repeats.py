@@ -23,8 +23,8 @@ from inpaint_bench.core.schema import PointState, Reason
 from launchers.points.compose import Composer, composer
 from launchers.points.point import Point
 from launchers.points.repetitions import next_examined_size, relative_half_width, repetition_of
-from launchers.status import budget as budgets
 from launchers.status import tables
+from launchers.status.cost import check_budget
 from launchers.status.survey import PointStatus, poll_sweep, sites_of, slowest_site
 from launchers.submit.rerun_policy import check_changes
 from launchers.submit.submit import Submission
@@ -229,7 +229,7 @@ def _apply_budget(cells: Sequence[Cell], decisions: Sequence[Decision]) -> None:
     budget = cells[0].next.bench.budget if cells else None
     if budget is None:
         return
-    budgets.check([cell.next for cell in cells if cell.next.service_units is None], budget)
+    check_budget([cell.next for cell in cells if cell.next.service_units is None], budget)
     spent = sum(cell.service_units or 0 for cell in cells)
     lacking = [(cell, decision) for cell, decision in zip(cells, decisions, strict=True) if decision.more]
     for cell, decision in sorted(lacking, key=lambda pair: -(pair[1].half_width or float("inf"))):

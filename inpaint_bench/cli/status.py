@@ -1,29 +1,25 @@
-"""`status`: how every point of a sweep stands, and why.
+"""`status`: show the state of every point of a sweep.
 
-`--json` prints one object. Its fields stay; further ones may come. Times are ISO 8601 in UTC; what is not known is
-null.
+`--json` prints one object. Fields may be added, none is removed. Times are ISO 8601 in UTC; unknown values are null.
 
-    schema_version, sweep (its directory), looked_at
+    schema_version, sweep (its directory), polled_at
     counts            points by state
-    expected_end      when the last open point is expected to end; null with expected_end_basis saying why
-    witnesses         by site: squeue and sacct, each "ok", "not asked", or why it gave nothing; and silence, why
-                      nothing at all came from there, else null
-    notes             what else should be known, in sentences
-    next              what to type, in sentences
+    expected_end      of the last open point; null with the reason in expected_end_basis
+    sources           by site: squeue and sacct, each "ok", "not asked" or an error; no_answer_reason if neither is ok
+    notes             problems that concern no single point's state
+    next              commands to run next, as sentences
     points            in order of their numbers:
-        point, overrides, gpu, batch, site, plan (the plan file it waits in)
+        point, overrides, gpu, batch, site, plan (the plan file that the point waits in)
         state         planned | queued | running | completed | failed | unknown
-        reason        why it is not complete, one of the reasons of `rerun --only`; message says it in words
+        reason        why it is not complete, one of the reasons of `rerun --only`; message explains it
         attempt, job_id, run_id     of its last attempt
         step, steps_total           of that attempt
-        images_per_s                the pace of a running point, of any other the last one
-        images_per_s_age_s          how old that is, of a running point
+        images_per_s                now if the point runs, else the last value
+        images_per_s_age_s          of a running point
         expected_start, expected_end, expected_end_basis, expected_end_is_latest
-        pending       of a queued point: code (Slurm's), words, advice, stuck (it will not start by itself)
-        attempts      oldest first: attempt, run_id, job_id, sent_at, state, reason, message, scheduler (its own
-                      words), manifest (its status), parts (the sidecar's account), directory, logs
-
-Of more than a hundred points those that have come to the same share a row of the table; `--all` gives each its own.
+        pending       of a queued point: code (Slurm's), explanation, advice, stuck (it will not start by itself)
+        attempts      oldest first: attempt, run_id, job_id, planned_at, state, reason, message, scheduler (Slurm's
+                      output), manifest (its status), parts (the sidecar's status), run_dir, logs
 """
 
 from __future__ import annotations
@@ -39,15 +35,16 @@ from typing import Any
 from inpaint_bench.core.console import console, sanitize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import SCHEMA_VERSION
-from launchers.slurm.query import OK, SlurmReply
-from launchers.status import cost as costs
-from launchers.status import detail, overview, tables
-from launchers.status.forecast import Forecast, forecast_points, last_end
+from launchers.slurm.query import OK
+from launchers.status.cost import attempt_costs, cost_table
+from launchers.status.details import footer, log_files, next_steps, point_details, sources
+from launchers.status.forecast import Forecast, forecast_points, sweep_end
 from launchers.status.survey import AttemptStatus, PointStatus, SweepStatus, poll_sweep, sites_of, slowest_site
+from launchers.status.tables import points_table
 from launchers.sweep.ledger import Ledger
 
-EVERY_S = 60.0
-LEAST_S, MOST_S = 0.1, 86400.0  # of what runs on this machine alone; of anything
+REFRESH_S = 60.0
+MIN_LOCAL_REFRESH_S, MAX_REFRESH_S = 0.1, 86400.0
 
 
 def run_status(
@@ -65,80 +62,81 @@ def run_status(
     if cost:
         units = {name: site.charging.unit for name, site in sites_of(ledger).items()}
         records = [status.record for status in poll_sweep(ledger).points]
-        console().print(costs.cost_table(costs.spent(ledger, records), units))
+        console().print(cost_table(attempt_costs(ledger, records), units))
         return
-    pause_s = _pause_s(ledger, watch=watch, every_s=every_s)
+    interval_s = _interval_s(ledger, watch=watch, every_s=every_s)
     while True:
-        seen = poll_sweep(ledger)
-        found = forecast_points(seen.points)
+        status = poll_sweep(ledger)
+        forecasts = forecast_points(status.points)
         if as_json:
-            print(json.dumps(_plain(seen, found, ledger.folder), indent=1))
+            print(json.dumps(_json(status, forecasts, ledger.folder), indent=1))
         elif point is not None:
-            _print_point(seen, found, ledger.folder, point)
+            _print_point(status, forecasts, ledger.folder, point)
         else:
-            _print(seen, found, ledger.folder, clear=watch, fold=not all_points)
-        if not watch or not any(status.is_open for status in seen.points):
+            _print(status, forecasts, ledger.folder, clear=watch, fold=not all_points)
+        if not watch or not any(point_status.is_open for point_status in status.points):
             return
-        print(f"Next look at {datetime.fromtimestamp(time.time() + pause_s):%H:%M:%S}; Ctrl-C ends the watching.")
-        time.sleep(pause_s)
+        print(f"Next refresh at {datetime.fromtimestamp(time.time() + interval_s):%H:%M:%S}; Ctrl-C to stop.")
+        time.sleep(interval_s)
 
 
-def _pause_s(ledger: Ledger, *, watch: bool, every_s: float | None) -> float:
-    """Seconds between two looks. Raises UserError where a site would be asked more often than it allows."""
+def _interval_s(ledger: Ledger, *, watch: bool, every_s: float | None) -> float:
+    """Return seconds between refreshes. Raises UserError if a site would be polled more often than it allows."""
     site = slowest_site(sites_of(ledger).values())
-    least = site.limits.poll_s if site else LEAST_S
+    shortest = site.limits.poll_s if site else MIN_LOCAL_REFRESH_S
     if every_s is None:
-        return max(EVERY_S, least)
+        return max(REFRESH_S, shortest)
     if not watch:
         raise UserError(f"--every {every_s:g}: only together with --watch")
-    if not least <= every_s <= MOST_S:
-        why = f", for {site.name} is asked no more often (limits.poll_s of its site file)" if site else ""
-        raise UserError(f"--every {every_s:g}: must lie between {least:g} and {MOST_S:g} s{why}")
+    if not shortest <= every_s <= MAX_REFRESH_S:
+        limit = f" (limits.poll_s of {site.name})" if site else ""
+        raise UserError(f"--every {every_s:g}: must be between {shortest:g} and {MAX_REFRESH_S:g} s{limit}")
     return every_s
 
 
-def _print(seen: SweepStatus, found: Mapping[int, Forecast], folder: Path, *, clear: bool, fold: bool) -> None:
+def _print(status: SweepStatus, forecasts: Mapping[int, Forecast], folder: Path, *, clear: bool, fold: bool) -> None:
     out = console()
     if clear and out.is_terminal:
         out.clear()
-    out.print(tables.standings_table(seen.points, found, fold=fold))
-    for line in overview.footer(seen, found, folder):
+    out.print(points_table(status.points, forecasts, fold=fold))
+    for line in footer(status, forecasts, folder):
         print(sanitize(line))
 
 
-def _print_point(seen: SweepStatus, found: Mapping[int, Forecast], folder: Path, num: int) -> None:
-    point = next((s for s in seen.points if s.record.num == num), None)
+def _print_point(status: SweepStatus, forecasts: Mapping[int, Forecast], folder: Path, num: int) -> None:
+    point = next((point for point in status.points if point.record.num == num), None)
     if point is None:
-        last = max((s.record.num for s in seen.points), default=None)
-        have = "it has none" if last is None else f"it has 0 to {last}"
-        raise UserError(f"--point {num}: not a point of {folder} ({have})")
-    for line in [*detail.point(seen, point, found[num], folder), overview.witnesses(seen)]:
+        last = max(point.record.num for point in status.points)
+        raise UserError(f"--point {num}: {folder} has no such point; it has 0 to {last}")
+    for line in [*point_details(status, point, forecasts[num], folder), sources(status)]:
         print(sanitize(line))
 
 
-def _plain(seen: SweepStatus, found: Mapping[int, Forecast], folder: Path) -> dict[str, Any]:
-    ends, how = last_end(seen.points, found)
+def _json(status: SweepStatus, forecasts: Mapping[int, Forecast], folder: Path) -> dict[str, Any]:
+    end_unix, basis = sweep_end(status.points, forecasts)
     return {
         "schema_version": SCHEMA_VERSION,
         "sweep": str(folder),
-        "looked_at": _iso(seen.polled_unix),
-        "counts": dict(sorted(Counter(str(s.state) for s in seen.points).items())),
-        "expected_end": _iso(ends),
-        "expected_end_basis": how or None,
-        "witnesses": {site: _witnesses(answer) for site, answer in sorted(seen.answers.items())},
-        "notes": seen.notes,
-        "next": list(overview.following(seen, folder)),
-        "points": [_point(point, found[point.record.num], folder) for point in seen.points],
+        "polled_at": _iso(status.polled_unix),
+        "counts": dict(sorted(Counter(str(point.state) for point in status.points).items())),
+        "expected_end": _iso(end_unix),
+        "expected_end_basis": basis or None,
+        "sources": {
+            site: {
+                "squeue": answer.squeue,
+                "sacct": answer.sacct,
+                "no_answer_reason": None if OK in (answer.squeue, answer.sacct) else answer.no_answer_reason,
+            }
+            for site, answer in sorted(status.answers.items())
+        },
+        "notes": status.notes,
+        "next": list(next_steps(status, folder)),
+        "points": [_json_point(point, forecasts[point.record.num], folder) for point in status.points],
     }
 
 
-def _witnesses(answer: SlurmReply) -> dict[str, str | None]:
-    heard = OK in (answer.squeue, answer.sacct)
-    return {"squeue": answer.squeue, "sacct": answer.sacct, "silence": None if heard else answer.no_answer_reason}
-
-
-def _point(point: PointStatus, forecast: Forecast, folder: Path) -> dict[str, Any]:
-    record, last, why = point.record, point.record.last, point.pending
+def _json_point(point: PointStatus, forecast: Forecast, folder: Path) -> dict[str, Any]:
+    record, last, pending = point.record, point.record.last, point.pending
     return {
         "point": record.num,
         "overrides": record.overrides,
@@ -159,27 +157,34 @@ def _point(point: PointStatus, forecast: Forecast, folder: Path) -> dict[str, An
         "expected_start": _iso(forecast.start_unix),
         "expected_end": _iso(forecast.end_unix),
         "expected_end_basis": forecast.basis if point.is_open else None,
-        "expected_end_is_latest": forecast.at_most if forecast.end_unix is not None else None,
-        "pending": {"code": why.code, "words": why.text, "advice": why.advice, "stuck": why.stuck} if why else None,
-        "attempts": [_attempt(tried, folder) for tried in point.attempts],
+        "expected_end_is_latest": None if forecast.end_unix is None else forecast.is_latest,
+        "pending": None
+        if pending is None
+        else {
+            "code": pending.code,
+            "explanation": pending.text,
+            "advice": pending.advice,
+            "stuck": pending.stuck,
+        },
+        "attempts": [_json_attempt(attempt, folder) for attempt in point.attempts],
     }
 
 
-def _attempt(tried: AttemptStatus, folder: Path) -> dict[str, Any]:
-    attempt, manifest = tried.attempt, tried.artifacts.manifest
+def _json_attempt(status: AttemptStatus, folder: Path) -> dict[str, Any]:
+    attempt, scheduler, artifacts = status.attempt, status.scheduler, status.artifacts
     return {
         "attempt": attempt.attempt,
         "run_id": attempt.run_id,
         "job_id": attempt.job_id,
-        "sent_at": _iso(attempt.planned_unix),
-        "state": tried.state,
-        "reason": tried.resolved.reason,
-        "message": tried.resolved.message,
-        "scheduler": (tried.scheduler.raw or tried.scheduler.state) if tried.scheduler else None,
-        "manifest": manifest["status"] if manifest else None,
-        "parts": tried.artifacts.missing_parts or tried.artifacts.sidecar_status,
-        "directory": str(tried.run_dir),
-        "logs": [str(path) for path in detail.logs(tried, folder)],
+        "planned_at": _iso(attempt.planned_unix),
+        "state": status.state,
+        "reason": status.reason,
+        "message": status.message,
+        "scheduler": (scheduler.raw or scheduler.state) if scheduler else None,
+        "manifest": artifacts.manifest.status if artifacts.manifest else None,
+        "parts": artifacts.missing_parts or artifacts.sidecar_status,
+        "run_dir": str(status.run_dir),
+        "logs": [str(path) for path in log_files(status, folder)],
     }
 
 

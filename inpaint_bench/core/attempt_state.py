@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from .files import read_json, replace_json
+from .records import ManifestHead, TableCounts, read_record
 from .schema import MANIFEST, SCHEDULER, TELEMETRY, PointState, Reason, Status
 
 # Slurm's job states in the long form of sacct and squeue. A state in none of these sets counts as running.
@@ -86,7 +89,7 @@ class SchedulerState:
 class RunArtifacts:
     """Files that an attempt has left in its run directory."""
 
-    manifest: dict[str, Any] | None = None
+    manifest: ManifestHead | None = None
     damage: str | None = None  # why the manifest cannot be read
     sidecar_status: str | None = None  # status in telemetry.json: "complete" if every part was closed
     missing_parts: str | None = None  # parts that telemetry.json counts and that do not exist
@@ -98,40 +101,30 @@ class RunArtifacts:
         """Read the artifacts of a run directory. Never raises: an unreadable manifest is reported as `damage`."""
         path = run_dir / MANIFEST
         try:
-            manifest = read_json(path)
+            manifest = read_record(path, ManifestHead)
             if manifest is None:
                 return cls(run_dir_exists=run_dir.is_dir())
-            if (error := _manifest_error(manifest)) is not None:
-                return cls(damage=f"{path}: {error}")
             age_s = max(0.0, time.time() - path.stat().st_mtime)
-            telemetry = read_json(run_dir / TELEMETRY)
+            report = read_record(run_dir / TELEMETRY, _SidecarReport) or _SidecarReport()
+            missing = _missing_parts(run_dir, report.tables) if manifest.status == Status.COMPLETED else None
         except (ValueError, OSError) as error:
             return cls(damage=str(error))
-        sidecar_status, missing = None, None
-        if isinstance(telemetry, dict):
-            sidecar_status = telemetry.get("status")
-            if manifest["status"] == Status.COMPLETED:
-                missing = _missing_parts(run_dir, telemetry.get("tables"))
-        return cls(manifest=manifest, sidecar_status=sidecar_status, missing_parts=missing, manifest_age_s=age_s)
+        return cls(manifest=manifest, sidecar_status=report.status, missing_parts=missing, manifest_age_s=age_s)
 
 
-def _manifest_error(manifest: Any) -> str | None:
-    if not isinstance(manifest, dict):
-        return "not a manifest (not a JSON object)"
-    if manifest.get("status") not in list(Status):
-        return f"not a manifest of this version (status {manifest.get('status')!r})"
-    return None
+class _SidecarReport(msgspec.Struct):
+    """The part of telemetry.json that is needed here. Lenient, as ManifestHead."""
+
+    status: str | None = None
+    tables: dict[str, TableCounts] = {}
 
 
-def _missing_parts(run_dir: Path, tables: Any) -> str | None:
+def _missing_parts(run_dir: Path, tables: dict[str, TableCounts]) -> str | None:
     """Describe the first table with fewer parts on disk than the sidecar closed; an earlier writer may leave more."""
-    if not isinstance(tables, dict):
-        return None
     for table, counts in tables.items():
-        closed = counts.get("parts", 0) if isinstance(counts, dict) else 0
-        present = sum(1 for _ in (run_dir / table).glob("part-*.parquet")) if closed else 0
-        if present < closed:
-            return f"only {present} of {closed} parts of {table} exist"
+        present = sum(1 for _ in (run_dir / table).glob("part-*.parquet")) if counts.parts else 0
+        if present < counts.parts:
+            return f"only {present} of {counts.parts} parts of {table} exist"
     return None
 
 
@@ -171,16 +164,15 @@ def resolve_attempt_state(
         return AttemptState(state=PointState.QUEUED, message=scheduler.detail)
     if scheduler and state not in SUCCESS_STATES and state not in (None, PROCESS_EXITED, LEFT_QUEUE):
         return _from_running_job(scheduler, artifacts)
-    if artifacts.damage:
-        return _failed(Reason.LOST, artifacts.damage)
-    if scheduler and state == LEFT_QUEUE:
-        no_answer_reason = scheduler.detail
-    answered = scheduler is not None and state != LEFT_QUEUE
+    # The job has ended, Slurm has purged it, or its state is not known.
+    missing_answer: str | None = None
+    if scheduler is None or state == LEFT_QUEUE:
+        missing_answer = scheduler.detail if scheduler else no_answer_reason
     if artifacts.manifest is None:
-        return _without_manifest(state, artifacts, cancelled, None if answered else no_answer_reason)
-    if scheduler is None and nested(artifacts.manifest, "slurm").get("requeued"):
-        return AttemptState(state=PointState.UNKNOWN, message=f"requeued; {no_answer_reason}")
-    return _from_manifest(artifacts.manifest, state, artifacts, None if answered else no_answer_reason)
+        return _without_manifest(state, artifacts, cancelled, missing_answer)
+    if scheduler is None and artifacts.manifest.slurm and artifacts.manifest.slurm.requeued:
+        return AttemptState(state=PointState.UNKNOWN, message=f"requeued; {missing_answer}")
+    return _from_manifest(artifacts.manifest, state, artifacts, missing_answer)
 
 
 def _from_failed_job(
@@ -188,7 +180,7 @@ def _from_failed_job(
 ) -> AttemptState:
     """Slurm says that the job did not succeed; the manifest may know better why."""
     manifest, detail = artifacts.manifest, scheduler.detail
-    if manifest and manifest["status"] == Status.COMPLETED:
+    if manifest and manifest.status == Status.COMPLETED:
         message = f"the manifest says completed, the scheduler {scheduler.state} ({detail})"
         return _failed(reason, message.removesuffix(" ()"))
     if reason is not Reason.APP_ERROR:
@@ -199,10 +191,10 @@ def _from_failed_job(
         if artifacts.run_dir_exists:
             return _failed(Reason.NEVER_STARTED, f"the job ended before its workload started ({detail})")
         return _failed(Reason.NEVER_STARTED, f"the job failed, and there is no run directory ({detail})")
-    if manifest["status"] == Status.RUNNING:
+    if manifest.status == Status.RUNNING:
         lost = f"its process died ({detail}); {_progress(manifest)}".removesuffix("; ")
         return _failed(Reason.CANCELLED if cancelled else Reason.LOST, lost)
-    return _failed(_reason(manifest), str(manifest.get("message") or detail))
+    return _failed(_reason(manifest), manifest.message or detail)
 
 
 def _from_running_job(scheduler: SchedulerState, artifacts: RunArtifacts) -> AttemptState:
@@ -212,21 +204,23 @@ def _from_running_job(scheduler: SchedulerState, artifacts: RunArtifacts) -> Att
         message = artifacts.damage
     elif manifest is None:
         message = "job started, no manifest yet"
-    elif manifest["status"] != Status.RUNNING:
-        message = f"the manifest says {manifest['status']}, the scheduler still {scheduler.state}"
+    elif manifest.status != Status.RUNNING:
+        message = f"the manifest says {manifest.status}, the scheduler still {scheduler.state}"
     elif _is_stale(artifacts):
         message = f"{message}, {_manifest_age(artifacts)}"
     return AttemptState(state=PointState.RUNNING, message=message)
 
 
 def _without_manifest(
-    state: str | None, artifacts: RunArtifacts, cancelled: bool, no_answer_reason: str | None
+    state: str | None, artifacts: RunArtifacts, cancelled: bool, missing_answer: str | None
 ) -> AttemptState:
     missing = "there is no manifest" if artifacts.run_dir_exists else "there is no run directory"
+    if missing_answer is not None and (artifacts.damage or not cancelled):
+        return AttemptState(state=PointState.UNKNOWN, message=f"{missing_answer}, and {artifacts.damage or missing}")
+    if artifacts.damage:
+        return _failed(Reason.LOST, artifacts.damage)
     if cancelled:
         return _failed(Reason.CANCELLED, "")
-    if no_answer_reason is not None:
-        return AttemptState(state=PointState.UNKNOWN, message=f"{no_answer_reason}, and {missing}")
     if state == PROCESS_EXITED:
         return _failed(Reason.NEVER_STARTED, "its process exited before the workload started; see its log in jobs/")
     if state is None:
@@ -235,15 +229,16 @@ def _without_manifest(
 
 
 def _from_manifest(
-    manifest: dict[str, Any], state: str | None, artifacts: RunArtifacts, no_answer_reason: str | None
+    manifest: ManifestHead, state: str | None, artifacts: RunArtifacts, missing_answer: str | None
 ) -> AttemptState:
     """Slurm says COMPLETED, has purged the job or did not answer: the manifest decides, and the message says so."""
     manifest_only = ""
-    if no_answer_reason is not None or state is None:
-        manifest_only = f"from the manifest only ({no_answer_reason or 'Slurm has purged the job'})"
-    match manifest["status"]:
+    if missing_answer is not None or state is None:
+        manifest_only = f"from the manifest only ({missing_answer or 'Slurm has purged the job'})"
+    match manifest.status:
         case Status.COMPLETED:
-            if artifacts.sidecar_status != "complete" and nested(manifest, "telemetry").get("source") != "none":
+            requested = manifest.telemetry is None or manifest.telemetry.source != "none"
+            if requested and artifacts.sidecar_status != "complete":
                 status = artifacts.sidecar_status
                 sidecar = f"ended with status {status}" if status else "never started"
                 return _failed(Reason.TELEMETRY_INCOMPLETE, f"the sidecar {sidecar}")
@@ -252,16 +247,16 @@ def _from_manifest(
                 return _failed(Reason.TELEMETRY_INCOMPLETE, message)
             return AttemptState(state=PointState.COMPLETED, message=manifest_only)
         case Status.FAILED | Status.INTERRUPTED:
-            message = str(manifest.get("message") or "")
+            message = manifest.message or ""
             if state in SUCCESS_STATES:
-                message = f"{message} (the scheduler says {state}, the manifest {manifest['status']})".strip()
+                message = f"{message} (the scheduler says {state}, the manifest {manifest.status})".strip()
             return _failed(_reason(manifest), message)
-    if no_answer_reason is None:
+    if missing_answer is None:
         message = f"process exited without writing a final status; {_progress(manifest)}".removesuffix("; ")
         return _failed(Reason.LOST, message)
     if state == LEFT_QUEUE or _is_stale(artifacts):
         age = f", {_manifest_age(artifacts)}" if _is_stale(artifacts) else ""
-        return AttemptState(state=PointState.UNKNOWN, message=f"the manifest says running{age}; {no_answer_reason}")
+        return AttemptState(state=PointState.UNKNOWN, message=f"the manifest says running{age}; {missing_answer}")
     return AttemptState(state=PointState.RUNNING, message=f"{_progress(manifest)} {manifest_only}".strip())
 
 
@@ -273,10 +268,10 @@ def _manifest_age(artifacts: RunArtifacts) -> str:
     return f"manifest last written {(artifacts.manifest_age_s or 0.0) / 60:.0f} min ago"
 
 
-def _reason(manifest: dict[str, Any]) -> Reason:
+def _reason(manifest: ManifestHead) -> Reason:
     """Return the manifest's reason; APP_ERROR for a reason that only a later version knows."""
     try:
-        return Reason(manifest.get("reason") or Reason.APP_ERROR)
+        return Reason(manifest.reason or Reason.APP_ERROR)
     except ValueError:
         return Reason.APP_ERROR
 
@@ -285,14 +280,7 @@ def _failed(reason: Reason, message: str) -> AttemptState:
     return AttemptState(state=PointState.FAILED, reason=reason, message=message)
 
 
-def nested(manifest: dict[str, Any] | None, name: str) -> dict[str, Any]:
-    """Return a nested object of the manifest; empty if it is null, missing or of another type."""
-    value = (manifest or {}).get(name)
-    return value if isinstance(value, dict) else {}
-
-
-def _progress(manifest: dict[str, Any] | None) -> str:
-    progress = nested(manifest, "progress")
-    if progress.get("step") is None:
+def _progress(manifest: ManifestHead | None) -> str:
+    if manifest is None or manifest.progress is None:
         return ""
-    return f"step {progress['step']} of {progress.get('steps_total') or '?'}"
+    return f"step {manifest.progress.step} of {manifest.progress.steps_total or '?'}"

@@ -240,7 +240,22 @@ class Progress(msgspec.Struct, kw_only=True):
     t_unix_ns: int | None = None
 
 
-class Manifest(msgspec.Struct, kw_only=True):
+class ManifestHead(msgspec.Struct, kw_only=True):
+    """The part of a manifest that `status` reads. Lenient: another version may have written it."""
+
+    run_id: str | None = None
+    status: Status
+    reason: str | None = None  # a Reason, or one that only a later version knows
+    message: str | None = None
+    batch: int | str | None = None  # auto until the search has found one
+    started_unix_ns: int | None = None
+    ended_unix_ns: int | None = None
+    slurm: SlurmJob | None = None  # null outside of Slurm
+    telemetry: TelemetryState | None = None
+    progress: Progress | None = None
+
+
+class Manifest(ManifestHead, kw_only=True):
     """What an attempt is, what it did and how it ended. Every field is written, null where unknown."""
 
     schema_version: int
@@ -249,26 +264,20 @@ class Manifest(msgspec.Struct, kw_only=True):
     sweep_id: str | None = None
     point: int | None = None
     attempt: int | None = None
-    status: Status
     reason: Reason | None = None
-    message: str | None = None
     workload: str | None = None
     recipe: str | None = None
     model: str | None = None
     site: str | None = None
     gpu: str | None = None
     gpu_facts: GpuFacts | None = None
-    batch: int | str | None = None  # auto until the search has found one
     gpus: int | None = None
     demonstration: bool | None = None
     config_hash: str | None = None
     overrides: list[str] = []
-    started_unix_ns: int | None = None
-    ended_unix_ns: int | None = None
     boot_id: str | None = None
     devices: list[Device] = []
     environment: Environment | None = None
-    slurm: SlurmJob | None = None  # null outside of Slurm
     workload_facts: dict[str, Any] | None = None  # shapes, precision, FLOPs, ...: the workload's own
     data: DataFacts | None = None
     study: Study | None = None
@@ -277,8 +286,6 @@ class Manifest(msgspec.Struct, kw_only=True):
     quality: Quality | None = None  # of a training
     resumed: list[ResumeEvent] | None = None  # of a training
     memory: MemoryPeaks | None = None  # null without CUDA
-    telemetry: TelemetryState | None = None
-    progress: Progress | None = None
 
 
 # --- telemetry.json ------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The typed shape of a site file: how a cluster is reached, what it has, allows and charges."""
+"""The schema of a site file: how to reach a cluster, what it has, what it allows and what it charges."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from .validation import REGULAR_EXPRESSIONS, bounds, http_address, one_of, regul
 
 
 @dataclass(kw_only=True)
-class Fact:
-    """Base of every block of a site file: where it comes from, and whether someone saw it on the machine."""
+class SiteBlock:
+    """Base of every block of a site file: the source of its values, and whether they were verified on the cluster."""
 
     source: str = ""
     checked_on: str = ""  # ISO date on which the source was read
-    verified: bool = False  # all of it seen on the machine itself, not only read
-    seen: dict[str, str] = field(default_factory=dict)  # where only some of it was: those keys, with the date
+    verified: bool = False  # every value was compared with the cluster itself
+    seen: dict[str, str] = field(default_factory=dict)  # if only some values were: their keys, with the date
 
 
 @dataclass(kw_only=True)
-class ConnectConfig(Fact):
+class ConnectConfig(SiteBlock):
     """How this machine submits to the site.
 
     slurm: sbatch of this machine. ssh: over OpenSSH, by the agent at the site. bundle: in a tar file that a person
@@ -39,33 +39,35 @@ class ConnectConfig(Fact):
 
 
 @dataclass(kw_only=True)
-class Account(Fact):
+class Account(SiteBlock):
+    """The account that jobs are charged to."""
+
     value: str | None = None
     required: bool = False
-    pattern: str | None = regular_expression()  # of a well-formed account
+    pattern: str | None = regular_expression()  # that every account of the site matches
     how_to_list: str = ""  # command that prints the user's accounts
 
 
 @dataclass(kw_only=True)
-class SiteGpu(Fact):
-    """How a site is asked for one GPU model."""
+class SiteGpu(SiteBlock):
+    """How to request one GPU model."""
 
     partition: str | None = None
     request: str = one_of("gres", "gpus_per_node", "none", default="gres")
-    gres: str | None = None  # type in --gres=gpu:<type>:N
+    gres: str | None = None  # type in --gres=gpu:<type>:N; null: the model
     max_per_node: int = within(1, 64, 1)
     max_minutes: int = within(1, 60 * 24 * 366, 60 * 24)
     cpus_per_gpu: int = within(1, 512, 1)
     mem_gb_per_gpu: int = within(1, 8192, 1)  # in Slurm's G, 2^30 bytes
-    charge_factor: float | None = within(0, 1e6, None)  # the partition's factor in the site's charging rule
-    dcgm_url: str | None = http_address()  # a dcgm-exporter as its nodes see it; telemetry.dcgm_url where that is null
+    charge_factor: float | None = within(0, 1e6, None)  # of the partition, in the site's charging rule
+    dcgm_url: str | None = http_address()  # of the dcgm-exporter on its nodes; used if telemetry.dcgm_url is null
 
 
 @dataclass(kw_only=True)
-class Charging(Fact):
-    """Service units per hour: the largest of the GPU, core and memory shares, or their sum, times a partition's factor.
+class Charging(SiteBlock):
+    """Service units per hour: the largest of the GPU, core and memory shares, or their sum, times charge_factor.
 
-    A share's divisor that is null is not part of the rule; all null: the rule is not known.
+    A divisor that is null is not part of the rule. If all are null, the rule is not known.
     """
 
     unit: str = "SU"
@@ -76,28 +78,34 @@ class Charging(Fact):
 
 
 @dataclass(kw_only=True)
-class Limits(Fact):
+class Limits(SiteBlock):
+    """Limits of the site's Slurm, and how often our commands may call it."""
+
     max_array_size: int = within(1, 4_000_001, 1001)  # Slurm's MaxArraySize: highest index + 1
-    max_submit_jobs: int | None = None  # jobs of one user in queue; arrays are no longer; null: not known
-    poll_s: int = within(1, 86400, 60)  # a command that waits or watches asks its Slurm at most once in so long
-    submit_pause_s: float = within(0, 60, 1.0)  # between two sbatch calls, from the eleventh of a command on
+    max_submit_jobs: int | None = None  # queued jobs of one user; arrays are split to fit; null: not known
+    poll_s: int = within(1, 86400, 60)  # shortest interval in which a command that waits polls Slurm
+    submit_pause_s: float = within(0, 60, 1.0)  # between sbatch calls, after the tenth of a command
 
 
 @dataclass(kw_only=True)
-class Requeue(Fact):
-    request: bool = False  # write --requeue; a job that is pre-empted, a training at its limit too, then asks for it
+class Requeue(SiteBlock):
+    """Requeueing of jobs."""
+
+    request: bool = False  # write --requeue; preempted jobs, and trainings at the time limit, then requeue themselves
 
 
 @dataclass(kw_only=True)
-class Preempt(Fact):
-    signal: str | None = None  # the signal that Slurm sends first
-    grace_s: int = within(0, 86400, 0)
-    min_run_s: int = within(0, 86400, 0)
+class Preempt(SiteBlock):
+    """How Slurm preempts jobs."""
+
+    signal: str | None = None  # sent first
+    grace_s: int = within(0, 86400, 0)  # until SIGKILL
+    min_run_s: int = within(0, 86400, 0)  # a job is not preempted before (PreemptExemptTime)
 
 
 @dataclass(kw_only=True)
-class Environment(Fact):
-    """What a job inherits. Nothing is relied on: what a job needs is written into its script."""
+class Environment(SiteBlock):
+    """The environment of a job. Nothing is relied on: what a job needs is written into its script."""
 
     export: str | None = None  # --export
     get_user_env: str | None = None  # --get-user-env
@@ -105,19 +113,21 @@ class Environment(Fact):
     modules_reset: bool = False
     modules_purge: bool = False
     modules: list[str] = field(default_factory=list)
-    setup: list[str] = field(default_factory=list)  # further shell lines before the job
+    setup: list[str] = field(default_factory=list)  # shell lines before the job
 
 
 @dataclass(kw_only=True)
 class Quota:
-    """How many files a file system takes of one user, or of one project."""
+    """The number of files that one user or project may have on a file system."""
 
-    folder: str  # where it is mounted, or the part of it that is counted
+    folder: str  # the mount point, or the part of the file system that the quota is for
     files: int = within(1, 10**9)
 
 
 @dataclass(kw_only=True)
-class Storage(Fact):
+class Storage(SiteBlock):
+    """File systems of the site."""
+
     scratch: str | None = None
     node_tmp: str | None = None
     quotas: list[Quota] = field(default_factory=list)
@@ -125,15 +135,15 @@ class Storage(Fact):
 
 @dataclass(kw_only=True)
 class SiteConfig:
-    """A cluster with its own Slurm: everything one edits to bring a new one in."""
+    """A cluster with its own Slurm: everything that a new cluster needs."""
 
     name: str = "auto"
     title: str = ""
     template: str = "base.sh.j2"
-    python: str | None = None  # interpreter on the compute nodes; null: the one that submits
+    python: str | None = None  # interpreter on the compute nodes; null: the one that runs this command
     constraint: list[str] = field(default_factory=list)
     qos: str | None = None
-    exclude_nodes: list[str] = field(default_factory=list)  # --exclude; `rerun` adds nodes that failed
+    exclude_nodes: list[str] = field(default_factory=list)  # --exclude; `rerun` adds failed nodes
     use_srun: bool = True
     connect: ConnectConfig = field(default_factory=ConnectConfig)
     account: Account = field(default_factory=Account)
@@ -146,20 +156,16 @@ class SiteConfig:
     storage: Storage = field(default_factory=Storage)
 
 
-_SSH_NEEDS = {
-    "connect.host": "a name in your ssh configuration, or user@host",
-    "connect.folder": "an absolute path there, such as a folder on its scratch",
-    "python": "an interpreter there that has what this project needs",
-}
-_SSH_FORMS = {
-    "connect.host": r"\w[\w.@:%+-]*",  # never an option
-    "connect.folder": r"/[\w.@:,=+/-]*",
-    "python": r"/[\w.@:,=+/ -]*",
+# What connect.method=ssh needs: the form of the value and its description.
+_SSH_KEYS = {
+    "connect.host": (r"\w[\w.@:%+-]*", "a name in your ssh configuration, or user@host"),  # never an option
+    "connect.folder": (r"/[\w.@:,=+/-]*", "an absolute path at the site, such as a folder on its scratch"),
+    "python": (r"/[\w.@:,=+/ -]*", "an interpreter at the site that has the dependencies of this project"),
 }
 
 
 def check_connect(site: SiteConfig) -> None:
-    """Raise UserError where a key that the connection method needs is missing or unsafe."""
+    """Raise UserError if a key that the connection method needs is missing or unsafe."""
     values = {"connect.host": site.connect.host, "connect.folder": site.connect.folder, "python": site.python}
     if site.connect.method == "slurm" and site.connect.host:
         raise UserError(
@@ -168,19 +174,19 @@ def check_connect(site: SiteConfig) -> None:
         )
     if site.connect.method != "ssh":
         return
-    for key, what in _SSH_NEEDS.items():
+    for key, (pattern, description) in _SSH_KEYS.items():
         value = values[key]
         if not value:
-            raise UserError(f"sites.{site.name}.{key} is empty: connect.method=ssh needs {what}")
-        if not re.fullmatch(_SSH_FORMS[key], value, re.ASCII):
-            raise UserError(f"sites.{site.name}.{key}={value!r}: must be {what}, without shell metacharacters")
+            raise UserError(f"sites.{site.name}.{key} is empty: connect.method=ssh needs {description}")
+        if not re.fullmatch(pattern, value, re.ASCII):
+            raise UserError(f"sites.{site.name}.{key}={value!r}: must be {description}, without shell metacharacters")
 
 
 def check_account(site: SiteConfig) -> None:
-    """Refuse an account that cannot be one of the site's. Raises UserError."""
+    """Raise UserError if the account does not match the site's pattern."""
     account = site.account
     if account.value and account.pattern and not re.fullmatch(account.pattern, account.value):
         raise UserError(
             f"sites.{site.name}.account.value={account.value}: not an account of {site.name} "
-            f"(pattern {account.pattern}); `{account.how_to_list}` there lists yours"
+            f"(pattern {account.pattern}); `{account.how_to_list}` lists yours"
         )

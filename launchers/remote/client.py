@@ -21,7 +21,7 @@ import msgspec
 
 from inpaint_bench.core.attempt_state import RunArtifacts, SchedulerState
 from inpaint_bench.core.console import pluralize, sanitize
-from inpaint_bench.core.schema import CODE, SNAPSHOT, Status
+from inpaint_bench.core.schema import CODE, SNAPSHOT
 from inpaint_bench.core.site import SiteConfig
 from launchers.points.point import Group, Point
 from launchers.points.site_catalog import Reachability
@@ -262,8 +262,7 @@ def _apply(
         attempt.cancelled = attempt.cancelled or reported.cancelled
         if attempt.job_id and reported.scheduler is not None:
             states[attempt.job_id] = reported.scheduler
-        manifest = reported.artifacts and reported.artifacts.manifest
-        if reported.artifacts and manifest and manifest.get("status") in list(Status):
+        if reported.artifacts and reported.artifacts.manifest:
             status.artifacts[reported.key] = reported.artifacts
     status.answers[site] = SlurmReply(states=states, squeue=reply.squeue, sacct=reply.sacct)
     if reply.sweep_id is None:

@@ -1,16 +1,19 @@
-"""Planned against actual: what the attempts of a sweep might have cost, and what they did by the time they took."""
+"""Cost of a sweep: what its attempts may cost and did cost, and whether a budget allows more of them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
 
-from inpaint_bench.core.attempt_state import RunArtifacts
+from inpaint_bench.core.attempt_state import RunArtifacts, SchedulerState
 from inpaint_bench.core.console import table
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.schema import Status
 from inpaint_bench.core.site import SiteConfig
+from launchers.points.point import Point
 from launchers.points.site_catalog import reachability
 from launchers.slurm.query import elapsed_s
 from launchers.sweep.events import Planned
@@ -21,49 +24,59 @@ from .survey import sites_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spent:
-    """One attempt that was submitted."""
+class AttemptCost:
+    """One submitted attempt."""
 
     point: int
     attempt: int
     site: str
     gpu: str
-    limit_min: float | None  # None: of a sweep from before limits were written down
-    planned: float | None  # service units to the time limit; None: the site's rule is not known
-    elapsed_min: float | None  # None: nobody knows, or it has not begun
-    witness: str  # who says how long it took
+    limit_min: float | None  # None: of a sweep from before time limits were recorded
+    planned: float | None  # service units up to the time limit; None: the site's charging rule is not known
+    elapsed_min: float | None  # None: not known, or not started
+    source: str  # of elapsed_min
 
     @property
     def actual(self) -> float | None:
-        """Service units by the time it took: a site charges what was reserved for as long as it was held."""
+        """Return service units for the elapsed time: a site charges what was reserved for as long as it was."""
         if self.planned is None or not self.limit_min or self.elapsed_min is None:
             return None
         return self.planned * self.elapsed_min / self.limit_min
 
 
-def spent(ledger: Ledger, records: Iterable[PointRecord]) -> list[Spent]:
-    """Every submitted attempt, in order of points. Asks the accounting of every site of which it is to be had here.
+def attempt_costs(ledger: Ledger, records: Iterable[PointRecord]) -> list[AttemptCost]:
+    """Return the cost of every submitted attempt, in order of points. Queries sacct of every site reachable from here.
 
-    `records`: as `poll_sweep` leaves them, with the arrays that were found by their names.
+    `records` are those of `poll_sweep`, which has found the job ids of arrays by their names.
     """
-    asked = asked_for(ledger)
+    entries = planned_entries(ledger)
     attempts = [attempt for record in records for attempt in record.attempts if attempt.job_id is not None]
-    accounted = _accounted(attempts, sites_of(ledger))
-    return [
-        _spent(
-            attempt,
-            asked.get((attempt.point, attempt.attempt), asked[attempt.point, 0]),
-            accounted,
-            RunArtifacts.read(ledger.folder / attempt.subdir),
+    elapsed = _accounted_s(attempts, sites_of(ledger))
+    costs = []
+    for attempt in attempts:
+        entry = entries.get((attempt.point, attempt.attempt), entries[attempt.point, 0])
+        seconds, source = elapsed.get((attempt.site, str(attempt.job_id))), "sacct"
+        if seconds is None:
+            seconds, source = _manifest_s(RunArtifacts.read(ledger.folder / attempt.subdir)), "manifest"
+        costs.append(
+            AttemptCost(
+                point=attempt.point,
+                attempt=attempt.attempt,
+                site=attempt.site,
+                gpu=str(entry.gpu),
+                limit_min=entry.time_min,
+                planned=entry.service_units,
+                elapsed_min=None if seconds is None else seconds / 60,
+                source="unknown" if seconds is None else source,
+            )
         )
-        for attempt in attempts
-    ]
+    return costs
 
 
-def asked_for(ledger: Ledger) -> dict[tuple[int, int], PointSpec]:
-    """By point and attempt what was asked for; attempt 0 is the point as it was first composed.
+def planned_entries(ledger: Ledger) -> dict[tuple[int, int], PointSpec]:
+    """Return what was planned, by point and attempt; attempt 0 is the point as first composed.
 
-    Of an attempt that was made elsewhere only that is known.
+    Of an attempt that was made at another site only that is known.
     """
     planned: dict[tuple[int, int], PointSpec] = {(point.point, 0): point for point in ledger.sweep.points}
     for event in ledger.events(Planned):
@@ -71,72 +84,144 @@ def asked_for(ledger: Ledger) -> dict[tuple[int, int], PointSpec]:
     return planned
 
 
-def cost_table(found: Sequence[Spent], unit: Mapping[str, str]) -> Table:
-    """A row per site and GPU; `unit` is what each site charges in."""
-    groups: dict[tuple[str, str], list[Spent]] = {}
-    for one in found:
-        groups.setdefault((one.site, one.gpu), []).append(one)
+def cost_table(costs: Sequence[AttemptCost], units: Mapping[str, str]) -> Table:
+    """Return a row per site and GPU; `units` is what each site charges in."""
+    groups: dict[tuple[str, str], list[AttemptCost]] = {}
+    for cost in costs:
+        groups.setdefault((cost.site, cost.gpu), []).append(cost)
     rows = [
         (
             site,
             gpu,
-            len(mine),
-            _sum(one.limit_min for one in mine),
-            _sum(one.elapsed_min for one in mine),
-            unit[site],
-            _sum(one.planned for one in mine),
-            _sum(one.actual for one in mine),
-            ", ".join(sorted({one.witness for one in mine})),
+            len(group),
+            _sum(cost.limit_min for cost in group),
+            _sum(cost.elapsed_min for cost in group),
+            units[site],
+            _sum(cost.planned for cost in group),
+            _sum(cost.actual for cost in group),
+            ", ".join(sorted({cost.source for cost in group})),
         )
-        for (site, gpu), mine in groups.items()
+        for (site, gpu), group in groups.items()
     ]
-    columns = ("site", "gpu", "attempts", "min at most", "min taken", "unit", "planned at most", "actual", "time by")
+    columns = ("site", "gpu", "attempts", "limit min", "elapsed min", "unit", "planned", "actual", "elapsed from")
     return table(columns, rows)
 
 
-def _accounted(attempts: Sequence[Attempt], sites: Mapping[str, SiteConfig]) -> dict[tuple[str, str], float]:
-    """Seconds by site and job id, of the sites whose accounting answered."""
-    by_site: dict[str, dict[str, str | None]] = {}
+def _accounted_s(attempts: Sequence[Attempt], sites: Mapping[str, SiteConfig]) -> dict[tuple[str, str], float]:
+    """Return elapsed seconds by site and job id, of the sites whose accounting answered."""
+    jobs: dict[str, dict[str, str | None]] = {}
     for attempt in attempts:
         if attempt.job_id and not attempt.carried:
-            by_site.setdefault(attempt.site, {})[attempt.job_id] = attempt.job_name
+            jobs.setdefault(attempt.site, {})[attempt.job_id] = attempt.job_name
     return {
         (site, job_id): seconds
-        for site, jobs in by_site.items()
+        for site, names in jobs.items()
         if sites[site].connect.method == "slurm" and reachability(sites[site]).ok
-        for job_id, seconds in (elapsed_s(sites[site], jobs) or {}).items()
+        for job_id, seconds in (elapsed_s(sites[site], names) or {}).items()
     }
 
 
-def _spent(attempt: Attempt, entry: PointSpec, accounted: Mapping[tuple[str, str], float], left: RunArtifacts) -> Spent:
-    seconds, witness = accounted.get((attempt.site, str(attempt.job_id))), "sacct"
-    if seconds is None:
-        seconds, witness = _of_manifest(left), "manifest"
-    return Spent(
-        point=attempt.point,
-        attempt=attempt.attempt,
-        site=attempt.site,
-        gpu=str(entry.gpu),
-        limit_min=entry.time_min,
-        planned=entry.service_units,
-        elapsed_min=None if seconds is None else seconds / 60,
-        witness="not known" if seconds is None else witness,
-    )
-
-
-def _of_manifest(left: RunArtifacts) -> float | None:
-    """From the run's start to its end, or its last sign of life: less than the job's, which starts before it."""
-    manifest = left.manifest or {}
-    started, ended = manifest.get("started_unix_ns"), manifest.get("ended_unix_ns")
-    if started is None:
+def _manifest_s(artifacts: RunArtifacts) -> float | None:
+    """Return seconds from the start of the run to its end or last write; the job itself started earlier."""
+    manifest = artifacts.manifest
+    if manifest is None or manifest.started_unix_ns is None:
         return None
-    return ended / 1e9 - started / 1e9 if ended else time.time() - (left.manifest_age_s or 0.0) - started / 1e9
+    end_ns = manifest.ended_unix_ns
+    end_unix = end_ns / 1e9 if end_ns else time.time() - (artifacts.manifest_age_s or 0.0)
+    return end_unix - manifest.started_unix_ns / 1e9
 
 
 def _sum(values: Iterable[float | None]) -> str | float | None:
-    """Where some are not known, it says of how many it is the sum."""
+    """Return the sum of the known values, with how many they are if some are unknown."""
     listed = list(values)
     known = [value for value in listed if value is not None]
     if not known or len(known) == len(listed):
         return sum(known) if known else None
     return f"{sum(known):.4g} ({len(known)} of {len(listed)})"
+
+
+# --- budget --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expense:
+    """What one attempt costs, or may cost."""
+
+    site: str
+    unit: str
+    amount: float | None  # None: the site's charging rule is not known
+
+
+def check_budget(points: Sequence[Point], budget: float | None, ledger: Ledger | None = None) -> None:
+    """Raise UserError if these points and the sweep so far may cost more than `budget`, or if a cost is unknown.
+
+    `ledger` is that of an existing sweep; the accounting of its sites is then queried.
+    """
+    if budget is None:
+        return
+    earlier = earlier_expenses(ledger, {point.num for point in points}) if ledger else []
+    new = [
+        Expense(site=point.site.name, unit=point.site.charging.unit, amount=point.service_units)
+        for point in points
+        if point.site.connect.method != "local"
+    ]
+    if unknown := sorted({expense.site for expense in (*earlier, *new) if expense.amount is None}):
+        raise UserError(
+            f"budget={budget:g}: the charging rule of {', '.join(unknown)} is not known "
+            "(charging and charge_factor in its site file), so the cost cannot be capped"
+        )
+    units = sorted({expense.unit for expense in (*earlier, *new)})
+    if len(units) > 1:
+        raise UserError(f"budget={budget:g}: the sites charge in {' and '.join(units)}, so one number cannot cap them")
+    spent, more = (sum(expense.amount or 0.0 for expense in expenses) for expenses in (earlier, new))
+    if spent + more > budget:
+        (unit,) = units
+        of_it = f", {spent:.1f} {unit} of it for earlier attempts" if spent else ""
+        raise UserError(
+            f"budget={budget:g}: this sweep may cost {spent + more:.1f} {unit}{of_it}; nothing was submitted"
+        )
+
+
+def earlier_expenses(ledger: Ledger, resubmitted: Collection[int]) -> list[Expense]:
+    """Return the expenses of a sweep so far: actual for attempts that have ended, else up to the time limit.
+
+    `resubmitted` points are about to be submitted, so their last attempt has ended or never was in a queue.
+    """
+    sites, entries, records = sites_of(ledger), planned_entries(ledger), ledger.points()
+    costs = {(cost.point, cost.attempt): cost for cost in attempt_costs(ledger, records.values())}
+    expenses = []
+    for record in records.values():
+        again = record.num in resubmitted
+        charged = [
+            (attempt.attempt, attempt.site) for attempt in record.attempts if _is_charged(attempt, ledger, again)
+        ]
+        if not record.attempts and record.plan and not again:
+            charged = [(0, record.site)]  # the plan is submitted at another site
+        for number, name in charged:
+            if sites[name].connect.method == "local":
+                continue
+            cost = costs.get((record.num, number))
+            amount = cost.actual if cost and (again or _has_ended(record, number, ledger)) else None
+            if amount is None:
+                amount = entries.get((record.num, number), entries[record.num, 0]).service_units
+            expenses.append(Expense(site=name, unit=sites[name].charging.unit, amount=amount))
+    return expenses
+
+
+def _is_charged(attempt: Attempt, ledger: Ledger, resubmitted: bool) -> bool:
+    """Return whether an attempt is charged or may be; not if sbatch refused it or it never was in a queue."""
+    if attempt.job_id is not None:
+        return True
+    if attempt.refused:
+        return False
+    return not resubmitted or RunArtifacts.read(ledger.folder / attempt.subdir).run_dir_exists
+
+
+def _has_ended(record: PointRecord, number: int, ledger: Ledger) -> bool:
+    last = record.attempts[-1]
+    if number != last.attempt:
+        return True
+    run_dir = ledger.folder / last.subdir
+    scheduler, manifest = SchedulerState.load(run_dir), RunArtifacts.read(run_dir).manifest
+    ended = manifest is not None and manifest.status in (Status.COMPLETED, Status.FAILED)
+    return ended or (scheduler is not None and scheduler.final)

@@ -1,9 +1,9 @@
-"""How fast a point runs now, and when it is expected to end. A number that nothing supports is not given.
+"""Forecast when points start and end, and how fast they run now. What nothing supports is None.
 
-A running point: the steps that are left at the pace of now, and for a training the share of time that validations
-and checkpoints took so far on top. Before its first step, and for a queued point whose start Slurm expects: the
-median time of completed runs like it in this sweep, else its time limit, as the latest. What a run does after its
-last step (pictures, weights) is in the times of completed runs, not in the pace.
+A running point ends after its remaining steps at its current pace, in a training with the share of time that
+validations and checkpoints have taken so far. Before its first step, and from the expected start of a pending job, a
+point takes the median time of completed runs like it in this sweep, else its time limit at most. What a run does after
+its last step (pictures, weights) is part of the times of completed runs, not of the pace.
 """
 
 from __future__ import annotations
@@ -13,240 +13,230 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from inpaint_bench.core.attempt_state import nested
 from inpaint_bench.core.console import pluralize
-from inpaint_bench.core.files import read_json
+from inpaint_bench.core.records import ManifestHead, Window, read_record
 from inpaint_bench.core.schema import JOURNAL, WINDOWS, PointState, Status, WindowKind
 from inpaint_bench.telemetry.storage.journal import read_journal
 
 from .survey import PointStatus
 
-STALE_S = 30.0  # a pace older than this is told with its age
-TAIL_S = 30.0  # the pace of now is that of the steps of so many seconds
-SKEW_S = 5.0  # a node's clock that is further ahead than this is told
+STALE_PACE_S = 30.0  # a pace older than this is shown with its age, and an end this long ago is not shown
+PACE_S = 30.0  # the current pace is that of the steps in the last so many seconds
+MAX_CLOCK_SKEW_S = 5.0  # a node's clock that is further ahead is reported
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Of one point. None: not known. Times are Unix seconds by this machine's clock."""
+    """Forecast of one point. None: not known. Times are Unix seconds by this machine's clock."""
 
     step: int | None = None
     steps_total: int | None = None
-    images_per_s: float | None = None  # now, or the last one before it ended
-    pace_age_s: float | None = None  # how old that is, of a running point
-    start_unix: float | None = None  # of a queued point, as Slurm expects
+    images_per_s: float | None = None  # now, or when the run ended
+    pace_age_s: float | None = None  # age of images_per_s of a running point
+    start_unix: float | None = None  # of a queued point
     end_unix: float | None = None
-    basis: str = "not known"  # what ends_unix rests on
-    at_most: bool = False  # ends_unix is the latest, by the time limit
-    skew_s: float | None = None  # the node's clock is ahead of this one by so much
-
-
-class Times:
-    """How long completed runs took, by what they have in common."""
-
-    def __init__(self, points: Iterable[PointStatus]) -> None:
-        self._took: dict[tuple[object, ...], list[float]] = defaultdict(list)
-        for point in points:
-            if point.state is PointState.COMPLETED and (took_s := _took_s(point.artifacts.manifest)):
-                for likeness in _likenesses(point):
-                    self._took[likeness].append(took_s)
-
-    def like(self, point: PointStatus) -> tuple[float, str] | None:
-        """Median seconds of the runs most like this one, and how many they are."""
-        for likeness in _likenesses(point):
-            if took := self._took.get(likeness):
-                runs = pluralize(len(took), "completed run")
-                return statistics.median(took), f"{runs} like it"
-        return None
+    basis: str = "not known"  # of end_unix
+    is_latest: bool = False  # end_unix is the end of the time limit
+    clock_ahead_s: float | None = None  # of the node's clock
 
 
 def forecast_points(points: Sequence[PointStatus], now: float | None = None) -> dict[int, Forecast]:
-    """By point number."""
+    """Return a forecast for every point, by its number."""
     now = time.time() if now is None else now
-    times = Times(points)
-    found: dict[int, Forecast] = {}
+    run_times = _RunTimes(points)
+    forecasts: dict[int, Forecast] = {}
     for point in points:
         match point.state:
             case PointState.RUNNING:
-                found[point.record.num] = _running(point, times, now)
+                forecasts[point.record.num] = _running(point, run_times, now)
             case PointState.QUEUED:
-                found[point.record.num] = _queued(point, times, now)
+                forecasts[point.record.num] = _queued(point, run_times, now)
             case _:
-                found[point.record.num] = _ended(point.artifacts.manifest)
-    return found | _turns(points, found, times)
+                forecasts[point.record.num] = replace(_progress(point.artifacts.manifest), basis="")
+    return forecasts | _local_queue(points, forecasts, run_times)
 
 
-def last_end(points: Sequence[PointStatus], found: Mapping[int, Forecast]) -> tuple[float | None, str]:
-    """When the last open point is expected to end, or None and why that is not known."""
-    open_ends = [s for s in points if s.is_open]
-    if not open_ends:
+def sweep_end(points: Sequence[PointStatus], forecasts: Mapping[int, Forecast]) -> tuple[float | None, str]:
+    """Return when the last open point is expected to end, and in which sense; or None and why that is not known."""
+    open_forecasts = [forecasts[point.record.num] for point in points if point.is_open]
+    if not open_forecasts:
         return None, ""
-    unknown = sum(found[s.record.num].end_unix is None for s in open_ends)
-    if unknown:
-        return None, f"of {unknown} of {len(open_ends)} open points no end can be told yet"
-    last = max((found[s.record.num] for s in open_ends), key=lambda forecast: forecast.end_unix or 0.0)
-    return last.end_unix, "at the latest" if any(found[s.record.num].at_most for s in open_ends) else "expected"
+    ends = [forecast.end_unix for forecast in open_forecasts if forecast.end_unix is not None]
+    if len(ends) < len(open_forecasts):
+        unknown = len(open_forecasts) - len(ends)
+        return None, f"no end can be forecast for {unknown} of {len(open_forecasts)} open points"
+    return max(ends), "at the latest" if any(forecast.is_latest for forecast in open_forecasts) else "expected"
 
 
-def _ended(manifest: dict[str, Any] | None) -> Forecast:
-    """How far it came, and its last pace."""
-    progress = _progress(manifest)
-    return Forecast(
-        step=progress["step"], steps_total=progress["steps_total"], images_per_s=progress["images_per_s"], basis=""
-    )
+class _RunTimes:
+    """Durations of completed runs, by what they have in common."""
+
+    def __init__(self, points: Iterable[PointStatus]) -> None:
+        self._durations_s: dict[tuple[object, ...], list[float]] = defaultdict(list)
+        for point in points:
+            if point.state is PointState.COMPLETED and (duration_s := _duration_s(point.artifacts.manifest)):
+                for key in _similarity_keys(point):
+                    self._durations_s[key].append(duration_s)
+
+    def median_s(self, point: PointStatus) -> tuple[float, str] | None:
+        """Return the median duration of the runs most similar to this one, and how many they are."""
+        for key in _similarity_keys(point):
+            if durations_s := self._durations_s.get(key):
+                return statistics.median(durations_s), f"{pluralize(len(durations_s), 'completed run')} like it"
+        return None
 
 
-def _running(point: PointStatus, times: Times, now: float) -> Forecast:
-    manifest = point.artifacts.manifest or {}
-    if manifest and manifest["status"] != Status.RUNNING:
-        return _ended(manifest)
-    progress = _progress(manifest)
-    step, total, noted = progress["step"], progress["steps_total"], progress["t_unix_ns"]
-    age_s = None if noted is None else now - noted / 1e9
-    skew_s = -age_s if age_s is not None and age_s < -SKEW_S else None
-    age_s = None if age_s is None else max(age_s, 0.0)
-    pace: float | None = progress["images_per_s"]
-    pace_age_s: float | None = age_s
+def _similarity_keys(point: PointStatus) -> list[tuple[object, ...]]:
+    """Return keys from the most similar runs (all but the seed) to the least (GPU and batch at the same site)."""
+    record = point.record
+    overrides = tuple(sorted(o for o in record.overrides if not o.startswith("seed=")))
+    return [("overrides", record.site, overrides), ("cell", record.site, record.gpu, record.batch)]
+
+
+def _duration_s(manifest: ManifestHead | None) -> float | None:
+    if manifest is None or not manifest.started_unix_ns or not manifest.ended_unix_ns:
+        return None
+    return max(0.0, (manifest.ended_unix_ns - manifest.started_unix_ns) / 1e9)
+
+
+def _progress(manifest: ManifestHead | None) -> Forecast:
+    """Return how far a run has come by its manifest, and its last pace."""
+    progress = manifest.progress if manifest else None
+    if progress is None:
+        return Forecast()
+    return Forecast(step=progress.step, steps_total=progress.steps_total, images_per_s=progress.images_per_s)
+
+
+def _running(point: PointStatus, run_times: _RunTimes, now: float) -> Forecast:
+    manifest = point.artifacts.manifest
+    forecast = _progress(manifest)
+    if manifest and manifest.status != Status.RUNNING:
+        return replace(forecast, basis="")
     windows = _windows(point.run_dir)
-    if (tail := _tail(point.run_dir, windows, now)) and (age_s is None or tail[1] <= age_s + TAIL_S):
-        pace, pace_age_s = tail
-    ends: float | None = None
-    basis, at_most = "not known", False
-    batch = manifest.get("batch")
-    if step is not None and total and pace and age_s is not None and isinstance(batch, int):
-        left_s = (total - step) * batch / pace * _overhead(windows)
-        ends, basis = now - age_s + left_s, "its own pace"
-    elif step is None and (took := times.like(point)) and (begun := _begun(point)):
-        ends, basis = begun + took[0], took[1]
-    elif step is None and point.scheduler and point.scheduler.end_unix:
-        ends, basis, at_most = point.scheduler.end_unix, "time limit", True
-    if ends is not None and ends < now - STALE_S:
-        ends, basis, at_most = None, f"should have ended by {basis}", False
-    return Forecast(
-        step=step,
-        steps_total=total,
-        images_per_s=pace,
-        pace_age_s=pace_age_s if pace is not None else None,
-        end_unix=ends,
-        basis=basis,
-        at_most=at_most,
-        skew_s=skew_s,
-    )
+    noted_ns = manifest.progress.t_unix_ns if manifest and manifest.progress else None
+    age_s = None if noted_ns is None else now - noted_ns / 1e9
+    if age_s is not None:
+        ahead_s = -age_s if age_s < -MAX_CLOCK_SKEW_S else None
+        age_s = max(age_s, 0.0)
+        forecast = replace(
+            forecast, pace_age_s=age_s if forecast.images_per_s is not None else None, clock_ahead_s=ahead_s
+        )
+    recent = _recent_pace(point.run_dir, windows, now)
+    if recent and (age_s is None or recent[1] <= age_s + PACE_S):
+        forecast = replace(forecast, images_per_s=recent[0], pace_age_s=recent[1])
+    end = _running_end(point, forecast, age_s, windows, run_times, now)
+    if end is None:
+        return forecast
+    end_unix, basis, is_latest = end
+    if end_unix < now - STALE_PACE_S:
+        return replace(forecast, basis=f"should have ended by {basis}")
+    return replace(forecast, end_unix=end_unix, basis=basis, is_latest=is_latest)
 
 
-def _queued(point: PointStatus, times: Times, now: float) -> Forecast:
-    word = point.scheduler
-    if word is None or word.start_unix is None:
+def _running_end(
+    point: PointStatus,
+    forecast: Forecast,
+    age_s: float | None,
+    windows: list[Window],
+    run_times: _RunTimes,
+    now: float,
+) -> tuple[float, str, bool] | None:
+    """Return the expected end, its basis and whether it is the latest. `age_s`: since the step was written down."""
+    manifest = point.artifacts.manifest
+    if manifest and forecast.step is not None:
+        batch, total, pace = manifest.batch, forecast.steps_total, forecast.images_per_s
+        if not (total and pace and age_s is not None and isinstance(batch, int)):
+            return None
+        remaining_s = (total - forecast.step) * batch / pace * _overhead(windows)
+        return now - age_s + remaining_s, "its own pace", False
+    started_unix = point.scheduler.start_unix if point.scheduler else None
+    if manifest and manifest.started_unix_ns:
+        started_unix = manifest.started_unix_ns / 1e9
+    if (median := run_times.median_s(point)) and started_unix:
+        return started_unix + median[0], median[1], False
+    if point.scheduler and point.scheduler.end_unix:
+        return point.scheduler.end_unix, "time limit", True
+    return None
+
+
+def _queued(point: PointStatus, run_times: _RunTimes, now: float) -> Forecast:
+    scheduler = point.scheduler
+    if scheduler is None or scheduler.start_unix is None:
         return Forecast(basis="Slurm expects no start yet")
-    begins = max(word.start_unix, now)
-    if took := times.like(point):
-        return Forecast(start_unix=begins, end_unix=begins + took[0], basis=took[1])
-    if word.time_limit_s is None:
-        return Forecast(start_unix=begins)
-    return Forecast(start_unix=begins, end_unix=begins + word.time_limit_s, basis="time limit", at_most=True)
+    start = max(scheduler.start_unix, now)
+    if median := run_times.median_s(point):
+        return Forecast(start_unix=start, end_unix=start + median[0], basis=median[1])
+    if scheduler.time_limit_s is None:
+        return Forecast(start_unix=start)
+    return Forecast(start_unix=start, end_unix=start + scheduler.time_limit_s, basis="time limit", is_latest=True)
 
 
-def _turns(points: Sequence[PointStatus], found: dict[int, Forecast], times: Times) -> dict[int, Forecast]:
-    """Points that wait for their turn on this machine: each begins when one that runs here ends."""
-    here = [s for s in points if s.record.last and (s.record.last.job_id or "pid:").startswith("pid:")]
-    free = [found[s.record.num].end_unix for s in here if s.state is PointState.RUNNING]
-    if not free or None in free:
+def _local_queue(
+    points: Sequence[PointStatus], forecasts: dict[int, Forecast], run_times: _RunTimes
+) -> dict[int, Forecast]:
+    """Return forecasts of points that wait for their turn on this machine: each starts when a running one ends."""
+    local = [p for p in points if p.record.last and (p.record.last.job_id or "pid:").startswith("pid:")]
+    ends = [forecasts[p.record.num].end_unix for p in local if p.state is PointState.RUNNING]
+    slots = [end for end in ends if end is not None]
+    if not ends or len(slots) < len(ends):
         return {}
-    slots = [end for end in free if end is not None]
     heapq.heapify(slots)
     result: dict[int, Forecast] = {}
-    for point in here:
+    for point in local:
         if point.state is not PointState.QUEUED:
             continue
-        took = times.like(point)
-        if took is None:
-            break  # and what comes after it cannot be told either
-        begins = heapq.heappop(slots)
-        heapq.heappush(slots, begins + took[0])
-        result[point.record.num] = Forecast(start_unix=begins, end_unix=begins + took[0], basis=took[1])
+        if (median := run_times.median_s(point)) is None:
+            break  # nor can later ones be forecast
+        start = heapq.heappop(slots)
+        heapq.heappush(slots, start + median[0])
+        result[point.record.num] = Forecast(start_unix=start, end_unix=start + median[0], basis=median[1])
     return result
 
 
-def _likenesses(point: PointStatus) -> list[tuple[object, ...]]:
-    """From what is most alike: all but the seed, then the GPU and the batch at the site."""
-    record = point.record
-    asked = tuple(sorted(o for o in record.overrides if not o.startswith("seed=")))
-    return [("asked", record.site, asked), ("cell", record.site, record.gpu, record.batch)]
-
-
-def _number(value: Any) -> float | None:
-    """A manifest that somebody else wrote may hold anything."""
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _took_s(manifest: dict[str, Any] | None) -> float | None:
-    begun, ended = (_number((manifest or {}).get(name)) for name in ("started_unix_ns", "ended_unix_ns"))
-    return (ended - begun) / 1e9 if begun and ended and ended > begun else None
-
-
-def _begun(point: PointStatus) -> float | None:
-    if begun := _number((point.artifacts.manifest or {}).get("started_unix_ns")):
-        return begun / 1e9
-    return point.scheduler.start_unix if point.scheduler else None
-
-
-def _progress(manifest: dict[str, Any] | None) -> dict[str, Any]:
-    progress = nested(manifest, "progress")
-    return {key: _number(progress.get(key)) for key in ("step", "steps_total", "t_unix_ns", "images_per_s")}
-
-
-def _windows(folder: Path | None) -> list[dict[str, Any]]:
+def _windows(run_dir: Path | None) -> list[Window]:
     try:
-        value = read_json(folder / WINDOWS) if folder else None
+        return (read_record(run_dir / WINDOWS, list[Window]) if run_dir else None) or []
     except (ValueError, OSError):
         return []
-    return [window for window in value if isinstance(window, dict)] if isinstance(value, list) else []
 
 
-def _overhead(windows: list[dict[str, Any]]) -> float:
-    """Time since the first measured step over the time of measured steps, at least 1: what is between them."""
-    closed = [w for w in windows if _number(w.get("t_end_unix_ns")) and _number(w.get("t_start_unix_ns"))]
-    measured = [w for w in closed if w.get("kind") == WindowKind.MEASURE]
+def _overhead(windows: list[Window]) -> float:
+    """Return the time since the first measured step over the time of measured steps, at least 1."""
+    measured = [w for w in windows if w.kind is WindowKind.MEASURE and w.t_end_unix_ns]
     if not measured:
         return 1.0
-    stepping = sum(w["t_end_unix_ns"] - w["t_start_unix_ns"] for w in measured)
-    between = max(w["t_end_unix_ns"] for w in closed) - min(w["t_start_unix_ns"] for w in measured)
-    return max(1.0, between / stepping) if stepping else 1.0
+    measured_ns = sum((w.t_end_unix_ns or 0) - w.t_start_unix_ns for w in measured)
+    elapsed_ns = max(w.t_end_unix_ns or 0 for w in windows) - min(w.t_start_unix_ns for w in measured)
+    return max(1.0, elapsed_ns / measured_ns) if measured_ns else 1.0
 
 
-def _tail(folder: Path | None, windows: list[dict[str, Any]], now: float) -> tuple[float, float] | None:
-    """Images/s over the last rows of the part that is still open, and their age in seconds.
+def _recent_pace(run_dir: Path | None, windows: list[Window], now: float) -> tuple[float, float] | None:
+    """Return images/s over the last rows of the part that is still open, and their age in seconds.
 
-    Rows carry the node's monotonic clock; the window they belong to tells what time that was.
+    Rows have the node's monotonic clock; their window relates it to Unix time.
     """
-    path = folder / "steps" / JOURNAL if folder else None
+    path = run_dir / "steps" / JOURNAL if run_dir else None
     if path is None or not path.is_file():
         return None
     try:
-        found = read_journal(path)
-        if found is None or found.table.num_rows < 2:
+        journal = read_journal(path)
+        if journal is None or journal.table.num_rows < 2:
             return None
-        ends_ns = found.table["t_end_mono_ns"].to_numpy()
-        first = int(ends_ns.searchsorted(ends_ns[-1] - TAIL_S * 1e9))
-        rows = found.table.slice(first)
-        ids = rows["window_id"].to_pylist()
-        last = [place for place, window_id in enumerate(ids) if window_id == ids[-1]]
+        ends_ns = journal.table["t_end_mono_ns"].to_numpy()
+        first = int(ends_ns.searchsorted(ends_ns[-1] - PACE_S * 1e9))
+        rows = journal.table.slice(first)
+        window_ids = rows["window_id"].to_pylist()
+        last = [index for index, window_id in enumerate(window_ids) if window_id == window_ids[-1]]
         ends_ns, images = ends_ns[first:][last], rows["images"].to_numpy()[last]
-        window = next(w for w in windows if w["window_id"] == ids[-1])
-        ended_unix_ns = int(ends_ns[-1]) + window["t_start_unix_ns"] - window["t_start_mono_ns"]
-    except (
-        OSError,
-        LookupError,
-        ValueError,
-        TypeError,
-        StopIteration,
-    ):  # closed meanwhile, or not ours
+        window = next(w for w in windows if w.window_id == window_ids[-1])
+    # The part was closed in the meantime, or its window is not written yet.
+    except (OSError, LookupError, ValueError, TypeError, StopIteration):
         return None
     span_s = (ends_ns[-1] - ends_ns[0]) / 1e9
     if span_s <= 0:
         return None
-    return float(images[1:].sum() / span_s), max(now - ended_unix_ns / 1e9, 0.0)
+    end_unix_ns = int(ends_ns[-1]) + window.t_start_unix_ns - window.t_start_mono_ns
+    return float(images[1:].sum() / span_s), max(now - end_unix_ns / 1e9, 0.0)

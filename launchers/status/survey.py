@@ -35,44 +35,25 @@ NUM_READERS = 16  # files read at once: on a network file system each read waits
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttemptStatus:
-    """One attempt with its resolved state and the sources of that state."""
+class AttemptStatus(AttemptState):
+    """The state of an attempt with its sources."""
 
     attempt: Attempt
-    resolved: AttemptState
     artifacts: RunArtifacts
     run_dir: Path  # may not exist
     scheduler: SchedulerState | None = None  # None: not queried, or no answer
 
-    @property
-    def state(self) -> PointState:
-        """Return the resolved state."""
-        return self.resolved.state
-
 
 @dataclass(frozen=True, kw_only=True)
-class PointStatus:
-    """One point of a sweep: its state is that of its last attempt."""
+class PointStatus(AttemptState):
+    """The state of a point, which is that of its last attempt."""
 
     record: PointRecord
-    resolved: AttemptState
     attempts: tuple[AttemptStatus, ...] = ()  # oldest first
+    artifacts: RunArtifacts = field(default_factory=RunArtifacts)  # these three are of the last attempt
+    run_dir: Path | None = None
+    scheduler: SchedulerState | None = None
     pending: PendingReason | None = None  # why the job is pending, if Slurm says
-
-    @property
-    def state(self) -> PointState:
-        """Return the resolved state."""
-        return self.resolved.state
-
-    @property
-    def reason(self) -> Reason | None:
-        """Return why the point is not complete; None while that is open."""
-        return self.resolved.reason
-
-    @property
-    def message(self) -> str:
-        """Return the explanation of the state."""
-        return self.resolved.message
 
     @property
     def is_open(self) -> bool:
@@ -80,23 +61,8 @@ class PointStatus:
         return self.state in OPEN_STATES
 
     @property
-    def artifacts(self) -> RunArtifacts:
-        """Return the artifacts of the last attempt."""
-        return self.attempts[-1].artifacts if self.attempts else RunArtifacts()
-
-    @property
-    def run_dir(self) -> Path | None:
-        """Return the run directory of the last attempt, which may not exist."""
-        return self.attempts[-1].run_dir if self.attempts else None
-
-    @property
-    def scheduler(self) -> SchedulerState | None:
-        """Return the scheduler's state of the last attempt."""
-        return self.attempts[-1].scheduler if self.attempts else None
-
-    @property
     def is_collected(self) -> bool:
-        """Return whether the manifest is in this sweep directory; `collect` brings those of runs over ssh."""
+        """Return whether the manifest is in this sweep directory; `collect` copies those of other sites."""
         return self.run_dir is not None and (self.run_dir / MANIFEST).is_file()
 
 
@@ -215,7 +181,7 @@ def _combined(answers: dict[str, SlurmReply], searched: dict[str, SlurmReply]) -
 
 def _own_artifacts(attempt: Attempt, artifacts: RunArtifacts) -> RunArtifacts:
     """Return the artifacts, or the contradiction if another run has written into the attempt's directory."""
-    owner = (artifacts.manifest or {}).get("run_id")
+    owner = artifacts.manifest.run_id if artifacts.manifest else None
     if not owner or owner == attempt.run_id:
         return artifacts
     return RunArtifacts(damage=f"{attempt.subdir}/{MANIFEST} belongs to run {owner}, not to {attempt.run_id}")
@@ -241,23 +207,31 @@ def _by_own_sbatch(attempt: Attempt, sites: dict[str, SiteConfig]) -> bool:
 def _point_status(record: PointRecord, sources: _Sources) -> PointStatus:
     if record.last is None:
         message = f"waits in {record.plan}" if record.plan else "never planned: its launcher died"
-        resolved = AttemptState(state=PointState.PLANNED, reason=Reason.NEVER_STARTED, message=message)
-        return PointStatus(record=record, resolved=resolved)
+        return PointStatus(record=record, state=PointState.PLANNED, reason=Reason.NEVER_STARTED, message=message)
     attempts = tuple(_attempt_status(attempt, sources, last=attempt is record.last) for attempt in record.attempts)
-    last, pending = attempts[-1], None
-    resolved = last.resolved
-    if resolved.state is PointState.QUEUED and last.scheduler and last.attempt.job_id:
+    last, pending, message = attempts[-1], None, attempts[-1].message
+    if last.state is PointState.QUEUED and last.scheduler and last.attempt.job_id:
         site, jobs = sources.sites[last.attempt.site], [last.attempt.job_id]
         pending = explain(last.scheduler.detail, site, state=last.scheduler.state or "", jobs=jobs)
-        resolved = replace(resolved, message=pending.sentence)
-    return PointStatus(record=record, resolved=resolved, attempts=attempts, pending=pending)
+        message = pending.sentence
+    return PointStatus(
+        record=record,
+        state=last.state,
+        reason=last.reason,
+        message=message,
+        attempts=attempts,
+        artifacts=last.artifacts,
+        run_dir=last.run_dir,
+        scheduler=last.scheduler,
+        pending=pending,
+    )
 
 
 def _attempt_status(attempt: Attempt, sources: _Sources, *, last: bool) -> AttemptStatus:
-    run_dir, artifacts = sources.folder / attempt.subdir, sources.artifacts[_key(attempt)]
+    artifacts = sources.artifacts[_key(attempt)]
     scheduler: SchedulerState | None = None
-    if last and attempt.job_id is None and not artifacts.manifest and (early := _unsubmitted(attempt, sources)):
-        resolved = early
+    if last and attempt.job_id is None and not artifacts.manifest and (unsubmitted := _unsubmitted(attempt, sources)):
+        resolved = unsubmitted
     else:
         scheduler, no_answer_reason = _scheduler_state(attempt, sources.answers)
         saved = sources.saved[_key(attempt)]
@@ -274,7 +248,15 @@ def _attempt_status(attempt: Attempt, sources: _Sources, *, last: bool) -> Attem
             artifacts=artifacts,
             no_answer_reason=no_answer_reason,
         )
-    return AttemptStatus(attempt=attempt, resolved=resolved, artifacts=artifacts, run_dir=run_dir, scheduler=scheduler)
+    return AttemptStatus(
+        state=resolved.state,
+        reason=resolved.reason,
+        message=resolved.message,
+        attempt=attempt,
+        artifacts=artifacts,
+        run_dir=sources.folder / attempt.subdir,
+        scheduler=scheduler,
+    )
 
 
 def _unsubmitted(attempt: Attempt, sources: _Sources) -> AttemptState | None:

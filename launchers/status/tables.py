@@ -1,155 +1,164 @@
-"""What a person sees of a sweep: the points before they are sent, and how they stand afterwards."""
+"""Tables of a sweep: its points before they are submitted, and their states afterwards."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import NamedTuple
 
+from ClusterShell.RangeSet import RangeSet
 from rich.table import Table
 
 from inpaint_bench.core.console import pluralize, table
 from inpaint_bench.core.schema import PointState, Reason
 from launchers.points.point import Point
 
-from .forecast import STALE_S, Forecast, forecast_points
+from .forecast import STALE_PACE_S, Forecast, forecast_points
 from .survey import PointStatus
+
+FOLD_ABOVE = 100  # points: with more, similar points share a row
+FOLD_FROM = 3  # similar points
 
 
 def differing(overrides: Sequence[Sequence[str]]) -> list[str]:
-    """For each point the overrides that not all points share, less those with a column of their own."""
+    """Return for each point the overrides that not all points share, without those that have a column."""
     common = set(overrides[0]).intersection(*overrides) if overrides else set()
-    own = ("gpu=", "batch=")
-    return [" ".join(o for o in point if o not in common and not o.startswith(own)) for point in overrides]
+    return [
+        " ".join(o for o in point if o not in common and not o.startswith(("gpu=", "batch="))) for point in overrides
+    ]
 
 
 def plan_table(points: Sequence[Point], starts: Mapping[str, str] | None = None) -> Table:
-    """`starts`: by array when Slurm expects to start it."""
+    """Return a row per point before submission; `starts` is by array when Slurm expects to start it."""
     units = {point.site.charging.unit for point in points if point.service_units is not None}
-
-    def cost(point: Point) -> float | str | None:
-        several = len(units) > 1 and point.service_units is not None
-        return f"{point.service_units:.4g} {point.site.charging.unit}" if several else point.service_units
-
-    rows = [
-        (
-            point.num,
-            point.bench.gpu.name,
-            point.bench.batch,
-            also,
-            point.site.name,
-            point.request.partition,
-            str(point.request),
-            f"{point.request.time_min} min" + (f", up to {point.starts} times" if point.starts > 1 else ""),
-            point.limit_basis,
-            (starts or {}).get(point.group),
-            cost(point),
-            point.group or f"plan.{point.site.name}.yaml",
+    rows = []
+    for point, overrides in zip(points, differing([point.overrides for point in points]), strict=True):
+        cost: float | str | None = point.service_units
+        if cost is not None and len(units) > 1:
+            cost = f"{cost:.4g} {point.site.charging.unit}"
+        rows.append(
+            (
+                point.num,
+                point.bench.gpu.name,
+                point.bench.batch,
+                overrides,
+                point.site.name,
+                point.request.partition,
+                str(point.request),
+                f"{point.request.time_min} min" + (f", up to {point.starts} times" if point.starts > 1 else ""),
+                point.limit_basis,
+                (starts or {}).get(point.group),
+                cost,
+                point.group or f"plan.{point.site.name}.yaml",
+            )
         )
-        for point, also in zip(points, differing([point.overrides for point in points]), strict=True)
-    ]
-    asked = ("point", "gpu", "batch", "also", "site", "partition", "request")
-    columns = (*asked, "time limit", "from", "may start", _at_most(units), "array")
-    return table(columns, rows)
+    columns = ("point", "gpu", "batch", "overrides", "site", "partition", "request", "time limit", "limit from")
+    max_cost = f"max {units.pop()}" if len(units) == 1 else "max cost"
+    return table((*columns, "expected start", max_cost, "array"), rows)
 
 
-def _at_most(units: Collection[str]) -> str:
-    """Heads the column of costs; several units stand with the numbers."""
-    return f"{next(iter(units))} at most" if len(units) == 1 else "at most"
+class _Row(NamedTuple):
+    point: int | str
+    gpu: str | None
+    batch: int | str | None
+    overrides: str | None
+    site: str
+    attempt: int | None
+    earlier: str | None  # how earlier attempts ended
+    job: str | None
+    state: str
+    reason: str | None
+    step: str | None
+    pace: float | str | None
+    end: str | None
+    message: str
 
 
-def state(point: PointStatus) -> str:
-    """In one word; `unavailable` is its own, though the attempt itself ended as failed."""
-    word = point.resolved
-    return str(Reason.UNAVAILABLE if word.reason is Reason.UNAVAILABLE else word.state)
-
-
-FOLD_ABOVE = 100  # points
-FOLD_FROM = 3  # that are alike
-
-
-def standings_table(
-    points: Sequence[PointStatus], found: Mapping[int, Forecast] | None = None, *, fold: bool = True
+def points_table(
+    points: Sequence[PointStatus], forecasts: Mapping[int, Forecast] | None = None, *, fold: bool = True
 ) -> Table:
-    """`found`: how each point is expected to go on, where that was worked out before. `fold`: points that have come
-    to the same share a row, where there are very many."""
-    found = forecast_points(points) if found is None else found
-    also = dict(zip((s.record.num for s in points), differing([s.record.overrides for s in points]), strict=True))
-    groups: dict[object, list[tuple[object, ...]]] = {}
-    for point in points:
-        record, word = point.record, point.resolved
-        forecast = found[record.num]
-        last = record.last
-        row = (
-            record.num,
-            record.gpu,
-            record.batch,
-            also[record.num],
-            record.site,
-            last.attempt if last else None,
-            _earlier(point),
-            last.job_id if last else None,
-            state(point),
-            str(word.reason) if word.reason else None,
-            _steps(forecast),
-            _pace(forecast),
-            _end(forecast),
-            _happened(point, forecast),
-        )
-        settled = fold and len(points) > FOLD_ABOVE and word.state is not PointState.RUNNING
-        # all but number, batch, overrides, job, step and pace
-        groups.setdefault(tuple(row[i] for i in (1, 4, 5, 6, 8, 9, 12, 13)) if settled else record.num, []).append(row)
-    rows = [line for alike in groups.values() for line in _folded(alike)]
-    columns = (
-        "point",
-        "gpu",
-        "batch",
-        "also",
-        "site",
-        "attempt",
-        "before",
-        "job",
-        "state",
-        "reason",
-        "step",
-        "images/s",
-        "ends",
-        "what happened",
-    )
-    return table(columns, rows)
-
-
-def _folded(alike: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
-    """Rows that are alike as one, where they are several."""
-    if len(alike) < FOLD_FROM:
-        return alike
-    one: list[object] = list(alike[0])
-    one[0] = spans([int(str(row[0])) for row in alike])
-    one[2] = one[3] = one[10] = one[11] = None
-    one[7] = pluralize(len(alike), "job") if one[7] else None
-    return [tuple(one)]
-
-
-def spans(numbers: Sequence[int]) -> str:
-    """ "0-4,7,9-12" of numbers in order."""
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
+    """Return a row per point. `fold`: of more than 100 points those in the same state share a row."""
+    forecasts = forecast_points(points) if forecasts is None else forecasts
+    groups: dict[object, list[_Row]] = {}
+    for point, overrides in zip(points, differing([point.record.overrides for point in points]), strict=True):
+        row = _row(point, forecasts[point.record.num], overrides)
+        if fold and len(points) > FOLD_ABOVE and point.state is not PointState.RUNNING:
+            groups.setdefault(_folded(row), []).append(row)
         else:
-            found.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
+            groups[row.point] = [row]
+    rows: list[_Row] = []
+    for folded, similar in groups.items():
+        if len(similar) < FOLD_FROM or not isinstance(folded, _Row):
+            rows += similar
+        else:
+            numbers, job = str(RangeSet([row.point for row in similar])), folded.job and pluralize(len(similar), "job")
+            rows.append(folded._replace(point=numbers, job=job))
+    return table([{"pace": "images/s"}.get(name, name) for name in _Row._fields], rows)
+
+
+def _row(point: PointStatus, forecast: Forecast, overrides: str) -> _Row:
+    record, last = point.record, point.record.last
+    return _Row(
+        point=record.num,
+        gpu=record.gpu,
+        batch=record.batch,
+        overrides=overrides,
+        site=record.site,
+        attempt=last.attempt if last else None,
+        earlier=", ".join(str(attempt.reason or attempt.state) for attempt in point.attempts[:-1]) or None,
+        job=last.job_id if last else None,
+        state=state_label(point),
+        reason=str(point.reason) if point.reason else None,
+        step=_steps(forecast),
+        pace=_pace(forecast),
+        end=None if forecast.end_unix is None else f"{'by ' * forecast.is_latest}{clock(forecast.end_unix)}",
+        message=_message(point, forecast),
+    )
+
+
+def _folded(row: _Row) -> _Row:
+    """Return the row without what differs between points in the same state."""
+    return row._replace(point="", batch=None, overrides=None, job=row.job and "job", step=None, pace=None)
+
+
+def state_label(point: PointStatus) -> str:
+    """Return the state as shown: `unavailable` is separate, though the attempt itself has failed."""
+    return str(Reason.UNAVAILABLE if point.reason is Reason.UNAVAILABLE else point.state)
+
+
+def _steps(forecast: Forecast) -> str | None:
+    return None if forecast.step is None else f"{forecast.step} of {forecast.steps_total or '?'}"
+
+
+def _pace(forecast: Forecast) -> float | str | None:
+    if forecast.images_per_s is None or (forecast.pace_age_s or 0.0) <= STALE_PACE_S:
+        return forecast.images_per_s
+    return f"{forecast.images_per_s:.4g} ({duration(forecast.pace_age_s or 0.0)} ago)"
+
+
+def _message(point: PointStatus, forecast: Forecast) -> str:
+    message = point.message
+    if point.state is PointState.RUNNING:
+        message = message.removeprefix(f"step {_steps(forecast)}").strip(" ,")  # has a column of its own
+    parts = [message]
+    if forecast.start_unix is not None:
+        parts.append(f"expected to start at {clock(forecast.start_unix)}")
+    if forecast.clock_ahead_s is not None:
+        parts.append(f"its node's clock is {duration(forecast.clock_ahead_s)} ahead of this machine's")
+    if forecast.basis.startswith("should"):
+        parts.append(forecast.basis)
+    return "; ".join(filter(None, parts))
 
 
 def clock(unix: float, now: float | None = None) -> str:
-    """Local time, with the day where it is another one."""
+    """Return a local time, with the day if it is not today."""
     then, today = datetime.fromtimestamp(unix), datetime.fromtimestamp(time.time() if now is None else now)
     return then.strftime("%H:%M" if then.date() == today.date() else "%a %d %b %H:%M")
 
 
-def span(seconds: float) -> str:
-    """In the two largest units: "45 s", "12 min", "3 h 5 min", "2 d 4 h"."""
+def duration(seconds: float) -> str:
+    """Return a duration in its two largest units: "45 s", "12 min", "3 h 5 min", "2 d 4 h"."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -160,44 +169,3 @@ def span(seconds: float) -> str:
         return f"{hours} h {minutes} min" if minutes else f"{hours} h"
     days, hours = divmod(hours, 24)
     return f"{days} d {hours} h" if hours else f"{days} d"
-
-
-def _earlier(point: PointStatus) -> str | None:
-    """How the attempts before the last one ended."""
-    return ", ".join(str(tried.resolved.reason or tried.state) for tried in point.attempts[:-1]) or None
-
-
-def _steps(forecast: Forecast) -> str | None:
-    return None if forecast.step is None else f"{forecast.step} of {forecast.steps_total or '?'}"
-
-
-def _pace(forecast: Forecast) -> float | str | None:
-    """With its age where it is not of now."""
-    if forecast.images_per_s is None or forecast.pace_age_s is None or forecast.pace_age_s <= STALE_S:
-        return forecast.images_per_s
-    return f"{forecast.images_per_s:.4g} ({span(forecast.pace_age_s)} ago)"
-
-
-def _end(forecast: Forecast) -> str | None:
-    if forecast.end_unix is None:
-        return None
-    return f"{'by ' if forecast.at_most else ''}{clock(forecast.end_unix)}"
-
-
-def _happened(point: PointStatus, forecast: Forecast) -> str:
-    message = point.message
-    if point.state is PointState.RUNNING:
-        message = message.removeprefix(f"step {_steps(forecast)}").strip(" ,")  # it has a column
-    parts = [message]
-    if forecast.start_unix is not None:
-        parts.append(f"expected to start at {clock(forecast.start_unix)}")
-    if forecast.skew_s is not None:
-        parts.append(f"its node's clock is {span(forecast.skew_s)} ahead of this machine's")
-    if forecast.basis.startswith("should"):
-        parts.append(forecast.basis)
-    return "; ".join(filter(None, parts))
-
-
-def summary(points: Sequence[PointStatus]) -> str:
-    counts = Counter(map(state, points))
-    return f"{pluralize(len(points), 'point')}: " + ", ".join(f"{n} {word}" for word, n in sorted(counts.items()))

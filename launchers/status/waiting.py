@@ -1,49 +1,53 @@
-"""Staying until the points of a command have ended."""
+"""Wait until the points of a command have ended."""
 
 from __future__ import annotations
 
 import logging
 import time
 
-from inpaint_bench.core.console import console, sanitize
+from inpaint_bench.core.console import console, pluralize, sanitize
 from inpaint_bench.core.errors import PointsFailedError
 from inpaint_bench.core.schema import PointState, Reason
 from launchers.sweep.ledger import Ledger
 
-from . import tables
-from .survey import OPEN_STATES, poll_sweep, sites_of, slowest_site
+from .survey import poll_sweep, sites_of, slowest_site
+from .tables import points_table
 
 log = logging.getLogger(__name__)
 
-HERE_S = 2.0  # between two looks where no Slurm is asked
+LOCAL_POLL_S = 2.0  # if no Slurm is polled
 
 
 def wait(ledger: Ledger, nums: set[int]) -> None:
-    """Tell every change of state, then the table. Raises PointsFailedError.
+    """Poll until the points have ended, logging every change of state; then print their table.
 
-    All sites are asked together, as seldom as one of them wants (`limits.poll_s`). A point that this machine cannot
-    run (a lever without its library or card) is told, but fails nothing.
+    All sites are polled together, as often as the slowest allows (`limits.poll_s`). Raises PointsFailedError if a
+    point did not complete, unless this machine cannot run it (a lever without its library or GPU).
     """
     site = slowest_site(sites_of(ledger).values())
-    pause_s = site.limits.poll_s if site else HERE_S
-    seen: dict[int, PointState] = {}
+    states: dict[int, PointState] = {}
     while True:
-        points = [s for s in poll_sweep(ledger).points if s.record.num in nums]
+        points = [point for point in poll_sweep(ledger).points if point.record.num in nums]
         for point in points:
-            num, word, last = point.record.num, point.resolved, point.record.last
-            if seen.get(num) != word.state:
-                job = last.job_id if last else None
-                log.info(sanitize(f"point {num} on {point.record.site} ({job}): {word.state} {word.message}".rstrip()))
-            seen[num] = word.state
-        if not any(state in OPEN_STATES for state in seen.values()):
+            num, last = point.record.num, point.record.last
+            if states.get(num) != point.state:
+                job_id = last.job_id if last else None
+                message = f"point {num} on {point.record.site} ({job_id}): {point.state} {point.message}"
+                log.info(sanitize(message.rstrip()))
+            states[num] = point.state
+        if not any(point.is_open for point in points):
             break
-        time.sleep(pause_s)
-    console().print(tables.standings_table(points))
-    open_ends = [s for s in points if s.state is not PointState.COMPLETED]
-    unavailable = [s for s in open_ends if s.reason is Reason.UNAVAILABLE]
+        time.sleep(site.limits.poll_s if site else LOCAL_POLL_S)
+    console().print(points_table(points))
+    incomplete = [point for point in points if point.state is not PointState.COMPLETED]
+    unavailable = [point for point in incomplete if point.reason is Reason.UNAVAILABLE]
     if unavailable:
-        why = "; ".join(dict.fromkeys(s.message for s in unavailable))
+        reasons = "; ".join(dict.fromkeys(point.message for point in unavailable))
         verb = "is" if len(unavailable) == 1 else "are"
-        log.info(sanitize(f"{len(unavailable)} of {len(points)} points {verb} unavailable here: {why}"))
-    if failed := len(open_ends) - len(unavailable):
-        raise PointsFailedError(f"{failed} of {len(points)} points did not complete; `rerun` says which it sends again")
+        log.info(
+            sanitize(f"{len(unavailable)} of {pluralize(len(points), 'point')} {verb} unavailable here: {reasons}")
+        )
+    if failed := len(incomplete) - len(unavailable):
+        raise PointsFailedError(
+            f"{failed} of {pluralize(len(points), 'point')} did not complete; `rerun` shows which it would resubmit"
+        )

@@ -264,8 +264,8 @@ def _newest_checkpoint(status: PointStatus) -> str | None:
 
 def _failed_node(status: PointStatus) -> str | None:
     """Return where the last attempt ran, from its manifest, else from Slurm ("exit code 0:0, on gpua001")."""
-    slurm = (status.artifacts.manifest or {}).get("slurm") or {}
-    if slurm.get("node"):
-        return str(slurm["node"])
+    manifest = status.artifacts.manifest
+    if manifest and manifest.slurm and manifest.slurm.node:
+        return manifest.slurm.node
     match = re.search(r"\bon ([A-Za-z0-9][\w.-]*)", status.message)
     return match[1] if match else None

@@ -27,7 +27,8 @@ from launchers.remote import client, plan_file
 from launchers.slurm.job import HydraState, PointJob
 from launchers.slurm.local_executor import LocalJob, run_jobs
 from launchers.slurm.submit import Outcome, submit_groups
-from launchers.status import budget, tables
+from launchers.status import tables
+from launchers.status.cost import check_budget
 from launchers.status.waiting import wait
 from launchers.sweep import private_dirs, snapshot
 from launchers.sweep.events import Deferred, Planned, PlannedAttempt, Submitted
@@ -114,7 +115,7 @@ class Submission:
             raise UserError("dry_run: points of a dry run are not submitted; use --dry-run to see them")
         dry_run.check_points(points, self.folder, (self.new_sweep or ledger.sweep).launch_context)
         if self.check_budget:
-            budget.check(points, points[0].bench.budget, None if self.new_sweep else ledger)
+            check_budget(points, points[0].bench.budget, None if self.new_sweep else ledger)
 
     def _record_sweep(self, points: Sequence[Point], ledger: Ledger) -> None:
         """Write `sweep.json` with every point."""

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from launchers.status.overview import together
 
 from inpaint_bench import launch
 from inpaint_bench.cli import app, status
@@ -23,7 +24,6 @@ from inpaint_bench.telemetry.storage.parts import PartWriter
 from launchers.slurm import query
 from launchers.status import survey as watch
 from launchers.status.forecast import forecast_points, last_end
-from launchers.status.overview import together
 from launchers.status.survey import AttemptStatus, PointStatus
 from launchers.status.tables import span, spans
 from launchers.submit.submit import site_content

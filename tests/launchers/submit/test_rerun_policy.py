@@ -2,10 +2,11 @@
 
 import pytest
 
-from inpaint_bench.core.attempt_state import AttemptState, RunArtifacts
+from inpaint_bench.core.attempt_state import RunArtifacts
 from inpaint_bench.core.config import RerunConfig
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.schema import PointState, Reason
+from inpaint_bench.core.records import ManifestHead, SlurmJob
+from inpaint_bench.core.schema import PointState, Reason, Status
 from launchers.points.compose import composer
 from launchers.status.survey import AttemptStatus, PointStatus
 from launchers.submit.rerun_policy import Selection, decide, merge_overrides
@@ -30,10 +31,10 @@ def decide_one(compose, tmp_path):
         ]
         launched = ["gpu=a100", "site=delta", ACCOUNT, *overrides]
         record = PointRecord(num=3, overrides=launched, gpu="a100", batch=16, site="delta", attempts=tried)
-        resolved = AttemptState(state=PointState.FAILED, reason=reason, message=message)
-        artifacts, run_dir = RunArtifacts(manifest=manifest), run_dir or tmp_path / "3" / "attempt-1"
-        statuses = [AttemptStatus(attempt=a, resolved=resolved, artifacts=artifacts, run_dir=run_dir) for a in tried]
-        point = PointStatus(record=record, resolved=resolved, attempts=tuple(statuses))
+        resolved = {"state": PointState.FAILED, "reason": reason, "message": message}
+        sources = {"artifacts": RunArtifacts(manifest=manifest), "run_dir": run_dir or tmp_path / "3" / "attempt-1"}
+        statuses = tuple(AttemptStatus(attempt=attempt, **resolved, **sources) for attempt in tried)
+        point = PointStatus(record=record, attempts=statuses, **resolved, **sources)
         selection = Selection(only=None if only is None else frozenset({Reason(only)}), changes=tuple(changes))
         decisions = decide([point], selection, compose)
         return (decisions[0], decisions[0].point) if decisions else None
@@ -110,7 +111,7 @@ class TestTimeout:
 
 class TestNodeFailure:
     def test_node_is_excluded_in_addition_to_earlier_ones(self, decide_one):
-        manifest = {"slurm": {"node": "gpua002"}}
+        manifest = ManifestHead(status=Status.FAILED, slurm=SlurmJob(node="gpua002"))
         decision, point = decide_one(Reason.NODE_FAIL, "sites.delta.exclude_nodes=[gpua001]", manifest=manifest)
         assert point.site.exclude_nodes == ["gpua001", "gpua002"]
         assert decision.changes == ("sites.delta.exclude_nodes=[gpua001,gpua002]",)

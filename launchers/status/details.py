@@ -1,0 +1,217 @@
+"""Text about a sweep below its table, and about one point in detail."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+
+from ClusterShell.RangeSet import RangeSet
+
+from inpaint_bench.core.attempt_state import AttemptState
+from inpaint_bench.core.config import RerunConfig
+from inpaint_bench.core.console import pluralize, sanitize
+from inpaint_bench.core.schema import JOBS, PointState, Reason, Status
+from launchers.remote import plan_file
+from launchers.remote.results import LOGS
+from launchers.slurm.pending_reasons import explain
+from launchers.slurm.query import NOT_ASKED, OK
+
+from .forecast import Forecast, sweep_end
+from .survey import AttemptStatus, PointStatus, SweepStatus
+from .tables import clock, duration, state_label
+
+LOG_LINES = 15
+LOG_BYTES = 16384  # read from the end: a log may be long
+
+
+def footer(sweep: SweepStatus, forecasts: Mapping[int, Forecast], folder: Path) -> list[str]:
+    """Return lines: counts and ETA, sources, pending reasons, notes, and what to do next."""
+    counts = Counter(map(state_label, sweep.points))
+    summary = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
+    lines = [f"{pluralize(len(sweep.points), 'point')}: {summary}. {_eta(sweep, forecasts)}".strip(), sources(sweep)]
+    lines += _pending_reasons(sweep)
+    lines += [f"Note: {note}" for note in sweep.notes]
+    return lines + list(next_steps(sweep, folder))
+
+
+def _eta(sweep: SweepStatus, forecasts: Mapping[int, Forecast]) -> str:
+    end_unix, basis = sweep_end(sweep.points, forecasts)
+    if end_unix is None:
+        return f"ETA unknown: {basis}." if basis else ""
+    remaining = duration(max(0.0, end_unix - sweep.polled_unix))
+    return f"ETA {clock(end_unix, sweep.polled_unix)} (in {remaining}), {basis}."
+
+
+def sources(sweep: SweepStatus) -> str:
+    """Return how Slurm's commands did at each site, and what the states rest on where one gave no answer."""
+    texts = []
+    for site, answer in sorted(sweep.answers.items()):
+        commands = {"squeue": answer.squeue, "sacct": answer.sacct}
+        queried = {name: result for name, result in commands.items() if result != NOT_ASKED}
+        answered = [name for name, result in queried.items() if result == OK]
+        text = f"{site} {', '.join(f'{name} {result}' for name, result in queried.items()) or answer.no_answer_reason}"
+        if not answered:
+            text += ", so its states come from the files only"
+        elif len(answered) < len(queried):
+            text += f", so its states come from {answered[0]} and the files"
+        texts.append(text)
+    attempts = pluralize(sum(len(point.attempts) for point in sweep.points), "attempt")
+    return f"Sources at {clock(sweep.polled_unix)}: {'; '.join([*texts, f'files of {attempts}'])}."
+
+
+def _pending_reasons(sweep: SweepStatus) -> list[str]:
+    """Return a line per site and pending reason, first those of jobs that will not start by themselves."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for point in sweep.points:
+        if point.pending and point.record.last and point.scheduler:
+            key = (point.record.last.site, point.scheduler.state or "", point.pending.code)
+            groups.setdefault(key, []).append(point.record.last.job_id or "")
+    lines = []
+    for (site, state, code), job_ids in groups.items():
+        pending = explain(code, sweep.sites[site], state=state, jobs=folded_job_ids(job_ids))
+        if pending.advice != "nothing to do":
+            text = f"{pluralize(len(job_ids), 'point')} at {site} ({code or state}): {pending.text}; {pending.advice}."
+            lines.append((not pending.stuck, f"{'Will not start' if pending.stuck else 'Pending'}: {text}"))
+    return [line for _, line in sorted(lines)]
+
+
+def folded_job_ids(job_ids: Iterable[str]) -> list[str]:
+    """Return tasks of an array as Slurm's commands accept them: 7_0, 7_1, 7_4 as 7_[0-1,4]."""
+    arrays: dict[str, list[int]] = {}
+    for job_id in job_ids:
+        array, _, task = job_id.partition("_")
+        arrays.setdefault(array, []).extend([int(task)] if task.isdecimal() else [])
+    return [f"{array}_[{RangeSet(tasks)}]" if tasks else array for array, tasks in arrays.items()]
+
+
+def next_steps(sweep: SweepStatus, folder: Path) -> Iterator[str]:
+    """Yield the commands to run next."""
+    path, points = shlex.quote(str(folder)), sweep.points
+    failed = [(point, point.reason) for point in points if point.state is PointState.FAILED and point.reason]
+    planned = [point for point in points if point.state is PointState.PLANNED]
+    policies = RerunConfig()
+    rerun: Counter[Reason] = Counter(reason for _, reason in failed if getattr(policies, reason).send)
+    rerun.update(Reason.NEVER_STARTED for point in planned if not point.record.plan)
+    kept = [(point, reason) for point, reason in failed if reason not in rerun and reason is not Reason.UNAVAILABLE]
+    if rerun:
+        yield f"Next: `inpaint-bench rerun {path}` resubmits {_counts(rerun)}."
+    if kept:
+        reasons: Counter[Reason] = Counter(reason for _, reason in kept)
+        yield (
+            f"Next: {_counts(reasons)} would fail the same way again: `inpaint-bench status {path} --point "
+            f"{kept[0][0].record.num}` shows why, `inpaint-bench rerun {path} --only {','.join(sorted(reasons))} "
+            "KEY=VALUE` resubmits with changes."
+        )
+    for plan, site in sorted({(point.record.plan, point.record.site) for point in planned if point.record.plan}):
+        if sweep.sites[site].connect.method == "ssh":
+            yield f"Next: once {site} can be reached, `inpaint-bench rerun {path}` submits the points in {plan}."
+        else:
+            carried = plan_file.path_to_carry(folder / plan)
+            yield f"Next: carry {carried} to its site and run there: {plan_file.launch_command(carried.name)}"
+    completed = [point for point in points if point.state is PointState.COMPLETED]
+    if remote := sum(not point.is_collected for point in completed):
+        yield f"Next: `inpaint-bench collect {path}` copies the results of {pluralize(remote, 'point')} here."
+    elif points and len(completed) == len(points):
+        yield f"Next: `inpaint-bench merge {path} -o dataset`"
+
+
+def _counts(reasons: Mapping[Reason, int]) -> str:
+    return ", ".join(f"{number} {reason}" for reason, number in sorted(reasons.items()))
+
+
+# --- one point -----------------------------------------------------------------------------------
+
+
+def point_details(sweep: SweepStatus, point: PointStatus, forecast: Forecast, folder: Path) -> Iterator[str]:
+    """Yield lines about a point: state, forecast, attempts with their sources and the end of their logs."""
+    record = point.record
+    yield f"point {record.num} at {record.site}: {' '.join(record.overrides) or 'no overrides'}"
+    yield "  " + _state(state_label(point), point)
+    if point.pending:
+        yield f"  advice: {point.pending.advice}"
+    if forecast.step is not None:
+        pace = f", {forecast.images_per_s:.4g} images/s" if forecast.images_per_s is not None else ""
+        age = f" ({duration(forecast.pace_age_s)} ago)" if pace and forecast.pace_age_s is not None else ""
+        yield f"  step {forecast.step} of {forecast.steps_total or '?'}{pace}{age}"
+    if forecast.start_unix is not None:
+        yield f"  expected to start at {clock(forecast.start_unix, sweep.polled_unix)}"
+    if point.is_open and forecast.end_unix is None:
+        yield f"  end: {forecast.basis}"
+    elif point.is_open:
+        latest = "at the latest " if forecast.is_latest else ""
+        yield f"  end: {latest}{clock(forecast.end_unix or 0.0, sweep.polled_unix)}, by {forecast.basis}"
+    for attempt in point.attempts:
+        yield from _attempt(attempt, folder)
+
+
+def _attempt(status: AttemptStatus, folder: Path) -> Iterator[str]:
+    attempt, artifacts, scheduler = status.attempt, status.artifacts, status.scheduler
+    yield f"  attempt {attempt.attempt}: {_state(str(status.state), status)}"
+    yield f"    submitted {_time(attempt.planned_unix)} as job {attempt.job_id or '-'} ({attempt.run_id})"
+    reported = (scheduler.raw or scheduler.detail or "knows no such job") if scheduler else "no answer"
+    yield f"    scheduler {reported}"
+    yield f"    manifest  {_manifest(status)}"
+    yield f"    parts     {artifacts.missing_parts or artifacts.sidecar_status or 'unknown (no telemetry.json)'}"
+    yield f"    directory {status.run_dir}{'' if status.run_dir.is_dir() else ' (does not exist)'}"
+    for log in log_files(status, folder):
+        yield f"    log       {log}"
+        if status.state is PointState.FAILED:
+            yield from (f"      | {line}" for line in _tail(log))
+
+
+def _state(label: str, state: AttemptState) -> str:
+    reason = f" ({state.reason})" if state.reason and state.reason != label else ""
+    return f"{label}{reason}{f': {state.message}' if state.message else ''}"
+
+
+def _manifest(status: AttemptStatus) -> str:
+    artifacts, manifest = status.artifacts, status.artifacts.manifest
+    if artifacts.damage:
+        return f"cannot be read: {artifacts.damage}"
+    if manifest is None:
+        return "none"
+    parts = [str(manifest.status)]
+    if manifest.started_unix_ns:
+        parts.append(f"started {_time(manifest.started_unix_ns / 1e9)}")
+    if manifest.ended_unix_ns:
+        parts.append(f"ended {_time(manifest.ended_unix_ns / 1e9)}")
+    if manifest.status is Status.RUNNING and artifacts.manifest_age_s is not None:
+        parts.append(f"written {duration(artifacts.manifest_age_s)} ago")
+    return ", ".join(parts)
+
+
+def log_files(status: AttemptStatus, folder: Path) -> list[Path]:
+    """Return the existing files of the job's stderr and stdout, also those that `collect` has copied."""
+    job_id, group = status.attempt.job_id, status.attempt.group
+    if job_id is None:
+        return []
+    stem = job_id.removeprefix("pid:").partition("@")[0]
+    if job_id.startswith("pid:"):
+        return sorted((folder / JOBS / group).glob(f"task-*/{stem}_0_log.*"))
+    # The other site numbers its arrays itself; site, partition and GPU after the number are the same.
+    kind = group.partition("-")[2]
+    collected = sorted(path for path in (folder / LOGS).glob("*") if path.name.partition("-")[2] == kind)
+    paths = [
+        parent / f"{stem}_0_log.{suffix}" for suffix in ("err", "out") for parent in (folder / JOBS / group, *collected)
+    ]
+    return [path for path in paths if path.is_file()]
+
+
+def _tail(path: Path) -> list[str]:
+    """Return the last lines of a log, without control characters."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError as error:
+        return [f"cannot be read: {error.strerror}"]
+    lines = [line.rsplit("\r", 1)[-1] for line in text.splitlines() if line.strip()]
+    return [sanitize(line) for line in lines[-LOG_LINES:]]
+
+
+def _time(unix: float) -> str:
+    return datetime.fromtimestamp(unix).strftime("%Y-%m-%d %H:%M:%S")
