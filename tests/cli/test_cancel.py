@@ -10,8 +10,7 @@ import pytest
 from inpaint_bench.cli import app, cancel
 from launchers.sweep.ledger import Ledger
 from tests.launchers import sweeps
-from tests.launchers.status.test_status import made
-from tests.launchers.sweeps import a_point, plan
+from tests.launchers.sweeps import a_point, plan, sweep_of_jobs
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def job():
 @pytest.fixture
 def busy(tmp_path):
     """A sweep whose lock is held until the event is set; what is called then happens before that."""
-    ledger, free, held = Ledger(made(tmp_path / "sweep", [])), threading.Event(), threading.Event()
+    ledger, free, held = Ledger(sweep_of_jobs(tmp_path / "sweep", [])), threading.Event(), threading.Event()
     last = []
 
     def hold() -> None:

@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 
 from inpaint_bench.core.attempt_state import (
@@ -12,6 +13,7 @@ from inpaint_bench.core.attempt_state import (
     SchedulerState,
     resolve_attempt_state,
 )
+from inpaint_bench.core.records import ManifestHead
 from inpaint_bench.core.schema import MANIFEST, TELEMETRY, PointState, Reason
 
 NO_ANSWER = "no answer"
@@ -22,10 +24,16 @@ def manifest(status: str, reason: str | None = None, message: str | None = None,
     return {**content, "progress": {"step": 7, "steps_total": 60}, **more}
 
 
+def head(content) -> ManifestHead:
+    return msgspec.convert(content, ManifestHead)
+
+
 def resolve(slurm, content=None, sidecar_status="complete", artifacts=None, **more):
     """Resolve with Slurm's state (or NO_ANSWER) and the content of the manifest, or all artifacts."""
     scheduler = SchedulerState(state=slurm, detail="exit code 1:0") if slurm != NO_ANSWER else None
-    artifacts = artifacts or RunArtifacts(manifest=content, sidecar_status=sidecar_status if content else None)
+    if artifacts is None and content is not None:
+        artifacts = RunArtifacts(manifest=head(content), sidecar_status=sidecar_status)
+    artifacts = artifacts or RunArtifacts()
     facts = {"submitted": True, "refused": None, "cancelled": False, "scheduler": scheduler, "artifacts": artifacts}
     return resolve_attempt_state(**{**facts, **more})
 
@@ -138,7 +146,8 @@ def test_message_says_why_the_scheduler_did_not_answer():
 
 def test_stale_running_manifest_is_not_believed():
     fresh, stale = (
-        RunArtifacts(manifest=manifest("running"), manifest_age_s=age_s) for age_s in (5.0, STALE_MANIFEST_S + 120)
+        RunArtifacts(manifest=head(manifest("running")), manifest_age_s=age_s)
+        for age_s in (5.0, STALE_MANIFEST_S + 120)
     )
     assert resolve(NO_ANSWER, artifacts=fresh).state is PointState.RUNNING
     result = resolve(NO_ANSWER, artifacts=stale)
@@ -147,10 +156,17 @@ def test_stale_running_manifest_is_not_believed():
 
 
 def test_running_job_with_a_stale_manifest_says_so():
-    stale = RunArtifacts(manifest=manifest("running"), manifest_age_s=STALE_MANIFEST_S + 60)
+    stale = RunArtifacts(manifest=head(manifest("running")), manifest_age_s=STALE_MANIFEST_S + 60)
     result = resolve("RUNNING", artifacts=stale)
     assert result.state is PointState.RUNNING
     assert "manifest last written 11 min ago" in result.message
+
+
+def test_damaged_manifest_without_an_answer_of_slurm_is_unknown(tmp_path):
+    (tmp_path / MANIFEST).write_text('{"status": "comp')
+    artifacts = RunArtifacts.read(tmp_path)
+    for slurm, cancelled in ((NO_ANSWER, False), (NO_ANSWER, True), (LEFT_QUEUE, False)):
+        assert resolve(slurm, artifacts=artifacts, cancelled=cancelled).state is PointState.UNKNOWN
 
 
 @pytest.mark.parametrize("slurm", ["COMPLETED", None, "FAILED"])

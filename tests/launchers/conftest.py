@@ -1,4 +1,6 @@
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -17,3 +19,19 @@ def points() -> Callable[..., list[Point]]:
             return [compose(num, line.split()) for num, line in enumerate(lines)]
 
     return make
+
+
+@pytest.fixture
+def fake_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
+    """Put a shell script before Slurm's command of that name; returns the file that logs its arguments."""
+
+    def install(name: str, body: str) -> Path:
+        calls = tmp_path / f"{name}.calls"
+        script = tmp_path / "bin" / name
+        script.parent.mkdir(exist_ok=True)
+        script.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n{body}\n')
+        script.chmod(0o755)
+        return calls
+
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    return install

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import socket
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from inpaint_bench.core.schema import MANIFEST
+from inpaint_bench.core.site import ConnectConfig, SiteConfig
+from launchers.submit.submit import site_content
 from launchers.sweep.events import Deferred, Planned, PlannedAttempt, Submitted
 from launchers.sweep.ledger import Ledger
 from launchers.sweep.sweep_record import PointSpec, SweepRecord
@@ -52,3 +58,33 @@ def submit(ledger: Ledger, nums: Iterable[int], *, job_id: str = "7_%a", attempt
 def defer(ledger: Ledger, nums: Iterable[int], site: str = "delta") -> None:
     """Record that points wait in a plan file."""
     ledger.append(Deferred(points=list(nums), plan=f"plan.{site}.yaml"))
+
+
+def sweep_of_jobs(folder: Path, job_ids: list[str], site: SiteConfig | None = None) -> Path:
+    """Write a sweep of one array whose tasks have these job ids, on this machine unless a site is given."""
+    site = site or SiteConfig(name="local", connect=ConnectConfig(method="local"))
+    points = [
+        a_point(num, overrides=[f"batch={num + 1}"], batch=num + 1, site=site.name) for num in range(len(job_ids))
+    ]
+    ledger = a_sweep(folder, points, {site.name: site_content(site)})
+    if points:
+        plan(ledger, points, group="g", job_name="n")
+    for num, job_id in enumerate(job_ids):
+        submit(ledger, [num], job_id=job_id, group="g")
+    return folder
+
+
+def write_manifest(folder: Path, num: int, status: str = "completed", **content: Any) -> Path:
+    """Write a manifest into the run directory of a point's first attempt."""
+    run_dir = folder / str(num) / "attempt-1"
+    run_dir.mkdir(parents=True)
+    manifest = {"status": status, "batch": 16, "started_unix_ns": 10**18, "telemetry": {"source": "none"}, **content}
+    (run_dir / MANIFEST).write_text(json.dumps(manifest))
+    return run_dir
+
+
+def exited_process() -> str:
+    """Return the job id of a process of this machine that has exited."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return f"pid:{process.pid}@{socket.gethostname()}"

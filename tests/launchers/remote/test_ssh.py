@@ -156,7 +156,11 @@ class TestQueuedSweep:
         ({"host": "delta", "folder": "/scratch/me"}, None, r"delta\.python is empty"),
         ({"host": "-oProxyCommand=sh", "folder": "/s"}, "/p", r"connect\.host='-oProxyCommand=sh': must be"),
         ({"host": "delta;reboot", "folder": "/s"}, "/p", r"must be .* without shell metacharacters"),
-        ({"host": "delta", "folder": "scratch"}, "/p", r"connect\.folder='scratch': must be an absolute path at the site"),
+        (
+            {"host": "delta", "folder": "scratch"},
+            "/p",
+            r"connect\.folder='scratch': must be an absolute path",
+        ),
         ({"host": "delta", "folder": "/s/$(reboot)"}, "/p", r"without shell metacharacters"),
         ({"host": "delta", "folder": "/s\n"}, "/p", r"without shell metacharacters"),
         (

@@ -1,34 +1,44 @@
-"""Planned and actual cost of a sweep."""
+"""Planned and actual cost of a sweep, and its budget."""
 
 from __future__ import annotations
 
 import io
 import json
 import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from inpaint_bench import launch
 from inpaint_bench.cli import app
+from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_json
-from launchers.status.cost import cost_table, spent
+from inpaint_bench.core.validation import check
+from launchers.points.compose import composer
+from launchers.points.point import Point
+from launchers.status.cost import attempt_costs, check_budget, cost_table
+from launchers.status.tables import plan_table
+from launchers.sweep.events import Refused
 from launchers.sweep.ledger import Ledger
-from tests.launchers.sweeps import a_point, a_sweep, plan, submit
+from tests.launchers.conftest import ACCOUNT
+from tests.launchers.sweeps import a_point, a_sweep, defer, plan, submit
 
 
-def test_a_dry_run_adds_up_per_site_by_its_own_rule(tmp_path, capsys):
-    words = ["gpu=a40,h200", "batch=1,2", "dry_run=true", f"hydra.sweep.dir={tmp_path}"]
-    assert launch.main(["-m", *words]) == 0
+def test_dry_run_sums_cost_per_site_by_its_own_rule(tmp_path, capsys):
+    overrides = ["gpu=a40,h200", "batch=1,2", "dry_run=true", f"hydra.sweep.dir={tmp_path}"]
+    assert launch.main(["-m", *overrides]) == 0
     out = capsys.readouterr().out
     assert "delta: 2 points, at most 6.0 SU" in out
     assert "grace: 2 points, cost unknown" in out
     added = [f"sites.delta.charging.{one}" for one in ("combine=sum", "mem_gb_per_unit.h200=1e6", "cores_per_unit=12")]
-    assert launch.main(["-m", *words, *added]) == 0
+    assert launch.main(["-m", *overrides, *added]) == 0
     assert "delta: 2 points, at most 12.0 SU" in capsys.readouterr().out  # a GPU and its 12 cores, 3 times each
 
 
-def test_where_no_accounting_answers_the_manifest_says_how_long(tmp_path, monkeypatch):
+def test_elapsed_time_comes_from_the_manifest_without_accounting(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))  # no sacct
     points = [a_point(num, time_min=60, service_units=3.0) for num in range(3)]
     ledger = a_sweep(tmp_path, points, {"delta": {"connect": {"method": "slurm"}}})
@@ -38,16 +48,16 @@ def test_where_no_accounting_answers_the_manifest_says_how_long(tmp_path, monkey
     (tmp_path / "0" / "attempt-1").mkdir(parents=True)
     replace_json(tmp_path / "0" / "attempt-1" / "manifest.json", took)
 
-    ran, waits = spent(ledger, ledger.points().values())  # the third was never submitted
-    assert (ran.elapsed_min, ran.planned, ran.actual, ran.witness) == (20, 3.0, 1.0, "manifest")
-    assert (waits.elapsed_min, waits.planned, waits.actual, waits.witness) == (None, 3.0, None, "not known")
+    ran, pending = attempt_costs(ledger, ledger.points().values())  # the third was never submitted
+    assert (ran.elapsed_min, ran.planned, ran.actual, ran.source) == (20, 3.0, 1.0, "manifest")
+    assert (pending.elapsed_min, pending.planned, pending.actual, pending.source) == (None, 3.0, None, "unknown")
     out = io.StringIO()
-    Console(file=out, width=200).print(cost_table([ran, waits], {"delta": "SU"}))
-    assert "1 (1 of 2)" in out.getvalue()  # not the whole of what it cost
+    Console(file=out, width=200).print(cost_table([ran, pending], {"delta": "SU"}))
+    assert "1 (1 of 2)" in out.getvalue()  # the cost of one attempt is unknown
 
 
 @pytest.mark.testbed
-def test_what_slurm_expects_before_and_what_it_came_to_afterwards(testbed, tmp_path, capsys, monkeypatch):
+def test_planned_and_actual_cost_on_slurm(testbed, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed.state))
     quick = ["data.num_images=16", "workload.warmup_steps=1", "workload.measure_steps=2", "workload.min_measure_s=1"]
     words = ["-m", "gpu=h200", "batch=2,3", "profile=testbed", *quick, f"out={tmp_path}"]
@@ -61,8 +71,8 @@ def test_what_slurm_expects_before_and_what_it_came_to_afterwards(testbed, tmp_p
 
     assert launch.main([*words, "wait=true", f"hydra.sweep.dir={tmp_path / 'sweep'}"]) == 0
     ledger = Ledger.open(tmp_path / "sweep")
-    first, second = spent(ledger, ledger.points().values())
-    assert (first.witness, first.limit_min, first.planned) == ("sacct", 10, 0.5)
+    first, second = attempt_costs(ledger, ledger.points().values())
+    assert (first.source, first.limit_min, first.planned) == ("sacct", 10, 0.5)
     assert first.elapsed_min is not None
     assert first.actual == pytest.approx(3.0 * first.elapsed_min / 60)
     assert 0 < first.elapsed_min < 10
@@ -76,3 +86,115 @@ def test_what_slurm_expects_before_and_what_it_came_to_afterwards(testbed, tmp_p
     rows = [line for line in capsys.readouterr().out.splitlines() if "gpus-per-node=1" in line]
     assert all(re.search(r"15 min +1 earlier run, ", row) for row in rows)
     assert json.loads((tmp_path / "sweep" / "sweep.json").read_text())["points"][0]["service_units"] == 0.5
+
+
+# --- budget --------------------------------------------------------------------------------------
+
+Points = Callable[..., list[Point]]
+OVERRIDES = ["gpu=h200", "batch=8", ACCOUNT]
+ENTRY = {"overrides": OVERRIDES, "batch": 8, "time_min": 60, "service_units": 3.0}
+TOOK_20_MIN = {"started_unix_ns": 10**18, "ended_unix_ns": 10**18 + 20 * 60 * 10**9}
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    """Two points at Delta, submitted once for at most 3 SU each; there is no accounting."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    sites = {"delta": {"name": "delta", "connect": {"method": "slurm"}}}
+    ledger = a_sweep(tmp_path / "sweep", [a_point(num, **ENTRY) for num in range(2)], sites)
+    submit_all(ledger, 1)
+    return ledger
+
+
+def submit_all(ledger: Ledger, attempt: int) -> None:
+    plan(ledger, [a_point(num, **ENTRY) for num in range(2)], attempt=attempt)
+    submit(ledger, range(2), job_id=f"7{attempt}_%a", attempt=attempt)
+
+
+def end(ledger: Ledger, num: int, attempt: int, status: str = "failed") -> None:
+    run = ledger.folder / str(num) / f"attempt-{attempt}"
+    run.mkdir(parents=True)
+    replace_json(run / "manifest.json", {"status": status, "reason": "app_error", **TOOK_20_MIN})
+
+
+def max_cost(points: list[Point], ledger: Ledger) -> float:
+    """What the sweep may cost with these points, from the message of the refusal."""
+    with pytest.raises(UserError, match=r"nothing was submitted") as refusal:
+        check_budget(points, 0.0, ledger)
+    return float(str(refusal.value).split("may cost ")[1].split(" SU")[0])
+
+
+def test_ended_attempts_count_their_elapsed_time_and_others_their_limit(ledger, points: Points):
+    first, second = points(*[" ".join(OVERRIDES)] * 2)
+    assert max_cost([first], ledger) == 3 + 3 + 3, "their elapsed time is unknown"
+    end(ledger, 0, 1)
+    assert max_cost([first], ledger) == 1 + 3 + 3
+    end(ledger, 1, 1, status="running")
+    assert max_cost([first], ledger) == 1 + 3 + 3, "a running attempt may use all of its time"
+    second.num = 1
+    assert max_cost([first, second], ledger) == 1 + 1 + 3 + 3, "a resubmitted point has ended"
+
+
+def test_every_attempt_counts_unless_slurm_refused_it(ledger, points: Points):
+    (first,) = points(" ".join(OVERRIDES))
+    end(ledger, 0, 1)
+    submit_all(ledger, 2)
+    assert max_cost([first], ledger) == 1 + 3 + (3 + 3) + 3, "of point 1 nothing is known"
+    plan(ledger, [a_point(num, **ENTRY) for num in range(2)], attempt=3, group="01", job_name="k")
+    ledger.append(Refused(group="01", attempts=[(num, 3) for num in range(2)], message="no"))
+    assert max_cost([first], ledger) == 1 + 3 + (3 + 3) + 3
+
+
+def test_points_in_a_plan_file_count(ledger, points: Points):
+    ledger.add_points([a_point(2, **ENTRY)], {})
+    defer(ledger, [2])
+    (first,) = points(" ".join(OVERRIDES))
+    assert max_cost([first], ledger) == 3 + 3 + 3 + 3
+
+
+def test_budget_of_a_rerun_is_that_of_the_whole_sweep(ledger, capsys):
+    """Regression: each command had the whole budget."""
+    for num in range(2):
+        end(ledger, num, 1)
+    arguments = [str(ledger.folder), "--only", "app_error", "--dry-run"]
+    assert app.main(["rerun", *arguments, "budget=7.5"]) == 2
+    assert "may cost 8.0 SU, 2.0 SU of it for earlier attempts; nothing was" in capsys.readouterr().err
+    assert app.main(["rerun", *arguments, "budget=8"]) == 0
+
+
+def test_different_units_are_not_added(points: Points):
+    two = points(f"gpu=h200 {ACCOUNT}", f"gpu=a100 site=delta sites.delta.charging.unit=coins {ACCOUNT}")
+    with pytest.raises(UserError, match="the sites charge in SU and coins"):
+        check_budget(two, 100.0)
+    columns = [column.header for column in plan_table(two).columns]
+    assert "max cost" in columns
+    assert "max coins" in [column.header for column in plan_table(two[1:]).columns]
+    with pytest.raises(UserError, match=r"may cost \d+\.\d coins; nothing"):
+        check_budget(two[1:], 0.1)
+
+
+def test_charging_rule_that_makes_a_sweep_free_is_refused():
+    """Regression: `charge_factor=-1` passed any budget."""
+    with composer() as compose:
+        for rule in (
+            "gpus.h200.charge_factor=-1",
+            "gpus.h200.charge_factor=nan",
+            "gpus.h200.charge_factor=inf",
+            "charging.gpus_per_unit=-1",
+            "charging.mem_gb_per_unit.h200=nan",
+            "charging.mem_gb_per_unit.h200=0",
+        ):
+            with pytest.raises(UserError, match=f"delta.{rule.partition('=')[0]}=.*: must "):
+                compose(0, ["gpu=h200", f"sites.delta.{rule}"])
+
+
+def test_number_without_bounds_must_be_finite():
+    @dataclass
+    class Free:
+        value: float = 0.0
+        several: list[float] = field(default_factory=list)
+
+    check(Free(value=1e300))
+    for free in (Free(value=float("nan")), Free(value=float("-inf")), Free(several=[1.0, float("inf")])):
+        with pytest.raises(UserError, match="must be a finite number"):
+            check(free)

@@ -1,4 +1,4 @@
-"""A site's Slurm is neither asked more often than the site wants nor sent to in a burst."""
+"""wait and `status --watch` poll a site no more often than its limits.poll_s."""
 
 import time
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from tests.launchers.sweeps import a_point, a_sweep, plan, submit
 
 
 def swept(folder: Path, **sites: SiteConfig) -> Path:
-    """A sweep of one point per site, as array 7 of each."""
+    """Write a sweep of one point per site, as array 7 of each."""
     points = [a_point(num, overrides=[f"site={name}"], site=name) for num, name in enumerate(sites)]
     ledger = a_sweep(folder, points, {name: site_content(site) for name, site in sites.items()})
     for point, site in zip(points, sites.values(), strict=True):
@@ -39,32 +39,32 @@ HERE = SiteConfig(name="local", connect=ConnectConfig(method="local"))
 
 class TestWaiting:
     def pauses(self, folder, monkeypatch, *states) -> list[float]:
-        """How long the wait slept between looks, in which all jobs have these states one after another."""
-        slept, said = [], {name: iter(states) for name in Ledger(folder).sweep.sites}
+        """Return the pauses between polls in which all jobs have these states one after another."""
+        slept, reported = [], {name: iter(states) for name in Ledger(folder).sweep.sites}
 
-        def ask(site, *_, **__):
-            return SlurmReply(states={"7_0": SchedulerState(state=next(said[site.name]))}, squeue="ok", sacct="ok")
+        def query_jobs(site, *_, **__):
+            return SlurmReply(states={"7_0": SchedulerState(state=next(reported[site.name]))}, squeue="ok", sacct="ok")
 
         def sleep(pause_s):
             slept.append(pause_s)
-            assert len(slept) < len(states), "it is over and still waited for"
+            assert len(slept) < len(states), "all points have ended, but it still waits"
 
-        monkeypatch.setattr(survey, "query_jobs", ask)
+        monkeypatch.setattr(survey, "query_jobs", query_jobs)
         monkeypatch.setattr(survey, "reachability", lambda site: REACHED)
         monkeypatch.setattr(waiting, "time", SimpleNamespace(sleep=sleep))
         with pytest.raises(PointsFailedError):
             waiting.wait(Ledger.open(folder), {0})
         return slept
 
-    def test_asks_once_a_minute_whatever_changes(self, tmp_path, monkeypatch):
+    def test_polls_once_a_minute(self, tmp_path, monkeypatch):
         folder = swept(tmp_path / "sweep", grace=GRACE)
         assert self.pauses(folder, monkeypatch, "PENDING", "RUNNING", "PENDING", "RUNNING", "FAILED") == [60] * 4
 
-    def test_over_several_sites_asks_as_seldom_as_one_of_them_wants(self, tmp_path, monkeypatch):
+    def test_polls_several_sites_as_often_as_the_slowest_allows(self, tmp_path, monkeypatch):
         folder = swept(tmp_path / "sweep", grace=GRACE, delta=DELTA, local=HERE)
         assert self.pauses(folder, monkeypatch, "PENDING", "FAILED") == [90]
 
-    def test_is_quick_where_no_slurm_is_asked(self, tmp_path, monkeypatch):
+    def test_polls_often_if_there_is_no_slurm(self, tmp_path, monkeypatch):
         folder, slept = swept(tmp_path / "sweep", local=HERE), []
         monkeypatch.setattr(waiting, "time", SimpleNamespace(sleep=interrupted(slept)))
         with Ledger(folder).lock(), pytest.raises(KeyboardInterrupt):
@@ -73,7 +73,7 @@ class TestWaiting:
 
 
 def interrupted(slept: list[float]) -> Callable[[float], None]:
-    """A sleep that Ctrl-C ends; how long it was to be goes into the list."""
+    """Return a sleep that is interrupted by Ctrl-C and appends its duration to the list."""
 
     def sleep(pause_s: float) -> None:
         slept.append(pause_s)
@@ -84,45 +84,53 @@ def interrupted(slept: list[float]) -> Callable[[float], None]:
 
 class TestWatching:
     @pytest.mark.parametrize(
-        ("sites", "words", "says"),
+        ("sites", "options", "message"),
         [
-            ({"grace": GRACE}, ["--watch", "--every", "59"], "--every 59: must lie between 60 and 86400 s, for grace"),
-            ({"grace": GRACE, "delta": DELTA}, ["--watch", "--every", "60"], "between 90 and 86400 s, for delta"),
-            ({"local": HERE}, ["--watch", "--every", "-1"], "--every -1: must lie between 0.1 and 86400 s\n"),
-            ({"local": HERE}, ["--watch", "--every", "nan"], "--every nan: must lie between"),
-            ({"local": HERE}, ["--watch", "--every", "1e300"], "--every 1e+300: must lie between"),
+            (
+                {"grace": GRACE},
+                ["--watch", "--every", "59"],
+                "--every 59: must be between 60 and 86400 s (limits.poll_s of grace)",
+            ),
+            (
+                {"grace": GRACE, "delta": DELTA},
+                ["--watch", "--every", "60"],
+                "between 90 and 86400 s (limits.poll_s of delta)",
+            ),
+            ({"local": HERE}, ["--watch", "--every", "-1"], "--every -1: must be between 0.1 and 86400 s\n"),
+            ({"local": HERE}, ["--watch", "--every", "nan"], "--every nan: must be between"),
+            ({"local": HERE}, ["--watch", "--every", "1e300"], "--every 1e+300: must be between"),
             ({"grace": GRACE}, ["--every", "60"], "--every 60: only together with --watch"),
         ],
     )
-    def test_more_often_than_a_site_wants_is_refused_before_it_is_asked(
-        self, sites, words, says, tmp_path, monkeypatch, capsys
+    def test_shorter_interval_than_a_site_allows_is_refused_before_polling(
+        self, sites, options, message, tmp_path, monkeypatch, capsys
     ):
         folder = swept(tmp_path / "sweep", **sites)
-        monkeypatch.setattr(survey, "query_jobs", lambda *_, **__: pytest.fail("it was asked"))
-        assert app.main(["status", str(folder), *words]) == 2
-        assert says in capsys.readouterr().err
+        monkeypatch.setattr(survey, "query_jobs", lambda *_, **__: pytest.fail("it was polled"))
+        assert app.main(["status", str(folder), *options]) == 2
+        assert message in capsys.readouterr().err
 
-    def test_a_sweep_of_which_nothing_was_submitted_yet_is_no_exception(self, tmp_path, capsys):
+    def test_shorter_interval_is_refused_even_if_nothing_was_submitted(self, tmp_path, capsys):
         folder = swept(tmp_path / "sweep", grace=GRACE)
         ledger = folder / "ledger.jsonl"
         ledger.write_text("")
         assert app.main(["status", str(folder), "--watch", "--every", "1"]) == 2
-        assert "for grace is asked no more often" in capsys.readouterr().err
+        assert "(limits.poll_s of grace)" in capsys.readouterr().err
 
     @pytest.mark.parametrize(("site", "every_s"), [(GRACE, 60), (DELTA, 90), (HERE, 60)])
-    def test_without_a_wish_it_is_every_minute_or_as_the_site_wants(self, site, every_s, tmp_path, monkeypatch):
+    def test_default_interval_is_a_minute_or_that_of_the_site(self, site, every_s, tmp_path, monkeypatch):
         folder = swept(tmp_path / "sweep", **{site.name: site})
         slept = []
         monkeypatch.setattr(
             survey, "query_jobs", lambda *_, **__: SlurmReply(states={"7_0": SchedulerState(state="PENDING")})
         )
         monkeypatch.setattr(status, "time", SimpleNamespace(time=time.time, sleep=interrupted(slept)))
-        with Ledger(folder).lock():  # so that a point of this machine waits for its turn
+        with Ledger(folder).lock():  # so that a point of this machine is queued
             assert app.main(["status", str(folder), "--watch"]) == 130
         assert slept == [every_s]
 
 
-def test_a_site_says_how_often_it_is_asked_and_the_bed_is_asked_more_often(points, capsys, tmp_path):
+def test_sites_set_the_interval_and_that_of_the_test_bed_is_shorter(points, capsys, tmp_path):
     plain, bed = points("gpu=h200", "gpu=h200 profile=testbed")
     assert (plain.site.limits.poll_s, bed.site.limits.poll_s) == (60, 2)
     wrong = ["-m", "gpu=h200", "sites.delta.limits.poll_s=0", "dry_run=true", f"hydra.sweep.dir={tmp_path}"]

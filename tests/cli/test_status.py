@@ -1,0 +1,312 @@
+"""`status`: its table, its JSON, one point in detail, and damaged sweep directories."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from inpaint_bench import launch
+from inpaint_bench.cli import app, status
+from inpaint_bench.core.schema import LEDGER, MANIFEST, SWEEP, TELEMETRY, Reason
+from inpaint_bench.core.site import ConnectConfig, SiteConfig
+from launchers.slurm import query
+from launchers.sweep.ledger import Ledger
+from tests.launchers.sweeps import exited_process, submit, sweep_of_jobs, write_manifest
+
+
+def as_json(folder: Path, capsys) -> dict:
+    capsys.readouterr()
+    assert app.main(["status", str(folder), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+class TestDamage:
+    def test_truncated_ledger_line_is_reported_and_the_rest_is_read(self, tmp_path, capsys):
+        folder = sweep_of_jobs(tmp_path / "sweep", [exited_process()])
+        write_manifest(folder, 0)
+        with (folder / LEDGER).open("a") as out:
+            out.write('{"t_unix": 1, "kind": "subm')
+        found = as_json(folder, capsys)
+        assert found["counts"] == {"completed": 1}
+        assert "line 3 is damaged and was skipped" in found["notes"][0]
+
+    def test_ledger_line_of_an_unknown_point_is_reported(self, tmp_path, capsys):
+        folder = sweep_of_jobs(tmp_path / "sweep", [exited_process()])
+        submit(Ledger(folder), [5])
+        assert "line 3" in as_json(folder, capsys)["notes"][0]
+
+    @pytest.mark.parametrize("text", ['{"sweep_id": "s', "[]", "{}"])
+    def test_unreadable_sweep_record_is_a_user_error(self, text, tmp_path, capsys):
+        folder = sweep_of_jobs(tmp_path / "sweep", [exited_process()])
+        (folder / SWEEP).write_text(text)
+        assert app.main(["status", str(folder)]) == 2
+        assert str(folder / SWEEP) in capsys.readouterr().err
+
+    def test_manifest_with_fields_of_the_wrong_type_is_no_traceback(self, tmp_path, capsys):
+        folder = sweep_of_jobs(tmp_path / "sweep", [f"pid:{os.getpid()}@elsewhere"] * 3)
+        for num, state in enumerate(("running", "completed", "failed")):
+            write_manifest(folder, num, state)
+            path = folder / str(num) / "attempt-1" / MANIFEST
+            whole = json.loads(path.read_text())
+            path.write_text(json.dumps(dict.fromkeys(whole, "x") | {"status": state}))
+            (path.parent / "windows.json").write_text('[{"kind": "measure", "t_end_unix_ns": "x"}, 3]')
+        assert as_json(folder, capsys)["counts"] == {"unknown": 3}  # and nothing else tells their states
+        for point in ("0", "1", "2"):
+            assert app.main(["status", str(folder), "--point", point]) == 0
+
+    def test_process_on_another_machine_is_a_missing_source(self, tmp_path, capsys):
+        folder = sweep_of_jobs(tmp_path / "sweep", ["pid:1@elsewhere", "pid:1@elsewhere"])
+        write_manifest(folder, 0)
+        done, nothing = as_json(folder, capsys)["points"]
+        assert (done["state"], nothing["state"]) == ("completed", "unknown")
+        assert "from the manifest only" in done["message"]
+        assert "on elsewhere and cannot be checked from here" in nothing["message"]
+
+    def test_read_only_sweep_is_shown(self, tmp_path, capsys):
+        folder = sweep_of_jobs(tmp_path / "sweep", [exited_process()])
+        write_manifest(folder, 0)
+        (folder / ".lock").mkdir()  # cannot be opened, as where permission is lacking
+        assert as_json(folder, capsys)["counts"] == {"completed": 1}
+
+    def test_points_in_the_same_state_share_a_row_if_there_are_many(self, tmp_path, capsys):
+        folder = sweep_of_jobs(tmp_path / "sweep", [exited_process()] * 120)
+        for num in range(119):
+            write_manifest(folder, num)
+        assert app.main(["status", str(folder)]) == 0
+        rows = capsys.readouterr().out.splitlines()
+        assert sum("completed" in row and "120 points" not in row for row in rows) == 1
+        assert any(row.split()[0] == "0-118" for row in rows if row.strip())
+        assert app.main(["status", str(folder), "--all"]) == 0
+        assert sum(" completed " in row for row in capsys.readouterr().out.splitlines()) >= 119
+
+    def test_log_that_collect_copied_is_shown(self, tmp_path, capsys):
+        """The other site numbers its arrays itself."""
+        folder = sweep_of_jobs(
+            tmp_path / "sweep", ["77_0"], SiteConfig(name="delta", connect=ConnectConfig(method="ssh"))
+        )
+        ledger = folder / LEDGER
+        ledger.write_text(ledger.read_text().replace('"g"', '"01-delta-gpuH200x8-h200"'))
+        write_manifest(folder, 0, "failed")
+        for group, text in (("00-delta-gpuH200x8-h200", "its end"), ("02-delta-gpuA40x4-a40", "of another")):
+            log = folder / "logs" / group / "77_0_0_log.err"
+            log.parent.mkdir(parents=True)
+            log.write_text(f"{text} \x1b[2J\n")
+        assert app.main(["status", str(folder), "--point", "0"]) == 0
+        out = capsys.readouterr().out
+        assert "log       " + str(folder / "logs" / "00-delta-gpuH200x8-h200" / "77_0_0_log.err") in out
+        assert "| its end" in out
+        assert "of another" not in out
+        assert "\x1b" not in out
+        (attempt,) = as_json(folder, capsys)["points"][0]["attempts"]
+        assert [Path(log).parent.name for log in attempt["logs"]] == ["00-delta-gpuH200x8-h200"]
+
+    def test_unknown_point_is_a_user_error(self, tmp_path, capsys):
+        folder = sweep_of_jobs(tmp_path / "sweep", [exited_process()])
+        assert app.main(["status", str(folder), "--point", "3"]) == 2
+        assert "has no such point; it has 0 to 0" in capsys.readouterr().err
+
+
+class TestWatch:
+    @pytest.fixture
+    def running(self, tmp_path):
+        """A process of this machine, and a sweep with it as its only point."""
+        process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "submitit"])
+        yield process, sweep_of_jobs(tmp_path / "sweep", [f"pid:{process.pid}@{socket.gethostname()}"])
+        process.kill()
+        process.wait()
+
+    def watch(self, folder):
+        command = [sys.executable, "-m", "inpaint_bench", "status", str(folder), "--watch", "--every", "0.3"]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def test_ends_when_all_points_have_finished(self, running):
+        job, folder = running
+        process = self.watch(folder)
+        assert any("1 running" in line for line in process.stdout)  # reads only up to that line
+        job.kill()
+        job.wait()
+        out, error = process.communicate(timeout=60)
+        assert (process.returncode, error) == (0, "")
+        assert out.rstrip().splitlines()[-1].startswith("Next: `inpaint-bench rerun")
+
+    def test_ends_without_a_traceback_when_interrupted(self, running):
+        process = self.watch(running[1])
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert "Interrupted" in error
+        assert "Traceback" not in error
+
+
+FIELDS = {
+    *("point", "overrides", "gpu", "batch", "site", "plan", "state", "reason", "message", "attempt", "job_id"),
+    *("run_id", "step", "steps_total", "images_per_s", "images_per_s_age_s", "expected_start", "expected_end"),
+    *("expected_end_basis", "expected_end_is_latest", "pending", "attempts"),
+}
+QUICK = ["data.num_images=16", "workload.warmup_steps=1", "workload.measure_steps=2", "workload.min_measure_s=1"]
+
+
+@contextmanager
+def stopped(testbed, *daemons: str):
+    """Stop daemons of the test bed, so that they do not answer."""
+    pids = [testbed.daemons()[name] for name in daemons]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.testbed
+class TestOnSlurm:
+    @pytest.fixture(autouse=True)
+    def _reach(self, testbed, monkeypatch):
+        monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed.state))
+
+    @pytest.fixture(scope="class")
+    def swept(self, testbed, tmp_path_factory):
+        """Two points at delta, the second of which fails."""
+        folder = tmp_path_factory.mktemp("status") / "sweep"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("INPAINT_BENCH_TESTBED", str(testbed.state))
+            broken = "model.weights=null,/no/such/weights"
+            overrides = ["gpu=h200", "batch=2", broken, "profile=testbed", "wait=true", *QUICK]
+            assert launch.main(["-m", *overrides, f"hydra.sweep.dir={folder}"]) == 1
+        return folder
+
+    @pytest.fixture
+    def copy(self, swept, tmp_path):
+        """A copy to be damaged, without the saved states of its jobs, so that Slurm is queried."""
+        folder = tmp_path / "copy"
+        shutil.copytree(swept, folder)
+        for path in folder.glob("*/attempt-1/scheduler.json"):
+            path.unlink()
+        return folder
+
+    def test_json_has_every_documented_field_and_the_next_commands(self, swept, capsys):
+        found = as_json(swept, capsys)
+        good, bad = found["points"]
+        assert good.keys() == bad.keys() == FIELDS
+        names = {*FIELDS, *found, *good["attempts"][0], *found["sources"]["delta"]}
+        assert {name for name in names if name not in status.__doc__} == set()
+        assert found["counts"] == {"completed": 1, "failed": 1}
+        assert found["sources"]["delta"]["squeue"] == "ok"
+        assert datetime.fromisoformat(found["polled_at"]).utcoffset().total_seconds() == 0
+        assert (good["step"], good["pending"], good["expected_end"]) == (good["steps_total"], None, None)
+        (attempt,) = bad["attempts"]
+        assert (attempt["state"], attempt["reason"], attempt["manifest"]) == ("failed", "app_error", "failed")
+        assert "FAILED" in attempt["scheduler"]
+        assert all(Path(log).is_file() for log in attempt["logs"])
+        assert any("--only app_error" in line for line in found["next"])
+
+    def test_point_details_show_the_output_of_slurm_and_the_end_of_the_log(self, copy, capsys):
+        assert app.main(["status", str(copy), "--point", "1"]) == 0
+        out = capsys.readouterr().out
+        assert "sacct: FAILED, exit code 1:0, on gpuh001" in out
+        assert any(line.strip().startswith("| ") and "/no/such/weights" in line for line in out.splitlines())
+
+    def test_each_site_is_queried_once_for_all_points_and_sacct_not_again(self, copy, capsys, tmp_path, monkeypatch):
+        calls = tmp_path / "calls"
+        for name in ("squeue", "sacct"):
+            real = shutil.which(name)
+            script = tmp_path / "bin" / name
+            script.parent.mkdir(exist_ok=True)
+            script.write_text(f'#!/bin/sh\necho {name} >> {calls}\nexec {real} "$@"\n')
+            script.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+        as_json(copy, capsys)
+        assert sorted(calls.read_text().split()) == ["sacct", "squeue"]
+        as_json(copy, capsys)
+        assert sorted(calls.read_text().split()) == ["sacct", "squeue", "squeue"]
+
+    def test_deleted_or_stale_run_directory_is_never_completed(self, copy, capsys):
+        run = copy / "0" / "attempt-1"
+        path = run / MANIFEST
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "running"}))
+        point = as_json(copy, capsys)["points"][0]
+        assert (point["state"], point["reason"]) == ("failed", "lost")
+        assert "process exited without writing a final status" in point["message"]
+        shutil.rmtree(run)
+        point = as_json(copy, capsys)["points"][0]
+        assert (point["state"], point["reason"]) == ("failed", "lost")
+        assert "scheduler says COMPLETED, but there is no run directory" in point["message"]
+
+    def test_missing_part_makes_telemetry_incomplete(self, copy, capsys):
+        run = copy / "0" / "attempt-1"
+        closed = json.loads((run / TELEMETRY).read_text())["tables"]["samples_fast"]["parts"]
+        next((run / "samples_fast").glob("part-*.parquet")).unlink()
+        point = as_json(copy, capsys)["points"][0]
+        assert point["reason"] == Reason.TELEMETRY_INCOMPLETE
+        assert f"{closed - 1} of {closed} parts of samples_fast" in point["message"]
+
+    def test_states_come_from_the_files_if_slurm_does_not_answer_and_status_says_so(
+        self, testbed, copy, capsys, monkeypatch
+    ):
+        monkeypatch.setattr(query, "TIMEOUT_S", 2)
+        with stopped(testbed, "database/slurmdbd"):
+            assert app.main(["status", str(copy)]) == 0
+            out = capsys.readouterr().out
+            assert "1 completed, 1 failed" in out
+            assert "squeue ok, sacct did not answer within 2 s, so its states come from squeue and the files" in out
+            for path in copy.glob("*/attempt-1/scheduler.json"):
+                path.unlink()
+            with stopped(testbed, "delta/slurmctld"):
+                found = as_json(copy, capsys)
+        assert found["sources"]["delta"]["no_answer_reason"] == (
+            "squeue did not answer within 2 s, sacct did not answer within 2 s"
+        )
+        assert found["counts"] == {"completed": 1, "failed": 1}
+        assert "from the manifest only (squeue did not answer" in found["points"][0]["message"]
+
+    def test_unknown_job_of_another_user_is_not_lost(self, testbed, tmp_path, capsys):
+        if os.getuid():
+            pytest.skip("only root gives files away")
+        connect = ConnectConfig(slurm_conf=str(testbed.conf("delta")))
+        folder = sweep_of_jobs(tmp_path / "sweep", ["66000000_0"], SiteConfig(name="delta", connect=connect))
+        (point,) = as_json(folder, capsys)["points"]
+        assert (point["state"], point["reason"]) == ("failed", "lost")
+        os.chown(folder / SWEEP, 65534, -1)
+        (point,) = as_json(folder, capsys)["points"]
+        assert point["state"] == "unknown"
+        assert "no such job is visible for user nobody" in point["message"]
+
+    def test_pending_job_is_shown_with_its_reason_expected_start_and_advice(self, testbed, tmp_path, capsys):
+        partition = ("scontrol", "update", "partitionname=gpuH200x8")
+        testbed.run("delta", *partition, "state=down")
+        folder = tmp_path / "sweep"
+        try:
+            overrides = ["gpu=h200", "batch=1,2", "profile=testbed", f"hydra.sweep.dir={folder}"]
+            assert launch.main(["-m", *overrides, *QUICK]) == 0
+            first, second = as_json(folder, capsys)["points"]
+            assert first["pending"]["code"] == "PartitionDown"
+            assert "Slurm gives this reason (PartitionDown)" in first["message"]
+            testbed.run("delta", "scontrol", "uhold", first["job_id"])
+            testbed.run("delta", "scontrol", "update", f"job={second['job_id']}", "starttime=now+1hour")
+            testbed.run("delta", *partition, "state=up")
+            found = as_json(folder, capsys)
+            testbed.wait(lambda: found.update(as_json(folder, capsys)) or found["points"][1]["expected_start"])
+            first, second = found["points"]
+            assert first["pending"]["stuck"]
+            assert f"scontrol release {first['job_id']}" in first["pending"]["advice"]
+            wait_s = datetime.fromisoformat(second["expected_start"]).timestamp() - time.time()
+            assert wait_s == pytest.approx(3600, abs=120)
+            assert second["expected_end_is_latest"]  # by its time limit of 10 minutes: no similar run has ended
+            assert app.main(["status", str(folder)]) == 0
+            out = capsys.readouterr().out
+            assert "Will not start: 1 point at delta (JobHeldUser)" in out
+            assert "ETA unknown: no end can be forecast for 1 of 2 open points" in out
+        finally:
+            testbed.run("delta", *partition, "state=up")
+            testbed.run("delta", "scancel", *(p["job_id"] for p in as_json(folder, capsys)["points"]))
