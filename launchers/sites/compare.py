@@ -8,32 +8,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import reduce
+from contextlib import suppress
+from functools import cached_property, partial, reduce
+from typing import Any
 
 from inpaint_bench.core.site import SiteConfig
 
-from .compare_gpus import GpuComparison, compare_charge_factors, compare_constraint
-from .findings import Comparison, Finding
+from .compare_gpus import GpuComparison, compare_constraint
+from .findings import Agreement, Finding
 from .slurm_facts import Association, Cluster, NotReportedError, Partition, Qos, none_if_empty, parse_int, parse_minutes
 
 
 def compare(site: SiteConfig, cluster: Cluster) -> list[Finding]:
     """Return a finding per key, in the order of a site file. Never raises: a missing fact is a finding too."""
     gpus = [GpuComparison(site, model, cluster) for model in site.gpus]
-    charge_factors = {finding.block: finding for finding in compare_charge_factors(gpus)}
-    findings: list[Finding] = []
-    for gpu in gpus:
-        findings += gpu.findings()
-        if (block := f"gpus.{gpu.model}") in charge_factors:
-            findings.append(charge_factors[block])
+    # TRESBillingWeights are relative: the partition with charge_factor 1 is the unit.
+    unit = next((gpu.billing_weight for gpu in gpus if gpu.entry.charge_factor == 1 and gpu.billing_weight), None)
+    findings = [finding for gpu in gpus for finding in gpu.findings(unit)]
     if site.constraint:
-        findings.append(Comparison("constraint", site.constraint).run(lambda c: compare_constraint(c, gpus)))
+        findings.append(Finding("constraint", site.constraint).compare(lambda c: compare_constraint(c, gpus)))
     partitions = []
     for gpu in gpus:
-        try:
+        with suppress(NotReportedError):
             partitions.append(gpu.partition)
-        except NotReportedError:
-            continue
     return findings + list(_Policies(site, cluster, partitions).findings())
 
 
@@ -69,17 +66,15 @@ class _Policies:
         if self.site.account.pattern:
             yield self._compare("account.pattern", self._account_pattern)
         yield self._compare("qos", self._qos)
-        yield self._compare(
-            "limits.max_array_size", lambda c: c.exactly(parse_int(self.cluster.setting("MaxArraySize")))
-        )
+        yield self._compare("limits.max_array_size", self._max_array_size)
         yield self._compare("limits.max_submit_jobs", self._max_submit_jobs)
         yield self._compare("requeue.request", self._requeue)
         yield from self._preemption()
 
-    def _compare(self, key: str, compare: Callable[[Comparison], Finding]) -> Finding:
-        return Comparison(key, reduce(getattr, key.split("."), self.site)).run(compare)
+    def _compare(self, key: str, compare: Callable[[Finding], Finding]) -> Finding:
+        return Finding(key, reduce(getattr, key.split("."), self.site)).compare(compare)
 
-    def _account(self, account: Comparison) -> Finding:
+    def _account(self, account: Finding) -> Finding:
         if not self.cluster.enforces("associations"):
             return account.not_applicable("this Slurm accepts any account (AccountingStorageEnforce)")
         names = self._accounts()
@@ -92,7 +87,7 @@ class _Policies:
         note = "an account must be given" if account.configured is None else "not one of your accounts"
         return account.differs(listed, note, {account.key: matching[0]} if len(matching) == 1 else {})
 
-    def _account_pattern(self, pattern: Comparison) -> Finding:
+    def _account_pattern(self, pattern: Finding) -> Finding:
         if not self.cluster.enforces("associations"):
             return pattern.not_applicable("this Slurm accepts any account (AccountingStorageEnforce)")
         names = self._accounts()
@@ -102,7 +97,7 @@ class _Policies:
             return pattern.same(", ".join(names))
         return pattern.differs(", ".join(names), "none of your accounts matches")
 
-    def _qos(self, qos: Comparison) -> Finding:
+    def _qos(self, qos: Finding) -> Finding:
         if qos.configured is None:
             defaults = sorted({a.default_qos for a in self._associations() if a.default_qos})
             return qos.same(f"default {', '.join(defaults)}" if defaults else "no default")
@@ -117,7 +112,10 @@ class _Policies:
                 return qos.differs(", ".join(allowed) or "none", "not a QOS that you may use")
         return qos.same(qos.configured)
 
-    def _max_submit_jobs(self, limit: Comparison) -> Finding:
+    def _max_array_size(self, size: Finding) -> Finding:
+        return size.exactly(parse_int(self.cluster.setting("MaxArraySize")))
+
+    def _max_submit_jobs(self, limit: Finding) -> Finding:
         """Compare with the smallest limit of the user's association and QOS; every task of an array counts."""
         limits: list[int] = []
         if self.cluster.enforces("limits"):
@@ -130,7 +128,7 @@ class _Policies:
             return limit.exactly(min(limits), "Slurm refuses further jobs")
         return limit.same("no limit") if limit.configured is None else limit.not_applicable("Slurm enforces no limit")
 
-    def _requeue(self, request: Comparison) -> Finding:
+    def _requeue(self, request: Finding) -> Finding:
         """Compare with JobRequeue, the default for scripts that give neither --requeue nor --no-requeue; ours do."""
         enabled = self.cluster.setting("JobRequeue") == "1"
         if request.configured or not enabled:
@@ -139,41 +137,44 @@ class _Policies:
         return request.differs("JobRequeue=1", note, {request.key: True})
 
     def _preemption(self) -> Iterator[Finding]:
-        """Compare `preempt` if a partition in use is subject to preemption; else only the values set are listed."""
-        keys = ("preempt.signal", "preempt.grace_s", "preempt.min_run_s")
-        configured = [key for key in keys if reduce(getattr, key.split("."), self.site)]
-        try:
-            preempt_type = self.cluster.setting("PreemptType")
-            by_qos = "qos" in preempt_type
-            disabled = preempt_type in ("preempt/none", "(null)")
-            exposed = [p for p in self.partitions if not disabled and (by_qos or p.preempt_modes != {"OFF"})]
-        except NotReportedError as error:
-            reason = str(error)
-            yield from (self._compare(key, lambda c: c.unknown(reason)) for key in configured)
-            return
-        if not exposed:
-            reason = "no partition of this file is subject to preemption"
-            yield from (self._compare(key, lambda c: c.not_applicable(reason)) for key in configured)
-            return
+        """Yield the keys of `preempt`; without preemption only those that are configured."""
+        for name, reported in (("signal", self._signal), ("grace_s", self._grace_s), ("min_run_s", self._exempt_s)):
+            finding = self._compare(f"preempt.{name}", partial(self._preempted, reported))
+            if finding.configured or finding.agreement is not Agreement.NOT_APPLICABLE:
+                yield finding
 
-        def compare_signal(signal: Comparison) -> Finding:
-            """Slurm sends SIGCONT and SIGTERM, unless the site sends the job's own signal."""
-            parameters = self.cluster.setting("SlurmctldParameters") + self.cluster.config.get("PreemptParameters", "")
-            if "send_user_signal" in parameters:
-                return signal.unknown("the site sends the signal of the job's --signal", "send_user_signal")
-            return signal.exactly("SIGTERM")
+    def _preempted(self, reported: Callable[[], Any], finding: Finding) -> Finding:
+        if not self._preempted_partitions:
+            return finding.not_applicable("no partition of this file is subject to preemption")
+        return finding.exactly(reported())
 
-        def compare_grace(grace: Comparison) -> Finding:
-            reported = [qos.grace_s for qos in self._job_qos()] if by_qos else [p.grace_s for p in exposed]
-            return grace.exactly(min(reported), "between SIGTERM and SIGKILL")
+    @cached_property
+    def _preempted_partitions(self) -> list[Partition]:
+        preempt_type = self.cluster.setting("PreemptType")
+        if preempt_type in ("preempt/none", "(null)"):
+            return []
+        return [partition for partition in self.partitions if self._by_qos or partition.preempt_modes != {"OFF"}]
 
-        def compare_min_run(min_run: Comparison) -> Finding:
-            general = parse_minutes(self.cluster.setting("PreemptExemptTime")) or 0
-            of_qos = [qos.exempt_s for qos in self._job_qos() if qos.exempt_s is not None] if by_qos else []
-            return min_run.exactly(min(of_qos, default=round(60 * general)), "before a job may be preempted")
+    @property
+    def _by_qos(self) -> bool:
+        return "qos" in self.cluster.setting("PreemptType")
 
-        for key, compare_key in zip(keys, (compare_signal, compare_grace, compare_min_run), strict=True):
-            yield self._compare(key, compare_key)
+    def _signal(self) -> str:
+        """Return SIGTERM, unless the site sends the signal that a job requests."""
+        parameters = self.cluster.setting("SlurmctldParameters") + self.cluster.config.get("PreemptParameters", "")
+        if "send_user_signal" in parameters:
+            raise NotReportedError("send_user_signal: the site sends the signal of the job's --signal")
+        return "SIGTERM"
+
+    def _grace_s(self) -> int:
+        """Return the shortest time between SIGTERM and SIGKILL."""
+        return min(item.grace_s for item in (self._job_qos() if self._by_qos else self._preempted_partitions))
+
+    def _exempt_s(self) -> int:
+        """Return the time that a job runs before it may be preempted."""
+        general = parse_minutes(self.cluster.setting("PreemptExemptTime")) or 0
+        of_qos = [qos.exempt_s for qos in self._job_qos() if qos.exempt_s is not None] if self._by_qos else []
+        return min(of_qos, default=round(60 * general))
 
     def _accounts(self) -> list[str]:
         return sorted({association.account for association in self.cluster.associations})

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from inpaint_bench.core.site import SiteConfig, SiteGpu
 
-from .findings import Comparison, Finding
+from .findings import Finding
 from .slurm_facts import Cluster, Node, NotReportedError, Partition, gpu_billing_weight, is_model
 
 MAX_MINUTES = 60 * 24 * 366  # upper bound of SiteGpu.max_minutes
@@ -27,19 +27,20 @@ class GpuComparison:
         self.entry: SiteGpu = site.gpus[model]
         self.cluster = cluster
 
-    def findings(self) -> Iterator[Finding]:
-        """Yield a finding per key."""
-        yield self._comparison("partition").run(self._partition)
+    def findings(self, billing_unit: float | None) -> Iterator[Finding]:
+        """Yield a finding per key. `billing_unit`: the billing weight of a GPU at charge_factor 1."""
+        yield self._finding("partition").compare(self._partition)
         if self.entry.request == "gres":
-            yield Comparison(self._key("gres"), self.entry.gres or self.model).run(self._gres)
+            yield Finding(self._key("gres"), self.entry.gres or self.model).compare(self._gres)
         elif self.entry.request == "gpus_per_node":
-            yield self._comparison("request").run(self._request_by_number)
-        else:
-            return  # requests no GPU, so nothing is stated about nodes with GPUs
-        yield self._comparison("max_per_node").run(lambda c: c.exactly(self.gpus_per_node))
-        yield self._comparison("max_minutes").run(self._max_minutes)
-        yield self._comparison("cpus_per_gpu").run(self._cpus)
-        yield self._comparison("mem_gb_per_gpu").run(self._memory)
+            yield self._finding("request").compare(self._request_by_number)
+        if self.entry.request != "none":  # else nothing is stated about nodes with GPUs
+            yield self._finding("max_per_node").compare(lambda finding: finding.exactly(self.gpus_per_node))
+            yield self._finding("max_minutes").compare(self._max_minutes)
+            yield self._finding("cpus_per_gpu").compare(self._cpus)
+            yield self._finding("mem_gb_per_gpu").compare(self._memory)
+        if self.entry.charge_factor is not None:
+            yield self._charge_factor(self._finding("charge_factor"), billing_unit)
 
     @cached_property
     def partition(self) -> Partition:
@@ -73,11 +74,19 @@ class GpuComparison:
         """Return how many GPUs of this model its fullest nodes have."""
         return self.fullest_nodes[0].gpus[self.gres_type]
 
+    @property
+    def billing_weight(self) -> float | None:
+        """Return the billing weight of one GPU; None if Slurm reports none."""
+        try:
+            return gpu_billing_weight(self.partition.values.get("TRESBillingWeights"), self.gres_type)
+        except NotReportedError:
+            return None
+
     def _key(self, name: str) -> str:
         return f"gpus.{self.model}.{name}"
 
-    def _comparison(self, name: str) -> Comparison:
-        return Comparison(self._key(name), getattr(self.entry, name))
+    def _finding(self, name: str) -> Finding:
+        return Finding(self._key(name), getattr(self.entry, name))
 
     @cached_property
     def _configured_partition(self) -> Partition | None:
@@ -97,7 +106,7 @@ class GpuComparison:
         serving = [p for p in self.cluster.partitions.values() if any(map(serves, p.gpu_types))]
         return min(serving, key=rank, default=None)
 
-    def _partition(self, partition: Comparison) -> Finding:
+    def _partition(self, partition: Finding) -> Finding:
         reported = self._configured_partition
         if reported is None and partition.configured is None:
             return partition.differs("no default partition", "a partition must be given")
@@ -113,7 +122,7 @@ class GpuComparison:
             return partition.differs(reported.name, f"is closed to account {self.site.account.value}")
         return partition.same(reported.name)
 
-    def _gres(self, gres: Comparison) -> Finding:
+    def _gres(self, gres: Finding) -> Finding:
         try:
             gres_type = self.gres_type
         except NotReportedError as error:
@@ -125,7 +134,7 @@ class GpuComparison:
             return gres.differs("GPUs without a type", note, {self._key("request"): "gpus_per_node"})
         return gres.differs(gres_type, f"--gres=gpu:{gres.configured}:1 would be refused", {gres.key: gres_type})
 
-    def _request_by_number(self, request: Comparison) -> Finding:
+    def _request_by_number(self, request: Finding) -> Finding:
         """Compare a request by number alone: the partition must have no other GPU."""
         types = self.partition.gpu_types
         try:
@@ -141,7 +150,7 @@ class GpuComparison:
             corrections[self._key("gres")] = gres_type
         return request.differs(", ".join(types), "a request without a type may get any of these GPUs", corrections)
 
-    def _max_minutes(self, max_minutes: Comparison) -> Finding:
+    def _max_minutes(self, max_minutes: Finding) -> Finding:
         configured, partition = max_minutes.configured, self.partition
         longest, source = partition.max_minutes, partition.name
         for name in filter(None, (partition.qos, self.site.qos)):
@@ -155,18 +164,18 @@ class GpuComparison:
         note = f"longer jobs never start in {source}" if configured > allowed else f"{source} allows more"
         return max_minutes.exactly(allowed, note)
 
-    def _cpus(self, cpus: Comparison) -> Finding:
+    def _cpus(self, cpus: Finding) -> Finding:
         of_node = min(*(node.cpus for node in self.fullest_nodes), self.partition.limit("MaxCPUsPerNode"))
         return self._feasible(cpus, of_node, f"{of_node:g} CPUs")
 
-    def _memory(self, memory: Comparison) -> Finding:
+    def _memory(self, memory: Finding) -> Finding:
         """Compare in Slurm's G, 2^30 bytes. Above MaxMemPerCPU Slurm allocates, and charges, more CPUs."""
         of_node = min(*(node.memory_mb for node in self.fullest_nodes), self.partition.limit("MaxMemPerNode"))
         of_cpus = self.partition.limit("MaxMemPerCPU") * self.entry.cpus_per_gpu * self.gpus_per_node
         memory_gb = min(of_node, of_cpus) / 1024
         return self._feasible(memory, memory_gb, f"{memory_gb:.4g} G")
 
-    def _feasible(self, value: Comparison, of_node: float, reported: str) -> Finding:
+    def _feasible(self, value: Finding, of_node: float, reported: str) -> Finding:
         """Compare a tunable value, which must be feasible even if all GPUs of a node are requested."""
         largest = int(of_node // self.gpus_per_node)
         reported = f"{reported} for {self.gpus_per_node} GPUs: at most {largest}"
@@ -174,37 +183,20 @@ class GpuComparison:
             return value.same(reported)
         return value.differs(reported, "more than a node has if all its GPUs are requested", {value.key: largest})
 
-
-def compare_charge_factors(gpus: Sequence[GpuComparison]) -> Iterator[Finding]:
-    """Yield a finding per charge factor. TRESBillingWeights are relative: the partition of factor 1 is the unit."""
-    weights_of_unit = [_billing_weight(gpu) for gpu in gpus if gpu.entry.charge_factor == 1]
-    unit = next(filter(None, weights_of_unit), None)
-    for gpu in gpus:
-        if (configured := gpu.entry.charge_factor) is None:
-            continue
-        comparison, weight = Comparison(f"gpus.{gpu.model}.charge_factor", configured), _billing_weight(gpu)
+    def _charge_factor(self, factor: Finding, unit: float | None) -> Finding:
+        weight = self.billing_weight
         if weight is None:
-            yield comparison.unknown("its partition has no TRESBillingWeights for GPUs")
-        elif unit is None:
+            return factor.unknown("its partition has no TRESBillingWeights for GPUs")
+        if unit is None:
             reason = "weights are relative, and no partition with factor 1 has one"
-            yield comparison.unknown(reason, f"billing weight {weight:g} per GPU")
-        else:
-            factor = weight / unit
-            reported = f"billing weight {weight:g} per GPU, {unit:g} at factor 1: {factor:g}"
-            if math.isclose(configured, factor, rel_tol=1e-3):
-                yield comparison.same(reported)
-            else:
-                yield comparison.differs(reported, "", {comparison.key: round(factor, 4)})
+            return factor.unknown(reason, f"billing weight {weight:g} per GPU")
+        reported = f"billing weight {weight:g} per GPU, {unit:g} at factor 1: {weight / unit:g}"
+        if math.isclose(factor.configured, weight / unit, rel_tol=1e-3):
+            return factor.same(reported)
+        return factor.differs(reported, "", {factor.key: round(weight / unit, 4)})
 
 
-def _billing_weight(gpu: GpuComparison) -> float | None:
-    try:
-        return gpu_billing_weight(gpu.partition.values.get("TRESBillingWeights"), gpu.gres_type)
-    except NotReportedError:
-        return None
-
-
-def compare_constraint(constraint: Comparison, gpus: Sequence[GpuComparison]) -> Finding:
+def compare_constraint(constraint: Finding, gpus: Sequence[GpuComparison]) -> Finding:
     """Compare node features: each must be in every partition. Expressions of several are left to Slurm."""
     missing = []
     for gpu in gpus:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -19,16 +19,46 @@ class Agreement(StrEnum):
     UNKNOWN = "unknown"  # Slurm did not report it
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
-    """One compared key."""
+    """One key; `compare` and the methods that it may call return the finding with its result."""
 
     key: str  # dotted key of the site file, such as gpus.a40.max_minutes
     configured: Any  # the value in force: the file's own, or what overrides it
-    reported: str  # what Slurm reports, as text
-    agreement: Agreement
+    agreement: Agreement = Agreement.UNKNOWN
+    reported: str = ""  # what Slurm reports, as text
     note: str = ""  # what it means, or why it is unknown
     corrections: Mapping[str, Any] = field(default_factory=dict)  # by key; empty if the right value is not known
+
+    def compare(self, comparison: Callable[[Finding], Finding]) -> Finding:
+        """Return what `comparison` finds, or unknown if Slurm did not report what it needs."""
+        try:
+            return comparison(self)
+        except NotReportedError as error:
+            return self.unknown(str(error))
+
+    def same(self, reported: object, note: str = "") -> Finding:
+        """Return that the key agrees with Slurm."""
+        return replace(self, agreement=Agreement.SAME, reported=str(reported), note=note)
+
+    def differs(self, reported: object, note: str = "", corrections: Mapping[str, Any] | None = None) -> Finding:
+        """Return that the key contradicts Slurm."""
+        result = replace(self, agreement=Agreement.DIFFERS, reported=str(reported), note=note)
+        return replace(result, corrections=corrections or {})
+
+    def not_applicable(self, reason: str) -> Finding:
+        """Return that this Slurm has nothing to compare the key with."""
+        return replace(self, agreement=Agreement.NOT_APPLICABLE, note=reason)
+
+    def unknown(self, reason: str, reported: str = "") -> Finding:
+        """Return that Slurm did not report what decides."""
+        return replace(self, agreement=Agreement.UNKNOWN, reported=reported, note=reason)
+
+    def exactly(self, reported: Any, note: str = "") -> Finding:
+        """Compare a fact, which must match exactly: what Slurm reports is the correction."""
+        return (
+            self.same(reported) if self.configured == reported else self.differs(reported, note, {self.key: reported})
+        )
 
     @property
     def block(self) -> str:
@@ -39,52 +69,3 @@ class Finding:
     def name(self) -> str:
         """Return the name of the key within its block."""
         return self.key.rpartition(".")[2]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The comparison of one key; its methods return the finding."""
-
-    key: str
-    configured: Any
-
-    def run(self, compare: Callable[[Comparison], Finding]) -> Finding:
-        """Return what `compare` finds, or unknown if Slurm did not report what it needs."""
-        try:
-            return compare(self)
-        except NotReportedError as error:
-            return self.unknown(str(error))
-
-    def same(self, reported: object, note: str = "") -> Finding:
-        """Return that the key agrees with Slurm."""
-        return self._finding(Agreement.SAME, reported, note)
-
-    def differs(self, reported: object, note: str = "", corrections: Mapping[str, Any] | None = None) -> Finding:
-        """Return that the key contradicts Slurm."""
-        return self._finding(Agreement.DIFFERS, reported, note, corrections)
-
-    def not_applicable(self, reason: str) -> Finding:
-        """Return that this Slurm has nothing to compare the key with."""
-        return self._finding(Agreement.NOT_APPLICABLE, "", reason)
-
-    def unknown(self, reason: str, reported: object = "") -> Finding:
-        """Return that Slurm did not report what decides."""
-        return self._finding(Agreement.UNKNOWN, reported, reason)
-
-    def exactly(self, reported: Any, note: str = "") -> Finding:
-        """Compare a fact, which must match exactly: what Slurm reports is the correction."""
-        if self.configured == reported:
-            return self.same(reported)
-        return self.differs(reported, note, {self.key: reported})
-
-    def _finding(
-        self, agreement: Agreement, reported: object, note: str, corrections: Mapping[str, Any] | None = None
-    ) -> Finding:
-        return Finding(
-            key=self.key,
-            configured=self.configured,
-            reported=str(reported),
-            agreement=agreement,
-            note=note,
-            corrections=corrections or {},
-        )

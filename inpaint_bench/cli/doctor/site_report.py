@@ -22,7 +22,7 @@ from launchers.points.compose import Composer, composer
 from launchers.points.site_catalog import Reachability, SiteCatalog, reachability
 from launchers.sites import probe
 from launchers.sites.compare import cluster_summary, compare
-from launchers.sites.findings import Agreement, Comparison, Finding
+from launchers.sites.findings import Agreement, Finding
 from launchers.sites.site_file import SiteFile, as_yaml, not_writable
 from launchers.sites.slurm_facts import query_cluster
 
@@ -158,7 +158,7 @@ def _check_writable(sites: Sequence[tuple[SiteConfig, SiteFile, Reachability]], 
 def _hostnames(site: SiteConfig, reach: Reachability) -> list[Finding]:
     if not site.connect.hostnames:
         return []
-    hostnames = Comparison("connect.hostnames", list(site.connect.hostnames))
+    hostnames = Finding("connect.hostnames", list(site.connect.hostnames))
     if reach.on_site:
         return [hostnames.same("one matches this machine")]
     return [hostnames.unknown(f"none matches this machine; {reach.reason}")]
@@ -271,7 +271,7 @@ def _probe(out: Console, composed: Composer, checks: Sequence[SiteCheck], option
 def _storage(result: NodeFindings) -> list[Finding]:
     findings = []
     for key, folder in result.folders.items():
-        storage = Comparison(key, folder.path)
+        storage = Finding(key, folder.path)
         if folder.path is None:
             continue
         if folder.error is None:
