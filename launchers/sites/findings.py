@@ -56,9 +56,9 @@ class Finding:
 
     def exactly(self, reported: Any, note: str = "") -> Finding:
         """Compare a fact, which must match exactly: what Slurm reports is the correction."""
-        return (
-            self.same(reported) if self.configured == reported else self.differs(reported, note, {self.key: reported})
-        )
+        if self.configured == reported:
+            return self.same(reported)
+        return self.differs(reported, note, {self.key: reported})
 
     @property
     def block(self) -> str:
