@@ -1,8 +1,8 @@
-"""A training that goes on while the sidecar comes and goes beside it, and the blocks that are timed meanwhile.
+"""A training that continues while sidecars start and stop beside it, and the blocks that are timed meanwhile.
 
-One process builds the workload once. Blocks have equally many steps and the device idle at their edges and nowhere
-else (`measure.Loop`). A sidecar starts and ends beside the running training, so that the device stays as warm as it
-was; each block, with a sidecar or without, is led in by steps that do not count. What a start costs is told apart.
+One process builds the workload once. All blocks have the same number of steps, and the device is idle only at their
+edges (`run.loop`). Sidecars start and stop beside the running training, so that the device stays warm; every block is
+preceded by steps that do not count.
 """
 
 from __future__ import annotations
@@ -22,45 +22,35 @@ import torch
 from inpaint_bench import workloads
 from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.files import read_json
-from inpaint_bench.core.records import TelemetryReport, Window
+from inpaint_bench.core.records import TelemetryReport, Window, read_record
 from inpaint_bench.core.schema import TELEMETRY, WindowKind
 from inpaint_bench.run.loop import Loop, WindowPlan, Windows
 from inpaint_bench.run.worker import choose_device
 from inpaint_bench.telemetry.client import SidecarClient, SidecarError
 
-LEAST_STEPS = 2  # in a block
-CHUNK_S = 0.5  # beside blocks, steps run in synchronised stretches of about this, to see whether a start is done
-LANES = ("fast", "slow", "gpm")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Beside:
-    """Steps that ran beside the blocks."""
-
-    steps: int
-    seconds: float
+MIN_STEPS = 2  # in a block
+CHUNK_S = 0.5  # between blocks, the training is interrupted about this often to see whether a sidecar is ready
+STREAMS = ("fast", "slow", "gpm")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SidecarBlock:
-    """A sidecar's account of one block, from its start to its end; only the reads are those within the block."""
+    """What the sidecar of a block did, from its start to its end; only the reads are those within the block."""
 
-    status: str
     problems: list[str]
     ready_s: float  # from the start to the first sample
     start_cpu_s: float  # until then
     cpu_s: float  # afterwards, to the end
     sampling_s: float
     max_rss_mib: float
-    ticks_due: int  # of all lanes
-    ticks_late: int
-    read_us: dict[str, list[float]]  # by lane
+    ticks_due: int  # of all streams
+    ticks_skipped: int
+    read_us: dict[str, list[float]]  # by stream
 
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One timed stretch and what lay around it. A sidecar that died gave no account."""
+    """One timed stretch of training."""
 
     round: int
     arm: str
@@ -69,109 +59,103 @@ class Block:
     seconds: float
     device_ms: float | None  # mean of the steps' CUDA events
     data_wait_pct: float
-    starting: Beside  # while the sidecar started
-    settling: Beside  # afterwards, until the block began
-    whole: bool  # no sidecar, or one that sampled until it was told to end
+    complete: bool  # no sidecar, or one that sampled until it was told to end
     sidecar: SidecarBlock | None
 
     @property
     def step_ms(self) -> float:
+        """Return the time per step."""
         return 1000 * self.seconds / self.steps
 
 
-class Alternation:
-    """`watched` names the devices that the sidecar samples."""
+class Experiment:
+    """A built training, and the sidecars beside it. `sampled` names the devices that they sample."""
 
-    def __init__(self, bench: BenchConfig, loop: Loop, rows: Rows, sidecars: Sidecars, watched: str) -> None:
-        self.watched = watched
+    def __init__(self, bench: BenchConfig, loop: Loop, rows: StepRows, sidecars: Sidecars, sampled: str) -> None:
+        self.sampled = sampled
         self.batch = loop.workload.images_per_step
         self._warmup_steps = bench.workload.warmup_steps
         self._loop, self._rows, self._sidecars = loop, rows, sidecars
-        self._chunk = 1
+        self._chunk_steps = 1
 
     def calibrate(self, block_s: float) -> tuple[int, float]:
-        """Warm up, and find how many steps last about `block_s`. Returns them and the seconds of one."""
-        self._loop.run(WindowPlan(kind=WindowKind.WARMUP, steps=self._warmup_steps))
-        window = self._loop.run(WindowPlan(kind=WindowKind.MEASURE, steps=LEAST_STEPS, min_s=block_s))
+        """Warm up, and return how many steps last about `block_s`, and the seconds of one."""
+        self._run(WindowKind.WARMUP, self._warmup_steps)
+        window = self._loop.run(WindowPlan(kind=WindowKind.MEASURE, steps=MIN_STEPS, min_s=block_s))
         step_s = _seconds(window) / window.steps
-        self._chunk = max(1, round(CHUNK_S / step_s))
-        return max(LEAST_STEPS, round(block_s / step_s)), step_s
+        self._chunk_steps = max(1, round(CHUNK_S / step_s))
+        return max(MIN_STEPS, round(block_s / step_s)), step_s
 
     def block(self, number: int, arm: str, hz: float | None, steps: int, settle_s: float) -> Block:
-        """One block, its sidecar started before and stopped behind it. Raises UserError where it does not start."""
-        starting = Beside(steps=0, seconds=0.0)
-        started: Started | None = None
+        """Time one block; its sidecar starts before and stops after it. Raises UserError if it does not start."""
+        started: StartedSidecar | None = None
         if hz is not None:
             start = self._sidecars.start(f"{number}-{arm}", hz)
-            starting = self._beside(start.done)
+            self._train_until(start.done)
             started = start.result()
-        until = time.monotonic() + settle_s
-        settling = self._beside(lambda: time.monotonic() >= until)
+        settled_s = time.monotonic() + settle_s
+        self._train_until(lambda: time.monotonic() >= settled_s)
         self._rows.take()
-        window = self._loop.run(WindowPlan(kind=WindowKind.MEASURE, steps=steps))
+        window = self._run(WindowKind.MEASURE, steps)
         rows = self._rows.take()
-        whole, account = True, None
+        complete, sidecar = True, None
         if started:
             stop = self._sidecars.stop(started)
-            self._beside(stop.done)
-            state = stop.result()
-            if whole := state.status == "complete":
-                account = _account(started, state, window)
-        seconds = _seconds(window)
-        device = [row["device_ms"] for row in rows if row["device_ms"] is not None]
+            self._train_until(stop.done)
+            report = stop.result()
+            complete = report.status == "complete"
+            sidecar = _sidecar_block(started, report, window) if complete else None
+        device_ms = [row["device_ms"] for row in rows if row["device_ms"] is not None]
         return Block(
             round=number,
             arm=arm,
             hz=hz,
             steps=window.steps,
-            seconds=seconds,
-            device_ms=sum(device) / len(device) if device else None,
-            data_wait_pct=100 * sum(row["data_wait_ns"] for row in rows) / 1e9 / seconds,
-            starting=starting,
-            settling=settling,
-            whole=whole,
-            sidecar=account,
+            seconds=_seconds(window),
+            device_ms=sum(device_ms) / len(device_ms) if device_ms else None,
+            data_wait_pct=100 * sum(row["data_wait_ns"] for row in rows) / 1e9 / _seconds(window),
+            complete=complete,
+            sidecar=sidecar,
         )
 
-    def _beside(self, done: Callable[[], bool]) -> Beside:
-        """Train until `done`."""
-        steps, began = 0, time.monotonic()
+    def _train_until(self, done: Callable[[], bool]) -> None:
         while not done():
-            self._loop.run(WindowPlan(kind=WindowKind.WARMUP, steps=self._chunk))
-            steps += self._chunk
-        return Beside(steps=steps, seconds=time.monotonic() - began if steps else 0.0)
+            self._run(WindowKind.WARMUP, self._chunk_steps)
+
+    def _run(self, kind: WindowKind, steps: int) -> Window:
+        return self._loop.run(WindowPlan(kind=kind, steps=steps))
 
 
 @contextmanager
-def alternation(bench: BenchConfig, hz: float) -> Iterator[Alternation]:
-    """The configured training, built. A sidecar at `hz` is tried before: a compilation may take minutes.
+def experiment(bench: BenchConfig, hz: float) -> Iterator[Experiment]:
+    """Build the configured training; a sidecar at `hz` is tried first, because a compilation may take minutes.
 
-    Raises UserError where the device, the sidecar or the workload cannot be had.
+    Raises UserError if the device, the sidecar or the workload is not available.
     """
     device, uuids = choose_device(bench)
     if bench.telemetry.source == "nvml" and not uuids:
-        raise UserError("telemetry=nvml watches a GPU, and this training uses none: take telemetry=replay")
-    with _scratch(bench.out) as name:
+        raise UserError("telemetry=nvml samples a GPU, and this training uses none; set telemetry=replay")
+    with _scratch_folder(bench.out) as name:
         sidecars = Sidecars(bench, uuids, Path(name))
         try:
-            tried = sidecars.start("tried", hz).result()
-            sidecars.stop(tried).result()
-            watched = ", ".join(str(one.name) for one in tried.sidecar.devices)
+            trial = sidecars.start("trial", hz).result()
+            sidecars.stop(trial).result()
+            sampled = ", ".join(str(gpu.name) for gpu in trial.client.devices)
             if device.type == "cuda":
                 torch.cuda.set_device(device)
             workload = workloads.load(bench, device)
             try:
-                rows = Rows()
+                rows = StepRows()
                 loop = Loop(workload, device, Windows(Path(name)), rows, lambda *_: None)
-                yield Alternation(bench, loop, rows, sidecars, watched)
+                yield Experiment(bench, loop, rows, sidecars, sampled)
             finally:
                 workload.close()
         finally:
             sidecars.close()
 
 
-def _scratch(out: str) -> TemporaryDirectory[str]:
-    """Where runs write too: what the sidecar writes then costs what it costs there."""
+def _scratch_folder(out: str) -> TemporaryDirectory[str]:
+    # Below `out`, so that the sidecar's writes cost what they cost in a run.
     try:
         Path(out).mkdir(parents=True, exist_ok=True)
         return TemporaryDirectory(prefix=".overhead-", dir=out)
@@ -180,69 +164,75 @@ def _scratch(out: str) -> TemporaryDirectory[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Started:
-    sidecar: SidecarClient
+class StartedSidecar:
+    """A sidecar that has taken its first sample."""
+
+    client: SidecarClient
     run_dir: Path
-    ready_s: float
+    ready_s: float  # after its start
     ready_mono_ns: int
-    cpu_s: float  # it took to be ready
+    cpu_s: float  # until then
 
 
 class Sidecars:
-    """Starts and stops sidecars on a thread of its own, while the caller trains; none outlives `close`."""
+    """Starts and stops sidecars in a thread, while the caller trains; none outlives `close`."""
 
     def __init__(self, bench: BenchConfig, uuids: list[str], folder: Path) -> None:
         self._bench, self._uuids, self._folder = bench, uuids, folder
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._last: SidecarClient | None = None
 
-    def start(self, name: str, hz: float) -> Future[Started]:
+    def start(self, name: str, hz: float) -> Future[StartedSidecar]:
+        """Start a sidecar."""
         return self._thread.submit(self._start, self._folder / name.replace(" ", ""), hz)
 
-    def stop(self, started: Started) -> Future[TelemetryReport]:
-        """The sidecar's own account of itself."""
-        return self._thread.submit(started.sidecar.stop)
+    def stop(self, started: StartedSidecar) -> Future[TelemetryReport]:
+        """Stop a sidecar and return its report."""
+        return self._thread.submit(started.client.stop)
 
     def close(self) -> None:
-        self._thread.shutdown()  # a start that is under way ends first
+        """Stop whatever still runs."""
+        self._thread.shutdown()  # waits for a start that is under way
         if self._last:
             self._last.stop()
 
-    def _start(self, run_dir: Path, hz: float) -> Started:
+    def _start(self, run_dir: Path, hz: float) -> StartedSidecar:
         settings = replace(self._bench.telemetry, fast_hz=hz)
-        began_ns = time.monotonic_ns()
+        start_ns = time.monotonic_ns()
         try:
-            self._last = SidecarClient.start(
+            client = SidecarClient.start(
                 run_dir, f"overhead-{run_dir.name}", self._uuids, settings, self._bench.gpu.capture
             )
         except SidecarError as error:
             raise UserError(str(error)) from None
-        now_ns = time.monotonic_ns()
-        state = read_json(run_dir / TELEMETRY) or {}  # as it was when the sidecar said it was ready
-        return Started(
-            sidecar=self._last,
+        self._last, ready_ns = client, time.monotonic_ns()
+        report = read_record(run_dir / TELEMETRY, TelemetryReport)  # written just before it was ready
+        return StartedSidecar(
+            client=client,
             run_dir=run_dir,
-            ready_s=(now_ns - began_ns) / 1e9,
-            ready_mono_ns=now_ns,
-            cpu_s=float(state["cpu_s"]),
+            ready_s=(ready_ns - start_ns) / 1e9,
+            ready_mono_ns=ready_ns,
+            cpu_s=report.cpu_s or 0.0 if report else 0.0,
         )
 
 
-class Rows:
-    """The step rows of a window, kept in memory: a `measure.StepWriter`."""
+class StepRows:
+    """A `run.loop.StepWriter` that keeps the rows of a window in memory."""
 
     def __init__(self) -> None:
         self._rows: list[dict[str, Any]] = []
 
     def append(self, **row: Any) -> None:
+        """Add a row."""
         self._rows.append(row)
 
     def close(self) -> None:
-        """There is no file to close."""
+        """Do nothing: there is no file."""
 
     def take(self) -> list[dict[str, Any]]:
-        taken, self._rows = self._rows, []
-        return taken
+        """Return and forget the rows."""
+        rows, self._rows = self._rows, []
+        return rows
 
 
 def _seconds(window: Window) -> float:
@@ -250,24 +240,23 @@ def _seconds(window: Window) -> float:
     return window.seconds
 
 
-def _account(started: Started, state: TelemetryReport, window: Window) -> SidecarBlock:
-    lanes = state.streams.values()
+def _sidecar_block(started: StartedSidecar, report: TelemetryReport, window: Window) -> SidecarBlock:
+    streams = report.streams.values()
     return SidecarBlock(
-        status=state.status,
-        problems=state.problems,
+        problems=report.problems,
         ready_s=started.ready_s,
         start_cpu_s=started.cpu_s,
-        cpu_s=(state.cpu_s or 0.0) - started.cpu_s,
-        sampling_s=((state.ended_mono_ns or 0) - started.ready_mono_ns) / 1e9,
-        max_rss_mib=state.max_rss_mib or 0.0,
-        ticks_due=sum(lane.ticks_due for lane in lanes),
-        ticks_late=sum(lane.ticks_skipped for lane in lanes),
-        read_us={lane: _reads(started.run_dir / f"samples_{lane}", window) for lane in LANES},
+        cpu_s=(report.cpu_s or 0.0) - started.cpu_s,
+        sampling_s=((report.ended_mono_ns or 0) - started.ready_mono_ns) / 1e9,
+        max_rss_mib=report.max_rss_mib or 0.0,
+        ticks_due=sum(stream.ticks_due for stream in streams),
+        ticks_skipped=sum(stream.ticks_skipped for stream in streams),
+        read_us={stream: _read_times(started.run_dir / f"samples_{stream}", window) for stream in STREAMS},
     )
 
 
-def _reads(folder: Path, window: Window) -> list[float]:
-    """How long the lane's reads within the window took, in us. A lane that the card does not have has none."""
+def _read_times(folder: Path, window: Window) -> list[float]:
+    """Return how long the stream's reads within the window took, in us."""
     if not folder.is_dir():
         return []
     end_ns = window.t_end_mono_ns or window.t_start_mono_ns

@@ -1,6 +1,6 @@
 """Capture files: what one GPU returned, call by call, failures included, for replay without a GPU.
 
-A capture is gzipped JSON, `NAME.json.gz`. It is recorded by `doctor --gpu --out` or made up (`synthetic`), and holds
+A capture is gzipped JSON, `NAME.json.gz`. It is recorded by `doctor gpu --out` or made up (`synthetic`), and holds
 no UUID, no serial number and no process id. Keys of `calls`:
 
     driver_version, nvml_version     NVML's own

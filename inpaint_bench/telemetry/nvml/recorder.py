@@ -62,7 +62,7 @@ class NvmlRecorder:
         key = "fields:" + ",".join(f"{field_id}:{scope}" for field_id, scope in ids)
         t_ms, keys = self.elapsed_ms, [field_key(*field) for field in ids]
         try:
-            results = self._call(key, lambda: self._inner.fields(handle, ids), keep=lambda _: None)
+            results = self._call(key, lambda: self._inner.fields(handle, ids), to_value=lambda _: None)
         except NvmlError as error:
             self._append_all(keys, t_ms, [FieldValue(error.code, None)] * len(keys))
             raise
@@ -82,11 +82,13 @@ class NvmlRecorder:
         return window
 
     def compute_processes(self, handle: Handle) -> list[int]:
-        return self._call("compute_processes", lambda: self._inner.compute_processes(handle), keep=self._process_kinds)
+        return self._call(
+            "compute_processes", lambda: self._inner.compute_processes(handle), to_value=self._process_kinds
+        )
 
     def _process_kinds(self, pids: list[int]) -> list[str]:
         classes = classify(pids, self._worker)
-        kinds = {OURS: len(classes.ours), FOREIGN: len(classes.co_tenants), UNKNOWN: len(classes.unknown)}
+        kinds = {OURS: len(classes.own), FOREIGN: len(classes.co_tenants), UNKNOWN: len(classes.unknown)}
         return [kind for kind, number in kinds.items() for _ in range(number)]
 
     def watch_xids(self, handle: Handle) -> None:
@@ -98,8 +100,8 @@ class NvmlRecorder:
             self._append("xids", self.elapsed_ms, 0, xid.number)
         return xid
 
-    def _call(self, key: str, call: Callable[[], T], keep: Callable[[T], Any] = lambda value: value) -> T:
-        """Call and record; `keep` returns what is kept of the value."""
+    def _call(self, key: str, call: Callable[[], T], to_value: Callable[[T], Any] = lambda result: result) -> T:
+        """Call, record `to_value` of the result, and return the result."""
         t_ms, start_ns = self.elapsed_ms, time.monotonic_ns()
         try:
             value = call()
@@ -107,7 +109,7 @@ class NvmlRecorder:
             self._append(key, t_ms, error.code, None, _us_since(start_ns))
             raise
         duration_us = _us_since(start_ns)
-        self._append(key, t_ms, 0, keep(value), duration_us)
+        self._append(key, t_ms, 0, to_value(value), duration_us)
         return value
 
     def _append_all(self, keys: Sequence[str], t_ms: float, results: Sequence[FieldValue]) -> None:

@@ -66,8 +66,8 @@ class ReplayNvml:
             return NOT_IN_CAPTURE, None
         meta, t_ms, loops = self._capture.meta, self._elapsed_ms(), 0
         if t_ms >= meta.duration_ms:
-            whole, rest_ms = divmod(t_ms - meta.loop_from_ms, meta.duration_ms - meta.loop_from_ms)
-            loops, t_ms = int(whole), meta.loop_from_ms + rest_ms
+            num_loops, rest_ms = divmod(t_ms - meta.loop_from_ms, meta.duration_ms - meta.loop_from_ms)
+            loops, t_ms = int(num_loops), meta.loop_from_ms + rest_ms
             # A result from before the loop point would make a counter step back.
             t_ms = max(t_ms, next((t for t in series.t_ms if t >= meta.loop_from_ms), t_ms))
         code, value = series.at(t_ms)

@@ -59,7 +59,7 @@ class GpuProcesses:
 class ProcessClasses:
     """A classified list of process ids."""
 
-    ours: frozenset[int]
+    own: frozenset[int]
     co_tenants: dict[int, str | None]  # pid: name
     unknown: frozenset[int]
     complete: bool  # a process that is not in the list is not on the GPU
@@ -80,10 +80,10 @@ def classify(
         return _classify_replayed(listed)
     if in_initial_namespace is None:
         in_initial_namespace = _in_initial_namespace()
-    ours = frozenset(pid for pid in listed if _is_descendant(pid, worker, proc))
-    others = listed - ours
-    if not in_initial_namespace and not ours:
-        return ProcessClasses(ours, {}, others, complete=False)
+    own = frozenset(pid for pid in listed if _is_descendant(pid, worker, proc))
+    others = listed - own
+    if not in_initial_namespace and not own:
+        return ProcessClasses(own, {}, others, complete=False)
     co_tenants: dict[int, str | None] = {}
     unknown = set()
     for pid in sorted(others):
@@ -93,15 +93,15 @@ def classify(
             unknown.add(pid)
         elif _is_alive(pid):
             co_tenants[pid] = None
-    return ProcessClasses(ours, co_tenants, frozenset(unknown), complete=in_initial_namespace)
+    return ProcessClasses(own, co_tenants, frozenset(unknown), complete=in_initial_namespace)
 
 
 def _classify_replayed(listed: frozenset[int]) -> ProcessClasses:
     """Return the classes as recorded: this machine's /proc knows nothing of those processes."""
-    ours = listed & {REPLAYED_PIDS[OURS]}
+    own = listed & {REPLAYED_PIDS[OURS]}
     co_tenants: dict[int, str | None] = dict.fromkeys(listed & {REPLAYED_PIDS[FOREIGN]}, "in the capture")
-    unknown = listed - ours - co_tenants.keys()
-    return ProcessClasses(ours, co_tenants, unknown, complete=not unknown)
+    unknown = listed - own - co_tenants.keys()
+    return ProcessClasses(own, co_tenants, unknown, complete=not unknown)
 
 
 def _is_descendant(pid: int, worker: int, proc: Path) -> bool:

@@ -103,7 +103,7 @@ def test_processes_and_xids_are_recorded_without_ids_and_replayed(
     replay = ReplayNvml(capture)
     (name,) = replay.uuids()
     classes = classify(replay.compute_processes(name), worker=1)
-    assert (len(classes.ours), len(classes.co_tenants), len(classes.unknown)) == (1, 0, 1)
+    assert (len(classes.own), len(classes.co_tenants), len(classes.unknown)) == (1, 0, 1)
     replay.watch_xids(name)
     received: list[Xid] = []
     wait_until(lambda: bool(received.extend(filter(None, [replay.next_xid()])) or received))
@@ -149,7 +149,7 @@ def test_synthetic_capture_supports_what_its_chip_does_and_omits_what_is_unknown
     }
     assert {column for column, reason in nulls.items() if reason == Null.NOT_IN_CAPTURE} == unknown[card.name]
     assert set(nulls.values()) <= {Null.NOT_SUPPORTED, Null.NOT_IN_CAPTURE}
-    assert classify(replay.compute_processes(name), worker=1).ours
+    assert classify(replay.compute_processes(name), worker=1).own
 
 
 @pytest.mark.parametrize("name", [card.name for card in make_synthetic_captures.CARDS])
