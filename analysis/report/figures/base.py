@@ -22,6 +22,7 @@ MAX_EXCESS = 0.6  # an axis reaches at most this share beyond the means to show 
 HAS_RANGE = pl.col("low").is_null() & (pl.col("least") < pl.col("most"))  # too few runs for an interval, which differ
 ARROW_NOTE = "Arrows mark intervals that extend beyond the axis."
 Row = dict[str, Any]
+Spec = dict[str, Any]  # Vega-Lite, with the data of its marks
 Limits = tuple[float, float]
 
 
@@ -33,21 +34,13 @@ class Figure:
     title: str
     subtitle: str | list[str]
     caption: str
-    chart: alt.TopLevelMixin
+    spec: Spec
     run_ids: list[str]
-
-    @cached_property
-    def spec(self) -> dict[str, Any]:
-        """Return the Vega-Lite specification, with the data of every layer."""
-        titled = self.chart.properties(title=alt.Title(self.title, subtitle=self.subtitle))
-        # Altair's validation against the JSON schema takes longer than drawing the chart.
-        spec: dict[str, Any] = titled.to_dict(validate=False)
-        return spec
 
     @cached_property
     def svg(self) -> str:
         """Return the inline SVG."""
-        return svg.render(self.spec, self.id, self.title)
+        return svg.render({**self.spec, "title": {"text": self.title, "subtitle": self.subtitle}}, self.id, self.title)
 
 
 def figure(
@@ -55,12 +48,14 @@ def figure(
     title: str,
     subtitle: str | list[str],
     caption: Iterable[str],
-    chart: alt.TopLevelMixin,
+    chart: alt.TopLevelMixin | Spec,
     run_ids: Iterable[str],
 ) -> Figure:
-    """Make a figure. `caption` is a list of sentences, of which empty ones are left out."""
+    """Make a figure of an Altair chart. `caption` is a list of sentences, of which empty ones are left out."""
+    # Altair's validation against the JSON schema would take longer than drawing the chart.
+    spec = chart if isinstance(chart, dict) else chart.to_dict(validate=False)
     text, ids = " ".join(filter(None, caption)), sorted(set(run_ids))
-    return Figure(id=_file_name(name), title=title, subtitle=subtitle, caption=text, chart=chart, run_ids=ids)
+    return Figure(id=_file_name(name), title=title, subtitle=subtitle, caption=text, spec=spec, run_ids=ids)
 
 
 def _file_name(name: str) -> str:

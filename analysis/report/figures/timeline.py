@@ -7,6 +7,7 @@ per bin, so that a spike of one sample remains visible.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import altair as alt
 import polars as pl
@@ -17,7 +18,7 @@ from analysis.units import number
 from inpaint_bench.core.console import pluralize
 
 from . import base, svg, throttle_events
-from .base import Figure, Limits, Row
+from .base import Figure, Limits, Row, Spec
 
 BINS = 180
 MARGIN_NS = 60 * 10**9  # a timeline reaches at most this far before the first and after the last window
@@ -95,6 +96,7 @@ def _read(dataset: Dataset, run: Row) -> _Timeline | None:
     start, end = pl.col("t_start_mono_ns"), pl.col("t_end_mono_ns")
     windows = dataset.windows.filter(pl.col("run_id") == run["run_id"])
     windows = windows.drop_nulls(["t_start_mono_ns", "t_end_mono_ns"])
+    opacity = pl.col("kind").replace_strict(_WINDOW_OPACITY, default=0.0)
     tables = {}
     for name in dict.fromkeys(panel.table for panel in _PANELS):
         columns = [column for panel in _PANELS if panel.table == name for column in panel.columns]
@@ -107,11 +109,12 @@ def _read(dataset: Dataset, run: Row) -> _Timeline | None:
         return None
     origin = min(windows.filter(pl.col("kind") == "measure")["t_start_mono_ns"], default=first)
     span = (first - MARGIN_NS, last + MARGIN_NS)
+    throttled = throttle_events.throttled(tables["samples_slow"], origin, BINS)
     return _Timeline(
         run=run,
         panels=[[bin_samples(tables[panel.table], column, origin) for column in panel.columns] for panel in _PANELS],
-        windows=windows.select("kind", t=(start - origin) / 1e9, t_end=(end - origin) / 1e9),
-        throttled=throttle_events.throttled(tables["samples_slow"], origin, BINS),
+        windows=windows.select("kind", t=(start - origin) / 1e9, t_end=(end - origin) / 1e9, opacity=opacity),
+        throttled=throttled.with_columns(colour=pl.col("cause").replace_strict(_THROTTLE_COLOURS)),
         events=throttle_events.events(dataset.scan("events", run["run_id"]), _gpu_uuids(run), span, origin),
     )
 
@@ -145,70 +148,65 @@ def _limits(panel: _Panel, frames: list[pl.DataFrame]) -> Limits:
 
 
 def _draw(timeline: _Timeline, limits: list[Limits], colour: str) -> Figure:
-    times = [t for panel in timeline.panels for bins in panel for t in bins["t"]]
-    times += [event["t"] for event in timeline.events]
-    # A panel that nobody sampled is left out, but utilization and power are always there: empty, they say so.
-    shown = [
-        (panel, frames, domain)
+    # A panel that nobody sampled is left out, but power and utilization are always there: empty, they say so.
+    shown = tuple(
+        (panel, domain)
         for panel, frames, domain in zip(_PANELS, timeline.panels, limits, strict=True)
         if panel.table == "samples_fast" or any(bins.height for bins in frames)
-    ]
-    x = alt.X("t:Q").axis(None)
-    if times:
-        x = x.scale(domain=[min(times), max(times)], nice=False)
-    panels = []
-    for index, (panel, frames, domain) in enumerate(shown):
-        if index == len(shown) - 1:
+    )
+    times = [t for frames in timeline.panels for bins in frames for t in bins["t"]]
+    times += [event["t"] for event in timeline.events]
+    windows, throttled = (
+        frame.with_columns(pl.col("t", "t_end").clip(min(times, default=0), max(times, default=0)))
+        for frame in (timeline.windows, timeline.throttled)
+    )
+    datasets = {"windows": windows.to_dicts(), "throttled": throttled.to_dicts()}
+    datasets |= {"events": timeline.events, "labelled": timeline.events[:MAX_LABELLED]}
+    for panel, frames in zip(_PANELS, timeline.panels, strict=True):
+        for column, bins in zip(panel.columns, frames, strict=True):
+            datasets[column] = bins.with_columns(pl.all().round_sig_figs(5)).to_dicts()  # a thousandth of a pixel
+    run_id = timeline.run["run_id"]
+    spec = {**_spec(shown, colour), "datasets": datasets}
+    return base.figure(f"timeline-{run_id}", base.run_title(timeline.run), run_id, [_caption(timeline)], spec, [run_id])
+
+
+# The charts of runs differ in their data only, and Altair takes longer to build one than vl-convert to draw it.
+@cache
+def _spec(panels: tuple[tuple[_Panel, Limits], ...], colour: str) -> Spec:
+    """Return the specification of a timeline without its datasets."""
+    x = alt.X("t:Q").scale(nice=False).axis(None)
+    t_end = alt.X2("t_end:Q")
+    opacity, cause = alt.Opacity("opacity:Q", scale=None), alt.Color("colour:N", scale=None)
+    windows = _chart("windows").mark_rect(color=svg.MUTED)
+    throttled = _chart("throttled").mark_rect(opacity=0.35)
+    events = _chart("events").mark_rule(color=svg.SERIES[7], strokeWidth=1.2, strokeDash=[2, 2])
+    labels = _chart("labelled").mark_text(align="left", baseline="top", dx=3, y=0, color=svg.SERIES[7])
+    rows = []
+    for panel, domain in panels:
+        if panel is panels[-1][0]:
             x = x.axis(title="Seconds since the start of the measurement window")
-        layers = [*_shades(timeline, panel, x), *_curves(panel, frames, domain, x, colour)]
-        layers += _marks(timeline.events, x, labelled=index == 0)
-        panels.append(alt.layer(*layers).properties(width=WIDTH, height=panel.height))
-    run_id, title = timeline.run["run_id"], base.run_title(timeline.run)
-    chart = alt.vconcat(*panels, spacing=10)
-    return base.figure(f"timeline-{run_id}", title, run_id, [_caption(timeline)], chart, [run_id])
+        layers = [windows.encode(x, t_end, opacity)]
+        layers += [throttled.encode(x, t_end, cause)] if panel.throttling else []
+        layers += [*_curves(panel, domain, x, colour), events.encode(x)]
+        layers += [labels.encode(x, alt.Text("label:N"))] if panel is panels[0][0] else []
+        rows.append(alt.layer(*layers).properties(width=WIDTH, height=panel.height))
+    spec: Spec = alt.vconcat(*rows, spacing=10).resolve_scale(x="shared").to_dict(validate=False)
+    return spec
 
 
-def _shades(timeline: _Timeline, panel: _Panel, x: alt.X) -> list[alt.Chart]:
-    shades = [
-        (timeline.windows.filter(pl.col("kind") == kind), svg.MUTED, opacity)
-        for kind, opacity in _WINDOW_OPACITY.items()
-    ]
-    if panel.throttling:
-        shades += [
-            (timeline.throttled.filter(pl.col("cause") == cause), colour, 0.35)
-            for cause, colour in _THROTTLE_COLOURS.items()
-        ]
-    return [
-        alt.Chart(rows).mark_rect(color=colour, opacity=opacity, clip=True).encode(x, x2="t_end:Q")
-        for rows, colour, opacity in shades
-        if rows.height
-    ]
+def _chart(dataset: str) -> alt.Chart:
+    return alt.Chart(alt.NamedData(dataset))
 
 
-def _curves(panel: _Panel, frames: list[pl.DataFrame], domain: Limits, x: alt.X, colour: str) -> list[alt.Chart]:
+def _curves(panel: _Panel, domain: Limits, x: alt.X, colour: str) -> list[alt.Chart]:
     y = alt.Y("mean:Q").scale(domain=domain, nice=False, zero=False).title(panel.axis)
     y = y.axis(tickCount=3, minExtent=30, titlePadding=8)
-    curves = []
-    for index, bins in enumerate(frames):
-        chart = alt.Chart(bins.with_columns(pl.all().round_sig_figs(5)))  # less than a thousandth of a pixel
-        if index == 0:
-            band = chart.mark_area(color=colour, opacity=0.3, clip=True)
-            curves.append(band.encode(x, y="low:Q", y2="high:Q"))
+    band = _chart(panel.columns[0]).mark_area(color=colour, opacity=0.3, clip=True)
+    curves = [band.encode(x, alt.Y("low:Q"), alt.Y2("high:Q"))]
+    for index, column in enumerate(panel.columns):
         dash = {"strokeDash": [3, 2]} if index else {}
-        curves.append(chart.mark_line(color=colour, strokeWidth=1.4, clip=True, **dash).encode(x, y))
+        curves.append(_chart(column).mark_line(color=colour, strokeWidth=1.4, clip=True, **dash).encode(x, y))
     return curves
-
-
-def _marks(events: list[Row], x: alt.X, *, labelled: bool) -> list[alt.Chart]:
-    """Return a line at every event, and the labels of the first ones."""
-    if not events:
-        return []
-    lines = alt.Chart(alt.InlineData(values=events)).mark_rule(color=svg.SERIES[7], strokeWidth=1.2, strokeDash=[2, 2])
-    if not labelled:
-        return [lines.encode(x)]
-    text = alt.Chart(alt.InlineData(values=events[:MAX_LABELLED]))
-    text = text.mark_text(align="left", baseline="top", dx=3, y=0, color=svg.SERIES[7])
-    return [text.encode(x, text="label:N"), lines.encode(x)]
 
 
 def _caption(timeline: _Timeline) -> str:

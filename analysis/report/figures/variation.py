@@ -81,7 +81,7 @@ def _chart(rows: pl.DataFrame) -> alt.HConcatChart:
         panel = base.layer(
             alt.Chart(alt.InlineData(values=[{}])).mark_rule(color=svg.MUTED).encode(x=alt.datum(1)),
             known.mark_point(filled=True, size=34, opacity=0.55, color=svg.SERIES[0]).encode(x, y),
-            mean.mark_tick(color=svg.TEXT, thickness=2, size=13).encode(x, y),
+            mean.mark_tick(color=svg.TEXT, thickness=2, size=13, opacity=1).encode(x, y),
         )
         panels.append(panel.properties(width=max(110, base.plot_width(labels) / 2 - 15), height=alt.Step(20)))
     return alt.hconcat(*panels, spacing=18)
