@@ -16,7 +16,7 @@ from analysis.stats.study import Step, step_gain
 from analysis.units import gpu_label, gpu_order, number
 
 from .study_tables import gain_text
-from .tables import DASH, PARENTHESES, Table, TableBuilder, device_count, mean_text
+from .tables import DASH, PARENTHESES, Table, TableBuilder, card_count, mean_text
 
 METRICS = (
     "runtime_h",
@@ -98,7 +98,7 @@ def comparison(build: TableBuilder, metric: str) -> Table | None:
             ratio = number(cell[metric] / value["value"]) if comparable else DASH
             beside = [f"{value['value']:g}", value["status"], ratio]
         own = [cell["series"], str(cell["batch"]), mean_text(cell, metric), str(cell[f"{metric}_n"])]
-        rows.append((key, [*own, device_count(cell), *beside]))
+        rows.append((key, [*own, card_count(cell), *beside]))
     for key in poster.keys() - {key for key, _ in rows}:
         value = poster[key]
         own = [gpu_label(key[0]), str(key[1]), DASH, "0", DASH]
@@ -106,7 +106,7 @@ def comparison(build: TableBuilder, metric: str) -> Table | None:
     if not rows:
         return None
     rows.sort(key=lambda row: (gpu_order(row[0][0]), row[1][0], row[0][1]))
-    columns = ["GPU", "Batch", "Measured", "n", "Devices", "Published", "Status", "Ratio"]
+    columns = ["GPU", "Batch", "Measured", "n", "Cards", "Published", "Status", "Ratio"]
     models = ", ".join(measured["model"].drop_nulls().unique().sort()) or "none"
     demonstration = "The measured side is a demonstration: the ratio says nothing about the GPU."
     notes = [

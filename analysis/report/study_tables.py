@@ -31,8 +31,8 @@ _HEADINGS = {
 }
 METHOD = (
     "Gains are ratios of images/s with 95 % confidence intervals (Student's t of the logarithms) over pairs of runs on "
-    "one device with one seed. With fewer than three pairs the two means are compared instead, over devices if several "
-    "were used, and marked unpaired. Fewer than three pairs, runs or devices give no interval. Tie: the interval "
+    "one card with one seed. With fewer than three pairs the two means are compared instead, over cards if several "
+    "were used, and marked unpaired. Fewer than three pairs, runs or cards give no interval. Tie: the interval "
     "contains 0. The intervals are not corrected for multiple comparisons: about one in twenty misses the true value."
 )
 
@@ -169,7 +169,7 @@ def _note(study: Comparison) -> str:
     runs = [row for step in study.steps for row in step.runs]
     notes = [PARENTHESES, METHOD]
     if len({row["gpu_uuid"] for row in runs if row["gpu_uuid"]}) == 1:
-        notes.append("All runs used one device: the intervals say nothing about others.")
+        notes.append("All runs used one card: the intervals say nothing about others.")
     if any(step.parity() for step in study.steps):
         notes.append("Parity: the largest relative error against the reference on fixed seeds, and of which quantity.")
     if far := [step.label for step in study.steps if step.parity_exceeded]:

@@ -21,13 +21,13 @@ from .estimate import Estimate
 
 DASH = "\u2013"  # an empty cell
 PARENTHESES = (
-    "In parentheses: the 95 % confidence interval of the mean, or with fewer than three runs or devices their range."
+    "In parentheses: the 95 % confidence interval of the mean, or with fewer than three runs or cards their range."
 )
 ONE_RUN = "n = 1: one run per cell, no interval."
 INTERVALS = (
-    "Mean (95 % confidence interval) over n runs: Student's t over the runs if one device was used, else over the "
-    "devices; clipped to the values that the metric can have. With fewer than three runs, or two devices, the range of "
-    "the runs instead. One device says nothing about others."
+    "Mean (95 % confidence interval) over n runs: Student's t over the runs if one card was used, else over the "
+    "cards; clipped to the values that the metric can have. With fewer than three runs, or two cards, the range of "
+    "the runs instead. One card says nothing about others."
 )
 PROJECTED = "Runtime is projected from images/s to the requested epochs, not measured."
 MAX_SKIPPED_IMAGES = 50
@@ -101,11 +101,11 @@ class TableBuilder:
 
     def _summary(self, id: str, title: str, metrics: Sequence[str], note: str) -> Table:
         """Return a table with a row per cell: its keys, what else varies between cells, and these metrics."""
-        keys = ["Site", "GPU", "Batch", "Recipe", "n", "Devices"]
+        keys = ["Site", "GPU", "Batch", "Recipe", "n", "Cards"]
         varying = [name for name in aggregate.LABEL_KEYS if name != "recipe" and self.cells[name].n_unique() > 1]
         rows = [
             [row["site"], gpu_label(row["gpu"]), str(row["batch"]), row[recipe_labels.COLUMN] or DASH]
-            + [str(row["n"]), device_count(row)]
+            + [str(row["n"]), card_count(row)]
             + [str(row[name]) for name in varying]
             + [mean_text(row, name) for name in metrics]
             for row in self.cells.iter_rows(named=True)
@@ -188,8 +188,8 @@ class TableBuilder:
         rows = [[f"{ratio.fast} / {ratio.slow}", ratio.text, _by_batch(ratio)] for ratio in measured]
         rows += [[f"{ratio.fast} / {ratio.slow} (published)", ratio.text, _by_batch(ratio)] for ratio in published]
         method = (
-            "By batch: ratio of geometric means (95 % confidence interval; none with fewer than three runs, or devices "
-            "if several were used, on either side). Tie: the interval contains 1. One device says nothing about others."
+            "By batch: ratio of geometric means (95 % confidence interval; none with fewer than three runs, or cards "
+            "if several were used, on either side). Tie: the interval contains 1. One card says nothing about others."
         )
         drivers = sorted(self.runs.filter("valid")["driver"].drop_nulls().unique())
         note = self.note(
@@ -216,7 +216,7 @@ class TableBuilder:
         columns = ["GPU", "Recommended", "Fastest", "Images/s", "Ties (speed)", "Least energy", "J/image"]
         columns += ["Ties (energy)", "Largest completed", "Smallest out of memory", "Suggested run"]
         note = self.note(
-            "Batch sizes. Tie: the 95 % confidence interval of the ratio contains 1, over runs paired by device and "
+            "Batch sizes. Tie: the 95 % confidence interval of the ratio contains 1, over runs paired by card and "
             "seed where there are such pairs; with too few runs for an interval, runs that overlap or means within "
             f"{100 * aggregate.TIE_THRESHOLD:g} %. Recommended: the smallest batch that ties with the fastest."
         )
@@ -299,23 +299,23 @@ class TableBuilder:
         return self.table("skipped-files", "Skipped files", ["Kind", "Path", "Reason"], rows)
 
     def environment(self) -> Table:
-        """Return the number of runs per node, device, driver and versions."""
+        """Return the number of runs per node, card, driver and versions."""
         keys = ["site", "node", "gpu_name", "power_limit_w", "driver", "torch", "cuda", "precision", "source"]
         counts = self.runs.group_by(keys).agg(n=pl.len()).sort(keys, nulls_last=True)
         rows = [
             [number(value) if key == "power_limit_w" else str(value or DASH) for key, value in row.items()]
             for row in counts.iter_rows(named=True)
         ]
-        columns = ["Site", "Node", "Device name", "Power limit [W]", "Driver", "torch", "CUDA", "Precision"]
+        columns = ["Site", "Node", "GPU name", "Power limit [W]", "Driver", "torch", "CUDA", "Precision"]
         return self.table("environment", "Environment", [*columns, "Telemetry", "Runs"], rows)
 
 
-_HEADINGS = {"resolution_px": "Resolution [px]", "gpus": "GPUs", "comparability_key": "Device name, driver, power"}
+_HEADINGS = {"resolution_px": "Resolution [px]", "gpus": "GPUs", "comparability_key": "GPU name, driver, power"}
 _TEXT_COLUMNS = frozenset(
     name
     for names in (
         "Run|Point|Site|GPU|Recipe|Status|Valid|Telemetry|Reason|Message|Kind|Path|File",
-        "Node|Device name|Driver|torch|CUDA|Precision|Model|Workload|Demonstration",
+        "Node|GPU name|Driver|torch|CUDA|Precision|Model|Workload|Demonstration",
         "Ties (speed)|Ties (energy)|Suggested run|Class|Evidence|Runner-up|Batches|Suggestion|Levers",
         "Pair|By batch|Reference|Change of images/s|Step|Lever|Lever check|Metric|Claim|Its data|Explanation",
     )
@@ -333,8 +333,8 @@ def mean_text(row: dict[str, Any], metric: str) -> str:
     return Estimate(value, low, high, least=least, most=most, form=number, remarks=remarks, narrow=False)
 
 
-def device_count(cell: dict[str, Any]) -> str:
-    """Return how many different devices a cell's runs used; a dash if no run recorded its device."""
+def card_count(cell: dict[str, Any]) -> str:
+    """Return how many different cards a cell's runs used; a dash if no run recorded its card."""
     return str(cell["cards"] or DASH)
 
 

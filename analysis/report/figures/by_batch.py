@@ -128,7 +128,7 @@ def interval_note(rows: pl.DataFrame, limits: Limits) -> str:
         return "The runs of each cell agree to the last digit: no whiskers."
     note = ""
     if interval:
-        note = "Whiskers with caps: 95 % confidence interval of the mean (over devices if several, else over runs)"
+        note = "Whiskers with caps: 95 % confidence interval of the mean (over cards if several, else over runs)"
     if spans:
         note += "; without" if note else "Whiskers without"
         note += " caps: range of the runs where there are too few for an interval"

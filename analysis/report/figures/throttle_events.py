@@ -1,4 +1,4 @@
-"""When the driver throttled a run's devices, and the events of the run that a timeline marks."""
+"""When the driver throttled a run's cards, and the events of the run that a timeline marks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EVENTS = {"xid": "Xid", "co_tenant": "co-tenant", "power_limit": "power limit", 
 
 
 def throttled(samples: pl.LazyFrame, origin_ns: int, resolution: int) -> pl.DataFrame:
-    """Return (cause, t, t_end) in seconds since the origin: when a counter of any device grew.
+    """Return (cause, t, t_end) in seconds since the origin: when a counter of any card grew.
 
     Intervals closer to each other than the samples' time span divided by `resolution` are joined.
     """
@@ -42,7 +42,7 @@ def throttled(samples: pl.LazyFrame, origin_ns: int, resolution: int) -> pl.Data
 def events(
     table: pl.LazyFrame, gpu_uuids: list[str], span_ns: tuple[int, int], origin_ns: int
 ) -> list[dict[str, str | float]]:
-    """Return (t, label, detail) of what happened to these devices, or to no particular one, within the time span."""
+    """Return (t, label, detail) of what happened to these cards, or to no particular one, within the time span."""
     uuid = pl.col("gpu_uuid").cast(pl.String)
     relevant = pl.col("kind").cast(pl.String).is_in(list(EVENTS)) & pl.col("t_mono_ns").is_between(*span_ns)
     if gpu_uuids:

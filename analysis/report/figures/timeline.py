@@ -79,7 +79,7 @@ def draw(dataset: Dataset, colours: dict[str, str]) -> list[Figure]:
 
 
 def bin_samples(samples: pl.LazyFrame, column: str, origin_ns: int, bins: int = BINS) -> pl.DataFrame:
-    """Return (t, low, mean, high) per bin in seconds since the origin, over all devices of the run, without nulls."""
+    """Return (t, low, mean, high) per bin in seconds since the origin, over all cards of the run, without nulls."""
     t = (pl.col("t_mono_ns") - origin_ns) / 1e9
     rows = samples.select(t=t, value=pl.col(column).cast(pl.Float64)).drop_nulls().collect()
     first, width = pl.col("t").min(), (pl.col("t").max() - pl.col("t").min()) / bins
@@ -124,7 +124,7 @@ def _gpu_uuids(run: Row) -> list[str]:
 
 
 def own_samples(samples: pl.LazyFrame, run: Row, windows: pl.DataFrame) -> pl.LazyFrame:
-    """Return the samples of the run's own devices near its windows.
+    """Return the samples of the run's own cards near its windows.
 
     A requeued job also has samples of another node, whose monotonic clock is another one.
     """

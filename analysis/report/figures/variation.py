@@ -1,4 +1,4 @@
-"""How much devices of one kind differ: each run divided by the mean of its cell, by the device that it ran on."""
+"""How much cards of one kind differ: each run divided by the mean of its cell, by the card that it ran on."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from analysis.units import METRICS
 from . import base, svg
 from .base import Figure
 
-MAX_DEVICES = 24  # rows of one figure
+MAX_CARDS = 24  # rows of one figure
 _METRICS = ("images_per_s", "power_w")
 _MIN_SPAN = 0.02  # of an axis on either side of 1: a narrower one would magnify noise
-ABSENT = "Variation between devices: no cell has runs on several devices or nodes."
+ABSENT = "Variation between cards: no cell has runs on several cards or nodes."
 
 
 def draw(cells: pl.DataFrame, runs: pl.DataFrame) -> Figure | str:
-    """Draw a row per device; return the reason if no cell has several devices."""
+    """Draw a row per card; return the reason if no cell has several cards."""
     rows = ratios(cells, runs)
     if rows.is_empty():
         return ABSENT
     labels = _most_different_first(rows)
-    shown = rows.filter(pl.col("label").is_in(labels[:MAX_DEVICES]))
+    shown = rows.filter(pl.col("label").is_in(labels[:MAX_CARDS]))
     caption = [
-        "Each dot is a run divided by the mean of its cell; the tick is the mean of the device.",
-        "Only cells with runs on several devices or nodes.",
-        f"Of {len(labels)} devices the {MAX_DEVICES} furthest from 1." if len(labels) > MAX_DEVICES else "",
+        "Each dot is a run divided by the mean of its cell; the tick is the mean of the card.",
+        "Only cells with runs on several cards or nodes.",
+        f"Of {len(labels)} cards the {MAX_CARDS} furthest from 1." if len(labels) > MAX_CARDS else "",
         base.n_note(shown["run_id"], shown["cell"].n_unique()),
     ]
-    subtitle = "Ratio to the mean of the cell; rows: node, first digits of the device's UUID"
-    title = "Variation between devices"
+    subtitle = "Ratio to the mean of the cell; rows: node, first digits of the card's UUID"
+    title = "Variation between cards"
     return base.figure("fig-variation", title, subtitle, caption, _chart(shown), shown["run_id"])
 
 
 def ratios(cells: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
-    """Return (run_id, cell, label, series, a ratio per metric) of every run in cells with several devices or nodes."""
+    """Return (run_id, cell, label, series, a ratio per metric) of every run in cells with several cards or nodes."""
     columns = [f"{metric}_runs" for metric in _METRICS]
     each = cells.with_row_index("cell").explode("run_ids", *columns).rename({"run_ids": "run_id"})
     each = each.join(runs.select("run_id", "node", "gpu_uuid"), on="run_id", maintain_order="left")
@@ -50,12 +50,12 @@ def ratios(cells: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
 def _label(node: str | None, gpu_uuid: str | None) -> str:
     """Return the node and the first group of the UUID, which is enough to find it in the table of runs."""
     uuids = [uuid.removeprefix("GPU-").split("-")[0][:8] for uuid in (gpu_uuid or "").split(", ") if uuid]
-    device = uuids[0] + (f" and {len(uuids) - 1} more" if len(uuids) > 1 else "") if uuids else "unknown device"
-    return f"{node or 'unknown node'}, {device}"
+    card = uuids[0] + (f" and {len(uuids) - 1} more" if len(uuids) > 1 else "") if uuids else "unknown card"
+    return f"{node or 'unknown node'}, {card}"
 
 
 def _most_different_first(rows: pl.DataFrame) -> list[str]:
-    """Return the devices by how far their mean of any metric is from 1."""
+    """Return the cards by how far their mean of any metric is from 1."""
     distance = pl.max_horizontal((pl.col(metric).mean() - 1).abs() for metric in _METRICS).fill_null(0.0)
     distances = rows.group_by("label").agg(distance=distance)
     return distances.sort("distance", "label", descending=[True, False])["label"].to_list()

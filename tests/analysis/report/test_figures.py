@@ -68,7 +68,7 @@ def marks(figure: Figure, kind: str, *, encodes: tuple[str, ...] = (), **propert
 
 
 def runs_of(batch: int, *speeds: float, cards: tuple[str, ...] = ("GPU-1",), **more: Any) -> list[Row]:
-    """Return runs of one cell, on each device in turn."""
+    """Return runs of one cell, on each card in turn."""
     return [
         {
             "run_id": f"r-{more.get('recipe', '')}-{more.get('gpu', 'a40')}-{batch}-{i}",
@@ -120,7 +120,7 @@ def test_single_runs_have_no_whiskers_and_the_caption_says_so() -> None:
 
 
 def test_an_interval_beyond_the_axis_ends_in_an_arrow() -> None:
-    """Three devices with 8, 10 and 18 have an interval of 12 +/- 13."""
+    """Three cards with 8, 10 and 18 have an interval of 12 +/- 13."""
     figure = throughput(runs_of(8, 8.0, 10.0, 18.0, cards=("GPU-1", "GPU-2", "GPU-3")))
     (whisker,) = marks(figure, "rule", encodes=("y2",))
     assert 19 < whisker["high"] < 25  # 60 % more than the mean, and a margin
@@ -128,7 +128,7 @@ def test_an_interval_beyond_the_axis_ends_in_an_arrow() -> None:
     assert base.ARROW_NOTE in figure.caption
 
 
-def test_two_devices_have_a_range_without_caps_and_no_interval() -> None:
+def test_two_cards_have_a_range_without_caps_and_no_interval() -> None:
     """Regression: their interval, thirteen standard errors either side, made every figure unreadable."""
     figure = throughput(runs_of(8, 8.0, 12.0, cards=("GPU-1", "GPU-2")))
     (span,) = marks(figure, "rule", encodes=("y2",))
@@ -333,11 +333,11 @@ def test_a_run_with_an_incomplete_table_of_steps_is_omitted_with_a_note(tmp_path
     assert "1 cell without a complete table of steps omitted." in figure.caption
 
 
-# --- devices and nodes -----------------------------------------------------------------------------
+# --- cards and nodes -----------------------------------------------------------------------------
 
 
 def drawn_variation(*rows: Row) -> Figure | str:
-    """Draw the variation between the devices of these runs."""
+    """Draw the variation between the cards of these runs."""
     runs = frame(*rows)
     return variation.draw(aggregate.build_cells(runs), runs)
 
@@ -349,22 +349,22 @@ def test_variation_shows_each_run_relative_to_the_mean_of_its_cell() -> None:
     dots = [row for row in marks(figure, "point") if row["cell"] == 0]
     assert {(row["label"], round(row["images_per_s"], 6)) for row in dots} == {("n1, aaaa", 0.9), ("n1, bbbb", 1.1)}
     assert {row["power_w"] for row in dots} == {1.0}
-    assert figure.run_ids == sorted(row["run_id"] for row in several)  # the cell of one device is not drawn
+    assert figure.run_ids == sorted(row["run_id"] for row in several)  # the cell of one card is not drawn
     assert "n = 4 runs in 1 cell." in figure.caption
 
 
-def test_without_several_devices_there_is_no_variation_figure() -> None:
+def test_without_several_cards_there_is_no_variation_figure() -> None:
     assert drawn_variation(*runs_of(8, 9.0, 11.0)) == variation.ABSENT
 
 
-def test_of_many_devices_those_furthest_from_the_mean_are_drawn() -> None:
+def test_of_many_cards_those_furthest_from_the_mean_are_drawn() -> None:
     cards = tuple(f"GPU-{i:08d}-0" for i in range(60))
     figure = drawn_variation(*runs_of(8, *(100.0 + (i == 37) * 20 for i in range(60)), cards=cards))
     assert isinstance(figure, Figure)
     labels = {row["label"] for row in marks(figure, "point")}
-    assert len(labels) == variation.MAX_DEVICES
+    assert len(labels) == variation.MAX_CARDS
     assert "unknown node, 00000037" in labels
-    assert "Of 60 devices the 24 furthest from 1." in figure.caption
+    assert "Of 60 cards the 24 furthest from 1." in figure.caption
 
 
 # --- energy --------------------------------------------------------------------------------------
@@ -470,7 +470,7 @@ def test_throttling_is_shaded_while_its_counter_grows(tmp_path: Path) -> None:
     assert "At the power cap for 8.33 % of the measurement window" in figure.caption
 
 
-def test_events_of_the_runs_own_devices_are_marked_and_listed(tmp_path: Path) -> None:
+def test_events_of_the_runs_own_cards_are_marked_and_listed(tmp_path: Path) -> None:
     events = (
         ("xid", "79", "GPU-a40", 3),
         ("ecc", "1", "GPU-a40", 4),
@@ -493,7 +493,7 @@ def test_events_of_the_runs_own_devices_are_marked_and_listed(tmp_path: Path) ->
 
 
 def every_kind(tmp_path: Path, name: str) -> list[Figure]:
-    """Draw the overview of two devices whose names are all the same string, with data for every figure."""
+    """Draw the overview of two cards whose names are all the same string, with data for every figure."""
     cards = ("GPU-1", "GPU-2")
     names = {"site": name, "recipe": name, "model": name, "node": name, "gpu": name}
     more = {"mfu_pct": 9.0, "dram_active_pct": 30.0, "tensor_active_pct": 9.0, "energy_ratio": 1.0, "energy_j": 1.0}

@@ -200,7 +200,7 @@ def test_one_timeline_per_cell_is_drawn_of_many_runs(tmp_path: Path, monkeypatch
     assert drawn == {"timeline-r-00.svg", "timeline-r-01.svg"}
 
 
-def test_a_timeline_shows_samples_of_its_own_device_near_its_windows() -> None:
+def test_a_timeline_shows_samples_of_its_own_card_near_its_windows() -> None:
     times = pl.Series([0, 10**9, 900 * 10**9])
     samples = pl.DataFrame({"t_mono_ns": [*times, 10**9], "gpu_uuid": ["GPU-a", "GPU-a", "GPU-a", "GPU-b"]})
     windows = pl.DataFrame({"t_start_mono_ns": [0], "t_end_mono_ns": [2 * 10**9]})

@@ -167,7 +167,7 @@ def test_n_is_the_number_of_runs_that_have_the_metric() -> None:
     assert tables.mean_text(cell, "joules_per_image") == "\u2013"
 
 
-def test_devices_are_counted_and_every_table_notes_mixed_cells() -> None:
+def test_cards_are_counted_and_every_table_notes_mixed_cells() -> None:
     runs = frame(
         *(
             {"run_id": f"r-{i}", "gpu_uuid": f"GPU-{i}", "node": f"g{i}", "images_per_s": 10.0, "runtime_h": 3.5}
