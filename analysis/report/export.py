@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable
 
-from analysis.report.figures.base import Figure
 from inpaint_bench.core.errors import UserError
 
 from . import latex, render
 from .figures import svg
+from .figures.base import Figure
 from .tables import Table
 
 FORMATS = ("csv", "latex", "pdf", "png")
@@ -24,40 +23,25 @@ def parse_formats(text: str) -> tuple[str, ...]:
         return FORMATS if text == "all" else ()
     names = text.split(",")
     if unknown := [name for name in names if name not in FORMATS]:
-        raise UserError(
-            f"--export {text}: unknown format {unknown[0]!r}; give all, none, or any of {','.join(FORMATS)}."
-        )
+        known = ",".join(FORMATS)
+        raise UserError(f"--export {text}: unknown format {unknown[0]!r}; give all, none, or any of {known}.")
     return tuple(name for name in FORMATS if name in names)
 
 
-def plan(
-    tables: Sequence[Table], figures: Sequence[Figure], formats: Collection[str], *, demonstration: bool
-) -> dict[str, Callable[[], bytes]]:
-    """Return every file by its path below the report, with the function that makes its content.
-
-    Figures are always written as SVG.
-    """
-    files: dict[str, Callable[[], bytes]] = {}
+def export(
+    tables: Iterable[Table], figures: Iterable[Figure], formats: Collection[str], *, demonstration: bool
+) -> dict[str, bytes]:
+    """Return the content of every file by its path below the report. Figures are always written as SVG."""
+    contents: dict[str, bytes] = {}
     for table in tables:
         if "csv" in formats:
-            files[f"tables/{table.id}.csv"] = partial(_csv, table, demonstration)
+            contents[f"tables/{table.id}.csv"] = render.to_csv(table, demonstration=demonstration).encode()
         if "latex" in formats:
-            files[f"tables/{table.id}.tex"] = partial(_latex, table)
+            contents[f"tables/{table.id}.tex"] = latex.to_latex(table).encode()
     for figure in figures:
-        for suffix in ("svg", *(name for name in ("pdf", "png") if name in formats)):
-            files[f"figures/{figure.id}.{suffix}"] = partial(_figure, figure, suffix)
-    return files
-
-
-def _csv(table: Table, demonstration: bool) -> bytes:
-    return render.to_csv(table, demonstration=demonstration).encode()
-
-
-def _latex(table: Table) -> bytes:
-    return latex.to_latex(table).encode()
-
-
-def _figure(figure: Figure, suffix: str) -> bytes:
-    if suffix == "svg":
-        return svg.standalone(figure.svg).encode()
-    return svg.to_pdf(figure.svg) if suffix == "pdf" else svg.to_png(figure.svg, scale=PNG_SCALE)
+        contents[f"figures/{figure.id}.svg"] = svg.standalone(figure.svg).encode()
+        if "pdf" in formats:
+            contents[f"figures/{figure.id}.pdf"] = svg.to_pdf(figure.svg)
+        if "png" in formats:
+            contents[f"figures/{figure.id}.png"] = svg.to_png(figure.svg, scale=PNG_SCALE)
+    return contents

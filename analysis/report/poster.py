@@ -5,7 +5,6 @@ The published values are a layer of their own: they appear beside measurements a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
@@ -44,25 +43,12 @@ PIPELINE_COLUMNS = {  # our metric -> the column of poster_input_pipeline.csv
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class PosterSection:
-    """The tables of the section."""
-
-    pipeline: list[Table]  # the poster's second study
-    metrics: list[Table]
-    contradictions: Table
-
-    def tables(self) -> list[Table]:
-        """Return all tables, in the order of the page."""
-        return [*self.pipeline, *self.metrics, self.contradictions]
-
-
-def section(build: TableBuilder) -> PosterSection | None:
-    """Return the section; None if no run has the poster's workload."""
+def sections(build: TableBuilder) -> dict[str, list[Table]]:
+    """Return the tables of the section by part; none if no run has the poster's workload."""
     if not is_comparable(build.runs):
-        return None
+        return {"pipeline": [], "poster": [], "contradictions": []}
     metrics = [table for metric in METRICS if (table := comparison(build, metric))]
-    return PosterSection(pipeline=pipeline(build), metrics=metrics, contradictions=contradictions(build))
+    return {"pipeline": pipeline(build), "poster": metrics, "contradictions": [contradictions(build)]}
 
 
 def is_comparable(runs: pl.DataFrame) -> bool:

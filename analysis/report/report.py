@@ -26,7 +26,7 @@ from inpaint_bench.core.errors import UserError
 
 from . import export, poster, render, study_tables
 from .figures import base, overview, svg
-from .figures.overview import Figures
+from .figures.base import Figure
 from .tables import LONG_TABLE, Table, TableBuilder
 
 PAGE, TEXT, CSV = "report.html", "report.md", "runs.csv"
@@ -45,31 +45,17 @@ class Report:
     headline: str
     facts: dict[str, str]
     quality: dict[str, str]
-    conflicts: list[str]  # run directories that carry the id of another run
-    best: Table
-    recipes: Table | None
-    results: list[Table]
-    levers: list[Table]
-    findings: list[Table]
-    poster: poster.PosterSection | None
-    training: list[Table]
-    runs: Table
-    excluded: Table
-    skipped_files: Table
-    skipped_images: Table
-    environment: Table
+    conflicts: list[str]  # run directories that have the id of another run
+    tables: dict[str, list[Table]]  # by section of the page
 
     def all_tables(self) -> list[Table]:
-        """Return every table: the recommendation first, then the results behind it, the records last."""
-        first = [self.best, *([self.recipes] if self.recipes else []), *self.results, *self.levers, *self.findings]
-        records = [self.runs, self.excluded, self.skipped_files, self.skipped_images, self.environment]
-        return [*first, *(self.poster.tables() if self.poster else []), *self.training, *records]
+        """Return every table in the order of Markdown and terminal."""
+        return [table for tables in self.tables.values() for table in tables]
 
 
 def make_report(dataset: Dataset, build: TableBuilder) -> Report:
     """Compute the report of a dataset. Reads the table of runs only, not the samples."""
     runs = dataset.runs
-    training, recipes = build.training_quality(), study_tables.recipe_comparison(build)
     return Report(
         dataset=dataset,
         demonstration=_demonstration(runs),
@@ -77,18 +63,22 @@ def make_report(dataset: Dataset, build: TableBuilder) -> Report:
         facts=_facts(dataset),
         quality=_quality(dataset, build.cells),
         conflicts=dataset.skipped.filter(pl.col("code") == "conflict")["path"].to_list(),
-        best=build.best_batch(),
-        recipes=build.recipes(),
-        results=[build.throughput(), build.energy(), build.memory()],
-        levers=[study_tables.table(build, comparison) for comparison in study.comparisons(runs)],
-        findings=[build.gpu_ratios(poster.ratios(runs)), *([recipes] if recipes else []), *build.bottlenecks()],
-        poster=poster.section(build),
-        training=[training] if training else [],
-        runs=build.run_list(),
-        excluded=build.excluded(),
-        skipped_files=build.skipped_files(dataset.skipped),
-        skipped_images=build.skipped_images(),
-        environment=build.environment(),
+        tables={  # the recommendation first, then the results behind it, the records last
+            "best": [build.best_batch()],
+            "recipes": build.recipes(),
+            "results": [build.throughput(), build.energy(), build.memory()],
+            "levers": [study_tables.table(build, comparison) for comparison in study.comparisons(runs)],
+            "findings": [
+                build.gpu_ratios(poster.ratios(runs)),
+                *study_tables.recipe_comparison(build),
+                *build.bottlenecks(),
+            ],
+            **poster.sections(build),
+            "training": build.training_quality(),
+            "runs": [build.run_list()],
+            "excluded": [build.excluded(), build.skipped_files(dataset.skipped), build.skipped_images()],
+            "environment": [build.environment()],
+        },
     )
 
 
@@ -208,9 +198,10 @@ def write_report(
     report = make_report(dataset, build)
     if terminal:
         print_tables(report)
-    figures = overview.draw(dataset, build.cells)
+    figures, missing = overview.draw(dataset, build.cells)
+    all_figures = [figure for section in figures.values() for figure in section]
+    exports = export.export(report.all_tables(), all_figures, formats, demonstration=bool(report.demonstration))
     out.mkdir(parents=True, exist_ok=True)
-    exports = export.plan(report.all_tables(), figures.all(), formats, demonstration=bool(report.demonstration))
     names = [PAGE, TEXT, CSV, *exports]
     if foreign := [name for name in names if name not in previous and (out / name).exists()]:
         raise UserError(f"{out} holds {_some(foreign)}, which no report wrote; move it away first.")
@@ -218,10 +209,10 @@ def write_report(
         (out / name).unlink(missing_ok=True)
     files.replace_json(out / MARKER, {"files": names})
     for name, content in exports.items():
-        files.replace_bytes(out / name, content())
+        files.replace_bytes(out / name, content)
     render.runs_csv(dataset.runs.drop(recipe_labels.COLUMN), out / CSV)
     files.replace_text(out / TEXT, markdown(report))
-    files.replace_text(out / PAGE, page(report, figures, out, formats))
+    files.replace_text(out / PAGE, page(report, figures, missing, out, formats))
     return out / PAGE
 
 
@@ -266,7 +257,9 @@ def markdown(report: Report) -> str:
     return "\n\n".join([title, render.inline(report.headline), *banner, "\n".join(facts), tables])
 
 
-def page(report: Report, figures: Figures, out: Path, formats: Collection[str] = ()) -> str:
+def page(
+    report: Report, figures: dict[str, list[Figure]], missing: list[str], out: Path, formats: Collection[str]
+) -> str:
     """Return the HTML. Everything is escaped except our own SVG, whose text is escaped already."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
@@ -285,7 +278,9 @@ def page(report: Report, figures: Figures, out: Path, formats: Collection[str] =
     samples, samples_note = pictures.embedded(report.dataset.folder, report.dataset.runs, aggregate.CELL_KEYS)
     return environment.get_template("report.html.j2").render(
         report=report,
+        tables=report.tables,
         figures=figures,
+        missing=missing,
         samples=samples,
         samples_note=samples_note,
         runs=_run_entries(report.dataset, out),

@@ -52,8 +52,8 @@ def table(build: TableBuilder, study: Comparison) -> Table:
     )
 
 
-def recipe_comparison(build: TableBuilder) -> Table | None:
-    """Compare the recipes that ran outside a study with the baseline, or else the slowest; None if there is nothing."""
+def recipe_comparison(build: TableBuilder) -> list[Table]:
+    """Compare the recipes that ran outside a study with the baseline, or else the slowest."""
     rows = []
     keys = ["batch" if name == "requested_batch" else name for name in cells.RECIPE_COMPARISON_KEYS]
     known = build.cells.filter(pl.col("images_per_s").is_not_null())
@@ -67,7 +67,7 @@ def recipe_comparison(build: TableBuilder) -> Table | None:
                 rows.append([gpu_label(base["gpu"]), str(base["batch"]), base["site"], *names, gain])
     columns = ["GPU", "Batch", "Site", "Recipe", "Reference", "Change of images/s"]
     note = f"At equal batch size, model and resolution. {METHOD}"
-    return build.table("recipe-ratios", "Recipe comparison", columns, rows, note=note) if rows else None
+    return [build.table("recipe-ratios", "Recipe comparison", columns, rows, note=note)] if rows else []
 
 
 def gain_text(gain: Gain | None, runs: int | None = None, reference: str | None = None) -> str:

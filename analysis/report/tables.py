@@ -114,11 +114,11 @@ class TableBuilder:
         note = self.note(note, ONE_RUN if self.one_run_per_cell else INTERVALS)
         return self.table(id, title, columns, rows, note=note, key_columns=len(keys))
 
-    def recipes(self) -> Table | None:
-        """Return the levers behind every short name; None if no name was shortened."""
+    def recipes(self) -> list[Table]:
+        """Return the levers behind every short name, if any name was shortened."""
         rows = [[short, recipe.replace("+", ", ")] for short, recipe in recipe_labels.legend(self.runs).items()]
         note = "A recipe of many levers is named by the first ones and the number of the others."
-        return self.table("recipes", "Recipes", ["Recipe", "Levers"], rows, note=note) if rows else None
+        return [self.table("recipes", "Recipes", ["Recipe", "Levers"], rows, note=note)] if rows else []
 
     def throughput(self) -> Table:
         """Return runtime, rates and utilization of every cell."""
@@ -161,18 +161,11 @@ class TableBuilder:
     def excluded(self) -> Table:
         """Return failed, unfinished and invalid runs, each with the reason."""
         excluded = self.runs.filter(~pl.col("valid"))
-        rows = [
-            [
-                row["run_id"],
-                row["point"] or DASH,
-                row["site"],
-                gpu_label(row["gpu"]),
-                str(row["batch"] or DASH),
-                row["invalid_reason"] or DASH,
-                textwrap.shorten(row["message"] or "", MAX_MESSAGE, placeholder=" \u2026"),
-            ]
-            for row in excluded.iter_rows(named=True)
-        ]
+        rows = []
+        for row in excluded.iter_rows(named=True):
+            keys = [row["run_id"], row["point"] or DASH, row["site"], gpu_label(row["gpu"]), str(row["batch"] or DASH)]
+            message = textwrap.shorten(row["message"] or "", MAX_MESSAGE, placeholder=" \u2026")
+            rows.append([*keys, row["invalid_reason"] or DASH, message])
         columns = ["Run", "Point", "Site", "GPU", "Batch", "Reason", "Message"]
         muted = frozenset(i for i, row in enumerate(excluded.iter_rows(named=True)) if is_unavailable(row))
         shortened = (excluded["message"].str.len_chars() > MAX_MESSAGE).any()
@@ -250,13 +243,13 @@ class TableBuilder:
         )
         return [classes, self.table("advice", "Suggested changes", columns, advised, note=note)]
 
-    def training_quality(self) -> Table | None:
-        """Return validation losses and quality metrics of valid runs per cell; None if no run has any."""
+    def training_quality(self) -> list[Table]:
+        """Return validation losses and quality metrics of valid runs per cell, if any run has them."""
         known = self.runs.filter(
             pl.col("valid") & (pl.col("validation").is_not_null() | pl.col("quality_metrics").is_not_null())
         )
         if known.is_empty():
-            return None
+            return []
         # Losses on other images, or after another number of steps, are not comparable.
         cells = known.partition_by([*aggregate.CELL_KEYS, "data_identity", "validation_last_step"], maintain_order=True)
         cells.sort(key=lambda cell: (str(cell["gpu"][0]), cell["batch"][0], str(cell["site"][0])))
@@ -278,7 +271,7 @@ class TableBuilder:
             "Mean (min\u2013max) over n runs; [images per run] after a metric. Validation uses fixed images, noise and "
         )
         note += "timesteps, so its losses are comparable between recipes" + (" on one data set." if several else ".")
-        return self.table("training-quality", "Training quality", columns, rows, note=note)
+        return [self.table("training-quality", "Training quality", columns, rows, note=note)]
 
     def skipped_images(self) -> Table:
         """Return the images that the data source skipped, each once, with the reason."""

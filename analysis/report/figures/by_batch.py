@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import altair as alt
 import polars as pl
@@ -24,44 +23,35 @@ _POSTER_RECIPES = ["baseline", "poster_baseline"]
 MAX_MIX_NOTE = 200  # characters; the cells of a longer list are named below the tables only
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Plot:
+class _Plot(NamedTuple):
     metric: str
     title: str
+    kind: str  # bars (from zero), lines, or lines from zero
     caption: str
-    bars: bool = False  # bars start at zero; lines do so only if `zero`
-    zero: bool = False
     maximum: float | None = None
 
 
+_CUT_AXIS = "The axis does not start at zero."
 _PLOTS = (
-    _Plot(metric="runtime_h", title="Runtime", bars=True, caption="Hours for the requested epochs; lower is better."),
-    _Plot(metric="images_per_s", title="Throughput by batch size", zero=True, caption="Images per second."),
+    _Plot("runtime_h", "Runtime", "bars", "Hours for the requested epochs; lower is better."),
+    _Plot("images_per_s", "Throughput by batch size", "lines from zero", "Images per second."),
     _Plot(
-        metric="gpu_util_pct",
-        title="GPU utilization",
-        caption="Share of time in which at least one kernel was running; it does not tell how busy the SMs were. "
-        "The axis does not start at zero.",
+        "gpu_util_pct",
+        "GPU utilization",
+        "lines",
+        f"Share of time in which any kernel was running; it does not tell how busy the SMs were. {_CUT_AXIS}",
         maximum=100,
     ),
-    _Plot(metric="power_w", title="Mean power", bars=True, caption="Energy divided by time, for the whole GPU board."),
+    _Plot("power_w", "Mean power", "bars", "Energy divided by time, for the whole GPU board."),
     _Plot(
-        metric="joules_per_image",
-        title="Energy per image",
-        caption="The reciprocal of images/s/W; lower is better. Published: the reciprocal of the poster's images/s/W.",
-        zero=True,
+        "joules_per_image",
+        "Energy per image",
+        "lines from zero",
+        "The reciprocal of images/s/W, also for the published values; lower is better.",
     ),
+    _Plot("temp_gpu_c_mean", "GPU temperature", "lines", f"Mean over the measurement window. {_CUT_AXIS}"),
     _Plot(
-        metric="temp_gpu_c_mean",
-        title="GPU temperature",
-        caption="Mean over the measurement window. The axis does not start at zero.",
-    ),
-    _Plot(
-        metric="vram_pct",
-        title="GPU memory in use",
-        bars=True,
-        caption="Peak, as a share of the memory that the driver does not reserve.",
-        maximum=100,
+        "vram_pct", "GPU memory in use", "bars", "Peak, as a share of what the driver does not reserve.", maximum=100
     ),
 )
 
@@ -88,7 +78,8 @@ def _draw(plot: _Plot, cells: pl.DataFrame, runs: pl.DataFrame, omitted: str) ->
         least=f"{metric}_min",
         most=f"{metric}_max",
     )
-    poster = _published(cells, metric, bars=plot.bars)
+    bars = plot.kind == "bars"
+    poster = _published(cells, metric, bars=bars)
     heading = runtime_heading(runs) if metric == "runtime_h" else METRICS[metric].heading
     limits = _limits(plot, measured, poster)
     y = alt.Y("value:Q").title(heading).scale(domain=limits, zero=False, nice=False)
@@ -96,18 +87,17 @@ def _draw(plot: _Plot, cells: pl.DataFrame, runs: pl.DataFrame, omitted: str) ->
     if metric == "images_per_s":
         chart, memory_note = _with_memory_limits(measured, poster, y, limits, _memory_limits(cells, runs))
     else:
-        chart = _bars(measured, poster, y, limits) if plot.bars else _lines(measured, poster, y, limits)
+        chart = _bars(measured, poster, y, limits) if bars else _lines(measured, poster, y, limits)
     run_ids = base.run_ids_of(cells)
     caption = [plot.caption, memory_note, interval_note(measured, limits), base.n_note(run_ids, cells.height)]
     caption += [omitted, _mix_note(cells), recipe_labels.legend_text(cells)]
-    return base.figure(f"fig-{metric}", plot.title, _subtitle(plot, measured, poster), caption, chart, run_ids)
+    return base.figure(f"fig-{metric}", plot.title, _subtitle(measured, poster, bars=bars), caption, chart, run_ids)
 
 
-def _subtitle(plot: _Plot, measured: pl.DataFrame, poster: pl.DataFrame) -> str:
+def _subtitle(measured: pl.DataFrame, poster: pl.DataFrame, *, bars: bool) -> str:
     value = "mean over runs" if (measured["n"] > 1).any() else "measured"
-    if plot.bars:
-        return f"Filled: {value}" + ("; dashed outline: published" if poster.height else "")
-    return f"Solid, filled: {value}" + ("; dashed, hollow: published" if poster.height else "")
+    legend = f"Filled: {value}" if bars else f"Solid, filled: {value}"
+    return f"{legend}; {'dashed outline' if bars else 'dashed, hollow'}: published" if poster.height else legend
 
 
 def _mix_note(cells: pl.DataFrame) -> str:
@@ -177,10 +167,10 @@ def _published(cells: pl.DataFrame, metric: str, *, bars: bool) -> pl.DataFrame:
 
 def _limits(plot: _Plot, measured: pl.DataFrame, poster: pl.DataFrame) -> Limits:
     means = [*measured["value"], *poster["value"]]
-    bottom, top = base.axis_limits(means, base.interval_ends(measured), zero=plot.zero or plot.bars)
+    bottom, top = base.axis_limits(means, base.interval_ends(measured), zero=plot.kind != "lines")
     if plot.maximum is None:
         return bottom, top
-    return bottom, plot.maximum if plot.bars else min(top, plot.maximum)
+    return bottom, plot.maximum if plot.kind == "bars" else min(top, plot.maximum)
 
 
 def _series(rows: pl.DataFrame) -> list[str]:

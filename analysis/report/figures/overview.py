@@ -1,8 +1,8 @@
-"""All figures of the report, by section."""
+"""All figures of the report, by section of the page."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import polars as pl
 
@@ -14,36 +14,27 @@ from . import base, by_batch, energy_audit, pareto, quality, roofline, step_time
 from .base import Figure
 
 
-@dataclass(frozen=True, kw_only=True)
-class Figures:
-    """The figures of each section of the page."""
+def draw(dataset: Dataset, cells: pl.DataFrame) -> tuple[dict[str, list[Figure]], list[str]]:
+    """Draw the figures of each section; return them, and the reason for each one of the overview that is missing.
 
-    overview: list[Figure]
-    absent: list[str]  # the reason for each figure of the overview that could not be drawn
-    levers: list[Figure]
-    training: list[Figure]
-    timelines: list[Figure]
-    study_timelines: list[Figure]  # of runs that only the tables of levers show
-
-    def all(self) -> list[Figure]:
-        """Return every figure, in the order of the page."""
-        return [*self.overview, *self.levers, *self.training, *self.timelines, *self.study_timelines]
-
-
-def draw(dataset: Dataset, cells: pl.DataFrame) -> Figures:
-    """Draw the figures of a dataset. `cells` are those of the overview, without the recipes that only studies ran."""
+    `cells` are those of the overview, without the recipes that ran in studies only; these have timelines of their own.
+    """
     runs = dataset.runs
-    figures, absent = overview(dataset, cells)
+    overview_figures, missing = overview(dataset, cells)
     timelines = timeline.draw(dataset, base.gpu_colours(cells))
     study_runs = set(runs.filter(is_study_run())["run_id"]) - set(base.run_ids_of(cells))
-    return Figures(
-        overview=_titled(figures, runs),
-        absent=absent,
-        levers=_titled(study.draw(comparisons(runs)), runs),
-        training=_titled(quality.draw(runs), runs),
-        timelines=_titled([figure for figure in timelines if not study_runs.intersection(figure.run_ids)], runs),
-        study_timelines=_titled([figure for figure in timelines if study_runs.intersection(figure.run_ids)], runs),
-    )
+    sections = {
+        "overview": overview_figures,
+        "levers": study.draw(comparisons(runs)),
+        "training": quality.draw(runs),
+        "timelines": [figure for figure in timelines if not study_runs.intersection(figure.run_ids)],
+        "study_timelines": [figure for figure in timelines if study_runs.intersection(figure.run_ids)],
+    }
+    prefix = "Demonstration: " if runs["demonstration"].any() else ""
+    return {
+        section: [replace(figure, title=prefix + figure.title) for figure in figures]
+        for section, figures in sections.items()
+    }, missing
 
 
 def overview(dataset: Dataset, cells: pl.DataFrame) -> tuple[list[Figure], list[str]]:
@@ -62,10 +53,3 @@ def overview(dataset: Dataset, cells: pl.DataFrame) -> tuple[list[Figure], list[
     ]
     drawn = [result if isinstance(result, list) else [result] for result in results if not isinstance(result, str)]
     return [figure for figures in drawn for figure in figures], [text for text in results if isinstance(text, str)]
-
-
-def _titled(figures: list[Figure], runs: pl.DataFrame) -> list[Figure]:
-    """Mark the titles if any run is a demonstration."""
-    if not runs["demonstration"].any():
-        return figures
-    return [replace(figure, title=f"Demonstration: {figure.title}") for figure in figures]

@@ -52,11 +52,12 @@ def draw(dataset: Dataset, cells: pl.DataFrame) -> Figure | str:
         text = f"{number(total)} ms, {largest} {100 * parts[largest] / total:.1f} %"
         totals.append({"label": label, "ms": total, "text": text})
     run_ids = [run_id for cell, _ in shown for run_id in cell["run_ids"] if run_id in parts_of_run]
+    omitted = cells.height - len(known)
     used = [part for part in _ORDER if any(part in parts for _, parts in shown)]
     caption = [
         *_part_notes(used),
         f"The {len(shown)} fastest of {len(known)} cells." if len(shown) < len(known) else "",
-        _omitted_note(cells.height - len(known)),
+        f"{pluralize(omitted, 'cell')} without a complete table of steps omitted." if omitted else "",
         base.n_note(run_ids, len(shown)),
         recipe_labels.legend_text(cells),
     ]
@@ -136,10 +137,6 @@ def _part_notes(used: list[str]) -> list[str]:
     else:
         notes.append("No run validated or wrote a checkpoint.")
     return notes
-
-
-def _omitted_note(cells: int) -> str:
-    return f"{pluralize(cells, 'cell')} without a complete table of steps omitted." if cells else ""
 
 
 def _chart(rows: list[Row], totals: list[Row], used: list[str]) -> alt.LayerChart:

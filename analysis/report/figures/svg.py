@@ -1,7 +1,7 @@
 """The theme of every chart, and Vega-Lite drawn as SVG that follows the reader's light or dark scheme.
 
-Charts are drawn in placeholder colours that no chart would use otherwise; in the SVG each of them is replaced by a CSS
-variable. Every colour has a contrast of at least 3:1 against the background of both schemes.
+Charts are drawn in placeholder colours that no chart would use otherwise; a style sheet turns each into a CSS variable.
+Every colour of the series has a contrast of at least 3:1 against the background of either scheme.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import vl_convert
 
 TEXT, MUTED, GRID = "#0a0b01", "#0a0b02", "#0a0b03"
 SERIES = tuple(f"#0a0c{index:02x}" for index in range(1, 9))
-_VARIABLES = {TEXT: "--fig-text", MUTED: "--fig-muted", GRID: "--fig-grid"} | {
-    colour: f"--fig-{index}" for index, colour in enumerate(SERIES, 1)
-}
+_PLACEHOLDERS = (TEXT, MUTED, GRID, *SERIES)
 # After Okabe and Ito (safe for the common kinds of colour blindness), darkened or lightened for the background.
 LIGHT = ("#0067a5", "#c2410c", "#007a55", "#9d3a86", "#8a6500", "#3b6fd4", "#5f5f5f", "#a3263a")
 DARK = ("#62b3f0", "#ff9a62", "#45c79b", "#e594d2", "#e0b83c", "#9db8ff", "#b9b9b9", "#ff8a98")
+_LIGHT_SCHEME = ("#1c1c1a", "#5c5b57", "#e2e0da", *LIGHT)
+_DARK_SCHEME = ("#eceae4", "#a9a79f", "#3a3935", *DARK)
+_ROOT = '<svg xmlns="http://www.w3.org/2000/svg" '
 # vl-convert measures text in Liberation Sans, which has Arial's metrics: in a wider font labels would overlap.
 FONT = "Arial, 'Liberation Sans', Helvetica, sans-serif"
 WIDTH, HEIGHT = 400, 230  # of a view that sets no size of its own
@@ -55,23 +56,19 @@ def _theme() -> dict[str, Any]:
 
 
 def css() -> str:
-    """Return the CSS variables of both schemes, for the page and for each SVG file."""
-    light = {"--fig-text": "#1c1c1a", "--fig-muted": "#5c5b57", "--fig-grid": "#e2e0da"}
-    dark = {"--fig-text": "#eceae4", "--fig-muted": "#a9a79f", "--fig-grid": "#3a3935"}
-    light |= {f"--fig-{i}": colour for i, colour in enumerate(LIGHT, 1)}
-    dark |= {f"--fig-{i}": colour for i, colour in enumerate(DARK, 1)}
-    rules = ["".join(f"{name}:{value};" for name, value in scheme.items()) for scheme in (light, dark)]
-    return f":root{{{rules[0]}}}@media (prefers-color-scheme:dark){{:root{{{rules[1]}}}}}"
+    """Return the style sheet of the figures: a variable per colour and scheme, and rules that replace placeholders."""
+    variables = ["".join(f"--fig-{i}:{c};" for i, c in enumerate(scheme)) for scheme in (_LIGHT_SCHEME, _DARK_SCHEME)]
+    rules = "".join(
+        f'.fig [{paint}="{colour}"]{{{paint}:var(--fig-{i})}}'
+        for i, colour in enumerate(_PLACEHOLDERS)
+        for paint in ("fill", "stroke")
+    )
+    return f":root{{{variables[0]}}}@media (prefers-color-scheme:dark){{:root{{{variables[1]}}}}}{rules}"
 
 
 def render(spec: dict[str, Any], name: str, title: str) -> str:
     """Return an inline SVG: its ids are prefixed with `name`, `title` is its label for screen readers."""
     raw: str = vl_convert.vegalite_to_svg(spec)
-    for colour, variable in _VARIABLES.items():
-        raw = raw.replace(f'"{colour}"', f'"var({variable})"')
-    # Not every renderer reads var() in a presentation attribute: move these colours into `style`.
-    raw = re.sub(r'\b(fill|stroke)="(var\(--fig-[a-z0-9]+\))"', r'style-\1="\2"', raw)
-    raw = re.sub(r"<[a-z]+ [^>]*style-[^>]*>", _merge_styles, raw)
     raw = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', raw)
     raw = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", raw)
     raw = raw.replace('font-family="sans-serif"', "")
@@ -82,21 +79,11 @@ def render(spec: dict[str, Any], name: str, title: str) -> str:
     return head + raw[raw.index(">", raw.index("<svg")) + 1 :]
 
 
-def _merge_styles(tag: re.Match[str]) -> str:
-    text = tag[0]
-    styles = re.findall(r'style-(fill|stroke)="([^"]+)"', text)
-    text = re.sub(r' ?style-(?:fill|stroke)="[^"]+"', "", text)
-    rule = ";".join(f"{name}:{value}" for name, value in styles)
-    end = "/>" if text.endswith("/>") else ">"
-    return f'{text[: -len(end)]} style="{rule}"{end}'
-
-
 def standalone(inline: str) -> str:
     """Return an inline SVG as a file of its own, which follows the reader's scheme."""
     style = f"<style>{css()}svg{{background:Canvas;color-scheme:light dark}}text{{font-family:{FONT}}}</style>"
-    start = inline.index(">") + 1
-    head = inline[:start].replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-    return head + style + inline[start:] + "\n"
+    head, body = _split(inline)
+    return f"{head.replace('<svg ', _ROOT, 1)}{style}{body}\n"
 
 
 def to_pdf(inline: str) -> bytes:
@@ -110,9 +97,14 @@ def to_png(inline: str, *, scale: float) -> bytes:
 
 
 def _on_paper(inline: str) -> str:
-    """Return the SVG in the light scheme on white, for renderers that read no CSS variables."""
-    colours = dict(re.findall(r"(--fig-[a-z0-9]+):(#[0-9a-f]{6})", css().partition("@media")[0]))
-    literal = re.sub(r"var\((--fig-[a-z0-9]+)\)", lambda match: colours[match[1]], inline)
-    start = literal.index(">") + 1
-    head = literal[:start].replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" ', 1)
-    return f'{head}<rect width="100%" height="100%" fill="#ffffff"/>{literal[start:]}'
+    """Return the SVG in the light scheme on white, for renderers that read no style sheets."""
+    for placeholder, colour in zip(_PLACEHOLDERS, _LIGHT_SCHEME, strict=True):
+        inline = inline.replace(f'"{placeholder}"', f'"{colour}"')
+    head, body = _split(inline)
+    head = head.replace("<svg ", f'{_ROOT}font-family="sans-serif" ', 1)
+    return f'{head}<rect width="100%" height="100%" fill="#ffffff"/>{body}'
+
+
+def _split(inline: str) -> tuple[str, str]:
+    start = inline.index(">") + 1
+    return inline[:start], inline[start:]

@@ -53,7 +53,7 @@ class _Timeline:
     """The data of one run's timeline; times are in seconds since its origin."""
 
     run: Row
-    panels: list[list[pl.DataFrame]]  # per panel, the bins of each column
+    bins: dict[str, pl.DataFrame]  # by column
     windows: pl.DataFrame
     throttled: pl.DataFrame
     events: list[Row]
@@ -72,8 +72,8 @@ def draw(dataset: Dataset, colours: dict[str, str]) -> list[Figure]:
         runs = runs.head(MAX_RUNS)
     timelines = [timeline for run in runs.iter_rows(named=True) if (timeline := _read(dataset, run))]
     limits = [
-        _limits(panel, [bins for timeline in timelines for bins in timeline.panels[index]])
-        for index, panel in enumerate(_PANELS)
+        _limits(panel, [timeline.bins[column] for timeline in timelines for column in panel.columns])
+        for panel in _PANELS
     ]
     return [_draw(timeline, limits, colours.get(timeline.run["gpu"], svg.MUTED)) for timeline in timelines]
 
@@ -112,7 +112,9 @@ def _read(dataset: Dataset, run: Row) -> _Timeline | None:
     throttled = throttle_events.throttled(tables["samples_slow"], origin, BINS)
     return _Timeline(
         run=run,
-        panels=[[bin_samples(tables[panel.table], column, origin) for column in panel.columns] for panel in _PANELS],
+        bins={
+            column: bin_samples(tables[panel.table], column, origin) for panel in _PANELS for column in panel.columns
+        },
         windows=windows.select("kind", t=(start - origin) / 1e9, t_end=(end - origin) / 1e9, opacity=opacity),
         throttled=throttled.with_columns(colour=pl.col("cause").replace_strict(_THROTTLE_COLOURS)),
         events=throttle_events.events(dataset.scan("events", run["run_id"]), _gpu_uuids(run), span, origin),
@@ -151,10 +153,10 @@ def _draw(timeline: _Timeline, limits: list[Limits], colour: str) -> Figure:
     # A panel that nobody sampled is left out, but power and utilization are always there: empty, they say so.
     shown = tuple(
         (panel, domain)
-        for panel, frames, domain in zip(_PANELS, timeline.panels, limits, strict=True)
-        if panel.table == "samples_fast" or any(bins.height for bins in frames)
+        for panel, domain in zip(_PANELS, limits, strict=True)
+        if panel.table == "samples_fast" or any(timeline.bins[column].height for column in panel.columns)
     )
-    times = [t for frames in timeline.panels for bins in frames for t in bins["t"]]
+    times = [t for bins in timeline.bins.values() for t in bins["t"]]
     times += [event["t"] for event in timeline.events]
     windows, throttled = (
         frame.with_columns(pl.col("t", "t_end").clip(min(times, default=0), max(times, default=0)))
@@ -162,9 +164,8 @@ def _draw(timeline: _Timeline, limits: list[Limits], colour: str) -> Figure:
     )
     datasets = {"windows": windows.to_dicts(), "throttled": throttled.to_dicts()}
     datasets |= {"events": timeline.events, "labelled": timeline.events[:MAX_LABELLED]}
-    for panel, frames in zip(_PANELS, timeline.panels, strict=True):
-        for column, bins in zip(panel.columns, frames, strict=True):
-            datasets[column] = bins.with_columns(pl.all().round_sig_figs(5)).to_dicts()  # a thousandth of a pixel
+    for column, bins in timeline.bins.items():
+        datasets[column] = bins.with_columns(pl.all().round_sig_figs(5)).to_dicts()  # a thousandth of a pixel
     run_id = timeline.run["run_id"]
     spec = {**_spec(shown, colour), "datasets": datasets}
     return base.figure(f"timeline-{run_id}", base.run_title(timeline.run), run_id, [_caption(timeline)], spec, [run_id])

@@ -201,8 +201,7 @@ def test_an_unavailable_metric_gives_the_reason_beside_the_mean() -> None:
         return json.dumps({"fid": fid})
 
     rows = [{"run_id": f"r-{i}", "seed": i, "quality_metrics": metrics(v)} for i, v in enumerate((20.0, 22.0, None))]
-    table = TableBuilder(runs=frame(*rows)).training_quality()
-    assert table is not None
+    (table,) = TableBuilder(runs=frame(*rows)).training_quality()
     assert table.rows[0][-1] == "21.0 (20.0\u201322.0) [4096]; unavailable: 2,049 images are needed"
 
 
