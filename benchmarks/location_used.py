@@ -34,9 +34,9 @@ from inpaint_bench.core.config import BenchConfig, parse_config
 from inpaint_bench.core.files import read_json
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
-from inpaint_bench.data.open_source import open_source, open_split
 from inpaint_bench.data.samples import Samples
-from inpaint_bench.data.split import blocks
+from inpaint_bench.data.source import open_source
+from inpaint_bench.data.split import blocks, open_split
 from inpaint_bench.models import builders
 from inpaint_bench.models.pipeline_folder import save_pipeline
 from inpaint_bench.quality import validation_loss

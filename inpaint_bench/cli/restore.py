@@ -96,7 +96,7 @@ def _restore_all(networks: Networks, folder: Any, options: Options, out: Path) -
     """Write images and grid below `out`. Raises UserError where no image could be used."""
     import torch
 
-    from inpaint_bench.data.source import Skipped
+    from inpaint_bench.core.records import SkippedImage
     from inpaint_bench.quality import grid
 
     done: list[dict[str, Any]] = []
@@ -116,7 +116,7 @@ def _restore_all(networks: Networks, folder: Any, options: Options, out: Path) -
         waiting.clear()
 
     for found in folder:
-        if isinstance(found, Skipped):
+        if isinstance(found, SkippedImage):
             skipped.append({"file": found.file, "reason": found.reason})
             continue
         waiting.append(_placed(found, networks))

@@ -1,5 +1,5 @@
-"""A folder of photographs. Each is read and decoded once when the folder is opened, so that what cannot be used
-is named and counted before the first step instead of ending the run in its third hour."""
+"""A folder of photographs. Each is read and decoded once when the folder is opened, so that unusable images are listed
+with the reason before the first step, instead of ending the run in its third hour."""
 
 from __future__ import annotations
 
@@ -19,22 +19,25 @@ from PIL import Image, UnidentifiedImageError
 
 from inpaint_bench.core.config import DataConfig
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.records import SkippedImage
 
 from . import geotags, transform
-from .geotags import NoPosition, Row
-from .source import Account, Mask, Pixels, Skipped
-from .transform import UnusableImage
+from .geotags import MetadataRow, PositionError
+from .source import Inventory, Mask, Pixels
+from .transform import UnusableImageError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 THREADS = 8  # Pillow decodes outside the interpreter lock
 CHUNK = 256
-SAY_AFTER_S = 5.0
+LOG_INTERVAL_S = 5.0
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Photo:
+    """A usable image of the folder."""
+
     name: str  # relative to the folder
     latitude: float
     longitude: float
@@ -46,8 +49,10 @@ class Photo:
 class FolderSource:
     """Images below a folder, each with a position; see `open`."""
 
-    def __init__(self, root: Path, photos: list[Photo], account: Account, resolution_px: int) -> None:
-        self.account = account
+    validation = None
+
+    def __init__(self, root: Path, photos: list[Photo], inventory: Inventory, resolution_px: int) -> None:
+        self.inventory = inventory
         self.resolution_px = resolution_px
         self.positions = np.array([(p.latitude, p.longitude) for p in photos], np.float64)
         self.texts = [p.text for p in photos]
@@ -58,140 +63,162 @@ class FolderSource:
 
     @classmethod
     def open(cls, config: DataConfig) -> FolderSource:
-        """Check every image under `config.root` (hidden files apart) and keep the usable ones.
+        """Check every image under `config.root`, except hidden files, and keep the usable ones.
 
-        Raises UserError where the folder is missing or holds no usable image.
+        Raises UserError if the folder is missing or holds no usable image.
         """
         root = Path(config.root or "")
         if not root.is_dir():
             raise UserError(f"data.root={root}: no such folder")
         rows = geotags.read_metadata(root)
         masks = {row.mask for row in (rows or {}).values()}
-        files = [path for path in image_files(root) if path.relative_to(root).as_posix() not in masks]
-        photos: list[Photo] = []
-        skipped = named_but_unused(root, rows or {}, {f.relative_to(root).as_posix() for f in files})
+        files = [path for path in list_images(root) if path.relative_to(root).as_posix() not in masks]
+        skipped = rows_without_image(root, rows or {}, {path.relative_to(root).as_posix() for path in files})
         found = len(files) + len(skipped)
-        looked_at = 0
+        photos: list[Photo] = []
+        num_read = 0
         for result in _examine_all(root, files, rows, config.resolution_px):
-            looked_at += 1
-            if isinstance(result, Skipped):
+            num_read += 1
+            if isinstance(result, SkippedImage):
                 skipped.append(result)
             else:
                 photos.append(result)
                 if len(photos) == config.num_images:
                     break
         if not photos:
-            reasons = sorted({s.reason for s in skipped})
-            why = f"; reasons: {'; '.join(reasons[:3])}" if reasons else f" ({', '.join(SUFFIXES)})"
-            raise UserError(f"data.root={root}: no usable image, {found} found, {len(skipped)} skipped{why}")
-        for one in skipped:
-            log.warning("skipped %s: %s", one.file, one.reason)
-        account = Account(
-            kind="folder",
-            found=found,
-            used=len(photos),
-            beyond_limit=len(files) - looked_at,
-            skipped=skipped,
+            reasons = sorted({image.reason for image in skipped})
+            detail = f"; reasons: {'; '.join(reasons[:3])}" if reasons else f" ({', '.join(SUFFIXES)})"
+            raise UserError(f"data.root={root}: no usable image, {found} found, {len(skipped)} skipped{detail}")
+        for image in skipped:
+            log.warning("skipped %s: %s", image.file, image.reason)
+        inventory = Inventory(
+            kind="folder", found=found, used=len(photos), beyond_limit=len(files) - num_read, skipped=skipped
         )
-        return cls(root, photos, account, config.resolution_px)
+        return cls(root, photos, inventory, config.resolution_px)
 
     def __len__(self) -> int:
         return len(self.names)
 
     def pixels(self, index: int) -> Pixels:
-        """Upright, the centre square, resized. Raises RuntimeError naming a file that became unreadable."""
+        """Return the image upright, cropped to the centre square and resized."""
         path = self._root / self.names[index]
         try:
             with Image.open(path) as image:
-                return transform.square(transform.upright(image), self.resolution_px)
-        except transform.DAMAGE as error:
+                return transform.center_square(transform.upright(image), self.resolution_px)
+        except transform.DECODE_ERRORS as error:
             raise _changed(path, error) from error
 
     def own_mask(self, index: int) -> Mask | None:
-        """By the same crop as the image. Raises RuntimeError naming a file that became unreadable."""
+        """Return the mask that the metadata file names, cropped like the image, or None."""
         name = self._masks[index]
         if name is None:
             return None
         try:
             with Image.open(self._root / self.names[index]) as image, Image.open(self._root / name) as mask:
-                return transform.square_mask(mask, transform.upright_size(image), self.resolution_px)
-        except transform.DAMAGE as error:
+                return transform.center_square_mask(mask, transform.upright_size(image), self.resolution_px)
+        except transform.DECODE_ERRORS as error:
             raise _changed(self._root / name, error) from error
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no file is kept open."""
 
 
 def _changed(path: Path, error: Exception) -> RuntimeError:
     return RuntimeError(f"{path}: was readable when the run began, now: {error}")
 
 
-def image_files(root: Path) -> list[Path]:
-    """Sorted, so that an index means the same image on every machine. Symlinks to nothing are among them."""
+def list_images(root: Path) -> list[Path]:
+    """Return the images below `root`, sorted, so that an index means the same image on every machine.
+
+    Broken symbolic links are included, so that they are reported; hidden files are not.
+    """
     files = (path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES)
-    visible = (p for p in files if not any(part.startswith(".") for part in p.relative_to(root).parts))
+    visible = (path for path in files if not any(part.startswith(".") for part in path.relative_to(root).parts))
     return sorted(path for path in visible if path.is_file() or not path.exists())
 
 
-def named_but_unused(root: Path, rows: dict[str, Row], used: set[str]) -> list[Skipped]:
-    """Images that have a row of their own and are not among those `used`."""
+def rows_without_image(root: Path, rows: dict[str, MetadataRow], images: set[str]) -> list[SkippedImage]:
+    """Return the rows of the metadata file whose image is not among `images`."""
     masks = {row.mask for row in rows.values()}
     absent = f"named in the metadata file, but no image of that name in the folder ({', '.join(SUFFIXES)})"
-    masking = "named as a mask too in the metadata file, so it is not used as an image"
+    is_mask = "also named as a mask in the metadata file, so it is not used as an image"
     return [
-        Skipped(file=legible(name), reason=masking if name in masks and (root / name).is_file() else absent)
-        for name in sorted(rows.keys() - used)
+        SkippedImage(file=escape_invalid(name), reason=is_mask if name in masks and (root / name).is_file() else absent)
+        for name in sorted(rows.keys() - images)
     ]
 
 
-def _examine_all(root: Path, files: list[Path], rows: dict[str, Row] | None, side: int) -> Iterator[Photo | Skipped]:
-    """In the order of `files`, a chunk at a time: a limit met early leaves the rest unread."""
+def _examine_all(
+    root: Path, files: list[Path], rows: dict[str, MetadataRow] | None, side: int
+) -> Iterator[Photo | SkippedImage]:
+    """Yield results in the order of `files`, a chunk at a time: a limit reached early leaves the rest unread."""
     threads = min(THREADS, len(os.sched_getaffinity(0)))
-    said, done, todo = time.monotonic(), 0, iter(files)
+    last_log, done, todo = time.monotonic(), 0, iter(files)
     with ThreadPoolExecutor(threads, thread_name_prefix="images") as pool:
         while chunk := list(islice(todo, CHUNK)):
             yield from pool.map(lambda path: _examine(root, path, rows, side), chunk)
             done += len(chunk)
-            if time.monotonic() - said > SAY_AFTER_S:
-                said = time.monotonic()
+            if time.monotonic() - last_log > LOG_INTERVAL_S:
+                last_log = time.monotonic()
                 log.info("checked %d of %d images", done, len(files))
 
 
-def _examine(root: Path, path: Path, rows: dict[str, Row] | None, side: int) -> Photo | Skipped:
-    """Decode the whole image (a truncated one only shows then), find its position and its mask."""
+def _examine(root: Path, path: Path, rows: dict[str, MetadataRow] | None, side: int) -> Photo | SkippedImage:
+    """Decode the whole image (only that shows a truncated one), find its position and its mask."""
     name = path.relative_to(root).as_posix()
-    row = (rows or {}).get(name, Row())
+    row = (rows or {}).get(name, MetadataRow())
     try:
         check_row(name, row)
         content = path.read_bytes()
         if not content:
-            raise UnusableImage("empty file")
+            raise UnusableImageError("empty file")
         with Image.open(io.BytesIO(content)) as image:
-            upright = transform.upright(image)  # as `pixels` will: damaged EXIF is to show now
-            latitude, longitude = geotags.from_row(row) if row.has_position else geotags.from_exif(image)
+            upright = transform.upright(image)  # as `pixels` will: damaged EXIF must show now
+            from_row = row.has_position
+            latitude, longitude = geotags.position_from_row(row) if from_row else geotags.position_from_exif(image)
         if row.mask is not None:
             content += _examine_mask(root, row.mask, upright.size, side)
-    except NoPosition as error:
-        rowless = "no row in the metadata file; " if rows is not None and name not in rows else ""
-        return Skipped(file=name, reason=f"{rowless}{error}")
-    except transform.DAMAGE as error:
-        return skipped(name, error)
+    except PositionError as error:
+        no_row = "no row in the metadata file; " if rows is not None and name not in rows else ""
+        return SkippedImage(file=name, reason=f"{no_row}{error}")
+    except transform.DECODE_ERRORS as error:
+        return skipped_image(name, error)
     sha256 = hashlib.sha256(content).hexdigest()
     return Photo(name=name, latitude=latitude, longitude=longitude, text=row.text, mask=row.mask, sha256=sha256)
 
 
-def check_row(name: str, row: Row) -> None:
-    """Raises UnusableImage where an image's name or its row says nothing that can be used."""
-    if any(legible(text) != text for text in (name, row.text, row.mask or "")):
-        raise UnusableImage("its name, its text or its mask's name is not valid Unicode")
+def _examine_mask(root: Path, name: str, size: tuple[int, int], side: int) -> bytes:
+    """Return the mask file's content. Raises UnusableImageError."""
+    path = root / name
+    if ".." in Path(name).parts or Path(name).is_absolute():
+        raise UnusableImageError(f"its mask {name} lies outside the folder")
+    if not path.is_file():
+        raise UnusableImageError(f"its mask {name} is missing")
+    try:
+        content = path.read_bytes()
+        if not content:
+            raise UnusableImageError(f"its mask {name} is an empty file")
+        with Image.open(io.BytesIO(content)) as mask:
+            transform.center_square_mask(mask, size, side)
+    except UnusableImageError:
+        raise
+    except transform.DECODE_ERRORS as error:
+        raise UnusableImageError(f"its mask {name} cannot be read: {error}") from error
+    return content
+
+
+def check_row(name: str, row: MetadataRow) -> None:
+    """Raise UnusableImageError if an image's name or its row of the metadata file cannot be used."""
+    if any(escape_invalid(text) != text for text in (name, row.text, row.mask or "")):
+        raise UnusableImageError("its name, its text or its mask's name is not valid Unicode")
     if len(row.entries) > 1:
         entries = ", ".join(map(str, row.entries))
-        raise UnusableImage(f"named more than once in the metadata file (entries {entries})")
+        raise UnusableImageError(f"named more than once in the metadata file (entries {entries})")
 
 
-def skipped(name: str, error: Exception) -> Skipped:
-    """Why an image cannot be used, by what was raised."""
-    if isinstance(error, UnusableImage):
+def skipped_image(name: str, error: Exception) -> SkippedImage:
+    """Return why an image cannot be used, from one of DECODE_ERRORS."""
+    if isinstance(error, UnusableImageError):
         reason = str(error)
     elif isinstance(error, UnidentifiedImageError):
         reason = "not an image that can be read"
@@ -199,29 +226,9 @@ def skipped(name: str, error: Exception) -> Skipped:
         reason = f"cannot be read: {error.strerror}"
     else:
         reason = f"damaged image: {error}"
-    return Skipped(file=legible(name), reason=reason)
+    return SkippedImage(file=escape_invalid(name), reason=reason)
 
 
-def legible(text: str) -> str:
-    """The text, with what is not Unicode in it as escapes."""
+def escape_invalid(text: str) -> str:
+    """Return the text with everything that is not valid Unicode escaped."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _examine_mask(root: Path, name: str, size: tuple[int, int], side: int) -> bytes:
-    """The mask file's content. Raises UnusableImage."""
-    path = root / name
-    if ".." in Path(name).parts or Path(name).is_absolute():
-        raise UnusableImage(f"its mask {name} lies outside the folder")
-    if not path.is_file():
-        raise UnusableImage(f"its mask {name} is missing")
-    try:
-        content = path.read_bytes()
-        if not content:
-            raise UnusableImage(f"its mask {name} is an empty file")
-        with Image.open(io.BytesIO(content)) as mask:
-            transform.square_mask(mask, size, side)
-    except UnusableImage:
-        raise
-    except transform.DAMAGE as error:
-        raise UnusableImage(f"its mask {name} cannot be read: {error}") from error
-    return content

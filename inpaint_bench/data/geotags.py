@@ -1,9 +1,8 @@
-"""Where a photograph was taken: from a metadata file beside the images, or from EXIF.
+"""Positions of photographs: from a metadata file beside the images, or from EXIF.
 
-Metadata files follow the Hugging Face imagefolder convention: metadata.csv, .jsonl or .parquet with a
-`file_name` column relative to the folder; we read `latitude`, `longitude` (degrees), `text` and `mask` (a file
-relative to the folder, white = repaint) beside it.
-EXIF positions are rationals in the GPS directory (EXIF 2.32, 4.6.6).
+Metadata files follow the Hugging Face imagefolder convention: metadata.csv, .jsonl or .parquet with a `file_name`
+column relative to the folder; beside it we read `latitude`, `longitude` (degrees), `text` and `mask` (a file relative
+to the folder, white = repaint). EXIF positions are rationals in the GPS directory (EXIF 2.32, 4.6.6).
 """
 
 from __future__ import annotations
@@ -15,72 +14,71 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
+from PIL import ExifTags, Image
 
 from inpaint_bench.core.errors import UserError
 
-NAMES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
-_GPS_DIRECTORY = 0x8825
+METADATA_NAMES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
 
-class NoPosition(ValueError):  # noqa: N818
-    """Why an image has no usable position, in words."""
+class PositionError(ValueError):
+    """The reason why an image has no usable position."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """One image's line in the metadata file; coordinates as found there, None where empty."""
+class MetadataRow:
+    """One image's row of the metadata file; coordinates as the file has them, None where empty."""
 
     latitude: Any = None
     longitude: Any = None
     text: str = ""
     mask: str | None = None  # relative to the folder
-    entries: tuple[int, ...] = ()  # which entries of the metadata file name it; more than one is a mistake
+    entries: tuple[int, ...] = ()  # numbers of the entries that name the image; more than one is a mistake
 
     @property
     def has_position(self) -> bool:
-        """One coordinate is enough to say that EXIF is not meant; the other is then missed by name."""
-        return not (_empty(self.latitude) and _empty(self.longitude))
+        """Return whether there is a coordinate: with only one, the other is missing, and EXIF is not meant."""
+        return not (_is_empty(self.latitude) and _is_empty(self.longitude))
 
 
-def read_metadata(root: Path) -> dict[str, Row] | None:
-    """Rows by file name; None where `root` has no metadata file.
+def read_metadata(root: Path) -> dict[str, MetadataRow] | None:
+    """Return the rows by file name, or None if `root` has no metadata file.
 
-    Raises UserError where there are several, one cannot be read, or it lacks `file_name`.
+    Raises UserError if there are several, if the file cannot be read, or if it lacks `file_name`.
     """
-    present = [root / name for name in NAMES if (root / name).is_file()]
+    present = [root / name for name in METADATA_NAMES if (root / name).is_file()]
     if not present:
         return None
     if len(present) > 1:
-        raise UserError(f"{root}: {' and '.join(p.name for p in present)} are both there; keep one of them")
+        raise UserError(f"{root}: has {' and '.join(p.name for p in present)}; keep one of them")
     path = present[0]
     try:
-        records = _records(path)
+        records = _read_records(path)
     except (OSError, ValueError, csv.Error) as error:  # Arrow's errors are ValueErrors
         raise UserError(f"{path}: cannot be read ({error})") from None
-    rows: dict[str, Row] = {}
+    rows: dict[str, MetadataRow] = {}
     for number, record in enumerate(records, start=1):
         name = record.get("file_name")
         if not isinstance(name, str) or not name:
-            have = ", ".join(map(str, record)) or "nothing"
-            raise UserError(f"{path}: entry {number} has no file_name (it has {have})")
+            columns = ", ".join(map(str, record)) or "nothing"
+            raise UserError(f"{path}: entry {number} has no file_name (it has {columns})")
         key = Path(name).as_posix()
-        rows[key] = Row(
+        rows[key] = MetadataRow(
             latitude=record.get("latitude"),
             longitude=record.get("longitude"),
             text=str(record.get("text") or ""),
-            mask=Path(str(record["mask"])).as_posix() if not _empty(record.get("mask")) else None,
+            mask=Path(str(record["mask"])).as_posix() if not _is_empty(record.get("mask")) else None,
             entries=(*(rows[key].entries if key in rows else ()), number),
         )
     return rows
 
 
-def _records(path: Path) -> list[dict[str, Any]]:
+def _read_records(path: Path) -> list[dict[str, Any]]:
     if path.suffix == ".parquet":
         import pyarrow.parquet as pq
 
         return list(pq.read_table(path).to_pylist())
-    with path.open(encoding="utf-8-sig", newline="") as lines:
+    with path.open(encoding="utf-8-sig", newline="") as lines:  # Excel writes a byte order mark
         if path.suffix == ".csv":
             return list(csv.DictReader(lines))
         records = [json.loads(line) for line in lines if line.strip()]
@@ -89,18 +87,19 @@ def _records(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def from_row(row: Row) -> tuple[float, float]:
-    """Latitude and longitude in degrees. Raises NoPosition."""
-    return _checked(_number("latitude", row.latitude), _number("longitude", row.longitude))
+def position_from_row(row: MetadataRow) -> tuple[float, float]:
+    """Return latitude and longitude in degrees. Raises PositionError."""
+    return _checked(_parse_number("latitude", row.latitude), _parse_number("longitude", row.longitude))
 
 
-def from_exif(image: Image.Image) -> tuple[float, float]:
-    """Latitude and longitude in degrees. Raises NoPosition."""
-    gps = image.getexif().get_ifd(_GPS_DIRECTORY)
-    if 2 not in gps or 4 not in gps:
-        raise NoPosition("no position: neither in a metadata file nor in EXIF")
-    latitude = _degrees(gps[2]) * _sign(gps.get(1), "N", "S")
-    longitude = _degrees(gps[4]) * _sign(gps.get(3), "E", "W")
+def position_from_exif(image: Image.Image) -> tuple[float, float]:
+    """Return latitude and longitude in degrees. Raises PositionError."""
+    tags = ExifTags.GPS
+    gps = image.getexif().get_ifd(ExifTags.IFD.GPSInfo)
+    if tags.GPSLatitude not in gps or tags.GPSLongitude not in gps:
+        raise PositionError("no position: neither in a metadata file nor in EXIF")
+    latitude = _degrees(gps[tags.GPSLatitude]) * _sign(gps.get(tags.GPSLatitudeRef), "N", "S")
+    longitude = _degrees(gps[tags.GPSLongitude]) * _sign(gps.get(tags.GPSLongitudeRef), "E", "W")
     return _checked(latitude, longitude)
 
 
@@ -108,43 +107,43 @@ def _degrees(value: Any) -> float:
     try:
         degrees, minutes, seconds = (float(part) for part in value)
     except (TypeError, ValueError, ZeroDivisionError):
-        raise NoPosition("EXIF position is damaged: not degrees, minutes and seconds") from None
+        raise PositionError("EXIF position is damaged: not degrees, minutes and seconds") from None
     if not (0 <= minutes < 60 and 0 <= seconds < 60):
-        raise NoPosition(f"EXIF position is damaged: {minutes:g} minutes, {seconds:g} seconds")
+        raise PositionError(f"EXIF position is damaged: {minutes:g} minutes, {seconds:g} seconds")
     return degrees + minutes / 60 + seconds / 3600
 
 
-def _sign(reference: Any, plus: str, minus: str) -> int:
+def _sign(reference: Any, positive: str, negative: str) -> int:
     letter = reference.decode("ascii", "replace") if isinstance(reference, bytes) else str(reference or "")
     letter = letter.strip("\0 ").upper()
-    if letter not in (plus, minus):
-        raise NoPosition(f"EXIF position does not say {plus} or {minus}")  # its sign would be a guess
-    return 1 if letter == plus else -1
+    if letter not in (positive, negative):
+        raise PositionError(f"EXIF position does not say {positive} or {negative}")  # its sign would be a guess
+    return 1 if letter == positive else -1
 
 
-def _number(name: str, value: Any) -> float:
-    if _empty(value):
-        raise NoPosition(f"{name} is missing")
+def _parse_number(name: str, value: Any) -> float:
+    if _is_empty(value):
+        raise PositionError(f"{name} is missing")
     try:
         if not isinstance(value, bool):
             return float(value)
     except OverflowError:
-        raise NoPosition(f"position out of range: {name} has {len(str(value))} digits") from None
+        raise PositionError(f"position out of range: {name} has {len(str(value))} digits") from None
     except (TypeError, ValueError):
         pass
-    raise NoPosition(f"{name}={value!r} is not a number")
+    raise PositionError(f"{name}={value!r} is not a number")
 
 
 def _checked(latitude: float, longitude: float) -> tuple[float, float]:
     if not (math.isfinite(latitude) and abs(latitude) <= 90):
-        raise NoPosition(f"position out of range: latitude {latitude:g} is not within -90..90")
+        raise PositionError(f"position out of range: latitude {latitude:g} is not within -90..90")
     if not (math.isfinite(longitude) and abs(longitude) <= 180):
-        raise NoPosition(f"position out of range: longitude {longitude:g} is not within -180..180")
+        raise PositionError(f"position out of range: longitude {longitude:g} is not within -180..180")
     if latitude == longitude == 0:
-        raise NoPosition("position is 0, 0: what cameras and tables write for none")
+        raise PositionError("position is 0, 0, which cameras and tables write for an unknown one")
     return latitude, longitude
 
 
-def _empty(value: Any) -> bool:
-    """None, blank, or NaN: how pandas writes nothing into a column of numbers."""
+def _is_empty(value: Any) -> bool:
+    """Return whether a cell is empty: None, blank, or NaN (pandas's empty cell in a column of numbers)."""
     return value is None or (isinstance(value, str) and not value.strip()) or value != value

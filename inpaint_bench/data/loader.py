@@ -1,8 +1,7 @@
-"""Batches without end, the same for the same seed whatever the number of worker processes.
+"""An endless stream of batches, the same for the same seed whatever the number of worker processes.
 
-What a batch holds: samples.py. A stream may start at any draw: it is then, to the bit, the rest of the stream from
-draw 0. (WebDataset's stream is another one; what it promises: shards.py.) Where DALI decodes, the pixels lie on the
-device already; everything else is as ever: dali.py.
+samples.py has the content of a batch. A stream may start at any draw: it is then, to the bit, the rest of the stream
+from draw 0. WebDataset has another stream (shards.py). Where DALI decodes, pixels are already on the device (dali.py).
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ log = logging.getLogger(__name__)
 
 
 class EndlessShuffle(Sampler[tuple[int, int]]):
-    """(index, draw) from draw `start` on: epoch after epoch of `indices`, each in a fresh seeded order.
+    """(index, draw) from draw `start` on: epoch after epoch of `indices`, each in another seeded order.
 
-    One stream, so a batch may span two epochs: every batch is full, also where the data is smaller than it.
+    A batch may span two epochs, so every batch is full, even if there are fewer images than a batch holds.
     """
 
     def __init__(self, indices: Indices, seed: int, start: int = 0) -> None:
@@ -53,10 +52,10 @@ class EndlessShuffle(Sampler[tuple[int, int]]):
 
 
 class Batches:
-    """Iterator over batches; `settings` says what was asked for and what is in effect.
+    """Iterator over batches; `settings` holds the requested and the effective value of each loader setting.
 
-    `indices` are the images to draw from (all where None). `start` is the first draw: batches taken so far times
-    their size.
+    `indices` are the images to draw from (default: all). `start` is the first draw: batches taken so far times their
+    size.
     """
 
     def __init__(
@@ -72,20 +71,22 @@ class Batches:
         if indices is None:
             indices = np.arange(len(samples))
         if not len(indices):
-            raise UserError("no image is left to draw from; see data.validation_share and data.block_m")
-        workers = _workers(recipe.num_workers, len(os.sched_getaffinity(0)), "this job has {} CPU cores")
+            raise UserError("no image is left for training; see data.validation_share and data.block_m")
+        workers = _limit_workers(recipe.num_workers, len(os.sched_getaffinity(0)), "this job has {} CPU cores")
         dataset: Any = samples
         sampler: EndlessShuffle | None = EndlessShuffle(indices, seed, start)
         source = samples.source
         if isinstance(source, PreparedSource) and source.format == "webdataset" and samples.pixels:
-            from inpaint_bench.data.prepared.shards import ShardStream, with_any_of
+            from inpaint_bench.data.prepared.shards import ShardStream, select_shards
 
-            shards = with_any_of(source.shards(), indices)
-            workers = _workers(workers, len(shards), "the data has {} shards with images to draw")
+            shards = select_shards(source.shards(), indices)
+            workers = _limit_workers(workers, len(shards), "the data has {} shards with images to draw")
             dataset = ShardStream(samples, shards, indices, batch, workers, seed, start)
             sampler = None
         # Pinning needs a GPU; without one PyTorch warns and does nothing.
-        pinned = recipe.pin_memory and recipe.device == "cuda"
+        pin_memory = recipe.pin_memory and recipe.device == "cuda"
+        # Without pinned memory a copy is synchronous even with non_blocking.
+        non_blocking = recipe.non_blocking and pin_memory
         collate = None
         self._decode: Callable[[Iterator[Batch]], DaliBatches] | None = None
         if recipe.decode == "dali" and samples.pixels:
@@ -93,26 +94,25 @@ class Batches:
 
             if not isinstance(source, PreparedSource) or source.format != "files":
                 raise UserError("recipe.decode=dali needs data=prepared and recipe.format=files")
-            dataset, collate = dali.Encoded(samples, source), dali.collate
+            dataset, collate = dali.EncodedSamples(samples, source), dali.collate
             self._decode = partial(
                 dali.DaliBatches,
                 source=source,
                 batch=batch,
                 device=torch.device(recipe.device),
-                non_blocking=recipe.non_blocking and pinned,
+                non_blocking=non_blocking,
             )
         self.settings: dict[str, Any] = {
             "num_workers": _setting(recipe.num_workers, workers),
             "prefetch_factor": _setting(recipe.prefetch_factor, recipe.prefetch_factor if workers else None),
-            "pin_memory": _setting(recipe.pin_memory, pinned),
-            # Without pinned memory a copy is synchronous whatever it is asked to be.
-            "non_blocking": _setting(recipe.non_blocking, recipe.non_blocking and pinned),
-            "format": _setting(recipe.format, _format_in_effect(samples)),
+            "pin_memory": _setting(recipe.pin_memory, pin_memory),
+            "non_blocking": _setting(recipe.non_blocking, non_blocking),
+            "format": _setting(recipe.format, _effective_format(samples)),
             "stage_to": _setting(recipe.stage_to, "none"),
-            "decode": _setting(recipe.decode, _decoder_in_effect(samples, self._decode is not None)),
+            "decode": _setting(recipe.decode, _effective_decoder(samples, self._decode is not None)),
         }
         if isinstance(source, PreparedSource):
-            self.settings["stage_to"] = _setting(recipe.stage_to, source.stage_in_effect) | source.staging
+            self.settings["stage_to"] |= source.staging
         self._loader: DataLoader[Batch] | None = DataLoader(
             dataset,
             batch_size=batch,
@@ -121,14 +121,14 @@ class Batches:
             num_workers=workers,
             prefetch_factor=recipe.prefetch_factor if workers else None,
             persistent_workers=workers > 0,
-            pin_memory=pinned,
+            pin_memory=pin_memory,
             collate_fn=collate,
-            worker_init_fn=_quiet_worker,
-            # Its own: a loader that is made again, after a resume, must not move the default generator.
+            worker_init_fn=_init_worker,
+            # Not the default generator: making the loader again after a resume must not advance that.
             generator=torch.Generator().manual_seed(seed),
         )
         self._iterator: Iterator[Batch] | None = None
-        self.decoder: DaliBatches | None = None  # from the first batch on, where DALI decodes
+        self.decoder: DaliBatches | None = None  # from the first batch on, if DALI decodes
 
     def __iter__(self) -> Batches:
         return self
@@ -143,7 +143,7 @@ class Batches:
         return next(self._iterator)
 
     def close(self) -> None:
-        """End the worker processes; afterwards there are no more batches. The source stays open."""
+        """End the worker processes and the stream. The source stays open."""
         self._iterator = self._loader = self.decoder = None
 
 
@@ -151,34 +151,33 @@ def _setting(requested: Any, effective: Any) -> dict[str, Any]:
     return {"requested": requested, "effective": effective}
 
 
-def _workers(requested: int, most: int, because: str) -> int:
-    if requested > most:
-        reason = because.format(most)
-        log.warning("recipe.num_workers=%d, but %s: the loader uses %d", requested, reason, most)
-    return min(requested, most)
+def _limit_workers(requested: int, limit: int, reason: str) -> int:
+    if requested > limit:
+        log.warning("recipe.num_workers=%d, but %s: the loader uses %d", requested, reason.format(limit), limit)
+    return min(requested, limit)
 
 
-def _format_in_effect(samples: Samples) -> str | None:
-    """None where no image is read."""
+def _effective_format(samples: Samples) -> str | None:
+    """Return the format that images are read from, or None if no image is read."""
     if not samples.pixels:
         return None
     source = samples.source
-    return source.format if isinstance(source, PreparedSource) else source.account.kind
+    return source.format if isinstance(source, PreparedSource) else source.inventory.kind
 
 
-def _decoder_in_effect(samples: Samples, dali: bool) -> str | None:
-    """None where no file is decoded."""
-    format = _format_in_effect(samples)
+def _effective_decoder(samples: Samples, dali: bool) -> str | None:
+    """Return the decoder of the images, or None if no file is decoded."""
+    format = _effective_format(samples)
     if format is None or format in ("synthetic", "memmap", "hdf5"):
         return None
     return "dali" if dali else "pillow"
 
 
-def _quiet_worker(_: int) -> None:
-    """One thread each, and signals are the parent's business.
+def _init_worker(_: int) -> None:
+    """Use one thread, and ignore signals.
 
-    Slurm and a terminal signal every process of a job. A worker that dies of it makes PyTorch raise in the
-    parent, which is just closing its files. Workers end when they are told to, or when the parent is gone.
+    Slurm and a terminal signal every process of a job. A worker that died of that would make PyTorch raise in the
+    parent, which is closing its files at that moment. Workers end with the loader or with the parent.
     """
     torch.set_num_threads(1)
     for ignored in (signal.SIGINT, signal.SIGTERM):

@@ -1,68 +1,80 @@
-"""What a set of images is to the loader."""
+"""The protocol of an image source, and the source that a configuration names."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+import shlex
+from typing import Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from inpaint_bench.core.config import DataConfig, RecipeConfig
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.records import SkippedImage
 
 Pixels = npt.NDArray[np.uint8]  # [H, W, 3]
 Mask = npt.NDArray[np.uint8]  # [H, W], 0 keep, 1 repaint
 
 
-@dataclass(frozen=True, kw_only=True)
-class Skipped:
-    """An image that is not used, and why in words."""
-
-    file: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Account:
-    """What was found, used and left out; `found == used + len(skipped) + beyond_limit`."""
+class Inventory(msgspec.Struct, frozen=True, kw_only=True):
+    """Images found, used and skipped; `found == used + len(skipped) + beyond_limit`."""
 
     kind: str
     found: int
     used: int
-    beyond_limit: int = 0  # not looked at: data.num_images was reached before
-    skipped: list[Skipped] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "found": self.found,
-            "used": self.used,
-            "beyond_limit": self.beyond_limit,
-            "skipped": [{"file": one.file, "reason": one.reason} for one in self.skipped],
-        }
-
-    @classmethod
-    def from_dict(cls, value: dict[str, Any]) -> Account:
-        return cls(**{**value, "skipped": [Skipped(**one) for one in value["skipped"]]})
+    beyond_limit: int = 0  # not read: data.num_images was reached before
+    skipped: list[SkippedImage] = []
 
 
 class Source(Protocol):
     """Images by index, all checked when the source was opened."""
 
-    account: Account
-    identity: str  # hex digest of everything that decides the images, positions, texts and masks but the resolution
+    inventory: Inventory
+    identity: str  # hex digest of everything that decides images, positions, texts and masks, except the resolution
     positions: npt.NDArray[np.float64]  # [N, 2]: latitude, longitude in degrees
     texts: list[str]  # [N], "" where there is none
-    names: list[str]  # [N], as the user knows them
+    names: list[str]  # [N], file names for messages
+
+    @property
+    def validation(self) -> npt.NDArray[np.bool_] | None:
+        """Return [N], True where held out, or None if the source is not split yet."""
+        ...
 
     def __len__(self) -> int: ...
 
     def pixels(self, index: int) -> Pixels:
-        """[resolution, resolution, 3], uint8. Raises RuntimeError naming a file that became unreadable."""
+        """Return [resolution, resolution, 3]. Raises RuntimeError naming a file that became unreadable."""
         ...
 
     def own_mask(self, index: int) -> Mask | None:
-        """[resolution, resolution], the mask that the data itself gives this image; None where it gives none."""
+        """Return the mask [resolution, resolution] that the data itself gives this image, or None."""
         ...
 
     def close(self) -> None:
-        """Give back what was opened or staged. May be called again."""
+        """Release what was opened or staged. May be called again."""
         ...
+
+
+def open_source(config: DataConfig, recipe: RecipeConfig | None = None) -> Source:
+    """Open the images that `config` names, read as `recipe` says (default: plain files, not staged).
+
+    Raises UserError if no image is usable, or if the recipe needs prepared data and this is not.
+    """
+    # Imported here: each kind brings libraries that the others do without, and imports this module.
+    from .folder import FolderSource
+    from .prepared.source import PreparedSource
+    from .synthetic import SyntheticSource
+
+    defaults = RecipeConfig()
+    recipe = recipe or defaults
+    if config.kind == "prepared":
+        return PreparedSource.open(config, recipe.format, recipe.stage_to)
+    for key in ("format", "stage_to"):
+        if getattr(recipe, key) != getattr(defaults, key):
+            overrides = shlex.join([f"data={config.kind}", *([f"data.root={config.root}"] if config.root else [])])
+            raise UserError(
+                f"recipe.{key}={getattr(recipe, key)} needs prepared data: inpaint-bench prepare {overrides} "
+                f"prepare.out=DIR prepare.formats=[{recipe.format}], then data=prepared data.root=DIR"
+            )
+    return FolderSource.open(config) if config.kind == "folder" else SyntheticSource(config)

@@ -1,4 +1,4 @@
-"""Which images are held out: whole blocks of ground, so that no house is seen from both sides of the split.
+"""Train/validation split by whole geographic blocks, so that no house is seen from both sides of the split.
 
 Two images at either side of a block's edge may still show the same house; a larger block makes that rarer.
 """
@@ -10,43 +10,58 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
+from inpaint_bench.core.config import DataConfig
 from inpaint_bench.core.errors import UserError
+
+from .source import Source
 
 METRES_PER_DEGREE = 111_320.0  # of latitude, within 0.6 % everywhere
 
+Indices = npt.NDArray[np.int64]
 
-def blocks(positions: npt.NDArray[np.float64], block_m: float) -> list[str]:
-    """The square of `block_m` metres that each position [N, 2] (degrees) lies in, as `row:column`.
 
-    Rows count from the equator, columns from the zero meridian along the row's middle: a position's block does
-    not depend on the other positions.
+def open_split(source: Source, config: DataConfig) -> tuple[Indices, Indices]:
+    """Return the indices for training and for validation, ascending; of prepared data, its stored split.
+
+    Raises UserError where all images lie in one block.
     """
-    rows = np.floor(positions[:, 0] * METRES_PER_DEGREE / block_m)
-    middle = np.clip((rows + 0.5) * block_m / METRES_PER_DEGREE, -90, 90)
-    wide_m = positions[:, 1] * METRES_PER_DEGREE * np.cos(np.radians(middle))
-    columns = np.floor(wide_m / block_m)
-    return [f"{int(row)}:{int(column)}" for row, column in zip(rows, columns, strict=True)]
+    held_out = source.validation
+    if held_out is None:
+        held_out = split(source.positions, config.validation_share, config.block_m, config.seed)
+    return np.flatnonzero(~held_out), np.flatnonzero(held_out)
 
 
 def split(positions: npt.NDArray[np.float64], share: float, block_m: float, seed: int) -> npt.NDArray[np.bool_]:
-    """[N], True where held out: whole blocks, in an order drawn from `seed`, until `share` of the images is reached.
+    """Return [N], True where held out: whole blocks in seeded order, until `share` of the images is reached.
 
-    One block always stays for training, so with few blocks fewer than `share` may be held out; with large ones
-    more. A block's place in the order depends on its name and the seed alone. Raises UserError where all images
-    lie in one block.
+    One block always stays for training, so few blocks may give less than `share`, and large ones more. A block's place
+    in the order depends on its name and the seed alone. Raises UserError where all images lie in one block.
     """
     held_out = np.zeros(len(positions), np.bool_)
     if share == 0:
         return held_out
-    names, member = np.unique(blocks(positions, block_m), return_inverse=True)
+    names, block_of_image = np.unique(blocks(positions, block_m), return_inverse=True)
     if len(names) == 1:
         raise UserError(
-            f"data.block_m={block_m:g}: all {len(positions)} images lie in one block of ground, so that none can be "
-            "held out; set a smaller data.block_m, or data.validation_share=0 to hold out nothing"
+            f"data.block_m={block_m:g}: all {len(positions)} images lie in one geographic block, so none can be held "
+            "out; set a smaller data.block_m, or data.validation_share=0 to hold out nothing"
         )
-    order = sorted(range(len(names)), key=lambda at: hashlib.sha256(f"{seed}/{names[at]}".encode()).digest())
+    order = sorted(range(len(names)), key=lambda block: hashlib.sha256(f"{seed}/{names[block]}".encode()).digest())
     for block in order[:-1]:
-        held_out |= member == block
+        held_out |= block_of_image == block
         if held_out.sum() >= share * len(positions):
             break
     return held_out
+
+
+def blocks(positions: npt.NDArray[np.float64], block_m: float) -> list[str]:
+    """Return the square of `block_m` metres of each position [N, 2] (degrees), as `row:column`.
+
+    Rows count from the equator, columns from the zero meridian along the row's middle: a position's block does not
+    depend on the other positions.
+    """
+    rows = np.floor(positions[:, 0] * METRES_PER_DEGREE / block_m)
+    middle = np.clip((rows + 0.5) * block_m / METRES_PER_DEGREE, -90, 90)
+    east_m = positions[:, 1] * METRES_PER_DEGREE * np.cos(np.radians(middle))
+    columns = np.floor(east_m / block_m)
+    return [f"{int(row)}:{int(column)}" for row, column in zip(rows, columns, strict=True)]

@@ -1,10 +1,9 @@
-"""Procedural facades: sky, wall, roof, windows, door, pavement, on plausible addresses of one invented city.
+"""Procedural facades (sky, wall, roof, windows, door, pavement) at plausible addresses of one invented city.
 
-How a house looks is up to three things: its district (a few kilometres), its neighbourhood (a few hundred metres)
-and itself. So a position tells about a picture, which is what a location-aware model is there to learn, and it tells
-most about places between known ones. An image is a function of (seed, index) alone, so every worker, machine and
-attempt sees the same one. It is made of rectangles: cheap enough that a loader of a few processes keeps a GPU busy,
-structured enough that a loss falls.
+The attributes of a house vary with its district (kilometres), its neighbourhood (hundreds of metres) and the house
+itself. So a position carries information about the image, which is what a location-aware model has to learn. An image
+is a function of (seed, index) alone, so every worker, machine and attempt gets the same one. It is made of rectangles:
+cheap enough that a few loader processes keep a GPU busy, structured enough that a loss falls.
 """
 
 from __future__ import annotations
@@ -18,22 +17,22 @@ import numpy.typing as npt
 
 from inpaint_bench.core.config import DataConfig
 
-from .source import Account, Pixels
+from .source import Inventory, Pixels
 from .split import METRES_PER_DEGREE
 
-VERSION = 2  # part of the identity: raise it when another picture, address or text comes out
+VERSION = 2  # part of the identity: increase it when another image, address or text comes out
 
-# A grid of streets, 200 m apart, houses 24 m apart on both sides, around this corner.
+# A grid of streets from this corner: streets 200 m apart, houses 24 m apart on both sides.
 ORIGIN = (30.6280, -96.3344)  # degrees: latitude, longitude
 BLOCK_M = 200.0
 HOUSE_M = 24.0
 SETBACK_M = 9.0
 HOUSES_PER_SIDE = 8
 
-# Wavelengths of what changes over the city, and the share of a look's variance that each decides. Chosen, not fitted.
+# Wavelengths of the variation over the city, and the share of an attribute's variance of each. Chosen, not fitted.
 SCALES_M = {"district": 4000.0, "neighbourhood": 800.0}
 SHARES = {"district": 0.5, "neighbourhood": 0.3}
-WAVES = 16  # sines per look and scale; their directions and phases make one city differ from another
+WAVES = 16  # sines per attribute and scale; their directions and phases depend on the seed
 
 WALLS = {
     "brick": (150, 75, 60),
@@ -42,18 +41,18 @@ WALLS = {
     "plaster": (214, 202, 178),
     "concrete": (150, 150, 148),
     "blue": (110, 136, 164),
-}  # alike ones side by side: between two districts lie the walls between theirs
+}  # similar ones are neighbours, because the attribute varies continuously between districts
 
 Range = tuple[float, float] | tuple[tuple[float, float, float], tuple[float, float, float]]
-House = Mapping[str, Any]  # a look's value, [3] where it is a colour; lengths are shares of the picture's side
+House = Mapping[str, Any]  # value of each attribute, [3] for a colour; lengths are shares of the image's side
 
 
 def _grey(low: float, high: float) -> Range:
     return (low, low, low), (high, high, high)
 
 
-# Every look with its range. Light and pavement are the place's too: a street is photographed in one drive.
-BY_PLACE: dict[str, Range] = {
+# Attributes with their ranges. Light and pavement depend on the place too: a street is photographed in one drive.
+PLACE_ATTRIBUTES: dict[str, Range] = {
     "wall": (0, len(WALLS)),
     "tint": _grey(-25, 25),
     "storeys": (1, 6),
@@ -65,12 +64,12 @@ BY_PLACE: dict[str, Range] = {
     "pavement": _grey(70, 150),
     "zenith": ((70, 110, 160), (150, 180, 230)),
     "horizon": _grey(190, 245),
-    "wide": (0.4, 0.7),  # of a window, in bays
-    "high": (0.45, 0.65),  # of a window, in storeys
+    "window_width": (0.4, 0.7),  # in bays
+    "window_height": (0.45, 0.65),  # in storeys
     "glass": _grey(20, 120),
     "trim": _grey(170, 245),
 }
-BY_HOUSE: dict[str, Range] = {
+HOUSE_ATTRIBUTES: dict[str, Range] = {
     "bays": (2, 7),
     "left": (0.0, 0.2),
     "right": (0.8, 1.0),
@@ -80,16 +79,18 @@ BY_HOUSE: dict[str, Range] = {
 
 
 class SyntheticSource:
-    """As many facades as `config.num_images` says (default 6500)."""
+    """`config.num_images` facades (default 6500)."""
+
+    validation = None
 
     def __init__(self, config: DataConfig) -> None:
         self.resolution_px = config.resolution_px
         self.seed = config.seed
         self.count = config.num_images or 6500
-        self.account = Account(kind="synthetic", found=self.count, used=self.count)
+        self.inventory = Inventory(kind="synthetic", found=self.count, used=self.count)
         metres = _addresses(self.count)
         self.positions = _degrees(metres)
-        self._looks = _looks(metres, self.seed)
+        self._attributes = _draw_attributes(metres, self.seed)
         self.texts = [_text(self.house(index)) for index in range(self.count)]
         self.names = [f"synthetic-{index:06d}" for index in range(self.count)]
         self.identity = hashlib.sha256(f"synthetic/{VERSION}/{self.seed}/{self.count}".encode()).hexdigest()
@@ -98,21 +99,23 @@ class SyntheticSource:
         return self.count
 
     def house(self, index: int) -> House:
-        return {name: values[index] for name, values in self._looks.items()}
+        """Return the attributes of a house."""
+        return {name: values[index] for name, values in self._attributes.items()}
 
     def pixels(self, index: int) -> Pixels:
+        """Draw the image."""
         random = np.random.Generator(np.random.PCG64(np.random.SeedSequence((self.seed, index))))
         return _draw(self.house(index), random, self.resolution_px)
 
     def own_mask(self, index: int) -> None:
-        return None
+        """Return None: there are no masks."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is no file."""
 
 
 def _addresses(count: int) -> npt.NDArray[np.float64]:
-    """[count, 2] metres east and north, block after block of a square that grows: a house stays where it is."""
+    """Return [count, 2] metres east and north, in a growing square of blocks: a house keeps its place for any count."""
     index = np.arange(count)
     house, index = index % HOUSES_PER_SIDE, index // HOUSES_PER_SIDE
     side, block = index % 2, index // 2
@@ -125,27 +128,28 @@ def _addresses(count: int) -> npt.NDArray[np.float64]:
 
 
 def _degrees(metres: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """[N, 2] latitude and longitude."""
+    """Return latitude and longitude [N, 2]."""
     latitude = ORIGIN[0] + metres[:, 1] / METRES_PER_DEGREE
     longitude = ORIGIN[1] + metres[:, 0] / (METRES_PER_DEGREE * np.cos(np.radians(ORIGIN[0])))
     return np.stack([latitude, longitude], axis=1)
 
 
-def _looks(metres: npt.NDArray[np.float64], seed: int) -> dict[str, npt.NDArray[np.float64]]:
-    """Every look of N houses: [N], or [N, 3] for a colour, spread over its whole range.
+def _draw_attributes(metres: npt.NDArray[np.float64], seed: int) -> dict[str, npt.NDArray[np.float64]]:
+    """Return every attribute of N houses: [N], or [N, 3] for a colour, spread over its whole range.
 
-    Each is a normal variable, of which district and neighbourhood decide their shares and the house the rest; its
-    quantile says where in the range the look lies.
+    Each is a normal variable, of which district and neighbourhood give their shares of the variance and the house the
+    rest; its quantile is the position in the range.
     """
-    ranges = {name: np.array(one, np.float64) for name, one in (BY_PLACE | BY_HOUSE).items()}
-    widths = [one[0].size for one in ranges.values()]
-    placed = sum(widths[: len(BY_PLACE)])
+    attributes = PLACE_ATTRIBUTES | HOUSE_ATTRIBUTES
+    ranges = {name: np.array(limits, np.float64) for name, limits in attributes.items()}
+    widths = [limits[0].size for limits in ranges.values()]
+    placed = sum(widths[: len(PLACE_ATTRIBUTES)])
     city, own = (np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(part,))) for part in (0, 1))
-    normal = own.standard_normal((len(metres), sum(widths)))  # row by row: a house does not depend on how many follow
+    normal = own.standard_normal((len(metres), sum(widths)))  # row by row: independent of the count
     normal[:, :placed] *= np.sqrt(1 - sum(SHARES.values()))
     for scale, share in SHARES.items():
         normal[:, :placed] += np.sqrt(share) * _field(metres / SCALES_M[scale], placed, city)
-    quantile = 1 / (1 + np.exp(-1.702 * normal))  # within 0.01 of the normal distribution's
+    quantile = 1 / (1 + np.exp(-1.702 * normal))  # logistic approximation, within 0.01 of the normal's
     parts = np.split(quantile, np.cumsum(widths)[:-1], axis=1)
     return {
         name: low + (high - low) * (part if low.size > 1 else part[:, 0])
@@ -154,7 +158,7 @@ def _looks(metres: npt.NDArray[np.float64], seed: int) -> dict[str, npt.NDArray[
 
 
 def _field(places: npt.NDArray[np.float64], count: int, random: np.random.Generator) -> npt.NDArray[np.float64]:
-    """[N, count] smooth functions of N places, about normal: sums of waves of length 0.7 to 1.4 in any direction."""
+    """Return `count` smooth random functions of N places, [N, count], about normal: sums of waves 0.7 to 1.4 long."""
     direction, phase = random.uniform(0, 2 * np.pi, (2, count, WAVES))
     wave = 2 * np.pi / random.uniform(0.7, 1.4, (count, WAVES)) * np.stack([np.cos(direction), np.sin(direction)])
     height = np.zeros((len(places), count))
@@ -187,7 +191,7 @@ def _draw(house: House, random: np.random.Generator, side: int) -> Pixels:
     _roof(image, house, top, left, right)
     _openings(image, house, top, ground, left, right)
 
-    # Sensor-like grain in bands: one small random field, repeated, is enough and costs little.
+    # Grain: one small random field, repeated, is enough and costs little.
     grain = random.integers(0, 12, (side, min(side, 64)), dtype=np.uint8)
     np.minimum(image, 243, out=image)
     image += np.tile(grain, (1, -(-side // grain.shape[1])))[:, :side, None]
@@ -201,26 +205,27 @@ def _roof(image: Pixels, house: House, top: int, left: int, right: int) -> None:
         return
     middle, half = (left + right) / 2, (right - left) / 2
     for row in range(top - rise, top):
-        reach = half * (row - top + rise + 1) / max(1, rise)
-        image[row, max(0, int(middle - reach)) : int(middle + reach)] = colour
+        half_row = half * (row - top + rise + 1) / max(1, rise)
+        image[row, max(0, int(middle - half_row)) : int(middle + half_row)] = colour
 
 
 def _openings(image: Pixels, house: House, top: int, ground: int, left: int, right: int) -> None:
-    """A grid of framed windows, and a door in one bay of the ground floor."""
+    """Draw a grid of framed windows, and a door in one bay of the ground floor."""
     storeys, bays = int(house["storeys"]), int(house["bays"])
     storey, bay = (ground - top) / storeys, (right - left) / bays
-    wide, high, frame = bay * house["wide"], storey * house["high"], max(1, int(bay * 0.05))
+    width, height = bay * house["window_width"], storey * house["window_height"]
+    frame = max(1, int(bay * 0.05))
     glass, trim, panel = (house[name].astype(np.uint8) for name in ("glass", "trim", "panel"))
     door = int(house["door"] * bays)
     for floor in range(storeys):
         for column in range(bays):
-            x = int(left + bay * column + (bay - wide) / 2)
-            y = int(top + storey * floor + (storey - high) / 2)
-            x_end, y_end, fill = int(x + wide), int(y + high), glass
+            x = int(left + bay * column + (bay - width) / 2)
+            y = int(top + storey * floor + (storey - height) / 2)
+            x_end, y_end, fill = int(x + width), int(y + height), glass
             if floor == storeys - 1 and column == door:
                 y_end, fill = ground, panel
             image[y:y_end, x:x_end] = trim
             image[y + frame : max(y_end - frame, 0), x + frame : max(x_end - frame, 0)] = fill
-            if fill is glass:  # glazing bar
-                bar = (x + x_end) // 2
-                image[y:y_end, bar : bar + max(1, frame // 2)] = trim
+            if fill is glass:
+                glazing_bar = (x + x_end) // 2
+                image[y:y_end, glazing_bar : glazing_bar + max(1, frame // 2)] = trim

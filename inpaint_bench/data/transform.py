@@ -1,4 +1,4 @@
-"""From a decoded file to the pixels of the network: upright, RGB, the centre square, resized."""
+"""From a decoded file to the network's pixels: upright, RGB, cropped to the centre square, resized."""
 
 from __future__ import annotations
 
@@ -9,61 +9,63 @@ from PIL import ExifTags, Image, ImageOps
 
 from .source import Mask, Pixels
 
-VERSION = 1  # part of every prepared dataset's identity: raise it when other pixels come out
-MIN_SIDE_PX = 16  # a shorter side holds no building, only what resizing would invent
-WHITE, BLACK = (255, 255, 255, 255), (0, 0, 0, 255)  # what shows through where a picture, a mask is transparent
-# What Pillow raises for bad files; the last two where EXIF has values of another type than its tags.
-DAMAGE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError, TypeError, struct.error)
+VERSION = 1  # part of every prepared dataset's identity: increase it when other pixels come out
+MIN_SIDE_PX = 16  # resizing a smaller image would only invent detail
+WHITE, BLACK = (255, 255, 255, 255), (0, 0, 0, 255)  # behind transparent images and masks
+# What Pillow raises for damaged files; the last two for EXIF values of another type than their tag's.
+DECODE_ERRORS = (OSError, ValueError, SyntaxError, Image.DecompressionBombError, TypeError, struct.error)
 
 
-class UnusableImage(ValueError):  # noqa: N818
-    """Why an image or its mask cannot be used, in words."""
+class UnusableImageError(ValueError):
+    """The reason why an image or its mask cannot be used."""
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """Turned as its EXIF says, in 8-bit RGB. Raises UnusableImage: too small, or a mode whose white is not known."""
+    """Rotate as EXIF says and convert to 8-bit RGB. Raises UnusableImageError: too small, or an unknown value range."""
     turned = ImageOps.exif_transpose(image)
     if min(turned.size) < MIN_SIDE_PX:
-        raise UnusableImage(f"too small: {turned.width} x {turned.height} px, the shorter side needs {MIN_SIDE_PX}")
-    return _rgb(turned, WHITE)
+        raise UnusableImageError(
+            f"too small: {turned.width} x {turned.height} px, the shorter side needs {MIN_SIDE_PX}"
+        )
+    return _to_rgb(turned, WHITE)
 
 
 def upright_size(image: Image.Image) -> tuple[int, int]:
-    """Width and height of `upright`, from the header alone."""
-    sideways = image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
-    return (image.height, image.width) if sideways else (image.width, image.height)
+    """Return width and height of `upright`, from the header alone."""
+    rotated = image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
+    return (image.height, image.width) if rotated else (image.width, image.height)
 
 
-def square(image: Image.Image, side: int) -> Pixels:
-    """RGB image -> [side, side, 3] uint8: its centre square, resized."""
+def center_square(image: Image.Image, side: int) -> Pixels:
+    """Return the centre square of an RGB image, resized to [side, side, 3] uint8."""
     return np.asarray(ImageOps.fit(image, (side, side), method=Image.Resampling.BICUBIC))
 
 
-def square_mask(mask: Image.Image, size: tuple[int, int], side: int) -> Mask:
-    """The mask of an upright image of `size` (width, height) -> [side, side], 0 or 1, by the image's crop, nearest.
+def center_square_mask(mask: Image.Image, size: tuple[int, int], side: int) -> Mask:
+    """Return the mask [side, side] of an upright image of `size` (width, height), cropped like the image; white is 1.
 
-    White is 1. Raises UnusableImage where its shape is not the image's, or where nothing is left to repaint.
+    Raises UnusableImageError if its shape is not the image's, or if nothing is left to repaint.
     """
     turned = ImageOps.exif_transpose(mask)
     width, height = turned.size
-    if abs(width * size[1] - height * size[0]) > max(*size, width, height):  # by more than a rounded pixel
-        raise UnusableImage(f"its mask has {width} x {height} px, the image {size[0]} x {size[1]}")
-    fitted = ImageOps.fit(_rgb(turned, BLACK).convert("L"), (side, side), method=Image.Resampling.NEAREST)
+    if abs(width * size[1] - height * size[0]) > max(*size, width, height):  # differ by more than a rounded pixel
+        raise UnusableImageError(f"its mask has {width} x {height} px, the image {size[0]} x {size[1]}")
+    fitted = ImageOps.fit(_to_rgb(turned, BLACK).convert("L"), (side, side), method=Image.Resampling.NEAREST)
     result = (np.asarray(fitted) > 127).astype(np.uint8)
     if not result.any():
-        raise UnusableImage("its mask repaints nothing")
+        raise UnusableImageError("its mask repaints nothing")
     return result
 
 
-def _rgb(image: Image.Image, background: tuple[int, int, int, int]) -> Image.Image:
+def _to_rgb(image: Image.Image, background: tuple[int, int, int, int]) -> Image.Image:
     if image.mode.startswith("I"):
-        # Pillow's own conversion cuts at 255: a 16-bit picture would come out white.
+        # Pillow's own conversion clips at 255: a 16-bit image would come out white.
         values = np.asarray(image, np.int64)
         if values.min() < 0 or values.max() > 65535:
-            raise UnusableImage(f"mode {image.mode}: values beyond 16 bits")
+            raise UnusableImageError(f"mode {image.mode}: values beyond 16 bits")
         return Image.fromarray((values // 257).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
-        raise UnusableImage("mode F: floating point, its white is not known")
+        raise UnusableImageError("mode F: floating point, the value of white is unknown")
     if "A" in image.mode or "a" in image.mode or "transparency" in image.info:
         layers = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layers.size, background), layers).convert("RGB")

@@ -113,16 +113,16 @@ class Decode(Lever):
         kind, recipe = machine.bench.data.kind, machine.recipe
         if kind != "prepared" or recipe.format != "files":
             return f"DALI needs data=prepared and recipe.format=files, this is data={kind} with format {recipe.format}"
-        return _needs_images(machine) or dali.missing()
+        return _needs_images(machine) or dali.unavailable_reason()
 
     def verify(self, observed: StepObservation) -> Verification:
         decoder = observed.batches.decoder
-        if decoder is None or not decoder.handed_out:
+        if decoder is None or not decoder.num_batches:
             return Verification(None, False, "no batch came from DALI")
         image = observed.batch["image"]
         mean, largest = _level_difference(image, observed.batch["index"].tolist(), observed.components.source)
         text = (
-            f"DALI's decoder ({decoder.decoder}) returned {decoder.handed_out} batches, the last one on "
+            f"DALI's decoder ({decoder.decoder}) returned {decoder.num_batches} batches, the last one on "
             f"{image.device.type}; it differs from Pillow by {mean:.3f} of 255 levels on average, {largest:.0f} at most"
         )
         active = image.device.type == observed.step.device.type and mean <= MAX_MEAN_LEVELS

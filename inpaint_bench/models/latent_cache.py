@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import read_record
-from inpaint_bench.data.samples import FULL, Batch
+from inpaint_bench.data.samples import FULL_MASK, Batch
 from inpaint_bench.data.source import Source
 
 from .networks import Networks
@@ -145,7 +145,7 @@ class LatentCache:
         if "image" in self._arrays:
             rows["cached_image"] = self._row("image", index)
         if "masked" in self._arrays:
-            full = pool == FULL
+            full = pool == FULL_MASK
             rows["cached_masked"] = self._row("full") if full else self._row("masked", index, pool)
             rows["cached_mask"] = (
                 torch.ones_like(self._row("masks", index, 0)) if full else self._row("masks", index, pool)
@@ -163,7 +163,7 @@ class LatentCache:
         if self.in_loader:
             return batch["cached_masked"], batch["cached_mask"][:, None].float()
         index, pool = batch["index"], batch["pool"].clamp(min=0)
-        full = (batch["pool"] == FULL)[:, None, None, None]
+        full = (batch["pool"] == FULL_MASK)[:, None, None, None]
         moments = torch.where(full, self._on_device["full"], self._on_device["masked"][index, pool])
         return moments, torch.where(full, 1.0, self._on_device["masks"][index, pool][:, None].float())
 

@@ -14,12 +14,13 @@ import numpy as np
 from PIL import Image
 
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.records import SkippedImage
 from inpaint_bench.data import geotags, transform
-from inpaint_bench.data.folder import SUFFIXES, check_row, image_files, named_but_unused, skipped
-from inpaint_bench.data.geotags import NoPosition, Row
+from inpaint_bench.data.folder import SUFFIXES, check_row, list_images, rows_without_image, skipped_image
+from inpaint_bench.data.geotags import MetadataRow, PositionError
 from inpaint_bench.data.masks import make_mask
-from inpaint_bench.data.source import Mask, Pixels, Skipped
-from inpaint_bench.data.transform import UnusableImage
+from inpaint_bench.data.source import Mask, Pixels
+from inpaint_bench.data.transform import UnusableImageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ class PhotoFolder:
     seed: int
     resolution_px: int
     names: list[str]
-    rows: dict[str, Row]
+    rows: dict[str, MetadataRow]
 
     @classmethod
     def open(cls, root: Path, masks: Path | None, mask_kind: str, seed: int, resolution_px: int) -> PhotoFolder:
@@ -71,16 +72,16 @@ class PhotoFolder:
             root=root, masks=masks, mask_kind=mask_kind, seed=seed, resolution_px=resolution_px, names=names, rows=rows
         )
 
-    def __iter__(self) -> Iterator[Photo | Skipped]:
+    def __iter__(self) -> Iterator[Photo | SkippedImage]:
         for name in self.names:
             try:
                 yield self._read(name)
-            except transform.DAMAGE as error:
-                yield skipped(name, error)
-        yield from named_but_unused(self.root, self.rows, set(self.names))
+            except transform.DECODE_ERRORS as error:
+                yield skipped_image(name, error)
+        yield from rows_without_image(self.root, self.rows, set(self.names))
 
     def _read(self, name: str) -> Photo:
-        row = self.rows.get(name, Row())
+        row = self.rows.get(name, MetadataRow())
         check_row(name, row)
         with Image.open(self.root / name) as image:
             upright = transform.upright(image)
@@ -88,7 +89,7 @@ class PhotoFolder:
         mask, mask_from = self._mask(name, row, upright.size)
         return Photo(
             name=name,
-            pixels=transform.square(upright, self.resolution_px),
+            pixels=transform.center_square(upright, self.resolution_px),
             mask=mask,
             mask_from=mask_from,
             position=position,
@@ -96,7 +97,7 @@ class PhotoFolder:
             text=row.text,
         )
 
-    def _mask(self, name: str, row: Row, size: tuple[int, int]) -> tuple[Mask, str]:
+    def _mask(self, name: str, row: MetadataRow, size: tuple[int, int]) -> tuple[Mask, str]:
         if self.masks is not None:
             named = self.masks / name
             candidates = (named, *(named.with_suffix(suffix) for suffix in SUFFIXES))
@@ -109,27 +110,27 @@ class PhotoFolder:
                 self.resolution_px, seed, self.mask_kind, full_mask_share=0
             ), f"generated: {self.mask_kind}"
         if not path.is_file():
-            raise UnusableImage(f"no mask {path}")
+            raise UnusableImageError(f"no mask {path}")
         try:
             with Image.open(path) as mask:
-                return transform.square_mask(mask, size, self.resolution_px), str(path)
-        except UnusableImage:
+                return transform.center_square_mask(mask, size, self.resolution_px), str(path)
+        except UnusableImageError:
             raise
-        except transform.DAMAGE as error:
-            raise UnusableImage(f"its mask {path} cannot be read ({error})") from None
+        except transform.DECODE_ERRORS as error:
+            raise UnusableImageError(f"its mask {path} cannot be read ({error})") from None
 
 
-def _position(row: Row, image: Image.Image) -> tuple[tuple[float, float] | None, str]:
+def _position(row: MetadataRow, image: Image.Image) -> tuple[tuple[float, float] | None, str]:
     try:
         if row.has_position:
-            return geotags.from_row(row), "metadata"
-        return geotags.from_exif(image), "EXIF"
-    except NoPosition as error:
+            return geotags.position_from_row(row), "metadata"
+        return geotags.position_from_exif(image), "EXIF"
+    except PositionError as error:
         return None, str(error)
 
 
 def _image_names(root: Path, masks: Path | None) -> Iterator[str]:
     """Yield relative names, without the images in the folder of masks."""
-    for path in image_files(root):
+    for path in list_images(root):
         if masks is None or masks == root or masks not in path.parents:
             yield path.relative_to(root).as_posix()

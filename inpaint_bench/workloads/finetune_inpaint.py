@@ -19,9 +19,9 @@ from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import DataFacts, LeverReport, Parity
 from inpaint_bench.data.loader import Batches
-from inpaint_bench.data.open_source import Indices, open_source, open_split
 from inpaint_bench.data.samples import Batch
-from inpaint_bench.data.source import Source
+from inpaint_bench.data.source import Source, open_source
+from inpaint_bench.data.split import Indices, open_split
 from inpaint_bench.models import builders, flops
 from inpaint_bench.models.location import LONGEST_M
 from inpaint_bench.models.networks import Networks
@@ -67,7 +67,7 @@ class FinetuneInpaint:
     def data(self) -> DataFacts:
         source = self.components.source
         facts = {
-            **source.account.as_dict(),
+            **msgspec.to_builtins(source.inventory),
             "root": self.bench.data.root,
             "identity": source.identity,
             "train": len(self._train),

@@ -11,7 +11,7 @@ import pytest
 from inpaint_bench.core import environment
 
 
-def test_fingerprint_is_sorted_quick_and_plain_json() -> None:
+def test_fingerprint_is_sorted_and_json_ready() -> None:
     start = time.monotonic()
     found = environment.fingerprint()
     assert time.monotonic() - start < 2
@@ -21,7 +21,7 @@ def test_fingerprint_is_sorted_quick_and_plain_json() -> None:
     assert found["cores"] >= 1
 
 
-def test_a_failing_probe_gives_null(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_probe_gives_null(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> str:
         raise OSError("no name")
 
@@ -38,22 +38,22 @@ def test_a_failing_probe_gives_null(monkeypatch: pytest.MonkeyPatch) -> None:
         ("/srv/git/b.git", "/srv/git/b.git"),
     ],
 )
-def test_credentials_are_taken_out_of_remotes(url: str, clean: str) -> None:
+def test_credentials_are_removed_from_remotes(url: str, clean: str) -> None:
     assert environment.without_credentials(url) == clean
 
 
-def test_a_snapshot_beside_the_packages_speaks_for_the_code(tmp_path: Path) -> None:
+def test_code_state_comes_from_the_snapshot_if_there_is_one(tmp_path: Path) -> None:
     record = {"content_sha256": "abc", "git": {"commit": "123", "dirty": False, "remote": None}}
     (tmp_path / "snapshot.json").write_text(json.dumps(record))
     state = environment.code_state(tmp_path)
     assert state == {"commit": "123", "dirty": False, "remote": None, "content_sha256": "abc"}
 
 
-def test_a_folder_that_is_no_checkout_has_no_commit(tmp_path: Path) -> None:
+def test_folder_without_checkout_has_no_commit(tmp_path: Path) -> None:
     assert environment.git_state(tmp_path) is None
 
 
-def test_slurm_is_null_outside_and_named_inside_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_ids_are_null_outside_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert environment.slurm() is None
     monkeypatch.setenv("SLURM_JOB_ID", "42")

@@ -1,4 +1,4 @@
-"""One thread for tensors, small prepared datasets, and a disk that is soon full."""
+"""One thread for tensors, a small prepared dataset, and a disk that is soon full."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session")
 def facades(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """60 facades of 32 px in every format; not to be changed."""
+    """Return a dataset of 60 facades of 32 px in every format; tests must not change it."""
     return prepared(tmp_path_factory.mktemp("facades") / "set", "data.num_images=60")
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """A tmpfs of so many kilobytes."""
+    """Return a function that mounts a tmpfs of so many kilobytes."""
     place = tmp_path / "disk"
     place.mkdir()
     mounted = False

@@ -1,4 +1,4 @@
-"""`prepare` as on the command line, and what reads its result."""
+"""Datasets made by `prepare`, and short ways to read them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inpaint_bench.core.config import DataConfig
 from inpaint_bench.data.loader import Batches
 from inpaint_bench.data.prepared.source import PreparedSource
 from inpaint_bench.data.samples import Batch, Samples
-from inpaint_bench.data.source import Source
+from inpaint_bench.data.source import Source, open_source
 from inpaint_bench.models.tokenizer import hash_tokenizer
 from tests.run.support import bench
 
@@ -22,36 +22,47 @@ SMALL = ("data.resolution_px=32", "prepare.shard_images=8", f"prepare.formats=[{
 
 
 def prepared(out: Path, *overrides: str) -> Path:
+    """Run `prepare` with the generator, in every format unless `overrides` say otherwise."""
     assert app.main(["prepare", "data=synthetic", f"prepare.out={out}", *SMALL, *overrides]) == 0
     return out
 
 
-def opened(root: Path, format: str = "files", stage: str = "none", **settings: Any) -> PreparedSource:
+def open_prepared(root: Path, format: str = "files", stage_to: str = "none", **settings: Any) -> PreparedSource:
+    """Open a prepared dataset of 32 px."""
     config = DataConfig(kind="prepared", root=str(root), **{"resolution_px": 32, **settings})
-    return PreparedSource.open(config, format, stage)
+    return PreparedSource.open(config, format, stage_to)
+
+
+def synthetic(count: int = 5, side: int = 32, seed: int = 0) -> Source:
+    """Open the generator."""
+    return open_source(DataConfig(kind="synthetic", num_images=count, resolution_px=side, seed=seed))
 
 
 def samples(source: Source, *, pixels: bool = True) -> Samples:
+    """Return the samples of a source with a tokenizer that needs no files."""
     return Samples(source, hash_tokenizer(1000, 77), seed=0, masks="sd", full_mask_share=0.25, pixels=pixels)
 
 
-def batches(source: Source, batch: int, *overrides: str, **where: Any) -> Batches:
-    return Batches(samples(source), batch, bench(*overrides).recipe, seed=0, **where)
+def batches(source: Source, batch: int, *overrides: str, **arguments: Any) -> Batches:
+    """Return the stream of batches of a source under a recipe."""
+    return Batches(samples(source), batch, bench(*overrides).recipe, seed=0, **arguments)
 
 
 def take(stream: Batches, count: int) -> list[Batch]:
+    """Return the first batches of a stream and close it."""
     result = list(islice(stream, count))
     stream.close()
     return result
 
 
-def same(ours: list[Batch], theirs: list[Batch]) -> bool:
-    """To the bit."""
-    return len(ours) == len(theirs) and all(
-        one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-        for one, other in zip(ours, theirs, strict=True)
+def same(first: list[Batch], second: list[Batch]) -> bool:
+    """Return whether two lists of batches are equal to the bit."""
+    return len(first) == len(second) and all(
+        batch.keys() == other.keys() and all(torch.equal(batch[name], other[name]) for name in batch)
+        for batch, other in zip(first, second, strict=True)
     )
 
 
 def draws(taken: list[Batch]) -> list[int]:
+    """Return the draw numbers of the batches' samples."""
     return [int(draw) for batch in taken for draw in batch["draw"]]

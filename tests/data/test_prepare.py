@@ -1,4 +1,4 @@
-"""`prepare`, as a user runs it: whole datasets, or nothing."""
+"""`prepare` on the command line: complete datasets, or nothing."""
 
 from __future__ import annotations
 
@@ -25,29 +25,31 @@ from inpaint_bench.core.config import config_hash
 from inpaint_bench.data.prepared import layout
 from tests.run.support import compose, photo
 
-from .support import FORMATS, SMALL, opened, prepared
+from .support import FORMATS, SMALL, open_prepared, prepared
 
 FACADES = ("data=synthetic", "data.num_images=40")
+PREPARE = (sys.executable, "-m", "inpaint_bench", "prepare")
 
 
 def contents(root: Path) -> dict[str, str]:
+    """Return the hash of every file below a folder."""
     files = (path for path in root.rglob("*") if path.is_file())
     return {path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-class TestADataset:
-    def test_holds_equal_pixels_in_every_format(self, facades: Path) -> None:
-        plain = opened(facades)
+class TestDataset:
+    def test_all_formats_hold_equal_pixels(self, facades: Path) -> None:
+        plain = open_prepared(facades)
         index = pq.read_table(facades / "index.parquet").to_pylist()
         for format in FORMATS[1:]:
-            other = opened(facades, format)
+            other = open_prepared(facades, format)
             assert all(np.array_equal(plain.pixels(at), other.pixels(at)) for at in range(60)), format
         for row in index:
             assert hashlib.sha256(plain.pixels(row["id"]).tobytes()).hexdigest() == row["sha256"]
             assert plain.pixels(row["id"]).shape == (32, 32, 3)
 
-    def test_has_tars_of_the_very_files(self, facades: Path) -> None:
-        source, seen = opened(facades, "webdataset"), []
+    def test_tars_hold_the_files_of_images(self, facades: Path) -> None:
+        source, indices = open_prepared(facades, "webdataset"), []
         for shard in source.shards():
             with tarfile.open(shard.path) as tar:
                 for member in tar:
@@ -56,10 +58,10 @@ class TestADataset:
                     assert content is not None
                     assert content.read() == source.jpeg(index)
                     assert shard.first <= index < shard.end
-                    seen.append(index)
-        assert seen == list(range(60))
+                    indices.append(index)
+        assert indices == list(range(60))
 
-    def test_has_an_index_in_parquet_with_positions_in_order(self, facades: Path) -> None:
+    def test_index_has_positions_and_split_in_order(self, facades: Path) -> None:
         table = pq.read_table(facades / "index.parquet")
         assert table.schema.names == layout.INDEX_SCHEMA.names
         assert table["id"].to_pylist() == list(range(60))
@@ -69,117 +71,121 @@ class TestADataset:
         assert len(sides) == len({block for block, _ in sides})
         assert {side for _, side in sides} == {"train", "validation"}
 
-    def test_has_a_manifest_that_counts_and_times_what_was_done(self, facades: Path) -> None:
+    def test_manifest_has_counts_and_times(self, facades: Path) -> None:
         manifest = json.loads((facades / "prepared.json").read_text())
         assert manifest["num_images"] == manifest["account"]["used"] == 60
         assert manifest["split"]["train"] + manifest["split"]["validation"] == 60
         assert set(manifest["formats"]) == set(FORMATS)
-        assert all(one["seconds"] > 0 for one in manifest["formats"].values())
+        assert all(entry["seconds"] > 0 for entry in manifest["formats"].values())
         assert len(manifest["formats"]["files"]["files"]) == 60
 
-    def test_is_the_same_to_the_byte_when_it_is_made_again(self, facades: Path, tmp_path: Path) -> None:
-        again = contents(prepared(tmp_path / "again", "data.num_images=60"))
+    def test_result_is_reproducible_to_the_byte(self, facades: Path, tmp_path: Path) -> None:
+        second = contents(prepared(tmp_path / "second", "data.num_images=60"))
         before = contents(facades)
-        assert {n: h for n, h in again.items() if n != "prepared.json"} == {
+        assert {n: h for n, h in second.items() if n != "prepared.json"} == {
             n: h for n, h in before.items() if n != "prepared.json"
         }
 
-    def test_of_real_photographs_is_whole(self, tmp_path: Path) -> None:
+    def test_real_photographs_can_be_prepared(self, tmp_path: Path) -> None:
         root = os.environ.get("INPAINT_BENCH_PHOTOS")
         if not root:
             pytest.skip("INPAINT_BENCH_PHOTOS names no folder of photographs")
         assert app.main(["prepare", "data=folder", f"data.root={root}", f"prepare.out={tmp_path / 'set'}", *SMALL]) == 0
         assert app.main(["prepare", "--verify", str(tmp_path / "set")]) == 0
-        source = opened(tmp_path / "set", "memmap")
-        assert source.account.kind == "folder"
-        assert len(source) == source.account.used > 1
+        source = open_prepared(tmp_path / "set", "memmap")
+        assert source.inventory.kind == "folder"
+        assert len(source) == source.inventory.used > 1
 
 
-class TestRunAgain:
-    def test_it_rewrites_nothing(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+class TestSecondRun:
+    def test_complete_dataset_is_not_rewritten(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         out = prepared(tmp_path / "set", *FACADES)
         before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
         capsys.readouterr()
         prepared(out, *FACADES)
         assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
 
-    def test_it_adds_a_format_that_is_missing(self, tmp_path: Path) -> None:
-        out, whole = prepared(tmp_path / "set", *FACADES, "prepare.formats=[files]"), tmp_path / "whole"
+    def test_missing_format_is_added(self, tmp_path: Path) -> None:
+        out, complete = prepared(tmp_path / "set", *FACADES, "prepare.formats=[files]"), tmp_path / "complete"
         assert set(json.loads((out / "prepared.json").read_text())["formats"]) == {"files"}
         prepared(out, *FACADES)
-        prepared(whole, *FACADES)
-        assert contents(out).keys() == contents(whole).keys()
-        assert np.array_equal(opened(out, "hdf5").pixels(7), opened(whole, "memmap").pixels(7))
+        prepared(complete, *FACADES)
+        assert contents(out).keys() == contents(complete).keys()
+        assert np.array_equal(open_prepared(out, "hdf5").pixels(7), open_prepared(complete, "memmap").pixels(7))
 
     @pytest.mark.parametrize(
-        "word", ["data.seed=1", "prepare.jpeg_quality=90", "data.block_m=50", "data.num_images=41"]
+        "override", ["data.seed=1", "prepare.jpeg_quality=90", "data.block_m=50", "data.num_images=41"]
     )
-    def test_it_refuses_a_folder_with_another_dataset(
-        self, tmp_path: Path, word: str, capsys: pytest.CaptureFixture[str]
+    def test_folder_with_another_dataset_is_refused(
+        self, tmp_path: Path, override: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         out = prepared(tmp_path / "set", *FACADES)
         before = contents(out)
-        assert app.main(["prepare", *FACADES, f"prepare.out={out}", *SMALL, word]) == 2
+        assert app.main(["prepare", *FACADES, f"prepare.out={out}", *SMALL, override]) == 2
         assert "holds another dataset" in capsys.readouterr().err
         assert contents(out) == before
 
-    def test_it_refuses_a_folder_that_is_no_dataset(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_folder_with_other_files_is_refused(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / "thesis.tex").write_text("years of work")
         assert app.main(["prepare", *FACADES, f"prepare.out={tmp_path}"]) == 2
         assert "not a prepared dataset" in capsys.readouterr().err
         assert list(tmp_path.iterdir()) == [tmp_path / "thesis.tex"]
 
-    def test_a_folder_whose_photographs_changed_is_another_dataset(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_changed_photographs_make_another_dataset(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / "photos").mkdir()
         for number, name in enumerate("abc"):
             photo(tmp_path / "photos" / f"{name}.jpg", position=(55.0 + number, 13.0))
-        words = ["data=folder", f"data.root={tmp_path / 'photos'}", f"prepare.out={tmp_path / 'set'}", *SMALL]
-        assert app.main(["prepare", *words]) == 0
-        assert app.main(["prepare", *words]) == 0
+        overrides = ["data=folder", f"data.root={tmp_path / 'photos'}", f"prepare.out={tmp_path / 'set'}", *SMALL]
+        assert app.main(["prepare", *overrides]) == 0
+        assert app.main(["prepare", *overrides]) == 0
         photo(tmp_path / "photos" / "b.jpg", position=(56.0, 13.0), colour=(1, 2, 3))
-        assert app.main(["prepare", *words]) == 2
+        assert app.main(["prepare", *overrides]) == 2
 
 
-class TestWhenItCannotFinish:
+class TestInterruptions:
     @pytest.mark.parametrize(
         ("format", "kilobytes"), [("files", 150), ("memmap", 300), ("hdf5", 300), ("webdataset", 400)]
     )
-    def test_a_full_disk_is_named_and_nothing_is_left_on_it(
+    def test_full_disk_is_reported_and_nothing_is_left_on_it(
         self, small_disk: Callable[[int], Path], capsys: pytest.CaptureFixture[str], format: str, kilobytes: int
     ) -> None:
         disk = small_disk(kilobytes)
-        words = [*FACADES, "data.num_images=80", f"prepare.out={disk / 'set'}", *SMALL, f"prepare.formats=[{format}]"]
-        assert app.main(["prepare", *words]) == 2
+        overrides = [
+            *FACADES,
+            "data.num_images=80",
+            f"prepare.out={disk / 'set'}",
+            *SMALL,
+            f"prepare.formats=[{format}]",
+        ]
+        assert app.main(["prepare", *overrides]) == 2
         message = capsys.readouterr().err
         assert f"the disk {disk} is full" in message
         assert "MB were free" in message
         assert not list(disk.iterdir())
 
     @pytest.mark.parametrize("writer", ["memmap", "hdf5", "webdataset"])
-    def test_a_disk_that_fills_up_while_a_format_is_added_keeps_the_dataset(
+    def test_full_disk_while_a_format_is_added_keeps_the_dataset(
         self,
         small_disk: Callable[[int], Path],
         monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str],
         writer: str,
     ) -> None:
-        """The size is known in advance for arrays; here that look is taken away, so that writing itself fails."""
+        """The size of arrays is known in advance; that check is disabled here, so that writing itself fails."""
         disk = small_disk(400)
         out = prepared(disk / "set", *FACADES, "data.num_images=80", "prepare.formats=[files]")
         monkeypatch.setattr("inpaint_bench.data.prepared.write._array_bytes", lambda *_: 0)
         before = contents(disk)
-        words = ["data=prepared", f"data.root={out}", "data.resolution_px=32", f"prepare.formats=[{writer}]"]
-        assert app.main(["prepare", *words]) == 2
+        overrides = ["data=prepared", f"data.root={out}", "data.resolution_px=32", f"prepare.formats=[{writer}]"]
+        assert app.main(["prepare", *overrides]) == 2
         assert "is full" in capsys.readouterr().err
         assert contents(disk) == before
         assert sorted(path.name for path in disk.iterdir()) == ["set"]
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-    def test_a_signal_leaves_nothing_and_a_second_call_works(self, tmp_path: Path, number: signal.Signals) -> None:
-        words = [*FACADES, "data.num_images=5000", "data.resolution_px=64", f"prepare.out={tmp_path / 'set'}"]
-        running = start(words)
+    def test_signal_leaves_nothing_behind_and_a_second_run_works(self, tmp_path: Path, number: signal.Signals) -> None:
+        overrides = [*FACADES, "data.num_images=5000", "data.resolution_px=64", f"prepare.out={tmp_path / 'set'}"]
+        running = start(overrides)
         wait_for_images(tmp_path)
         os.killpg(running.pid, number)  # all of them, as Slurm and a terminal do
         _, message = running.communicate(timeout=60)
@@ -190,8 +196,8 @@ class TestWhenItCannotFinish:
 
     @pytest.mark.parametrize("hook", ["before", "after_in_parent"])
     @pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
-    def test_a_signal_while_its_processes_are_forked_is_not_lost(self, tmp_path: Path, hook: str, number: str) -> None:
-        """Regression: what the handler raised within the hooks of a fork was dropped, and later signals ignored."""
+    def test_signal_during_fork_is_not_lost(self, tmp_path: Path, hook: str, number: str) -> None:
+        """Regression: an exception raised by the handler inside the hooks of a fork was dropped."""
         script = (
             "import os, signal, sys; from inpaint_bench.cli import app\n"
             f"os.register_at_fork({hook}=lambda: os.kill(os.getpid(), signal.{number}))\n"
@@ -203,67 +209,69 @@ class TestWhenItCannotFinish:
         assert done.stderr == f"Stopped by {number}. No partial output is left.\n"
         assert not list(tmp_path.iterdir())
 
-    def test_what_a_kill_leaves_is_removed_by_the_second_call_and_no_process_stays(self, tmp_path: Path) -> None:
-        words = [*FACADES, "data.num_images=5000", "data.resolution_px=64", f"prepare.out={tmp_path / 'set'}"]
-        running = start(words)
+    def test_second_run_removes_what_a_killed_one_left_and_no_process_stays(self, tmp_path: Path) -> None:
+        overrides = [*FACADES, "data.num_images=5000", "data.resolution_px=64", f"prepare.out={tmp_path / 'set'}"]
+        running = start(overrides)
         wait_for_images(tmp_path)
         running.kill()
         running.communicate(timeout=60)  # its pipes close only when its children are gone
         prepared(tmp_path / "set", *FACADES)
         assert [path.name for path in tmp_path.iterdir()] == ["set"]
 
-    def test_a_second_prepare_of_the_same_folder_waits_for_nobody_and_disturbs_nothing(
+    def test_concurrent_prepare_of_the_same_folder_is_refused(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        words = [*FACADES, "data.num_images=5000", "data.resolution_px=64", f"prepare.out={tmp_path / 'set'}"]
-        running = start(words)
+        overrides = [*FACADES, "data.num_images=5000", "data.resolution_px=64", f"prepare.out={tmp_path / 'set'}"]
+        running = start(overrides)
         wait_for_images(tmp_path)
-        assert app.main(["prepare", *words]) == 2
+        assert app.main(["prepare", *overrides]) == 2
         assert "another prepare is writing it" in capsys.readouterr().err
         running.terminate()
         running.communicate(timeout=60)
         assert running.returncode == 128 + signal.SIGTERM
 
 
-class TestWhereItIsWritten:
-    def test_a_symlink_to_another_disk_stays_and_the_dataset_is_written_there(
+class TestLocation:
+    def test_symlink_to_another_disk_is_followed_and_kept(
         self, small_disk: Callable[[int], Path], tmp_path: Path
     ) -> None:
         disk, link = small_disk(4000), tmp_path / "set"
         (disk / "there").mkdir()
         link.symlink_to(disk / "there")
         prepared(link, *FACADES, "prepare.formats=[files]")
-        words = ["data=prepared", f"data.root={link}", "data.resolution_px=32", "prepare.formats=[memmap]"]
-        assert app.main(["prepare", *words]) == 0
+        overrides = ["data=prepared", f"data.root={link}", "data.resolution_px=32", "prepare.formats=[memmap]"]
+        assert app.main(["prepare", *overrides]) == 0
         assert link.is_symlink()
-        assert len(opened(disk / "there", "memmap")) == 40
+        assert len(open_prepared(disk / "there", "memmap")) == 40
         assert [path.name for path in disk.iterdir()] == ["there"]
 
-    def test_a_mount_point_is_refused_before_the_work_and_takes_formats_once_it_is_a_dataset(
+    def test_mount_point_is_refused_but_formats_can_be_added_to_a_dataset_there(
         self, small_disk: Callable[[int], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         disk = small_disk(4000)
         assert app.main(["prepare", *FACADES, f"prepare.out={disk}", *SMALL]) == 2
-        assert "is a mount point, which the finished folder cannot replace" in capsys.readouterr().err
+        assert "is a mount point, which cannot be replaced" in capsys.readouterr().err
         shutil.copytree(prepared(tmp_path / "set", *FACADES, "prepare.formats=[files]"), disk, dirs_exist_ok=True)
-        words = ["data=prepared", f"data.root={disk}", "data.resolution_px=32", "prepare.formats=[webdataset]"]
-        assert app.main(["prepare", *words]) == 0
+        overrides = ["data=prepared", f"data.root={disk}", "data.resolution_px=32", "prepare.formats=[webdataset]"]
+        assert app.main(["prepare", *overrides]) == 0
         assert app.main(["prepare", "--verify", str(disk)]) == 0
         assert not list(disk.glob(".*"))
 
-    @pytest.mark.parametrize(("out", "why"), [("file/set", "File exists"), ("n" * 250, "too long"), ("n" * 300, "too")])
-    def test_a_name_that_cannot_be_is_a_sentence(
-        self, tmp_path: Path, out: str, why: str, capsys: pytest.CaptureFixture[str]
+    @pytest.mark.parametrize(
+        ("out", "reason"), [("file/set", "File exists"), ("n" * 250, "too long"), ("n" * 300, "too")]
+    )
+    def test_impossible_name_is_reported(
+        self, tmp_path: Path, out: str, reason: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         (tmp_path / "file").touch()
         assert app.main(["prepare", *FACADES, f"prepare.out={tmp_path / out}", *SMALL]) == 2
         message = capsys.readouterr().err
         assert str(tmp_path / out) in message
-        assert why in message
+        assert reason in message
 
 
-class TestDamageOfUnchangedSize:
-    """Of a dataset that has its files, when a format is added."""
+class TestDamageWithUnchangedSize:
+    """Damage that only hashes show, when a format is added."""
 
     def refused(self, out: Path, format: str, capsys: pytest.CaptureFixture[str]) -> str:
         capsys.readouterr()
@@ -272,67 +280,52 @@ class TestDamageOfUnchangedSize:
         return capsys.readouterr().err
 
     @pytest.mark.parametrize("format", ["memmap", "webdataset"])
-    def test_of_an_image_is_named_and_never_sealed(
+    def test_damaged_image_is_reported_and_not_converted(
         self, tmp_path: Path, format: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         out = prepared(tmp_path / "set", *FACADES, "prepare.formats=[files]")
-        whole = (out / "images/000003.jpg").read_bytes()
-        (out / "images/000003.jpg").write_bytes(bytes(len(whole)))
+        complete = (out / "images/000003.jpg").read_bytes()
+        (out / "images/000003.jpg").write_bytes(bytes(len(complete)))
         assert f"{out}/images/000003.jpg: cannot be decoded" in self.refused(out, format, capsys)
-        changed = bytearray(whole)
+        changed = bytearray(complete)
         changed[-40:-20] = bytes(20)
         (out / "images/000003.jpg").write_bytes(changed)
         assert f"{out}/images/000003.jpg: other pixels than were prepared" in self.refused(out, format, capsys)
 
-    def test_of_the_index_is_named(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_damaged_index_is_reported(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         out = prepared(tmp_path / "set", *FACADES, "prepare.formats=[files]")
         (out / "index.parquet").write_bytes(bytes((out / "index.parquet").stat().st_size))
         assert f"{out}/index.parquet: not as it was written" in self.refused(out, "memmap", capsys)
 
 
-def start(words: list[str]) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "inpaint_bench", "prepare", *words]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+def start(overrides: list[str]) -> subprocess.Popen[str]:
+    """Start `prepare` as a process group of its own."""
+    return subprocess.Popen([*PREPARE, *overrides], stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def wait_for_images(folder: Path) -> None:
+    """Wait until `prepare` is writing images."""
     until = time.monotonic() + 60
     while not list(folder.glob(".set.partial/images/*9.jpg")):
-        assert time.monotonic() < until, "no image came"
+        assert time.monotonic() < until, "no image was written"
         time.sleep(0.02)
 
 
-class TestTheCommand:
+class TestCommand:
     def test_help_ends_with_an_example(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert app.main(["prepare", "--help"]) == 0
         assert "inpaint-bench prepare data=synthetic" in capsys.readouterr().out
 
-    def test_its_account_is_short_and_ends_with_how_to_use_the_dataset(self, tmp_path: Path) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "inpaint_bench",
-            "prepare",
-            *FACADES,
-            *SMALL,
-            f"prepare.out={tmp_path / 'set'}",
-        ]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-        assert said[0] == "40 found, 40 used, 0 skipped"
-        assert re.fullmatch(r"\d+ for training, \d+ for validation: 1 of 5 blocks of 200 m", said[1])
-        assert said[-1] == f"use it: data=prepared data.root={tmp_path / 'set'} data.resolution_px=32"
+    def test_summary_ends_with_the_overrides_to_use(self, tmp_path: Path) -> None:
+        command = [*PREPARE, *FACADES, *SMALL, f"prepare.out={tmp_path / 'set'}"]
+        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        assert lines[0] == "40 found, 40 used, 0 skipped"
+        assert re.fullmatch(r"\d+ for training, \d+ for validation: 1 of 5 blocks of 200 m", lines[1])
+        assert lines[-1] == f"use it: data=prepared data.root={tmp_path / 'set'} data.resolution_px=32"
 
-    def test_a_terminal_sees_a_bar_and_a_pipe_does_not(self, tmp_path: Path) -> None:
+    def test_terminal_gets_a_progress_bar(self, tmp_path: Path) -> None:
         leader, follower = pty.openpty()
-        command = [
-            sys.executable,
-            "-m",
-            "inpaint_bench",
-            "prepare",
-            *FACADES,
-            *SMALL,
-            f"prepare.out={tmp_path / 'set'}",
-        ]
+        command = [*PREPARE, *FACADES, *SMALL, f"prepare.out={tmp_path / 'set'}"]
         environment = {**os.environ, "TERM": "xterm"}
         subprocess.run(command, stdout=follower, stderr=follower, env=environment, check=True)
         os.close(follower)
@@ -341,14 +334,14 @@ class TestTheCommand:
         assert re.search(r"images .*40/40", screen)
         assert re.search(r"hdf5 .*40/40", screen)
 
-    def test_caches_of_the_frozen_networks_are_made_with_the_dataset(self, tmp_path: Path) -> None:
+    def test_caches_of_the_frozen_networks_are_built(self, tmp_path: Path) -> None:
         networks = ["model=tiny_inpaint", "recipe=cpu", "gpu=cpu", "prepare.caches=true"]
         out = prepared(tmp_path / "set", *FACADES, *networks)
-        (account,) = out.glob("cache/*/cache.json")
-        assert json.loads(account.read_text())["images"] == 40
+        (facts_file,) = out.glob("cache/*/cache.json")
+        assert json.loads(facts_file.read_text())["images"] == 40
 
     @pytest.mark.parametrize(
-        ("words", "message"),
+        ("overrides", "message"),
         [
             (["data=synthetic"], "prepare.out is empty"),
             (
@@ -357,18 +350,16 @@ class TestTheCommand:
             ),
             (["data=folder", "data.root=tests", "prepare.out=tests/data/out"], "lies inside data.root"),
             (["data=prepared", "data.root=tests"], "`prepare` did not write it"),
-            (["data=synthetic", "prepare.out=x", "data.num_images=3"], "all 3 images lie in one block"),
+            (["data=synthetic", "prepare.out=x", "data.num_images=3"], "all 3 images lie in one geographic block"),
             (["data=synthetic", "prepare.out=x", "data.colour=red"], "colour"),
             (["data=folder", "data.root=/nowhere/at/all", "prepare.out=x"], "no such folder"),
         ],
     )
-    def test_a_mistake_is_one_sentence_and_exit_code_two(self, words: list[str], message: str) -> None:
-        done = subprocess.run(
-            [sys.executable, "-m", "inpaint_bench", "prepare", *words], capture_output=True, text=True
-        )
+    def test_usage_errors_are_reported_without_traceback(self, overrides: list[str], message: str) -> None:
+        done = subprocess.run([*PREPARE, *overrides], capture_output=True, text=True)
         assert done.returncode == 2, done.stderr
         assert message in done.stderr
         assert "Traceback" not in done.stderr
 
-    def test_where_a_dataset_is_written_is_not_what_a_run_executes(self) -> None:
+    def test_prepare_settings_do_not_change_the_config_hash(self) -> None:
         assert config_hash(compose("prepare.out=somewhere")) == config_hash(compose())

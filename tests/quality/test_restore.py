@@ -190,7 +190,7 @@ class TestAFolderOfImages:
             "a.jpg": "its name, its text or its mask's name is not valid Unicode",
             "caf\\udce9.jpg": "its name, its text or its mask's name is not valid Unicode",
             "lost.jpg": "cannot be read: No such file or directory",
-            "street/b.png": "named as a mask too in the metadata file, so it is not used as an image",
+            "street/b.png": "also named as a mask in the metadata file, so it is not used as an image",
         }
 
     def test_of_two_endings_gives_two_results(self, weights: Path, tmp_path: Path) -> None:

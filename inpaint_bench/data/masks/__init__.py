@@ -1,7 +1,6 @@
-"""Inpainting masks, 1 = repaint: strokes and boxes as SD 1.5 inpainting was trained, or what a disaster leaves.
+"""Inpainting masks, 1 = repaint: strokes and boxes as in the training of SD 1.5 inpainting, or traces of a disaster.
 
-Every kind is drawn in shares of the picture's side, so that its coverage does not depend on the resolution,
-and the share of masks that repaint everything is the same choice in all of them.
+Every kind is drawn in shares of the image's side, so that its coverage does not depend on the resolution.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ KINDS: dict[str, Callable[[int, np.random.Generator], Mask]] = {"sd": sd.draw, "
 
 
 def make_mask(side: int, seed: tuple[int, ...], kind: str = "sd", full_mask_share: float = FULL_MASK_SHARE) -> Mask:
-    """[side, side] uint8, the same for the same `seed` (non-negative integers).
+    """Return a mask [side, side] uint8, the same for the same `seed` (non-negative integers).
 
-    A mask is all ones with probability `full_mask_share`, and otherwise has ones and zeros. Raises ValueError for a
-    kind that does not exist.
+    It is all ones with probability `full_mask_share`, and otherwise has both ones and zeros. Raises ValueError for an
+    unknown kind.
     """
     if kind not in KINDS:
         raise ValueError(f"mask kind {kind!r}: not one of {', '.join(KINDS)}")
     random = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
     if random.random() < full_mask_share:
         return np.ones((side, side), np.uint8)
-    while True:  # a drawing that hides nothing or everything is rare, and is drawn again
+    while True:  # a mask of only zeros or ones is rare, and is drawn again
         mask = KINDS[kind](side, random)
         if mask.any() and not mask.all():
             return mask

@@ -1,4 +1,4 @@
-"""Masks are drawn at no more than 256 px and enlarged: their cost stays flat, and latents are coarser anyway."""
+"""Masks are drawn at no more than 256 px and enlarged: that bounds their cost, and latents are coarser anyway."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WORK_PX = 256
 
 
 def resized(mask: Mask, side: int) -> Mask:
-    """The square `mask` at another side, every pixel the nearest of the old."""
+    """Return a square mask resized to another side by nearest neighbour."""
     if mask.shape[0] == side:
         return mask
     index = np.arange(side) * mask.shape[0] // side

@@ -1,7 +1,7 @@
-"""What hides a building after a disaster: debris, water, smoke, missing parts of the wall; equal odds.
+"""Masks like the traces of a disaster: debris, water, smoke or missing parts of a facade, with equal probability.
 
-No public generator of such masks for street views was found, so these are ours: simple shapes at plausible
-places, no simulation. The numbers below are judged by eye (docs/masks.png), not fitted to photographs of damage.
+We found no public generator of such masks for street views, so these are ours: simple shapes at plausible places, not
+a simulation. The numbers below are judged by eye (docs/masks.png), not fitted to photographs of damage.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from inpaint_bench.data.source import Mask
 from .canvas import WORK_PX, resized
 
 Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
 
-HEAPS = (1, 3)  # how many, inclusive
+HEAPS = (1, 3)  # number, inclusive
 PIECES = (18, 36)  # polygons in one heap
-PIECE_RADIUS = (0.03, 0.095)  # of the side
+PIECE_RADIUS = (0.03, 0.095)  # share of the side, as all sizes below
 HEAP_HEIGHT, HEAP_HALF_WIDTH = (0.2, 0.6), (0.15, 0.4)
 EDGES = 5  # half-planes whose intersection is a piece: triangles to pentagons
 WATER_LINE = (0.4, 0.9)  # of the height, from the top
 WAVES = 4
-SMOKE_SHARE = (0.15, 0.65)  # of the picture
+SMOKE_SHARE = (0.15, 0.65)  # of the pixels
 SMOKE_LATTICE, SMOKE_OCTAVES = 4, 5  # cells of the coarsest octave; each octave halves them
 HOLES = (1, 3)
 HOLE_WIDTH, HOLE_HEIGHT = (0.15, 0.5), (0.15, 0.45)
 JAGGED = 0.02  # depth of broken masonry
-CORNER_ODDS = 0.6
+CORNER_PROBABILITY = 0.6
 CORNER_WIDTH, CORNER_DEPTH = (0.25, 0.7), (0.2, 0.6)
 
 _ROWS = np.arange(WORK_PX, dtype=np.float32)[:, None]
@@ -36,12 +37,12 @@ _SHARE = _COLUMNS / WORK_PX
 
 
 def draw(side: int, random: np.random.Generator) -> Mask:
-    """[side, side]; which of the four is drawn by `random` too."""
+    """Return a mask [side, side]; `random` also decides which of the four kinds it is."""
     return resized(DRAWINGS[random.integers(len(DRAWINGS))](random), side)
 
 
 def debris(random: np.random.Generator) -> Mask:
-    """Heaps of broken pieces: random convex polygons, dense at the foot, on ground near the lower edge."""
+    """Draw heaps of broken pieces: random convex polygons, dense at the foot, near the lower edge."""
     mask = np.zeros((WORK_PX, WORK_PX), np.uint8)
     for _ in range(random.integers(HEAPS[0], HEAPS[1] + 1)):
         count = int(random.integers(PIECES[0], PIECES[1] + 1))
@@ -50,12 +51,12 @@ def debris(random: np.random.Generator) -> Mask:
         across = random.triangular(-1, 0, 1, count)
         x = middle + half * across
         y = foot - height * (1 - np.abs(across)) * random.random(count)
-        _pieces(mask, x * WORK_PX, y * WORK_PX, random)
+        _draw_pieces(mask, x * WORK_PX, y * WORK_PX, random)
     return mask
 
 
-def _pieces(mask: Mask, x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], random: np.random.Generator) -> None:
-    """Draw polygons around (x, y), all at once on patches of one size, then laid into the mask one by one."""
+def _draw_pieces(mask: Mask, x: Doubles, y: Doubles, random: np.random.Generator) -> None:
+    """Draw polygons around (x, y): all at once on patches of one size, which are then copied into the mask."""
     count = len(x)
     radius = (random.uniform(*PIECE_RADIUS, (count, 1)) * WORK_PX).astype(np.float32)
     # Edges face away from the centre in turned, roughly even directions; some cut closer than others.
@@ -66,7 +67,7 @@ def _pieces(mask: Mask, x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], 
     reach = radius * random.uniform(0.35, 1.0, (count, EDGES)).astype(np.float32)
     half = int(PIECE_RADIUS[1] * WORK_PX * 1.25)
     offset = np.arange(-half, half + 1, dtype=np.float32)
-    inside = np.abs(offset[:, None]) + np.abs(offset) <= 1.5 * radius[:, :, None]  # a corner may lie far out
+    inside = np.abs(offset[:, None]) + np.abs(offset) <= 1.5 * radius[:, :, None]  # cuts off corners that lie far out
     for edge in range(EDGES):
         along_y, along_x = normal_y[:, edge, None] * offset, normal_x[:, edge, None] * offset
         inside &= along_y[:, :, None] <= reach[:, edge, None, None] - along_x[:, None, :]
@@ -78,29 +79,29 @@ def _pieces(mask: Mask, x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], 
 
 
 def water(random: np.random.Generator) -> Mask:
-    """Everything below a wavy line, tilted a little as cameras are."""
+    """Mask everything below a wavy line, tilted a little as cameras are."""
     line = random.uniform(*WATER_LINE) + random.uniform(-0.03, 0.03) * (_SHARE - 0.5)
     cycles, phase = random.uniform(1, 14, WAVES), random.uniform(0, 2 * np.pi, WAVES)
-    height = random.uniform(0.003, 0.02, WAVES) / np.sqrt(cycles)  # short waves are low
+    height = random.uniform(0.003, 0.02, WAVES) / np.sqrt(cycles)  # short waves have small amplitudes
     waves = (height[:, None] * np.sin(2 * np.pi * cycles[:, None] * _SHARE + phase[:, None])).sum(axis=0)
-    return _between((line + waves).astype(np.float32) * WORK_PX, np.float32(WORK_PX)).view(np.uint8)
+    return _fill_between((line + waves).astype(np.float32) * WORK_PX, np.float32(WORK_PX)).view(np.uint8)
 
 
 def smoke(random: np.random.Generator) -> Mask:
-    """Fractional Brownian clouds (value noise, each octave half as wide and high), cut at a given share."""
+    """Draw fractal clouds (value noise, each octave of half the width and height), thresholded to a random share."""
     field = np.zeros((SMOKE_LATTICE, SMOKE_LATTICE), np.float32)
     for octave in range(SMOKE_OCTAVES):
-        field = _doubled(field) if octave else field
+        field = _upsample(field) if octave else field
         field = field + random.random(field.shape, np.float32) * np.float32(0.5**octave)
     while len(field) < WORK_PX:
-        field = _doubled(field)
-    sample = np.sort(field[::4, ::4], axis=None)  # a sixteenth of the pixels finds the level well enough
+        field = _upsample(field)
+    sample = np.sort(field[::4, ::4], axis=None)  # a sixteenth of the pixels gives the quantile well enough
     level = sample[int((1 - random.uniform(*SMOKE_SHARE)) * (len(sample) - 1))]
     return (field > level).view(np.uint8)
 
 
-def _doubled(field: Floats) -> Floats:
-    """[n, m] -> [2n, 2m], linear between pixel centres, edges repeated."""
+def _upsample(field: Floats) -> Floats:
+    """Upsample [n, m] to [2n, 2m], linear between pixel centres, edges repeated."""
     for _ in range(2):
         padded = np.concatenate([field[:1], field, field[-1:]])
         pair = np.stack([0.25 * padded[:-2] + 0.75 * field, 0.25 * padded[2:] + 0.75 * field], axis=1)
@@ -109,36 +110,36 @@ def _doubled(field: Floats) -> Floats:
 
 
 def facade(random: np.random.Generator) -> Mask:
-    """Missing wall: holes with upright sides whose edges run to a vanishing point, perhaps a collapsed corner."""
+    """Draw holes in a wall, in perspective (upright sides, a vanishing point), and perhaps a collapsed corner."""
     mask = np.zeros((WORK_PX, WORK_PX), bool)
-    eye = random.uniform(0.45, 0.75)  # height of the horizon, from the top
-    turn = random.uniform(-0.7, 0.7)  # how much taller the wall seems at one end of the picture
+    horizon = random.uniform(0.45, 0.75)  # from the top
+    slope = random.uniform(-0.7, 0.7)  # growth of the wall's apparent height across the image
     for _ in range(random.integers(HOLES[0], HOLES[1] + 1)):
         width, height = random.uniform(*HOLE_WIDTH), random.uniform(*HOLE_HEIGHT)
         x, y = random.uniform(0, 1 - width), random.uniform(0, 0.95 - height)
-        scale = 1 + turn * (_SHARE - x - width / 2)
+        scale = 1 + slope * (_SHARE - x - width / 2)
         columns = slice(int(x * WORK_PX), int((x + width) * WORK_PX))
-        top = (eye + (y - eye) * scale + _broken(random)) * WORK_PX
-        bottom = (eye + (y + height - eye) * scale + _broken(random)) * WORK_PX
-        mask[:, columns] |= _between(top[columns], bottom[columns])
-    if random.random() < CORNER_ODDS:
+        top = (horizon + (y - horizon) * scale + _jagged_line(random)) * WORK_PX
+        bottom = (horizon + (y + height - horizon) * scale + _jagged_line(random)) * WORK_PX
+        mask[:, columns] |= _fill_between(top[columns], bottom[columns])
+    if random.random() < CORNER_PROBABILITY:
         width, depth = random.uniform(*CORNER_WIDTH), random.uniform(*CORNER_DEPTH)
         from_edge = _SHARE if random.random() < 0.5 else 1 - _SHARE
-        steep = random.uniform(0.6, 1.6)  # a bulging or a hollow break
-        fall = depth * np.clip(1 - from_edge / width, 0, 1) ** steep
-        edge = (fall + np.where(fall > 0, _broken(random), 0)) * WORK_PX
-        mask |= _between(np.float32(0), edge.astype(np.float32))
+        exponent = random.uniform(0.6, 1.6)  # a convex or a concave break
+        fall = depth * np.clip(1 - from_edge / width, 0, 1) ** exponent
+        edge = (fall + np.where(fall > 0, _jagged_line(random), 0)) * WORK_PX
+        mask |= _fill_between(np.float32(0), edge.astype(np.float32))
     return mask.view(np.uint8)
 
 
-def _broken(random: np.random.Generator) -> npt.NDArray[np.float64]:
-    """[WORK_PX] a jagged line around zero: straight between random corners, as bricks and slabs break."""
+def _jagged_line(random: np.random.Generator) -> npt.NDArray[np.float64]:
+    """Return a jagged line [WORK_PX] around zero, straight between random corners, as bricks and slabs break."""
     corners = int(random.integers(10, 30))
     return np.interp(_SHARE, np.linspace(0, 1, corners), random.uniform(-JAGGED, JAGGED, corners))
 
 
-def _between(top: npt.ArrayLike, bottom: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-    """True in each column from `top` (inclusive) to `bottom`, rows of the work side."""
+def _fill_between(top: npt.ArrayLike, bottom: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    """Return a mask that is True in each column from row `top` (inclusive) to row `bottom`."""
     return (np.asarray(top, np.float32) <= _ROWS) & (np.asarray(bottom, np.float32) > _ROWS)
 
 

@@ -1,4 +1,4 @@
-"""Strokes or rectangles, at equal odds: the masks that the SD 1.5 inpainting checkpoint was trained on.
+"""Strokes or rectangles with equal probability: the masks that the SD 1.5 inpainting checkpoint was trained on.
 
 They follow LaMa: strokes of up to 200 px by 100 px, rectangles of 30 to 150 px, at 256 px; sizes scale with the
 resolution.
@@ -12,17 +12,17 @@ from inpaint_bench.data.source import Mask
 
 from .canvas import WORK_PX, resized
 
-REFERENCE_PX = 256  # the side at which the sizes below hold
-STROKES = (1, 5)  # how many, inclusive
+REFERENCE_PX = 256  # the side for which the sizes below are given
+STROKES = (1, 5)  # number, inclusive
 STROKE_LENGTH_PX = 200
 STROKE_WIDTH_PX = (10, 100)
-SEGMENTS = (2, 5)  # corners of one stroke
+SEGMENTS = (2, 5)  # of one stroke
 RECTANGLES = (1, 4)
 RECTANGLE_PX = (30, 150)
 
 
 def draw(side: int, random: np.random.Generator) -> Mask:
-    """[side, side]; strokes or rectangles by `random` too."""
+    """Return a mask [side, side]; `random` also decides between strokes and rectangles."""
     if random.random() < 0.5:
         return _rectangles(side, random)
     return resized(_strokes(min(side, WORK_PX), random), side)
@@ -40,7 +40,7 @@ def _rectangles(side: int, random: np.random.Generator) -> Mask:
 
 
 def _strokes(side: int, random: np.random.Generator) -> Mask:
-    """Thick polylines: a pixel belongs to one when its distance to a segment is under half the width."""
+    """Draw thick polylines: a pixel belongs to one if its distance to a segment is at most half the width."""
     scale = side / REFERENCE_PX
     starts, ends, widths = [], [], []
     for _ in range(random.integers(STROKES[0], STROKES[1] + 1)):
@@ -58,7 +58,7 @@ def _strokes(side: int, random: np.random.Generator) -> Mask:
     mask = np.zeros((side, side), np.uint8)
     for start, end, width in zip(starts, ends, widths, strict=True):
         half = width / 2
-        # Only the segment's own box: the whole picture would cost ten times as much.
+        # Only the segment's bounding box: the whole image would cost ten times as much.
         y0, x0 = np.maximum(np.minimum(start, end) - half, 0).astype(int)
         y1, x1 = np.minimum(np.maximum(start, end) + half + 1, side).astype(int)
         rows = np.arange(y0, y1, dtype=np.float32)[:, None] - start[0].astype(np.float32)

@@ -1,14 +1,14 @@
-"""The JPEGs of a prepared dataset decoded by NVIDIA DALI, on the GPU where the recipe runs on one.
+"""Decode the JPEGs of a prepared dataset with NVIDIA DALI, on the GPU where the recipe runs on one.
 
-Only the decoder changes: which images, in which order, under which masks, is decided by `Samples` and its sampler.
-The files are upright RGB of the run's size since `prepare` wrote them, so that nothing is turned, cut or resized here,
-and a file that decodes to another shape ends the run. Held-out images still go through Pillow.
+Only the decoder changes: `Samples` and its sampler decide which images, in which order, under which masks. The files
+are upright RGB of the run's size since `prepare` wrote them, so nothing is rotated, cropped or resized here, and a file
+that decodes to another shape ends the run. Held-out images are still decoded by Pillow.
 
-On a processor DALI 2.4 gives the pixels of Pillow 13, to the bit, and refuses a file cut short as Pillow does. nvJPEG
-rounds in its own way; how far off it is is measured at the end of each run (`levers.inputs.Decode`) and stands in the
-manifest. The GPU's path has not run on a card yet.
+On a CPU, DALI 2.4 gives the pixels of Pillow 13 to the bit, and refuses a truncated file as Pillow does. nvJPEG rounds
+differently; the difference is measured at the end of each run (`levers.data_path.Decode`) and is in the manifest.
+The GPU path has not run on a card yet.
 
-The loader's processes read files and draw masks, this process decodes, one batch ahead of the step.
+The loader's processes read files and draw masks; this process decodes, one batch ahead of the step.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from .source import PreparedSource
 
 
-def missing() -> str | None:
-    """Why DALI cannot be used, in a sentence, or None."""
+def unavailable_reason() -> str | None:
+    """Return why DALI cannot be used, or None if it can."""
     try:
         import_module("nvidia.dali.plugin.pytorch")
     except ModuleNotFoundError as error:
@@ -43,7 +43,7 @@ def missing() -> str | None:
     return None
 
 
-class Encoded(Dataset[dict[str, Tensor]]):
+class EncodedSamples(Dataset[dict[str, Tensor]]):
     """The samples of `samples` with `jpeg`, the bytes of the file, in place of image and masked_image."""
 
     def __init__(self, samples: Samples, source: PreparedSource) -> None:
@@ -57,59 +57,58 @@ class Encoded(Dataset[dict[str, Tensor]]):
 
 
 def collate(samples: list[Batch]) -> Batch:
-    """`jpeg` of all samples one after another (one tensor: one piece of shared memory), `jpeg_bytes` their sizes."""
+    """Collate samples: `jpeg` is all files in one tensor (one piece of shared memory), `jpeg_bytes` their sizes."""
     jpegs = [sample.pop("jpeg") for sample in samples]
     batch: Batch = default_collate(samples)
-    return batch | {"jpeg": torch.cat(jpegs), "jpeg_bytes": torch.tensor([len(one) for one in jpegs])}
+    return batch | {"jpeg": torch.cat(jpegs), "jpeg_bytes": torch.tensor([len(jpeg) for jpeg in jpegs])}
 
 
 class DaliBatches:
-    """Batches as the table in loader.py has them, from those of `collate`.
+    """Batches as in the table of samples.py, from those of `collate`; image, mask and masked_image are on `device`.
 
-    image, mask and masked_image lie on `device`. To be made after the loader's processes: they are forks of this one,
-    and DALI's threads would not survive that.
+    Create it after the loader's processes: they are forks of this one, which DALI's threads would not survive.
     """
 
     def __init__(
         self, encoded: Iterator[Batch], source: PreparedSource, batch: int, device: torch.device, non_blocking: bool
     ) -> None:
-        self.decoder = "mixed" if device.type == "cuda" else "cpu"  # as DALI calls it
-        self.device, self.handed_out = device, 0
+        self.decoder = "mixed" if device.type == "cuda" else "cpu"  # DALI's names
+        self.device, self.num_batches = device, 0
         self._encoded, self._source, self._non_blocking = encoded, source, non_blocking
         self._shape = (source.resolution_px, source.resolution_px, 3)
-        self._ahead: Batch | None = None  # what DALI is decoding
-        # A stream of its own: waiting for the pixels must not be waiting for the step before.
+        self._next: Batch | None = None  # whose images DALI is decoding
+        # A stream of its own: waiting for the pixels must not wait for the previous step.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._pipeline = _pipeline(batch, self.decoder, device.index or 0)
+        self._pipeline = _build_pipeline(batch, self.decoder, device.index or 0)
 
     def __iter__(self) -> DaliBatches:
         return self
 
     def __next__(self) -> Batch:
-        batch = self._ahead or self._submit()
-        pixels = self._pixels(batch["index"].tolist())
-        self._ahead = self._submit()
+        batch = self._next or self._submit()
+        pixels = self._wait_for_pixels(batch["index"].tolist())
+        self._next = self._submit()
         # As in Samples.sample, for the whole batch.
         image = pixels.permute(0, 3, 1, 2).to(torch.float32).div_(127.5).sub_(1.0).contiguous()
         mask = batch["mask"].to(self.device, non_blocking=self._non_blocking)
-        self.handed_out += 1
+        self.num_batches += 1
         return batch | {"image": image, "mask": mask, "masked_image": image * (mask < 0.5)}
 
     def _submit(self) -> Batch:
-        """What is left of a batch while DALI's threads decode its images."""
+        """Start decoding the next batch's images and return the rest of the batch."""
         batch = next(self._encoded)
         jpegs = np.split(batch.pop("jpeg").numpy(), np.cumsum(batch.pop("jpeg_bytes"))[:-1])
         self._pipeline.feed_input("jpeg", jpegs)
         self._pipeline.schedule_run()
         return batch
 
-    def _pixels(self, indices: list[int]) -> Tensor:
-        """[B, R, R, 3] uint8 of the oldest batch. Raises RuntimeError naming a file that cannot be decoded."""
+    def _wait_for_pixels(self, indices: list[int]) -> Tensor:
+        """Return [B, R, R, 3] uint8 of the submitted batch. Raises RuntimeError naming an undecodable file."""
         try:
             (decoded,) = self._pipeline.share_outputs()
         except (RuntimeError, ValueError) as error:
             for index in indices:
-                self._source.pixels(index)  # Pillow names the file that it cannot read either
+                self._source.pixels(index)  # Pillow fails on the same file, and names it
             raise RuntimeError(f"DALI cannot decode a batch: {str(error).strip()}") from error
         for index, shape in zip(indices, decoded.shape(), strict=True):
             if tuple(shape) != self._shape:
@@ -131,16 +130,16 @@ class DaliBatches:
         return pixels
 
 
-def _pipeline(batch: int, decoder: str, gpu: int) -> Any:
+def _build_pipeline(batch: int, decoder: str, gpu: int) -> Any:
     from nvidia.dali import fn, types
     from nvidia.dali.pipeline import Pipeline
 
     threads = len(os.sched_getaffinity(0))
-    # Of depth 1, as it is fed: by itself DALI would run ahead of what it was given.
+    # Depth 1, as it is fed: a deeper queue would run ahead of its input.
     pipeline = Pipeline(batch, threads, gpu if decoder == "mixed" else None, prefetch_queue_depth=1)
     with pipeline:
         jpeg = fn.external_source(name="jpeg", dtype=types.UINT8, ndim=1)
-        # As layout.decode does it: not turned by an EXIF tag (`prepare` has done that), the accurate transform.
+        # Like layout.decode_jpeg: no rotation by EXIF (`prepare` has done that), the accurate transform.
         exact = {"adjust_orientation": False, "use_fast_idct": False}
         pipeline.set_outputs(fn.decoders.image(jpeg, device=decoder, output_type=types.RGB, **exact))
     pipeline.build()

@@ -1,7 +1,7 @@
-"""The copies of images/ in other formats: how each is written, and how the arrays are read.
+"""The formats made from images/: how each is written, and how the arrays are read.
 
-A writer takes the folder that holds images/ and the folder to write into, and returns the paths it wrote.
-Every image is compared with its hash in the index on the way.
+A writer takes the folder that holds images/ and the folder to write into, and returns the paths that it wrote. Every
+image is compared with its hash in the index on the way.
 """
 
 from __future__ import annotations
@@ -27,41 +27,44 @@ from . import layout
 
 CHUNK = 64  # images decoded ahead
 
-Report = Callable[[str, int, int], None]  # what is being done, how much of it, of how much
-Writer = Callable[[Path, Path, list[str], Report], list[str]]
+ReportProgress = Callable[[str, int, int], None]  # activity, done, total
+Writer = Callable[[Path, Path, list[str], ReportProgress], list[str]]
 
 
-def write_memmap(root: Path, target: Path, hashes: list[str], report: Report) -> list[str]:
+def write_memmap(root: Path, target: Path, hashes: list[str], report: ReportProgress) -> list[str]:
+    """Write pixels.npy."""
     with (target / layout.PIXELS_NPY).open("wb") as out:
-        # Written, not mapped: a full disk is then an error, not a SIGBUS.
-        for number, (_, pixels) in enumerate(_images(root, hashes, report, "memmap")):
-            if number == 0:
-                shape = {"descr": "|u1", "fortran_order": False, "shape": (len(hashes), *pixels.shape)}
-                np.lib.format.write_array_header_1_0(out, shape)
+        # Written, not memory-mapped: a full disk is then an error, not a SIGBUS.
+        for index, (_, pixels) in enumerate(_read_images(root, hashes, report, "memmap")):
+            if index == 0:
+                header = {"descr": "|u1", "fortran_order": False, "shape": (len(hashes), *pixels.shape)}
+                np.lib.format.write_array_header_1_0(out, header)
             out.write(pixels.tobytes())
         _sync(out)
     return [layout.PIXELS_NPY]
 
 
-def write_hdf5(root: Path, target: Path, hashes: list[str], report: Report) -> list[str]:
+def write_hdf5(root: Path, target: Path, hashes: list[str], report: ReportProgress) -> list[str]:
+    """Write pixels.h5."""
     import h5py
 
     # HDF5 writes into a file object of ours: its own driver loses the reason when the disk is full.
     with (target / layout.PIXELS_H5).open("w+b") as out:
         with h5py.File(out, "w", track_order=False) as file:
-            for number, (_, pixels) in enumerate(_images(root, hashes, report, "hdf5")):
-                if number == 0:
+            for index, (_, pixels) in enumerate(_read_images(root, hashes, report, "hdf5")):
+                if index == 0:
                     shape = (len(hashes), *pixels.shape)
                     data = file.create_dataset(layout.H5_DATASET, shape, "u1", chunks=(1, *pixels.shape))
-                data.id.write_direct_chunk((number, 0, 0, 0), pixels.tobytes())
+                data.id.write_direct_chunk((index, 0, 0, 0), pixels.tobytes())
         _sync(out)
     return [layout.PIXELS_H5]
 
 
-def write_shards(root: Path, target: Path, hashes: list[str], report: Report, shard_images: int) -> list[str]:
+def write_shards(root: Path, target: Path, hashes: list[str], report: ReportProgress, shard_images: int) -> list[str]:
+    """Write shards/*.tar."""
     (target / "shards").mkdir()
     paths = []
-    images = enumerate(_images(root, hashes, report, "webdataset"))
+    images = enumerate(_read_images(root, hashes, report, "webdataset"))
     for number in range(math.ceil(len(hashes) / shard_images)):
         paths.append(layout.shard_name(number))
         with (target / paths[-1]).open("wb") as out:
@@ -74,15 +77,17 @@ def write_shards(root: Path, target: Path, hashes: list[str], report: Report, sh
     return paths
 
 
-def _images(root: Path, hashes: list[str], report: Report, doing: str) -> Iterator[tuple[bytes, Pixels]]:
-    """Files of images/ and what they hold. Raises UserError naming one that is not as it was written."""
+def _read_images(
+    root: Path, hashes: list[str], report: ReportProgress, activity: str
+) -> Iterator[tuple[bytes, Pixels]]:
+    """Yield the files of images/ and their pixels. Raises UserError naming a file that has changed."""
 
-    def one(index: int) -> tuple[bytes, Pixels]:
+    def read(index: int) -> tuple[bytes, Pixels]:
         path = root / layout.image_name(index)
         try:
             jpeg = path.read_bytes()
-            pixels = layout.decode(jpeg)
-        except transform.DAMAGE as error:
+            pixels = layout.decode_jpeg(jpeg)
+        except transform.DECODE_ERRORS as error:
             raise UserError(f"{path}: cannot be decoded ({error}); prepare the dataset again") from None
         if hashlib.sha256(pixels.tobytes()).hexdigest() != hashes[index]:
             raise UserError(f"{path}: other pixels than were prepared; prepare the dataset again")
@@ -90,8 +95,8 @@ def _images(root: Path, hashes: list[str], report: Report, doing: str) -> Iterat
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="decode") as pool:
         for first in range(0, len(hashes), CHUNK):
-            for index, image in enumerate(pool.map(one, range(first, min(first + CHUNK, len(hashes)))), first):
-                report(doing, index + 1, len(hashes))
+            for index, image in enumerate(pool.map(read, range(first, min(first + CHUNK, len(hashes)))), first):
+                report(activity, index + 1, len(hashes))
                 yield image
 
 
@@ -101,26 +106,26 @@ def _sync(out: Any) -> None:
 
 
 class ArrayReader:
-    """Images of `pixels.npy` or `pixels.h5`, opened by each process for itself when it first reads one.
+    """Images of pixels.npy or pixels.h5; each process opens the file itself when it first reads an image.
 
-    HDF5 handles do not survive a fork, and a map that the parent has touched counts as the parent's memory.
+    HDF5 handles do not survive a fork, and a memory map that the parent has touched counts as the parent's memory.
     """
 
     def __init__(self, path: Path, shape: tuple[int, ...]) -> None:
         self.path, self.shape = path, shape
         self._array: Any = None
-        self._owner = 0
+        self._owner_pid = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_array": None, "_owner": 0}
+        return {**self.__dict__, "_array": None, "_owner_pid": 0}
 
     def __getitem__(self, index: int) -> Pixels:
-        if self._owner != os.getpid():
-            self._array, self._owner = self._open(), os.getpid()
+        if self._owner_pid != os.getpid():
+            self._array, self._owner_pid = self._open(), os.getpid()
         return np.asarray(self._array[index])
 
     def _open(self) -> Any:
-        """Raises RuntimeError where the file is not what was written."""
+        """Raise RuntimeError if the file does not hold what was written."""
         try:
             if self.path.name == layout.PIXELS_NPY:
                 array: Any = np.load(self.path, mmap_mode="r")

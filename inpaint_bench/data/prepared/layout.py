@@ -1,8 +1,8 @@
-"""What a prepared dataset looks like on disk; `prepare` writes it, `PreparedSource` reads it.
+"""Layout of a prepared dataset on disk; `prepare` writes it, `PreparedSource` reads it.
 
-prepared.json        the manifest: identity, source, account, split, files with bytes and SHA-256
+prepared.json        the manifest: identity, source, inventory, split, files with size and SHA-256
 index.parquet        one row per image, in the order of `id`
-images/000000.jpg    JPEG 4:4:4; what every other format holds decoded (format `files`)
+images/000000.jpg    JPEG 4:4:4; every other format holds the same images decoded (format `files`)
 masks/000000.png     0 or 255; only of images whose metadata names a mask
 pixels.npy           uint8 [N, R, R, 3], C order (format `memmap`)
 pixels.h5            dataset `pixels`, the same, one image per chunk, uncompressed (format `hdf5`)
@@ -14,18 +14,19 @@ from __future__ import annotations
 import hashlib
 import io
 import shlex
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from inpaint_bench.core import files
 from inpaint_bench.core.config import DataConfig
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.data.source import Pixels
+from inpaint_bench.core.records import read_record
+from inpaint_bench.data.source import Inventory, Pixels
 
 SCHEMA_VERSION = 1
 MANIFEST = "prepared.json"
@@ -43,15 +44,14 @@ INDEX_SCHEMA = pa.schema(
         pa.field("longitude", pa.float64(), nullable=False),
         pa.field("text", pa.string(), nullable=False),
         pa.field("split", pa.string(), nullable=False),  # train or validation
-        pa.field("block", pa.string(), nullable=False),  # square of ground, see split.py
+        pa.field("block", pa.string(), nullable=False),  # geographic block, see split.py
         pa.field("mask", pa.string()),  # relative path of the image's own mask
         pa.field("sha256", pa.string(), nullable=False),  # of the decoded pixels, C order
     ]
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """A file of the dataset as it was written."""
 
     path: str  # relative to the dataset
@@ -60,73 +60,121 @@ class Entry:
 
     @classmethod
     def of(cls, root: Path, path: str) -> Entry:
-        """Reads the whole file."""
+        """Return the entry of an existing file, all of which is read."""
         with (root / path).open("rb") as content:
             digest = hashlib.file_digest(content, "sha256")
         return cls(path=path, bytes=(root / path).stat().st_size, sha256=digest.hexdigest())
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+
+class Format(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One stored format of the images."""
+
+    files: list[Entry]
+    seconds: float  # that writing took
+    shard_images: int | None = None  # webdataset: images per tar file
+
+
+class SourceInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The data that the dataset was made from."""
+
+    kind: str
+    root: str | None
+    identity: str
+
+
+class Split(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of the split, and the images and blocks on each side."""
+
+    block_m: float
+    share: float
+    seed: int
+    train: int
+    validation: int
+    blocks: int
+    validation_blocks: int
+
+
+class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """Content of prepared.json."""
+
+    schema_version: int
+    producer: str
+    pillow: str
+    jpeg_library: str | None
+    identity: str  # digest of everything that decides pixels and split
+    source: SourceInfo
+    inventory: Inventory = msgspec.field(name="account")
+    resolution_px: int
+    jpeg_quality: int
+    num_images: int
+    split: Split
+    images_per_s: float
+    index: Entry
+    masks: list[Entry]
+    formats: dict[str, Format]
+
+
+class _Version(msgspec.Struct):
+    schema_version: int | None = None
 
 
 def image_name(index: int) -> str:
+    """Return the path of an image relative to the dataset."""
     return f"images/{index:06d}.jpg"
 
 
 def mask_name(index: int) -> str:
+    """Return the path of an image's own mask relative to the dataset."""
     return f"masks/{index:06d}.png"
 
 
 def shard_name(number: int) -> str:
+    """Return the path of a tar file relative to the dataset."""
     return f"shards/{number:06d}.tar"
 
 
-def decode(jpeg: bytes) -> Pixels:
-    """The one way from a file of images/ to pixels [R, R, 3]: all formats agree because all went through it."""
-    with Image.open(io.BytesIO(jpeg)) as image:
+def decode_jpeg(content: bytes) -> Pixels:
+    """Decode a file of images/ to [R, R, 3]. The only decoder, so that all formats hold the same pixels."""
+    with Image.open(io.BytesIO(content)) as image:
         return np.asarray(image.convert("RGB"))
 
 
-def read_manifest(root: Path) -> dict[str, Any] | None:
-    """None where there is none. Raises UserError for one that is damaged or of another version."""
+def read_manifest(root: Path) -> DatasetManifest | None:
+    """Return the manifest, or None if there is none. Raises UserError if it is damaged or of another version."""
+    path = root / MANIFEST
     try:
-        manifest = files.read_json(root / MANIFEST)
+        version = read_record(path, _Version)
+        if version is None:
+            return None
+        if version.schema_version != SCHEMA_VERSION:
+            raise UserError(f"{path}: schema version {version.schema_version}; this code reads {SCHEMA_VERSION}")
+        return read_record(path, DatasetManifest)
     except NotADirectoryError:
         return None
     except OSError as error:
-        raise UserError(f"{root / MANIFEST}: cannot be read ({error.strerror})") from None
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except ValueError as error:
         raise UserError(f"{error}; prepare the dataset again") from None
-    if manifest is None:
-        return None
-    version = manifest.get("schema_version") if isinstance(manifest, dict) else None
-    if version != SCHEMA_VERSION:
-        raise UserError(f"{root / MANIFEST}: schema version {version}; this code reads {SCHEMA_VERSION}")
-    return dict(manifest)
 
 
-def entries(manifest: dict[str, Any], *formats: str) -> list[Entry]:
-    """The index, the masks and the files of `formats` (all that there are where none is named)."""
-    chosen = formats or tuple(manifest["formats"])
-    listed = [
-        manifest["index"],
-        *manifest["masks"],
-        *(e for name in chosen for e in manifest["formats"][name]["files"]),
-    ]
-    return [Entry(**one) for one in listed]
+def list_entries(manifest: DatasetManifest, *formats: str) -> list[Entry]:
+    """Return the index, the masks and the files of `formats` (default: of all formats), in this order."""
+    names = formats or manifest.formats
+    return [manifest.index, *manifest.masks, *(entry for name in names for entry in manifest.formats[name].files)]
 
 
-def how_to_use(root: Path, manifest: dict[str, Any]) -> str:
-    """The overrides that read the dataset; settings that differ from DataConfig's must be said."""
-    have = {"resolution_px": manifest["resolution_px"], **{k: manifest["split"][k] for k in ("seed", "block_m")}}
-    have["validation_share"] = manifest["split"]["share"]
+def usage_overrides(root: Path, manifest: DatasetManifest) -> str:
+    """Return the overrides that read the dataset: settings that differ from the defaults must be given."""
+    split = manifest.split
+    settings = {"resolution_px": manifest.resolution_px, "seed": split.seed, "block_m": split.block_m}
+    settings["validation_share"] = split.share
     defaults = {spec.name: spec.default for spec in fields(DataConfig)}
-    words = [f"data.{name}={value:g}" for name, value in have.items() if value != defaults[name]]
-    return shlex.join(["data=prepared", f"data.root={root}", *words])
+    overrides = [f"data.{name}={value:g}" for name, value in settings.items() if value != defaults[name]]
+    return shlex.join(["data=prepared", f"data.root={root}", *overrides])
 
 
-def check_sizes(root: Path, expected: list[Entry]) -> None:
-    """Raises UserError naming the first files that are missing or of another size."""
+def check_sizes(root: Path, expected: Sequence[Entry]) -> None:
+    """Raise UserError naming the first files that are missing or of another size."""
     wrong = []
     for entry in expected:
         try:

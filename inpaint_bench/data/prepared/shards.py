@@ -1,9 +1,9 @@
-"""The stream of a WebDataset: tars read from front to back, shards and images in a seeded order.
+"""The sample stream of a WebDataset: tars read from front to back, shards and images in a seeded order.
 
-What is promised: within an epoch of a worker each image of its shards comes once; the stream is the same for the
-same seed, batch size and number of workers (0 counts as 1), and may start at any whole batch. With another number
-of workers it is another stream, for a worker reads whole shards. Starting late reads and drops what came before,
-without decoding it. Workers take batches in turns, so one whose shards are smaller comes to its next epoch sooner.
+Within an epoch of a worker each image of its shards comes once. The stream is the same for the same seed, batch size
+and number of workers (0 counts as 1), and may start at any whole batch; starting late reads and drops what came before,
+without decoding it. Another number of workers gives another stream, because a worker reads whole shards. Workers take
+batches in turns, so a worker with smaller shards comes to its next epoch sooner.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from .source import Shard
 if TYPE_CHECKING:
     from inpaint_bench.data.samples import Samples
 
-BUFFER = 512  # encoded images that a worker shuffles among
+SHUFFLE_BUFFER = 512  # encoded images per worker
 
 
-def with_any_of(shards: Sequence[Shard], indices: npt.NDArray[np.int64]) -> list[Shard]:
+def select_shards(shards: Sequence[Shard], indices: npt.NDArray[np.int64]) -> list[Shard]:
+    """Return the shards that hold at least one image of `indices`."""
     ordered = np.sort(indices)
-    return [one for one in shards if np.searchsorted(ordered, one.first) < np.searchsorted(ordered, one.end)]
+    return [shard for shard in shards if np.searchsorted(ordered, shard.first) < np.searchsorted(ordered, shard.end)]
 
 
 class ShardStream(IterableDataset[dict[str, Tensor]]):
-    """Samples from draw `start` on, which must be the first of a batch; see the module."""
+    """Samples of `indices` from draw `start` on, which must be the first of a batch; see the module."""
 
     def __init__(
         self,
@@ -51,35 +52,35 @@ class ShardStream(IterableDataset[dict[str, Tensor]]):
         self.samples, self.shards, self.batch, self.seed = samples, shards, batch, seed
         self.workers = max(1, workers)
         self.first_batch = start // batch
-        self._wanted = set(indices.tolist())
+        self._indices = set(indices.tolist())
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         info = get_worker_info()
-        # The loader asks its workers in turns, from worker 0 on; ours take the turns of the stream from draw 0.
-        turn = ((info.id if info else 0) + self.first_batch) % self.workers
-        done = max(0, -(-(self.first_batch - turn) // self.workers))  # batches of this turn before the first
-        for place, (index, jpeg) in enumerate(islice(self._images(turn), done * self.batch, None), done * self.batch):
-            own, within = divmod(place, self.batch)
-            draw = (own * self.workers + turn) * self.batch + within
-            yield self.samples.sample(index, draw, layout.decode(jpeg))
+        # The loader asks worker 0 first, but the stream continues: batch b always belongs to slot b % workers.
+        slot = ((info.id if info else 0) + self.first_batch) % self.workers
+        batches_done = max(0, -(-(self.first_batch - slot) // self.workers))  # of this slot, rounded up
+        skip = batches_done * self.batch
+        for position, (index, jpeg) in enumerate(islice(self._images(slot), skip, None), skip):
+            batch_of_slot, within_batch = divmod(position, self.batch)
+            draw = (batch_of_slot * self.workers + slot) * self.batch + within_batch
+            yield self.samples.sample(index, draw, layout.decode_jpeg(jpeg))
 
-    def _images(self, turn: int) -> Iterator[tuple[int, bytes]]:
-        """(index, JPEG) of the shards of one turn, epoch after epoch."""
+    def _images(self, slot: int) -> Iterator[tuple[int, bytes]]:
+        """Yield (index, JPEG) of the shards of one slot, epoch after epoch."""
         epoch = 0
         while True:
             order = np.random.default_rng((self.seed, epoch)).permutation(len(self.shards))
-            # A list is read as it stands: no braces are expanded, and workers share nothing among themselves.
-            read = webdataset.WebDataset(
-                [str(self.shards[at].path) for at in order[turn :: self.workers]],
+            # A list of paths is read as it is: no braces are expanded, and workers do not split it among themselves.
+            members = webdataset.WebDataset(
+                [str(self.shards[number].path) for number in order[slot :: self.workers]],
                 shardshuffle=False,
                 nodesplitter=None,
                 workersplitter=None,
                 empty_check=False,
                 seed=self.seed,
             )
-            wanted = (
-                (index, one["jpg"]) for one in read if (index := int(one["__key__"].rpartition("/")[2])) in self._wanted
-            )
-            mixed = webdataset.filters.shuffle(BUFFER, initial=BUFFER, rng=random.Random(f"{self.seed}/{epoch}/{turn}"))
-            yield from mixed(wanted)
+            images = ((int(member["__key__"].rpartition("/")[2]), member["jpg"]) for member in members)
+            selected = (image for image in images if image[0] in self._indices)
+            rng = random.Random(f"{self.seed}/{epoch}/{slot}")
+            yield from webdataset.filters.shuffle(SHUFFLE_BUFFER, initial=SHUFFLE_BUFFER, rng=rng)(selected)
             epoch += 1

@@ -1,106 +1,105 @@
-"""A copy of a dataset's files on the node's own disk or in its memory.
+"""Copies of a dataset on the node's local disk or in its memory.
 
-What is promised: a copy appears whole or not at all; processes of one user on one node share it (the second
-waits for the first and copies nothing); the last one that closes it removes it. A process that is killed leaves
-the copy behind, whole, for the next run, which removes it when it ends; batch systems clear the rest.
+A copy appears complete or not at all. Processes of one user on one node share it: the second one waits for the copy
+and copies nothing, and the last one that closes it removes it. A killed process leaves its copy for the next run, which
+removes it when it ends; batch systems clear the rest.
 
-The copy lies below $TMPDIR (/tmp without it) or /dev/shm. Memory there counts against the job's own limit,
-which the check of free space does not see.
+The copy lies below $TMPDIR (/tmp without it) or /dev/shm. Memory there counts against the job's own limit, which the
+check of free space does not see.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
-import json
 import os
 import shutil
 import tempfile
 import time
 import weakref
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import msgspec
+from filelock import FileLock, Timeout
 
 from inpaint_bench.core.errors import UserError
 
 from . import layout
 from .layout import Entry
-from .lock import Lock
 
 SHARED_MEMORY = Path("/dev/shm")
-COPIERS = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """How staging went, for the run's manifest."""
-
-    where: str
-    path: str
-    bytes: int  # of the dataset's files
-    copied: bool  # False: another process had done it
-    stage_s: float
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"path": self.path, "bytes": self.bytes, "copied": self.copied, "stage_s": self.stage_s}
+COPY_THREADS = 8
+CLOSE_TIMEOUT_S = 10.0
 
 
 class Staged:
-    """The copy at `root`, held until `close` (or the end of the process that made this object)."""
+    """The copy at `root`, in use until `close` or the end of the process that made this object."""
 
-    def __init__(self, root: Path, facts: Facts, lock: Lock) -> None:
-        self.root, self.facts = root, facts
-        self.close = weakref.finalize(self, _let_go, root, lock, os.getpid())
+    def __init__(self, root: Path, where: str, facts: dict[str, Any], users_fd: int) -> None:
+        self.root, self.where = root, where
+        self.facts = facts  # for the run's manifest
+        self.close = weakref.finalize(self, _stop_using, root, users_fd, os.getpid())
 
 
-def stage(source: Path, entries: list[Entry], where: str) -> Staged:
-    """Copy `entries` of the dataset at `source` to `where` (tmp or shm), unless they are there.
+def stage(source: Path, entries: Sequence[Entry], where: str) -> Staged:
+    """Copy `entries` of the dataset at `source` to `where` (tmp or shm), unless they are there already.
 
     Raises UserError where they do not fit.
     """
-    began = time.monotonic()
-    content = json.dumps([one.as_dict() for one in entries]).encode()
-    base = _base(where)
-    target = base / hashlib.sha256(content).hexdigest()[:16]
-    lock = Lock(base / f"{target.name}.lock")
-    copied = False
-    # Changing from one kind of holding to the other lets go in between: look again each time.
-    while not (lock.take(shared=True) and _is_whole(target, entries)):
-        lock.take()
-        if _is_whole(target, entries):
-            continue
-        try:
+    start = time.monotonic()
+    base = _user_folder(where)
+    target = base / hashlib.sha256(msgspec.json.encode(entries)).hexdigest()[:16]
+    # Two locks: this one is held only while the copy is made or removed, the shared one on the copy's folder for as
+    # long as the copy is in use. With one lock for both, a process could wait for the end of another's training.
+    with FileLock(_lock_path(target)):
+        copied = not _is_complete(target, entries)
+        if copied:
             _copy(source, entries, target, where)
-        except BaseException:
-            lock.release(remove=True)
-            raise
-        copied = True
-    facts = Facts(
-        where=where,
-        path=str(target),
-        bytes=sum(one.bytes for one in entries),
-        copied=copied,
-        stage_s=round(time.monotonic() - began, 3),
-    )
-    return Staged(target, facts, lock)
+        users_fd = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(users_fd, fcntl.LOCK_SH)
+    facts = {
+        "path": str(target),
+        "bytes": sum(entry.bytes for entry in entries),
+        "copied": copied,  # False: another process had done it
+        "stage_s": round(time.monotonic() - start, 3),
+    }
+    return Staged(target, where, facts, users_fd)
 
 
-def _base(where: str) -> Path:
+def _stop_using(target: Path, users_fd: int, owner_pid: int) -> None:
+    """Remove the copy unless other processes use it. Do nothing in a forked process: its parent owns the copy."""
+    if os.getpid() != owner_pid:
+        return
+    # Not without a timeout: the garbage collector may call this inside `stage`, which then holds the lock itself.
+    with suppress(BlockingIOError, Timeout), FileLock(_lock_path(target), timeout=CLOSE_TIMEOUT_S):
+        fcntl.flock(users_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(target, ignore_errors=True)
+    os.close(users_fd)
+
+
+def _lock_path(target: Path) -> Path:
+    return target.with_name(f".{target.name}.lock")  # empty, and never removed: others may be waiting for it
+
+
+def _user_folder(where: str) -> Path:
     parent = SHARED_MEMORY if where == "shm" else Path(tempfile.gettempdir())
     if not parent.is_dir():
         raise UserError(f"recipe.stage_to={where}: this machine has no {parent}")
-    base = parent / f"inpaint_bench-{os.getuid()}"
+    folder = parent / f"inpaint_bench-{os.getuid()}"
     try:
-        base.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        raise UserError(f"recipe.stage_to={where}: {base} cannot be made ({error.strerror})") from None
-    if base.stat().st_uid != os.getuid():
-        raise UserError(f"recipe.stage_to={where}: {base} belongs to someone else")
-    return base
+        raise UserError(f"recipe.stage_to={where}: {folder} cannot be made ({error.strerror})") from None
+    if folder.stat().st_uid != os.getuid():
+        raise UserError(f"recipe.stage_to={where}: {folder} belongs to another user")
+    return folder
 
 
-def _is_whole(target: Path, entries: list[Entry]) -> bool:
+def _is_complete(target: Path, entries: Sequence[Entry]) -> bool:
     try:
         layout.check_sizes(target, entries)
     except UserError:
@@ -108,41 +107,24 @@ def _is_whole(target: Path, entries: list[Entry]) -> bool:
     return True
 
 
-def _copy(source: Path, entries: list[Entry], target: Path, where: str) -> None:
+def _copy(source: Path, entries: Sequence[Entry], target: Path, where: str) -> None:
     partial = target.with_name(f"{target.name}.partial")
-    for left_over in (partial, target):
-        shutil.rmtree(left_over, ignore_errors=True)
-    need, free = sum(one.bytes for one in entries), shutil.disk_usage(target.parent).free
-    if need > free:
-        raise _does_not_fit(where, target.parent, need, free)
+    for remains in (partial, target):  # of a killed process
+        shutil.rmtree(remains, ignore_errors=True)
+    needed, free = sum(entry.bytes for entry in entries), shutil.disk_usage(target.parent).free
+    size = f"the data needs {needed / 1e6:,.1f} MB on {target.parent}, {free / 1e6:,.1f} MB are free"
+    if needed > free:
+        raise UserError(f"recipe.stage_to={where}: {size}")
     try:
-        for folder in sorted({(partial / one.path).parent for one in entries}):
+        for folder in {(partial / entry.path).parent for entry in entries}:
             folder.mkdir(parents=True, exist_ok=True)
-        with ThreadPoolExecutor(COPIERS, thread_name_prefix="stage") as pool:
-            copies = [pool.submit(shutil.copyfile, source / one.path, partial / one.path) for one in entries]
+        with ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="stage") as pool:
+            copies = [pool.submit(shutil.copyfile, source / entry.path, partial / entry.path) for entry in entries]
             for copy in copies:
                 copy.result()
         layout.check_sizes(partial, entries)
         partial.rename(target)
     except OSError as error:
-        raise _does_not_fit(where, target.parent, need, free, error) from None
+        raise UserError(f"recipe.stage_to={where}: {size} ({error})") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def _does_not_fit(where: str, base: Path, need: int, free: int, error: OSError | None = None) -> UserError:
-    why = f" ({error})" if error else ""
-    return UserError(
-        f"recipe.stage_to={where}: the data needs {need / 1e6:,.1f} MB on {base}, {free / 1e6:,.1f} MB are free{why}"
-    )
-
-
-def _let_go(target: Path, lock: Lock, owner: int) -> None:
-    """Remove the copy unless others hold it. In a forked process: nothing, the copy is its parent's."""
-    if os.getpid() != owner:
-        return
-    if lock.take(wait=False):
-        shutil.rmtree(target, ignore_errors=True)
-        lock.release(remove=True)
-    else:
-        lock.release()

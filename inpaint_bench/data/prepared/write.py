@@ -1,4 +1,4 @@
-"""Makes a prepared dataset: everything in a hidden folder beside it, which takes its name when it is whole.
+"""Write a prepared dataset: in a hidden folder beside it, which is renamed when it is complete.
 
 Whatever ends the work early (a full disk, a signal, a bad file) leaves nothing behind. Only a SIGKILL or a power cut
 can leave the hidden folder; the next `prepare` removes it.
@@ -24,15 +24,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import PIL
 import pyarrow as pa
 import pyarrow.parquet as pq
+from filelock import FileLock, Timeout, UnixFileLock
 from PIL import Image, features
 
 from inpaint_bench.core import files
 from inpaint_bench.core.config import DataConfig, PrepareConfig
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.records import write_record
 from inpaint_bench.core.schema import PRODUCER
 from inpaint_bench.core.signals import defer_signals
 from inpaint_bench.data import transform
@@ -40,25 +43,24 @@ from inpaint_bench.data.source import Source
 from inpaint_bench.data.split import blocks, split
 
 from . import layout
-from .formats import Report, Writer, write_hdf5, write_memmap, write_shards
-from .layout import Entry
-from .lock import Lock
+from .formats import ReportProgress, Writer, write_hdf5, write_memmap, write_shards
+from .layout import DatasetManifest, Entry, Format, SourceInfo, Split
 from .source import read_index
 
-CHUNK = 8  # images that a process takes at a time
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_PR_SET_PDEATHSIG = 1
+CHUNK = 8  # images per task of a worker process
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Written:
+class _WrittenImage:
     image: Entry
     mask: Entry | None
     pixels_sha256: str
 
 
-def identity(source: Source, config: DataConfig, settings: PrepareConfig) -> str:
-    """Hex digest of everything that makes the pixels and the split. Not of the formats: they hold the same."""
+def dataset_identity(source: Source, config: DataConfig, settings: PrepareConfig) -> str:
+    """Return a hex digest of everything that decides pixels and split; the formats all hold the same pixels."""
     content = {
         "source": source.identity,
         "transform": transform.VERSION,
@@ -71,124 +73,129 @@ def identity(source: Source, config: DataConfig, settings: PrepareConfig) -> str
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def write(
-    source: Source, config: DataConfig, settings: PrepareConfig, out: Path, formats: Sequence[str], report: Report
-) -> dict[str, Any]:
-    """Write the whole dataset to `out`, which must not exist or be empty. Returns its manifest. Raises UserError."""
+def write_dataset(
+    source: Source,
+    config: DataConfig,
+    settings: PrepareConfig,
+    out: Path,
+    formats: Sequence[str],
+    report: ReportProgress,
+) -> DatasetManifest:
+    """Write the dataset to `out`, which must not exist or be empty, and return its manifest. Raises UserError."""
     count = len(source)
     held_out = split(source.positions, config.validation_share, config.block_m, config.seed)
-    places = blocks(source.positions, config.block_m)
-    with _unfinished(out, _array_bytes(formats, count, config.resolution_px)) as folder:
-        began = time.monotonic()
+    block_names = blocks(source.positions, config.block_m)
+    with _partial_folder(out, _array_bytes(formats, count, config.resolution_px)) as folder:
+        start = time.monotonic()
         written = _write_images(source, settings.jpeg_quality, folder, report)
-        images_s = time.monotonic() - began
-        masks, hashes = [one.mask for one in written], [one.pixels_sha256 for one in written]
+        images_s = time.monotonic() - start
+        masks, hashes = [image.mask for image in written], [image.pixels_sha256 for image in written]
         columns: dict[str, Any] = {
             "id": np.arange(count),
             "file_name": source.names,
             "latitude": source.positions[:, 0],
             "longitude": source.positions[:, 1],
             "text": source.texts,
-            "split": ["validation" if held else "train" for held in held_out],
-            "block": places,
+            "split": np.where(held_out, "validation", "train"),
+            "block": block_names,
             "mask": [mask.path if mask else None for mask in masks],
             "sha256": hashes,
         }
         with files.replacing(folder / layout.INDEX) as file:
             pq.write_table(pa.table(columns, schema=layout.INDEX_SCHEMA), file)
-        manifest: dict[str, Any] = {
-            "schema_version": layout.SCHEMA_VERSION,
-            "producer": PRODUCER,
-            "pillow": PIL.__version__,
-            "jpeg_library": features.version("libjpeg_turbo") or features.version("jpg"),
-            "identity": identity(source, config, settings),
-            "source": {"kind": config.kind, "root": config.root, "identity": source.identity},
-            "account": source.account.as_dict(),
-            "resolution_px": config.resolution_px,
-            "jpeg_quality": settings.jpeg_quality,
-            "num_images": count,
-            "split": {
-                "block_m": config.block_m,
-                "share": config.validation_share,
-                "seed": config.seed,
-                "train": int((~held_out).sum()),
-                "validation": int(held_out.sum()),
-                "blocks": len(set(places)),
-                "validation_blocks": len({place for place, held in zip(places, held_out, strict=True) if held}),
-            },
-            "images_per_s": round(count / images_s, 1),
-            "index": Entry.of(folder, layout.INDEX).as_dict(),
-            "masks": [mask.as_dict() for mask in masks if mask],
-            "formats": {
-                "files": {"files": [one.image.as_dict() for one in written], "seconds": round(images_s, 3)},
-            },
-        }
+        stored = {"files": Format(files=[image.image for image in written], seconds=round(images_s, 3))}
         for name in formats:
             if name != "files":
-                manifest["formats"][name] = _write_format(name, settings, folder, folder, hashes, report)
-        files.replace_json(folder / layout.MANIFEST, manifest)
+                stored[name] = _write_format(name, settings, folder, folder, hashes, report)
+        manifest = DatasetManifest(
+            schema_version=layout.SCHEMA_VERSION,
+            producer=PRODUCER,
+            pillow=PIL.__version__,
+            jpeg_library=features.version("libjpeg_turbo") or features.version("jpg"),
+            identity=dataset_identity(source, config, settings),
+            source=SourceInfo(kind=config.kind, root=config.root, identity=source.identity),
+            inventory=source.inventory,
+            resolution_px=config.resolution_px,
+            jpeg_quality=settings.jpeg_quality,
+            num_images=count,
+            split=Split(
+                block_m=config.block_m,
+                share=config.validation_share,
+                seed=config.seed,
+                train=int((~held_out).sum()),
+                validation=int(held_out.sum()),
+                blocks=len(set(block_names)),
+                validation_blocks=len(set(np.array(block_names)[held_out])),
+            ),
+            images_per_s=round(count / images_s, 1),
+            index=Entry.of(folder, layout.INDEX),
+            masks=[mask for mask in masks if mask],
+            formats=stored,
+        )
+        write_record(folder / layout.MANIFEST, manifest)
         if out.is_dir():
-            out.rmdir()  # empty, or this raises
+            out.rmdir()  # raises unless it is empty
         folder.rename(out)
     files.fsync_folder(out.parent)
     return manifest
 
 
 def add_formats(
-    root: Path, manifest: dict[str, Any], settings: PrepareConfig, formats: Sequence[str], report: Report
-) -> dict[str, Any]:
-    """Write `formats` beside those that the dataset at `root` has, from its images. Returns its new manifest."""
+    root: Path, manifest: DatasetManifest, settings: PrepareConfig, formats: Sequence[str], report: ReportProgress
+) -> DatasetManifest:
+    """Write further `formats` of the dataset at `root` from its images, and return its new manifest."""
     hashes = read_index(root, manifest)["sha256"].to_pylist()
-    need = _array_bytes(formats, manifest["num_images"], manifest["resolution_px"])
-    with _unfinished(root, need) as folder:
+    needed = _array_bytes(formats, manifest.num_images, manifest.resolution_px)
+    with _partial_folder(root, needed) as folder:
         added = {name: _write_format(name, settings, root, folder, hashes, report) for name in formats}
         for path in folder.iterdir():
             target = root / path.name
             if target.is_dir():  # of an addition that was killed before the manifest named it
                 shutil.rmtree(target)
             path.replace(target)
-        manifest = {**manifest, "formats": {**manifest["formats"], **added}}
-        files.replace_json(root / layout.MANIFEST, manifest)
+        manifest = msgspec.structs.replace(manifest, formats={**manifest.formats, **added})
+        write_record(root / layout.MANIFEST, manifest)
     return manifest
 
 
 def _write_format(
-    name: str, settings: PrepareConfig, root: Path, target: Path, hashes: list[str], report: Report
-) -> dict[str, Any]:
+    name: str, settings: PrepareConfig, root: Path, target: Path, hashes: list[str], report: ReportProgress
+) -> Format:
     writers: dict[str, Writer] = {
         "memmap": write_memmap,
         "hdf5": write_hdf5,
         "webdataset": partial(write_shards, shard_images=settings.shard_images),
     }
-    began = time.monotonic()
+    start = time.monotonic()
     paths = writers[name](root, target, hashes, report)
-    result: dict[str, Any] = {
-        "files": [Entry.of(target, path).as_dict() for path in paths],
-        "seconds": round(time.monotonic() - began, 3),
-    }
-    return result | ({"shard_images": settings.shard_images} if name == "webdataset" else {})
+    return Format(
+        files=[Entry.of(target, path) for path in paths],
+        seconds=round(time.monotonic() - start, 3),
+        shard_images=settings.shard_images if name == "webdataset" else None,
+    )
 
 
-def _write_images(source: Source, quality: int, folder: Path, report: Report) -> list[_Written]:
-    """Every image and mask, by one process per core: drawing holds the interpreter lock, threads were slower."""
+def _write_images(source: Source, quality: int, folder: Path, report: ReportProgress) -> list[_WrittenImage]:
+    """Write every image and mask, with one process per core: drawing holds the interpreter lock."""
     (folder / "images").mkdir()
     (folder / "masks").mkdir()
-    count, written = len(source), []
+    count = len(source)
+    written: list[_WrittenImage] = []
     pool = ProcessPoolExecutor(
         min(len(os.sched_getaffinity(0)), count),
         mp_context=multiprocessing.get_context("fork"),  # the source is inherited, not pickled
-        initializer=_begin_process,
+        initializer=_init_worker,
         initargs=(os.getpid(), source, quality, folder),
     )
     try:
-        with defer_signals():  # all processes, at the first task
+        with defer_signals():  # the first task forks all processes
             results = pool.map(_write_image, range(count), chunksize=CHUNK)
-        for one in results:
-            written.append(one)
+        for image in results:
+            written.append(image)
             report("images", len(written), count)
     finally:
         pool.shutdown(cancel_futures=True)
-    if not any(one.mask for one in written):
+    if not any(image.mask for image in written):
         (folder / "masks").rmdir()
     return written
 
@@ -196,76 +203,81 @@ def _write_images(source: Source, quality: int, folder: Path, report: Report) ->
 _job: tuple[Source, int, Path]
 
 
-def _begin_process(parent: int, source: Source, quality: int, folder: Path) -> None:
-    """Signals are the parent's business, and nobody outlives it: a pool's processes would wait for ever."""
+def _init_worker(parent_pid: int, source: Source, quality: int, folder: Path) -> None:
+    """Leave signals to the parent, and die with it: a pool's process would wait for its next task for ever."""
     global _job
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:
+    if os.getppid() != parent_pid:
         os._exit(1)
     _job = source, quality, folder
 
 
-def _write_image(index: int) -> _Written:
+def _write_image(index: int) -> _WrittenImage:
     source, quality, folder = _job
     encoded = io.BytesIO()
     Image.fromarray(source.pixels(index)).save(encoded, "JPEG", quality=quality, subsampling=0)  # 0: 4:4:4
-    image = _put(folder, layout.image_name(index), encoded.getvalue())
-    own, mask = source.own_mask(index), None
-    if own is not None:
-        encoded = io.BytesIO()
-        Image.fromarray(own * np.uint8(255)).save(encoded, "PNG")
-        mask = _put(folder, layout.mask_name(index), encoded.getvalue())
-    pixels = layout.decode((folder / image.path).read_bytes())
-    return _Written(image=image, mask=mask, pixels_sha256=hashlib.sha256(pixels.tobytes()).hexdigest())
+    image = _write_file(folder, layout.image_name(index), encoded.getvalue())
+    own_mask, mask = source.own_mask(index), None
+    if own_mask is not None:
+        encoded_mask = io.BytesIO()
+        Image.fromarray(own_mask * np.uint8(255)).save(encoded_mask, "PNG")
+        mask = _write_file(folder, layout.mask_name(index), encoded_mask.getvalue())
+    pixels = layout.decode_jpeg(encoded.getvalue())
+    return _WrittenImage(image=image, mask=mask, pixels_sha256=hashlib.sha256(pixels.tobytes()).hexdigest())
 
 
-def _put(folder: Path, path: str, content: bytes) -> Entry:
+def _write_file(folder: Path, path: str, content: bytes) -> Entry:
     (folder / path).write_bytes(content)
     return Entry(path=path, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
 
 
 @contextmanager
-def _unfinished(out: Path, need: int) -> Iterator[Path]:
-    """A hidden folder beside `out` to write in, gone when the block ends. Errors of the disk become UserErrors.
+def _partial_folder(out: Path, needed: int) -> Iterator[Path]:
+    """Yield a hidden folder beside `out` to write in, and remove it when the block ends. Disk errors are UserErrors.
 
-    In `out` where that is a mount point: nothing is renamed from one file system to another.
-    `need`: bytes known in advance, refused at once where they do not fit.
+    It lies in `out` if that is a mount point: a rename cannot cross file systems. `needed`: bytes known in advance,
+    refused at once if they do not fit.
     """
-    place = out if out.is_mount() else out.parent
-    folder, lock = place / f".{out.name}.partial", Lock(place / f".{out.name}.lock")
-    with _disk_errors(out, need):
-        place.mkdir(parents=True, exist_ok=True)
-        if not lock.take(wait=False):
-            raise UserError(f"{out}: another prepare is writing it")
+    parent = out if out.is_mount() else out.parent
+    folder, lock_path = parent / f".{out.name}.partial", parent / f".{out.name}.lock"
+    lock = FileLock(lock_path, blocking=False)
+    with _disk_errors(out, needed):
+        parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise UserError(f"{out}: another prepare is writing it") from None
     try:
-        with _disk_errors(out, need):
+        with _disk_errors(out, needed):
             shutil.rmtree(folder, ignore_errors=True)
-            if shutil.disk_usage(place).free < need:
+            if shutil.disk_usage(parent).free < needed:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             folder.mkdir()
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        lock.release(remove=True)
+        if isinstance(lock, UnixFileLock):  # not the kind that is used where the file system lacks flock
+            lock_path.unlink(missing_ok=True)
+        lock.release()
 
 
 @contextmanager
-def _disk_errors(out: Path, need: int) -> Iterator[None]:
+def _disk_errors(out: Path, needed: int) -> Iterator[None]:
     parent = next(folder for folder in (out, *out.parents) if folder.exists())
     free = shutil.disk_usage(parent).free
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in _DISK_FULL:
             disk = next(folder for folder in (parent, *parent.parents) if folder.is_mount())
-            arrays = f", of which the arrays alone need {need / 1e6:,.1f} MB" if need else ""
+            arrays = f", of which the arrays alone need {needed / 1e6:,.1f} MB" if needed else ""
             raise UserError(
                 f"prepare.out={out}: the disk {disk} is full ({error.strerror}); {free / 1e6:,.1f} MB were free "
                 f"before{arrays}. No partial output is left; free some space or choose another prepare.out"
             ) from None
-        if error.errno is None:  # not the system's
+        if error.errno is None:  # not an error of the operating system
             raise
         raise UserError(f"prepare.out={out}: cannot be written ({error.strerror}: {error.filename})") from None
 
@@ -274,12 +286,12 @@ def _array_bytes(formats: Sequence[str], count: int, side: int) -> int:
     return sum(name in ("memmap", "hdf5") for name in formats) * count * side * side * 3
 
 
-def verify(root: Path, report: Report) -> dict[str, Any]:
-    """Compare every file with its SHA-256. Returns the manifest. Raises UserError naming what differs."""
+def verify_dataset(root: Path, report: ReportProgress) -> DatasetManifest:
+    """Compare every file with its SHA-256 and return the manifest. Raises UserError naming the files that differ."""
     manifest = layout.read_manifest(root)
     if manifest is None:
         raise UserError(f"{root}: has no {layout.MANIFEST}, so `prepare` did not write it")
-    expected = layout.entries(manifest)
+    expected = layout.list_entries(manifest)
     layout.check_sizes(root, expected)
     wrong = []
     for number, entry in enumerate(expected, start=1):

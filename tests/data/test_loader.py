@@ -1,0 +1,118 @@
+"""The stream of batches: its content, restricted to a split, and continued from any draw."""
+
+from __future__ import annotations
+
+import os
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from inpaint_bench.core.config import DataConfig, RecipeConfig
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.data.loader import EndlessShuffle
+from inpaint_bench.data.source import open_source
+
+from .support import FORMATS, batches, draws, open_prepared, same, samples, synthetic, take
+
+
+class TestBatches:
+    def test_shapes_ranges_and_types_are_as_documented(self) -> None:
+        batch = next(batches(synthetic(), 4))
+        assert batch["image"].shape == batch["masked_image"].shape == (4, 3, 32, 32)
+        assert batch["mask"].shape == (4, 1, 32, 32)
+        assert batch["tokens"].shape == (4, 77)
+        assert batch["latitude"].dtype == torch.float64
+        assert -1 <= batch["image"].min() < batch["image"].max() <= 1
+        assert set(batch["mask"].unique().tolist()) <= {0.0, 1.0}
+
+    def test_masked_image_is_zero_exactly_under_the_mask(self) -> None:
+        for batch in islice(batches(synthetic(), 4), 3):
+            hole = batch["mask"].expand_as(batch["image"]).bool()
+            assert not batch["masked_image"][hole].any()
+            assert torch.equal(batch["masked_image"][~hole], batch["image"][~hole])
+
+    def test_worker_processes_do_not_change_the_batches(self) -> None:
+        single, multi = batches(synthetic(), 3), batches(synthetic(), 3, "recipe.num_workers=2")
+        for batch, other in islice(zip(single, multi, strict=True), 4):
+            assert all(torch.equal(batch[name], other[name]) for name in batch)
+        multi.close()
+
+    def test_batch_larger_than_the_dataset_spans_epochs(self) -> None:
+        batch = next(batches(synthetic(3), 8))
+        assert batch["image"].shape[0] == 8
+
+    def test_every_epoch_is_a_new_permutation(self) -> None:
+        drawn = list(islice(EndlessShuffle(np.arange(50), seed=0), 100))
+        first, second = [index for index, _ in drawn[:50]], [index for index, _ in drawn[50:]]
+        assert sorted(first) == sorted(second) == list(range(50))
+        assert first != second
+        assert [draw for _, draw in drawn] == list(range(100))
+
+    def test_workers_are_limited_to_the_cores(self, caplog: pytest.LogCaptureFixture) -> None:
+        cores = len(os.sched_getaffinity(0))
+        settings = batches(synthetic(5), 2, f"recipe.num_workers={cores + 1}").settings
+        assert settings["num_workers"] == {"requested": cores + 1, "effective": cores}
+        assert "CPU cores" in caplog.text
+
+    def test_non_blocking_without_pinned_memory_is_not_effective(self) -> None:
+        settings = batches(synthetic(), 2, "recipe.non_blocking=true").settings
+        assert settings["non_blocking"] == {"requested": True, "effective": False}
+
+
+class TestStart:
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_stream_started_at_any_draw_equals_the_rest_of_the_stream(self, workers: int) -> None:
+        """Seven images, so that the cuts fall before, on and after the ends of epochs."""
+        stream = take(batches(synthetic(7), 1), 24)
+        for start in range(17):
+            rest = take(batches(synthetic(7), 1, f"recipe.num_workers={workers}", start=start), 3)
+            assert same(rest, stream[start : start + 3]), start
+
+    def test_samples_do_not_depend_on_the_batch_size(self) -> None:
+        threes = take(batches(synthetic(7), 3, start=5), 2)
+        assert draws(threes) == list(range(5, 11))
+        singles = take(batches(synthetic(7), 1), 11)[5:]
+        assert torch.equal(torch.cat([b["mask"] for b in threes]), torch.cat([b["mask"] for b in singles]))
+
+    def test_start_at_a_huge_draw_is_immediate(self) -> None:
+        (batch,) = take(batches(synthetic(7), 2, start=10**12), 1)
+        assert batch["draw"].tolist() == [10**12, 10**12 + 1]
+
+
+class TestIndices:
+    def test_only_the_given_images_are_drawn_each_once_per_epoch(self) -> None:
+        chosen = np.array([1, 4, 6])
+        taken = take(batches(synthetic(7), 3, indices=chosen), 5)
+        assert all(sorted(batch["index"].tolist()) == [1, 4, 6] for batch in taken)
+
+    def test_empty_selection_is_refused(self) -> None:
+        with pytest.raises(UserError, match=r"data\.validation_share"):
+            batches(synthetic(7), 3, indices=np.array([], np.int64))
+
+
+class TestSamplesWithoutPixels:
+    def test_samples_have_positions_and_texts_and_decode_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        source = synthetic(7)
+        monkeypatch.setattr(source, "pixels", lambda index: pytest.fail("an image was read"))
+        without = samples(source, pixels=False)
+        sample = without[3, 11]
+        assert set(sample) == {"index", "draw", "latitude", "longitude", "tokens", "text_id"}
+        assert (sample["index"].item(), sample["draw"].item()) == (3, 11)
+        assert without.distinct_texts[int(sample["text_id"])] == source.texts[3]
+        assert torch.equal(without.tokens[sample["text_id"]], sample["tokens"])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_settings_hold_the_format_that_is_read(facades: Path, format: str) -> None:
+    stream = batches(open_prepared(facades, format), 2, f"recipe.format={format}")
+    assert stream.settings["format"] == {"requested": format, "effective": format}
+    assert stream.settings["stage_to"] == {"requested": "none", "effective": "none"}
+
+
+@pytest.mark.parametrize("recipe", [{"format": "memmap"}, {"stage_to": "tmp"}])
+def test_settings_of_prepared_data_are_refused_for_other_data(recipe: dict[str, str]) -> None:
+    with pytest.raises(UserError, match=r"needs prepared data: inpaint-bench prepare data=synthetic"):
+        open_source(DataConfig(kind="synthetic", num_images=4, resolution_px=32), RecipeConfig(**recipe))

@@ -1,0 +1,65 @@
+"""A prepared dataset as a run reads it: damaged, or with other settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inpaint_bench.cli import app
+from inpaint_bench.core.errors import UserError
+
+from .support import open_prepared, prepared
+
+FACADES = ("data=synthetic", "data.num_images=40")
+
+
+class TestOpen:
+    @pytest.fixture
+    def dataset(self, tmp_path: Path) -> Path:
+        return prepared(tmp_path / "set", *FACADES)
+
+    @pytest.mark.parametrize("name", ["images/000003.jpg", "pixels.npy", "pixels.h5", "shards/000001.tar"])
+    def test_missing_or_truncated_file_is_refused_where_it_is_needed(self, dataset: Path, name: str) -> None:
+        format = {"i": "files", "n": "memmap", "h": "hdf5", "s": "webdataset"}[name[0] if "/" in name else name[7]]
+        (dataset / name).write_bytes((dataset / name).read_bytes()[:-7])
+        with pytest.raises(UserError, match=rf"{name} has [\d,]+ bytes"):
+            open_prepared(dataset, format)
+        (dataset / name).unlink()
+        with pytest.raises(UserError, match=f"{name} is missing"):
+            open_prepared(dataset, format)
+
+    def test_changed_index_is_refused(self, dataset: Path) -> None:
+        content = bytearray((dataset / "index.parquet").read_bytes())
+        content[100] ^= 1
+        (dataset / "index.parquet").write_bytes(content)
+        with pytest.raises(UserError, match=r"index\.parquet: not as it was written"):
+            open_prepared(dataset)
+
+    def test_damaged_manifest_is_refused(self, dataset: Path) -> None:
+        (dataset / "prepared.json").write_text('{"schema_version": 1, ')
+        with pytest.raises(UserError, match=r"prepared\.json: .*; prepare the dataset again"):
+            open_prepared(dataset)
+
+    def test_verify_finds_a_changed_byte(self, dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert app.main(["prepare", "--verify", str(dataset)]) == 0
+        with (dataset / "pixels.npy").open("r+b") as out:
+            out.seek(5000)
+            out.write(bytes([255 - (dataset / "pixels.npy").read_bytes()[5000]]))
+        assert app.main(["prepare", "--verify", str(dataset)]) == 2
+        assert "1 files hold other content than was written: pixels.npy" in capsys.readouterr().err
+
+    def test_missing_format_is_refused_with_the_command_that_adds_it(self, tmp_path: Path) -> None:
+        out = prepared(tmp_path / "plain", *FACADES, "prepare.formats=[files]")
+        with pytest.raises(UserError, match="prepared as files; this adds it") as caught:
+            open_prepared(out, "memmap")
+        command = str(caught.value).split("inpaint-bench prepare ")[1]
+        assert app.main(["prepare", *command.split()]) == 0
+        assert len(open_prepared(out, "memmap")) == 40
+
+    @pytest.mark.parametrize(
+        "setting", [{"resolution_px": 64}, {"seed": 3}, {"validation_share": 0.3}, {"num_images": 9}]
+    )
+    def test_settings_that_differ_from_the_dataset_are_refused(self, facades: Path, setting: dict[str, float]) -> None:
+        with pytest.raises(UserError, match=f"data.{next(iter(setting))}=.* \\(prepared: "):
+            open_prepared(facades, **setting)
