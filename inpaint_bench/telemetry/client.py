@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import queue
+import select
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 LOG: Final = "sidecar.log"
 _FROM_SETTINGS: Final = ("source", "fast_hz", "slow_hz", "part_s", "journal_s", "dcgm_url", "dcgm_every_s")
 _STOP_TIMEOUT_S: Final = 5.0
-_DRAIN_TIMEOUT_S: Final = 1.0
 
 
 class SidecarError(Exception):
@@ -45,10 +42,7 @@ class SidecarClient:
         self.source = "none"
         self._run_dir = run_dir
         self._process = process
-        self._messages: queue.Queue[Message | None] = queue.Queue()  # None: the process closed its output
         self._report: TelemetryReport | None = None
-        if process is not None:
-            threading.Thread(target=self._listen, args=(process,), daemon=True).start()
 
     @classmethod
     def start(
@@ -83,6 +77,7 @@ class SidecarClient:
                 [sys.executable, "-P", "-m", str(__package__), msgspec.json.encode(spec).decode()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
+                bufsize=0,  # so that what follows the first line is left for `stop`
                 stderr=log,
                 env={**os.environ, "PYTHONPATH": _import_path()},
                 start_new_session=True,  # Ctrl-C goes to the worker alone, which stops the sidecar last
@@ -106,14 +101,13 @@ class SidecarClient:
         status = "died"
         process.terminate()
         try:
-            process.wait(_STOP_TIMEOUT_S)
+            output, _ = process.communicate(timeout=_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             status = "killed"
             process.kill()
-            process.wait()
-        with contextlib.suppress(queue.Empty):
-            if isinstance(message := self._messages.get(timeout=_DRAIN_TIMEOUT_S), FinalReport):
-                return message.report  # equal to telemetry.json, unless the disk was full
+            output, _ = process.communicate()
+        if isinstance(message := _decode(output), FinalReport):
+            return message.report  # equal to telemetry.json, unless the disk was full
         path = self._run_dir / TELEMETRY
         try:
             report = read_record(path, TelemetryReport)
@@ -129,30 +123,28 @@ class SidecarClient:
         return report
 
     def _await_ready(self, process: subprocess.Popen[bytes], timeout_s: float) -> None:
+        assert process.stdout is not None
         log = self._run_dir / LOG
-        try:
-            message = self._messages.get(timeout=timeout_s)
-        except queue.Empty:
+        if not select.select([process.stdout], [], [], timeout_s)[0]:
             process.kill()
-            process.wait()
-            raise SidecarError(f"the telemetry sidecar was not ready within {timeout_s:g} s; see {log}") from None
+            process.communicate()
+            raise SidecarError(f"the telemetry sidecar was not ready within {timeout_s:g} s; see {log}")
+        message = _decode(process.stdout.readline())
         if isinstance(message, Ready):
-            self.devices, self.driver = message.devices, message.driver
-            self.source = message.source
+            self.devices, self.driver, self.source = message.devices, message.driver, message.source
             return
-        process.wait()
+        process.communicate()
         if isinstance(message, NotReady):
             raise SidecarError(f"telemetry: {message.error}")
         raise SidecarError(f"the telemetry sidecar ended before it was ready: {_last_line(log)}")
 
-    def _listen(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            try:
-                self._messages.put(msgspec.json.decode(line, type=Message))
-            except msgspec.DecodeError:  # the last line of a killed process
-                continue
-        self._messages.put(None)
+
+def _decode(line: bytes) -> Message | None:
+    """Return the message in a line, None if it is empty or incomplete: the process was killed."""
+    try:
+        return msgspec.json.decode(line, type=Message)
+    except msgspec.DecodeError:
+        return None
 
 
 def _import_path() -> str:

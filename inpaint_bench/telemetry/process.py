@@ -10,7 +10,7 @@ import platform
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import pyarrow as pa
@@ -30,7 +30,7 @@ from inpaint_bench.telemetry.sources.periodic import PeriodicChecks
 from inpaint_bench.telemetry.sources.xid import XidMonitor
 from inpaint_bench.telemetry.storage.sidecar_tables import SidecarTables
 
-from .devices import open_devices
+from .devices import DeviceState, open_devices
 from .report import build_report, part_metadata, stream_rates
 from .runtime import log, wait_for_stop
 from .spec import FinalReport, Message, NotReady, Ready, SidecarSpec
@@ -79,13 +79,14 @@ class SidecarProcess:
         self.problems_omitted = 0
         self._xids = XidMonitor(self._nvml, devices, self.report_problem)
         self._checks = PeriodicChecks(self._nvml, devices, self._parent, self._xids, self.report_problem)
-        self.sampler = Sampler(self._nvml, devices, source, self._append, stream_rates(spec), self._xids.reopened)
-        self.dcgm = self._dcgm_monitor()
         metadata = part_metadata(spec, source, driver, nvml_version)
         self.tables = SidecarTables(
             spec.folder, metadata, spec.part_s, spec.journal_s, self.report_problem, self._refresh_report
         )
         self._next_refresh_s = time.monotonic() + spec.part_s
+        self.dcgm = self._dcgm_monitor(devices)
+        # Last: its first tick is due now, and opening the tables may take longer than a period.
+        self.sampler = Sampler(self._nvml, devices, source, self.tables.append, stream_rates(spec), self._xids.reopened)
 
     def run(self) -> int:
         """Sample until told to stop. Returns the exit code."""
@@ -116,9 +117,6 @@ class SidecarProcess:
             self.problems.append(f"{kind}: {detail}")
         else:
             self.problems_omitted += 1
-
-    def _append(self, table: str, row: dict[str, Any]) -> None:
-        self.tables.append(table, row)
 
     def _wait(self) -> str | None:
         """Sleep until the next tick; return the reason to stop, if there is one."""
@@ -161,14 +159,14 @@ class SidecarProcess:
             self._nvml.close()
         return 0 if report.status == "complete" else 1
 
-    def _dcgm_monitor(self) -> DcgmMonitor | None:
+    def _dcgm_monitor(self, devices: list[DeviceState]) -> DcgmMonitor | None:
         if self._spec.dcgm_url is None:
             return None
         # Its parser is slow to import, and few sites have an exporter.
         from inpaint_bench.telemetry.sources.dcgm import DcgmMonitor
 
         endpoint, interval_s = Endpoint.parse(self._spec.dcgm_url), self._spec.dcgm_every_s
-        return DcgmMonitor(endpoint, self.sampler.devices, self._append, self.report_problem, interval_s)
+        return DcgmMonitor(endpoint, devices, self.tables.append, self.report_problem, interval_s)
 
 
 def _open_source(spec: SidecarSpec) -> tuple[str, CaptureMeta | None, Nvml, list[str]]:
