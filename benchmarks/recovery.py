@@ -61,16 +61,16 @@ def run_logged_sidecar(spec_json: str) -> int:
 
     runtime.block_signals()
     from inpaint_bench.telemetry import process
-    from inpaint_bench.telemetry.storage.sidecar_tables import SidecarTables
+    from inpaint_bench.telemetry.storage.background import BackgroundSaver
 
     log = os.open(Path(json.loads(spec_json)["run_dir"]) / ROW_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    append = SidecarTables.append
+    append = BackgroundSaver.append
 
     def log_and_append(self: Any, table: str, row: dict[str, Any]) -> None:
         os.write(log, (json.dumps([table, row]) + "\n").encode())
         append(self, table, row)
 
-    SidecarTables.append = log_and_append  # type: ignore[method-assign,assignment]
+    BackgroundSaver.append = log_and_append  # type: ignore[method-assign,assignment]
     return process.run_sidecar(spec_json)
 
 

@@ -121,7 +121,8 @@ def _run_windows(
     device: torch.device,
     stop_signal: StopSignal,
 ) -> None:
-    from inpaint_bench.telemetry.storage.parts import PartWriter, saving_in_background
+    from inpaint_bench.telemetry.storage.background import saving_in_background
+    from inpaint_bench.telemetry.storage.parts import PartWriter
 
     from .loop import Loop, WindowPlan, Windows
     from .trainer import Trainer

@@ -18,7 +18,7 @@ import pynvml
 
 from inpaint_bench.core.environment import boot_id
 from inpaint_bench.core.records import CaptureMeta, TelemetryReport, write_record
-from inpaint_bench.core.schema import TELEMETRY
+from inpaint_bench.core.schema import SCHEMAS, TELEMETRY
 from inpaint_bench.core.validation import Endpoint
 from inpaint_bench.telemetry.nvml.api import Nvml, NvmlError
 from inpaint_bench.telemetry.nvml.capture_file import CaptureError, load
@@ -28,7 +28,8 @@ from inpaint_bench.telemetry.sampling.sampler import Sampler
 from inpaint_bench.telemetry.sources.health import read_health, worsened
 from inpaint_bench.telemetry.sources.periodic import PeriodicChecks
 from inpaint_bench.telemetry.sources.xid import XidMonitor
-from inpaint_bench.telemetry.storage.sidecar_tables import SidecarTables
+from inpaint_bench.telemetry.storage.background import BackgroundSaver
+from inpaint_bench.telemetry.storage.parts import PartWriter
 
 from .devices import DeviceState, open_devices
 from .report import build_report, part_metadata, stream_rates
@@ -79,10 +80,20 @@ class SidecarProcess:
         self.problems_omitted = 0
         self._xids = XidMonitor(self._nvml, devices, self.report_problem)
         self._checks = PeriodicChecks(self._nvml, devices, self._parent, self._xids, self.report_problem)
-        metadata = part_metadata(spec, source, driver, nvml_version)
-        self.tables = SidecarTables(
-            spec.folder, metadata, spec.part_s, spec.journal_s, self.report_problem, self._refresh_report
-        )
+        save_interval_s = 0.8 * min(spec.part_s, spec.journal_s)  # the rest is for the save itself
+        writers = {
+            table: PartWriter(
+                spec.folder / table,
+                SCHEMAS[table],
+                metadata,
+                spec.part_s,
+                save_interval_s,
+                # The worker writes events of its own into the same folder.
+                writer="sidecar" if table == "events" else None,
+            )
+            for table, metadata in part_metadata(spec, source, driver, nvml_version).items()
+        }
+        self.tables = BackgroundSaver(writers, save_interval_s, self.report_problem, self._refresh_report)
         self._next_refresh_s = time.monotonic() + spec.part_s
         self.dcgm = self._dcgm_monitor(devices)
         # Last: its first tick is due now, and opening the tables may take longer than a period.

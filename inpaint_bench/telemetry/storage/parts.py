@@ -6,11 +6,9 @@ killed at any moment loses at most the rows of the last `journal_s` seconds.
 
 from __future__ import annotations
 
-import logging
 import threading
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +20,6 @@ from inpaint_bench.core.records import JournalRecovery
 from inpaint_bench.core.schema import PART_PATTERN, TABLES
 
 from .journal import Journal, in_use, journal_name, read_journal
-
-log = logging.getLogger(__name__)
 
 
 def part_name(number: int | str, writer: str | None) -> str:
@@ -190,32 +186,3 @@ class PartWriter:
         self._batches = []
         self._number += 1
         self.parts += 1
-
-
-@contextmanager
-def saving_in_background(writer: PartWriter, interval_s: float) -> Iterator[None]:
-    """Run a thread that ticks the writer during the block, so that a slow disk delays no row.
-
-    A failing disk is logged once. Rows stay in memory, and every later save is another attempt.
-    """
-    stop = threading.Event()
-
-    def save() -> None:
-        logged = False
-        while True:
-            try:
-                writer.tick(time.monotonic())
-            except OSError as error:
-                if not logged:
-                    log.warning("rows cannot be saved and are kept in memory: %s", error)
-                logged = True
-            if stop.wait(interval_s):
-                return
-
-    thread = threading.Thread(target=save, name="rows", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()

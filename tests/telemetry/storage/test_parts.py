@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,9 +11,8 @@ import pytest
 
 from inpaint_bench.core import schema
 from inpaint_bench.telemetry.storage.journal import read_journal
-from inpaint_bench.telemetry.storage.parts import PartWriter, recover_run, saving_in_background
-from inpaint_bench.telemetry.storage.sidecar_tables import TABLES, SidecarTables
-from tests.telemetry.support import leftovers, rows, wait_until
+from inpaint_bench.telemetry.storage.parts import PartWriter, recover_run
+from tests.telemetry.support import leftovers, rows
 
 
 def _writer(run_dir: Path, writer: str | None = None, part_s: float = 10.0) -> PartWriter:
@@ -186,78 +183,6 @@ def test_journal_holds_every_row_before_the_part_is_written(tmp_path: Path, monk
     assert in_journal == [0, 1, 2]
 
 
-def test_slow_disk_does_not_postpone_the_next_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    metadata: dict[str, dict[str, str]] = {table: {"run_id": "r-1"} for table in TABLES}
-    tables = SidecarTables(tmp_path, metadata, 60.0, 0.25, lambda kind, detail: None, lambda: None)
-    saves: list[float] = []
-
-    def slow(self: PartWriter, now_s: float) -> None:
-        saves.append(now_s)
-        time.sleep(0.02)
-
-    monkeypatch.setattr(PartWriter, "tick", slow)
-    tables.start()
-    wait_until(lambda: len(saves) >= 5 * len(TABLES))
-    tables.close()
-    saves = saves[:: len(TABLES)]
-    gaps = [later - earlier for earlier, later in itertools.pairwise(saves)]
-    assert sorted(gaps)[len(gaps) // 2] == pytest.approx(0.2, abs=0.05)  # 0.28 if saves postponed each other
-
-
-def _tables(run_dir: Path, reported: list[str]) -> SidecarTables:
-    """Return tables that write an event for each report, as the sidecar's do."""
-    metadata: dict[str, dict[str, str]] = {table: {"run_id": "r-1"} for table in TABLES}
-
-    def report(kind: str, detail: str) -> None:
-        reported.append(kind)
-        tables.append(
-            "events", {"t_mono_ns": len(reported), "t_unix_ns": len(reported), "kind": kind, "detail": detail}
-        )
-
-    tables = SidecarTables(run_dir, metadata, 60.0, 5.0, report, lambda: None)
-    tables.append("events", {"t_mono_ns": 0, "t_unix_ns": 0, "kind": "test"})
-    return tables
-
-
-@pytest.mark.parametrize("before_the_end", [True, False], ids=["from earlier on", "at the end alone"])
-def test_disk_that_recovers_at_the_end_leaves_no_error_and_both_events_are_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before_the_end: bool
-) -> None:
-    """Regression: the report was complete with an error that was overcome, and its last event was in no part."""
-    reported: list[str] = []
-    tables = _tables(tmp_path, reported)
-    tables.start()
-    real, refused = PartWriter._close_part, []
-
-    def refuse(self: PartWriter) -> None:
-        if self._journal is not None and not refused:
-            refused.append(self)
-            raise OSError(28, "No space left on device")
-        real(self)
-
-    monkeypatch.setattr(PartWriter, "_close_part", refuse)
-    if before_the_end:
-        tables._for_each(lambda writer: writer.tick(time.monotonic() + 100))
-        assert tables.error == "events: [Errno 28] No space left on device"
-    assert tables.close()
-    assert tables.error is None
-    assert reported == ["storage_failed", "storage_recovered"]
-    assert rows(tmp_path, "events")["kind"].to_list() == ["test", *reported]
-    assert tables.counts()["events"].rows == 3
-
-
-def test_disk_full_to_the_end_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: PartWriter) -> None:
-        raise OSError(28, "No space left on device")
-
-    reported: list[str] = []
-    tables = _tables(tmp_path, reported)
-    monkeypatch.setattr(PartWriter, "_close_part", refuse)
-    assert not tables.close()
-    assert tables.error == "events: [Errno 28] No space left on device"
-    assert reported == ["storage_failed"]
-
-
 def test_row_with_unknown_or_missing_column_is_refused(tmp_path: Path) -> None:
     writer = _writer(tmp_path)
     with pytest.raises(ValueError, match="no column knd"):
@@ -275,35 +200,3 @@ def test_rows_of_the_steps_table_keep_their_types(tmp_path: Path) -> None:
     assert part.schema.equals(schema.STEPS)
     assert part["t_start_mono_ns"].to_pylist() == [2**62]
     assert part["device_ms"].null_count == 1
-
-
-def test_background_thread_saves_rows_during_the_block(tmp_path: Path) -> None:
-    writer = PartWriter(tmp_path / "events", schema.EVENTS, {"run_id": "r-1"}, 60.0, 0.05)
-    with saving_in_background(writer, 0.01):
-        _add(writer, 1, 2)
-        wait_until(lambda: writer._journal is not None and writer._journal._saved_bytes > 0)
-        content = read_journal(tmp_path / "events" / schema.JOURNAL)
-        assert content is not None
-        assert content.table["t_mono_ns"].to_pylist() == [1, 2]
-    writer.close()
-    assert rows(tmp_path, "events")["t_mono_ns"].to_list() == [1, 2]
-
-
-def test_failing_disk_is_logged_once_by_the_background_thread_and_no_row_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    writer = PartWriter(tmp_path / "events", schema.EVENTS, {"run_id": "r-1"}, 60.0, 0.01)
-    attempts: list[float] = []
-
-    def refuse(now_s: float) -> None:
-        attempts.append(now_s)
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as full:
-        full.setattr(writer, "tick", refuse)
-        with saving_in_background(writer, 0.01):
-            _add(writer, 1)
-            wait_until(lambda: len(attempts) > 3)
-    assert caplog.text.count("No space left on device") == 1
-    writer.close()
-    assert rows(tmp_path, "events")["t_mono_ns"].to_list() == [1]

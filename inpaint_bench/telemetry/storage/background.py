@@ -1,55 +1,41 @@
-"""The sidecar's tables on disk, saved by a thread of their own so that a slow disk delays no sample."""
+"""A thread that saves tables, so that a slow disk delays no row."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from inpaint_bench.core import schema
 from inpaint_bench.core.records import TableCounts
 
 from .parts import PartWriter
 
-WRITER = "sidecar"  # the worker writes events of its own into the same folder
-TABLES = ("samples_fast", "samples_slow", "samples_gpm", "events")
+log = logging.getLogger(__name__)
 
 
-class SidecarTables:
-    """One PartWriter per table, and the thread that saves them.
+class BackgroundSaver:
+    """Saves the tables of some writers every `interval_s`.
 
     `report(kind, detail)` is called with storage_failed once per failure that lasts, and with storage_recovered;
-    `after_save()` after each save. Every row stays in memory until it is saved. Raises OSError if a folder cannot be
-    opened.
+    `after_save()` after each save. Every row stays in memory until it is saved.
     """
 
     def __init__(
         self,
-        run_dir: Path,
-        metadata: Mapping[str, Mapping[str, str]],
-        part_s: float,
-        journal_s: float,
+        writers: Mapping[str, PartWriter],
+        interval_s: float,
         report: Callable[[str, str], None],
-        after_save: Callable[[], None],
+        after_save: Callable[[], None] = lambda: None,
     ) -> None:
         self.errors = 0
-        self.error: str | None = None  # the current failure
+        self.error: str | None = None  # the failure that lasts
+        self._writers = writers
+        self._interval_s = interval_s
         self._report = report
         self._after_save = after_save
-        self._interval_s = 0.8 * min(part_s, journal_s)  # leaves the disk time, so that no journal is older than that
-        self._writers = {
-            table: PartWriter(
-                run_dir / table,
-                schema.SCHEMAS[table],
-                metadata[table],
-                part_s,
-                self._interval_s,
-                writer=WRITER if table == "events" else None,
-            )
-            for table in TABLES
-        }
         self._due_s = 0.0  # on time.monotonic()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="storage", daemon=True)
@@ -63,13 +49,17 @@ class SidecarTables:
         self._save()
         self._thread.start()
 
-    def close(self) -> bool:
-        """Close every part. Returns whether all rows are saved."""
+    def stop(self) -> None:
+        """End the thread."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
+
+    def close(self) -> bool:
+        """End the thread and close every part. Returns whether all rows are saved."""
+        self.stop()
         saved = False
-        # A failure to close and its recovery are events, which must be saved in turn.
+        # A failure to close and its recovery may be reported as rows, which must be saved in turn.
         for _ in range(3):
             saved = self._for_each(lambda writer: writer.close())
             if saved and not any(writer.unsaved for writer in self._writers.values()):
@@ -96,7 +86,7 @@ class SidecarTables:
         for table, writer in self._writers.items():
             try:
                 action(writer)
-            except Exception as error:  # sampling must go on whatever happens; the client is told
+            except Exception as error:  # the thread must go on whatever happens
                 failure = f"{table}: {error}"
         if failure:
             self.errors += 1
@@ -107,3 +97,19 @@ class SidecarTables:
             self.error = None
             self._report("storage_recovered", "")
         return failure is None
+
+
+@contextmanager
+def saving_in_background(writer: PartWriter, interval_s: float) -> Iterator[None]:
+    """Save a writer's rows during the block, and leave its last part open. A failing disk is logged once."""
+
+    def report(kind: str, detail: str) -> None:
+        if kind == "storage_failed":
+            log.warning("rows cannot be saved and are kept in memory: %s", detail)
+
+    saver = BackgroundSaver({"rows": writer}, interval_s, report)
+    saver.start()
+    try:
+        yield
+    finally:
+        saver.stop()
