@@ -14,8 +14,8 @@ from inpaint_bench.core import recipe as recipes
 from inpaint_bench.core.errors import UnavailableError
 from inpaint_bench.core.records import LeverReport
 
-from . import attention, caches, compile, data_path, layout, memory, optimizers, precision
-from .base import Lever, Machine
+from . import data_path, execution, numerics
+from .base import Lever
 
 if TYPE_CHECKING:
     import torch
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 # In the order in which they are applied: weights and layout before what wraps the networks.
 REGISTRY: tuple[Lever, ...] = (
-    precision.Autocast(),
-    precision.Tf32(),
-    precision.Weights(),
-    layout.ChannelsLast(),
-    layout.CudnnBenchmark(),
-    attention.Attention(),
-    memory.GradCheckpoint(),
-    memory.Accumulate(),
-    memory.Ema(),
-    optimizers.Optimizer(),
+    numerics.Autocast(),
+    numerics.Tf32(),
+    numerics.Weights(),
+    execution.ChannelsLast(),
+    execution.CudnnBenchmark(),
+    execution.Attention(),
+    execution.GradCheckpoint(),
+    execution.Accumulate(),
+    numerics.Ema(),
+    numerics.Optimizer(),
     data_path.Format(),
     data_path.StageTo(),
     data_path.Decode(),
@@ -43,13 +43,13 @@ REGISTRY: tuple[Lever, ...] = (
     data_path.PrefetchFactor(),
     data_path.PinMemory(),
     data_path.NonBlocking(),
-    caches.CacheImage(),
-    caches.CacheMasked(),
-    caches.CacheText(),
-    caches.CacheStorage(),
-    caches.MaskPool(),
-    compile.Compile(),
-    compile.CudaGraph(),
+    data_path.CacheImage(),
+    data_path.CacheMasked(),
+    data_path.CacheText(),
+    data_path.CacheStorage(),
+    data_path.MaskPool(),
+    execution.Compile(),
+    execution.CudaGraph(),
 )
 
 
@@ -61,9 +61,8 @@ def of_recipe(bench: BenchConfig) -> dict[Lever, str]:
 
 def require(bench: BenchConfig, device: torch.device) -> None:
     """Raise UnavailableError for the first lever that cannot run here, with the reason."""
-    machine = Machine(bench=bench, device=device)
     for lever, name in of_recipe(bench).items():
-        if reason := lever.available(machine):
+        if reason := lever.available(bench, device):
             raise UnavailableError(f"lever {name}: {reason}")
 
 

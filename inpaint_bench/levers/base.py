@@ -1,14 +1,13 @@
-"""What a lever is: one field of a recipe that says whether it can run here, changes the step, and is read back."""
+"""What a lever is: one field of a recipe that says whether it can run, changes the step, and is read back."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
     import torch
 
-    from inpaint_bench.core.config import BenchConfig, RecipeConfig
+    from inpaint_bench.core.config import BenchConfig
     from inpaint_bench.models.training_step import StepComponents
 
     from .observe import StepObservation
@@ -22,36 +21,13 @@ class Verification(NamedTuple):
     evidence: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """Where a recipe is to run, before anything is built."""
-
-    bench: BenchConfig
-    device: torch.device
-
-    @property
-    def recipe(self) -> RecipeConfig:
-        """The recipe to run."""
-        return self.bench.recipe
-
-    @property
-    def cuda(self) -> bool:
-        """Whether it runs on a GPU."""
-        return self.device.type == "cuda"
-
-    def needs_prepared_data(self) -> str | None:
-        """Return why a lever of prepared data cannot run; None with data=prepared."""
-        kind = self.bench.data.kind
-        return None if kind == "prepared" else f"needs data=prepared, this is data={kind}"
-
-
 class Lever:
     """One field of `RecipeConfig`. Its methods are called only where the field differs from the baseline."""
 
     field: ClassVar[str]
 
-    def available(self, machine: Machine) -> str | None:
-        """Return why the lever cannot run there, in a sentence, or None. Builds nothing."""
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        """Return why the lever cannot run on the device, in a sentence, or None. Builds nothing."""
         return None
 
     def apply(self, components: StepComponents) -> None:
@@ -60,3 +36,9 @@ class Lever:
     def verify(self, observed: StepObservation) -> Verification:
         """Read back what is in effect from the running step, not from the configuration."""
         raise NotImplementedError
+
+
+def needs_prepared_data(bench: BenchConfig) -> str | None:
+    """Return why a lever of prepared data cannot run; None with data=prepared."""
+    kind = bench.data.kind
+    return None if kind == "prepared" else f"needs data=prepared, this is data={kind}"

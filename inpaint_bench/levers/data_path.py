@@ -1,19 +1,21 @@
-"""The data path: what decodes the images, from which copy, and how batches reach the device."""
+"""Where the inputs of a step come from: loader settings, formats, decoder, and caches of the frozen networks."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from inpaint_bench.data.prepared import dali
+from inpaint_bench.models.latent_cache import LatentCache
 from inpaint_bench.models.training_step import StepComponents
 
-from .base import Lever, Machine, Verification
+from .base import Lever, Verification, needs_prepared_data
 
 if TYPE_CHECKING:
+    from inpaint_bench.core.config import BenchConfig
     from inpaint_bench.data.source import Source
 
     from .observe import StepObservation
@@ -41,8 +43,8 @@ class PrefetchFactor(_LoaderSetting):
 
     field = "prefetch_factor"
 
-    def available(self, machine: Machine) -> str | None:
-        return None if machine.recipe.num_workers else "without loader processes nothing is prefetched"
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        return None if bench.recipe.num_workers else "without loader processes nothing is prefetched"
 
 
 class PinMemory(_LoaderSetting):
@@ -50,8 +52,8 @@ class PinMemory(_LoaderSetting):
 
     field = "pin_memory"
 
-    def available(self, machine: Machine) -> str | None:
-        return None if machine.cuda else "page-locked memory needs a GPU"
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        return None if device.type == "cuda" else "page-locked memory needs a GPU"
 
     def verify(self, observed: StepObservation) -> Verification:
         on_host = [value for value in observed.batch.values() if value.device.type == "cpu"]  # DALI's are on the GPU
@@ -65,19 +67,19 @@ class NonBlocking(_LoaderSetting):
 
     field = "non_blocking"
 
-    def available(self, machine: Machine) -> str | None:
-        return None if machine.cuda else "there is no copy to a GPU"
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        return None if device.type == "cuda" else "there is no copy to a GPU"
 
     def apply(self, components: StepComponents) -> None:
         # Without page-locked memory PyTorch copies synchronously whatever is requested.
         components.non_blocking = components.recipe.pin_memory
 
 
-def _needs_images(machine: Machine) -> str | None:
+def _needs_images(bench: BenchConfig) -> str | None:
     """Return why a lever of reading images cannot run; None where images are read from prepared data."""
-    if machine.recipe.cache_image and machine.recipe.cache_masked:
+    if bench.recipe.cache_image and bench.recipe.cache_masked:
         return "with images and masked images cached no image is read"
-    return machine.needs_prepared_data()
+    return needs_prepared_data(bench)
 
 
 class Format(_LoaderSetting):
@@ -85,8 +87,8 @@ class Format(_LoaderSetting):
 
     field = "format"
 
-    def available(self, machine: Machine) -> str | None:
-        return _needs_images(machine)
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        return _needs_images(bench)
 
 
 class StageTo(Lever):
@@ -94,8 +96,8 @@ class StageTo(Lever):
 
     field = "stage_to"
 
-    def available(self, machine: Machine) -> str | None:
-        return _needs_images(machine)
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        return _needs_images(bench)
 
     def verify(self, observed: StepObservation) -> Verification:
         setting = observed.batches.settings["stage_to"]
@@ -109,11 +111,11 @@ class Decode(Lever):
 
     field = "decode"
 
-    def available(self, machine: Machine) -> str | None:
-        kind, recipe = machine.bench.data.kind, machine.recipe
-        if kind != "prepared" or recipe.format != "files":
-            return f"DALI needs data=prepared and recipe.format=files, this is data={kind} with format {recipe.format}"
-        return _needs_images(machine) or dali.unavailable_reason()
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        kind, format = bench.data.kind, bench.recipe.format
+        if kind != "prepared" or format != "files":
+            return f"DALI needs data=prepared and recipe.format=files, this is data={kind} with format {format}"
+        return _needs_images(bench) or dali.unavailable_reason()
 
     def verify(self, observed: StepObservation) -> Verification:
         decoder = observed.batches.decoder
@@ -135,3 +137,76 @@ def _level_difference(image: Tensor, indices: list[int], source: Source) -> tupl
     reference = torch.from_numpy(np.stack([source.pixels(index) for index in indices[:COMPARED_IMAGES]]))
     difference = (decoded - reference).round().abs()
     return float(difference.mean()), float(difference.max())
+
+
+class _Cached(Lever):
+    """An output of the frozen networks that is read from the cache."""
+
+    network = "vae_encoder"  # whose calls must be gone
+    source: ClassVar[str]  # which callable of the step components, and method of the cache
+
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        return needs_prepared_data(bench)
+
+    def apply(self, components: StepComponents) -> None:
+        if components.cache is None:
+            components.cache = LatentCache.open(
+                components.bench, components.networks, components.source, components.device
+            )
+        setattr(components, self.source, getattr(components.cache, self.source))
+
+    def verify(self, observed: StepObservation) -> Verification:
+        step, recipe = observed.step, observed.recipe
+        if step.graph is not None and step.graph.captured:
+            return Verification(None, None, "the step is one CUDA graph, calls inside it cannot be counted")
+        per_pass = 2 - recipe.cache_image - recipe.cache_masked if self.network == "vae_encoder" else 0
+        calls, expected = observed.calls[self.network], per_pass * observed.components.micro_batches
+        return Verification(calls, calls == expected, f"{calls} calls of {self.network} in a step, {expected} expected")
+
+
+class CacheImage(_Cached):
+    """Moments of the images."""
+
+    field, source = "cache_image", "image_moments"
+
+
+class CacheMasked(_Cached):
+    """Moments of the masked images, for a pool of masks per image."""
+
+    field, source = "cache_masked", "masked_moments"
+
+
+class CacheText(_Cached):
+    """Text states."""
+
+    field, source, network = "cache_text", "text_states", "text_encoder"
+
+
+class CacheStorage(Lever):
+    """Where the cached arrays are: on disk, or in the GPU's memory."""
+
+    field = "cache_storage"
+
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        if bench.recipe.cache_image or bench.recipe.cache_masked or bench.recipe.cache_text:
+            return None
+        return "nothing is cached: add cache_image, cache_masked or cache_text"
+
+    def verify(self, observed: StepObservation) -> Verification:
+        cache = observed.components.cache
+        storage = cache.facts["storage"] if cache else None
+        return Verification(storage, storage == observed.recipe.cache_storage, "where the opened arrays are")
+
+
+class MaskPool(Lever):
+    """Masks per image in the pool."""
+
+    field = "mask_pool"
+
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        return None if bench.recipe.cache_masked else "masks come from a pool only with cache_masked"
+
+    def verify(self, observed: StepObservation) -> Verification:
+        cache = observed.components.cache
+        size = cache.facts["inputs"]["mask_pool"] if cache else None
+        return Verification(size, size == observed.recipe.mask_pool, "the opened cache's description")

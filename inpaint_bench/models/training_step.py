@@ -161,16 +161,6 @@ class Draws:
         return Draws(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
 
-@dataclass(kw_only=True)
-class Encoded:
-    """Outputs of the frozen networks."""
-
-    latents: Tensor  # [B, 4, r, r] float32, scaled
-    mask: Tensor  # [B, 1, r, r]
-    masked_latents: Tensor  # [B, 4, r, r] float32, scaled
-    text_states: Tensor  # [B, L, D]
-
-
 def draw(components: StepComponents, count: int, generator: Generator) -> Draws:
     """Draw what is random in a step of `count` samples.
 
@@ -191,51 +181,36 @@ def draw(components: StepComponents, count: int, generator: Generator) -> Draws:
     )
 
 
-@torch.no_grad()
-def encode(components: StepComponents, batch: Batch, draws: Draws) -> Encoded:
-    """Run the frozen networks, or read their outputs from a cache, and sample the latents."""
-    with components.autocast():
-        image_moments = components.image_moments(batch)
-        masked_moments, mask = components.masked_moments(batch)
-        text_states = components.text_states(batch)
-    scale = components.networks.vae.config.scaling_factor
-    return Encoded(
-        latents=sample_latents(image_moments, draws.image_noise, scale),
-        mask=mask,
-        masked_latents=sample_latents(masked_moments, draws.masked_noise, scale),
-        text_states=text_states,
-    )
+def diffusion_loss(components: StepComponents, batch: Batch, draws: Draws) -> Tensor:
+    """Return the mean squared error of the predicted noise, over all latents (masked or not, as SD trains)."""
+    networks = components.networks
+    with torch.no_grad():
+        with components.autocast():
+            image_moments = components.image_moments(batch)  # [B, 8, r, r]
+            masked_moments, mask = components.masked_moments(batch)  # [B, 8, r, r], [B, 1, r, r]
+            states = components.text_states(batch)  # [B, L, D]
+        scale = networks.vae.config.scaling_factor
+        latents = sample_latents(image_moments, draws.image_noise, scale)
+        masked_latents = sample_latents(masked_moments, draws.masked_noise, scale)
+        signal_weight = networks.sqrt_alphas_cumprod[draws.timesteps, None, None, None]
+        noise_weight = networks.sqrt_one_minus_alphas_cumprod[draws.timesteps, None, None, None]
+        noisy = signal_weight * latents + noise_weight * draws.noise
+        sample = torch.cat([noisy, mask, masked_latents], dim=1)  # [B, 9, r, r]
+        sample = sample.to(components.unet_dtype).contiguous(memory_format=components.memory_format)
+        states = states.to(components.unet_dtype)
+    if networks.location:
+        with components.autocast():
+            location = networks.location(batch["latitude"], batch["longitude"], draws.drop_location)
+        states = torch.cat([states, location.to(states.dtype)], dim=1)  # [B, L + P, D]
+    with components.unet_context(), components.attention_kernels():
+        predicted = components.unet(sample, draws.timesteps, states, return_dict=False)[0]  # [B, 4, r, r]
+    return F.mse_loss(predicted.float(), draws.noise)
 
 
 def sample_latents(moments: Tensor, noise: Tensor, scale: float) -> Tensor:
     """[B, 8, r, r] moments and [B, 4, r, r] noise -> [B, 4, r, r] float32: a sample of the latents, scaled."""
     mean, log_variance = moments.float().chunk(2, dim=1)
     return (mean + torch.exp(0.5 * log_variance.clamp(*LOG_VARIANCE_RANGE)) * noise) * scale
-
-
-def predict_noise(components: StepComponents, encoded: Encoded, batch: Batch, draws: Draws) -> Tensor:
-    """Return the noise that the UNet predicts, [B, 4, r, r] in the UNet's type."""
-    networks = components.networks
-    with torch.no_grad():
-        signal_weight = networks.sqrt_alphas_cumprod[draws.timesteps, None, None, None]
-        noise_weight = networks.sqrt_one_minus_alphas_cumprod[draws.timesteps, None, None, None]
-        noisy = signal_weight * encoded.latents + noise_weight * draws.noise
-        sample = torch.cat([noisy, encoded.mask, encoded.masked_latents], dim=1)  # [B, 9, r, r]
-        sample = sample.to(components.unet_dtype).contiguous(memory_format=components.memory_format)
-    states = encoded.text_states.to(components.unet_dtype)
-    if networks.location:
-        with components.autocast():
-            location = networks.location(batch["latitude"], batch["longitude"], draws.drop_location)
-        states = torch.cat([states, location.to(states.dtype)], dim=1)  # [B, L + P, D]
-    with components.unet_context(), components.attention_kernels():
-        predicted: Tensor = components.unet(sample, draws.timesteps, states, return_dict=False)[0]
-    return predicted
-
-
-def diffusion_loss(components: StepComponents, batch: Batch, draws: Draws) -> Tensor:
-    """Return the mean squared error of the predicted noise, over all latents (masked or not, as SD trains)."""
-    encoded = encode(components, batch, draws)
-    return F.mse_loss(predict_noise(components, encoded, batch, draws).float(), draws.noise)
 
 
 # --- the step ------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 
 from inpaint_bench import levers
 from inpaint_bench.core.errors import UnavailableError
-from inpaint_bench.levers import optimizers
+from inpaint_bench.levers import numerics
 from inpaint_bench.workloads import finetune_inpaint
 from tests.run.support import bench, constant_batch
 
@@ -26,7 +26,7 @@ class TestWhatCannotRun:
             levers.require(bench(f"recipe=[cpu,adamw_8bit,{beside}]"), CPU)
 
     def test_without_bitsandbytes_names_the_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(optimizers, "find_spec", lambda name: None)
+        monkeypatch.setattr(numerics, "find_spec", lambda name: None)
         with pytest.raises(UnavailableError, match=r"inpaint-bench\[adam8bit\]"):
             levers.require(bench("recipe=[cpu,adamw_8bit]"), CPU)
 
@@ -34,8 +34,8 @@ class TestWhatCannotRun:
         def broken(name: str) -> None:
             raise OSError("libcudart.so.13: cannot open shared object file")
 
-        monkeypatch.setattr(optimizers, "find_spec", lambda name: object())
-        monkeypatch.setattr(optimizers, "import_module", broken)
+        monkeypatch.setattr(numerics, "find_spec", lambda name: object())
+        monkeypatch.setattr(numerics, "import_module", broken)
         with pytest.raises(UnavailableError, match=r"bitsandbytes cannot be imported: libcudart\.so\.13"):
             levers.require(bench("recipe=[cpu,adamw_8bit]"), CPU)
 
@@ -43,7 +43,7 @@ class TestWhatCannotRun:
 def test_the_moments_of_the_baseline_are_read_back_as_fp32() -> None:
     workload = build("adamw_fused")
     workload.step(workload.next_batch())
-    assert optimizers._moment_types(workload.training_step.optimizers[0]) == "100.0 % float32"
+    assert numerics._moment_types(workload.training_step.optimizers[0]) == "100.0 % float32"
     workload.close()
 
 

@@ -1,0 +1,197 @@
+"""How the networks are executed: layout, kernels, recomputation, micro-batches, torch.compile, CUDA graph."""
+
+from __future__ import annotations
+
+import shutil
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from inpaint_bench.models.training_step import StepComponents
+
+from .base import Lever, Verification
+from .observe import GRAPH_LAUNCH, KERNEL_LAUNCH, channels_last_inputs, unet_kernels
+
+if TYPE_CHECKING:
+    from inpaint_bench.core.config import BenchConfig
+
+    from .observe import StepObservation
+
+# cuDNN's backward pass takes head dimensions up to 128; SD 1.5 has 160 too, which needs another backend.
+ATTENTION_BACKENDS = {
+    "math": [SDPBackend.MATH],
+    "efficient": [SDPBackend.EFFICIENT_ATTENTION],
+    "flash": [SDPBackend.FLASH_ATTENTION],
+    "cudnn": [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION],
+}
+ATTENTION_KERNELS = {
+    "flash": "flash_(fwd|bwd)|flash::|flash_attention",
+    "cudnn": "cudnn.*(sdpa|flash|fprop|bprop)|sdpa.*cudnn",
+    "efficient": "fmha_cutlass|efficient_attention|AttentionKernel",
+    "math": "softmax",
+}
+
+
+class ChannelsLast(Lever):
+    """NHWC. diffusers' UNet makes some inputs contiguous again in training: the remaining share is reported."""
+
+    field = "channels_last"
+
+    def apply(self, components: StepComponents) -> None:
+        components.memory_format = torch.channels_last
+        components.networks.unet.to(memory_format=torch.channels_last)
+        components.networks.vae.to(memory_format=torch.channels_last)
+
+    def verify(self, observed: StepObservation) -> Verification:
+        count, total = channels_last_inputs(observed.components)
+        share = round(count / total, 3) if total else None
+        text = f"{count} of {total} convolution inputs are channels_last in the eager UNet"
+        if observed.kernels:
+            text += f"; {observed.count('nchwToNhwc|nhwcToNchw')} layout conversions by cuDNN in a step"
+        return Verification(share, share is not None and share > 0.5, text)
+
+
+class CudnnBenchmark(Lever):
+    """cuDNN measures its algorithms for every new shape and takes the fastest."""
+
+    field = "cudnn_benchmark"
+
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        return None if device.type == "cuda" else "cuDNN needs a GPU"
+
+    def apply(self, components: StepComponents) -> None:
+        torch.backends.cudnn.benchmark = True
+
+    def verify(self, observed: StepObservation) -> Verification:
+        enabled = bool(torch.backends.cudnn.benchmark)
+        return Verification(enabled, enabled, "torch.backends.cudnn.benchmark read back")
+
+
+class Attention(Lever):
+    """The backend of scaled_dot_product_attention in the UNet."""
+
+    field = "attention"
+
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        recipe, name = bench.recipe, bench.recipe.attention
+        if recipe.grad_checkpoint:
+            return "grad_checkpoint recomputes activations outside the choice of a kernel: use one of the two"
+        if name == "math" or (name == "flash" and device.type == "cpu"):
+            return None  # the CPU has both
+        if device.type != "cuda":
+            return f"{name} attention needs a GPU"
+        if name in ("flash", "cudnn") and recipe.precision == "fp32" and recipe.weights == "fp32":
+            return f"{name} attention needs 16-bit inputs"
+        return None
+
+    def apply(self, components: StepComponents) -> None:
+        backends = ATTENTION_BACKENDS[components.recipe.attention]
+        components.attention_kernels = lambda: sdpa_kernel(backends, set_priority=True)
+
+    def verify(self, observed: StepObservation) -> Verification:
+        unet = unet_kernels(observed)
+        if unet.problem:
+            return Verification(None, None, unet.problem)
+        counts = {name: unet.count(pattern) for name, pattern in ATTENTION_KERNELS.items()}
+        text = "kernels by name in a forward pass of the UNet: " + ", ".join(f"{k} {n}" for k, n in counts.items())
+        name = observed.recipe.attention
+        allowed = {name, "flash"} if name == "cudnn" else {name}
+        active = counts[name] > 0 and not any(n for kind, n in counts.items() if kind not in allowed)
+        return Verification(counts, active, text)
+
+
+class GradCheckpoint(Lever):
+    """Activations of the UNet are recomputed in the backward pass."""
+
+    field = "grad_checkpoint"
+
+    def apply(self, components: StepComponents) -> None:
+        components.networks.unet.enable_gradient_checkpointing()
+
+    def verify(self, observed: StepObservation) -> Verification:
+        enabled = bool(observed.components.networks.unet.is_gradient_checkpointing)
+        passes, blocks = observed.calls["unet"], observed.calls["block"]
+        # Compiled or replayed code calls no module: then only the flag is known.
+        active = blocks > passes if blocks else enabled
+        text = f"is_gradient_checkpointing {enabled}; the first block ran {blocks} times in {passes} UNet passes"
+        return Verification(enabled, active, text)
+
+
+class Accumulate(Lever):
+    """Gradients are accumulated over micro-batches."""
+
+    field = "accumulate"
+
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        if isinstance(bench.batch, int) and bench.batch % bench.recipe.accumulate:
+            return f"batch {bench.batch} cannot be divided into {bench.recipe.accumulate} equal micro-batches"
+        return None
+
+    def apply(self, components: StepComponents) -> None:
+        components.micro_batches = components.recipe.accumulate
+
+    def verify(self, observed: StepObservation) -> Verification:
+        calls = observed.calls["unet"]
+        active = calls == observed.recipe.accumulate if calls else None
+        return Verification(calls or None, active, f"{calls} UNet passes in a step")
+
+
+class Compile(Lever):
+    """torch.compile of the UNet and the VAE's encoder, each one graph. The text encoder is 0.3 % of a step."""
+
+    field = "compile"
+
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        if device.type == "cuda" and find_spec("triton") is None:
+            return "torch.compile needs Triton on a GPU, which is not installed"
+        if device.type == "cpu" and not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+            return "torch.compile needs a C++ compiler on the CPU, none is on the PATH"
+        if bench.recipe.cuda_graph and bench.recipe.compile in ("reduce-overhead", "max-autotune"):
+            return f"compile={bench.recipe.compile} makes CUDA graphs of its own, cuda_graph cannot enclose them"
+        return None
+
+    def apply(self, components: StepComponents) -> None:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        if components.device.type == "cpu":
+            # Seen with 2.13: with it, gradients of a UNet below its first skip are off by half on a CPU.
+            torch._inductor.config.layout_optimization = False
+        options: dict[str, Any] = {"mode": components.recipe.compile, "dynamic": False}
+        components.unet = torch.compile(components.networks.unet, **options)
+        components.vae_encoder = torch.compile(components.networks.vae.encoder, **options)
+
+    def verify(self, observed: StepObservation) -> Verification:
+        counters = torch._dynamo.utils.counters
+        graphs, breaks = int(counters["stats"]["unique_graphs"]), sum(counters["graph_break"].values())
+        text = f"{graphs} graphs, {breaks} graph breaks; {observed.count('triton')} Triton kernels in a step"
+        return Verification({"graphs": graphs, "breaks": breaks}, graphs > 0, text)
+
+
+class CudaGraph(Lever):
+    """The whole step as one CUDA graph."""
+
+    field = "cuda_graph"
+
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        return None if device.type == "cuda" else "CUDA graphs need a GPU"
+
+    def apply(self, components: StepComponents) -> None:
+        components.cuda_graph = True
+        make_optimizers = components.make_optimizers
+
+        def make_capturable(*args: Any) -> list[torch.optim.Optimizer]:
+            optimizers = make_optimizers(*args)
+            for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+                if "capturable" in group:  # PyTorch's own; Bf16AdamW keeps its step on the device anyway
+                    group["capturable"] = True
+            return optimizers
+
+        components.make_optimizers = make_capturable
+
+    def verify(self, observed: StepObservation) -> Verification:
+        captured = observed.step.graph is not None and observed.step.graph.captured
+        graphs, kernels = observed.launches(GRAPH_LAUNCH), observed.launches(KERNEL_LAUNCH)
+        text = f"captured {captured}; {graphs} graph launches and {kernels} kernel launches in a step"
+        return Verification(captured, captured, observed.problem or text)

@@ -1,0 +1,179 @@
+"""How numbers are rounded and weights are updated: autocast, TF32, types of the weights, AdamW variants, EMA."""
+
+from __future__ import annotations
+
+from collections import Counter
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from inpaint_bench.models.networks import DTYPES, set_fp32_precision
+from inpaint_bench.models.optimizers import ADAMW, Bf16AdamW, baseline_adamw
+from inpaint_bench.models.training_step import StepComponents
+
+from .base import Lever, Verification
+
+if TYPE_CHECKING:
+    from inpaint_bench.core.config import BenchConfig
+
+    from .observe import StepObservation
+
+EMA_DECAY = 0.9999
+
+
+class Autocast(Lever):
+    """The type that autocast computes in."""
+
+    field = "precision"
+
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        if bench.recipe.precision == "fp16" and bench.recipe.cuda_graph:
+            return "fp16's loss scaling reads a value from the device in every step, which a CUDA graph cannot"
+        return None
+
+    def apply(self, components: StepComponents) -> None:
+        name = components.recipe.precision
+        components.autocast_dtype = None if name == "fp32" else DTYPES[name]
+
+    def verify(self, observed: StepObservation) -> Verification:
+        dtype = observed.prediction_dtype
+        if dtype is None:
+            text = "the step is one CUDA graph, the UNet's output cannot be inspected"
+            return Verification(None, None, observed.problem or text)
+        text = f"the UNet's output is {_name(dtype)}; {observed.count('bf16|bfloat')} kernels name bf16"
+        return Verification(_name(dtype), dtype == DTYPES[observed.recipe.precision], text)
+
+
+class Tf32(Lever):
+    """TF32 for matmuls and convolutions that stay fp32."""
+
+    field = "tf32"
+
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
+            return "TF32 needs an NVIDIA GPU of the Ampere generation or later"
+        return None
+
+    def apply(self, components: StepComponents) -> None:
+        components.fp32_precision = set_fp32_precision(tf32=True)
+
+    def verify(self, observed: StepObservation) -> Verification:
+        matmul, conv = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+        text = f"matmul {matmul}, convolution {conv}; {observed.count('tf32|s1688')} kernels name tf32"
+        return Verification({"matmul": matmul, "conv": conv}, matmul and conv, text)
+
+
+class Weights(Lever):
+    """bf16 weights, without autocast around them: norms take and give bf16, their sums stay fp32 in the kernel."""
+
+    field = "weights"
+
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        if bench.recipe.precision == "fp16":
+            return "bf16 weights and fp16 autocast exclude each other"
+        if bench.recipe.optimizer != "adamw":
+            return f"bf16 weights have an AdamW of their own, which excludes optimizer={bench.recipe.optimizer}"
+        return None
+
+    def apply(self, components: StepComponents) -> None:
+        stochastic = components.recipe.weights == "bf16_stochastic"
+        nn.Module.to(components.networks.unet, torch.bfloat16)  # diffusers' own `to` warns about modules it lacks
+        components.unet_dtype = torch.bfloat16
+        components.autocast_dtype = torch.bfloat16  # of the frozen networks and the location encoder, which stay fp32
+
+        def make_optimizers(parameters: list[nn.Parameter], lr: float) -> list[torch.optim.Optimizer]:
+            narrow = [p for p in parameters if p.dtype == torch.bfloat16]
+            wide = [p for p in parameters if p.dtype != torch.bfloat16]
+            return [Bf16AdamW(narrow, lr=lr, stochastic=stochastic), *(baseline_adamw(wide, lr) if wide else [])]
+
+        components.make_optimizers = make_optimizers
+
+    def verify(self, observed: StepObservation) -> Verification:
+        types = sorted({_name(p.dtype) for p in observed.components.networks.unet.parameters()})
+        first = observed.step.optimizers[0]
+        moments = _name(first.buffers["exp_avg"].dtype) if isinstance(first, Bf16AdamW) else "fp32"
+        text = f"UNet parameters {', '.join(types)}, moments {moments}, optimizer {type(first).__name__}"
+        return Verification(", ".join(types), types == ["bf16"], text)
+
+
+class Optimizer(Lever):
+    """PyTorch's AdamW as a loop or fused, or bitsandbytes' with 8-bit moments."""
+
+    field = "optimizer"
+
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        if bench.recipe.optimizer != "adamw_8bit":
+            return None
+        if bench.recipe.cuda_graph:
+            return "bitsandbytes counts its steps on the host, which a CUDA graph cannot replay"
+        if bench.recipe.channels_last:
+            return "bitsandbytes makes every weight contiguous when it updates it, which undoes channels_last"
+        if find_spec("bitsandbytes") is None:
+            return "bitsandbytes is not installed: pip install 'inpaint-bench[adam8bit]'"
+        try:
+            import_module("bitsandbytes.optim")
+        except (ImportError, OSError, RuntimeError) as error:
+            return f"bitsandbytes cannot be imported: {error}"
+        return None
+
+    def apply(self, components: StepComponents) -> None:
+        name = components.recipe.optimizer
+
+        def make_optimizers(parameters: list[nn.Parameter], lr: float) -> list[torch.optim.Optimizer]:
+            if name == "adamw_8bit":
+                from bitsandbytes.optim import AdamW8bit
+
+                return [AdamW8bit(parameters, lr=lr, **ADAMW)]
+            return [torch.optim.AdamW(parameters, lr=lr, foreach=False, fused=name == "adamw_fused", **ADAMW)]
+
+        components.make_optimizers = make_optimizers
+
+    def verify(self, observed: StepObservation) -> Verification:
+        optimizer = observed.step.optimizers[0]
+        kind = f"{type(optimizer).__module__.split('.')[0]}.{type(optimizer).__name__}"
+        fused, foreach = optimizer.defaults.get("fused"), optimizer.defaults.get("foreach")
+        kernels = observed.count("fused_adam|FusedAdam|kOptimizer|optimizer_update_8bit|OptimizerStatic8bit")
+        moments = _moment_types(optimizer)
+        text = (
+            f"{kind}, fused={fused}, foreach={foreach}, moments {moments}; "
+            f"{kernels} fused optimizer kernels or operators in a step"
+        )
+        # bitsandbytes silently keeps moments of fewer than 4096 elements in fp32.
+        active = {"adamw_8bit": "uint8" in moments, "adamw_fused": bool(fused)}
+        effective = {"class": kind, "fused": fused, "foreach": foreach}
+        return Verification(effective, active.get(observed.recipe.optimizer, not fused and not foreach), text)
+
+
+class Ema(Lever):
+    """An exponential moving average of the weights."""
+
+    field = "ema"
+
+    def apply(self, components: StepComponents) -> None:
+        components.ema_decay = EMA_DECAY
+
+    def verify(self, observed: StepObservation) -> Verification:
+        ema = observed.step.ema
+        if ema is None:
+            return Verification(None, False, "there is no average of the weights")
+        moved = any((a != p).any().item() for a, p in zip(ema.tensors, observed.step.parameters, strict=True))
+        text = f"decay {ema.decay}, the average {'differs from' if moved else 'equals'} the weights"
+        return Verification(ema.decay, moved, text)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return next((name for name, known in DTYPES.items() if known == dtype), str(dtype))
+
+
+def _moment_types(optimizer: torch.optim.Optimizer) -> str:
+    """Return the types of the moments in memory, with their shares: `98.7 % uint8, 1.3 % float32`."""
+    counts: Counter[str] = Counter()
+    for state in optimizer.state.values():
+        for name in ("exp_avg", "exp_avg_sq", "state1", "state2"):
+            if name in state:
+                counts[str(state[name].dtype).removeprefix("torch.")] += state[name].numel()
+    shares = [f"{100 * count / counts.total():.1f} % {name}" for name, count in counts.most_common()]
+    return ", ".join(shares) or "not allocated yet"
