@@ -160,7 +160,7 @@ class TestOnRealSlurm:
         assert re.search(r"import inpaint_bench.run.worker\s+works", shown)
         assert re.search(rf"code\s+{tmp_path}/doctor/code/", shown)
         assert re.search(rf"storage.scratch {tmp_path}/none\s+FAILS: No such file", shown)
-        assert re.search(r"storage.node_tmp /tmp\s+may be written", shown)
+        assert re.search(r"storage.node_tmp /tmp\s+writable", shown)
 
     def test_refused_probe_prints_the_error_of_sbatch(self, tmp_path, capsys):
         wrong = ["sites.grace.gpus.a100.gres=t4", f"out={tmp_path}"]

@@ -244,6 +244,6 @@ class TestOnSlurm:
         assert "delta squeue ok, sacct did not answer" in run(capsys, "status", str(folder))[1]
         code, output = run(capsys, "rerun", str(folder))
         assert code == 1
-        assert "the state of 1 point is unknown (sacct did not answer" in output
+        assert "the state of 1 point is unknown (submission unconfirmed: sacct did not answer" in output
         (tmp_path / "bin" / "sacct").unlink()
         assert as_json(folder, capsys)["points"][0]["reason"] == "never_started"
