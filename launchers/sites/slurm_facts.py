@@ -10,11 +10,13 @@ import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any
 
 from inpaint_bench.core.site import SiteConfig
 from launchers.remote.ssh import Connection, UnreachableError, one_line, shell
 from launchers.slurm.environment import slurm_environment
+from launchers.slurm.query import duration_s
 
 TIMEOUT_S = 30  # of each command
 ASSOCIATION_FIELDS = ("Account", "QOS", "DefaultQOS", "MaxSubmitJobs")
@@ -230,7 +232,7 @@ RunCommand = Callable[[Sequence[str]], Output]
 
 def query_cluster(site: SiteConfig) -> Cluster:
     """Query the site's Slurm, here or over ssh. If its controller does not answer, only one command is tried."""
-    run = _run_over_ssh(site) if site.connect.method == "ssh" else _run_here(site)
+    run = partial(_run, site, Connection(site.connect) if site.connect.method == "ssh" else None)
     config = run(["scontrol", "show", "config"])
     if config.text is None:
         return Cluster(dict.fromkeys(("config", "partitions", "nodes", "associations", "qos"), config))
@@ -260,54 +262,34 @@ def _query_accounting(run: RunCommand, cluster: Cluster) -> dict[str, Output]:
     return {"associations": associations, "qos": qos}
 
 
-def _run_here(site: SiteConfig) -> RunCommand:
-    environment = slurm_environment(site) | {"LC_ALL": "C"}
-
-    def run(command: Sequence[str]) -> Output:
-        try:
-            done = subprocess.run(
-                command,
-                env=environment,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                stdin=subprocess.DEVNULL,
-                timeout=TIMEOUT_S,
+def _run(site: SiteConfig, connection: Connection | None, command: Sequence[str]) -> Output:
+    label = f"`{' '.join([argument for argument in command if not argument.startswith('-')][:3])}`"
+    try:
+        if connection:
+            conf = {"SLURM_CONF": site.connect.slurm_conf} if site.connect.slurm_conf else {}
+            remote = connection.run(shell(command, LC_ALL="C", **conf), timeout_s=site.connect.timeout_s)
+            code, stdout, stderr = remote.code, remote.out, remote.err
+        else:
+            environment = slurm_environment(site) | {"LC_ALL": "C"}
+            options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": TIMEOUT_S}
+            local = subprocess.run(command, env=environment, **options)
+            code, stdout, stderr = (
+                local.returncode,
+                local.stdout,
+                (local.stderr or local.stdout).decode(errors="replace"),
             )
-        except FileNotFoundError:
-            return Output(error=f"{command[0]} is not on PATH")
-        except subprocess.TimeoutExpired:
-            return Output(error=f"{_label(command)} did not answer within {TIMEOUT_S} s")
-        except OSError as error:
-            return Output(error=f"{_label(command)}: {error}")
-        return _output(command, done.returncode, done.stdout, done.stderr or done.stdout)
-
-    return run
-
-
-def _run_over_ssh(site: SiteConfig) -> RunCommand:
-    connection = Connection(site.connect)
-    variables = {"LC_ALL": "C"} | ({"SLURM_CONF": site.connect.slurm_conf} if site.connect.slurm_conf else {})
-
-    def run(command: Sequence[str]) -> Output:
-        try:
-            answer = connection.run(shell(command, **variables), timeout_s=site.connect.timeout_s)
-        except UnreachableError as error:
-            return Output(error=str(error))
-        return _output(command, answer.code, answer.out.decode(errors="replace"), answer.err)
-
-    return run
-
-
-def _output(command: Sequence[str], code: int, stdout: str, stderr: str) -> Output:
+    except UnreachableError as error:
+        return Output(error=str(error))
+    except FileNotFoundError:
+        return Output(error=f"{command[0]} is not on PATH")
+    except subprocess.TimeoutExpired:
+        return Output(error=f"{label} did not answer within {TIMEOUT_S} s")
+    except OSError as error:
+        return Output(error=f"{label}: {error}")
     if code == 0:
-        return Output(text=stdout)
+        return Output(text=stdout.decode(errors="replace"))
     last_line = one_line((stderr.strip().splitlines() or [f"exit code {code}"])[-1])
-    return Output(error=f"{_label(command)} failed: {last_line}")
-
-
-def _label(command: Sequence[str]) -> str:
-    return f"`{' '.join([argument for argument in command if not argument.startswith('-')][:3])}`"
+    return Output(error=f"{label} failed: {last_line}")
 
 
 # --- parse ---------------------------------------------------------------------------------------
@@ -329,20 +311,15 @@ def parse_int(text: str) -> int:
 def parse_minutes(text: str) -> float | None:
     """Return the minutes of a Slurm duration; math.inf if unlimited, None if there is none.
 
-    Forms: [days-]hours:minutes:seconds, minutes:seconds, minutes. Raises NotReportedError for any other text.
+    Raises NotReportedError for any other text.
     """
     if (value := none_if_empty(text)) is None:
         return None
     if value.lower() in _UNLIMITED:
         return math.inf
-    if not (match := re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", value)):
+    if (seconds := duration_s(value)) is None:
         raise NotReportedError(f"{text!r} is not a duration in a known form")
-    days, first, second, third = match[1], *(int(part or 0) for part in match.groups()[1:])
-    if days is not None:  # days-hours[:minutes[:seconds]]
-        return int(days) * 1440 + first * 60 + second + third / 60
-    if match[4] is not None:
-        return first * 60 + second + third / 60
-    return first + second / 60
+    return seconds / 60
 
 
 def parse_gres(gres: str) -> dict[str, int]:

@@ -237,12 +237,14 @@ def elapsed_s(site: SiteConfig, jobs: JobNames) -> dict[str, float] | None:
 
 
 def duration_s(text: str) -> float | None:
-    """Parse Slurm's "2-03:04:05", "3:04:05" or "4:05"; None for UNLIMITED and the like."""
-    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
+    """Parse [days-]hours:minutes:seconds, days-hours, minutes:seconds or minutes; None for UNLIMITED and the like."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
     if not match:
         return None
-    days, hours, minutes, seconds = (int(group or 0) for group in match.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+    first, second, third = (int(group or 0) for group in match.groups()[1:])
+    if match[1] is None and match[4] is None:  # it starts with minutes, else with hours
+        return 60.0 * first + second
+    return 86400.0 * int(match[1] or 0) + 3600.0 * first + 60.0 * second + third
 
 
 def _on_node(node: str) -> str:
