@@ -122,7 +122,7 @@ class TelemetryConfig:
     name: str
     source: str = one_of("nvml", "replay", "none", default="nvml")
     capture: str | None = None  # replay: file or name of a recording; null: the one of the GPU model
-    fast_hz: float = within(0.1, 20, 10.0)  # above 20 Hz NVML repeats stale values
+    fast_hz: float = within(0.1, 20, 10.0)  # above 20 Hz NVML gives spurious errors and zeros
     slow_hz: float = within(0.1, 10, 1.0)
     part_s: float = within(1, 3600, 60.0)
     journal_s: float = within(0.1, 600, 5.0)

@@ -101,6 +101,7 @@ class SidecarClient:
         status = "died"
         process.terminate()
         try:
+            # Reads on while it waits: the final line may be longer than the pipe's buffer.
             output, _ = process.communicate(timeout=_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             status = "killed"

@@ -101,6 +101,7 @@ class SidecarProcess:
 
     def run(self) -> int:
         """Sample until told to stop. Returns the exit code."""
+        # The first sample comes before everything that can wait.
         self.sampler.sample_due()
         for device in self.sampler.devices:
             device.health_start = read_health(self._nvml, device.handle)
@@ -165,6 +166,7 @@ class SidecarProcess:
             write_record(self._spec.folder / TELEMETRY, report)
         except OSError as error:
             report.status, report.storage.error = "incomplete", f"{TELEMETRY}: {error}"
+        # Also on stdout: the disk may have refused the file.
         send(FinalReport(report))
         with contextlib.suppress(NvmlError):  # a lost driver cannot be closed
             self._nvml.close()
@@ -225,6 +227,7 @@ def _start_error(error: Exception) -> str:
 
 def run_sidecar(spec_json: str) -> int:
     """Run a sidecar by its instructions; signals must be blocked already. Returns the exit code."""
+    # Arrow's thread pools would take cores from the training.
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
     try:

@@ -112,6 +112,7 @@ def update_periods(nvml: Nvml, handle: Handle, seconds: float) -> dict[str, Upda
             results = []
         polls += 1
         for index, (column, known) in enumerate(changes.items()):
+            # A zero between two values would be two changes that the card never made.
             value = results[index].value if index < len(results) and results[index].code == 0 else None
             if not value:
                 failed[column] += 1

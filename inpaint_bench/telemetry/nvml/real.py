@@ -89,6 +89,7 @@ class GpmReader:
         buffers.older, buffers.newer, buffers.newer_ns = buffers.newer, buffers.older, now_ns
         if window_ns is None or window_ns > _MAX_GPM_WINDOW_NS:
             return None
+        # The older sample is overwritten by the next read, so the windows touch.
         query = pynvml.c_nvmlGpmMetricsGet_t()
         query.version = pynvml.NVML_GPM_METRICS_GET_VERSION
         query.numMetrics = len(metrics)

@@ -146,6 +146,7 @@ def record(nvml: Nvml, uuid: str, seconds: float) -> Capture:
     xids = XidMonitor(recorded, devices, lambda *_: None)
     checks = PeriodicChecks(recorded, devices, own_root(), xids, lambda *_: None)
     sampler = Sampler(recorded, devices, "nvml", lambda *_: None, HZ)
+    # The loop of the sidecar (process.py), so that the recording holds what a sidecar would query.
     end_ns = time.monotonic_ns() + round(seconds * 1e9)
     while time.monotonic_ns() < end_ns:
         sampler.sample_due()

@@ -100,7 +100,7 @@ class ReplayNvml:
         return uuid
 
     def uuid(self, handle: Handle) -> str:
-        return str(handle)
+        return str(handle)  # the handle of a replayed GPU is its UUID
 
     def query(self, handle: Handle, name: str) -> Any:
         # The field holds the same counter as the call, and is recorded at 10 Hz where the call is recorded once.
@@ -112,6 +112,7 @@ class ReplayNvml:
 
     def gpm(self, handle: Handle, metrics: Sequence[int]) -> GpmWindow | None:
         values = [FieldValue(*self._result(gpm_key(metric))) for metric in metrics]
+        # A card without GPM refuses the call, not its metrics.
         if all(value.code for value in values):
             raise NvmlError(values[0].code, "replay of gpm")
         now_ns = time.monotonic_ns()

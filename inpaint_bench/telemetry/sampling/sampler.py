@@ -130,6 +130,7 @@ class Sampler:
             reading = device.readers[stream.name].read(self._nvml, device.handle)
             if reading.no_window:
                 continue
+            # Also without a single value: the nulls say why.
             self._append(stream.table, reading.row(device.uuid, self._source, seq))
             has_values.append(bool(reading.values))
             if reading.codes:
@@ -151,7 +152,7 @@ class Sampler:
             self.event("nvml_fatal", self.fatal)
         elif lost := codes & _GPU_LOST:
             self._mark_lost(device, error_text(min(lost)))
-        # GPM alone may fail without NVML being broken.
+        # GPM alone may fail while NVML works.
         elif stream is not GPM and not reading.values and codes & _NVML_BROKEN and self._reopen_at_s is None:
             self.event("nvml_broken", error_text(min(codes & _NVML_BROKEN)), device.uuid)
             self._reopen_at_s = time.monotonic() + self._backoff_s

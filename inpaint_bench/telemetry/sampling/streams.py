@@ -163,6 +163,7 @@ class StreamReader:
 
     def read(self, nvml: Nvml, handle: Handle) -> Reading:
         """Query the GPU. Never raises NvmlError: failures are in the reading."""
+        # Both clocks: the monotonic one is shared with the worker on this host, the wall clock compares hosts.
         unix_ns, start_ns = time.time_ns(), time.monotonic_ns()
         results = self._query_fields(nvml, handle)
         gpm = self._query_gpm(nvml, handle)
@@ -209,6 +210,7 @@ class StreamReader:
         return dict(zip(columns, [FieldValue(0, window.window_ms), *window.metrics], strict=True))
 
     def _learn(self, codes: dict[str, int]) -> None:
+        # Only the first reads count: polling too fast gives spurious NOT_SUPPORTED later.
         self._reads += 1
         for column, code in codes.items():
             if column in self.absent:

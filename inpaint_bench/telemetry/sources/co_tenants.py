@@ -82,6 +82,7 @@ def classify(
         in_initial_namespace = _in_initial_namespace()
     own = frozenset(pid for pid in listed if _is_descendant(pid, worker, proc))
     others = listed - own
+    # None of ours is listed, though we compute there: the ids are those of another namespace.
     if not in_initial_namespace and not own:
         return ProcessClasses(own, {}, others, complete=False)
     co_tenants: dict[int, str | None] = {}

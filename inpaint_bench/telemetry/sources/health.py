@@ -64,6 +64,7 @@ def read_health(nvml: Nvml, handle: Handle) -> GpuHealth:
 def worsened(start: GpuHealth, end: GpuHealth) -> list[str]:
     """Return what makes a run on this GPU doubtful, as phrases. A counter that is None on either side says nothing."""
     phrases = []
+    # Corrected errors are left out: they cost nothing.
     for name, meaning in _UNCORRECTED.items():
         before, after = getattr(start, name), getattr(end, name)
         if before is not None and after is not None and after > before:

@@ -47,6 +47,7 @@ class PeriodicChecks:
 
     def run(self) -> None:
         """Check every remaining GPU. Never raises."""
+        # Watching may have failed for a transient reason.
         self._xids.watch()
         for device in self._devices:
             if device.lost:

@@ -44,6 +44,7 @@ class Journal:
             os.ftruncate(self._handle, 0)
             fsync_folder(self._path.parent)
         try:
+            # pwrite at our own offset: a failed attempt is overwritten by the next one.
             with self._buffer.getbuffer() as view:
                 size, position = len(view), self._saved_bytes
                 while position < size:
@@ -81,6 +82,7 @@ def read_journal(path: Path) -> JournalContent | None:
     while True:
         try:
             batch = stream.read_next_batch()
+            # A message whose length is right may still hold blocks that never reached the disk.
             batch.validate(full=True)
         except StopIteration:
             break

@@ -31,6 +31,7 @@ def part_name(number: int | str, writer: str | None) -> str:
 def write_part(path: Path, table: pa.Table) -> None:
     """Write a complete part. Raises OSError and leaves no file if the disk refuses."""
     strings = [f.name for f in table.schema if pa.types.is_dictionary(f.type) or pa.types.is_string(f.type)]
+    # One chunk and one dictionary per column, so that the part is a single row group.
     table = table.unify_dictionaries().combine_chunks()
     with replacing(path) as out:
         pq.write_table(table, out, compression="zstd", use_dictionary=strings, row_group_size=max(1, table.num_rows))
@@ -88,6 +89,7 @@ class PartWriter:
         writer: str | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        # Two writers of one name would replace each other's parts.
         if in_use(folder / journal_name(writer)):
             raise ValueError(f"{folder}: another process is writing to this folder")
         recover_folder(folder)
@@ -138,6 +140,7 @@ class PartWriter:
             if now_s < self._journal_due_s:
                 return
             self._journal_due_s = now_s + self._save_interval_s
+            # Until the end of the block: an exception leaves it set.
             self.failing = True
             self._collect()
             if now_s >= self._part_due_s:
