@@ -24,6 +24,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from inpaint_bench.cli import app, collect  # noqa: F401  collect is imported before the time is taken
 from launchers.sweep import snapshot
 from launchers.sweep.events import Staged
 from launchers.sweep.ledger import Ledger
@@ -92,12 +93,12 @@ def _measure(runs: int, mb: float, folder: Path, nodes: LoginNodes, *, with_rsyn
                 if first_s is None and what == "first" and any(local.glob("*/attempt-1/*/part-*.parquet")):
                     first_s = time.monotonic() - begin
                 time.sleep(0.02)
-            seconds = time.monotonic() - begin
             assert process.stdout is not None
             output = process.stdout.read().splitlines()
         if process.returncode:
             sys.exit("\n".join(output))
-        rate, peak_mb, agent_mb = (_size(local) - size) / 1e6 / seconds, float(output[-1]), int(rss.read_text()) / 1024
+        seconds, peak_mb = map(float, output[-1].split())
+        rate, agent_mb = (_size(local) - size) / 1e6 / seconds, int(rss.read_text()) / 1024
         first = "-" if first_s is None else f"{first_s:.2f}"
         print(f"{what:8}  {seconds:6.1f}  {first:>12}  {rate:6.1f}  {peak_mb:12.0f}  {agent_mb:16.0f}")
         _check(remote, local)
@@ -117,12 +118,12 @@ def _size(folder: Path) -> int:
 
 
 def child() -> None:
-    """Run `collect` and print the peak memory, in MB, of this process or of the largest one that it started."""
-    from inpaint_bench.cli.app import main as run
-
-    code = run(["collect", sys.argv[1]])
+    """Run `collect` and print its seconds, and the peak memory in MB of the larger of this process and its children."""
+    begin = time.monotonic()
+    code = app.main(["collect", sys.argv[1]])
+    seconds = time.monotonic() - begin
     kib = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    print(kib / 1024)
+    print(seconds, kib / 1024)
     sys.exit(code)
 
 

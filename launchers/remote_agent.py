@@ -29,6 +29,7 @@ from launchers.sweep import snapshot
 from launchers.sweep.events import Cancelled
 from launchers.sweep.ledger import Ledger
 from launchers.sweep.lock import BUSY, BusyError
+from launchers.sweep.sweep_record import SweepRecord
 
 if TYPE_CHECKING:
     from launchers.points.point import Point
@@ -38,62 +39,38 @@ def submit(folder: Path, plan: Plan) -> SubmitReply:
     """Submit those points of a plan that this sweep directory does not have yet, and return the outcome of each.
 
     A request may arrive late or twice: a point is not submitted again if its attempt is recorded, or while an earlier
-    attempt is open or complete. An error before the submission is the outcome of every point. Raises BusyError where
-    another command may be submitting these very points.
+    attempt is open or complete. Raises UserError where no point was submitted.
     """
-    refused: dict[int, str] = {}
-    error_message = "it was not submitted"
-    try:
-        _submit(folder, plan, refused)
-    except BusyError:
-        raise
-    except Exception as error:
-        error_message = _message(error)
-    reply = SubmitReply()
-    records = Ledger(folder).points() if (folder / SWEEP).is_file() else {}
-    attempts = {attempt.run_id: attempt for record in records.values() for attempt in record.attempts}
-    for run_id, num in ((point.run_id or "", point.num) for point in plan.points):
-        attempt = attempts.get(run_id)
-        if attempt and attempt.job_id:
-            reply.jobs[run_id] = attempt.job_id
-        else:
-            reply.refused[run_id] = (attempt and attempt.refused) or refused.get(num, error_message)
-    return reply
-
-
-def _submit(folder: Path, plan: Plan, refused: dict[int, str]) -> None:
-    """Submit, and add to `refused` why points were left out. Points that Slurm refused are only in the ledger."""
     from inpaint_bench.run.task import task  # Hydra, which the other verbs do not need
     from launchers.points.compose import composer
     from launchers.submit.submit import Submission
-    from launchers.sweep.sweep_record import SweepRecord
 
     if snapshot.planned_path(folder / CODE).resolve() != ROOT:
         raise UserError(f"{ROOT}: the code is not what was sent; remove that folder and submit again")
     context = msgspec.structs.replace(plan.launch_context, working_dir=str(Path.cwd()))
-    is_new = not (folder / SWEEP).is_file()
+    new_sweep = SweepRecord(sweep_id=plan.sweep_id, order=plan.order, launch_context=context)
+    is_new, reply = not (folder / SWEEP).is_file(), SubmitReply()
     with composer(context) as compose:
 
         def choose() -> list[Point]:
             statuses = {} if is_new else {p.record.num: p for p in poll_sweep(Ledger(folder), holding_lock=True).points}
             points = []
             for requested in plan.points:
-                status = statuses.get(requested.num)
+                status, run_id = statuses.get(requested.num), requested.run_id or ""
                 last = status.record.last.attempt if status and status.record.last else 0
                 if last >= requested.attempt:
-                    refused[requested.num] = f"attempt {last} was submitted before"
-                    continue
-                if status and (status.is_open or status.state is PointState.COMPLETED):
-                    refused[requested.num] = f"attempt {last} is {status.state} at the site"
-                    continue
-                overrides = [override for override in requested.overrides if not override.startswith("site=")]
-                # This is a machine of the site by definition, whatever its host name.
-                overrides += [f"site={plan.site}", f"sites.{plan.site}.connect.hostnames=['.*']"]
-                point = compose(requested.num, overrides)
-                if not point.reachable:
-                    raise UserError(f"{plan.site} cannot be reached from its own machine ({point.reachability.reason})")
-                point.attempt, point.run_id = requested.attempt, requested.run_id or ""
-                points.append(point)
+                    reply.refused[run_id] = f"attempt {last} was submitted before"
+                elif status and (status.is_open or status.state is PointState.COMPLETED):
+                    reply.refused[run_id] = f"attempt {last} is {status.state} at the site"
+                else:
+                    # This is a machine of the site by definition, whatever its host name.
+                    site = [f"site={plan.site}", f"sites.{plan.site}.connect.hostnames=['.*']"]
+                    overrides = [override for override in requested.overrides if not override.startswith("site=")]
+                    point = compose(requested.num, [*overrides, *site])
+                    if not point.reachable:
+                        raise UserError(f"{plan.site} cannot be reached from there ({point.reachability.reason})")
+                    point.attempt, point.run_id = requested.attempt, run_id
+                    points.append(point)
             return points
 
         submission = Submission(
@@ -101,10 +78,17 @@ def _submit(folder: Path, plan: Plan, refused: dict[int, str]) -> None:
             hydra_context=compose.context,
             task_function=task,
             check_budget=False,
-            new_sweep=SweepRecord(sweep_id=plan.sweep_id, order=plan.order, launch_context=context) if is_new else None,
+            new_sweep=new_sweep if is_new else None,
         )
-        with suppress(PointsFailedError):
+        with suppress(PointsFailedError):  # the ledger has the reason for each of them
             submission.run(choose)
+    requested_ids = {point.run_id for point in plan.points}
+    for attempt in (attempt for record in Ledger(folder).points().values() for attempt in record.attempts):
+        if attempt.run_id in requested_ids and attempt.job_id:
+            reply.jobs[attempt.run_id] = attempt.job_id
+        elif attempt.run_id in requested_ids and attempt.refused:
+            reply.refused[attempt.run_id] = attempt.refused
+    return reply
 
 
 def query(folder: Path, with_files: bool | None) -> SweepReply:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import msgspec
 
 from inpaint_bench.core.console import pluralize, sanitize
 from inpaint_bench.core.errors import PointsFailedError, UserError
-from inpaint_bench.core.files import read_json, replacing
+from inpaint_bench.core.files import replacing
 from inpaint_bench.core.schema import SWEEP
 from launchers.remote import client, sync
 from launchers.remote.archive import ArchiveError, read_archive, write_archive
@@ -56,7 +57,7 @@ def _from_sites(ledger: Ledger) -> bool:
         try:
             reply = remote.call("query", True, SweepReply)
             print(f"{name}: {pluralize(len(reply.attempts), 'run')} listed", flush=True)
-            fetch = sync.fetch_over_ssh(remote, reply.rsync, ledger.folder)
+            fetch = partial(sync.fetch_over_ssh, remote, reply.rsync, folder=ledger.folder)
             report = sync.copy_results(ledger, reply, fetch, site=name)
             print(f"{name}: {report}")
             left_out |= _print_left_out(report.left_out, reply.skipped)
@@ -71,46 +72,37 @@ def _from_sites(ledger: Ledger) -> bool:
 
 def _from_archive(path: Path, into: Path | None) -> bool:
     """Copy out of an archive; return whether something was left out."""
-
-    def read(wanted: dict[str, Path]) -> None:
-        try:
-            with path.open("rb") as archive:
-                read_archive(archive, wanted.get)
-        except ArchiveError as error:
-            raise UserError(f"{path}: {error}") from None
-        except OSError as error:
-            raise UserError(
-                f"{error.filename or path}: {error.strerror}; `collect` continues with what is missing"
-            ) from None
-
-    with TemporaryDirectory() as folder:
-        header = Path(folder, HEADER)
-        read({HEADER: header})
-        if not header.exists():
-            raise UserError(f"{path}: holds no results; a plan is submitted by `launch --plan {path}`")
-        try:
-            reply = msgspec.json.decode(header.read_bytes(), type=SweepReply)
-        except ValueError as error:
-            raise UserError(f"{path}: {HEADER} cannot be read ({sanitize(str(error))})") from None
-    ledger = Ledger.open(into or _sweep_below_runs(path, reply.sweep_id))
-    report = sync.copy_results(ledger, reply, lambda paths: read({p: ledger.folder / p for p in paths}), site=None)
+    headers: list[bytes] = []
+    try:
+        with path.open("rb") as archive:  # reads all of it: nothing of a damaged archive is used
+            read_archive(archive, lambda name, content, _: headers.append(content) if name == HEADER else None)
+        if not headers:
+            raise ArchiveError(f"holds no results; a plan is submitted by `launch --plan {path}`")
+        reply = msgspec.json.decode(headers[0], type=SweepReply)
+        ledger = Ledger.open(into or _sweep_below_runs(reply.sweep_id))
+        with path.open("rb") as archive:
+            fetch = partial(sync.extract, archive, folder=ledger.folder)
+            report = sync.copy_results(ledger, reply, fetch, site=None)
+    except (ArchiveError, msgspec.DecodeError) as error:
+        raise UserError(f"{path}: {sanitize(str(error))}") from None
+    except OSError as error:
+        raise UserError(
+            f"{error.filename or path}: {error.strerror}; `collect` continues with what is missing"
+        ) from None
     print(f"{path}: {report}, into {ledger.folder}")
     return _print_left_out(report.left_out, [])
 
 
-def _sweep_below_runs(path: Path, sweep_id: str | None) -> Path:
-    """Return the sweep directory below ./runs with this id. Raises UserError where there is not exactly one."""
+def _sweep_below_runs(sweep_id: str | None) -> Path:
+    """Return the sweep directory below ./runs with this id. Raises ArchiveError where there is not exactly one."""
     matches = []
-    for file in sorted([*Path("runs").glob(f"*/{SWEEP}"), *Path("runs").glob(f"*/*/{SWEEP}")]):
-        try:
-            sweep = read_json(file)
-        except ValueError:
-            continue
-        if isinstance(sweep, dict) and sweep.get("sweep_id") == sweep_id:
-            matches.append(file.parent)
+    for file in (*Path("runs").glob(f"*/{SWEEP}"), *Path("runs").glob(f"*/*/{SWEEP}")):
+        with suppress(UserError):
+            if Ledger(file.parent).sweep.sweep_id == sweep_id:
+                matches.append(file.parent)
     if len(matches) != 1:
-        found = ", ".join(map(str, matches)) or "none"
-        raise UserError(f"{path}: the sweep directory below ./runs is not clear (found: {found}); say --into SWEEP")
+        found = ", ".join(map(str, sorted(matches))) or "none"
+        raise ArchiveError(f"its sweep directory below ./runs is not clear (found: {found}); say --into SWEEP")
     return matches[0]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import shlex
 import shutil
 import tarfile
@@ -21,7 +22,7 @@ import msgspec
 
 from inpaint_bench.core.attempt_state import RunArtifacts, SchedulerState
 from inpaint_bench.core.console import pluralize, sanitize
-from inpaint_bench.core.schema import CODE, SNAPSHOT
+from inpaint_bench.core.schema import CODE, SNAPSHOT, SWEEP
 from inpaint_bench.core.site import SiteConfig
 from launchers.points.point import Group, Point
 from launchers.points.site_catalog import Reachability
@@ -29,32 +30,21 @@ from launchers.slurm.query import SlurmReply
 from launchers.sweep.events import AttemptKey, Refused, Staged, Submitted
 from launchers.sweep.ledger import Attempt, Ledger, PointRecord
 
+from . import plan_file
 from .messages import MARKER, AttemptReply, CancelRequest, Reply, SubmitReply, SweepReply
-from .plan_file import Plan, PlannedPoint
 from .ssh import Connection, UnreachableError, login, one_line, shell
 
 log = logging.getLogger(__name__)
 
-AGENT = "launchers.remote_agent"
 SUBMIT_TIMEOUTS = 30  # times the site's timeout: a thousand points are composed there
 DEFAULT_TIMEOUTS = 3  # squeue and sacct may take a minute each
 
 T = TypeVar("T")
+Records = Mapping[int, PointRecord]  # points by number
 
 
 class RemoteError(Exception):
-    """The site answered that it cannot do what was requested, or its answer is damaged."""
-
-
-@dataclass(frozen=True)
-class NoAnswer(SlurmReply):
-    """Stands for the answer of a site that could not be queried."""
-
-    why: str = ""
-
-    @property
-    def no_answer_reason(self) -> str:
-        return self.why
+    """The site answered that it has not done what was requested."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +57,12 @@ class RemoteSweep:
 
     @classmethod
     def of(cls, site: SiteConfig, ledger: Ledger) -> RemoteSweep | None:
-        """Return where the sweep lies at a site; None before its code was sent there, or where ssh is not used."""
+        """Return where the sweep lies at a site; None before its code was sent there, or where ssh is not used.
+
+        None too for the sweep of another user, because its record says which ssh configuration is executed.
+        """
         staged = [event for event in ledger.events(Staged) if event.site == site.name]
-        if site.connect.method != "ssh" or not staged:
+        if site.connect.method != "ssh" or not staged or (ledger.folder / SWEEP).stat().st_uid != os.getuid():
             return None
         return cls(site=site, root=staged[-1].root, code=staged[-1].code)
 
@@ -82,31 +75,26 @@ class RemoteSweep:
         """Return the shell command that runs the agent at the site."""
         assert self.site.python is not None
         path = f"{self.root}/{CODE}/{self.code}"
-        return shell([self.site.python, "-m", AGENT, verb, self.root], PYTHONPATH=path, PYTHONSAFEPATH="1")
+        agent = [self.site.python, "-m", "launchers.remote_agent", verb, self.root]
+        return shell(agent, PYTHONPATH=path, PYTHONSAFEPATH="1")
 
     def call(self, verb: str, request: Any, result: type[T], *, timeouts: float = DEFAULT_TIMEOUTS) -> T:
-        """Send a request to the agent and return its result. Raises UnreachableError, RemoteError."""
+        """Send a request to the agent and return its result.
+
+        Raises RemoteError where the agent refuses, UnreachableError where nobody knows what it did.
+        """
         name, timeout_s = self.site.name, timeouts * self.site.connect.timeout_s
         done = self.connection.run(self.agent_command(verb), stdin=msgspec.json.encode(request), timeout_s=timeout_s)
         lines = [line.removeprefix(MARKER) for line in done.out.splitlines() if line.startswith(MARKER)]
         if not lines:
-            raise RemoteError(f"{name}: the agent there did not reply ({done.err or f'exit code {done.code}'})")
+            raise UnreachableError(f"{name}: the agent there did not reply ({done.err or f'exit code {done.code}'})")
         try:
             reply = msgspec.json.decode(lines[-1], type=Reply)
             if reply.error is None:
                 return msgspec.json.decode(reply.result, type=result)
         except (ValueError, RecursionError) as error:
-            raise RemoteError(f"{name}: the agent's reply cannot be read ({one_line(str(error))})") from None
+            raise UnreachableError(f"{name}: the agent's reply cannot be read ({one_line(str(error))})") from None
         raise RemoteError(f"{name}: {one_line(reply.error)}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RemoteStatus:
-    """What the sites that are reached over ssh reported."""
-
-    answers: dict[str, SlurmReply] = field(default_factory=dict)  # by site
-    artifacts: dict[tuple[int, int], RunArtifacts] = field(default_factory=dict)  # by point and attempt
-    unconfirmed: dict[str, str] = field(default_factory=dict)  # by site, why its submissions are not confirmed
 
 
 def root_of(site: SiteConfig, sweep_id: str) -> str:
@@ -117,19 +105,16 @@ def root_of(site: SiteConfig, sweep_id: str) -> str:
 
 def connect(points: Iterable[Point]) -> None:
     """Open the connections that these points need. Points of a site that does not answer become unreachable."""
-    errors: dict[str, str | None] = {}
+    by_site: dict[str, list[Point]] = {}
     for point in points:
-        name = point.site.name
-        if not point.reachable or point.site.connect.method != "ssh":
-            continue
-        if name not in errors:
-            try:
-                Connection(point.site.connect).open()
-                errors[name] = None
-            except UnreachableError as error:
-                errors[name] = str(error)
-        if message := errors[name]:
-            point.reachability = Reachability(ok=False, reason=message)
+        if point.reachable and point.site.connect.method == "ssh":
+            by_site.setdefault(point.site.name, []).append(point)
+    for members in by_site.values():
+        try:
+            Connection(members[0].site.connect).open()
+        except UnreachableError as error:
+            for point in members:
+                point.reachability = Reachability(ok=False, reason=str(error))
 
 
 def submit(groups: Sequence[Group], ledger: Ledger, code: Path) -> tuple[int, bool]:
@@ -140,17 +125,8 @@ def submit(groups: Sequence[Group], ledger: Ledger, code: Path) -> tuple[int, bo
     """
     site, sweep = groups[0].first.site, ledger.sweep
     points = [point for group in groups for point in group.points]
-    remote = RemoteSweep(site=site, root=root_of(site, sweep.sweep_id), code=code.name)
-    plan = Plan(
-        sweep_id=sweep.sweep_id,
-        site=site.name,
-        order=sweep.order,
-        launch_context=sweep.launch_context.without_paths(),
-        points=[
-            PlannedPoint(num=p.num, overrides=_overrides(p), attempt=p.attempt, run_id=p.run_id or None) for p in points
-        ],
-    )
     number = pluralize(len(points), "point")
+    remote = RemoteSweep(site=site, root=root_of(site, sweep.sweep_id), code=code.name)
     try:
         push_code(remote, code)
     except (UnreachableError, RemoteError) as error:
@@ -158,10 +134,13 @@ def submit(groups: Sequence[Group], ledger: Ledger, code: Path) -> tuple[int, bo
         return len(points), False
     ledger.append(Staged(site=site.name, root=remote.root, code=remote.code))
     try:
+        plan = plan_file.make_plan(sweep, site.name, points)
         reply = remote.call("submit", plan, SubmitReply, timeouts=SUBMIT_TIMEOUTS)
-    except (UnreachableError, RemoteError) as error:
+    except UnreachableError as error:
         log.error(f"{error}. Whether {number} were submitted is unknown; `status` shows it once the site answers.")
         return len(points), True
+    except RemoteError as error:
+        reply = SubmitReply(refused={point.run_id: str(error).removeprefix(f"{site.name}: ") for point in points})
     refused: dict[str, list[AttemptKey]] = {}
     for point in points:
         key = (point.num, point.attempt)
@@ -177,46 +156,66 @@ def submit(groups: Sequence[Group], ledger: Ledger, code: Path) -> tuple[int, bo
     return num_refused, False
 
 
-def _overrides(point: Point) -> list[str]:
-    # A time limit that was computed from earlier runs: the site does not have the runs of this machine.
-    return [*point.overrides, *([f"time_min={point.request.time_min}"] if point.limit_basis else [])]
-
-
 def push_code(remote: RemoteSweep, code: Path) -> None:
     """Copy the code snapshot to the site, once, by rsync or, where either side has none, by tar.
 
     It gets its name, a hash of its content, when it is complete. Raises UnreachableError, RemoteError.
     """
-    connection, name, folder = remote.connection, remote.site.name, f"{remote.root}/{CODE}"
-    partial, python = f".{remote.code}.partial", shlex.quote(str(remote.site.python))
+    connection, folder, partial = remote.connection, f"{remote.root}/{CODE}", f".{remote.code}.partial"
+    root, cd, python = shlex.quote(remote.root), f"cd {shlex.quote(folder)}", shlex.quote(str(remote.site.python))
     # The folder is private, because jobs run the code as this user.
-    make = f"mkdir -p {shlex.quote(remote.root)} && umask 077 && mkdir -p {folder} && cd {folder} && echo writable"
-    test = f"test -e {remote.code}/{SNAPSHOT} && echo complete; test -x {python} && echo python; command -v rsync"
-    done = connection.run(login(f"{make} && {{ {test}; }}"))
+    prepare = f"mkdir -p {root} && umask 077 && mkdir -p {shlex.quote(folder)} && {cd}"
+    check = f"{{ test -x {python} || {{ echo {python} is not a program there >&2; false; }}; }}"
+    found = f"{{ test -e {remote.code}/{SNAPSHOT} && echo complete; command -v rsync; true; }}"
+    done = connection.run(login(f"{prepare} && {check} && {found}"))
     lines = done.out.decode(errors="replace").splitlines()
-    if "writable" not in lines:
-        raise RemoteError(f"{name}: {remote.root} cannot be created there ({done.err or 'no reason given'})")
-    if "python" not in lines:
-        raise RemoteError(f"{name}: {remote.site.python} is not a program there (key python of the site file)")
-    if "complete" in lines:
-        return
-    publish = f"cd {folder} && mv -T {partial} {remote.code}"
     rsync = next((line for line in lines if line.endswith("/rsync")), None)
-    if rsync and shutil.which("rsync"):
-        target = f"{connection.host}:{folder}/{partial}/"
-        connection.rsync("--recursive", "--delete", "--compress", f"--rsync-path={rsync}", f"{code}/", target)
-        done = connection.run(login(publish))
-    else:
-        content = io.BytesIO()
-        with tarfile.open(fileobj=content, mode="w:gz") as archive:
-            archive.add(code, arcname=".")
-        unpack = f"cd {folder} && rm -rf {partial} && mkdir {partial} && tar -xz -f - -C {partial}"
-        done = connection.run(login(f"{unpack} && {publish}"), stdin=content.getvalue())
+    if done.code == 0 and "complete" not in lines:
+        publish = f"mv -T {partial} {remote.code}"
+        if rsync and shutil.which("rsync"):
+            target = f"{connection.host}:{folder}/{partial}/"
+            connection.rsync("--recursive", "--delete", "--compress", f"--rsync-path={rsync}", f"{code}/", target)
+            done = connection.run(login(f"{cd} && {publish}"))
+        else:
+            content = io.BytesIO()
+            with tarfile.open(fileobj=content, mode="w:gz") as archive:
+                archive.add(code, arcname=".")
+            unpack = f"rm -rf {partial} && mkdir {partial} && tar -xz -f - -C {partial}"
+            done = connection.run(login(f"{cd} && {unpack} && {publish}"), stdin=content.getvalue())
     if done.code:
-        raise RemoteError(f"{name}: the code could not be copied to {remote.root} ({done.err})")
+        raise RemoteError(f"{remote.site.name}: the code cannot be copied to {folder} ({done.err})")
 
 
-def query(ledger: Ledger, sites: Mapping[str, SiteConfig], records: Mapping[int, PointRecord]) -> RemoteStatus:
+@dataclass(frozen=True, kw_only=True)
+class RemoteStatus:
+    """What the sites that are reached over ssh reported."""
+
+    answers: dict[str, SlurmReply] = field(default_factory=dict)  # by site
+    artifacts: dict[AttemptKey, RunArtifacts] = field(default_factory=dict)
+    unconfirmed: dict[str, str] = field(default_factory=dict)  # by site, why its submissions are not confirmed
+
+    def add(self, site: str, reply: SweepReply, attempts: Sequence[Attempt], records: Records) -> None:
+        """Take over the reply of a site that has these attempts."""
+        by_key = {(attempt.point, attempt.attempt): attempt for attempt in attempts}
+        states: dict[str, SchedulerState] = {}
+        for reported in reply.attempts:
+            attempt = by_key.get(reported.key) or _add_attempt(reported, site, records)
+            if attempt is None or attempt.run_id != reported.run_id or not reported.in_slurm:
+                continue
+            attempt.job_id = reported.job_id or attempt.job_id
+            attempt.refused = attempt.refused or reported.refused
+            attempt.cancelled = attempt.cancelled or reported.cancelled
+            if attempt.job_id and reported.scheduler is not None:
+                states[attempt.job_id] = reported.scheduler
+            if reported.artifacts and reported.artifacts.manifest:
+                self.artifacts[reported.key] = reported.artifacts
+        error = f"the sweep directory at {site} does not exist (any more)" if reply.sweep_id is None else None
+        self.answers[site] = SlurmReply(states=states, squeue=reply.squeue, sacct=reply.sacct, error=error)
+        if reply.submitting and any(attempt.job_id is None and not attempt.refused for attempt in attempts):
+            self.unconfirmed[site] = f"{site} is still submitting"
+
+
+def query(ledger: Ledger, sites: Mapping[str, SiteConfig], records: Records) -> RemoteStatus:
     """Query each site that is reached over ssh and has open attempts, once.
 
     Attempts get the job ids, and points the attempts, that so far only the site's own ledger records.
@@ -228,9 +227,9 @@ def query(ledger: Ledger, sites: Mapping[str, SiteConfig], records: Mapping[int,
         if remote is None or all(_is_final(ledger.folder / attempt.subdir) for attempt in attempts):
             continue
         try:
-            _apply(remote.call("query", None, SweepReply), remote, attempts, records, status)
+            status.add(name, remote.call("query", None, SweepReply), attempts, records)
         except (UnreachableError, RemoteError) as error:
-            status.answers[name] = NoAnswer(why=str(error))
+            status.answers[name] = SlurmReply(error=str(error))
             status.unconfirmed[name] = str(error)
             # Only the site knows whether they have a run directory.
             missing = [attempt for attempt in attempts if not (ledger.folder / attempt.subdir).is_dir()]
@@ -244,34 +243,7 @@ def _is_final(run_dir: Path) -> bool:
     return state is not None and state.final and RunArtifacts.read(run_dir).manifest is not None
 
 
-def _apply(
-    reply: SweepReply,
-    remote: RemoteSweep,
-    attempts: Sequence[Attempt],
-    records: Mapping[int, PointRecord],
-    status: RemoteStatus,
-) -> None:
-    site, by_key = remote.site.name, {(attempt.point, attempt.attempt): attempt for attempt in attempts}
-    states: dict[str, SchedulerState] = {}
-    for reported in reply.attempts:
-        attempt = by_key.get(reported.key) or _add_attempt(reported, site, records)
-        if attempt is None or attempt.run_id != reported.run_id or not reported.in_slurm:
-            continue
-        attempt.job_id = reported.job_id or attempt.job_id
-        attempt.refused = attempt.refused or reported.refused
-        attempt.cancelled = attempt.cancelled or reported.cancelled
-        if attempt.job_id and reported.scheduler is not None:
-            states[attempt.job_id] = reported.scheduler
-        if reported.artifacts and reported.artifacts.manifest:
-            status.artifacts[reported.key] = reported.artifacts
-    status.answers[site] = SlurmReply(states=states, squeue=reply.squeue, sacct=reply.sacct)
-    if reply.sweep_id is None:
-        status.answers[site] = NoAnswer(why=f"{remote.root} at {site} is not a sweep directory (any more)")
-    if reply.submitting and any(attempt.job_id is None and not attempt.refused for attempt in attempts):
-        status.unconfirmed[site] = f"{site} is still submitting"
-
-
-def _add_attempt(reported: AttemptReply, site: str, records: Mapping[int, PointRecord]) -> Attempt | None:
+def _add_attempt(reported: AttemptReply, site: str, records: Records) -> Attempt | None:
     """Add an attempt that was submitted from the sweep's folder at the site, after those that this ledger records."""
     record = records.get(reported.point)
     if record is None or reported.site != site or (record.last and record.last.attempt >= reported.attempt):

@@ -42,19 +42,24 @@ class Plan(msgspec.Struct, kw_only=True):
     points: Annotated[list[PlannedPoint], msgspec.Meta(min_length=1)]
 
 
+def make_plan(sweep: SweepRecord, site: str, points: Iterable[Point]) -> Plan:
+    """Return a plan with points of a sweep."""
+    planned = []
+    for point in points:
+        # The other machine does not have the earlier runs that a time limit was computed from.
+        limit = [f"time_min={point.request.time_min}"] if point.limit_basis else []
+        overrides, run_id = [*point.overrides, *limit], point.run_id or None
+        planned.append(PlannedPoint(num=point.num, overrides=overrides, attempt=point.attempt, run_id=run_id))
+    context = msgspec.structs.replace(sweep.launch_context, working_dir=None)  # a path of this machine
+    return Plan(sweep_id=sweep.sweep_id, site=site, order=sweep.order, launch_context=context, points=planned)
+
+
 def add_points(folder: Path, site: str, sweep: SweepRecord, points: Iterable[Point]) -> Path:
     """Add points to the plan file of a site, or replace them in it, and return its path."""
     path = folder / PLAN_PATTERN.format(site=site)
-    planned = {point.num: point for point in read(path).points} if path.exists() else {}
-    for point in points:
-        planned[point.num] = PlannedPoint(num=point.num, overrides=point.overrides, attempt=point.attempt)
-    plan = Plan(
-        sweep_id=sweep.sweep_id,
-        site=site,
-        order=sweep.order,
-        launch_context=msgspec.structs.replace(sweep.launch_context, working_dir=None),  # a path of this machine
-        points=[planned[num] for num in sorted(planned)],
-    )
+    plan = make_plan(sweep, site, points)
+    by_num = {point.num: point for point in [*(read(path).points if path.exists() else []), *plan.points]}
+    plan.points = [by_num[num] for num in sorted(by_num)]
     _write(path, plan)
     return path
 
@@ -117,11 +122,9 @@ def unpacked(path: Path) -> Iterator[tuple[Path, Path]]:
         folder = Path(name)
         try:
             with path.open("rb") as source:
-                read_archive(source, lambda member: folder / member)
-        except OSError as error:
-            raise UserError(f"{path}: {error.strerror}") from None
-        except ArchiveError as error:
-            raise UserError(f"{path}: {error}") from None
+                read_archive(source, lambda member, content, _: replace_bytes(folder / member, content))
+        except (OSError, ArchiveError) as error:
+            raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
         plans, codes = list(folder.glob(PLAN_PATTERN.format(site="*"))), list(folder.glob(f"{CODE}/*"))
         if len(plans) != 1 or len(codes) != 1:
             raise UserError(

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 from inpaint_bench.core.console import sanitize
 from inpaint_bench.core.errors import UserError
@@ -31,7 +31,7 @@ MAX_SOCKET_FOLDER = 108 - len("/") - 40 - 17 - 1
 
 
 class UnreachableError(Exception):
-    """The site did not answer. The message has the host and what ssh or rsync printed."""
+    """The site gave no answer, or none that can be read. The message has what ssh or rsync printed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,20 +60,17 @@ class Connection:
         if self._control("check") == 0:
             return
         interactive = sys.stdin.isatty() and sys.stderr.isatty()
+        command = [*self._ssh(master=True, interactive=interactive), "--", self.host, "true"]
+        limits: dict[str, Any] = {} if interactive else {"stdin": subprocess.DEVNULL, "timeout": 2 * self.timeout_s}
         with tempfile.TemporaryFile() as err:
             try:
-                done = subprocess.run(
-                    [*self._ssh(master=True, interactive=interactive), "--", self.host, "true"],
-                    stdin=None if interactive else subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    # A file, because the master keeps standard error open: reading a pipe would wait for its end.
-                    stderr=None if interactive else err,
-                    timeout=None if interactive else 2 * self.timeout_s,
-                )
+                # No pipe for standard error: the master keeps it open, so that reading it would not end.
+                stderr = None if interactive else err
+                code = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=stderr, **limits).returncode
             except subprocess.TimeoutExpired:
                 raise UnreachableError(f"{self.host} did not answer within {2 * self.timeout_s:g} s") from None
-            if done.returncode == SSH_ERROR:
-                err.seek(0)
+            err.seek(0)
+            if code == SSH_ERROR:
                 raise UnreachableError(f"ssh {self.host}: {last_lines(err.read()) or 'failed, as printed above'}")
 
     def run(self, command: str, *, stdin: bytes = b"", timeout_s: float | None = None) -> Completed:
@@ -88,21 +85,21 @@ class Connection:
             raise UnreachableError(f"ssh {self.host}: {last_lines(done.stderr) or 'the connection broke'}")
         return Completed(code=done.returncode, out=done.stdout, err=last_lines(done.stderr))
 
-    def rsync(self, *arguments: str, stdin: IO[bytes] | None = None) -> None:
+    def rsync(self, *arguments: str, stdin: bytes = b"") -> None:
         """Run rsync over the connection, with its progress on a terminal. What it had copied before an error is kept.
 
         Raises UnreachableError where it fails.
         """
         self.open()
-        interactive = sys.stdout.isatty()
         command = ["rsync", "--times", "--protect-args", f"--timeout={max(1, int(self.timeout_s))}"]
-        command += [f"--rsh={shlex.join(self._ssh())}", *(["--info=progress2"] if interactive else []), *arguments]
-        with tempfile.TemporaryFile() as err:
-            stdout = None if interactive else subprocess.DEVNULL
-            code = subprocess.run(command, stdin=stdin or subprocess.DEVNULL, stdout=stdout, stderr=err).returncode
-            if code not in (0, RSYNC_VANISHED):
-                err.seek(0)
-                raise UnreachableError(f"rsync with {self.host}: {last_lines(err.read()) or f'exit code {code}'}")
+        command += [f"--rsh={shlex.join(self._ssh())}", *arguments]
+        if interactive := sys.stdout.isatty():
+            command.append("--info=progress2")
+        stdout = None if interactive else subprocess.DEVNULL
+        done = subprocess.run(command, input=stdin, stdout=stdout, stderr=subprocess.PIPE)
+        if done.returncode not in (0, RSYNC_VANISHED):
+            message = last_lines(done.stderr) or f"exit code {done.returncode}"
+            raise UnreachableError(f"rsync with {self.host}: {message}")
 
     def command(self, command: str) -> list[str]:
         """Return the local command line that runs a shell command at the site."""
@@ -126,27 +123,20 @@ class Connection:
             "RequestTTY": "no",
         }
         config = ["-F", self._connect.ssh_config] if self._connect.ssh_config else []
-        return ["ssh", *config, *(word for key, value in options.items() for word in ("-o", f"{key}={value}"))]
+        return ["ssh", *config, *(f"-o{key}={value}" for key, value in options.items())]
 
     def _control(self, request: str) -> int:
         """Send a control command to the local master process; no network is involved. Return its exit code."""
         command = [*self._ssh(), "-O", request, "--", self.host]
         try:
-            return subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                timeout=self.timeout_s,
-            ).returncode
+            return subprocess.run(command, capture_output=True, timeout=self.timeout_s).returncode
         except subprocess.TimeoutExpired:
             return SSH_ERROR
 
 
-def shell(words: Sequence[str], **variables: str) -> str:
+def shell(command: Sequence[str], **variables: str) -> str:
     """Quote a command with environment variables for the user's shell at the site, whichever it is."""
-    assignments = (shlex.quote(f"{key}={value}") for key, value in variables.items())
-    return login(" ".join(["exec", "env", *assignments, shlex.join(words)]))
+    return login(f"exec {shlex.join(['env', *(f'{key}={value}' for key, value in variables.items()), *command])}")
 
 
 def login(script: str) -> str:

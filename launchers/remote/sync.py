@@ -11,16 +11,17 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import replace_bytes
 from inpaint_bench.core.schema import JOBS
 from launchers.sweep.events import Cancelled, Planned, PlannedAttempt, Refused, Submitted
 from launchers.sweep.ledger import Ledger, PointRecord
@@ -74,41 +75,29 @@ def copy_results(ledger: Ledger, reply: SweepReply, fetch: Fetch, *, site: str |
             report.new += new
             report.num_unchanged += len(attempt.files) - len(new)
             report.num_open += attempt.is_open
-    fetch(sorted((file.path for file in report.new), key=is_summary))
+    if report.new:
+        fetch(sorted((file.path for file in report.new), key=is_summary))
     return report
 
 
-def fetch_over_ssh(remote: RemoteSweep, rsync: str | None, folder: Path) -> Fetch:
-    """Return a function that fetches results into `folder`, by rsync or, where either side has none, as a tar stream.
-
-    It raises UnreachableError.
-    """
-    options = ("--omit-dir-times", "--partial-dir=.partial", "--ignore-missing-args", "--from0", "--files-from=-")
-
-    def copy(source: str, target: Path, names: Sequence[str]) -> None:
+def fetch_over_ssh(remote: RemoteSweep, rsync: str | None, paths: Sequence[str], folder: Path) -> None:
+    """Fetch results by rsync or, where either side has none, as a tar stream. Raises UnreachableError."""
+    if not (rsync and shutil.which("rsync")):
+        _fetch_tar(remote, paths, folder)
+        return
+    logs = [path.removeprefix(f"{LOGS}/") for path in paths if path.startswith(f"{LOGS}/")]
+    summaries = [path for path in paths if is_summary(path)]
+    others = [path for path in paths if not path.startswith(f"{LOGS}/") and not is_summary(path)]
+    options = ("--omit-dir-times", "--partial-dir=.partial", "--ignore-missing-args", f"--rsync-path={rsync}")
+    for source, target, names in ((f"{JOBS}/", folder / LOGS, logs), ("", folder, others), ("", folder, summaries)):
         if names:
-            with tempfile.TemporaryFile() as listing:
-                listing.write("\0".join(names).encode())
-                listing.seek(0)
-                source = f"{remote.connection.host}:{remote.root}/{source}"
-                remote.connection.rsync(*options, f"--rsync-path={rsync}", source, str(target), stdin=listing)
-
-    def fetch(paths: Sequence[str]) -> None:
-        if not (rsync and shutil.which("rsync")):
-            _fetch_tar(remote, paths, folder)
-            return
-        logs = [path.removeprefix(f"{LOGS}/") for path in paths if path.startswith(f"{LOGS}/")]
-        copy(JOBS, folder / LOGS, logs)
-        copy("", folder, [path for path in paths if not path.startswith(f"{LOGS}/") and not is_summary(path)])
-        os.sync()  # the parts are on the disk before a manifest says that they are complete
-        copy("", folder, [path for path in paths if is_summary(path)])
-
-    return fetch
+            os.sync()  # the parts are on the disk before a manifest says that they are complete
+            site = f"{remote.connection.host}:{remote.root}/{source}"
+            stdin = "\0".join(names).encode()
+            remote.connection.rsync(*options, "--from0", "--files-from=-", site, str(target), stdin=stdin)
 
 
 def _fetch_tar(remote: RemoteSweep, paths: Sequence[str], folder: Path) -> None:
-    if not paths:
-        return
     command = remote.connection.command(remote.agent_command("read"))
     with tempfile.TemporaryFile() as request, tempfile.TemporaryFile() as err:
         request.write(msgspec.json.encode(paths))
@@ -117,11 +106,22 @@ def _fetch_tar(remote: RemoteSweep, paths: Sequence[str], folder: Path) -> None:
             assert process.stdout is not None
             try:
                 next((line for line in process.stdout if line == ARCHIVE_FOLLOWS), None)
-                read_archive(process.stdout, lambda name: folder / name if name in paths else None)
+                extract(process.stdout, paths, folder)
             except ArchiveError as error:
                 err.seek(0)
-                message = f"{remote.site.name}: the transfer failed: {error} {last_lines(err.read())}"
-                raise UnreachableError(message.strip()) from None
+                raise UnreachableError(f"{remote.site.name}: {error} {last_lines(err.read())}".strip()) from None
+
+
+def extract(archive: IO[bytes], paths: Collection[str], folder: Path) -> None:
+    """Extract these files of an archive into `folder`. Raises ArchiveError."""
+    requested = frozenset(paths)
+
+    def receive(name: str, content: bytes, mtime_s: float) -> None:
+        if name in requested:
+            replace_bytes(folder / name, content)
+            os.utime(folder / name, (mtime_s, mtime_s))
+
+    read_archive(archive, receive)
 
 
 def _record(attempts: Sequence[AttemptReply], ledger: Ledger, site: str | None, report: Report) -> list[AttemptReply]:
@@ -170,7 +170,7 @@ def _record(attempts: Sequence[AttemptReply], ledger: Ledger, site: str | None, 
 
 
 def _conflict(
-    attempt: AttemptReply, records: Mapping[int, PointRecord], sites: Mapping[str, Any], asked_site: str | None
+    attempt: AttemptReply, records: Mapping[int, PointRecord], sites: Mapping[str, Any], source: str | None
 ) -> str | None:
     """Return why an attempt cannot be one of this sweep; None where nothing contradicts it."""
     record = records.get(attempt.point)
@@ -178,16 +178,14 @@ def _conflict(
         return "this sweep has no such point"
     known = next((a for a in record.attempts if a.attempt == attempt.attempt), None)
     site = known.site if known else record.site
-    if attempt.site != site:
-        return f"it was sent to {site}, and these results are from {attempt.site}"
-    if asked_site and asked_site != site:
-        return f"it ran at {site}, and {asked_site} was asked"
+    if attempt.site != site or (source and source != site):
+        return f"it was sent to {site}, and these results are from {source or attempt.site}"
     if known and not known.carried and sites[site]["connect"]["method"] != "ssh":
         return "it was submitted from this sweep directory, so there is nothing to copy"
     if known and known.run_id != attempt.run_id:
         return f"it has another run id here ({known.run_id})"
     if not all(is_result(file.path, attempt) for file in attempt.files):
         return "it lists files that are not results"
-    if asked_site and not attempt.in_slurm:
+    if source and not attempt.in_slurm:
         return "it did not run in Slurm"
     return None

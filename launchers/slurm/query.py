@@ -39,6 +39,7 @@ class SlurmReply:
     sacct: str = NOT_ASKED
     owner: str | None = None  # another user, whose jobs Slurm may hide
     foreign: Mapping[str, str] = field(default_factory=dict)  # array id: name of a job that is not ours
+    error: str | None = None  # why the site could not be queried at all
 
     @property
     def complete(self) -> bool:
@@ -48,6 +49,8 @@ class SlurmReply:
     @property
     def no_answer_reason(self) -> str:
         """Why jobs have no state."""
+        if self.error:
+            return self.error
         if self.owner and self.complete:
             return f"no such job is visible for user {self.owner} (PrivateData?)"
         failed = [f"{name} {result}" for name, result in (("squeue", self.squeue), ("sacct", self.sacct))]

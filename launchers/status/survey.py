@@ -160,7 +160,7 @@ def _unreachable(sites: dict[str, SiteConfig], names: Iterable[str]) -> dict[str
     """Return the sites that the Slurm of this machine does not belong to: its answers would be about other jobs."""
     reach = {name: reachability(sites[name]) for name in names}
     return {
-        name: client.NoAnswer(why=f"its Slurm cannot be queried from here ({result.reason})")
+        name: SlurmReply(error=f"its Slurm cannot be queried from here ({result.reason})")
         for name, result in reach.items()
         if not result.ok
     }

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from inpaint_bench.cli import app
-from launchers.remote import archive, client, ssh
+from launchers.remote import client, ssh, sync
 from launchers.remote.messages import SubmitReply
 from launchers.status.survey import sites_of
 from launchers.sweep.ledger import Ledger
@@ -93,7 +93,7 @@ def test_a_lost_reply_and_a_repeated_request_submit_nothing_twice(login_nodes, t
     (job,) = queued_jobs(login_nodes, folder)
     assert (point["state"], point["job_id"]) == ("queued", job)
     assert app.main(["rerun", str(folder)]) == 0
-    assert "Nothing to send again" in capsys.readouterr().out
+    assert "Nothing to submit." in capsys.readouterr().out
     remote, plan = requests[0]
     assert list(remote.call("submit", plan, SubmitReply).jobs.values()) == [job]
     plan.points[0].attempt, plan.points[0].run_id = 2, "r-2"
@@ -198,17 +198,17 @@ def test_an_interrupted_rsync_leaves_no_manifest_and_is_resumed(login_nodes, end
 
 def test_an_interrupted_tar_stream_leaves_no_manifest_and_is_resumed(login_nodes, ended, capsys, monkeypatch, no_rsync):
     folder, files = ended
-    extract, extracted = archive._extract, []
+    replace_bytes, parts = sync.replace_bytes, []
 
-    def stop_after_two_parts(content, target, mtime):
-        digest = extract(content, target, mtime)
-        extracted.append(target)
-        if sum(path.suffix == ".parquet" for path in extracted if path) == 2:
-            login_nodes.stop("delta")
-        return digest
+    def stop_after_two_parts(path: Path, content: bytes) -> None:
+        replace_bytes(path, content)
+        if path.suffix == ".parquet":
+            parts.append(path)
+            if len(parts) == 2:
+                login_nodes.stop("delta")
 
     with monkeypatch.context() as patch:
-        patch.setattr(archive, "_extract", stop_after_two_parts)
+        patch.setattr(sync, "replace_bytes", stop_after_two_parts)
         assert app.main(["collect", str(folder)]) == 2
     check_resumed_collect(login_nodes, folder, files, capsys)
 
@@ -216,7 +216,7 @@ def test_an_interrupted_tar_stream_leaves_no_manifest_and_is_resumed(login_nodes
 def test_an_error_at_the_site_is_reported_in_its_words(login_nodes, tmp_path, capsys):
     cases = [
         ("sites.delta.gpus.h200.partition=nowhere", "nvalid partition"),
-        ("sites.delta.connect.folder=/proc/nothing", "/proc/nothing/.* cannot be created there"),
+        ("sites.delta.connect.folder=/proc/nothing", r"cannot be copied to /proc/nothing/.*cannot create directory"),
         ("sites.delta.python=/no/python", "/no/python is not a program there"),
     ]
     for number, (override, message) in enumerate(cases):

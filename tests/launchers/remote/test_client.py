@@ -1,6 +1,7 @@
 """Replies of the agent at a site over ssh: those that are wrong are an error in a sentence and change nothing."""
 
 import json
+import os
 
 import msgspec
 import pytest
@@ -108,6 +109,16 @@ def test_control_characters_do_not_reach_the_terminal(site, capsys):
         out, err = capsys.readouterr()
         assert "red ?[31m" in err
         assert "\x1b" not in out + err
+
+
+def test_the_sweep_of_another_user_is_not_queried_over_ssh(site, monkeypatch, capsys):
+    """Its record names the ssh configuration, which could run any command here."""
+    ledger = site(SWEEP | {"attempts": [ATTEMPT]})
+    monkeypatch.setattr(os, "getuid", lambda: (ledger.folder / "sweep.json").stat().st_uid + 1)
+    monkeypatch.setattr(ssh.Connection, "run", lambda *_, **__: pytest.fail("ssh was called"))
+    assert app.main(["status", str(ledger.folder)]) == 0
+    assert app.main(["collect", str(ledger.folder)]) == 0
+    assert "Nothing to collect" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("reply", [{"jobs": {"r-0": "1;reboot_0"}}, {"refused": {"r-0": 7}}, {"jobs": [0]}])

@@ -81,7 +81,7 @@ def test_one_command_submits_nine_points_locally_and_over_ssh_and_collects_them(
     monkeypatch.setattr(RemoteSweep, "call", lambda *_, **__: pytest.fail("collected runs need no query"))
     assert set(states_of(folder, capsys)) == {"completed"}
     assert app.main(["rerun", str(folder)]) == 0
-    assert "Nothing to send again" in capsys.readouterr().out
+    assert "Nothing to submit." in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ class TestQueuedSweep:
             assert point["state"] == "unknown"
             assert re.search(r"ssh delta-login: .*Connection refused", point["message"])
             assert app.main(["rerun", str(queued)]) == 1
-            assert "nothing was sent again: 1 point is unknown (ssh delta-login" in capsys.readouterr().err
+            assert "nothing was submitted: the state of 1 point is unknown (ssh delta-login" in capsys.readouterr().err
             for verb in ("cancel", "collect"):
                 assert app.main([verb, str(queued)]) == 2
                 assert "delta-login" in capsys.readouterr().err
@@ -246,7 +246,7 @@ def test_a_time_limit_that_was_computed_from_earlier_runs_here_holds_at_the_site
     replace_json(tmp_path / "mine" / "old" / "sweep.json", {})
     replace_json(tmp_path / "mine" / "old" / "0" / "attempt-1" / "manifest.json", earlier | took)
     assert launch.main(["-m", *requested, f"hydra.sweep.dir={tmp_path}/sweep"]) == 0
-    assert re.search(r"20 min +1 run, 5 min at most .* 1 ", capsys.readouterr().out)
+    assert re.search(r"20 min +1 earlier run, 5 min at most .* 1 ", capsys.readouterr().out)
     (job,) = queued_jobs(login_nodes, tmp_path / "sweep")
     assert login_nodes.bed.run("delta", "squeue", "-h", "-j", job, "-o", "%l").stdout.strip() == "20:00"
 
@@ -261,7 +261,7 @@ def test_an_error_at_the_site_before_it_submits_is_the_outcome_of_the_points(
     assert launch_sweep(login_nodes, folder, "gpu=h200", "batch=2", "workload.measure_steps=${oc.env:ONLY_HERE}") == 1
     out, err = capsys.readouterr()
     assert re.search(r"delta: .*ONLY_HERE.*1 point refused", out)
-    assert err == "error: 1 of 1 point was refused\n"
+    assert "1 of 1 point not accepted" in err
     assert queued_jobs(login_nodes, folder) == []
     (point,) = points_of(folder, capsys)
     assert (point["state"], point["reason"]) == ("failed", "never_started")

@@ -237,7 +237,7 @@ class TestSiteOverSsh:
 
     def test_only_attempts_of_the_requested_site_are_copied(self, sweep):
         report = copy(sweep, site="grace")
-        assert report.left_out == {(6, 1): "it ran at delta, and grace was asked"}
+        assert report.left_out == {(6, 1): "it was sent to delta, and these results are from grace"}
         assert results(sweep) == {}
 
     def test_an_attempt_that_is_a_local_process_is_left_out(self, sweep):
@@ -293,6 +293,7 @@ class TestArchive:
         before = (sweep.folder / "sweep.json").read_bytes()
         assert self.collect(path, sweep) == 0
         assert results(sweep) == RUN
+        assert {int((sweep.folder / name).stat().st_mtime) for name in RUN} == {0}  # as in the archive
         assert (sweep.folder / "sweep.json").read_bytes() == before
 
     def test_a_file_here_that_is_a_link_is_replaced_and_its_target_is_not(self, sweep, tmp_path):
