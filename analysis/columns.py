@@ -1,10 +1,14 @@
-"""Columns of runs.parquet. Units are in the names; what each figure means is in runs.py."""
+"""Tables and folders of a merged dataset. Units are in the column names; docs/dataset.md describes the figures."""
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 import polars as pl
 
-COUNTERS = (  # the GPU's own, by GPM or DCGM
+WINDOWS = "windows.parquet"
+HIVE_KEYS = ("site", "gpu", "run")  # folders of the long tables: samples_fast/site=grace/gpu=a40/run=r-01
+COUNTERS = (  # performance counters of the GPU, by GPM or DCGM
     "sm_active_pct",
     "sm_occupancy_pct",
     "tensor_active_pct",
@@ -38,7 +42,7 @@ TEXT = [
     "runtime_kind",
     "precision",
     "config_hash",
-    "data_identity",  # hex digest of what decides images, positions, texts and masks
+    "data_identity",  # digest of images, positions, texts and masks
     "slurm_job_id",
     "driver",
     "torch",
@@ -48,8 +52,8 @@ TEXT = [
     "content_hash",
     "study_name",
     "study_base",
-    "study_levers",  # its steps in order, joined with commas
-    "recipe_parts",  # what the point asked recipe= for, joined with commas: base, lever, lever ...
+    "study_levers",  # its steps in order, separated by commas
+    "recipe_parts",  # the requested value of recipe=, separated by commas: base, lever, lever ...
     "levers",  # JSON: [{name, field, requested, effective, active, evidence}]
     "parity_reference",
     "parity_unavailable",
@@ -57,12 +61,12 @@ TEXT = [
     "cache",  # JSON: {place, bytes, key ...}
     "validation",  # JSON: [{step, loss, n}]
     "quality_metrics",  # JSON: {name: {value, n} or {unavailable}}
-    "sample_grid",  # in a dataset: the file below it
-    "counters_source",  # of sm_active_pct and its kind: gpm, dcgm:<host:port>, none
-    "steady",  # whether the step time had settled: yes, no, too_short
-    "flags",  # codes of what touched the run, joined with commas: marks.Flag
-    "power_semantics",  # which reading fed power_w, and whose: "energy_mj by nvml"
-    "comparability_key",  # what tells it from runs that it must not be averaged with; empty: nothing
+    "sample_grid",  # an image file, relative to the dataset
+    "counters_source",  # of the performance counters: gpm, dcgm:<host:port>, none
+    "steady",  # whether the step time was in steady state: yes, no, too_short
+    "flags",  # codes of what happened during the run, separated by commas: flags.Flag
+    "power_semantics",  # reading and source behind power_w: "energy_mj by nvml"
+    "comparability_key",  # what distinguishes it from runs that it must not be averaged with; empty: nothing
 ]
 FLOAT = [
     "window_s",
@@ -105,12 +109,12 @@ FLOAT = [
     "validation_first_loss",
     "validation_last_loss",
     *COUNTERS,
-    "energy_error_pct",  # of energy_j, power_w and joules_per_image, at most: energy.EnergyUncertainty
+    "energy_error_pct",  # upper bound for energy_j, power_w and joules_per_image: energy.EnergyUncertainty
     "energy_edge_pct",
     "energy_sensor_pct",
-    "energy_update_ms",  # observed: between two changes of the energy counter
+    "energy_update_ms",  # observed time between two updates of the energy counter
     "joules_per_image_error",
-    "step_drift_pct",  # over the measured time: above 0 slower and slower
+    "step_drift_pct",  # over the measured time; above 0: steps became slower
     "step_block_cv_pct",
 ]
 PARITY = [name for name in FLOAT if name.startswith("parity_")]
@@ -122,9 +126,25 @@ SCHEMA: dict[str, pl.DataType] = {
     "valid": pl.Boolean(),
     "demonstration": pl.Boolean(),
     "text_online": pl.Boolean(),
-    "parity_exceeded": pl.Boolean(),  # so far from the reference that something else is computed
+    "parity_exceeded": pl.Boolean(),  # so far from the reference that it computes something else
     "started": pl.Datetime("us", "UTC"),
     "ended": pl.Datetime("us", "UTC"),
     **{name: pl.Int64() for name in INT},
     **{name: pl.Float64() for name in FLOAT},
 }
+WINDOW_SCHEMA: dict[str, pl.DataType] = {
+    **dict.fromkeys(("run_id", "site", "gpu", "window_id", "kind", "status", "reason", "flags"), pl.String()),
+    **dict.fromkeys(
+        ("t_start_mono_ns", "t_end_mono_ns", "t_start_unix_ns", "t_end_unix_ns", "steps", "images"), pl.Int64()
+    ),
+}
+SKIPPED_SCHEMA: dict[str, pl.DataType] = {
+    **dict.fromkeys(("path", "code", "reason", "run_id"), pl.String()),
+    "size_bytes": pl.Int64(),
+}
+
+
+def hive_value(value: str) -> str:
+    """Return a value as a folder name may hold it. It begins with a letter: readers turn bare digits into integers."""
+    lettered = value if value[:1].isascii() and value[:1].isalpha() else f"r-{value}"
+    return quote(lettered, safe="")

@@ -1,4 +1,4 @@
-"""A merged dataset, opened for reading. Long tables are scanned lazily: a report touches few of their rows."""
+"""A merged dataset, opened for reading. Long tables are scanned lazily: a report reads few of their rows."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from typing import Any
 
 import polars as pl
 
-from analysis.ingest.incremental import WINDOWS
-from inpaint_bench.core import files
-from inpaint_bench.core import schema as contract
+from inpaint_bench.core import files, schema
 from inpaint_bench.core.errors import UserError
 
 from . import comparability, recipe_labels
-from .columns import SCHEMA
-from .ingest import migrate, parts
-from .merge import KEYS, WINDOW_SCHEMA, hive_value
+from .columns import HIVE_KEYS, SCHEMA, WINDOW_SCHEMA, WINDOWS, hive_value
+from .ingest import parts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
+    """The tables of a dataset folder."""
+
     folder: Path
     metadata: dict[str, Any]  # dataset.json
     runs: pl.DataFrame
@@ -29,49 +28,44 @@ class Dataset:
     skipped: pl.DataFrame
 
     def scan(self, table: str, run_id: str | None = None) -> pl.LazyFrame:
-        """Rows of a long table, of one run or of all."""
-        one = "*" if run_id is None else hive_value(run_id)
-        files_of_table = sorted((self.folder / table).glob(f"site=*/gpu=*/run={one}/part-*.parquet"))
-        if not files_of_table:
-            empty = pl.DataFrame(schema=parts.polars_schema(table))
-            return empty.lazy().with_columns(pl.lit(None, pl.String).alias(key) for key in KEYS)
-        hive = dict.fromkeys(KEYS, pl.String())
-        rows = pl.scan_parquet(files_of_table, hive_partitioning=True, hive_schema=hive)
+        """Scan the rows of a long table, of one run or of all."""
+        run = "*" if run_id is None else hive_value(run_id)
+        paths = sorted((self.folder / table).glob(f"site=*/gpu=*/run={run}/part-*.parquet"))
+        if not paths:
+            return parts.empty_frame(table).lazy().with_columns(pl.lit(None, pl.String).alias(key) for key in HIVE_KEYS)
+        rows = pl.scan_parquet(paths, hive_partitioning=True, hive_schema=dict.fromkeys(HIVE_KEYS, pl.String()))
         return rows if run_id is None else rows.filter(pl.col("run_id") == run_id)
 
     def files(self, run_id: str) -> list[Path]:
-        """The long tables' files of one run."""
-        found = self.folder.glob(f"*/site=*/gpu=*/run={hive_value(run_id)}/part-*.parquet")
-        return sorted(found)
+        """Return the files of one run in the long tables."""
+        return sorted(self.folder.glob(f"*/site=*/gpu=*/run={hive_value(run_id)}/part-*.parquet"))
 
 
 def open_dataset(folder: Path) -> Dataset:
-    """Raises UserError where the folder is missing, not a dataset, or of another schema version."""
+    """Open a dataset. Raise UserError where the folder is missing, not a dataset, or of another schema version."""
     if not folder.is_dir():
         raise UserError(f"{folder} does not exist; merge run directories into it first (`inpaint-bench merge`).")
     try:
-        account = files.read_json(folder / contract.DATASET)
+        metadata = files.read_json(folder / schema.DATASET)
     except ValueError as error:
         raise UserError(f"Dataset damaged: {error}. Merge again.") from None
-    if not isinstance(account, dict):
-        raise UserError(f"{folder} is not a merged dataset (no {contract.DATASET}); use `inpaint-bench merge`.")
-    if why := migrate.objection(account.get("schema_version")):
-        raise UserError(f"{folder}: {why}. Merge again.")
+    if not isinstance(metadata, dict):
+        raise UserError(f"{folder} is not a merged dataset (no {schema.DATASET}); use `inpaint-bench merge`.")
+    if problem := parts.version_problem(metadata.get("schema_version")):
+        raise UserError(f"{folder}: {problem}. Merge again.")
     try:
+        runs = _with_all_columns(pl.read_parquet(folder / schema.RUNS), SCHEMA)
         return Dataset(
             folder=folder,
-            metadata=account,
-            runs=recipe_labels.add_short_names(
-                comparability.add_comparability_key(_with_all_columns(pl.read_parquet(folder / contract.RUNS), SCHEMA))
-            ),
+            metadata=metadata,
+            runs=recipe_labels.add_short_names(comparability.add_comparability_key(runs)),
             windows=_with_all_columns(pl.read_parquet(folder / WINDOWS), WINDOW_SCHEMA),
-            skipped=pl.read_parquet(folder / contract.SKIPPED),
+            skipped=pl.read_parquet(folder / schema.SKIPPED),
         )
     except (OSError, pl.exceptions.PolarsError) as error:
-        raise UserError(f"{folder} is not a whole dataset ({error}). Merge again.") from None
+        raise UserError(f"{folder} is not a complete dataset ({error}). Merge again.") from None
 
 
-def _with_all_columns(frame: pl.DataFrame, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
-    """Columns that an older merge did not write are null."""
-    missing = [pl.lit(None, kind).alias(name) for name, kind in schema.items() if name not in frame.columns]
-    return frame.with_columns(missing)
+def _with_all_columns(frame: pl.DataFrame, columns: Mapping[str, pl.DataType]) -> pl.DataFrame:
+    """Add the columns that an older merge did not write, as null."""
+    return frame.with_columns(pl.lit(None, kind).alias(name) for name, kind in columns.items() if name not in frame)

@@ -1,83 +1,34 @@
-"""Integrals over a window of sampled values, with the edges interpolated. Times in ns of one clock."""
+"""Energy over the measure windows, by the counter or by sampled power, and its uncertainty.
+
+Sampled energy is of instant power alone: one-second averages are another quantity, and a mean over runs must not hold
+both.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
+from . import audit
+from .draft import RowDraft
+from .gpu_samples import GpuSamples, Span
+
 SENSOR_W = 5.0  # accuracy of a power reading per GPU, by the vendor: +/- 5 W (nvidia-smi's help, driver 590)
-
-
-def _known(t_ns: Ints, value: Floats) -> tuple[Ints, Floats]:
-    missing = np.isnan(value)
-    return (t_ns[~missing], value[~missing]) if missing.any() else (t_ns, value)
-
-
-def integral(t_ns: Ints, value: Floats, start_ns: int, end_ns: int) -> float | None:
-    """Trapezoid of `value` from start to end, in units of value times seconds.
-
-    NaN are dropped first. None where the samples do not reach both edges: nothing is extrapolated.
-    """
-    t_ns, value = _known(t_ns, value)
-    if len(t_ns) < 2 or t_ns[0] > start_ns or t_ns[-1] < end_ns or end_ns <= start_ns:
-        return None
-    inside = (t_ns > start_ns) & (t_ns < end_ns)
-    # Relative to the start: an absolute clock in float seconds would lose the microseconds.
-    seconds = (t_ns - start_ns).astype(np.float64) * 1e-9
-    edges = np.array([0.0, (end_ns - start_ns) * 1e-9])
-    at_edges = np.interp(edges, seconds, value)
-    x = np.concatenate([edges[:1], seconds[inside], edges[1:]])
-    y = np.concatenate([at_edges[:1], value[inside], at_edges[1:]])
-    return float(np.sum(np.diff(x) * (y[1:] + y[:-1]) / 2))
-
-
-def mean(t_ns: Ints, value: Floats, start_ns: int, end_ns: int) -> float | None:
-    """Time-weighted mean over the window; of the samples inside where they do not reach the edges."""
-    t_ns, value = _known(t_ns, value)
-    inside = (t_ns >= start_ns) & (t_ns <= end_ns)
-    if not inside.any():
-        return None
-    whole = integral(t_ns, value, start_ns, end_ns)
-    if whole is not None:
-        return whole / ((end_ns - start_ns) * 1e-9)
-    t_in, v_in = t_ns[inside], value[inside]
-    part = integral(t_in, v_in, int(t_in[0]), int(t_in[-1]))
-    return float(v_in.mean()) if part is None else part / ((int(t_in[-1]) - int(t_in[0])) * 1e-9)
-
-
-def growth(t_ns: Ints, counter: Floats, start_ns: int, end_ns: int) -> float | None:
-    """How much a cumulative counter grows between the edges, interpolated at both; None where it is unknown there."""
-    t_ns, counter = _known(t_ns, counter)
-    if len(t_ns) < 2 or t_ns[0] > start_ns or t_ns[-1] < end_ns:
-        return None
-    seconds = (t_ns - start_ns).astype(np.float64) * 1e-9
-    edges = np.array([0.0, (end_ns - start_ns) * 1e-9])
-    first, last = np.interp(edges, seconds, counter - counter[0])
-    return float(last - first)
-
-
-def counter_j(t_ns: Ints, counter_mj: Floats, start_ns: int, end_ns: int) -> float | None:
-    """Joules between the edges by a cumulative counter in mJ.
-
-    The counter moves about every 100 ms, so the edges cost up to 0.2 s of power: 1 % of a 20 s window.
-    """
-    grown = growth(t_ns, counter_mj, start_ns, end_ns)
-    return None if grown is None else grown / 1000
-
-
-def update_s(t_ns: Ints, counter: Floats) -> float | None:
-    """Median time between two changes of a counter, as seen: never less than the sampling period."""
-    changes = t_ns[1:][np.diff(counter) != 0]
-    return float(np.median(np.diff(changes))) * 1e-9 if len(changes) > 1 else None
+MAX_COUNTER_DEVIATION = 0.05  # of counter from integral, beyond which the run has a warning
+UNCERTAINTY = (
+    "energy_error_pct",
+    "energy_edge_pct",
+    "energy_sensor_pct",
+    "energy_update_ms",
+    "joules_per_image_error",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnergyUncertainty:
-    """By how much energy may be wrong, in % of it: bounds that add up, no standard deviation.
+    """By how much energy by the counter may be wrong, in % of it: bounds that add up, no standard deviation.
 
     Edges: in each of n windows of together T seconds, the counter was last updated up to u before either edge:
     2 u n / T. Sensor: SENSOR_W on each of G GPUs over the mean power: G SENSOR_W T / E. Disagreement:
@@ -90,8 +41,9 @@ class EnergyUncertainty:
 
     @classmethod
     def of(
-        cls, joules: float, seconds: float, windows: int, gpus: int, update_s: float, ratio: float
+        cls, *, joules: float, seconds: float, windows: int, gpus: int, update_s: float, ratio: float
     ) -> EnergyUncertainty:
+        """Return the uncertainty of an energy. `ratio` is counter over integral."""
         return cls(
             edge_pct=100 * 2 * update_s * windows / seconds,
             sensor_pct=100 * gpus * SENSOR_W * seconds / joules,
@@ -99,5 +51,93 @@ class EnergyUncertainty:
         )
 
     @property
-    def pct(self) -> float:
+    def total_pct(self) -> float:
+        """Return the sum of the bounds."""
         return self.edge_pct + self.sensor_pct + self.disagreement_pct
+
+
+def fill_energy(
+    draft: RowDraft, samples: list[GpuSamples], spans: list[Span], gaps: Mapping[str, str], hz: float
+) -> None:
+    """Fill the energy summed over GPUs: by the counter where it can be trusted, else by the integral of instant power.
+
+    `gaps` says of columns that do not cover the windows why; they give no energy.
+    """
+    row, reasons = draft.row, draft.null_reasons
+    integral_j = _total([gpu.integral("power_instant_w", span) for gpu in samples for span in spans])
+    averaged_j = _total([gpu.integral("power_avg1s_w", span) for gpu in samples for span in spans])
+    integral_j = None if "power_instant_w" in gaps else integral_j
+    averaged_j = None if "power_avg1s_w" in gaps else averaged_j
+    growth_mj = [] if "energy_mj" in gaps else [gpu.growth("energy_mj", span) for gpu in samples for span in spans]
+    counter_mj = _total(growth_mj)
+    stuck = any(audit.stuck_counter(gpu, span, hz) for gpu in samples for span in spans)
+    stuck = stuck or any(value is not None and value <= 0 for value in growth_mj)
+    row["energy_integral_j"] = integral_j
+    if any(audit.counter_fell(gpu.known("energy_mj").bracket(*span)) for gpu in samples for span in spans):
+        reasons["energy_j"] = "energy counter went back"
+    elif counter_mj is not None and not stuck:
+        row["energy_j"], row["energy_source"] = counter_mj / 1000, "counter"
+    elif integral_j is not None:
+        row["energy_j"], row["energy_source"] = integral_j, "integral"
+        cause = "energy counter does not move" if stuck else "no energy counter"
+        draft.warnings.append(f"{cause}: energy is the integral of sampled power")
+    elif averaged_j is not None:
+        reasons["energy_j"] = "only one-second averages of power are known, and those are not mixed with instant power"
+        draft.warnings.append(f"no energy: {reasons['energy_j']}")
+    elif stuck:
+        reasons["energy_j"] = "energy counter does not move and power is unknown"
+    else:
+        reasons["energy_j"] = "neither an energy counter nor power around the window"
+    by_counter = row["energy_source"] == "counter"
+    if by_counter and integral_j:
+        row["energy_ratio"] = row["energy_j"] / integral_j
+    else:
+        unknown = "energy counter does not move" if stuck else "counter and integral are not both known"
+        reasons["energy_ratio"] = unknown
+    sampled_j = averaged_j if integral_j is None else integral_j
+    if not by_counter:
+        # The integral alone has no uncertainty: nothing says what the samples missed.
+        draft.set_reason(UNCERTAINTY, reasons.get("energy_j", "no energy counter to derive it from"))
+    elif not sampled_j:
+        draft.set_reason(UNCERTAINTY, "no sampled power to check the energy counter against")
+    else:
+        _fill_uncertainty(draft, samples, spans, sampled_j)
+
+
+def _fill_uncertainty(draft: RowDraft, samples: list[GpuSamples], spans: list[Span], sampled_j: float) -> None:
+    """Compare the counter with sampled power, instant or averaged, and fill the uncertainty."""
+    joules = draft.row["energy_j"]
+    deviation = joules / sampled_j - 1
+    if abs(deviation) > MAX_COUNTER_DEVIATION:
+        values = f"{joules:.0f} J by the counter, {sampled_j:.0f} J by the integral"
+        draft.warnings.append(
+            f"energy counter deviates {100 * deviation:+.1f} % from the integral of sampled power: {values}"
+        )
+    updates = [update for gpu in samples for span in spans if (update := _update_s(gpu, span)) is not None]
+    if not updates:
+        draft.set_reason(UNCERTAINTY, "too few updates of the counter")
+        return
+    uncertainty = EnergyUncertainty.of(
+        joules=joules,
+        seconds=sum(end - start for start, end in spans) * 1e-9,
+        windows=len(spans),
+        gpus=len(samples),
+        update_s=max(updates),
+        ratio=joules / sampled_j,
+    )
+    draft.row["energy_update_ms"] = 1000 * max(updates)
+    draft.row["energy_edge_pct"], draft.row["energy_sensor_pct"] = uncertainty.edge_pct, uncertainty.sensor_pct
+    draft.row["energy_error_pct"] = uncertainty.total_pct
+
+
+def _update_s(samples: GpuSamples, span: Span) -> float | None:
+    """Return the median time between two observed updates of the counter: at least the sampling period."""
+    t_ns, counter = samples.values("energy_mj", span)
+    updates = t_ns[1:][np.diff(counter) != 0]
+    return float(np.median(np.diff(updates))) * 1e-9 if len(updates) > 1 else None
+
+
+def _total(values: list[float | None]) -> float | None:
+    """Return the sum, None where any value is unknown."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None

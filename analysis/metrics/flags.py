@@ -1,43 +1,46 @@
-"""What touched a window or a run, as codes beside the words: a reader can leave such windows out.
+"""What happened during a window or a run, as codes: readers can exclude such windows.
 
-A mark says that something happened, not that the figures are wrong: what makes a run invalid says so in
-`invalid_reason`. Codes are joined with commas, in the order of `Flag`.
+A flag says that something happened, not that the figures are wrong; what makes a run invalid is in `invalid_reason`.
+Codes are separated by commas, in the order of `Flag`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
 import polars as pl
 
+from inpaint_bench.core.records import Manifest, Window
 from inpaint_bench.core.schema import Reason, WindowKind, WindowStatus
 
-from . import energy
-from .audit import GpuSamples
+from .audit import own_events
+from .gpu_samples import GpuSamples, Span
 
 
 class Flag(StrEnum):
-    REQUEUED = "requeued"  # the job was started again; a window: of a start before the manifest's
-    PREEMPTED = "preempted"  # the run ended so; a window: it was open then
+    """A code in the columns `flags` of runs and windows."""
+
+    REQUEUED = "requeued"  # the job was started again; a window: it belongs to an earlier start than the manifest's
+    PREEMPTED = "preempted"  # the run was preempted; a window: it was open then
     INTERRUPTED = "interrupted"  # cut by a signal, or by the end of its process
     THERMAL = "throttled_thermal"
     POWER_CAP = "throttled_power"
     POWER_BRAKE = "throttled_brake"  # a signal of the power supply
-    CO_TENANT = "co_tenant"  # seen from then on: nobody saw it leave
+    CO_TENANT = "co_tenant"  # from when it was seen: nobody sees it leave
     POWER_LIMIT = "power_limit_changed"  # from then on
     XID = "xid"
     GPU_LOST = "gpu_lost"
-    ECC = "ecc"  # errors became more within the run
+    ECC = "ecc"  # the error counts grew during the run
 
 
-THERMAL_PCT, POWER_CAP_PCT = 1.0, 5.0  # of a window; the bottleneck rules have the same limits
-_AT = {"xid": Flag.XID, "gpu_lost": Flag.GPU_LOST, "ecc": Flag.ECC}
-_FROM = {"co_tenant": Flag.CO_TENANT, "power_limit": Flag.POWER_LIMIT}
-_THROTTLE = {
+THERMAL_PCT, POWER_CAP_PCT = 1.0, 5.0  # of a window; the bottleneck rules use the same limits
+_AT_ONCE = {"xid": Flag.XID, "gpu_lost": Flag.GPU_LOST, "ecc": Flag.ECC}
+_FROM_THEN_ON = {"co_tenant": Flag.CO_TENANT, "power_limit": Flag.POWER_LIMIT}
+_EVENTS = _AT_ONCE | _FROM_THEN_ON
+_THROTTLING = {
     Flag.THERMAL: (("throttle_sw_thermal_ns", "throttle_hw_thermal_ns"), THERMAL_PCT),
     Flag.POWER_CAP: (("throttle_power_cap_ns",), POWER_CAP_PCT),
     Flag.POWER_BRAKE: (("throttle_power_brake_ns",), THERMAL_PCT),
@@ -45,74 +48,60 @@ _THROTTLE = {
 
 
 def window_flags(
-    manifest: Mapping[str, Any], windows: list[dict[str, Any]], samples_slow: pl.DataFrame, events: pl.DataFrame
+    manifest: Manifest, windows: list[Window], samples_slow: pl.DataFrame, events: pl.DataFrame
 ) -> list[set[Flag]]:
-    """The marks of each window, in the windows' order."""
-    began = manifest.get("started_unix_ns") or 0
-    columns = [name for names, _ in _THROTTLE.values() for name in names]
-    lanes = GpuSamples.split(samples_slow, columns) if windows else []
-    told = _events(manifest, events)
-    preempted = manifest.get("reason") == Reason.PREEMPTED
-    found = []
-    for window in windows:
-        marks: set[Flag] = set()
-        start, end = window.get("t_start_mono_ns"), window.get("t_end_mono_ns")
-        until = end if isinstance(end, int) else math.inf
-        opened = window.get("t_start_unix_ns")
-        earlier = isinstance(opened, int) and opened < began
-        marks |= {Flag.REQUEUED} if earlier else set()
-        if window.get("status") in (WindowStatus.INTERRUPTED, WindowStatus.RUNNING):
-            marks.add(Flag.INTERRUPTED)
-            marks |= {Flag.PREEMPTED} if preempted and not earlier else set()
-        if isinstance(start, int) and not earlier:
-            marks |= {mark for kind, at in told if (mark := _AT.get(kind)) and start <= at <= until}
-            marks |= {mark for kind, at in told if (mark := _FROM.get(kind)) and at <= until}
-        if isinstance(start, int) and isinstance(end, int) and end > start and not earlier:
-            marks |= {
-                mark
-                for mark, (names, limit_pct) in _THROTTLE.items()
-                if any(_held_pct(lane, names, start, end) > limit_pct for lane in lanes)
-            }
-        found.append(marks)
-    return found
+    """Return the flags of each window, in the windows' order."""
+    columns = [name for counters, _ in _THROTTLING.values() for name in counters]
+    samples = GpuSamples.split(samples_slow, columns) if windows else []
+    times = own_events(events, manifest).select("kind", "t_mono_ns").rows()
+    return [_window_flags(manifest, window, samples, times) for window in windows]
 
 
-def run_flags(
-    manifest: Mapping[str, Any], windows: list[dict[str, Any]], marked: list[set[Flag]], events: pl.DataFrame
+def _window_flags(
+    manifest: Manifest, window: Window, samples: list[GpuSamples], events: list[tuple[str, int]]
 ) -> set[Flag]:
-    """Those of its measure windows, and what happened to the run outside of any window."""
-    found: set[Flag] = set()
-    for window, marks in zip(windows, marked, strict=True):
-        if window.get("kind") == WindowKind.MEASURE:
-            found |= marks
-    found |= {mark for kind, _ in _events(manifest, events) if (mark := _AT.get(kind) or _FROM.get(kind))}
-    if ((manifest.get("slurm") or {}).get("restart_count") or 0) > 0:
-        found.add(Flag.REQUEUED)
-    if manifest.get("reason") == Reason.PREEMPTED:
-        found.add(Flag.PREEMPTED)
-    return found
+    earlier = window.t_start_unix_ns < (manifest.started_unix_ns or 0)
+    flags = {Flag.REQUEUED} if earlier else set()
+    if window.status in (WindowStatus.INTERRUPTED, WindowStatus.RUNNING):
+        flags.add(Flag.INTERRUPTED)
+        if manifest.reason == Reason.PREEMPTED and not earlier:
+            flags.add(Flag.PREEMPTED)
+    if earlier:  # the events and samples of an earlier start may be of another node and clock
+        return flags
+    start, end = window.t_start_mono_ns, window.t_end_mono_ns
+    until = math.inf if end is None else end
+    for kind, t_ns in events:
+        if t_ns <= until and (kind in _FROM_THEN_ON or (kind in _AT_ONCE and t_ns >= start)):
+            flags.add(_EVENTS[kind])
+    if end is not None and end > start:
+        for flag, (counters, limit_pct) in _THROTTLING.items():
+            if any(_throttled_pct(gpu, counters, (start, end)) > limit_pct for gpu in samples):
+                flags.add(flag)
+    return flags
 
 
-def join(marks: Iterable[Flag]) -> str | None:
-    """As a column holds them; null for none."""
-    given = set(marks)
-    return ",".join(mark.value for mark in Flag if mark in given) or None
+def run_flags(manifest: Manifest, windows: list[Window], flags: list[set[Flag]], events: pl.DataFrame) -> set[Flag]:
+    """Return the flags of the measure windows, and of what happened to the run outside of any window."""
+    result: set[Flag] = set()
+    for window, codes in zip(windows, flags, strict=True):
+        if window.kind == WindowKind.MEASURE:
+            result |= codes
+    result |= {_EVENTS[kind] for kind in own_events(events, manifest)["kind"].unique() if kind in _EVENTS}
+    if manifest.slurm and (manifest.slurm.restart_count or 0) > 0:
+        result.add(Flag.REQUEUED)
+    if manifest.reason == Reason.PREEMPTED:
+        result.add(Flag.PREEMPTED)
+    return result
 
 
-def _events(manifest: Mapping[str, Any], events: pl.DataFrame) -> list[tuple[str, int]]:
-    """Kind and monotonic time of what happened to the run's GPUs since this start of it."""
-    uuids = [device["uuid"] for device in manifest.get("devices") or [] if device.get("uuid")]
-    ours = pl.col("t_unix_ns") >= (manifest.get("started_unix_ns") or 0)
-    if uuids:
-        ours &= pl.col("gpu_uuid").is_in(uuids) | pl.col("gpu_uuid").is_null()
-    return events.filter(ours).select("kind", "t_mono_ns").rows()
+def join(flags: Iterable[Flag]) -> str | None:
+    """Return the value of a `flags` column, null for none."""
+    present = set(flags)
+    return ",".join(flag.value for flag in Flag if flag in present) or None
 
 
-def _held_pct(lane: GpuSamples, names: tuple[str, ...], start: int, end: int) -> float:
-    """Share of a window that the GPU was held back, by the growth of its counters; 0 where they do not tell."""
-    grown = 0.0
-    for name in names:
-        near = lane.known(name).bracket(start, end)
-        growth = energy.growth(near.t_ns, near.columns[name], start, end)
-        grown += max(growth, 0.0) if growth is not None and not np.isnan(growth) else 0.0
-    return 100 * grown / (end - start)
+def _throttled_pct(samples: GpuSamples, counters: tuple[str, ...], span: Span) -> float:
+    """Return the share of a window that the GPU was throttled, by the growth of its counters; 0 where unknown."""
+    growths = [samples.growth(name, span) for name in counters]
+    known_ns = [max(growth, 0.0) for growth in growths if growth is not None and not np.isnan(growth)]
+    return 100 * sum(known_ns) / (span[1] - span[0])

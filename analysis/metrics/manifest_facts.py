@@ -1,124 +1,189 @@
-"""What a manifest says of the comparison that its run belongs to: study, levers, parity, quality, resumption.
-
-Manifests that are older than these fields have null in every column of theirs.
-"""
+"""The columns of a run that its manifest gives, also where the run did not complete."""
 
 from __future__ import annotations
 
+import datetime as dt
 import json
-import re
+from collections.abc import Iterable
 from typing import Any
 
-from analysis.columns import PARITY
+import msgspec
+
+from analysis.columns import PARITY, TEXT
 from analysis.units import number
 from inpaint_bench.core.recipe import requested_parts
+from inpaint_bench.core.records import (
+    DataFacts,
+    Environment,
+    Manifest,
+    MemoryPeaks,
+    Parity,
+    Quality,
+    SlurmJob,
+    Study,
+)
 
 AUTO = "auto"  # a batch that each run searches for
+SKIPPED_SHOWN = 50  # skipped images listed per run; all of them are counted
+_SAME_NAME = [
+    "run_id",
+    "sweep_id",
+    "point",
+    "attempt",
+    "site",
+    "gpu",
+    "workload",
+    "recipe",
+    "model",
+    "status",
+    "reason",
+    "message",
+    "gpus",
+    "config_hash",
+]
 
 
-def with_batch(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The manifest with the batch that was run, where it was searched for; null where the run did not get so far."""
-    if not isinstance(manifest.get("batch"), str):
-        return manifest
-    return {**manifest, "batch": (manifest.get("workload_facts") or {}).get("batch")}
+def batch_size(manifest: Manifest) -> int | None:
+    """Return the batch that ran; of a search what it found, None where the run did not get that far."""
+    batch = (manifest.workload_facts or {}).get("batch") if isinstance(manifest.batch, str) else manifest.batch
+    return batch if isinstance(batch, int) else None
 
 
-def facts(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The columns, for runs that failed too: an unavailable lever must still be found in its study."""
-    workload = manifest.get("workload_facts") or {}
-    study = manifest.get("study") or {}
-    parity = manifest.get("parity") or {}
-    in_study = study.get("name") not in (None, "none")
-    return {
-        "study_name": study["name"] if in_study else None,
-        "study_base": study.get("base") if in_study else None,
-        "study_levers": ",".join(study.get("levers") or []) if in_study else None,
-        "recipe_parts": ",".join(requested_parts(manifest.get("overrides") or [])) or None,
+def manifest_columns(manifest: Manifest) -> dict[str, Any]:
+    """Return the columns, also of runs that failed: an unavailable lever must still be found in its study."""
+    facts = manifest.workload_facts or {}
+    env = manifest.environment or Environment()
+    slurm, memory = manifest.slurm or SlurmJob(), manifest.memory or MemoryPeaks()
+    limits = [device.power_limit_w for device in manifest.devices if device.power_limit_w is not None]
+    clocks = [device.max_sm_clock_mhz for device in manifest.devices if device.max_sm_clock_mhz]
+    columns: dict[str, Any] = {
+        **{name: getattr(manifest, name) for name in _SAME_NAME},
+        "batch": batch_size(manifest),
+        "batch_requested": AUTO if AUTO in (facts.get("batch_requested"), manifest.batch) else None,
+        "demonstration": bool(manifest.demonstration),
+        "started": _time(manifest.started_unix_ns),
+        "ended": _time(manifest.ended_unix_ns),
+        "gpu_name": _join(device.name for device in manifest.devices),
+        "gpu_uuid": _join(device.uuid for device in manifest.devices),
+        "power_limit_w": sum(limits) if limits else None,
+        "sm_clock_mhz_limit": min(clocks, default=None),
+        "node": slurm.node or env.hostname,
+        "slurm_job_id": slurm.job_id,
+        "driver": env.driver,
+        "torch": env.torch,
+        "cuda": env.cuda,
+        "dataset_images": facts.get("dataset_images") or facts.get("num_images"),
+        "torch_allocated_peak_mib": memory.allocated_peak_mib,
+        "torch_reserved_peak_mib": memory.reserved_peak_mib,
         "seed": _seed(manifest),
-        "levers": _json(manifest.get("levers")),
-        "parity_reference": parity.get("reference"),
-        "parity_unavailable": parity.get("unavailable"),
-        "parity_exceeded": parity.get("far"),
-        **{name: parity.get(name.removeprefix("parity_")) for name in PARITY},
-        "compile_s": workload.get("compile_s"),
-        "setup_s": workload.get("setup_s"),
-        "encodes_online": workload.get("encodes_online"),
-        "text_online": workload.get("text_online"),
-        "cache": _json(workload.get("cache")),
-        "batch_requested": AUTO if AUTO in (workload.get("batch_requested"), manifest.get("batch")) else None,
-        "resumed_from_step": _resumed(manifest),
-        **_quality(manifest.get("quality") or {}),
+        "recipe_parts": ",".join(requested_parts(manifest.overrides)) or None,
+        "levers": _json(manifest.levers),
+        "cache": _json(facts.get("cache")),
+        "resumed_from_step": _resumed_from(manifest),
+        **_workload_columns(facts),
+        **_data_columns(manifest.data or DataFacts()),
+        **_study_columns(manifest.study or Study()),
+        **_parity_columns(manifest.parity or Parity()),
+        **_quality_columns(manifest.quality or Quality()),
+    }
+    if facts.get("own_shapes"):  # not the model of that name: never in one cell with it, nor beside the poster
+        columns["model"] = f"{manifest.model} of other shapes, {facts.get('parameters') or 0:,} parameters"
+    return {name: str(value) if name in TEXT and value is not None else value for name, value in columns.items()}
+
+
+def null_reasons(manifest: Manifest) -> dict[str, str]:
+    """Return why columns of a completed run are null, where there is more to say than that nothing was recorded."""
+    parity, reasons = manifest.parity or Parity(), {}
+    reference = "this recipe is the reference" if manifest.recipe and parity.reference == manifest.recipe else None
+    if reason := parity.unavailable or reference:
+        reasons = dict.fromkeys(PARITY, reason)
+    if not (manifest.quality and manifest.quality.validation):
+        reasons["validation_first_loss"] = reasons["validation_last_loss"] = "no validation"
+    return reasons
+
+
+def warnings(manifest: Manifest) -> list[str]:
+    """Return warnings on losses, on parity, and on checkpoints."""
+    facts = manifest.workload_facts or {}
+    counts = {"losses_not_finite": "loss(es) not finite", "skipped_steps": "optimizer step(s) skipped"}
+    sentences = [f"{facts[name]} {text}" for name, text in counts.items() if (facts.get(name) or 0) > 0]
+    if manifest.parity and manifest.parity.far:
+        sentences.append(_parity_warning(manifest.parity))
+    for event in manifest.resumed or []:
+        if event.step is not None:
+            sentences.append(f"resumed from step {event.step}; windows cut by the interruption are left out")
+        elif event.reason:
+            sentences.append(f"checkpoint {event.checkpoint} was not used: {event.reason}")
+        elif event.problem:
+            sentences.append(f"a checkpoint could not be written: {event.problem}")
+    return sentences
+
+
+def _parity_warning(parity: Parity) -> str:
+    errors = {name.removeprefix("parity_"): getattr(parity, name.removeprefix("parity_")) for name in PARITY}
+    figures = [f"{name.removesuffix('_rel')} {number(error)}" for name, error in errors.items() if error is not None]
+    figures += [f"{name.removesuffix('_rel')} not finite" for name in parity.not_finite]
+    listed = f" (relative errors: {', '.join(figures)})" if figures else ""
+    return f"does not compute what {parity.reference or 'the baseline'} does{listed}"
+
+
+def _workload_columns(facts: dict[str, Any]) -> dict[str, Any]:
+    names = ("precision", "resolution_px", "epochs", "compile_s", "setup_s", "encodes_online", "text_online")
+    return {name: facts.get(name) for name in names}
+
+
+def _data_columns(data: DataFacts) -> dict[str, Any]:
+    """Return how many images were found, used and skipped, and the first skipped ones with the reason."""
+    return {
+        "data_identity": data.identity,
+        "images_found": data.found,
+        "images_used": data.used,
+        "images_skipped": None if data.found is None else len(data.skipped),
+        "skipped_images": _json(data.skipped[:SKIPPED_SHOWN]),
     }
 
 
-def nulls(manifest: dict[str, Any]) -> dict[str, str]:
-    """Why a column of a completed run is null, where there is more to say than that nothing was recorded."""
-    parity, found = manifest.get("parity") or {}, {}
-    why = parity.get("unavailable")
-    if not why and manifest.get("recipe") and parity.get("reference") == manifest["recipe"]:
-        why = "this recipe is the reference"
-    if why:
-        found.update(dict.fromkeys(PARITY, str(why)))
-    if not (manifest.get("quality") or {}).get("validation"):
-        found["validation_first_loss"] = found["validation_last_loss"] = "no validation"
-    return found
+def _study_columns(study: Study) -> dict[str, Any]:
+    if study.name in (None, "none"):
+        return {}
+    return {"study_name": study.name, "study_base": study.base, "study_levers": ",".join(study.levers)}
 
 
-def _quality(quality: dict[str, Any]) -> dict[str, Any]:
-    losses = [one for one in quality.get("validation") or [] if one.get("loss") is not None]
-    losses.sort(key=lambda one: one["step"])
-    found: dict[str, Any] = {
-        "validation": _json(losses),
-        "quality_metrics": _json(quality.get("metrics")),
-        "sample_grid": quality.get("pictures"),
-    }
-    for which, index in (("first", 0), ("last", -1)):
-        one = losses[index] if losses else {}
-        found[f"validation_{which}_loss"], found[f"validation_{which}_step"] = one.get("loss"), one.get("step")
-    return found
+def _parity_columns(parity: Parity) -> dict[str, Any]:
+    columns = {name: getattr(parity, name.removeprefix("parity_")) for name in PARITY}
+    reference = {"parity_reference": parity.reference, "parity_unavailable": parity.unavailable}
+    return {**columns, **reference, "parity_exceeded": parity.far}
 
 
-def warnings(manifest: dict[str, Any]) -> list[str]:
-    """A recipe that is no longer the baseline's computation, and what became of checkpoints, in words."""
-    words = _far(manifest.get("parity") or {})
-    for one in manifest.get("resumed") or []:
-        if one.get("step") is not None:
-            words.append(f"resumed from step {one['step']}; windows that the break cut are left out")
-        elif one.get("reason"):
-            words.append(f"checkpoint {one.get('checkpoint')} was not used: {one['reason']}")
-        elif one.get("problem"):
-            words.append(f"a checkpoint could not be written: {one['problem']}")
-    return words
+def _quality_columns(quality: Quality) -> dict[str, Any]:
+    losses = [validation for validation in quality.validation if validation.get("loss") is not None]
+    losses.sort(key=lambda validation: validation["step"])
+    columns = {"validation": _json(losses), "quality_metrics": _json(quality.metrics)}
+    for end, validation in (("first", losses[0]), ("last", losses[-1])) if losses else ():
+        columns[f"validation_{end}_loss"] = validation["loss"]
+        columns[f"validation_{end}_step"] = validation["step"]
+    return columns
 
 
-def _far(parity: dict[str, Any]) -> list[str]:
-    if not parity.get("far"):
-        return []
-    unlike = [name.removeprefix("parity_") for name in PARITY]
-    errors = {name.removesuffix("_rel"): parity.get(name) for name in unlike}
-    known = [f"{name} {number(error)}" for name, error in errors.items() if error is not None]
-    known += [f"{name.removesuffix('_rel')} not finite" for name in parity.get("not_finite") or []]
-    figures = f" (relative errors: {', '.join(known)})" if known else ""
-    return [f"does not compute what {parity.get('reference') or 'the baseline'} does{figures}"]
-
-
-def _resumed(manifest: dict[str, Any]) -> int | None:
-    """The step from which the last resumption went on."""
-    steps = [one["step"] for one in manifest.get("resumed") or [] if one.get("step") is not None]
+def _resumed_from(manifest: Manifest) -> int | None:
+    """Return the step from which the last resumption continued."""
+    steps = [event.step for event in manifest.resumed or [] if event.step is not None]
     return steps[-1] if steps else None
 
 
-def _override(manifest: dict[str, Any], key: str) -> str | None:
-    """The last value that the point's overrides give to a key, without brackets."""
-    given = [str(text).partition("=") for text in manifest.get("overrides") or []]
-    values = [re.sub(r"[\[\]\s'\"]", "", value) for name, _, value in given if name.strip() == key]
-    return values[-1] if values else None
+def _seed(manifest: Manifest) -> int | None:
+    """Return the last seed among the point's overrides."""
+    seeds = [value for name, _, value in (override.partition("=") for override in manifest.overrides) if name == "seed"]
+    return int(seeds[-1]) if seeds and seeds[-1].isdecimal() else None
 
 
-def _seed(manifest: dict[str, Any]) -> int | None:
-    text = _override(manifest, "seed")
-    return int(text) if text and text.isdecimal() else None
+def _join(values: Iterable[str | None]) -> str | None:
+    return ", ".join(dict.fromkeys(value for value in values if value)) or None
+
+
+def _time(unix_ns: int | None) -> dt.datetime | None:
+    return None if unix_ns is None else dt.datetime.fromtimestamp(unix_ns / 1e9, dt.UTC)
 
 
 def _json(value: Any) -> str | None:
-    return json.dumps(value) if value else None
+    return json.dumps(msgspec.to_builtins(value)) if value else None

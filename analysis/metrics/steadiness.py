@@ -1,8 +1,7 @@
-"""Whether the step time had settled: block means over the measured time, their drift and their scatter.
+"""Whether the step time was in steady state: drift and scatter of block means over the measured time.
 
-Steps of 10 s are averaged, because single steps scatter and follow one another closely. Drift is Theil and Sen's
-slope through the block means, the median of the slopes of all pairs (Sen, JASA 63, 1968), times the measured time.
-A run that is not steady still counts, with a warning.
+Single steps scatter and are correlated, so steps of 10 s are averaged. Drift is the Theil-Sen slope through the block
+means (Sen, JASA 63, 1968) times the measured time. A run that is not steady is still valid, with a warning.
 """
 
 from __future__ import annotations
@@ -12,18 +11,20 @@ from enum import StrEnum
 
 import numpy as np
 
-from .energy import Floats
+from .gpu_samples import Floats
 
 BLOCK_S = 10.0
 MIN_BLOCKS = 3  # two have a slope and no scatter
 MIN_STEPS = 3  # in a block: fewer say little of its mean
-MAX_BLOCKS = 360  # of longer runs the blocks are longer: pairs grow with the square
-# By habit, not fitted: the difference that matters elsewhere too. Eight H200 runs of 30 to 40 s showed less than 0.3 %.
+MAX_BLOCKS = 360  # of longer runs the blocks are longer: the slope takes quadratic time
+# By convention, not fitted. Eight H200 runs of 30 to 40 s showed less than 0.3 %.
 DRIFT_PCT = 2.0
 SCATTER_PCT = 2.0
 
 
 class Steady(StrEnum):
+    """Values of the column `steady`."""
+
     YES = "yes"
     NO = "no"
     TOO_SHORT = "too_short"
@@ -31,14 +32,16 @@ class Steady(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Steadiness:
+    """The verdict on a run's step times, and the figures behind it."""
+
     verdict: Steady
     blocks: int
-    drift_pct: float | None = None  # over the measured time, of the median block; above 0: slower and slower
+    drift_pct: float | None = None  # over the measured time, of the median block; above 0: steps became slower
     cv_pct: float | None = None  # standard deviation of the block means over their mean
 
     @property
-    def words(self) -> str:
-        """Of a run that is not steady or too short to tell."""
+    def explanation(self) -> str:
+        """Return why a run is not steady, or too short to tell."""
         if self.drift_pct is None or self.cv_pct is None:
             return f"too_short: {self.blocks} block(s) of {BLOCK_S:g} s with steps, {MIN_BLOCKS} are needed"
         return (
@@ -47,33 +50,26 @@ class Steadiness:
         )
 
 
-def judge(at_s: Floats, step_ms: Floats, measured_s: float) -> Steadiness:
-    """Of steps that began at `at_s` of the measured time. A last block that is not full is left out."""
+def judge(start_s: Floats, step_ms: Floats, measured_s: float) -> Steadiness:
+    """Judge steps that began at `start_s` of the measured time. A last block that is not full is left out."""
     block_s = max(BLOCK_S, measured_s / MAX_BLOCKS)
-    full = int(measured_s / block_s + 1e-9)
-    place = np.floor(at_s / block_s).astype(np.int64)
-    keep = (place >= 0) & (place < full)
-    counts = np.bincount(place[keep], minlength=full)
-    sums = np.bincount(place[keep], weights=step_ms[keep], minlength=full)
+    full_blocks = int(measured_s / block_s + 1e-9)
+    block = np.floor(start_s / block_s).astype(np.int64)
+    inside = (block >= 0) & (block < full_blocks)
+    counts = np.bincount(block[inside], minlength=full_blocks)
+    sums = np.bincount(block[inside], weights=step_ms[inside], minlength=full_blocks)
     usable = np.flatnonzero(counts >= MIN_STEPS)
     if len(usable) < MIN_BLOCKS:
         return Steadiness(verdict=Steady.TOO_SHORT, blocks=len(usable))
     means: Floats = np.divide(sums[usable], counts[usable], dtype=np.float64)
-    middle, average = float(np.median(means)), float(means.mean())
-    if middle <= 0:
+    median = float(np.median(means))
+    if median <= 0:
         return Steadiness(verdict=Steady.TOO_SHORT, blocks=len(usable))
-    drift_pct = 100 * theil_sen(usable.astype(np.float64) * block_s, means) * measured_s / middle
-    cv_pct = 100 * float(means.std(ddof=1)) / average
-    calm = abs(drift_pct) <= DRIFT_PCT and cv_pct <= SCATTER_PCT
-    verdict = Steady.YES if calm else Steady.NO
-    return Steadiness(verdict=verdict, blocks=len(usable), drift_pct=drift_pct, cv_pct=cv_pct)
+    from scipy.stats import theilslopes  # half a second, which only a run that gets this far needs
 
-
-def theil_sen(x: Floats, y: Floats) -> float:
-    """Median of the slopes of all pairs. Raises ValueError with fewer than two different x."""
-    first, second = np.triu_indices(len(x), k=1)
-    run, rise = x[second] - x[first], y[second] - y[first]
-    apart = run != 0
-    if not apart.any():
-        raise ValueError("a slope needs two points at different places")
-    return float(np.median(rise[apart] / run[apart]))
+    drift_pct = 100 * float(theilslopes(means, usable * block_s).slope) * measured_s / median
+    cv_pct = 100 * float(means.std(ddof=1) / means.mean())
+    steady = abs(drift_pct) <= DRIFT_PCT and cv_pct <= SCATTER_PCT
+    return Steadiness(
+        verdict=Steady.YES if steady else Steady.NO, blocks=len(usable), drift_pct=drift_pct, cv_pct=cv_pct
+    )

@@ -15,7 +15,6 @@ import polars as pl
 
 from analysis import published, recipe_labels
 from analysis.dataset import Dataset, open_dataset
-from analysis.ingest import pictures
 from analysis.metrics.run_row import is_unavailable
 from analysis.stats import bottleneck, study
 from analysis.stats import cells as aggregate
@@ -24,7 +23,7 @@ from inpaint_bench.core import files
 from inpaint_bench.core.console import sanitize
 from inpaint_bench.core.errors import UserError
 
-from . import export, poster, render, study_tables
+from . import export, poster, render, sample_grids, study_tables
 from .figures import base, overview, svg
 from .figures.base import Figure
 from .tables import LONG_TABLE, Table, TableBuilder
@@ -275,7 +274,7 @@ def page(
     environment.globals.update(long_table=LONG_TABLE, mark=study_tables.NOT_ACTIVE, formats=formats)
     environment.globals.update(figure_font=Markup(svg.FONT), figure_css=Markup(svg.css()))
     environment.filters["unbroken"] = _unbroken
-    samples, samples_note = pictures.embedded(report.dataset.folder, report.dataset.runs, aggregate.CELL_KEYS)
+    samples, samples_note = sample_grids.embed(report.dataset.folder, report.dataset.runs, aggregate.CELL_KEYS)
     return environment.get_template("report.html.j2").render(
         report=report,
         tables=report.tables,

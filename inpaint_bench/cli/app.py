@@ -213,9 +213,9 @@ def merge(
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="DATASET", help="Dataset folder; an older dataset is replaced.")
     ],
-    processes: Annotated[
+    threads: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Processes for large inputs (default: the usable cores, at most 8)."),
+        typer.Option(metavar="N", help="Run directories to read at once (default: the usable cores, at most 8)."),
     ] = None,
     allow_mixed: Annotated[
         str,
@@ -234,7 +234,7 @@ def merge(
     from .merge import run_merge
 
     with unwind_on_signals():
-        run_merge(roots, output, processes=processes, allow_mixed=[name for name in allow_mixed.split(",") if name])
+        run_merge(roots, output, threads=threads, allow_mixed=[name for name in allow_mixed.split(",") if name])
 
 
 @app.command(epilog=_example("report dataset -o report"))

@@ -1,4 +1,4 @@
-"""Run directories with known arithmetic, written by the contract's schemas.
+"""Write run directories with known arithmetic, by the project's schemas.
 
 Defaults: 30 s window, 10 Hz, 200 W constant, batch 8 at 2 steps/s, so 16 images/s, 12.5 J/image, 6000 J.
 """
@@ -11,12 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
+from analysis.ingest import parts as table_parts
+from analysis.ingest.run_dir import Run, read_run
 from inpaint_bench.core import schema as contract
 from inpaint_bench.core.recipe import STUDIES, split_choices
 from inpaint_bench.core.records import Manifest
@@ -31,7 +34,7 @@ CARDS = {  # name, power limit W, VRAM MiB
 
 
 def write_part(folder: Path, table: str, columns: dict[str, Any], index: int = 0) -> Path:
-    """One closed part; columns that are not given are null, scalars are repeated."""
+    """Write one closed part; columns that are not given are null, scalars are repeated."""
     schema = contract.SCHEMAS[table]
     rows = max(len(v) for v in columns.values() if isinstance(v, list | np.ndarray))
     arrays = []
@@ -45,6 +48,16 @@ def write_part(folder: Path, table: str, columns: dict[str, Any], index: int = 0
     path = folder / contract.PART_PATTERN.format(index)
     pq.write_table(pa.Table.from_arrays(arrays, schema=schema), path)
     return path
+
+
+def load_run(folder: Path) -> tuple[Run, dict[str, pl.DataFrame]]:
+    """Return a run directory as the merge reads it, with strings for categories."""
+    run, _ = read_run(folder)
+    assert run is not None
+    tables = {
+        name: table_parts.to_polars(table_parts.read_table(name, found, "")[0]) for name, found in run.tables.items()
+    }
+    return run, {name: rows.with_columns(pl.selectors.categorical().cast(pl.String)) for name, rows in tables.items()}
 
 
 def rewrite(folder: Path, table: str, change: Callable[[pl.DataFrame], pl.DataFrame]) -> None:
@@ -63,25 +76,23 @@ def rewrite_json(folder: Path, name: str, change: Callable[[Any], Any]) -> None:
 
 
 def write_event(folder: Path, kind: str, detail: str, *, at_s: float = 5.0, gpu_uuid: str | None = "GPU-a40") -> None:
-    """One row in the events table, at a time of the measure window."""
+    """Write one row of the events table, at a time of the measure window."""
     t = 1000 * S + round(at_s * S)
     event = {"t_mono_ns": [t], "t_unix_ns": [t + UNIX0], "kind": [kind], "gpu_uuid": [gpu_uuid], "detail": [detail]}
     write_part(folder / "events", "events", {"run_id": folder.name.removeprefix("run-"), **event})
 
 
 def manifest(run_id: str, **changes: Any) -> dict[str, Any]:
-    """A complete manifest of a completed run; nested dictionaries are merged one level deep."""
+    """Return the manifest of a completed run; nested dictionaries are merged one level deep."""
     gpu = changes.get("gpu", "a40")
     name, limit, memory = CARDS[gpu]
-    base: dict[str, Any] = dict.fromkeys(Manifest.__struct_fields__)
+    bare = Manifest(schema_version=contract.SCHEMA_VERSION, run_id=run_id, status=contract.Status.COMPLETED)
+    base: dict[str, Any] = msgspec.to_builtins(bare)
     base.update(
-        schema_version=contract.SCHEMA_VERSION,
         producer="inpaint_bench 0.1.0",
-        run_id=run_id,
         sweep_id="s-01",
-        point="p-000",
+        point=0,
         attempt=1,
-        status="completed",
         workload="finetune_inpaint",
         recipe="baseline",
         model="sd15_inpaint",
@@ -139,7 +150,7 @@ def write_run(
     windows: bool = True,
     **changes: Any,
 ) -> Path:
-    """A run directory. The measure window opens 10 s after the first sample, and samples go on 5 s after it.
+    """Write a run directory. The measure window opens 10 s after the first sample, and samples go on 5 s after it.
 
     `gap` removes the samples between two times of the window. `noise` wiggles power and utilisation.
     """
@@ -251,7 +262,7 @@ STUDY = {
 
 
 def write_study(grace: Path, delta: Path, **changes: Any) -> None:
-    """Nine runs: three cards by three batches, n = 1, over two sites."""
+    """Write nine runs: three GPUs by three batches, n = 1, over two sites."""
     for index, ((gpu, batch), (rate, watts, util, temp, vram)) in enumerate(STUDY.items()):
         site, root = ("delta", delta) if gpu == "h200" else ("grace", grace)
         node = "gpuc01" if site == "delta" else f"g{gpu[1:]}"
@@ -263,7 +274,7 @@ def write_study(grace: Path, delta: Path, **changes: Any) -> None:
             gpu=gpu,
             batch=batch,
             site=site,
-            point=f"p-{index:03d}",
+            point=index,
             steps_per_s=rate,
             window_s=60.0,
             power_w=watts,
@@ -313,7 +324,7 @@ def write_levers(
     noise: float = 0.004,
     **changes: Any,
 ) -> None:
-    """A study on an H200 at batch 16, its seeds over two cards. Steps whose recipe is in `skip` never ran."""
+    """Write a study on an H200 at batch 16, its seeds over two cards. Steps whose recipe is in `skip` never ran."""
     rng = np.random.default_rng(len(study) + len(levers))
     for seed in range(repeats):
         card = f"GPU-h200-{seed % 2}"
@@ -327,7 +338,7 @@ def write_levers(
                 "batch": 16,
                 "site": "delta",
                 "recipe": recipe,
-                "point": f"p-{study[:3]}-{seed}-{index}",
+                "point": 1000 * list(STUDIES).index(study) + 100 * seed + index,
                 "overrides": split_choices([f"seed={seed}", f"recipe=[{','.join(parts)}]"]),
                 "study": {"name": study, "base": base, "levers": levers, "repeats": repeats},
                 "devices": [{"uuid": card, "name": CARDS["h200"][0], "power_limit_w": 700.0, "memory_mib": 143771.0}],
@@ -365,7 +376,7 @@ def _lever(name: str) -> dict[str, Any]:
 
 
 def write_quality(folder: Path, seed: int, index: int) -> dict[str, Any]:
-    """What a manifest says of quality; the picture is written where it says."""
+    """Write a sample grid and return the quality section of the manifest."""
     loss = [{"step": s, "loss": 1.02 * 0.99 ** (s / 10) + 0.01 * seed + 0.002 * index, "n": 64} for s in (0, 50, 100)]
     (folder / "quality").mkdir(parents=True)
     pixels = np.random.default_rng(seed).integers(0, 255, (48, 144, 3), np.uint8)
@@ -381,7 +392,7 @@ def write_quality(folder: Path, seed: int, index: int) -> dict[str, Any]:
 
 
 def write_pipeline(root: Path, *, repeats: int = 3) -> None:
-    """The poster's two recipes on an H200 at batch 16, with its own figures give or take half a percent."""
+    """Write the poster's two recipes on an H200 at batch 16, with the published figures +/- 0.5 %."""
     for seed in range(repeats):
         wiggle = 1 + 0.005 * (seed - 1)
         for recipe, rate, watts, util, temp, vram in (
@@ -395,7 +406,7 @@ def write_pipeline(root: Path, *, repeats: int = 3) -> None:
                 site="delta",
                 batch=16,
                 recipe=recipe,
-                point=f"{recipe}-{seed}",
+                point=2 * seed + (recipe == "poster_optimized"),
                 overrides=[f"seed={seed}", f"recipe={recipe}"],
                 steps_per_s=rate * wiggle,
                 power_w=watts,

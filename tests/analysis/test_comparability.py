@@ -1,4 +1,4 @@
-"""What must not be averaged is not merged unasked, and when asked for stays apart."""
+"""Runs that must not be averaged are refused, or form separate cells where that is allowed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def merged(tmp_path: Path, *allowed: str) -> Dataset:
     return open_dataset(tmp_path / "ds")
 
 
-def test_two_sites_with_drivers_and_limits_of_their_own_are_merged(tmp_path: Path) -> None:
+def test_sites_may_differ_in_driver_and_power_limit(tmp_path: Path) -> None:
     write_study(tmp_path / "runs" / "grace", tmp_path / "runs" / "delta")
     write_run(tmp_path / "runs", "r-other", environment=OLD, site="delta", batch=8)  # an A40 elsewhere
     dataset = merged(tmp_path)
@@ -37,14 +37,14 @@ def test_two_sites_with_drivers_and_limits_of_their_own_are_merged(tmp_path: Pat
     assert dataset.metadata["mixed"] == []
 
 
-def test_other_batches_of_the_series_are_compared_and_so_must_be_comparable(tmp_path: Path) -> None:
+def test_batches_of_one_series_must_be_comparable(tmp_path: Path) -> None:
     write_run(tmp_path / "runs", "r-1", batch=8)
     write_run(tmp_path / "runs", "r-2", batch=16, environment=OLD)
     with pytest.raises(UserError, match=r"a40 at grace, finetune_inpaint, sd15_inpaint, 512 px: driver 580\.95\.05"):
         merged(tmp_path)
 
 
-def test_an_older_dataset_is_left_as_it_was_where_the_new_one_is_refused(tmp_path: Path) -> None:
+def test_older_dataset_is_unchanged_where_the_new_one_is_refused(tmp_path: Path) -> None:
     write_run(tmp_path / "runs", "r-1")
     merged(tmp_path)
     write_run(tmp_path / "runs", "r-2", environment=OLD)
@@ -54,38 +54,38 @@ def test_an_older_dataset_is_left_as_it_was_where_the_new_one_is_refused(tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ds", "runs"]
 
 
-def test_the_command_exits_with_2_and_a_sentence_that_holds_its_own_way_out(
+def test_command_exits_with_2_and_names_the_option_that_allows_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_run(tmp_path / "runs", "r-1")
     write_run(tmp_path / "runs", "r-2", environment=OLD, power_w=150.0, counter=False)
-    asked = ["merge", str(tmp_path / "runs"), "-o", str(tmp_path / "ds"), "--processes", "1"]
-    assert app.main(asked) == 2
-    said = capsys.readouterr().err
-    assert "add --allow-mixed driver,power_semantics:" in said
-    assert "Traceback" not in said
-    assert app.main([*asked, "--allow-mixed", "driver"]) == 2
+    command = ["merge", str(tmp_path / "runs"), "-o", str(tmp_path / "ds"), "--threads", "1"]
+    assert app.main(command) == 2
+    stderr = capsys.readouterr().err
+    assert "add --allow-mixed driver,power_semantics:" in stderr
+    assert "Traceback" not in stderr
+    assert app.main([*command, "--allow-mixed", "driver"]) == 2
     capsys.readouterr()
-    assert app.main([*asked, "--allow-mixed", "driver,power_semantics"]) == 0
-    assert "kept apart: a40 at grace" in capsys.readouterr().err
-    assert app.main([*asked, "--allow-mixed", "color"]) == 2
+    assert app.main([*command, "--allow-mixed", "driver,power_semantics"]) == 0
+    assert "separate cells: a40 at grace" in capsys.readouterr().err
+    assert app.main([*command, "--allow-mixed", "color"]) == 2
     assert "color: not one of board, driver, power_limit, power_semantics" in capsys.readouterr().err
 
 
-def test_a_run_that_does_not_count_is_no_reason_to_refuse(tmp_path: Path) -> None:
+def test_invalid_run_is_no_conflict(tmp_path: Path) -> None:
     write_run(tmp_path / "runs", "r-1")
     write_run(tmp_path / "runs", "r-2", environment=OLD, status="failed", reason="oom_gpu")
     assert merged(tmp_path).runs.height == 2
 
 
-def test_what_is_not_known_is_not_another_value(tmp_path: Path) -> None:
+def test_unknown_value_is_not_a_different_value(tmp_path: Path) -> None:
     write_run(tmp_path / "runs", "r-1")
     write_run(tmp_path / "runs", "r-2", environment={"driver": None}, telemetry={"source": "none"})
     dataset = merged(tmp_path)
     assert cells.build_cells(dataset.runs)["n"].to_list() == [2]
 
 
-def test_replays_of_one_capture_are_alike_and_of_two_are_not(tmp_path: Path) -> None:
+def test_replays_of_one_capture_are_comparable_and_of_two_are_not(tmp_path: Path) -> None:
     for run_id in ("r-1", "r-2"):
         write_run(tmp_path / "runs", run_id, source="replay:a40-one")
     assert merged(tmp_path).runs.height == 2
@@ -94,21 +94,21 @@ def test_replays_of_one_capture_are_alike_and_of_two_are_not(tmp_path: Path) -> 
         merged(tmp_path)
 
 
-def test_the_memory_wall_of_a_cell_kept_apart_is_that_of_its_own_board(tmp_path: Path) -> None:
+def test_memory_limit_of_a_separate_cell_is_that_of_its_board(tmp_path: Path) -> None:
     for index, (name, oom) in enumerate((("NVIDIA A100 40GB", 16), ("NVIDIA A100 80GB", 32))):
         card = {"uuid": "GPU-a100", "name": name, "index_visible": 0, "power_limit_w": 250.0}
         facts: dict[str, Any] = {"gpu": "a100", "devices": [card]}
         write_run(tmp_path / "runs", f"r-{index}-ran", batch=8, **facts)
         write_run(tmp_path / "runs", f"r-{index}-oom", batch=oom, status="failed", reason="oom_gpu", **facts)
     dataset = merged(tmp_path, "board")
-    found = best_batch.decide_batches(cells.build_cells(dataset.runs), dataset.runs)
-    assert {one.series: one.smallest_oom for one in found} == {
+    decisions = best_batch.decide_batches(cells.build_cells(dataset.runs), dataset.runs)
+    assert {decision.series: decision.smallest_oom for decision in decisions} == {
         "A100 \u00b7 NVIDIA A100 40GB": 16,
         "A100 \u00b7 NVIDIA A100 80GB": 32,
     }
 
 
-def test_a_study_over_two_drivers_is_two_studies(tmp_path: Path) -> None:
+def test_study_over_two_drivers_is_two_comparisons(tmp_path: Path) -> None:
     environment = {"torch": "2.9.1", "cuda": "12.8", "hostname": "gpuc01"}
     for driver in ("570", "580"):
         write_levers(
@@ -122,30 +122,35 @@ def test_a_study_over_two_drivers_is_two_studies(tmp_path: Path) -> None:
         for path in (tmp_path / "runs" / driver).glob("run-*/manifest.json"):
             path.write_text(path.read_text().replace('"run_id": "r-', f'"run_id": "r-{driver}-'))
     dataset = merged(tmp_path, "driver")
-    found = study.comparisons(dataset.runs)
-    assert [one.setting for one in found] == [
+    comparisons = study.comparisons(dataset.runs)
+    assert [comparison.setting for comparison in comparisons] == [
         "H200, batch 16, delta, driver 570",
         "H200, batch 16, delta, driver 580",
     ]
-    assert [len(step.runs) for one in found for step in one.steps] == [2, 2, 0, 2, 2, 0]
-    assert all(row["driver"] == one.setting[-3:] for one in found for step in one.steps for row in step.runs)
+    assert [len(step.runs) for comparison in comparisons for step in comparison.steps] == [2, 2, 0, 2, 2, 0]
+    assert all(
+        row["driver"] == comparison.setting[-3:]
+        for comparison in comparisons
+        for step in comparison.steps
+        for row in step.runs
+    )
 
 
-def test_a_driver_whose_name_another_begins_with_is_another_driver(tmp_path: Path) -> None:
+def test_driver_that_is_a_prefix_of_another_is_a_different_driver(tmp_path: Path) -> None:
     for index, (driver, oom) in enumerate((("570.1", 16), ("570.10", 32))):
         environment = {"driver": driver}
         write_run(tmp_path / "runs", f"r-{index}-ran", batch=8, environment=environment)
         lost = {"status": "failed", "reason": "oom_gpu"}
         write_run(tmp_path / "runs", f"r-{index}-oom", batch=oom, environment=environment, **lost)
     dataset = merged(tmp_path, "driver")
-    found = best_batch.decide_batches(cells.build_cells(dataset.runs), dataset.runs)
-    assert {one.series: one.smallest_oom for one in found} == {
+    decisions = best_batch.decide_batches(cells.build_cells(dataset.runs), dataset.runs)
+    assert {decision.series: decision.smallest_oom for decision in decisions} == {
         "A40 \u00b7 driver 570.1": 16,
         "A40 \u00b7 driver 570.10": 32,
     }
 
 
-def test_a_dataset_from_before_the_rule_is_told_apart_when_it_is_opened(tmp_path: Path) -> None:
+def test_comparability_key_is_computed_when_a_dataset_without_it_is_opened(tmp_path: Path) -> None:
     write_run(tmp_path / "runs", "r-1")
     write_run(tmp_path / "runs", "r-2", environment=OLD)
     merged(tmp_path, "driver")
@@ -169,15 +174,17 @@ VALUES = st.fixed_dictionaries(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(VALUES, min_size=1, max_size=12), st.integers(0, 99))
-def test_no_cell_ever_holds_two_values_of_what_must_not_be_mixed(rows: list[dict[str, Any]], seed: int) -> None:
+def test_no_cell_holds_two_values_of_a_comparability_attribute(rows: list[dict[str, Any]], seed: int) -> None:
     numbered = [{"run_id": f"r-{i:02d}", **row, "images_per_s": 1.0} for i, row in enumerate(rows)]
     runs = comparability.add_comparability_key(frame(*numbered))
     for ids in cells.build_cells(runs)["run_ids"].to_list():
         cell = runs.filter(pl.col("run_id").is_in(ids))
         assert all(cell[column].drop_nulls().n_unique() <= 1 for column in comparability.ATTRIBUTES.values())
-    found = comparability.find_conflicts(runs)
-    assert bool(found) == bool((runs.filter("valid")["comparability_key"] != "").any())
+    conflicts = comparability.find_conflicts(runs)
+    assert bool(conflicts) == bool((runs.filter("valid")["comparability_key"] != "").any())
     random.Random(seed).shuffle(numbered)
-    again = comparability.add_comparability_key(frame(*numbered))
-    assert again.sort("run_id").equals(runs)
-    assert [one.description for one in comparability.find_conflicts(again)] == [one.description for one in found]
+    shuffled = comparability.add_comparability_key(frame(*numbered))
+    assert shuffled.sort("run_id").equals(runs)
+    assert [conflict.description for conflict in comparability.find_conflicts(shuffled)] == [
+        conflict.description for conflict in conflicts
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import polars as pl
 
-from analysis.metrics.telemetry import MAX_COUNTER_DEVIATION
+from analysis.metrics.energy import MAX_COUNTER_DEVIATION
 from analysis.units import gpu_label, gpu_order
 from inpaint_bench.core.console import pluralize
 

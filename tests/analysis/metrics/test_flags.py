@@ -1,4 +1,4 @@
-"""Marks: what touched a window or a run stands as codes in the dataset, whatever becomes of the run."""
+"""Flags: what happened during a window or a run is in the dataset as codes, whether the run is valid or not."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from inpaint_bench.core.paths import ROOT
 from tests.analysis.build import S, rewrite, rewrite_json, write_event, write_run
 
 
-def marked(tmp_path: Path) -> tuple[str | None, dict[str, str | None], dict[str, Any]]:
-    """Marks of the run, marks by window, and the run's row."""
+def flags_of(tmp_path: Path) -> tuple[str | None, dict[str, str | None], dict[str, Any]]:
+    """Return the flags of the run, the flags by window, and the run's row."""
     merge.merge([tmp_path / "grace"], tmp_path / "ds")
     dataset = open_dataset(tmp_path / "ds")
     row = dataset.runs.row(0, named=True)
     return row["flags"], dict(dataset.windows.select("window_id", "flags").iter_rows()), row
 
 
-def test_a_run_that_nothing_touched_has_none(tmp_path: Path) -> None:
+def test_undisturbed_run_has_no_flags(tmp_path: Path) -> None:
     write_run(tmp_path / "grace")
-    assert marked(tmp_path)[:2] == (None, {"w-0": None, "w-1": None})
+    assert flags_of(tmp_path)[:2] == (None, {"w-0": None, "w-1": None})
 
 
 @pytest.mark.parametrize(
@@ -40,53 +40,53 @@ def test_a_run_that_nothing_touched_has_none(tmp_path: Path) -> None:
         ("throttle_power_brake_ns", 0.02, "throttled_brake"),
     ],
 )
-def test_throttling_marks_the_window_it_fell_into(tmp_path: Path, column: str, share: float, code: str | None) -> None:
-    """Counted from the opening of the measure window on: the warm-up before it was not held back."""
-    held = ((pl.col("t_mono_ns") - 1000 * S).clip(0) * share).cast(pl.UInt64)
-    rewrite(write_run(tmp_path / "grace"), "samples_slow", lambda rows: rows.with_columns(held.alias(column)))
-    run, windows, row = marked(tmp_path)
+def test_throttling_flags_its_window(tmp_path: Path, column: str, share: float, code: str | None) -> None:
+    """Throttle from the start of the measure window on; the warm-up before it is not throttled."""
+    throttled_ns = ((pl.col("t_mono_ns") - 1000 * S).clip(0) * share).cast(pl.UInt64)
+    rewrite(write_run(tmp_path / "grace"), "samples_slow", lambda rows: rows.with_columns(throttled_ns.alias(column)))
+    run, windows, row = flags_of(tmp_path)
     assert (run, windows) == (code, {"w-0": None, "w-1": code})
     assert row["valid"]
 
 
-def test_an_xid_in_the_window_is_marked_told_and_does_not_take_the_run_out(tmp_path: Path) -> None:
+def test_xid_in_the_window_is_a_flag_and_a_warning_and_the_run_stays_valid(tmp_path: Path) -> None:
     write_event(write_run(tmp_path / "grace"), "xid", "43", at_s=12.0)
-    run, windows, row = marked(tmp_path)
+    run, windows, row = flags_of(tmp_path)
     assert (run, windows) == ("xid", {"w-0": None, "w-1": "xid"})
     assert "Xid 43 on GPU GPU-a40 at 12.0 s" in row["warnings"]
     assert row["valid"]
 
 
-def test_an_xid_outside_every_window_marks_the_run_alone(tmp_path: Path) -> None:
+def test_xid_outside_every_window_flags_the_run_only(tmp_path: Path) -> None:
     write_event(write_run(tmp_path / "grace"), "xid", "31", at_s=33.0)
-    run, windows, row = marked(tmp_path)
+    run, windows, row = flags_of(tmp_path)
     assert (run, windows) == ("xid", {"w-0": None, "w-1": None})
     assert "Xid" not in (row["warnings"] or "")
 
 
-def test_an_xid_of_a_card_of_somebody_else_marks_nothing(tmp_path: Path) -> None:
+def test_xid_of_another_gpu_is_ignored(tmp_path: Path) -> None:
     write_event(write_run(tmp_path / "grace"), "xid", "43", gpu_uuid="GPU-of-a-neighbour")
-    assert marked(tmp_path)[0] is None
+    assert flags_of(tmp_path)[0] is None
 
 
-def test_a_co_tenant_marks_every_window_from_when_it_was_seen(tmp_path: Path) -> None:
+def test_co_tenant_flags_every_window_from_its_detection_on(tmp_path: Path) -> None:
     write_event(write_run(tmp_path / "grace"), "co_tenant", "pid 4242", at_s=-5.0)
-    run, windows, row = marked(tmp_path)
+    run, windows, row = flags_of(tmp_path)
     assert (run, windows) == ("co_tenant", {"w-0": "co_tenant", "w-1": "co_tenant"})
     assert not row["valid"]
 
 
-def test_a_power_limit_that_changed_in_the_measurement_spares_the_warm_up(tmp_path: Path) -> None:
+def test_power_limit_change_in_the_measurement_does_not_flag_the_warm_up(tmp_path: Path) -> None:
     write_event(write_run(tmp_path / "grace"), "power_limit", "300 W to 250 W", at_s=5.0)
-    assert marked(tmp_path)[:2] == ("power_limit_changed", {"w-0": None, "w-1": "power_limit_changed"})
+    assert flags_of(tmp_path)[:2] == ("power_limit_changed", {"w-0": None, "w-1": "power_limit_changed"})
 
 
-def test_pre_emption_marks_the_window_that_it_cut(tmp_path: Path) -> None:
+def test_preemption_flags_the_window_that_it_cut(tmp_path: Path) -> None:
     write_run(tmp_path / "grace", status="interrupted", reason="preempted")
-    assert marked(tmp_path)[:2] == ("preempted,interrupted", {"w-0": None, "w-1": "preempted,interrupted"})
+    assert flags_of(tmp_path)[:2] == ("preempted,interrupted", {"w-0": None, "w-1": "preempted,interrupted"})
 
 
-def test_windows_of_the_start_before_a_requeue_are_marked(tmp_path: Path) -> None:
+def test_windows_before_a_requeue_are_flagged(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "grace", slurm={"restart_count": 1})
 
     def earlier(windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -95,18 +95,18 @@ def test_windows_of_the_start_before_a_requeue_are_marked(tmp_path: Path) -> Non
         return windows
 
     rewrite_json(folder, schema.WINDOWS, earlier)
-    assert marked(tmp_path)[:2] == ("requeued", {"w-0": "requeued", "w-1": None})
+    assert flags_of(tmp_path)[:2] == ("requeued", {"w-0": "requeued", "w-1": None})
 
 
-def test_the_document_lists_every_code() -> None:
+def test_document_lists_every_flag() -> None:
     listed = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "dataset.md").read_text(), re.MULTILINE)
-    assert listed == [mark.value for mark in Flag]
+    assert listed == [flag.value for flag in Flag]
 
 
-def test_several_codes_stand_in_one_order(tmp_path: Path) -> None:
+def test_several_flags_have_a_fixed_order(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "grace", slurm={"restart_count": 2})
     events = [("xid", "43"), ("co_tenant", "pid 7")]
     for kind, detail in events:
         write_event(folder, kind, detail)
         (folder / "events" / "part-000000.parquet").rename(folder / "events" / f"part-{len(kind):06d}.parquet")
-    assert marked(tmp_path)[0] == "requeued,co_tenant,xid"
+    assert flags_of(tmp_path)[0] == "requeued,co_tenant,xid"

@@ -1,4 +1,4 @@
-"""Counters of the GPU: weighted by each row's window, of one source, null where they cover too little."""
+"""Performance counters: weighted by each row's window, of one source, null where they cover too little."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def gpm_rows(
     last_s: float = 35.0,
     **values: Any,
 ) -> None:
-    """Rows of samples_gpm at the end of every window."""
+    """Write rows of samples_gpm, one at the end of every window."""
     at = np.arange(first_s, last_s, window_s)
     t = 1000 * S + np.round(at * S).astype(np.int64)
     head = {"run_id": folder.name.removeprefix("run-"), "gpu_uuid": gpu, "source": source, "read_us": 300.0}
@@ -53,7 +53,7 @@ def h200(tmp_path: Path, **changes: Any) -> Path:
     return write_run(tmp_path / "delta", gpu="h200", site="delta", power_w=600.0, **changes)
 
 
-def test_a_run_has_the_means_of_its_counters_and_their_source(tmp_path: Path) -> None:
+def test_run_has_the_means_of_its_counters_and_their_source(tmp_path: Path) -> None:
     gpm_rows(h200(tmp_path), pcie_rx_mib_s=250.0)
     row = row_of(tmp_path)
     assert row["valid"], row["invalid_reason"]
@@ -62,14 +62,14 @@ def test_a_run_has_the_means_of_its_counters_and_their_source(tmp_path: Path) ->
     assert "pcie_tx_mib_s=gpm counters cover 0 % of the measure windows, 80 % are needed" in row["null_reasons"]
 
 
-def test_the_class_rests_on_the_counters_and_says_whose_they_are(tmp_path: Path) -> None:
+def test_bottleneck_evidence_names_the_source_of_the_counters(tmp_path: Path) -> None:
     gpm_rows(h200(tmp_path))
     finding = bottleneck.classify(row_of(tmp_path))
     assert (finding.name, finding.tier) == ("tensor_bound", bottleneck.COUNTERS)
     assert finding.evidence == "tensor cores active 55.0 %, SMs active 90.0 % (by gpm)"
 
 
-def test_each_row_weighs_what_its_own_window_shares_with_the_measurement(tmp_path: Path) -> None:
+def test_rows_are_weighted_by_their_overlap_with_the_measure_window(tmp_path: Path) -> None:
     """Ten 1-s rows at 20 % and two 10-s rows at 80 %: a mean of rows would give 30 %."""
     folder = h200(tmp_path)
     gpm_rows(folder, tensor_active_pct=20.0, first_s=1.0, last_s=10.5)
@@ -77,7 +77,7 @@ def test_each_row_weighs_what_its_own_window_shares_with_the_measurement(tmp_pat
     assert row_of(tmp_path)["tensor_active_pct"] == pytest.approx(60)
 
 
-def test_what_lies_outside_the_window_is_not_in_the_mean(tmp_path: Path) -> None:
+def test_rows_outside_the_window_are_not_in_the_mean(tmp_path: Path) -> None:
     folder = h200(tmp_path)
     gpm_rows(folder)
     idle = pl.when(SECONDS.is_between(0.4, 30.6)).then("tensor_active_pct").otherwise(pl.lit(0.0))
@@ -85,14 +85,14 @@ def test_what_lies_outside_the_window_is_not_in_the_mean(tmp_path: Path) -> None
     assert row_of(tmp_path)["tensor_active_pct"] == pytest.approx(55)
 
 
-def test_too_little_coverage_is_null_with_the_share(tmp_path: Path) -> None:
+def test_low_coverage_gives_null_with_the_coverage_as_reason(tmp_path: Path) -> None:
     gpm_rows(h200(tmp_path), first_s=15.0)
     row = row_of(tmp_path)
     assert (row["tensor_active_pct"], row["counters_source"]) == (None, "none")
     assert "tensor_active_pct=gpm counters cover 53 % of the measure windows, 80 % are needed" in row["null_reasons"]
 
 
-def test_a_card_without_gpm_is_null_for_the_cards_own_reason(tmp_path: Path) -> None:
+def test_gpu_without_gpm_gives_null_with_the_recorded_reason(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "delta")
     rows = dict.fromkeys(LOAD)
     gpm_rows(folder, gpu="GPU-a40", nulls=";".join(f"{name}=not_supported" for name in LOAD), **rows)
@@ -102,17 +102,17 @@ def test_a_card_without_gpm_is_null_for_the_cards_own_reason(tmp_path: Path) -> 
     assert "sm_active_pct=not_supported" in row["null_reasons"]
 
 
-class TestAnExporter:
+class TestDcgmExporter:
     SOURCE = "dcgm:node:9400"
 
-    def test_is_named_as_the_source_where_the_card_has_no_gpm(self, tmp_path: Path) -> None:
+    def test_is_the_source_where_the_gpu_has_no_gpm(self, tmp_path: Path) -> None:
         folder = write_run(tmp_path / "delta", window_s=120.0)
         gpm_rows(folder, gpu="GPU-a40", source=self.SOURCE, window_s=10.0, last_s=130.0)
         row = row_of(tmp_path)
         assert (row["counters_source"], row["sm_active_pct"]) == (self.SOURCE, pytest.approx(90))
         assert bottleneck.classify(row).evidence.endswith("(by dcgm:node:9400)")
 
-    def test_never_fills_up_what_gpm_counts(self, tmp_path: Path) -> None:
+    def test_never_fills_gaps_of_gpm(self, tmp_path: Path) -> None:
         folder = h200(tmp_path)
         gpm_rows(folder)
         gpm_rows(folder, source=self.SOURCE, tensor_active_pct=5.0, pcie_tx_mib_s=7.0, index=1)
@@ -120,8 +120,8 @@ class TestAnExporter:
         assert (row["counters_source"], row["tensor_active_pct"]) == ("gpm", pytest.approx(55))
         assert row["pcie_tx_mib_s"] is None
 
-    def test_counts_no_value_that_may_be_older_than_the_window(self, tmp_path: Path) -> None:
-        """Renewed every 30 s: in a window of 30 s no value is surely of it."""
+    def test_excludes_values_that_may_be_older_than_the_window(self, tmp_path: Path) -> None:
+        """Values updated every 30 s: none is certain to lie in a window of 30 s."""
         folder = write_run(tmp_path / "delta")
         gpm_rows(folder, gpu="GPU-a40", source=self.SOURCE, window_s=30.0, first_s=20.0, last_s=55.0)
         row = row_of(tmp_path)
@@ -129,7 +129,7 @@ class TestAnExporter:
         assert "sm_active_pct=dcgm:node:9400 counters cover 0 %" in row["null_reasons"]
 
 
-class TestSeveralGPUs:
+class TestSeveralGpus:
     @staticmethod
     def two(tmp_path: Path) -> Path:
         folder = h200(tmp_path)
@@ -152,7 +152,7 @@ class TestSeveralGPUs:
         assert row["valid"], row["invalid_reason"]
         assert row["sm_active_pct"] == pytest.approx(80)
 
-    def test_of_which_one_is_not_counted_give_none(self, tmp_path: Path) -> None:
+    def test_of_which_one_has_no_samples_give_null(self, tmp_path: Path) -> None:
         gpm_rows(self.two(tmp_path))
         row = row_of(tmp_path)
         assert row["sm_active_pct"] is None
@@ -162,8 +162,8 @@ class TestSeveralGPUs:
 @st.composite
 def rows(draw: st.DrawFn) -> tuple[Any, Any, Any, list[tuple[int, int]]]:
     count = draw(st.integers(1, 30))
-    whole = st.lists(st.integers(0, 60 * S), min_size=count, max_size=count)
-    t = np.array(draw(whole), dtype=np.int64)
+    times = st.lists(st.integers(0, 60 * S), min_size=count, max_size=count)
+    t = np.array(draw(times), dtype=np.int64)
     window = np.array(draw(st.lists(st.integers(1, 20 * S), min_size=count, max_size=count)), dtype=np.int64)
     value = np.array(draw(st.lists(st.floats(0, 100), min_size=count, max_size=count)))
     start = draw(st.integers(0, 30 * S))
@@ -174,22 +174,22 @@ def rows(draw: st.DrawFn) -> tuple[Any, Any, Any, list[tuple[int, int]]]:
 
 @settings(max_examples=150, deadline=None)
 @given(rows(), st.randoms(use_true_random=False))
-def test_a_mean_lies_within_its_rows_covers_no_more_than_all_and_forgets_their_order(
+def test_weighted_mean_lies_within_its_values_and_ignores_row_order(
     given_rows: tuple[Any, Any, Any, list[tuple[int, int]]], random: Any
 ) -> None:
     t, window, value, spans = given_rows
-    found = gpm_counters.weighted_mean(t, window, value, spans)
-    assert 0 <= found.coverage_pct <= 100
-    if found.value is not None:
-        assert value.min() <= found.value <= value.max()
+    result = gpm_counters.weighted_mean(t, window, value, spans)
+    assert 0 <= result.coverage_pct <= 100
+    if result.value is not None:
+        assert value.min() <= result.value <= value.max()
     order = list(range(len(t)))
     random.shuffle(order)
-    assert gpm_counters.weighted_mean(t[order], window[order], value[order], spans) == found
+    assert gpm_counters.weighted_mean(t[order], window[order], value[order], spans) == result
 
 
 @settings(max_examples=80, deadline=None)
 @given(rows(), st.integers(1, 10 * S))
-def test_rows_that_share_nothing_with_the_windows_change_nothing(
+def test_rows_without_overlap_do_not_change_the_weighted_mean(
     given_rows: tuple[Any, Any, Any, list[tuple[int, int]]], length: int
 ) -> None:
     t, window, value, spans = given_rows

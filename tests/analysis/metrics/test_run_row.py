@@ -1,30 +1,36 @@
-"""The row of a run: known arithmetic in, known figures out, and the audit of its window."""
+"""The row of a run: known inputs give known figures, and the audit of its window."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.columns import FLOAT
-from analysis.ingest import parts, run_dir
-from analysis.metrics import energy, run_row
+from analysis.ingest import parts
+from analysis.metrics import gpu_samples, run_row
 from analysis.metrics.audit import counter_fell
-from tests.analysis.build import S, manifest, write_run
+from analysis.metrics.energy import EnergyUncertainty
+from analysis.metrics.gpu_samples import GpuSamples
+from inpaint_bench.core import schema
+from inpaint_bench.core.records import Manifest, Window
+from inpaint_bench.core.schema import WindowKind, WindowStatus
+from tests.analysis.build import S, load_run, manifest, write_run
 
 
-def row_of(folder: Path) -> dict[str, Any]:
-    run, _ = run_dir.read_run(folder)
-    assert run is not None
-    tables = {name: parts.read(name, found, run.run_id)[0] for name, found in run.tables.items()}
-    return run_row.summarise(run.manifest, run.windows, tables["samples_fast"], tables["samples_slow"], tables["steps"])
+def row_of(folder: Path, windows: list[Window] | None = None, **changes: pl.DataFrame) -> dict[str, Any]:
+    """Return the row of a run directory, with other windows or tables where they are given."""
+    run, tables = load_run(folder)
+    return run_row.summarise(run.manifest, run.windows if windows is None else windows, tables | changes)
 
 
-def test_constant_power_gives_the_figures_that_arithmetic_gives(tmp_path: Path) -> None:
+def test_constant_power_gives_the_calculated_figures(tmp_path: Path) -> None:
     row = row_of(write_run(tmp_path))
     assert row["valid"], row["invalid_reason"]
     expected = {
@@ -59,17 +65,16 @@ def test_joules_per_image_times_images_per_s_per_w_is_one(
     joules: float, images: int, seconds: float, steps: int
 ) -> None:
     row: dict[str, Any] = {"energy_j": joules, "images": images, "n_steps": steps, "window_s": seconds}
-    run_row._per_watt(row)
+    row["energy_error_pct"] = None
+    run_row.fill_per_joule(row)
     assert row["joules_per_image"] * row["images_per_s_per_w"] == pytest.approx(1, rel=1e-12)
     assert row["power_w"] * row["images_per_s_per_w"] == pytest.approx(images / seconds, rel=1e-12)
 
 
 def test_mean_power_is_energy_over_time_not_the_mean_of_samples(tmp_path: Path) -> None:
-    """Samples crowd into the low half of a square wave: their plain mean would be far off."""
+    """Most samples lie in the low half of a square wave, so their plain mean is far off."""
     folder = write_run(tmp_path)
-    run, _ = run_dir.read_run(folder)
-    assert run is not None
-    fast = parts.read("samples_fast", run.tables["samples_fast"], run.run_id)[0]
+    fast = load_run(folder)[1]["samples_fast"]
     start = 1000 * S
     low = (pl.col("t_mono_ns") - start) < 15 * S
     wave = fast.with_columns(
@@ -80,9 +85,7 @@ def test_mean_power_is_energy_over_time_not_the_mean_of_samples(tmp_path: Path) 
         .alias("energy_mj"),
     )
     keep = low | (pl.col("tick_seq") % 4 == 0)
-    slow = parts.read("samples_slow", run.tables["samples_slow"], run.run_id)[0]
-    steps = parts.read("steps", run.tables["steps"], run.run_id)[0]
-    row = run_row.summarise(run.manifest, run.windows, wave.filter(keep), slow, steps)
+    row = row_of(folder, samples_fast=wave.filter(keep))
     assert row["valid"], row["invalid_reason"]
     assert row["power_w"] == pytest.approx(200, rel=1e-3)
     assert wave.filter(keep)["power_instant_w"].mean() != pytest.approx(200, rel=0.1)
@@ -90,30 +93,28 @@ def test_mean_power_is_energy_over_time_not_the_mean_of_samples(tmp_path: Path) 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 10**9), min_size=3, max_size=40), st.floats(1, 700))
-def test_the_integral_of_a_constant_is_exact_whatever_the_sampling(gaps: list[int], watts: float) -> None:
-    import numpy as np
-
+def test_integral_of_a_constant_is_exact_for_any_sampling(gaps: list[int], watts: float) -> None:
     t = np.cumsum(np.array(gaps, dtype=np.int64)) + 10**15
     start, end = int(t[0]), int(t[-1])
     value = np.full(len(t), watts)
-    assert energy.integral(t, value, start, end) == pytest.approx(watts * (end - start) * 1e-9, rel=1e-9)
-    assert energy.integral(t, value, start - 1, end) is None
+    assert gpu_samples.integral(t, value, start, end) == pytest.approx(watts * (end - start) * 1e-9, rel=1e-9)
+    assert gpu_samples.integral(t, value, start - 1, end) is None
 
 
-def test_a_gap_in_the_samples_makes_the_run_invalid_and_says_where(tmp_path: Path) -> None:
+def test_gap_in_the_samples_makes_the_run_invalid_with_its_place(tmp_path: Path) -> None:
     row = row_of(write_run(tmp_path, gap=(10.0, 11.0)))
     assert not row["valid"]
     assert "gap of 1.00 s at 10.0 s of the window (limit 0.50 s)" in row["invalid_reason"]
     assert row["images_per_s"] == pytest.approx(16)
 
 
-def test_the_gap_limit_follows_the_sampling_period(tmp_path: Path) -> None:
+def test_gap_limit_follows_the_sampling_period(tmp_path: Path) -> None:
     row = row_of(write_run(tmp_path, hz=2.0, telemetry={"hz": 2}))
     assert row["valid"], row["invalid_reason"]
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         (lambda f: f.filter(pl.col("t_mono_ns") > 1001 * S), "after the window opened"),
         (lambda f: f.filter(pl.col("t_mono_ns") < 1029 * S), "before the window closed"),
@@ -129,29 +130,20 @@ def test_the_gap_limit_follows_the_sampling_period(tmp_path: Path) -> None:
         (lambda f: f.clear(), "no telemetry samples in the measure window"),
     ],
 )
-def test_the_audit_names_what_is_wrong(tmp_path: Path, change: Any, words: str) -> None:
-    run, _ = run_dir.read_run(write_run(tmp_path))
-    assert run is not None
-    tables = {name: parts.read(name, found, run.run_id)[0] for name, found in run.tables.items()}
-    fast = change(tables["samples_fast"])
-    row = run_row.summarise(run.manifest, run.windows, fast, tables["samples_slow"], tables["steps"])
+def test_audit_describes_the_problem(tmp_path: Path, change: Any, message: str) -> None:
+    row = changed(write_run(tmp_path), change)
     assert not row["valid"]
-    assert words in row["invalid_reason"]
+    assert message in row["invalid_reason"]
 
 
-def test_a_counter_that_fell_gives_no_energy(tmp_path: Path) -> None:
-    from analysis.metrics.audit import GpuSamples
-
-    run, _ = run_dir.read_run(write_run(tmp_path))
-    assert run is not None
-    fast = parts.read("samples_fast", run.tables["samples_fast"], run.run_id)[0]
-    lane = GpuSamples.split(fast, ["energy_mj"])[0]
-    assert not counter_fell(lane)
-    lane.columns["energy_mj"] = lane.columns["energy_mj"][::-1]
-    assert counter_fell(lane)
+def test_counter_fell_detects_a_decrease(tmp_path: Path) -> None:
+    samples = GpuSamples.split(load_run(write_run(tmp_path))[1]["samples_fast"], ["energy_mj"])[0]
+    assert not counter_fell(samples)
+    samples.columns["energy_mj"] = samples.columns["energy_mj"][::-1]
+    assert counter_fell(samples)
 
 
-def test_without_a_counter_energy_is_the_integral_and_says_so(tmp_path: Path) -> None:
+def test_without_a_counter_energy_is_the_integral_with_its_source(tmp_path: Path) -> None:
     row = row_of(write_run(tmp_path, counter=False, source="replay:a40-synthetic"))
     assert row["valid"], row["invalid_reason"]
     assert row["energy_source"] == "integral"
@@ -161,7 +153,7 @@ def test_without_a_counter_energy_is_the_integral_and_says_so(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("status", "reason"), [("failed", "oom_gpu"), ("interrupted", "preempted"), ("running", None)])
-def test_a_run_that_did_not_complete_is_a_row_without_figures(tmp_path: Path, status: str, reason: str | None) -> None:
+def test_run_that_did_not_complete_has_a_row_without_figures(tmp_path: Path, status: str, reason: str | None) -> None:
     row = row_of(write_run(tmp_path, status=status, reason=reason))
     assert (row["status"], row["valid"]) == (status, False)
     assert row["images_per_s"] is None
@@ -170,30 +162,31 @@ def test_a_run_that_did_not_complete_is_a_row_without_figures(tmp_path: Path, st
     assert (reason or "") in row["invalid_reason"]
 
 
-def test_throughput_stands_alone_where_no_telemetry_was_asked_for() -> None:
-    spans = {"t_start_mono_ns": 0, "t_end_mono_ns": 10 * S}
-    window = {"window_id": "w", "kind": "measure", "status": "completed", "steps": 20, "images": 160, **spans}
-    empty = {name: pl.DataFrame(schema=parts.polars_schema(name)) for name in ("samples_fast", "samples_slow", "steps")}
-    facts = manifest("r-1", telemetry={"source": "none", "hz": None})
-    row = run_row.summarise(facts, [window], *empty.values())
+def test_without_requested_telemetry_there_is_throughput_only() -> None:
+    edges = {f"t_{edge}_{clock}_ns": at for edge, at in (("start", 0), ("end", 10 * S)) for clock in ("mono", "unix")}
+    window = {"window_id": "w", "kind": "measure", "status": "completed", "steps": 20, "images": 160, **edges}
+    facts = msgspec.convert(manifest("r-1", telemetry={"source": "none", "hz": None}), Manifest)
+    empty = {name: parts.empty_frame(name) for name in schema.TABLES}
+    row = run_row.summarise(facts, [msgspec.convert(window, Window)], empty)
     assert row["valid"]
     assert row["images_per_s"] == pytest.approx(16)
     assert row["power_w"] is None
     assert "power_w=telemetry off" in row["null_reasons"]
 
 
-def test_an_interrupted_window_stays_out_of_the_figures(tmp_path: Path) -> None:
-    run, _ = run_dir.read_run(write_run(tmp_path))
-    assert run is not None
-    cut = {"window_id": "w-0b", "kind": "measure", "status": "interrupted", "steps": 5, "images": 40}
-    tables = {name: parts.read(name, found, run.run_id)[0] for name, found in run.tables.items()}
-    frames = [tables[name] for name in ("samples_fast", "samples_slow", "steps")]
-    row = run_row.summarise(run.manifest, [cut, *run.windows], *frames)
+def test_interrupted_window_is_excluded_from_the_figures(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    windows = load_run(folder)[0].windows
+    early = {"t_start_mono_ns": 995 * S, "t_start_unix_ns": windows[0].t_start_unix_ns}
+    cut = Window(
+        window_id="w-0b", kind=WindowKind.MEASURE, status=WindowStatus.INTERRUPTED, steps=5, images=40, **early
+    )
+    row = row_of(folder, [cut, *windows])
     assert row["images"] == 480
     assert "cut short" in row["warnings"]
 
 
-def test_runtime_is_measured_where_the_run_went_the_whole_way(tmp_path: Path) -> None:
+def test_runtime_is_measured_where_the_run_processed_all_images(tmp_path: Path) -> None:
     row = row_of(write_run(tmp_path, workload_facts={"epochs": 1, "num_images": 400}))
     assert row["runtime_kind"] == "measured"
     assert row["runtime_h"] == pytest.approx(39 / 3600)
@@ -205,55 +198,52 @@ def test_mfu_needs_flop_and_a_peak_of_the_same_precision(tmp_path: Path) -> None
     assert row_of(run)["mfu_pct"] == pytest.approx(100 * 2.4 * 16 / 149.7)
     other = row_of(write_run(tmp_path, "r-02", workload_facts={**facts, "precision": "fp32"}, gpu_facts=peak))
     assert other["mfu_pct"] is None
-    assert "mfu_pct=the BF16 peak says nothing about fp32" in other["null_reasons"]
+    assert "mfu_pct=the BF16 peak does not apply to fp32" in other["null_reasons"]
 
 
-def test_samples_of_a_node_that_a_requeued_job_left_do_not_matter(tmp_path: Path) -> None:
-    run, _ = run_dir.read_run(write_run(tmp_path))
-    assert run is not None
-    tables = {name: parts.read(name, found, run.run_id)[0] for name, found in run.tables.items()}
-    fast = tables["samples_fast"]
+def test_samples_of_an_earlier_node_of_a_requeued_job_are_ignored(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    fast = load_run(folder)[1]["samples_fast"]
     earlier = fast.with_columns(
         pl.lit("GPU-of-another-node").alias("gpu_uuid"), (pl.col("t_mono_ns") + 9000 * S).alias("t_mono_ns")
     )
     same_gpu = fast.with_columns((pl.col("t_mono_ns") + 5000 * S).alias("t_mono_ns"))
     both = pl.concat([earlier, same_gpu, fast])
-    row = run_row.summarise(run.manifest, run.windows, both, tables["samples_slow"], tables["steps"])
+    row = row_of(folder, samples_fast=both)
     assert row["valid"], row["invalid_reason"]
     assert row["power_w"] == pytest.approx(200)
     assert row["gpu_util_pct"] == pytest.approx(98)
 
 
 def changed(folder: Path, fast: Any = None, window: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The row of a run whose fast samples or measure window were changed after the fact."""
-    run, _ = run_dir.read_run(folder)
-    assert run is not None
-    tables = {name: parts.read(name, found, run.run_id)[0] for name, found in run.tables.items()}
+    """Return the row of a run whose fast samples or measure window were changed afterwards."""
+    run, tables = load_run(folder)
     samples = fast(tables["samples_fast"]) if fast else tables["samples_fast"]
-    windows = [w | (window or {}) if w["kind"] == "measure" else w for w in run.windows]
-    return run_row.summarise(run.manifest, windows, samples, tables["samples_slow"], tables["steps"])
+    measured = {w.window_id: w.kind == WindowKind.MEASURE for w in run.windows}
+    windows = [msgspec.structs.replace(w, **(window or {})) if measured[w.window_id] else w for w in run.windows]
+    return row_of(folder, windows, samples_fast=samples)
 
 
 def null_between(column: str, first: float, last: float) -> Any:
-    """Nulls in one column between two times of the window."""
+    """Return a change that makes one column null between two times of the window."""
     seconds = (pl.col("t_mono_ns") - 1000 * S) / 1e9
     return lambda f: f.with_columns(pl.when(~seconds.is_between(first, last)).then(column).alias(column))
 
 
-def test_a_counter_that_stands_still_is_not_zero_joules(tmp_path: Path) -> None:
+def test_stuck_counter_is_not_zero_joules(tmp_path: Path) -> None:
     row = changed(write_run(tmp_path), lambda f: f.with_columns(pl.lit(7, pl.UInt64).alias("energy_mj")))
     assert (row["energy_source"], row["power_w"]) == ("integral", pytest.approx(200))
     assert "energy counter does not move" in row["warnings"]
     assert "energy_ratio=energy counter does not move" in row["null_reasons"]
 
 
-def test_a_counter_off_the_integral_by_more_than_five_percent_is_a_warning(tmp_path: Path) -> None:
+def test_counter_deviation_over_five_percent_is_a_warning(tmp_path: Path) -> None:
     row = changed(write_run(tmp_path), lambda f: f.with_columns(pl.col("power_instant_w") * 0.9))
-    assert "energy counter is +11.1 % off the integral" in row["warnings"]
+    assert "energy counter deviates +11.1 % from the integral" in row["warnings"]
 
 
-def test_energy_has_an_error_bar_of_three_known_parts(tmp_path: Path) -> None:
-    """Counter updated every 100 ms in a window of 30 s; 5 W of 200 W; counter and integral agree."""
+def test_energy_uncertainty_has_three_parts(tmp_path: Path) -> None:
+    """Assume updates every 100 ms in a window of 30 s, 5 W of 200 W, and agreement of counter and integral."""
     row = row_of(write_run(tmp_path))
     assert row["energy_update_ms"] == pytest.approx(100)
     assert row["energy_edge_pct"] == pytest.approx(100 * 2 * 0.1 / 30)
@@ -262,23 +252,23 @@ def test_energy_has_an_error_bar_of_three_known_parts(tmp_path: Path) -> None:
     assert row["joules_per_image_error"] == pytest.approx(12.5 * row["energy_error_pct"] / 100)
 
 
-def test_a_coarse_counter_costs_edges_and_a_disagreement_counts_in_full(tmp_path: Path) -> None:
+def test_uncertainty_grows_with_the_update_interval_and_the_disagreement(tmp_path: Path) -> None:
     coarse = (pl.col("energy_mj") // 100_000 * 100_000).alias("energy_mj")
     row = changed(write_run(tmp_path), lambda f: f.with_columns(coarse, pl.col("power_instant_w") * 1.25))
     assert row["energy_update_ms"] == pytest.approx(500)
     assert row["energy_edge_pct"] == pytest.approx(100 * 2 * 0.5 / 30)
-    apart = 100 * abs(row["energy_ratio"] - 1)
-    assert apart == pytest.approx(20, abs=1)
-    assert row["energy_error_pct"] == pytest.approx(row["energy_edge_pct"] + row["energy_sensor_pct"] + apart)
+    disagreement = 100 * abs(row["energy_ratio"] - 1)
+    assert disagreement == pytest.approx(20, abs=1)
+    assert row["energy_error_pct"] == pytest.approx(row["energy_edge_pct"] + row["energy_sensor_pct"] + disagreement)
 
 
-def test_energy_by_the_integral_alone_has_no_error_bar_and_says_why(tmp_path: Path) -> None:
+def test_energy_by_the_integral_has_no_uncertainty_with_a_reason(tmp_path: Path) -> None:
     row = row_of(write_run(tmp_path, counter=False))
     assert (row["energy_source"], row["energy_error_pct"], row["joules_per_image_error"]) == ("integral", None, None)
-    assert "energy_error_pct=no energy counter to tell it by" in row["null_reasons"]
+    assert "energy_error_pct=no energy counter to derive it from" in row["null_reasons"]
 
 
-def test_a_counter_that_nothing_checks_has_no_error_bar(tmp_path: Path) -> None:
+def test_counter_without_sampled_power_has_no_uncertainty_with_a_reason(tmp_path: Path) -> None:
     hidden = [pl.lit(None).alias(name) for name in ("power_instant_w", "power_avg1s_w")]
     row = changed(write_run(tmp_path), lambda f: f.with_columns(*hidden))
     assert (row["energy_source"], row["energy_error_pct"]) == ("counter", None)
@@ -294,17 +284,18 @@ def test_a_counter_that_nothing_checks_has_no_error_bar(tmp_path: Path) -> None:
     update_s=st.floats(0.01, 1),
     ratio=st.floats(0.5, 1.5),
 )
-def test_a_longer_measurement_of_the_same_power_is_never_less_certain(
+def test_longer_measurement_of_the_same_power_is_never_less_certain(
     joules: float, seconds: float, windows: int, gpus: int, update_s: float, ratio: float
 ) -> None:
-    short = energy.EnergyUncertainty.of(joules, seconds, windows, gpus, update_s, ratio)
-    long = energy.EnergyUncertainty.of(2 * joules, 2 * seconds, windows, gpus, update_s, ratio)
-    assert 0 <= long.pct <= short.pct * (1 + 1e-12)
+    same: dict[str, Any] = {"windows": windows, "gpus": gpus, "update_s": update_s, "ratio": ratio}
+    short = EnergyUncertainty.of(joules=joules, seconds=seconds, **same)
+    long = EnergyUncertainty.of(joules=2 * joules, seconds=2 * seconds, **same)
+    assert 0 <= long.total_pct <= short.total_pct * (1 + 1e-12)
     assert long.edge_pct == pytest.approx(short.edge_pct / 2)
     assert (long.sensor_pct, long.disagreement_pct) == pytest.approx((short.sensor_pct, short.disagreement_pct))
 
 
-def test_a_null_at_the_edge_is_bridged_by_the_next_known_reading(tmp_path: Path) -> None:
+def test_null_at_the_edge_is_interpolated_from_known_readings(tmp_path: Path) -> None:
     row = changed(write_run(tmp_path), null_between("energy_mj", -0.15, 0.05))
     assert (row["energy_source"], row["energy_j"]) == ("counter", pytest.approx(6000))
 
@@ -316,7 +307,7 @@ def test_a_null_at_the_edge_is_bridged_by_the_next_known_reading(tmp_path: Path)
         (("energy_mj", "power_instant_w", "power_avg1s_w"), ("power_w", "energy_j", "energy_integral_j")),
     ],
 )
-def test_a_column_that_is_mostly_null_covers_nothing(tmp_path: Path, columns: Any, nulls: Any) -> None:
+def test_mostly_null_column_does_not_cover_the_window(tmp_path: Path, columns: Any, nulls: Any) -> None:
     def cut(frame: pl.DataFrame) -> pl.DataFrame:
         for column in columns:
             frame = null_between(column, 2, 28)(frame)
@@ -329,48 +320,48 @@ def test_a_column_that_is_mostly_null_covers_nothing(tmp_path: Path, columns: An
     assert row["coverage_pct"] < 20
 
 
-def test_a_counter_with_a_gap_gives_way_to_the_integral(tmp_path: Path) -> None:
+def test_counter_with_a_gap_is_replaced_by_the_integral(tmp_path: Path) -> None:
     row = changed(write_run(tmp_path), null_between("energy_mj", 5, 10))
     assert (row["energy_source"], row["power_w"]) == ("integral", pytest.approx(200))
 
 
 @pytest.mark.parametrize(
-    ("window", "words"),
+    ("window", "message"),
     [
         ({"t_end_unix_ns": 1_790_001_035 * S}, "clock jump"),
         ({"images": 479}, "479 images are not 60 steps of batch 8 on 1 GPU(s)"),
     ],
 )
-def test_a_window_that_contradicts_itself_is_invalid(tmp_path: Path, window: dict[str, Any], words: str) -> None:
+def test_contradictory_window_is_invalid(tmp_path: Path, window: dict[str, Any], message: str) -> None:
     row = changed(write_run(tmp_path), window=window)
     assert not row["valid"]
-    assert words in row["invalid_reason"]
+    assert message in row["invalid_reason"]
 
 
-def test_a_short_window_is_a_warning(tmp_path: Path) -> None:
+def test_short_window_is_a_warning(tmp_path: Path) -> None:
     row = row_of(write_run(tmp_path, window_s=15.0))
     assert row["valid"], row["invalid_reason"]
     assert "short window: 15.0 s, 30 steps" in row["warnings"]
 
 
-def test_no_rate_of_sampling_allows_a_gap_of_more_than_three_seconds(tmp_path: Path) -> None:
+def test_gap_limit_is_at_most_three_seconds(tmp_path: Path) -> None:
     row = row_of(write_run(tmp_path, hz=0.25, telemetry={"hz": 0.25}))
     assert "(limit 3.00 s)" in row["invalid_reason"]
 
 
-def test_a_mix_of_measured_and_replayed_samples_is_an_invalid_demonstration(tmp_path: Path) -> None:
+def test_mix_of_measured_and_replayed_samples_is_an_invalid_demonstration(tmp_path: Path) -> None:
     some = pl.when(pl.col("tick_seq") < 100).then(pl.lit("replay:x")).otherwise("source").alias("source")
     row = changed(write_run(tmp_path), lambda f: f.with_columns(some))
     assert (row["demonstration"], row["valid"]) == (True, False)
     assert "telemetry of several kinds: nvml, replay:x" in row["invalid_reason"]
 
 
-def test_the_data_account_and_unusual_steps_reach_the_row(tmp_path: Path) -> None:
+def test_data_facts_and_unusual_steps_are_in_the_row(tmp_path: Path) -> None:
     data = {"kind": "folder", "found": 10, "used": 9, "skipped": [{"file": "a.jpg", "reason": "truncated"}]}
     row = row_of(write_run(tmp_path, data=data, workload_facts={"losses_not_finite": 2, "skipped_steps": 3}))
     assert (row["images_found"], row["images_used"], row["images_skipped"]) == (10, 9, 1)
     assert "a.jpg" in row["skipped_images"]
-    assert "2 loss(es) not finite; 3 optimiser step(s) skipped" in row["warnings"]
+    assert "2 loss(es) not finite; 3 optimizer step(s) skipped" in row["warnings"]
 
 
 @pytest.mark.parametrize("source", ["nvml", "none"])

@@ -11,7 +11,8 @@ import polars as pl
 import pytest
 
 from analysis.dataset import open_dataset
-from analysis.ingest import pictures
+from analysis.ingest import sample_grid
+from analysis.report import sample_grids
 from analysis.report.figures import quality
 from analysis.report.tables import TableBuilder
 from analysis.stats import cells as aggregate
@@ -156,7 +157,7 @@ def test_a_merge_with_sample_images_can_be_repeated(ladder: tuple[Path, str, Any
         ("quality/gone.png", None, "no such file"),
         ("../outside.png", b"\x89PNG\r\n\x1a\n", "outside its run directory"),
         ("quality/page.png", b"<html>", "not a PNG or JPEG"),
-        ("quality/large.png", b"\x89PNG\r\n\x1a\n" + b"0" * pictures.LARGEST_BYTES, "are taken at most"),
+        ("quality/large.png", b"\x89PNG\r\n\x1a\n" + b"0" * sample_grid.MAX_BYTES, "the limit is"),
     ],
 )
 def test_an_unusable_sample_image_is_listed_with_the_reason(
@@ -178,8 +179,8 @@ def test_sample_images_beyond_the_page_limit_are_counted(tmp_path: Path, monkeyp
         write_run(tmp_path / "grace", f"r-{index}", recipe=recipe, quality=about)
     dataset = merged(tmp_path)
     size = (dataset.folder / dataset.runs["sample_grid"][0]).stat().st_size
-    monkeypatch.setattr(pictures, "PAGE_BYTES", size)
-    shown, note = pictures.embedded(dataset.folder, dataset.runs, aggregate.CELL_KEYS)
+    monkeypatch.setattr(sample_grids, "PAGE_BYTES", size)
+    shown, note = sample_grids.embed(dataset.folder, dataset.runs, aggregate.CELL_KEYS)
     assert len(shown) == 1
     assert "1 more are not on this page" in note
 
@@ -190,7 +191,7 @@ def test_sample_images_come_from_valid_runs_only(tmp_path: Path) -> None:
         write_run(tmp_path / "grace", f"r-{index}", quality=about)
     dataset = merged(tmp_path)
     runs = dataset.runs.with_columns(valid=pl.col("run_id") == "r-1")
-    shown, note = pictures.embedded(dataset.folder, runs, aggregate.CELL_KEYS)
+    shown, note = sample_grids.embed(dataset.folder, runs, aggregate.CELL_KEYS)
     assert [picture.run_id for picture in shown] == ["r-1"]
     assert "all 2 are in the dataset" in note
 

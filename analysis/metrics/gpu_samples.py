@@ -1,0 +1,168 @@
+"""The samples of one GPU as arrays, and integrals over them. Times are in ns of one monotonic clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Rows = slice | npt.NDArray[np.bool_]  # index of some rows
+Span = tuple[int, int]  # start and end of a window
+
+
+@dataclass(kw_only=True)
+class GpuSamples:
+    """Samples of one GPU in the order in which they were written."""
+
+    uuid: str
+    t_ns: Ints
+    tick: Ints
+    columns: dict[str, Floats]  # null is NaN
+
+    @classmethod
+    def split(cls, samples: pl.DataFrame, columns: Iterable[str]) -> list[GpuSamples]:
+        """Return the samples of each GPU, in order of UUID."""
+        uuids = samples["gpu_uuid"].unique()
+        parts = {
+            str(uuid): samples if len(uuids) == 1 else samples.filter(pl.col("gpu_uuid") == uuid)
+            for uuid in uuids.drop_nulls().cast(pl.String).sort()
+        }
+        return [
+            cls(
+                uuid=uuid,
+                t_ns=rows["t_mono_ns"].cast(pl.Int64).to_numpy(),
+                tick=rows["tick_seq"].cast(pl.Int64).to_numpy(),
+                columns={name: rows[name].cast(pl.Float64).to_numpy() for name in columns},  # null becomes NaN
+            )
+            for uuid, rows in parts.items()
+        ]
+
+    @cached_property
+    def ordered(self) -> bool:
+        """Return whether the clock never goes back: then the rows of a span are a slice, and nothing is copied."""
+        return bool((self.t_ns[1:] >= self.t_ns[:-1]).all())
+
+    def inside(self, start_ns: int, end_ns: int) -> Rows:
+        """Return the index of the samples from start to end, both included."""
+        if self.ordered:
+            return slice(self.t_ns.searchsorted(start_ns, "left"), self.t_ns.searchsorted(end_ns, "right"))
+        return (self.t_ns >= start_ns) & (self.t_ns <= end_ns)
+
+    def touches(self, spans: Iterable[Span]) -> bool:
+        """Return whether any sample lies inside any of the spans."""
+        return any(len(self.t_ns[self.inside(*span)]) for span in spans)
+
+    def known(self, column: str) -> GpuSamples:
+        """Return only the samples that have a value in this column, with this column alone."""
+        if column not in self._known:
+            missing = np.isnan(self.columns[column])
+            self._known[column] = self._take(~missing if missing.any() else slice(None), [column])
+        return self._known[column]
+
+    @cached_property
+    def _known(self) -> dict[str, GpuSamples]:
+        return {}
+
+    def bracket(self, start_ns: int, end_ns: int) -> GpuSamples:
+        """Return the samples from the last one at or before the start to the first one at or after the end."""
+        if self.ordered:
+            first, last = self.t_ns.searchsorted(start_ns, "right"), self.t_ns.searchsorted(end_ns, "left")
+            before, after = self.t_ns[:first][-1:], self.t_ns[last:][:1]
+        else:
+            before, after = self.t_ns[self.t_ns <= start_ns], self.t_ns[self.t_ns >= end_ns]
+        low = before.max() if len(before) else start_ns
+        high = after.min() if len(after) else end_ns
+        return self._take(self.inside(low, high), self.columns)
+
+    def _take(self, rows: Rows, columns: Iterable[str]) -> GpuSamples:
+        values = {name: self.columns[name][rows] for name in columns}
+        taken = GpuSamples(uuid=self.uuid, t_ns=self.t_ns[rows], tick=self.tick[rows], columns=values)
+        if self.ordered:
+            taken.ordered = True  # without testing again
+        return taken
+
+    def values(self, column: str, span: Span) -> tuple[Ints, Floats]:
+        """Return times and known values of a column around a span."""
+        samples = self.known(column).bracket(*span)
+        return samples.t_ns, samples.columns[column]
+
+    def integral(self, column: str, span: Span) -> float | None:
+        """Return the integral of a column over a span; see `integral`."""
+        return integral(*self.values(column, span), *span)
+
+    def growth(self, column: str, span: Span) -> float | None:
+        """Return the growth of a cumulative counter over a span; see `growth`."""
+        return growth(*self.values(column, span), *span)
+
+    def mean(self, column: str, spans: Iterable[Span]) -> float | None:
+        """Return the time-weighted mean over the spans in which the column is known."""
+        means = [(mean(*self.values(column, span), *span), span[1] - span[0]) for span in spans]
+        known = [(value, weight) for value, weight in means if value is not None]
+        return sum(value * weight for value, weight in known) / sum(weight for _, weight in known) if known else None
+
+    def maximum(self, column: str, spans: Iterable[Span]) -> float | None:
+        """Return the largest value inside the spans."""
+        known = self.known(column)
+        inside = [known.columns[column][known.inside(*span)] for span in spans]
+        return max((float(values.max()) for values in inside if len(values)), default=None)
+
+
+def _at_edges(t_ns: Ints, value: Floats, start_ns: int, end_ns: int) -> tuple[Floats, Floats] | None:
+    """Return seconds since the start, and the values interpolated at both edges; None where samples miss an edge."""
+    if len(t_ns) < 2 or t_ns[0] > start_ns or t_ns[-1] < end_ns or end_ns <= start_ns:
+        return None
+    # Relative to the start: an absolute clock in float seconds would lose the microseconds.
+    seconds = (t_ns - start_ns).astype(np.float64) * 1e-9
+    return seconds, np.interp([0.0, (end_ns - start_ns) * 1e-9], seconds, value)
+
+
+def integral(t_ns: Ints, value: Floats, start_ns: int, end_ns: int) -> float | None:
+    """Return the trapezoidal integral from start to end, in units of value times seconds.
+
+    None where the samples do not reach both edges: nothing is extrapolated. The values hold no NaN.
+    """
+    if (edges := _at_edges(t_ns, value, start_ns, end_ns)) is None:
+        return None
+    seconds, (first, last) = edges
+    inside = (t_ns > start_ns) & (t_ns < end_ns)
+    x = np.concatenate([[0.0], seconds[inside], [(end_ns - start_ns) * 1e-9]])
+    y = np.concatenate([[first], value[inside], [last]])
+    return float(np.sum(np.diff(x) * (y[1:] + y[:-1]) / 2))
+
+
+def mean(t_ns: Ints, value: Floats, start_ns: int, end_ns: int) -> float | None:
+    """Return the time-weighted mean; of the samples inside where they do not reach the edges, None without any."""
+    inside = (t_ns >= start_ns) & (t_ns <= end_ns)
+    if not inside.any():
+        return None
+    if (total := integral(t_ns, value, start_ns, end_ns)) is not None:
+        return total / ((end_ns - start_ns) * 1e-9)
+    t_in, v_in = t_ns[inside], value[inside]
+    part = integral(t_in, v_in, int(t_in[0]), int(t_in[-1]))
+    return float(v_in.mean()) if part is None else part / ((int(t_in[-1]) - int(t_in[0])) * 1e-9)
+
+
+def growth(t_ns: Ints, counter: Floats, start_ns: int, end_ns: int) -> float | None:
+    """Return how much a cumulative counter grows from start to end, interpolated at both; None where it is unknown."""
+    offset = counter - counter[0] if len(counter) else counter  # small numbers interpolate exactly
+    if (edges := _at_edges(t_ns, offset, start_ns, end_ns)) is None:
+        return None
+    first, last = edges[1]
+    return float(last - first)
+
+
+def null_reasons(nulls: pl.Series) -> dict[str, str]:
+    """Return why columns are null, by the rows' own `nulls`: the first reason of each, in order of their text."""
+    reasons: dict[str, str] = {}
+    for cell in nulls.unique().drop_nulls().cast(pl.String).sort():
+        for pair in cell.split(";"):
+            column, _, reason = pair.strip().partition("=")
+            if reason:
+                reasons.setdefault(column, reason)
+    return reasons

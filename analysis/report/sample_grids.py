@@ -1,0 +1,47 @@
+"""Sample images of runs, embedded in the page as data URIs."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from analysis.ingest.sample_grid import FOLDER, media_type
+from analysis.units import gpu_label
+
+PAGE_BYTES = 24 * 2**20  # of all images on one page
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleGrid:
+    """The sample images of one run on the page."""
+
+    run_id: str
+    title: str
+    uri: str
+
+
+def embed(folder: Path, runs: pl.DataFrame, cell_keys: Sequence[str]) -> tuple[list[SampleGrid], str]:
+    """Return one grid per cell, of its first valid run, up to the page's size, and a note on what was left out."""
+    known = runs.filter(pl.col("sample_grid").is_not_null())
+    valid = known.filter("valid").sort("seed", "run_id", nulls_last=True)
+    shown: list[SampleGrid] = []
+    remaining, left_out = PAGE_BYTES, 0
+    for row in valid.unique(cell_keys, keep="first", maintain_order=True).iter_rows(named=True):
+        path = folder / row["sample_grid"]
+        kind = media_type(path) if path.is_file() else None
+        if kind is None or path.stat().st_size > remaining:
+            left_out += 1
+            continue
+        content = path.read_bytes()
+        remaining -= len(content)
+        uri = f"data:{kind[1]};base64,{base64.b64encode(content).decode()}"
+        title = f"{gpu_label(row['gpu'])}, batch {row['batch']}, {row['recipe']}, seed {row['seed'] or 0}"
+        shown.append(SampleGrid(run_id=row["run_id"], title=title, uri=uri))
+    note = f"One valid run per recipe, GPU and batch; all {known.height} are in the dataset's {FOLDER} folder."
+    if left_out:
+        note += f" {left_out} more are not on this page, which holds {PAGE_BYTES // 2**20} MiB of images."
+    return shown, note if known.height else ""
