@@ -1,19 +1,18 @@
-"""How long `merge` and `report` take over many runs, and how much memory, beside duckdb on the same files.
+"""Measure time and memory of `merge` and `report` over many runs, compared with duckdb on the same files.
 
 usage: python benchmarks/merge_scale.py OUT [--runs 10 100] [--samples 100000] [--part-rows 6000] [--repeats 3]
 
-Makes run directories below OUT in the contract's format, measures, and removes them again. One run's samples are
-drawn at 10 Hz for each of 12 cells (3 GPUs by 4 batches) with the resolution that NVML gives; the other runs of a
-cell are its copies under another id, which changes the bytes and no work. Per run: --samples fast rows, a tenth as
-many slow rows and steps, parts of --part-rows rows.
+Writes run directories below OUT, measures, and removes them again. One run's samples are drawn at 10 Hz for each of
+12 cells (3 GPUs by 4 batches) with the resolution of NVML; the other runs of a cell are copies under another id, which
+changes the bytes but not the work. Per run: --samples fast rows, a tenth as many slow rows and steps, parts of
+--part-rows rows.
 
-Measured in turns, --repeats times, each in a process of its own with the files in the page cache:
-merge (into nothing; again with nothing new; again with one run of ten changed), report, and, where the optional
-`duckdb` can be imported (pip install duckdb), the same figures by one query: mean power, energy difference and
-utilisation in each run's measure window, over the parts as they lie there, and over the merged dataset, beside
-polars on that; and the rewriting of all parts into one partition per run, which is what a merge does besides
-hashing and auditing. With duckdb every command's CPU seconds are also given over those of its query and of its
-rewriting, turn by turn. Memory is the sum over the processes of a command, so pages that they share count twice.
+Measured in turns, --repeats times, each in a process of its own with the files in the page cache: merge (without an
+older dataset; again with nothing new; again with one run of ten changed), report, and, where the optional `duckdb` can
+be imported (pip install duckdb), the same figures by one query: mean power, energy difference and utilisation in each
+run's measure window, over the parts and over the merged dataset, the latter by polars too; and rewriting all parts
+into one partition per run, which is what a merge does besides hashing and auditing. With duckdb the CPU seconds of
+every command are also given relative to its query and its rewriting, turn by turn.
 """
 
 from __future__ import annotations
@@ -27,16 +26,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from inpaint_bench.core import schema as contract
-from inpaint_bench.core.records import Manifest
+from inpaint_bench.core.records import Device, Manifest, TelemetryState, Window, write_record
+from inpaint_bench.core.schema import Status, WindowKind, WindowStatus
 
 HZ, S = 10, 1_000_000_000
 UNIX0 = 1_790_000_000 * S
@@ -79,19 +81,22 @@ rows.group_by("run_id").agg(pl.col("power_instant_w").mean(), energy, pl.col("gp
 
 @dataclass(kw_only=True)
 class Measured:
+    """Costs of one command, a value per repeat."""
+
     seconds: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
     peak_mib: list[float] = field(default_factory=list)
 
 
 def main() -> int:
+    """Measure every size in turn and print a table for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="a folder that does not exist yet")
     parser.add_argument("--runs", type=int, nargs="+", default=[10, 100])
     parser.add_argument("--samples", type=int, default=100_000, help="fast rows per run")
     parser.add_argument("--part-rows", type=int, default=6000)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--skip", nargs="*", default=[], help="leave out commands whose name begins so")
+    parser.add_argument("--skip", nargs="*", default=[], help="leave out commands whose name begins with one of these")
     options = parser.parse_args()
     out = options.out.absolute()
     out.mkdir(parents=True)
@@ -107,54 +112,55 @@ def _measure(out: Path, runs: int, options: argparse.Namespace) -> None:
     root = out / "runs"
     if shutil.disk_usage(out).free < LEAST_FREE:
         sys.exit(f"{out}: less than {LEAST_FREE >> 30} GiB free")
-    began = time.monotonic()
+    start_s = time.monotonic()
     folders = make(root, runs, options.samples, options.part_rows)
     size = sum(path.stat().st_size for path in root.rglob("*.parquet"))
     cores = len(os.sched_getaffinity(0))
     print(
         f"\n{runs * options.samples:,} fast rows in {runs} runs, {size / 2**20:,.0f} MiB in parts of "
-        f"{options.part_rows} rows, {cores} cores; made in {time.monotonic() - began:.0f} s",
+        f"{options.part_rows} rows, {cores} cores; made in {time.monotonic() - start_s:.0f} s",
         flush=True,
     )
-    found: dict[str, Measured] = {}
+    results: dict[str, Measured] = {}
     for _ in range(options.repeats):
         for name, command in _commands(out, root, folders, cores):
             if not any(name.startswith(prefix) for prefix in options.skip):
-                _run(command, found.setdefault(name, Measured()))
-    account = json.loads((out / "ds" / contract.DATASET).read_text())
-    print(f"{account['runs_valid']} of {account['runs']} runs valid")
-    beside = [name for name in (QUERY, WRITE) if name in found]
-    ratios = "".join(f" CPU over {name} |" for name in beside)
+                _run(command, results.setdefault(name, Measured()))
+    metadata = json.loads((out / "ds" / contract.DATASET).read_text())
+    print(f"{metadata['runs_valid']} of {metadata['runs']} runs valid")
+    references = [name for name in (QUERY, WRITE) if name in results]
+    ratios = "".join(f" CPU over {name} |" for name in references)
     print(f"\n| command | s, median (least to most) | CPU s | peak MiB | n |{ratios}")
-    print("|---|---|---|---|---|" + "---|" * len(beside))
-    for name, one in found.items():
-        spread = f"{statistics.median(one.seconds):.2f} ({min(one.seconds):.2f} to {max(one.seconds):.2f})"
-        cost = f"{statistics.median(one.cpu_s):.2f} | {max(one.peak_mib):,.0f} | {len(one.seconds)}"
-        over = "".join(f" {_ratio(one, found[other])} |" for other in beside)
-        print(f"| {name} | {spread} | {cost} |{over}", flush=True)
+    print("|---|---|---|---|---|" + "---|" * len(references))
+    for name, measured in results.items():
+        least, most = min(measured.seconds), max(measured.seconds)
+        spread = f"{statistics.median(measured.seconds):.2f} ({least:.2f} to {most:.2f})"
+        cost = f"{statistics.median(measured.cpu_s):.2f} | {max(measured.peak_mib):,.0f} | {len(measured.seconds)}"
+        relative = "".join(f" {_ratio(measured, results[other])} |" for other in references)
+        print(f"| {name} | {spread} | {cost} |{relative}", flush=True)
     shutil.rmtree(root)
     shutil.rmtree(out / "ds", ignore_errors=True)
 
 
-def _ratio(one: Measured, other: Measured) -> str:
-    """Of CPU seconds, turn by turn: what else the machine did then is in both."""
-    turns = [a / b for a, b in zip(one.cpu_s, other.cpu_s, strict=True)]
+def _ratio(measured: Measured, other: Measured) -> str:
+    """Return the ratio of CPU seconds, turn by turn: other load on the machine affects both."""
+    turns = [a / b for a, b in zip(measured.cpu_s, other.cpu_s, strict=True)]
     return f"{statistics.median(turns):.2f} ({min(turns):.2f} to {max(turns):.2f})"
 
 
 def _commands(out: Path, root: Path, folders: list[Path], cores: int) -> Iterator[tuple[str, list[str]]]:
-    """One round. What a command needs is made, and what it left is removed, between the measurements."""
+    """Yield the commands of one round; their inputs are prepared and outputs removed between the measurements."""
     shutil.rmtree(out / "ds", ignore_errors=True)
     merge = [sys.executable, "-m", "inpaint_bench", "merge", str(root), "-o", str(out / "ds")]
     if _has_duckdb():
         windows = RAW_WINDOWS.format(root=root)
         query = FIGURES.format(files=RAW.format(root=root), windows=windows)
         yield QUERY, _duckdb(cores, query)
-    yield "merge, nothing there before", merge
+    yield "merge, no older dataset", merge
     yield "merge again, nothing new", merge
     for folder in folders[::10]:
         os.utime(folder / contract.TELEMETRY, ns=(UNIX0, time.time_ns() - 3600 * S))
-    yield "merge again, every tenth run touched", merge
+    yield "merge again, every tenth run changed", merge
     yield "report", [sys.executable, "-m", "inpaint_bench", "report", str(out / "ds"), "-o", str(out / "report")]
     shutil.rmtree(out / "report", ignore_errors=True)
     yield "polars: figures from the dataset", [sys.executable, "-c", POLARS, str(out / "ds")]
@@ -183,63 +189,50 @@ def _duckdb(cores: int, *queries: str) -> list[str]:
     return [sys.executable, "-c", code, str(cores), *queries]
 
 
-def _run(command: list[str], into: Measured) -> None:
-    """Seconds, CPU seconds and peak MiB of a command with all its processes.
+def _run(command: list[str], measured_costs: Measured) -> None:
+    """Run a command and append its seconds, CPU seconds and peak MiB.
 
-    The peak is not getrusage's: that of a child starts at what its parent held when it forked.
+    The peak is not getrusage's: that of a child starts at what its parent used when it forked.
     """
-    began = time.monotonic()
+    start_s = time.monotonic()
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     peak_kib = 0
     while True:
         pid, status, usage = os.wait4(child.pid, os.WNOHANG)
         if pid:
             break
-        peak_kib = max(peak_kib, _high_water(child.pid))
+        with suppress(OSError):
+            status_lines = Path(f"/proc/{child.pid}/status").read_text()
+            peak_kib = max(peak_kib, int((status_lines.partition("VmHWM:")[2].split() or ["0"])[0]))
         time.sleep(0.02)
-    into.seconds.append(time.monotonic() - began)
-    into.cpu_s.append(usage.ru_utime + usage.ru_stime)
-    into.peak_mib.append(peak_kib / 2**10)
+    measured_costs.seconds.append(time.monotonic() - start_s)
+    measured_costs.cpu_s.append(usage.ru_utime + usage.ru_stime)
+    measured_costs.peak_mib.append(peak_kib / 2**10)
     if status:
         sys.exit(f"{command}: exit status {os.waitstatus_to_exitcode(status)}")
 
 
-def _high_water(session: int) -> int:
-    """KiB that the processes of a session had at most, each by itself, summed."""
-    total = 0
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
-        try:
-            if os.getsid(int(entry.name)) == session:
-                words = Path(entry.path, "status").read_text().partition("VmHWM:")[2].split()
-                total += int(words[0]) if words else 0
-        except OSError:
-            continue
-    return total
-
-
 def make(root: Path, runs: int, samples: int, part_rows: int) -> list[Path]:
-    """Run directories below `root`, a new id each."""
+    """Write run directories below `root`, each with an id of its own."""
     cells = [(gpu, batch) for gpu in CARDS for batch in BATCHES]
-    drawn: dict[int, tuple[dict[str, Any], list[dict[str, Any]], dict[str, pa.Table]]] = {}
+    drawn: dict[int, tuple[Manifest, Window, dict[str, pa.Table]]] = {}
     folders = []
     for index in range(runs):
         which = index % len(cells)
         if which not in drawn:
             drawn[which] = _cell(*cells[which], samples, np.random.default_rng(which))
-        manifest, windows, tables = drawn[which]
+        manifest, window, tables = drawn[which]
         run_id = f"r-{index:06d}"
         folder = root / run_id
         folder.mkdir(parents=True)
-        facts = {**manifest, "run_id": run_id, "point": f"p-{index:06d}", "overrides": [f"seed={index}"]}
-        (folder / contract.MANIFEST).write_text(json.dumps(facts))
-        (folder / contract.WINDOWS).write_text(json.dumps(windows))
+        own = msgspec.structs.replace(manifest, run_id=run_id, point=index, overrides=[f"seed={index}"])
+        write_record(folder / contract.MANIFEST, own)
+        write_record(folder / contract.WINDOWS, [window])
         (folder / contract.TELEMETRY).write_text(json.dumps({"status": "complete", "source": "nvml"}))
         for table, rows in tables.items():
             _write(folder / table, table, rows, run_id, part_rows)
         folders.append(folder)
-    old_ns = time.time_ns() - 3600 * S  # as runs that ended an hour ago: a merge trusts no younger file's time
+    old_ns = time.time_ns() - 3600 * S
     for path in root.rglob("*"):
         os.utime(path, ns=(old_ns, old_ns))
     return folders
@@ -250,33 +243,53 @@ def _write(folder: Path, table: str, rows: pa.Table, run_id: str, part_rows: int
     schema = contract.SCHEMAS[table]
     ids = pa.DictionaryArray.from_arrays(np.zeros(rows.num_rows, np.int32), [run_id])
     rows = pa.Table.from_arrays([ids, *rows.columns], schema=schema)
-    strings = [one.name for one in schema if pa.types.is_dictionary(one.type) or pa.types.is_string(one.type)]
+    kinds = {field.name: field.type for field in schema}
+    strings = [name for name, kind in kinds.items() if pa.types.is_dictionary(kind) or pa.types.is_string(kind)]
     for part, start in enumerate(range(0, rows.num_rows, part_rows)):
         path = folder / contract.PART_PATTERN.format(part)
         pq.write_table(rows.slice(start, part_rows), path, compression="zstd", use_dictionary=strings)
 
 
-def _cell(
-    gpu: str, batch: int, samples: int, rng: np.random.Generator
-) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, pa.Table]]:
-    """Manifest, windows and tables of a run of one card and batch, without its id."""
+def _cell(gpu: str, batch: int, samples: int, rng: np.random.Generator) -> tuple[Manifest, Window, dict[str, pa.Table]]:
+    """Return manifest, measure window and tables of a run of one GPU and batch, without its id."""
     name, limit = CARDS[gpu]
     uuid = f"GPU-{gpu}-0000"
     seconds = samples / HZ
     start, end = 1000 * S, round((1000 + 0.9 * seconds) * S)
     first = round(start - 0.05 * seconds * S)
     steps = max(1, round((end - start) / S))
-    window: dict[str, Any] = {"window_id": "w-1", "kind": "measure", "status": "completed", "reason": None}
-    window |= {"t_start_mono_ns": start, "t_end_mono_ns": end, "steps": steps, "images": steps * batch}
-    window |= {"t_start_unix_ns": start + UNIX0, "t_end_unix_ns": end + UNIX0}
-    manifest: dict[str, Any] = dict.fromkeys(Manifest.__struct_fields__)
-    manifest |= {"schema_version": contract.SCHEMA_VERSION, "producer": contract.PRODUCER, "sweep_id": "s-01"}
-    manifest |= {"attempt": 1, "status": "completed", "workload": "finetune_inpaint", "recipe": "baseline"}
-    manifest |= {"model": "sd15_inpaint", "site": "delta" if gpu == "h200" else "grace", "gpu": gpu, "gpus": 1}
-    manifest |= {"batch": batch, "demonstration": True, "config_hash": "0123456789ab"}
-    manifest |= {"started_unix_ns": first + UNIX0, "ended_unix_ns": end + UNIX0}
-    manifest["devices"] = [{"uuid": uuid, "name": name, "index_visible": 0, "power_limit_w": limit}]
-    manifest["telemetry"] = {"source": "nvml", "hz": HZ, "status": "complete"}
+    window = Window(
+        window_id="w-1",
+        kind=WindowKind.MEASURE,
+        status=WindowStatus.COMPLETED,
+        t_start_mono_ns=start,
+        t_end_mono_ns=end,
+        t_start_unix_ns=start + UNIX0,
+        t_end_unix_ns=end + UNIX0,
+        steps=steps,
+        images=steps * batch,
+    )
+    manifest = Manifest(
+        schema_version=contract.SCHEMA_VERSION,
+        producer=contract.PRODUCER,
+        run_id="",
+        sweep_id="s-01",
+        attempt=1,
+        status=Status.COMPLETED,
+        workload="finetune_inpaint",
+        recipe="baseline",
+        model="sd15_inpaint",
+        site="delta" if gpu == "h200" else "grace",
+        gpu=gpu,
+        gpus=1,
+        batch=batch,
+        demonstration=True,
+        config_hash="0123456789ab",
+        started_unix_ns=first + UNIX0,
+        ended_unix_ns=end + UNIX0,
+        devices=[Device(uuid=uuid, name=name, index_visible=0, power_limit_w=limit)],
+        telemetry=TelemetryState(source="nvml", hz=HZ, status="complete"),
+    )
 
     tick = np.arange(samples)
     late = rng.normal(0, 200_000, samples).astype(np.int64)  # 0.2 ms
@@ -332,22 +345,22 @@ def _cell(
         "lr": np.full(steps, 1e-5),
     }
     named = {"samples_fast": fast, "samples_slow": slow, "steps": taken}
-    return manifest, [window], {table: _table(table, columns) for table, columns in named.items()}
+    return manifest, window, {table: _table(table, columns) for table, columns in named.items()}
 
 
 def _table(table: str, columns: dict[str, Any]) -> pa.Table:
-    """Columns under the contract's schema, but for the id; scalars are repeated, what is missing is null."""
+    """Return a table without its run id; scalars are repeated, missing columns are null."""
     rows = max(len(v) for v in columns.values() if isinstance(v, np.ndarray))
     fields = list(contract.SCHEMAS[table])[1:]
     arrays = []
-    for one in fields:
-        value = columns.get(one.name)
+    for column in fields:
+        value = columns.get(column.name)
         if isinstance(value, np.ndarray):
-            arrays.append(pa.array(value).cast(one.type, safe=False))
-        elif pa.types.is_dictionary(one.type) and value is not None:
+            arrays.append(pa.array(value).cast(column.type, safe=False))
+        elif pa.types.is_dictionary(column.type) and value is not None:
             arrays.append(pa.DictionaryArray.from_arrays(np.zeros(rows, np.int32), [value]))
         else:
-            arrays.append(pa.nulls(rows, one.type))
+            arrays.append(pa.nulls(rows, column.type))
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
 

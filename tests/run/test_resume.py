@@ -21,10 +21,10 @@ from analysis.merge import merge
 from analysis.metrics.run_row import summarise
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_json
-from inpaint_bench.core.schema import SAMPLES_FAST, SAMPLES_SLOW
 from inpaint_bench.core.signals import StopSignal, Terminated
 from inpaint_bench.run import worker
 from inpaint_bench.telemetry.storage.parts import recover_run
+from tests.analysis.build import load_run
 
 from . import support
 from .small_disk import small_disk_on
@@ -365,9 +365,8 @@ class TestWindows:
         assert edges == sorted(edges)
 
     def test_throughput_is_that_of_the_measure_windows_alone(self, done: Path) -> None:
-        steps = pl.read_parquet(done / "steps" / "*.parquet")
-        fast, slow = (pl.DataFrame(schema.empty_table()) for schema in (SAMPLES_FAST, SAMPLES_SLOW))
-        row = summarise(manifest(done), windows(done), fast, slow, steps)
+        run, tables = load_run(done)
+        row = summarise(run.manifest, run.windows, tables)
         measured = windows(done, "measure")
         seconds = sum(one["t_end_mono_ns"] - one["t_start_mono_ns"] for one in measured) / 1e9
         assert (row["n_steps"], row["images"]) == (8, 16)

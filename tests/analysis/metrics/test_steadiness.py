@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import theilslopes
 
 from analysis import merge
 from analysis.dataset import open_dataset
@@ -110,6 +111,7 @@ def test_drift_is_the_slope_of_a_line_although_a_fifth_of_the_blocks_are_outlier
     start_s = np.arange(3 * count) * 10 / 3 + 0.1
     drift_pct = steadiness.judge(start_s, np.repeat(means, 3), 10.0 * count).drift_pct
     assert drift_pct == pytest.approx(100 * slope * count / np.median(means), abs=1e-6)
+    assert drift_pct == pytest.approx(100 * theilslopes(means).slope * count / np.median(means), abs=1e-6)
 
 
 @settings(max_examples=60, deadline=None)

@@ -15,7 +15,7 @@ import pytest
 
 from analysis import published
 from analysis.dataset import Dataset, open_dataset
-from analysis.metrics import telemetry
+from analysis.metrics.energy import MAX_COUNTER_DEVIATION
 from analysis.report.figures import (
     base,
     by_batch,
@@ -381,7 +381,7 @@ def test_energy_audit_draws_every_ratio_and_the_limit() -> None:
     assert sorted(row["ratio"] for row in marks(figure, "point", filled=True)) == [0.96, 1.0, 1.07]
     assert [row["ratio"] for row in marks(figure, "point", filled=False)] == [0.5]
     lines = [layer["encoding"]["y"]["datum"] for layer in layers(figure.spec) if "strokeDash" in layer["mark"]]
-    assert lines == pytest.approx([1 - telemetry.MAX_COUNTER_DEVIATION, 1 + telemetry.MAX_COUNTER_DEVIATION])
+    assert lines == pytest.approx([1 - MAX_COUNTER_DEVIATION, 1 + MAX_COUNTER_DEVIATION])
     low, high = next(
         layer["encoding"]["y"]["scale"]["domain"] for layer in layers(figure.spec) if layer["mark"].get("filled")
     )

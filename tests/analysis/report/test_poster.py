@@ -74,13 +74,12 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
             "batch": batch,
             "recipe": recipe,
         }
-        point = f"{gpu}-{batch}-{recipe}"
         facts = {"num_images": IMAGES // 16, "epochs": 16}
         # 400 W: 283 and 286 W are more than an A100 as a PCIe card may draw, and the audit would say so
         board = {"uuid": f"GPU-{gpu}", "name": CARDS[gpu][0], "power_limit_w": max(400.0, CARDS[gpu][1])}
         place["devices"] = [{**board, "memory_mib": CARDS[gpu][2]}]
         how = {"window_s": STEPS / rate, "steps_per_s": rate, "power_w": watt, "util_pct": busy}
-        write_run(root / "in", f"r-{point}", point=point, workload_facts=facts, **how, **place)  # type: ignore[arg-type]
+        write_run(root / "in", f"r-{gpu}-{batch}-{recipe}", workload_facts=facts, **how, **place)  # type: ignore[arg-type]
     assert app.main(["merge", str(root / "in"), "-o", str(root / "ds")]) == 0
     dataset = open_dataset(root / "ds")
     assert dataset.runs["valid"].all(), dataset.runs["invalid_reason"].to_list()

@@ -109,7 +109,7 @@ def test_a_resumed_run_names_its_step_and_unused_checkpoints(tmp_path: Path) -> 
     attempts = [{"checkpoint": "step-9", "reason": "checksum differs"}, {"step": 120, "checkpoint": "step-00000120"}]
     row = row_of(tmp_path, resumed=attempts)
     assert row["resumed_from_step"] == 120
-    assert "resumed from step 120; windows that the break cut are left out" in row["warnings"]
+    assert "resumed from step 120; windows cut by the interruption are left out" in row["warnings"]
     assert "checkpoint step-9 was not used: checksum differs" in row["warnings"]
 
 

@@ -21,6 +21,7 @@ from analysis.report import render
 from analysis.report.figures import svg, timeline
 from analysis.report.tables import TableBuilder
 from inpaint_bench.cli import app
+from inpaint_bench.core.schema import SCHEMA_VERSION
 from tests.analysis.build import write_run, write_study
 
 EVIL = "</td><script>alert(1)</script><img src=http://evil.example/x>"
@@ -241,7 +242,7 @@ def test_palette_has_enough_contrast_in_both_schemes() -> None:
         (["report", "{t}/runs", "-o", "{t}/out"], "is not a merged dataset"),
         (["report", "{t}/damaged", "-o", "{t}/out"], "not valid JSON"),
         (["report", "{t}/old", "-o", "{t}/out"], "schema version 0"),
-        (["report", "{t}/hollow", "-o", "{t}/out"], "not a whole dataset"),
+        (["report", "{t}/hollow", "-o", "{t}/out"], "not a complete dataset"),
         (["report", "{t}/good", "-o", "{t}/good/out"], "inside the dataset"),
     ],
 )
@@ -254,7 +255,7 @@ def test_user_errors_are_one_sentence_with_exit_code_2(
     for name, text in (("full", None), ("damaged", "{"), ("old", '{"schema_version": 0}'), ("hollow", None)):
         (tmp_path / name).mkdir()
         (tmp_path / name / ("x" if text is None else "dataset.json")).write_text(text or "x")
-    (tmp_path / "hollow" / "dataset.json").write_text('{"schema_version": 1}')
+    (tmp_path / "hollow" / "dataset.json").write_text(f'{{"schema_version": {SCHEMA_VERSION}}}')
     app.main(["merge", str(tmp_path / "runs"), "-o", str(tmp_path / "good")])
     capsys.readouterr()
     assert app.main([part.format(t=tmp_path) for part in arguments]) == 2

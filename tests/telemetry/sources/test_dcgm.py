@@ -521,9 +521,9 @@ class TestSidecar:
         assert dcgm_report.scrapes >= len(exported) + 2
         assert dcgm_report.metrics == ["DCGM_FI_PROF_DRAM_ACTIVE", "DCGM_FI_PROF_SM_ACTIVE"]
         assert dcgm_report.rows == {"REPLAY-a40-synthetic": len(exported)}
-        found, skips = parts.probe(tmp_path / "samples_gpm", "samples_gpm", "r-test")
-        merged, _ = parts.read("samples_gpm", found, "r-test")
-        assert (len(merged), skips) == (len(table), [])
+        files, skips = parts.open_table(tmp_path / "samples_gpm", "samples_gpm", "r-test")
+        merged, _ = parts.read_table("samples_gpm", files, "r-test")
+        assert (merged.num_rows, skips) == (len(table), [])
 
     def test_exporter_is_not_scraped_if_gpm_works(self, exporter: Exporter, tmp_path: Path) -> None:
         self._serve_changing_values(exporter, "REPLAY-h200-synthetic")
