@@ -65,7 +65,7 @@ def judge(start_s: Floats, step_ms: Floats, measured_s: float) -> Steadiness:
     median = float(np.median(means))
     if median <= 0:
         return Steadiness(verdict=Steady.TOO_SHORT, blocks=len(usable))
-    drift_pct = 100 * _theil_sen_slope(usable * block_s, means) * measured_s / median
+    drift_pct = 100 * _theil_sen_slope(usable.astype(np.float64) * block_s, means) * measured_s / median
     cv_pct = 100 * float(means.std(ddof=1) / means.mean())
     steady = abs(drift_pct) <= DRIFT_PCT and cv_pct <= SCATTER_PCT
     return Steadiness(
