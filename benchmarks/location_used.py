@@ -37,7 +37,7 @@ from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.data.samples import Samples
 from inpaint_bench.data.source import open_source
 from inpaint_bench.data.split import blocks, open_split
-from inpaint_bench.models import builders
+from inpaint_bench.models.networks import FROZEN_SEED, build_networks
 from inpaint_bench.models.pipeline_folder import save_pipeline
 from inpaint_bench.quality import validation_loss
 from inpaint_bench.workloads import evaluation
@@ -112,7 +112,7 @@ def per_image(config: BenchConfig) -> tuple[np.ndarray, list[str]]:
     """The gain of every held-out image, [N], and the block of ground it lies in."""
     source = open_source(config.data)
     _, held = open_split(source, config.data)
-    nets = builders.build(config.model, torch.device("cpu"))
+    nets = build_networks(config.model, torch.device("cpu"))
     samples = Samples(source, nets.tokenize, evaluation.MASK_SEED, masks=config.data.masks, full_mask_share=0.0)
     batches = [
         default_collate([samples[int(index), 0] for index in held[at : at + 8]]) for at in range(0, len(held), 8)
@@ -134,9 +134,9 @@ def pretrain(config: BenchConfig, folder: Path) -> None:
     """A pipeline of random networks, but for a VAE trained on the training images, its latents of unit variance."""
     source = open_source(config.data)
     train, _ = open_split(source, config.data)
-    torch.manual_seed(builders.FROZEN_SEED)
+    torch.manual_seed(FROZEN_SEED)
     latitude, longitude = np.median(source.positions, axis=0).tolist()
-    nets = builders.build(config.model, torch.device("cpu"), (latitude, longitude))
+    nets = build_networks(config.model, torch.device("cpu"), (latitude, longitude))
     pictures = (
         torch.from_numpy(np.stack([source.pixels(int(index)) for index in train])).permute(0, 3, 1, 2) / 127.5 - 1
     )

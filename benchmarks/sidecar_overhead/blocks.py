@@ -217,7 +217,7 @@ class Sidecars:
 
 
 class StepRows:
-    """A `run.loop.StepWriter` that keeps the rows of a window in memory."""
+    """Stands in for `PartWriter`: keeps the rows of a window in memory."""
 
     def __init__(self) -> None:
         self._rows: list[dict[str, Any]] = []

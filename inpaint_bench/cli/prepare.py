@@ -61,14 +61,14 @@ def _build_caches(bench: BenchConfig, root: Path) -> None:
     """Run the model's frozen networks over the dataset at `root`. Raises UserError if the device is missing."""
     import torch  # slow to import, and only now: the processes that write images are forks of this one
 
-    from inpaint_bench.models import build_latent_cache
+    from inpaint_bench.models.latent_cache import build_cache
 
     if bench.recipe.device == "cuda" and not torch.cuda.is_available():
         raise UserError("prepare.caches=true needs a GPU, and none can be used here; recipe=cpu runs without one")
     data = replace(bench.data, kind="prepared", root=str(root), num_images=None)
     device = torch.device(bench.recipe.device)
     with _progress() as report:
-        folder, description = build_latent_cache.build(
+        folder, description = build_cache(
             replace(bench, data=data), PreparedSource.open(data), device, partial(report, "caches")
         )
     log.info("cache of the frozen networks: %s (%.1f s)", folder, description.encoding_s)

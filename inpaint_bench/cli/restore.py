@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, --help should not
     from torch import Tensor
 
     from inpaint_bench.models.networks import Networks
-    from inpaint_bench.quality.photos import Photo
+    from inpaint_bench.quality.photos import RestoreInput
 
 BATCH = 4
 GRID_ROWS = 8
@@ -38,8 +38,8 @@ class Options:
 
 def run_restore(options: Options) -> None:
     """Repaint the masked parts of a folder of images. Raises UserError for impossible options."""
-    from inpaint_bench.models.pipeline_folder import replacing_folder
-    from inpaint_bench.quality.photos import PhotoFolder
+    from inpaint_bench.core.files import replacing_folder
+    from inpaint_bench.quality.photos import RestoreFolder
 
     if options.seed < 0:
         raise UserError(f"--seed {options.seed}: must not be negative")
@@ -54,7 +54,7 @@ def run_restore(options: Options) -> None:
         raise UserError(f"{options.weights}: unet.sample_size is {latents}, one number of latents is needed")
     side = latents * networks.downscale
     masks = options.masks.absolute() if options.masks else None
-    folder = PhotoFolder.open(images, masks, options.mask_kind, options.seed, side)
+    folder = RestoreFolder.open(images, masks, options.mask_kind, options.seed, side)
     with replacing_folder(out, RESULT) as new:
         account = _restore_all(networks, folder, options, new)
         about = {
@@ -77,7 +77,8 @@ def _networks(options: Options) -> Networks:
     from transformers.utils import logging
 
     from inpaint_bench.core.config import ModelConfig
-    from inpaint_bench.models import builders, pipeline_folder
+    from inpaint_bench.models import pipeline_folder
+    from inpaint_bench.models.networks import build_networks
 
     logging.disable_progress_bar()
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -87,7 +88,7 @@ def _networks(options: Options) -> Networks:
     tokens = location.tokens if location else 0
     config = ModelConfig(name=folder.name, weights=str(folder), location_tokens=tokens)
     try:
-        return builders.build(config, torch.device(options.device))
+        return build_networks(config, torch.device(options.device))
     except UserError as error:
         raise UserError(str(error).removeprefix("model.weights=")) from None
 
@@ -102,7 +103,7 @@ def _restore_all(networks: Networks, folder: Any, options: Options, out: Path) -
     done: list[dict[str, Any]] = []
     skipped: list[dict[str, str]] = []
     rows: list[tuple[Tensor, Tensor, Tensor]] = []
-    waiting: list[Photo] = []
+    waiting: list[RestoreInput] = []
     taken: set[str] = set()
 
     def flush() -> None:
@@ -132,7 +133,7 @@ def _restore_all(networks: Networks, folder: Any, options: Options, out: Path) -
     return {"restored": done, "skipped": skipped}
 
 
-def _placed(photo: Photo, networks: Networks) -> Photo:
+def _placed(photo: RestoreInput, networks: Networks) -> RestoreInput:
     """A photo from another city is one of unknown position: what the model knows of places ends with its ground."""
     from inpaint_bench.models.location import LONGEST_M
 
@@ -145,12 +146,12 @@ def _placed(photo: Photo, networks: Networks) -> Photo:
     return replace(photo, position=None, position_from=why)
 
 
-def _batch(networks: Networks, photos: list[Photo], options: Options) -> tuple[Tensor, Tensor, Tensor]:
+def _batch(networks: Networks, photos: list[RestoreInput], options: Options) -> tuple[Tensor, Tensor, Tensor]:
     """Images, masks and restored images, on the processor."""
     import numpy as np
     import torch
 
-    from inpaint_bench.quality.photos import photo_seed
+    from inpaint_bench.quality.photos import image_seed
     from inpaint_bench.quality.sampling import restore
 
     pixels = torch.from_numpy(np.stack([photo.pixels for photo in photos]))
@@ -160,12 +161,12 @@ def _batch(networks: Networks, photos: list[Photo], options: Options) -> tuple[T
         [photo.position or (torch.nan, torch.nan) for photo in photos], dtype=torch.float64
     )
     tokens = networks.tokenize([photo.text for photo in photos])
-    seeds = [photo_seed(options.seed, photo.name) for photo in photos]
+    seeds = [image_seed(options.seed, photo.name) for photo in photos]
     restored = restore(networks, images, masks, tokens, places[:, 0], places[:, 1], options.steps, seeds)
     return images, masks, restored.cpu()
 
 
-def _write(photo: Photo, restored: Tensor, out: Path, taken: set[str], networks: Networks) -> dict[str, Any]:
+def _write(photo: RestoreInput, restored: Tensor, out: Path, taken: set[str], networks: Networks) -> dict[str, Any]:
     from PIL import Image
 
     from inpaint_bench.quality import grid

@@ -1,13 +1,17 @@
-"""Atomic file replacement: a file has its old content or its new content, also after a crash."""
+"""Atomic replacement of files and folders: the old content or the new content, also after a crash."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from .errors import UserError
+from .signals import defer_signals
 
 
 def fsync_folder(folder: Path) -> None:
@@ -65,3 +69,43 @@ def read_json(path: Path) -> Any | None:
         return None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not valid JSON ({error})") from None
+
+
+@contextmanager
+def replacing_folder(folder: Path, marker: str) -> Iterator[Path]:
+    """Yield an empty folder to fill; it becomes `folder` when the block ends, every file synced.
+
+    What is at `folder`, or where it points as a symlink, is replaced only if it is empty or holds the file `marker`,
+    else UserError. A block that raises leaves it untouched. Killed between the two renames, old and new lie beside it
+    under hidden names.
+    """
+    folder = folder.resolve()
+    new, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{suffix}") for suffix in ("new", "old"))
+    try:
+        if folder.is_mount():
+            raise UserError(f"{folder}: a mount point cannot be replaced; name a folder in it")
+        if folder.exists() and not (folder.is_dir() and ((folder / marker).is_file() or not any(folder.iterdir()))):
+            raise UserError(f"{folder}: already exists and holds no {marker}; it is not replaced, name another folder")
+        new.mkdir(parents=True)
+        yield new
+        for path in [new, *new.rglob("*")]:
+            _sync(path)
+        with defer_signals():
+            if folder.exists():
+                folder.rename(old)
+            new.rename(folder)
+            fsync_folder(folder.parent)
+            shutil.rmtree(old, ignore_errors=True)
+    except BaseException as error:
+        shutil.rmtree(new, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise UserError(f"{folder}: cannot be written ({error})") from error
+        raise
+
+
+def _sync(path: Path) -> None:
+    if path.is_dir():
+        fsync_folder(path)
+        return
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())

@@ -16,8 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from inpaint_bench.core.config import ModelConfig
 
-from . import builders
-from .networks import INPUT_CHANNELS, Networks
+from .networks import INPUT_CHANNELS, Networks, build_networks
 
 
 def count(config: ModelConfig, resolution_px: int, loaded: Networks | None = None) -> dict[str, int]:
@@ -33,7 +32,7 @@ def count(config: ModelConfig, resolution_px: int, loaded: Networks | None = Non
             text_encoder=loaded.text_encoder.config.to_dict(),
         )
     meta = torch.device("meta")
-    networks = builders.build(replace(config, weights=None), meta)
+    networks = build_networks(replace(config, weights=None), meta)
     width = networks.unet.config.cross_attention_dim
     length = networks.context_length + config.location_tokens
     side = resolution_px // networks.downscale

@@ -8,12 +8,11 @@ run code.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import diffusers
 from diffusers import AutoencoderKL, DDIMScheduler, DDPMScheduler, UNet2DConditionModel
@@ -25,13 +24,14 @@ from transformers import CLIPTextModel
 from transformers.utils import logging as transformers_logging
 
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.files import fsync_folder, replace_json
+from inpaint_bench.core.files import replace_json, replacing_folder
 from inpaint_bench.core.records import read_record, write_record
-from inpaint_bench.core.signals import defer_signals
 
 from .location import LocationDescription, LocationEncoder
-from .networks import Networks
 from .tokenizer import first_line, save_byte_tokenizer
+
+if TYPE_CHECKING:
+    from .networks import Networks
 
 NETWORKS = {"unet": UNet2DConditionModel, "vae": AutoencoderKL, "text_encoder": CLIPTextModel}
 PARTS = (*NETWORKS, "tokenizer", "scheduler")
@@ -186,46 +186,3 @@ def load_location(folder: Path, tokens: int, width: int) -> LocationEncoder | No
     except _READ_ERRORS as error:
         raise UserError(f"model.weights={folder}: {LOCATION} cannot be loaded ({first_line(error)})") from error
     return encoder.float()
-
-
-# --- replacing a folder --------------------------------------------------------------------------
-
-
-@contextmanager
-def replacing_folder(folder: Path, marker: str) -> Iterator[Path]:
-    """Yield an empty folder to fill; it becomes `folder` when the block ends, every file synced.
-
-    What is at `folder`, or where it points as a symlink, is replaced only if it is empty or holds the file `marker`,
-    else UserError. A block that raises leaves it untouched. Killed between the two renames, old and new lie beside it
-    under hidden names.
-    """
-    folder = folder.resolve()
-    new, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{suffix}") for suffix in ("new", "old"))
-    try:
-        if folder.is_mount():
-            raise UserError(f"{folder}: a mount point cannot be replaced; name a folder in it")
-        if folder.exists() and not (folder.is_dir() and ((folder / marker).is_file() or not any(folder.iterdir()))):
-            raise UserError(f"{folder}: already exists and holds no {marker}; it is not replaced, name another folder")
-        new.mkdir(parents=True)
-        yield new
-        for path in [new, *new.rglob("*")]:
-            _sync(path)
-        with defer_signals():
-            if folder.exists():
-                folder.rename(old)
-            new.rename(folder)
-            fsync_folder(folder.parent)
-            shutil.rmtree(old, ignore_errors=True)
-    except BaseException as error:
-        shutil.rmtree(new, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise UserError(f"{folder}: cannot be written ({error})") from error
-        raise
-
-
-def _sync(path: Path) -> None:
-    if path.is_dir():
-        fsync_folder(path)
-        return
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())

@@ -24,7 +24,7 @@ from inpaint_bench.data.transform import UnusableImageError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Photo:
+class RestoreInput:
     """An image to restore."""
 
     name: str  # relative to the folder
@@ -36,13 +36,13 @@ class Photo:
     text: str
 
 
-def photo_seed(seed: int, name: str) -> int:
+def image_seed(seed: int, name: str) -> int:
     """Return a seed that depends on the image's name, not on the other images of its folder."""
     return int(np.random.SeedSequence((seed, zlib.crc32(name.encode()))).generate_state(1)[0])
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhotoFolder:
+class RestoreFolder:
     """The images below `root` in alphabetical order, without hidden files and the metadata's masks.
 
     The mask is the file of the same name in `masks` where that is given (with any known suffix), else the one that
@@ -58,7 +58,7 @@ class PhotoFolder:
     rows: dict[str, MetadataRow]
 
     @classmethod
-    def open(cls, root: Path, masks: Path | None, mask_kind: str, seed: int, resolution_px: int) -> PhotoFolder:
+    def open(cls, root: Path, masks: Path | None, mask_kind: str, seed: int, resolution_px: int) -> RestoreFolder:
         """List the images. Raises UserError where a folder is missing or empty, or its metadata cannot be read."""
         for folder in (root, masks):
             if folder is not None and not folder.is_dir():
@@ -72,7 +72,7 @@ class PhotoFolder:
             root=root, masks=masks, mask_kind=mask_kind, seed=seed, resolution_px=resolution_px, names=names, rows=rows
         )
 
-    def __iter__(self) -> Iterator[Photo | SkippedImage]:
+    def __iter__(self) -> Iterator[RestoreInput | SkippedImage]:
         for name in self.names:
             try:
                 yield self._read(name)
@@ -80,14 +80,14 @@ class PhotoFolder:
                 yield skipped_image(name, error)
         yield from rows_without_image(self.root, self.rows, set(self.names))
 
-    def _read(self, name: str) -> Photo:
+    def _read(self, name: str) -> RestoreInput:
         row = self.rows.get(name, MetadataRow())
         check_row(name, row)
         with Image.open(self.root / name) as image:
             upright = transform.upright(image)
             position, position_from = _position(row, image)
         mask, mask_from = self._mask(name, row, upright.size)
-        return Photo(
+        return RestoreInput(
             name=name,
             pixels=transform.center_square(upright, self.resolution_px),
             mask=mask,
@@ -105,7 +105,7 @@ class PhotoFolder:
         elif row.mask is not None:
             path = self.root / row.mask
         else:
-            seed = (photo_seed(self.seed, name),)
+            seed = (image_seed(self.seed, name),)
             return make_mask(
                 self.resolution_px, seed, self.mask_kind, full_mask_share=0
             ), f"generated: {self.mask_kind}"

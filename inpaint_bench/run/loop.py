@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from inpaint_bench.core.records import MemoryPeaks, Window, read_record, write_r
 from inpaint_bench.core.schema import WINDOWS, WindowKind, WindowStatus
 
 if TYPE_CHECKING:
+    from inpaint_bench.telemetry.storage.parts import PartWriter
     from inpaint_bench.workloads import Workload
 
 PROGRESS_INTERVAL_S = 0.5
@@ -98,16 +99,6 @@ class WindowPlan:
         return steps_before + max(self.steps, math.ceil(self.min_s * done / elapsed_s))
 
 
-class StepWriter(Protocol):
-    """Takes the rows of the steps table; a `PartWriter` in a run."""
-
-    def append(self, **row: Any) -> None:
-        """Add a row."""
-
-    def close(self) -> None:
-        """Make the rows so far durable; more may follow."""
-
-
 @dataclass(kw_only=True, slots=True)
 class _Step:
     """One step whose device work may still be queued."""
@@ -133,7 +124,7 @@ class Loop:
         workload: Workload,
         device: torch.device,
         windows: Windows,
-        rows: StepWriter,
+        rows: PartWriter,
         on_progress: Callable[[int, int | None, float | None], None],
     ) -> None:
         self.workload, self.device, self.windows = workload, device, windows

@@ -30,56 +30,43 @@ class Workload(Protocol):
     @property
     def data(self) -> DataFacts:
         """The images of this run, and the loader's settings."""
-        ...
 
     @property
     def prefetched_batches(self) -> int:
         """Number of batches that the loader prepares while none is requested."""
-        ...
 
     def next_batch(self) -> Any:
         """Wait for the loader; the time this takes is the step's `data_wait_ns`."""
-        ...
 
     def step(self, batch: Any) -> Tensor:
         """Train on one batch. Return the loss, a detached scalar that stays on the device."""
-        ...
 
     def learning_rate(self) -> float:
         """Return the learning rate of the next step."""
-        ...
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return all that the next step depends on, at a step boundary: tensors by name, and plain JSON."""
-        ...
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Continue from what `state` returned, as if never stopped. Raises UserError where it is another model's."""
-        ...
 
     def validate(self) -> dict[str, float]:
         """Return metrics on held-out data, with fixed noise and masks; empty where nothing is held out."""
-        ...
 
     def finish(self, run_dir: Path) -> dict[str, Any]:
         """Write what a finished training leaves and return the manifest's quality: weights, pictures, metrics."""
-        ...
 
     def requested_levers(self) -> list[LeverReport]:
         """Return the levers of the recipe, before anything is read back."""
-        ...
 
     def verify_levers(self) -> list[LeverReport]:
         """Return the levers with what is really in effect. May run more steps: only after the last that counts."""
-        ...
 
     def skipped_steps(self) -> int:
         """Return the number of steps whose update fp16 overflow suppressed. Synchronises: at window edges only."""
-        ...
 
     def close(self) -> None:
         """End worker processes."""
-        ...
 
 
 def load(config: BenchConfig, device: torch.device) -> Workload:

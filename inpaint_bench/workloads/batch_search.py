@@ -17,7 +17,7 @@ from inpaint_bench import levers
 from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.data.source import Source
-from inpaint_bench.models import builders
+from inpaint_bench.models.networks import build_networks
 from inpaint_bench.models.training_step import StepComponents, TrainingStep
 
 MAX_BATCH = 4096
@@ -75,7 +75,7 @@ def _fits(bench: BenchConfig, device: torch.device, source: Source) -> bool:
 
 
 def _train_two_steps(bench: BenchConfig, device: torch.device, source: Source) -> None:
-    networks = builders.build(bench.model, device)
+    networks = build_networks(bench.model, device)
     components = StepComponents.baseline(bench, device, networks, source)
     levers.apply(components)
     step = TrainingStep(components, lr=0.0, seed=0)

@@ -22,9 +22,9 @@ from inpaint_bench.data.loader import Batches
 from inpaint_bench.data.samples import Batch
 from inpaint_bench.data.source import Source, open_source
 from inpaint_bench.data.split import Indices, open_split
-from inpaint_bench.models import builders, flops
+from inpaint_bench.models import flops
 from inpaint_bench.models.location import LONGEST_M
-from inpaint_bench.models.networks import Networks
+from inpaint_bench.models.networks import FROZEN_SEED, Networks, build_networks
 from inpaint_bench.models.optimizers import ADAMW
 from inpaint_bench.models.training_step import StepComponents, TrainingStep
 
@@ -182,9 +182,9 @@ def _split(config: BenchConfig, source: Source) -> tuple[Indices, Indices]:
 
 
 def _build_networks(config: BenchConfig, device: torch.device, source: Source) -> Networks:
-    torch.manual_seed(builders.FROZEN_SEED)
+    torch.manual_seed(FROZEN_SEED)
     latitude, longitude = np.median(source.positions, axis=0).tolist()
-    networks = builders.build(config.model, device, (latitude, longitude))
+    networks = build_networks(config.model, device, (latitude, longitude))
     torch.manual_seed(config.seed)
     distance_m = networks.location.distance_m(latitude, longitude) if networks.location else 0.0
     if distance_m > LONGEST_M / 2:

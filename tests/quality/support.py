@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 
-from inpaint_bench.models import builders
-from inpaint_bench.models.networks import Networks
+from inpaint_bench.models.networks import Networks, build_networks
 from tests.run.support import bench
 
 CPU = torch.device("cpu")
@@ -16,7 +15,7 @@ CENTRE = (55.7, 13.2)
 
 def tiny(*overrides: str, seed: int = 0) -> Networks:
     torch.manual_seed(seed)
-    return builders.build(bench(*overrides).model, CPU, CENTRE)
+    return build_networks(bench(*overrides).model, CPU, CENTRE)
 
 
 def listening(seed: int = 0) -> Networks:
@@ -29,7 +28,7 @@ def listening(seed: int = 0) -> Networks:
 
 
 def loaded(folder: Path, *overrides: str) -> Networks:
-    return builders.build(bench(f"model.weights={folder}", *overrides).model, CPU, (0.0, 0.0))
+    return build_networks(bench(f"model.weights={folder}", *overrides).model, CPU, (0.0, 0.0))
 
 
 def noise(nets: Networks, latitude: float = 55.7, longitude: float = 13.2) -> torch.Tensor:

@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from inpaint_bench.core.config import ModelConfig
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.models import builders, flops
+from inpaint_bench.models import flops
 from inpaint_bench.models.location import LocationEncoder
-from inpaint_bench.models.networks import Networks, set_fp32_precision
+from inpaint_bench.models.networks import Networks, build_networks, set_fp32_precision
 from inpaint_bench.models.tokenizer import hash_tokenizer
 from inpaint_bench.models.training_step import diffusion_loss, draw
 from inpaint_bench.workloads import finetune_inpaint
@@ -32,7 +32,7 @@ def save(folder: Path, channels: int = 9) -> Networks:
     """A diffusers folder with tiny random networks."""
     torch.manual_seed(1)
     config = tiny("model.location_tokens=0")
-    nets = builders.build(config, CPU)
+    nets = build_networks(config, CPU)
     if channels != 9:
         nets.unet = UNet2DConditionModel(**{**config.unet, "in_channels": channels})
     nets.unet.save_pretrained(folder / "unet")
@@ -57,7 +57,7 @@ def save_tokenizer(folder: Path) -> None:
 
 class TestTheFullModel:
     def test_has_the_parameters_of_sd15_inpainting(self) -> None:
-        nets = builders.build(bench("model=sd15_inpaint").model, torch.device("meta"))
+        nets = build_networks(bench("model=sd15_inpaint").model, torch.device("meta"))
         counts = nets.parameter_counts()
         assert counts["unet"] == 859_535_364
         assert counts["vae"] == 83_653_863
@@ -66,7 +66,7 @@ class TestTheFullModel:
 
     def test_reads_text_by_the_tokenizer_of_its_folder(self, tmp_path: Path) -> None:
         save(tmp_path)
-        nets = builders.build(tiny(f"model.weights={tmp_path}"), CPU)
+        nets = build_networks(tiny(f"model.weights={tmp_path}"), CPU)
         ids = nets.tokenize(["ab", ""])
         assert ids.shape == (2, 77)
         assert ids[0, :4].tolist() == [52, 0, 27, 53]
@@ -86,7 +86,7 @@ class TestTheFullModel:
         assert flops.count(config, 512)["unet_forward"] / 1e12 == pytest.approx(0.8034, rel=0.002)
 
     def test_noise_follows_the_schedule_of_sd15(self) -> None:
-        nets = builders.build(tiny(), CPU)
+        nets = build_networks(tiny(), CPU)
         betas = torch.linspace(0.00085**0.5, 0.012**0.5, 1000, dtype=torch.float64) ** 2
         alphas = torch.cumprod(1 - betas, 0)
         assert torch.allclose(nets.sqrt_alphas_cumprod.double() ** 2, alphas, atol=1e-5)
@@ -96,7 +96,7 @@ class TestTheFullModel:
 class TestAWeightsFolder:
     def test_saved_by_diffusers_is_loaded_as_it_was(self, tmp_path: Path) -> None:
         saved = save(tmp_path)
-        loaded = builders.build(tiny(f"model.weights={tmp_path}"), CPU)
+        loaded = build_networks(tiny(f"model.weights={tmp_path}"), CPU)
         for name in ("unet", "vae", "text_encoder"):
             theirs = getattr(saved, name).state_dict()
             ours = getattr(loaded, name).state_dict()
@@ -114,7 +114,7 @@ class TestAWeightsFolder:
 
     def test_with_four_channels_becomes_nine_and_starts_with_the_same_output(self, tmp_path: Path) -> None:
         four = save(tmp_path, channels=4).unet.eval()
-        nine = builders.build(tiny(f"model.weights={tmp_path}", "model.location_tokens=0"), CPU).unet.eval()
+        nine = build_networks(tiny(f"model.weights={tmp_path}", "model.location_tokens=0"), CPU).unet.eval()
         state, rest = torch.randn(2, 4, 4, 4), torch.randn(2, 5, 4, 4)
         times, text = torch.tensor([3, 700]), torch.randn(2, 77, 32)
         with torch.no_grad():
@@ -126,21 +126,21 @@ class TestAWeightsFolder:
     def test_in_half_precision_is_trained_in_fp32(self, tmp_path: Path) -> None:
         nets = save(tmp_path)
         nets.unet.half().save_pretrained(tmp_path / "unet")
-        loaded = builders.build(tiny(f"model.weights={tmp_path}"), CPU)
+        loaded = build_networks(tiny(f"model.weights={tmp_path}"), CPU)
         assert {p.dtype for p in loaded.trainable_parameters()} == {torch.float32}
 
     def test_that_is_missing_or_wrong_is_a_clear_error(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="no such folder"):
-            builders.build(tiny(f"model.weights={tmp_path}/none"), CPU)
+            build_networks(tiny(f"model.weights={tmp_path}/none"), CPU)
         with pytest.raises(
             UserError, match="not a diffusers folder, unet, vae, text_encoder, tokenizer, scheduler missing"
         ):
-            builders.build(tiny(f"model.weights={tmp_path}"), CPU)
+            build_networks(tiny(f"model.weights={tmp_path}"), CPU)
         save(tmp_path)
         for file in (tmp_path / "vae").glob("*.safetensors"):
             file.unlink()
         with pytest.raises(UserError, match="vae cannot be loaded"):
-            builders.build(tiny(f"model.weights={tmp_path}"), CPU)
+            build_networks(tiny(f"model.weights={tmp_path}"), CPU)
 
 
 class TestLocation:
@@ -152,9 +152,9 @@ class TestLocation:
 
     def test_gate_at_zero_leaves_the_plain_path_untouched(self) -> None:
         torch.manual_seed(0)
-        nets = builders.build(tiny(), CPU)
+        nets = build_networks(tiny(), CPU)
         torch.manual_seed(0)
-        plain = builders.build(tiny("model.location_tokens=0"), CPU)
+        plain = build_networks(tiny("model.location_tokens=0"), CPU)
         text = torch.randn(2, 77, 32)
         assert nets.location is not None
         with torch.no_grad():
