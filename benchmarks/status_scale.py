@@ -1,12 +1,12 @@
-"""How long `status` takes for a sweep of N points on the test bed's Slurm: half completed, some running, the rest held.
+"""Time `status` for sweeps of N points on the test bed's Slurm: half completed, some running, the rest held.
 
     python -m tests.testbed up
     python benchmarks/status_scale.py 10 100 1000
 
-The jobs are real (arrays of `true`, `sleep` and held ones, which squeue and sacct list like any other); the run
-directories are copies of what one real run left, given as --like RUN, or else written here. Wall time is of the whole
-command, interpreter included, each the median of --times with the disk's cache warm: `first` asks sacct for all that
-ended and keeps what it said, `again` finds that kept.
+The jobs are real (arrays of `true`, `sleep` and held ones); the run directories are copies of that of a real run
+(--like RUN), or written here. Wall time is that of the whole command, interpreter included, as the median of --times
+with a warm disk cache: `first` queries sacct for all jobs that have ended and saves their states, `later` finds them
+saved.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ from tests.launchers.sweeps import a_point, a_sweep, plan, submit
 
 REPOSITORY = Path(__file__).parents[1]
 SITE, PARTITION = "delta", "cpu"
-RUNNING = 40  # a task is a process each
+RUNNING = 40  # each task is a process
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("points", type=int, nargs="+")
-    asked.add_argument("--bed", type=Path, default=os.environ.get("INPAINT_BENCH_TESTBED") or REPOSITORY / ".testbed")
-    asked.add_argument("--like", type=Path, help="run directory whose files every completed point gets")
-    asked.add_argument("--times", type=int, default=5)
-    options = asked.parse_args()
-    print("points  completed  running  held  first s  again s  --json s")
+    """Print a row per number of points."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("points", type=int, nargs="+")
+    parser.add_argument("--bed", type=Path, default=os.environ.get("INPAINT_BENCH_TESTBED") or REPOSITORY / ".testbed")
+    parser.add_argument("--like", type=Path, help="run directory to copy for every completed point")
+    parser.add_argument("--times", type=int, default=5)
+    options = parser.parse_args()
+    print("points  completed  running  held  first s  later s  --json s")
     for points in options.points:
         with tempfile.TemporaryDirectory(prefix="status-scale-") as folder:
             print(_measure(points, Path(folder) / "sweep", options), flush=True)
@@ -66,16 +67,16 @@ def _measure(points: int, folder: Path, options: argparse.Namespace) -> str:
         first = []
         for _ in range(options.times):
             for path in folder.glob(f"*/attempt-1/{SCHEDULER}"):
-                path.unlink()  # so that sacct is asked again, for all of them
+                path.unlink()  # so that sacct is queried for all of them
             first.append(_seconds(status, environment))
-        again = [_seconds(status, environment) for _ in range(options.times)]
+        later = [_seconds(status, environment) for _ in range(options.times)]
         as_json = statistics.median(_seconds([*status, "--json"], environment) for _ in range(options.times))
-        found = json.loads(_run([*status, "--json"], environment))
-        wanted = {"completed": shares["completed"], "running": running, "queued": shares["held"]}
-        if found["counts"] != {state: n for state, n in sorted(wanted.items()) if n}:
-            sys.exit(f"told {found['counts']}, true is {wanted}")
+        status_json = json.loads(_run([*status, "--json"], environment))
+        expected = {"completed": shares["completed"], "running": running, "queued": shares["held"]}
+        if status_json["counts"] != {state: n for state, n in sorted(expected.items()) if n}:
+            sys.exit(f"status reports {status_json['counts']}, expected {expected}")
         numbers = f"{shares['completed']:9}  {running:7}  {shares['held']:4}"
-        times = f"{statistics.median(first):7.2f}  {statistics.median(again):7.2f}  {as_json:8.2f}"
+        times = f"{statistics.median(first):7.2f}  {statistics.median(later):7.2f}  {as_json:8.2f}"
         return f"{points:6}  {numbers}  {times}"
     finally:
         _run(["scancel", *arrays.values()], environment)
@@ -95,14 +96,14 @@ def _sweep(folder: Path, conf: Path, shares: dict[str, int], arrays: dict[str, s
         for num in range(sum(shares.values()))
     ]
     ledger = a_sweep(folder, entries, {SITE: site}, sweep_id="scale")
-    begin = 0
+    start = 0
     for share, number in shares.items():
-        mine = entries[begin : begin + number]
-        plan(ledger, mine, group=share, job_name=share)
-        submit(ledger, [entry.point for entry in mine], job_id=f"{arrays[share]}_%a", group=share)
-        for entry in mine:
+        members = entries[start : start + number]
+        plan(ledger, members, group=share, job_name=share)
+        submit(ledger, [entry.point for entry in members], job_id=f"{arrays[share]}_%a", group=share)
+        for entry in members:
             _run_directory(folder / str(entry.point) / "attempt-1", share, entry, like)
-        begin += number
+        start += number
 
 
 def _run_directory(folder: Path, share: str, entry: PointSpec, like: Path | None) -> None:
@@ -142,9 +143,9 @@ def _wait_for(array: str, number: int, environment: dict[str, str]) -> None:
 
 
 def _seconds(command: list[str], environment: dict[str, str]) -> float:
-    begin = time.monotonic()
+    start = time.monotonic()
     _run(command, environment)
-    return time.monotonic() - begin
+    return time.monotonic() - start
 
 
 def _run(command: list[str], environment: dict[str, str]) -> str:

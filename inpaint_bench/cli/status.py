@@ -24,7 +24,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -34,6 +33,7 @@ from typing import Any
 
 from inpaint_bench.core.console import console, sanitize
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.records import encode_record
 from inpaint_bench.core.schema import SCHEMA_VERSION
 from launchers.slurm.query import OK
 from launchers.status.cost import attempt_costs, cost_table
@@ -69,7 +69,7 @@ def run_status(
         status = poll_sweep(ledger)
         forecasts = forecast_points(status.points)
         if as_json:
-            print(json.dumps(_json(status, forecasts, ledger.folder), indent=1))
+            print(encode_record(_json(status, forecasts, ledger.folder)).decode(), end="")
         elif point is not None:
             _print_point(status, forecasts, ledger.folder, point)
         else:
