@@ -1,10 +1,9 @@
-"""What a failing GPU does to its rows and to the others, and how a read becomes a row."""
+"""How a read becomes a row, and what a failing query does to it."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,82 +14,9 @@ from inpaint_bench.core.schema import Null
 from inpaint_bench.telemetry.devices import open_devices
 from inpaint_bench.telemetry.nvml.api import gpu_uuid, null_reason
 from inpaint_bench.telemetry.nvml.real import QUERIES, RealNvml
-from inpaint_bench.telemetry.nvml.recorder import HZ
-from inpaint_bench.telemetry.sampling.sampler import Sampler
 from inpaint_bench.telemetry.sampling.streams import FAST, SLOW, STREAMS, WINDOW, StreamReader
 from inpaint_bench.telemetry.storage.parts import PartWriter
 from tests.telemetry.support import FakeNvml, rows, uuid
-
-
-def _sampler(nvml: FakeNvml) -> tuple[Sampler, dict[str, list[dict[str, Any]]]]:
-    tables: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    devices = open_devices(nvml, nvml.gpus)
-    return Sampler(nvml, devices, "nvml", lambda table, row: tables[table].append(row), HZ), tables
-
-
-def test_lost_gpu_is_an_event_and_the_others_continue() -> None:
-    nvml = FakeNvml(3)
-    sampler, tables = _sampler(nvml)
-    sampler.sample(FAST, 0)
-    nvml.fail[uuid(1)]["*"] = 15
-    for seq in (1, 2):
-        sampler.sample(FAST, seq)
-    by_gpu = {name: [row for row in tables["samples_fast"] if row["gpu_uuid"] == name] for name in nvml.gpus}
-    assert [len(by_gpu[name]) for name in nvml.gpus] == [3, 2, 3]
-    assert "power_instant_w" not in by_gpu[uuid(1)][1]
-    assert "power_instant_w=gpu_lost" in by_gpu[uuid(1)][1]["nulls"]
-    assert [(row["kind"], row["gpu_uuid"]) for row in tables["events"]] == [("gpu_lost", uuid(1))]
-    assert by_gpu[uuid(2)][2]["nulls"] is None
-
-
-def test_broken_nvml_is_reopened() -> None:
-    nvml = FakeNvml(2)
-    sampler, tables = _sampler(nvml)
-    sampler._backoff_s = 0.0
-    for name in nvml.gpus:
-        nvml.fail[name]["*"] = 999
-    sampler.sample(FAST, 0)
-    nvml.fail = {name: {} for name in nvml.gpus}
-    sampler.sample(FAST, 1)
-    assert [row["kind"] for row in tables["events"]] == ["nvml_broken", "nvml_reopened"]
-    assert nvml.opened == 1
-    assert tables["samples_fast"][-1]["nulls"] is None
-
-
-def test_gpu_that_is_gone_after_reopening_is_lost_and_the_others_continue() -> None:
-    nvml = FakeNvml(2)
-    sampler, tables = _sampler(nvml)
-    sampler._backoff_s = 0.0
-    for name in nvml.gpus:
-        nvml.fail[name]["*"] = 999
-    sampler.sample(FAST, 0)
-    nvml.fail = {name: {} for name in nvml.gpus}
-    nvml.gpus = nvml.gpus[:1]
-    sampler.sample(FAST, 1)
-    events = [(row["kind"], row["gpu_uuid"]) for row in tables["events"]]
-    assert events == [("nvml_broken", uuid(0)), ("gpu_lost", uuid(1)), ("nvml_reopened", None)]
-    assert [(row["gpu_uuid"], row["nulls"]) for row in tables["samples_fast"] if row["tick_seq"] == 1] == [
-        (uuid(0), None)
-    ]
-
-
-def test_reopen_backoff_grows_while_one_of_two_gpus_stays_broken() -> None:
-    """Regression: every good read of another GPU reset the backoff."""
-    nvml = FakeNvml(2)
-    sampler, tables = _sampler(nvml)
-    nvml.fail[uuid(1)] = dict.fromkeys(("fields", "utilization"), 999)
-    waits = []
-    for seq in range(8):
-        sampler.sample(FAST, seq)
-        waits.append(sampler._backoff_s)
-        if sampler._reopen_at_s is not None:
-            sampler._reopen_at_s = 0.0  # due at once
-    assert waits == sorted(waits)
-    assert waits[-1] == 30
-    nvml.fail[uuid(1)].clear()
-    sampler.sample(FAST, 8)
-    assert sampler._backoff_s == 1
-    assert tables["samples_fast"][-1]["nulls"] is None
 
 
 def test_number_that_does_not_fit_its_column_is_null_and_costs_no_other_row(tmp_path: Path) -> None:
@@ -112,17 +38,6 @@ def test_number_that_does_not_fit_its_column_is_null_and_costs_no_other_row(tmp_
         writer.append(**reading.row(uuid(0), "nvml", 0))
         writer.close()
     assert rows(tmp_path, "samples_slow")["throttle_hw_thermal_ns"].to_list() == [7]
-
-
-def test_replaced_driver_ends_the_sampling() -> None:
-    nvml = FakeNvml(1)
-    sampler, tables = _sampler(nvml)
-    nvml.fail[uuid(0)]["*"] = 18
-    sampler.sample(FAST, 0)
-    sampler.sample(FAST, 1)
-    assert sampler.fatal
-    assert len(tables["samples_fast"]) == 1
-    assert tables["events"][0]["kind"] == "nvml_fatal"
 
 
 def test_sensor_missing_in_the_first_three_reads_is_not_queried_again() -> None:
