@@ -1,4 +1,4 @@
-"""`restore`: from a saved pipeline and a folder of images to repainted ones, and every way it says no."""
+"""`restore`: from saved weights and a folder of images to repainted ones, and its usage errors."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from PIL import Image
 
 from inpaint_bench.cli import app
 from inpaint_bench.models.pipeline_folder import save_pipeline
+from tests.quality.support import listening, tiny
 from tests.run.support import photo
-
-from .support import listening, tiny
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a saved pipeline whose result depends on the position."""
     path = tmp_path_factory.mktemp("weights") / "trained"
     save_pipeline(listening(), path)
     return path
@@ -29,7 +29,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    """Three pictures, the last without a position."""
+    """Return a folder of three images, the last without a position."""
     folder = tmp_path / "photographs"
     (folder / "street").mkdir(parents=True)
     photo(folder / "a.jpg", position=(55.698, 13.195))
@@ -39,57 +39,62 @@ def images(tmp_path: Path) -> Path:
 
 
 def restore(weights: Path, images: Path, out: Path, *options: str) -> int:
+    """Run the command with two steps."""
     return app.main(["restore", str(weights), str(images), "-o", str(out), "--steps", "2", *options])
 
 
-def account(out: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((out / "restore.json").read_text())
-    return found
+def report_of(out: Path) -> dict[str, Any]:
+    """Return the content of restore.json."""
+    report: dict[str, Any] = json.loads((out / "restore.json").read_text())
+    return report
 
 
 def pixels(path: Path) -> np.ndarray[Any, Any]:
+    """Return an image file as RGB."""
     with Image.open(path) as image:
         return np.asarray(image.convert("RGB"))
 
 
-class TestAFolderOfImages:
-    def test_is_restored_with_a_grid_and_an_account(
+class TestRestore:
+    def test_folder_is_restored_with_a_grid_and_a_report(
         self, weights: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         out = tmp_path / "out"
         assert restore(weights, images, out) == 0
-        said = account(out)
-        assert [one["output"] for one in said["restored"]] == ["images/a.png", "images/c.png", "images/street/b.png"]
-        assert (said["steps"], said["seed"], said["location_tokens"], said["resolution_px"]) == (2, 0, 4, 64)
-        assert all(pixels(out / one["output"]).shape == (64, 64, 3) for one in said["restored"])
+        report = report_of(out)
+        assert [image["output"] for image in report["restored"]] == [
+            "images/a.png",
+            "images/c.png",
+            "images/street/b.png",
+        ]
+        assert (report["steps"], report["seed"], report["location_tokens"], report["resolution_px"]) == (2, 0, 4, 64)
+        assert all(pixels(out / image["output"]).shape == (64, 64, 3) for image in report["restored"])
         assert (out / "grid.png").is_file()
-        assert said["restored"][0]["position"] == pytest.approx([55.698, 13.195])
-        assert "images: 3 restored, 0 skipped\npositions: 2 known, 1 not known" in capsys.readouterr().out
+        assert report["restored"][0]["position"] == pytest.approx([55.698, 13.195])
+        assert "images: 3 restored, 0 skipped\npositions: 2 known, 1 unknown" in capsys.readouterr().out
 
-    def test_of_another_city_is_one_of_unknown_position(self, weights: Path, tmp_path: Path) -> None:
+    def test_position_in_another_city_counts_as_unknown(self, weights: Path, tmp_path: Path) -> None:
         folder = tmp_path / "elsewhere"
         folder.mkdir()
         photo(folder / "far.jpg", position=(30.625, -96.25))
         assert restore(weights, folder, tmp_path / "out") == 0
-        (one,) = account(tmp_path / "out")["restored"]
-        assert one["position"] is None
-        assert "km from the ground that the weights were trained on" in one["position_from"]
+        (image,) = report_of(tmp_path / "out")["restored"]
+        assert image["position"] is None
+        assert "km from the area that the weights were trained on" in image["position_from"]
 
-    def test_says_of_each_image_whether_its_position_was_known(
+    def test_report_has_the_source_of_every_position(
         self, weights: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         (images / "metadata.csv").write_text("file_name,latitude,longitude\nc.jpg,55.72,13.22\na.jpg,here,13.2\n")
         assert restore(weights, images, tmp_path / "out") == 0
-        first, third, second = account(tmp_path / "out")["restored"]
+        first, third, second = report_of(tmp_path / "out")["restored"]
         assert (second["position_from"], third["position_from"]) == ("EXIF", "metadata")
         assert first["position"] is None
         assert first["position_from"] == "latitude='here' is not a number"
-        assert first["note"] == "restored as of unknown position"
-        assert "a.jpg: restored as of unknown position" in capsys.readouterr().err
+        assert first["note"] == "restored with the tokens for an unknown position"
+        assert "a.jpg: restored with unknown position" in capsys.readouterr().err
 
-    def test_gives_the_same_pictures_again_whatever_else_is_in_the_folder(
-        self, weights: Path, images: Path, tmp_path: Path
-    ) -> None:
+    def test_result_does_not_depend_on_the_other_images(self, weights: Path, images: Path, tmp_path: Path) -> None:
         assert restore(weights, images, tmp_path / "first", "--mask-kind", "disaster") == 0
         (images / "c.jpg").unlink()
         assert restore(weights, images, tmp_path / "second", "--mask-kind", "disaster") == 0
@@ -100,9 +105,7 @@ class TestAFolderOfImages:
         assert np.abs(first - second).max() <= 1
         assert np.abs(first - third).max() > 20
 
-    def test_is_repainted_where_it_is_elsewhere_only_in_the_hole(
-        self, weights: Path, images: Path, tmp_path: Path
-    ) -> None:
+    def test_position_changes_the_image_only_under_the_mask(self, weights: Path, images: Path, tmp_path: Path) -> None:
         masks = tmp_path / "masks"
         (masks / "street").mkdir(parents=True)
         white = np.zeros((40, 60), np.uint8)
@@ -112,15 +115,13 @@ class TestAFolderOfImages:
         assert restore(weights, images, tmp_path / "out", "--masks", str(masks)) == 0
         (images / "metadata.csv").write_text("file_name,latitude,longitude\na.jpg,55.9,13.9\n")
         assert restore(weights, images, tmp_path / "moved", "--masks", str(masks)) == 0
-        here, there = (pixels(tmp_path / out / "images/a.png") for out in ("out", "moved"))
-        assert np.array_equal(here[:, :28], there[:, :28])
-        assert not np.array_equal(here[:, 36:], there[:, 36:]), "the position reaches the picture"
-        assert account(tmp_path / "out")["restored"][0]["mask_from"] == str(masks / "a.png")
-        assert account(tmp_path / "out")["restored"][0]["mask_share"] == pytest.approx(0.5, abs=0.02)
+        first, moved = (pixels(tmp_path / out / "images/a.png") for out in ("out", "moved"))
+        assert np.array_equal(first[:, :28], moved[:, :28])
+        assert not np.array_equal(first[:, 36:], moved[:, 36:]), "the position has no effect"
+        assert report_of(tmp_path / "out")["restored"][0]["mask_from"] == str(masks / "a.png")
+        assert report_of(tmp_path / "out")["restored"][0]["mask_share"] == pytest.approx(0.5, abs=0.02)
 
-    def test_loses_only_the_images_that_cannot_be_used_each_with_its_reason(
-        self, weights: Path, images: Path, tmp_path: Path
-    ) -> None:
+    def test_unusable_images_are_skipped_with_the_reason(self, weights: Path, images: Path, tmp_path: Path) -> None:
         masks = tmp_path / "masks"
         masks.mkdir()
         for name, size, colour in (("a", (60, 40), 255), ("black", (60, 40), 0), ("tall", (40, 60), 255)):
@@ -128,15 +129,15 @@ class TestAFolderOfImages:
             photo(images / f"{name}.jpg")
         (images / "words.png").write_text("this is no image")
         assert restore(weights, images, tmp_path / "out", "--masks", str(masks)) == 0
-        said = account(tmp_path / "out")
-        assert [one["file"] for one in said["restored"]] == ["a.jpg"]
-        reasons = {one["file"]: one["reason"] for one in said["skipped"]}
+        report = report_of(tmp_path / "out")
+        assert [image["file"] for image in report["restored"]] == ["a.jpg"]
+        reasons = {image["file"]: image["reason"] for image in report["skipped"]}
         assert reasons["words.png"] == "not an image that can be read"
         assert reasons["black.jpg"] == "its mask repaints nothing"
         assert "40 x 60" in reasons["tall.jpg"]
         assert reasons["c.jpg"] == f"no mask {masks / 'c.jpg'}"
 
-    def test_replaces_an_earlier_result_and_nothing_else(
+    def test_earlier_results_are_replaced_and_other_folders_refused(
         self, weights: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         out = tmp_path / "out"
@@ -149,19 +150,17 @@ class TestAFolderOfImages:
         assert restore(weights, images, tmp_path / "thesis") == 2
         assert "holds no restore.json; it is not replaced" in capsys.readouterr().err
 
-    def test_named_by_a_symlink_is_replaced_where_it_lies_and_the_link_stays(
-        self, weights: Path, images: Path, tmp_path: Path
-    ) -> None:
+    def test_symlink_to_the_results_is_followed_and_kept(self, weights: Path, images: Path, tmp_path: Path) -> None:
         out = tmp_path / "out"
         out.symlink_to(tmp_path / "elsewhere")
         for _ in range(2):
             assert restore(weights, images, out) == 0
         assert out.is_symlink()
         assert {path.name for path in tmp_path.iterdir()} == {"photographs", "out", "elsewhere"}
-        assert account(tmp_path / "elsewhere")["restored"]
+        assert report_of(tmp_path / "elsewhere")["restored"]
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-    def test_that_a_signal_ends_leaves_nothing(
+    def test_signal_leaves_nothing_behind(
         self,
         weights: Path,
         images: Path,
@@ -170,12 +169,12 @@ class TestAFolderOfImages:
         capsys: pytest.CaptureFixture[str],
         number: signal.Signals,
     ) -> None:
-        monkeypatch.setattr("inpaint_bench.quality.sampling.restore", lambda *_: signal.raise_signal(number))
+        monkeypatch.setattr("inpaint_bench.workloads.restore.restore", lambda *_: signal.raise_signal(number))
         assert restore(weights, images, tmp_path / "out") == 128 + number
         assert capsys.readouterr().err == f"Stopped by {number.name}. No partial output is left.\n"
         assert [path.name for path in tmp_path.iterdir()] == ["photographs"]
 
-    def test_skips_names_and_texts_that_are_no_unicode_and_symlinks_to_nothing(
+    def test_invalid_unicode_and_broken_symlinks_are_skipped(
         self, weights: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         photo(tmp_path / "other.jpg").rename(images / os.fsdecode(b"caf\xe9.jpg"))
@@ -184,24 +183,24 @@ class TestAFolderOfImages:
         lines = [json.dumps(row) for row in (*rows, {"file_name": "street/b.png"})]
         (images / "metadata.jsonl").write_text("\n".join(lines))
         assert restore(weights, images, tmp_path / "out") == 0
-        said = account(tmp_path / "out")
-        assert [one["file"] for one in said["restored"]] == ["c.jpg"]
-        assert {one["file"]: one["reason"] for one in said["skipped"]} == {
+        report = report_of(tmp_path / "out")
+        assert [image["file"] for image in report["restored"]] == ["c.jpg"]
+        assert {image["file"]: image["reason"] for image in report["skipped"]} == {
             "a.jpg": "its name, its text or its mask's name is not valid Unicode",
             "caf\\udce9.jpg": "its name, its text or its mask's name is not valid Unicode",
             "lost.jpg": "cannot be read: No such file or directory",
             "street/b.png": "also named as a mask in the metadata file, so it is not used as an image",
         }
 
-    def test_of_two_endings_gives_two_results(self, weights: Path, tmp_path: Path) -> None:
+    def test_images_that_differ_in_the_suffix_give_two_results(self, weights: Path, tmp_path: Path) -> None:
         (tmp_path / "photographs").mkdir()
         for name in ("a.jpg", "a.png"):
             photo(tmp_path / "photographs" / name)
         assert restore(weights, tmp_path / "photographs", tmp_path / "out") == 0
-        outputs = [one["output"] for one in account(tmp_path / "out")["restored"]]
+        outputs = [image["output"] for image in report_of(tmp_path / "out")["restored"]]
         assert outputs == ["images/a.png", "images/a.png.png"]
 
-    def test_is_restored_without_positions_where_the_weights_know_none(
+    def test_weights_without_location_encoder_ignore_positions(
         self, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         save_pipeline(tiny("model.location_tokens=0"), tmp_path / "plain")
@@ -209,18 +208,18 @@ class TestAFolderOfImages:
         assert "the weights have no location encoder" in capsys.readouterr().out
 
 
-class TestAMistake:
+class TestUsageErrors:
     def refused(
         self, capsys: pytest.CaptureFixture[str], sentence: str, weights: Path, images: Path, out: Path, *options: str
     ) -> None:
         capsys.readouterr()
         assert restore(weights, images, out, *options) == 2
-        (line,) = [one for one in capsys.readouterr().err.splitlines() if one.startswith("error")]
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
         assert sentence in line
         assert not (out / "restore.json").exists()
-        assert not list(out.parent.glob(".*")), "nothing half written"
+        assert not list(out.parent.glob(".*")), "partial output is left"
 
-    def test_in_folders_is_named(
+    def test_wrong_folder_is_reported(
         self, weights: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         out, empty = tmp_path / "out", tmp_path / "empty"
@@ -234,7 +233,7 @@ class TestAMistake:
         (empty / "words.png").write_text("this is no image")
         self.refused(capsys, "none of 1 images can be used: not an image that can be read", weights, empty, out)
 
-    def test_of_a_mount_point_for_the_results_is_named_before_the_work(
+    def test_mount_point_for_the_results_is_refused(
         self,
         weights: Path,
         images: Path,
@@ -248,16 +247,16 @@ class TestAMistake:
         self.refused(capsys, "disk: a mount point cannot be replaced", weights, images, out)
 
     @pytest.mark.parametrize("size", [None, [8, 8]])
-    def test_of_weights_whose_side_is_not_one_number_is_named(
+    def test_weights_with_an_unusable_sample_size_are_refused(
         self, images: Path, tmp_path: Path, size: Any, capsys: pytest.CaptureFixture[str]
     ) -> None:
         save_pipeline(tiny(), tmp_path / "sideless")
         config = tmp_path / "sideless/unet/config.json"
         config.write_text(json.dumps({**json.loads(config.read_text()), "sample_size": size}))
-        sentence = f"sideless: unet.sample_size is {size}, one number of latents is needed"
+        sentence = f"sideless: unet.sample_size is {size}, must be one number"
         self.refused(capsys, sentence, tmp_path / "sideless", images, tmp_path / "out")
 
-    def test_in_numbers_is_named(
+    def test_number_out_of_range_is_reported(
         self, weights: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         self.refused(
@@ -265,7 +264,7 @@ class TestAMistake:
         )
         self.refused(capsys, "--seed -1: must not be negative", weights, images, tmp_path / "out", "--seed", "-1")
 
-    def test_of_the_machine_is_named(
+    def test_missing_cuda_device_is_reported(
         self, weights: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         if torch.cuda.is_available():

@@ -1,0 +1,198 @@
+"""Repaint the masked parts of a folder of images with saved weights, positions included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers.utils import logging as transformers_logging
+
+from inpaint_bench.core.config import ModelConfig
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import replacing_folder
+from inpaint_bench.core.records import SkippedImage, write_record
+from inpaint_bench.models import builders, pipeline_folder
+from inpaint_bench.models.location import LONGEST_M
+from inpaint_bench.models.networks import Networks
+from inpaint_bench.quality import grid
+from inpaint_bench.quality.photos import RestoreInput, RestoreFolder, photo_seed
+from inpaint_bench.quality.sampling import restore
+
+BATCH = 4
+GRID_ROWS = 8
+REPORT = "restore.json"
+GRID = "grid.png"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to restore, and how."""
+
+    weights: Path
+    images: Path
+    output: Path
+    masks: Path | None
+    mask_kind: str
+    steps: int
+    seed: int
+    device: str
+
+
+class RestoredImage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One result. `position` is None where the image was restored with the tokens for an unknown position."""
+
+    file: str
+    output: str  # relative to the folder of results
+    position: tuple[float, float] | None  # latitude, longitude in degrees
+    position_from: str  # metadata, EXIF, or why it is unknown
+    text: str
+    mask_from: str
+    mask_share: float
+    note: str = ""
+
+
+class RestoreReport(msgspec.Struct, kw_only=True):
+    """Content of restore.json."""
+
+    weights: str
+    images: str
+    masks: str | None
+    mask_kind: str
+    steps: int
+    seed: int
+    device: str
+    resolution_px: int
+    location_tokens: int  # 0: the weights have no location encoder
+    restored: list[RestoredImage] = []
+    skipped: list[SkippedImage] = []
+
+
+def restore_folder(options: Options) -> RestoreReport:
+    """Restore every usable image and write the results, a grid and the report.
+
+    Raises UserError for impossible options, unusable weights, and a folder without a usable image.
+    """
+    if options.seed < 0:
+        raise UserError(f"--seed {options.seed}: must not be negative")
+    images, out = options.images.absolute(), options.output.absolute()
+    if out.resolve().is_relative_to(images.resolve()) or images.resolve().is_relative_to(out.resolve()):
+        raise UserError(f"-o {options.output}: lies in the folder of images or holds it; name another folder")
+    networks = _load_networks(options)
+    if not 1 <= options.steps <= len(networks.sqrt_alphas_cumprod):
+        raise UserError(f"--steps {options.steps}: must lie between 1 and {len(networks.sqrt_alphas_cumprod)}")
+    sample_size = networks.unet.config.sample_size
+    if not isinstance(sample_size, int):
+        raise UserError(f"{options.weights}: unet.sample_size is {sample_size}, must be one number")
+    side = sample_size * networks.downscale
+    masks = options.masks.absolute() if options.masks else None
+    report = RestoreReport(
+        weights=str(options.weights.absolute()),
+        images=str(images),
+        masks=str(masks) if masks else None,
+        mask_kind=options.mask_kind,
+        steps=options.steps,
+        seed=options.seed,
+        device=options.device,
+        resolution_px=side,
+        location_tokens=networks.location.tokens if networks.location else 0,
+    )
+    folder = RestoreFolder.open(images, masks, options.mask_kind, options.seed, side)
+    with replacing_folder(out, REPORT) as partial:
+        _restore_all(networks, folder, options, partial, report)
+        write_record(partial / REPORT, report)
+    return report
+
+
+def _load_networks(options: Options) -> Networks:
+    transformers_logging.disable_progress_bar()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: no CUDA device here; use --device cpu")
+    folder = options.weights
+    location = pipeline_folder.read_location_description(folder)
+    config = ModelConfig(name=folder.name, weights=str(folder), location_tokens=location.tokens if location else 0)
+    try:
+        return builders.build(config, torch.device(options.device))
+    except UserError as error:
+        raise UserError(str(error).removeprefix("model.weights=")) from None
+
+
+def _restore_all(networks: Networks, folder: RestoreFolder, options: Options, out: Path, report: RestoreReport) -> None:
+    """Write images and grid below `out` and add them to the report. Raises UserError if no image is usable."""
+    grid_rows: list[tuple[Tensor, Tensor, Tensor]] = []
+    outputs: set[str] = set()
+    photos = _usable_photos(networks, folder, report)
+    while batch := list(islice(photos, BATCH)):
+        images, masks, restored = _restore_batch(networks, batch, options)
+        for number, photo in enumerate(batch):
+            output = Path("images", photo.name).with_suffix(".png").as_posix()
+            if output in outputs:  # house.jpg beside house.png
+                output = f"images/{photo.name}.png"
+            outputs.add(output)
+            (out / output).parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(grid.to_pixels(restored[number])).save(out / output)
+            report.restored.append(_describe(photo, output, networks))
+            if len(grid_rows) < GRID_ROWS:
+                grid_rows.append((images[number], masks[number], restored[number]))
+    if not report.restored:
+        reasons = "; ".join(sorted({image.reason for image in report.skipped})[:3])
+        raise UserError(f"{folder.root}: none of {len(report.skipped)} images can be used: {reasons}")
+    columns = [torch.stack(column) for column in zip(*grid_rows, strict=True)]
+    names = [image.file for image in report.restored[:GRID_ROWS]]
+    grid.write(out / GRID, columns[0], columns[1], columns[2], names, GRID_ROWS)
+
+
+def _usable_photos(networks: Networks, folder: RestoreFolder, report: RestoreReport) -> Iterator[RestoreInput]:
+    for photo in folder:
+        if isinstance(photo, SkippedImage):
+            report.skipped.append(photo)
+        else:
+            yield _without_distant_position(photo, networks)
+
+
+def _without_distant_position(photo: RestoreInput, networks: Networks) -> RestoreInput:
+    """Drop a position far from the training data: the encoder's wavelengths do not reach that far."""
+    if networks.location is None or photo.position is None:
+        return photo
+    distance_m = networks.location.distance_m(*photo.position)
+    if distance_m <= LONGEST_M / 2:
+        return photo
+    reason = f"{distance_m / 1000:,.0f} km from the area that the weights were trained on"
+    return replace(photo, position=None, position_from=reason)
+
+
+def _restore_batch(networks: Networks, photos: list[RestoreInput], options: Options) -> tuple[Tensor, Tensor, Tensor]:
+    """Return images [B, 3, R, R], masks [B, 1, R, R] and restored images [B, 3, R, R] on the CPU."""
+    pixels = torch.from_numpy(np.stack([photo.pixels for photo in photos]))
+    images = pixels.permute(0, 3, 1, 2).float() / 127.5 - 1
+    masks = torch.from_numpy(np.stack([photo.mask for photo in photos]))[:, None].float()
+    unknown = (torch.nan, torch.nan)
+    positions = torch.tensor([photo.position or unknown for photo in photos], dtype=torch.float64)
+    tokens = networks.tokenize([photo.text for photo in photos])
+    seeds = [photo_seed(options.seed, photo.name) for photo in photos]
+    restored = restore(networks, images, masks, tokens, positions[:, 0], positions[:, 1], options.steps, seeds)
+    return images, masks, restored.cpu()
+
+
+def _describe(photo: RestoreInput, output: str, networks: Networks) -> RestoredImage:
+    note = ""
+    if networks.location is None:
+        note = "the weights have no location encoder, the position was not used"
+    elif photo.position is None:
+        note = "restored with the tokens for an unknown position"
+    return RestoredImage(
+        file=photo.name,
+        output=output,
+        position=photo.position,
+        position_from=photo.position_from,
+        text=photo.text,
+        mask_from=photo.mask_from,
+        mask_share=round(float(photo.mask.mean()), 4),
+        note=note,
+    )
