@@ -1,4 +1,4 @@
-"""`launch`: one sweep to every site; without -m one point on this machine."""
+"""`launch`: submit a sweep to every site; without -m run one point on this machine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import hydra
 
@@ -16,20 +17,21 @@ from inpaint_bench.cli.exit_codes import guarded
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
-from inpaint_bench.run.task import task  # older pickles of jobs name it here
+from inpaint_bench.run.task import task
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return the exit code of the process."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     register()
     if any(argument.split("=")[0] == "--plan" for argument in arguments):
-        return guarded(lambda: _run_plan(arguments))
-    sys.argv = ["launch", *arguments]
+        return guarded(lambda: _launch_plan(arguments))
+    sys.argv = ["launch", *arguments]  # where Hydra reads them
     return guarded(_launch)
 
 
 def _launch() -> None:
-    """What was asked for, and of `repeats=auto` whose points were waited for the repetitions that it still needs."""
+    """Run Hydra, then add the repetitions that `repeats=auto` still needs to the sweeps that have ended."""
     from launchers.submit.plugin import SweepLauncher
 
     SweepLauncher.ended_auto_sweeps.clear()
@@ -49,41 +51,45 @@ def _launch() -> None:
         raise failed
 
 
-def _run_plan(arguments: list[str]) -> None:
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Raise UserError instead of printing the usage and exiting."""
+        raise UserError(message)
+
+
+def _launch_plan(arguments: list[str]) -> None:
     from launchers.submit.rerun import run_plan
 
-    parser = argparse.ArgumentParser(prog="launch", description="Send the points of a plan file from this machine.")
-    file = "plan.<site>.yaml of a sweep, or plan.<site>.tar, which brings the code that runs it"
-    parser.add_argument("--plan", type=Path, required=True, metavar="FILE", help=file)
-    folder = "configuration files beside the project's own, as --config-dir of the launch (default: where that was)"
+    parser = _Parser(prog="inpaint-bench launch", description="Submit the points of a plan file from this machine.")
+    plan = "plan.<site>.yaml of a sweep, or plan.<site>.tar, which also holds the code that runs it"
+    parser.add_argument("--plan", type=Path, required=True, metavar="FILE", help=plan)
+    folder = "further configuration files, as --config-dir of the launch (default: the folder that the plan names)"
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help=folder)
-    parser.add_argument("--dry-run", action="store_true", help="show and write the scripts, submit nothing")
-    parser.add_argument("--wait", action="store_true", help="return when all points have ended")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan and write the scripts, submit nothing")
+    parser.add_argument("--wait", action="store_true", help="return when all points have finished")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     if options.plan.suffix == ".tar":
-        _run_packed(options)
+        _launch_packed_plan(options)
         return
     run_plan(options.plan, task, config_dir=options.config_dir, dry_run=options.dry_run, wait=options.wait)
 
 
-def _run_packed(options: argparse.Namespace) -> None:
-    """In another process, which imports the code of the plan's own snapshot."""
+def _launch_packed_plan(options: argparse.Namespace) -> None:
+    """Run the plan in another process, which imports the code that came with it."""
     from launchers.remote.plan_file import unpacked
     from launchers.slurm.environment import python_path
 
     with unpacked(options.plan) as (plan, code):
-        words = [sys.executable, "-m", "inpaint_bench.launch", "--plan", str(plan)]
-        words += ["--config-dir", str(options.config_dir)] if options.config_dir else []
-        words += ["--dry-run"] * options.dry_run + ["--wait"] * options.wait
-        done = subprocess.run(words, env=os.environ | {"PYTHONPATH": python_path(code), "PYTHONSAFEPATH": "1"})
+        command = [sys.executable, "-m", "inpaint_bench.launch", "--plan", str(plan)]
+        command += ["--config-dir", str(options.config_dir)] if options.config_dir else []
+        command += ["--dry-run"] * options.dry_run + ["--wait"] * options.wait
+        done = subprocess.run(command, env=os.environ | {"PYTHONPATH": python_path(code), "PYTHONSAFEPATH": "1"})
     if done.returncode == UserError.exit_code:
-        raise UserError(f"{options.plan}: was not sent, as said above")
+        raise UserError(f"{options.plan}: was not submitted; see the message above")
     if done.returncode:
-        raise PointsFailedError(f"{options.plan}: not all of its points were sent or completed, as said above")
+        raise PointsFailedError(f"{options.plan}: not all of its points were submitted or completed; see above")
 
 
 if __name__ == "__main__":
-    from . import launch  # under its own name, so that a job imports the task
-
-    sys.exit(launch.main())
+    sys.exit(main())

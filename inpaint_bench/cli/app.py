@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperGroup
 
 from inpaint_bench import __version__
 from inpaint_bench.core.errors import UserError
 
 from .exit_codes import guarded, unwind_on_signals
+
+PROGRAM = "inpaint-bench"
 
 
 class _Guarded(TyperGroup):
@@ -33,31 +36,32 @@ app = typer.Typer(
     cls=_Guarded, help="Benchmark the fine-tuning of diffusion models across GPUs and Slurm sites.", **_STYLE
 )
 doctor = typer.Typer(help="Check this machine, a site file or a GPU.", **_STYLE)
-# Hydra reads the arguments of `launch`, its --help included.
+# Hydra parses the arguments of `launch`, its --help included.
 _HYDRA = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
 
-Sweep = Annotated[Path, typer.Argument(metavar="SWEEP", help="Sweep directory, as `launch -m` printed it.")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Configuration, as for launch.")]
+Sweep = Annotated[Path, Argument(metavar="SWEEP", help="Sweep directory, as `launch -m` printed it.")]
+Overrides = Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Configuration, as for launch.")]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code of the process."""
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
-        code = _command.main(arguments, prog_name="inpaint-bench", standalone_mode=False)
+        code = _command.main(arguments, prog_name=PROGRAM, standalone_mode=False)
     except typer.TyperException as error:  # a wrong verb, option or value
         print(f"error: {error.format_message()}", file=sys.stderr)
         return UserError.exit_code
     return int(code or 0)
 
 
-def _example(arguments: str) -> str:
-    return f"\b\nExample:\n  inpaint-bench {arguments}"
+def _example(*arguments: str) -> str:
+    lines = (f"  {PROGRAM} {line}" for line in arguments)
+    return "\n".join(["\b", "Example:" if len(arguments) == 1 else "Examples:", *lines])
 
 
 def _print_version(requested: bool) -> None:
     if requested:
-        print(f"inpaint-bench {__version__}")
+        print(f"{PROGRAM} {__version__}")
         raise typer.Exit
 
 
@@ -65,31 +69,28 @@ def _print_version(requested: bool) -> None:
 def _before_every_verb(
     ctx: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+        bool, Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    if ctx.invoked_subcommand != "launch":  # Hydra sets up the logging of that
+    if ctx.invoked_subcommand != "launch":  # Hydra sets up its logging
         logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
 
 
 @app.command(
-    epilog="\b\nExamples:\n"
-    "  inpaint-bench prepare data=synthetic data.num_images=6500 prepare.out=facades\n"
-    "  inpaint-bench prepare data=folder data.root=photos prepare.out=prepared prepare.formats=[files,memmap,hdf5]\n"
-    "  inpaint-bench prepare data=prepared data.root=prepared prepare.formats=[webdataset]"
+    epilog=_example(
+        "prepare data=synthetic data.num_images=6500 prepare.out=facades",
+        "prepare data=folder data.root=photos prepare.out=prepared prepare.formats=[files,memmap,hdf5]",
+        "prepare data=prepared data.root=prepared prepare.formats=[webdataset]",
+    )
 )
 def prepare(
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Configuration: data=..., data.KEY=..., prepare.KEY=..."),
-    ] = None,
-    verify: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Only compare every file of DIR with its checksum.")
-    ] = None,
+    overrides: Overrides = None,
+    verify: Annotated[Path | None, Option(metavar="DIR", help="Only compare the files of DIR with checksums.")] = None,
 ) -> None:
     """Prepare a dataset from a folder of images or the generator.
 
-    Writes prepare.out with a manifest, checksums and a split by geographic blocks. Run it again to add formats.
+    Writes prepare.out with a manifest, checksums and a split by geographic blocks. Run it again to add formats. The
+    keys are those of data, data.* and prepare.*; prepare.caches=true also needs a model and a recipe.
     """
     from .prepare import run_prepare
 
@@ -98,9 +99,9 @@ def prepare(
 
 
 @app.command(context_settings=_HYDRA, add_help_option=False)
-def launch(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> int:
+def launch(arguments: Annotated[list[str] | None, Argument()] = None) -> int:
     """Submit a sweep to every site (-m), or run one point here."""
-    from inpaint_bench import launch  # by its own name, which the pickles of jobs hold
+    from inpaint_bench import launch
 
     return launch.main(arguments or [])
 
@@ -108,28 +109,20 @@ def launch(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> i
 @app.command(epilog=_example("status runs/2026-11-21/08-30-00-inpaint"))
 def status(
     sweep: Sweep,
-    watch: Annotated[bool, typer.Option("--watch", help="Refresh until all points have finished.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    point: Annotated[
-        int | None, typer.Option(metavar="N", help="Show one point in detail: attempts, logs, Slurm's messages.")
-    ] = None,
-    cost: Annotated[bool, typer.Option("--cost", help="Show planned and actual service units.")] = False,
-    all_points: Annotated[bool, typer.Option("--all", help="Show every point in a row of its own.")] = False,
+    watch: Annotated[bool, Option("--watch", help="Refresh until all points have finished.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print JSON instead of a table.")] = False,
+    point: Annotated[int | None, Option(metavar="N", help="Show one point: attempts, logs, messages.")] = None,
+    cost: Annotated[bool, Option("--cost", help="Show planned and actual service units.")] = False,
+    all_points: Annotated[bool, Option("--all", help="Show every point in a row of its own.")] = False,
     every_s: Annotated[
         float | None,
-        typer.Option(
-            "--every",
-            metavar="S",
-            help="With --watch: seconds between refreshes (default 60, or the "
-            "site's limits.poll_s where that is longer).",
-        ),
+        Option("--every", metavar="S", help="Seconds between refreshes (default: 60, or limits.poll_s if longer)."),
     ] = None,
 ) -> None:
     """Show the state of every point of a sweep."""
     from .status import run_status
 
-    exclusive = {"--watch": watch, "--json": as_json, "--point": point is not None, "--cost": cost}
-    _at_most_one(exclusive)
+    _at_most_one({"--watch": watch, "--json": as_json, "--point": point is not None, "--cost": cost})
     run_status(sweep, watch=watch, as_json=as_json, point=point, cost=cost, all_points=all_points, every_s=every_s)
 
 
@@ -137,32 +130,23 @@ def status(
 def rerun(
     sweep: Sweep,
     changes: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Overrides for this rerun, for example time_min=120."),
+        list[str] | None, Argument(metavar="KEY=VALUE", help="Overrides for this rerun, for example time_min=120.")
     ] = None,
     only: Annotated[
         str | None,
-        typer.Option(
-            metavar="REASONS",
-            help="Rerun these failure reasons and no others, whatever their policy; "
-            "separated by commas, oom stands for both kinds of memory.",
-        ),
+        Option(metavar="REASONS", help="Rerun only these failure reasons, separated by commas, whatever their policy."),
     ] = None,
     repeats: Annotated[
         str | None,
-        typer.Option(
-            metavar="N|auto",
-            help="Submit further replicates instead: until every cell has N, or (auto) "
-            "until its confidence interval is as narrow as repeats_target.",
-        ),
+        Option(metavar="N|auto", help="Submit further replicates instead: up to N per cell, or up to repeats_target."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be submitted, submit nothing.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when all points have finished.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show what would be submitted, submit nothing.")] = False,
+    wait: Annotated[bool, Option("--wait", help="Return when all points have finished.")] = False,
 ) -> None:
     """Resubmit the points of a sweep that did not complete.
 
     The keys rerun.* say what happens for each failure reason: timeouts get a longer limit, failed nodes are excluded;
-    application errors and exhausted memory are resubmitted only where --only names them.
+    application errors and exhausted memory (oom) are resubmitted only where --only names them.
     """
     from .rerun import run_rerun
 
@@ -182,18 +166,11 @@ def cancel(sweep: Sweep) -> None:
 
 @app.command(epilog=_example("collect runs/2026-11-21/08-30-00-inpaint"))
 def collect(
-    source: Annotated[
-        Path, typer.Argument(metavar="SWEEP|FILE", help="Sweep directory, or a file that --export wrote.")
-    ],
-    export: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the results of SWEEP into a file to carry.")
-    ] = None,
+    source: Annotated[Path, Argument(metavar="SWEEP|FILE", help="Sweep directory, or a file that --export wrote.")],
+    export: Annotated[Path | None, Option(metavar="FILE", help="Write the results into a file to carry.")] = None,
     into: Annotated[
         Path | None,
-        typer.Option(
-            metavar="SWEEP",
-            help="Sweep directory that FILE belongs to (default: the one below ./runs with its sweep id).",
-        ),
+        Option(metavar="SWEEP", help="Sweep directory of FILE (default: the one below ./runs with its sweep id)."),
     ] = None,
 ) -> None:
     """Copy results of other sites into the sweep directory.
@@ -209,20 +186,19 @@ def collect(
 
 @app.command(epilog=_example("merge runs/grace runs/delta -o dataset"))
 def merge(
-    roots: Annotated[list[Path], typer.Argument(metavar="ROOT", help="Folders with run directories at any depth.")],
+    roots: Annotated[list[Path], Argument(metavar="ROOT", help="Folders with run directories at any depth.")],
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="DATASET", help="Dataset folder; an older dataset is replaced.")
+        Path, Option("-o", "--output", metavar="DATASET", help="Dataset folder; an older dataset is replaced.")
     ],
     threads: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Run directories to read at once (default: the usable cores, at most 8)."),
+        int | None, Option(metavar="N", help="Run directories to read at once (default: usable cores, at most 8).")
     ] = None,
     allow_mixed: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="ATTRIBUTES",
-            help="Keep runs of one GPU at one site that differ in these, as separate "
-            "cells: driver, board, power_limit, power_semantics, separated by commas.",
+            help="Keep runs of one GPU at one site as separate cells if they differ in any of driver, board, "
+            "power_limit, power_semantics (separated by commas).",
         ),
     ] = "",
 ) -> None:
@@ -239,15 +215,11 @@ def merge(
 
 @app.command(epilog=_example("report dataset -o report"))
 def report(
-    dataset: Annotated[Path, typer.Argument(metavar="DATASET", help="Folder that `merge` wrote.")],
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder for the report.")],
+    dataset: Annotated[Path, Argument(metavar="DATASET", help="Folder that `merge` wrote.")],
+    output: Annotated[Path, Option("-o", "--output", metavar="DIR", help="Folder for the report.")],
     export: Annotated[
         str,
-        typer.Option(
-            metavar="FORMATS",
-            help="Tables as csv and latex, figures as pdf and png (2x): all, none, or several separated by commas.",
-            show_default=True,
-        ),
+        Option(metavar="FORMATS", help="Any of csv, latex (tables), pdf, png (figures), by commas; or all, or none."),
     ] = "csv,latex,pdf",
 ) -> None:
     """Print a dataset's tables and write the report.
@@ -262,19 +234,18 @@ def report(
 
 @app.command(epilog=_example("restore runs/trained/weights photos -o restored --masks photos/masks --device cuda"))
 def restore(
-    weights: Annotated[Path, typer.Argument(metavar="WEIGHTS", help="Diffusers folder, as training saves it.")],
-    images: Annotated[Path, typer.Argument(metavar="IMAGES", help="Folder of images.")],
+    weights: Annotated[Path, Argument(metavar="WEIGHTS", help="Diffusers folder, as training saves it.")],
+    images: Annotated[Path, Argument(metavar="IMAGES", help="Folder of images.")],
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="DIR", help="Folder for the results; older results are replaced.")
+        Path, Option("-o", "--output", metavar="DIR", help="Folder for the results; older results are replaced.")
     ],
     masks: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Masks with the images' names, white = repaint (default: generated)."),
+        Path | None, Option(metavar="DIR", help="Masks with the images' names, white = repaint (default: generated).")
     ] = None,
-    mask_kind: Annotated[Literal["sd", "disaster"], typer.Option(help="Kind of the generated masks.")] = "sd",
-    steps: Annotated[int, typer.Option(help="DDIM steps.")] = 30,
-    seed: Annotated[int, typer.Option(help="Seed of noise and generated masks.")] = 0,
-    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Device to run on.")] = "cpu",
+    mask_kind: Annotated[Literal["sd", "disaster"], Option(help="Kind of the generated masks.")] = "sd",
+    steps: Annotated[int, Option(help="DDIM steps.")] = 30,
+    seed: Annotated[int, Option(help="Seed of noise and generated masks.")] = 0,
+    device: Annotated[Literal["cpu", "cuda"], Option(help="Device to run on.")] = "cpu",
 ) -> None:
     """Repaint the masked parts of images with saved weights.
 
@@ -282,21 +253,11 @@ def restore(
     metadata file or EXIF; an image without one is restored with the learned "unknown position" tokens. restore.json
     lists what was done.
     """
+    options = dict(locals())
     from .restore import Options, run_restore
 
     with unwind_on_signals():
-        run_restore(
-            Options(
-                weights=weights,
-                images=images,
-                output=output,
-                masks=masks,
-                mask_kind=mask_kind,
-                steps=steps,
-                seed=seed,
-                device=device,
-            )
-        )
+        run_restore(Options(**options))
 
 
 app.add_typer(doctor, name="doctor", epilog=_example("doctor site delta --write"))
@@ -318,19 +279,16 @@ def doctor_machine(overrides: Overrides = None) -> None:
 
 @doctor.command("site", epilog=_example("doctor site delta --write"))
 def doctor_site(
-    name: Annotated[str, typer.Argument(metavar="NAME|all", help="Name of the site file, or all of them.")],
+    site: Annotated[str, Argument(metavar="NAME|all", help="Name of the site file, or all of them.")],
     overrides: Overrides = None,
     write: Annotated[
-        bool, typer.Option("--write", help="Write the corrections and the date of the check into the site file.")
+        bool, Option("--write", help="Write the corrections and the date of the check into the site file.")
     ] = False,
     probe: Annotated[
         bool,
-        typer.Option(
-            "--probe",
-            help="Submit a job of about a minute that checks a compute node: PyTorch, our code, GPU, scratch, quota.",
-        ),
+        Option("--probe", help="Submit a job that checks a compute node: PyTorch, our code, GPU, scratch, quota."),
     ] = False,
-    wait_min: Annotated[float, typer.Option(metavar="MIN", help="Minutes to wait for the probe job.")] = 10.0,
+    wait_min: Annotated[float, Option(metavar="MIN", help="Minutes to wait for the probe job.")] = 10.0,
 ) -> int:
     """Compare a site file with its live Slurm.
 
@@ -339,13 +297,13 @@ def doctor_site(
     from .doctor.site_report import Options, run_site
 
     with unwind_on_signals():
-        options = Options(site=name, overrides=overrides or [], write=write, probe=probe, wait_min=wait_min)
+        options = Options(site=site, overrides=overrides or [], write=write, probe=probe, wait_min=wait_min)
         return int(not run_site(options))
 
 
 @doctor.command("probe-result")
 def doctor_probe_result(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder that `doctor site --probe` printed.")],
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="Folder that `doctor site --probe` printed.")],
 ) -> int:
     """Print the result of an earlier probe job."""
     from .doctor.site_report import run_probe_result
@@ -355,15 +313,10 @@ def doctor_probe_result(
 
 @doctor.command("gpu", epilog=_example("doctor gpu --out card.json.gz"))
 def doctor_gpu(
-    uuid: Annotated[
-        str | None, typer.Option(metavar="GPU-...", help="UUID of the GPU; needed where there are several.")
-    ] = None,
-    seconds: Annotated[float, typer.Option(metavar="S", help="Length of the examination.")] = 20.0,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.json.gz", help="Save a recording that telemetry=replay can play back."),
-    ] = None,
-    note: Annotated[str, typer.Option(help="What the GPU was doing, kept in the recording.")] = "",
+    uuid: Annotated[str | None, Option(metavar="GPU-...", help="Which GPU; needed if there are several.")] = None,
+    seconds: Annotated[float, Option(metavar="S", help="Length of the examination.")] = 20.0,
+    out: Annotated[Path | None, Option(metavar="FILE.json.gz", help="Save a recording for telemetry=replay.")] = None,
+    note: Annotated[str, Option(help="What the GPU was doing, kept in the recording.")] = "",
 ) -> None:
     """Examine a GPU through NVML.
 

@@ -18,11 +18,11 @@ from inpaint_bench.core.config import ModelConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replacing_folder
 from inpaint_bench.core.records import SkippedImage, write_record
-from inpaint_bench.models import builders, pipeline_folder
+from inpaint_bench.models import pipeline_folder
 from inpaint_bench.models.location import LONGEST_M
-from inpaint_bench.models.networks import Networks
+from inpaint_bench.models.networks import Networks, build_networks
 from inpaint_bench.quality import grid
-from inpaint_bench.quality.photos import RestoreInput, RestoreFolder, photo_seed
+from inpaint_bench.quality.photos import RestoreFolder, RestoreInput, image_seed
 from inpaint_bench.quality.sampling import restore
 
 BATCH = 4
@@ -118,7 +118,7 @@ def _load_networks(options: Options) -> Networks:
     location = pipeline_folder.read_location_description(folder)
     config = ModelConfig(name=folder.name, weights=str(folder), location_tokens=location.tokens if location else 0)
     try:
-        return builders.build(config, torch.device(options.device))
+        return build_networks(config, torch.device(options.device))
     except UserError as error:
         raise UserError(str(error).removeprefix("model.weights=")) from None
 
@@ -175,7 +175,7 @@ def _restore_batch(networks: Networks, photos: list[RestoreInput], options: Opti
     unknown = (torch.nan, torch.nan)
     positions = torch.tensor([photo.position or unknown for photo in photos], dtype=torch.float64)
     tokens = networks.tokenize([photo.text for photo in photos])
-    seeds = [photo_seed(options.seed, photo.name) for photo in photos]
+    seeds = [image_seed(options.seed, photo.name) for photo in photos]
     restored = restore(networks, images, masks, tokens, positions[:, 0], positions[:, 1], options.steps, seeds)
     return images, masks, restored.cpu()
 

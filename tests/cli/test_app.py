@@ -64,6 +64,7 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (["doctor", "sight"], "No such command 'sight'. Did you mean 'site'?"),
         (["launch", "gpuu=h200"], "gpuu"),
         (["launch", "--plan", "/nowhere.yaml"], "/nowhere.yaml"),
+        (["launch", "--plan"], "argument --plan: expected one argument"),
     ],
 )
 def test_a_usage_error_is_one_line_and_exit_code_2(
