@@ -29,7 +29,7 @@ from launchers.status.survey import PointStatus, poll_sweep, sites_of, slowest_s
 from launchers.submit.rerun_policy import check_changes
 from launchers.submit.submit import Submission
 from launchers.sweep.ledger import Ledger
-from launchers.sweep.run_order import RunOrder
+from launchers.sweep.sweep_record import RunOrder
 
 if TYPE_CHECKING:
     import polars as pl

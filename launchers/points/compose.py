@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
-from launchers.sweep.launch_context import LaunchContext
+from launchers.sweep.sweep_record import LaunchContext
 
 from . import hydra_internals
 from .composition import Composition

@@ -19,7 +19,7 @@ from dataclasses import replace
 from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.validation import check
-from launchers.sweep.run_order import RunOrder
+from launchers.sweep.sweep_record import RunOrder
 
 from .point import Point
 
@@ -55,7 +55,11 @@ def initial_points(order: RunOrder, cells: Sequence[Point]) -> list[Point]:
     """Return every point that the sweep starts with, in order of point numbers."""
     if order.is_plain:
         return list(cells)
-    return [repetition_of(cells[cell], order, cell, repetition) for cell, repetition in order.initial_runs()]
+    return [
+        repetition_of(cells[cell], order, cell, repetition)
+        for repetition in range(order.repeats)
+        for cell in order.shuffled(repetition)
+    ]
 
 
 def repetition_of(point: Point, order: RunOrder, cell: int, repetition: int) -> Point:

@@ -15,9 +15,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_bytes, replacing
 from inpaint_bench.core.schema import CODE, PLAN_PATTERN
 from launchers.points.point import Point
-from launchers.sweep.launch_context import LaunchContext
-from launchers.sweep.run_order import RunOrder
-from launchers.sweep.sweep_record import SweepRecord
+from launchers.sweep.sweep_record import LaunchContext, RunOrder, SweepRecord
 
 from .archive import ArchiveError, read_archive, write_archive
 from .messages import Name, Number

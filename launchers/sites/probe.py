@@ -20,7 +20,7 @@ from launchers.slurm import query
 from launchers.slurm import submit as slurm
 from launchers.submit import dry_run
 from launchers.sweep import private_dirs, snapshot
-from launchers.sweep.launch_context import LaunchContext
+from launchers.sweep.sweep_record import LaunchContext
 
 TIME_LIMIT_MIN = 5  # it takes about one; importing PyTorch from a cold file system may take longer
 JOB_FOLDER = "probe"

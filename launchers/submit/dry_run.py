@@ -17,8 +17,8 @@ from launchers.slurm.script import render
 from launchers.slurm.submit import job_command
 from launchers.status import tables
 from launchers.sweep import snapshot
-from launchers.sweep.launch_context import LaunchContext
 from launchers.sweep.ledger import job_name
+from launchers.sweep.sweep_record import LaunchContext
 
 log = logging.getLogger(__name__)
 

@@ -32,8 +32,7 @@ from launchers.points.point import Point
 from launchers.points.repetitions import AUTO, choose_order, initial_points
 from launchers.points.site_catalog import SiteCatalog
 from launchers.points.time_limit import RunHistories
-from launchers.sweep.launch_context import LaunchContext
-from launchers.sweep.sweep_record import SweepRecord, new_sweep_id
+from launchers.sweep.sweep_record import LaunchContext, SweepRecord
 
 log = logging.getLogger(__name__)
 
@@ -148,8 +147,7 @@ class SweepLauncher(Launcher):
             task_function=self._task,
             wait=bench.wait,
             dry_run=bench.dry_run,
-            new_sweep=SweepRecord(
-                sweep_id=new_sweep_id(),
+            new_sweep=SweepRecord.new(
                 overrides=typed_overrides,
                 order=order,
                 launch_context=LaunchContext.from_config(self._config),

@@ -20,7 +20,7 @@ from launchers.status.survey import PointStatus, poll_sweep, sites_of
 from launchers.sweep.ledger import Ledger
 from launchers.sweep.sweep_record import SweepRecord
 
-from .rerun_policy import Selection, check_changes, decide, decisions_table, merge_overrides
+from .rerun_policy import check_changes, decide, decisions_table, merge_overrides
 from .submit import Submission
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,6 @@ def rerun(
     ledger = Ledger.open(folder.absolute())
     check_changes(changes)
     sweep = ledger.sweep
-    selection = Selection(only=only, changes=tuple(changes))
     unknown: list[PointStatus] = []
     with composer(sweep.launch_context) as compose:
 
@@ -64,7 +63,9 @@ def rerun(
             if only is None or Reason.NEVER_STARTED in only:
                 for plan in sorted({str(point.record.plan) for point in deferred.values()}):
                     log.info(f"{plan} is left alone: its points run elsewhere ({plan_file.launch_command(plan)})")
-            decisions = decide([point for point in points if point.record.num not in deferred], selection, compose)
+            decisions = decide(
+                [point for point in points if point.record.num not in deferred], compose, only=only, changes=changes
+            )
             if changes and not decisions:  # so that a wrong override is reported although nothing is submitted
                 compose(0, merge_overrides(sweep.points[0].overrides, changes))
             if decisions:
@@ -103,7 +104,7 @@ def run_plan(path: Path, task: TaskFunction, *, config_dir: Path | None, dry_run
             task_function=task,
             wait=wait,
             dry_run=dry_run,
-            new_sweep=SweepRecord(sweep_id=plan.sweep_id, order=plan.order, launch_context=context),
+            new_sweep=SweepRecord.new(sweep_id=plan.sweep_id, order=plan.order, launch_context=context),
         )
         submission.run(lambda: points)
 

@@ -25,38 +25,20 @@ from launchers.points.placement import node_mem_gb
 from launchers.points.point import Point
 from launchers.status.survey import PointStatus
 
-_NOT_CHANGEABLE: Mapping[str, str] = {
+_FIXED: Mapping[str, str] = {
     "dry_run": "use --dry-run, which submits nothing",
     "wait": "use --wait",
-    "out": "a sweep stays in its directory; launch another one",
-    "name": "a sweep stays in its directory; launch another one",
-    "hydra": "Hydra's own keys stay as they were launched; launch another sweep",
-    "identity": "every attempt gets its own",
-    "study": "a sweep keeps the study that it was launched with; launch another one",
     "repeats": "use --repeats N, which adds repetitions",
-    "order_seed": "a sweep keeps the order that it was launched with; launch another one",
+    "identity": "every attempt gets its own",
+    **dict.fromkeys(
+        ("out", "name", "hydra", "study", "order_seed"), "a sweep keeps it as launched; launch another one"
+    ),
 }
 _ONLY_WITH_REPEATS = dict.fromkeys(("repeats_target", "repeats_max"), "only --repeats auto uses it")
 _NOT_WITH_REPEATS = {"seed": "repetitions have seeds of their own"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Selection:
-    """What the user of this `rerun` asked for."""
-
-    only: frozenset[Reason] | None = None  # None: what the policies submit
-    changes: tuple[str, ...] = ()
-
-    def names(self, reason: Reason) -> bool:
-        """Return whether `--only` names the reason."""
-        return self.only is not None and reason in self.only
-
-    def sets(self, key: str) -> bool:
-        """Return whether an override sets this key."""
-        return any(_key(change) == key for change in self.changes)
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Decision:
     """What becomes of one point."""
 
@@ -73,39 +55,42 @@ class _Candidate:
 
     status: PointStatus
     reason: Reason
-    selection: Selection
+    named: bool  # `--only` names the reason
+    changes: tuple[str, ...]  # the user's
     composer: Callable[[int, Sequence[str]], Point]
 
     def compose(self, *changes: str) -> Point:
         """Compose the next attempt with the overrides of the last one, those of the user, and these."""
         record = self.status.record
-        overrides = merge_overrides(record.overrides, (*self.selection.changes, *changes))
+        overrides = merge_overrides(record.overrides, (*self.changes, *changes))
         point = self.composer(record.num, overrides)
         point.attempt = record.last.attempt + 1 if record.last else 1
         return point
 
+    def sets(self, key: str) -> bool:
+        """Return whether the user sets this key."""
+        return any(_key(change) == key for change in self.changes)
+
     def submit(self, action: str, *changes: str) -> Decision:
         """Decide to submit the point with these changes."""
-        every = (*self.selection.changes, *changes)
-        return Decision(
-            num=self.status.record.num,
-            reason=self.reason,
-            action=action,
-            changes=every,
-            point=self.compose(*changes),
-        )
+        every = (*self.changes, *changes)
+        return Decision(self.status.record.num, self.reason, action, every, self.compose(*changes))
 
     def leave(self, explanation: str) -> Decision:
         """Decide to leave the point alone."""
-        return Decision(num=self.status.record.num, reason=self.reason, action=f"left alone: {explanation}")
+        return Decision(self.status.record.num, self.reason, f"left alone: {explanation}")
 
 
 def decide(
-    points: Iterable[PointStatus], selection: Selection, composer: Callable[[int, Sequence[str]], Point]
+    points: Iterable[PointStatus],
+    composer: Callable[[int, Sequence[str]], Point],
+    *,
+    only: frozenset[Reason] | None = None,
+    changes: Sequence[str] = (),
 ) -> list[Decision]:
-    """Decide about every point that failed or was never submitted, less those that `--only` leaves out.
+    """Decide about every point that failed or was never submitted, less those that `only` leaves out.
 
-    The policies are those of the first such point: a sweep has one set.
+    The policies are those of the first such point: a sweep has one set. `only` submits what a policy would leave alone.
     """
     decisions: list[Decision] = []
     policies: RerunConfig | None = None
@@ -113,15 +98,17 @@ def decide(
         reason = point.reason
         if point.state not in (PointState.FAILED, PointState.PLANNED) or reason is None:
             continue
-        if selection.only is not None and reason not in selection.only:
+        if only is not None and reason not in only:
             continue
-        candidate = _Candidate(status=point, reason=reason, selection=selection, composer=composer)
+        candidate = _Candidate(
+            status=point, reason=reason, named=only is not None, changes=tuple(changes), composer=composer
+        )
         policies = policies or candidate.compose().bench.rerun
         attempts = sum(attempt.job_id is not None for attempt in point.record.attempts)
         if attempts >= policies.max_attempts:
             limit = f"it had its {attempts} attempts; a higher rerun.max_attempts than {policies.max_attempts}"
             decisions.append(candidate.leave(f"{limit} allows more"))
-        elif not selection.names(reason) and not getattr(policies, reason.value).send:
+        elif not candidate.named and not getattr(policies, reason.value).send:
             decisions.append(candidate.leave(f"--only {reason} submits it"))
         else:
             decisions.append(_ACTIONS.get(reason, _unchanged)(candidate))
@@ -145,7 +132,7 @@ def check_changes(changes: Sequence[str], *, repeating: bool = False) -> None:
 
     `repeating`: the command adds repetitions.
     """
-    refused = {**_NOT_CHANGEABLE, **(_NOT_WITH_REPEATS if repeating else _ONLY_WITH_REPEATS)}
+    refused = {**_FIXED, **(_NOT_WITH_REPEATS if repeating else _ONLY_WITH_REPEATS)}
     parsed = OverridesParser.create().parse_overrides(list(changes))
     for change, override in zip(changes, parsed, strict=True):
         key = override.key_or_group.partition(".")[0].partition("/")[0]
@@ -159,31 +146,30 @@ def check_changes(changes: Sequence[str], *, repeating: bool = False) -> None:
 def _unchanged(candidate: _Candidate) -> Decision:
     if not candidate.status.record.attempts:
         return candidate.submit("submitted for the first time")
-    return candidate.submit("submitted with changes" if candidate.selection.changes else "submitted unchanged")
+    return candidate.submit("submitted with changes" if candidate.changes else "submitted unchanged")
 
 
 def _timeout(candidate: _Candidate) -> Decision:
     """Ask for a longer limit; at the partition's limit, only a checkpoint makes another attempt worthwhile."""
-    point, selection = candidate.compose(), candidate.selection
+    point = candidate.compose()
     site, limit = point.site, point.request.time_min
     gpu = site.gpus[point.bench.gpu.name]
     checkpoint = _newest_checkpoint(candidate.status)
-    resumes = f", resumes from {checkpoint}" if checkpoint else ""
-    if selection.sets("time_min"):
+    resumes = f"; resumes from {checkpoint}" if checkpoint else ""
+    if candidate.sets("time_min"):
         return candidate.submit(f"time limit of {limit} min, as requested{resumes}")
     longer = min(math.ceil(limit * point.bench.rerun.timeout.time_factor), gpu.max_minutes)
     if longer > limit:
         return candidate.submit(f"time limit of {longer} min instead of {limit}{resumes}", f"time_min={longer}")
-    at_most = f"it had the {gpu.max_minutes} min that {gpu.partition or site.name} allows"
+    action = f"it had the {gpu.max_minutes} min that {gpu.partition or site.name} allows"
     if checkpoint:
-        return candidate.submit(at_most + resumes)
+        return candidate.submit(action + resumes)
     if site.connect.method in ("ssh", "bundle"):  # checkpoints stay at the site
-        return candidate.submit(f"{at_most}; whether {site.name} has a checkpoint is not known here")
-    if selection.names(candidate.reason) or selection.changes:
-        return candidate.submit(f"{at_most}; there is no checkpoint to resume from")
-    return candidate.leave(
-        f"{at_most}, and there is no checkpoint to resume from; --only {candidate.reason} submits it"
-    )
+        return candidate.submit(f"{action}; whether {site.name} has a checkpoint is not known here")
+    action += "; there is no checkpoint to resume from"
+    if candidate.named or candidate.changes:
+        return candidate.submit(action)
+    return candidate.leave(f"{action}; --only {candidate.reason} submits it")
 
 
 def _node_fail(candidate: _Candidate) -> Decision:
@@ -191,7 +177,7 @@ def _node_fail(candidate: _Candidate) -> Decision:
     point, node = candidate.compose(), _failed_node(candidate.status)
     site = point.site
     key = f"sites.{site.name}.exclude_nodes"
-    if not point.bench.rerun.node_fail.exclude_node or site.connect.method == "local" or candidate.selection.sets(key):
+    if not point.bench.rerun.node_fail.exclude_node or site.connect.method == "local" or candidate.sets(key):
         return _unchanged(candidate)
     if node is None:
         return candidate.submit("submitted unchanged: which node failed is not known")
@@ -219,13 +205,13 @@ def _oom_gpu(candidate: _Candidate) -> Decision:
 def _oom_host(candidate: _Candidate) -> Decision:
     """Request more host memory, up to the node's."""
     point = candidate.compose()
-    if point.site.connect.method == "local" or candidate.selection.sets("mem_gb"):
+    if point.site.connect.method == "local" or candidate.sets("mem_gb"):
         return _unchanged(candidate)
     mem_gb, node_gb = point.request.mem_gb, node_mem_gb(point.site.gpus[point.bench.gpu.name])
     more_gb = min(math.ceil(mem_gb * point.bench.rerun.oom_host.mem_factor), node_gb)
     if more_gb > mem_gb:
         return candidate.submit(f"host memory of {more_gb} G instead of {mem_gb}", f"mem_gb={more_gb}")
-    if candidate.selection.changes:
+    if candidate.changes:
         return _unchanged(candidate)
     return candidate.leave(f"it had the {node_gb} G of a node")
 

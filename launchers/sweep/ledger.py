@@ -1,4 +1,4 @@
-"""The sweep directory's own record: `sweep.json`, and `ledger.jsonl`, which only grows.
+"""The ledger of a sweep, `ledger.jsonl`, which only grows, beside its record, `sweep.json`.
 
 An event is on disk before what it announces happens: `planned` before sbatch is called, `submitted` right after. So a
 sweep whose launcher died can still be told apart from one that was never submitted.
@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -22,7 +22,7 @@ from inpaint_bench.core.schema import JOBS, LEDGER, SWEEP
 
 from .events import AttemptKey, Cancelled, Deferred, Event, Planned, Refused, Submitted
 from .lock import TIMEOUT_S, is_locked, sweep_lock
-from .sweep_record import PointSpec, SweepRecord
+from .sweep_record import PointSpec, SweepRecord, has_runs
 
 E = TypeVar("E", bound=Event)
 READERS = 16  # directories listed at once: on a network file system each listing waits for the server
@@ -48,7 +48,7 @@ class Attempt:
 
     @property
     def subdir(self) -> str:
-        """Run directory below the sweep directory."""
+        """Return the run directory below the sweep directory."""
         return f"{self.point}/attempt-{self.attempt}"
 
 
@@ -66,12 +66,12 @@ class PointRecord:
 
     @property
     def last(self) -> Attempt | None:
-        """The newest attempt."""
+        """Return the newest attempt."""
         return self.attempts[-1] if self.attempts else None
 
 
 class Ledger:
-    """Reads and writes the record of one sweep directory."""
+    """Reads and writes the record and the ledger of one sweep directory."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -85,7 +85,7 @@ class Ledger:
 
     @property
     def sweep(self) -> SweepRecord:
-        """The content of `sweep.json`, read anew. Raises UserError where it is missing or damaged."""
+        """Read `sweep.json`. Raises UserError where it is missing or damaged."""
         return SweepRecord.read(self.folder)
 
     def add_points(self, points: Iterable[PointSpec], sites: dict[str, Any]) -> None:
@@ -106,12 +106,12 @@ class Ledger:
 
     def append(self, event: Event) -> None:
         """Write an event and wait until it is on the disk."""
-        line = msgspec.json.encode(event)
         with (self.folder / LEDGER).open("a+b") as out:
-            # a writer that was killed in the middle of a line must not spoil the next event
-            if out.tell() and not _ends_with_newline(out):
-                line = b"\n" + line
-            out.write(line + b"\n")
+            if out.tell():
+                out.seek(-1, os.SEEK_END)
+                if out.read(1) != b"\n":  # a writer was killed in this line, which must not spoil the next event
+                    out.write(b"\n")
+            out.write(msgspec.json.encode(event) + b"\n")
             out.flush()
             os.fsync(out.fileno())
 
@@ -125,7 +125,7 @@ class Ledger:
         if problems is not None:
             problems += skipped
             if gaps:
-                problems.append(f"{'; '.join(gaps)}. `rerun` refuses this sweep: it could submit a point twice")
+                problems.append(f"{gaps}. `rerun` refuses this sweep: it could submit a point twice")
         return points
 
     def check_complete(self) -> None:
@@ -133,15 +133,14 @@ class Ledger:
 
         Nothing is rebuilt from what else lies in the sweep directory.
         """
-        _, _, gaps = self._replay()
-        if gaps:
+        if gaps := self._replay()[2]:
             raise UserError(
-                f"{self.folder}: {'; '.join(gaps)}. So a point could be submitted twice. Restore {LEDGER} from a "
-                "backup, or launch what is missing as a new sweep; `merge` reads the runs of this one"
+                f"{self.folder}: {gaps}. So a point could be submitted twice. Restore {LEDGER} from a backup, or launch "
+                "what is missing as a new sweep; `merge` reads the runs of this one"
             )
 
-    def _replay(self) -> tuple[dict[int, PointRecord], list[str], list[str]]:
-        """Apply all events. Returns the points, the lines that were skipped, and the attempts that are not recorded.
+    def _replay(self) -> tuple[dict[int, PointRecord], list[str], str]:
+        """Apply all events. Returns the points, a sentence for each skipped line, and what the ledger does not record.
 
         A line that its writer was killed in loses nothing: an event announces what has not happened yet, and an array
         whose `submitted` is missing is found by its job name.
@@ -149,12 +148,12 @@ class Ledger:
         # directories first: each of them is made after its event was written
         run_dirs, groups = _run_dirs(self.folder), set(_names(self.folder / JOBS))
         points = {
-            entry.point: PointRecord(
-                num=entry.point, overrides=entry.overrides, gpu=entry.gpu, batch=entry.batch, site=entry.site
+            spec.point: PointRecord(
+                num=spec.point, overrides=spec.overrides, gpu=spec.gpu, batch=spec.batch, site=spec.site
             )
-            for entry in self.sweep.points
+            for spec in self.sweep.points
         }
-        skipped, gaps = [], []
+        skipped, unrecorded = [], []
         for number, event in self._read_lines():
             if event is None:
                 skipped.append(f"{self.folder / LEDGER}: line {number} is damaged and was skipped")
@@ -162,18 +161,16 @@ class Ledger:
             try:
                 _apply(event, points)
             except LookupError:
-                gaps.append(f"{LEDGER} has no plan of what line {number} is about")
+                unrecorded.append(f"the attempt of line {number}")
             if isinstance(event, Planned):
                 groups.discard(event.group)
         for record in points.values():  # results of an older attempt may arrive after a newer attempt was planned
             record.attempts.sort(key=lambda attempt: attempt.attempt)
         run_dirs -= {(a.point, a.attempt) for record in points.values() for a in record.attempts}
-        unknown = [f"{point}/attempt-{attempt}" for point, attempt in sorted(run_dirs)]
-        unknown += [f"{JOBS}/{group}" for group in sorted(groups)]
-        if unknown:
-            shown = ", ".join(unknown[:3]) + (f" and {len(unknown) - 3} more" if len(unknown) > 3 else "")
-            gaps.append(sanitize(f"{LEDGER} does not record {shown}"))
-        return points, skipped, gaps
+        unrecorded += [f"{point}/attempt-{attempt}" for point, attempt in sorted(run_dirs)]
+        unrecorded += [f"{JOBS}/{group}" for group in sorted(groups)]
+        shown = ", ".join(unrecorded[:3]) + (f" and {len(unrecorded) - 3} more" if len(unrecorded) > 3 else "")
+        return points, skipped, sanitize(f"{LEDGER} has no plan of {shown}") if unrecorded else ""
 
     def _read_lines(self) -> Iterator[tuple[int, Event | None]]:
         """Yield line numbers and events; None for a line that is none."""
@@ -201,16 +198,15 @@ def _apply(event: Event, points: dict[int, PointRecord]) -> None:
             for num in event.points:
                 points[num].plan = event.plan
         case Planned():
-            for task, planned in enumerate(event.attempts):
-                record = points[planned.point]
-                record.plan = None
-                record.site, record.overrides = event.site, planned.overrides
-                record.gpu, record.batch = planned.gpu, planned.batch
+            for task, spec in enumerate(event.attempts):
+                record = points[spec.point]
+                record.site, record.plan = event.site, None
+                record.overrides, record.gpu, record.batch = spec.overrides, spec.gpu, spec.batch
                 record.attempts.append(
                     Attempt(
-                        point=planned.point,
-                        attempt=planned.attempt,
-                        run_id=planned.run_id,
+                        point=spec.point,
+                        attempt=spec.attempt,
+                        run_id=spec.run_id,
                         site=event.site,
                         group=event.group,
                         planned_unix=event.t_unix,
@@ -234,7 +230,7 @@ def check_unused(folder: Path) -> None:
     """Raise UserError where a new sweep would be mixed with what another one left."""
     if (folder / SWEEP).exists():
         raise UserError(f"{folder} holds a sweep already: choose another hydra.sweep.dir, or `rerun` that one")
-    if (folder / LEDGER).exists() or (folder / JOBS).exists() or _run_dirs(folder):
+    if has_runs(folder):
         raise UserError(f"{folder} holds runs of a sweep without its {SWEEP}: choose another hydra.sweep.dir")
 
 
@@ -247,12 +243,12 @@ def _run_dirs(folder: Path) -> set[AttemptKey]:
     """Return the attempts that have a run directory."""
     points = [name for name in _names(folder) if name.isdecimal()]
     with ThreadPoolExecutor(READERS) as pool:
-        listings = list(pool.map(lambda name: _names(folder / name), points))
+        listings = pool.map(lambda name: _names(folder / name), points)
     return {
-        (int(point), int(number))
+        (int(point), int(name.removeprefix("attempt-")))
         for point, names in zip(points, listings, strict=True)
-        for number in (name.removeprefix("attempt-") for name in names if name.startswith("attempt-"))
-        if number.isdecimal()
+        for name in names
+        if name.startswith("attempt-") and name.removeprefix("attempt-").isdecimal()
     }
 
 
@@ -261,8 +257,3 @@ def _names(folder: Path) -> list[str]:
         return [path.name for path in folder.iterdir()]
     except OSError:  # missing, or a file
         return []
-
-
-def _ends_with_newline(handle: BinaryIO) -> bool:
-    handle.seek(-1, os.SEEK_END)
-    return handle.read(1) == b"\n"

@@ -1,24 +1,116 @@
-"""`sweep.json`: what was launched, with every point and the site files of the time."""
+"""`sweep.json`: what was launched, how and where, with every point and the site files of the time."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import secrets
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
+from omegaconf import DictConfig
 
-from inpaint_bench.core.console import sanitize
+from inpaint_bench.core.console import pluralize, sanitize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_bytes
+from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.schema import JOBS, LEDGER, SWEEP
 
-from .launch_context import LaunchContext
-from .run_order import RunOrder
 
-FORMAT_VERSION = 2  # 1: before the record was typed
+class LaunchContext(msgspec.Struct, frozen=True, kw_only=True):
+    """Working directory, configuration folders and Hydra overrides of a launch: they decide what overrides mean.
+
+    A rerun composes the same files and starts its jobs in the same directory, wherever it is called from.
+    """
+
+    working_dir: str | None = None  # base of relative paths and start directory of jobs; None: the current one
+    config_dirs: tuple[str, ...] = ()  # Hydra's --config-dir
+    config_path: str | None = None  # Hydra's --config-path, None for the project's own conf/
+    config_name: str = "config"
+    hydra_overrides: tuple[str, ...] = ()  # overrides of Hydra's own node, such as hydra.job.chdir=true
+
+    @classmethod
+    def from_config(cls, config: DictConfig) -> LaunchContext:
+        """Read the context from a composed configuration that still has Hydra's own node."""
+        runtime = config.hydra.runtime
+        files = [source for source in runtime.config_sources if source.schema == "file"]
+        main = next((source.path for source in files if source.provider == "main"), None)
+        return cls(
+            working_dir=str(runtime.cwd),
+            config_dirs=tuple(source.path for source in files if source.provider == "command-line"),
+            config_path=main if main and Path(main) != conf_dir() else None,
+            config_name=str(config.hydra.job.config_name),
+            hydra_overrides=tuple(config.hydra.overrides.hydra),
+        )
+
+    def without_paths(self) -> LaunchContext:
+        """Return the part that holds on another machine."""
+        return LaunchContext(config_name=self.config_name, hydra_overrides=self.hydra_overrides)
+
+    @property
+    def extra_config_dirs(self) -> tuple[str, ...]:
+        """Return the folders with configuration files that are not the project's own."""
+        return (*self.config_dirs, *([self.config_path] if self.config_path else []))
+
+    @contextlib.contextmanager
+    def activated(self) -> Iterator[None]:
+        """Change to the working directory of the launch. Raises UserError where one of its folders is gone."""
+        for folder in (*self.extra_config_dirs, *([self.working_dir] if self.working_dir else [])):
+            if not Path(folder).is_dir():
+                raise UserError(f"{folder} does not exist any more, and the launch used it: create it again")
+        with contextlib.chdir(self.working_dir or Path.cwd()):
+            yield
+
+
+class RunOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers and order of the points of a sweep that repeats its cells: combinations, known by their position in it.
+
+    Every cell runs once before any cell runs again, in another random order each time, so that drift (room temperature,
+    neighbours, a file system) does not favour a cell. Order and numbers follow from `order_seed` alone: a repetition
+    that is added later gets the number that it always had.
+    """
+
+    cells: Annotated[int, msgspec.Meta(ge=1)]
+    repeats: int  # complete repetitions that the sweep starts with
+    seed: int  # of the first repetition; each further one adds 1
+    order_seed: int | None  # None: every repetition in the order of the command line
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether nothing is repeated or shuffled: the points are the cells."""
+        return self.repeats == 1 and self.order_seed is None
+
+    def shuffled(self, repetition: int) -> list[int]:
+        """Return the cells in the order in which this repetition runs them."""
+
+        def rank(cell: int) -> bytes:
+            # hashes, not random.shuffle: the order must survive a change of Python version
+            return hashlib.sha256(f"{self.order_seed} {repetition} {cell}".encode()).digest()
+
+        cells = range(self.cells)
+        return list(cells) if self.order_seed is None else sorted(cells, key=rank)
+
+    def locate(self, num: int) -> tuple[int, int]:
+        """Return cell and repetition of a point number."""
+        repetition, position = divmod(num, self.cells)
+        return self.shuffled(repetition)[position], repetition
+
+    def number(self, cell: int, repetition: int) -> int:
+        """Return the point number of a repetition. Numbers of repetitions that never run stay unused."""
+        return repetition * self.cells + self.shuffled(repetition).index(cell)
+
+    def overrides(self, cell: Sequence[str], repetition: int) -> list[str]:
+        """Return the cell's overrides with the seed of the repetition instead of their own."""
+        others = (override for override in cell if override.partition("=")[0].strip().lstrip("+") != "seed")
+        return [*others, f"seed={self.seed + repetition}"]
+
+    def __str__(self) -> str:
+        order = "in the order typed" if self.order_seed is None else f"order_seed={self.order_seed}"
+        return f"{pluralize(self.cells, 'cell')}, {pluralize(self.repeats, 'repetition')}, {order}"
 
 
 class PointSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,11 +125,16 @@ class PointSpec(msgspec.Struct, frozen=True, kw_only=True):
     service_units: float | None = None  # at that limit; None: the site's charging rule is not known
 
 
+def new_sweep_id() -> str:
+    """Return an id that no other sweep has: date and six random hex digits."""
+    return f"s{time.strftime('%y%m%d', time.gmtime())}{secrets.token_hex(3)}"
+
+
 class SweepRecord(msgspec.Struct, kw_only=True):
     """Content of `sweep.json`. Written with all points before anything is submitted."""
 
-    sweep_id: str
-    format_version: int = FORMAT_VERSION
+    format_version: Literal[2]  # 1: before the record was typed
+    sweep_id: str = msgspec.field(default_factory=new_sweep_id)
     created_unix: float = msgspec.field(default_factory=lambda: round(time.time(), 3))
     command: list[str] = msgspec.field(default_factory=lambda: list(sys.argv))
     overrides: list[str] = []  # of the command line, before the sweep was expanded
@@ -47,28 +144,28 @@ class SweepRecord(msgspec.Struct, kw_only=True):
     points: list[PointSpec] = []
 
     @classmethod
+    def new(cls, **content: Any) -> SweepRecord:
+        """Return the record of a new sweep."""
+        return cls(format_version=2, **content)
+
+    @classmethod
     def read(cls, folder: Path) -> SweepRecord:
-        """Read the record of a sweep directory. Raises UserError where there is none or it is damaged."""
+        """Read the record of a sweep directory. Raises UserError where it is missing, damaged or of another version."""
         path = folder / SWEEP
         try:
-            content = path.read_bytes()
-        except FileNotFoundError:
-            raise UserError(_missing(folder)) from None
-        except OSError as error:
-            raise UserError(f"{path}: {error.strerror}; `merge` reads the runs without it") from None
-        try:
-            version = msgspec.json.decode(content, type=_Version).format_version
-            if version != FORMAT_VERSION:
-                raise UserError(
-                    f"{path}: has format {version}, and this version of inpaint_bench reads {FORMAT_VERSION}; use the "
-                    f"version that launched the sweep, or `merge`, which reads the runs without it"
-                )
-            record = msgspec.json.decode(content, type=cls)
+            record = msgspec.json.decode(path.read_bytes(), type=cls)
             unknown = [point for point in record.points if point.site not in record.sites]
             if unknown:
-                raise msgspec.ValidationError(f"point {unknown[0].point}: no site named {unknown[0].site}")
-        except msgspec.MsgspecError as error:
-            raise UserError(f"{path}: damaged ({sanitize(str(error))}); `merge` reads the runs without it") from None
+                raise msgspec.ValidationError(f"no site named {unknown[0].site}")
+        except (FileNotFoundError, NotADirectoryError):
+            raise UserError(_missing_record(folder)) from None
+        except OSError as error:
+            raise UserError(f"{path}: {error.strerror}; `merge` reads the runs without it") from None
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise UserError(
+                f"{path}: damaged, or of another version of inpaint_bench ({sanitize(str(error))}); use the version "
+                "that launched the sweep, or `merge`, which reads the runs without it"
+            ) from None
         return record
 
     def write(self, folder: Path) -> None:
@@ -76,27 +173,20 @@ class SweepRecord(msgspec.Struct, kw_only=True):
         replace_bytes(folder / SWEEP, msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
 
 
-class _Version(msgspec.Struct):
-    format_version: int = 1
+def has_runs(folder: Path) -> bool:
+    """Return whether something was submitted from a folder, as far as its files show."""
+    return any((folder / name).exists() for name in (LEDGER, JOBS)) or any(folder.glob("*/attempt-*"))
 
 
-def new_sweep_id() -> str:
-    """Return an id that no other sweep has: date and six random hex digits."""
-    return f"s{time.strftime('%y%m%d', time.gmtime())}{secrets.token_hex(3)}"
-
-
-def _missing(folder: Path) -> str:
+def _missing_record(folder: Path) -> str:
     """Explain a folder without a record. Nothing is rebuilt from what else lies in it."""
-    if folder.is_file():
-        return f"{folder}: not a sweep directory (it is a file); give the folder that `launch -m` printed"
-    if not folder.is_dir():
-        return f"{folder}: not a sweep directory (no such folder); give the folder that `launch -m` printed"
-    if (folder / LEDGER).exists() or (folder / JOBS).exists() or any(folder.glob("*/attempt-*")):
+    if folder.is_dir() and has_runs(folder):
         return (
             f"{folder}: {SWEEP} is missing, so nobody can tell which jobs were submitted. Restore it from a backup, or "
             "launch the sweep again; `merge` reads the runs without it"
         )
+    reason = "it is a file" if folder.is_file() else f"no {SWEEP}" if folder.is_dir() else "no such folder"
     return (
-        f"{folder}: not a sweep directory (no {SWEEP}: a dry run or a launch that ended before it submitted anything); "
-        "give the folder that `launch -m` printed"
+        f"{folder}: not a sweep directory ({reason}); give the folder that `launch -m` printed. A dry run, and a "
+        "launch that ended before it submitted anything, make none"
     )

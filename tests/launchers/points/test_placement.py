@@ -124,7 +124,7 @@ def test_a_named_site_that_lacks_the_gpu_is_refused(points):
 def test_whatever_sends_points_keeps_to_their_budget(points, tmp_path):
     """A rerun with more time may cost more than the sweep did."""
     late = points(f"gpu=h200 batch=8 budget=1 {ACCOUNT}")
-    new_sweep = SweepRecord(sweep_id="s1")
+    new_sweep = SweepRecord.new(sweep_id="s1")
     submission = Submission(folder=tmp_path, hydra_context=None, task_function=None, dry_run=True, new_sweep=new_sweep)
     with pytest.raises(UserError, match=r"budget=1: this sweep may cost"):
         submission.run(lambda: late)

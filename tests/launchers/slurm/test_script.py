@@ -13,7 +13,7 @@ from launchers import entry
 from launchers.points.point import group_points
 from launchers.slurm.script import render
 from launchers.submit import dry_run
-from launchers.sweep.launch_context import LaunchContext
+from launchers.sweep.sweep_record import LaunchContext
 from tests.launchers.conftest import ACCOUNT
 
 GOLDEN = Path(__file__).parent / "golden"

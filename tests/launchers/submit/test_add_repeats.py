@@ -22,7 +22,7 @@ from launchers.points.point import Point
 from launchers.remote import plan_file
 from launchers.sweep import snapshot
 from launchers.sweep.ledger import Ledger
-from launchers.sweep.run_order import RunOrder
+from launchers.sweep.sweep_record import RunOrder
 from tests.analysis.build import rewrite_json, write_run
 
 from .test_submit import QUICK, sweep, told

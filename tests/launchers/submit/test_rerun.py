@@ -31,8 +31,8 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("++dry_run=yes", "use --dry-run"),
         ("wait=true", "use --wait"),
         ("out=/elsewhere", "launch another one"),
-        ("hydra.sweep.dir=/elsewhere", "launch another sweep"),
-        ("hydra/launcher=basic", "launch another sweep"),
+        ("hydra.sweep.dir=/elsewhere", "launch another one"),
+        ("hydra/launcher=basic", "launch another one"),
         ("identity.attempt=7", "every attempt gets its own"),
         ("study=ladder", "launch another one"),
         ("repeats=3", "use --repeats N"),
@@ -70,7 +70,7 @@ def test_a_dry_run_is_never_sent_however_it_was_spelled(spelled, tmp_path, capsy
 
 def test_nothing_submits_a_point_that_is_composed_as_a_dry_run(points, tmp_path):
     submission = Submission(
-        folder=tmp_path, hydra_context=None, task_function=None, new_sweep=SweepRecord(sweep_id="s1")
+        folder=tmp_path, hydra_context=None, task_function=None, new_sweep=SweepRecord.new(sweep_id="s1")
     )
     with pytest.raises(UserError, match="points of a dry run are not submitted"):
         submission.run(lambda: points(f"gpu=h200 dry_run=on {ACCOUNT}"))

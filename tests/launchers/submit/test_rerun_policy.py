@@ -9,7 +9,7 @@ from inpaint_bench.core.records import ManifestHead, SlurmJob
 from inpaint_bench.core.schema import PointState, Reason, Status
 from launchers.points.compose import composer
 from launchers.status.survey import AttemptStatus, PointStatus
-from launchers.submit.rerun_policy import Selection, decide, merge_overrides
+from launchers.submit.rerun_policy import decide, merge_overrides
 from launchers.sweep.ledger import Attempt, PointRecord
 from tests.launchers.conftest import ACCOUNT
 
@@ -35,8 +35,7 @@ def decide_one(compose, tmp_path):
         sources = {"artifacts": RunArtifacts(manifest=manifest), "run_dir": run_dir or tmp_path / "3" / "attempt-1"}
         statuses = tuple(AttemptStatus(attempt=attempt, **resolved, **sources) for attempt in tried)
         point = PointStatus(record=record, attempts=statuses, **resolved, **sources)
-        selection = Selection(only=None if only is None else frozenset({Reason(only)}), changes=tuple(changes))
-        decisions = decide([point], selection, compose)
+        decisions = decide([point], compose, only=only and frozenset({Reason(only)}), changes=changes)
         return (decisions[0], decisions[0].point) if decisions else None
 
     return of
@@ -84,7 +83,7 @@ class TestTimeout:
     def test_at_the_partitions_maximum_without_checkpoint_the_point_is_left_alone(self, decide_one):
         decision, point = decide_one(Reason.TIMEOUT, "time_min=2880")
         assert point is None
-        assert "it had the 2880 min that gpuA100x4 allows, and there is no checkpoint" in decision.action
+        assert "it had the 2880 min that gpuA100x4 allows; there is no checkpoint" in decision.action
         assert decide_one(Reason.TIMEOUT, "time_min=2880", only="timeout")[1] is not None
 
     def test_at_the_partitions_maximum_the_newest_checkpoint_of_any_attempt_is_resumed(self, decide_one, tmp_path):

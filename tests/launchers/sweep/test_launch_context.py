@@ -16,8 +16,8 @@ from inpaint_bench.core.schema import PLAN_PATTERN, SWEEP
 from launchers.points.compose import composer
 from launchers.submit import dry_run
 from launchers.sweep import snapshot
-from launchers.sweep.launch_context import LaunchContext
 from launchers.sweep.ledger import Ledger
+from launchers.sweep.sweep_record import LaunchContext
 from tests.launchers.submit.test_submit import QUICK, manifests
 
 MINE = ["gpu=cpu", "site=mine", "profile=demo", "telemetry=none", "data=folder", "data.root=photos", "batch=2"]
@@ -84,7 +84,7 @@ def test_missing_folders_of_the_launch_are_named(sweep, capsys):
     for key, value in (("config_dirs", ["/no/mine"]), ("working_dir", "/no/project")):
         replace_json(sweep / SWEEP, content | {"launch_context": content["launch_context"] | {key: value}})
         assert app.main(["rerun", str(sweep)]) == 2
-        assert "does not exist any more, and the sweep was launched" in capsys.readouterr().err
+        assert "does not exist any more, and the launch used it" in capsys.readouterr().err
 
 
 def test_plan_is_submitted_with_the_files_of_the_launch_or_their_copy(project, tmp_path, monkeypatch, capsys):
