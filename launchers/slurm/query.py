@@ -48,13 +48,14 @@ class SlurmReply:
 
     @property
     def no_answer_reason(self) -> str:
-        """Why jobs have no state."""
+        """Return why jobs have no state."""
         if self.error:
             return self.error
         if self.owner and self.complete:
             return f"no such job is visible for user {self.owner} (PrivateData?)"
-        failed = [f"{name} {result}" for name, result in (("squeue", self.squeue), ("sacct", self.sacct))]
-        return ", ".join(text for text in failed if not text.endswith(f" {OK}")) or "Slurm was not asked"
+        results = {"squeue": self.squeue, "sacct": self.sacct}
+        failed = [f"{name} {result}" for name, result in results.items() if result != OK]
+        return ", ".join(failed) or "Slurm was not asked"
 
     def missing_reason(self, job_id: str) -> str:
         """Return why this job has no state."""
@@ -162,36 +163,23 @@ def _query_sacct(
             continue
         detail = [f"exit code {exit_code}"] if exit_code not in ("0:0", "") else []
         detail += [text for text in (reason if reason != "None" else "", _on_node(node)) if text]
-        word = SchedulerState(
+        scheduler_state = SchedulerState(
             state=state.split()[0],  # "CANCELLED by 1000"
             detail=", ".join(detail),
             raw=f"sacct: {', '.join([state, *detail])}",
         )
-        states |= dict.fromkeys(expand_array(listed), word)
+        states |= dict.fromkeys(expand_array(listed), scheduler_state)
     return states, result
 
 
-@dataclass(frozen=True, kw_only=True)
-class ArraySearch:
-    """Array ids by job name. An array that is not among them was not submitted, if both commands answered."""
-
-    arrays: dict[str, str]
-    reply: SlurmReply  # how the two commands did
-
-    @property
-    def no_answer_reason(self) -> str | None:
-        """Why an array that was not found may exist nevertheless."""
-        return None if self.reply.complete else self.reply.no_answer_reason
-
-
-def find_arrays(site: SiteConfig, names: Iterable[str], since_unix: float) -> ArraySearch:
-    """Search for arrays by job name among those submitted since."""
+def find_arrays(site: SiteConfig, names: Iterable[str], since_unix: float) -> tuple[dict[str, str], SlurmReply]:
+    """Return the ids of arrays by job name, and how the commands did: others were not submitted, if both answered."""
     joined = ",".join(names)
     start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since_unix - 60))
     queued, squeue = _run(site, ["squeue", "--me", "-h", "-t", "all", "-n", joined, "-o", "%F|%j"])
     ended, sacct = _run(site, ["sacct", "-X", "-P", "-n", "-S", start, f"--name={joined}", "-o", "JobID,JobName"])
     arrays = {name: _array_id(job_id) for job_id, name in [*(ended or []), *(queued or [])]}
-    return ArraySearch(arrays=arrays, reply=SlurmReply(squeue=squeue, sacct=sacct))
+    return arrays, SlurmReply(squeue=squeue, sacct=sacct)
 
 
 def expand_array(job_id: str) -> Iterator[str]:

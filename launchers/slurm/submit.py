@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import logging
 import re
+import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from submitit.core.utils import FailedJobError
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import JOBS
+from inpaint_bench.core.site import SiteConfig
 from launchers import entry
 from launchers.points.point import Group
 from launchers.sweep import private_dirs
@@ -44,6 +47,12 @@ _NO_ANSWER = re.compile(
     "Broken pipe|Transport endpoint"
 )
 _REFUSED = re.compile("[Bb]atch job submission failed: ")  # sbatch may print more before it, also a site's own text
+
+
+ESTIMATE_TIMEOUT_S = 20.0
+MAX_ESTIMATES = 20  # per site and command: its controller computes every estimate
+UNKNOWN = "not known"
+_START = re.compile(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
 
 
 class UnansweredError(UserError):
@@ -141,3 +150,37 @@ def submit_array(group: Group, jobs: Sequence[Callable[[], Any]], *, folder: Pat
 def _sbatch_message(error: Exception) -> str:
     lines = [line.removeprefix("sbatch: error: ").strip() for line in str(error).splitlines()]
     return "; ".join(line for line in lines if line and not line.startswith("subprocess-id"))
+
+
+def estimate_starts(site: SiteConfig, scripts: Sequence[Path]) -> list[float | str]:
+    """Return when Slurm would start each script: Unix seconds, or why there are none. `--test-only` submits nothing.
+
+    The time is that of an array's first task, if nothing is submitted before it.
+    """
+    estimates: list[float | str] = []
+    for script in scripts[:MAX_ESTIMATES]:
+        estimate = _estimate_start(site, script)
+        if estimate is None:  # a controller that is down or busy is not asked again
+            break
+        estimates.append(estimate)
+    return estimates + [UNKNOWN] * (len(scripts) - len(estimates))
+
+
+def _estimate_start(site: SiteConfig, script: Path) -> float | str | None:
+    """Return the estimate for one script; None where Slurm does not answer."""
+    try:
+        done = subprocess.run(
+            ["sbatch", "--test-only", str(script)],
+            env=slurm_environment(site),
+            capture_output=True,
+            text=True,
+            timeout=ESTIMATE_TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if match := _START.search(done.stderr):
+        return datetime.fromisoformat(match[1]).timestamp()
+    if done.returncode == 0:
+        return UNKNOWN
+    lines = done.stderr.strip().splitlines()
+    return f"refused: {re.sub(r'^.*?(error|failure): ', '', lines[-1])}" if lines else "refused"

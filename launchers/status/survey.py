@@ -325,12 +325,12 @@ def _find_arrays(
             unconfirmed[site] = unreachable[site].no_answer_reason
             continue
         names = {attempt.job_name for attempt in attempts if attempt.job_name}
-        result = find_arrays(sites[site], sorted(names), min(attempt.planned_unix for attempt in attempts))
-        answers[site] = result.reply
-        if result.no_answer_reason:
-            unconfirmed[site] = result.no_answer_reason
+        arrays, reply = find_arrays(sites[site], sorted(names), min(attempt.planned_unix for attempt in attempts))
+        answers[site] = reply
+        if not reply.complete:
+            unconfirmed[site] = reply.no_answer_reason
         for attempt in attempts:
-            if array := result.arrays.get(attempt.job_name or ""):
+            if array := arrays.get(attempt.job_name or ""):
                 attempt.job_id = f"{array}_{attempt.task}"
     return answers, unconfirmed
 

@@ -12,9 +12,8 @@ from inpaint_bench.core.schema import CODE, JOBS
 from inpaint_bench.core.site import SiteConfig
 from launchers.points.point import Group, Point, group_points
 from launchers.remote import client
-from launchers.slurm import start_estimate
 from launchers.slurm.script import render
-from launchers.slurm.submit import job_command
+from launchers.slurm.submit import UNKNOWN, estimate_starts, job_command
 from launchers.status import tables
 from launchers.sweep import snapshot
 from launchers.sweep.ledger import job_name
@@ -120,14 +119,14 @@ def _write_scripts(groups: Sequence[Group], folder: Path, sweep_id: str) -> dict
 
 def _estimated_starts(groups: Sequence[Group], scripts: Mapping[str, Path]) -> dict[str, str]:
     """Return by group when Slurm expects to start it, in words. Only sites whose commands work here are asked."""
-    starts: dict[str, str] = dict.fromkeys(scripts, start_estimate.UNKNOWN)
+    starts: dict[str, str] = dict.fromkeys(scripts, UNKNOWN)
     by_cluster: dict[str, list[Group]] = {}
     for group in groups:
         if group.name in scripts and group.first.reachable and group.first.site.connect.method == "slurm":
             by_cluster.setdefault(repr(group.first.site.connect), []).append(group)
     for members in by_cluster.values():
         files = [scripts[group.name] for group in members]
-        estimates = start_estimate.estimate_starts(members[0].first.site, files)
+        estimates = estimate_starts(members[0].first.site, files)
         for group, estimate in zip(members, estimates, strict=True):
             starts[group.name] = estimate if isinstance(estimate, str) else tables.clock(estimate)
     return starts

@@ -135,8 +135,8 @@ class Ledger:
         """
         if gaps := self._replay()[2]:
             raise UserError(
-                f"{self.folder}: {gaps}. So a point could be submitted twice. Restore {LEDGER} from a backup, or launch "
-                "what is missing as a new sweep; `merge` reads the runs of this one"
+                f"{self.folder}: {gaps}. So a point could be submitted twice. Restore {LEDGER} from a backup, or "
+                "launch what is missing as a new sweep; `merge` reads the runs of this one"
             )
 
     def _replay(self) -> tuple[dict[int, PointRecord], list[str], str]:

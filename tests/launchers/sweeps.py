@@ -88,3 +88,10 @@ def exited_process() -> str:
     process = subprocess.Popen(["true"])
     process.wait()
     return f"pid:{process.pid}@{socket.gethostname()}"
+
+
+def launched(folder: Path) -> list[tuple[int, str, str]]:
+    """Number, batch and seed of every point of a sweep over the batch, in order of numbers."""
+    points = sorted(Ledger.open(folder).points().items())
+    values = [(num, dict(override.split("=", 1) for override in record.overrides)) for num, record in points]
+    return [(num, value["batch"], value["seed"]) for num, value in values]

@@ -1,4 +1,4 @@
-"""What many points share is what Hydra would have composed for each of them, node by node."""
+"""Shared composition equals what Hydra composes for each point, node by node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from launchers.points.composition import ComposedConfig, Composition
 GROUPS = ("gpu", "site", "model", "data", "recipe", "telemetry", "workload", "profile", "study")
 CHOICES = [f"{group}={file.stem}" for group in GROUPS for file in sorted((conf_dir() / group).glob("*.yaml"))]
 
-# Every kind of override there is, right ones and wrong ones, alone and against each other.
+# Every kind of override, valid and invalid, alone and combined.
 VALUES = (
     "batch=8",
     "batch=auto",
@@ -96,7 +96,7 @@ VALUES = (
 
 
 def by_hydra(lines: list[str]) -> DictConfig:
-    """As for a point of a sweep, all of which have the sweep's own time of day."""
+    """Compose as for a point of a sweep, which has the time of day of the sweep."""
     config = compose("config", overrides=lines, return_hydra_config=True)
     OmegaConf.set_cache(config, {"now": {("%Y",): "2026"}})
     return config
@@ -110,7 +110,7 @@ def composition() -> Iterator[Composition]:
 
 
 def nodes(node: Any) -> Any:
-    """All there is to know of a node and what lies in it, in order: values unresolved, types, flags, caches."""
+    """Everything about a node and its content, in order: unresolved values, types, flags, caches."""
     if not isinstance(node, Node):
         return node
     about = {name: repr(value) for name, value in vars(node._metadata).items()}
@@ -124,7 +124,7 @@ def nodes(node: Any) -> Any:
 
 
 def outcome(make: Any, *arguments: Any) -> Any:
-    """What it returns, or how it fails."""
+    """The result, or the error."""
     try:
         return make(*arguments)
     except Exception as error:
@@ -132,7 +132,7 @@ def outcome(make: Any, *arguments: Any) -> Any:
 
 
 def check(composition: Composition, lines: Sequence[str]) -> bool:
-    """Whether the point was folded; it is Hydra's own either way, in the launcher and in a job."""
+    """Compare with Hydra, also after pickling; return whether the composition was shared."""
     expected = outcome(by_hydra, list(lines))
     composed = outcome(composition, list(lines))
     if not isinstance(composed, ComposedConfig):
@@ -147,40 +147,40 @@ def check(composition: Composition, lines: Sequence[str]) -> bool:
     return composed.lines is not None
 
 
-def test_every_kind_of_override_gives_what_hydra_gives(composition: Composition) -> None:
-    folded = {line: check(composition, [line, "batch=4"]) for line in VALUES}
-    assert sum(folded.values()) >= len(VALUES) / 2, folded
+def test_every_kind_of_override_equals_hydra(composition: Composition) -> None:
+    shared = {line: check(composition, [line, "batch=4"]) for line in VALUES}
+    assert sum(shared.values()) >= len(VALUES) / 2, shared
 
 
-def test_a_value_that_leads_into_hydras_own_node_is_left_to_hydra(composition: Composition) -> None:
-    """Regression: set on what was complete already, it went past Hydra's own writing of the choices."""
+def test_interpolation_of_hydras_own_node_is_composed_by_hydra(composition: Composition) -> None:
+    """Regression: set on a complete configuration, it saw choices that Hydra writes later."""
     assert not check(composition, ["+sites.grace=${hydra.runtime.choices}", "+sites.grace.gpu=x"])
     assert not check(composition, ["hydra.job.env_set=${sites}", "hydra.job.env_set.A=b", "+sites.A=c"])
 
 
-def test_any_mixture_of_choices_and_overrides_gives_what_hydra_gives(composition: Composition) -> None:
+def test_random_mixtures_of_choices_and_overrides_equal_hydra(composition: Composition) -> None:
     chance = random.Random(5)
-    folded = 0
+    shared = 0
     for _ in range(10):
         lines = [*chance.sample(CHOICES, chance.randrange(2)), *chance.sample(VALUES, chance.randrange(2, 5))]
         chance.shuffle(lines)
-        folded += check(composition, lines)
-    assert folded >= 3, "the mixtures hardly ever come to what they are to try"
+        shared += check(composition, lines)
+    assert shared >= 3, "too few mixtures are shared to test anything"
 
 
-def test_every_group_is_folded_with_values_beside_its_choice(composition: Composition) -> None:
+def test_every_group_is_shared_with_values_beside_its_choice(composition: Composition) -> None:
     for group in ("gpu", "site", "data", "recipe", "profile", "study"):
         choice = [line for line in CHOICES if line.startswith(f"{group}=")][-1]
         assert check(composition, [choice, "batch=4", "seed=1", "data.root=photos", "+sites.grace.qos=x"]), choice
 
 
-def test_points_that_choose_alike_hold_one_configuration_between_them(composition: Composition) -> None:
+def test_points_of_equal_groups_share_one_base(composition: Composition) -> None:
     first, second = (composition(["gpu=a40", f"batch={batch}", f"name=n{batch}"]) for batch in (1, 2))
     assert first.base is second.base
     assert (first.build().batch, second.build().name) == (1, "n2")
 
 
-def test_what_the_launcher_sets_comes_last_and_leaves_the_rest(composition: Composition) -> None:
+def test_edits_of_the_launcher_come_last(composition: Composition) -> None:
     composed = composition(["gpu=a40", "batch=3", "seed=1"]).with_edits(
         {"seed": 2, "hydra.job.num": 7, "hydra.job.id": "x"}
     )

@@ -33,14 +33,14 @@ def _hydra():
 
 
 @pytest.mark.parametrize(("group", "choice"), CHOICES)
-def test_every_file_of_every_group_composes_and_is_typed(group, choice):
+def test_every_configuration_file_composes(group, choice):
     root = ["data.root=photos"] if choice in NEEDS_ROOT else []
     bench = parse_config(compose("config", overrides=[f"{group}={choice}", *root]))
     assert bench.batch == 16
 
 
 def _commands() -> list[list[str]]:
-    """The words of every launch command in the README, as a shell splits them."""
+    """The arguments of every launch command in the README, split as by a shell."""
     text = (ROOT / "README.md").read_text().replace("\\\n", " ")
     command = r"^(?:\$ |    )(?:python -m inpaint_bench\.launch|inpaint-bench launch) (.*)"
     return [shlex.split(line, comments=True) for line in re.findall(command, text, re.MULTILINE)]
@@ -60,14 +60,14 @@ def _points(words: list[str]) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("words", _commands(), ids=" ".join)
-def test_every_command_of_the_readme_composes_at_every_point(words):
+def test_every_point_of_every_readme_command_composes(words):
     points = _points(words)
     for overrides in points:
         parse_config(compose("config", overrides=overrides))
     assert points
 
 
-def test_the_readme_names_commands_and_every_study():
+def test_readme_has_commands_of_every_study():
     commands = _commands()
     assert len(commands) >= 8
     assert {word for words in commands for word in words if word.startswith("study=")} == {
@@ -75,7 +75,7 @@ def test_the_readme_names_commands_and_every_study():
     }
 
 
-def test_a_study_of_the_readme_is_the_base_and_one_recipe_per_step():
+def test_study_is_the_base_and_one_recipe_per_step():
     study = ["study=one_at_a_time", "study.levers=[tf32,channels_last+compile]"]
     points = _points(["-m", *study, "gpu=a40,h200"])
     assert len(points) == 3 * 2
@@ -86,7 +86,7 @@ def test_a_study_of_the_readme_is_the_base_and_one_recipe_per_step():
     ]
 
 
-def test_the_hash_of_a_configuration_ignores_where_it_is_sent_and_its_repetitions_but_not_what_it_does():
+def test_config_hash_ignores_placement_and_repetitions():
     base = config_hash(compose("config"))
     repeated = ["repeats=auto", "repeats_target=0.01", "repeats_max=5", "order_seed=1"]
     assert config_hash(compose("config", overrides=repeated)) == base
@@ -94,16 +94,16 @@ def test_the_hash_of_a_configuration_ignores_where_it_is_sent_and_its_repetition
     assert config_hash(compose("config", overrides=["batch=8"])) != base
 
 
-def test_an_impossible_value_deep_in_a_site_file_names_its_key():
+def test_impossible_value_in_a_site_file_names_its_key():
     with pytest.raises(UserError, match=r"site\.here\.gpus\.x\.max_per_node=0: must lie between 1 and 64"):
         check(SiteConfig(name="here", gpus={"x": SiteGpu(max_per_node=0)}), "site.here")
 
 
-def test_every_key_that_only_training_reads_is_one_of_the_workload():
+def test_training_only_keys_exist():
     assert set(TRAINING_ONLY) <= {spec.name for spec in fields(WorkloadConfig)}
 
 
-def test_every_fact_of_a_site_file_says_where_it_comes_from():
+def test_every_block_of_a_site_file_has_source_and_date():
     for name in ("grace", "delta"):
         site = yaml.safe_load((conf_dir() / "site" / f"{name}.yaml").read_text())
         blocks = [v for k, v in site.items() if isinstance(v, dict) and k != "gpus"] + list(site["gpus"].values())

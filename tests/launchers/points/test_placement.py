@@ -1,4 +1,4 @@
-"""Where points go, what is asked there, and how they become arrays."""
+"""Choice of site, Slurm request, cost, and grouping into arrays."""
 
 import os
 
@@ -13,7 +13,7 @@ from launchers.sweep.sweep_record import SweepRecord
 from tests.launchers.conftest import ACCOUNT
 
 
-def test_auto_sends_a_point_to_the_home_site_of_its_gpu(points):
+def test_auto_chooses_the_home_site_of_the_gpu(points):
     assert [p.site.name for p in points("gpu=a40", "gpu=a100", "gpu=h200", "gpu=cpu")] == [
         "grace",
         "grace",
@@ -23,32 +23,32 @@ def test_auto_sends_a_point_to_the_home_site_of_its_gpu(points):
 
 
 @pytest.fixture
-def standing_on_delta(monkeypatch, tmp_path):
+def logged_in_to_delta(monkeypatch, tmp_path):
     monkeypatch.setattr(site_catalog, "_host_names", lambda: ("dt-login03.delta.ncsa.illinois.edu",))
     sbatch = tmp_path / "sbatch"
     sbatch.touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
 
 
-@pytest.mark.usefixtures("standing_on_delta")
-def test_auto_prefers_the_site_we_stand_on(points):
-    here, there = points(f"gpu=a100 {ACCOUNT}", f"gpu=a100 site=grace {ACCOUNT}")
-    assert (here.site.name, here.reachable) == ("delta", True)
-    assert (there.site.name, there.reachable) == ("grace", False)
+@pytest.mark.usefixtures("logged_in_to_delta")
+def test_auto_prefers_the_site_we_are_logged_in_to(points):
+    delta, grace = points(f"gpu=a100 {ACCOUNT}", f"gpu=a100 site=grace {ACCOUNT}")
+    assert (delta.site.name, delta.reachable) == ("delta", True)
+    assert (grace.site.name, grace.reachable) == ("grace", False)
 
 
-def test_a_site_out_of_reach_says_why(points):
+def test_unreachable_site_has_a_reason(points):
     (point,) = points("gpu=h200")
     assert not point.reachable
     assert "is not a machine of delta" in point.reachability.reason
 
 
-def test_a_slurm_conf_that_does_not_exist_makes_a_site_unreachable(points):
+def test_missing_slurm_conf_makes_a_site_unreachable(points):
     (point,) = points("gpu=h200 sites.delta.connect.slurm_conf=/nonexistent/slurm.conf")
     assert point.reachability.reason == "/nonexistent/slurm.conf does not exist"
 
 
-def test_each_site_is_asked_in_its_own_syntax(points):
+def test_gpus_are_requested_in_the_syntax_of_the_site(points):
     grace, delta = points("gpu=a100", "gpu=h200")
     assert grace.request.gpu_option == ("gres", "gpu:a100:1")
     assert delta.request.gpu_option == ("gpus-per-node", "1")
@@ -70,7 +70,7 @@ def test_each_site_is_asked_in_its_own_syntax(points):
         ("gpu=h200 time_min=60 workload.train_steps=9 sites.delta.requeue.request=false", 3.0),
     ],
 )
-def test_service_units_follow_the_sites_own_rule(points, line, units):
+def test_service_units_follow_the_charging_rule_of_the_site(points, line, units):
     (point,) = points(line)
     assert point.service_units == units
 
@@ -87,24 +87,24 @@ def test_service_units_follow_the_sites_own_rule(points, line, units):
         ("gpu=cpu site=local workload.train_steps=9", 0),
     ],
 )
-def test_a_training_is_warned_of_a_limit_that_leaves_time_for_it(points, line, seconds):
+def test_training_requests_a_warning_if_its_limit_leaves_time_for_it(points, line, seconds):
     (point,) = points(line)
     assert point.request.warning_s == seconds
 
 
-def test_points_of_one_site_partition_and_shape_are_one_array(points):
+def test_points_of_equal_site_and_request_are_one_array(points):
     nine = points(*(f"gpu={gpu} batch={batch}" for gpu in ("a40", "a100", "h200") for batch in (8, 16, 32)))
     groups = group_points(nine)
     assert [[p.num for p in g.points] for g in groups] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
     assert len({g.name for g in groups}) == 3
 
 
-def test_another_time_limit_is_another_array(points):
+def test_points_of_different_time_limits_are_two_arrays(points):
     assert len(group_points(points("gpu=h200", "gpu=h200 time_min=90"))) == 2
 
 
 @pytest.mark.parametrize("limit", ["max_array_size=2", "max_submit_jobs=2"])
-def test_more_points_than_the_site_allows_become_several_arrays(points, limit):
+def test_more_points_than_the_site_allows_are_several_arrays(points, limit):
     many = points(*(f"gpu=h200 batch={b} sites.delta.limits.{limit}" for b in range(1, 6)))
     groups = group_points(many)
     assert [len(g.points) for g in groups] == [2, 2, 1]
@@ -112,22 +112,22 @@ def test_more_points_than_the_site_allows_become_several_arrays(points, limit):
 
 
 @pytest.mark.parametrize("key", ["qos", "account.how_to_list", "environment.variables.OMP_NUM_THREADS", "python"])
-def test_points_that_differ_in_any_key_of_their_site_are_not_one_array(points, key):
+def test_points_that_differ_in_any_site_key_are_two_arrays(points, key):
     assert len(group_points(points(f"gpu=a40 sites.grace.{key}='1'", f"gpu=a40 sites.grace.{key}='2'"))) == 2
 
 
-def test_a_named_site_that_lacks_the_gpu_is_refused(points):
+def test_named_site_without_the_gpu_is_refused(points):
     with pytest.raises(UserError, match="gpu=h200: not on site grace; it has: a100, a40"):
         points("gpu=h200 site=grace")
 
 
-def test_whatever_sends_points_keeps_to_their_budget(points, tmp_path):
-    """A rerun with more time may cost more than the sweep did."""
-    late = points(f"gpu=h200 batch=8 budget=1 {ACCOUNT}")
+def test_budget_is_checked_for_every_submission(points, tmp_path):
+    """A rerun with a longer limit may cost more than the sweep did."""
+    points = points(f"gpu=h200 batch=8 budget=1 {ACCOUNT}")
     new_sweep = SweepRecord.new(sweep_id="s1")
     submission = Submission(folder=tmp_path, hydra_context=None, task_function=None, dry_run=True, new_sweep=new_sweep)
     with pytest.raises(UserError, match=r"budget=1: this sweep may cost"):
-        submission.run(lambda: late)
+        submission.run(lambda: points)
 
 
 def test_more_points_than_a_user_may_have_jobs_are_refused(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""A wrong sweep costs a sentence and nothing else."""
+"""Wrong input is refused in one sentence with exit code 2, before anything is written."""
 
 import errno
 import io
@@ -21,7 +21,7 @@ from tests.launchers.sweeps import a_point, a_sweep, plan
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         ("batchs=8", r"batchs: no such key.*Did you mean batch\?.*Valid: batch"),
         ("data.kinds=x", r"data\.kinds: no such key in data.*kind"),
@@ -56,29 +56,29 @@ from tests.launchers.sweeps import a_point, a_sweep, plan
         ),
     ],
 )
-def test_a_wrong_sweep_is_refused_in_a_sentence_with_exit_code_2(arguments, says, capsys, tmp_path):
+def test_wrong_override_is_refused_in_one_sentence(arguments, message, capsys, tmp_path):
     code = main(["-m", *arguments.split(), f"out={tmp_path}"])
     error = capsys.readouterr().err
     assert code == 2
-    assert re.search(says, error)
+    assert re.search(message, error)
     assert "Traceback" not in error
     assert len(error.strip().splitlines()) == 1
     assert not list(tmp_path.rglob("sweep.json"))
 
 
-def test_a_single_run_on_another_site_is_refused(capsys, tmp_path):
+def test_single_run_on_another_site_is_refused(capsys, tmp_path):
     assert main(["site=delta", "gpu=h200", f"out={tmp_path}"]) == 2
     assert "site=delta needs -m" in capsys.readouterr().err
 
 
-def test_a_plan_file_that_is_none_is_refused(capsys, tmp_path):
+def test_plan_file_that_is_not_yaml_is_refused(capsys, tmp_path):
     file = tmp_path / "plan.yaml"
     file.write_text("points: [1")
     assert main(["--plan", str(file)]) == 2
     assert "not a plan file" in capsys.readouterr().err
 
 
-def test_a_plan_that_is_a_folder_or_no_text_is_refused(capsys, tmp_path):
+def test_plan_file_that_is_a_folder_or_binary_is_refused(capsys, tmp_path):
     file = tmp_path / "plan.yaml"
     file.write_bytes(b"points: \xff\xfe")
     for path in (tmp_path, file):
@@ -88,7 +88,7 @@ def test_a_plan_that_is_a_folder_or_no_text_is_refused(capsys, tmp_path):
         assert len(error.splitlines()) == 1
 
 
-def test_a_sweep_directory_that_is_a_file_is_refused(capsys, tmp_path):
+def test_sweep_directory_that_is_a_file_is_refused(capsys, tmp_path):
     (tmp_path / "file").touch()
     for folder in ("file", "file/below"):
         assert main(["-m", "gpu=a40", "dry_run=true", f"hydra.sweep.dir={tmp_path / folder}"]) == 2
@@ -98,21 +98,21 @@ def test_a_sweep_directory_that_is_a_file_is_refused(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [(b"name: mine\n  gpus: [", "mapping values"), (b"- mine", "keys and values"), (b"name: \xff", "utf-8")],
 )
-def test_a_site_file_that_cannot_be_read_is_named(text, says, capsys, tmp_path):
+def test_unreadable_site_file_is_named(text, message, capsys, tmp_path):
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "mine.yaml").write_bytes(text)
     assert main(["-m", "--config-dir", str(tmp_path), "gpu=a40", "dry_run=true", f"hydra.sweep.dir={tmp_path}/s"]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {tmp_path}/site/mine.yaml: not a site file (")
-    assert says in error
+    assert message in error
     assert len(error.splitlines()) == 1
 
 
 @pytest.mark.parametrize("key", ["sites.grace.account.pattern", "sites.grace.connect.hostnames", "gpu.nvml_name"])
-def test_a_regular_expression_that_is_none_is_refused(key, points):
+def test_invalid_regular_expression_is_refused(key, points):
     value = "['[a']" if key.endswith("hostnames") else "'[a'"
     with pytest.raises(UserError, match=rf"{key.removeprefix('sites.')}=\[a: not a regular expression \(untermin"):
         points(f"gpu=a40 {key}={value}")
@@ -127,7 +127,7 @@ SWEEP = {
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("wrong", "message"),
     [
         ({"points": [1]}, "damaged (Expected `object`, got `int` - at `$.points[0]`)"),
         ({"points": [{"point": "0"}]}, "damaged (Expected `int`, got `str` - at `$.points[0].point`)"),
@@ -141,17 +141,17 @@ SWEEP = {
         ({"format_version": 3}, "has format 3, and this version of inpaint_bench reads 2"),
     ],
 )
-def test_a_sweep_record_of_another_shape_is_refused_by_every_command(wrong, says, capsys, tmp_path):
+def test_damaged_sweep_record_is_refused_by_every_command(wrong, message, capsys, tmp_path):
     content = {key: value for key, value in (SWEEP | wrong).items() if value is not ...}
     replace_json(tmp_path / "sweep.json", content)
     for verb in ("status", "rerun", "cancel", "collect"):
         assert app.main([verb, str(tmp_path)]) == 2
         error = capsys.readouterr().err
-        assert f"{tmp_path}/sweep.json: {says}" in error
+        assert f"{tmp_path}/sweep.json: {message}" in error
         assert len(error.splitlines()) == 1
 
 
-def test_a_ledger_that_is_a_folder_is_a_sentence(capsys, tmp_path):
+def test_ledger_that_is_a_folder_is_reported(capsys, tmp_path):
     replace_json(tmp_path / "sweep.json", SWEEP)
     (tmp_path / "ledger.jsonl").mkdir()
     for verb in ("status", "rerun", "cancel", "collect"):
@@ -159,25 +159,25 @@ def test_a_ledger_that_is_a_folder_is_a_sentence(capsys, tmp_path):
         assert capsys.readouterr().err == f"error: {tmp_path}/ledger.jsonl: Is a directory\n"
 
 
-def test_results_for_a_folder_that_is_not_there_are_refused_by_its_name(capsys, tmp_path):
+def test_export_into_a_missing_folder_is_refused_by_its_name(capsys, tmp_path):
     """Regression: a hidden temporary file was named."""
     plan(a_sweep(tmp_path, [a_point(0)], SWEEP["sites"]), [a_point(0)])
     assert app.main(["collect", str(tmp_path), "--export", str(tmp_path / "no" / "results.tar")]) == 2
     assert capsys.readouterr().err.startswith(f"error: {tmp_path}/no/results.tar: No such file or directory")
 
 
-def test_a_folder_whose_name_a_shell_would_execute_comes_back_quoted(capsys, tmp_path):
+def test_folder_name_is_quoted_in_printed_commands(capsys, tmp_path):
     folder = tmp_path / "$(id)"
-    away = ["gpu=h200", "repeats=auto", "profile=demo", "sites.delta.connect.method=slurm"]
-    assert main(["-m", *away, f"hydra.sweep.dir='{folder}'"]) == 0
-    said = capsys.readouterr().out.partition("When the jobs have ended: ")[2].splitlines()[0]
-    assert said == shell_command("rerun", folder, "--repeats", "auto")
-    pasted = subprocess.run(["bash", "-c", f"printf '%s\\n' {said}"], capture_output=True, text=True, check=True)
+    unreachable = ["gpu=h200", "repeats=auto", "profile=demo", "sites.delta.connect.method=slurm"]
+    assert main(["-m", *unreachable, f"hydra.sweep.dir='{folder}'"]) == 0
+    printed = capsys.readouterr().out.partition("When the jobs have ended: ")[2].splitlines()[0]
+    assert printed == shell_command("rerun", folder, "--repeats", "auto")
+    pasted = subprocess.run(["bash", "-c", f"printf '%s\\n' {printed}"], capture_output=True, text=True, check=True)
     assert pasted.stdout.splitlines() == ["inpaint-bench", "rerun", str(folder), "--repeats", "auto"]
 
 
-def test_scripts_that_cannot_be_written_stop_no_dry_run(capsys, tmp_path):
-    """Of somebody else's sweep, for example, which one may only read."""
+def test_dry_run_continues_where_scripts_cannot_be_written(capsys, tmp_path):
+    """For example in another user's sweep, which can only be read."""
     (tmp_path / "sbatch").touch()
     assert main(["-m", "gpu=a40", "batch=2,3", "dry_run=true", f"hydra.sweep.dir={tmp_path}"]) == 0
     out = capsys.readouterr().out
@@ -186,18 +186,18 @@ def test_scripts_that_cannot_be_written_stop_no_dry_run(capsys, tmp_path):
     assert "nothing was submitted" in out
 
 
-def test_a_folder_that_is_no_sweep_is_refused_by_every_command(capsys, tmp_path):
+def test_folder_without_a_sweep_is_refused_by_every_command(capsys, tmp_path):
     for verb in ("status", "rerun", "cancel"):
         assert app.main([verb, str(tmp_path)]) == 2
         assert "not a sweep directory" in capsys.readouterr().err
 
 
-def test_an_unknown_reason_lists_the_known_ones(capsys, tmp_path):
+def test_unknown_reason_lists_the_known_ones(capsys, tmp_path):
     assert app.main(["rerun", str(tmp_path), "--only", "bad_luck"]) == 2
     assert "oom_gpu" in capsys.readouterr().err
 
 
-def test_a_loss_that_is_not_finite_is_told_in_words(capsys, tmp_path):
+def test_loss_that_is_not_finite_is_printed_in_words(capsys, tmp_path):
     from inpaint_bench.run.task import _print_summary
 
     _print_summary(
@@ -207,7 +207,7 @@ def test_a_loss_that_is_not_finite_is_told_in_words(capsys, tmp_path):
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.ENOSPC, errno.EDQUOT])
-def test_what_a_disk_or_its_owner_refuses_is_a_sentence(number, capsys):
+def test_errors_of_disk_and_permissions_are_one_sentence(number, capsys):
     def refused():
         raise OSError(number, os.strerror(number), "/sweep/ledger.jsonl")
 
@@ -215,7 +215,7 @@ def test_what_a_disk_or_its_owner_refuses_is_a_sentence(number, capsys):
     assert capsys.readouterr().err == f"error: /sweep/ledger.jsonl: {os.strerror(number)}\n"
 
 
-def test_another_error_of_the_system_keeps_its_traceback():
+def test_other_system_errors_keep_their_traceback():
     def bug():
         raise OSError(errno.EBADF, "Bad file descriptor")
 
@@ -223,7 +223,7 @@ def test_another_error_of_the_system_keeps_its_traceback():
         guarded(bug)
 
 
-def test_a_message_from_another_machine_does_not_steer_the_terminal():
+def test_control_characters_do_not_reach_the_terminal():
     out = io.StringIO()
     Console(file=out, width=80).print(table(["message"], [["before\x1b[2Jafter"]]))
     assert "\x1b" not in out.getvalue()
@@ -231,7 +231,7 @@ def test_a_message_from_another_machine_does_not_steer_the_terminal():
 
 
 @pytest.mark.parametrize("prints", ["print('x')", "print('x' * 100_000)", "console().print(table(['x'], [['y']]))"])
-def test_a_reader_that_leaves_is_no_bug(prints):
+def test_closed_pipe_ends_with_its_exit_code(prints):
     code = "import sys; from inpaint_bench.cli.exit_codes import guarded; "
     code += "from inpaint_bench.core.console import console, table;"
     read, written = os.pipe()

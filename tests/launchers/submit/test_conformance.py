@@ -16,11 +16,11 @@ class TestIntegration(IntegrationTestSuite):
 
 
 @pytest.fixture(scope="module")
-def _composed_for_a_whole_module():
+def _module_wide_version_base():
     version.setbase("1.3")
 
 
-@pytest.mark.usefixtures("_composed_for_a_whole_module")
-def test_what_a_wide_fixture_told_hydra_does_not_reach_a_test():
-    """Regression: such a fixture set the version base, and jobs of the conformance suite did not change folder."""
+@pytest.mark.usefixtures("_module_wide_version_base")
+def test_version_base_of_a_module_fixture_does_not_reach_a_test():
+    """Regression: a module-wide fixture set it, and jobs of the conformance suite did not change directory."""
     assert version.getbase() != version.Version("1.3")

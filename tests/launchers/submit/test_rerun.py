@@ -1,4 +1,4 @@
-"""What `rerun` lets be changed: what it would not heed, or what means the whole sweep, is refused."""
+"""Overrides of `rerun`, and sweeps that it refuses."""
 
 from pathlib import Path
 
@@ -13,18 +13,18 @@ from tests.launchers.conftest import ACCOUNT
 
 from .test_submit import sweep
 
-AWAY = ["gpu=h200", "profile=demo", "sites.delta.connect.method=slurm"]  # waits in a plan: nothing runs
+UNREACHABLE = ["gpu=h200", "profile=demo", "sites.delta.connect.method=slurm"]  # waits in a plan file: nothing runs
 
 
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("planned") / "sweep"
-    assert sweep(folder, *AWAY, "batch=8") == 0
+    assert sweep(folder, *UNREACHABLE, "batch=8") == 0
     return folder
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("change", "reason"),
     [
         ("dry_run=true", "use --dry-run"),
         ("dry_run=1", "use --dry-run"),
@@ -39,17 +39,17 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("repeats_max=3", "only --repeats auto"),
     ],
 )
-def test_what_is_the_commands_or_the_sweeps_is_refused(planned, change, why, capsys):
+def test_keys_that_a_rerun_must_not_change_are_refused(planned, change, reason, capsys):
     """Regression: `rerun SWEEP dry_run=true` submitted."""
     before = Ledger(planned).folder.joinpath("ledger.jsonl").read_text()
     assert app.main(["rerun", str(planned), change]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {change}: ")
-    assert why in error
+    assert reason in error
     assert Ledger(planned).folder.joinpath("ledger.jsonl").read_text() == before
 
 
-def test_a_misspelt_change_is_told_though_nothing_is_sent(planned, capsys):
+def test_misspelt_override_is_reported_even_if_nothing_is_submitted(planned, capsys):
     assert app.main(["rerun", str(planned), "btach=8"]) == 2
     assert "Did you mean batch?" in capsys.readouterr().err
     assert app.main(["rerun", str(planned), "batch=16"]) == 0
@@ -57,7 +57,7 @@ def test_a_misspelt_change_is_told_though_nothing_is_sent(planned, capsys):
 
 
 @pytest.mark.parametrize("spelled", ["dry_run=1", "++dry_run=yes"])
-def test_a_dry_run_is_never_sent_however_it_was_spelled(spelled, tmp_path, capsys):
+def test_dry_run_leaves_no_sweep_to_rerun(spelled, tmp_path, capsys):
     folder = tmp_path / "sweep"
     assert sweep(folder, "gpu=a40", "batch=2", "profile=demo", spelled) == 0
     assert "nothing was submitted" in capsys.readouterr().out
@@ -68,7 +68,7 @@ def test_a_dry_run_is_never_sent_however_it_was_spelled(spelled, tmp_path, capsy
     assert not (folder / "sweep.json").exists()
 
 
-def test_nothing_submits_a_point_that_is_composed_as_a_dry_run(points, tmp_path):
+def test_point_composed_as_a_dry_run_is_never_submitted(points, tmp_path):
     submission = Submission(
         folder=tmp_path, hydra_context=None, task_function=None, new_sweep=SweepRecord.new(sweep_id="s1")
     )

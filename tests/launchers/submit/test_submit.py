@@ -32,8 +32,8 @@ def manifests(folder: Path) -> list[dict]:
     return [json.loads(file.read_text()) for file in sorted(folder.glob("*/attempt-*/manifest.json"))]
 
 
-def told(folder: Path, capsys) -> list[dict]:
-    """What `status` says, point by point."""
+def status_of(folder: Path, capsys) -> list[dict]:
+    """The points in `status --json`."""
     capsys.readouterr()
     assert app.main(["status", str(folder), "--json"]) == 0
     return json.loads(capsys.readouterr().out)["points"]
@@ -47,30 +47,30 @@ class TestThisMachine:
         code = sweep(folder, "gpu=a40", "batch=2", "profile=demo", BROKEN)
         return folder, code
 
-    def test_a_failing_point_fails_the_command_and_says_why(self, broken, capsys):
+    def test_failing_point_fails_the_command_with_its_message(self, broken, capsys):
         folder, code = broken
         assert code == 1
-        good, bad = told(folder, capsys)
+        good, bad = status_of(folder, capsys)
         assert good["state"] == "completed"
         assert (bad["state"], bad["reason"]) == ("failed", "app_error")
         assert "/no/such/weights" in bad["message"]
 
-    def test_the_manifest_says_which_attempt_it_is(self, broken):
+    def test_manifest_identifies_the_attempt(self, broken):
         folder, _ = broken
         first = manifests(folder)[0]
         assert (first["point"], first["attempt"], first["site"]) == (0, 1, "grace")
         assert first["sweep_id"] == Ledger.open(folder).sweep.sweep_id
         assert first["environment"]["git"] is not None
 
-    def test_rerun_sends_just_what_failed_as_a_further_attempt(self, broken, capsys):
+    def test_rerun_submits_only_failures_as_new_attempts(self, broken, capsys):
         folder, _ = broken
         assert app.main(["rerun", str(folder), "--only", "app_error"]) == 1
-        assert [point["attempt"] for point in told(folder, capsys)] == [1, 2]
+        assert [point["attempt"] for point in status_of(folder, capsys)] == [1, 2]
         assert app.main(["rerun", str(folder), "--only", "timeout"]) == 0
         assert "Nothing to submit" in capsys.readouterr().out
-        assert [point["attempt"] for point in told(folder, capsys)] == [1, 2]
+        assert [point["attempt"] for point in status_of(folder, capsys)] == [1, 2]
 
-    def test_rerun_leaves_what_the_application_did_and_says_how_it_is_sent(self, broken, capsys):
+    def test_rerun_leaves_application_errors_and_says_how_to_submit_them(self, broken, capsys):
         folder, _ = broken
         capsys.readouterr()
         assert app.main(["rerun", str(folder)]) == 0
@@ -78,53 +78,53 @@ class TestThisMachine:
         assert "left alone: --only app_error submits it" in out
         assert "Nothing to submit" in out
 
-    def test_a_sweep_is_never_written_over_another(self, broken, capsys):
+    def test_sweep_is_not_written_over_another(self, broken, capsys):
         folder, _ = broken
         assert sweep(folder, "gpu=a40", "profile=demo") == 2
         assert "holds a sweep already" in capsys.readouterr().err
 
-    def test_a_refused_launch_leaves_the_sweep_as_it_was(self, broken, capsys):
+    def test_refused_launch_changes_nothing(self, broken, capsys):
         folder, _ = broken
         assert sweep(folder, "gpu=a40", "batch=1,2,3,4,5", "profile=demo") == 2
         capsys.readouterr()
         app.main(["rerun", str(folder), "--only", "never_started"])
         assert "Nothing to submit" in capsys.readouterr().out
 
-    def test_while_someone_submits_nobody_else_does(self, broken, capsys):
+    def test_second_submitter_is_refused(self, broken, capsys):
         folder, _ = broken
         with Ledger(folder).lock():
             assert app.main(["rerun", str(folder)]) == 2
         assert "another command is submitting" in capsys.readouterr().err
 
-    def test_rerun_takes_what_is_to_differ(self, broken, capsys):
+    def test_rerun_takes_overrides(self, broken, capsys):
         folder, _ = broken
         changes = ["--only", "app_error", "model.weights=null", "batch=3"]
         assert app.main(["rerun", str(folder), *changes]) == 0
-        assert [point["overrides"][-1] for point in told(folder, capsys)][1] == "batch=3"
-        assert [point["state"] for point in told(folder, capsys)] == ["completed", "completed"]
+        assert [point["overrides"][-1] for point in status_of(folder, capsys)][1] == "batch=3"
+        assert [point["state"] for point in status_of(folder, capsys)] == ["completed", "completed"]
 
 
-def test_a_refused_launch_leaves_nothing(tmp_path, capsys):
+def test_refused_launch_leaves_no_files(tmp_path, capsys):
     assert sweep(tmp_path / "sweep", "gpu=a40", "batch=0") == 2
     assert not list(tmp_path.rglob("multirun.yaml"))
 
 
-def test_a_dry_run_needs_a_sweep(tmp_path, capsys):
+def test_dry_run_of_a_single_run_is_refused(tmp_path, capsys):
     assert launch.main(["dry_run=true", f"hydra.run.dir={tmp_path}"]) == 2
     assert "needs -m" in capsys.readouterr().err
 
 
-def test_a_path_that_slurm_would_expand_is_refused(tmp_path, capsys):
+def test_path_that_slurm_would_expand_is_refused(tmp_path, capsys):
     assert sweep(tmp_path / "100%A", "gpu=a40", "dry_run=true") == 2
     assert "%" in capsys.readouterr().err
 
 
-def test_points_out_of_reach_wait_in_a_plan_that_can_be_carried(tmp_path, capsys):
+def test_points_of_an_unreachable_site_wait_in_a_plan_file(tmp_path, capsys):
     folder = tmp_path / "sweep"
     assert sweep(folder, "gpu=h200", "batch=2,4", "profile=demo", "sites.delta.connect.method=slurm") == 0
     plan = folder / PLAN_PATTERN.format(site="delta")
     assert f"--plan {plan.name}" in capsys.readouterr().out
-    assert [point["state"] for point in told(folder, capsys)] == ["planned", "planned"]
+    assert [point["state"] for point in status_of(folder, capsys)] == ["planned", "planned"]
     assert launch.main(["--plan", str(plan), "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "gpus-per-node=1" in out
@@ -132,13 +132,13 @@ def test_points_out_of_reach_wait_in_a_plan_that_can_be_carried(tmp_path, capsys
     assert "delta cannot be reached from here" in capsys.readouterr().err
 
 
-def test_a_plan_is_sent_once(tmp_path, capsys):
+def test_plan_is_submitted_once(tmp_path, capsys):
     folder = tmp_path / "sweep"
-    away = "sites.delta.connect.method=slurm"
-    assert sweep(folder, "gpu=h200", "batch=2", f"out={tmp_path}", "profile=demo", away) == 0
+    unreachable = "sites.delta.connect.method=slurm"
+    assert sweep(folder, "gpu=h200", "batch=2", f"out={tmp_path}", "profile=demo", unreachable) == 0
     plan = folder / PLAN_PATTERN.format(site="delta")
-    here = plan.read_text().replace(away, "sites.delta.connect.method=local")
-    plan.write_text(here)
+    local = plan.read_text().replace(unreachable, "sites.delta.connect.method=local")
+    plan.write_text(local)
     assert launch.main(["--plan", str(plan)]) == 0
     assert launch.main([f"--plan={plan}"]) == 2
     assert "was submitted already" in capsys.readouterr().err
@@ -146,7 +146,7 @@ def test_a_plan_is_sent_once(tmp_path, capsys):
     assert "plan.delta.yaml is left alone" in capsys.readouterr().out
 
 
-def test_a_dry_run_writes_the_scripts_and_submits_nothing(tmp_path, capsys):
+def test_dry_run_writes_the_scripts_and_submits_nothing(tmp_path, capsys):
     folder = tmp_path / "sweep"
     assert sweep(folder, "gpu=a40,a100,h200", "batch=8,16,32", "dry_run=true") == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if " cpus=" in line]
@@ -158,21 +158,21 @@ def test_a_dry_run_writes_the_scripts_and_submits_nothing(tmp_path, capsys):
 STUDY = ["gpu=a40", "batch=2", "profile=demo", "study=ladder", "study.base=cpu", "study.levers=[channels_last]"]
 
 
-def test_a_study_whose_launcher_died_before_it_submitted_a_point_is_completed_by_rerun(tmp_path, capsys, monkeypatch):
+def test_study_whose_launcher_died_before_it_submitted_a_point_is_completed_by_rerun(tmp_path, capsys, monkeypatch):
     """Regression: the grid was expanded from the command line alone, which does not name a study's recipes."""
     folder = tmp_path / "sweep"
     with monkeypatch.context() as patch:
         patch.setattr(snapshot, "take", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         assert sweep(folder, *STUDY, "repeats=2") == 130
     assert (folder / "sweep.json").exists()
-    assert {point["reason"] for point in told(folder, capsys)} == {"never_started"}
+    assert {point["reason"] for point in status_of(folder, capsys)} == {"never_started"}
     assert app.main(["rerun", str(folder)]) == 0
-    asked = [point["overrides"] for point in told(folder, capsys)]
-    ours = [tuple(o for o in overrides if o.startswith(("recipe=", "seed="))) for overrides in asked]
+    overrides = [point["overrides"] for point in status_of(folder, capsys)]
+    chosen = [tuple(o for o in point_overrides if o.startswith(("recipe=", "seed="))) for point_overrides in overrides]
     recipes = ("recipe=[cpu]", "recipe=[cpu,channels_last]")
     for seed in (0, 1):
-        assert set(ours[2 * seed : 2 * seed + 2]) == {(recipe, f"seed={seed}") for recipe in recipes}
-    assert {point["state"] for point in told(folder, capsys)} == {"completed"}
+        assert set(chosen[2 * seed : 2 * seed + 2]) == {(recipe, f"seed={seed}") for recipe in recipes}
+    assert {point["state"] for point in status_of(folder, capsys)} == {"completed"}
     assert app.main(["rerun", str(folder)]) == 0
     assert "Nothing to submit" in capsys.readouterr().out
     # real runs are replicates that count: same configuration, valid, with an interval
@@ -181,7 +181,7 @@ def test_a_study_whose_launcher_died_before_it_submitted_a_point_is_completed_by
     assert [row[row.index("%") - 3 : row.index("%") - 1] for row in rows] == [["2", "2"], ["2", "2"]]
 
 
-def test_a_launch_that_died_before_its_record_submitted_nothing_and_can_be_repeated(tmp_path, capsys, monkeypatch):
+def test_launch_that_died_before_its_record_can_be_repeated(tmp_path, capsys, monkeypatch):
     folder = tmp_path / "sweep"
     with monkeypatch.context() as patch:
         patch.setattr(SweepRecord, "write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -195,36 +195,36 @@ def test_a_launch_that_died_before_its_record_submitted_nothing_and_can_be_repea
 
 class TestUnavailable:
     @pytest.fixture
-    def lacking(self, tmp_path):
-        """Two points that completed, the second of which then says that it could not run here."""
+    def unavailable(self, tmp_path):
+        """Two points that completed, the second of which is then made unavailable."""
         folder = tmp_path / "sweep"
         assert sweep(folder, "gpu=a40", "batch=2,3", "profile=demo") == 0
         file = folder / "1" / "attempt-1" / "manifest.json"
-        word = {"status": "failed", "reason": "unavailable", "message": "dali is not installed"}
-        file.write_text(json.dumps({**json.loads(file.read_text()), **word}))
+        changes = {"status": "failed", "reason": "unavailable", "message": "dali is not installed"}
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
         return folder
 
-    def test_waiting_tells_of_it_and_fails_nothing(self, lacking, caplog):
+    def test_wait_reports_it_without_failing(self, unavailable, caplog):
         with caplog.at_level("INFO"):
-            wait(Ledger.open(lacking), {0, 1})
+            wait(Ledger.open(unavailable), {0, 1})
         assert "1 of 2 points is unavailable here: dali is not installed" in caplog.text
 
-    def test_another_failure_beside_it_still_fails_the_command(self, lacking):
-        file = lacking / "0" / "attempt-1" / "manifest.json"
+    def test_another_failure_still_fails_the_command(self, unavailable):
+        file = unavailable / "0" / "attempt-1" / "manifest.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), "status": "failed", "reason": "app_error"}))
         with pytest.raises(PointsFailedError, match="1 of 2 points did not complete"):
-            wait(Ledger.open(lacking), {0, 1})
+            wait(Ledger.open(unavailable), {0, 1})
 
-    def test_status_shows_it_as_a_state_of_its_own(self, lacking, capsys):
+    def test_status_shows_its_own_state(self, unavailable, capsys):
         capsys.readouterr()
-        assert app.main(["status", str(lacking)]) == 0
+        assert app.main(["status", str(unavailable)]) == 0
         assert "2 points: 1 completed, 1 unavailable" in capsys.readouterr().out
 
-    def test_rerun_takes_it_only_when_asked(self, lacking, capsys):
-        assert app.main(["rerun", str(lacking)]) == 0
+    def test_rerun_submits_it_only_if_named(self, unavailable, capsys):
+        assert app.main(["rerun", str(unavailable)]) == 0
         assert "Nothing to submit" in capsys.readouterr().out
-        assert app.main(["rerun", str(lacking), "--only", "unavailable"]) == 0
-        assert [point["attempt"] for point in told(lacking, capsys)] == [1, 2]
+        assert app.main(["rerun", str(unavailable), "--only", "unavailable"]) == 0
+        assert [point["attempt"] for point in status_of(unavailable, capsys)] == [1, 2]
 
 
 @pytest.fixture
@@ -242,27 +242,27 @@ def slow_sweep(tmp_path):
     process.kill()
 
 
-def test_a_local_sweep_can_be_watched_and_cancelled_from_elsewhere(slow_sweep, capsys):
+def test_local_sweep_can_be_watched_and_cancelled_by_another_process(slow_sweep, capsys):
     folder, process = slow_sweep
-    assert [point["state"] for point in told(folder, capsys)] == ["running", "queued"]
+    assert [point["state"] for point in status_of(folder, capsys)] == ["running", "queued"]
     assert app.main(["rerun", str(folder)]) == 2
     assert app.main(["cancel", str(folder)]) == 0
     _, error = process.communicate(timeout=60)
     assert process.returncode == 1, error
-    assert [point["reason"] for point in told(folder, capsys)] == ["cancelled", "cancelled"]
+    assert [point["reason"] for point in status_of(folder, capsys)] == ["cancelled", "cancelled"]
 
 
-def test_a_sweep_cut_off_by_the_keyboard_can_be_taken_up_again(slow_sweep, capsys):
+def test_interrupted_sweep_can_be_rerun(slow_sweep, capsys):
     folder, process = slow_sweep
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Interrupted" in error
-    first, second = told(folder, capsys)
+    first, second = status_of(folder, capsys)
     assert (first["state"], first["reason"]) == ("failed", "cancelled")
     assert (second["state"], second["reason"]) == ("planned", "never_started")
     assert app.main(["rerun", str(folder)]) == 0
-    assert [point["state"] for point in told(folder, capsys)] == ["completed", "completed"]
+    assert [point["state"] for point in status_of(folder, capsys)] == ["completed", "completed"]
 
 
 @pytest.mark.testbed
@@ -271,7 +271,7 @@ class TestTwoClusters:
     def _reach(self, testbed, monkeypatch):
         monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed.state))
 
-    def test_nine_points_run_on_two_sites_and_come_back_as_one_report(self, testbed, tmp_path):
+    def test_nine_points_run_on_two_sites_and_are_merged_into_one_report(self, testbed, tmp_path):
         folder = tmp_path / "sweep"
         assert sweep(folder, "gpu=a40,a100,h200", "batch=2,3,4", "profile=testbed", "wait=true") == 0
         for site, expected in (("grace", 6), ("delta", 3)):
@@ -286,67 +286,67 @@ class TestTwoClusters:
         assert "grace" in page
         assert "delta" in page
 
-    def test_a_point_that_raises_is_failed_in_slurm_too_and_alone_is_sent_again(self, testbed, tmp_path, capsys):
+    def test_point_that_raises_is_failed_in_slurm_and_alone_is_resubmitted(self, testbed, tmp_path, capsys):
         folder = tmp_path / "sweep"
         assert sweep(folder, "gpu=h200", "batch=2", "profile=testbed", "wait=true", BROKEN) == 1
-        good, bad = told(folder, capsys)
+        good, bad = status_of(folder, capsys)
         assert testbed.ended("delta", [good["job_id"], bad["job_id"]]) == ["COMPLETED", "FAILED"]
         assert (bad["reason"], bad["state"]) == ("app_error", "failed")
         assert "/no/such/weights" in bad["message"]
         assert app.main(["rerun", str(folder), "--only", "app_error", "--wait"]) == 1
-        assert [point["attempt"] for point in told(folder, capsys)] == [1, 2]
+        assert [point["attempt"] for point in status_of(folder, capsys)] == [1, 2]
 
-    def test_what_sbatch_refuses_is_told_in_its_words_and_the_other_site_goes_on(self, tmp_path, capsys):
+    def test_refused_array_is_reported_with_sbatchs_message_and_the_other_site_continues(self, tmp_path, capsys):
         folder = tmp_path / "sweep"
-        refused = "sites.delta.gpus.h200.partition=nowhere"
-        assert sweep(folder, "gpu=a40,h200", "batch=2", "profile=testbed", "wait=true", refused) == 1
+        wrong = "sites.delta.gpus.h200.partition=nowhere"
+        assert sweep(folder, "gpu=a40,h200", "batch=2", "profile=testbed", "wait=true", wrong) == 1
         assert "nvalid partition" in capsys.readouterr().out
-        good, bad = told(folder, capsys)
+        good, bad = status_of(folder, capsys)
         assert good["state"] == "completed"
         assert (bad["state"], bad["reason"]) == ("failed", "never_started")
 
-    def test_what_sbatch_refuses_fails_the_command_though_it_does_not_wait(self, tmp_path, capsys):
+    def test_refused_array_fails_the_command_without_wait(self, tmp_path, capsys):
         folder = tmp_path / "sweep"
         assert sweep(folder, "gpu=h200", "profile=testbed", "sites.delta.gpus.h200.partition=nowhere") == 1
         assert "1 of 1 point not accepted" in capsys.readouterr().err
 
-    def test_an_array_whose_launcher_died_in_the_call_is_found_by_its_name(self, tmp_path, capsys):
+    def test_array_whose_launcher_died_in_sbatch_is_found_by_name(self, tmp_path, capsys):
         folder = tmp_path / "with a space"
         assert sweep(folder, "gpu=h200", "batch=2", "profile=testbed", "wait=true") == 0
         ledger = folder / "ledger.jsonl"
         lines = ledger.read_text().splitlines()
         ledger.write_text("\n".join(line for line in lines if '"submitted"' not in line) + "\n")
-        (point,) = told(folder, capsys)
+        (point,) = status_of(folder, capsys)
         assert point["state"] == "completed"
         assert app.main(["rerun", str(folder)]) == 0
         assert "Nothing to submit" in capsys.readouterr().out
 
-    def test_a_point_is_not_lost_while_half_of_slurm_is_silent(self, testbed, tmp_path, capsys, monkeypatch):
+    def test_point_is_not_lost_while_squeue_or_sacct_fails(self, testbed, tmp_path, capsys, monkeypatch):
         partition = ("scontrol", "update", "partitionname=gpuH200x8")
         testbed.run("delta", *partition, "state=down")
         folder = tmp_path / "sweep"
         try:
             assert sweep(folder, "gpu=h200", "batch=1,2", "profile=testbed") == 0
-            for silent, states in (("squeue", {"queued", "unknown"}), ("sacct", {"queued"})):
-                deaf = tmp_path / f"no-{silent}"
-                deaf.mkdir()
-                (deaf / silent).write_text("#!/bin/sh\nexit 1\n")
-                (deaf / silent).chmod(0o755)
+            for command, states in (("squeue", {"queued", "unknown"}), ("sacct", {"queued"})):
+                failing = tmp_path / f"no-{command}"
+                failing.mkdir()
+                (failing / command).write_text("#!/bin/sh\nexit 1\n")
+                (failing / command).chmod(0o755)
                 with monkeypatch.context() as patch:
-                    patch.setenv("PATH", str(deaf), prepend=os.pathsep)
-                    seen = {point["state"] for point in told(folder, capsys)}
+                    patch.setenv("PATH", str(failing), prepend=os.pathsep)
+                    seen = {point["state"] for point in status_of(folder, capsys)}
                     assert seen <= states
                     assert app.main(["rerun", str(folder)]) == int("unknown" in seen)
-                    said, awaited = capsys.readouterr(), "Nothing to submit"
-                    assert ("is unknown" if "unknown" in seen else awaited) in said.out + said.err
+                    output, nothing = capsys.readouterr(), "Nothing to submit"
+                    assert ("is unknown" if "unknown" in seen else nothing) in output.out + output.err
             monkeypatch.setenv("SCANCEL_STATE", "RUNNING")  # would spare what is pending
             assert app.main(["cancel", str(folder)]) == 0
             # sacct hears of it a moment later
-            testbed.wait(lambda: [point["reason"] for point in told(folder, capsys)] == ["cancelled", "cancelled"])
+            testbed.wait(lambda: [point["reason"] for point in status_of(folder, capsys)] == ["cancelled", "cancelled"])
         finally:
             testbed.run("delta", *partition, "state=up")
 
-    def test_a_shell_inside_another_job_leaks_nothing_into_a_sweep(self, tmp_path, monkeypatch, capsys):
+    def test_variables_of_another_job_do_not_reach_the_sweep(self, tmp_path, monkeypatch, capsys):
         for name, value in {
             "SBATCH_PARTITION": "nowhere",
             "SLURM_JOB_ID": "1",
@@ -358,20 +358,20 @@ class TestTwoClusters:
         folder = tmp_path / "sweep"
         assert sweep(folder, "gpu=h200", "batch=2", "profile=testbed", "wait=true") == 0
 
-    def test_more_points_than_an_array_may_hold_all_run(self, tmp_path, capsys):
+    def test_more_points_than_an_array_holds_all_run(self, tmp_path, capsys):
         folder = tmp_path / "sweep"
         limit = "sites.grace.limits.max_array_size=2"
         assert sweep(folder, "gpu=a40", "batch=1,2,3", "profile=testbed", "wait=true", limit) == 0
-        arrays = {point["job_id"].split("_")[0] for point in told(folder, capsys)}
+        arrays = {point["job_id"].split("_")[0] for point in status_of(folder, capsys)}
         assert len(arrays) == 2
 
-    def test_cancel_stops_what_is_queued_or_running_and_says_so(self, tmp_path, capsys):
+    def test_cancel_stops_queued_and_running_jobs(self, tmp_path, capsys):
         folder = tmp_path / "sweep"
         assert sweep(folder, "gpu=h200", "batch=1,2", "profile=testbed", "workload.min_measure_s=120") == 0
         assert app.main(["cancel", str(folder)]) == 0
         deadline = time.monotonic() + 100
         # sacct may call a job running for a while after squeue has let go of it
-        while (points := told(folder, capsys)) and time.monotonic() < deadline:
+        while (points := status_of(folder, capsys)) and time.monotonic() < deadline:
             if [point["reason"] for point in points] == ["cancelled", "cancelled"]:
                 break
             time.sleep(0.5)
@@ -379,7 +379,7 @@ class TestTwoClusters:
         assert app.main(["cancel", str(folder)]) == 0
         assert "Nothing is queued or running" in capsys.readouterr().out
 
-    def test_queued_jobs_run_the_code_as_it_was_when_they_were_submitted(self, tmp_path):
+    def test_queued_jobs_run_the_code_of_the_submission(self, tmp_path):
         folder = tmp_path / "sweep"
         assert sweep(folder, "gpu=h200", "batch=2", "profile=testbed", "wait=true") == 0
         (snapshot,) = (folder / "code").iterdir()

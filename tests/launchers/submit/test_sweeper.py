@@ -1,4 +1,4 @@
-"""Our sweeper expands as Hydra's does, and leaves the composing to our launcher."""
+"""The sweeper expands as Hydra's does, and leaves composing to the launcher."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def sweep(folder: Path, *words: str) -> int:
     return launch.main(["-m", *words, f"hydra.sweep.dir={folder}"])
 
 
-def test_hydra_composes_once_for_all_points_that_choose_alike(tmp_path, monkeypatch, capsys):
+def test_hydra_composes_once_per_choice_of_groups(tmp_path, monkeypatch, capsys):
     composed = []
     real = ConfigLoaderImpl.load_sweep_config
     monkeypatch.setattr(
@@ -31,7 +31,7 @@ def test_hydra_composes_once_for_all_points_that_choose_alike(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("words", [["hydra/sweeper=basic"], []], ids=["Hydra's sweeper", "ours"])
-def test_a_point_that_does_not_compose_stops_the_sweep_and_leaves_nothing(tmp_path, capsys, words):
+def test_point_that_does_not_compose_stops_the_sweep_and_leaves_nothing(tmp_path, capsys, words):
     assert sweep(tmp_path, "gpu=a40", "data.seed=1,abc", *words) == 2
     assert "data.seed" in capsys.readouterr().err
     assert not list(tmp_path.rglob("sweep.json"))
@@ -39,13 +39,13 @@ def test_a_point_that_does_not_compose_stops_the_sweep_and_leaves_nothing(tmp_pa
         assert not list(tmp_path.iterdir())
 
 
-def test_for_another_launcher_points_are_checked_before_the_first_one_runs(tmp_path, capsys):
+def test_points_for_another_launcher_are_checked_before_the_first_runs(tmp_path, capsys):
     assert sweep(tmp_path, "hydra/launcher=basic", "gpu=a40", "profile=demo", "data.seed=1,abc") == 2
     assert "data.seed" in capsys.readouterr().err
     assert not (tmp_path / "0").exists()
 
 
-def test_a_study_adds_its_own_sweep(tmp_path, capsys):
+def test_study_adds_its_own_sweep(tmp_path, capsys):
     study = ["study=ladder", "study.levers=[tf32,channels_last]", "gpu=a40"]
     assert sweep(tmp_path, *study, "dry_run=true") == 0
     rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if " cpus=" in line]
@@ -53,6 +53,6 @@ def test_a_study_adds_its_own_sweep(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("words", [["hydra/sweeper=basic"], []], ids=["Hydra's sweeper", "ours"])
-def test_a_sweep_in_batches_is_refused(tmp_path, capsys, words):
+def test_sweep_in_batches_is_refused(tmp_path, capsys, words):
     assert sweep(tmp_path, "gpu=a40", "batch=1,2", "hydra.sweeper.max_batch_size=1", "dry_run=true", *words) == 2
     assert "max_batch_size" in capsys.readouterr().err

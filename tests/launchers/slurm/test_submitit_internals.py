@@ -1,0 +1,40 @@
+"""submitit's private API is as it was in the versions that launchers/slurm/submitit_internals.py was tested with."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+from submitit.core.core import Executor
+from submitit.core.utils import DelayedSubmission
+from submitit.local.local import LocalExecutor
+from submitit.slurm.slurm import SlurmExecutor, SlurmJob
+
+TESTED_SERIES = (1, 5)
+PARAMETERS: dict[Callable[..., Any], list[str]] = {
+    SlurmExecutor._make_submission_file_text: ["self", "command", "uid"],
+    SlurmExecutor._internal_process_submissions: ["self", "delayed_submissions"],
+    SlurmExecutor._submit_command: ["self", "command"],
+    SlurmJob: ["folder", "job_id", "tasks"],
+    DelayedSubmission.set_timeout: ["self", "timeout_min", "max_num_timeout"],
+    DelayedSubmission.dump: ["self", "filepath"],
+    Executor.submit_array: ["self", "fns"],
+}
+
+
+def test_installed_version_is_of_the_tested_series():
+    """For another series, check every use in submitit_internals.py, run the tests on Slurm, then extend this."""
+    assert tuple(map(int, version("submitit").split(".")[:2])) == TESTED_SERIES
+
+
+@pytest.mark.parametrize("function", PARAMETERS, ids=lambda function: function.__qualname__)
+def test_signature_is_the_tested_one(function):
+    assert list(inspect.signature(function).parameters) == PARAMETERS[function]
+
+
+@pytest.mark.parametrize("executor", [SlurmExecutor, LocalExecutor])
+def test_command_of_a_job_can_be_overridden(executor):
+    assert isinstance(executor._submitit_command_str, property)
