@@ -170,7 +170,7 @@ class Ledger:
         unrecorded += [f"{point}/attempt-{attempt}" for point, attempt in sorted(run_dirs)]
         unrecorded += [f"{JOBS}/{group}" for group in sorted(groups)]
         shown = ", ".join(unrecorded[:3]) + (f" and {len(unrecorded) - 3} more" if len(unrecorded) > 3 else "")
-        return points, skipped, sanitize(f"{LEDGER} has no plan of {shown}") if unrecorded else ""
+        return points, skipped, sanitize(f"{LEDGER} does not record {shown}") if unrecorded else ""
 
     def _read_lines(self) -> Iterator[tuple[int, Event | None]]:
         """Yield line numbers and events; None for a line that is none."""

@@ -141,7 +141,7 @@ class TestIncompleteRecord:
     def test_sweep_without_a_planned_line_is_not_rerun(self, copy, capsys):
         lines = (copy / LEDGER).read_text().splitlines()
         (copy / LEDGER).write_text("\n".join(line for line in lines if '"planned"' not in line) + "\n")
-        self.refused(copy, capsys, "ledger.jsonl has no plan of what line 1 is about")
+        self.refused(copy, capsys, "ledger.jsonl does not record the attempt of line 1")
 
     def test_sweep_with_a_directory_of_an_unknown_attempt_is_not_rerun(self, copy, capsys):
         (copy / "1" / "attempt-1").rename(copy / "1" / "attempt-2")

@@ -62,9 +62,9 @@ def test_dry_run_leaves_no_sweep_to_rerun(spelled, tmp_path, capsys):
     assert sweep(folder, "gpu=a40", "batch=2", "profile=demo", spelled) == 0
     assert "nothing was submitted" in capsys.readouterr().out
     assert app.main(["rerun", str(folder)]) == 2
-    assert "a dry run or a launch that ended before it submitted anything" in capsys.readouterr().err
+    assert "A dry run, and a launch that ended before it submitted anything, make none" in capsys.readouterr().err
     assert app.main(["status", str(folder)]) == 2
-    assert "a dry run or a launch that ended before it submitted anything" in capsys.readouterr().err
+    assert "A dry run, and a launch that ended before it submitted anything, make none" in capsys.readouterr().err
     assert not (folder / "sweep.json").exists()
 
 

@@ -189,7 +189,7 @@ def test_launch_that_died_before_its_record_can_be_repeated(tmp_path, capsys, mo
     assert not (folder / "sweep.json").exists()
     for verb in ("status", "rerun", "cancel"):
         assert app.main([verb, str(folder)]) == 2
-        assert "a launch that ended before it submitted anything" in capsys.readouterr().err
+        assert "a launch that ended before it submitted anything, make none" in capsys.readouterr().err
     assert sweep(folder, *STUDY) == 0
 
 

@@ -92,8 +92,8 @@ class TestIncompleteRecord:
         submit(ledger, [0])
         problems = []
         assert ledger.points(problems)[0].last is None
-        assert problems[0].startswith("ledger.jsonl has no plan of what line 1 is about. `rerun` refuses")
-        with pytest.raises(UserError, match="no plan of what line 1 is about"):
+        assert problems[0].startswith("ledger.jsonl does not record the attempt of line 1. `rerun` refuses")
+        with pytest.raises(UserError, match="does not record the attempt of line 1"):
             ledger.check_complete()
 
     def test_many_unknown_directories_are_listed_in_part(self, ledger):
