@@ -82,15 +82,15 @@ def _measure(runs: int, mb: float, folder: Path, nodes: LoginNodes, *, with_rsyn
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     if not with_rsync:
         environment["PATH"] = str(_programs_without_rsync(folder))
-    for what in ("first", "again", "one more"):
-        if what == "one more":
+    for case in ("first", "again", "one more"):
+        if case == "one more":
             (remote / "0" / "attempt-1" / "steps" / f"part-{PARTS:06d}.parquet").write_bytes(os.urandom(1_000_000))
         rss.unlink(missing_ok=True)
         size, begin, first_s = _size(local), time.monotonic(), None
         command = [sys.executable, "-c", "from benchmarks.collect_scale import child; child()", str(local)]
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
             while process.poll() is None:
-                if first_s is None and what == "first" and any(local.glob("*/attempt-1/*/part-*.parquet")):
+                if first_s is None and case == "first" and any(local.glob("*/attempt-1/*/part-*.parquet")):
                     first_s = time.monotonic() - begin
                 time.sleep(0.02)
             assert process.stdout is not None
@@ -100,7 +100,7 @@ def _measure(runs: int, mb: float, folder: Path, nodes: LoginNodes, *, with_rsyn
         seconds, peak_mb = map(float, output[-1].split())
         rate, agent_mb = (_size(local) - size) / 1e6 / seconds, int(rss.read_text()) / 1024
         first = "-" if first_s is None else f"{first_s:.2f}"
-        print(f"{what:8}  {seconds:6.1f}  {first:>12}  {rate:6.1f}  {peak_mb:12.0f}  {agent_mb:16.0f}")
+        print(f"{case:8}  {seconds:6.1f}  {first:>12}  {rate:6.1f}  {peak_mb:12.0f}  {agent_mb:16.0f}")
         _check(remote, local)
 
 
@@ -122,7 +122,7 @@ def child() -> None:
     begin = time.monotonic()
     code = app.main(["collect", sys.argv[1]])
     seconds = time.monotonic() - begin
-    kib = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    kib = max(resource.getrusage(processes).ru_maxrss for processes in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     print(seconds, kib / 1024)
     sys.exit(code)
 

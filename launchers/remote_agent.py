@@ -22,7 +22,7 @@ from inpaint_bench.core.schema import CODE, SWEEP, PointState
 from launchers.remote.archive import write_archive
 from launchers.remote.messages import ARCHIVE_FOLLOWS, MARKER, AttemptReply, CancelRequest, SubmitReply, SweepReply
 from launchers.remote.plan_file import Plan
-from launchers.remote.results import list_results, source_path
+from launchers.remote.sync import list_results, source_path
 from launchers.slurm.query import SlurmReply, cancel_jobs
 from launchers.status.survey import cancellable, poll_sweep, sites_of
 from launchers.sweep import snapshot
@@ -53,6 +53,7 @@ def submit(folder: Path, plan: Plan) -> SubmitReply:
     with composer(context) as compose:
 
         def choose() -> list[Point]:
+            """Compose the points that are to be submitted, under the sweep's lock."""
             statuses = {} if is_new else {p.record.num: p for p in poll_sweep(Ledger(folder), holding_lock=True).points}
             points = []
             for requested in plan.points:
@@ -98,9 +99,9 @@ def query(folder: Path, with_files: bool | None) -> SweepReply:
     if not (folder / SWEEP).is_file():
         return SweepReply(sweep_id=None, submitting=submitting)
     status = poll_sweep(ledger)
-    answer = next(iter(status.answers.values()), SlurmReply())
+    slurm = next(iter(status.answers.values()), SlurmReply())
     reply = SweepReply(sweep_id=ledger.sweep.sweep_id, submitting=submitting)
-    reply.squeue, reply.sacct, reply.rsync = answer.squeue, answer.sacct, shutil.which("rsync")
+    reply.squeue, reply.sacct, reply.rsync = slurm.squeue, slurm.sacct, shutil.which("rsync")
     if with_files:
         records = [point.record for point in status.points]
         list_results(folder, records, {p.record.num for p in status.points if p.is_open}, reply)
@@ -153,8 +154,8 @@ VERBS: dict[str, tuple[Any, Any]] = {
 }
 
 
-def answer(verb: str, folder: Path, request: bytes, out: BinaryIO) -> None:
-    """Answer one request; `out` gets the reply after a line that begins with the marker."""
+def handle(verb: str, folder: Path, request: bytes, out: BinaryIO) -> None:
+    """Handle one request; `out` gets the reply after a line that begins with the marker."""
     if verb == "read":
         paths = msgspec.json.decode(request, type=list[str])
         out.write(b"\n" + ARCHIVE_FOLLOWS)
@@ -171,11 +172,11 @@ def answer(verb: str, folder: Path, request: bytes, out: BinaryIO) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Answer one request."""
+    """Handle one request."""
     with os.fdopen(os.dup(1), "wb") as out:
         os.dup2(2, 1)  # tables and log lines are not part of the reply
         logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-        answer(argv[0], Path(argv[1]), sys.stdin.buffer.read(), out)
+        handle(argv[0], Path(argv[1]), sys.stdin.buffer.read(), out)
 
 
 if __name__ == "__main__":

@@ -170,7 +170,7 @@ def collect(
     export: Annotated[Path | None, Option(metavar="FILE", help="Write the results into a file to carry.")] = None,
     into: Annotated[
         Path | None,
-        Option(metavar="SWEEP", help="Sweep directory of FILE (default: the one below ./runs with its sweep id)."),
+        Option(metavar="SWEEP", help="Sweep directory that FILE belongs to."),
     ] = None,
 ) -> None:
     """Copy results of other sites into the sweep directory.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -12,13 +11,13 @@ import msgspec
 from inpaint_bench.core.console import pluralize, sanitize
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.files import replacing
-from inpaint_bench.core.schema import SWEEP
-from launchers.remote import client, sync
 from launchers.remote.archive import ArchiveError, read_archive, write_archive
+from launchers.remote.client import RemoteError, RemoteSweep
 from launchers.remote.messages import SweepReply
-from launchers.remote.results import is_summary, list_results, source_path
 from launchers.remote.ssh import UnreachableError
+from launchers.remote.sync import copy_results, extract, fetch_over_ssh, is_summary, list_results, source_path
 from launchers.status.survey import poll_sweep, sites_of
+from launchers.sweep.events import AttemptKey
 from launchers.sweep.ledger import Ledger
 
 HEADER = "results.json"  # first member of an archive of results
@@ -31,8 +30,10 @@ def run_collect(source: Path, *, export: Path | None, into: Path | None) -> None
     """
     if export:
         left_out = _export(Ledger.open(source), export)
+    elif source.is_file() and into:
+        left_out = _from_archive(source, Ledger.open(into))
     elif source.is_file():
-        left_out = _from_archive(source, into)
+        raise UserError(f"{source}: say --into SWEEP, the sweep directory that it belongs to")
     elif into:
         raise UserError(f"--into {into}: needs a file that --export wrote, and {source} is not a file")
     else:
@@ -43,12 +44,11 @@ def run_collect(source: Path, *, export: Path | None, into: Path | None) -> None
 
 def _from_sites(ledger: Ledger) -> bool:
     """Copy from every site that is reached over ssh; return whether something was left out."""
-    remotes = [
-        remote for _, site in sorted(sites_of(ledger).items()) if (remote := client.RemoteSweep.of(site, ledger))
-    ]
+    sites = sorted(sites_of(ledger).items())
+    remotes = [remote for _, site in sites if (remote := RemoteSweep.of(site, ledger))]
     plans = sorted({str(record.plan) for record in ledger.points().values() if record.plan})
     if plans:
-        print(f"{', '.join(plans)}: `collect --export FILE` where it was submitted, then `collect FILE` here.")
+        print(f"{', '.join(plans)}: `collect --export FILE` where it was submitted, then `collect FILE --into` here.")
     elif not remotes:
         print("Nothing to collect: no point of this sweep was submitted over ssh, and none waits in a plan.")
     errors, left_out = [], False
@@ -57,11 +57,12 @@ def _from_sites(ledger: Ledger) -> bool:
         try:
             reply = remote.call("query", True, SweepReply)
             print(f"{name}: {pluralize(len(reply.attempts), 'run')} listed", flush=True)
-            fetch = partial(sync.fetch_over_ssh, remote, reply.rsync, folder=ledger.folder)
-            report = sync.copy_results(ledger, reply, fetch, site=name)
+            fetch = partial(fetch_over_ssh, remote, reply.rsync, folder=ledger.folder)
+            report = copy_results(ledger, reply, fetch, site=name)
             print(f"{name}: {report}")
             left_out |= _print_left_out(report.left_out, reply.skipped)
-        except (UnreachableError, client.RemoteError) as error:
+        # The other sites are still asked, and all errors are reported together.
+        except (UnreachableError, RemoteError) as error:
             errors.append(f"{error}; what has arrived is kept, and `collect` continues from there")
         except UserError as error:
             errors.append(f"{name}: {error}")
@@ -70,40 +71,25 @@ def _from_sites(ledger: Ledger) -> bool:
     return left_out
 
 
-def _from_archive(path: Path, into: Path | None) -> bool:
+def _from_archive(path: Path, ledger: Ledger) -> bool:
     """Copy out of an archive; return whether something was left out."""
     headers: list[bytes] = []
     try:
-        with path.open("rb") as archive:  # reads all of it: nothing of a damaged archive is used
+        # Reads all of it first: nothing of a damaged archive is used.
+        with path.open("rb") as archive:
             read_archive(archive, lambda name, content, _: headers.append(content) if name == HEADER else None)
         if not headers:
             raise ArchiveError(f"holds no results; a plan is submitted by `launch --plan {path}`")
         reply = msgspec.json.decode(headers[0], type=SweepReply)
-        ledger = Ledger.open(into or _sweep_below_runs(reply.sweep_id))
         with path.open("rb") as archive:
-            fetch = partial(sync.extract, archive, folder=ledger.folder)
-            report = sync.copy_results(ledger, reply, fetch, site=None)
+            report = copy_results(ledger, reply, partial(extract, archive, folder=ledger.folder), site=None)
     except (ArchiveError, msgspec.DecodeError) as error:
         raise UserError(f"{path}: {sanitize(str(error))}") from None
     except OSError as error:
-        raise UserError(
-            f"{error.filename or path}: {error.strerror}; `collect` continues with what is missing"
-        ) from None
-    print(f"{path}: {report}, into {ledger.folder}")
+        message = f"{error.filename or path}: {error.strerror}"
+        raise UserError(f"{message}; `collect` continues with what is missing") from None
+    print(f"{path}: {report}")
     return _print_left_out(report.left_out, [])
-
-
-def _sweep_below_runs(sweep_id: str | None) -> Path:
-    """Return the sweep directory below ./runs with this id. Raises ArchiveError where there is not exactly one."""
-    matches = []
-    for file in (*Path("runs").glob(f"*/{SWEEP}"), *Path("runs").glob(f"*/*/{SWEEP}")):
-        with suppress(UserError):
-            if Ledger(file.parent).sweep.sweep_id == sweep_id:
-                matches.append(file.parent)
-    if len(matches) != 1:
-        found = ", ".join(map(str, sorted(matches))) or "none"
-        raise ArchiveError(f"its sweep directory below ./runs is not clear (found: {found}); say --into SWEEP")
-    return matches[0]
 
 
 def _export(ledger: Ledger, out: Path) -> bool:
@@ -125,8 +111,8 @@ def _export(ledger: Ledger, out: Path) -> bool:
     return _print_left_out({}, reply.skipped)
 
 
-def _print_left_out(attempts: dict[tuple[int, int], str], files: Iterable[str]) -> bool:
-    lines = [f"point {point}, attempt {attempt}: {why}" for (point, attempt), why in sorted(attempts.items())]
+def _print_left_out(attempts: Mapping[AttemptKey, str], files: Iterable[str]) -> bool:
+    lines = [f"point {point}, attempt {attempt}: {reason}" for (point, attempt), reason in sorted(attempts.items())]
     lines += files
     for line in lines:
         print(f"  left out: {sanitize(line)}")

@@ -28,6 +28,7 @@ def write_archive(out: IO[bytes], files: Iterable[tuple[str, Path | bytes]]) -> 
     with tarfile.open(fileobj=out, mode="w|") as archive:
 
         def add(name: str, content: bytes, mtime_s: int = 0) -> None:
+            """Add a file in memory."""
             member = tarfile.TarInfo(name)
             member.size, member.mtime = len(content), mtime_s
             archive.addfile(member, io.BytesIO(content))

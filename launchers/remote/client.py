@@ -166,8 +166,8 @@ def push_code(remote: RemoteSweep, code: Path) -> None:
     # The folder is private, because jobs run the code as this user.
     prepare = f"mkdir -p {root} && umask 077 && mkdir -p {shlex.quote(folder)} && {cd}"
     check = f"{{ test -x {python} || {{ echo {python} is not a program there >&2; false; }}; }}"
-    found = f"{{ test -e {remote.code}/{SNAPSHOT} && echo complete; command -v rsync; true; }}"
-    done = connection.run(login(f"{prepare} && {check} && {found}"))
+    report = f"{{ test -e {remote.code}/{SNAPSHOT} && echo complete; command -v rsync; true; }}"
+    done = connection.run(login(f"{prepare} && {check} && {report}"))
     lines = done.out.decode(errors="replace").splitlines()
     rsync = next((line for line in lines if line.endswith("/rsync")), None)
     if done.code == 0 and "complete" not in lines:
@@ -190,7 +190,7 @@ def push_code(remote: RemoteSweep, code: Path) -> None:
 class RemoteStatus:
     """What the sites that are reached over ssh reported."""
 
-    answers: dict[str, SlurmReply] = field(default_factory=dict)  # by site
+    replies: dict[str, SlurmReply] = field(default_factory=dict)  # by site
     artifacts: dict[AttemptKey, RunArtifacts] = field(default_factory=dict)
     unconfirmed: dict[str, str] = field(default_factory=dict)  # by site, why its submissions are not confirmed
 
@@ -210,7 +210,7 @@ class RemoteStatus:
             if reported.artifacts and reported.artifacts.manifest:
                 self.artifacts[reported.key] = reported.artifacts
         error = f"the sweep directory at {site} does not exist (any more)" if reply.sweep_id is None else None
-        self.answers[site] = SlurmReply(states=states, squeue=reply.squeue, sacct=reply.sacct, error=error)
+        self.replies[site] = SlurmReply(states=states, squeue=reply.squeue, sacct=reply.sacct, error=error)
         if reply.submitting and any(attempt.job_id is None and not attempt.refused for attempt in attempts):
             self.unconfirmed[site] = f"{site} is still submitting"
 
@@ -229,7 +229,7 @@ def query(ledger: Ledger, sites: Mapping[str, SiteConfig], records: Records) -> 
         try:
             status.add(name, remote.call("query", None, SweepReply), attempts, records)
         except (UnreachableError, RemoteError) as error:
-            status.answers[name] = SlurmReply(error=str(error))
+            status.replies[name] = SlurmReply(error=str(error))
             status.unconfirmed[name] = str(error)
             # Only the site knows whether they have a run directory.
             missing = [attempt for attempt in attempts if not (ledger.folder / attempt.subdir).is_dir()]

@@ -107,12 +107,6 @@ def pack(path: Path, code: Path) -> Path:
     return out
 
 
-def path_to_carry(path: Path) -> Path:
-    """Return the tar file of a plan file where there is one."""
-    packed = path.with_suffix(".tar")
-    return packed if packed.exists() else path
-
-
 @contextmanager
 def unpacked(path: Path) -> Iterator[tuple[Path, Path]]:
     """Unpack the plan file and the code of a tar file into a temporary folder. Raises UserError."""

@@ -1,17 +1,20 @@
-"""Copies results of another machine into the sweep that requested them.
+"""Results of a sweep: which files are copied between machines, and how they get into the sweep that requested them.
 
-An attempt is in the ledger before its first file is here, and its manifest comes last, so that a run that looks
-complete is complete. An attempt that contradicts what the sweep knows is left out with the reason. The next transfer
-copies only what is new, also after a broken connection.
+Copied are closed parts, JSON, logs and pictures; never a pickle, a checkpoint, weights, a link or a special file. An
+attempt is in the ledger before its first file is here, and its manifest comes last, so a run that looks complete is
+complete. An attempt that contradicts the sweep is left out with the reason. The next transfer copies only what is new,
+also after a broken connection.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,19 +25,22 @@ import msgspec
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_bytes
-from inpaint_bench.core.schema import JOBS
-from launchers.sweep.events import Cancelled, Planned, PlannedAttempt, Refused, Submitted
-from launchers.sweep.ledger import Ledger, PointRecord
+from inpaint_bench.core.schema import CHECKPOINTS, JOBS, MANIFEST, SCHEDULER, TELEMETRY, WINDOWS
+from inpaint_bench.telemetry.storage.journal import is_journal
+from launchers.sweep.events import AttemptKey, Cancelled, Planned, PlannedAttempt, Refused, Submitted
+from launchers.sweep.ledger import Attempt, Ledger, PointRecord
 
 from .archive import ArchiveError, read_archive
 from .client import RemoteSweep
 from .messages import ARCHIVE_FOLLOWS, AttemptReply, ResultFile, SweepReply
-from .results import LOGS, is_here, is_result, is_summary
 from .ssh import UnreachableError, last_lines
 
+LOGS = "logs"  # where logs of another machine's jobs are put: `jobs` holds pickles and takes nothing from outside
+PART = ".parquet"
+SUFFIXES = (PART, ".json", ".arrows", ".png", ".yaml", ".log", ".out", ".err", ".csv")
+NOT_COPIED = (CHECKPOINTS, "weights")  # folders of a run directory
+SUMMARIES = (MANIFEST, WINDOWS, TELEMETRY, SCHEDULER)  # they count other files, so they are copied last
 LOCK_TIMEOUT_S = 60.0  # for a command that is submitting
-
-Fetch = Callable[[Sequence[str]], None]  # copies files, by path
 
 
 @dataclass(kw_only=True)
@@ -42,37 +48,93 @@ class Report:
     """Outcome of a transfer."""
 
     new: list[ResultFile] = field(default_factory=list)
+    num_runs: int = 0  # with new files
     num_unchanged: int = 0  # files
     num_open: int = 0  # runs
-    left_out: dict[tuple[int, int], str] = field(default_factory=dict)  # attempts that contradict the sweep, and why
+    left_out: dict[AttemptKey, str] = field(default_factory=dict)  # attempts that contradict the sweep, and why
 
     def __str__(self) -> str:
-        runs = {file.path.split("/")[0] for file in self.new if not file.path.startswith(LOGS)}
         size = sum(file.size for file in self.new)
-        text = f"{pluralize(len(self.new), 'new file')} of {pluralize(len(runs), 'run')}, {size:,} bytes"
+        text = f"{pluralize(len(self.new), 'new file')} of {pluralize(self.num_runs, 'run')}, {size:,} bytes"
         text = (text if self.new else "nothing new") + f"; {self.num_unchanged:,} unchanged"
         return text + (f"; {pluralize(self.num_open, 'run')} not ended, so without manifest" if self.num_open else "")
 
 
-def copy_results(ledger: Ledger, reply: SweepReply, fetch: Fetch, *, site: str | None) -> Report:
+def list_results(folder: Path, points: Iterable[PointRecord], open_points: Collection[int], reply: SweepReply) -> None:
+    """Add every attempt with its result files to a reply. `open_points` are those whose last attempt has not ended."""
+    for attempt, is_last in ((a, a is point.last) for point in points for a in point.attempts):
+        is_open = is_last and attempt.point in open_points
+        files = []
+        for path, source in _candidates(folder, attempt):
+            # While a run goes on, its manifest may count parts that are closed only after they were listed here.
+            if not is_result(path, attempt) or (is_open and not path.endswith((PART, ".out", ".err"))):
+                continue
+            try:
+                status = source.lstat()
+                if stat.S_ISREG(status.st_mode):
+                    entry = {"path": path, "size": status.st_size, "mtime_s": int(status.st_mtime)}
+                    files.append(msgspec.convert(entry, ResultFile))
+            except FileNotFoundError:  # a journal that has just become a part
+                pass
+            except msgspec.ValidationError:
+                reply.skipped.append(f"{path!a}: a file with such a name is not copied")
+        reply.attempts.append(AttemptReply.of(attempt, is_open=is_open, files=files))
+
+
+def _candidates(folder: Path, attempt: Attempt) -> Iterator[tuple[str, Path]]:
+    """Yield files of an attempt, by the path that they are copied to."""
+    if attempt.job_id:
+        for path in sorted((folder / JOBS / attempt.group).glob(f"{attempt.job_id}_*")):
+            yield f"{LOGS}/{attempt.group}/{path.name}", path
+    for parent, folders, names in os.walk(folder / attempt.subdir):
+        folders[:] = [name for name in folders if name not in NOT_COPIED]
+        for path in (Path(parent, name) for name in sorted(names)):
+            yield path.relative_to(folder).as_posix(), path
+
+
+def source_path(path: str) -> str:
+    """Return where a result lies in the sweep directory of the machine that ran it."""
+    return path.replace(f"{LOGS}/", f"{JOBS}/", 1) if path.startswith(f"{LOGS}/") else path
+
+
+def is_result(path: str, attempt: Attempt | AttemptReply) -> bool:
+    """Return whether a path in the sweep directory is a file of this attempt that may be copied."""
+    run_dir = f"{attempt.point}/attempt-{attempt.attempt}/"
+    if path.startswith(run_dir):
+        parts = path.removeprefix(run_dir).split("/")
+        # A file that is still being written has a hidden name. So have journals, which a killed run leaves.
+        hidden = any(part.startswith(".") and part != ".hydra" and not is_journal(part) for part in parts)
+        return not hidden and parts[0] not in NOT_COPIED and path.endswith(SUFFIXES)
+    log = re.fullmatch(rf"{LOGS}/([\w-]+)/(\d+_\d+)_[\w.-]+\.(out|err)", path, re.ASCII)
+    return log is not None and (log[1], log[2]) == (attempt.group, attempt.job_id)
+
+
+def is_summary(path: str) -> bool:
+    """Return whether a file sums up its run directory."""
+    return path.count("/") == 2 and path.rpartition("/")[2] in SUMMARIES
+
+
+def copy_results(
+    ledger: Ledger, reply: SweepReply, fetch: Callable[[Sequence[str]], None], *, site: str | None
+) -> Report:
     """Record the attempts of a reply and fetch their new files. Raises UserError, and what `fetch` raises.
 
-    `site` is the one that was asked over ssh, whose attempts alone may be copied; None for an archive, which may be
+    `site` is the one that was queried over ssh, whose attempts alone may be copied; None for an archive, which may be
     older than what is here.
     """
-    sweep_id, folder = ledger.sweep.sweep_id, ledger.folder.resolve()
+    sweep_id, folder, report = ledger.sweep.sweep_id, ledger.folder.resolve(), Report()
     if reply.sweep_id != sweep_id:
         raise UserError(f"this is sweep {sweep_id}, and these are results of {reply.sweep_id}")
-    report = Report()
     for attempt in _record(reply.attempts, ledger, site, report):
-        new = [file for file in attempt.files if not is_here(folder / file.path, file, or_newer=site is None)]
+        new = [file for file in attempt.files if not _is_here(folder / file.path, file, or_newer=site is None)]
         for target in (folder / file.path for file in new):
             if target.parent.resolve() != target.parent:
                 raise UserError(f"{target.parent}: leads elsewhere by a link; nothing is written there")
-            if target.suffix == ".parquet" and target.exists():
+            if target.suffix == PART and target.exists():
                 report.left_out[attempt.key] = f"{target}: this closed part differs from the one to be copied"
         if attempt.key not in report.left_out:
             report.new += new
+            report.num_runs += any(not file.path.startswith(LOGS) for file in new)
             report.num_unchanged += len(attempt.files) - len(new)
             report.num_open += attempt.is_open
     if report.new:
@@ -80,57 +142,22 @@ def copy_results(ledger: Ledger, reply: SweepReply, fetch: Fetch, *, site: str |
     return report
 
 
-def fetch_over_ssh(remote: RemoteSweep, rsync: str | None, paths: Sequence[str], folder: Path) -> None:
-    """Fetch results by rsync or, where either side has none, as a tar stream. Raises UnreachableError."""
-    if not (rsync and shutil.which("rsync")):
-        _fetch_tar(remote, paths, folder)
-        return
-    logs = [path.removeprefix(f"{LOGS}/") for path in paths if path.startswith(f"{LOGS}/")]
-    summaries = [path for path in paths if is_summary(path)]
-    others = [path for path in paths if not path.startswith(f"{LOGS}/") and not is_summary(path)]
-    options = ("--omit-dir-times", "--partial-dir=.partial", "--ignore-missing-args", f"--rsync-path={rsync}")
-    for source, target, names in ((f"{JOBS}/", folder / LOGS, logs), ("", folder, others), ("", folder, summaries)):
-        if names:
-            os.sync()  # the parts are on the disk before a manifest says that they are complete
-            site = f"{remote.connection.host}:{remote.root}/{source}"
-            stdin = "\0".join(names).encode()
-            remote.connection.rsync(*options, "--from0", "--files-from=-", site, str(target), stdin=stdin)
-
-
-def _fetch_tar(remote: RemoteSweep, paths: Sequence[str], folder: Path) -> None:
-    command = remote.connection.command(remote.agent_command("read"))
-    with tempfile.TemporaryFile() as request, tempfile.TemporaryFile() as err:
-        request.write(msgspec.json.encode(paths))
-        request.seek(0)
-        with subprocess.Popen(command, stdin=request, stdout=subprocess.PIPE, stderr=err) as process:
-            assert process.stdout is not None
-            try:
-                next((line for line in process.stdout if line == ARCHIVE_FOLLOWS), None)
-                extract(process.stdout, paths, folder)
-            except ArchiveError as error:
-                err.seek(0)
-                raise UnreachableError(f"{remote.site.name}: {error} {last_lines(err.read())}".strip()) from None
-
-
-def extract(archive: IO[bytes], paths: Collection[str], folder: Path) -> None:
-    """Extract these files of an archive into `folder`. Raises ArchiveError."""
-    requested = frozenset(paths)
-
-    def receive(name: str, content: bytes, mtime_s: float) -> None:
-        if name in requested:
-            replace_bytes(folder / name, content)
-            os.utime(folder / name, (mtime_s, mtime_s))
-
-    read_archive(archive, receive)
+def _is_here(path: Path, file: ResultFile, *, or_newer: bool) -> bool:
+    """Return whether `path` is a plain file of the listed size and time of modification, or a newer one."""
+    try:
+        status = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    # Closed parts are never rewritten, so their size is enough.
+    same_time = path.suffix == PART or int(status.st_mtime) == file.mtime_s
+    newer = or_newer and path.suffix != PART and int(status.st_mtime) > file.mtime_s
+    return stat.S_ISREG(status.st_mode) and (newer or (same_time and status.st_size == file.size))
 
 
 def _record(attempts: Sequence[AttemptReply], ledger: Ledger, site: str | None, report: Report) -> list[AttemptReply]:
-    """Return the attempts to be copied, each of them in the ledger; the report gets the others.
-
-    The overrides of a point stay as this sweep has them, because `rerun` executes them.
-    """
+    """Return the attempts to be copied, each of them in the ledger; the report gets the others."""
     sites, records, accepted = ledger.sweep.sites, ledger.points(), []
-    launched = {spec.point: spec for spec in ledger.sweep.points}
+    specs = {spec.point: spec for spec in ledger.sweep.points}
     recorded = {(a.point, a.attempt) for record in records.values() for a in record.attempts}
     is_new = any(attempt.key not in recorded for attempt in attempts)
     # A `rerun` must not give the number of a new attempt to another one meanwhile.
@@ -144,13 +171,9 @@ def _record(attempts: Sequence[AttemptReply], ledger: Ledger, site: str | None, 
             record, keys = records[attempt.point], [attempt.key]
             if any(known.attempt == attempt.attempt for known in record.attempts):
                 continue
-            spec = msgspec.structs.replace(
-                launched[attempt.point],
-                overrides=record.overrides,
-                gpu=record.gpu,
-                batch=record.batch,
-                site=attempt.site,
-            )
+            # The overrides stay as this sweep has them, because `rerun` composes and executes them.
+            requested = {"overrides": record.overrides, "gpu": record.gpu, "batch": record.batch}
+            spec = msgspec.structs.replace(specs[attempt.point], **requested, site=attempt.site)
             ledger.append(
                 Planned(
                     group=attempt.group,
@@ -186,6 +209,51 @@ def _conflict(
         return f"it has another run id here ({known.run_id})"
     if not all(is_result(file.path, attempt) for file in attempt.files):
         return "it lists files that are not results"
-    if source and not attempt.in_slurm:
-        return "it did not run in Slurm"
-    return None
+    return None if attempt.in_slurm or source is None else "it did not run in Slurm"
+
+
+def fetch_over_ssh(remote: RemoteSweep, rsync: str | None, paths: Sequence[str], folder: Path) -> None:
+    """Fetch results by rsync or, where either side has none, as a tar stream. Raises UnreachableError."""
+    if not (rsync and shutil.which("rsync")):
+        _fetch_tar(remote, paths, folder)
+        return
+    logs = [path.removeprefix(f"{LOGS}/") for path in paths if path.startswith(f"{LOGS}/")]
+    summaries = [path for path in paths if is_summary(path)]
+    others = [path for path in paths if not path.startswith(f"{LOGS}/") and not is_summary(path)]
+    # An interrupted file goes to a hidden folder: in its place it would pass for a part that differs.
+    options = ("--omit-dir-times", "--partial-dir=.partial", "--ignore-missing-args", f"--rsync-path={rsync}")
+    for source, target, names in ((f"{JOBS}/", folder / LOGS, logs), ("", folder, others), ("", folder, summaries)):
+        if names:
+            os.sync()  # the parts are on the disk before a manifest says that they are complete
+            site = f"{remote.connection.host}:{remote.root}/{source}"
+            stdin = "\0".join(names).encode()
+            remote.connection.rsync(*options, "--from0", "--files-from=-", site, str(target), stdin=stdin)
+
+
+def _fetch_tar(remote: RemoteSweep, paths: Sequence[str], folder: Path) -> None:
+    command = remote.connection.command(remote.agent_command("read"))
+    with tempfile.TemporaryFile() as request, tempfile.TemporaryFile() as err:
+        request.write(msgspec.json.encode(paths))
+        request.seek(0)
+        with subprocess.Popen(command, stdin=request, stdout=subprocess.PIPE, stderr=err) as process:
+            assert process.stdout is not None
+            try:
+                # A login shell may greet before the archive begins.
+                next((line for line in process.stdout if line == ARCHIVE_FOLLOWS), None)
+                extract(process.stdout, paths, folder)
+            except ArchiveError as error:
+                err.seek(0)
+                raise UnreachableError(f"{remote.site.name}: {error} {last_lines(err.read())}".strip()) from None
+
+
+def extract(archive: IO[bytes], paths: Collection[str], folder: Path) -> None:
+    """Extract these files of an archive into `folder`. Raises ArchiveError."""
+    requested = frozenset(paths)
+
+    def receive(name: str, content: bytes, mtime_s: float) -> None:
+        """Write a requested file."""
+        if name in requested:
+            replace_bytes(folder / name, content)
+            os.utime(folder / name, (mtime_s, mtime_s))
+
+    read_archive(archive, receive)

@@ -16,7 +16,7 @@ from inpaint_bench.core.config import RerunConfig
 from inpaint_bench.core.console import pluralize, sanitize
 from inpaint_bench.core.schema import JOBS, PointState, Reason, Status
 from launchers.remote import plan_file
-from launchers.remote.results import LOGS
+from launchers.remote.sync import LOGS
 from launchers.slurm.pending_reasons import explain
 from launchers.slurm.query import NOT_ASKED, OK
 
@@ -110,8 +110,7 @@ def next_steps(sweep: SweepStatus, folder: Path) -> Iterator[str]:
         if sweep.sites[site].connect.method == "ssh":
             yield f"Next: once {site} can be reached, `inpaint-bench rerun {path}` submits the points in {plan}."
         else:
-            carried = plan_file.path_to_carry(folder / plan)
-            yield f"Next: carry {carried} to its site and run there: {plan_file.launch_command(carried.name)}"
+            yield f"Next: carry {folder / plan} to its site and run there: {plan_file.launch_command(plan)}"
     completed = [point for point in points if point.state is PointState.COMPLETED]
     if remote := sum(not point.is_collected for point in completed):
         yield f"Next: `inpaint-bench collect {path}` copies the results of {pluralize(remote, 'point')} here."

@@ -96,7 +96,7 @@ def poll_sweep(ledger: Ledger, *, holding_lock: bool = False) -> SweepStatus:
         saved = dict(zip(map(_key, attempts), pool.map(SchedulerState.load, run_dirs), strict=True))
         queried = [attempt for attempt in attempts if attempt.site not in unreachable]
         answers = _query(sites, queried, saved, pool, _other_owner(ledger.folder))
-        answers = _combined(answers, searched) | unreachable | remote.answers
+        answers = _combined(answers, searched) | unreachable | remote.replies
         artifacts = dict(zip(map(_key, attempts), pool.map(RunArtifacts.read, run_dirs), strict=True))
     artifacts |= remote.artifacts
     sources = _Sources(

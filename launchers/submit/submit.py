@@ -151,10 +151,10 @@ def _defer_unreachable(points: Sequence[Point], ledger: Ledger) -> None:
             by_site.setdefault(point.site.name, []).append(point)
     for site, members in by_site.items():
         path = plan_file.add_points(ledger.folder, site, ledger.sweep, members)
-        ledger.append(Deferred(points=[point.num for point in members], plan=path.name))
         method = members[0].site.connect.method
         if method == "bundle":
             path = plan_file.pack(path, snapshot.take(ledger.folder / CODE))
+        ledger.append(Deferred(points=[point.num for point in members], plan=path.name))
         if method == "ssh":
             advice = f"They wait in {path}; once it answers: {shell_command('rerun', ledger.folder)}"
         else:

@@ -23,7 +23,7 @@ TIMEOUT_S = 120.0  # for this machine to do something, however busy it is
 
 @pytest.fixture(scope="module")
 def queued(delta_waits, login_nodes, tmp_path_factory) -> Path:
-    """A sweep of one point that is queued at delta; a command waits for the site for 15 s at most."""
+    """Return a sweep of one point that is queued at delta; a command waits for the site for 15 s at most."""
     folder = tmp_path_factory.mktemp("ssh") / "queued"
     assert launch_sweep(login_nodes, folder, "gpu=h200", "batch=2", timeout_s=5) == 0
     return folder
@@ -167,7 +167,7 @@ def results(folder: Path) -> dict[str, bytes]:
 
 
 def check_resumed_collect(login_nodes, folder: Path, files: dict[str, bytes], capsys) -> None:
-    """The first `collect` was interrupted: some parts are here, whole, and no manifest. The next one completes it."""
+    """Check that an interrupted `collect` left complete parts but no manifest, and that the next copies the rest."""
     assert "`collect` continues from there" in capsys.readouterr().err
     login_nodes.start("delta")
     arrived = results(folder)

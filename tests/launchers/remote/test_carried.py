@@ -36,23 +36,23 @@ def run_at_site(folder: Path, *arguments: str) -> subprocess.CompletedProcess[st
 
 @pytest.fixture(scope="module")
 def carried(tmp_path_factory):
-    """Return the sweep here, the folder at the site with an archive of results, and the sweep directory in it."""
+    """Return the sweep, the folder at the site with an archive of results, and the sweep directory in it."""
     root = tmp_path_factory.mktemp("carried")
-    here, site = root / "here", root / "site"
+    sweep, site = root / "sweep", root / "site"
     site.mkdir()
-    sweep = ["gpu=h200", "batch=2", "profile=demo", "wait=false", SITE, *QUICK]
-    assert launch.main(["-m", *sweep, f"hydra.sweep.dir={here}"]) == 0
-    ran = run_at_site(site, "inpaint_bench.launch", "--plan", str(here / "plan.delta.tar"))
+    overrides = ["gpu=h200", "batch=2", "profile=demo", "wait=false", SITE, *QUICK]
+    assert launch.main(["-m", *overrides, f"hydra.sweep.dir={sweep}"]) == 0
+    ran = run_at_site(site, "inpaint_bench.launch", "--plan", str(sweep / "plan.delta.tar"))
     assert ran.returncode == 0, ran.stderr
     (submitted,) = (site / "runs").iterdir()
     exported = run_at_site(site, "inpaint_bench", "collect", str(submitted), "--export", "out.tar")
     assert exported.returncode == 0, exported.stderr
-    return here, site, submitted
+    return sweep, site, submitted
 
 
 def test_a_plan_runs_with_the_code_that_was_packed_with_it(carried):
-    here, _, submitted = carried
-    (packed,), (used,) = (list((folder / "code").iterdir()) for folder in (here, submitted))
+    sweep, _, submitted = carried
+    (packed,), (used,) = (list((folder / "code").iterdir()) for folder in (sweep, submitted))
     assert used.name == packed.name
     assert json.loads((used / "snapshot.json").read_text()) == json.loads((packed / "snapshot.json").read_text())
     manifest = json.loads((submitted / "0" / "attempt-1" / "manifest.json").read_text())
@@ -60,29 +60,31 @@ def test_a_plan_runs_with_the_code_that_was_packed_with_it(carried):
 
 
 def test_results_are_copied_into_the_sweep_that_requested_them_once(carried, tmp_path, capsys):
-    here, site, _ = carried
-    before = points_of(here, capsys)
+    sweep, site, _ = carried
+    before = points_of(sweep, capsys)
     assert [point["state"] for point in before] == ["planned"]
     file = str(site / "out.tar")
+    assert app.main(["status", str(sweep)]) == 0
+    assert f"Next: carry {sweep / 'plan.delta.tar'} to its site" in capsys.readouterr().out
     assert app.main(["collect", file]) == 2
     assert "say --into SWEEP" in capsys.readouterr().err
-    assert app.main(["collect", file, "--into", str(here)]) == 0
+    assert app.main(["collect", file, "--into", str(sweep)]) == 0
     assert "of 1 run," in capsys.readouterr().out
-    after = points_of(here, capsys)
+    after = points_of(sweep, capsys)
     assert [(point["state"], point["attempt"]) for point in after] == [("completed", 1)]
-    assert app.main(["collect", file, "--into", str(here)]) == 0
+    assert app.main(["collect", file, "--into", str(sweep)]) == 0
     assert "nothing new" in capsys.readouterr().out
-    assert points_of(here, capsys) == after
-    assert app.main(["merge", str(here), "-o", str(tmp_path / "dataset")]) == 0
+    assert points_of(sweep, capsys) == after
+    assert app.main(["merge", str(sweep), "-o", str(tmp_path / "dataset")]) == 0
     assert pl.read_parquet(tmp_path / "dataset" / "runs.parquet")["valid"].to_list() == [True]
-    assert app.main(["rerun", str(here)]) == 0
-    assert app.main(["cancel", str(here)]) == 0
+    assert app.main(["rerun", str(sweep)]) == 0
+    assert app.main(["cancel", str(sweep)]) == 0
     assert "Nothing is queued or running" in capsys.readouterr().out
 
 
 def test_a_plan_is_not_taken_for_results_nor_results_for_a_plan(carried, capsys):
-    here, site, _ = carried
-    assert app.main(["collect", str(here / "plan.delta.tar")]) == 2
+    sweep, site, _ = carried
+    assert app.main(["collect", str(sweep / "plan.delta.tar"), "--into", str(sweep)]) == 2
     assert "launch --plan" in capsys.readouterr().err
     assert launch.main(["--plan", str(site / "out.tar")]) == 2
     assert "not a packed plan" in capsys.readouterr().err
@@ -95,8 +97,8 @@ def test_results_are_not_copied_back_to_where_they_were_measured(carried, capsys
 
 
 def test_a_packed_plan_that_was_changed_runs_nothing(carried, tmp_path, capsys):
-    here, _, _ = carried
-    content = bytearray((here / "plan.delta.tar").read_bytes())
+    sweep, _, _ = carried
+    content = bytearray((sweep / "plan.delta.tar").read_bytes())
     content[len(content) // 2] ^= 1
     (tmp_path / "plan.delta.tar").write_bytes(content)
     assert launch.main(["--plan", str(tmp_path / "plan.delta.tar")]) == 2

@@ -33,7 +33,7 @@ SWEEP = {"sweep_id": "s1", "squeue": "ok", "sacct": "ok"}
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """A sweep with a point at delta, over a connection on which the agent gives the same reply to every request."""
+    """Return a function that sets the agent's reply to every request and returns a sweep with a point at delta."""
     connect = ConnectConfig(method="ssh", host="delta", folder="/scratch/me")
     site = SiteConfig(name="delta", python="/usr/bin/python3", connect=connect)
     ledger = a_sweep(tmp_path / "sweep", [a_point(0)], {"delta": OmegaConf.to_container(OmegaConf.structured(site))})

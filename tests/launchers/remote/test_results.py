@@ -12,7 +12,7 @@ from inpaint_bench.core.files import replace_bytes
 from launchers import remote_agent
 from launchers.remote.archive import read_archive
 from launchers.remote.messages import SweepReply
-from launchers.remote.results import is_result, list_results
+from launchers.remote.sync import is_result, list_results
 from launchers.sweep.events import Refused
 from launchers.sweep.ledger import Attempt, Ledger
 from tests.launchers.sweeps import a_point, a_sweep, plan, submit
@@ -146,7 +146,7 @@ def test_the_agent_sends_requested_files_as_an_archive(site, tmp_path):
     log.parent.mkdir(parents=True)
     log.write_text("a line")
     names = [f"1/attempt-1/{PART}", "logs/00-delta/77_1_0_log.out", "1/attempt-1/gone.json"]
-    remote_agent.answer("read", site.folder, str(names).replace("'", '"').encode(), out)
+    remote_agent.handle("read", site.folder, str(names).replace("'", '"').encode(), out)
     content = out.getvalue()
     marker = b"\ninpaint-bench: archive\n"
     assert content.startswith(marker)

@@ -86,7 +86,7 @@ def test_one_command_submits_nine_points_locally_and_over_ssh_and_collects_them(
 
 @pytest.fixture(scope="module")
 def queued(delta_waits, login_nodes, tmp_path_factory) -> Path:
-    """A sweep of one point that is queued at delta."""
+    """Return a sweep of one point that is queued at delta."""
     folder = tmp_path_factory.mktemp("ssh") / "queued"
     assert launch_sweep(login_nodes, folder, "gpu=h200", "batch=2") == 0
     return folder

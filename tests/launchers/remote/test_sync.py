@@ -79,7 +79,7 @@ def results(sweep: Ledger) -> dict[str, bytes]:
 
 @pytest.fixture
 def sweep(tmp_path) -> Ledger:
-    """A sweep that submitted point 0 at grace; point 6 was carried to delta."""
+    """Return a sweep that submitted point 0 at grace; point 6 was carried to delta."""
     submitted, carried = a_point(0, overrides=["batch=2"], site="grace"), a_point(6, overrides=["batch=2"])
     sites = {"grace": {"connect": {"method": "slurm"}}, "delta": {"connect": {"method": "bundle"}}}
     ledger = a_sweep(tmp_path / "sweep", [submitted, carried], sites)
@@ -91,8 +91,8 @@ def sweep(tmp_path) -> Ledger:
 def test_the_second_copy_finds_nothing_new(sweep):
     assert len(copy(sweep).new) == 3
     records = sweep.points()
-    again = copy(sweep)
-    assert (again.new, again.num_unchanged) == ([], 3)
+    repeated = copy(sweep)
+    assert (repeated.new, repeated.num_unchanged) == ([], 3)
     assert results(sweep) == RUN
     assert sweep.points() == records
     (attempt,) = records[6].attempts
@@ -217,8 +217,8 @@ class TestAttemptThatContradictsTheSweep:
         records = sweep.points()
         assert [(a.run_id, a.job_id) for a in records[6].attempts] == [("r-6", "77_0"), ("r-6-2", "78_0")]
         assert [a.run_id for a in records[0].attempts] == ["r-0"]
-        again = copy(sweep, files | SECOND, mtime_s=200, attempts=[odd, AGAIN])
-        assert (again.left_out, again.new) == (report.left_out, [])
+        repeated = copy(sweep, files | SECOND, mtime_s=200, attempts=[odd, AGAIN])
+        assert (repeated.left_out, repeated.new) == (report.left_out, [])
         assert (results(sweep), sweep.points()) == (RUN | SECOND, records)
 
     def test_it_is_copied_once_it_fits(self, sweep):
@@ -319,7 +319,7 @@ class TestArchive:
             assert 0 < len(arrived) < 100
             assert arrived.items() <= parts.items()
             (status,) = (point for point in poll_sweep(small).points if point.record.num == 6)
-            assert status.state is PointState.UNKNOWN  # which `rerun` does not submit again
+            assert status.state is PointState.UNKNOWN  # which `rerun` does not submit repeated
             subprocess.run(["mount", "-o", "remount,size=2m", str(tmp_path / "small")], check=True)
             assert self.collect(path, small) == 0
             assert results(small) == parts | {MANIFEST: b"{}"}
