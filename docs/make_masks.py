@@ -1,4 +1,4 @@
-"""Draw docs/masks.png: `python docs/make_masks.py`. One row per kind of mask, on an invented facade."""
+"""Draw docs/masks.png: `python docs/make_masks.py`. One row per kind of mask, on a synthetic facade."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ HIDDEN = np.array((235, 64, 52))  # a red that no facade has
 
 
 def main() -> None:
+    """Write docs/masks.png."""
     rows: dict[str, list[Mask]] = {
         "sd": [make_mask(SIDE, (column,), "sd", full_mask_share=0) for column in range(COLUMNS)]
     }

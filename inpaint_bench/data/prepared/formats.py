@@ -66,11 +66,11 @@ def write_shards(root: Path, target: Path, hashes: list[str], report: ReportProg
     paths = []
     images = enumerate(_read_images(root, hashes, report, "webdataset"))
     for number in range(math.ceil(len(hashes) / shard_images)):
-        paths.append(layout.shard_name(number))
+        paths.append(layout.SHARD_PATTERN.format(number))
         with (target / paths[-1]).open("wb") as out:
             with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as shard:
                 for index, (jpeg, _) in islice(images, shard_images):
-                    member = tarfile.TarInfo(Path(layout.image_name(index)).name)
+                    member = tarfile.TarInfo(Path(layout.IMAGE_PATTERN.format(index)).name)
                     member.size, member.mode = len(jpeg), 0o444
                     shard.addfile(member, io.BytesIO(jpeg))
             _sync(out)
@@ -83,7 +83,7 @@ def _read_images(
     """Yield the files of images/ and their pixels. Raises UserError naming a file that has changed."""
 
     def read(index: int) -> tuple[bytes, Pixels]:
-        path = root / layout.image_name(index)
+        path = root / layout.IMAGE_PATTERN.format(index)
         try:
             jpeg = path.read_bytes()
             pixels = layout.decode_jpeg(jpeg)
@@ -117,7 +117,7 @@ class ArrayReader:
         self._owner_pid = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_array": None, "_owner_pid": 0}
+        return {**self.__dict__, "_array": None, "_owner_pid": 0}  # an open h5py dataset cannot be pickled
 
     def __getitem__(self, index: int) -> Pixels:
         if self._owner_pid != os.getpid():

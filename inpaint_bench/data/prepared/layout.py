@@ -31,6 +31,9 @@ from inpaint_bench.data.source import Inventory, Pixels
 SCHEMA_VERSION = 1
 MANIFEST = "prepared.json"
 INDEX = "index.parquet"
+IMAGE_PATTERN = "images/{:06d}.jpg"
+MASK_PATTERN = "masks/{:06d}.png"
+SHARD_PATTERN = "shards/{:06d}.tar"
 PIXELS_NPY = "pixels.npy"
 PIXELS_H5 = "pixels.h5"
 H5_DATASET = "pixels"
@@ -114,25 +117,6 @@ class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
     formats: dict[str, Format]
 
 
-class _Version(msgspec.Struct):
-    schema_version: int | None = None
-
-
-def image_name(index: int) -> str:
-    """Return the path of an image relative to the dataset."""
-    return f"images/{index:06d}.jpg"
-
-
-def mask_name(index: int) -> str:
-    """Return the path of an image's own mask relative to the dataset."""
-    return f"masks/{index:06d}.png"
-
-
-def shard_name(number: int) -> str:
-    """Return the path of a tar file relative to the dataset."""
-    return f"shards/{number:06d}.tar"
-
-
 def decode_jpeg(content: bytes) -> Pixels:
     """Decode a file of images/ to [R, R, 3]. The only decoder, so that all formats hold the same pixels."""
     with Image.open(io.BytesIO(content)) as image:
@@ -143,18 +127,16 @@ def read_manifest(root: Path) -> DatasetManifest | None:
     """Return the manifest, or None if there is none. Raises UserError if it is damaged or of another version."""
     path = root / MANIFEST
     try:
-        version = read_record(path, _Version)
-        if version is None:
-            return None
-        if version.schema_version != SCHEMA_VERSION:
-            raise UserError(f"{path}: schema version {version.schema_version}; this code reads {SCHEMA_VERSION}")
-        return read_record(path, DatasetManifest)
+        manifest = read_record(path, DatasetManifest)
     except NotADirectoryError:
         return None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except ValueError as error:
         raise UserError(f"{error}; prepare the dataset again") from None
+    if manifest and manifest.schema_version != SCHEMA_VERSION:
+        raise UserError(f"{path}: schema version {manifest.schema_version}; this code reads {SCHEMA_VERSION}")
+    return manifest
 
 
 def list_entries(manifest: DatasetManifest, *formats: str) -> list[Entry]:

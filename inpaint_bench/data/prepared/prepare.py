@@ -43,10 +43,10 @@ def prepare_dataset(bench: BenchConfig, report: ReportProgress) -> tuple[Path, D
     formats = list(dict.fromkeys(["files", *settings.formats]))
     if existing is None:
         try:
-            return out, write_dataset(source, data, settings, out, formats, report)
+            return out, write_dataset(source, bench, out, formats, report)
         except RuntimeError as error:  # a file that became unreadable
             raise UserError(f"{error}; nothing was written") from error
-    if existing.identity != dataset_identity(source, data, settings):
+    if existing.identity != dataset_identity(source, bench):
         raise UserError(
             f"prepare.out={out}: holds another dataset ({existing.num_images:,} images at {existing.resolution_px} px "
             f"of {existing.source.root or existing.source.kind}, identity {existing.identity[:12]}); choose another "

@@ -98,7 +98,7 @@ class PreparedSource:
 
     def path(self, index: int) -> Path:
         """Return the file in images/ that `jpeg` reads; staged with format `files`."""
-        return (self._read_root if self.format == "files" else self.root) / layout.image_name(index)
+        return (self._read_root if self.format == "files" else self.root) / layout.IMAGE_PATTERN.format(index)
 
     def own_mask(self, index: int) -> Mask | None:
         """Return the mask that came with the image, or None."""

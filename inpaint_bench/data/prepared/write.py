@@ -33,7 +33,7 @@ from filelock import FileLock, Timeout, UnixFileLock
 from PIL import Image, features
 
 from inpaint_bench.core import files
-from inpaint_bench.core.config import DataConfig, PrepareConfig
+from inpaint_bench.core.config import BenchConfig, PrepareConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import write_record
 from inpaint_bench.core.schema import PRODUCER
@@ -59,30 +59,25 @@ class _WrittenImage:
     pixels_sha256: str
 
 
-def dataset_identity(source: Source, config: DataConfig, settings: PrepareConfig) -> str:
+def dataset_identity(source: Source, bench: BenchConfig) -> str:
     """Return a hex digest of everything that decides pixels and split; the formats all hold the same pixels."""
     content = {
         "source": source.identity,
         "transform": transform.VERSION,
-        "resolution_px": config.resolution_px,
-        "jpeg_quality": settings.jpeg_quality,
-        "validation_share": config.validation_share,
-        "block_m": config.block_m,
-        "seed": config.seed,
+        "resolution_px": bench.data.resolution_px,
+        "jpeg_quality": bench.prepare.jpeg_quality,
+        "validation_share": bench.data.validation_share,
+        "block_m": bench.data.block_m,
+        "seed": bench.data.seed,
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def write_dataset(
-    source: Source,
-    config: DataConfig,
-    settings: PrepareConfig,
-    out: Path,
-    formats: Sequence[str],
-    report: ReportProgress,
+    source: Source, bench: BenchConfig, out: Path, formats: Sequence[str], report: ReportProgress
 ) -> DatasetManifest:
     """Write the dataset to `out`, which must not exist or be empty, and return its manifest. Raises UserError."""
-    count = len(source)
+    config, settings, count = bench.data, bench.prepare, len(source)
     held_out = split(source.positions, config.validation_share, config.block_m, config.seed)
     block_names = blocks(source.positions, config.block_m)
     with _partial_folder(out, _array_bytes(formats, count, config.resolution_px)) as folder:
@@ -112,7 +107,7 @@ def write_dataset(
             producer=PRODUCER,
             pillow=PIL.__version__,
             jpeg_library=features.version("libjpeg_turbo") or features.version("jpg"),
-            identity=dataset_identity(source, config, settings),
+            identity=dataset_identity(source, bench),
             source=SourceInfo(kind=config.kind, root=config.root, identity=source.identity),
             inventory=source.inventory,
             resolution_px=config.resolution_px,
@@ -218,12 +213,12 @@ def _write_image(index: int) -> _WrittenImage:
     source, quality, folder = _job
     encoded = io.BytesIO()
     Image.fromarray(source.pixels(index)).save(encoded, "JPEG", quality=quality, subsampling=0)  # 0: 4:4:4
-    image = _write_file(folder, layout.image_name(index), encoded.getvalue())
+    image = _write_file(folder, layout.IMAGE_PATTERN.format(index), encoded.getvalue())
     own_mask, mask = source.own_mask(index), None
     if own_mask is not None:
         encoded_mask = io.BytesIO()
         Image.fromarray(own_mask * np.uint8(255)).save(encoded_mask, "PNG")
-        mask = _write_file(folder, layout.mask_name(index), encoded_mask.getvalue())
+        mask = _write_file(folder, layout.MASK_PATTERN.format(index), encoded_mask.getvalue())
     pixels = layout.decode_jpeg(encoded.getvalue())
     return _WrittenImage(image=image, mask=mask, pixels_sha256=hashlib.sha256(pixels.tobytes()).hexdigest())
 
@@ -249,18 +244,17 @@ def _partial_folder(out: Path, needed: int) -> Iterator[Path]:
             lock.acquire()
         except Timeout:
             raise UserError(f"{out}: another prepare is writing it") from None
-    try:
-        with _disk_errors(out, needed):
+        try:
             shutil.rmtree(folder, ignore_errors=True)
             if shutil.disk_usage(parent).free < needed:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             folder.mkdir()
             yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(lock, UnixFileLock):  # not the kind that is used where the file system lacks flock
-            lock_path.unlink(missing_ok=True)
-        lock.release()
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(lock, UnixFileLock):  # not the kind that is used where the file system lacks flock
+                lock_path.unlink(missing_ok=True)
+            lock.release()
 
 
 @contextmanager
