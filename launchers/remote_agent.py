@@ -99,7 +99,7 @@ def query(folder: Path, with_files: bool | None) -> SweepReply:
     if not (folder / SWEEP).is_file():
         return SweepReply(sweep_id=None, submitting=submitting)
     status = poll_sweep(ledger)
-    slurm = next(iter(status.answers.values()), SlurmReply())
+    slurm = next(iter(status.replies.values()), SlurmReply())
     reply = SweepReply(sweep_id=ledger.sweep.sweep_id, submitting=submitting)
     reply.squeue, reply.sacct, reply.rsync = slurm.squeue, slurm.sacct, shutil.which("rsync")
     if with_files:

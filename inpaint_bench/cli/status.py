@@ -123,11 +123,11 @@ def _json(status: SweepStatus, forecasts: Mapping[int, Forecast], folder: Path) 
         "expected_end_basis": basis or None,
         "sources": {
             site: {
-                "squeue": answer.squeue,
-                "sacct": answer.sacct,
-                "no_answer_reason": None if OK in (answer.squeue, answer.sacct) else answer.no_answer_reason,
+                "squeue": reply.squeue,
+                "sacct": reply.sacct,
+                "no_answer_reason": None if OK in (reply.squeue, reply.sacct) else reply.no_answer_reason,
             }
-            for site, answer in sorted(status.answers.items())
+            for site, reply in sorted(status.replies.items())
         },
         "notes": status.notes,
         "next": list(next_steps(status, folder)),

@@ -49,11 +49,11 @@ def _eta(sweep: SweepStatus, forecasts: Mapping[int, Forecast]) -> str:
 def sources(sweep: SweepStatus) -> str:
     """Return how Slurm's commands did at each site, and what the states rest on where one gave no answer."""
     texts = []
-    for site, answer in sorted(sweep.answers.items()):
-        commands = {"squeue": answer.squeue, "sacct": answer.sacct}
+    for site, reply in sorted(sweep.replies.items()):
+        commands = {"squeue": reply.squeue, "sacct": reply.sacct}
         queried = {name: result for name, result in commands.items() if result != NOT_ASKED}
         answered = [name for name, result in queried.items() if result == OK]
-        text = f"{site} {', '.join(f'{name} {result}' for name, result in queried.items()) or answer.no_answer_reason}"
+        text = f"{site} {', '.join(f'{name} {result}' for name, result in queried.items()) or reply.no_answer_reason}"
         if not answered:
             text += ", so its states come from the files only"
         elif len(answered) < len(queried):

@@ -47,6 +47,11 @@ class Attempt:
     carried: bool = False  # submitted on another machine from a plan file
 
     @property
+    def key(self) -> AttemptKey:
+        """Point and attempt."""
+        return self.point, self.attempt
+
+    @property
     def subdir(self) -> str:
         """Return the run directory below the sweep directory."""
         return f"{self.point}/attempt-{self.attempt}"

@@ -171,15 +171,15 @@ def test_while_sacct_is_down_squeue_and_the_files_tell_and_nothing_is_sent_twice
     try:
         names = "workload.name=fine,app_error"
         assert launching(runs, "gpu=a40", "site=delta", names, "workload.min_measure_s=12").wait(100) == 0
-        said = set()
+        sacct_results = set()
 
         def ended() -> bool:
-            seen = poll_sweep(Ledger.open(runs))
-            said.update(answer.sacct for answer in seen.answers.values())
-            return not any(point.is_open for point in seen.points)
+            sweep = poll_sweep(Ledger.open(runs))
+            sacct_results.update(reply.sacct for reply in sweep.replies.values())
+            return not any(point.is_open for point in sweep.points)
 
         testbed.wait(ended, what="two runs to end")
-        assert any(word.startswith("did not answer") for word in said), said
+        assert any(result.startswith("did not answer") for result in sacct_results), sacct_results
         done = [("completed", None), ("failed", "app_error")]
         assert reasons(runs, capsys) == done
         assert reasons(waits, capsys) == [("queued", None)] * 2
