@@ -48,7 +48,7 @@ class Attempt:
 
     @property
     def key(self) -> AttemptKey:
-        """Point and attempt."""
+        """Return point and attempt."""
         return self.point, self.attempt
 
     @property
@@ -171,7 +171,7 @@ class Ledger:
                 groups.discard(event.group)
         for record in points.values():  # results of an older attempt may arrive after a newer attempt was planned
             record.attempts.sort(key=lambda attempt: attempt.attempt)
-        run_dirs -= {(a.point, a.attempt) for record in points.values() for a in record.attempts}
+        run_dirs -= {attempt.key for record in points.values() for attempt in record.attempts}
         unrecorded += [f"{point}/attempt-{attempt}" for point, attempt in sorted(run_dirs)]
         unrecorded += [f"{JOBS}/{group}" for group in sorted(groups)]
         shown = ", ".join(unrecorded[:3]) + (f" and {len(unrecorded) - 3} more" if len(unrecorded) > 3 else "")
