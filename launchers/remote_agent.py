@@ -48,7 +48,7 @@ def submit(folder: Path, plan: Plan) -> SubmitReply:
     if snapshot.planned_path(folder / CODE).resolve() != ROOT:
         raise UserError(f"{ROOT}: the code is not what was sent; remove that folder and submit again")
     context = msgspec.structs.replace(plan.launch_context, working_dir=str(Path.cwd()))
-    new_sweep = SweepRecord.new(sweep_id=plan.sweep_id, order=plan.order, launch_context=context)
+    new_sweep = SweepRecord(sweep_id=plan.sweep_id, order=plan.order, launch_context=context)
     is_new, reply = not (folder / SWEEP).is_file(), SubmitReply()
     with composer(context) as compose:
 

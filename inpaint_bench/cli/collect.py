@@ -94,6 +94,8 @@ def _from_archive(path: Path, ledger: Ledger) -> bool:
 
 def _export(ledger: Ledger, out: Path) -> bool:
     """Write the results of a sweep directory into an archive; return whether something was left out."""
+    if not out.parent.is_dir():
+        raise UserError(f"{out}: No such file or directory")
     points = poll_sweep(ledger).points
     open_points = {point.record.num for point in points if point.is_open}
     reply = SweepReply(sweep_id=ledger.sweep.sweep_id)

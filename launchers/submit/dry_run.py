@@ -145,4 +145,4 @@ def _lacks_account(site: SiteConfig) -> bool:
 
 def _account_hint(site: SiteConfig) -> str:
     account = site.account
-    return f"sites.{site.name}.account.value=... (pattern {account.pattern}); `{account.how_to_list}` there lists yours"
+    return f"sites.{site.name}.account.value=... (pattern {account.pattern}); `{account.how_to_list}` lists yours"

@@ -32,7 +32,7 @@ from launchers.points.point import Point
 from launchers.points.repetitions import AUTO, choose_order, initial_points
 from launchers.points.site_catalog import SiteCatalog
 from launchers.points.time_limit import RunHistories
-from launchers.sweep.sweep_record import LaunchContext, SweepRecord
+from launchers.sweep.sweep_record import LaunchContext, SweepRecord, new_sweep_id
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +147,8 @@ class SweepLauncher(Launcher):
             task_function=self._task,
             wait=bench.wait,
             dry_run=bench.dry_run,
-            new_sweep=SweepRecord.new(
+            new_sweep=SweepRecord(
+                sweep_id=new_sweep_id(),
                 overrides=typed_overrides,
                 order=order,
                 launch_context=LaunchContext.from_config(self._config),

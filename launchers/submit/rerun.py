@@ -104,7 +104,7 @@ def run_plan(path: Path, task: TaskFunction, *, config_dir: Path | None, dry_run
             task_function=task,
             wait=wait,
             dry_run=dry_run,
-            new_sweep=SweepRecord.new(sweep_id=plan.sweep_id, order=plan.order, launch_context=context),
+            new_sweep=SweepRecord(sweep_id=plan.sweep_id, order=plan.order, launch_context=context),
         )
         submission.run(lambda: points)
 

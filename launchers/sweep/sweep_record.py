@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from omegaconf import DictConfig
@@ -19,6 +19,8 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_bytes
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.schema import JOBS, LEDGER, SWEEP
+
+FORMAT_VERSION = 2
 
 
 class LaunchContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,11 +132,15 @@ def new_sweep_id() -> str:
     return f"s{time.strftime('%y%m%d', time.gmtime())}{secrets.token_hex(3)}"
 
 
+class _Version(msgspec.Struct):
+    format_version: int = 1  # the first format did not name its version
+
+
 class SweepRecord(msgspec.Struct, kw_only=True):
     """Content of `sweep.json`. Written with all points before anything is submitted."""
 
-    format_version: Literal[2]  # 1: before the record was typed
-    sweep_id: str = msgspec.field(default_factory=new_sweep_id)
+    format_version: int = FORMAT_VERSION
+    sweep_id: str
     created_unix: float = msgspec.field(default_factory=lambda: round(time.time(), 3))
     command: list[str] = msgspec.field(default_factory=lambda: list(sys.argv))
     overrides: list[str] = []  # of the command line, before the sweep was expanded
@@ -144,28 +150,28 @@ class SweepRecord(msgspec.Struct, kw_only=True):
     points: list[PointSpec] = []
 
     @classmethod
-    def new(cls, **content: Any) -> SweepRecord:
-        """Return the record of a new sweep."""
-        return cls(format_version=2, **content)
-
-    @classmethod
     def read(cls, folder: Path) -> SweepRecord:
         """Read the record of a sweep directory. Raises UserError where it is missing, damaged or of another version."""
         path = folder / SWEEP
         try:
-            record = msgspec.json.decode(path.read_bytes(), type=cls)
-            unknown = [point for point in record.points if point.site not in record.sites]
-            if unknown:
-                raise msgspec.ValidationError(f"no site named {unknown[0].site}")
+            content = path.read_bytes()
+            version = msgspec.json.decode(content, type=_Version).format_version
+            if version != FORMAT_VERSION:
+                raise UserError(
+                    f"{path}: has format {version}, and this version of inpaint_bench reads {FORMAT_VERSION}; use the "
+                    "version that launched the sweep, or `merge`, which reads the runs without it"
+                )
+            record = msgspec.json.decode(content, type=cls)
+            for point in record.points:
+                if point.site not in record.sites:
+                    raise msgspec.ValidationError(f"point {point.point}: no site named {point.site}")
         except (FileNotFoundError, NotADirectoryError):
             raise UserError(_missing_record(folder)) from None
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}; `merge` reads the runs without it") from None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise UserError(
-                f"{path}: damaged, or of another version of inpaint_bench ({sanitize(str(error))}); use the version "
-                "that launched the sweep, or `merge`, which reads the runs without it"
-            ) from None
+            reason = sanitize(str(error))
+            raise UserError(f"{path}: damaged ({reason}); `merge` reads the runs without it") from None
         return record
 
     def write(self, folder: Path) -> None:

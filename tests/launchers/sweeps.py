@@ -26,7 +26,7 @@ def a_point(num: int, **changes: Any) -> PointSpec:
 def a_sweep(folder: Path, points: Iterable[PointSpec], sites: dict[str, Any], **record: Any) -> Ledger:
     """A sweep with these points, none of them submitted. `sites`: contents of site files by name."""
     values = {"sweep_id": "s1", "command": [], "points": list(points), "sites": sites, **record}
-    SweepRecord.new(**values).write(folder)
+    SweepRecord(**values).write(folder)
     return Ledger(folder)
 
 

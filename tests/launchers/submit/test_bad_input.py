@@ -16,6 +16,8 @@ from inpaint_bench.cli.exit_codes import guarded
 from inpaint_bench.core.console import shell_command, table
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_json
+from inpaint_bench.core.records import Manifest, Quality
+from inpaint_bench.core.schema import Status
 from inpaint_bench.launch import main
 from tests.launchers.sweeps import a_point, a_sweep, plan
 
@@ -45,7 +47,10 @@ from tests.launchers.sweeps import a_point, a_sweep, plan
         ("sites.grace.template=nope.sh.j2 dry_run=true", r"template nope\.sh\.j2: .*have: base\.sh\.j2"),
         ("sites.grace.connect.slurm_conf=a,b dry_run=true", r"sites\.grace\.connect differs between points"),
         ("wait=true,false dry_run=true", r"wait differs between points"),
-        ("sites.delta.account.value=me gpu=h200", r"account\.value=me: not an account of delta.*`accounts` there"),
+        (
+            "sites.delta.account.value=me gpu=h200",
+            r"account\.value=me: not an account of delta.*`accounts` lists yours",
+        ),
         ("budget=1 gpu=h200", r"budget=1: this sweep may cost 3\.0 SU"),
         ("budget=1 gpu=a100", r"charging rule of grace is not known"),
         ("batch=[", r"batch="),
@@ -81,10 +86,10 @@ def test_plan_file_that_is_not_yaml_is_refused(capsys, tmp_path):
 def test_plan_file_that_is_a_folder_or_binary_is_refused(capsys, tmp_path):
     file = tmp_path / "plan.yaml"
     file.write_bytes(b"points: \xff\xfe")
-    for path in (tmp_path, file):
+    for path, message in ((tmp_path, "Is a directory"), (file, "not a plan file (")):
         assert main(["--plan", str(path)]) == 2
         error = capsys.readouterr().err
-        assert f"{path}: not a plan file (" in error
+        assert f"{path}: {message}" in error
         assert len(error.splitlines()) == 1
 
 
@@ -200,9 +205,8 @@ def test_unknown_reason_lists_the_known_ones(capsys, tmp_path):
 def test_loss_that_is_not_finite_is_printed_in_words(capsys, tmp_path):
     from inpaint_bench.run.task import _print_summary
 
-    _print_summary(
-        {"status": "completed", "progress": None, "quality": {"validation": [{"step": 5, "loss": None}]}}, tmp_path
-    )
+    quality = Quality(validation=[{"step": 5, "loss": None}])
+    _print_summary(Manifest(schema_version=1, run_id="r", status=Status.COMPLETED, quality=quality), tmp_path)
     assert "validation loss at step 5: not finite" in capsys.readouterr().out
 
 

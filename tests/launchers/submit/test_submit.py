@@ -234,7 +234,13 @@ def slow_sweep(tmp_path):
     command = [sys.executable, "-m", "inpaint_bench.launch", "-m", "gpu=a40", "batch=2,3", "profile=demo"]
     command += [*QUICK, f"hydra.sweep.dir={folder}", "workload.min_measure_s=${oc.env:MEASURE_S,1}"]
     slow = {**os.environ, "MEASURE_S": "60"}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=slow)
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=slow,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # `nohup make test &` ignores it
+    )
     deadline = time.monotonic() + 60
     while not list(folder.glob("0/attempt-1/windows.json")) and time.monotonic() < deadline:
         time.sleep(0.1)
