@@ -5,7 +5,9 @@ STAMP := .venv/.installed
 DEMO ?= demo
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test faults check testbed-up testbed-down clean
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+.PHONY: help install demo quick test faults check testbed-up testbed-down clean
 
 help:  ## list targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1 - /p' Makefile | awk -F ' - ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -17,34 +19,37 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: install  ## the main sweep on this machine, without GPU and Slurm: run, merge, report
+demo: install  ## run the main sweep on this machine, without GPU and Slurm; merge and report
 	@rm -rf $(DEMO)
 	$(BIN)/python -m inpaint_bench.launch -m gpu=a40,a100,h200 batch=8,16,32 profile=demo hydra.sweep.dir=$(DEMO)/sweep
 	$(BIN)/python -m inpaint_bench merge $(DEMO)/sweep -o $(DEMO)/dataset
 	$(BIN)/python -m inpaint_bench report $(DEMO)/dataset -o $(DEMO)/report
 
-test: check  ## everything that must pass: check, then all tests, real Slurm included
+quick: install  ## run the tests that need no torch, Slurm, browser or subprocess
+	$(PYTEST) --quick
+
+test: check  ## run all checks and tests but the faults, on real Slurm
 	$(BIN)/python -m tests.testbed install || test -z "$(INPAINT_BENCH_REQUIRE_TESTBED)"
 	$(BIN)/python -m tests.browser install || test -z "$(INPAINT_BENCH_REQUIRE_BROWSER)"
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not faults"
+	$(PYTEST) -m "not faults"
 
-faults: install  ## what befalls sweeps on a cluster, twenty ways, on real Slurm: about 8 minutes
+faults: install  ## break sweeps in twenty ways on real Slurm: about 8 minutes
 	$(BIN)/python -m tests.testbed install
 	INPAINT_BENCH_REQUIRE_TESTBED=1 $(BIN)/python -m pytest -m faults tests/faults
 
-check: install  ## lint, format, types, import layers
+check: install  ## check lint, format, types and import layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-testbed-up: install  ## two real Slurm clusters, grace and delta, on this machine
+testbed-up: install  ## start two real Slurm clusters, grace and delta, on this machine
 	$(BIN)/python -m tests.testbed install
 	$(BIN)/python -m tests.testbed up
 
-testbed-down: install  ## stop them and remove what they wrote
+testbed-down: install  ## stop them and remove their files
 	$(BIN)/python -m tests.testbed down
 
-clean:  ## remove what the targets made, .venv included
-	rm -rf .venv $(DEMO) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean:  ## remove .venv and the output of all targets
+	rm -rf .venv $(DEMO) dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

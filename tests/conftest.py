@@ -7,18 +7,7 @@ import pytest
 from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
 
-pytest_plugins = ["tests.testbed.fixtures"]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with tests on Slurm begin first, for they mostly wait: what needs the processor goes beside them."""
-
-    def on_slurm(item: pytest.Item) -> bool:
-        fixtures = getattr(item, "fixturenames", ())
-        return item.get_closest_marker("testbed") is not None or not {"testbed", "testbed_light"}.isdisjoint(fixtures)
-
-    first = {item.path for item in items if on_slurm(item)}
-    items.sort(key=lambda item: item.path not in first)
+pytest_plugins = ["tests.testbed.fixtures", "tests.tiers"]
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -21,7 +21,6 @@ from tests.testbed.plan import STATE_PATH_LIMIT, free_port, port_is_taken
 from .testbed import SITES, Bed, BedError, Plan, fixtures, packages, processes, unpack
 
 ROOT = Path(__file__).parents[1]
-on_slurm = pytest.mark.testbed
 
 
 @pytest.fixture(params=["testbed", "testbed_light"])
@@ -86,7 +85,6 @@ def command_line(*words: str | Path, **env: str) -> subprocess.CompletedProcess[
     )
 
 
-@on_slurm
 class TestSites:
     def test_both_clusters_come_up_with_the_partitions_of_the_sites(self, bed: Bed) -> None:
         assert bed.is_up()
@@ -144,7 +142,6 @@ class TestSites:
         assert ids[1] - ids[0] > 10_000_000
 
 
-@on_slurm
 class TestRefusals:
     @pytest.mark.parametrize(
         ("site", "asked", "words"),
@@ -185,7 +182,6 @@ class TestRefusals:
         cancel(testbed_light, site, job)
 
 
-@on_slurm
 class TestLosses:
     def test_a_lost_node_fails_the_job_and_takes_jobs_again_when_it_is_back(self, bed: Bed) -> None:
         job = submit(bed, "delta", "--partition=gpuH200x8", "--gpus-per-node=1", wrap="sleep 100")
@@ -213,7 +209,6 @@ class TestLosses:
         assert (tmp_path / "seen").read_text() == "restarts=0\nrestarts=1\n"
 
 
-@on_slurm
 class TestSubmitit:
     @pytest.fixture
     def folder(self, bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
@@ -230,7 +225,6 @@ class TestSubmitit:
         assert job.result() in "0123"
 
 
-@on_slurm
 class TestStandIn:
     def test_it_lists_pending_tasks_as_sacct_does(self, bed: Bed) -> None:
         job = submit(bed, "grace", "--array=1-9:4%2", "--hold")
@@ -248,7 +242,6 @@ class TestStandIn:
         assert testbed_light.run("grace", "sacct", "--user=nobody").returncode == 2
 
 
-@on_slurm
 class TestUpAndDown:
     def test_two_beds_live_side_by_side(self, testbed: Bed, testbed_light: Bed) -> None:
         assert testbed.is_up()

@@ -268,7 +268,6 @@ def test_launcher_that_died_before_submitting_loses_no_repetition(
     assert launched(folder) == [(num, ("8", "16")[cell], str(r)) for num, (cell, r) in enumerate(places)]
 
 
-@pytest.mark.testbed
 def test_array_tasks_keep_the_order_and_queued_runs_are_awaited(
     testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -169,7 +169,6 @@ def stopped(testbed, *daemons: str):
             os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.testbed
 class TestOnSlurm:
     @pytest.fixture(autouse=True)
     def _reach(self, testbed, monkeypatch):

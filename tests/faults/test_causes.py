@@ -14,7 +14,7 @@ from inpaint_bench.cli import app
 from .matrix import CAUSES, STEPS, Matrix
 from .support import LOST_S, decided, line, losses, lost_s, manifest, nothing_to_send, reasons, starts, told
 
-pytestmark = [pytest.mark.faults, pytest.mark.testbed, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
 
 class TestWhatTheApplicationDoes:

@@ -13,7 +13,7 @@ from inpaint_bench.cli import app
 from .matrix import LIMITED_STEPS, STEPS, Matrix
 from .support import decided, line, losses, manifest, nothing_to_send, reasons, starts, told
 
-pytestmark = [pytest.mark.faults, pytest.mark.testbed, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
 
 class TestATimeLimit:

@@ -16,7 +16,7 @@ from launchers.status.survey import sites_of
 from launchers.sweep.ledger import Ledger
 from tests.launchers.over_ssh import launch_sweep, points_of, queued_jobs, states_of
 
-pytestmark = [pytest.mark.testbed, pytest.mark.faults, pytest.mark.usefixtures("delta_waits")]
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("delta_waits")]
 
 TIMEOUT_S = 120.0  # for this machine to do something, however busy it is
 

@@ -24,7 +24,6 @@ from .test_submitting import held, launching, records
 
 pytestmark = [
     pytest.mark.faults,
-    pytest.mark.testbed,
     pytest.mark.timeout(400),
     pytest.mark.usefixtures("delta_waits"),
 ]

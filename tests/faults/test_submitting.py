@@ -26,7 +26,7 @@ from tests.testbed.bed import Bed
 
 from .support import ROOT, SHORT, WORKLOAD, decided, nothing_to_send, reasons, told
 
-pytestmark = [pytest.mark.faults, pytest.mark.testbed, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
 
 DOWN_S = 60.0
 

@@ -11,7 +11,7 @@ from inpaint_bench.cli import app
 from .matrix import CAUSES, STEPS, Matrix
 from .support import SHORT, losses, manifest, nothing_to_send, step, told
 
-pytestmark = [pytest.mark.faults, pytest.mark.testbed, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

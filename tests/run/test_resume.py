@@ -100,7 +100,6 @@ def expected(unbroken: dict[int, set[bytes]], steps: int = STEPS) -> dict[int, s
 
 
 class TestAfterASignal:
-    @pytest.mark.slow
     @pytest.mark.timeout(600)
     def test_ten_cuts_at_random_steps_give_the_losses_of_an_unbroken_run_to_the_bit(
         self, tmp_path: Path, unbroken: dict[int, set[bytes]]

@@ -21,7 +21,6 @@ FINETUNE = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_ten_kills_and_signals_at_random_steps_leave_its_losses_equal_to_the_bit(tmp_path: Path) -> None:
     whole_run = start(tmp_path / "whole", *FINETUNE)

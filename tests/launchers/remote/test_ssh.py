@@ -41,7 +41,6 @@ def another_run_id_at_the_site(folder: Path, site: str, point: int) -> Iterator[
     file.write_text(content)
 
 
-@pytest.mark.testbed
 def test_one_command_submits_nine_points_locally_and_over_ssh_and_collects_them(
     login_nodes, tmp_path, monkeypatch, capsys
 ):
@@ -92,7 +91,6 @@ def queued(delta_waits, login_nodes, tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.testbed
 class TestQueuedSweep:
     def test_points_of_an_unreachable_site_are_unknown_and_not_lost(self, login_nodes, queued, capsys):
         assert states_of(queued, capsys) == ["queued"]
@@ -233,7 +231,6 @@ def test_error_output_is_shown_without_control_characters():
     assert ssh.last_lines(output) == "red ?[31malarm?; next"
 
 
-@pytest.mark.testbed
 def test_a_time_limit_that_was_computed_from_earlier_runs_here_holds_at_the_site(
     login_nodes, delta_waits, tmp_path, monkeypatch, capsys
 ):
@@ -251,7 +248,6 @@ def test_a_time_limit_that_was_computed_from_earlier_runs_here_holds_at_the_site
     assert login_nodes.bed.run("delta", "squeue", "-h", "-j", job, "-o", "%l").stdout.strip() == "20:00"
 
 
-@pytest.mark.testbed
 def test_an_error_at_the_site_before_it_submits_is_the_outcome_of_the_points(
     login_nodes, tmp_path, monkeypatch, capsys
 ):

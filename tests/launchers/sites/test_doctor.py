@@ -49,7 +49,6 @@ def corrections(out: str) -> list[str]:
     return re.findall(r"^  (\S+: .*?)  # line \d+$", out, re.MULTILINE)
 
 
-@pytest.mark.testbed
 class TestOnRealSlurm:
     @pytest.fixture(autouse=True)
     def _reach(self, testbed, monkeypatch):
@@ -168,7 +167,6 @@ class TestOnRealSlurm:
         assert "sbatch refused" in capsys.readouterr().out
 
 
-@pytest.mark.testbed
 def test_values_of_a_demonstration_are_not_written_into_a_site_file(testbed, monkeypatch, capsys):
     monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed.state))
     before = (conf_dir() / "site" / "grace.yaml").read_bytes()

@@ -56,7 +56,6 @@ def test_elapsed_time_comes_from_the_manifest_without_accounting(tmp_path, monke
     assert "1 (1 of 2)" in out.getvalue()  # the cost of one attempt is unknown
 
 
-@pytest.mark.testbed
 def test_planned_and_actual_cost_on_slurm(testbed, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed.state))
     quick = ["data.num_images=16", "workload.warmup_steps=1", "workload.measure_steps=2", "workload.min_measure_s=1"]

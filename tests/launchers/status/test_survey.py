@@ -193,7 +193,6 @@ class TestRunDirectoryOfAnotherRun:
             check_owner(run_dir, "r-second")
 
 
-@pytest.mark.testbed
 class TestOnSlurm:
     @pytest.fixture(autouse=True)
     def _reach(self, testbed, monkeypatch):

@@ -271,7 +271,6 @@ def test_interrupted_sweep_can_be_rerun(slow_sweep, capsys):
     assert [point["state"] for point in status_of(folder, capsys)] == ["completed", "completed"]
 
 
-@pytest.mark.testbed
 class TestTwoClusters:
     @pytest.fixture(autouse=True)
     def _reach(self, testbed, monkeypatch):
