@@ -37,7 +37,6 @@ from inpaint_bench.telemetry.nvml.capture_file import (
     save,
 )
 from inpaint_bench.telemetry.sampling.streams import GPM, SLOW
-from inpaint_bench.telemetry.sources.co_tenants import OURS
 
 _IDLE_S, _RAMP_S, _LOAD_S = 3.0, 1.0, 30.0
 _THROTTLE_COUNTERS = [item.id for item in SLOW.fields if item.column.startswith("throttle_")]
@@ -220,8 +219,6 @@ def make(card: Card) -> Capture:
         ecc_volatile=_always([0, 0]),
         ecc_aggregate=_always([0, 0]),
         remapped_rows=_always([0, 0, 0, 0]),
-        xids=Series([0], 0, [None]),
-        compute_processes=_always([OURS]),
     )
     calls[field_key(NVML_FI_DEV_PCIE_REPLAY_COUNTER)] = _always(0)
     if card.recovery is not None:

@@ -129,8 +129,7 @@ def _run_windows(
 
     metadata = {"schema_version": str(SCHEMA_VERSION), "run_id": manifest.record.run_id, "producer": PRODUCER}
     settings, config = bench.telemetry, bench.workload
-    tick_s = 0.1 * settings.journal_s  # so that the journal is never older than journal_s
-    rows = PartWriter(run_dir / "steps", STEPS, metadata, settings.part_s, settings.journal_s - tick_s)
+    rows = PartWriter(run_dir / "steps", STEPS, metadata, settings.part_s)
     loop = Loop(workload, device, Windows(run_dir), rows, manifest.progress)
     try:
         if config.train_steps is None:
@@ -139,7 +138,7 @@ def _run_windows(
                 loop.run(WindowPlan(kind=WindowKind.WARMUP, steps=config.warmup_steps, steps_total=total))
             loop.run(WindowPlan(kind=WindowKind.MEASURE, steps=config.measure_steps, min_s=config.min_measure_s))
         else:
-            with saving_in_background(rows, tick_s):
+            with saving_in_background(rows, settings.journal_s):
                 Trainer(bench, run_dir, manifest, workload, loop, stop_signal).run(config.train_steps)
     finally:
         rows.close()

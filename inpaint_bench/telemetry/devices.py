@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
 import pynvml
 
-from inpaint_bench.core.records import Device, GpuHealth
+from inpaint_bench.core.records import Device, DeviceReport, GpuHealth
 from inpaint_bench.telemetry.nvml.api import Handle, Nvml, NvmlError, null_reason
 from inpaint_bench.telemetry.sampling.streams import MIB, STREAMS, StreamReader
+from inpaint_bench.telemetry.sources.checks import XidCounts
 from inpaint_bench.telemetry.sources.co_tenants import GpuProcesses
-from inpaint_bench.telemetry.sources.xid import XidCounts
 
 _MODES: Final = ("persistence_mode", "ecc_mode", "mig_mode")
 # Field of records.Device -> query.
@@ -41,6 +42,27 @@ class DeviceState:
     def uuid(self) -> str:
         """Return the GPU's UUID."""
         return self.facts.uuid
+
+    def report(self) -> DeviceReport:
+        """Return the record for telemetry.json."""
+        errors: dict[str, dict[str, int]] = {}
+        absent: list[str] = []
+        for reader in self.readers.values():
+            absent += sorted(reader.absent)
+            for (column, code), count in sorted(reader.errors.items()):
+                if column not in reader.absent:
+                    errors.setdefault(column, {})[str(code)] = count
+        return DeviceReport(
+            **msgspec.structs.asdict(self.facts),
+            power_limit_last_w=self.power_limit_w,
+            lost=self.lost,
+            absent=absent,
+            errors=errors,
+            health_start=self.health_start,
+            health_end=self.health_end,
+            processes=self.processes.report(),
+            xids=self.xids.report(),
+        )
 
 
 def open_devices(nvml: Nvml, uuids: Sequence[str]) -> list[DeviceState]:

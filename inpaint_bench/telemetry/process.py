@@ -17,22 +17,20 @@ import pyarrow as pa
 import pynvml
 
 from inpaint_bench.core.environment import boot_id
-from inpaint_bench.core.records import CaptureMeta, TelemetryReport, write_record
-from inpaint_bench.core.schema import SCHEMAS, TELEMETRY
+from inpaint_bench.core.records import CaptureMeta, StorageReport, TelemetryReport, write_record
+from inpaint_bench.core.schema import PRODUCER, SCHEMA_VERSION, SCHEMAS, TELEMETRY
 from inpaint_bench.core.validation import Endpoint
 from inpaint_bench.telemetry.nvml.api import Nvml, NvmlError
 from inpaint_bench.telemetry.nvml.capture_file import CaptureError, load
 from inpaint_bench.telemetry.nvml.real import RealNvml
 from inpaint_bench.telemetry.nvml.replay import ReplayNvml
 from inpaint_bench.telemetry.sampling.sampler import Sampler
-from inpaint_bench.telemetry.sources.health import read_health, worsened
-from inpaint_bench.telemetry.sources.periodic import PeriodicChecks
-from inpaint_bench.telemetry.sources.xid import XidMonitor
+from inpaint_bench.telemetry.sampling.streams import FAST, GPM, GPM_MAX_HZ, STREAMS
+from inpaint_bench.telemetry.sources.checks import GpuChecks
 from inpaint_bench.telemetry.storage.background import BackgroundSaver
 from inpaint_bench.telemetry.storage.parts import PartWriter
 
 from .devices import DeviceState, open_devices
-from .report import build_report, part_metadata, stream_rates
 from .runtime import log, wait_for_stop
 from .spec import FinalReport, Message, NotReady, Ready, SidecarSpec
 
@@ -60,7 +58,7 @@ class SidecarProcess:
         devices = open_devices(self._nvml, uuids)
         driver, nvml_version = self._nvml.driver_version(), self._nvml.nvml_version()
         self._ready = Ready(source, driver, [device.facts for device in devices])
-        self.identity = TelemetryReport(
+        self._identity = TelemetryReport(
             status="running",
             run_id=spec.run_id,
             source=source,
@@ -76,65 +74,84 @@ class SidecarProcess:
             part_s=spec.part_s,
             journal_s=spec.journal_s,
         )
-        self.problems: list[str] = []
-        self.problems_omitted = 0
-        self._xids = XidMonitor(self._nvml, devices, self.report_problem)
-        self._checks = PeriodicChecks(self._nvml, devices, self._parent, self._xids, self.report_problem)
-        save_interval_s = 0.8 * min(spec.part_s, spec.journal_s)  # the rest is for the save itself
+        self._problems: list[str] = []
+        self._problems_omitted = 0
+        self._checks = GpuChecks(self._nvml, devices, self._parent, self.report_problem)
         writers = {
             table: PartWriter(
                 spec.folder / table,
                 SCHEMAS[table],
                 metadata,
                 spec.part_s,
-                save_interval_s,
                 # The worker writes events of its own into the same folder.
                 writer="sidecar" if table == "events" else None,
             )
             for table, metadata in part_metadata(spec, source, driver, nvml_version).items()
         }
-        self.tables = BackgroundSaver(writers, save_interval_s, self.report_problem, self._refresh_report)
+        journal_s = min(spec.part_s, spec.journal_s)
+        self._tables = BackgroundSaver(writers, journal_s, self.report_problem, self._refresh_report)
         self._next_refresh_s = time.monotonic() + spec.part_s
-        self.dcgm = self._dcgm_monitor(devices)
+        self._dcgm = self._dcgm_monitor(devices)
         # Last: its first tick is due now, and opening the tables may take longer than a period.
-        self.sampler = Sampler(self._nvml, devices, source, self.tables.append, stream_rates(spec), self._xids.reopened)
+        self._sampler = Sampler(
+            self._nvml, devices, source, self._tables.append, stream_rates(spec), self._checks.nvml_reopened
+        )
 
     def run(self) -> int:
         """Sample until told to stop. Returns the exit code."""
         # The first sample comes before everything that can wait.
-        self.sampler.sample_due()
-        for device in self.sampler.devices:
-            device.health_start = read_health(self._nvml, device.handle)
-        write_record(self._spec.folder / TELEMETRY, build_report(self, "running"))
-        self.tables.start()
-        if self.dcgm:
-            self.dcgm.start()
+        self._sampler.sample_due()
+        self._checks.start()
+        write_record(self._spec.folder / TELEMETRY, self.report("running"))
+        self._tables.start()
+        if self._dcgm:
+            self._dcgm.start()
         send(self._ready)
         gc.freeze()  # what is allocated so far stays: no later collection has to walk it
         try:
             while (reason := self._wait()) is None:
-                self.sampler.sample_due()
-                self._xids.poll_if_due()
+                self._sampler.sample_due()
                 self._checks.run_if_due()
             self._take_last_samples()
         except Exception as error:  # our own bug: what was sampled is still saved
             log(traceback.format_exc())
-            self.sampler.fatal = reason = f"internal error: {error!r}"
+            self._sampler.fatal = reason = f"internal error: {error!r}"
         return self._close(reason)
 
     def report_problem(self, kind: str, detail: str, gpu_uuid: str | None = None) -> None:
         """Write an event and a line of telemetry.json. Any thread."""
-        self.sampler.event(kind, detail, gpu_uuid)
-        if len(self.problems) < MAX_PROBLEMS:
-            self.problems.append(f"{kind}: {detail}")
+        self._sampler.event(kind, detail, gpu_uuid)
+        if len(self._problems) < MAX_PROBLEMS:
+            self._problems.append(f"{kind}: {detail}")
         else:
-            self.problems_omitted += 1
+            self._problems_omitted += 1
+
+    def report(self, status: str, reason: str | None = None) -> TelemetryReport:
+        """Return telemetry.json as of now; `reason` is why the sidecar ended."""
+        ended = status != "running"
+        return msgspec.structs.replace(
+            self._identity,
+            status=status,
+            reason=reason,
+            updated_unix_ns=time.time_ns(),
+            ended_unix_ns=time.time_ns() if ended else None,
+            ended_mono_ns=time.monotonic_ns() if ended else None,
+            devices=[device.report() for device in self._sampler.devices],
+            streams={name: ticker.report() for name, ticker in self._sampler.tickers.items()},
+            dcgm=self._dcgm.report() if self._dcgm else None,
+            tables=self._tables.counts(),
+            storage=StorageReport(errors=self._tables.errors, error=self._tables.error),
+            problems=list(self._problems),
+            problems_omitted=self._problems_omitted,
+            cpu_s=round(time.process_time(), 3),
+            max_rss_mib=_peak_rss_mib(),
+        )
 
     def _wait(self) -> str | None:
         """Sleep until the next tick; return the reason to stop, if there is one."""
-        if self.sampler.fatal:
-            return self.sampler.fatal
-        wait_s = (self.sampler.next_ns - time.monotonic_ns()) / 1e9
+        if self._sampler.fatal:
+            return self._sampler.fatal
+        wait_s = (self._sampler.next_ns - time.monotonic_ns()) / 1e9
         return wait_for_stop(min(max(0.0, wait_s), _MAX_WAIT_S), self._parent)
 
     def _refresh_report(self) -> None:
@@ -142,26 +159,20 @@ class SidecarProcess:
         if time.monotonic() >= self._next_refresh_s:
             self._next_refresh_s = time.monotonic() + self._spec.part_s
             try:
-                write_record(self._spec.folder / TELEMETRY, build_report(self, "running"))
+                write_record(self._spec.folder / TELEMETRY, self.report("running"))
             except Exception as error:  # the thread that saves the rows must go on
                 log(f"{TELEMETRY}: {error!r}")
 
     def _take_last_samples(self) -> None:
-        if self.dcgm:
-            self.dcgm.stop()
-        self.sampler.sample_last()
-        self._xids.poll()
-        self._checks.run()
-        for device in self.sampler.devices:
-            device.health_end = read_health(self._nvml, device.handle)
-            if device.health_start is not None:
-                for phrase in worsened(device.health_start, device.health_end):
-                    self.report_problem("ecc", phrase, device.uuid)
+        if self._dcgm:
+            self._dcgm.stop()
+        self._sampler.sample_last()
+        self._checks.finish()
 
     def _close(self, reason: str | None) -> int:
         """Close the parts, write telemetry.json and send the last line."""
-        saved = self.tables.close()
-        report = build_report(self, "failed" if self.sampler.fatal else "complete" if saved else "incomplete", reason)
+        saved = self._tables.close()
+        report = self.report("failed" if self._sampler.fatal else "complete" if saved else "incomplete", reason)
         try:
             write_record(self._spec.folder / TELEMETRY, report)
         except OSError as error:
@@ -179,7 +190,7 @@ class SidecarProcess:
         from inpaint_bench.telemetry.sources.dcgm import DcgmMonitor
 
         endpoint, interval_s = Endpoint.parse(self._spec.dcgm_url), self._spec.dcgm_every_s
-        return DcgmMonitor(endpoint, devices, self.tables.append, self.report_problem, interval_s)
+        return DcgmMonitor(endpoint, devices, self._tables.append, self.report_problem, interval_s)
 
 
 def _open_source(spec: SidecarSpec) -> tuple[str, CaptureMeta | None, Nvml, list[str]]:
@@ -189,6 +200,43 @@ def _open_source(spec: SidecarSpec) -> tuple[str, CaptureMeta | None, Nvml, list
     capture = load(spec.capture or "")
     replay = ReplayNvml(capture, max(1, len(spec.uuids)))
     return f"replay:{capture.meta.name}", capture.meta, replay, replay.uuids()
+
+
+def stream_rates(spec: SidecarSpec) -> dict[str, float]:
+    """Return the rate of each stream in Hz. gpm has that of slow, at most what leaves it a window."""
+    return {"fast": spec.fast_hz, "slow": spec.slow_hz, "gpm": min(spec.slow_hz, GPM_MAX_HZ)}
+
+
+def part_metadata(spec: SidecarSpec, source: str, driver: str, nvml: str) -> dict[str, dict[str, str]]:
+    """Return the schema metadata of each table's parts."""
+    common = {
+        "schema_version": str(SCHEMA_VERSION),
+        "producer": PRODUCER,
+        "run_id": spec.run_id,
+        "source": source,
+        "driver": driver,
+        "nvml": nvml,
+        "boot_id": boot_id() or "unknown",
+        "clock": "CLOCK_MONOTONIC",
+    }
+    metadata = {"events": common}
+    for stream in STREAMS:
+        ids = [f"{item.column}={item.id}/{item.scope}" for item in stream.fields]
+        ids += [f"{item.column}={item.id}" for item in stream.gpm]
+        metadata[stream.table] = {
+            **common,
+            "period_ms": f"{1000 / stream_rates(spec)[stream.name]:g}",
+            "fields": " ".join(ids) + (" (GPM metric)" if stream is GPM else " (NVML field/scope)"),
+        }
+    metadata[FAST.table]["energy_scope"] = "gpu_board"
+    return metadata
+
+
+def _peak_rss_mib() -> float | None:
+    # Not getrusage: its maximum also holds the parent's, from before exec.
+    lines = Path("/proc/self/status").read_text().splitlines()
+    peak = next((line.split()[1] for line in lines if line.startswith("VmHWM:")), None)
+    return round(int(peak) / 1024, 1) if peak else None
 
 
 def _lock(folder: Path) -> None:

@@ -255,8 +255,9 @@ class TestEnding:
             "from inpaint_bench.telemetry import runtime\n"
             "runtime.block_signals()\n"
             "from inpaint_bench.telemetry import process\n"
+            "from inpaint_bench.telemetry.sources import checks\n"
             "def broken(*_): raise KeyError('mistake')\n"
-            "process.worsened = broken\n"
+            "checks.worsened = broken\n"
             "sys.exit(process.run_sidecar(sys.argv[1]))\n"
         )
         spec = {"run_id": "r-test", "run_dir": str(tmp_path), "source": "replay", "capture": CAPTURE}

@@ -8,8 +8,7 @@ no UUID, no serial number and no process id. Keys of `calls`:
     field:<id>:<scope>               elements of field queries
     fields:<id>:<scope>,...          the duration of such a query
     gpm:<metric>, gpm_window_ms      elements of GPM reads, and the length of their window
-    compute_processes                per process "ours", "foreign" or "unknown"
-    xids                             first whether listening was possible, then the Xids that came
+    compute_processes, xids          whether a process list is given, and whether Xids can be watched for; not replayed
 """
 
 from __future__ import annotations

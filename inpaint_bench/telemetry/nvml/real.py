@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pynvml
 
-from .api import FieldValue, GpmWindow, Handle, NvmlError, Xid
+from .api import FieldValue, GpmWindow, Handle, Nvml, NvmlError, Xid
 
 # The member of the value union for each value type of a field.
 _UNION_MEMBERS: Final = {
@@ -117,7 +117,7 @@ class _Buffers:
     newer_ns: int | None = None  # when `newer` was taken
 
 
-class RealNvml:
+class RealNvml(Nvml):
     """NVML of this machine. Creates no CUDA context and ignores CUDA_VISIBLE_DEVICES."""
 
     def __init__(self) -> None:

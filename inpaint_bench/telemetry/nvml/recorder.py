@@ -1,7 +1,7 @@
 """Records a real GPU: every result that the sidecar would get, at its rates, for replay (`doctor gpu --out`).
 
-Return code, value and duration of each call are kept, failures included. What is recorded is what replay plays, so the
-GPU should be busy meanwhile, with a process that was started from the same shell or job.
+Return code, value and duration of each call are kept, failures included; of a process list, neither ids nor their
+number. The GPU should be busy meanwhile: what is recorded is what replay plays.
 """
 
 from __future__ import annotations
@@ -17,12 +17,9 @@ from inpaint_bench.core.schema import PRODUCER
 from inpaint_bench.telemetry.devices import open_devices
 from inpaint_bench.telemetry.sampling.sampler import Sampler
 from inpaint_bench.telemetry.sampling.streams import FAST, GPM, SLOW
-from inpaint_bench.telemetry.sources.co_tenants import FOREIGN, OURS, UNKNOWN, classify
-from inpaint_bench.telemetry.sources.health import read_health
-from inpaint_bench.telemetry.sources.periodic import PeriodicChecks
-from inpaint_bench.telemetry.sources.xid import XidMonitor
+from inpaint_bench.telemetry.sources.checks import GpuChecks
 
-from .api import FieldValue, GpmWindow, Handle, Nvml, NvmlError, Xid
+from .api import FieldValue, GpmWindow, Handle, Nvml, NvmlError
 from .capture_file import FORMAT, Capture, Series, field_key, gpm_key
 
 HZ: Final = {FAST.name: 10.0, SLOW.name: 1.0, GPM.name: 1.0}
@@ -30,15 +27,11 @@ T = TypeVar("T")
 
 
 class NvmlRecorder:
-    """An Nvml that passes every call on to another one and records the results in `calls`.
+    """An Nvml that passes every call on to another one and records the results in `calls`."""
 
-    `worker` is the process whose descendants count as ours in a process list.
-    """
-
-    def __init__(self, inner: Nvml, worker: int) -> None:
+    def __init__(self, inner: Nvml) -> None:
         self.calls: dict[str, Series] = {}
         self._inner = inner
-        self._worker = worker
         self._start_ns = time.monotonic_ns()
 
     @property
@@ -47,22 +40,26 @@ class NvmlRecorder:
         return round((time.monotonic_ns() - self._start_ns) / 1e6, 1)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)  # opening, closing and UUIDs are not recorded
+        return getattr(self._inner, name)  # opening, closing and UUIDs are not recorded, nor are Xids
 
     def driver_version(self) -> str:
+        """Record the driver's version."""
         return self._call("driver_version", self._inner.driver_version)
 
     def nvml_version(self) -> str:
+        """Record NVML's version."""
         return self._call("nvml_version", self._inner.nvml_version)
 
     def query(self, handle: Handle, name: str) -> Any:
+        """Record the result of a query under its name."""
         return self._call(name, lambda: self._inner.query(handle, name))
 
     def fields(self, handle: Handle, ids: Sequence[tuple[int, int]]) -> list[FieldValue]:
+        """Record the duration of the call, and every field under its own key."""
         key = "fields:" + ",".join(f"{field_id}:{scope}" for field_id, scope in ids)
         t_ms, keys = self.elapsed_ms, [field_key(*field) for field in ids]
         try:
-            results = self._call(key, lambda: self._inner.fields(handle, ids), to_value=lambda _: None)
+            results = self._call(key, lambda: self._inner.fields(handle, ids), keep_value=False)
         except NvmlError as error:
             self._append_all(keys, t_ms, [FieldValue(error.code, None)] * len(keys))
             raise
@@ -70,6 +67,7 @@ class NvmlRecorder:
         return results
 
     def gpm(self, handle: Handle, metrics: Sequence[int]) -> GpmWindow | None:
+        """Record the length of the window, and every metric under its own key."""
         t_ms, start_ns, keys = self.elapsed_ms, time.monotonic_ns(), [gpm_key(metric) for metric in metrics]
         try:
             window = self._inner.gpm(handle, metrics)
@@ -82,34 +80,21 @@ class NvmlRecorder:
         return window
 
     def compute_processes(self, handle: Handle) -> list[int]:
-        return self._call(
-            "compute_processes", lambda: self._inner.compute_processes(handle), to_value=self._process_kinds
-        )
-
-    def _process_kinds(self, pids: list[int]) -> list[str]:
-        classes = classify(pids, self._worker)
-        kinds = {OURS: len(classes.own), FOREIGN: len(classes.co_tenants), UNKNOWN: len(classes.unknown)}
-        return [kind for kind, number in kinds.items() for _ in range(number)]
+        """Record whether there is a process list."""
+        return self._call("compute_processes", lambda: self._inner.compute_processes(handle), keep_value=False)
 
     def watch_xids(self, handle: Handle) -> None:
+        """Record whether Xids can be watched for."""
         self._call("xids", lambda: self._inner.watch_xids(handle))
 
-    def next_xid(self) -> Xid | None:
-        xid = self._inner.next_xid()
-        if xid is not None:
-            self._append("xids", self.elapsed_ms, 0, xid.number)
-        return xid
-
-    def _call(self, key: str, call: Callable[[], T], to_value: Callable[[T], Any] = lambda result: result) -> T:
-        """Call, record `to_value` of the result, and return the result."""
+    def _call(self, key: str, call: Callable[[], T], keep_value: bool = True) -> T:
         t_ms, start_ns = self.elapsed_ms, time.monotonic_ns()
         try:
             value = call()
         except NvmlError as error:
             self._append(key, t_ms, error.code, None, _us_since(start_ns))
             raise
-        duration_us = _us_since(start_ns)
-        self._append(key, t_ms, 0, to_value(value), duration_us)
+        self._append(key, t_ms, 0, value if keep_value else None, _us_since(start_ns))
         return value
 
     def _append_all(self, keys: Sequence[str], t_ms: float, results: Sequence[FieldValue]) -> None:
@@ -129,34 +114,24 @@ def _us_since(start_ns: int) -> float:
     return round((time.monotonic_ns() - start_ns) / 1000, 1)
 
 
-def own_root() -> int:
-    """Return the process whose descendants count as ours: our parent (a shell, a job), ourselves if that is init."""
-    parent = os.getppid()
-    return parent if parent > 1 else os.getpid()
-
-
 def record(nvml: Nvml, uuid: str, seconds: float) -> Capture:
     """Record a GPU for some time. Raises NvmlError if it cannot be opened, ValueError for an unknown UUID or MIG."""
-    recorder = NvmlRecorder(nvml, own_root())
+    recorder = NvmlRecorder(nvml)
     recorded = cast(Nvml, recorder)
     driver, _ = recorded.driver_version(), recorded.nvml_version()
     devices = open_devices(recorded, [uuid])
-    (device,) = devices
-    read_health(recorded, device.handle)
-    xids = XidMonitor(recorded, devices, lambda *_: None)
-    checks = PeriodicChecks(recorded, devices, own_root(), xids, lambda *_: None)
+    # The calls of the sidecar (process.py), so that the recording holds what a sidecar would query.
+    checks = GpuChecks(recorded, devices, os.getpid(), lambda *_: None)
+    checks.start()
     sampler = Sampler(recorded, devices, "nvml", lambda *_: None, HZ)
-    # The loop of the sidecar (process.py), so that the recording holds what a sidecar would query.
     end_ns = time.monotonic_ns() + round(seconds * 1e9)
     while time.monotonic_ns() < end_ns:
         sampler.sample_due()
-        xids.poll_if_due()
         checks.run_if_due()
         time.sleep(max(0, min(end_ns, sampler.next_ns) - time.monotonic_ns()) / 1e9)
-    xids.poll()
-    checks.run()
+    checks.finish()
     meta = CaptureMeta(
-        gpu=device.facts.name,
+        gpu=devices[0].facts.name,
         driver=driver,
         recorded_on=datetime.datetime.now(datetime.UTC).date().isoformat(),
         tool=f"{PRODUCER} doctor gpu",

@@ -1,8 +1,9 @@
 """NVML played from a capture file, for machines without a GPU.
 
 Replayed rows cannot be taken for measurements: the UUID is REPLAY-<capture>, and the source is replay:<capture>.
-Recorded failures fail again with their code, and calls that were not recorded fail with NOT_IN_CAPTURE. At its end the
-capture restarts from its loop point, and cumulative counters continue at the rate of the loop.
+Recorded failures fail again with their code, and calls that were not recorded fail with NOT_IN_CAPTURE, as do process
+lists and Xids: they say nothing of the replaying machine. At its end the capture restarts from its loop point, and
+cumulative counters continue at the rate of the loop.
 """
 
 from __future__ import annotations
@@ -13,10 +14,8 @@ from typing import Any, Final
 
 import pynvml
 
-from inpaint_bench.telemetry.sources.co_tenants import REPLAYED_PIDS
-
-from .api import NOT_IN_CAPTURE, FieldValue, GpmWindow, Handle, NvmlError, Xid
-from .capture_file import Capture, Series, field_key, gpm_key
+from .api import NOT_IN_CAPTURE, FieldValue, GpmWindow, Handle, Nvml, NvmlError, Xid
+from .capture_file import Capture, field_key, gpm_key
 
 _ENERGY_FIELD: Final = field_key(pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION)
 _CUMULATIVE_FIELDS: Final = (
@@ -29,7 +28,7 @@ _CUMULATIVE_FIELDS: Final = (
 _CUMULATIVE: Final = {"total_energy_mj", *map(field_key, _CUMULATIVE_FIELDS)}
 
 
-class ReplayNvml:
+class ReplayNvml(Nvml):
     """`num_devices` copies of the captured GPU, which all return the same values at the same time.
 
     `read_us` of the rows is the replay's own time, not the GPU's.
@@ -41,8 +40,6 @@ class ReplayNvml:
         self._uuids = [f"REPLAY-{capture.meta.name}", *copies]
         self._start_ns = time.monotonic_ns()
         self._last_gpm_ns: dict[str, int] = {}  # by UUID
-        xids = capture.calls.get("xids", Series([], [], []))
-        self._recorded_xids = [(t, int(xid)) for t, xid in zip(xids.t_ms, xids.value, strict=True) if xid is not None]
         self._loop_gain = {key: self._gain(key) for key in _CUMULATIVE & capture.calls.keys()}
 
     def _gain(self, key: str) -> int:
@@ -123,19 +120,10 @@ class ReplayNvml:
         return GpmWindow(float(window_ms) if code == 0 else (now_ns - last_ns) / 1e6, values)
 
     def compute_processes(self, handle: Handle) -> list[int]:
-        """Return ids that no process has, one for each class in the recorded list; `classify` knows them."""
-        return [REPLAYED_PIDS[kind] for kind in self._get("compute_processes")]
+        raise NvmlError(NOT_IN_CAPTURE, "replay of compute_processes")
 
     def watch_xids(self, handle: Handle) -> None:
-        series = self._capture.calls.get("xids")
-        code = NOT_IN_CAPTURE if series is None else series.codes[0]
-        if code != 0:
-            raise NvmlError(code, "replay of xids")
+        raise NvmlError(NOT_IN_CAPTURE, "replay of xids")
 
     def next_xid(self) -> Xid | None:
-        """Return each recorded Xid once, at its time."""
-        due = [number for t_ms, number in self._recorded_xids if t_ms <= self._elapsed_ms()]
-        if not due:
-            return None
-        self._recorded_xids.pop(0)
-        return Xid(self._uuids[0], due[0])
+        return None

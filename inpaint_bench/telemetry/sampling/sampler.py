@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import pynvml
 
+from inpaint_bench.core.records import StreamReport
 from inpaint_bench.telemetry.devices import DeviceState, open_device
 from inpaint_bench.telemetry.nvml.api import MIN_INTERVAL_NS, Nvml, NvmlError, error_text
 from inpaint_bench.telemetry.runtime import log
@@ -42,10 +43,10 @@ class Ticker:
         self._start_ns = start_ns
         self._last_ns: int | None = None
 
-    @property
-    def done(self) -> int:
-        """Return the number of ticks that were taken."""
-        return self.due - self.skipped
+    def report(self) -> StreamReport:
+        """Return the record for telemetry.json."""
+        done = self.due - self.skipped
+        return StreamReport(hz=1e9 / self.period_ns, ticks_due=self.due, ticks_done=done, ticks_skipped=self.skipped)
 
     @property
     def next_ns(self) -> int:

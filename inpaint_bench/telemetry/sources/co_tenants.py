@@ -16,9 +16,6 @@ from inpaint_bench.core.records import CoTenant, ProcessReport
 _PROC: Final = Path("/proc")
 _INITIAL_PID_NAMESPACE: Final = 0xEFFFFFFC  # inode of /proc/self/ns/pid outside of containers: PROC_PID_INIT_INO
 MAX_LISTED: Final = 100  # per GPU; in a week of short jobs, thousands may come and go
-OURS, FOREIGN, UNKNOWN = "ours", "foreign", "unknown"  # all that a capture keeps of a process
-# Replay returns these in place of process ids; no process has a negative one.
-REPLAYED_PIDS: Final = {OURS: -1, FOREIGN: -2, UNKNOWN: -3}
 
 
 @dataclass
@@ -76,8 +73,6 @@ def classify(
     hides the processes of other users (hidepid).
     """
     listed = frozenset(pids)
-    if listed & frozenset(REPLAYED_PIDS.values()):
-        return _classify_replayed(listed)
     if in_initial_namespace is None:
         in_initial_namespace = _in_initial_namespace()
     own = frozenset(pid for pid in listed if _is_descendant(pid, worker, proc))
@@ -95,14 +90,6 @@ def classify(
         elif _is_alive(pid):
             co_tenants[pid] = None
     return ProcessClasses(own, co_tenants, frozenset(unknown), complete=in_initial_namespace)
-
-
-def _classify_replayed(listed: frozenset[int]) -> ProcessClasses:
-    """Return the classes as recorded: this machine's /proc knows nothing of those processes."""
-    own = listed & {REPLAYED_PIDS[OURS]}
-    co_tenants: dict[int, str | None] = dict.fromkeys(listed & {REPLAYED_PIDS[FOREIGN]}, "in the capture")
-    unknown = listed - own - co_tenants.keys()
-    return ProcessClasses(own, co_tenants, unknown, complete=not unknown)
 
 
 def _is_descendant(pid: int, worker: int, proc: Path) -> bool:

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class BackgroundSaver:
-    """Saves the tables of some writers every `interval_s`.
+    """Saves the tables of some writers, so that a row is on disk at most `journal_s` after it was appended.
 
     `report(kind, detail)` is called with storage_failed once per failure that lasts, and with storage_recovered;
     `after_save()` after each save. Every row stays in memory until it is saved.
@@ -26,14 +26,14 @@ class BackgroundSaver:
     def __init__(
         self,
         writers: Mapping[str, PartWriter],
-        interval_s: float,
+        journal_s: float,
         report: Callable[[str, str], None],
         after_save: Callable[[], None] = lambda: None,
     ) -> None:
         self.errors = 0
         self.error: str | None = None  # the failure that lasts
         self._writers = writers
-        self._interval_s = interval_s
+        self._interval_s = 0.8 * journal_s  # the rest is for the save itself
         self._report = report
         self._after_save = after_save
         self._due_s = 0.0  # on time.monotonic()
@@ -79,7 +79,7 @@ class BackgroundSaver:
         # From start to start: a slow save must not postpone the next one.
         now_s = max(time.monotonic(), self._due_s)
         self._due_s = now_s + self._interval_s
-        self._for_each(lambda writer: writer.tick(now_s))
+        self._for_each(lambda writer: writer.save(now_s))
 
     def _for_each(self, action: Callable[[PartWriter], None]) -> bool:
         failure = None
@@ -99,15 +99,14 @@ class BackgroundSaver:
         return failure is None
 
 
+def _log_problem(kind: str, detail: str) -> None:
+    log.warning("rows that cannot be saved are kept in memory: %s %s", kind, detail)
+
+
 @contextmanager
-def saving_in_background(writer: PartWriter, interval_s: float) -> Iterator[None]:
+def saving_in_background(writer: PartWriter, journal_s: float) -> Iterator[None]:
     """Save a writer's rows during the block, and leave its last part open. A failing disk is logged once."""
-
-    def report(kind: str, detail: str) -> None:
-        if kind == "storage_failed":
-            log.warning("rows cannot be saved and are kept in memory: %s", detail)
-
-    saver = BackgroundSaver({"rows": writer}, interval_s, report)
+    saver = BackgroundSaver({"rows": writer}, journal_s, _log_problem)
     saver.start()
     try:
         yield

@@ -70,12 +70,12 @@ def _recover(path: Path) -> JournalRecovery:
 
 
 class PartWriter:
-    """Writes one table's rows as parts of `part_s` seconds, with a journal saved every `journal_s` seconds.
+    """Writes one table's rows as parts of about `part_s` seconds, and meanwhile into a journal.
 
-    `append` only touches memory. `tick` does the disk work and may be called from another thread; if the disk refuses,
-    it raises OSError, keeps every row and tries again when the next save is due. `metadata` goes into every file; its
-    `run_id` fills that column of rows without one. Journals of an earlier writer are recovered first, and no existing
-    part is overwritten. Several writers may share a folder under different `writer` names.
+    `append` only touches memory. `save` does the disk work and may be called from another thread; if the disk refuses,
+    it raises OSError and keeps every row for the next call. `metadata` goes into every file; its `run_id` fills that
+    column of rows without one. Journals of an earlier writer are recovered first, and no existing part is overwritten.
+    Several writers may share a folder under different `writer` names.
     """
 
     def __init__(
@@ -84,7 +84,6 @@ class PartWriter:
         schema: pa.Schema,
         metadata: Mapping[str, str],
         part_s: float,
-        journal_s: float,
         *,
         writer: str | None = None,
     ) -> None:
@@ -101,7 +100,6 @@ class PartWriter:
         self._columns = set(schema.names)
         self._required = {f.name for f in schema if not f.nullable}
         self._part_s = part_s
-        self._save_interval_s = min(journal_s, part_s)
         numbers = [int(path.name.split("-")[1][:6]) for path in folder.glob(part_name("*", writer))]
         self._number = max(numbers, default=-1) + 1
         self._pending_lock = threading.Lock()  # guards the rows that are not yet in a batch
@@ -109,8 +107,7 @@ class PartWriter:
         self._pending: list[dict[str, Any]] = []
         self._batches: list[pa.RecordBatch] = []
         self._journal: Journal | None = None
-        self._journal_due_s: float | None = None
-        self._part_due_s = 0.0
+        self._part_due_s: float | None = None
         self.rows = 0  # appended
         self.parts = 0  # closed
         self.failing = False  # the last save did not succeed
@@ -132,22 +129,15 @@ class PartWriter:
             self._pending.append(row)
             self.rows += 1
 
-    def tick(self, now_s: float) -> None:
-        """Save the journal or close the part if it is due; `now_s` is time.monotonic(). Raises OSError."""
+    def save(self, now_s: float) -> None:
+        """Save the journal, or close the part if it is due; `now_s` is time.monotonic(). Raises OSError."""
         with self._disk_lock:
-            if self._journal_due_s is None:
-                self._journal_due_s, self._part_due_s = now_s + self._save_interval_s, now_s + self._part_s
-            if now_s < self._journal_due_s:
-                return
-            self._journal_due_s = now_s + self._save_interval_s
             # Until the end of the block: an exception leaves it set.
             self.failing = True
             self._collect()
+            if self._part_due_s is None:
+                self._part_due_s = now_s + self._part_s
             if now_s >= self._part_due_s:
-                if self._journal is not None:
-                    # Writing a part takes longer than saving the journal, and a kill may come meanwhile.
-                    with suppress(OSError):
-                        self._journal.save()
                 self._close_part()
                 self._part_due_s = now_s + self._part_s
             elif self._journal is not None:
@@ -178,12 +168,11 @@ class PartWriter:
     def _close_part(self) -> None:
         if self._journal is None:
             return
+        # Writing a part takes longer, and a kill may come meanwhile; on a full disk, only the journal may still fit.
+        with suppress(OSError):
+            self._journal.save()
         path = self._folder / part_name(self._number, self._writer)
-        try:
-            write_part(path, pa.Table.from_batches(self._batches, self._schema))
-        except OSError:
-            self._journal.save()  # smaller than a part, so it may still fit
-            raise
+        write_part(path, pa.Table.from_batches(self._batches, self._schema))
         self._journal.delete()
         self._journal = None
         self._batches = []

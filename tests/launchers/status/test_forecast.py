@@ -104,14 +104,14 @@ class TestRunning:
         window = {"window_id": "measure-0", "kind": "measure", "t_start_mono_ns": 0, "t_start_unix_ns": 0}
         start_ns = int((NOW - 100) * 1e9)
         (tmp_path / "windows.json").write_text(json.dumps([window | {"status": "running", "t_end_unix_ns": None}]))
-        rows = PartWriter(tmp_path / "steps", STEPS, {"run_id": "r"}, part_s=600, journal_s=0.001)
-        rows.tick(0.0)
+        rows = PartWriter(tmp_path / "steps", STEPS, {"run_id": "r"}, part_s=600)
+        rows.save(0.0)
         for step in range(90):  # one a second, the last 30 s twice as many images
             at_ns = start_ns + step * 10**9
             images = 16 if step < 60 else 32
             row = {"t_start_mono_ns": at_ns - 1, "t_end_mono_ns": at_ns, "data_wait_ns": 0, "images": images}
             rows.append(window_id="measure-0", step=step, **row)
-        rows.tick(1.0)
+        rows.save(1.0)
         running = point(0, RUNNING, manifest(age_s=5, **HALF), run_dir=tmp_path)
         found = forecast(running)
         assert found.images_per_s == pytest.approx(32, rel=0.02)

@@ -34,7 +34,7 @@ def test_number_that_does_not_fit_its_column_is_null_and_costs_no_other_row(tmp_
     assert slow.nulls == "throttle_power_cap_ns=error;throttle_sw_thermal_ns=error"
     assert columns - fast.values.keys() - slow.values.keys() == {*fast.codes, *slow.codes}
     for stream, reading in ((FAST, fast), (SLOW, slow)):
-        writer = PartWriter(tmp_path / stream.table, stream.schema, {"run_id": "r"}, 60, 5)
+        writer = PartWriter(tmp_path / stream.table, stream.schema, {"run_id": "r"}, 60)
         writer.append(**reading.row(uuid(0), "nvml", 0))
         writer.close()
     assert rows(tmp_path, "samples_slow")["throttle_hw_thermal_ns"].to_list() == [7]

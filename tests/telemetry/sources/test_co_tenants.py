@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-from inpaint_bench.telemetry.sources.co_tenants import FOREIGN, OURS, REPLAYED_PIDS, UNKNOWN, GpuProcesses, classify
+from inpaint_bench.telemetry.sources.co_tenants import GpuProcesses, classify
 from tests.telemetry.nvml.fake_pynvml import driver
 
 WORKER = 100
@@ -75,17 +74,6 @@ def test_ended_process_is_ignored_and_a_hidden_one_has_no_name(proc: Path, monke
     monkeypatch.setattr("inpaint_bench.telemetry.sources.co_tenants.os.kill", kill)
     classes = classify([776, 777, 0], WORKER, proc, in_initial_namespace=True)
     assert (classes.co_tenants, classes.unknown) == ({777: None}, {0})
-
-
-def test_replayed_processes_keep_their_recorded_class() -> None:
-    """Ids that no process has, whatever this machine's /proc holds and in whatever namespace it is replayed."""
-    for in_initial_namespace in (True, False):
-        classes = classify(
-            [REPLAYED_PIDS[OURS], REPLAYED_PIDS[FOREIGN]], os.getpid(), in_initial_namespace=in_initial_namespace
-        )
-        assert (len(classes.own), classes.co_tenants, classes.complete) == (1, {-2: "in the capture"}, True)
-        classes = classify([REPLAYED_PIDS[UNKNOWN]], os.getpid(), in_initial_namespace=in_initial_namespace)
-        assert (classes.co_tenants, classes.unknown, classes.complete) == ({}, {-3}, False)
 
 
 def test_real_nvml_returns_process_ids_and_falls_back_to_the_older_call() -> None:

@@ -17,8 +17,8 @@ from tests.telemetry.support import rows, wait_until
 TABLES = ("samples_fast", "samples_slow", "samples_gpm", "events")
 
 
-def _writers(run_dir: Path, journal_s: float) -> dict[str, PartWriter]:
-    return {t: PartWriter(run_dir / t, schema.SCHEMAS[t], {"run_id": "r-1"}, 60.0, journal_s) for t in TABLES}
+def _writers(run_dir: Path) -> dict[str, PartWriter]:
+    return {t: PartWriter(run_dir / t, schema.SCHEMAS[t], {"run_id": "r-1"}, 60.0) for t in TABLES}
 
 
 def _add(writer: PartWriter, *seconds: int) -> None:
@@ -27,14 +27,14 @@ def _add(writer: PartWriter, *seconds: int) -> None:
 
 
 def test_slow_disk_does_not_postpone_the_next_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tables = BackgroundSaver(_writers(tmp_path, 0.2), 0.2, lambda kind, detail: None)
+    tables = BackgroundSaver(_writers(tmp_path), 0.25, lambda kind, detail: None)
     saves: list[float] = []
 
     def slow(self: PartWriter, now_s: float) -> None:
         saves.append(now_s)
         time.sleep(0.02)
 
-    monkeypatch.setattr(PartWriter, "tick", slow)
+    monkeypatch.setattr(PartWriter, "save", slow)
     tables.start()
     wait_until(lambda: len(saves) >= 5 * len(TABLES))
     tables.close()
@@ -52,7 +52,7 @@ def _tables(run_dir: Path, reported: list[str]) -> BackgroundSaver:
             "events", {"t_mono_ns": len(reported), "t_unix_ns": len(reported), "kind": kind, "detail": detail}
         )
 
-    tables = BackgroundSaver(_writers(run_dir, 4.0), 4.0, report)
+    tables = BackgroundSaver(_writers(run_dir), 5.0, report)
     tables.append("events", {"t_mono_ns": 0, "t_unix_ns": 0, "kind": "test"})
     return tables
 
@@ -75,7 +75,7 @@ def test_disk_that_recovers_at_the_end_leaves_no_error_and_both_events_are_saved
 
     monkeypatch.setattr(PartWriter, "_close_part", refuse)
     if before_the_end:
-        tables._for_each(lambda writer: writer.tick(time.monotonic() + 100))
+        tables._for_each(lambda writer: writer.save(time.monotonic() + 100))
         assert tables.error == "events: [Errno 28] No space left on device"
     assert tables.close()
     assert tables.error is None
@@ -97,7 +97,7 @@ def test_disk_full_to_the_end_is_reported(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_background_thread_saves_rows_during_the_block(tmp_path: Path) -> None:
-    writer = PartWriter(tmp_path / "events", schema.EVENTS, {"run_id": "r-1"}, 60.0, 0.05)
+    writer = PartWriter(tmp_path / "events", schema.EVENTS, {"run_id": "r-1"}, 60.0)
     with saving_in_background(writer, 0.01):
         _add(writer, 1, 2)
         wait_until(lambda: writer._journal is not None and writer._journal._saved_bytes > 0)
@@ -111,7 +111,7 @@ def test_background_thread_saves_rows_during_the_block(tmp_path: Path) -> None:
 def test_failing_disk_is_logged_once_by_the_background_thread_and_no_row_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    writer = PartWriter(tmp_path / "events", schema.EVENTS, {"run_id": "r-1"}, 60.0, 0.01)
+    writer = PartWriter(tmp_path / "events", schema.EVENTS, {"run_id": "r-1"}, 60.0)
     attempts: list[float] = []
 
     def refuse(now_s: float) -> None:
@@ -119,7 +119,7 @@ def test_failing_disk_is_logged_once_by_the_background_thread_and_no_row_is_lost
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as full:
-        full.setattr(writer, "tick", refuse)
+        full.setattr(writer, "save", refuse)
         with saving_in_background(writer, 0.01):
             _add(writer, 1)
             wait_until(lambda: len(attempts) > 3)

@@ -17,7 +17,7 @@ from tests.telemetry.support import leftovers, rows
 
 def _writer(run_dir: Path, writer: str | None = None, part_s: float = 10.0) -> PartWriter:
     metadata = {"run_id": "r-1", "producer": "test"}
-    return PartWriter(run_dir / "events", schema.EVENTS, metadata, part_s, 1.0, writer=writer)
+    return PartWriter(run_dir / "events", schema.EVENTS, metadata, part_s, writer=writer)
 
 
 def _add(writer: PartWriter, *seconds: int) -> None:
@@ -34,9 +34,9 @@ def _abandon(writer: PartWriter) -> None:
 
 def test_part_is_one_row_group_with_schema_and_producer(tmp_path: Path) -> None:
     writer = _writer(tmp_path)
-    writer.tick(0.0)
+    writer.save(0.0)
     _add(writer, 1, 2)
-    writer.tick(1.0)
+    writer.save(1.0)
     _add(writer, 3)
     writer.close()
     part = pq.ParquetFile(tmp_path / "events" / "part-000000.parquet")
@@ -55,7 +55,7 @@ def test_part_is_one_row_group_with_schema_and_producer(tmp_path: Path) -> None:
 def test_parts_are_closed_by_time_and_never_overwritten_by_a_later_writer(tmp_path: Path) -> None:
     writer = _writer(tmp_path)
     for second in range(25):
-        writer.tick(float(second))
+        writer.save(float(second))
         _add(writer, second)
     writer.close()
     second = _writer(tmp_path)
@@ -69,11 +69,11 @@ def test_parts_are_closed_by_time_and_never_overwritten_by_a_later_writer(tmp_pa
 def test_two_writers_share_a_folder_under_their_own_names(tmp_path: Path) -> None:
     worker, sidecar = _writer(tmp_path), _writer(tmp_path, "sidecar")
     for writer in (worker, sidecar):
-        writer.tick(0.0)
+        writer.save(0.0)
     _add(worker, 1)
     _add(sidecar, 2)
     for writer in (worker, sidecar):
-        writer.tick(1.0)
+        writer.save(1.0)
     assert sorted(leftovers(tmp_path)) == ["events/.journal.arrows", "events/.journal.sidecar.arrows"]
     worker.close()
     sidecar.close()
@@ -82,9 +82,9 @@ def test_two_writers_share_a_folder_under_their_own_names(tmp_path: Path) -> Non
 
 def test_failed_save_leaves_the_journal_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = _writer(tmp_path)
-    writer.tick(0.0)
+    writer.save(0.0)
     _add(writer, 1)
-    writer.tick(1.0)
+    writer.save(1.0)
     journal = tmp_path / "events" / schema.JOURNAL
     before = journal.read_bytes()
     _add(writer, 2)
@@ -95,9 +95,9 @@ def test_failed_save_leaves_the_journal_as_it_was(tmp_path: Path, monkeypatch: p
     with monkeypatch.context() as full:
         full.setattr("inpaint_bench.telemetry.storage.journal.os.fsync", refuse)
         with pytest.raises(OSError, match="No space"):
-            writer.tick(2.0)
+            writer.save(2.0)
     assert journal.read_bytes() == before
-    writer.tick(3.0)
+    writer.save(3.0)
     content = read_journal(journal)
     assert content is not None
     assert (content.truncated, content.table["t_mono_ns"].to_pylist()) == (False, [1, 2])
@@ -107,10 +107,10 @@ def test_failed_save_leaves_the_journal_as_it_was(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize("cut", [1, 8, 100, 400])
 def test_truncated_journal_is_recovered_up_to_its_last_whole_batch(tmp_path: Path, cut: int) -> None:
     writer = _writer(tmp_path)
-    writer.tick(0.0)
+    writer.save(0.0)
     for second in (1, 2, 3):
         _add(writer, second)
-        writer.tick(float(second))
+        writer.save(float(second))
     journal = tmp_path / "events" / schema.JOURNAL
     _abandon(writer)
     journal.write_bytes(journal.read_bytes()[:-cut])
@@ -123,10 +123,10 @@ def test_truncated_journal_is_recovered_up_to_its_last_whole_batch(tmp_path: Pat
 
 def test_journal_truncated_anywhere_gives_its_first_rows(tmp_path: Path) -> None:
     writer = _writer(tmp_path)
-    writer.tick(0.0)
+    writer.save(0.0)
     for second in (1, 2):
         _add(writer, second)
-        writer.tick(float(second))
+        writer.save(float(second))
     content = (tmp_path / "events" / schema.JOURNAL).read_bytes()
     for length in range(0, len(content), 7):
         run = tmp_path / f"cut-{length}"
@@ -140,9 +140,9 @@ def test_journal_truncated_anywhere_gives_its_first_rows(tmp_path: Path) -> None
 
 def test_journal_of_a_closed_part_is_removed_without_duplicating_rows(tmp_path: Path) -> None:
     writer = _writer(tmp_path)
-    writer.tick(0.0)
+    writer.save(0.0)
     _add(writer, 1)
-    writer.tick(1.0)
+    writer.save(1.0)
     journal = tmp_path / "events" / schema.JOURNAL
     content = journal.read_bytes()
     writer.close()
@@ -154,9 +154,9 @@ def test_journal_of_a_closed_part_is_removed_without_duplicating_rows(tmp_path: 
 
 def test_recovery_does_not_touch_the_journal_of_a_living_writer(tmp_path: Path) -> None:
     writer = _writer(tmp_path)
-    writer.tick(0.0)
+    writer.save(0.0)
     _add(writer, 1)
-    writer.tick(1.0)
+    writer.save(1.0)
     (record,) = recover_run(tmp_path)
     assert record.outcome == "in_use"
     with pytest.raises(ValueError, match="another process"):
@@ -179,7 +179,7 @@ def test_journal_holds_every_row_before_the_part_is_written(tmp_path: Path, monk
     monkeypatch.setattr("inpaint_bench.telemetry.storage.parts.write_part", write)
     for second in (0, 1, 2):
         _add(writer, second)
-        writer.tick(float(second))
+        writer.save(float(second))
     assert in_journal == [0, 1, 2]
 
 
@@ -192,7 +192,7 @@ def test_row_with_unknown_or_missing_column_is_refused(tmp_path: Path) -> None:
 
 
 def test_rows_of_the_steps_table_keep_their_types(tmp_path: Path) -> None:
-    writer = PartWriter(tmp_path / "steps", schema.STEPS, {"run_id": "r-1"}, 60.0, 5.0)
+    writer = PartWriter(tmp_path / "steps", schema.STEPS, {"run_id": "r-1"}, 60.0)
     times = {"t_start_mono_ns": 2**62, "t_end_mono_ns": 2**62 + 1, "data_wait_ns": 5}
     writer.append(window_id="w-1", step=0, **times, images=16, loss=0.5, lr=1e-5)
     writer.close()

@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from inpaint_bench.telemetry import process
-from inpaint_bench.telemetry.process import SidecarProcess
-from inpaint_bench.telemetry.report import build_report, part_metadata
+from inpaint_bench.telemetry.process import SidecarProcess, part_metadata
 from inpaint_bench.telemetry.spec import Message, NotReady, SidecarSpec
 
 from .support import CAPTURE, uuid
@@ -22,7 +21,7 @@ def test_all_problems_are_counted_and_the_first_two_hundred_listed(tmp_path: Pat
     sidecar = SidecarProcess(SidecarSpec(run_id="r", run_dir=str(tmp_path), source="replay", capture=CAPTURE))
     for number in range(1000):
         sidecar.report_problem("storage_failed", str(number))
-    report = build_report(sidecar, "running")
+    report = sidecar.report("running")
     assert report.problems == [f"storage_failed: {number}" for number in range(200)]
     assert report.problems_omitted == 800
     assert report.tables["events"].rows == 1000

@@ -1,0 +1,280 @@
+"""Checks beside the samples: co-tenants and power limits every 30 s, Xids every second, never a reason to crash."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+
+from inpaint_bench.core.records import CoTenant, XidReport
+from inpaint_bench.telemetry.devices import open_devices
+from inpaint_bench.telemetry.nvml.api import NvmlError, Xid
+from inpaint_bench.telemetry.nvml.capture_file import SUFFIX
+from inpaint_bench.telemetry.nvml.recorder import HZ
+from inpaint_bench.telemetry.sampling.sampler import Sampler
+from inpaint_bench.telemetry.sampling.streams import FAST
+from inpaint_bench.telemetry.sources.checks import GpuChecks
+from tests.telemetry.nvml.fake_pynvml import driver
+from tests.telemetry.support import FakeNvml, rows, small_capture, start, uuid
+
+NO_PROCESS = 2**22 + 7  # above the largest pid that Linux gives
+
+
+class Rig:
+    def __init__(self, nvml: FakeNvml) -> None:
+        self.nvml = nvml
+        self.reported: list[tuple[str, str, str | None]] = []
+        self.devices = open_devices(nvml, nvml.gpus)
+        self.checks = GpuChecks(nvml, self.devices, os.getpid(), self._report)
+
+    def _report(self, kind: str, detail: str, gpu_uuid: str | None = None) -> None:
+        self.reported.append((kind, detail, gpu_uuid))
+
+    def xids(self, index: int = 0) -> XidReport:
+        return self.devices[index].xids.report()
+
+    def times_watched(self, index: int = 0) -> int:
+        return self.nvml.calls.count((uuid(index), "watch_xids"))
+
+
+@pytest.mark.skipif(os.getpid() == 1, reason="the co-tenant of the test is pid 1")
+def test_co_tenant_is_reported_once_per_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inpaint_bench.telemetry.sources.co_tenants._in_initial_namespace", lambda: True)
+    nvml = FakeNvml(2)
+    nvml.processes = [os.getpid(), 1]
+    rig = Rig(nvml)
+    for _ in range(3):
+        rig.checks.run()
+    name = Path("/proc/1/comm").read_text().strip()
+    assert rig.reported == [("co_tenant", f"pid 1 {name}", uuid(0)), ("co_tenant", f"pid 1 {name}", uuid(1))]
+    report = rig.devices[0].processes.report()
+    assert report.verdict == "co_tenant"
+    assert report.co_tenants == [CoTenant(1, name)]
+    assert report.checks == 3
+
+
+def test_refused_process_list_gives_no_verdict_but_a_reason() -> None:
+    nvml = FakeNvml(1)
+    nvml.fail[uuid(0)]["compute_processes"] = 4
+    rig = Rig(nvml)
+    rig.checks.run()
+    report = rig.devices[0].processes.report()
+    assert (report.verdict, report.reason, report.failed, rig.reported) == (None, "no_permission", 1, [])
+
+
+def test_another_pid_namespace_makes_the_verdict_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inpaint_bench.telemetry.sources.co_tenants._in_initial_namespace", lambda: False)
+    nvml = FakeNvml(1)
+    nvml.processes = [NO_PROCESS]
+    rig = Rig(nvml)
+    rig.checks.run()
+    report = rig.devices[0].processes.report()
+    assert (report.verdict, report.unknown_pids, rig.reported) == ("unknown", [NO_PROCESS], [])
+
+
+def test_at_most_a_hundred_co_tenants_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inpaint_bench.telemetry.sources.co_tenants._in_initial_namespace", lambda: True)
+    monkeypatch.setattr("inpaint_bench.telemetry.sources.co_tenants._is_alive", lambda pid: True)
+    nvml = FakeNvml(1)
+    rig = Rig(nvml)
+    for turn in range(13):
+        nvml.processes = list(range(NO_PROCESS + 10 * turn, NO_PROCESS + 10 * turn + 10))
+        rig.checks.run()
+    assert len(rig.reported) == 100
+    assert rig.devices[0].processes.report().num_co_tenants == 130
+
+
+def test_internal_error_of_a_check_is_reported_once_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unusual /proc must stop neither the checks nor the closing of the run's parts."""
+
+    def broken(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "/proc/1")
+
+    rig = Rig(FakeNvml(1))
+    monkeypatch.setattr("inpaint_bench.telemetry.sources.checks.classify", broken)
+    for _ in range(3):
+        rig.checks.run()
+    processes = rig.devices[0].processes
+    assert processes.failed == 3
+    assert processes.report().verdict is None
+    assert "Permission denied" in str(processes.report().reason)
+    assert [(kind, gpu) for kind, _, gpu in rig.reported] == [("check_failed", uuid(0))]
+
+
+def test_checks_run_at_the_start_and_at_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 1000.0
+    clock = SimpleNamespace(monotonic=lambda: now_s)
+    monkeypatch.setattr("inpaint_bench.telemetry.sources.checks.time", clock)
+    nvml = FakeNvml(1)
+    rig = Rig(nvml)
+    checks = []
+    for now_s in (1000.0, 1000.1, 1029.9, 1030.0, 1059.9, 1095.0):  # noqa: B007 - read by the clock
+        rig.checks.run_if_due()
+        checks.append(nvml.calls.count((uuid(0), "compute_processes")))
+    assert checks == [1, 1, 1, 2, 2, 3]
+
+
+def test_every_change_of_the_power_limit_is_reported_with_both_values() -> None:
+    """Through the real adapter, starting from the limit that the device was described with."""
+    with driver() as (fake, nvml, handle):
+        devices = open_devices(nvml, [handle])
+        reported: list[tuple[str, str, str | None]] = []
+        report = lambda *event: reported.append(event)  # noqa: E731
+        checks = GpuChecks(nvml, devices, os.getpid(), report)
+        checks.run()
+        assert reported == []
+        fake.power_limit_mw = 450_500
+        checks.run()
+        checks.run()
+        fake.fail["nvmlDeviceGetEnforcedPowerLimit"] = 999
+        checks.run()
+        del fake.fail["nvmlDeviceGetEnforcedPowerLimit"]
+        fake.power_limit_mw = 700_000
+        checks.run()
+    assert reported == [("power_limit", "700 W to 450.5 W", handle), ("power_limit", "450.5 W to 700 W", handle)]
+
+
+def test_unsupported_power_limit_is_no_change() -> None:
+    nvml = FakeNvml(1)
+    nvml.fail[uuid(0)]["power_limit_mw"] = 3
+    rig = Rig(nvml)
+    rig.checks.run()
+    assert (rig.reported, rig.devices[0].power_limit_w) == ([], None)
+
+
+def test_power_limit_that_is_first_given_later_is_no_change() -> None:
+    nvml = FakeNvml(1)
+    nvml.fail[uuid(0)]["power_limit_mw"] = 999
+    rig = Rig(nvml)
+    rig.checks.run()
+    nvml.fail[uuid(0)].clear()
+    rig.checks.run()
+    assert (rig.reported, rig.devices[0].power_limit_w) == ([], 0.001)
+
+
+def test_sidecar_writes_a_power_limit_change_as_an_event(tmp_path: Path) -> None:
+    path = small_capture(tmp_path / f"limited{SUFFIX}", [0] * 50, power_limit_mw={0: 700_000, 200: 500_000})
+    sidecar = start(tmp_path / "run", capture=str(path))
+    time.sleep(0.4)
+    report = sidecar.stop()
+    events = rows(tmp_path / "run", "events")
+    assert events.select("kind", "detail").rows() == [("power_limit", "700 W to 500 W")]
+    (device,) = report.devices
+    assert (device.power_limit_w, device.power_limit_last_w) == (700, 500)
+
+
+def test_replay_has_neither_processes_nor_xids_and_says_why(tmp_path: Path) -> None:
+    path = small_capture(tmp_path / f"old{SUFFIX}", [0] * 50)
+    (device,) = start(tmp_path / "run", capture=str(path)).stop().devices
+    assert (device.processes.verdict, device.processes.reason) == (None, "not_in_capture")
+    assert device.processes.failed == 2  # at the start and at the end
+    assert device.xids == XidReport(count=None, reason="not_in_capture", numbers={})
+
+
+def test_xid_is_reported_with_its_number_and_gpu() -> None:
+    rig = Rig(FakeNvml(2))
+    rig.nvml.xids = [Xid(uuid(1), 79), Xid(None, 999)]
+    rig.checks.watch_xids()
+    rig.checks.poll_xids()
+    assert rig.reported == [("xid", "79", uuid(1)), ("xid", "999", None)]
+    assert rig.xids(0) == XidReport(count=0, reason=None, numbers={})
+    assert rig.xids(1) == XidReport(count=1, reason=None, numbers={"79": 1})
+
+
+@pytest.mark.parametrize(("code", "reason"), [(3, "not_supported"), (4, "no_permission"), (13, "driver_too_old")])
+def test_unsupported_xids_give_a_null_count_and_are_not_retried(code: int, reason: str) -> None:
+    rig = Rig(FakeNvml(1))
+    rig.nvml.fail[uuid(0)]["watch_xids"] = code
+    for _ in range(3):
+        rig.checks.watch_xids()
+        rig.checks.poll_xids()
+    assert rig.xids() == XidReport(count=None, reason=reason, numbers={})
+    assert rig.times_watched() == 1
+
+
+def test_gpu_without_xids_does_not_affect_the_others() -> None:
+    rig = Rig(FakeNvml(2))
+    rig.nvml.fail[uuid(0)]["watch_xids"] = 3
+    rig.nvml.xids = [Xid(uuid(1), 48)]
+    rig.checks.watch_xids()
+    rig.checks.poll_xids()
+    assert (rig.xids(0).count, rig.xids(1).count) == (None, 1)
+
+
+def test_transient_failure_is_retried() -> None:
+    rig = Rig(FakeNvml(1))
+    rig.nvml.fail[uuid(0)]["watch_xids"] = 999
+    rig.checks.watch_xids()
+    assert rig.xids().reason == "error"
+    rig.nvml.fail[uuid(0)].clear()
+    rig.checks.watch_xids()
+    assert rig.xids() == XidReport(count=0, reason=None, numbers={})
+
+
+def test_failed_poll_is_a_reason_and_watching_is_resumed() -> None:
+    rig = Rig(FakeNvml(1))
+    rig.checks.watch_xids()
+
+    def fail() -> Xid | None:
+        raise NvmlError(999, "nvmlEventSetWait_v2")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rig.nvml, "next_xid", fail)
+        rig.checks.poll_xids()
+    assert rig.xids() == XidReport(count=0, reason="error", numbers={})
+    rig.nvml.xids = [Xid(uuid(0), 63)]
+    rig.checks.watch_xids()
+    rig.checks.poll_xids()
+    assert rig.xids() == XidReport(count=1, reason=None, numbers={"63": 1})
+
+
+def test_all_xids_are_counted_and_a_hundred_reported() -> None:
+    rig = Rig(FakeNvml(1))
+    rig.nvml.xids = [Xid(uuid(0), 31)] * 250
+    rig.checks.watch_xids()
+    rig.checks.poll_xids()
+    assert len(rig.reported) == 100
+    assert rig.xids().numbers == {"31": 250}
+
+
+def test_gpus_are_watched_anew_after_nvml_was_reopened() -> None:
+    rig = Rig(FakeNvml(1))
+    sampler = Sampler(rig.nvml, rig.devices, "nvml", lambda *_: None, HZ, rig.checks.nvml_reopened)
+    rig.checks.watch_xids()
+    rig.checks.watch_xids()
+    assert rig.times_watched() == 1
+    sampler._reopen_at_s = 0.0
+    sampler.sample(FAST, 0)
+    assert (rig.nvml.opened, rig.times_watched()) == (1, 2)
+    assert rig.xids().reason is None
+
+
+def test_lost_gpu_is_not_watched() -> None:
+    rig = Rig(FakeNvml(1))
+    rig.devices[0].lost = True
+    rig.checks.watch_xids()
+    rig.checks.poll_xids()
+    assert rig.xids() == XidReport(count=None, reason="gpu_lost", numbers={})
+
+
+def test_real_nvml_distinguishes_no_event_xid_and_failure_and_frees_the_events() -> None:
+    with driver() as (fake, nvml, handle):
+        assert nvml.next_xid() is None  # nothing is watched
+        nvml.watch_xids(handle)
+        assert nvml.next_xid() is None
+        fake.events = [SimpleNamespace(device=handle, eventType=0x8, eventData=79)] * 2
+        assert nvml.next_xid() == Xid(handle, 79)
+        fake.fail["nvmlDeviceGetUUID"] = 15
+        assert nvml.next_xid() == Xid(None, 79)
+        fake.fail["nvmlEventSetWait_v2"] = 15
+        with pytest.raises(NvmlError) as lost:
+            nvml.next_xid()
+        assert lost.value.code == 15
+        nvml.close()
+        assert fake.called.index("nvmlEventSetFree") < fake.called.index("nvmlShutdown")
+    assert pynvml.nvmlEventTypeXidCriticalError == 0x8
+    assert {name for name, _ in pynvml.c_nvmlEventData_t._fields_} >= {"device", "eventType", "eventData"}
