@@ -118,15 +118,9 @@ def _describe_cuda() -> str:
 def _examine_gpu() -> str:
     """Examine the job's GPU as `doctor gpu` does, which gives the details."""
     # Not at the top: an installation without NVML must be able to run the other checks.
-    from inpaint_bench.telemetry.nvml.probe import choose_gpu, probe
-    from inpaint_bench.telemetry.nvml.real import RealNvml
+    from inpaint_bench.telemetry.nvml.probe import examine_gpu
 
-    nvml = RealNvml()
-    nvml.open()
-    try:
-        calls = probe(nvml, choose_gpu(nvml, None), GPU_S).calls
-    finally:
-        nvml.close()
+    calls = examine_gpu(None, GPU_S).calls
     missing = [f"{call.feeds}: {call.missing}" for call in calls if call.missing]
     return f"{len(calls) - len(missing)} of {len(calls)} values available; missing {', '.join(missing) or 'none'}"
 

@@ -14,20 +14,21 @@ from inpaint_bench.core.console import console, table
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.telemetry.nvml.api import NvmlError
 from inpaint_bench.telemetry.nvml.capture_file import SUFFIX, save
-from inpaint_bench.telemetry.nvml.probe import GpuFindings, choose_gpu, probe
-from inpaint_bench.telemetry.nvml.real import RealNvml
+from inpaint_bench.telemetry.nvml.probe import GpuFindings, examine_gpu
 
 SECONDS: Final = (2.0, 3600.0)  # shortest and longest examination
 
 
 def run_gpu(uuid: str | None, seconds: float, out: Path | None, note: str) -> None:
     """Examine a GPU, print the findings and save the recording. Raises UserError."""
-    _check(seconds, out)
+    if not SECONDS[0] <= seconds <= SECONDS[1]:
+        raise UserError(f"--seconds {seconds:g}: an examination takes {SECONDS[0]:g} to {SECONDS[1]:g} s")
+    if out and not out.name.endswith(SUFFIX):
+        raise UserError(f"--out {out}: the name of a recording ends in {SUFFIX}")
+    if out and not os.access(out.parent, os.W_OK):
+        raise UserError(f"--out {out}: {out.parent} is not a writable folder")
     try:
-        nvml = RealNvml()
-        nvml.open()
-        findings = probe(nvml, choose_gpu(nvml, uuid), seconds)
-        nvml.close()
+        findings = examine_gpu(uuid, seconds)
     except ValueError as error:
         raise UserError(str(error)) from None
     except NvmlError as error:
@@ -43,19 +44,6 @@ def run_gpu(uuid: str | None, seconds: float, out: Path | None, note: str) -> No
         print(f"Replay the recording with telemetry=replay telemetry.capture={out}")
 
 
-def _check(seconds: float, out: Path | None) -> None:
-    """Raise UserError for options that would fail only after the examination."""
-    shortest, longest = SECONDS
-    if not shortest <= seconds <= longest:
-        raise UserError(f"--seconds {seconds:g}: an examination takes {shortest:g} to {longest:g} s")
-    if out is None:
-        return
-    if not out.name.endswith(SUFFIX):
-        raise UserError(f"--out {out}: the name of a recording ends in {SUFFIX}")
-    if not (out.parent.is_dir() and os.access(out.parent, os.W_OK)):
-        raise UserError(f"--out {out}: {out.parent} is not a writable folder")
-
-
 def nvml_problem(error: NvmlError) -> str:
     """Return the sentence for a user whose GPU cannot be examined."""
     if error.code in (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_LIBRARY_NOT_FOUND):
@@ -65,7 +53,7 @@ def nvml_problem(error: NvmlError) -> str:
 
 def _show(out: Console, findings: GpuFindings) -> None:
     nulls = findings.device.nulls
-    facts = {"driver": findings.driver, "NVML": findings.nvml, **msgspec.structs.asdict(findings.device)}
+    facts = {"driver": findings.capture.meta.driver, **msgspec.structs.asdict(findings.device)}
     shown = [(name, value) for name, value in facts.items() if name not in ("nulls", "index_visible")]
     out.print(table(("GPU", ""), [(name, f"null: {nulls[name]}" if name in nulls else value) for name, value in shown]))
     calls = [(c.call, c.feeds, c.num_calls, c.num_valid, c.p50_us, c.p99_us, c.max_us) for c in findings.calls]

@@ -6,13 +6,12 @@ the recorded calls. Only reads, and needs no root.
 
 from __future__ import annotations
 
-import math
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
+
+import numpy as np
 
 from inpaint_bench.core.records import Device
 from inpaint_bench.telemetry.devices import open_devices
@@ -20,6 +19,7 @@ from inpaint_bench.telemetry.sampling.streams import FAST, STREAMS, WINDOW
 
 from .api import Handle, Nvml, NvmlError, error_text, gpu_uuid, null_reason
 from .capture_file import Capture, Series, field_key, gpm_key
+from .real import RealNvml
 from .recorder import record
 
 POLL_INTERVAL_S: Final = 0.005
@@ -63,19 +63,32 @@ class UpdatePeriod:
 class GpuFindings:
     """The result of an examination."""
 
-    driver: str
-    nvml: str
     device: Device
     calls: list[CallFinding]
     updates: dict[str, UpdatePeriod]  # by column
     capture: Capture
 
 
-def choose_gpu(nvml: Nvml, uuid: str | None) -> str:
-    """Return the UUID to examine. Raises ValueError unless it is given or there is exactly one GPU."""
-    if uuid is not None:
-        return gpu_uuid(uuid)
-    uuids = nvml.uuids()
+def examine_gpu(uuid: str | None, seconds: float) -> GpuFindings:
+    """Examine a GPU of this machine; without a UUID, the only one.
+
+    Raises NvmlError; ValueError for an unknown UUID, a GPU in MIG mode, or a choice that is left open.
+    """
+    nvml = RealNvml()
+    nvml.open()
+    try:
+        uuid = _only_gpu(nvml.uuids()) if uuid is None else gpu_uuid(uuid)
+        (device,) = open_devices(nvml, [uuid])
+        polling_s = 0.15 * min(seconds, 20.0)  # a longer examination records longer
+        updates = update_periods(nvml, device.handle, polling_s)
+        capture = record(nvml, uuid, seconds - polling_s)
+    finally:
+        nvml.close()
+    calls = [_call_finding(key, series) for key, series in capture.calls.items()]
+    return GpuFindings(device=device.facts, calls=calls, updates=updates, capture=capture)
+
+
+def _only_gpu(uuids: Sequence[str]) -> str:
     if not uuids:
         raise ValueError("NVML lists no GPU that this process may open")
     if len(uuids) > 1:
@@ -83,49 +96,30 @@ def choose_gpu(nvml: Nvml, uuid: str | None) -> str:
     return uuids[0]
 
 
-def probe(nvml: Nvml, uuid: str, seconds: float) -> GpuFindings:
-    """Examine a GPU. Raises NvmlError; ValueError for an unknown UUID or a GPU in MIG mode."""
-    (device,) = open_devices(nvml, [uuid])
-    polling_s = 0.15 * min(seconds, 20.0)  # a longer examination records longer
-    updates = update_periods(nvml, device.handle, polling_s)
-    capture = record(nvml, uuid, seconds - polling_s)
-    return GpuFindings(
-        driver=nvml.driver_version(),
-        nvml=nvml.nvml_version(),
-        device=device.facts,
-        calls=[_call_finding(key, series) for key, series in capture.calls.items()],
-        updates=updates,
-        capture=capture,
-    )
-
-
 def update_periods(nvml: Nvml, handle: Handle, seconds: float) -> dict[str, UpdatePeriod]:
     """Measure how often the fields of the fast stream change, by polling them every 5 ms."""
+    ids = [(item.id, item.scope) for item in FAST.fields]
+    times_ns: list[int] = []
+    polls: list[list[float]] = []  # [polls, fields]
     start_ns = time.monotonic_ns()
-    changes: dict[str, list[tuple[int, float]]] = {item.column: [] for item in FAST.fields}  # time, new value
-    failed = dict.fromkeys(changes, 0)
-    polls = 0
     while (now_ns := time.monotonic_ns()) - start_ns < seconds * 1e9:
+        times_ns.append(now_ns)
         try:
-            results = nvml.fields(handle, [(item.id, item.scope) for item in FAST.fields])
-        except NvmlError:
-            results = []
-        polls += 1
-        for index, (column, known) in enumerate(changes.items()):
             # A zero between two values would be two changes that the card never made.
-            value = results[index].value if index < len(results) and results[index].code == 0 else None
-            if not value:
-                failed[column] += 1
-            elif not known or known[-1][1] != value:
-                known.append((now_ns, value))
-        time.sleep(max(0.0, start_ns + polls * POLL_INTERVAL_S * 1e9 - time.monotonic_ns()) / 1e9)
-    updates = {}
-    for column, known in changes.items():
-        changed_ns = [t_ns for t_ns, _ in known[1:]]  # the first value is no change
-        periods_ms = [(after - before) / 1e6 for before, after in pairwise(changed_ns)]
-        median_ms = round(statistics.median(periods_ms), 1) if periods_ms else None
-        updates[column] = UpdatePeriod(polls=polls, failed=failed[column], changes=len(changed_ns), median_ms=median_ms)
-    return updates
+            polls.append([(result.code == 0 and result.value) or np.nan for result in nvml.fields(handle, ids)])
+        except NvmlError:
+            polls.append([np.nan] * len(ids))
+        time.sleep(max(0.0, start_ns + len(polls) * POLL_INTERVAL_S * 1e9 - time.monotonic_ns()) / 1e9)
+    columns = np.array(polls).T
+    return {item.column: _update_period(np.array(times_ns), x) for item, x in zip(FAST.fields, columns, strict=True)}
+
+
+def _update_period(times_ns: np.ndarray, values: np.ndarray) -> UpdatePeriod:
+    """Return the period of changes among the polled values, [polls]; a failed poll is NaN."""
+    valid = ~np.isnan(values)
+    changed_ns = times_ns[valid][1:][np.diff(values[valid]) != 0]
+    median_ms = round(float(np.median(np.diff(changed_ns))) / 1e6, 1) if len(changed_ns) > 1 else None
+    return UpdatePeriod(polls=len(values), failed=int((~valid).sum()), changes=len(changed_ns), median_ms=median_ms)
 
 
 def _call_finding(key: str, series: Series) -> CallFinding:
@@ -139,12 +133,12 @@ def _call_finding(key: str, series: Series) -> CallFinding:
         num_valid=num_valid,
         missing=null_reason(missing_code).value if missing_code else None,
         error=error_text(missing_code) if missing_code else None,
-        p50_us=round(statistics.median(us), 1) if us else None,
+        p50_us=round(float(np.median(us)), 1) if us else None,
         p99_us=p99(us),
-        max_us=round(max(us), 1) if us else None,
+        max_us=max(us, default=None),
     )
 
 
 def p99(values: Sequence[float]) -> float | None:
     """Return the 99th percentile (nearest rank), None for fewer than 100 values."""
-    return sorted(values)[math.ceil(0.99 * len(values)) - 1] if len(values) >= MIN_FOR_P99 else None
+    return float(np.quantile(values, 0.99, method="inverted_cdf")) if len(values) >= MIN_FOR_P99 else None

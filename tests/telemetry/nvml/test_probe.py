@@ -39,15 +39,15 @@ class Examined:
             fake.pids = [os.getpid()]
             start_s = time.monotonic()
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(gpu_report, "probe", self._probe)
+                patch.setattr(gpu_report, "examine_gpu", self._examine)
                 code = app.main(["doctor", "gpu", "--seconds", "4", "--out", str(self.out), "--note", "busy"])
             self.duration_s = time.monotonic() - start_s
         assert code == 0
         self.text = text.getvalue()
         self.calls = {call.call: call for call in self.findings.calls}
 
-    def _probe(self, *arguments: Any) -> GpuFindings:
-        self.findings = probe.probe(*arguments)
+    def _examine(self, *arguments: Any) -> GpuFindings:
+        self.findings = probe.examine_gpu(*arguments)
         return self.findings
 
 
@@ -240,7 +240,7 @@ def test_findings_are_printed_even_if_the_recording_cannot_be_saved(
         raise OSError(28, "No space left on device", "card")
 
     monkeypatch.setattr(gpu_report, "save", full)
-    monkeypatch.setattr(gpu_report, "probe", lambda *_: examined.findings)
+    monkeypatch.setattr(gpu_report, "examine_gpu", lambda *_: examined.findings)
     with driver():
         assert app.main(["doctor", "gpu", "--out", str(tmp_path / f"card{SUFFIX}")]) == 2
     output = capsys.readouterr()
