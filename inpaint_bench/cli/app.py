@@ -288,17 +288,16 @@ def doctor_site(
         bool,
         Option("--probe", help="Submit a job that checks a compute node: PyTorch, our code, GPU, scratch, quota."),
     ] = False,
-    wait_min: Annotated[float, Option(metavar="MIN", help="Minutes to wait for the probe job.")] = 10.0,
+    wait_min: Annotated[float, Option(metavar="MIN", min=0, help="Minutes to wait for the probe job.")] = 10.0,
 ) -> int:
     """Compare a site file with its live Slurm.
 
     Prints the corrections. The exit code is 1 where something differs, or a probed node lacks what a job needs.
     """
-    from .doctor.site_report import Options, run_site
+    from .doctor.site_report import run_site
 
     with unwind_on_signals():
-        options = Options(site=site, overrides=overrides or [], write=write, probe=probe, wait_min=wait_min)
-        return int(not run_site(options))
+        return int(not run_site(site, overrides or [], write=write, probe=probe, wait_min=wait_min))
 
 
 @doctor.command("probe-result")

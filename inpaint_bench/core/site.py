@@ -100,7 +100,6 @@ class Preempt(SiteBlock):
 
     signal: str | None = None  # sent first
     grace_s: int = within(0, 86400, 0)  # until SIGKILL
-    min_run_s: int = within(0, 86400, 0)  # a job is not preempted before (PreemptExemptTime)
 
 
 @dataclass(kw_only=True)
@@ -117,20 +116,11 @@ class Environment(SiteBlock):
 
 
 @dataclass(kw_only=True)
-class Quota:
-    """The number of files that one user or project may have on a file system."""
-
-    folder: str  # the mount point, or the part of the file system that the quota is for
-    files: int = within(1, 10**9)
-
-
-@dataclass(kw_only=True)
 class Storage(SiteBlock):
     """File systems of the site."""
 
     scratch: str | None = None
     node_tmp: str | None = None
-    quotas: list[Quota] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)

@@ -16,7 +16,13 @@ from inpaint_bench.core.site import SiteConfig
 
 from .compare_gpus import GpuComparison, compare_constraint
 from .findings import Agreement, Finding
-from .slurm_facts import Association, Cluster, NotReportedError, Partition, Qos, none_if_empty, parse_int, parse_minutes
+from .slurm_facts import Cluster, NotReportedError, Partition, none_if_empty, parse_int, parse_minutes
+
+# Settings of slurm.conf that explain findings: defaults of memory (MB), preemption and what accounting enforces.
+SUMMARY = (
+    *("ClusterName", "SLURM_VERSION", "DefMemPerCPU", "DefMemPerNode"),
+    *("PreemptType", "PreemptMode", "AccountingStorageEnforce"),
+)
 
 
 def compare(site: SiteConfig, cluster: Cluster) -> list[Finding]:
@@ -34,22 +40,12 @@ def compare(site: SiteConfig, cluster: Cluster) -> list[Finding]:
     return findings + list(_Policies(site, cluster, partitions).findings())
 
 
-def cluster_summary(cluster: Cluster) -> list[tuple[str, str]]:
-    """Return facts of the cluster that no key of a site file states, with labels; empty if it does not answer."""
-    labels = {
-        "cluster": "ClusterName",
-        "Slurm": "SLURM_VERSION",
-        "default memory per CPU, MB": "DefMemPerCPU",
-        "default memory per node, MB": "DefMemPerNode",
-        "preemption": "PreemptType",
-        "preempted jobs": "PreemptMode",
-        "enforced by accounting": "AccountingStorageEnforce",
-    }
+def cluster_summary(cluster: Cluster) -> dict[str, str]:
+    """Return settings of the cluster that no key of a site file states, by name; empty if it does not answer."""
     try:
-        config = cluster.config
+        return {key: value for key in SUMMARY if (value := none_if_empty(cluster.config.get(key)))}
     except NotReportedError:
-        return []
-    return [(label, config[key]) for label, key in labels.items() if none_if_empty(config.get(key))]
+        return {}
 
 
 class _Policies:
@@ -99,7 +95,7 @@ class _Policies:
 
     def _qos(self, qos: Finding) -> Finding:
         if qos.configured is None:
-            defaults = sorted({a.default_qos for a in self._associations() if a.default_qos})
+            defaults = sorted({a["DefaultQOS"] for a in self._associations() if none_if_empty(a["DefaultQOS"])})
             return qos.same(f"default {', '.join(defaults)}" if defaults else "no default")
         if qos.configured not in self.cluster.qos:
             return qos.differs(", ".join(sorted(self.cluster.qos)), "no such QOS")
@@ -107,7 +103,7 @@ class _Policies:
         if closed:
             return qos.differs(qos.configured, f"not allowed in {', '.join(closed)}")
         if self.cluster.enforces("qos"):
-            allowed = sorted({name for association in self._associations() for name in association.qos})
+            allowed = sorted({name for a in self._associations() for name in a["QOS"].split(",") if name})
             if qos.configured not in allowed:
                 return qos.differs(", ".join(allowed) or "none", "not a QOS that you may use")
         return qos.same(qos.configured)
@@ -117,15 +113,11 @@ class _Policies:
 
     def _max_submit_jobs(self, limit: Finding) -> Finding:
         """Compare with the smallest limit of the user's association and QOS; every task of an array counts."""
-        limits: list[int] = []
         if self.cluster.enforces("limits"):
-            associations = self._associations()
-            names = {self.site.qos} if self.site.qos else {association.default_qos for association in associations}
-            candidates = [association.max_submit for association in associations]
-            candidates += [qos.max_submit for name, qos in self.cluster.qos.items() if name in names]
-            limits = [candidate for candidate in candidates if candidate is not None]
-        if limits:
-            return limit.exactly(min(limits), "Slurm refuses further jobs")
+            texts = [association["MaxSubmitJobs"] for association in self._associations()]
+            texts += [qos["MaxSubmitJobsPerUser"] for name, qos in self.cluster.qos.items() if name in self._job_qos()]
+            if limits := [parse_int(text) for text in texts if none_if_empty(text)]:
+                return limit.exactly(min(limits), "Slurm refuses further jobs")
         return limit.same("no limit") if limit.configured is None else limit.not_applicable("Slurm enforces no limit")
 
     def _requeue(self, request: Finding) -> Finding:
@@ -138,7 +130,7 @@ class _Policies:
 
     def _preemption(self) -> Iterator[Finding]:
         """Yield the keys of `preempt`; without preemption only those that are configured."""
-        for name, reported in (("signal", self._signal), ("grace_s", self._grace_s), ("min_run_s", self._exempt_s)):
+        for name, reported in (("signal", self._signal), ("grace_s", self._grace_s)):
             finding = self._compare(f"preempt.{name}", partial(self._preempted, reported))
             if finding.configured or finding.agreement is not Agreement.NOT_APPLICABLE:
                 yield finding
@@ -153,7 +145,7 @@ class _Policies:
         preempt_type = self.cluster.setting("PreemptType")
         if preempt_type in ("preempt/none", "(null)"):
             return []
-        return [partition for partition in self.partitions if self._by_qos or partition.preempt_modes != {"OFF"}]
+        return [partition for partition in self.partitions if self._by_qos or partition.value("PreemptMode") != "OFF"]
 
     @property
     def _by_qos(self) -> bool:
@@ -168,26 +160,21 @@ class _Policies:
 
     def _grace_s(self) -> int:
         """Return the shortest time between SIGTERM and SIGKILL."""
-        return min(item.grace_s for item in (self._job_qos() if self._by_qos else self._preempted_partitions))
-
-    def _exempt_s(self) -> int:
-        """Return the time that a job runs before it may be preempted."""
-        general = parse_minutes(self.cluster.setting("PreemptExemptTime")) or 0
-        of_qos = [qos.exempt_s for qos in self._job_qos() if qos.exempt_s is not None] if self._by_qos else []
-        return min(of_qos, default=round(60 * general))
+        if not self._by_qos:
+            return min(parse_int(partition.value("GraceTime")) for partition in self._preempted_partitions)
+        times = [self.cluster.qos[name]["GraceTime"] for name in self._job_qos() if name in self.cluster.qos]
+        if not times:
+            raise NotReportedError(f"`sacctmgr show qos` lists none of {', '.join(sorted(self._job_qos()))}")
+        return min(0 if none_if_empty(time) is None else round(60 * parse_minutes(time)) for time in times)
 
     def _accounts(self) -> list[str]:
-        return sorted({association.account for association in self.cluster.associations})
+        return sorted({association["Account"] for association in self.cluster.associations})
 
-    def _associations(self) -> list[Association]:
+    def _associations(self) -> list[dict[str, str]]:
         """Return those of the configured account; all of the user's if none is configured."""
         associations = self.cluster.associations
-        return [a for a in associations if self.site.account.value in (None, a.account)] or associations
+        return [a for a in associations if self.site.account.value in (None, a["Account"])] or associations
 
-    def _job_qos(self) -> list[Qos]:
-        """Return the QOS that a job may run in. Raises NotReportedError if none of them is listed."""
-        names = [self.site.qos] if self.site.qos else [a.default_qos or "normal" for a in self._associations()]
-        listed = [self.cluster.qos[name] for name in names if name in self.cluster.qos]
-        if not listed:
-            raise NotReportedError(f"`sacctmgr show qos` lists none of {', '.join(names) or 'yours'}")
-        return listed
+    def _job_qos(self) -> set[str]:
+        """Return the names of the QOS that a job may run in."""
+        return {self.site.qos or none_if_empty(a["DefaultQOS"]) or "normal" for a in self._associations()}

@@ -5,14 +5,22 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 
 from inpaint_bench.core.site import SiteConfig, SiteGpu
 
 from .findings import Finding
-from .slurm_facts import Cluster, Node, NotReportedError, Partition, gpu_billing_weight, is_model
-
-MAX_MINUTES = 60 * 24 * 366  # upper bound of SiteGpu.max_minutes
+from .slurm_facts import (
+    Cluster,
+    Node,
+    NotReportedError,
+    Partition,
+    gpu_billing_weight,
+    is_model,
+    none_if_empty,
+    parse_minutes,
+)
 
 
 class GpuComparison:
@@ -51,36 +59,31 @@ class GpuComparison:
         return partition
 
     @cached_property
-    def gres_type(self) -> str:
-        """Return the GRES type of this model in the partition; "" if its GPUs have no type."""
+    def gres_type(self) -> str | None:
+        """Return the GRES type of this model in the partition; "" if its GPUs have no type, None if it has none."""
         types, configured = self.partition.gpu_types, self.entry.gres or self.model
-        matching = [t for t in types if t == configured] or [t for t in types if is_model(self.model, t)]
-        if matching:
-            return matching[0]
-        if types == [""]:
-            return ""
-        reported = f"has {', '.join(types)}" if types else "has only nodes without GPUs"
-        raise NotReportedError(f"partition {self.partition.name} {reported}: no {self.model}")
+        if configured in types:
+            return configured
+        return next((t for t in types if is_model(self.model, t)), "" if types == [""] else None)
 
     @cached_property
-    def fullest_nodes(self) -> list[Node]:
-        """Return the nodes with the most GPUs of this model."""
-        counts = {node.name: node.gpus.get(self.gres_type, 0) for node in self.partition.nodes}
-        most = max(counts.values(), default=0)
-        return [node for node in self.partition.nodes if counts[node.name] == most and most > 0]
+    def gpus_per_node(self) -> int:
+        """Return the most GPUs of this model that a node has. Raises NotReportedError if there are none."""
+        if self.gres_type is None:
+            raise NotReportedError(f"partition {self.partition.name} has no {self.model}")
+        return max(node.gpus.get(self.gres_type, 0) for node in self.partition.nodes)
 
     @property
-    def gpus_per_node(self) -> int:
-        """Return how many GPUs of this model its fullest nodes have."""
-        return self.fullest_nodes[0].gpus[self.gres_type]
+    def fullest_nodes(self) -> list[Node]:
+        """Return the nodes with that many GPUs of this model."""
+        return [node for node in self.partition.nodes if node.gpus.get(self.gres_type or "") == self.gpus_per_node]
 
     @property
     def billing_weight(self) -> float | None:
         """Return the billing weight of one GPU; None if Slurm reports none."""
-        try:
-            return gpu_billing_weight(self.partition.values.get("TRESBillingWeights"), self.gres_type)
-        except NotReportedError:
-            return None
+        with suppress(NotReportedError):
+            return gpu_billing_weight(self.partition.values.get("TRESBillingWeights"), self.gres_type or "")
+        return None
 
     def _key(self, name: str) -> str:
         return f"gpus.{self.model}.{name}"
@@ -94,17 +97,13 @@ class GpuComparison:
 
     @cached_property
     def _likely_partition(self) -> Partition | None:
-        """Return the partition with this model that is not preempted, with the longest limit and most similar name."""
+        """Return the partition with this model that has the most similar name."""
 
-        def rank(partition: Partition) -> tuple[bool, float, float]:
-            similarity = difflib.SequenceMatcher(None, partition.name, self.entry.partition or "").ratio()
-            return ("OFF" not in partition.preempt_modes, -partition.max_minutes, -similarity)
+        def similarity(partition: Partition) -> float:
+            return difflib.SequenceMatcher(None, partition.name, self.entry.partition or "").ratio()
 
-        def serves(gres_type: str) -> bool:
-            return is_model(self.model, gres_type) or (bool(gres_type) and gres_type == self.entry.gres)
-
-        serving = [p for p in self.cluster.partitions.values() if any(map(serves, p.gpu_types))]
-        return min(serving, key=rank, default=None)
+        serving = [p for p in self.cluster.partitions.values() if any(is_model(self.model, t) for t in p.gpu_types)]
+        return max(serving, key=similarity, default=None)
 
     def _partition(self, partition: Finding) -> Finding:
         reported = self._configured_partition
@@ -123,10 +122,8 @@ class GpuComparison:
         return partition.same(reported.name)
 
     def _gres(self, gres: Finding) -> Finding:
-        try:
-            gres_type = self.gres_type
-        except NotReportedError as error:
-            return gres.differs(", ".join(self.partition.gpu_types) or "no GPUs", str(error))
+        if (gres_type := self.gres_type) is None:
+            return self._no_such_gpu(gres)
         if gres_type == gres.configured:
             return gres.same(gres_type)
         if not gres_type:
@@ -137,10 +134,8 @@ class GpuComparison:
     def _request_by_number(self, request: Finding) -> Finding:
         """Compare a request by number alone: the partition must have no other GPU."""
         types = self.partition.gpu_types
-        try:
-            gres_type = self.gres_type
-        except NotReportedError as error:
-            return request.differs(", ".join(types) or "no GPUs", str(error))
+        if (gres_type := self.gres_type) is None:
+            return self._no_such_gpu(request)
         if not gres_type:
             return request.unknown("Slurm does not report the model of GPUs without a type", "GPUs without a type")
         if types == [gres_type]:
@@ -150,18 +145,21 @@ class GpuComparison:
             corrections[self._key("gres")] = gres_type
         return request.differs(", ".join(types), "a request without a type may get any of these GPUs", corrections)
 
+    def _no_such_gpu(self, finding: Finding) -> Finding:
+        types = ", ".join(self.partition.gpu_types) or "no GPUs"
+        return finding.differs(types, f"partition {self.partition.name} has no {self.model}")
+
     def _max_minutes(self, max_minutes: Finding) -> Finding:
-        configured, partition = max_minutes.configured, self.partition
-        longest, source = partition.max_minutes, partition.name
-        for name in filter(None, (partition.qos, self.site.qos)):
-            # A value above the partition's limit is wrong whatever the QOS says.
-            qos = self.cluster.qos.get(name) if configured <= longest else None
-            if qos is not None and qos.max_minutes < longest:
-                longest, source = qos.max_minutes, f"QOS {name}"
-        if math.isinf(longest):
+        """Compare with the shortest limit of the partition, its QOS and the job's QOS."""
+        limits = {self.partition.name: parse_minutes(self.partition.value("MaxTime"))}
+        for name in filter(None, (none_if_empty(self.partition.values.get("QoS")), self.site.qos)):
+            if name in self.cluster.qos:
+                limits[f"QOS {name}"] = parse_minutes(self.cluster.qos[name]["MaxWall"])
+        source = min(limits, key=limits.__getitem__)
+        if math.isinf(limits[source]):
             return max_minutes.same("no limit")
-        allowed = min(int(longest), MAX_MINUTES)
-        note = f"longer jobs never start in {source}" if configured > allowed else f"{source} allows more"
+        allowed = int(limits[source])
+        note = f"longer jobs never start in {source}" if max_minutes.configured > allowed else f"{source} allows more"
         return max_minutes.exactly(allowed, note)
 
     def _cpus(self, cpus: Finding) -> Finding:
@@ -198,14 +196,12 @@ class GpuComparison:
 
 def compare_constraint(constraint: Finding, gpus: Sequence[GpuComparison]) -> Finding:
     """Compare node features: each must be in every partition. Expressions of several are left to Slurm."""
-    missing = []
-    for gpu in gpus:
-        features = {feature for node in gpu.partition.nodes for feature in node.features}
-        missing += [
-            f"{feature} in {gpu.partition.name}"
-            for feature in constraint.configured
-            if feature.isidentifier() and feature not in features
-        ]
+    missing = [
+        f"{feature} in {gpu.partition.name}"
+        for gpu in gpus
+        for feature in constraint.configured
+        if feature.isidentifier() and not any(feature in node.features for node in gpu.partition.nodes)
+    ]
     if missing:
         return constraint.differs(f"missing: {', '.join(missing)}", "jobs would be refused")
     return constraint.same("features of its nodes")

@@ -73,12 +73,7 @@ class SiteFile:
         return stream.getvalue()
 
     def write(self, text: str) -> str:
-        """Replace the file atomically and return the diff.
-
-        Raises UserError if the file must not be written, or has changed since it was read.
-        """
-        if reason := not_writable(self.path):
-            raise UserError(f"{self.path}: {reason}")
+        """Replace the file atomically and return the diff. Raises UserError if it has changed since it was read."""
         target = self.path.resolve()
         if target.read_bytes() != self._content:
             raise UserError(f"{self.path}: has changed since it was read; run the command again")

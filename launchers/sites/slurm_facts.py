@@ -9,19 +9,19 @@ import math
 import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
 from inpaint_bench.core.site import SiteConfig
-from launchers.remote.ssh import Connection, UnreachableError, one_line, shell
+from launchers.remote.ssh import Completed, Connection, UnreachableError, last_lines, shell
 from launchers.slurm.environment import slurm_environment
 from launchers.slurm.query import duration_s
 
 TIMEOUT_S = 30  # of each command
 ASSOCIATION_FIELDS = ("Account", "QOS", "DefaultQOS", "MaxSubmitJobs")
-QOS_FIELDS = ("Name", "GraceTime", "PreemptExemptTime", "MaxWall", "MaxSubmitJobsPerUser")
-NODE_FORMAT = "%P|%N|%c|%m|%G|%f"
+QOS_FIELDS = ("Name", "GraceTime", "MaxWall", "MaxSubmitJobsPerUser")
+NODE_FIELDS = ("%P", "%N", "%c", "%m", "%G", "%f")
 
 _EMPTY = frozenset({"", "(null)", "none", "n/a", "-1"})  # the ways in which Slurm prints that there is no value
 _UNLIMITED = frozenset({"unlimited", "infinite"})
@@ -31,12 +31,7 @@ class NotReportedError(Exception):
     """Slurm did not report a value; the message says why. Never evidence that there is none."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Output:
-    """Output of one command, or the reason why there is none."""
-
-    text: str | None = None
-    error: str = ""
+Output = str | NotReportedError  # of one command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,26 +62,6 @@ class Partition:
             raise NotReportedError(f"`scontrol show partition` has no {key} for {self.name}") from None
 
     @property
-    def max_minutes(self) -> float:
-        """Return MaxTime; math.inf if unlimited."""
-        return parse_minutes(self.value("MaxTime")) or 0.0
-
-    @property
-    def grace_s(self) -> int:
-        """Return GraceTime, which scontrol prints in seconds."""
-        return parse_int(self.value("GraceTime"))
-
-    @property
-    def qos(self) -> str | None:
-        """Return the partition QOS, whose limits apply to every job in the partition."""
-        return none_if_empty(self.values.get("QoS"))
-
-    @property
-    def preempt_modes(self) -> set[str]:
-        """Return the preemption modes, such as {"REQUEUE", "GANG"}."""
-        return set(self.value("PreemptMode").upper().split(","))
-
-    @property
     def gpu_types(self) -> list[str]:
         """Return the GRES types of its GPUs, sorted; "" stands for GPUs without a type."""
         return sorted({gpu_type for node in self.nodes for gpu_type in node.gpus})
@@ -105,32 +80,11 @@ class Partition:
         return math.inf if value.lower() in _UNLIMITED else parse_int(value)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Association:
-    """An account that the user may charge, with its limits."""
-
-    account: str
-    qos: tuple[str, ...]
-    default_qos: str | None
-    max_submit: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Qos:
-    """A quality of service."""
-
-    name: str
-    grace_s: int
-    exempt_s: int | None  # PreemptExemptTime
-    max_minutes: float
-    max_submit: int | None
-
-
 @dataclass(frozen=True)
 class Cluster:
     """A cluster's configuration. Every property raises NotReportedError if its command failed."""
 
-    outputs: Mapping[str, Output] = field(default_factory=dict)  # config, partitions, nodes, associations, qos
+    outputs: Mapping[str, Output]  # by topic: config, partitions, nodes, associations, qos
 
     @cached_property
     def config(self) -> dict[str, str]:
@@ -177,119 +131,91 @@ class Cluster:
         """Return every node, once per partition that it is in."""
         return [
             Node(
-                name=name,
-                partition=partition.removesuffix("*"),  # marks the default partition
-                cpus=parse_int(cpus.removesuffix("+")),
-                memory_mb=parse_int(memory_mb.removesuffix("+")),
-                gpus=parse_gres(gres),
-                features=frozenset(features.split(",") if none_if_empty(features) else ()),
+                name=row["%N"],
+                partition=row["%P"].removesuffix("*"),  # marks the default partition
+                cpus=parse_int(row["%c"].removesuffix("+")),
+                memory_mb=parse_int(row["%m"].removesuffix("+")),
+                gpus=parse_gres(row["%G"]),
+                features=frozenset(row["%f"].split(",")),
             )
-            for partition, name, cpus, memory_mb, gres, features in self._rows("nodes", NODE_FORMAT.count("|") + 1)
+            for row in self._rows("nodes", NODE_FIELDS)
         ]
 
     @cached_property
-    def associations(self) -> list[Association]:
-        """Return the user's associations on this cluster."""
-        return [
-            Association(
-                account=account,
-                qos=tuple(filter(None, qos.split(","))),
-                default_qos=none_if_empty(default_qos),
-                max_submit=parse_int(max_submit) if none_if_empty(max_submit) else None,
-            )
-            for account, qos, default_qos, max_submit in self._rows("associations", len(ASSOCIATION_FIELDS))
-        ]
+    def associations(self) -> list[dict[str, str]]:
+        """Return ASSOCIATION_FIELDS of the accounts that the user may charge on this cluster."""
+        return self._rows("associations", ASSOCIATION_FIELDS)
 
     @cached_property
-    def qos(self) -> dict[str, Qos]:
-        """Return every QOS by name."""
-        return {
-            name: Qos(
-                name=name,
-                grace_s=round(60 * (parse_minutes(grace) or 0)),
-                exempt_s=None if (minutes := parse_minutes(exempt)) is None else round(60 * minutes),
-                max_minutes=math.inf if (wall := parse_minutes(max_wall)) is None else wall,
-                max_submit=parse_int(max_submit) if none_if_empty(max_submit) else None,
-            )
-            for name, grace, exempt, max_wall, max_submit in self._rows("qos", len(QOS_FIELDS))
-        }
+    def qos(self) -> dict[str, dict[str, str]]:
+        """Return QOS_FIELDS of every quality of service, by name."""
+        return {row["Name"]: row for row in self._rows("qos", QOS_FIELDS)}
 
     def _text(self, topic: str) -> str:
-        output = self.outputs.get(topic, Output(error="not queried"))
-        if output.text is None:
-            raise NotReportedError(output.error)
-        return output.text
+        output = self.outputs[topic]
+        if isinstance(output, NotReportedError):
+            raise output
+        return output
 
-    def _rows(self, topic: str, columns: int) -> list[list[str]]:
+    def _rows(self, topic: str, fields: Sequence[str]) -> list[dict[str, str]]:
         rows = [line.split("|") for line in self._text(topic).splitlines()]
-        return [row for row in rows if len(row) == columns]
+        return [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)]
 
 
 # --- query ---------------------------------------------------------------------------------------
 
-RunCommand = Callable[[Sequence[str]], Output]
-
 
 def query_cluster(site: SiteConfig) -> Cluster:
     """Query the site's Slurm, here or over ssh. If its controller does not answer, only one command is tried."""
-    run = partial(_run, site, Connection(site.connect) if site.connect.method == "ssh" else None)
+    run = partial(_run, site)
     config = run(["scontrol", "show", "config"])
-    if config.text is None:
+    if isinstance(config, NotReportedError):
         return Cluster(dict.fromkeys(("config", "partitions", "nodes", "associations", "qos"), config))
     outputs = {
         "config": config,
         "partitions": run(["scontrol", "-a", "-o", "show", "partition"]),
-        "nodes": run(["sinfo", "-a", "-h", "-N", "-o", NODE_FORMAT]),
+        "nodes": run(["sinfo", "-a", "-h", "-N", "-o", "|".join(NODE_FIELDS)]),
     }
     return Cluster(outputs | _query_accounting(run, Cluster(outputs)))
 
 
-def _query_accounting(run: RunCommand, cluster: Cluster) -> dict[str, Output]:
+def _query_accounting(run: Callable[[Sequence[str]], Output], cluster: Cluster) -> dict[str, Output]:
     """Query slurmdbd about the user, on this cluster only: one database may serve several."""
     try:
         if cluster.setting("AccountingStorageType") in ("accounting_storage/none", "(null)"):
             raise NotReportedError("this Slurm keeps no accounting (AccountingStorageType)")
         name = cluster.setting("ClusterName")
     except NotReportedError as error:
-        return dict.fromkeys(("associations", "qos"), Output(error=str(error)))
+        return {"associations": error, "qos": error}
     show = ["sacctmgr", "-n", "-P", "show"]
-    qos = run([*show, "qos", f"format={','.join(QOS_FIELDS)}"])
-    user = run(["id", "-un"])
-    if user.text is None:
-        return {"associations": user, "qos": qos}
-    where = [f"user={user.text.split()[-1]}", f"cluster={name}"]  # a login shell may print a greeting first
-    associations = run([*show, "assoc", "where", *where, f"format={','.join(ASSOCIATION_FIELDS)}"])
-    return {"associations": associations, "qos": qos}
+    associations = run(["id", "-un"])
+    if isinstance(associations, str):
+        where = [f"user={associations.split()[-1]}", f"cluster={name}"]  # a login shell may print a greeting first
+        associations = run([*show, "assoc", "where", *where, f"format={','.join(ASSOCIATION_FIELDS)}"])
+    return {"associations": associations, "qos": run([*show, "qos", f"format={','.join(QOS_FIELDS)}"])}
 
 
-def _run(site: SiteConfig, connection: Connection | None, command: Sequence[str]) -> Output:
+def _run(site: SiteConfig, command: Sequence[str]) -> Output:
     label = f"`{' '.join([argument for argument in command if not argument.startswith('-')][:3])}`"
     try:
-        if connection:
+        if site.connect.method == "ssh":
             conf = {"SLURM_CONF": site.connect.slurm_conf} if site.connect.slurm_conf else {}
-            remote = connection.run(shell(command, LC_ALL="C", **conf), timeout_s=site.connect.timeout_s)
-            code, stdout, stderr = remote.code, remote.out, remote.err
+            remote_command = shell(command, LC_ALL="C", **conf)
+            done = Connection(site.connect).run(remote_command, timeout_s=site.connect.timeout_s)
         else:
             environment = slurm_environment(site) | {"LC_ALL": "C"}
             options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": TIMEOUT_S}
             local = subprocess.run(command, env=environment, **options)
-            code, stdout, stderr = (
-                local.returncode,
-                local.stdout,
-                (local.stderr or local.stdout).decode(errors="replace"),
-            )
+            done = Completed(code=local.returncode, out=local.stdout, err=last_lines(local.stderr or local.stdout, 1))
     except UnreachableError as error:
-        return Output(error=str(error))
+        return NotReportedError(str(error))
     except FileNotFoundError:
-        return Output(error=f"{command[0]} is not on PATH")
+        return NotReportedError(f"{command[0]} is not on PATH")
     except subprocess.TimeoutExpired:
-        return Output(error=f"{label} did not answer within {TIMEOUT_S} s")
-    except OSError as error:
-        return Output(error=f"{label}: {error}")
-    if code == 0:
-        return Output(text=stdout.decode(errors="replace"))
-    last_line = one_line((stderr.strip().splitlines() or [f"exit code {code}"])[-1])
-    return Output(error=f"{label} failed: {last_line}")
+        return NotReportedError(f"{label} did not answer within {TIMEOUT_S} s")
+    if done.code:
+        return NotReportedError(f"{label} failed: {done.err or f'exit code {done.code}'}")
+    return done.out.decode(errors="replace")
 
 
 # --- parse ---------------------------------------------------------------------------------------
@@ -308,14 +234,13 @@ def parse_int(text: str) -> int:
         raise NotReportedError(f"{text!r} is not a number") from None
 
 
-def parse_minutes(text: str) -> float | None:
-    """Return the minutes of a Slurm duration; math.inf if unlimited, None if there is none.
+def parse_minutes(text: str) -> float:
+    """Return the minutes of a Slurm duration; math.inf if there is no limit.
 
     Raises NotReportedError for any other text.
     """
-    if (value := none_if_empty(text)) is None:
-        return None
-    if value.lower() in _UNLIMITED:
+    value = none_if_empty(text)
+    if value is None or value.lower() in _UNLIMITED:
         return math.inf
     if (seconds := duration_s(value)) is None:
         raise NotReportedError(f"{text!r} is not a duration in a known form")

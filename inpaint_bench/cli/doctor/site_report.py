@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,18 +29,6 @@ from launchers.sites.slurm_facts import query_cluster
 from . import node_report
 
 ALL = "all"
-MAX_WAIT_MIN = 7 * 24 * 60
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Which site files to check, and what to do beyond printing."""
-
-    site: str  # or ALL
-    overrides: Sequence[str]
-    write: bool
-    probe: bool
-    wait_min: float
 
 
 @dataclass(kw_only=True)
@@ -49,57 +37,52 @@ class SiteCheck:
 
     site: SiteConfig  # in force: the file with this command's overrides
     file: SiteFile
-    findings: list[Finding]
+    reach: Reachability
+    findings: list[Finding] = field(default_factory=list)
 
     @property
     def differing(self) -> list[Finding]:
         """Return the findings that contradict Slurm."""
         return [finding for finding in self.findings if finding.agreement is Agreement.DIFFERS]
 
-    def value(self, key: str) -> Any:
-        """Return the value in the file itself, or the default if the file has none."""
-        return OmegaConf.select(self._file_config, key)
-
-    def is_overridden(self, finding: Finding) -> bool:
-        """Return whether an override of this command replaces the value of the file."""
-        return bool(self.value(finding.key) != finding.configured)
-
     @cached_property
-    def _file_config(self) -> DictConfig:
+    def values(self) -> DictConfig:
+        """Return the values of the file itself, with the defaults of what it does not have."""
         config = OmegaConf.merge(OmegaConf.structured(SiteConfig), OmegaConf.load(self.file.path))
         assert isinstance(config, DictConfig)
         return config
 
+    def is_overridden(self, finding: Finding) -> bool:
+        """Return whether an override of this command replaces the value of the file."""
+        return bool(OmegaConf.select(self.values, finding.key) != finding.configured)
 
-def run_site(options: Options) -> bool:
-    """Compare site files with their Slurm; return whether nothing differs any more when the command ends.
+
+def run_site(name: str, overrides: Sequence[str], *, write: bool, probe: bool, wait_min: float) -> bool:
+    """Compare a site file, or ALL, with the live Slurm; return whether nothing differs any more at the end.
 
     Raises UserError if no site can be reached.
     """
-    if not 0 <= options.wait_min <= MAX_WAIT_MIN:
-        raise UserError(f"--wait-min {options.wait_min:g}: must be between 0 and {MAX_WAIT_MIN} (a week)")
     out = console()
     with composer() as composed:
-        sites = _sites(composed.catalog, options)
-        if options.write:
-            _check_writable(sites, options)
+        config = _config(overrides)
         checks = []
-        for site, file, reach in sites:
-            if reach.ok:
-                cluster = query_cluster(site)
-                check = SiteCheck(site=site, file=file, findings=[*_hostnames(site, reach), *compare(site, cluster)])
-                _print_check(out, check, cluster_summary(cluster))
+        for check in _site_checks(composed.catalog, name, config):
+            if check.reach.ok:
                 checks.append(check)
             else:
-                print(f"{site.name}: skipped, it cannot be reached from here ({reach.reason})")
+                print(f"{check.site.name}: skipped, it cannot be reached from here ({check.reach.reason})")
         if not checks:
             raise UserError("no site can be reached from here; run this on a login node")
-        failed = options.probe and _probe(out, composed, checks, options)
-    if options.write:
-        differing = [check for check in checks if not _write(check)]
-    else:
-        differing = [check for check in checks if check.differing]
-    return not differing and not failed
+        if write:
+            _check_writable(checks, config)
+        for check in checks:
+            cluster = query_cluster(check.site)
+            check.findings = [*_hostnames(check), *compare(check.site, cluster)]
+            _print_check(out, check, cluster_summary(cluster))
+        failed = probe and _probe(out, composed, checks, overrides, wait_min)
+    # A list, not a generator: every file is written.
+    agree = [_write(check) if write else not check.differing for check in checks]
+    return all(agree) and not failed
 
 
 def run_probe_result(folder: Path) -> bool:
@@ -131,45 +114,47 @@ def _config(overrides: Sequence[str]) -> DictConfig:
     return compose("config", overrides=list(overrides), return_hydra_config=True)
 
 
-def _sites(catalog: SiteCatalog, options: Options) -> list[tuple[SiteConfig, SiteFile, Reachability]]:
-    config = _config(options.overrides)
-    if options.site != ALL and options.site not in catalog.names:
-        raise UserError(f"{options.site}: no such site; have: {', '.join([*catalog.names, ALL])}")
-    names = catalog.names if options.site == ALL else [options.site]
-    configured = [(catalog.site(name, config), SiteFile(catalog.file(name))) for name in names]
-    sites = [(site, file, reachability(site)) for site, file in configured if site.connect.method != "local"]
-    if not sites:
-        raise UserError(f"{options.site}: has no Slurm to compare with; `doctor` alone checks this machine")
-    if options.site != ALL and not sites[0][2].ok:
-        why = sites[0][2].reason
-        raise UserError(f"{options.site} cannot be reached from here ({why}); run this on one of its login nodes")
-    return sites
+def _site_checks(catalog: SiteCatalog, name: str, config: DictConfig) -> list[SiteCheck]:
+    if name not in (ALL, *catalog.names):
+        raise UserError(f"{name}: no such site; have: {', '.join([*catalog.names, ALL])}")
+    sites = [catalog.site(each, config) for each in (catalog.names if name == ALL else [name])]
+    checks = [
+        SiteCheck(site=site, file=SiteFile(catalog.file(site.name)), reach=reachability(site))
+        for site in sites
+        if site.connect.method != "local"
+    ]
+    if not checks:
+        raise UserError(f"{name}: has no Slurm to compare with; `doctor` alone checks this machine")
+    if name != ALL and not checks[0].reach.ok:
+        reason = checks[0].reach.reason
+        raise UserError(f"{name} cannot be reached from here ({reason}); run this on one of its login nodes")
+    return checks
 
 
-def _check_writable(sites: Sequence[tuple[SiteConfig, SiteFile, Reachability]], options: Options) -> None:
+def _check_writable(checks: Sequence[SiteCheck], config: DictConfig) -> None:
     """Raise UserError, before anything is queried, if --write may not write a file."""
-    if _config(options.overrides).demonstration:
+    if config.demonstration:
         raise UserError("--write: this profile replaces the sites by a demonstration, whose values are not theirs")
-    for _, file, reach in sites:
-        if reach.ok and (reason := not_writable(file.path)):
-            raise UserError(f"{file.path}: {reason}")
+    for check in checks:
+        if reason := not_writable(check.file.path):
+            raise UserError(f"{check.file.path}: {reason}")
 
 
-def _hostnames(site: SiteConfig, reach: Reachability) -> list[Finding]:
-    if not site.connect.hostnames:
+def _hostnames(check: SiteCheck) -> list[Finding]:
+    if not (patterns := check.site.connect.hostnames):
         return []
-    hostnames = Finding("connect.hostnames", list(site.connect.hostnames))
-    if reach.on_site:
+    hostnames = Finding("connect.hostnames", list(patterns))
+    if check.reach.on_site:
         return [hostnames.same("one matches this machine")]
-    return [hostnames.unknown(f"none matches this machine; {reach.reason}")]
+    return [hostnames.unknown(f"none matches this machine; {check.reach.reason}")]
 
 
-def _print_check(out: Console, check: SiteCheck, summary: Sequence[tuple[str, str]]) -> None:
+def _print_check(out: Console, check: SiteCheck, summary: Mapping[str, str]) -> None:
     name, path = check.site.name, check.file.path
     rows = [(f.key, _text(f.configured), f.reported, str(f.agreement), f.note) for f in check.findings]
     out.print(table(("key", "site file", "Slurm", "comparison", "note"), rows, title=f"{name}: {path}"))
     if summary:
-        print("; ".join(f"{label}: {value}" for label, value in summary))
+        print(", ".join(f"{key}={value}" for key, value in summary.items()))
     counts = {kind: sum(f.agreement is kind for f in check.findings) for kind in Agreement}
     print(f"{name}: " + ", ".join(f"{number} {kind}" for kind, number in counts.items() if number))
     if corrections := _corrections(check):
@@ -231,13 +216,15 @@ def _dates(check: SiteCheck, block: str, uncorrected: Sequence[Finding]) -> dict
         after = {name: date for name, date in before.items() if name not in contradicted}
         after |= {finding.name: today for finding in agreeing if check.file.line(finding.key)}
         dates = {} if after == before else {"seen": after}
-        if contradicted and check.value(f"{block}.verified"):
+        if contradicted and OmegaConf.select(check.values, f"{block}.verified"):
             dates["verified"] = False
     dated = {f"{block}.{name}": value for name, value in dates.items()}
     return {key: value for key, value in dated.items() if check.file.get(key) != value}
 
 
-def _probe(out: Console, composed: Composer, checks: Sequence[SiteCheck], options: Options) -> bool:
+def _probe(
+    out: Console, composed: Composer, checks: Sequence[SiteCheck], overrides: Sequence[str], wait_min: float
+) -> bool:
     """Submit a probe job to every site, then wait for them; what they find of the storage joins the findings.
 
     Returns whether a job was refused or lacks what every job needs; one that has not run yet says nothing.
@@ -246,14 +233,14 @@ def _probe(out: Console, composed: Composer, checks: Sequence[SiteCheck], option
     failed = False
     for check in checks:
         try:
-            job = probe.submit(composed, check.site, options.overrides)
+            job = probe.submit(composed, check.site, overrides)
         except UserError as error:
             print(f"no probe: {error}")
             failed = True
             continue
         print(f"{job.site}: submitted probe as job {job.job_id}, result in {job.folder}", flush=True)
         jobs.append((check, job))
-    deadline = time.monotonic() + 60 * options.wait_min
+    deadline = time.monotonic() + 60 * wait_min
     for check, job in jobs:
         ended, state = probe.wait(job, check.site, deadline)
         if (result := job.result) is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from launchers.sites.slurm_facts import Cluster, Output
+from launchers.sites.slurm_facts import Cluster, NotReportedError
 
 # Slurm 22.05.8, `scontrol -a -o show partition`; the columns of a site like Delta.
 PARTITION_22_05 = (
@@ -59,7 +59,7 @@ JobRequeue              = 1
 Slurmctld(primary) at login is UP
 """
 ASSOCIATIONS = "bbxx-delta-gpu|normal,high|normal|500\nbbxx-delta-cpu|normal|normal|\n"
-QOS = "normal|00:00:00|||\nhigh|00:02:00|00:05:00|1-00:00:00|100\n"
+QOS = "normal|00:00:00||\nhigh|00:02:00|1-00:00:00|100\n"
 
 # The form of 24.05 and later: several lines, more keys, GRES with sockets, device names as types, billing weights.
 PARTITIONS_NEW = """\
@@ -105,7 +105,7 @@ SLURM_VERSION           = 24.05.4
 TrackWCKey              = Yes
 """
 ASSOCIATIONS_NEW = "123456789012|normal|normal|\n"
-QOS_NEW = "normal|00:05:00|00:10:00||200\ngpu_limits|00:00:00||2-00:00:00|\n"
+QOS_NEW = "normal|00:05:00||200\ngpu_limits|00:00:00|2-00:00:00|\n"
 
 OUTPUTS_22_05 = {
     "config": CONFIG_22_05,
@@ -126,9 +126,5 @@ OUTPUTS_NEW = {
 def cluster(outputs: Mapping[str, str], **changed: str | None) -> Cluster:
     """Return a cluster with these outputs; None: that command failed."""
     texts: dict[str, str | None] = {**outputs, **changed}
-    return Cluster(
-        {
-            topic: Output(text=text) if text is not None else Output(error="`it` failed: no")
-            for topic, text in texts.items()
-        }
-    )
+    failed = NotReportedError("`it` failed: no")
+    return Cluster({topic: failed if text is None else text for topic, text in texts.items()})

@@ -37,7 +37,7 @@ SAME, DIFFERS, NOT_APPLICABLE, UNKNOWN = Agreement
 
 
 def site(name: str, **changes: Any) -> SiteConfig:
-    """A site file of this repository, with keys changed by key."""
+    """Return a site file of this repository, with keys changed by key."""
     merged = _file(name).copy()
     for key, value in changes.items():
         OmegaConf.update(merged, key, value, merge=False)
@@ -150,8 +150,8 @@ def test_time_limit_is_the_shorter_of_partition_and_qos():
     assert grace()["gpus.a100.max_minutes"].corrections == {"gpus.a100.max_minutes": 2880}
     short = delta(qos="high")["gpus.a40.max_minutes"]
     assert short.corrections == {"gpus.a40.max_minutes": 1440}
-    unoutputs = grace({"qos": None})["gpus.a100.max_minutes"]
-    assert (unoutputs.agreement, unoutputs.note) == (UNKNOWN, "`it` failed: no")
+    without_qos = grace({"qos": None})["gpus.a100.max_minutes"]
+    assert (without_qos.agreement, without_qos.note) == (UNKNOWN, "`it` failed: no")
 
 
 def test_partition_without_a_time_limit_accepts_any():
@@ -225,16 +225,13 @@ def test_preemption_is_compared_if_a_partition_in_use_is_preempted():
     assert delta()["preempt.grace_s"].agreement is NOT_APPLICABLE
     exposed = {"gpus.a40.partition": "gpuA40x4-preempt"}
     assert delta(**exposed)["preempt.grace_s"].agreement is SAME
-    assert delta(**exposed)["preempt.min_run_s"].agreement is SAME
-    wrong = delta(**exposed, **{"preempt.grace_s": 30, "preempt.min_run_s": 0, "preempt.signal": None})
+    wrong = delta(**exposed, **{"preempt.grace_s": 30, "preempt.signal": None})
     assert wrong["preempt.grace_s"].corrections == {"preempt.grace_s": 300}
-    assert wrong["preempt.min_run_s"].corrections == {"preempt.min_run_s": 600}
     assert wrong["preempt.signal"].corrections == {"preempt.signal": "SIGTERM"}
 
 
-def test_preemption_by_qos_uses_grace_and_exempt_time_of_the_qos():
+def test_preemption_by_qos_uses_the_grace_time_of_the_qos():
     assert grace()["preempt.grace_s"].corrections == {"preempt.grace_s": 300}
-    assert grace()["preempt.min_run_s"].corrections == {"preempt.min_run_s": 600}
 
 
 def test_preemption_signal_is_unknown_if_the_site_sends_the_users_signal():
@@ -270,9 +267,9 @@ def test_durations_are_parsed_in_every_form_of_slurm():
         "00:00:30": 0.5,
         "UNLIMITED": math.inf,
         "infinite": math.inf,
-        "NONE": None,
-        "": None,
-        "-1": None,
+        "NONE": math.inf,
+        "": math.inf,
+        "-1": math.inf,
     }
     assert {text: parse_minutes(text) for text in forms} == forms
 

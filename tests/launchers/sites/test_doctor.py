@@ -93,7 +93,7 @@ class TestOnRealSlurm:
         assert "grace_s: 300" in file.read_text()
 
     def test_unreachable_controller_contradicts_nothing(self, testbed, conf, tmp_path, capsys):
-        """No answer must not be taken for the answer that there is no such partition."""
+        """Check that no answer is not taken for the answer that there is no such partition."""
         slurm_conf = tmp_path / "slurm.conf"
         port = testbed.plan.site_ports("grace")[9]  # nothing listens
         own = re.sub(r"(?m)^SlurmctldPort=.*", f"SlurmctldPort={port}", testbed.conf("grace").read_text())
@@ -131,7 +131,7 @@ class TestOnRealSlurm:
             out = capsys.readouterr().out
             assert re.search(r"gpus.h200.partition\s+gpuH200x8\s+gpuH200x8\s+same", out)
             assert re.search(r"gpus.h200.max_minutes: 2880  # line \d+, overridden here by 5000", out)
-            assert "cluster: delta" in out
+            assert "ClusterName=delta" in out
             app.main(["doctor", "site", "delta", "--probe", *over])
             assert "a probe can only be submitted on its own login node" in capsys.readouterr().out
         finally:
@@ -185,7 +185,7 @@ def test_values_of_a_demonstration_are_not_written_into_a_site_file(testbed, mon
         (["--write"], "No such option: --write"),
         (["site"], "Missing argument 'NAME|all'"),
         (["site", "grace", "--gpu"], "No such option: --gpu"),
-        (["site", "grace", "--wait-min", "-1"], "--wait-min -1"),
+        (["site", "grace", "--wait-min", "-1"], "'--wait-min': Input should be greater than or equal to 0"),
         (["site", "grace", "sites.grace.gpus.a40.partiton=x"], "Did you mean partition?"),
         (["probe-result", "/nowhere"], "not the folder of a probe"),
     ],
