@@ -1,11 +1,11 @@
-"""How long `report` takes over many runs, and how long a browser takes to open its page.
+"""Measure how long `report` takes for many runs, and how long a browser takes to open its page.
 
 usage: python benchmarks/report_open.py OUT [--runs 900] [--samples 1200] [--repeats 7]
 
-Makes --runs run directories below OUT in 60 cells (3 GPUs by 4 batches by 5 recipes; merge_scale.py says what
-is in one), merges them, and removes them again. Then, --repeats times in turns: the command `report`, in a process of
-its own; and the page in a headless Chromium that was just started, wide and narrow, with the file in the page cache.
-Times of the page are the browser's own (Performance API), from the start of the navigation.
+Makes --runs run directories below OUT in 60 cells (3 GPUs by 4 batches by 5 recipes; see merge_scale.py), merges them,
+and removes them at the end. Then, --repeats times in turn, it runs the command `report` in a new process, and opens the
+page in a newly started headless Chromium, wide and narrow, with the file in the page cache. The times of the page are
+those of the browser's Performance API, from the start of the navigation.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ PAINTED = "new Promise(done => requestAnimationFrame(() => setTimeout(done, 0)))
 
 
 def main() -> int:
+    """Run the benchmark; return its exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="a folder that does not exist yet")
     parser.add_argument("--runs", type=int, default=900)
@@ -60,29 +61,28 @@ def _measure(program: str, out: Path, options: argparse.Namespace) -> None:
         manifest["recipe"] = RECIPES[index // 12 % len(RECIPES)]
         (folder / schema.MANIFEST).write_text(json.dumps(manifest))
     _run("merge", str(out / "runs"), "-o", str(out / "ds"))
-    found: dict[str, list[float]] = {}
+    times: dict[str, list[float]] = {}
     for _ in range(options.repeats):
-        began = time.monotonic()
+        start = time.monotonic()
         _run("report", str(out / "ds"), "-o", str(out / "report"))
-        found.setdefault("`report`", []).append(time.monotonic() - began)
-        for what, seconds in _opened(program, out / "report" / "report.html"):
-            found.setdefault(what, []).append(seconds)
+        times.setdefault("`report`", []).append(time.monotonic() - start)
+        for label, seconds in _page_times(program, out / "report" / "report.html"):
+            times.setdefault(label, []).append(seconds)
     page = (out / "report" / "report.html").stat().st_size
     cores = len(os.sched_getaffinity(0))
     print(f"{options.runs} runs, page of {page / 2**20:.1f} MiB, {cores} cores")
-    print("\n| what | s, median (least to most) | n |\n|---|---|---|")
-    for what, seconds in found.items():
-        print(
-            f"| {what} | {statistics.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f}) | {len(seconds)} |"
-        )
+    print("\n| step | s, median (min to max) | n |\n|---|---|---|")
+    for label, seconds in times.items():
+        spread = f"{statistics.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
+        print(f"| {label} | {spread} | {len(seconds)} |")
 
 
 def _run(verb: str, *arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "inpaint_bench", verb, *arguments], stdout=subprocess.DEVNULL, check=True)
 
 
-def _opened(program: str, report: Path) -> Iterator[tuple[str, float]]:
-    """Each width in a browser of its own, so that none finds what another has compiled or cached."""
+def _page_times(program: str, report: Path) -> Iterator[tuple[str, float]]:
+    """Yield the times of each width in a new browser, so that none finds what another has compiled or cached."""
     for width in WIDTHS_PX:
         with Browser(program) as browser:
             page = browser.page(width=width)

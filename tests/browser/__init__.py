@@ -1,6 +1,6 @@
-"""A headless Chromium driven over the DevTools protocol, with nothing but the standard library.
+"""A headless Chromium driven over the DevTools protocol with the standard library only.
 
-For pages on this machine: what it draws, what it would load, what it complains about.
+It opens local pages and reports what they draw, what they would load, and their console errors.
 """
 
 from .chromium import Browser, BrowserError, Page

@@ -1,4 +1,4 @@
-"""`python -m tests.browser install`: Chromium from Debian's packages, where root may."""
+"""`python -m tests.browser install`: install Chromium from Debian's packages, as root."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from . import packages
 
 
 def main() -> int:
+    """Run the command; return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.browser", description=__doc__)
-    parser.add_argument("verb", choices=["install"], help="apt-get what is missing")
+    parser.add_argument("verb", choices=["install"], help="install the missing packages with apt-get")
     parser.parse_args()
     try:
         print(packages.install())

@@ -1,7 +1,7 @@
 """Chromium over its DevTools pipe: JSON messages that end in a zero byte, on file descriptors 3 and 4.
 
-https://chromedevtools.github.io/devtools-protocol/ names the methods. One thread, no events are lost: what arrives
-while an answer is waited for is kept in order.
+https://chromedevtools.github.io/devtools-protocol/ documents the methods. There is one thread, and no event is lost:
+those that arrive while a reply is awaited are queued in order.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _FLAGS = (
 
 
 class BrowserError(RuntimeError):
-    """The browser did not start, did not answer, or refused."""
+    """The browser did not start, did not reply, or returned an error."""
 
 
 class Browser:
-    """A running browser with a profile of its own; `with` ends it and removes the profile."""
+    """A running browser with a temporary profile. Use it with `with`, which ends it and removes the profile."""
 
     def __init__(self, program: str) -> None:
         self._program = program
@@ -53,22 +53,22 @@ class Browser:
 
     def __enter__(self) -> Browser:
         self._profile = tempfile.mkdtemp(prefix="browser-")
-        theirs_in, self._write = os.pipe()
-        self._read, theirs_out = os.pipe()
-        # Above 9 and below none of the shell's own: the shell moves them to 3 and 4, whatever those were here.
-        inside = [fcntl.fcntl(fd, fcntl.F_DUPFD, 20) for fd in (theirs_in, theirs_out)]
+        child_in, self._write = os.pipe()
+        self._read, child_out = os.pipe()
+        # Numbers above 9, which the shell does not use itself; it moves them to 3 and 4.
+        inherited = [fcntl.fcntl(fd, fcntl.F_DUPFD, 20) for fd in (child_in, child_out)]
         sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium refuses to sandbox as root
         flags = [*_FLAGS, *sandbox, f"--user-data-dir={self._profile}", "about:blank"]
-        script = f'exec "$0" "$@" 3<&{inside[0]} 4>&{inside[1]}'
+        script = f'exec "$0" "$@" 3<&{inherited[0]} 4>&{inherited[1]}'
         self._log = tempfile.TemporaryFile()
         self._child = subprocess.Popen(
             ["bash", "-c", script, self._program, *flags],
             stdout=self._log,
             stderr=self._log,
-            pass_fds=inside,
+            pass_fds=inherited,
             start_new_session=True,
         )
-        for fd in (theirs_in, theirs_out, *inside):
+        for fd in (child_in, child_out, *inherited):
             os.close(fd)
         try:
             self.version = str(self.call("Browser.getVersion")["product"])
@@ -91,83 +91,84 @@ class Browser:
         shutil.rmtree(self._profile, ignore_errors=True)
 
     def call(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
-        """One command and its result."""
+        """Send a command and return its result. Raises BrowserError."""
         self._last_id += 1
         message: dict[str, Any] = {"id": self._last_id, "method": method, "params": parameters}
         if session:
             message["sessionId"] = session
         try:
-            left = json.dumps(message).encode() + b"\0"
-            while left:
-                left = left[os.write(self._write, left) :]
+            unsent = json.dumps(message).encode() + b"\0"
+            while unsent:
+                unsent = unsent[os.write(self._write, unsent) :]
         except BrokenPipeError:
-            raise BrowserError(f"{self._program} has ended: {self._said()}") from None
+            raise BrowserError(f"{self._program} has ended: {self._log_tail()}") from None
         deadline = time.monotonic() + TIMEOUT_S
         while True:
-            answer = self._next(deadline, method)
-            if answer.get("id") != message["id"]:
-                self._events.append(answer)
-            elif "error" in answer:
-                raise BrowserError(f"{method}: {answer['error']['message']}")
+            reply = self._next(deadline, method)
+            if reply.get("id") != message["id"]:
+                self._events.append(reply)
+            elif "error" in reply:
+                raise BrowserError(f"{method}: {reply['error']['message']}")
             else:
-                return dict(answer["result"])
+                return dict(reply["result"])
 
     def events(self, session: str) -> list[dict[str, Any]]:
-        """What has arrived for a page since it was last asked for."""
-        mine = [one for one in self._events if one.get("sessionId") == session]
-        self._events = [one for one in self._events if one.get("sessionId") != session]
-        return mine
+        """Return the events of a page that have arrived since the last call."""
+        selected = [event for event in self._events if event.get("sessionId") == session]
+        self._events = [event for event in self._events if event.get("sessionId") != session]
+        return selected
 
     def wait_event(self, session: str) -> dict[str, Any]:
-        """The page's next event that nobody has read yet."""
+        """Wait for the page's next event that has not been read and return it."""
         deadline = time.monotonic() + TIMEOUT_S
         while True:
-            for index, one in enumerate(self._events):
-                if one.get("sessionId") == session:
+            for index, event in enumerate(self._events):
+                if event.get("sessionId") == session:
                     return self._events.pop(index)
             self._events.append(self._next(deadline, "an event"))
 
-    def page(self, **look: Any) -> Page:
-        """An empty page; `look` as in `Page.look`."""
+    def page(self, **settings: Any) -> Page:
+        """Open an empty page with the settings of `Page.emulate`."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         page = Page(browser=self, session=session, target=target)
         for domain in ("Page", "Runtime", "Network", "Log"):
             page.call(f"{domain}.enable")
-        page.look(**look)
+        page.emulate(**settings)
         return page
 
-    def _next(self, deadline: float, what: str) -> dict[str, Any]:
+    def _next(self, deadline: float, awaited: str) -> dict[str, Any]:
         while b"\0" not in self._buffer:
             if not select.select([self._read], [], [], max(0, deadline - time.monotonic()))[0]:
-                raise BrowserError(f"{self._program}: {what} took longer than {TIMEOUT_S:g} s")
+                raise BrowserError(f"{self._program}: {awaited} took longer than {TIMEOUT_S:g} s")
             chunk = os.read(self._read, 1 << 20)
             if not chunk:
-                raise BrowserError(f"{self._program} has ended: {self._said()}")
+                raise BrowserError(f"{self._program} has ended: {self._log_tail()}")
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\0")
         return dict(json.loads(line))
 
-    def _said(self) -> str:
+    def _log_tail(self) -> str:
         self._log.seek(0)
-        return self._log.read().decode(errors="replace").strip()[-600:] or "it said nothing"
+        return self._log.read().decode(errors="replace").strip()[-600:] or "no output"
 
 
 @dataclass(kw_only=True)
 class Page:
-    """A tab. `requests` and `complaints` are of everything opened in it."""
+    """A tab. `requests` and `complaints` are those of every page opened in it."""
 
     browser: Browser
     session: str
     target: str
     requests: list[str] = field(default_factory=list)
-    complaints: list[str] = field(default_factory=list)  # console errors and warnings, exceptions, what CSP refused
+    complaints: list[str] = field(default_factory=list)  # console errors and warnings, exceptions, CSP violations
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Send a command to this page and return its result."""
         return self.browser.call(method, self.session, **parameters)
 
-    def look(self, *, width: int = 1400, height: int = 900, scheme: str = "light", scale: float = 1) -> None:
-        """Window in CSS px, `prefers-color-scheme`, and device px per CSS px."""
+    def emulate(self, *, width: int = 1400, height: int = 900, scheme: str = "light", scale: float = 1) -> None:
+        """Set the window size in CSS px, `prefers-color-scheme`, and the device px per CSS px."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **metrics)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
@@ -177,48 +178,50 @@ class Page:
         self._go(lambda: self.call("Page.navigate", url=path.resolve().as_uri()))
 
     def reload(self) -> None:
+        """Load the page again without cache and wait until it has loaded."""
         self._go(lambda: self.call("Page.reload", ignoreCache=True))
 
     def evaluate(self, script: str) -> Any:
-        """The value of an expression, a promise's too. BrowserError with what it threw."""
-        found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        if "exceptionDetails" in found:
-            details = found["exceptionDetails"]
+        """Return the value of an expression or of its promise. Raises BrowserError with what it threw."""
+        reply = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in reply:
+            details = reply["exceptionDetails"]
             raise BrowserError(details.get("exception", {}).get("description") or details["text"])
-        return found["result"].get("value")
+        return reply["result"].get("value")
 
-    def screenshot(self, path: Path, *, whole: bool = False) -> None:
-        """PNG of the window, or of the whole page."""
-        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+    def screenshot(self, path: Path, *, full_page: bool = False) -> None:
+        """Write a PNG of the window, or of the full page."""
+        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=full_page)
         path.write_bytes(base64.b64decode(shot["data"]))
 
     def collect(self) -> None:
-        """Read the events that have arrived into `requests` and `complaints`."""
+        """Sort the events that have arrived into `requests` and `complaints`."""
         for event in self.browser.events(self.session):
-            self._note(event)
+            self._record(event)
 
     def close(self) -> None:
+        """Close the tab."""
         self.browser.call("Target.closeTarget", targetId=self.target)
 
     def _go(self, start: Callable[[], dict[str, Any]]) -> None:
         self.collect()
-        answer = start()
-        if answer.get("errorText"):
-            raise BrowserError(f"cannot be opened: {answer['errorText']}")
+        reply = start()
+        if reply.get("errorText"):
+            raise BrowserError(f"cannot be opened: {reply['errorText']}")
         while True:
             event = self.browser.wait_event(self.session)
-            self._note(event)
+            self._record(event)
             if event["method"] == "Page.loadEventFired":
                 return
 
-    def _note(self, event: dict[str, Any]) -> None:
-        given = event.get("params", {})
+    def _record(self, event: dict[str, Any]) -> None:
+        parameters = event.get("params", {})
         match event["method"]:
             case "Network.requestWillBeSent":
-                self.requests.append(given["request"]["url"])
+                self.requests.append(parameters["request"]["url"])
             case "Runtime.exceptionThrown":
-                self.complaints.append(str(given["exceptionDetails"]["text"]))
-            case "Runtime.consoleAPICalled" if given["type"] in ("error", "warning", "assert"):
-                self.complaints.append(" ".join(str(one.get("value")) for one in given["args"]))
-            case "Log.entryAdded" if given["entry"]["level"] in ("error", "warning"):
-                self.complaints.append(str(given["entry"]["text"]))
+                self.complaints.append(str(parameters["exceptionDetails"]["text"]))
+            case "Runtime.consoleAPICalled" if parameters["type"] in ("error", "warning", "assert"):
+                self.complaints.append(" ".join(str(argument.get("value")) for argument in parameters["args"]))
+            case "Log.entryAdded" if parameters["entry"]["level"] in ("error", "warning"):
+                self.complaints.append(str(parameters["entry"]["text"]))

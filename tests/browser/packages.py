@@ -1,4 +1,4 @@
-"""The Debian package with the browser, and how to get it."""
+"""Find the browser, or install its Debian package."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ import shutil
 from tests.testbed.errors import PackagesError
 from tests.testbed.packages import apt_get
 
-# The shell is the smaller one (no GTK), and as good for this. Fonts: those that the page asks for, by their metrics.
+# The headless shell is smaller (no GTK) and sufficient. The fonts have the metrics of those that the page names.
 PACKAGES = ("chromium-headless-shell", "fonts-liberation")
 _PROGRAMS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome")
-ENV = "INPAINT_BENCH_CHROMIUM"  # a program to take instead
-_LACKING = f"NO BROWSER: neither {' nor '.join(_PROGRAMS[:3])} is on the PATH, or what {ENV} names"
+ENV = "INPAINT_BENCH_CHROMIUM"  # the path of another browser
+_MISSING = f"NO BROWSER: {', '.join(_PROGRAMS[:3])} not found on the PATH, nor the program in {ENV}"
 
 
 def find() -> str | None:
-    """The browser's path, None where there is none."""
-    asked = os.environ.get(ENV)
-    found = (shutil.which(program) for program in ([asked] if asked else _PROGRAMS))
-    return next((program for program in found if program), None)
+    """Return the path of the browser, or None."""
+    override = os.environ.get(ENV)
+    paths = (shutil.which(program) for program in ([override] if override else _PROGRAMS))
+    return next((path for path in paths if path), None)
 
 
 def require() -> str:
-    """The browser's path; PackagesError where there is none."""
-    found = find()
-    if found is None:
-        raise PackagesError(f"{_LACKING}; run `python -m tests.browser install` as root")
-    return found
+    """Return the path of the browser. Raises PackagesError if there is none."""
+    path = find()
+    if path is None:
+        raise PackagesError(f"{_MISSING}; run `python -m tests.browser install` as root")
+    return path
 
 
 def install() -> str:
-    """Make the browser present; returns a sentence. PackagesError where that cannot be."""
-    if found := find():
-        return f"A browser is present: {found}."
-    apt_get(PACKAGES, _LACKING)
+    """Install the browser if it is missing; return a message. Raises PackagesError if that is impossible."""
+    if path := find():
+        return f"A browser is installed: {path}."
+    apt_get(PACKAGES, _MISSING)
     return f"Installed {' '.join(PACKAGES)}: {require()}."

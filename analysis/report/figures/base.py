@@ -169,11 +169,11 @@ def whiskers(rows: pl.DataFrame, limits: Limits, *channels: Any, axis: str = "y"
     intervals = rows.drop_nulls("low")
     shown = intervals.with_columns(pl.col("low").clip(lower_bound=bottom), pl.col("high").clip(upper_bound=top))
 
-    def bars(data: pl.DataFrame, width: float, start: str, end: str) -> alt.Chart:
+    layers = []
+    for data, width, start, end in ((rows.filter(HAS_RANGE), 1, "least", "most"), (shown, 1.4, "low", "high")):
         values = {axis: f"{start}:Q", f"{axis}2": f"{end}:Q"}
-        return alt.Chart(data).mark_rule(strokeWidth=width, opacity=0.8, **mark).encode(*channels, **values)
-
-    layers = [bars(rows.filter(HAS_RANGE), 1, "least", "most"), bars(shown, 1.4, "low", "high")]
+        bars = alt.Chart(data).mark_rule(strokeWidth=width, opacity=0.8, **mark)
+        layers.append(bars.encode(*channels, **values))
     for end, arrow in zip(("low", "high"), arrows, strict=True):
         cut = intervals[end] != shown[end]
         value = {axis: f"{end}:Q"}

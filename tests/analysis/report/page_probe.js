@@ -1,4 +1,4 @@
-// What a reader could stumble over in the page that is open. Returns lists of sentences; all empty is good.
+// Find problems of the open page that a reader would see. Returns lists of descriptions; all are empty if there are none.
 (() => {
   const describe = (element) => `${element.tagName.toLowerCase()} "${element.textContent.trim().slice(0, 40)}"`;
   const colour = (text) => {
@@ -6,7 +6,7 @@
     return { rgb: parts.slice(0, 3), alpha: parts.length > 3 ? parts[3] : 1 };
   };
   const over = (top, alpha, below) => top.map((value, i) => alpha * value + (1 - alpha) * below[i]);
-  const ground = (element) => {
+  const background = (element) => {
     const layers = [];
     for (let at = element; at; at = at.parentElement) layers.push(colour(getComputedStyle(at).backgroundColor));
     return layers.reduceRight((below, layer) => over(layer.rgb, layer.alpha, below), [255, 255, 255]);
@@ -21,10 +21,10 @@
     return product;
   };
 
-  // Labels of an axis that would collide are drawn with no opacity at all.
+  // Vega draws axis labels that would collide with opacity 0.
   const shown = (element) => element.checkVisibility() && opacity(element) > 0;
 
-  const texts = new Map(); // every visible element that holds words of its own
+  const texts = new Map(); // every visible element with text of its own
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const parent = walker.currentNode.parentElement;
@@ -37,7 +37,7 @@
     const style = getComputedStyle(element);
     const inSvg = element instanceof SVGElement;
     const ink = inSvg ? style.fill : style.color;
-    const below = ground(inSvg ? element.closest("svg").parentElement : element);
+    const below = background(inSvg ? element.closest("svg").parentElement : element);
     const alpha = opacity(element) * (inSvg ? Number(style.fillOpacity) : 1);
     const key = `${ink} ${below} ${alpha}`;
     if (!known.has(key)) {
@@ -63,7 +63,7 @@
     }));
   }
 
-  const sticking = [...document.querySelectorAll("main *, header *, footer *")]
+  const overhanging = [...document.querySelectorAll("main *, header *, footer *")]
     .filter((e) => !(e instanceof SVGElement && e.tagName !== "svg") && !e.closest(".scroll > *") && e.checkVisibility())
     .filter((e) => e.getBoundingClientRect().right > document.documentElement.clientWidth + 1)
     .map(describe);
@@ -78,7 +78,7 @@
 
   const root = document.documentElement;
   return {
-    faint, touching, sticking, nameless,
+    faint, touching, overhanging, nameless,
     dead: [...new Set(dead)],
     overflow: root.scrollWidth > root.clientWidth ? [`${root.scrollWidth} px in ${root.clientWidth}`] : [],
     counted: { texts: texts.size, figures: document.querySelectorAll("svg.fig").length },

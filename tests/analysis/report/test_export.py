@@ -26,6 +26,7 @@ GAIN = Estimate(-3.21, -7.0, 0.5, form=lambda v: f"{v:+.1f}", unit="%", verdict=
 
 
 def table(*rows: list[str], columns: tuple[str, ...] = ("Name", "Images/s [1/s]", "Change"), note: str = "") -> Table:
+    """Make a table whose first column is text."""
     return Table(
         id="some_table",
         title="Some 5 % title",
@@ -37,6 +38,7 @@ def table(*rows: list[str], columns: tuple[str, ...] = ("Name", "Images/s [1/s]"
 
 
 def read(text: str) -> list[dict[str, str]]:
+    """Parse CSV."""
     return list(csv.DictReader(io.StringIO(text)))
 
 
@@ -48,6 +50,7 @@ def rows_of(tex: str) -> list[str]:
 
 @pytest.fixture
 def study(whole_report: Path) -> Path:
+    """Return the folder of a report with every export."""
     return whole_report.parent
 
 
@@ -72,8 +75,8 @@ def test_a_range_is_labelled_in_every_format_and_shown_only_without_an_interval(
 
 
 def test_csv_has_unrounded_means_and_columns_for_their_intervals() -> None:
-    found = read(render.to_csv(table(["a", MEAN, GAIN], ["b", "\u2013", "unavailable"]), demonstration=False))
-    assert found[0] == {
+    rows = read(render.to_csv(table(["a", MEAN, GAIN], ["b", "\u2013", "unavailable"]), demonstration=False))
+    assert rows[0] == {
         "Name": "a",
         "Images/s [1/s]": "1234.5678",
         "Images/s [1/s], low 95 %": "1200.25",
@@ -83,7 +86,7 @@ def test_csv_has_unrounded_means_and_columns_for_their_intervals() -> None:
         "Change [%], high 95 %": "0.5",
         "Change, remark": "tie",
     }
-    assert (found[1]["Images/s [1/s]"], found[1]["Change [%]"], found[1]["Change, remark"]) == ("", "", "unavailable")
+    assert (rows[1]["Images/s [1/s]"], rows[1]["Change [%]"], rows[1]["Change, remark"]) == ("", "", "unavailable")
 
 
 def test_csv_has_plain_numbers_no_formulas_and_marks_demonstrations() -> None:
@@ -117,9 +120,9 @@ def test_latex_escapes_commands_and_special_characters() -> None:
 
 
 def test_every_latex_row_has_as_many_cells_as_columns(study: Path) -> None:
-    found = sorted((study / "tables").glob("*.tex"))
-    assert {"throughput.tex", "runs.tex", "ladder-0.tex", "excluded.tex"} <= {path.name for path in found}
-    for path in found:
+    files = sorted((study / "tables").glob("*.tex"))
+    assert {"throughput.tex", "runs.tex", "ladder-0.tex", "excluded.tex"} <= {path.name for path in files}
+    for path in files:
         tex = path.read_text()
         form = re.search(r"\\begin\{(?:tabular|longtable)\}\{@\{\}(.*)@\{\}\}", tex)
         assert form, path

@@ -265,13 +265,15 @@ def test_labels_do_not_overlap() -> None:
 
 
 def with_device(share: float) -> Callable[[pl.DataFrame], pl.DataFrame]:
+    """Scale the device time of every step."""
     return lambda rows: rows.with_columns((pl.col("device_ms") * share).alias("device_ms"))
 
 
 def bars(dataset: Dataset) -> Figure:
-    found = step_time.draw(dataset, aggregate.build_cells(dataset.runs))
-    assert isinstance(found, Figure)
-    return found
+    """Draw the time per step."""
+    figure = step_time.draw(dataset, aggregate.build_cells(dataset.runs))
+    assert isinstance(figure, Figure)
+    return figure
 
 
 def test_the_parts_of_a_step_add_up_to_its_duration(tmp_path: Path) -> None:
@@ -371,6 +373,7 @@ def test_of_many_cards_those_furthest_from_the_mean_are_drawn() -> None:
 
 
 def audited(*ratios: float | None, valid: bool = True) -> list[Row]:
+    """Return runs with these ratios of counter to integral."""
     known = {"power_w": 300.0, "energy_j": 1.0, "valid": valid}
     return [{"run_id": f"r-{valid}-{i}", "energy_ratio": ratio, **known} for i, ratio in enumerate(ratios)]
 
@@ -567,12 +570,12 @@ def test_figures_without_data_are_listed_with_the_reason(tmp_path: Path) -> None
 def test_figures_of_900_runs_show_a_limited_number_of_series() -> None:
     """Fifty recipes on three GPUs at three batches, two seeds each: a note says what a figure omits."""
     rows = [
-        {**one, "run_id": f"{gpu}-{recipe}-{batch}-{seed}"}
+        {**run, "run_id": f"{gpu}-{recipe}-{batch}-{seed}"}
         for gpu, speed in (("a40", 10.0), ("a100", 17.0), ("h200", 44.0))
         for recipe in range(50)
         for batch in (8, 16, 32)
         for seed in range(2)
-        for one in runs_of(batch, speed + recipe / 10 + seed / 100, gpu=gpu, recipe=f"lever_{recipe}")
+        for run in runs_of(batch, speed + recipe / 10 + seed / 100, gpu=gpu, recipe=f"lever_{recipe}")
     ]
     runs = frame(*rows)
     cells = aggregate.build_cells(runs)

@@ -1,4 +1,4 @@
-"""The page in a real browser: readable in both schemes, wide and narrow, with few runs and with many."""
+"""The page in a real browser: readable in both colour schemes, wide and narrow, with few runs and with many."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from tests.browser import Browser, Page, packages
 from tests.browser.chromium import LOCAL
 from tests.testbed.errors import PackagesError
 
-REQUIRE = "INPAINT_BENCH_REQUIRE_BROWSER"  # 1: fail where there is none
+REQUIRE = "INPAINT_BENCH_REQUIRE_BROWSER"  # 1: fail instead of skip without a browser
 WIDE, NARROW = 1400, 390
 PROBE = Path(__file__).with_name("page_probe.js").read_text()
 MANY = 900
 
 
-@pytest.fixture(scope="session")  # before the reports: no browser, no work for nothing
+@pytest.fixture(scope="session")  # session scope: skips before a report is written if there is no browser
 def browser() -> Iterator[Browser]:
+    """Start the browser, or skip."""
     try:
         program = packages.require()
     except PackagesError as error:
@@ -37,12 +38,13 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def few(whole_report: Path) -> Path:
+    """Return the page with few runs."""
     return whole_report
 
 
 @pytest.fixture(scope="module")
 def many(few: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """900 runs in six recipes: copies of the nine, of which only those have samples."""
+    """Write the report of 900 runs in six recipes: copies of nine, which alone have samples."""
     folder = tmp_path_factory.mktemp("many")
     shutil.copytree(few.parents[1] / "ds", folder / "ds")
     runs = pl.read_parquet(folder / "ds" / schema.RUNS).filter(pl.col("run_id").str.starts_with("r-01k"))
@@ -62,19 +64,22 @@ def many(few: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["few", "many"])
 def report(request: pytest.FixtureRequest) -> Path:
-    found: Path = request.getfixturevalue(request.param)
-    return found
+    """Return the page with few or with many runs."""
+    path: Path = request.getfixturevalue(request.param)
+    return path
 
 
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
-    opened = browser.page()
-    yield opened
-    opened.close()
+    """Open an empty tab."""
+    tab = browser.page()
+    yield tab
+    tab.close()
 
 
-def unfold(page: Page) -> None:
-    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
+def expand(page: Page) -> None:
+    """Open every collapsed part of the page."""
+    page.evaluate("document.querySelectorAll('details').forEach(details => { details.open = true })")
 
 
 @pytest.mark.parametrize(
@@ -86,30 +91,32 @@ def unfold(page: Page) -> None:
     ],
     indirect=["report"],
 )
-def test_nothing_overflows_overlaps_fades_or_leads_nowhere(page: Page, report: Path, width: int, scheme: str) -> None:
-    """Folded and unfolded; `page_probe.js` says what each word means."""
-    page.look(width=width, scheme=scheme)
+def test_page_has_no_overflow_overlap_low_contrast_or_dead_links(
+    page: Page, report: Path, width: int, scheme: str
+) -> None:
+    """Check the page collapsed and expanded; `page_probe.js` defines each problem."""
+    page.emulate(width=width, scheme=scheme)
     page.open(report)
-    for _ in ("folded", "unfolded"):
-        found = page.evaluate(PROBE)
-        counted = found.pop("counted")
-        assert {name: list(texts) for name, texts in found.items() if texts} == {}
+    for _ in ("collapsed", "expanded"):
+        problems = page.evaluate(PROBE)
+        counted = problems.pop("counted")
+        assert {name: list(texts) for name, texts in problems.items() if texts} == {}
         assert counted["texts"] > 200
         assert counted["figures"] > 15
-        unfold(page)
+        expand(page)
 
 
-def test_the_page_asks_the_network_for_nothing_and_complains_of_nothing(page: Page, report: Path) -> None:
+def test_page_makes_no_request_and_logs_no_error(page: Page, report: Path) -> None:
     page.open(report)
-    unfold(page)
+    expand(page)
     page.evaluate("new Promise(done => setTimeout(done, 200))")
     page.collect()
     assert [url for url in page.requests if not url.startswith("data:")] == [report.as_uri()]
     assert page.complaints == []
 
 
-def test_the_probe_and_the_browser_see_what_is_wrong(page: Page, few: Path, tmp_path: Path) -> None:
-    """The checks above can fail: a page with every fault that they look for."""
+def test_probe_and_browser_detect_a_faulty_page(page: Page, few: Path, tmp_path: Path) -> None:
+    """The checks above can fail: this page has every fault that they detect."""
     bad = tmp_path / "bad.html"
     bad.write_text(
         """<!doctype html><html><body><main><p style="color:#aaa">faint</p><a href="#nowhere">dead</a>
@@ -119,37 +126,36 @@ def test_the_probe_and_the_browser_see_what_is_wrong(page: Page, few: Path, tmp_
         <script>console.error("oh")</script></main></body></html>"""
     )
     page.open(bad)
-    found = page.evaluate(PROBE)
-    empty = [name for name, texts in found.items() if not texts]
-    assert empty == []
+    problems = page.evaluate(PROBE)
+    assert [name for name, texts in problems.items() if not texts] == []
     page.collect()
     assert [url for url in page.requests if not url.startswith(LOCAL)] == ["http://127.0.0.1:9/x.png"]
     assert "oh" in page.complaints
 
 
-def test_the_scheme_of_the_reader_decides_page_and_figures(page: Page, few: Path) -> None:
+def test_page_and_figures_follow_the_readers_colour_scheme(page: Page, few: Path) -> None:
     script = """[getComputedStyle(document.body).backgroundColor,
         getComputedStyle(document.querySelector('svg.fig text')).fill]"""
-    seen: dict[str, Any] = {}
+    colours: dict[str, Any] = {}
     for scheme in ("light", "dark"):
-        page.look(scheme=scheme)
+        page.emulate(scheme=scheme)
         page.open(few)
-        seen[scheme] = page.evaluate(script)
-    assert seen["light"] == ["rgb(252, 251, 248)", "rgb(28, 28, 26)"]
-    assert seen["dark"] == ["rgb(23, 23, 21)", "rgb(236, 234, 228)"]
+        colours[scheme] = page.evaluate(script)
+    assert colours["light"] == ["rgb(252, 251, 248)", "rgb(28, 28, 26)"]
+    assert colours["dark"] == ["rgb(23, 23, 21)", "rgb(236, 234, 228)"]
 
 
 @pytest.mark.parametrize(
-    ("root", "words"), [(False, "only root may install chromium-headless-shell"), (True, "no apt-get here")]
+    ("root", "reason"), [(False, "only root may install chromium-headless-shell"), (True, "no apt-get here")]
 )
-def test_a_machine_without_a_browser_says_how_to_get_one(
-    monkeypatch: pytest.MonkeyPatch, root: bool, words: str
+def test_missing_browser_error_says_how_to_install_one(
+    monkeypatch: pytest.MonkeyPatch, root: bool, reason: str
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     monkeypatch.setattr("os.geteuid", lambda: 0 if root else 1000)
     with pytest.raises(PackagesError, match=r"NO BROWSER: .*python -m tests\.browser install"):
         packages.require()
-    with pytest.raises(PackagesError, match=words):
+    with pytest.raises(PackagesError, match=reason):
         packages.install()
 
 
@@ -158,9 +164,9 @@ def test_data_quality_is_the_first_section(page: Page, few: Path) -> None:
     assert page.evaluate("document.querySelector('main h2').textContent") == "Data quality"
 
 
-def test_every_picture_has_a_name_for_a_screen_reader(page: Page, few: Path) -> None:
+def test_every_image_has_a_label_for_screen_readers(page: Page, few: Path) -> None:
     page.open(few)
-    unfold(page)
+    expand(page)
     page.call("Accessibility.enable")
     nodes = page.call("Accessibility.getFullAXTree")["nodes"]
     images = [node for node in nodes if not node["ignored"] and node["role"]["value"] in ("image", "img")]
@@ -168,7 +174,7 @@ def test_every_picture_has_a_name_for_a_screen_reader(page: Page, few: Path) -> 
     assert all(len(node["name"]["value"]) > 5 for node in images)
 
 
-def test_a_long_table_unfolds_on_a_click(page: Page, many: Path) -> None:
+def test_a_long_table_expands_on_a_click(page: Page, many: Path) -> None:
     page.open(many)
     row = "document.querySelector('#runs tbody tr:nth-child(900)')"
     assert page.evaluate(f"{row}.checkVisibility()") is False
@@ -181,7 +187,7 @@ def test_a_long_table_unfolds_on_a_click(page: Page, many: Path) -> None:
     assert page.evaluate(f"{row}.checkVisibility()") is True
 
 
-def test_a_link_to_a_run_opens_what_folds_it_away(page: Page, many: Path) -> None:
+def test_a_link_to_a_run_expands_the_list_it_is_in(page: Page, many: Path) -> None:
     page.open(many)
     target = "document.querySelector('.run:last-of-type')"
     assert page.evaluate(f"{target}.checkVisibility()") is False
@@ -191,8 +197,8 @@ def test_a_link_to_a_run_opens_what_folds_it_away(page: Page, many: Path) -> Non
     assert 0 <= top < height
 
 
-def test_a_wide_table_scrolls_inside_its_box_and_by_keyboard(page: Page, few: Path) -> None:
-    page.look(width=NARROW)
+def test_a_wide_table_scrolls_by_keyboard_within_its_box(page: Page, few: Path) -> None:
+    page.emulate(width=NARROW)
     page.open(few)
     box = "document.querySelector('#throughput .scroll')"
     inside, outside = page.evaluate(f"[{box}.scrollWidth, {box}.clientWidth]")

@@ -78,8 +78,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
         # 400 W: 283 and 286 W are more than an A100 as a PCIe card may draw, and the audit would say so
         board = {"uuid": f"GPU-{gpu}", "name": CARDS[gpu][0], "power_limit_w": max(400.0, CARDS[gpu][1])}
         place["devices"] = [{**board, "memory_mib": CARDS[gpu][2]}]
-        how = {"window_s": STEPS / rate, "steps_per_s": rate, "power_w": watt, "util_pct": busy}
-        write_run(root / "in", f"r-{gpu}-{batch}-{recipe}", workload_facts=facts, **how, **place)  # type: ignore[arg-type]
+        telemetry = {"window_s": STEPS / rate, "steps_per_s": rate, "power_w": watt, "util_pct": busy}
+        point = f"{gpu}-{batch}-{recipe}"
+        write_run(root / "in", f"r-{point}", workload_facts=facts, **telemetry, **place)  # type: ignore[arg-type]
     assert app.main(["merge", str(root / "in"), "-o", str(root / "ds")]) == 0
     dataset = open_dataset(root / "ds")
     assert dataset.runs["valid"].all(), dataset.runs["invalid_reason"].to_list()
@@ -91,27 +92,27 @@ def test_the_ratio_table_gives_every_printed_speedup_range(measured: Dataset, cl
     untuned = measured.runs.filter(pl.col("recipe") == "poster_baseline")
     pair = claim["comparison"].replace("_over_", " / ")
     table = TableBuilder(runs=untuned).gpu_ratios(poster.ratios(untuned))
-    (ours,) = [row for row in table.rows if row[0] == pair]
-    (theirs,) = [row for row in table.rows if row[0] == f"{pair} (published)"]
-    assert ours[1] == theirs[1] == f"{claim['low']}\u2013{claim['high']}"
-    for row in (ours, theirs):
-        found = {int(batch): float(value) for batch, value in re.findall(r"(\d+): (\d+\.\d+)", row[2])}
+    (measured_row,) = [row for row in table.rows if row[0] == pair]
+    (published_row,) = [row for row in table.rows if row[0] == f"{pair} (published)"]
+    assert measured_row[1] == published_row[1] == f"{claim['low']}\u2013{claim['high']}"
+    for row in (measured_row, published_row):
+        ratios = {int(batch): float(value) for batch, value in re.findall(r"(\d+): (\d+\.\d+)", row[2])}
         for batch in (4, 8, 16):
             # printed with two decimals, from hours with two: the H200's 0.713 h is printed as 0.71 too
-            assert found[batch] == pytest.approx(float(claim[f"computed_bs{batch}"]), rel=0.005, abs=0.005)
+            assert ratios[batch] == pytest.approx(float(claim[f"computed_bs{batch}"]), rel=0.005, abs=0.005)
 
 
 @pytest.mark.parametrize("row", printed("poster_derived.csv"), ids=lambda row: f"{row['gpu']}-{row['batch']}")
 def test_hours_and_watts_give_rates_and_energy_of_every_cell(measured: Dataset, row: dict[str, str]) -> None:
     gpu, _, tuned = row["gpu"].partition("_")
     recipe = "poster_optimized" if tuned else "poster_baseline"
-    batch, which = int(row["batch"]), (pl.col("gpu") == gpu.lower()) & (pl.col("recipe") == recipe)
-    found = measured.runs.filter(which & (pl.col("batch") == batch)).row(0, named=True)
+    cell = (pl.col("gpu") == gpu.lower()) & (pl.col("recipe") == recipe) & (pl.col("batch") == int(row["batch"]))
+    run = measured.runs.filter(cell).row(0, named=True)
     for name in ("images_per_s", "steps_per_s", "steps_per_s_per_w", "images_per_s_per_w"):
         # 103,600 images is itself inferred to three digits: the last printed place may be one off
-        assert found[name] == pytest.approx(float(row[name]), abs=2.2 * half_unit(row[name])), name
-    assert found["power_w"] * found["runtime_h"] == pytest.approx(float(row["energy_wh"]), rel=0.001)
-    assert found["joules_per_image"] * found["images_per_s_per_w"] == pytest.approx(1)
+        assert run[name] == pytest.approx(float(row[name]), abs=2.2 * half_unit(row[name])), name
+    assert run["power_w"] * run["runtime_h"] == pytest.approx(float(row["energy_wh"]), rel=0.001)
+    assert run["joules_per_image"] * run["images_per_s_per_w"] == pytest.approx(1)
 
 
 def test_the_pipeline_table_gives_every_printed_change() -> None:
@@ -120,15 +121,15 @@ def test_the_pipeline_table_gives_every_printed_change() -> None:
     assert set(columns.values()) == set(base) - {"run"}
     rows = [
         {"run_id": f"r-{recipe}", "recipe": recipe, "gpu": "h200", "site": "delta", "batch": 16, "seed": 0}
-        | {ours: float(side[theirs]) for ours, theirs in columns.items()}
+        | {metric: float(side[column]) for metric, column in columns.items()}
         for recipe, side in ((poster.BASELINE, base), (poster.OPTIMIZED, tuned))
     ]
     (table,) = poster.pipeline(TableBuilder(runs=frame(*rows)))
     for row, name in zip(table.rows, columns.values(), strict=True):
-        ours = float(row[3].split(" %")[0])
-        rounding = change_within(base[name], tuned[name]) + 0.05  # 0.05: of our own last place
-        assert ours == pytest.approx(float(stated[name]), abs=rounding + half_unit(stated[name])), name
-        assert ours == pytest.approx(float(exact[name]), abs=rounding + half_unit(exact[name])), name
+        change = float(row[3].split(" %")[0])
+        rounding = change_within(base[name], tuned[name]) + 0.05  # 0.05: of the last place in our table
+        assert change == pytest.approx(float(stated[name]), abs=rounding + half_unit(stated[name])), name
+        assert change == pytest.approx(float(exact[name]), abs=rounding + half_unit(exact[name])), name
         assert row[4:] == [f"{float(base[name]):g}", f"{float(tuned[name]):g}", f"{float(stated[name]):+g} %"]
 
 

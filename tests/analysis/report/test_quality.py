@@ -34,6 +34,7 @@ def ladder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Any]:
 
 
 def row_of(tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    """Merge one run with these changes and return its row."""
     write_run(tmp_path / "grace", "r-01", **changes)
     return merged(tmp_path).runs.row(0, named=True)
 
@@ -198,6 +199,7 @@ def test_sample_images_come_from_valid_runs_only(tmp_path: Path) -> None:
 
 def test_an_unavailable_metric_gives_the_reason_beside_the_mean() -> None:
     def metrics(value: float | None) -> str:
+        """Return FID as a manifest records it."""
         fid = {"value": value, "n": 4096} if value else {"unavailable": "2,049 images are needed"}
         return json.dumps({"fid": fid})
 

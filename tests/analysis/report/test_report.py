@@ -41,25 +41,31 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
+        """Collect ids, links and resources; overrides HTMLParser."""
+        attributes = dict(attrs)
         self.tags.append(tag)
         self.loads += [v for k, v in attrs if k in ("src", "srcset", "poster", "data", "xlink:href") and v]
-        self.loads += [found["href"] or ""] if tag in ("link", "image", "use", "base") and "href" in found else []
-        self.ids += [found["id"] or ""] if "id" in found else []
-        self.links += [found["href"] or ""] if tag == "a" and "href" in found else []
+        self.loads += (
+            [attributes["href"] or ""] if tag in ("link", "image", "use", "base") and "href" in attributes else []
+        )
+        self.ids += [attributes["id"] or ""] if "id" in attributes else []
+        self.links += [attributes["href"] or ""] if tag == "a" and "href" in attributes else []
         self._open = tag if tag in ("h3", "title", "h1") else None
         if self._open:
             self.headings.append("")
 
     def handle_data(self, data: str) -> None:
+        """Collect the text of headings; overrides HTMLParser."""
         if self._open:
             self.headings[-1] += data
 
     def handle_endtag(self, tag: str) -> None:
+        """End a heading; overrides HTMLParser."""
         self._open = None if tag == self._open else self._open
 
 
 def report_of(tmp_path: Path) -> tuple[str, Page]:
+    """Merge the runs below `in` and write the report; return its page as text and parsed."""
     assert app.main(["merge", str(tmp_path / "in"), "-o", str(tmp_path / "ds")]) == 0
     assert app.main(["report", str(tmp_path / "ds"), "-o", str(tmp_path / "out")]) == 0
     text = (tmp_path / "out" / "report.html").read_text()
@@ -68,6 +74,7 @@ def report_of(tmp_path: Path) -> tuple[str, Page]:
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Page]:
+    """Write the report of nine runs at two sites."""
     tmp_path = tmp_path_factory.mktemp("study")
     write_study(tmp_path / "in" / "grace", tmp_path / "in" / "delta")
     return tmp_path, *report_of(tmp_path)
@@ -220,6 +227,7 @@ def test_binning_a_timeline_preserves_a_spike() -> None:
 
 def test_palette_has_enough_contrast_in_both_schemes() -> None:
     def luminance(colour: str) -> float:
+        """Return the relative luminance of WCAG."""
         channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
         r, g, b = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
         return 0.2126 * r + 0.7152 * g + 0.0722 * b
@@ -293,8 +301,8 @@ def test_a_table_too_wide_for_the_terminal_is_divided_and_repeats_its_keys(
     render.to_terminal(shown, Console(file=out, width=width))
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= width
-    words = {word for line in lines for word in line.split()}
-    assert {word for name in shown.columns for word in name.split()} <= words
+    parts = {part for line in lines for part in line.split()}
+    assert {part for name in shown.columns for part in name.split()} <= parts
     heads = [line for line in lines if line.lstrip().startswith("Site")]
     assert len(heads) > (width == 100)
     assert all("Recipe" in line for line in heads)

@@ -14,6 +14,7 @@ from analysis.stats import cells as aggregate
 
 
 def frame(*rows: dict[str, Any]) -> pl.DataFrame:
+    """Return a table of valid runs with these values."""
     base = dict.fromkeys(columns.SCHEMA) | {
         "run_id": "r-01",
         "site": "grace",
