@@ -185,7 +185,7 @@ def _spec(panels: tuple[tuple[_Panel, Limits], ...], colour: str) -> Spec:
     rows = []
     for panel, domain in panels:
         if panel is panels[-1][0]:
-            x = x.axis(title="Seconds since the start of the measurement window")
+            x = x.axis(title="Time [s]")
         layers = [windows.encode(x, t_end, opacity)]
         layers += [throttled.encode(x, t_end, cause)] if panel.throttling else []
         layers += [*_curves(panel, domain, x, colour), events.encode(x)]

@@ -311,6 +311,7 @@ def test_checkpoints_and_validation_are_averaged_over_all_images(tmp_path: Path)
     run = write_run(tmp_path / "in", "r-01")
 
     def trained(windows: list[Row]) -> list[Row]:
+        """Add a window of checkpoints."""
         warmup, measure = windows
         warmup |= {"steps": 18, "images": 144}
         start = measure["t_end_mono_ns"]
