@@ -68,30 +68,23 @@ def ratios(runs: pl.DataFrame) -> list[cells.Ratio]:
 def comparison(build: TableBuilder, metric: str) -> Table | None:
     """Return measured and published values at the same GPU and batch size; None if there is neither."""
     measured = build.cells.filter((pl.col("workload") == published.WORKLOAD) & pl.col(metric).is_not_null())
-    measured = measured.with_columns(same_images=published.same_training_images())
-    poster = {
-        (row["gpu"], row["batch"]): row
-        for row in published.shown().filter(pl.col("metric") == metric).iter_rows(named=True)
-    }
+    measured = measured.with_columns(comparable=published.same_training_images() | pl.lit(metric != "runtime_h"))
+    values = published.shown().filter(pl.col("metric") == metric)
+    pairs = measured.join(values, on=["gpu", "batch"], how="full", coalesce=True, suffix="_published")
     rows, incomparable = [], False
-    for cell in measured.iter_rows(named=True):
-        key = (cell["gpu"], cell["batch"])
-        beside = [DASH] * 3
+    for row in pairs.iter_rows(named=True):
+        name = row["series"] or gpu_label(row["gpu"])
+        own = [name, str(row["batch"]), mean_text(row, metric), str(row[f"{metric}_n"] or 0), card_count(row)]
         # The poster optimized one cell only: see `pipeline`.
-        if (value := poster.get(key)) and cell["recipe"] != OPTIMIZED:
-            comparable = metric != "runtime_h" or cell["same_images"]
-            incomparable = incomparable or not comparable
-            ratio = number(cell[metric] / value["value"]) if comparable else DASH
-            beside = [f"{value['value']:g}", value["status"], ratio]
-        own = [cell["series"], str(cell["batch"]), mean_text(cell, metric), str(cell[f"{metric}_n"])]
-        rows.append((key, [*own, card_count(cell), *beside]))
-    for key in poster.keys() - {key for key, _ in rows}:
-        value = poster[key]
-        own = [gpu_label(key[0]), str(key[1]), DASH, "0", DASH]
-        rows.append((key, [*own, f"{value['value']:g}", value["status"], DASH]))
+        if row["value"] is None or row["recipe"] == OPTIMIZED:
+            rows.append([*own, DASH, DASH, DASH])
+            continue
+        incomparable |= row["comparable"] is False
+        ratio = number(row[metric] / row["value"]) if row["comparable"] else DASH
+        rows.append([*own, f"{row['value']:g}", row["status"], ratio])
     if not rows:
         return None
-    rows.sort(key=lambda row: (gpu_order(row[0][0]), row[1][0], row[0][1]))
+    rows.sort(key=lambda row: (gpu_order(row[0]), int(row[1])))
     columns = ["GPU", "Batch", "Measured", "n", "Cards", "Published", "Status", "Ratio"]
     models = ", ".join(measured["model"].drop_nulls().unique().sort()) or "none"
     demonstration = "The measured side is a demonstration: the ratio says nothing about the GPU."
@@ -105,7 +98,7 @@ def comparison(build: TableBuilder, metric: str) -> Table | None:
     ]
     title = f"Measured and published: {build.heading(metric)}"
     note = " ".join(filter(None, notes))
-    return build.table(f"poster-{metric}", title, columns, [row for _, row in rows], note=note)
+    return build.table(f"poster-{metric}", title, columns, rows, note=note)
 
 
 def pipeline(build: TableBuilder) -> list[Table]:

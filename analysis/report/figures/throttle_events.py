@@ -39,21 +39,15 @@ def throttled(samples: pl.LazyFrame, origin_ns: int, resolution: int) -> pl.Data
     return pl.concat(frames)
 
 
-def events(
-    table: pl.LazyFrame, gpu_uuids: list[str], span_ns: tuple[int, int], origin_ns: int
-) -> list[dict[str, str | float]]:
+def events(table: pl.LazyFrame, gpu_uuids: list[str], span_ns: tuple[int, int], origin_ns: int) -> pl.DataFrame:
     """Return (t, label, detail) of what happened to these cards, or to no particular one, within the time span."""
-    uuid = pl.col("gpu_uuid").cast(pl.String)
-    relevant = pl.col("kind").cast(pl.String).is_in(list(EVENTS)) & pl.col("t_mono_ns").is_between(*span_ns)
+    uuid, kind, detail = pl.col("gpu_uuid").cast(pl.String), pl.col("kind").cast(pl.String), pl.col("detail")
+    relevant = kind.is_in(list(EVENTS)) & pl.col("t_mono_ns").is_between(*span_ns)
     if gpu_uuids:
         relevant &= uuid.is_in(gpu_uuids) | uuid.is_null()
-    rows = table.select(pl.col("kind").cast(pl.String), "t_mono_ns", uuid, "detail").filter(relevant)
-    marked: list[dict[str, str | float]] = []
-    for row in rows.sort("t_mono_ns").collect().iter_rows(named=True):
-        label, detail = EVENTS[row["kind"]], row["detail"] or ""
-        if row["kind"] == "xid":
-            label = detail = f"{label} {detail[:8]}".strip()
-        else:
-            detail = f"{label}: {detail}" if detail else label
-        marked.append({"t": (row["t_mono_ns"] - origin_ns) * 1e-9, "label": label, "detail": detail})
-    return marked
+    name, detail = kind.replace_strict(EVENTS), detail.cast(pl.String).fill_null("")
+    # The detail of an Xid is its number: with it the label is short and says everything.
+    label = pl.when(kind == "xid").then(name + " " + detail.str.slice(0, 8)).otherwise(name).str.strip_chars()
+    text = pl.when((kind == "xid") | (detail == "")).then(label).otherwise(name + ": " + detail)
+    rows = table.filter(relevant).sort("t_mono_ns")
+    return rows.select(t=(pl.col("t_mono_ns") - origin_ns) * 1e-9, label=label, detail=text).collect()

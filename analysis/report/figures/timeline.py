@@ -11,6 +11,7 @@ from functools import cache
 
 import altair as alt
 import polars as pl
+import polars.selectors as cs
 
 from analysis.dataset import Dataset
 from analysis.stats.cells import CELL_KEYS
@@ -48,15 +49,7 @@ _PANELS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Timeline:
-    """The data of one run's timeline; times are in seconds since its origin."""
-
-    run: Row
-    bins: dict[str, pl.DataFrame]  # by column
-    windows: pl.DataFrame
-    throttled: pl.DataFrame
-    events: list[Row]
+_Datasets = dict[str, pl.DataFrame]  # `windows`, `throttled`, `events`, and the bins of every column of the panels
 
 
 def draw(dataset: Dataset, colours: dict[str, str]) -> list[Figure]:
@@ -66,16 +59,11 @@ def draw(dataset: Dataset, colours: dict[str, str]) -> list[Figure]:
     """
     runs = dataset.runs
     if runs.height > MAX_RUNS:
-        runs = runs.sort("valid", descending=True, maintain_order=True).unique(
-            CELL_KEYS, keep="first", maintain_order=True
-        )
-        runs = runs.head(MAX_RUNS)
-    timelines = [timeline for run in runs.iter_rows(named=True) if (timeline := _read(dataset, run))]
-    limits = [
-        _limits(panel, [timeline.bins[column] for timeline in timelines for column in panel.columns])
-        for panel in _PANELS
-    ]
-    return [_draw(timeline, limits, colours.get(timeline.run["gpu"], svg.MUTED)) for timeline in timelines]
+        runs = runs.sort("valid", descending=True, maintain_order=True)
+        runs = runs.unique(CELL_KEYS, keep="first", maintain_order=True).head(MAX_RUNS)
+    timelines = [(run, data) for run in runs.iter_rows(named=True) if (data := _read(dataset, run))]
+    limits = [_limits(panel, [data[column] for _, data in timelines for column in panel.columns]) for panel in _PANELS]
+    return [_draw(run, data, limits, colours.get(run["gpu"], svg.MUTED)) for run, data in timelines]
 
 
 def bin_samples(samples: pl.LazyFrame, column: str, origin_ns: int, bins: int = BINS) -> pl.DataFrame:
@@ -91,34 +79,31 @@ def bin_samples(samples: pl.LazyFrame, column: str, origin_ns: int, bins: int = 
     return binned.sort("bin").drop("bin")
 
 
-def _read(dataset: Dataset, run: Row) -> _Timeline | None:
-    """Return the data of a run's timeline; None if it has no samples."""
+def _read(dataset: Dataset, run: Row) -> _Datasets | None:
+    """Return the data of a run's timeline, with times in seconds since its origin; None if it has no samples."""
     start, end = pl.col("t_start_mono_ns"), pl.col("t_end_mono_ns")
-    windows = dataset.windows.filter(pl.col("run_id") == run["run_id"])
-    windows = windows.drop_nulls(["t_start_mono_ns", "t_end_mono_ns"])
-    opacity = pl.col("kind").replace_strict(_WINDOW_OPACITY, default=0.0)
+    windows = dataset.windows.filter((pl.col("run_id") == run["run_id"]) & start.is_not_null() & end.is_not_null())
     tables = {}
     for name in dict.fromkeys(panel.table for panel in _PANELS):
         columns = [column for panel in _PANELS if panel.table == name for column in panel.columns]
         columns += throttle_events.COUNTERS if name == "samples_slow" else []
         samples = own_samples(dataset.scan(name, run["run_id"]), run, windows)
-        tables[name] = samples.select("gpu_uuid", "t_mono_ns", *columns).collect().lazy()  # read once
+        # Collected once here: each column and the throttling would read the files again.
+        tables[name] = samples.select("gpu_uuid", "t_mono_ns", *columns).collect().lazy()
     time = pl.col("t_mono_ns")
     first, last = tables["samples_fast"].select(first=time.min(), last=time.max()).collect().row(0)
     if first is None:
         return None
     origin = min(windows.filter(pl.col("kind") == "measure")["t_start_mono_ns"], default=first)
     span = (first - MARGIN_NS, last + MARGIN_NS)
-    throttled = throttle_events.throttled(tables["samples_slow"], origin, BINS)
-    return _Timeline(
-        run=run,
-        bins={
-            column: bin_samples(tables[panel.table], column, origin) for panel in _PANELS for column in panel.columns
-        },
-        windows=windows.select("kind", t=(start - origin) / 1e9, t_end=(end - origin) / 1e9, opacity=opacity),
-        throttled=throttled.with_columns(colour=pl.col("cause").replace_strict(_THROTTLE_COLOURS)),
-        events=throttle_events.events(dataset.scan("events", run["run_id"]), _gpu_uuids(run), span, origin),
-    )
+    opacity = pl.col("kind").replace_strict(_WINDOW_OPACITY, default=0.0)
+    colour = pl.col("cause").replace_strict(_THROTTLE_COLOURS)
+    bins = {column: bin_samples(tables[panel.table], column, origin) for panel in _PANELS for column in panel.columns}
+    return bins | {
+        "windows": windows.select("kind", t=(start - origin) / 1e9, t_end=(end - origin) / 1e9, opacity=opacity),
+        "throttled": throttle_events.throttled(tables["samples_slow"], origin, BINS).with_columns(colour=colour),
+        "events": throttle_events.events(dataset.scan("events", run["run_id"]), _gpu_uuids(run), span, origin),
+    }
 
 
 def _gpu_uuids(run: Row) -> list[str]:
@@ -149,26 +134,24 @@ def _limits(panel: _Panel, frames: list[pl.DataFrame]) -> Limits:
     return (0.0, high * 1.16) if panel is _PANELS[0] else (low - margin, high + margin)
 
 
-def _draw(timeline: _Timeline, limits: list[Limits], colour: str) -> Figure:
+def _draw(run: Row, data: _Datasets, limits: list[Limits], colour: str) -> Figure:
     # A panel that nobody sampled is left out, but power and utilization are always there: empty, they say so.
     shown = tuple(
         (panel, domain)
         for panel, domain in zip(_PANELS, limits, strict=True)
-        if panel.table == "samples_fast" or any(timeline.bins[column].height for column in panel.columns)
+        if panel.table == "samples_fast" or any(data[column].height for column in panel.columns)
     )
-    times = [t for bins in timeline.bins.values() for t in bins["t"]]
-    times += [event["t"] for event in timeline.events]
-    windows, throttled = (
-        frame.with_columns(pl.col("t", "t_end").clip(min(times, default=0), max(times, default=0)))
-        for frame in (timeline.windows, timeline.throttled)
-    )
-    datasets = {"windows": windows.to_dicts(), "throttled": throttled.to_dicts()}
-    datasets |= {"events": timeline.events, "labelled": timeline.events[:MAX_LABELLED]}
-    for column, bins in timeline.bins.items():
-        datasets[column] = bins.with_columns(pl.all().round_sig_figs(5)).to_dicts()  # a thousandth of a pixel
-    run_id = timeline.run["run_id"]
+    sampled = pl.concat([frame["t"] for name, frame in data.items() if name not in ("windows", "throttled")])
+    ends = (min(sampled, default=0.0), max(sampled, default=0.0))
+    for name in ("windows", "throttled"):
+        # Shades end with the samples: a longer one would stretch the axis.
+        data[name] = data[name].with_columns(pl.col("t", "t_end").clip(*ends))
+    rounded = {name: frame.with_columns(cs.float().round_sig_figs(5)) for name, frame in data.items()}
+    datasets = {name: frame.to_dicts() for name, frame in rounded.items()}
+    datasets["labelled"] = datasets["events"][:MAX_LABELLED]
     spec = {**_spec(shown, colour), "datasets": datasets}
-    return base.figure(f"timeline-{run_id}", base.run_title(timeline.run), run_id, [_caption(timeline)], spec, [run_id])
+    title, run_id = base.run_title(run), run["run_id"]
+    return base.figure(f"timeline-{run_id}", title, run_id, [_caption(run, data["events"])], spec, [run_id])
 
 
 # The charts of runs differ in their data only, and Altair takes longer to build one than vl-convert to draw it.
@@ -210,15 +193,14 @@ def _curves(panel: _Panel, domain: Limits, x: alt.X, colour: str) -> list[alt.Ch
     return curves
 
 
-def _caption(timeline: _Timeline) -> str:
+def _caption(run: Row, events: pl.DataFrame) -> str:
     """Return how long the run was throttled, and what happened to it."""
     parts = []
     for column, text in (("throttle_power_pct", "at the power cap"), ("throttle_thermal_pct", "thermally throttled")):
-        share = timeline.run[column]
-        if share is not None and share >= 100 * throttle_events.MIN_SHARE:
-            parts.append(f"{text} for {number(share)} % of the measurement window")
-    parts += [f"{event['detail']} at {event['t']:.1f} s" for event in timeline.events[:MAX_LABELLED]]
-    if (rest := len(timeline.events) - MAX_LABELLED) > 0:
-        parts.append(f"{pluralize(rest, 'more event')}")
+        if run[column] is not None and run[column] >= 100 * throttle_events.MIN_SHARE:
+            parts.append(f"{text} for {number(run[column])} % of the measurement window")
+    named = events.head(MAX_LABELLED)
+    parts += [f"{detail} at {t:.1f} s" for t, detail in named.select("t", "detail").iter_rows()]
+    parts += [pluralize(events.height - named.height, "more event")] if events.height > named.height else []
     text = "; ".join(parts)
     return f"{text[:1].upper()}{text[1:]}." if text else ""
