@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -17,18 +16,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from inpaint_bench.core.errors import PointsFailedError, UserError
-from inpaint_bench.core.paths import ROOT
-from inpaint_bench.core.schema import CODE, SWEEP, PointState
+from inpaint_bench.core.schema import SWEEP, PointState
 from launchers.remote.archive import write_archive
 from launchers.remote.messages import ARCHIVE_FOLLOWS, MARKER, AttemptReply, CancelRequest, SubmitReply, SweepReply
 from launchers.remote.plan_file import Plan
 from launchers.remote.sync import list_results, source_path
 from launchers.slurm.query import SlurmReply, cancel_jobs
 from launchers.status.survey import cancellable, poll_sweep, sites_of
-from launchers.sweep import snapshot
 from launchers.sweep.events import Cancelled
 from launchers.sweep.ledger import Ledger
-from launchers.sweep.lock import BUSY, BusyError
 from launchers.sweep.sweep_record import SweepRecord
 
 if TYPE_CHECKING:
@@ -45,8 +41,6 @@ def submit(folder: Path, plan: Plan) -> SubmitReply:
     from launchers.points.compose import composer
     from launchers.submit.submit import Submission
 
-    if snapshot.planned_path(folder / CODE).resolve() != ROOT:
-        raise UserError(f"{ROOT}: the code is not what was sent; remove that folder and submit again")
     context = msgspec.structs.replace(plan.launch_context, working_dir=str(Path.cwd()))
     new_sweep = SweepRecord(sweep_id=plan.sweep_id, order=plan.order, launch_context=context)
     is_new, reply = not (folder / SWEEP).is_file(), SubmitReply()
@@ -101,7 +95,7 @@ def query(folder: Path, with_files: bool | None) -> SweepReply:
     status = poll_sweep(ledger)
     slurm = next(iter(status.replies.values()), SlurmReply())
     reply = SweepReply(sweep_id=ledger.sweep.sweep_id, submitting=submitting)
-    reply.squeue, reply.sacct, reply.rsync = slurm.squeue, slurm.sacct, shutil.which("rsync")
+    reply.squeue, reply.sacct = slurm.squeue, slurm.sacct
     if with_files:
         records = [point.record for point in status.points]
         list_results(folder, records, {p.record.num for p in status.points if p.is_open}, reply)
@@ -114,26 +108,19 @@ def query(folder: Path, with_files: bool | None) -> SweepReply:
 def cancel(folder: Path, request: CancelRequest) -> list[str]:
     """Cancel attempts and return errors. First waits for a command here that is still submitting, so as to get all."""
     ledger = Ledger.open(folder)
-    try:
-        with ledger.lock(timeout_s=request.timeout_s):
-            return _cancel(ledger, request, holding_lock=True)
-    except BusyError:
-        return [*_cancel(ledger, request), f"a command at the site {BUSY}, and has not ended: cancel again when it has"]
-
-
-def _cancel(ledger: Ledger, request: CancelRequest, *, holding_lock: bool = False) -> list[str]:
-    points = [point for point in poll_sweep(ledger, holding_lock=holding_lock).points if point.is_open]
-    attempts = [status.attempt for point in points for status in point.attempts]
-    attempts = [attempt for attempt in attempts if (attempt.point, attempt.attempt) in request.attempts]
-    sites, errors = sites_of(ledger), []
-    for site in sorted({attempt.site for attempt in attempts}):
-        running, messages = cancellable(sites[site], [attempt for attempt in attempts if attempt.site == site])
-        errors += messages
+    with ledger.lock(timeout_s=request.timeout_s):
+        points = [point for point in poll_sweep(ledger, holding_lock=True).points if point.is_open]
+        attempts = [status.attempt for point in points for status in point.attempts]
+        attempts = [attempt for attempt in attempts if (attempt.point, attempt.attempt) in request.attempts]
+        if not attempts:
+            return []
+        site = sites_of(ledger)[attempts[0].site]  # all attempts of this folder are at this site
+        running, errors = cancellable(site, attempts)
         ledger.append(Cancelled(attempts=[(attempt.point, attempt.attempt) for attempt in running]))
         jobs = [attempt.job_id for attempt in running if attempt.job_id]
-        if jobs and (message := cancel_jobs(sites[site], jobs)):
+        if jobs and (message := cancel_jobs(site, jobs)):
             errors.append(message)
-    return errors
+        return errors
 
 
 def _message(error: Exception) -> str:

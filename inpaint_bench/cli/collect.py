@@ -57,7 +57,7 @@ def _from_sites(ledger: Ledger) -> bool:
         try:
             reply = remote.call("query", True, SweepReply)
             print(f"{name}: {pluralize(len(reply.attempts), 'run')} listed", flush=True)
-            fetch = partial(fetch_over_ssh, remote, reply.rsync, folder=ledger.folder)
+            fetch = partial(fetch_over_ssh, remote, folder=ledger.folder)
             report = copy_results(ledger, reply, fetch, site=name)
             print(f"{name}: {report}")
             left_out |= _print_left_out(report.left_out, reply.skipped)

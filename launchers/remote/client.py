@@ -11,7 +11,6 @@ import io
 import logging
 import os
 import shlex
-import shutil
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -166,22 +165,18 @@ def push_code(remote: RemoteSweep, code: Path) -> None:
     # The folder is private, because jobs run the code as this user.
     prepare = f"mkdir -p {root} && umask 077 && mkdir -p {shlex.quote(folder)} && {cd}"
     check = f"{{ test -x {python} || {{ echo {python} is not a program there >&2; false; }}; }}"
-    report = f"{{ test -e {remote.code}/{SNAPSHOT} && echo complete; command -v rsync; true; }}"
+    report = f"{{ ! test -e {remote.code}/{SNAPSHOT} || echo complete; }}"
     done = connection.run(login(f"{prepare} && {check} && {report}"))
-    lines = done.out.decode(errors="replace").splitlines()
-    rsync = next((line for line in lines if line.endswith("/rsync")), None)
-    if done.code == 0 and "complete" not in lines:
-        publish = f"mv -T {partial} {remote.code}"
-        if rsync and shutil.which("rsync"):
+    if done.code == 0 and b"complete" not in done.out.splitlines():
+        publish, content = f"mv -T {partial} {remote.code}", io.BytesIO()
+        if connection.has_rsync():
             target = f"{connection.host}:{folder}/{partial}/"
-            connection.rsync("--recursive", "--delete", "--compress", f"--rsync-path={rsync}", f"{code}/", target)
-            done = connection.run(login(f"{cd} && {publish}"))
+            connection.rsync("--recursive", "--delete", "--compress", f"{code}/", target)
         else:
-            content = io.BytesIO()
             with tarfile.open(fileobj=content, mode="w:gz") as archive:
                 archive.add(code, arcname=".")
-            unpack = f"rm -rf {partial} && mkdir {partial} && tar -xz -f - -C {partial}"
-            done = connection.run(login(f"{cd} && {unpack} && {publish}"), stdin=content.getvalue())
+            publish = f"rm -rf {partial} && mkdir {partial} && tar -xz -f - -C {partial} && {publish}"
+        done = connection.run(login(f"{cd} && {publish}"), stdin=content.getvalue())
     if done.code:
         raise RemoteError(f"{remote.site.name}: the code cannot be copied to {folder} ({done.err})")
 
@@ -224,7 +219,7 @@ def query(ledger: Ledger, sites: Mapping[str, SiteConfig], records: Records) -> 
     for name, site in sites.items():
         attempts = [a for record in records.values() for a in record.attempts if a.site == name and not a.carried]
         remote = RemoteSweep.of(site, ledger)
-        if remote is None or all(_is_final(ledger.folder / attempt.subdir) for attempt in attempts):
+        if remote is None or all(_was_collected(ledger.folder / attempt.subdir) for attempt in attempts):
             continue
         try:
             status.add(name, remote.call("query", None, SweepReply), attempts, records)
@@ -237,7 +232,7 @@ def query(ledger: Ledger, sites: Mapping[str, SiteConfig], records: Records) -> 
     return status
 
 
-def _is_final(run_dir: Path) -> bool:
+def _was_collected(run_dir: Path) -> bool:
     """Return whether files that were collected say how the attempt ended."""
     state = SchedulerState.load(run_dir)
     return state is not None and state.final and RunArtifacts.read(run_dir).manifest is not None

@@ -95,6 +95,5 @@ class SweepReply(Struct, kw_only=True):
     submitting: bool = False  # a command there holds the sweep's lock
     squeue: str = ""  # "ok", or why it did not answer
     sacct: str = ""
-    rsync: str | None = None  # path of the program
     attempts: list[AttemptReply] = []
     skipped: list[str] = []  # what is not copied, a sentence each

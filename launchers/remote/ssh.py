@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import shlex
+import shutil
 import stat
 import subprocess
 import sys
@@ -26,8 +27,6 @@ from inpaint_bench.core.site import ConnectConfig
 
 SSH_ERROR = 255  # exit code of ssh itself
 RSYNC_VANISHED = 24  # exit code of rsync: some files were deleted before it read them
-# sockaddr_un.sun_path holds 108 bytes; %C expands to 40, and ssh appends up to 17 while it creates the socket.
-MAX_SOCKET_FOLDER = 108 - len("/") - 40 - 17 - 1
 
 
 class UnreachableError(Exception):
@@ -48,8 +47,8 @@ class Connection:
 
     def __init__(self, connect: ConnectConfig) -> None:
         assert connect.host is not None
-        self.host: str = connect.host
-        self.timeout_s = float(connect.timeout_s)
+        self.host = connect.host
+        self.timeout_s = connect.timeout_s
         self._connect = connect
         self._socket = socket_folder() / "%C"
 
@@ -85,13 +84,17 @@ class Connection:
             raise UnreachableError(f"ssh {self.host}: {last_lines(done.stderr) or 'the connection broke'}")
         return Completed(code=done.returncode, out=done.stdout, err=last_lines(done.stderr))
 
+    def has_rsync(self) -> bool:
+        """Return whether both sides have rsync."""
+        return shutil.which("rsync") is not None and self.run("exec sh -c 'command -v rsync'").code == 0
+
     def rsync(self, *arguments: str, stdin: bytes = b"") -> None:
         """Run rsync over the connection, with its progress on a terminal. What it had copied before an error is kept.
 
         Raises UnreachableError where it fails.
         """
         self.open()
-        command = ["rsync", "--times", "--protect-args", f"--timeout={max(1, int(self.timeout_s))}"]
+        command = ["rsync", "--times", "--protect-args", f"--timeout={self.timeout_s}"]
         command += [f"--rsh={shlex.join(self._ssh())}", *arguments]
         if interactive := sys.stdout.isatty():
             command.append("--info=progress2")
@@ -112,8 +115,8 @@ class Connection:
             "ControlPersist": str(60 * max(1, self._connect.persist_min)),
             "BatchMode": "no" if interactive else "yes",
             "StrictHostKeyChecking": "ask" if interactive else "yes",  # whatever the user's configuration says
-            "ConnectTimeout": str(max(1, int(self.timeout_s))),
-            "ServerAliveInterval": str(max(1, int(self.timeout_s / 4))),
+            "ConnectTimeout": str(self.timeout_s),
+            "ServerAliveInterval": str(max(1, self.timeout_s // 4)),
             "ServerAliveCountMax": "3",
             "ClearAllForwardings": "yes",
             "ForwardAgent": "no",
@@ -149,11 +152,13 @@ def login(script: str) -> str:
     return f"exec bash -lc {shlex.quote(script)}"
 
 
-def socket_folder() -> Path:
-    """Return a folder for the masters' sockets that only this user can enter. Raises UserError."""
-    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or "/nonexistent", "inpaint-bench")
-    fits = len(str(runtime)) <= MAX_SOCKET_FOLDER and runtime.parent.is_dir()
-    folder = runtime if fits else Path(f"/tmp/inpaint-bench-{os.getuid()}")
+def socket_folder(parent: str = "/tmp") -> Path:
+    """Return a folder for the masters' sockets that only this user can enter. Raises UserError.
+
+    It is in /tmp because the path of a socket may have 107 bytes, of which ssh needs 57, and a file system of the
+    network may have no sockets.
+    """
+    folder = Path(parent, f"inpaint-bench-{os.getuid()}")
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     status = folder.lstat()

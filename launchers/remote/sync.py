@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import stat
 import subprocess
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -156,12 +154,10 @@ def _is_here(path: Path, file: ResultFile, *, or_newer: bool) -> bool:
 
 def _record(attempts: Sequence[AttemptReply], ledger: Ledger, site: str | None, report: Report) -> list[AttemptReply]:
     """Return the attempts to be copied, each of them in the ledger; the report gets the others."""
-    sites, records, accepted = ledger.sweep.sites, ledger.points(), []
+    sites, accepted = ledger.sweep.sites, []
     specs = {spec.point: spec for spec in ledger.sweep.points}
-    recorded = {(a.point, a.attempt) for record in records.values() for a in record.attempts}
-    is_new = any(attempt.key not in recorded for attempt in attempts)
     # A `rerun` must not give the number of a new attempt to another one meanwhile.
-    with ledger.lock(timeout_s=LOCK_TIMEOUT_S) if is_new else nullcontext():
+    with ledger.lock(timeout_s=LOCK_TIMEOUT_S):
         records = ledger.points()
         for attempt in attempts:
             if reason := _conflict(attempt, records, sites, site):
@@ -212,22 +208,21 @@ def _conflict(
     return None if attempt.in_slurm or source is None else "it did not run in Slurm"
 
 
-def fetch_over_ssh(remote: RemoteSweep, rsync: str | None, paths: Sequence[str], folder: Path) -> None:
+def fetch_over_ssh(remote: RemoteSweep, paths: Sequence[str], folder: Path) -> None:
     """Fetch results by rsync or, where either side has none, as a tar stream. Raises UnreachableError."""
-    if not (rsync and shutil.which("rsync")):
+    if not remote.connection.has_rsync():
         _fetch_tar(remote, paths, folder)
         return
     logs = [path.removeprefix(f"{LOGS}/") for path in paths if path.startswith(f"{LOGS}/")]
     summaries = [path for path in paths if is_summary(path)]
     others = [path for path in paths if not path.startswith(f"{LOGS}/") and not is_summary(path)]
     # An interrupted file goes to a hidden folder: in its place it would pass for a part that differs.
-    options = ("--omit-dir-times", "--partial-dir=.partial", "--ignore-missing-args", f"--rsync-path={rsync}")
+    options = ("--omit-dir-times", "--partial-dir=.partial", "--ignore-missing-args", "--from0", "--files-from=-")
     for source, target, names in ((f"{JOBS}/", folder / LOGS, logs), ("", folder, others), ("", folder, summaries)):
         if names:
             os.sync()  # the parts are on the disk before a manifest says that they are complete
             site = f"{remote.connection.host}:{remote.root}/{source}"
-            stdin = "\0".join(names).encode()
-            remote.connection.rsync(*options, "--from0", "--files-from=-", site, str(target), stdin=stdin)
+            remote.connection.rsync(*options, site, str(target), stdin="\0".join(names).encode())
 
 
 def _fetch_tar(remote: RemoteSweep, paths: Sequence[str], folder: Path) -> None:

@@ -112,7 +112,7 @@ def test_control_characters_do_not_reach_the_terminal(site, capsys):
 
 
 def test_the_sweep_of_another_user_is_not_queried_over_ssh(site, monkeypatch, capsys):
-    """Its record names the ssh configuration, which could run any command here."""
+    """Check it because the record names the ssh configuration, which could run any command here."""
     ledger = site(SWEEP | {"attempts": [ATTEMPT]})
     monkeypatch.setattr(os, "getuid", lambda: (ledger.folder / "sweep.json").stat().st_uid + 1)
     monkeypatch.setattr(ssh.Connection, "run", lambda *_, **__: pytest.fail("ssh was called"))

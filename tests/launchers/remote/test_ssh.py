@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import polars as pl
 import pytest
@@ -211,19 +210,17 @@ def test_a_command_reaches_the_shell_as_it_was_given(tmp_path):
     assert done.stdout == "a b|$HOME|it's|\"|*|`id`|"
 
 
-def test_a_socket_folder_that_others_could_use_is_refused(tmp_path, monkeypatch):
-    with TemporaryDirectory() as short:  # a socket's path is short
-        monkeypatch.setenv("XDG_RUNTIME_DIR", short)
-        folder = ssh.socket_folder()
-        assert folder.parent == Path(short)
-        assert folder.stat().st_mode & 0o777 == 0o700
-        folder.chmod(0o755)
-        with pytest.raises(UserError, match="yours alone"):
-            ssh.socket_folder()
-        folder.rmdir()
-        folder.symlink_to(tmp_path)
-        with pytest.raises(UserError, match="yours alone"):
-            ssh.socket_folder()
+def test_a_socket_folder_that_others_could_use_is_refused(tmp_path):
+    folder = ssh.socket_folder(str(tmp_path))
+    assert folder.parent == tmp_path
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o755)
+    with pytest.raises(UserError, match="yours alone"):
+        ssh.socket_folder(str(tmp_path))
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    with pytest.raises(UserError, match="yours alone"):
+        ssh.socket_folder(str(tmp_path))
 
 
 def test_error_output_is_shown_without_control_characters():
