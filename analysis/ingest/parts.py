@@ -20,7 +20,6 @@ from inpaint_bench.core import schema as contract
 
 # Several writers of one folder add their names: part-000000.sidecar.parquet, .journal.sidecar.arrows.
 _PART = re.compile(r"part-\d{6,}(\.[\w-]+)?\.parquet")
-_JOURNAL = re.compile(re.escape(contract.JOURNAL).replace(r"\.arrows", r"(\.[\w-]+)?\.arrows"))
 # A row of a journal that a closed part holds too has the same values in these columns.
 _KEYS = {
     "samples_fast": ["gpu_uuid", "tick_seq"],
@@ -95,7 +94,7 @@ def open_table(folder: Path, table: str, run_id: str | None) -> tuple[TableFiles
     files = TableFiles()
     skips: list[SkippedFile] = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if _JOURNAL.fullmatch(path.name):
+        if contract.JOURNAL_NAME.fullmatch(path.name):
             files.journals.append(path)
             if path.is_file():
                 files.digests[path] = hashlib.sha256(path.read_bytes()).digest()

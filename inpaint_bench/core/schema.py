@@ -7,6 +7,7 @@ reason; it is never zero and never another metric under this name.
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Final
 
@@ -27,6 +28,7 @@ PART_PATTERN: Final = "part-{:06d}.parquet"  # a second writer inserts its name;
 CHECKPOINTS: Final = "checkpoints"  # holds step-<steps> folders; only of training
 CHECKPOINT: Final = "checkpoint.json"  # in each step folder: step, identity, checksums
 JOURNAL: Final = ".journal.arrows"  # Arrow IPC stream of the open part; hidden from readers
+JOURNAL_NAME: Final = re.compile(r"\.journal(?:\.([\w-]+))?\.arrows", re.ASCII)  # group 1: a second writer
 
 # --- a sweep directory ---------------------------------------------------------------------------
 SWEEP: Final = "sweep.json"
@@ -195,10 +197,10 @@ STEPS: Final = _table(
     ("lr", pa.float32(), True),
 )
 
-# Kinds written by the sidecar: gpu_lost; nvml_broken, nvml_reopened, nvml_reopen_failed, nvml_fatal; storage_failed,
-# storage_recovered; ecc (new errors); co_tenant ("pid N name", once per process, at most 100 per GPU); xid (its number,
-# at most 100 per GPU); power_limit ("300 W to 250 W"); check_failed (why processes and power limit could not be
-# checked); dcgm (why the exporter's rows are null, once per cause).
+# Kinds written by the sidecar: gpu_lost; nvml_broken (a read gave no value, once per GPU); nvml_fatal (sampling ended);
+# storage_failed, storage_recovered; ecc (new errors); co_tenant ("pid N name", once per process, at most 100 per GPU);
+# xid (its number, at most 100 per GPU); power_limit ("300 W to 250 W"); check_failed (why processes and power limit
+# could not be checked); dcgm (why the exporter's rows are null, once per cause).
 EVENTS: Final = _table(
     ("t_mono_ns", pa.int64(), False),
     ("t_unix_ns", pa.int64(), False),

@@ -42,7 +42,6 @@ class SidecarClient:
         self.source = "none"
         self._run_dir = run_dir
         self._process = process
-        self._report: TelemetryReport | None = None
 
     @classmethod
     def start(
@@ -59,17 +58,14 @@ class SidecarClient:
         """
         if settings.source == "none":
             return cls(run_dir, None)
-        try:
-            spec = SidecarSpec(
-                run_id=run_id,
-                run_dir=str(run_dir.absolute()),
-                uuids=list(uuids),
-                capture=settings.capture or capture,
-                parent=os.getpid(),
-                **{name: getattr(settings, name) for name in _FROM_SETTINGS},
-            )
-        except ValueError as error:
-            raise SidecarError(f"telemetry: {error}") from None
+        spec = SidecarSpec(
+            run_id=run_id,
+            run_dir=str(run_dir.absolute()),
+            uuids=list(uuids),
+            capture=settings.capture or capture,
+            parent=os.getpid(),
+            **{name: getattr(settings, name) for name in _FROM_SETTINGS},
+        )
         run_dir.mkdir(parents=True, exist_ok=True)
         with (run_dir / LOG).open("ab") as log:
             process = subprocess.Popen(
@@ -87,17 +83,13 @@ class SidecarClient:
         return sidecar
 
     def stop(self) -> TelemetryReport:
-        """Stop it and return its report. Takes less than a second, at most about 5 s; may be called again.
+        """Stop it and return its report. Takes less than a second, at most about 5 s.
 
         If it had to be killed, or had died, its journals are turned into parts.
         """
-        if self._process is None:
+        process = self._process
+        if process is None:
             return TelemetryReport(status="none", source="none")
-        if self._report is None:
-            self._report = self._stop(self._process)
-        return self._report
-
-    def _stop(self, process: subprocess.Popen[bytes]) -> TelemetryReport:
         status = "died"
         process.terminate()
         try:

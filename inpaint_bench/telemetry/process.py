@@ -18,14 +18,14 @@ import pynvml
 
 from inpaint_bench.core.environment import boot_id
 from inpaint_bench.core.records import CaptureMeta, StorageReport, TelemetryReport, write_record
-from inpaint_bench.core.schema import PRODUCER, SCHEMA_VERSION, SCHEMAS, TELEMETRY
+from inpaint_bench.core.schema import EVENTS, PRODUCER, SCHEMA_VERSION, TELEMETRY
 from inpaint_bench.core.validation import Endpoint
-from inpaint_bench.telemetry.nvml.api import Nvml, NvmlError
+from inpaint_bench.telemetry.nvml.api import Nvml, NvmlError, gpu_uuid
 from inpaint_bench.telemetry.nvml.capture_file import CaptureError, load
 from inpaint_bench.telemetry.nvml.real import RealNvml
 from inpaint_bench.telemetry.nvml.replay import ReplayNvml
 from inpaint_bench.telemetry.sampling.sampler import Sampler
-from inpaint_bench.telemetry.sampling.streams import FAST, GPM, GPM_MAX_HZ, STREAMS
+from inpaint_bench.telemetry.sampling.streams import GPM_MAX_HZ, STREAMS
 from inpaint_bench.telemetry.sources.checks import GpuChecks
 from inpaint_bench.telemetry.storage.background import BackgroundSaver
 from inpaint_bench.telemetry.storage.parts import PartWriter
@@ -77,25 +77,28 @@ class SidecarProcess:
         self._problems: list[str] = []
         self._problems_omitted = 0
         self._checks = GpuChecks(self._nvml, devices, self._parent, self.report_problem)
-        writers = {
-            table: PartWriter(
-                spec.folder / table,
-                SCHEMAS[table],
-                metadata,
-                spec.part_s,
-                # The worker writes events of its own into the same folder.
-                writer="sidecar" if table == "events" else None,
-            )
-            for table, metadata in part_metadata(spec, source, driver, nvml_version).items()
+        metadata = {
+            "schema_version": str(SCHEMA_VERSION),
+            "producer": PRODUCER,
+            "run_id": spec.run_id,
+            "source": source,
+            "driver": driver,
+            "nvml": nvml_version,
+            "boot_id": self._identity.boot_id or "unknown",
+            "clock": "CLOCK_MONOTONIC",
         }
+        writers = {
+            stream.table: PartWriter(spec.folder / stream.table, stream.schema, metadata, spec.part_s)
+            for stream in STREAMS
+        }
+        # The worker writes events of its own into the same folder.
+        writers["events"] = PartWriter(spec.folder / "events", EVENTS, metadata, spec.part_s, writer="sidecar")
         journal_s = min(spec.part_s, spec.journal_s)
         self._tables = BackgroundSaver(writers, journal_s, self.report_problem, self._refresh_report)
         self._next_refresh_s = time.monotonic() + spec.part_s
         self._dcgm = self._dcgm_monitor(devices)
         # Last: its first tick is due now, and opening the tables may take longer than a period.
-        self._sampler = Sampler(
-            self._nvml, devices, source, self._tables.append, stream_rates(spec), self._checks.nvml_reopened
-        )
+        self._sampler = Sampler(self._nvml, devices, source, self._tables.append, stream_rates(spec))
 
     def run(self) -> int:
         """Sample until told to stop. Returns the exit code."""
@@ -196,7 +199,7 @@ class SidecarProcess:
 def _open_source(spec: SidecarSpec) -> tuple[str, CaptureMeta | None, Nvml, list[str]]:
     """Return the value of the `source` column, the origin of a capture, the NVML and the UUIDs to sample."""
     if spec.source == "nvml":
-        return "nvml", None, RealNvml(), spec.uuids
+        return "nvml", None, RealNvml(), [gpu_uuid(text) for text in spec.uuids]
     capture = load(spec.capture or "")
     replay = ReplayNvml(capture, max(1, len(spec.uuids)))
     return f"replay:{capture.meta.name}", capture.meta, replay, replay.uuids()
@@ -205,31 +208,6 @@ def _open_source(spec: SidecarSpec) -> tuple[str, CaptureMeta | None, Nvml, list
 def stream_rates(spec: SidecarSpec) -> dict[str, float]:
     """Return the rate of each stream in Hz. gpm has that of slow, at most what leaves it a window."""
     return {"fast": spec.fast_hz, "slow": spec.slow_hz, "gpm": min(spec.slow_hz, GPM_MAX_HZ)}
-
-
-def part_metadata(spec: SidecarSpec, source: str, driver: str, nvml: str) -> dict[str, dict[str, str]]:
-    """Return the schema metadata of each table's parts."""
-    common = {
-        "schema_version": str(SCHEMA_VERSION),
-        "producer": PRODUCER,
-        "run_id": spec.run_id,
-        "source": source,
-        "driver": driver,
-        "nvml": nvml,
-        "boot_id": boot_id() or "unknown",
-        "clock": "CLOCK_MONOTONIC",
-    }
-    metadata = {"events": common}
-    for stream in STREAMS:
-        ids = [f"{item.column}={item.id}/{item.scope}" for item in stream.fields]
-        ids += [f"{item.column}={item.id}" for item in stream.gpm]
-        metadata[stream.table] = {
-            **common,
-            "period_ms": f"{1000 / stream_rates(spec)[stream.name]:g}",
-            "fields": " ".join(ids) + (" (GPM metric)" if stream is GPM else " (NVML field/scope)"),
-        }
-    metadata[FAST.table]["energy_scope"] = "gpu_board"
-    return metadata
 
 
 def _peak_rss_mib() -> float | None:

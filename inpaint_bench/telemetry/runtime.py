@@ -7,30 +7,27 @@ mask would receive a SIGTERM in the main thread's place and die of it, with part
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 from typing import Final
 
 STOP_SIGNALS: Final = {signal.SIGTERM, signal.SIGINT}
-PARENT_DIED: Final = signal.SIGUSR1
-_PR_SET_PDEATHSIG: Final = 1  # <linux/prctl.h>
 
 
 def block_signals() -> None:
-    """Block the signals that `wait_for_stop` waits for, and ask Linux to send one when the parent dies."""
+    """Block the signals that `wait_for_stop` waits for."""
     # Slurm sends its warning of the time limit to every process of a step; it is meant for the worker.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS | {PARENT_DIED})
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(PARENT_DIED), 0, 0, 0)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
 def wait_for_stop(seconds: float, parent: int) -> str | None:
     """Sleep, or return early with the reason to stop: the name of a signal, or parent_gone."""
-    received = signal.sigtimedwait(STOP_SIGNALS | {PARENT_DIED}, seconds)
+    received = signal.sigtimedwait(STOP_SIGNALS, seconds)
+    # After a SIGSTOP that outlasts the wait, CPython returns a struct that nothing has filled.
     if received is not None and received.si_signo in STOP_SIGNALS:
         return signal.Signals(received.si_signo).name
-    # The signal is no proof: it also comes when only the parent's thread that started this process ends.
+    # Not PR_SET_PDEATHSIG: it also comes when only the parent's thread that started this process ends.
     return "parent_gone" if os.getppid() != parent else None
 
 

@@ -7,14 +7,10 @@ from pathlib import Path
 import msgspec
 
 from inpaint_bench.core.records import Device, TelemetryReport
-from inpaint_bench.telemetry.nvml.api import gpu_uuid
 
 
 class SidecarSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The instructions of one sidecar; rates and intervals are those of TelemetryConfig, which checks them.
-
-    Raises ValueError if they do not say what to sample.
-    """
+    """The instructions of one sidecar; rates and intervals are those of TelemetryConfig, which checks them."""
 
     run_id: str
     run_dir: str
@@ -28,14 +24,6 @@ class SidecarSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     dcgm_url: str | None = None
     dcgm_every_s: float = 5.0
     parent: int | None = None  # the sidecar ends when its parent has another pid; None: than at its start
-
-    def __post_init__(self) -> None:
-        if self.source == "replay" and not self.capture:
-            raise ValueError("source=replay needs the name or file of a capture")
-        if self.source == "nvml":
-            if not self.uuids:
-                raise ValueError("no GPU to sample: source=nvml needs the UUID of every GPU")
-            self.uuids = [gpu_uuid(text) for text in self.uuids]
 
     @property
     def folder(self) -> Path:

@@ -23,8 +23,7 @@ import msgspec
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_bytes
-from inpaint_bench.core.schema import CHECKPOINTS, JOBS, MANIFEST, SCHEDULER, TELEMETRY, WINDOWS
-from inpaint_bench.telemetry.storage.journal import is_journal
+from inpaint_bench.core.schema import CHECKPOINTS, JOBS, JOURNAL_NAME, MANIFEST, SCHEDULER, TELEMETRY, WINDOWS
 from launchers.sweep.events import AttemptKey, Cancelled, Planned, PlannedAttempt, Refused, Submitted
 from launchers.sweep.ledger import Attempt, Ledger, PointRecord
 
@@ -101,7 +100,7 @@ def is_result(path: str, attempt: Attempt | AttemptReply) -> bool:
     if path.startswith(run_dir):
         parts = path.removeprefix(run_dir).split("/")
         # A file that is still being written has a hidden name. So have journals, which a killed run leaves.
-        hidden = any(part.startswith(".") and part != ".hydra" and not is_journal(part) for part in parts)
+        hidden = any(part.startswith(".") and part != ".hydra" and not JOURNAL_NAME.fullmatch(part) for part in parts)
         return not hidden and parts[0] not in NOT_COPIED and path.endswith(SUFFIXES)
     log = re.fullmatch(rf"{LOGS}/([\w-]+)/(\d+_\d+)_[\w.-]+\.(out|err)", path, re.ASCII)
     return log is not None and (log[1], log[2]) == (attempt.group, attempt.job_id)

@@ -19,7 +19,7 @@ from pathlib import Path
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.records import ManifestHead, Window, read_record
 from inpaint_bench.core.schema import JOURNAL, WINDOWS, PointState, Status, WindowKind
-from inpaint_bench.telemetry.storage.journal import read_journal
+from inpaint_bench.telemetry.storage.parts import read_journal
 
 from .survey import PointStatus
 

@@ -155,6 +155,10 @@ class TestAFailure:
         with pytest.raises(UserError, match="this run uses none: set telemetry=none"):
             worker.run(compose("telemetry=nvml", "telemetry.source=nvml"), tmp_path, [])
 
+    def test_replay_without_a_capture_is_a_clear_error(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match=r"needs telemetry\.capture=<name or file of a capture>"):
+            worker.run(compose("telemetry=replay"), tmp_path, [])
+
     def test_cuda_asked_for_without_cuda_is_a_clear_error(self, tmp_path: Path) -> None:
         if torch.cuda.is_available():
             pytest.skip("this machine has CUDA")

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from inpaint_bench.telemetry import process
-from inpaint_bench.telemetry.process import SidecarProcess, part_metadata
+from inpaint_bench.telemetry.process import SidecarProcess, stream_rates
 from inpaint_bench.telemetry.spec import Message, NotReady, SidecarSpec
 
 from .support import CAPTURE, uuid
@@ -27,12 +27,12 @@ def test_all_problems_are_counted_and_the_first_two_hundred_listed(tmp_path: Pat
     assert report.tables["events"].rows == 1000
 
 
-@pytest.mark.parametrize(("slow_hz", "period_ms"), [(1.0, "1000"), (5.0, "200"), (20.0, "200")])
+@pytest.mark.parametrize(("slow_hz", "gpm_hz"), [(1.0, 1.0), (5.0, 5.0), (20.0, 5.0)])
 def test_gpm_is_read_at_the_slow_rate_but_never_faster_than_its_window_allows(
-    tmp_path: Path, slow_hz: float, period_ms: str
+    tmp_path: Path, slow_hz: float, gpm_hz: float
 ) -> None:
     spec = SidecarSpec(run_id="r", run_dir=str(tmp_path), uuids=[uuid(0)], slow_hz=slow_hz)
-    assert part_metadata(spec, "nvml", "999", "13")["samples_gpm"]["period_ms"] == period_ms
+    assert stream_rates(spec)["gpm"] == gpm_hz
 
 
 def test_line_longer_than_a_pipes_buffer_is_written_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from msgspec.structs import replace
 
 from inpaint_bench.core.files import replace_bytes
 from inpaint_bench.core.records import CaptureMeta
@@ -94,8 +93,4 @@ def load(name: str) -> Capture:
 
 def save(path: Path, capture: Capture) -> None:
     """Write a capture atomically; equal content gives equal bytes."""
-    calls = {
-        key: replace(series, code=series.codes[0]) if len(set(series.codes)) == 1 else series
-        for key, series in capture.calls.items()
-    }
-    replace_bytes(path, gzip.compress(msgspec.json.encode(replace(capture, calls=calls)), mtime=0))
+    replace_bytes(path, gzip.compress(msgspec.json.encode(capture), mtime=0))

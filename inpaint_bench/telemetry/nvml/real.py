@@ -6,7 +6,6 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import pynvml
@@ -63,37 +62,33 @@ QUERIES: Final[Mapping[str, Callable[[Handle], Any]]] = {
 }
 
 
-class GpmReader:
-    """Reads GPM, the performance counters of Hopper and later: two samples, and the means between them.
+class _GpmReader:
+    """GPM of one GPU, the performance counters of Hopper and later: two samples, and the means between them.
 
-    Each GPU has two buffers that are swapped after every read, so that the windows follow each other without a gap.
-    A failed read costs no more than its own window.
+    The buffers are swapped after every read, so that the windows follow each other without a gap. A failed read costs
+    no more than its own window. Raises NvmlError if the card has no GPM.
     """
 
-    def __init__(self) -> None:
-        self._buffers: dict[str, _Buffers] = {}
+    def __init__(self, handle: Handle) -> None:
+        if not _call("nvmlGpmQueryDeviceSupport", handle).isSupportedDevice:
+            raise NvmlError(pynvml.NVML_ERROR_NOT_SUPPORTED, "nvmlGpmQueryDeviceSupport")
+        self._older, self._newer = _call("nvmlGpmSampleAlloc"), _call("nvmlGpmSampleAlloc")
+        self._newer_ns: int | None = None  # when the newer sample was taken
 
-    def read(self, uuid: str, handle: Handle, metrics: Sequence[int]) -> GpmWindow | None:
+    def read(self, handle: Handle, metrics: Sequence[int]) -> GpmWindow | None:
         """Return the metrics since the last read; None on the first, too early or too late read. Raises NvmlError."""
-        buffers = self._buffers.get(uuid)
-        if buffers is None:
-            if not _call("nvmlGpmQueryDeviceSupport", handle).isSupportedDevice:
-                raise NvmlError(pynvml.NVML_ERROR_NOT_SUPPORTED, "nvmlGpmQueryDeviceSupport")
-            buffers = _Buffers(_call("nvmlGpmSampleAlloc"), _call("nvmlGpmSampleAlloc"))
-            self._buffers[uuid] = buffers
         now_ns = time.monotonic_ns()
-        window_ns = None if buffers.newer_ns is None else now_ns - buffers.newer_ns
+        window_ns = None if self._newer_ns is None else now_ns - self._newer_ns
         if window_ns is not None and window_ns <= _MIN_GPM_WINDOW_NS:
             return None
-        _call("nvmlGpmSampleGet", handle, buffers.older)
-        buffers.older, buffers.newer, buffers.newer_ns = buffers.newer, buffers.older, now_ns
+        _call("nvmlGpmSampleGet", handle, self._older)
+        self._older, self._newer, self._newer_ns = self._newer, self._older, now_ns
         if window_ns is None or window_ns > _MAX_GPM_WINDOW_NS:
             return None
-        # The older sample is overwritten by the next read, so the windows touch.
         query = pynvml.c_nvmlGpmMetricsGet_t()
         query.version = pynvml.NVML_GPM_METRICS_GET_VERSION
         query.numMetrics = len(metrics)
-        query.sample1, query.sample2 = buffers.older, buffers.newer
+        query.sample1, query.sample2 = self._older, self._newer
         for index, metric in enumerate(metrics):
             query.metrics[index].metricId = metric
         _call("nvmlGpmMetricsGet", query)
@@ -101,38 +96,28 @@ class GpmReader:
 
     def free(self) -> None:
         """Free the buffers; to be called before NVML is closed."""
-        pairs, self._buffers = self._buffers, {}
-        for buffers in pairs.values():
-            for buffer in (buffers.older, buffers.newer):
-                with contextlib.suppress(NvmlError):
-                    _call("nvmlGpmSampleFree", buffer)
-
-
-@dataclass
-class _Buffers:
-    """The two samples of a GPU."""
-
-    older: Any
-    newer: Any
-    newer_ns: int | None = None  # when `newer` was taken
+        for buffer in (self._older, self._newer):
+            with contextlib.suppress(NvmlError):
+                _call("nvmlGpmSampleFree", buffer)
 
 
 class RealNvml(Nvml):
     """NVML of this machine. Creates no CUDA context and ignores CUDA_VISIBLE_DEVICES."""
 
     def __init__(self) -> None:
-        self._gpm = GpmReader()
+        self._gpm: dict[str, _GpmReader] = {}  # by UUID: after NVML was reopened, the handle is another
         self._events: Any = None  # collects Xids, until NVML is closed
 
     def open(self) -> None:
         _call("nvmlInit")
 
     def close(self) -> None:
-        self._gpm.free()
-        events, self._events = self._events, None
-        if events is not None:
+        while self._gpm:
+            self._gpm.popitem()[1].free()
+        if self._events is not None:
             with contextlib.suppress(NvmlError):
-                _call("nvmlEventSetFree", events)
+                _call("nvmlEventSetFree", self._events)
+            self._events = None
         _call("nvmlShutdown")
 
     def driver_version(self) -> str:
@@ -163,8 +148,10 @@ class RealNvml(Nvml):
         return [_field_value(element) for element in _call("nvmlDeviceGetFieldValues", handle, list(ids))]
 
     def gpm(self, handle: Handle, metrics: Sequence[int]) -> GpmWindow | None:
-        # Windows are kept by UUID: after NVML was opened anew, the handle is another.
-        return self._gpm.read(self.uuid(handle), handle, metrics)
+        uuid = self.uuid(handle)
+        if uuid not in self._gpm:
+            self._gpm[uuid] = _GpmReader(handle)
+        return self._gpm[uuid].read(handle, metrics)
 
     def compute_processes(self, handle: Handle) -> list[int]:
         names = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetComputeRunningProcesses_v2")

@@ -1,13 +1,12 @@
 """Samples the streams of every GPU, and decides what a failure means for the rest of the run.
 
-A lost GPU is an event and one row of nulls; the others continue. If NVML as a whole fails, it is reopened at growing
-intervals. Only a driver that was replaced under the running process ends the sampling. Ticks have absolute deadlines on
-CLOCK_MONOTONIC, so that a slow read does not shift the later ones.
+A lost GPU is an event and one row of nulls; the others continue. Any other failure costs the values of its tick, and
+the next tick tries again. Only a driver that was replaced under the running process ends the sampling. Ticks have
+absolute deadlines on CLOCK_MONOTONIC, so that a slow read does not shift the later ones.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -15,15 +14,14 @@ from typing import Any, Final
 import pynvml
 
 from inpaint_bench.core.records import StreamReport
-from inpaint_bench.telemetry.devices import DeviceState, open_device
-from inpaint_bench.telemetry.nvml.api import MIN_INTERVAL_NS, Nvml, NvmlError, error_text
+from inpaint_bench.telemetry.devices import DeviceState
+from inpaint_bench.telemetry.nvml.api import MIN_INTERVAL_NS, Nvml, error_text
 from inpaint_bench.telemetry.runtime import log
 
 from .streams import GPM, STREAMS, Reading, SampleStream
 
-_MAX_BACKOFF_S: Final = 30.0
 _GPU_LOST: Final = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED})
-# NVML may have to be reopened; OPERATING_SYSTEM: a container runtime withdrew the device (nvidia-container-toolkit#48).
+# OPERATING_SYSTEM: a container runtime withdrew the device (nvidia-container-toolkit, issue 48).
 _NVML_BROKEN: Final = frozenset(
     {pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_OPERATING_SYSTEM, pynvml.NVML_ERROR_UNKNOWN}
 )
@@ -77,8 +75,7 @@ class Ticker:
 class Sampler:
     """Reads the streams at `hz` (stream name -> Hz) and passes every row and event to `append(table, row)`.
 
-    `append` must not block. A device that is lost is left out from then on. `on_reopen` is called after NVML was
-    reopened, which voids what else was obtained from it.
+    `append` must not block. A device that is lost is left out from then on.
     """
 
     def __init__(
@@ -88,7 +85,6 @@ class Sampler:
         source: str,
         append: Callable[[str, dict[str, Any]], None],
         hz: Mapping[str, float],
-        on_reopen: Callable[[], None] = lambda: None,
     ) -> None:
         start_ns = time.monotonic_ns()
         self.devices = devices
@@ -97,9 +93,7 @@ class Sampler:
         self._nvml = nvml
         self._source = source
         self._append = append
-        self._on_reopen = on_reopen
-        self._backoff_s = 1.0
-        self._reopen_at_s: float | None = None
+        self._failing: set[str] = set()  # GPUs of which a read gave no value, each reported once
 
     @property
     def next_ns(self) -> int:
@@ -122,9 +116,6 @@ class Sampler:
 
     def sample(self, stream: SampleStream, seq: int) -> None:
         """Read one stream on every remaining GPU, as tick number `seq`. Never raises NvmlError."""
-        if self._reopen_at_s is not None and time.monotonic() >= self._reopen_at_s:
-            self._reopen()
-        has_values: list[bool] = []
         for device in self.devices:
             if device.lost or self.fatal:
                 continue
@@ -133,12 +124,8 @@ class Sampler:
                 continue
             # Also without a single value: the nulls say why.
             self._append(stream.table, reading.row(device.uuid, self._source, seq))
-            has_values.append(bool(reading.values))
             if reading.codes:
                 self._handle_errors(device, stream, reading)
-        # Only if all are well: one healthy GPU says nothing of another for which NVML was reopened.
-        if has_values and all(has_values):
-            self._backoff_s = 1.0
 
     def event(self, kind: str, detail: str, gpu_uuid: str | None = None) -> None:
         """Write a row of `events` and a line of the log."""
@@ -152,40 +139,9 @@ class Sampler:
             self.fatal = "the NVIDIA driver was replaced while the sidecar ran"
             self.event("nvml_fatal", self.fatal)
         elif lost := codes & _GPU_LOST:
-            self._mark_lost(device, error_text(min(lost)))
+            device.lost = True
+            self.event("gpu_lost", error_text(min(lost)), device.uuid)
         # GPM alone may fail while NVML works.
-        elif stream is not GPM and not reading.values and codes & _NVML_BROKEN and self._reopen_at_s is None:
+        elif stream is not GPM and not reading.values and codes & _NVML_BROKEN and device.uuid not in self._failing:
+            self._failing.add(device.uuid)
             self.event("nvml_broken", error_text(min(codes & _NVML_BROKEN)), device.uuid)
-            self._reopen_at_s = time.monotonic() + self._backoff_s
-
-    def _mark_lost(self, device: DeviceState, reason: str) -> None:
-        device.lost = True
-        self.event("gpu_lost", reason, device.uuid)
-
-    def _reopen(self) -> None:
-        """Close and open NVML; after a failure, try again after twice the time."""
-        self._backoff_s = min(2 * self._backoff_s, _MAX_BACKOFF_S)
-        with contextlib.suppress(NvmlError):  # it may be closed already
-            self._nvml.close()
-        try:
-            self._nvml.open()
-            for device in self.devices:
-                if not device.lost:
-                    self._reopen_device(device)
-        except NvmlError as error:
-            self._reopen_at_s = time.monotonic() + self._backoff_s
-            self.event("nvml_reopen_failed", str(error))
-        else:
-            self._reopen_at_s = None
-            self.event("nvml_reopened", "")
-            self._on_reopen()
-
-    def _reopen_device(self, device: DeviceState) -> None:
-        try:
-            device.handle = open_device(self._nvml, device.uuid)
-        except ValueError as error:  # the GPU is gone, or another one has its UUID
-            self._mark_lost(device, str(error))
-        except NvmlError as error:
-            if error.code not in _GPU_LOST:
-                raise
-            self._mark_lost(device, str(error))

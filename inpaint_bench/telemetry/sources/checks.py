@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 import pynvml
 
-from inpaint_bench.core.records import XidReport
-from inpaint_bench.telemetry.nvml.api import NEVER_SUPPORTED, Nvml, NvmlError, Xid, null_reason
+from inpaint_bench.core.records import GpuHealth, XidReport
+from inpaint_bench.telemetry.nvml.api import NEVER_SUPPORTED, FieldValue, Handle, Nvml, NvmlError, Xid, null_reason
 
 from .co_tenants import MAX_LISTED, classify
-from .health import read_health, worsened
 
 if TYPE_CHECKING:
     from inpaint_bench.telemetry.devices import DeviceState
@@ -23,6 +22,24 @@ INTERVAL_S: Final = 30.0  # a process list may take milliseconds
 XID_INTERVAL_S: Final = 1.0  # a poll takes 0.08 ms (H100), at worst 4 ms
 _MAX_XID_EVENTS: Final = 100  # per GPU; a failing card can send thousands
 _NO_RETRY: Final = NEVER_SUPPORTED | {pynvml.NVML_ERROR_NO_PERMISSION}
+
+# Query -> the fields of GpuHealth that it feeds, in its order.
+_QUERIES: Final = {
+    "ecc_volatile": ("ecc_corrected_volatile", "ecc_uncorrected_volatile"),
+    "ecc_aggregate": ("ecc_corrected_aggregate", "ecc_uncorrected_aggregate"),
+    "remapped_rows": tuple(f"remapped_rows_{kind}" for kind in ("corrected", "uncorrected", "pending", "failed")),
+}
+_FIELDS: Final = {
+    "pcie_replays": (pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER, 0),
+    "recovery_action": (pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, 0),
+}
+_ACTION: Final = "NVML_GPU_RECOVERY_ACTION_"
+RECOVERY_ACTIONS: Final = {v: k.removeprefix(_ACTION).lower() for k, v in vars(pynvml).items() if k.startswith(_ACTION)}
+_UNCORRECTED: Final = {
+    "ecc_uncorrected_volatile": "uncorrectable memory errors since the driver was loaded",
+    "ecc_uncorrected_aggregate": "uncorrectable memory errors over the card's life",
+    "remapped_rows_uncorrected": "rows remapped after uncorrectable errors",
+}
 
 
 @dataclass
@@ -132,12 +149,6 @@ class GpuChecks:
         if previous_w is not None and previous_w != limit_w:
             self._report("power_limit", f"{previous_w:g} W to {limit_w:g} W", device.uuid)
 
-    def nvml_reopened(self) -> None:
-        """Watch anew for Xids: closing NVML ended all watching."""
-        for device in self._devices:
-            device.xids.reason = device.xids.reason or "nvml_reopened"
-        self.watch_xids()
-
     def watch_xids(self) -> None:
         """Watch every GPU that is not watched yet and may offer Xids; a failure may have been transient."""
         for device in self._devices:
@@ -170,3 +181,41 @@ class GpuChecks:
         numbers[xid.number] += 1
         if numbers.total() <= _MAX_XID_EVENTS:
             self._report("xid", str(xid.number), device.uuid if device else None)
+
+
+def read_health(nvml: Nvml, handle: Handle) -> GpuHealth:
+    """Read the error counters; one that is not given is None, with the reason in `nulls`. Never raises NvmlError."""
+    health = GpuHealth(nulls={})
+    for query, names in _QUERIES.items():
+        try:
+            for name, value in zip(names, nvml.query(handle, query), strict=True):
+                setattr(health, name, int(value))
+        except NvmlError as error:
+            health.nulls |= dict.fromkeys(names, null_reason(error.code).value)
+    try:
+        results = nvml.fields(handle, list(_FIELDS.values()))
+    except NvmlError as error:
+        results = [FieldValue(error.code, None)] * len(_FIELDS)
+    for name, result in zip(_FIELDS, results, strict=True):
+        if result.code != 0 or result.value is None:
+            health.nulls[name] = null_reason(result.code).value
+        elif name == "pcie_replays":
+            health.pcie_replays = int(result.value)
+        else:
+            # The driver may know more actions than the binding.
+            health.recovery_action = RECOVERY_ACTIONS.get(int(result.value), str(int(result.value)))
+    return health
+
+
+def worsened(start: GpuHealth, end: GpuHealth) -> list[str]:
+    """Return what makes a run on this GPU doubtful, as phrases. A counter that is None on either side says nothing."""
+    phrases = []
+    # Corrected errors are left out: they cost nothing.
+    for name, meaning in _UNCORRECTED.items():
+        before, after = getattr(start, name), getattr(end, name)
+        if before is not None and after is not None and after > before:
+            phrases.append(f"{after - before} new {meaning} ({before} to {after})")
+    if end.remapped_rows_failed:
+        when = {0: "during the run", None: "at an unknown time"}.get(start.remapped_rows_failed, "before the run")
+        phrases.append(f"a row could not be remapped, {when}")
+    return phrases

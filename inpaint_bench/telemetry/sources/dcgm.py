@@ -11,7 +11,6 @@ aliases, so both are accepted. Units are DCGM's (ratios, bytes per second), what
 from __future__ import annotations
 
 import http.client
-import math
 import threading
 import time
 import urllib.error
@@ -66,7 +65,8 @@ METRICS: Final = (
     Metric("nvlink_rx_mib_s", ("DCGM_FI_PROF_NVLINK_RX_BYTES",), *_RATE),
 )
 
-Values = Mapping[str, float]  # metric name: value as exported; NaN if two series contradict each other
+Values = Mapping[str, float]  # metric name: value as exported, or _INVALID
+_INVALID: Final = -1.0  # NaN, or two series that contradict each other
 
 
 class ScrapeError(Exception):
@@ -130,7 +130,8 @@ def parse_page(text: str, uuids: Collection[str]) -> dict[str, Values]:
         if gpu is None or labels.get("GPU_I_ID") or labels.get("nvlink"):
             continue
         value = float(sample.value)
-        gpu[sample.name] = value if gpu.get(sample.name, value) == value else math.nan
+        # NaN equals nothing, not even itself.
+        gpu[sample.name] = value if gpu.get(sample.name, value) == value else _INVALID
     return dict(values)
 
 
@@ -142,7 +143,7 @@ def to_columns(exported: Values) -> tuple[dict[str, float], dict[str, Null]]:
         value = next((exported[name] for name in metric.names if name in exported), None)
         if value is None:
             nulls[metric.column] = Null.NOT_EXPORTED
-        elif not 0 <= value < metric.limit:  # or NaN
+        elif not 0 <= value < metric.limit:
             nulls[metric.column] = Null.ERROR
         else:
             columns[metric.column] = value * metric.factor
@@ -160,10 +161,8 @@ class _Current:
 
     def repeated_by(self, values: Values) -> bool:
         """Return whether nothing that both hold differs; a metric that disappears renews nothing."""
-        return bool(self.values.keys() & values.keys()) and all(
-            self.values[name] == values[name] or (math.isnan(self.values[name]) and math.isnan(values[name]))
-            for name in self.values.keys() & values.keys()
-        )
+        common = self.values.keys() & values.keys()
+        return bool(common) and all(self.values[name] == values[name] for name in common)
 
 
 class DcgmMonitor:

@@ -1,25 +1,135 @@
-"""Closed Parquet parts, one row group each, that are either complete or absent.
+"""Closed Parquet parts, one row group each, that are either complete or absent, and the journal of the open one.
 
 A part is written under a temporary name, synced and renamed; until then its rows are in the journal. A process that is
-killed at any moment loses at most the rows of the last `journal_s` seconds.
+killed at any moment loses at most the rows since the journal was saved.
 """
 
 from __future__ import annotations
 
+import fcntl
+import io
+import os
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from inpaint_bench.core.files import replacing
+from inpaint_bench.core.files import fsync_folder, replacing
 from inpaint_bench.core.records import JournalRecovery
-from inpaint_bench.core.schema import PART_PATTERN, TABLES
+from inpaint_bench.core.schema import JOURNAL, JOURNAL_NAME, PART_PATTERN, TABLES
 
-from .journal import Journal, in_use, journal_name, read_journal
+_PART_KEY: Final = b"part"  # schema metadata: number of the part that a journal becomes
+
+
+class Journal:
+    """An Arrow IPC stream that mirrors the part which is still in memory. Not thread-safe.
+
+    An IPC stream has no footer, so every whole message can be read back after a kill -9; a truncated last message is
+    dropped. Each save is synced to disk.
+    """
+
+    def __init__(self, path: Path, schema: pa.Schema, part: int) -> None:
+        self._path = path
+        self._buffer = io.BytesIO()
+        metadata = {**(schema.metadata or {}), _PART_KEY: str(part).encode()}
+        self._stream = pa.ipc.new_stream(self._buffer, schema.with_metadata(metadata))
+        self._saved_bytes = 0
+        self._handle: int | None = None
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        """Add a batch, in memory only."""
+        self._stream.write_batch(batch)
+
+    def save(self) -> None:
+        """Write and sync the appended batches. Raises OSError and leaves the file as it was, so that a retry works."""
+        if self._handle is None:
+            self._handle = _open_locked(self._path)
+            os.ftruncate(self._handle, 0)
+            fsync_folder(self._path.parent)
+        try:
+            # pwrite at our own offset: a failed attempt is overwritten by the next one.
+            with self._buffer.getbuffer() as view:
+                size, position = len(view), self._saved_bytes
+                while position < size:
+                    position += os.pwrite(self._handle, view[position:], position)
+            os.fsync(self._handle)
+        except OSError:
+            os.ftruncate(self._handle, self._saved_bytes)
+            raise
+        self._saved_bytes = size
+
+    def delete(self) -> None:
+        """Remove the file once its rows are in a closed part."""
+        if self._handle is not None:
+            self._path.unlink(missing_ok=True)
+            os.close(self._handle)
+            self._handle = None
+
+
+@dataclass
+class JournalContent:
+    """The rows of a journal on disk."""
+
+    table: pa.Table
+    part: int
+    truncated: bool  # the last message was incomplete and is left out
+
+
+def read_journal(path: Path) -> JournalContent | None:
+    """Read every whole batch of a journal. Returns None if not even the schema was written."""
+    try:
+        stream = pa.ipc.open_stream(path.read_bytes())
+    except (pa.ArrowException, EOFError):
+        return None
+    batches, truncated = [], False
+    while True:
+        try:
+            batch = stream.read_next_batch()
+            # A message whose length is right may still hold blocks that never reached the disk.
+            batch.validate(full=True)
+        except StopIteration:
+            break
+        except (pa.ArrowException, OSError):
+            truncated = True
+            break
+        batches.append(batch)
+    metadata = dict(stream.schema.metadata or {})
+    part = int(metadata.pop(_PART_KEY, b"0"))
+    table = pa.Table.from_batches(batches, stream.schema).replace_schema_metadata(metadata)
+    return JournalContent(table, part, truncated)
+
+
+def _journal_name(writer: str | None) -> str:
+    """Return the file name of a writer's journal; None is the folder's only or main writer."""
+    return JOURNAL.replace(".arrows", f".{writer}.arrows") if writer else JOURNAL
+
+
+def _in_use(path: Path) -> bool:
+    """Return whether a living process on this host writes the journal (other hosts: only if they share locks)."""
+    try:
+        os.close(_open_locked(path, create=False))
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
+
+
+def _open_locked(path: Path, create: bool = True) -> int:
+    handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise
+    except OSError:
+        pass  # a file system without locks
+    return handle
 
 
 def part_name(number: int | str, writer: str | None) -> str:
@@ -39,19 +149,19 @@ def write_part(path: Path, table: pa.Table) -> None:
 
 def recover_run(run_dir: Path) -> list[JournalRecovery]:
     """Turn the journals that a killed process left in a run directory into parts. Idempotent. Raises OSError."""
-    return [record for table in TABLES for record in recover_folder(run_dir / table)]
+    return [record for table in TABLES for record in _recover_folder(run_dir / table)]
 
 
-def recover_folder(folder: Path) -> list[JournalRecovery]:
+def _recover_folder(folder: Path) -> list[JournalRecovery]:
     """Turn the journals in a table's folder into parts, except those of living processes on this host."""
-    return [_recover(path) for path in sorted(folder.glob(".journal*.arrows"))]
+    matches = {path: JOURNAL_NAME.fullmatch(path.name) for path in sorted(folder.glob(".journal*"))}
+    return [_recover(path, match[1]) for path, match in matches.items() if match]
 
 
-def _recover(path: Path) -> JournalRecovery:
+def _recover(path: Path, writer: str | None) -> JournalRecovery:
     folder = path.parent
-    writer = path.name.removeprefix(".journal").removesuffix(".arrows").strip(".") or None
     record = JournalRecovery(table=folder.name, writer=writer, outcome="in_use")
-    if in_use(path):
+    if _in_use(path):
         return record
     journal = read_journal(path)
     if journal is None or journal.table.num_rows == 0:
@@ -89,9 +199,9 @@ class PartWriter:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         # Two writers of one name would replace each other's parts.
-        if in_use(folder / journal_name(writer)):
+        if _in_use(folder / _journal_name(writer)):
             raise ValueError(f"{folder}: another process is writing to this folder")
-        recover_folder(folder)
+        _recover_folder(folder)
         self._folder = folder
         self._writer = writer
         encoded = {key.encode(): value.encode() for key, value in metadata.items()}
@@ -161,7 +271,7 @@ class PartWriter:
         columns = [pa.array([row.get(f.name) for row in rows], type=f.type) for f in self._schema]
         batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
         if self._journal is None:
-            self._journal = Journal(self._folder / journal_name(self._writer), self._schema, self._number)
+            self._journal = Journal(self._folder / _journal_name(self._writer), self._schema, self._number)
         self._batches.append(batch)
         self._journal.append(batch)
 

@@ -121,7 +121,7 @@ def test_recording_holds_no_uuid_and_no_process_id_and_the_note(examined: Examin
     capture = load(str(examined.out))
     assert capture.meta.note == "busy"
     assert capture.calls["compute_processes"].value == [None, None]
-    assert capture.calls["xids"].code == 0
+    assert capture.calls["xids"].codes == [0]
 
 
 def test_sidecar_replays_the_recording(examined: Examined, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from inpaint_bench.telemetry.nvml.capture_file import (
 from inpaint_bench.telemetry.nvml.recorder import NvmlRecorder, record
 from inpaint_bench.telemetry.nvml.replay import ReplayNvml
 from inpaint_bench.telemetry.sampling.streams import FAST, GPM, SLOW, STREAMS, StreamReader
-from inpaint_bench.telemetry.sources.health import read_health
+from inpaint_bench.telemetry.sources.checks import read_health
 from tests.telemetry.support import FakeNvml, rows, small_capture, start, uuid
 
 
@@ -95,8 +95,8 @@ def test_process_list_and_xids_are_recorded_without_content_and_not_replayed(tmp
     path = tmp_path / f"fake{SUFFIX}"
     save(path, Capture(format=FORMAT, meta=CaptureMeta(duration_ms=1000), calls=recorder.calls))
     capture = load(str(path))
-    assert (capture.calls["compute_processes"].code, capture.calls["compute_processes"].value) == (0, [None])
-    assert (capture.calls["xids"].code, capture.calls["xids"].value) == (0, [None])
+    assert (capture.calls["compute_processes"].codes, capture.calls["compute_processes"].value) == ([0], [None])
+    assert (capture.calls["xids"].codes, capture.calls["xids"].value) == ([0], [None])
     replay = ReplayNvml(capture)
     (name,) = replay.uuids()
     for call in (replay.compute_processes, replay.watch_xids):

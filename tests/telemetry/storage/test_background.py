@@ -10,8 +10,7 @@ import pytest
 
 from inpaint_bench.core import schema
 from inpaint_bench.telemetry.storage.background import BackgroundSaver, saving_in_background
-from inpaint_bench.telemetry.storage.journal import read_journal
-from inpaint_bench.telemetry.storage.parts import PartWriter
+from inpaint_bench.telemetry.storage.parts import PartWriter, read_journal
 from tests.telemetry.support import rows, wait_until
 
 TABLES = ("samples_fast", "samples_slow", "samples_gpm", "events")

@@ -10,8 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from inpaint_bench.core import schema
-from inpaint_bench.telemetry.storage.journal import read_journal
-from inpaint_bench.telemetry.storage.parts import PartWriter, recover_run
+from inpaint_bench.telemetry.storage.parts import PartWriter, read_journal, recover_run
 from tests.telemetry.support import leftovers, rows
 
 
@@ -93,7 +92,7 @@ def test_failed_save_leaves_the_journal_as_it_was(tmp_path: Path, monkeypatch: p
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as full:
-        full.setattr("inpaint_bench.telemetry.storage.journal.os.fsync", refuse)
+        full.setattr("inpaint_bench.telemetry.storage.parts.os.fsync", refuse)
         with pytest.raises(OSError, match="No space"):
             writer.save(2.0)
     assert journal.read_bytes() == before
