@@ -1,6 +1,7 @@
 """Shared by all tests."""
 
 import copy
+import os
 from typing import Any
 
 import pytest
@@ -8,6 +9,10 @@ from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
 
 pytest_plugins = ["tests.testbed.fixtures", "tests.tiers"]
+
+# One thread, for child processes too: networks as small as the tests' gain nothing from cores, and threads that wait
+# for each other become many times slower where other processes use the cores. Read when torch is imported.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -91,7 +91,8 @@ def terminable() -> Iterator[StopSignal]:
     """Turn SIGTERM into Terminated in the main thread, once: a second one must not interrupt the cleanup.
 
     The same holds for SIGUSR2, with which submitit's local executor announces the end of the time limit. A process
-    forked from this one ignores both: its parent will end it.
+    forked from this one ignores both: its parent will end it. SIGINT raises KeyboardInterrupt, also where the process
+    was started with it ignored (by a script in the background, by nohup).
     """
     stop_signal = StopSignal()
     if threading.current_thread() is not threading.main_thread():
@@ -107,6 +108,7 @@ def terminable() -> Iterator[StopSignal]:
         stop_signal.receive(signum)
 
     handlers = {signum: signal.signal(signum, handle) for signum in SIGNALS}
+    handlers[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield stop_signal
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,7 @@ class Verification(NamedTuple):
 class Lever:
     """One field of `RecipeConfig`. Its methods are called only where the field differs from the baseline."""
 
-    field: ClassVar[str]
+    field: str
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         """Return why the lever cannot run on the device, in a sentence, or None. Builds nothing."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,40 +21,42 @@ if TYPE_CHECKING:
 
     from .observe import StepObservation
 
+Availability = Callable[["BenchConfig", torch.device], str | None]
+
 COMPARED_IMAGES = 8
 MAX_MEAN_LEVELS = 3.0  # a guess: DALI's coarse transform is off by 1.3 on noise at quality 95, swapped channels by tens
 
 
-class _LoaderSetting(Lever):
+def _needs_gpu(reason: str) -> Availability:
+    return lambda bench, device: None if device.type == "cuda" else reason
+
+
+def _needs_images(bench: BenchConfig, _: torch.device) -> str | None:
+    """Return why a lever of reading images cannot run; None where images are read from prepared data."""
+    if bench.recipe.cache_image and bench.recipe.cache_masked:
+        return "with images and masked images cached no image is read"
+    return needs_prepared_data(bench)
+
+
+class LoaderSetting(Lever):
     """A setting that the loader reads from the recipe and reports."""
+
+    def __init__(self, field: str, available: Availability = lambda bench, device: None) -> None:
+        self.field, self._available = field, available
+
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        return self._available(bench, device)
 
     def verify(self, observed: StepObservation) -> Verification:
         setting: dict[str, Any] = observed.batches.settings[self.field]
-        return Verification(setting["effective"], setting["effective"] == setting["requested"], "the loader's report")
+        text = "the loader's report"
+        if "path" in setting:  # of staged data
+            text = f"{setting['bytes']:,} bytes at {setting['path']}"
+        return Verification(setting["effective"], setting["effective"] == setting["requested"], text)
 
 
-class NumWorkers(_LoaderSetting):
-    """Loader processes."""
-
-    field = "num_workers"
-
-
-class PrefetchFactor(_LoaderSetting):
-    """Batches that each loader process prepares in advance."""
-
-    field = "prefetch_factor"
-
-    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        return None if bench.recipe.num_workers else "without loader processes nothing is prefetched"
-
-
-class PinMemory(_LoaderSetting):
+class PinMemory(LoaderSetting):
     """Batches in page-locked host memory."""
-
-    field = "pin_memory"
-
-    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        return None if device.type == "cuda" else "page-locked memory needs a GPU"
 
     def verify(self, observed: StepObservation) -> Verification:
         on_host = [value for value in observed.batch.values() if value.device.type == "cpu"]  # DALI's are on the GPU
@@ -62,48 +65,12 @@ class PinMemory(_LoaderSetting):
         return Verification(pinned == len(on_host), pinned == len(on_host), text)
 
 
-class NonBlocking(_LoaderSetting):
+class NonBlocking(LoaderSetting):
     """Asynchronous copies of batches to the GPU."""
-
-    field = "non_blocking"
-
-    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        return None if device.type == "cuda" else "there is no copy to a GPU"
 
     def apply(self, components: StepComponents) -> None:
         # Without page-locked memory PyTorch copies synchronously whatever is requested.
         components.non_blocking = components.recipe.pin_memory
-
-
-def _needs_images(bench: BenchConfig) -> str | None:
-    """Return why a lever of reading images cannot run; None where images are read from prepared data."""
-    if bench.recipe.cache_image and bench.recipe.cache_masked:
-        return "with images and masked images cached no image is read"
-    return needs_prepared_data(bench)
-
-
-class Format(_LoaderSetting):
-    """Which copy of the prepared data is read."""
-
-    field = "format"
-
-    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        return _needs_images(bench)
-
-
-class StageTo(Lever):
-    """Prepared data copied to the node's disk or memory first."""
-
-    field = "stage_to"
-
-    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        return _needs_images(bench)
-
-    def verify(self, observed: StepObservation) -> Verification:
-        setting = observed.batches.settings["stage_to"]
-        active = setting["effective"] == setting["requested"]
-        text = f"{setting['bytes']:,} bytes at {setting['path']}" if active else "read where the data set is"
-        return Verification(setting["effective"], active, text)
 
 
 class Decode(Lever):
@@ -115,7 +82,7 @@ class Decode(Lever):
         kind, format = bench.data.kind, bench.recipe.format
         if kind != "prepared" or format != "files":
             return f"DALI needs data=prepared and recipe.format=files, this is data={kind} with format {format}"
-        return _needs_images(bench) or dali.unavailable_reason()
+        return _needs_images(bench, device) or dali.unavailable_reason()
 
     def verify(self, observed: StepObservation) -> Verification:
         decoder = observed.batches.decoder
@@ -139,11 +106,15 @@ def _level_difference(image: Tensor, indices: list[int], source: Source) -> tupl
     return float(difference.mean()), float(difference.max())
 
 
-class _Cached(Lever):
-    """An output of the frozen networks that is read from the cache."""
+class Cached(Lever):
+    """An output of the frozen networks that is read from the cache.
 
-    network = "vae_encoder"  # whose calls must be gone
-    source: ClassVar[str]  # which callable of the step components, and method of the cache
+    `component` names the callable of the step components that a method of the cache replaces, `network` the network
+    that is then not called.
+    """
+
+    def __init__(self, field: str, component: str, network: str) -> None:
+        self.field, self.component, self.network = field, component, network
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         return needs_prepared_data(bench)
@@ -153,7 +124,7 @@ class _Cached(Lever):
             components.cache = LatentCache.open(
                 components.bench, components.networks, components.source, components.device
             )
-        setattr(components, self.source, getattr(components.cache, self.source))
+        setattr(components, self.component, getattr(components.cache, self.component))
 
     def verify(self, observed: StepObservation) -> Verification:
         step, recipe = observed.step, observed.recipe
@@ -162,24 +133,6 @@ class _Cached(Lever):
         per_pass = 2 - recipe.cache_image - recipe.cache_masked if self.network == "vae_encoder" else 0
         calls, expected = observed.calls[self.network], per_pass * observed.components.micro_batches
         return Verification(calls, calls == expected, f"{calls} calls of {self.network} in a step, {expected} expected")
-
-
-class CacheImage(_Cached):
-    """Moments of the images."""
-
-    field, source = "cache_image", "image_moments"
-
-
-class CacheMasked(_Cached):
-    """Moments of the masked images, for a pool of masks per image."""
-
-    field, source = "cache_masked", "masked_moments"
-
-
-class CacheText(_Cached):
-    """Text states."""
-
-    field, source, network = "cache_text", "text_states", "text_encoder"
 
 
 class CacheStorage(Lever):
@@ -210,3 +163,23 @@ class MaskPool(Lever):
         cache = observed.components.cache
         size = cache.facts["inputs"]["mask_pool"] if cache else None
         return Verification(size, size == observed.recipe.mask_pool, "the opened cache's description")
+
+
+# In the order in which they are applied.
+LEVERS: tuple[Lever, ...] = (
+    LoaderSetting("format", _needs_images),
+    LoaderSetting("stage_to", _needs_images),
+    Decode(),
+    LoaderSetting("num_workers"),
+    LoaderSetting(
+        "prefetch_factor",
+        lambda bench, device: None if bench.recipe.num_workers else "without loader processes nothing is prefetched",
+    ),
+    PinMemory("pin_memory", _needs_gpu("page-locked memory needs a GPU")),
+    NonBlocking("non_blocking", _needs_gpu("there is no copy to a GPU")),
+    Cached("cache_image", "image_moments", "vae_encoder"),
+    Cached("cache_masked", "masked_moments", "vae_encoder"),
+    Cached("cache_text", "text_states", "text_encoder"),
+    CacheStorage(),
+    MaskPool(),
+)

@@ -59,10 +59,10 @@ class Windows:
         window.t_start_mono_ns, window.t_start_unix_ns = time.monotonic_ns(), time.time_ns()
         return window
 
-    def close(self, window: Window, status: WindowStatus, reason: str | None = None) -> None:
+    def close(self, window: Window, status: WindowStatus) -> None:
         """End the window now."""
         window.t_end_mono_ns, window.t_end_unix_ns = time.monotonic_ns(), time.time_ns()
-        window.status, window.reason = status, reason
+        window.status = status
         write_record(self._path, self._windows)
 
 
@@ -132,61 +132,72 @@ class Loop:
         self.not_finite = 0  # losses that were NaN or infinite
         self.memory: MemoryPeaks | None = None  # the largest peaks of the measured windows
         self._rows, self._on_progress = rows, on_progress
+        self._pending: deque[_Step] = deque()  # steps of the current window whose rows are not written yet
         self._rows_written = 0  # in the current window
         self._loss_slots: Tensor | None = None  # page-locked host memory
         self._progress_s = 0.0  # when progress was last reported
 
     def run(self, plan: WindowPlan) -> Window:
-        """Run the steps of one window. Rows and window are also written where a step fails or is interrupted."""
+        """Run the steps of one window. Window and rows are also written where a step fails or is interrupted."""
         if plan.stream_rows and self.device.type == "cuda" and self._loss_slots is None:
             self._loss_slots = torch.empty(LOSS_SLOTS, pin_memory=True)
         if plan.kind is WindowKind.MEASURE:
             self._reset_peak_memory()
-        self._synchronize()
-        steps_before = self.step
-        window = self.windows.open(plan.kind)
-        pending: deque[_Step] = deque()  # steps whose rows are not written yet
-        self._rows_written = 0
-        done, elapsed_s = 0, 0.0
-        try:
+        steps_before, done, elapsed_s = self.step, 0, 0.0
+        with self._window(plan.kind) as window:
             while not plan.is_done(done, elapsed_s):
-                pending.append(self._run_step(plan.stream_rows))
+                self._pending.append(self._run_step(plan.stream_rows))
                 done += 1
                 elapsed_s = (time.monotonic_ns() - window.t_start_mono_ns) / 1e9
                 if plan.stream_rows:
-                    self._write_rows(window, take_completed(pending))
+                    self._write_rows(window, take_completed(self._pending))
                 # Without a device sync: the host may be a few steps ahead of the device.
                 if time.monotonic() - self._progress_s >= PROGRESS_INTERVAL_S:
                     self._report_progress(plan, steps_before, done, elapsed_s)
-            self._synchronize()
-        except BaseException as error:
-            self._close_failed(window, pending, error)
-            with suppress(RuntimeError):
-                self._record_peak_memory()
-            raise
-        self._count_steps(window, pending)
-        signal_name = plan.stop_signal()
-        self.windows.close(window, WindowStatus.INTERRUPTED if signal_name else WindowStatus.COMPLETED, signal_name)
-        self._write_rows(window, list(pending))
-        self._rows.close()
-        if plan.kind is WindowKind.MEASURE:
-            self._record_peak_memory()
+            window.reason = plan.stop_signal()
         self._report_progress(plan, steps_before, done, window.seconds or 0.0)
         return window
 
     @contextmanager
     def untimed_window(self, kind: WindowKind) -> Iterator[None]:
         """Record the block as a window without steps; the device is idle at its edges."""
+        with self._window(kind):
+            yield
+
+    @contextmanager
+    def _window(self, kind: WindowKind) -> Iterator[Window]:
+        """Open a window around the block. A reason that the block sets marks it as interrupted."""
         self._synchronize()
         window = self.windows.open(kind)
+        self._pending.clear()
+        self._rows_written = 0
         try:
-            yield
+            yield window
             self._synchronize()
         except BaseException as error:
-            self._rows_written = 0
-            self._close_failed(window, deque(), error)
+            interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
+            window.reason = type(error).__name__
+            # A device in an error state can neither finish what was queued nor return losses.
+            with suppress(RuntimeError):
+                self._synchronize()
+            self._close_window(window, WindowStatus.INTERRUPTED if interrupted else WindowStatus.FAILED)
             raise
-        self.windows.close(window, WindowStatus.COMPLETED)
+        self._close_window(window, WindowStatus.INTERRUPTED if window.reason else WindowStatus.COMPLETED)
+
+    def _close_window(self, window: Window, status: WindowStatus) -> None:
+        window.steps = self._rows_written + len(self._pending)
+        window.images = window.steps * self.workload.images_per_step
+        self.windows.close(window, status)
+        try:
+            self._write_rows(window, list(self._pending))
+            # Of a warm-up only where it ended the run: it includes what building the workload took.
+            if window.kind is WindowKind.MEASURE or (window.kind is WindowKind.WARMUP and window.reason):
+                self._record_peak_memory()
+        except RuntimeError:
+            if status is WindowStatus.COMPLETED:
+                raise
+        finally:
+            self._rows.close()
 
     def _run_step(self, stream_rows: bool) -> _Step:
         number = self.step
@@ -221,22 +232,6 @@ class Loop:
         slot.copy_(loss, non_blocking=True)
         event.record()
         return slot, event
-
-    def _close_failed(self, window: Window, pending: deque[_Step], error: BaseException) -> None:
-        """Write what a failed or interrupted window did, and mark it."""
-        interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
-        status = WindowStatus.INTERRUPTED if interrupted else WindowStatus.FAILED
-        with suppress(RuntimeError):  # a device in an error state cannot finish what was queued
-            self._synchronize()
-        self._count_steps(window, pending)
-        self.windows.close(window, status, reason=type(error).__name__)
-        with suppress(RuntimeError):
-            self._write_rows(window, list(pending))
-        self._rows.close()
-
-    def _count_steps(self, window: Window, pending: deque[_Step]) -> None:
-        window.steps = self._rows_written + len(pending)
-        window.images = window.steps * self.workload.images_per_step
 
     def _write_rows(self, window: Window, steps: list[_Step]) -> None:
         """Append rows of completed steps; losses that are still on the device are read in one transfer."""

@@ -32,60 +32,41 @@ PARAMETERS_COMPARED = 16  # evenly through the network; all would need a second 
 
 
 @dataclass(kw_only=True)
-class Reference:
-    """The baseline's results."""
+class Results:
+    """What one pass computes."""
 
-    moments: Tensor | None  # of the encoder, unless it is cached
     prediction: Tensor
     loss: Tensor
-    gradients: list[Tensor]
-    weights: list[Tensor]
+    gradients: Tensor  # of some parameters, concatenated
+    moments: Tensor | None  # of the VAE's encoder, unless caches replace it
 
 
-def reference(components: StepComponents) -> Reference | None:
+def reference(components: StepComponents) -> Results | None:
     """Run the baseline at the recipe's micro-batch size. Return None where that does not fit into memory."""
     try:
-        prediction, loss = _forward(components)
-        loss.backward()
-        moments = _encode(components)
+        return _run(components)
     except torch.cuda.OutOfMemoryError:
         _clear_gradients(components)
         return None
-    parameters = _compared_parameters(components)
-    result = Reference(
-        moments=moments,
-        prediction=prediction.detach().float(),
-        loss=loss.detach(),
-        gradients=[_gradient(p) for p in parameters],
-        weights=[p.detach().clone() for p in parameters],
-    )
-    _clear_gradients(components)
-    return result
 
 
-def compare(components: StepComponents, baseline: Reference | None) -> tuple[Parity, float]:
+def compare(components: StepComponents, baseline: Results | None) -> tuple[Parity, float]:
     """Return the recipe's errors, and the seconds of its first pass (with compilation)."""
     began = time.monotonic()
-    prediction, loss = _forward(components)
-    scale = FP16_SCALE if components.autocast_dtype is torch.float16 else 1.0
-    (loss * scale).backward()
-    moments = _encode(components)
+    results = _run(components)
     if components.device.type == "cuda":
         torch.cuda.synchronize()
     seconds = time.monotonic() - began
     if baseline is None:
-        _clear_gradients(components)
         return Parity(unavailable=f"the baseline does not fit on this GPU at {_size(components)} images"), seconds
-    gradients = [_gradient(p) / scale for p in _compared_parameters(components)]
-    _clear_gradients(components)
     errors: dict[str, Any] = {
-        "prediction_rel": _relative_error(baseline.prediction, prediction.detach().float()),
-        "loss_rel": _relative_error(baseline.loss, loss.detach()),
-        "gradient_rel": _relative_error(_concatenate(baseline.gradients), _concatenate(gradients)),
-        "update_rel": _update_error(components, baseline.weights, baseline.gradients),
+        "prediction_rel": _relative_error(baseline.prediction, results.prediction),
+        "loss_rel": _relative_error(baseline.loss, results.loss),
+        "gradient_rel": _relative_error(baseline.gradients, results.gradients),
+        "update_rel": _update_error(components, baseline.gradients),
         "encoder_rel": None
-        if moments is None or baseline.moments is None
-        else _relative_error(baseline.moments, moments),
+        if results.moments is None or baseline.moments is None
+        else _relative_error(baseline.moments, results.moments),
     }
     far = {name: error for name, error in errors.items() if error is not None and not error <= TOLERANCE}
     if far:
@@ -93,6 +74,22 @@ def compare(components: StepComponents, baseline: Reference | None) -> tuple[Par
     not_finite = [name for name, error in far.items() if not math.isfinite(error)]
     errors |= dict.fromkeys(not_finite)
     return Parity(reference="baseline", **errors, far=bool(far), not_finite=not_finite), seconds
+
+
+def _run(components: StepComponents) -> Results:
+    """Run forward and backward pass and the encoder; the gradients are cleared."""
+    prediction, loss = _forward(components)
+    scale = FP16_SCALE if components.autocast_dtype is torch.float16 else 1.0
+    (loss * scale).backward()
+    gradients = [p.grad.detach().float() / scale for p in _compared_parameters(components) if p.grad is not None]
+    results = Results(
+        prediction=prediction.detach().float(),
+        loss=loss.detach(),
+        gradients=torch.cat([gradient.flatten() for gradient in gradients]),
+        moments=_encode(components),
+    )
+    _clear_gradients(components)
+    return results
 
 
 def _size(components: StepComponents) -> int:
@@ -138,11 +135,6 @@ def _compared_parameters(components: StepComponents) -> list[nn.Parameter]:
     return parameters[:: max(1, len(parameters) // PARAMETERS_COMPARED)]
 
 
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad.detach().float().clone()
-
-
 def _clear_gradients(components: StepComponents) -> None:
     for parameter in components.networks.trainable_parameters():  # with the location gate, used in the UNet's attention
         parameter.grad = None
@@ -150,24 +142,21 @@ def _clear_gradients(components: StepComponents) -> None:
         torch.cuda.empty_cache()
 
 
-def _concatenate(tensors: list[Tensor]) -> Tensor:
-    return torch.cat([tensor.flatten() for tensor in tensors])
-
-
 def _relative_error(a: Tensor, b: Tensor) -> float:
     return float((a - b).norm() / a.norm())
 
 
-def _update_error(components: StepComponents, weights: list[Tensor], gradients: list[Tensor]) -> float | None:
+def _update_error(components: StepComponents, gradients: Tensor) -> float | None:
     """Compare the first update on equal gradients; None for bf16 weights, whose rounding it would measure."""
     if components.unet_dtype != torch.float32:
         return None
+    parameters = _compared_parameters(components)
     updates = []
     for make_optimizers in (baseline_adamw, components.make_optimizers):
-        copies = [nn.Parameter(weight.clone()) for weight in weights]
-        for copy, gradient in zip(copies, gradients, strict=True):
-            copy.grad = gradient.to(copy.dtype).clone(memory_format=torch.preserve_format)
+        copies = [nn.Parameter(p.detach().clone()) for p in parameters]
+        for copy, gradient in zip(copies, gradients.split([p.numel() for p in parameters]), strict=True):
+            copy.grad = torch.empty_like(copy).copy_(gradient.view(copy.shape))
         for optimizer in make_optimizers(copies, 1e-3):
             optimizer.step()
-        updates.append(_concatenate([copy.detach() - weight for copy, weight in zip(copies, weights, strict=True)]))
+        updates.append(torch.cat([(copy - p).detach().flatten() for copy, p in zip(copies, parameters, strict=True)]))
     return _relative_error(updates[0], updates[1])

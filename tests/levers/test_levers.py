@@ -207,6 +207,7 @@ class TestTraining:
         shown = [validated(one, batch) for one in (plain, narrow)]
         assert shown[1] == pytest.approx(shown[0], rel=0.05)
 
+    @pytest.mark.timeout(1800)
     def test_compiled_gives_the_same_losses(self) -> None:
         workload = build("compile")
         assert workload.facts["compile_s"] > 0

@@ -33,11 +33,11 @@ from inpaint_bench.run.checkpoint import (
 from .small_disk import small_disk_on
 from .support import bench
 
-OURS = {"batch": 4, "model.name": "tiny"}
+IDENTITY = {"batch": 4, "model.name": "tiny"}
 
 
-def checkpoints(folder: Path, keep: int = 3, ours: dict[str, Any] | None = None) -> CheckpointStore:
-    return CheckpointStore(folder, keep, ours or OURS)
+def checkpoints(folder: Path, keep: int = 3, identity: dict[str, Any] | None = None) -> CheckpointStore:
+    return CheckpointStore(folder, keep, identity or IDENTITY)
 
 
 def filled(folder: Path, *steps: int, keep: int = 3) -> CheckpointStore:
@@ -52,8 +52,8 @@ def names(folder: Path) -> list[str]:
     return sorted(one.name for one in folder.iterdir())
 
 
-class TestWhatIsSaved:
-    def test_comes_back_with_every_value_whatever_its_layout_or_type(self, tmp_path: Path) -> None:
+class TestSavedContent:
+    def test_tensors_of_any_layout_and_type_are_restored_exactly(self, tmp_path: Path) -> None:
         base = torch.arange(2 * 3 * 4 * 5, dtype=torch.float32).reshape(2, 3, 4, 5)
         tensors = {
             "base": base,
@@ -81,35 +81,35 @@ class TestWhatIsSaved:
             ours, theirs = (one.detach().contiguous().reshape(-1).view(torch.uint8) for one in (tensor, other))
             assert torch.equal(ours, theirs), name
 
-    def test_is_read_by_the_safetensors_library_and_no_pickle(self, tmp_path: Path) -> None:
+    def test_is_readable_by_safetensors_and_holds_no_pickle(self, tmp_path: Path) -> None:
         path = checkpoints(tmp_path).save(1, {"a": torch.ones(3), "b": torch.tensor([True])}, {})
         assert names(path) == ["checkpoint.json", "tensors.safetensors", "values.json"]
         assert torch.equal(load_file(path / "tensors.safetensors")["a"], torch.ones(3))
 
-    def test_does_not_change_with_the_file_it_was_read_from(self, tmp_path: Path) -> None:
+    def test_loaded_tensors_do_not_depend_on_the_file(self, tmp_path: Path) -> None:
         store = filled(tmp_path, 5)
         found = store.load_latest()
         assert found is not None
         (found.path / "tensors.safetensors").write_bytes(b"")
         assert torch.equal(found.tensors["weight"], torch.full((100,), 5.0))
 
-    def test_says_who_wrote_it_when_and_with_what_checksums(self, tmp_path: Path) -> None:
+    def test_header_has_producer_time_identity_and_checksums(self, tmp_path: Path) -> None:
         path = checkpoints(tmp_path).save(3, {"a": torch.ones(3)}, {})
         content = json.loads((path / "checkpoint.json").read_text())["content"]
-        assert (content["step"], content["identity"], content["schema_version"]) == (3, OURS, 1)
+        assert (content["step"], content["identity"], content["schema_version"]) == (3, IDENTITY, 1)
         assert content["producer"].startswith("inpaint_bench ")
         assert abs(content["created_unix_ns"] - time.time_ns()) < 60e9
         assert content["files"]["tensors.safetensors"]["bytes"] == (path / "tensors.safetensors").stat().st_size
 
 
-class TestWhatIsKept:
-    def test_the_newest_stay_and_at_least_one(self, tmp_path: Path) -> None:
+class TestPruning:
+    def test_newest_are_kept(self, tmp_path: Path) -> None:
         filled(tmp_path, 1, 2, 30, 4, keep=2)
         assert names(tmp_path) == ["step-00000002", "step-00000004", "step-00000030"], "30 is not older than 4"
         filled(tmp_path, 31, keep=1)
         assert names(tmp_path) == ["step-00000031"]
 
-    def test_a_second_one_of_a_step_never_replaces_the_first_before_it_is_whole(self, tmp_path: Path) -> None:
+    def test_second_checkpoint_of_a_step_gets_a_name_of_its_own(self, tmp_path: Path) -> None:
         store = filled(tmp_path, 5)
         second = store.save(5, {"weight": torch.zeros(1)}, {"second": True})
         found = store.load_latest()
@@ -117,7 +117,7 @@ class TestWhatIsKept:
         assert (second.name, found.values) == ("step-00000005.1", {"second": True})
         assert (tmp_path / "step-00000005").is_dir()
 
-    def test_what_a_killed_writer_left_is_removed_at_the_next_start(self, tmp_path: Path) -> None:
+    def test_temporary_folders_of_a_killed_writer_are_removed_at_the_next_start(self, tmp_path: Path) -> None:
         filled(tmp_path, 5)
         (tmp_path / ".step-00000006.99.tmp").mkdir()
         (tmp_path / ".step-00000006.99.tmp" / "tensors.safetensors").write_bytes(b"half")
@@ -135,11 +135,11 @@ def truncate(path: Path, where: float) -> None:
     os.truncate(path, int(where * path.stat().st_size))
 
 
-class TestADamagedOne:
+class TestDamaged:
     @pytest.mark.parametrize("name", ["tensors.safetensors", "values.json", "checkpoint.json"])
     @pytest.mark.parametrize("where", [0.0, 0.3, 0.6, 0.99])
     @pytest.mark.parametrize("harm", [flip, truncate, lambda path, _: path.unlink()], ids=["flip", "cut", "missing"])
-    def test_is_refused_by_name_and_the_one_before_it_is_used(
+    def test_is_refused_by_name_and_the_previous_one_is_used(
         self, name: str, where: float, harm: Any, tmp_path: Path
     ) -> None:
         filled(tmp_path, 10, 20)
@@ -152,7 +152,7 @@ class TestADamagedOne:
         assert rejected == tmp_path / "step-00000020"
         assert name in reason
 
-    def test_is_removed_only_when_a_new_one_is_complete(self, tmp_path: Path) -> None:
+    def test_is_removed_only_after_a_new_one_is_complete(self, tmp_path: Path) -> None:
         filled(tmp_path, 10, 20)
         flip(tmp_path / "step-00000020" / "values.json", 0.5)
         store = checkpoints(tmp_path, keep=1)
@@ -161,16 +161,16 @@ class TestADamagedOne:
         store.save(12, {}, {})
         assert names(tmp_path) == ["step-00000012"]
 
-    def test_leaves_nothing_to_begin_from_where_it_was_the_only_one(self, tmp_path: Path) -> None:
+    def test_nothing_is_loaded_where_the_only_checkpoint_is_damaged(self, tmp_path: Path) -> None:
         filled(tmp_path, 10)
         truncate(tmp_path / "step-00000010" / "tensors.safetensors", 0.5)
         assert checkpoints(tmp_path).load_latest() is None
 
 
-class TestOneOfAnotherRun:
-    def test_is_refused_with_the_keys_that_differ_and_stays(self, tmp_path: Path) -> None:
+class TestOtherRuns:
+    def test_other_identity_is_refused_with_the_differing_keys_and_kept(self, tmp_path: Path) -> None:
         filled(tmp_path, 10)
-        store = checkpoints(tmp_path, keep=1, ours={"batch": 8, "model.name": "tiny", "model.weights": "/sd15"})
+        store = checkpoints(tmp_path, keep=1, identity={"batch": 8, "model.name": "tiny", "model.weights": "/sd15"})
         assert store.load_latest() is None
         assert list(store.rejected.values()) == [
             'another configuration: batch was 4, is 8; model.weights was null, is "/sd15"'
@@ -178,14 +178,14 @@ class TestOneOfAnotherRun:
         store.save(20, {}, {})
         assert names(tmp_path) == ["step-00000010", "step-00000020"]
 
-    def test_is_one_of_another_model_batch_or_seed_not_of_another_number_of_workers(self) -> None:
+    def test_identity_covers_model_batch_and_seed_but_not_the_number_of_workers(self) -> None:
         ours = identity(bench())
         assert identity(bench("recipe.num_workers=2", "workload.train_steps=9", "out=elsewhere")) == ours
         for override in ("batch=4", "seed=1", "recipe.precision=bf16", "model.unet.layers_per_block=2", "data.seed=3"):
             assert identity(bench(override)) != ours
         assert json.loads(json.dumps(ours)) == ours
 
-    def test_is_looked_for_only_beside_an_attempt(self, tmp_path: Path) -> None:
+    def test_sibling_folders_exist_only_for_attempts(self, tmp_path: Path) -> None:
         for name in ("attempt-1", "attempt-2", "attempt-10"):
             (tmp_path / name).mkdir()
         assert sibling_folders(tmp_path / "attempt-2") == [
@@ -194,11 +194,11 @@ class TestOneOfAnotherRun:
         ]
         assert sibling_folders(tmp_path / "other") == []
 
-    def test_of_an_earlier_attempt_serves_where_there_is_no_own_and_is_never_touched(self, tmp_path: Path) -> None:
+    def test_checkpoint_of_an_earlier_attempt_is_used_and_not_modified(self, tmp_path: Path) -> None:
         filled(tmp_path / "a", 10, 40)
         filled(tmp_path / "b", 30)
         flip(tmp_path / "a" / "step-00000040" / "values.json", 0.5)
-        store = CheckpointStore(tmp_path / "own", 1, OURS, [tmp_path / "a", tmp_path / "b"])
+        store = CheckpointStore(tmp_path / "own", 1, IDENTITY, [tmp_path / "a", tmp_path / "b"])
         found = store.load_latest()
         assert found is not None
         assert found.path == tmp_path / "b" / "step-00000030"
@@ -217,7 +217,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield mount
 
 
-def test_a_full_disk_leaves_the_last_good_one_and_nothing_half_written(small_disk: Path) -> None:
+def test_full_disk_leaves_the_last_good_one_and_no_partial_files(small_disk: Path) -> None:
     store = checkpoints(small_disk / "checkpoints", keep=1)
     store.save(1, {"weight": torch.ones(10_000)}, {})
     with pytest.raises(CheckpointError, match=r"step 2 in .*: No space left on device; .*step-00000001"):
@@ -243,7 +243,7 @@ while True:
 """
 
 
-def test_a_writer_killed_at_any_moment_leaves_a_good_newest_one(tmp_path: Path) -> None:
+def test_writer_killed_at_any_moment_leaves_a_loadable_checkpoint(tmp_path: Path) -> None:
     chance = random.Random(5)
     before = half_written = 0
     for _ in range(8):
@@ -268,26 +268,26 @@ def test_a_writer_killed_at_any_moment_leaves_a_good_newest_one(tmp_path: Path) 
     assert half_written, "no kill hit a write: the test says nothing"
 
 
-class TestSharedGenerators:
+class TestRandomState:
     @staticmethod
     def draw() -> list[float]:
         return [float(torch.rand(1)), float(torch.randn(1)), np.random.normal(), random.gauss(0, 1), random.random()]
 
-    def test_go_on_where_they_were_through_json(self) -> None:
+    def test_generators_continue_after_a_round_trip_through_json(self) -> None:
         self.draw()  # an odd number of Gaussians: NumPy and Python each hold one back
         tensors, values = rng_state()
         expected = [self.draw() for _ in range(700)]
         set_rng_state(tensors, json.loads(json.dumps(values)))
         assert [self.draw() for _ in range(700)] == expected
 
-    def test_are_not_drawn_from_by_looking(self) -> None:
+    def test_reading_the_state_draws_nothing(self) -> None:
         tensors, values = rng_state()
         expected = self.draw()
         set_rng_state(tensors, values)
         rng_state()
         assert self.draw() == expected
 
-    def test_stand_where_they_stood_after_a_block_that_raises(self) -> None:
+    def test_state_is_restored_after_a_block_that_raises(self) -> None:
         tensors, values = rng_state()
         expected = self.draw()
         set_rng_state(tensors, values)

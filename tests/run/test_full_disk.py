@@ -1,4 +1,4 @@
-"""The last word of a run on a disk that took everything else."""
+"""The final status of a run on a full disk."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def run_dir(tmp_path: Path) -> Iterator[Path]:
         yield mount
 
 
-def begun(run_dir: Path) -> ManifestFile:
+def start(run_dir: Path) -> ManifestFile:
     return ManifestFile.start(run_dir, bench(), compose(), [])
 
 
-def test_is_on_disk_with_its_reason_and_the_room_for_it_is_given_back(run_dir: Path) -> None:
-    manifest = begun(run_dir)
+def test_final_status_is_written_on_a_full_disk_and_the_reserve_removed(run_dir: Path) -> None:
+    manifest = start(run_dir)
     ballast = run_dir / "ballast"
     ballast.write_bytes(b"0" * shutil.disk_usage(run_dir).free)
     with pytest.raises(OSError, match="No space left"):
@@ -41,8 +41,8 @@ def test_is_on_disk_with_its_reason_and_the_room_for_it_is_given_back(run_dir: P
     assert sorted(file.name for file in run_dir.iterdir()) == ["ballast", "manifest.json"]
 
 
-def test_leaves_no_reserve_where_there_was_room_all_along(run_dir: Path) -> None:
-    manifest = begun(run_dir)
+def test_reserve_is_removed_at_the_end(run_dir: Path) -> None:
+    manifest = start(run_dir)
     assert {file.name for file in run_dir.iterdir()} == {"manifest.json", ".reserve"}
     manifest.finish(Status.COMPLETED)
     assert [file.name for file in run_dir.iterdir()] == ["manifest.json"]

@@ -1,4 +1,4 @@
-"""Losses that land on the host while the device works on: a stand-in for its events."""
+"""Asynchronous copies of losses, with a stand-in for CUDA events."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ class Event:
         self.done = True
 
 
-def under_way(*done: bool) -> Any:
+def pending_steps(*done: bool) -> Any:
     return deque(SimpleNamespace(number=n, loss_copy=(torch.zeros(()), Event(d))) for n, d in enumerate(done))
 
 
-def test_steps_are_taken_in_order_and_only_those_whose_loss_has_landed() -> None:
-    steps = under_way(True, True, False, True)
+def test_completed_steps_are_taken_in_order() -> None:
+    steps = pending_steps(True, True, False, True)
     assert [step.number for step in loop.take_completed(steps)] == [0, 1]
     assert [step.number for step in steps] == [2, 3]
 
 
-def test_nothing_is_waited_for_while_there_is_room_to_land(monkeypatch: Any) -> None:
+def test_does_not_wait_while_a_slot_is_free(monkeypatch: Any) -> None:
     monkeypatch.setattr(loop, "LOSS_SLOTS", 3)
-    steps = under_way(False, False)
+    steps = pending_steps(False, False)
     assert loop.take_completed(steps) == []
     assert not steps[0].loss_copy[1].done
 
 
-def test_a_place_is_not_given_again_before_its_loss_was_read(monkeypatch: Any) -> None:
+def test_waits_for_the_oldest_loss_when_all_slots_are_used(monkeypatch: Any) -> None:
     monkeypatch.setattr(loop, "LOSS_SLOTS", 2)
-    steps = under_way(False, False)
+    steps = pending_steps(False, False)
     assert [step.number for step in loop.take_completed(steps)] == [0]
     assert [step.number for step in steps] == [1]

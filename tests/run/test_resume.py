@@ -1,4 +1,4 @@
-"""Training that is cut and resumed: to the bit what an unbroken run gives. Real processes, real signals."""
+"""Interrupted and resumed trainings compute bit by bit what an uninterrupted one does. Real processes and signals."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ from . import support
 from .small_disk import small_disk_on
 from .support import compose, steps_of
 
+pytestmark = pytest.mark.timeout(1200)
+
+WAIT_S = 240  # for a child on a busy machine: importing torch alone may take half a minute
 TRAINING = ("workload.module=tests.run.support", "workload.name=tiny", "workload.learning_rate=0.01")
 STEPS = 24
 ROOT = Path(__file__).parents[2]
@@ -52,7 +55,7 @@ def start(run_dir: Path, *overrides: str, **environment: str) -> subprocess.Pope
 def cut(run_dir: Path, *overrides: str, at: int, by: int, phase: str = "update", step_s: float = 0.0) -> int:
     """A run that a signal meets within step `at`. Returns its exit code."""
     child = start(run_dir, *overrides, TINY_SIGNAL=f"{at}:{by}:{phase}", TINY_STEP_S=str(step_s))
-    return child.wait(120)
+    return child.wait(WAIT_S)
 
 
 def whole(run_dir: Path, *overrides: str) -> dict[str, Any]:
@@ -99,9 +102,8 @@ def expected(unbroken: dict[int, set[bytes]], steps: int = STEPS) -> dict[int, s
     return {step: bits for step, bits in unbroken.items() if step < steps}
 
 
-class TestAfterASignal:
-    @pytest.mark.timeout(600)
-    def test_ten_cuts_at_random_steps_give_the_losses_of_an_unbroken_run_to_the_bit(
+class TestSignal:
+    def test_losses_after_ten_interruptions_are_bit_identical_to_an_uninterrupted_run(
         self, tmp_path: Path, unbroken: dict[int, set[bytes]]
     ) -> None:
         """Requeued into its directory or sent again as a further attempt; validation draws random numbers too."""
@@ -128,7 +130,7 @@ class TestAfterASignal:
         assert [one["step"] for one in last["quality"]["validation"]] == [0, 7, 14, 21, 28, 35, 42, 49, 56, 60]
 
     @pytest.mark.parametrize("by", [signal.SIGUSR2, signal.SIGTERM])
-    def test_the_step_is_finished_a_checkpoint_written_and_the_run_marked(
+    def test_step_is_finished_checkpoint_written_and_run_marked_interrupted(
         self, by: signal.Signals, tmp_path: Path, unbroken: dict[int, set[bytes]]
     ) -> None:
         assert cut(tmp_path, *training(), at=10, by=by, phase="backward") == 128 + by
@@ -146,27 +148,25 @@ class TestAfterASignal:
         assert [row["step"] for row in steps_of(tmp_path)] == list(range(STEPS)), "no step was done twice"
         assert losses(tmp_path) == expected(unbroken)
 
-    def test_from_outside_at_any_time_between_start_and_end(
-        self, tmp_path: Path, unbroken: dict[int, set[bytes]]
-    ) -> None:
+    def test_signal_from_outside_may_arrive_at_any_time(self, tmp_path: Path, unbroken: dict[int, set[bytes]]) -> None:
         """Also while the workload is built, a validation runs or a checkpoint is written."""
         chance = random.Random(4)
         overrides = training(60, "workload.checkpoint_every_s=0.01", "workload.validate_every=2")
         for _ in range(4):
             child = start(tmp_path, *overrides, TINY_STEP_S="0.01")
             before = len(windows(tmp_path))
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + WAIT_S
             while len(windows(tmp_path)) == before and time.monotonic() < deadline:
                 time.sleep(0.01)
             time.sleep(0.25 * chance.random())
             for _ in range(3):  # only the first one counts
                 child.send_signal(chance.choice([signal.SIGTERM, signal.SIGUSR2]))
-            assert child.wait(60) in (143, 140, 0)
+            assert child.wait(WAIT_S) in (143, 140, 0)
             assert not any(name.startswith(".") for name in saved(tmp_path))
         whole(tmp_path, *overrides)
         assert losses(tmp_path) == unbroken
 
-    def test_within_a_validation_it_is_finished_and_not_done_again(
+    def test_validation_in_progress_is_finished_and_not_repeated(
         self, tmp_path: Path, unbroken: dict[int, set[bytes]]
     ) -> None:
         overrides = training(STEPS, "workload.validate_every=8")
@@ -178,19 +178,23 @@ class TestAfterASignal:
         assert [one["steps"] for one in windows(tmp_path, "warmup")] == [1, 1], "warmed up again"
         assert losses(tmp_path) == expected(unbroken)
 
-    def test_a_step_that_is_cut_by_the_keyboard_is_not_saved(self, tmp_path: Path) -> None:
+    def test_keyboard_interrupt_within_a_step_saves_no_checkpoint(self, tmp_path: Path) -> None:
         assert cut(tmp_path, *training(), at=10, by=signal.SIGINT, phase="backward") != 0
         assert manifest(tmp_path)["status"] == "interrupted"
         assert not (tmp_path / "checkpoints").exists()
 
-    def test_a_kill_without_any_checkpoint_begins_again(self, tmp_path: Path, unbroken: dict[int, set[bytes]]) -> None:
+    def test_run_killed_before_its_first_checkpoint_starts_at_step_zero(
+        self, tmp_path: Path, unbroken: dict[int, set[bytes]]
+    ) -> None:
         assert cut(tmp_path, *training(), at=10, by=signal.SIGKILL) == -9
         assert whole(tmp_path, *training())["resumed"] == []
         assert losses(tmp_path) == expected(unbroken)
 
 
-class TestARerun:
-    def test_goes_on_where_the_attempt_before_it_was(self, tmp_path: Path, unbroken: dict[int, set[bytes]]) -> None:
+class TestNextAttempt:
+    def test_resumes_from_the_checkpoint_of_an_earlier_attempt(
+        self, tmp_path: Path, unbroken: dict[int, set[bytes]]
+    ) -> None:
         first, second, third = (tmp_path / f"attempt-{number}" for number in (1, 2, 3))
         overrides = training(STEPS, "workload.validate_every=6")
         cut(first, *overrides, at=10, by=signal.SIGTERM)
@@ -205,7 +209,7 @@ class TestARerun:
         assert [one["step"] for one in done["quality"]["validation"]] == [0, 6, 12, 18, 24]
         assert saved(first) == ["step-00000011"], "another attempt's checkpoints are only read"
 
-    def test_of_a_finished_training_goes_straight_to_its_end(self, tmp_path: Path) -> None:
+    def test_finished_training_is_not_trained_again(self, tmp_path: Path) -> None:
         overrides = training(5, "workload.validate_every=5")
         first = whole(tmp_path / "attempt-1", *overrides)
         again = whole(tmp_path / "attempt-2", *overrides)
@@ -215,18 +219,18 @@ class TestARerun:
         longer = whole(tmp_path / "attempt-3", *training(8, "workload.validate_every=5"))
         assert [one["step"] for one in longer["quality"]["validation"]] == [0, 5, 8]
 
-    def test_for_fewer_steps_than_were_trained_is_refused(self, tmp_path: Path) -> None:
+    def test_fewer_steps_than_already_trained_are_refused(self, tmp_path: Path) -> None:
         whole(tmp_path, *training(12))
         with pytest.raises(UserError, match="train_steps=6: 12 steps were already trained here"):
             whole(tmp_path, *training(6))
 
-    def test_begins_anew_where_resume_is_off(self, tmp_path: Path, unbroken: dict[int, set[bytes]]) -> None:
+    def test_starts_at_step_zero_with_resume_off(self, tmp_path: Path, unbroken: dict[int, set[bytes]]) -> None:
         whole(tmp_path / "attempt-1", *training(5))
         done = whole(tmp_path / "attempt-2", *training(5, "workload.resume=false"))
         assert done["resumed"] == []
         assert losses(tmp_path / "attempt-2") == expected(unbroken, 5)
 
-    def test_of_another_model_is_refused_in_a_sentence_and_begins_anew(self, tmp_path: Path) -> None:
+    def test_checkpoint_of_another_configuration_is_refused_and_training_starts_anew(self, tmp_path: Path) -> None:
         whole(tmp_path / "attempt-1", *training(5))
         done = whole(tmp_path / "attempt-2", *training(5, "batch=3"))
         assert done["resumed"] == [
@@ -236,7 +240,7 @@ class TestARerun:
             }
         ]
 
-    def test_of_weights_that_do_not_fit_is_refused_by_the_workload(
+    def test_weights_of_another_shape_are_refused_by_the_workload(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         real = support.TiedNet
@@ -249,7 +253,7 @@ class TestARerun:
         assert {step: bits for step, bits in losses(tmp_path).items() if len(bits) == 2}.keys() == set(range(5))
 
 
-class TestADamagedCheckpoint:
+class TestDamagedCheckpoint:
     @pytest.fixture(scope="class")
     def twice_cut(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
         run_dir = tmp_path_factory.mktemp("cut")
@@ -259,7 +263,7 @@ class TestADamagedCheckpoint:
         return run_dir
 
     @pytest.mark.parametrize("harm", ["flip", "cut", "missing"])
-    def test_is_refused_by_name_and_the_one_before_it_gives_the_same_losses(
+    def test_is_refused_by_name_and_the_previous_one_gives_the_same_losses(
         self, harm: str, twice_cut: Path, tmp_path: Path, unbroken: dict[int, set[bytes]]
     ) -> None:
         run_dir = Path(shutil.copytree(twice_cut, tmp_path / "run"))
@@ -292,14 +296,14 @@ def fill(disk: Path) -> Path:
     return disk / "filler"
 
 
-class TestAFullDisk:
-    def test_is_told_while_training_goes_on_and_an_error_at_its_end(
+class TestFullDisk:
+    def test_is_recorded_while_training_continues_and_an_error_at_its_end(
         self, small_disk: Path, unbroken: dict[int, set[bytes]]
     ) -> None:
         cut(small_disk, *training(), at=3, by=signal.SIGTERM)
         assert saved(small_disk) == ["step-00000004"]
         filler = fill(small_disk / "checkpoints")
-        assert start(small_disk, *training(STEPS, "workload.checkpoint_every_s=0.01")).wait(60) != 0
+        assert start(small_disk, *training(STEPS, "workload.checkpoint_every_s=0.01")).wait(WAIT_S) != 0
         left = manifest(small_disk)
         assert (left["status"], left["reason"]) == ("failed", "app_error")
         assert left["message"].startswith("CheckpointError: could not write the checkpoint of step 24")
@@ -315,7 +319,7 @@ class TestAFullDisk:
         assert whole(small_disk, *training())["status"] == "completed"
         assert losses(small_disk) == expected(unbroken)
 
-    def test_on_a_signal_is_told_beside_the_signal(self, small_disk: Path) -> None:
+    def test_is_reported_with_the_signal_that_ended_the_run(self, small_disk: Path) -> None:
         fill(small_disk / "checkpoints")
         assert cut(small_disk, *training(), at=3, by=signal.SIGTERM) == 143
         left = manifest(small_disk)
@@ -326,7 +330,7 @@ class TestAFullDisk:
 
 
 class TestWindows:
-    def test_what_the_loader_made_during_a_validation_is_not_measured(
+    def test_batches_prefetched_during_a_validation_are_not_measured(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(support.TinyTraining, "prefetched_batches", 3)
@@ -342,7 +346,7 @@ class TestWindows:
         whole(run_dir, *training(10, "workload.validate_every=4", "workload.warmup_steps=2"))
         return run_dir
 
-    def test_a_validation_has_its_own_and_appears_once_per_step(self, done: Path) -> None:
+    def test_each_validation_has_a_window_and_appears_once_per_step(self, done: Path) -> None:
         assert [(one["kind"], one["steps"]) for one in windows(done)] == [
             ("validation", 0),
             ("warmup", 2),
@@ -363,7 +367,7 @@ class TestWindows:
         edges = [edge for one in windows(done) for edge in (one["t_start_mono_ns"], one["t_end_mono_ns"])]
         assert edges == sorted(edges)
 
-    def test_throughput_is_that_of_the_measure_windows_alone(self, done: Path) -> None:
+    def test_throughput_counts_only_the_measure_windows(self, done: Path) -> None:
         run, tables = load_run(done)
         row = summarise(run.manifest, run.windows, tables)
         measured = windows(done, "measure")
@@ -373,7 +377,7 @@ class TestWindows:
         assert row["images_per_s"] == pytest.approx(16 / seconds)
         assert "step table" not in (row["warnings"] or "")
 
-    def test_a_checkpoint_by_time_splits_the_measured_stretch(
+    def test_periodic_checkpoints_split_the_measured_window(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: dict[int, set[bytes]]
     ) -> None:
         monkeypatch.setenv("TINY_STEP_S", "0.02")
@@ -386,7 +390,7 @@ class TestWindows:
         assert losses(tmp_path) == expected(unbroken)
 
 
-class TestAKillInALongWindow:
+class TestKillInALongWindow:
     """Neither validation nor checkpoint: one window to the end. Its rows must not be in memory alone."""
 
     JOURNAL_S = 0.5
@@ -397,27 +401,27 @@ class TestAKillInALongWindow:
         run_dir = tmp_path_factory.mktemp("killed")
         overrides = training(100_000, f"telemetry.journal_s={self.JOURNAL_S}", "workload.warmup_steps=3")
         child = start(run_dir, *overrides, TINY_STEP_S="0.005")
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + WAIT_S
         while not windows(run_dir, "measure") and time.monotonic() < deadline:
             time.sleep(0.01)
-        time.sleep(4 * self.JOURNAL_S)
+        time.sleep(10 * self.JOURNAL_S)
         assert child.poll() is None
         at_ns = time.monotonic_ns()
         child.kill()
-        child.wait(60)
+        child.wait(WAIT_S)
         return run_dir, at_ns
 
-    def test_loses_at_most_a_journals_time_of_step_rows(self, killed: tuple[Path, int], tmp_path: Path) -> None:
+    def test_loses_at_most_journal_s_of_step_rows(self, killed: tuple[Path, int], tmp_path: Path) -> None:
         run_dir = Path(shutil.copytree(killed[0], tmp_path / "run"))
         (record,) = [record for record in recover_run(run_dir) if record.table == "steps"]
         assert (record.outcome, record.truncated) == ("recovered", False)
         rows = steps_of(run_dir)
         assert [row["step"] for row in rows] == list(range(len(rows))), "without a gap from the first step on"
         lost_s = (killed[1] - rows[-1]["t_end_mono_ns"]) / 1e9
-        assert lost_s < self.JOURNAL_S + 0.5, "half a second for a busy machine"
+        assert lost_s < self.JOURNAL_S + 2, "two seconds for a busy machine"
         assert all(row["loss"] is not None for row in rows)
 
-    def test_keeps_every_window_that_was_closed_and_the_open_one_without_an_end(
+    def test_keeps_closed_windows_and_the_open_one_without_an_end(
         self, killed: tuple[Path, int], tmp_path: Path
     ) -> None:
         run_dir = Path(shutil.copytree(killed[0], tmp_path / "run"))
@@ -428,14 +432,14 @@ class TestAKillInALongWindow:
         ids = [row["window_id"] for row in steps_of(run_dir)]
         assert ids[:4] == [warm["window_id"]] * 3 + [measured["window_id"]]
 
-    def test_is_read_by_merge_and_nothing_of_it_counts(self, killed: tuple[Path, int], tmp_path: Path) -> None:
+    def test_is_merged_as_an_invalid_run(self, killed: tuple[Path, int], tmp_path: Path) -> None:
         merge([killed[0]], tmp_path / "dataset")
         (row,) = pl.read_parquet(tmp_path / "dataset" / "runs.parquet").to_dicts()
         assert not row["valid"]
         steps = pl.read_parquet(tmp_path / "dataset" / "steps" / "**" / "*.parquet")
         assert steps.height > 20
 
-    def test_resumed_in_its_folder_the_rows_before_the_kill_stay(
+    def test_rows_before_the_kill_are_kept_when_resumed_in_the_same_directory(
         self, killed: tuple[Path, int], tmp_path: Path, unbroken: dict[int, set[bytes]]
     ) -> None:
         run_dir = Path(shutil.copytree(killed[0], tmp_path / "run"))
@@ -446,34 +450,34 @@ class TestAKillInALongWindow:
         assert len(found) > 20
 
 
-class TestABenchmark:
-    def test_leaves_no_checkpoint_and_says_nothing_of_resuming(self, tmp_path: Path) -> None:
+class TestBenchmark:
+    def test_writes_no_checkpoint_and_records_no_resume(self, tmp_path: Path) -> None:
         done = whole(tmp_path, *TRAINING)
         assert [one["kind"] for one in windows(tmp_path)] == ["warmup", "measure"]
         assert not (tmp_path / "checkpoints").exists()
         assert (done["resumed"], done["quality"]) == (None, None)
 
-    def test_is_cut_at_once_by_a_signal(self, tmp_path: Path) -> None:
+    def test_signal_interrupts_the_current_step(self, tmp_path: Path) -> None:
         assert cut(tmp_path, *TRAINING, at=2, by=signal.SIGTERM, phase="backward") == 143
         assert windows(tmp_path)[-1]["steps"] == 1, "the step that was under way is not counted"
         assert not (tmp_path / "checkpoints").exists()
 
-    @pytest.mark.parametrize("override", ["workload.validate_every=5", "workload.checkpoint_every_s=60"])
-    def test_cannot_be_split(self, override: str, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match=rf"{override}.*one measured stretch.*workload\.train_steps"):
+    @pytest.mark.parametrize("override", ["workload.validate_every=5", "workload.checkpoint_every_s=60.0"])
+    def test_keys_of_a_training_are_refused(self, override: str, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match=rf"{override}: only training reads this\. Set workload\.train_steps"):
             whole(tmp_path, *TRAINING, override)
         assert not list(tmp_path.iterdir()), "it is refused before the run directory is touched"
 
 
-class TestASignalThatIsHeld:
-    def test_raises_where_the_block_ends(self) -> None:
+class TestDeferredSignal:
+    def test_raises_at_the_end_of_the_block(self) -> None:
         stop_signal, names = StopSignal(), []
         with pytest.raises(Terminated, match="received SIGTERM"), stop_signal.deferred():  # noqa: PT012
             stop_signal.receive(signal.SIGTERM)
             names.append(stop_signal.name)
         assert names == ["SIGTERM"]
 
-    def test_does_not_hide_what_the_block_raised(self) -> None:
+    def test_does_not_hide_an_exception_of_the_block(self) -> None:
         stop_signal = StopSignal()
         with pytest.raises(ZeroDivisionError), stop_signal.deferred():  # noqa: PT012
             stop_signal.receive(signal.SIGTERM)
