@@ -59,95 +59,64 @@ class Advice(NamedTuple):
     command: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bottleneck:
-    """A class of runs. It matches where all conditions of one of its rules hold."""
+class Rule(NamedTuple):
+    """A class of runs, and conditions that all hold for it. A class with several rules needs one of them."""
 
     name: str
-    rules: tuple[tuple[int, tuple[Condition, ...]], ...]  # tier of evidence, conditions
-    advice: tuple[Advice, ...]  # the least effort first
-
-    @property
-    def evidence(self) -> dict[str, None]:
-        """Return the figures that its rules test, in their order."""
-        return {name: None for _, conditions in self.rules for name, _, _ in conditions if name not in _BOOLEAN}
+    tier: int  # of the evidence
+    conditions: list[Condition]
 
 
-_FEWER_PASSES = Advice("less work per image, from prepared data", "recipe=[RECIPE,cache_image,cache_masked,cache_text]")
-BOTTLENECKS = (
-    Bottleneck(
-        name="oom",
-        rules=((RUN, (("out_of_memory", ">", 0),)),),
-        advice=(
-            Advice("a smaller batch, or the largest that fits", "batch=auto"),
-            Advice("trade compute time for memory", "recipe=[RECIPE,grad_checkpoint]"),
-            Advice("the same optimizer step in two micro-batches", "recipe.accumulate=2"),
-        ),
+RULES = (
+    Rule("oom", RUN, [("out_of_memory", ">", 0)]),
+    Rule("thermal_throttled", RUN, [("throttle_thermal_pct", ">", flags.THERMAL_PCT)]),
+    Rule("power_capped", RUN, [("throttle_power_pct", ">", flags.POWER_CAP_PCT), ("clock_pct_of_max", "<", 97)]),
+    Rule("power_capped", RUN, [("power_pct_of_limit", ">", 97), ("clock_pct_of_max", "<", 97)]),
+    Rule("data_starved", RUN, [("data_wait_pct", ">", 10)]),
+    Rule("data_starved", SWEEP, [("gpu_idle_pct", ">", 20), ("elasticity", "<", 0.1)]),
+    Rule("host_bound", SWEEP, [("gpu_idle_pct", ">", 10), ("elasticity", ">", 0.8)]),
+    Rule("host_bound", RUN, [("gpu_idle_pct", ">", 10), ("elasticity", "unknown", 0)]),
+    Rule("tensor_bound", COUNTERS, [("tensor_active_pct", ">", 50), ("sm_active_pct", ">", 60)]),
+    Rule("dram_bound", COUNTERS, [("dram_active_pct", ">", 50)]),
+    Rule(
+        "latency_bound",
+        COUNTERS,
+        [("sm_active_pct", ">", 60), ("tensor_active_pct", "<", 50), ("dram_active_pct", "<", 50)],
     ),
-    Bottleneck(
-        name="thermal_throttled",
-        rules=((RUN, (("throttle_thermal_pct", ">", flags.THERMAL_PCT),)),),
-        advice=(Advice("exclude this node, report it to the site, do not compare these figures", "--exclude=NODE"),),
-    ),
-    Bottleneck(
-        name="power_capped",
-        rules=(
-            (RUN, (("throttle_power_pct", ">", flags.POWER_CAP_PCT), ("clock_pct_of_max", "<", 97))),
-            (RUN, (("power_pct_of_limit", ">", 97), ("clock_pct_of_max", "<", 97))),
-        ),
-        advice=(_FEWER_PASSES, Advice("the site sets the power limit: compare J/image, not watts")),
-    ),
-    Bottleneck(
-        name="data_starved",
-        rules=(
-            (RUN, (("data_wait_pct", ">", 10),)),
-            (SWEEP, (("gpu_idle_pct", ">", 20), ("elasticity", "<", 0.1))),
-        ),
-        advice=(
-            Advice("more data loader workers", "recipe.num_workers=16 recipe.prefetch_factor=4"),
-            Advice("as many cores, Slurm's --cpus-per-task", "sites.SITE.gpus.GPU.cpus_per_gpu=16"),
-            Advice("no image decoding, from prepared data", "recipe=[RECIPE,memmap]"),
-        ),
-    ),
-    Bottleneck(
-        name="host_bound",
-        rules=(
-            (SWEEP, (("gpu_idle_pct", ">", 10), ("elasticity", ">", 0.8))),
-            (RUN, (("gpu_idle_pct", ">", 10), ("elasticity", "unknown", 0))),
-        ),
-        advice=(
-            Advice("a larger batch", "batch=auto"),
-            Advice("fewer kernel launches", "recipe=[RECIPE,compile,cuda_graph]"),
-            Advice("a fused optimizer", "recipe=[RECIPE,adamw_fused]"),
-        ),
-    ),
-    Bottleneck(
-        name="tensor_bound",
-        rules=((COUNTERS, (("tensor_active_pct", ">", 50), ("sm_active_pct", ">", 60))),),
-        advice=(_FEWER_PASSES,),
-    ),
-    Bottleneck(
-        name="dram_bound",
-        rules=((COUNTERS, (("dram_active_pct", ">", 50),)),),
-        advice=(
-            Advice("fewer passes over memory", "recipe=[RECIPE,compile]"),
-            Advice("attention that stays on chip", "recipe=[RECIPE,attn_flash]"),
-        ),
-    ),
-    Bottleneck(
-        name="latency_bound",
-        rules=((COUNTERS, (("sm_active_pct", ">", 60), ("tensor_active_pct", "<", 50), ("dram_active_pct", "<", 50))),),
-        advice=(Advice("fewer and larger kernels", "recipe=[RECIPE,compile]"), _FEWER_PASSES),
-    ),
-    Bottleneck(
-        name="vram_limited",
-        rules=((SWEEP, (("at_memory_limit", ">", 0), ("elasticity", ">", 0.2))),),
-        advice=(
-            Advice("smaller weights and optimizer states", "recipe=[RECIPE,bf16_stochastic] batch=auto"),
-            Advice("trade compute time for memory", "recipe=[RECIPE,grad_checkpoint] batch=auto"),
-        ),
-    ),
+    Rule("vram_limited", SWEEP, [("at_memory_limit", ">", 0), ("elasticity", ">", 0.2)]),
 )
+_FEWER_PASSES = Advice("less work per image, from prepared data", "recipe=[RECIPE,cache_image,cache_masked,cache_text]")
+ADVICE = {  # by class, the least effort first
+    "oom": [
+        Advice("a smaller batch, or the largest that fits", "batch=auto"),
+        Advice("trade compute time for memory", "recipe=[RECIPE,grad_checkpoint]"),
+        Advice("the same optimizer step in two micro-batches", "recipe.accumulate=2"),
+    ],
+    "thermal_throttled": [
+        Advice("exclude this node, report it to the site, do not compare these figures", "--exclude=NODE")
+    ],
+    "power_capped": [_FEWER_PASSES, Advice("the site sets the power limit: compare J/image, not watts")],
+    "data_starved": [
+        Advice("more data loader workers", "recipe.num_workers=16 recipe.prefetch_factor=4"),
+        Advice("as many cores, Slurm's --cpus-per-task", "sites.SITE.gpus.GPU.cpus_per_gpu=16"),
+        Advice("no image decoding, from prepared data", "recipe=[RECIPE,memmap]"),
+    ],
+    "host_bound": [
+        Advice("a larger batch", "batch=auto"),
+        Advice("fewer kernel launches", "recipe=[RECIPE,compile,cuda_graph]"),
+        Advice("a fused optimizer", "recipe=[RECIPE,adamw_fused]"),
+    ],
+    "tensor_bound": [_FEWER_PASSES],
+    "dram_bound": [
+        Advice("fewer passes over memory", "recipe=[RECIPE,compile]"),
+        Advice("attention that stays on chip", "recipe=[RECIPE,attn_flash]"),
+    ],
+    "latency_bound": [Advice("fewer and larger kernels", "recipe=[RECIPE,compile]"), _FEWER_PASSES],
+    "vram_limited": [
+        Advice("smaller weights and optimizer states", "recipe=[RECIPE,bf16_stochastic] batch=auto"),
+        Advice("trade compute time for memory", "recipe=[RECIPE,grad_checkpoint] batch=auto"),
+    ],
+}
 # What a run of class `mixed` is advised to try, for the indicator that it lacks.
 MIXED_ADVICE = {
     "elasticity": Advice("other batches, for the elasticity", "batch=8,16,32"),
@@ -170,7 +139,7 @@ class Finding:
 
     name: str
     evidence: str
-    advice: tuple[Advice, ...]
+    advice: list[Advice]
     tier: int | None = None  # of the evidence; None: no rule matched
     runner_up: str = NO_VALUE  # the next class whose rules match too
 
@@ -181,20 +150,22 @@ def classify(row: Row, sweep: SweepEvidence | None = None) -> Finding:
     The class is `mixed` where no rule matches, `unknown` where neither utilisation nor data wait is known either.
     """
     values = _indicator_values(row, sweep or SweepEvidence())
-    matches = [(kind, tier) for kind in BOTTLENECKS if (tier := _matching_tier(kind, values))]
+    matches = [rule for rule in RULES if all(_holds(values, *limit) for limit in rule.conditions)]
     if not matches:
         if row["gpu_util_pct"] is None and row["data_wait_pct"] is None:
-            return Finding(name=UNKNOWN, evidence="no evidence in this run", advice=(Advice("", "telemetry=nvml"),))
-        useful = tuple(advice for name, advice in MIXED_ADVICE.items() if values[name] is None)
+            return Finding(name=UNKNOWN, evidence="no evidence in this run", advice=[Advice("", "telemetry=nvml")])
+        useful = [advice for name, advice in MIXED_ADVICE.items() if values[name] is None]
         return Finding(name=MIXED, evidence=_evidence(values, _MIXED_EVIDENCE), advice=useful)
-    kind, tier = matches[0]
-    evidence = _evidence(values, kind.evidence)
-    runner_up = matches[1][0].name if len(matches) > 1 else NO_VALUE
-    if kind.name == "oom":  # such a run ended before it had figures
+    name = matches[0].name
+    tier = min(rule.tier for rule in matches if rule.name == name)
+    figures = dict.fromkeys(figure for rule in RULES if rule.name == name for figure, _, _ in rule.conditions)
+    evidence = _evidence(values, [figure for figure in figures if figure not in _BOOLEAN])
+    runner_up = next((rule.name for rule in matches if rule.name != name), NO_VALUE)
+    if name == "oom":  # such a run ended before it had figures
         evidence, runner_up = f"batch {row['batch'] or 'unknown'}", NO_VALUE
     elif tier == COUNTERS and row.get("counters_source"):
         evidence += f" (by {row['counters_source']})"
-    return Finding(name=kind.name, tier=tier, evidence=evidence, runner_up=runner_up, advice=kind.advice)
+    return Finding(name=name, tier=tier, evidence=evidence, runner_up=runner_up, advice=ADVICE[name])
 
 
 def format_advice(advice: Iterable[Advice], row: Row) -> str:
@@ -238,7 +209,7 @@ def sweep_evidence(cells: pl.DataFrame, runs: pl.DataFrame) -> dict[str, SweepEv
 
 def _elasticity(small: Row, large: Row) -> float | None:
     rates = small["images_per_s"], large["images_per_s"]
-    if None in rates or min(rates) <= 0 or small["batch"] == large["batch"]:
+    if None in rates:
         return None
     return math.log(rates[1] / rates[0]) / math.log(large["batch"] / small["batch"])
 
@@ -258,14 +229,7 @@ def _percentage(part: float | None, total: float | None) -> float | None:
     return 100 * part / total if part is not None and total else None
 
 
-def _matching_tier(kind: Bottleneck, values: Mapping[str, float | None]) -> int | None:
-    """Return the strongest tier of the rules whose conditions all hold, None where no rule matches."""
-    return min(
-        (tier for tier, rule in kind.rules if all(_holds(*condition, values) for condition in rule)), default=None
-    )
-
-
-def _holds(name: str, operator: str, threshold: float, values: Mapping[str, float | None]) -> bool:
+def _holds(values: Mapping[str, float | None], name: str, operator: str, threshold: float) -> bool:
     value = values[name]
     if value is None or operator == "unknown":
         return value is None and operator == "unknown"
@@ -290,10 +254,10 @@ def _describe(name: str, operator: str, threshold: float) -> str:
 def describe_rules() -> list[tuple[str, str, str, str]]:
     """Return class, conditions, tier and advice of every rule as text, in their order."""
     rows = []
-    for kind in BOTTLENECKS:
-        for index, (tier, rule) in enumerate(kind.rules):
-            when = " and ".join(_describe(*condition) for condition in rule)
-            rows.append((kind.name, when, str(tier), "" if index else _join(kind.advice)))
+    for index, (name, tier, conditions) in enumerate(RULES):
+        when = " and ".join(_describe(*condition) for condition in conditions)
+        repeated = index > 0 and RULES[index - 1].name == name
+        rows.append((name, when, str(tier), "" if repeated else _join(ADVICE[name])))
     return [*rows, (MIXED, "none of the above: no single limit shows", "", _join(MIXED_ADVICE.values()))]
 
 
