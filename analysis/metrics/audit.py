@@ -1,10 +1,12 @@
-"""Whether a measure window can be trusted. Every check returns the problems that it found, a sentence each.
+"""Whether a measure window can be trusted. Every check yields the problems that it detects, a sentence each.
 
 Two kinds of rows in the events table make a run invalid, whoever writes them: `co_tenant`, detail `pid N`, for another
 process on one of its GPUs, and `power_limit`, detail `300 W to 250 W`, for a limit that changed.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 import polars as pl
@@ -30,63 +32,48 @@ INVALIDATING_EVENTS = {
 _EPS = 1 + 1e-9
 
 
-def fast_hz(manifest: Manifest) -> float:
-    """Return the rate of the fast samples by the manifest, 10 where it is not given."""
-    hz = manifest.telemetry.hz if manifest.telemetry else None
-    return hz if hz and hz > 0 else DEFAULT_HZ
-
-
 def gap_limit_s(hz: float) -> float:
     """Return the longest time without a value that a measurement may have."""
     return min(MAX_GAP_PERIODS / hz, MAX_GAP_S)
 
 
-def telemetry_off(manifest: Manifest) -> bool:
-    """Return whether the run was asked to take no samples: then throughput stands alone."""
-    return manifest.telemetry is not None and manifest.telemetry.source in (None, "none")
-
-
-def check_length(window: Window, span: Span) -> list[str]:
+def check_length(window: Window, span: Span) -> Iterator[str]:
     """Warn of a measure window that is too short to say much."""
     seconds = (span[1] - span[0]) * 1e-9
-    if seconds >= SHORT_WINDOW_S and window.steps >= SHORT_WINDOW_STEPS:
-        return []
-    return [f"short window: {seconds:.1f} s, {window.steps} steps"]
+    if seconds < SHORT_WINDOW_S or window.steps < SHORT_WINDOW_STEPS:
+        yield f"short window: {seconds:.1f} s, {window.steps} steps"
 
 
-def check_clocks(window: Window, span: Span) -> list[str]:
+def check_clocks(window: Window, span: Span) -> Iterator[str]:
     """Compare how long the window was by the wall clock and by the monotonic clock."""
     if window.t_end_unix_ns is None:
-        return []
+        return
     seconds, wall_s = (span[1] - span[0]) * 1e-9, (window.t_end_unix_ns - window.t_start_unix_ns) * 1e-9
-    if abs(wall_s - seconds) <= max(CLOCK_TOLERANCE_S, CLOCK_TOLERANCE * seconds):
-        return []
-    return [f"clock jump: the window lasted {seconds:.2f} s by the monotonic clock, {wall_s:.2f} s by the wall clock"]
+    if abs(wall_s - seconds) > max(CLOCK_TOLERANCE_S, CLOCK_TOLERANCE * seconds):
+        yield f"clock jump: the window lasted {seconds:.2f} s by the monotonic clock, {wall_s:.2f} s by the wall clock"
 
 
-def check_overlaps(window: Window, windows: list[Window]) -> list[str]:
+def check_overlaps(window: Window, windows: list[Window]) -> Iterator[str]:
     """Look for time that a measure window shares with another window of the run.
 
     Windows of an earlier boot may have equal monotonic times by chance: both clocks must agree.
     """
-    problems = []
     for other in windows:
         shared_ns = [_shared_ns(window, other, clock) for clock in ("mono", "unix")]
         if other is not window and min(shared_ns) > 0:
             prefix = "warm-up included: " if other.kind == WindowKind.WARMUP else ""
             time = "the start" if other.t_end_mono_ns is None else f"{shared_ns[0] * 1e-9:.2f} s"
-            problems.append(f"{prefix}the measure window shares {time} with {other.kind} window {other.window_id}")
-    return problems
+            yield f"{prefix}the measure window shares {time} with {other.kind} window {other.window_id}"
 
 
 def _shared_ns(window: Window, other: Window, clock: str) -> int:
     """Return how long both are open at once. A window without an end is open at its start only."""
-    starts, ends = ([getattr(one, f"t_{edge}_{clock}_ns") for one in (window, other)] for edge in ("start", "end"))
+    starts, ends = ([getattr(w, f"t_{edge}_{clock}_ns") for w in (window, other)] for edge in ("start", "end"))
     ends = [start + 1 if end is None else end for start, end in zip(starts, ends, strict=True)]
     return int(min(ends) - max(starts))
 
 
-def check_steps(window: Window, span: Span, steps: pl.DataFrame) -> list[str]:
+def check_steps(window: Window, span: Span, steps: pl.DataFrame) -> Iterator[str]:
     """Check that the window's steps lie inside it, one after the other."""
     rows = steps.filter(pl.col("window_id") == window.window_id).sort("step", maintain_order=True)
     first, last = pl.col("t_start_mono_ns"), pl.col("t_end_mono_ns")
@@ -95,17 +82,16 @@ def check_steps(window: Window, span: Span, steps: pl.DataFrame) -> list[str]:
         "{} step(s) ended after the measure window closed": rows.filter(last > span[1]).height,
         "clock jump: the times of steps go back in {} places": rows.filter((first.diff() < 0) | (last < first)).height,
     }
-    return [text.format(count) for text, count in problems.items() if count]
+    yield from (text.format(count) for text, count in problems.items() if count)
 
 
-def check_counts(window: Window, manifest: Manifest, batch: int | None) -> list[str]:
+def check_counts(window: Window, manifest: Manifest, batch: int | None) -> Iterator[str]:
     """Check that the images processed are steps times batch times GPUs."""
     gpus = manifest.gpus or 1
     if not window.images:
-        return ["the measure window counts no images"]
-    if batch is None or window.images == window.steps * batch * gpus:
-        return []
-    return [f"{window.images} images are not {window.steps} steps of batch {batch} on {gpus} GPU(s)"]
+        yield "the measure window counts no images"
+    elif batch is not None and window.images != window.steps * batch * gpus:
+        yield f"{window.images} images are not {window.steps} steps of batch {batch} on {gpus} GPU(s)"
 
 
 def own_events(events: pl.DataFrame, manifest: Manifest, uuids: set[str] | None = None) -> pl.DataFrame:
@@ -125,37 +111,31 @@ def device_uuids(manifest: Manifest) -> set[str]:
     return {device.uuid for device in manifest.devices if device.uuid}
 
 
-def check_events(events: pl.DataFrame, manifest: Manifest, uuids: set[str]) -> list[str]:
+def check_events(events: pl.DataFrame, manifest: Manifest, uuids: set[str]) -> Iterator[str]:
     """Look for events that make the run invalid, on the GPUs that were sampled."""
     rows = own_events(events, manifest, uuids).select("kind", "gpu_uuid", "detail").unique(maintain_order=True)
-    return [
-        f"{INVALIDATING_EVENTS[kind]} {uuid or '(not named)'}: {detail or 'no detail'}"
-        for kind, uuid, detail in rows.iter_rows()
-        if kind in INVALIDATING_EVENTS
-    ]
+    for kind, uuid, detail in rows.iter_rows():
+        if kind in INVALIDATING_EVENTS:
+            yield f"{INVALIDATING_EVENTS[kind]} {uuid or '(not named)'}: {detail or 'no detail'}"
 
 
-def check_incidents(events: pl.DataFrame, manifest: Manifest, spans: list[Span]) -> list[str]:
+def check_incidents(events: pl.DataFrame, manifest: Manifest, spans: list[Span]) -> Iterator[str]:
     """Warn of errors that the driver reported during the measurement; not every Xid spoils the figures."""
-    warnings = []
     rows = own_events(events, manifest).select("kind", "t_mono_ns", "gpu_uuid", "detail")
     for kind, t_ns, uuid, detail in rows.iter_rows():
         start = next((start for start, end in spans if start <= t_ns <= end), None)
         if kind in INCIDENTS and start is not None:
             where = f"on GPU {uuid or '(not named)'} at {(t_ns - start) * 1e-9:.1f} s"
-            warnings.append(f"{INCIDENTS[kind]} {detail or 'no detail'} {where}")
-    return warnings
+            yield f"{INCIDENTS[kind]} {detail or 'no detail'} {where}"
 
 
-def check_power_limit(power_w: float | None, manifest: Manifest) -> list[str]:
+def check_power_limit(power_w: float | None, manifest: Manifest) -> Iterator[str]:
     """Compare the mean power with the power limits in the manifest."""
     limits = [device.power_limit_w for device in manifest.devices if device.power_limit_w is not None]
-    if power_w is None or not limits or not len(limits) == len(manifest.devices) == (manifest.gpus or 1):
-        return []
-    limit_w = sum(limits)
-    if power_w <= POWER_LIMIT_MARGIN * limit_w:
-        return []
-    return [f"mean power of {power_w:.0f} W, over the limit of {limit_w:.0f} W in the manifest: it was not in force"]
+    if power_w is None or not len(limits) == len(manifest.devices) == (manifest.gpus or 1):
+        return
+    if power_w > POWER_LIMIT_MARGIN * (limit_w := sum(limits)):
+        yield f"mean power of {power_w:.0f} W, over the limit of {limit_w:.0f} W in the manifest: it was not in force"
 
 
 def check_column(samples: GpuSamples, column: str, span: Span, limit_s: float) -> str | None:
@@ -171,64 +151,53 @@ def check_column(samples: GpuSamples, column: str, span: Span, limit_s: float) -
     return f"{column} unknown for {gap:.2f} s (limit {limit_s:.2f} s)" if gap > limit_s * _EPS else None
 
 
-def check_devices(fast: list[GpuSamples], slow: list[GpuSamples], manifest: Manifest) -> list[str]:
+def check_devices(fast: list[GpuSamples], slow: list[GpuSamples], manifest: Manifest) -> Iterator[str]:
     """Compare the sampled GPUs with the manifest's. A replay on a machine without GPU has none to compare."""
     listed, sampled = device_uuids(manifest), {gpu.uuid for gpu in fast}
-    problems = []
     if listed and sampled != listed:
         extra, missing = sorted(sampled - listed), sorted(listed - sampled)
         parts = [f"samples of {', '.join(extra)}, which the manifest does not list"] if extra else []
         parts += [f"no samples of {', '.join(missing)}"] if missing else []
-        problems.append("GPUs differ: " + "; ".join(parts))
+        yield "GPUs differ: " + "; ".join(parts)
     elif not listed:
         source = (manifest.telemetry.source if manifest.telemetry else None) or ""
         if not source.startswith("replay"):
-            problems.append("the manifest lists no GPU to compare the samples with")
+            yield "the manifest lists no GPU to compare the samples with"
         elif len(sampled) != (manifest.gpus or 1):
-            problems.append(f"samples of {len(sampled)} GPUs in a run of {manifest.gpus or 1}")
+            yield f"samples of {len(sampled)} GPUs in a run of {manifest.gpus or 1}"
     if listed and (extra := sorted({gpu.uuid for gpu in slow} - listed)):
-        problems.append(f"GPUs differ: slow samples of {', '.join(extra)}, which the manifest does not list")
-    return problems
+        yield f"GPUs differ: slow samples of {', '.join(extra)}, which the manifest does not list"
 
 
-def check_samples(samples: GpuSamples, span: Span, hz: float) -> list[str]:
-    """Check one GPU's fast samples around one measure window."""
+def check_samples(samples: GpuSamples, span: Span, hz: float) -> Iterator[str]:
+    """Check one GPU's fast samples around one measure window: edges, order, gaps, clocks, energy counter."""
     start_ns, end_ns = span
-    problems = []
     if samples.t_ns.min() > start_ns:
-        problems.append(f"first sample {(int(samples.t_ns.min()) - start_ns) * 1e-9:.2f} s after the window opened")
+        yield f"first sample {(int(samples.t_ns.min()) - start_ns) * 1e-9:.2f} s after the window opened"
     if samples.t_ns.max() < end_ns:
-        problems.append(f"last sample {(end_ns - int(samples.t_ns.max())) * 1e-9:.2f} s before the window closed")
+        yield f"last sample {(end_ns - int(samples.t_ns.max())) * 1e-9:.2f} s before the window closed"
     near = samples.bracket(*span)
     if len(near.t_ns) < 2:
-        problems.append("fewer than two samples around the window")
-    else:
-        problems += _check_times(near, span, hz)
-        if counter_fell(near):
-            problems.append("energy counter went back (driver reloaded?)")
-        if stuck := stuck_counter(samples, span, hz):
-            problems.append(stuck)
-    return [f"GPU {samples.uuid}: {problem}" for problem in problems]
-
-
-def _check_times(near: GpuSamples, span: Span, hz: float) -> list[str]:
-    """Check the times of the samples around a window: order, gaps, and the wall clock beside the monotonic clock."""
-    problems = []
+        yield "fewer than two samples around the window"
+        return
     periods = np.diff(near.t_ns)
     if (periods <= 0).any():
-        problems.append(f"clock does not move forward in {int((periods <= 0).sum())} places")
+        yield f"clock does not move forward in {int((periods <= 0).sum())} places"
     if (np.diff(near.tick) <= 0).any():
-        problems.append("tick_seq repeats or goes back")
+        yield "tick_seq repeats or goes back"
     limit_s, longest = gap_limit_s(hz), int(periods.argmax())
     if periods[longest] * 1e-9 > limit_s * _EPS:
         at_s, gap_s = (int(near.t_ns[longest]) - span[0]) * 1e-9, periods[longest] * 1e-9
-        problems.append(f"gap of {gap_s:.2f} s at {at_s:.1f} s of the window (limit {limit_s:.2f} s)")
+        yield f"gap of {gap_s:.2f} s at {at_s:.1f} s of the window (limit {limit_s:.2f} s)"
     # A step of the wall clock that is undone before the window closes shows in the samples alone.
     offset = near.columns["t_unix_ns"] - near.t_ns
     drift_s = float(np.nanmax(offset) - np.nanmin(offset)) * 1e-9
     if drift_s > max(CLOCK_TOLERANCE_S, CLOCK_TOLERANCE * (span[1] - span[0]) * 1e-9):
-        problems.append(f"clock jump: wall clock and monotonic clock of the samples drift {drift_s:.2f} s apart")
-    return problems
+        yield f"clock jump: wall clock and monotonic clock of the samples drift {drift_s:.2f} s apart"
+    if counter_fell(near):
+        yield "energy counter went back (driver reloaded?)"
+    if stuck := stuck_counter(samples, span, hz):
+        yield stuck
 
 
 def stuck_counter(samples: GpuSamples, span: Span, hz: float) -> str | None:

@@ -7,7 +7,7 @@ both.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -26,34 +26,16 @@ UNCERTAINTY = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class EnergyUncertainty:
-    """By how much energy by the counter may be wrong, in % of it: bounds that add up, no standard deviation.
+def uncertainty_pct(
+    *, joules: float, seconds: float, windows: int, gpus: int, update_s: float, ratio: float
+) -> tuple[float, float, float]:
+    """Return by how much energy by the counter may be wrong, in % of it: bounds that add up, no standard deviation.
 
     Edges: in each of n windows of together T seconds, the counter was last updated up to u before either edge:
     2 u n / T. Sensor: SENSOR_W on each of G GPUs over the mean power: G SENSOR_W T / E. Disagreement:
     |counter / integral - 1|, of two ways to measure the same joules.
     """
-
-    edge_pct: float
-    sensor_pct: float
-    disagreement_pct: float
-
-    @classmethod
-    def of(
-        cls, *, joules: float, seconds: float, windows: int, gpus: int, update_s: float, ratio: float
-    ) -> EnergyUncertainty:
-        """Return the uncertainty of an energy. `ratio` is counter over integral."""
-        return cls(
-            edge_pct=100 * 2 * update_s * windows / seconds,
-            sensor_pct=100 * gpus * SENSOR_W * seconds / joules,
-            disagreement_pct=100 * abs(ratio - 1),
-        )
-
-    @property
-    def total_pct(self) -> float:
-        """Return the sum of the bounds."""
-        return self.edge_pct + self.sensor_pct + self.disagreement_pct
+    return 100 * 2 * update_s * windows / seconds, 100 * gpus * SENSOR_W * seconds / joules, 100 * abs(ratio - 1)
 
 
 def fill_energy(
@@ -64,16 +46,17 @@ def fill_energy(
     `gaps` says of columns that do not cover the windows why; they give no energy.
     """
     row, reasons = draft.row, draft.null_reasons
-    integral_j = _total([gpu.integral("power_instant_w", span) for gpu in samples for span in spans])
-    averaged_j = _total([gpu.integral("power_avg1s_w", span) for gpu in samples for span in spans])
-    integral_j = None if "power_instant_w" in gaps else integral_j
-    averaged_j = None if "power_avg1s_w" in gaps else averaged_j
-    growth_mj = [] if "energy_mj" in gaps else [gpu.growth("energy_mj", span) for gpu in samples for span in spans]
+    pairs = list(product(samples, spans))
+    integral_j, averaged_j = (
+        None if name in gaps else _total([gpu.integral(name, span) for gpu, span in pairs])
+        for name in ("power_instant_w", "power_avg1s_w")
+    )
+    growth_mj = [] if "energy_mj" in gaps else [gpu.growth("energy_mj", span) for gpu, span in pairs]
     counter_mj = _total(growth_mj)
-    stuck = any(audit.stuck_counter(gpu, span, hz) for gpu in samples for span in spans)
+    stuck = any(audit.stuck_counter(gpu, span, hz) for gpu, span in pairs)
     stuck = stuck or any(value is not None and value <= 0 for value in growth_mj)
     row["energy_integral_j"] = integral_j
-    if any(audit.counter_fell(gpu.known("energy_mj").bracket(*span)) for gpu in samples for span in spans):
+    if any(audit.counter_fell(gpu.known("energy_mj").bracket(*span)) for gpu, span in pairs):
         reasons["energy_j"] = "energy counter went back"
     elif counter_mj is not None and not stuck:
         row["energy_j"], row["energy_source"] = counter_mj / 1000, "counter"
@@ -92,8 +75,7 @@ def fill_energy(
     if by_counter and integral_j:
         row["energy_ratio"] = row["energy_j"] / integral_j
     else:
-        unknown = "energy counter does not move" if stuck else "counter and integral are not both known"
-        reasons["energy_ratio"] = unknown
+        reasons["energy_ratio"] = "energy counter does not move" if stuck else "counter and integral are not both known"
     sampled_j = averaged_j if integral_j is None else integral_j
     if not by_counter:
         # The integral alone has no uncertainty: nothing says what the samples missed.
@@ -101,10 +83,12 @@ def fill_energy(
     elif not sampled_j:
         draft.set_reason(UNCERTAINTY, "no sampled power to check the energy counter against")
     else:
-        _fill_uncertainty(draft, samples, spans, sampled_j)
+        _fill_uncertainty(draft, pairs, spans, sampled_j)
 
 
-def _fill_uncertainty(draft: RowDraft, samples: list[GpuSamples], spans: list[Span], sampled_j: float) -> None:
+def _fill_uncertainty(
+    draft: RowDraft, pairs: list[tuple[GpuSamples, Span]], spans: list[Span], sampled_j: float
+) -> None:
     """Compare the counter with sampled power, instant or averaged, and fill the uncertainty."""
     joules = draft.row["energy_j"]
     deviation = joules / sampled_j - 1
@@ -113,21 +97,21 @@ def _fill_uncertainty(draft: RowDraft, samples: list[GpuSamples], spans: list[Sp
         draft.warnings.append(
             f"energy counter deviates {100 * deviation:+.1f} % from the integral of sampled power: {values}"
         )
-    updates = [update for gpu in samples for span in spans if (update := _update_s(gpu, span)) is not None]
+    updates = [update for gpu, span in pairs if (update := _update_s(gpu, span)) is not None]
     if not updates:
         draft.set_reason(UNCERTAINTY, "too few updates of the counter")
         return
-    uncertainty = EnergyUncertainty.of(
+    bounds = uncertainty_pct(
         joules=joules,
         seconds=sum(end - start for start, end in spans) * 1e-9,
         windows=len(spans),
-        gpus=len(samples),
+        gpus=len(pairs) // len(spans),
         update_s=max(updates),
         ratio=joules / sampled_j,
     )
     draft.row["energy_update_ms"] = 1000 * max(updates)
-    draft.row["energy_edge_pct"], draft.row["energy_sensor_pct"] = uncertainty.edge_pct, uncertainty.sensor_pct
-    draft.row["energy_error_pct"] = uncertainty.total_pct
+    draft.row["energy_edge_pct"], draft.row["energy_sensor_pct"], _ = bounds
+    draft.row["energy_error_pct"] = sum(bounds)
 
 
 def _update_s(samples: GpuSamples, span: Span) -> float | None:

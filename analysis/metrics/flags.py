@@ -10,14 +10,13 @@ import math
 from collections.abc import Iterable
 from enum import StrEnum
 
-import numpy as np
 import polars as pl
 
 from inpaint_bench.core.records import Manifest, Window
 from inpaint_bench.core.schema import Reason, WindowKind, WindowStatus
 
 from .audit import own_events
-from .gpu_samples import GpuSamples, Span
+from .gpu_samples import GpuSamples
 
 
 class Flag(StrEnum):
@@ -37,12 +36,14 @@ class Flag(StrEnum):
 
 
 THERMAL_PCT, POWER_CAP_PCT = 1.0, 5.0  # of a window; the bottleneck rules use the same limits
+THERMAL_COUNTERS = ("throttle_sw_thermal_ns", "throttle_hw_thermal_ns")
+POWER_CAP_COUNTERS = ("throttle_power_cap_ns",)
 _AT_ONCE = {"xid": Flag.XID, "gpu_lost": Flag.GPU_LOST, "ecc": Flag.ECC}
 _FROM_THEN_ON = {"co_tenant": Flag.CO_TENANT, "power_limit": Flag.POWER_LIMIT}
 _EVENTS = _AT_ONCE | _FROM_THEN_ON
 _THROTTLING = {
-    Flag.THERMAL: (("throttle_sw_thermal_ns", "throttle_hw_thermal_ns"), THERMAL_PCT),
-    Flag.POWER_CAP: (("throttle_power_cap_ns",), POWER_CAP_PCT),
+    Flag.THERMAL: (THERMAL_COUNTERS, THERMAL_PCT),
+    Flag.POWER_CAP: (POWER_CAP_COUNTERS, POWER_CAP_PCT),
     Flag.POWER_BRAKE: (("throttle_power_brake_ns",), THERMAL_PCT),
 }
 
@@ -75,7 +76,7 @@ def _window_flags(
             flags.add(_EVENTS[kind])
     if end is not None and end > start:
         for flag, (counters, limit_pct) in _THROTTLING.items():
-            if any(_throttled_pct(gpu, counters, (start, end)) > limit_pct for gpu in samples):
+            if any((gpu.counted_pct(counters, [(start, end)]) or 0) > limit_pct for gpu in samples):
                 flags.add(flag)
     return flags
 
@@ -98,10 +99,3 @@ def join(flags: Iterable[Flag]) -> str | None:
     """Return the value of a `flags` column, null for none."""
     present = set(flags)
     return ",".join(flag.value for flag in Flag if flag in present) or None
-
-
-def _throttled_pct(samples: GpuSamples, counters: tuple[str, ...], span: Span) -> float:
-    """Return the share of a window that the GPU was throttled, by the growth of its counters; 0 where unknown."""
-    growths = [samples.growth(name, span) for name in counters]
-    known_ns = [max(growth, 0.0) for growth in growths if growth is not None and not np.isnan(growth)]
-    return 100 * sum(known_ns) / (span[1] - span[0])

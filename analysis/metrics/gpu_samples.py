@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -24,6 +24,7 @@ class GpuSamples:
     t_ns: Ints
     tick: Ints
     columns: dict[str, Floats]  # null is NaN
+    _known: dict[str, GpuSamples] = field(default_factory=dict)  # results of `known`
 
     @classmethod
     def split(cls, samples: pl.DataFrame, columns: Iterable[str]) -> list[GpuSamples]:
@@ -65,10 +66,6 @@ class GpuSamples:
             self._known[column] = self._take(~missing if missing.any() else slice(None), [column])
         return self._known[column]
 
-    @cached_property
-    def _known(self) -> dict[str, GpuSamples]:
-        return {}
-
     def bracket(self, start_ns: int, end_ns: int) -> GpuSamples:
         """Return the samples from the last one at or before the start to the first one at or after the end."""
         if self.ordered:
@@ -93,18 +90,51 @@ class GpuSamples:
         return samples.t_ns, samples.columns[column]
 
     def integral(self, column: str, span: Span) -> float | None:
-        """Return the integral of a column over a span; see `integral`."""
-        return integral(*self.values(column, span), *span)
+        """Return the trapezoidal integral of a column over a span, in units of the column times seconds.
+
+        None where its values do not reach both edges: nothing is extrapolated.
+        """
+        if (curve := _curve(*self.values(column, span), *span)) is None:
+            return None
+        x, y = curve
+        return float(np.sum(np.diff(x) * (y[1:] + y[:-1]) / 2))
 
     def growth(self, column: str, span: Span) -> float | None:
-        """Return the growth of a cumulative counter over a span; see `growth`."""
-        return growth(*self.values(column, span), *span)
+        """Return how much a cumulative counter grows over a span, None where it does not reach both edges."""
+        t_ns, counter = self.values(column, span)
+        offset = counter - counter[0] if len(counter) else counter  # small numbers interpolate exactly
+        curve = _curve(t_ns, offset, *span)
+        return None if curve is None else float(curve[1][-1] - curve[1][0])
+
+    def counted_pct(self, counters: Iterable[str], spans: list[Span]) -> float | None:
+        """Return the share of the spans that counters of nanoseconds grow by together; None where none is known.
+
+        A counter that misses an edge or goes back is not known. Two causes may be counted at the same moment: the sum
+        is an upper bound, and never more than the spans.
+        """
+        growths = [[self.growth(name, span) for span in spans] for name in counters]
+        known = [[ns for ns in of_counter if ns is not None and ns >= 0] for of_counter in growths]
+        complete = [sum(of_counter) for of_counter in known if len(of_counter) == len(spans)]
+        total_ns = sum(end - start for start, end in spans)
+        return min(100.0, 100 * sum(complete) / total_ns) if complete else None
 
     def mean(self, column: str, spans: Iterable[Span]) -> float | None:
         """Return the time-weighted mean over the spans in which the column is known."""
-        means = [(mean(*self.values(column, span), *span), span[1] - span[0]) for span in spans]
+        means = [(self._mean(column, span), span[1] - span[0]) for span in spans]
         known = [(value, weight) for value, weight in means if value is not None]
         return sum(value * weight for value, weight in known) / sum(weight for _, weight in known) if known else None
+
+    def _mean(self, column: str, span: Span) -> float | None:
+        """Return the mean over one span; from the first to the last value inside where these miss its edges."""
+        known = self.known(column)
+        inside = known.inside(*span)
+        t_ns = known.t_ns[inside]
+        if not len(t_ns):
+            return None
+        for start, end in (span, (int(t_ns[0]), int(t_ns[-1]))):
+            if (total := self.integral(column, (start, end))) is not None:
+                return total / ((end - start) * 1e-9)
+        return float(known.columns[column][inside].mean())
 
     def maximum(self, column: str, spans: Iterable[Span]) -> float | None:
         """Return the largest value inside the spans."""
@@ -113,48 +143,16 @@ class GpuSamples:
         return max((float(values.max()) for values in inside if len(values)), default=None)
 
 
-def _at_edges(t_ns: Ints, value: Floats, start_ns: int, end_ns: int) -> tuple[Floats, Floats] | None:
-    """Return seconds since the start, and the values interpolated at both edges; None where samples miss an edge."""
+def _curve(t_ns: Ints, value: Floats, start_ns: int, end_ns: int) -> tuple[Floats, Floats] | None:
+    """Return seconds since the start, and the values from edge to edge, interpolated at both."""
     if len(t_ns) < 2 or t_ns[0] > start_ns or t_ns[-1] < end_ns or end_ns <= start_ns:
         return None
     # Relative to the start: an absolute clock in float seconds would lose the microseconds.
-    seconds = (t_ns - start_ns).astype(np.float64) * 1e-9
-    return seconds, np.interp([0.0, (end_ns - start_ns) * 1e-9], seconds, value)
-
-
-def integral(t_ns: Ints, value: Floats, start_ns: int, end_ns: int) -> float | None:
-    """Return the trapezoidal integral from start to end, in units of value times seconds.
-
-    None where the samples do not reach both edges: nothing is extrapolated. The values hold no NaN.
-    """
-    if (edges := _at_edges(t_ns, value, start_ns, end_ns)) is None:
-        return None
-    seconds, (first, last) = edges
+    seconds, edges = (t_ns - start_ns).astype(np.float64) * 1e-9, [0.0, (end_ns - start_ns) * 1e-9]
+    first, last = np.interp(edges, seconds, value)
     inside = (t_ns > start_ns) & (t_ns < end_ns)
-    x = np.concatenate([[0.0], seconds[inside], [(end_ns - start_ns) * 1e-9]])
-    y = np.concatenate([[first], value[inside], [last]])
-    return float(np.sum(np.diff(x) * (y[1:] + y[:-1]) / 2))
-
-
-def mean(t_ns: Ints, value: Floats, start_ns: int, end_ns: int) -> float | None:
-    """Return the time-weighted mean; of the samples inside where they do not reach the edges, None without any."""
-    inside = (t_ns >= start_ns) & (t_ns <= end_ns)
-    if not inside.any():
-        return None
-    if (total := integral(t_ns, value, start_ns, end_ns)) is not None:
-        return total / ((end_ns - start_ns) * 1e-9)
-    t_in, v_in = t_ns[inside], value[inside]
-    part = integral(t_in, v_in, int(t_in[0]), int(t_in[-1]))
-    return float(v_in.mean()) if part is None else part / ((int(t_in[-1]) - int(t_in[0])) * 1e-9)
-
-
-def growth(t_ns: Ints, counter: Floats, start_ns: int, end_ns: int) -> float | None:
-    """Return how much a cumulative counter grows from start to end, interpolated at both; None where it is unknown."""
-    offset = counter - counter[0] if len(counter) else counter  # small numbers interpolate exactly
-    if (edges := _at_edges(t_ns, offset, start_ns, end_ns)) is None:
-        return None
-    first, last = edges[1]
-    return float(last - first)
+    x = np.concatenate([edges[:1], seconds[inside], edges[1:]])
+    return x, np.concatenate([[first], value[inside], [last]])
 
 
 def null_reasons(nulls: pl.Series) -> dict[str, str]:

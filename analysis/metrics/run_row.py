@@ -49,8 +49,10 @@ def summarise(manifest: Manifest, windows: list[Window], tables: Mapping[str, pl
     draft.null_reasons.update(manifest_facts.null_reasons(manifest))
     for window, span in zip(usable, spans, strict=True):
         draft.warnings += audit.check_length(window, span)
-        draft.problems += [*audit.check_clocks(window, span), *audit.check_counts(window, manifest, row["batch"])]
-        draft.problems += audit.check_overlaps(window, windows) + audit.check_steps(window, span, tables["steps"])
+        draft.problems += audit.check_clocks(window, span)
+        draft.problems += audit.check_counts(window, manifest, row["batch"])
+        draft.problems += audit.check_overlaps(window, windows)
+        draft.problems += audit.check_steps(window, span, tables["steps"])
     if len(usable) < len(measured):
         draft.warnings.append(f"{len(measured) - len(usable)} measure window(s) cut short and left out")
     draft.warnings += manifest_facts.warnings(manifest)

@@ -5,7 +5,8 @@ A column counts only where its own values cover the window: rows whose value is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 
 import numpy as np
 import polars as pl
@@ -15,7 +16,7 @@ from inpaint_bench.core.records import Manifest
 
 from . import audit, energy, gpm_counters
 from .draft import RowDraft
-from .flags import THERMAL_PCT
+from .flags import POWER_CAP_COUNTERS, THERMAL_COUNTERS, THERMAL_PCT
 from .gpu_samples import GpuSamples, Span, null_reasons
 
 _ENERGY = ("energy_j", "power_w", "joules_per_image", "images_per_s_per_w", "steps_per_s_per_w")
@@ -36,7 +37,6 @@ DEPENDENTS: dict[str, tuple[str, ...]] = {
 }
 _FAST = ("power_instant_w", "power_avg1s_w", "energy_mj", "gpu_util_pct", "mem_active_pct")
 _SLOW = tuple(name for name in DEPENDENTS if name not in _FAST)
-_POWER_CAP, _THERMAL = ("throttle_power_cap_ns",), ("throttle_sw_thermal_ns", "throttle_hw_thermal_ns")
 
 
 def fill_telemetry(draft: RowDraft, manifest: Manifest, tables: Mapping[str, pl.DataFrame], spans: list[Span]) -> None:
@@ -49,22 +49,24 @@ def fill_telemetry(draft: RowDraft, manifest: Manifest, tables: Mapping[str, pl.
         [gpu for gpu in GpuSamples.split(tables[table], columns) if gpu.touches(spans)]
         for table, columns in (("samples_fast", (*_FAST, "t_unix_ns")), ("samples_slow", _SLOW))
     )
-    if audit.telemetry_off(manifest) and not fast:
+    sidecar = manifest.telemetry
+    if not fast and sidecar and sidecar.source in (None, "none"):
         draft.warnings.append("no telemetry was requested: throughput only")
         columns = {name for names in DEPENDENTS.values() for name in names}
         draft.set_reason((*columns, *COUNTERS, *energy.UNCERTAINTY, "coverage_pct"), "telemetry off")
         draft.row["counters_source"] = gpm_counters.NONE
         return
-    hz, uuids = audit.fast_hz(manifest), {gpu.uuid for gpu in fast}
+    hz, uuids = (sidecar and sidecar.hz) or audit.DEFAULT_HZ, {gpu.uuid for gpu in fast}
     if not fast:
         draft.problems.append("no telemetry samples in the measure window")
     draft.problems += audit.check_devices(fast, slow, manifest) if fast else []
-    draft.problems += [problem for gpu in fast for span in spans for problem in audit.check_samples(gpu, span, hz)]
+    for gpu, span in product(fast, spans):
+        draft.problems += [f"GPU {gpu.uuid}: {problem}" for problem in audit.check_samples(gpu, span, hz)]
     draft.problems += audit.check_events(tables["events"], manifest, uuids)
     draft.row["coverage_pct"] = _coverage_pct(fast, spans, hz)
     gaps = _gaps(fast, _FAST, spans, [audit.gap_limit_s(hz)] * len(fast))
     # What a cumulative counter grows by between two readings is known, however far apart they are.
-    sampled = [name for name in _SLOW if name not in (*_POWER_CAP, *_THERMAL)]
+    sampled = [name for name in _SLOW if name not in (*POWER_CAP_COUNTERS, *THERMAL_COUNTERS)]
     gaps |= _gaps(slow, sampled, spans, [_slow_gap_limit_s(gpu) for gpu in slow])
     for name in ("gpu_util_pct", "mem_active_pct"):
         draft.row[name] = None if name in gaps else _mean_over_gpus(fast, name, spans)
@@ -82,7 +84,7 @@ def fill_telemetry(draft: RowDraft, manifest: Manifest, tables: Mapping[str, pl.
 
 
 def _gaps(
-    samples: list[GpuSamples], columns: tuple[str, ...] | list[str], spans: list[Span], limits_s: list[float]
+    samples: list[GpuSamples], columns: Sequence[str], spans: list[Span], limits_s: list[float]
 ) -> dict[str, str]:
     """Return why columns do not cover the windows, of those that do not."""
     gaps = {}
@@ -124,15 +126,14 @@ def _fill_slow(draft: RowDraft, samples: list[GpuSamples], spans: list[Span], ga
     for column, name in (("temp_gpu_c_mean", "temp_gpu_c"), ("sm_clock_mhz_mean", "sm_clock_mhz")):
         row[column] = _mean_over_gpus(covered[name], name, spans)
     row["vram_used_mib_mean"] = _mean_over_gpus(covered["vram_used_mib"], "vram_used_mib", spans)
-    peaks = {name: [gpu.maximum(name, spans) for gpu in covered[name]] for name in _SLOW}
-    peak = {name: max((value for value in values if value is not None), default=None) for name, values in peaks.items()}
+    peak = {name: _maximum(gpu.maximum(name, spans) for gpu in covered[name]) for name in _SLOW}
     row["temp_gpu_c_max"], row["vram_used_mib_peak"] = peak["temp_gpu_c"], peak["vram_used_mib"]
     used, total, reserved = (peak[f"vram_{kind}_mib"] for kind in ("used", "total", "reserved"))
     if used is not None and total is not None and reserved is not None:
         # "Used" excludes what the driver reserves, so the memory that it is a share of must too.
         row["vram_pct"] = 100 * used / (total - reserved)
-    row["throttle_power_pct"] = _throttled_pct(samples, _POWER_CAP, spans)
-    row["throttle_thermal_pct"] = _throttled_pct(samples, _THERMAL, spans)
+    for column, counters in (("throttle_power_pct", POWER_CAP_COUNTERS), ("throttle_thermal_pct", THERMAL_COUNTERS)):
+        row[column] = _maximum(gpu.counted_pct(counters, spans) for gpu in samples)
     if (row["throttle_thermal_pct"] or 0) > THERMAL_PCT:
         draft.warnings.append(f"thermally throttled for {row['throttle_thermal_pct']:.1f} % of the measure window")
 
@@ -143,22 +144,6 @@ def _mean_over_gpus(samples: list[GpuSamples], column: str, spans: list[Span]) -
     return sum(means) / len(means) if means else None
 
 
-def _throttled_pct(samples: list[GpuSamples], counters: tuple[str, ...], spans: list[Span]) -> float | None:
-    """Return the share of the windows that the worst GPU was throttled; null where no counter is known in all of them.
-
-    Two reasons may hold at the same moment: their sum is an upper bound, and never more than the windows.
-    """
-    total_ns = sum(end - start for start, end in spans)
-    shares = []
-    for gpu in samples:
-        known = [ns for name in counters if (ns := _growth_ns(gpu, name, spans)) is not None]
-        if known:
-            shares.append(min(100.0, 100 * sum(known) / total_ns))
-    return max(shares, default=None)
-
-
-def _growth_ns(samples: GpuSamples, column: str, spans: list[Span]) -> float | None:
-    """Return the growth of a counter in all windows together; None where one is not covered, or it went back."""
-    growths = [samples.growth(column, span) for span in spans]
-    known = [growth for growth in growths if growth is not None and growth >= 0]
-    return sum(known) if len(known) == len(growths) else None
+def _maximum(values: Iterable[float | None]) -> float | None:
+    """Return the largest known value: that of the worst GPU."""
+    return max((value for value in values if value is not None), default=None)
