@@ -9,56 +9,35 @@ from typing import Any
 
 import msgspec
 
-from analysis.columns import PARITY, TEXT
+from analysis.columns import PARITY, SCHEMA, TEXT
 from analysis.units import number
+from inpaint_bench.core import records
 from inpaint_bench.core.recipe import requested_parts
-from inpaint_bench.core.records import (
-    DataFacts,
-    Environment,
-    Manifest,
-    MemoryPeaks,
-    Parity,
-    Quality,
-    SlurmJob,
-    Study,
-)
+from inpaint_bench.core.records import Manifest
 
 AUTO = "auto"  # a batch that each run searches for
+_WORKLOAD_FACTS = ("precision", "resolution_px", "epochs", "compile_s", "setup_s", "encodes_online", "text_online")
 SKIPPED_SHOWN = 50  # skipped images listed per run; all of them are counted
-_SAME_NAME = [
-    "run_id",
-    "sweep_id",
-    "point",
-    "attempt",
-    "site",
-    "gpu",
-    "workload",
-    "recipe",
-    "model",
-    "status",
-    "reason",
-    "message",
-    "gpus",
-    "config_hash",
-]
-
-
-def batch_size(manifest: Manifest) -> int | None:
-    """Return the batch that ran; of a search what it found, None where the run did not get that far."""
-    batch = (manifest.workload_facts or {}).get("batch") if isinstance(manifest.batch, str) else manifest.batch
-    return batch if isinstance(batch, int) else None
+_SAME_NAME = [name for name in SCHEMA if name in Manifest.__struct_fields__]
 
 
 def manifest_columns(manifest: Manifest) -> dict[str, Any]:
     """Return the columns, also of runs that failed: an unavailable lever must still be found in its study."""
     facts = manifest.workload_facts or {}
-    env = manifest.environment or Environment()
-    slurm, memory = manifest.slurm or SlurmJob(), manifest.memory or MemoryPeaks()
+    env, slurm = manifest.environment or records.Environment(), manifest.slurm or records.SlurmJob()
+    memory, data = manifest.memory or records.MemoryPeaks(), manifest.data or records.DataFacts()
+    parity, study = manifest.parity or records.Parity(), manifest.study or records.Study()
+    resumed = [event.step for event in manifest.resumed or [] if event.step is not None]
+    seeds = [value for name, _, value in (override.partition("=") for override in manifest.overrides) if name == "seed"]
     limits = [device.power_limit_w for device in manifest.devices if device.power_limit_w is not None]
     clocks = [device.max_sm_clock_mhz for device in manifest.devices if device.max_sm_clock_mhz]
     columns: dict[str, Any] = {
         **{name: getattr(manifest, name) for name in _SAME_NAME},
-        "batch": batch_size(manifest),
+        **{name: facts.get(name) for name in _WORKLOAD_FACTS},
+        **{name: getattr(parity, name.removeprefix("parity_")) for name in PARITY},
+        **_validation_columns(manifest.quality or records.Quality()),
+        # Of a search what it found, null where the run did not get that far.
+        "batch": facts.get("batch") if isinstance(manifest.batch, str) else manifest.batch,
         "batch_requested": AUTO if AUTO in (facts.get("batch_requested"), manifest.batch) else None,
         "demonstration": bool(manifest.demonstration),
         "started": _time(manifest.started_unix_ns),
@@ -75,17 +54,22 @@ def manifest_columns(manifest: Manifest) -> dict[str, Any]:
         "dataset_images": facts.get("dataset_images") or facts.get("num_images"),
         "torch_allocated_peak_mib": memory.allocated_peak_mib,
         "torch_reserved_peak_mib": memory.reserved_peak_mib,
-        "seed": _seed(manifest),
+        "seed": int(seeds[-1]) if seeds and seeds[-1].isdecimal() else None,
         "recipe_parts": ",".join(requested_parts(manifest.overrides)) or None,
         "levers": _json(manifest.levers),
         "cache": _json(facts.get("cache")),
-        "resumed_from_step": _resumed_from(manifest),
-        **_workload_columns(facts),
-        **_data_columns(manifest.data or DataFacts()),
-        **_study_columns(manifest.study or Study()),
-        **_parity_columns(manifest.parity or Parity()),
-        **_quality_columns(manifest.quality or Quality()),
+        "resumed_from_step": resumed[-1] if resumed else None,
+        "data_identity": data.identity,
+        "images_found": data.found,
+        "images_used": data.used,
+        "images_skipped": None if data.found is None else len(data.skipped),
+        "skipped_images": _json(data.skipped[:SKIPPED_SHOWN]),
+        "parity_reference": parity.reference,
+        "parity_unavailable": parity.unavailable,
+        "parity_exceeded": parity.far,
     }
+    if study.name not in (None, "none"):
+        columns |= {"study_name": study.name, "study_base": study.base, "study_levers": ",".join(study.levers)}
     if facts.get("own_shapes"):  # not the model of that name: never in one cell with it, nor beside the poster
         columns["model"] = f"{manifest.model} of other shapes, {facts.get('parameters') or 0:,} parameters"
     return {name: str(value) if name in TEXT and value is not None else value for name, value in columns.items()}
@@ -93,7 +77,7 @@ def manifest_columns(manifest: Manifest) -> dict[str, Any]:
 
 def null_reasons(manifest: Manifest) -> dict[str, str]:
     """Return why columns of a completed run are null, where there is more to say than that nothing was recorded."""
-    parity, reasons = manifest.parity or Parity(), {}
+    parity, reasons = manifest.parity or records.Parity(), {}
     reference = "this recipe is the reference" if manifest.recipe and parity.reference == manifest.recipe else None
     if reason := parity.unavailable or reference:
         reasons = dict.fromkeys(PARITY, reason)
@@ -119,7 +103,7 @@ def warnings(manifest: Manifest) -> list[str]:
     return sentences
 
 
-def _parity_warning(parity: Parity) -> str:
+def _parity_warning(parity: records.Parity) -> str:
     errors = {name.removeprefix("parity_"): getattr(parity, name.removeprefix("parity_")) for name in PARITY}
     figures = [f"{name.removesuffix('_rel')} {number(error)}" for name, error in errors.items() if error is not None]
     figures += [f"{name.removesuffix('_rel')} not finite" for name in parity.not_finite]
@@ -127,35 +111,7 @@ def _parity_warning(parity: Parity) -> str:
     return f"does not compute what {parity.reference or 'the baseline'} does{listed}"
 
 
-def _workload_columns(facts: dict[str, Any]) -> dict[str, Any]:
-    names = ("precision", "resolution_px", "epochs", "compile_s", "setup_s", "encodes_online", "text_online")
-    return {name: facts.get(name) for name in names}
-
-
-def _data_columns(data: DataFacts) -> dict[str, Any]:
-    """Return how many images were found, used and skipped, and the first skipped ones with the reason."""
-    return {
-        "data_identity": data.identity,
-        "images_found": data.found,
-        "images_used": data.used,
-        "images_skipped": None if data.found is None else len(data.skipped),
-        "skipped_images": _json(data.skipped[:SKIPPED_SHOWN]),
-    }
-
-
-def _study_columns(study: Study) -> dict[str, Any]:
-    if study.name in (None, "none"):
-        return {}
-    return {"study_name": study.name, "study_base": study.base, "study_levers": ",".join(study.levers)}
-
-
-def _parity_columns(parity: Parity) -> dict[str, Any]:
-    columns = {name: getattr(parity, name.removeprefix("parity_")) for name in PARITY}
-    reference = {"parity_reference": parity.reference, "parity_unavailable": parity.unavailable}
-    return {**columns, **reference, "parity_exceeded": parity.far}
-
-
-def _quality_columns(quality: Quality) -> dict[str, Any]:
+def _validation_columns(quality: records.Quality) -> dict[str, Any]:
     losses = [validation for validation in quality.validation if validation.get("loss") is not None]
     losses.sort(key=lambda validation: validation["step"])
     columns = {"validation": _json(losses), "quality_metrics": _json(quality.metrics)}
@@ -163,18 +119,6 @@ def _quality_columns(quality: Quality) -> dict[str, Any]:
         columns[f"validation_{end}_loss"] = validation["loss"]
         columns[f"validation_{end}_step"] = validation["step"]
     return columns
-
-
-def _resumed_from(manifest: Manifest) -> int | None:
-    """Return the step from which the last resumption continued."""
-    steps = [event.step for event in manifest.resumed or [] if event.step is not None]
-    return steps[-1] if steps else None
-
-
-def _seed(manifest: Manifest) -> int | None:
-    """Return the last seed among the point's overrides."""
-    seeds = [value for name, _, value in (override.partition("=") for override in manifest.overrides) if name == "seed"]
-    return int(seeds[-1]) if seeds and seeds[-1].isdecimal() else None
 
 
 def _join(values: Iterable[str | None]) -> str | None:

@@ -19,7 +19,7 @@ from inpaint_bench.core.schema import Reason, Status, WindowKind, WindowStatus
 
 from . import audit, manifest_facts, steadiness
 from .draft import RowDraft
-from .gpu_samples import Floats, Span
+from .gpu_samples import Span
 from .telemetry import fill_telemetry
 
 
@@ -116,7 +116,13 @@ def _fill_throughput(draft: RowDraft, usable: list[Window], spans: list[Span], s
     step_ms = (inside["device_ms"].cast(pl.Float64) if on_device else host_ms).to_numpy()
     row["step_ms_p50"], row["step_ms_p95"] = (float(value) for value in np.percentile(step_ms, [50, 95]))
     start_ns = pl.col("t_start_mono_ns") + pl.col("window_id").replace_strict(offsets_ns, return_dtype=pl.Int64)
-    _fill_steadiness(draft, inside.select(start_ns).to_series().to_numpy() * 1e-9, step_ms, seconds)
+    result = steadiness.judge(inside.select(start_ns).to_series().to_numpy() * 1e-9, step_ms, seconds)
+    row["steady"], row["step_blocks"] = result.verdict, result.blocks
+    row["step_drift_pct"], row["step_block_cv_pct"] = result.drift_pct, result.cv_pct
+    if result.verdict == "no":
+        draft.warnings.append(result.explanation)
+    elif result.verdict == "too_short":
+        draft.set_reason(("step_drift_pct", "step_block_cv_pct"), result.explanation)
     wait_ns = float(inside["data_wait_ns"].sum())
     total_ns = seconds * 1e9
     if inside.height != row["n_steps"]:
@@ -124,16 +130,6 @@ def _fill_throughput(draft: RowDraft, usable: list[Window], spans: list[Span], s
         first, last = pl.col("t_start_mono_ns").min(), pl.col("t_end_mono_ns").max()
         total_ns = float(inside.group_by("window_id").agg((last - first).alias("span"))["span"].sum())
     row["data_wait_pct"] = 100 * wait_ns / total_ns if total_ns > 0 else None
-
-
-def _fill_steadiness(draft: RowDraft, start_s: Floats, step_ms: Floats, measured_s: float) -> None:
-    result = steadiness.judge(start_s, step_ms, measured_s)
-    draft.row["steady"], draft.row["step_blocks"] = result.verdict.value, result.blocks
-    draft.row["step_drift_pct"], draft.row["step_block_cv_pct"] = result.drift_pct, result.cv_pct
-    if result.verdict is steadiness.Steady.NO:
-        draft.warnings.append(result.explanation)
-    elif result.verdict is steadiness.Steady.TOO_SHORT:
-        draft.set_reason(("step_drift_pct", "step_block_cv_pct"), result.explanation)
 
 
 def _fill_runtime(draft: RowDraft, windows: list[Window]) -> None:

@@ -7,7 +7,6 @@ means (Sen, JASA 63, 1968) times the measured time. A run that is not steady is 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 
@@ -22,22 +21,20 @@ DRIFT_PCT = 2.0
 SCATTER_PCT = 2.0
 
 
-class Steady(StrEnum):
-    """Values of the column `steady`."""
-
-    YES = "yes"
-    NO = "no"
-    TOO_SHORT = "too_short"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Steadiness:
     """The verdict on a run's step times, and the figures behind it."""
 
-    verdict: Steady
     blocks: int
     drift_pct: float | None = None  # over the measured time, of the median block; above 0: steps became slower
     cv_pct: float | None = None  # standard deviation of the block means over their mean
+
+    @property
+    def verdict(self) -> str:
+        """Return the value of the column `steady`."""
+        if self.drift_pct is None or self.cv_pct is None:
+            return "too_short"
+        return "yes" if abs(self.drift_pct) <= DRIFT_PCT and self.cv_pct <= SCATTER_PCT else "no"
 
     @property
     def explanation(self) -> str:
@@ -59,18 +56,12 @@ def judge(start_s: Floats, step_ms: Floats, measured_s: float) -> Steadiness:
     counts = np.bincount(block[inside], minlength=full_blocks)
     sums = np.bincount(block[inside], weights=step_ms[inside], minlength=full_blocks)
     usable = np.flatnonzero(counts >= MIN_STEPS)
-    if len(usable) < MIN_BLOCKS:
-        return Steadiness(verdict=Steady.TOO_SHORT, blocks=len(usable))
     means: Floats = np.divide(sums[usable], counts[usable], dtype=np.float64)
-    median = float(np.median(means))
-    if median <= 0:
-        return Steadiness(verdict=Steady.TOO_SHORT, blocks=len(usable))
+    if len(usable) < MIN_BLOCKS or (median := float(np.median(means))) <= 0:
+        return Steadiness(blocks=len(usable))
     drift_pct = 100 * _theil_sen_slope(usable.astype(np.float64) * block_s, means) * measured_s / median
     cv_pct = 100 * float(means.std(ddof=1) / means.mean())
-    steady = abs(drift_pct) <= DRIFT_PCT and cv_pct <= SCATTER_PCT
-    return Steadiness(
-        verdict=Steady.YES if steady else Steady.NO, blocks=len(usable), drift_pct=drift_pct, cv_pct=cv_pct
-    )
+    return Steadiness(blocks=len(usable), drift_pct=drift_pct, cv_pct=cv_pct)
 
 
 def _theil_sen_slope(x: Floats, y: Floats) -> float:

@@ -138,7 +138,7 @@ def test_verdict_does_not_depend_on_unit_or_order(seconds: float, step_s: float,
 def test_a_day_of_training_uses_longer_blocks() -> None:
     at = np.arange(0, 86_400, 0.5)
     result = steadiness.judge(at, np.full(len(at), 500.0), 86_400.0)
-    assert (result.verdict, result.blocks) == (steadiness.Steady.YES, steadiness.MAX_BLOCKS)
+    assert (result.verdict, result.blocks) == ("yes", steadiness.MAX_BLOCKS)
 
 
 def test_document_states_the_thresholds() -> None:
