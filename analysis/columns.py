@@ -7,6 +7,7 @@ from urllib.parse import quote
 import polars as pl
 
 WINDOWS = "windows.parquet"
+SAMPLE_GRIDS = "quality"  # folder of images, one per run
 HIVE_KEYS = ("site", "gpu", "run")  # folders of the long tables: samples_fast/site=grace/gpu=a40/run=r-01
 COUNTERS = (  # performance counters of the GPU, by GPM or DCGM
     "sm_active_pct",

@@ -17,6 +17,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import polars as pl
@@ -25,15 +26,15 @@ from inpaint_bench.core import files, records, schema
 from inpaint_bench.core.errors import UserError
 
 from . import comparability
-from .columns import SCHEMA, SKIPPED_SCHEMA, WINDOW_SCHEMA, WINDOWS, hive_value
-from .ingest import incremental, parts, run_dir, sample_grid
+from .columns import SAMPLE_GRIDS, SCHEMA, SKIPPED_SCHEMA, WINDOW_SCHEMA, WINDOWS, hive_value
+from .dataset import write_partition
+from .ingest import incremental, parts, run_dir
 from .ingest.incremental import DirectoryRecord, Outcome, PreviousDataset
-from .ingest.partition import write_partition
 from .ingest.parts import SkippedFile
 from .metrics import flags, run_row
 
 # All that a merge writes into a dataset folder.
-_OUTPUT = {schema.DATASET, *incremental.INDEX, schema.SKIPPED, sample_grid.FOLDER, *schema.TABLES}
+_OUTPUT = {schema.DATASET, *incremental.INDEX, schema.SKIPPED, SAMPLE_GRIDS, *schema.TABLES}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,35 +131,38 @@ def _read(task: _Task, out: Path) -> Outcome:
     record = DirectoryRecord(folder=str(task.folder), fingerprint=task.fingerprint, file_skips=skips)
     if run is None:
         return Outcome(record=record)
-    if run.run_id != task.run_id:  # began, or was replaced, since the plan was made: its place may be taken
+    manifest, run_id = run.manifest, run.manifest.run_id
+    if run_id != task.run_id:  # began, or was replaced, since the plan was made: its place may be taken
         reason = "its manifest appeared or changed while it was merged; merge again"
-        skip = parts.skipped(task.folder, "changing", reason, run.run_id)
+        skip = parts.skipped(task.folder, "changing", reason, run_id)
         return Outcome(record=DirectoryRecord(folder=str(task.folder), file_skips=[skip]))
-    record.run_id, record.content_hash = run.run_id, run.content_hash
+    record.run_id, record.content_hash = run_id, run.content_hash
     if task.duplicate:
         return Outcome(record=record)
     written: list[Path | None] = []
     frames: dict[str, pl.DataFrame] = {}
     for name in schema.TABLES:
-        rows, row_skips = parts.read_table(name, run.tables[name], run.run_id)
+        rows, row_skips = parts.read_table(name, run.tables[name], run_id)
         record.row_skips += row_skips
         record.row_counts[name] = rows.num_rows
-        written.append(write_partition(rows, run, out / name))
+        written.append(write_partition(rows, manifest, out / name))
         frames[name] = parts.to_polars(rows)
-    picture, skip_picture = sample_grid.copy(run.folder, run.manifest, out)
-    record.row_skips += [skip_picture] if skip_picture else []
-    written.append(out / picture if picture else None)
+    row = run_row.summarise(manifest, run.windows, frames)
+    row |= {"run_dir": str(run.folder), "content_hash": run.content_hash}
+    if run.sample_grid:
+        row["sample_grid"] = f"{SAMPLE_GRIDS}/{quote(run_id, safe='')}.png"
+        written.append(out / row["sample_grid"])
+        (out / SAMPLE_GRIDS).mkdir(exist_ok=True)
+        shutil.copyfile(run.sample_grid, out / row["sample_grid"])
     record.files = [_file_entry(path, out) for path in written if path]
-    row = run_row.summarise(run.manifest, run.windows, frames)
-    row |= {"site": run.site, "gpu": run.gpu, "run_dir": str(run.folder), "content_hash": run.content_hash}
-    window_flags = flags.window_flags(run.manifest, run.windows, frames["samples_slow"], frames["events"])
-    row["flags"] = flags.join(flags.run_flags(run.manifest, run.windows, window_flags, frames["events"]))
-    keys = {"run_id": run.run_id, "site": run.site, "gpu": run.gpu}
+    window_flags = flags.window_flags(manifest, run.windows, frames["samples_slow"], frames["events"])
+    row["flags"] = flags.join(flags.run_flags(manifest, run.windows, window_flags, frames["events"]))
+    keys = {"run_id": run_id, "site": manifest.site, "gpu": manifest.gpu}
     windows = [
         {**msgspec.structs.asdict(window), **keys, "flags": flags.join(codes)}
         for window, codes in zip(run.windows, window_flags, strict=True)
     ]
-    return Outcome(record=record, row={**row, "sample_grid": picture}, windows=windows)
+    return Outcome(record=record, row=row, windows=windows)
 
 
 def _file_entry(path: Path, out: Path) -> tuple[str, int, int]:

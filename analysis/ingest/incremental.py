@@ -90,7 +90,9 @@ class PreviousDataset:
             windows = pl.read_parquet(dataset / WINDOWS).rows_by_key("run_id", named=True, include_key=True)
         except (OSError, ValueError, pl.exceptions.PolarsError):
             return cls(dataset=dataset)
-        return cls(dataset=dataset, records={one.folder: one for one in directories}, rows=rows, windows=windows)
+        return cls(
+            dataset=dataset, records={record.folder: record for record in directories}, rows=rows, windows=windows
+        )
 
     def find(self, folder: Path, fingerprint: str | None) -> DirectoryRecord | None:
         """Return the record of a directory that has not changed since."""
@@ -103,8 +105,7 @@ class PreviousDataset:
         Of a duplicate, i.e. of a run id that another directory has already, only the content hash is needed.
         """
         if duplicate or record.run_id is None:
-            kept = ("folder", "fingerprint", "run_id", "content_hash", "file_skips")
-            return Outcome(record=DirectoryRecord(**{name: getattr(record, name) for name in kept}))
+            return Outcome(record=msgspec.structs.replace(record, row_counts={}, files=[], row_skips=[]))
         if not record.row_counts or not all(self._unchanged(*file) for file in record.files):
             return None
         return Outcome(record=record, row=self.rows[record.run_id], windows=self.windows.get(record.run_id, []))

@@ -58,11 +58,10 @@ class TableFiles:
 
 def version_problem(version: object) -> str | None:
     """Return why files of this schema version cannot be read, None where they can."""
-    known = isinstance(version, int) and not isinstance(version, bool)
-    if known and version == contract.SCHEMA_VERSION:
+    if version == contract.SCHEMA_VERSION and type(version) is int:
         return None
     reads = f"this code reads version {contract.SCHEMA_VERSION}"
-    if isinstance(version, int) and known and version > contract.SCHEMA_VERSION:
+    if isinstance(version, int) and version > contract.SCHEMA_VERSION:
         return f"schema version {version} is newer, {reads}: merge with the inpaint_bench that wrote it"
     return f"schema version {version}; {reads}"
 

@@ -1,4 +1,4 @@
-"""Run directories under any number of roots: found, fingerprinted and read. Nothing is skipped silently."""
+"""Find, fingerprint and read run directories under any number of roots. Nothing is skipped silently."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import Manifest, Window, read_record
 from inpaint_bench.core.schema import PointState, Reason, Status
 
-from . import sample_grid
 from .parts import SkippedFile, TableFiles, open_table, skipped, version_problem
 
+MAX_IMAGE_BYTES = 4 * 2**20  # of a run's grid of sample images
+_PNG = b"\x89PNG\r\n\x1a\n"
 SETTLED_S = 2  # some file systems keep whole seconds: a younger file may change and look the same
 
 
@@ -32,22 +33,8 @@ class Run:
     manifest: Manifest
     windows: list[Window]
     tables: dict[str, TableFiles] = field(default_factory=dict)
+    sample_grid: Path | None = None
     content_hash: str = ""
-
-    @property
-    def run_id(self) -> str:
-        """Return the id by which runs are told apart."""
-        return self.manifest.run_id
-
-    @property
-    def site(self) -> str:
-        """Return the site, `unknown` where the manifest has none."""
-        return self.manifest.site or "unknown"
-
-    @property
-    def gpu(self) -> str:
-        """Return the GPU type, `unknown` where the manifest has none."""
-        return self.manifest.gpu or "unknown"
 
 
 def find_run_dirs(roots: list[Path]) -> Iterator[Path]:
@@ -74,8 +61,6 @@ def find_run_dirs(roots: list[Path]) -> Iterator[Path]:
 
 def check_roots(roots: list[Path]) -> None:
     """Raise UserError for a root that is missing or not a folder."""
-    if not roots:
-        raise UserError("No root given: name at least one folder that holds run directories.")
     for root in roots:
         if not root.is_dir():
             problem = "is not a folder" if root.exists() else "does not exist"
@@ -130,9 +115,6 @@ def read_run(folder: Path) -> tuple[Run | None, list[SkippedFile]]:
     for table in schema.TABLES:
         tables[table], unusable = open_table(folder / table, table, run_id)
         skips += unusable
-    if (folder / schema.JOURNAL).is_file():
-        reason = f"a journal belongs beside its parts, in {', '.join(schema.TABLES)}"
-        skips.append(skipped(folder / schema.JOURNAL, "unexpected", reason, run_id))
     if manifest is None:
         orphans = [path for files_ in tables.values() for path in (*files_.parts, *files_.journals)]
         skips += [skipped(path, code, f"part of a run without a usable manifest: {problem}") for path in orphans]
@@ -147,15 +129,37 @@ def read_run(folder: Path) -> tuple[Run | None, list[SkippedFile]]:
     except (ValueError, OSError) as error:
         skips.append(skipped(path, "damaged", str(error), run_id))
     run = Run(folder=folder, manifest=_with_final_state(folder, manifest), windows=windows, tables=tables)
+    if manifest.quality and manifest.quality.pictures:
+        path = folder / manifest.quality.pictures
+        if problem := _image_problem(folder, path):
+            skips.append(skipped(path, "picture", problem, run_id))
+        else:
+            run.sample_grid = path
     run.content_hash = _content_hash(run)
     return run, skips
 
 
+def _image_problem(folder: Path, path: Path) -> str:
+    """Return why a sample image cannot be copied, an empty string where it can."""
+    try:
+        if folder.resolve() not in path.resolve().parents:
+            return "the manifest names an image outside its run directory"
+        if not path.is_file():
+            return "the manifest names this image, and there is no such file"
+        if (size := path.stat().st_size) > MAX_IMAGE_BYTES:
+            return f"image of {size:,} bytes; the limit is {MAX_IMAGE_BYTES:,}"
+        with path.open("rb") as raw:  # by the content, because a page embeds it under this type
+            return "" if raw.read(len(_PNG)) == _PNG else "not a PNG by its content"
+    except OSError as error:
+        return f"cannot be read ({error})"
+
+
 def _with_final_state(folder: Path, manifest: Manifest) -> Manifest:
-    """Return the manifest, corrected where the scheduler's final state says more about how the attempt ended.
+    """Return the manifest with a site and a GPU, and the scheduler's final state where that says more of the end.
 
     Whether telemetry suffices is not asked here: the audit of the windows decides that.
     """
+    manifest.site, manifest.gpu = manifest.site or "unknown", manifest.gpu or "unknown"
     artifacts, scheduler = RunArtifacts.read(folder), SchedulerState.load(folder)
     state = resolve_attempt_state(
         submitted=True, refused=None, cancelled=False, scheduler=scheduler, artifacts=artifacts
@@ -187,8 +191,7 @@ def _content_hash(run: Run) -> str:
     known = {path: value for table in run.tables.values() for path, value in table.digests.items()}
     paths = [run.folder / name for name in (schema.MANIFEST, schema.WINDOWS, schema.TELEMETRY)]
     paths += [path for table in run.tables.values() for path in (*table.parts, *table.journals)]
-    if picture := sample_grid.find(run.folder, run.manifest):
-        paths.append(picture)
+    paths += [run.sample_grid] if run.sample_grid else []
     for path in paths:
         digest.update(str(path.relative_to(run.folder)).encode() + b"\0")
         if path in known:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import polars as pl
 
-from analysis.ingest.sample_grid import FOLDER, media_type
+from analysis.columns import SAMPLE_GRIDS
 from analysis.units import gpu_label
 
 PAGE_BYTES = 24 * 2**20  # of all images on one page
@@ -32,16 +32,15 @@ def embed(folder: Path, runs: pl.DataFrame, cell_keys: Sequence[str]) -> tuple[l
     remaining, left_out = PAGE_BYTES, 0
     for row in valid.unique(cell_keys, keep="first", maintain_order=True).iter_rows(named=True):
         path = folder / row["sample_grid"]
-        kind = media_type(path) if path.is_file() else None
-        if kind is None or path.stat().st_size > remaining:
+        if not path.is_file() or path.stat().st_size > remaining:
             left_out += 1
             continue
         content = path.read_bytes()
         remaining -= len(content)
-        uri = f"data:{kind[1]};base64,{base64.b64encode(content).decode()}"
+        uri = f"data:image/png;base64,{base64.b64encode(content).decode()}"
         title = f"{gpu_label(row['gpu'])}, batch {row['batch']}, {row['recipe']}, seed {row['seed'] or 0}"
         shown.append(SampleGrid(run_id=row["run_id"], title=title, uri=uri))
-    note = f"One valid run per recipe, GPU and batch; all {known.height} are in the dataset's {FOLDER} folder."
+    note = f"One valid run per recipe, GPU and batch; all {known.height} are in the dataset's {SAMPLE_GRIDS} folder."
     if left_out:
         note += f" {left_out} more are not on this page, which holds {PAGE_BYTES // 2**20} MiB of images."
     return shown, note if known.height else ""

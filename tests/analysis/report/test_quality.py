@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from analysis.dataset import open_dataset
-from analysis.ingest import sample_grid
+from analysis.ingest import run_dir
 from analysis.report import sample_grids
 from analysis.report.figures import quality
 from analysis.report.tables import TableBuilder
@@ -157,8 +157,8 @@ def test_a_merge_with_sample_images_can_be_repeated(ladder: tuple[Path, str, Any
     [
         ("quality/gone.png", None, "no such file"),
         ("../outside.png", b"\x89PNG\r\n\x1a\n", "outside its run directory"),
-        ("quality/page.png", b"<html>", "not a PNG or JPEG"),
-        ("quality/large.png", b"\x89PNG\r\n\x1a\n" + b"0" * sample_grid.MAX_BYTES, "the limit is"),
+        ("quality/page.png", b"<html>", "not a PNG"),
+        ("quality/large.png", b"\x89PNG\r\n\x1a\n" + b"0" * run_dir.MAX_IMAGE_BYTES, "the limit is"),
     ],
 )
 def test_an_unusable_sample_image_is_listed_with_the_reason(
