@@ -6,8 +6,7 @@ what distinguishes them. A value that is not known is not a different value.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import polars as pl
@@ -25,21 +24,6 @@ ATTRIBUTES = {
 }
 _LABELS = {"driver": "driver ", "power_limit": "limit ", "power_semantics": "power from "}
 _RUNS_LISTED = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class Conflict:
-    """An attribute in which comparable valid runs differ."""
-
-    attribute: str
-    setting: str
-    runs: dict[str, list[str]]  # run ids by value
-
-    @property
-    def description(self) -> str:
-        """Return where the runs differ, the values, and the runs of each."""
-        values = [f"{value} ({_list_runs(ids)})" for value, ids in self.runs.items()]
-        return f"{self.setting}: {self.attribute} {' and '.join(values)}"
 
 
 def add_comparability_key(runs: pl.DataFrame) -> pl.DataFrame:
@@ -60,33 +44,32 @@ def add_comparability_key(runs: pl.DataFrame) -> pl.DataFrame:
     return runs.with_columns(pl.concat_str(labels, separator=", ", ignore_nulls=True).alias("comparability_key"))
 
 
-def find_conflicts(runs: pl.DataFrame) -> list[Conflict]:
-    """Return the attributes in which valid runs differ. `runs` has its comparability keys."""
+def find_conflicts(runs: pl.DataFrame) -> list[tuple[str, str]]:
+    """Return the attributes in which comparable valid runs differ, each with where, the values, and the runs of each.
+
+    `runs` has its comparability keys.
+    """
     conflicts = []
     for group in runs.filter("valid").sort("run_id").partition_by(COMPARISON_KEYS, maintain_order=True):
+        setting = _setting(group.row(0, named=True))
         for attribute, column in ATTRIBUTES.items():
-            known = group.filter(pl.col(column).is_not_null()).with_columns(_value(attribute).alias("_value"))
-            ids = {
-                str(part["_value"][0]): part["run_id"].to_list()
-                for part in known.partition_by("_value", maintain_order=True)
-            }
-            if len(ids) > 1:
-                setting = _setting(group.row(0, named=True))
-                conflicts.append(Conflict(attribute=attribute, setting=setting, runs=ids))
-    return sorted(conflicts, key=lambda conflict: (conflict.setting, list(ATTRIBUTES).index(conflict.attribute)))
+            known = group.filter(pl.col(column).is_not_null())
+            by_value = known.group_by(_value(attribute), maintain_order=True).agg("run_id").rows()
+            if len(by_value) > 1:
+                values = " and ".join(f"{value} ({_list_runs(ids)})" for value, ids in by_value)
+                conflicts.append((attribute, f"{setting}: {attribute} {values}"))
+    return sorted(conflicts, key=lambda conflict: (conflict[1].partition(":")[0], list(ATTRIBUTES).index(conflict[0])))
 
 
-def refuse_conflicts(conflicts: Iterable[Conflict], allowed: Iterable[str]) -> None:
+def refuse_conflicts(conflicts: Iterable[tuple[str, str]], allowed: Collection[str]) -> None:
     """Raise UserError, with runs and values, for conflicts in attributes that are not allowed to differ."""
-    accepted = set(allowed)
-    refused = [conflict for conflict in conflicts if conflict.attribute not in accepted]
-    if not refused:
-        return
-    option = ",".join(sorted(accepted | {conflict.attribute for conflict in refused}, key=list(ATTRIBUTES).index))
-    raise UserError(
-        f"Not comparable, so nothing was merged: {'; '.join(conflict.description for conflict in refused)}. Merge them "
-        f"into separate datasets, or add --allow-mixed {option}: then they are cells of their own, never averaged."
-    )
+    refused = {description: attribute for attribute, description in conflicts if attribute not in allowed}
+    if refused:
+        option = ",".join(name for name in ATTRIBUTES if name in allowed or name in refused.values())
+        raise UserError(
+            f"Not comparable, so nothing was merged: {'; '.join(refused)}. Merge them into separate datasets, or add "
+            f"--allow-mixed {option}: then they are cells of their own, never averaged."
+        )
 
 
 def check_attributes(names: Iterable[str]) -> None:

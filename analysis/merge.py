@@ -1,15 +1,14 @@
 """Merge the run directories of any number of sites into one dataset folder.
 
-The dataset is built under a temporary name beside its place and renamed at the end: an interrupted merge leaves what
-was there before. Inputs are only read, and only those that the last merge into the same folder did not read in their
-present state; the result is the same.
+The dataset is built beside its place and renamed at the end: an interrupted merge leaves what was there before. Inputs
+are only read, and only those that the last merge into the same folder did not read in their present state; the result
+is the same.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import hashlib
-import os
 import shutil
 from collections.abc import Collection, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -54,8 +53,8 @@ def merge(
     """Write the dataset and return the content of its dataset.json.
 
     `allow_mixed` lists the comparability.ATTRIBUTES in which runs of one GPU at one site may differ. Raise UserError
-    where a root is missing, nothing is found, runs are not comparable, or `dataset_dir` holds anything that a merge
-    did not write.
+    where a root is missing, nothing is found, runs are not comparable, `dataset_dir` holds anything that a merge did
+    not write, or it cannot be written.
     """
     comparability.check_attributes(allow_mixed)
     run_dir.check_roots(roots)
@@ -65,13 +64,9 @@ def merge(
     if not tasks:
         where = ", ".join(map(str, roots))
         raise UserError(f"No run directory below {where}: none holds {schema.MANIFEST} or folders of parts.")
-    dataset_dir.parent.mkdir(parents=True, exist_ok=True)
-    temporary = dataset_dir.with_name(f".{dataset_dir.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    try:
-        with closing(_outcomes(tasks, previous, temporary, threads)) as outcomes:
-            summary = _write(outcomes, temporary, allow_mixed)
+    with files.replacing_folder(dataset_dir, schema.DATASET) as new:
+        with closing(_outcomes(tasks, previous, new, threads)) as outcomes:
+            summary = _write(outcomes, new, allow_mixed)
         metadata = {
             "schema_version": schema.SCHEMA_VERSION,
             "producer": schema.PRODUCER,
@@ -81,12 +76,9 @@ def merge(
             "unchanged": sum(task.previous is not None for task in tasks),
             **summary,
             "analysis": incremental.code_version(),
-            "index": incremental.index_hashes(temporary),
+            "index": incremental.index_hashes(new),
         }
-        files.replace_json(temporary / schema.DATASET, metadata)
-        _replace(dataset_dir, temporary)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        files.replace_json(new / schema.DATASET, metadata)
     return metadata
 
 
@@ -201,7 +193,7 @@ def _write(outcomes: Iterable[Outcome], out: Path, allow_mixed: Collection[str])
         "rows": {name: sum(record.row_counts[name] for record in merged.values()) for name in schema.TABLES},
         "skipped": len(skips),
         "conflicts": sum(skip.code == "conflict" for skip in skips),
-        "mixed": [conflict.description for conflict in conflicts],
+        "mixed": [description for _, description in conflicts],
         "run_hashes": hashes,
         "content_hash": hashlib.sha256("".join(sorted(hashes.values())).encode()).hexdigest(),
     }
@@ -222,31 +214,12 @@ def _duplicate(record: DirectoryRecord, first: DirectoryRecord | None) -> Skippe
 
 
 def _check_target(roots: list[Path], target: Path) -> None:
-    """Raise UserError where writing the dataset would touch anything but an older dataset."""
+    """Raise UserError where replacing the dataset would delete a root, or a file that no merge wrote."""
     for root in roots:
         if target.resolve() == root.resolve() or target.resolve() in root.resolve().parents:
             raise UserError(f"Dataset folder {target} holds root {root}; put the dataset elsewhere.")
-    if target.is_symlink() or (target.exists() and not target.is_dir()):
-        raise UserError(f"{target} is not a folder; give the name of a new or an older dataset folder.")
-    names = {path.name for path in target.iterdir()} if target.exists() else set()
-    if names and schema.DATASET not in names:
-        raise UserError(f"{target} is not a dataset (no {schema.DATASET}); it is left as it is.")
+    names = {path.name for path in target.iterdir()} if (target / schema.DATASET).is_file() else set()
     if foreign := sorted(names - _OUTPUT):
         raise UserError(
             f"{target} also holds {', '.join(foreign)}, which merging anew would delete; move it out first."
         )
-
-
-def _replace(target: Path, new: Path) -> None:
-    """Rename the new dataset into place. An older one is moved away first, and back if the rename fails."""
-    old = target.with_name(f".{target.name}.{os.getpid()}.old")
-    if target.exists():
-        target.rename(old)
-    try:
-        new.rename(target)
-    except BaseException:
-        if old.exists():
-            old.rename(target)
-        raise
-    files.fsync_folder(target.parent)
-    shutil.rmtree(old, ignore_errors=True)

@@ -5,7 +5,7 @@ A column counts only where its own values cover the window: rows whose value is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 
 import numpy as np
@@ -64,10 +64,10 @@ def fill_telemetry(draft: RowDraft, manifest: Manifest, tables: Mapping[str, pl.
         draft.problems += [f"GPU {gpu.uuid}: {problem}" for problem in audit.check_samples(gpu, span, hz)]
     draft.problems += audit.check_events(tables["events"], manifest, uuids)
     draft.row["coverage_pct"] = _coverage_pct(fast, spans, hz)
-    gaps = _gaps(fast, _FAST, spans, [audit.gap_limit_s(hz)] * len(fast))
+    gaps = _gaps(fast, _FAST, spans, lambda _: audit.gap_limit_s(hz))
     # What a cumulative counter grows by between two readings is known, however far apart they are.
     sampled = [name for name in _SLOW if name not in (*POWER_CAP_COUNTERS, *THERMAL_COUNTERS)]
-    gaps |= _gaps(slow, sampled, spans, [_slow_gap_limit_s(gpu) for gpu in slow])
+    gaps |= _gaps(slow, sampled, spans, _slow_gap_limit_s)
     for name in ("gpu_util_pct", "mem_active_pct"):
         draft.row[name] = None if name in gaps else _mean_over_gpus(fast, name, spans)
     energy.fill_energy(draft, fast, spans, gaps, hz)
@@ -84,16 +84,12 @@ def fill_telemetry(draft: RowDraft, manifest: Manifest, tables: Mapping[str, pl.
 
 
 def _gaps(
-    samples: list[GpuSamples], columns: Sequence[str], spans: list[Span], limits_s: list[float]
+    samples: list[GpuSamples], columns: Sequence[str], spans: list[Span], limit_s: Callable[[GpuSamples], float]
 ) -> dict[str, str]:
     """Return why columns do not cover the windows, of those that do not."""
     gaps = {}
     for name in columns:
-        checks = (
-            audit.check_column(gpu, name, span, limit_s)
-            for gpu, limit_s in zip(samples, limits_s, strict=True)
-            for span in spans
-        )
+        checks = (audit.check_column(gpu, name, span, limit_s(gpu)) for gpu, span in product(samples, spans))
         if gap := next(filter(None, checks), None):
             gaps[name] = gap
     return gaps

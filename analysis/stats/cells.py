@@ -86,23 +86,21 @@ def build_cells(runs: pl.DataFrame) -> pl.DataFrame:
             pl.when(known).then(images.min()).alias("training_images_min"),
             pl.when(known).then(images.max()).alias("training_images_max"),
             pl.col(recipe_labels.COLUMN).first(),
-            *(pl.col(name).drop_nulls().n_unique().alias(f"{name}_kinds") for name in _COVARIATES),
+            _differences().alias("differences"),
             *metrics,
         )
     )
     order = sorted(table["gpu"].unique().drop_nulls().to_list(), key=gpu_order)
     rank = pl.col("gpu").replace_strict(order, range(len(order)), return_dtype=pl.Int64, default=None)
     order_by = ("site", "gpus", "recipe", *COMPUTATION_KEYS, "comparability_key", "batch")
-    counts = [
-        pl.when(pl.col(f"{name}_kinds") > 1).then(pl.format("{} " + plural, pl.col(f"{name}_kinds")))
-        for name, plural in _COVARIATES.items()
-    ]
-    table = (
-        table.sort("workload", "model", rank, *order_by, nulls_last=True)
-        .with_columns(pl.concat_str(counts, separator=", ", ignore_nulls=True).alias("differences"))
-        .drop([f"{name}_kinds" for name in _COVARIATES])
-    )
-    return add_series(_add_intervals(table))
+    return add_series(_add_intervals(table.sort("workload", "model", rank, *order_by, nulls_last=True)))
+
+
+def _differences(ignore: tuple[str, ...] = ()) -> pl.Expr:
+    """Return what runs differ in of all covariates, e.g. `2 drivers, 3 cards`."""
+    counts = {text: pl.col(name).drop_nulls().n_unique() for name, text in _COVARIATES.items() if name not in ignore}
+    differing = [pl.when(count > 1).then(pl.format("{} " + text, count)) for text, count in counts.items()]
+    return pl.concat_str(differing, separator=", ", ignore_nulls=True)
 
 
 def same_comparability_key(key: str | None) -> pl.Expr:
@@ -176,9 +174,8 @@ def add_series(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def list_differences(runs: pl.DataFrame, ignore: tuple[str, ...] = ()) -> str:
-    """Return what these runs differ in of all covariates, e.g. `2 drivers, 3 cards`."""
-    counts = {text: runs[name].drop_nulls().n_unique() for name, text in _COVARIATES.items() if name not in ignore}
-    return ", ".join(f"{count} {text}" for text, count in counts.items() if count > 1)
+    """Return what these runs differ in of all covariates but the ignored ones."""
+    return str(runs.select(_differences(ignore)).item())
 
 
 def differences_note(table: pl.DataFrame) -> str:

@@ -179,7 +179,7 @@ def test_older_dataset_is_replaced_and_nothing_else_is(tmp_path: Path) -> None:
         merged(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "photo.jpg").write_text("x")
-    with pytest.raises(UserError, match="not a dataset"):
+    with pytest.raises(UserError, match=r"holds no dataset\.json"):
         merge.merge([tmp_path / "grace"], tmp_path / "mine")
     with pytest.raises(UserError, match="holds root"):
         merge.merge([tmp_path / "grace"], tmp_path)
