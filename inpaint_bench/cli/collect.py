@@ -32,10 +32,8 @@ def run_collect(source: Path, *, export: Path | None, into: Path | None) -> None
         left_out = _export(Ledger.open(source), export)
     elif source.is_file() and into:
         left_out = _from_archive(source, Ledger.open(into))
-    elif source.is_file():
-        raise UserError(f"{source}: say --into SWEEP, the sweep directory that it belongs to")
-    elif into:
-        raise UserError(f"--into {into}: needs a file that --export wrote, and {source} is not a file")
+    elif source.is_file() or into:
+        raise UserError(f"{source}: `collect FILE --into SWEEP` takes an exported file and its sweep directory")
     else:
         left_out = _from_sites(Ledger.open(source))
     if left_out:

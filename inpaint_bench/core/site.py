@@ -128,7 +128,6 @@ class SiteConfig:
     """A cluster with its own Slurm: everything that a new cluster needs."""
 
     name: str = "auto"
-    title: str = ""
     template: str = "base.sh.j2"
     python: str | None = None  # interpreter on the compute nodes; null: the one that runs this command
     constraint: list[str] = field(default_factory=list)

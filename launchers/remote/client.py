@@ -30,7 +30,7 @@ from launchers.sweep.events import AttemptKey, Refused, Staged, Submitted
 from launchers.sweep.ledger import Attempt, Ledger, PointRecord
 
 from . import plan_file
-from .messages import MARKER, AttemptReply, CancelRequest, Reply, SubmitReply, SweepReply
+from .messages import MARKER, CancelRequest, Reply, SubmitReply, SweepReply
 from .ssh import Connection, UnreachableError, login, one_line, shell
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,6 @@ SUBMIT_TIMEOUTS = 30  # times the site's timeout: a thousand points are composed
 DEFAULT_TIMEOUTS = 3  # squeue and sacct may take a minute each
 
 T = TypeVar("T")
-Records = Mapping[int, PointRecord]  # points by number
 
 
 class RemoteError(Exception):
@@ -189,12 +188,12 @@ class RemoteStatus:
     artifacts: dict[AttemptKey, RunArtifacts] = field(default_factory=dict)
     unconfirmed: dict[str, str] = field(default_factory=dict)  # by site, why its submissions are not confirmed
 
-    def add(self, site: str, reply: SweepReply, attempts: Sequence[Attempt], records: Records) -> None:
+    def add(self, site: str, reply: SweepReply, attempts: Sequence[Attempt]) -> None:
         """Take over the reply of a site that has these attempts."""
         by_key = {(attempt.point, attempt.attempt): attempt for attempt in attempts}
         states: dict[str, SchedulerState] = {}
         for reported in reply.attempts:
-            attempt = by_key.get(reported.key) or _add_attempt(reported, site, records)
+            attempt = by_key.get(reported.key)
             if attempt is None or attempt.run_id != reported.run_id or not reported.in_slurm:
                 continue
             attempt.job_id = reported.job_id or attempt.job_id
@@ -210,10 +209,10 @@ class RemoteStatus:
             self.unconfirmed[site] = f"{site} is still submitting"
 
 
-def query(ledger: Ledger, sites: Mapping[str, SiteConfig], records: Records) -> RemoteStatus:
+def query(ledger: Ledger, sites: Mapping[str, SiteConfig], records: Mapping[int, PointRecord]) -> RemoteStatus:
     """Query each site that is reached over ssh and has open attempts, once.
 
-    Attempts get the job ids, and points the attempts, that so far only the site's own ledger records.
+    Attempts get the job ids that so far only the site's own ledger records.
     """
     status = RemoteStatus()
     for name, site in sites.items():
@@ -222,7 +221,7 @@ def query(ledger: Ledger, sites: Mapping[str, SiteConfig], records: Records) -> 
         if remote is None or all(_was_collected(ledger.folder / attempt.subdir) for attempt in attempts):
             continue
         try:
-            status.add(name, remote.call("query", None, SweepReply), attempts, records)
+            status.add(name, remote.call("query", None, SweepReply), attempts)
         except (UnreachableError, RemoteError) as error:
             status.replies[name] = SlurmReply(error=str(error))
             status.unconfirmed[name] = str(error)
@@ -236,16 +235,6 @@ def _was_collected(run_dir: Path) -> bool:
     """Return whether files that were collected say how the attempt ended."""
     state = SchedulerState.load(run_dir)
     return state is not None and state.final and RunArtifacts.read(run_dir).manifest is not None
-
-
-def _add_attempt(reported: AttemptReply, site: str, records: Records) -> Attempt | None:
-    """Add an attempt that was submitted from the sweep's folder at the site, after those that this ledger records."""
-    record = records.get(reported.point)
-    if record is None or reported.site != site or (record.last and record.last.attempt >= reported.attempt):
-        return None
-    names = ("point", "attempt", "run_id", "site", "group")
-    record.attempts.append(Attempt(planned_unix=0.0, **{name: getattr(reported, name) for name in names}))
-    return record.last
 
 
 def cancel(site: SiteConfig, ledger: Ledger, attempts: Iterable[Attempt], *, timeout_s: float) -> str | None:

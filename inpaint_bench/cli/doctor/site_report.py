@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -184,13 +184,9 @@ def _text(value: Any) -> str | None:
 
 def _write(check: SiteCheck) -> bool:
     """Write corrections and dates into the file and print the diff; return whether nothing differs any more."""
-    changes: dict[str, Any] = {}
-    uncorrected = []
-    for finding in check.differing:
-        if finding.corrections and not check.is_overridden(finding):
-            changes |= finding.corrections
-        else:
-            uncorrected.append(finding)
+    uncorrected = [f for f in check.differing if not f.corrections or check.is_overridden(f)]
+    corrected = [f for f in check.differing if f not in uncorrected]
+    changes = {key: value for finding in corrected for key, value in finding.corrections.items()}
     for block in dict.fromkeys(finding.block for finding in check.findings if finding.block):
         if isinstance(check.file.get(block), dict):
             changes |= _dates(check, block, uncorrected)
@@ -255,14 +251,10 @@ def _probe(
     return failed
 
 
-def _storage(result: NodeFindings) -> list[Finding]:
-    findings = []
+def _storage(result: NodeFindings) -> Iterator[Finding]:
     for key, folder in result.folders.items():
         storage = Finding(key, folder.path)
-        if folder.path is None:
-            continue
         if folder.error is None:
-            findings.append(storage.same("writable"))
-        else:
-            findings.append(storage.differs(folder.error, f"a job cannot write there on {result.node}"))
-    return findings
+            yield storage.same("writable")
+        elif folder.path:
+            yield storage.differs(folder.error, f"a job cannot write there on {result.node}")

@@ -67,7 +67,7 @@ def test_results_are_copied_into_the_sweep_that_requested_them_once(carried, tmp
     assert app.main(["status", str(sweep)]) == 0
     assert f"Next: carry {sweep / 'plan.delta.tar'} to its site" in capsys.readouterr().out
     assert app.main(["collect", file]) == 2
-    assert "say --into SWEEP" in capsys.readouterr().err
+    assert "takes an exported file and its sweep directory" in capsys.readouterr().err
     assert app.main(["collect", file, "--into", str(sweep)]) == 0
     assert "of 1 run," in capsys.readouterr().out
     after = points_of(sweep, capsys)
@@ -118,7 +118,7 @@ def test_an_archive_that_is_not_a_packed_plan_runs_nothing(names, tmp_path, caps
     ("arguments", "message"),
     [
         (["nowhere"], "not a sweep directory"),
-        (["nowhere", "--into", "x"], "needs a file that --export wrote"),
+        (["nowhere", "--into", "x"], "takes an exported file"),
         (["nowhere", "--export", "x.tar"], "not a sweep directory"),
     ],
 )
