@@ -1,25 +1,23 @@
 """Resolve the state of an attempt from three sources: Slurm, the manifest, the Parquet parts.
 
-`resolve_attempt_state` is the single place where they are weighed; status, rerun, wait and merge call it. A source
-that is missing is named in the message, and where two contradict each other the message names both.
+`resolve_attempt_state` is the only function that does so; status, rerun, wait and merge call it. Its message names a
+source that is missing, and both of two that contradict each other.
 """
 
 from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from .files import read_json, replace_json
-from .records import ManifestHead, TableCounts, read_record
+from .records import ManifestHead, TableCounts, read_record, write_record
 from .schema import MANIFEST, SCHEDULER, TELEMETRY, PointState, Reason, Status
 
-# Slurm's job states in the long form of sacct and squeue. A state in none of these sets counts as running.
-SUCCESS_STATES = frozenset({"COMPLETED"})
+# Slurm's job states in the long form of sacct and squeue. A state that is not named here counts as running.
+COMPLETED = "COMPLETED"
 QUEUED_STATES = frozenset(
     {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED"}
 )
@@ -35,7 +33,7 @@ FAILURE_REASONS = {
     "OUT_OF_MEMORY": Reason.OOM_HOST,
 }
 # Slurm may still requeue a job after the other states of FAILURE_REASONS.
-FINAL_STATES = SUCCESS_STATES | {"FAILED", "TIMEOUT", "DEADLINE", "CANCELLED", "OUT_OF_MEMORY"}
+FINAL_STATES = frozenset({COMPLETED, "FAILED", "TIMEOUT", "DEADLINE", "CANCELLED", "OUT_OF_MEMORY"})
 # Two states of our own.
 PROCESS_EXITED = "PROCESS_EXITED"  # a local process that has exited; only its manifest says how
 LEFT_QUEUE = "LEFT_QUEUE"  # squeue no longer lists the job, and sacct, which knows how it ended, did not answer
@@ -46,9 +44,9 @@ STALE_MANIFEST_S = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerState:
-    """State of one job as the scheduler reports it. `state` None: it knows no such job (any more)."""
+    """State of one job as the scheduler reports it."""
 
-    state: str | None
+    state: str | None  # None: it does not know the job (any more)
     detail: str = ""  # pending reason, exit code, node
     raw: str = field(default="", compare=False)  # the scheduler's own output, with the command that printed it
     start_unix: float | None = field(default=None, compare=False)  # expected while the job is pending
@@ -58,7 +56,7 @@ class SchedulerState:
     @property
     def ended(self) -> bool:
         """Return whether the job has ended, for now or for good."""
-        return self.state in FAILURE_REASONS or self.state in SUCCESS_STATES
+        return self.state == COMPLETED or self.state in FAILURE_REASONS
 
     @property
     def final(self) -> bool:
@@ -68,21 +66,21 @@ class SchedulerState:
     def save(self, run_dir: Path) -> None:
         """Write the state of an ended job beside the manifest, because Slurm purges its record in time.
 
-        A directory that cannot be written (another user's sweep, a full disk) is left unchanged.
+        Nothing is written where that is not possible (another user's sweep, a full disk).
         """
         if self.ended and run_dir.is_dir() and self.load(run_dir) != self:
             with suppress(OSError):
-                replace_json(run_dir / SCHEDULER, {"state": self.state, "detail": self.detail})
+                write_record(run_dir / SCHEDULER, {"state": self.state, "detail": self.detail})
 
     @classmethod
     def load(cls, run_dir: Path) -> SchedulerState | None:
         """Read what `save` wrote; None if the file is missing or damaged."""
         try:
-            value: Any = read_json(run_dir / SCHEDULER)
-            state, detail = value["state"], value["detail"]
-            return cls(state=state, detail=detail, raw=f"{SCHEDULER}: {', '.join(filter(None, (state, detail)))}")
-        except (ValueError, OSError, KeyError, TypeError):
+            saved = read_record(run_dir / SCHEDULER, cls)
+        except (ValueError, OSError):
             return None
+        raw = ", ".join(filter(None, (saved.state, saved.detail))) if saved else ""
+        return saved and replace(saved, raw=f"{SCHEDULER}: {raw}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +91,7 @@ class RunArtifacts:
     damage: str | None = None  # why the manifest cannot be read
     sidecar_status: str | None = None  # status in telemetry.json: "complete" if every part was closed
     missing_parts: str | None = None  # parts that telemetry.json counts and that do not exist
-    run_dir_exists: bool = True
+    run_dir_exists: bool = True  # else there is no manifest either
     manifest_age_s: float | None = None  # since the manifest was last written, by the file system's time
 
     @classmethod
@@ -113,14 +111,14 @@ class RunArtifacts:
 
 
 class _SidecarReport(msgspec.Struct):
-    """The part of telemetry.json that is needed here. Lenient, as ManifestHead."""
+    """The part of telemetry.json that is read here; lenient, as ManifestHead."""
 
     status: str | None = None
     tables: dict[str, TableCounts] = {}
 
 
 def _missing_parts(run_dir: Path, tables: dict[str, TableCounts]) -> str | None:
-    """Describe the first table with fewer parts on disk than the sidecar closed; an earlier writer may leave more."""
+    """Describe the first table with fewer parts on disk than the sidecar closed. An earlier writer may leave more."""
     for table, counts in tables.items():
         present = sum(1 for _ in (run_dir / table).glob("part-*.parquet")) if counts.parts else 0
         if present < counts.parts:
@@ -146,10 +144,10 @@ def resolve_attempt_state(
     artifacts: RunArtifacts,
     no_answer_reason: str = "the scheduler did not answer",
 ) -> AttemptState:
-    """Resolve the state of one attempt. Pure.
+    """Resolve the state of one attempt, without reading anything else.
 
-    `refused` is sbatch's error message. `scheduler` is None if the scheduler was not queried or did not answer;
-    `no_answer_reason` then says why.
+    `refused` is sbatch's error message. `scheduler` is None if the scheduler was not queried or did not answer, for
+    `no_answer_reason`.
     """
     if refused and not submitted:
         return _failed(Reason.NEVER_STARTED, refused)
@@ -162,12 +160,10 @@ def resolve_attempt_state(
         return _from_failed_job(FAILURE_REASONS[state], scheduler, artifacts, cancelled)
     if scheduler and state in QUEUED_STATES:
         return AttemptState(state=PointState.QUEUED, message=scheduler.detail)
-    if scheduler and state not in SUCCESS_STATES and state not in (None, PROCESS_EXITED, LEFT_QUEUE):
+    if scheduler and state not in (None, COMPLETED, PROCESS_EXITED, LEFT_QUEUE):
         return _from_running_job(scheduler, artifacts)
     # The job has ended, Slurm has purged it, or its state is not known.
-    missing_answer: str | None = None
-    if scheduler is None or state == LEFT_QUEUE:
-        missing_answer = scheduler.detail if scheduler else no_answer_reason
+    missing_answer = no_answer_reason if scheduler is None else scheduler.detail if state == LEFT_QUEUE else None
     if artifacts.manifest is None:
         return _without_manifest(state, artifacts, cancelled, missing_answer)
     if scheduler is None and artifacts.manifest.slurm and artifacts.manifest.slurm.requeued:
@@ -178,7 +174,7 @@ def resolve_attempt_state(
 def _from_failed_job(
     reason: Reason, scheduler: SchedulerState, artifacts: RunArtifacts, cancelled: bool
 ) -> AttemptState:
-    """Slurm says that the job did not succeed; the manifest may know better why."""
+    """Resolve a job that did not succeed according to Slurm; the manifest may know why."""
     manifest, detail = artifacts.manifest, scheduler.detail
     if manifest and manifest.status == Status.COMPLETED:
         message = f"the manifest says completed, the scheduler {scheduler.state} ({detail})"
@@ -188,9 +184,7 @@ def _from_failed_job(
     if artifacts.damage:
         return _failed(Reason.LOST, f"{artifacts.damage} ({detail})")
     if manifest is None:
-        if artifacts.run_dir_exists:
-            return _failed(Reason.NEVER_STARTED, f"the job ended before its workload started ({detail})")
-        return _failed(Reason.NEVER_STARTED, f"the job failed, and there is no run directory ({detail})")
+        return _failed(Reason.NEVER_STARTED, f"the job failed, and {_missing(artifacts)} ({detail})")
     if manifest.status == Status.RUNNING:
         lost = f"its process died ({detail}); {_progress(manifest)}".removesuffix("; ")
         return _failed(Reason.CANCELLED if cancelled else Reason.LOST, lost)
@@ -199,73 +193,68 @@ def _from_failed_job(
 
 def _from_running_job(scheduler: SchedulerState, artifacts: RunArtifacts) -> AttemptState:
     manifest = artifacts.manifest
-    message = _progress(manifest) or "preparing its workload"
-    if artifacts.damage:
-        message = artifacts.damage
-    elif manifest is None:
-        message = "job started, no manifest yet"
+    if manifest is None:
+        message = artifacts.damage or "job started, no manifest yet"
     elif manifest.status != Status.RUNNING:
         message = f"the manifest says {manifest.status}, the scheduler still {scheduler.state}"
-    elif _is_stale(artifacts):
-        message = f"{message}, {_manifest_age(artifacts)}"
+    else:
+        message = (_progress(manifest) or "preparing its workload") + _staleness(artifacts)
     return AttemptState(state=PointState.RUNNING, message=message)
 
 
 def _without_manifest(
     state: str | None, artifacts: RunArtifacts, cancelled: bool, missing_answer: str | None
 ) -> AttemptState:
-    missing = "there is no manifest" if artifacts.run_dir_exists else "there is no run directory"
     if missing_answer is not None and (artifacts.damage or not cancelled):
-        return AttemptState(state=PointState.UNKNOWN, message=f"{missing_answer}, and {artifacts.damage or missing}")
+        message = f"{missing_answer}, and {artifacts.damage or _missing(artifacts)}"
+        return AttemptState(state=PointState.UNKNOWN, message=message)
     if artifacts.damage:
         return _failed(Reason.LOST, artifacts.damage)
     if cancelled:
         return _failed(Reason.CANCELLED, "")
     if state == PROCESS_EXITED:
         return _failed(Reason.NEVER_STARTED, "its process exited before the workload started; see its log in jobs/")
-    if state is None:
-        return _failed(Reason.LOST, f"Slurm does not know the job, and {missing}")
-    return _failed(Reason.LOST, f"the scheduler says {state}, but {missing}")
+    reported = f"the scheduler says {state}, but" if state else "Slurm does not know the job, and"
+    return _failed(Reason.LOST, f"{reported} {_missing(artifacts)}")
 
 
 def _from_manifest(
     manifest: ManifestHead, state: str | None, artifacts: RunArtifacts, missing_answer: str | None
 ) -> AttemptState:
-    """Slurm says COMPLETED, has purged the job or did not answer: the manifest decides, and the message says so."""
+    """Resolve by the manifest: Slurm reports COMPLETED, has purged the job or did not answer."""
     manifest_only = ""
     if missing_answer is not None or state is None:
         manifest_only = f"from the manifest only ({missing_answer or 'Slurm has purged the job'})"
-    match manifest.status:
-        case Status.COMPLETED:
-            requested = manifest.telemetry is None or manifest.telemetry.source != "none"
-            if requested and artifacts.sidecar_status != "complete":
-                status = artifacts.sidecar_status
-                sidecar = f"ended with status {status}" if status else "never started"
-                return _failed(Reason.TELEMETRY_INCOMPLETE, f"the sidecar {sidecar}")
-            if artifacts.missing_parts:
-                message = f"the manifest says completed, but {artifacts.missing_parts}"
-                return _failed(Reason.TELEMETRY_INCOMPLETE, message)
-            return AttemptState(state=PointState.COMPLETED, message=manifest_only)
-        case Status.FAILED | Status.INTERRUPTED:
-            message = manifest.message or ""
-            if state in SUCCESS_STATES:
-                message = f"{message} (the scheduler says {state}, the manifest {manifest.status})".strip()
-            return _failed(_reason(manifest), message)
+    if manifest.status == Status.COMPLETED:
+        requested = manifest.telemetry is None or manifest.telemetry.source != "none"
+        if requested and (status := artifacts.sidecar_status) != "complete":
+            sidecar = f"ended with status {status}" if status else "never started"
+            return _failed(Reason.TELEMETRY_INCOMPLETE, f"the sidecar {sidecar}")
+        if artifacts.missing_parts:
+            return _failed(Reason.TELEMETRY_INCOMPLETE, f"the manifest says completed, but {artifacts.missing_parts}")
+        return AttemptState(state=PointState.COMPLETED, message=manifest_only)
+    if manifest.status != Status.RUNNING:
+        message = manifest.message or ""
+        if state == COMPLETED:
+            message = f"{message} (the scheduler says {state}, the manifest {manifest.status})".strip()
+        return _failed(_reason(manifest), message)
     if missing_answer is None:
         message = f"process exited without writing a final status; {_progress(manifest)}".removesuffix("; ")
         return _failed(Reason.LOST, message)
-    if state == LEFT_QUEUE or _is_stale(artifacts):
-        age = f", {_manifest_age(artifacts)}" if _is_stale(artifacts) else ""
-        return AttemptState(state=PointState.UNKNOWN, message=f"the manifest says running{age}; {missing_answer}")
+    stale = _staleness(artifacts)
+    if state == LEFT_QUEUE or stale:
+        return AttemptState(state=PointState.UNKNOWN, message=f"the manifest says running{stale}; {missing_answer}")
     return AttemptState(state=PointState.RUNNING, message=f"{_progress(manifest)} {manifest_only}".strip())
 
 
-def _is_stale(artifacts: RunArtifacts) -> bool:
-    return artifacts.manifest_age_s is not None and artifacts.manifest_age_s > STALE_MANIFEST_S
+def _missing(artifacts: RunArtifacts) -> str:
+    return "there is no manifest" if artifacts.run_dir_exists else "there is no run directory"
 
 
-def _manifest_age(artifacts: RunArtifacts) -> str:
-    return f"manifest last written {(artifacts.manifest_age_s or 0.0) / 60:.0f} min ago"
+def _staleness(artifacts: RunArtifacts) -> str:
+    """Return the age of a manifest that is not rewritten any more, else nothing."""
+    age_s = artifacts.manifest_age_s or 0.0
+    return f", manifest last written {age_s / 60:.0f} min ago" if age_s > STALE_MANIFEST_S else ""
 
 
 def _reason(manifest: ManifestHead) -> Reason:

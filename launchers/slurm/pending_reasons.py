@@ -1,7 +1,7 @@
-"""Why a job is pending, in plain words, and what the user can do about it.
+"""Explain why a job is pending, and what the user can do about it.
 
-The codes are Slurm's own (https://slurm.schedmd.com/job_reason_codes.html). The rules cover those of daily use, first
-match wins; any other code is shown as it is.
+The codes are Slurm's own (https://slurm.schedmd.com/job_reason_codes.html). The rules cover the common ones, and the
+first that matches applies; any other code is shown as it is.
 """
 
 from __future__ import annotations
@@ -15,30 +15,29 @@ from inpaint_bench.core.site import SiteConfig
 
 @dataclass(frozen=True, kw_only=True)
 class PendingReason:
-    """Why a job waits. `stuck`: it will not start unless the user does something."""
+    """Why a job is pending; `status --json` prints these fields."""
 
     code: str  # Slurm's
-    text: str
+    explanation: str
     advice: str
-    stuck: bool
+    stuck: bool  # it will not start unless the user does something
 
     @property
     def sentence(self) -> str:
-        """Text and code."""
-        return f"{self.text} ({self.code})" if self.code else self.text
+        """Return the explanation with the code."""
+        return f"{self.explanation} ({self.code})" if self.code else self.explanation
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """`text` and `advice` may name {site}, {job}, {list_accounts}, {limit} (account or QOS) and {nodes}."""
+    """`explanation` and `advice` may contain {site}, {job}, {list_accounts} and {limit} (what sets the limit)."""
 
     pattern: str  # of the whole code
-    text: str
+    explanation: str
     advice: str = "nothing to do"
     stuck: bool = False
 
 
-_FIT = "compare the site file with `inpaint-bench doctor site {site}`, then cancel the job and `rerun`"
 RULES = (
     _Rule("", "the scheduler has not considered it yet"),
     _Rule(
@@ -47,8 +46,8 @@ RULES = (
         "nothing to do; a shorter time_min may start sooner, in a gap",
     ),
     _Rule(
-        "ReqNodeNotAvail(?P<nodes>.*)|Nodes required for job are DOWN.*",
-        "the nodes it could run on are down, drained or reserved for maintenance{nodes}",
+        "ReqNodeNotAvail.*|Nodes required for job are DOWN.*",
+        "the nodes it could run on are down, drained or reserved for maintenance",
         "`sinfo -R` and `scontrol show reservation` at {site} show until when; a time_min that ends before a "
         "maintenance may start now",
     ),
@@ -56,7 +55,7 @@ RULES = (
     _Rule(
         "(Assoc|QOS)Grp(?!.*RunMinutes).*(Minutes|WallLimit).*",
         "the allocation of {limit} is used up",
-        "it starts when there is more; {list_accounts}; for another account cancel it and `rerun` with "
+        "it starts when the allocation is renewed; {list_accounts}; for another account cancel it and `rerun` with "
         "sites.{site}.account.value=...",
         stuck=True,
     ),
@@ -70,7 +69,7 @@ RULES = (
         "Partition(NodeLimit|MaxNodes|MinNodes|Config).*|BadConstraints|MaxMemPerLimit|QOSMin.*"
         "|(Assoc|QOS)Max.*Per(Job|Node).*",
         "{limit} does not allow, or no node has, what it requests",
-        _FIT,
+        "compare the site file with `inpaint-bench doctor site {site}`, then cancel the job and `rerun`",
         stuck=True,
     ),
     _Rule(
@@ -86,7 +85,7 @@ RULES = (
     ),
     _Rule(
         "DependencyNeverSatisfied|ReservationDeleted|DeadLine",
-        "what it waits for will never happen",
+        "its dependency, reservation or deadline can never be met",
         "cancel it and `rerun`",
         stuck=True,
     ),
@@ -100,7 +99,7 @@ RULES = (
 )
 _OTHER = _Rule("", "Slurm gives this reason", "`scontrol show job {job}` at {site} shows more")
 
-# states that say more than an empty reason
+# Used if Slurm gives no reason.
 _STATES = {
     "CONFIGURING": "its node is booting or being configured",
     "SUSPENDED": "is suspended by the site and continues later",
@@ -111,19 +110,17 @@ _STATES = {
 
 
 def explain(code: str, site: SiteConfig, *, state: str = "PENDING", jobs: Sequence[str] = ()) -> PendingReason:
-    """Explain Slurm's reason `code` of jobs in `state`; `jobs` are named in the advice."""
+    """Explain Slurm's reason `code` of jobs in `state`; the advice names `jobs`."""
     code = "" if code == "None" else code.strip()
-    match, rule = next(((match, rule) for rule in RULES if (match := re.fullmatch(rule.pattern, code))), (None, _OTHER))
-    nodes = ((match and match.groupdict().get("nodes")) or "").strip(" ,").removeprefix("UnavailableNodes:")
-    limits = {"QOS": "its QOS", "Par": "its partition"}
+    rule = next((rule for rule in RULES if re.fullmatch(rule.pattern, code)), _OTHER)
+    limits = {"QOS": "its QOS", "Par": "its partition", "Ass": "its account"}
     values = {
         "site": site.name,
         "job": ",".join(jobs) or "<job>",
         "list_accounts": f"`{site.account.how_to_list or 'sacctmgr show assoc user=$USER'}` at {site.name} lists yours",
-        "limit": limits.get(code[:3], "its account" if code.startswith("Assoc") else "the site"),
-        "nodes": f": {nodes}" if nodes else "",
+        "limit": limits.get(code[:3], "the site"),
     }
-    text = rule.text.format(**values)
-    if not code and state in _STATES:
-        text = _STATES[state]
-    return PendingReason(code=code, text=text, advice=rule.advice.format(**values), stuck=rule.stuck)
+    explanation = rule.explanation if code else _STATES.get(state, rule.explanation)
+    return PendingReason(
+        code=code, explanation=explanation.format(**values), advice=rule.advice.format(**values), stuck=rule.stuck
+    )

@@ -1,15 +1,14 @@
-"""What Slurm knows of jobs: squeue for those in the queue, sacct for those that ended. One call each per site.
+"""Query the jobs of a site: squeue for those in the queue, sacct for those that ended, with one call of each.
 
-Either may be down or busy. A job that only the silent one could have named is then not called lost, and what is missing
-is reported. Slurm gives job ids anew after a reset, and every cluster counts from 1: a job under one of our ids but
-another name is somebody else's, neither believed nor touched.
+Either may be down or busy. A job that only the other one could have known is then not lost, and the missing source is
+reported. Slurm assigns job ids anew after a reset, and every cluster counts from 1: a job with an id of this sweep but
+another name is foreign; its state does not count, and it is never cancelled.
 """
 
 from __future__ import annotations
 
 import re
 import subprocess
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,25 +24,25 @@ from .environment import slurm_environment
 TIMEOUT_S = 60
 OK = "ok"
 NOT_ASKED = "not asked"
-UNNAMED = "allocation"  # sacct's name for a job of which its database knows the end and not yet the start
+UNNAMED = "allocation"  # sacct's name for a job whose end its database has received before the start
 
-JobNames = Mapping[str, str | None]  # job id ("123_4"): the name that it was submitted under, None where not known
+JobNames = Mapping[str, str | None]  # name that a job was submitted under, if known, by job id ("123_4")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmReply:
-    """What squeue and sacct reported of one site's jobs, and how each of them did: OK, or why it gave nothing."""
+    """The jobs of a site, and by command OK, NOT_ASKED or the reason why it did not answer."""
 
     states: dict[str, SchedulerState] = field(default_factory=dict)  # by job id
     squeue: str = NOT_ASKED
     sacct: str = NOT_ASKED
     owner: str | None = None  # another user, whose jobs Slurm may hide
-    foreign: Mapping[str, str] = field(default_factory=dict)  # array id: name of a job that is not ours
+    foreign: Mapping[str, str] = field(default_factory=dict)  # names of foreign jobs by array id
     error: str | None = None  # why the site could not be queried at all
 
     @property
     def complete(self) -> bool:
-        """Both commands answered."""
+        """Return whether both commands answered."""
         return (self.squeue, self.sacct) == (OK, OK)
 
     @property
@@ -69,46 +68,37 @@ class SlurmReply:
 def query_jobs(
     site: SiteConfig, jobs: JobNames, *, settled: Collection[str] = (), owner: str | None = None
 ) -> SlurmReply:
-    """Return the state of every job that Slurm has under its name; state None where both commands know no such job.
+    """Return the state of every job that Slurm has under its name; state None if both commands know no such job.
 
-    `settled` jobs have a final state already, so sacct, the slower of the two, is not asked about them. `owner` is
-    another user: Slurm may hide his jobs, so one that it does not show is not lost. Nor is any where Slurm has somebody
-    else's job under one of our ids: then it is another cluster, or one that was set up anew.
+    `settled` jobs have a final state already: sacct, the slower command, is not asked about them. `owner` is another
+    user, whose jobs Slurm may hide, so one that it does not show is not lost. Beside a foreign job none is lost either:
+    this is another cluster, or one that was set up anew.
     """
     names = _KnownNames(jobs)
     queued, squeue = _query_squeue(site, owner, names)
     states = {job_id: state for job_id, state in (queued or {}).items() if job_id in jobs}
-    pending = [i for i in jobs if i not in settled and (i not in states or states[i].ended)]
-    if not pending:
-        return SlurmReply(states=states, squeue=squeue, owner=owner, foreign=names.foreign)
-    ended, sacct = _query_sacct(site, pending, names)
-    # sacct learns of an end a moment after squeue, and then knows more about it
-    for job_id in pending:
-        state = (ended or {}).get(job_id)
-        if state and (state.ended or job_id not in states):
-            states[job_id] = state
+    unresolved = [i for i in jobs if i not in settled and (i not in states or states[i].ended)]
+    ended, sacct = _query_sacct(site, unresolved, names) if unresolved else ({}, NOT_ASKED)
+    # sacct learns of an end a moment after squeue, and then has the exit code too.
+    states |= {i: s for i in unresolved if (s := (ended or {}).get(i)) and (s.ended or i not in states)}
     if queued is not None and not owner and not names.foreign:
-        unknown = (
-            SchedulerState(state=None)
-            if ended is not None
-            else SchedulerState(state=LEFT_QUEUE, detail=f"it has left the queue, and sacct {sacct}")
-        )
-        states = dict.fromkeys((i for i in pending if _array_id(i) not in names.unnamed), unknown) | states
+        unknown = SchedulerState(state=None)
+        if ended is None:
+            unknown = SchedulerState(state=LEFT_QUEUE, detail=f"it has left the queue, and sacct {sacct}")
+        states = dict.fromkeys((i for i in unresolved if _array_id(i) not in names.unnamed), unknown) | states
     return SlurmReply(states=states, squeue=squeue, sacct=sacct, owner=owner, foreign=names.foreign)
 
 
 class _KnownNames:
-    """The names of our arrays, and the names that Slurm has under their ids."""
+    """The names of this sweep's arrays, compared with those that Slurm has under their ids."""
 
     def __init__(self, jobs: JobNames) -> None:
-        self._names: dict[str, str | None] = {}
-        for job_id, name in jobs.items():
-            self._names[_array_id(job_id)] = name or self._names.get(_array_id(job_id))
+        self._names = {_array_id(job_id): name for job_id, name in jobs.items()}
         self.foreign: dict[str, str] = {}
         self.unnamed: set[str] = set()
 
     def match(self, job_id: str, name: str) -> bool:
-        """Return whether a listed job is ours; note one that only has our id."""
+        """Return whether a listed job belongs to this sweep; record one that only has an id of it."""
         array = _array_id(job_id)
         if array not in self._names:
             return False
@@ -130,7 +120,7 @@ def _query_squeue(
     site: SiteConfig, owner: str | None, names: _KnownNames
 ) -> tuple[dict[str, SchedulerState] | None, str]:
     user = ["-u", owner] if owner else ["--me"]
-    rows, result = _run(site, ["squeue", *user, "-h", "-r", "-t", "all", "-o", "%i|%T|%r|%N|%S|%e|%l|%j"])
+    rows, result = _rows(site, ["squeue", *user, "-h", "-r", "-t", "all", "-o", "%i|%T|%r|%N|%S|%e|%l|%j"])
     if rows is None:
         return None, result
     states = {}
@@ -154,7 +144,7 @@ def _query_sacct(
 ) -> tuple[dict[str, SchedulerState] | None, str]:
     arrays = sorted(set(map(_array_id, job_ids)))
     fields = "JobID,State,ExitCode,Reason,NodeList,JobName"
-    rows, result = _run(site, ["sacct", "-X", "-P", "-n", "-o", fields, "-j", ",".join(arrays)])
+    rows, result = _rows(site, ["sacct", "-X", "-P", "-n", "-o", fields, "-j", ",".join(arrays)])
     if rows is None:
         return None, result
     states: dict[str, SchedulerState] = {}
@@ -173,11 +163,11 @@ def _query_sacct(
 
 
 def find_arrays(site: SiteConfig, names: Iterable[str], since_unix: float) -> tuple[dict[str, str], SlurmReply]:
-    """Return the ids of arrays by job name, and how the commands did: others were not submitted, if both answered."""
+    """Return the ids of arrays by job name, and the commands' results: if both answered, no other was submitted."""
     joined = ",".join(names)
-    start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since_unix - 60))
-    queued, squeue = _run(site, ["squeue", "--me", "-h", "-t", "all", "-n", joined, "-o", "%F|%j"])
-    ended, sacct = _run(site, ["sacct", "-X", "-P", "-n", "-S", start, f"--name={joined}", "-o", "JobID,JobName"])
+    start = datetime.fromtimestamp(since_unix - 60).isoformat(timespec="seconds")
+    queued, squeue = _rows(site, ["squeue", "--me", "-h", "-t", "all", "-n", joined, "-o", "%F|%j"])
+    ended, sacct = _rows(site, ["sacct", "-X", "-P", "-n", "-S", start, f"--name={joined}", "-o", "JobID,JobName"])
     arrays = {name: _array_id(job_id) for job_id, name in [*(ended or []), *(queued or [])]}
     return arrays, SlurmReply(squeue=squeue, sacct=sacct)
 
@@ -187,12 +177,12 @@ def expand_array(job_id: str) -> Iterator[str]:
     array, _, tasks = job_id.partition("_[")
     try:
         yield from (f"{array}_{task}" for task in RangeSet(tasks.rstrip("]").partition("%")[0]))
-    except RangeSetException:  # no array, or a list that Slurm cut short
+    except RangeSetException:  # not an array, or a list that Slurm has truncated
         yield job_id
 
 
-def stoppable_jobs(site: SiteConfig, jobs: JobNames) -> tuple[set[str], list[str]]:
-    """Return the jobs that are in the queue under their names, and a sentence for what keeps others from being stopped.
+def cancellable_jobs(site: SiteConfig, jobs: JobNames) -> tuple[set[str], list[str]]:
+    """Return the jobs that are in the queue under their names, and sentences on why others cannot be cancelled.
 
     scancel's own filter by name cannot be used: given one task of a pending array, 22.05 cancels the whole array.
     """
@@ -205,23 +195,17 @@ def stoppable_jobs(site: SiteConfig, jobs: JobNames) -> tuple[set[str], list[str
 
 
 def cancel_jobs(site: SiteConfig, job_ids: Iterable[str]) -> str | None:
-    """Run scancel on jobs that `stoppable_jobs` returned. Returns its error message, or None."""
-    command = ["scancel", *job_ids]
-    try:
-        done = subprocess.run(command, env=slurm_environment(site), capture_output=True, text=True, timeout=TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    return None if done.returncode == 0 else done.stderr.strip()
+    """Run scancel on jobs that `cancellable_jobs` returned. Returns an error message, or None."""
+    _, result = _run(site, ["scancel", *job_ids])
+    return None if result == OK else f"scancel {result}"
 
 
-def elapsed_s(site: SiteConfig, jobs: JobNames) -> dict[str, float] | None:
-    """Return how long each job held its resources, over all its starts; None where sacct did not answer."""
+def elapsed_s(site: SiteConfig, jobs: JobNames) -> dict[str, float]:
+    """Return how long each job held its resources, over all its starts; empty if sacct did not answer."""
     arrays, names = ",".join(sorted(set(map(_array_id, jobs)))), _KnownNames(jobs)
-    rows, _ = _run(site, ["sacct", "-X", "-D", "-P", "-n", "-o", "JobID,Elapsed,JobName", "-j", arrays])
-    if rows is None:
-        return None
+    rows, _ = _rows(site, ["sacct", "-X", "-D", "-P", "-n", "-o", "JobID,Elapsed,JobName", "-j", arrays])
     elapsed: dict[str, float] = {}
-    for listed, duration, name in rows:
+    for listed, duration, name in rows or ():
         for job_id in expand_array(listed) if names.match(listed, name) else ():
             elapsed[job_id] = elapsed.get(job_id, 0.0) + (duration_s(duration) or 0.0)
     return elapsed
@@ -243,7 +227,7 @@ def _on_node(node: str) -> str:
 
 
 def _unix_time(text: str) -> float | None:
-    """Parse Slurm's time: Unix seconds where it heeds SLURM_TIME_FORMAT, else local time; None for N/A."""
+    """Parse a time: Unix seconds from commands that obey SLURM_TIME_FORMAT, else local time; None for N/A."""
     with suppress(ValueError):
         return float(text)
     with suppress(ValueError):
@@ -251,8 +235,19 @@ def _unix_time(text: str) -> float | None:
     return None
 
 
-def _run(site: SiteConfig, command: list[str]) -> tuple[list[list[str]] | None, str]:
-    """Return the command's rows and OK, or None and why there are none."""
+def _rows(site: SiteConfig, command: list[str]) -> tuple[list[list[str]] | None, str]:
+    """Return the rows that a command prints and OK, or None and the reason why there are none."""
+    output, result = _run(site, command)
+    if output is None:
+        return None, result
+    columns = command[command.index("-o") + 1].replace("|", ",").count(",") + 1
+    # The last column is the job's name, which may contain the separator.
+    rows = [line.split("|", columns - 1) for line in output.splitlines()]
+    return [row for row in rows if len(row) == columns], OK
+
+
+def _run(site: SiteConfig, command: list[str]) -> tuple[str | None, str]:
+    """Return the output of a command and OK, or None and the reason why there is none."""
     environment = slurm_environment(site) | {"SLURM_TIME_FORMAT": "%s"}
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
@@ -263,7 +258,4 @@ def _run(site: SiteConfig, command: list[str]) -> tuple[list[list[str]] | None, 
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         return None, f"did not answer ({re.sub(r'^.*?(error|fatal): ', '', lines[-1].strip())})"
-    columns = command[command.index("-o") + 1].replace("|", ",").count(",") + 1
-    # the last column is the job's name, which may hold the separator
-    rows = [line.split("|", columns - 1) for line in done.stdout.splitlines()]
-    return [row for row in rows if len(row) == columns], OK
+    return done.stdout, OK

@@ -17,12 +17,12 @@ CODES = (Path(__file__).parent / "slurm_reasons.txt").read_text().split()
 def test_every_code_of_slurm_gives_a_complete_sentence_with_the_code(code):
     reason = explain(code, DELTA, jobs=["7_1"])
     assert reason.advice
-    assert "{" not in reason.text + reason.advice
+    assert "{" not in reason.explanation + reason.advice
     assert code in (*reason.sentence.replace("(", " ").replace(")", " ").split(), "None")
 
 
 @pytest.mark.parametrize(
-    ("code", "text", "advice", "stuck"),
+    ("code", "explanation", "advice", "stuck"),
     [
         ("Priority", "higher priority", "nothing to do", False),
         ("QOSGrpBillingMinutes", "allocation of its QOS is used up", "`accounts` at delta lists yours", True),
@@ -34,18 +34,18 @@ def test_every_code_of_slurm_gives_a_complete_sentence_with_the_code(code):
         ("QOSMaxWallDurationPerJobLimit", "longer than its QOS allows", "smaller time_min", True),
         ("AssocMaxGRESPerJob", "its account does not allow", "doctor site delta", True),
         ("BadConstraints", "no node has", "doctor site delta", True),
-        ("ReqNodeNotAvail, UnavailableNodes:gr[01-02]", "maintenance: gr[01-02]", "scontrol show reserv", False),
+        ("ReqNodeNotAvail, UnavailableNodes:gr[01-02]", "reserved for maintenance", "scontrol show reserv", False),
         ("JobHeldUser", "is held", "`scontrol release 7_1` at delta", True),
         ("launch failed requeued held", "could not be started", "scontrol release 7_1", True),
         ("user_env_retrieval_failed_requeued_held", "could not be started", "scontrol release 7_1", True),
         ("InvalidAccount", "account or QOS does not exist", "`accounts` at delta", True),
-        ("DependencyNeverSatisfied", "never happen", "`rerun`", True),
+        ("DependencyNeverSatisfied", "can never be met", "`rerun`", True),
         ("BeginTime", "2 minutes", "nothing to do", False),
     ],
 )
-def test_common_reasons_say_why_a_job_waits_and_what_to_do(code, text, advice, stuck):
+def test_common_reasons_say_why_a_job_waits_and_what_to_do(code, explanation, advice, stuck):
     reason = explain(code, DELTA, jobs=["7_1"])
-    assert text in reason.text
+    assert explanation in reason.explanation
     assert advice in reason.advice
     assert reason.stuck is stuck
     assert code in reason.sentence
@@ -58,4 +58,4 @@ def test_an_unknown_code_is_shown_as_it_is():
 
 
 def test_the_state_is_explained_where_there_is_no_code():
-    assert "configured" in explain("None", DELTA, state="CONFIGURING").text
+    assert "configured" in explain("None", DELTA, state="CONFIGURING").explanation
