@@ -21,9 +21,8 @@ from launchers.remote.archive import write_archive
 from launchers.remote.messages import ARCHIVE_FOLLOWS, MARKER, AttemptReply, CancelRequest, SubmitReply, SweepReply
 from launchers.remote.plan_file import Plan
 from launchers.remote.sync import list_results, source_path
-from launchers.slurm.query import SlurmReply, cancel_jobs
-from launchers.status.survey import cancellable, poll_sweep, sites_of
-from launchers.sweep.events import Cancelled
+from launchers.slurm.query import SlurmReply
+from launchers.status.survey import cancel_in_slurm, poll_sweep, sites_of
 from launchers.sweep.ledger import Ledger
 from launchers.sweep.sweep_record import SweepRecord
 
@@ -111,15 +110,11 @@ def cancel(folder: Path, request: CancelRequest) -> list[str]:
     with ledger.lock(timeout_s=request.timeout_s):
         points = [point for point in poll_sweep(ledger, holding_lock=True).points if point.is_open]
         attempts = [status.attempt for point in points for status in point.attempts]
-        attempts = [attempt for attempt in attempts if (attempt.point, attempt.attempt) in request.attempts]
+        attempts = [attempt for attempt in attempts if attempt.key in request.attempts]
         if not attempts:
             return []
-        site = sites_of(ledger)[attempts[0].site]  # all attempts of this folder are at this site
-        running, errors = cancellable(site, attempts)
-        ledger.append(Cancelled(attempts=[(attempt.point, attempt.attempt) for attempt in running]))
-        jobs = [attempt.job_id for attempt in running if attempt.job_id]
-        if jobs and (message := cancel_jobs(site, jobs)):
-            errors.append(message)
+        # All attempts of this folder are at this site.
+        _, errors = cancel_in_slurm(sites_of(ledger)[attempts[0].site], ledger, attempts)
         return errors
 
 

@@ -60,9 +60,9 @@ def run_status(
     """Print the state of every point of `sweep`; with `watch` until all have finished."""
     ledger = Ledger.open(sweep)
     if cost:
-        units = {name: site.charging.unit for name, site in sites_of(ledger).items()}
-        records = [status.record for status in poll_sweep(ledger).points]
-        console().print(cost_table(attempt_costs(ledger, records), units))
+        status = poll_sweep(ledger)
+        units = {name: site.charging.unit for name, site in status.sites.items()}
+        console().print(cost_table(attempt_costs(ledger, status), units))
         return
     interval_s = _interval_s(ledger, watch=watch, every_s=every_s)
     while True:
@@ -136,7 +136,7 @@ def _json(status: SweepStatus, forecasts: Mapping[int, Forecast], folder: Path) 
 
 
 def _json_point(point: PointStatus, forecast: Forecast, folder: Path) -> dict[str, Any]:
-    record, last, pending = point.record, point.record.last, point.pending
+    record, last = point.record, point.record.last
     return {
         "point": record.num,
         "overrides": record.overrides,
@@ -158,14 +158,7 @@ def _json_point(point: PointStatus, forecast: Forecast, folder: Path) -> dict[st
         "expected_end": _iso(forecast.end_unix),
         "expected_end_basis": forecast.basis if point.is_open else None,
         "expected_end_is_latest": None if forecast.end_unix is None else forecast.is_latest,
-        "pending": None
-        if pending is None
-        else {
-            "code": pending.code,
-            "explanation": pending.text,
-            "advice": pending.advice,
-            "stuck": pending.stuck,
-        },
+        "pending": point.pending,
         "attempts": [_json_attempt(attempt, folder) for attempt in point.attempts],
     }
 

@@ -8,27 +8,25 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from inpaint_bench.core.attempt_state import RunArtifacts, SchedulerState
+from inpaint_bench.core.attempt_state import RunArtifacts
 from inpaint_bench.core.console import table
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.schema import Status
 from inpaint_bench.core.site import SiteConfig
 from launchers.points.point import Point
 from launchers.points.site_catalog import reachability
 from launchers.slurm.query import elapsed_s
-from launchers.sweep.events import Planned
-from launchers.sweep.ledger import Attempt, Ledger, PointRecord
+from launchers.sweep.events import AttemptKey, Planned
+from launchers.sweep.ledger import Ledger
 from launchers.sweep.sweep_record import PointSpec
 
-from .survey import sites_of
+from .survey import OPEN_STATES, AttemptStatus, SweepStatus, poll_sweep
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptCost:
-    """One submitted attempt."""
+    """Cost of one submitted attempt."""
 
-    point: int
-    attempt: int
+    key: AttemptKey
     site: str
     gpu: str
     limit_min: float | None  # None: of a sweep from before time limits were recorded
@@ -44,24 +42,21 @@ class AttemptCost:
         return self.planned * self.elapsed_min / self.limit_min
 
 
-def attempt_costs(ledger: Ledger, records: Iterable[PointRecord]) -> list[AttemptCost]:
-    """Return the cost of every submitted attempt, in order of points. Queries sacct of every site reachable from here.
-
-    `records` are those of `poll_sweep`, which has found the job ids of arrays by their names.
-    """
+def attempt_costs(ledger: Ledger, sweep: SweepStatus) -> list[AttemptCost]:
+    """Return the cost of every submitted attempt, in order of points. Queries sacct of the reachable sites."""
     entries = planned_entries(ledger)
-    attempts = [attempt for record in records for attempt in record.attempts if attempt.job_id is not None]
-    elapsed = _accounted_s(attempts, sites_of(ledger))
+    statuses = [status for point in sweep.points for status in point.attempts if status.attempt.job_id is not None]
+    elapsed = _accounted_s(statuses, sweep.sites)
     costs = []
-    for attempt in attempts:
-        entry = entries.get((attempt.point, attempt.attempt), entries[attempt.point, 0])
+    for status in statuses:
+        attempt = status.attempt
+        entry = entries.get(attempt.key, entries[attempt.point, 0])
         seconds, source = elapsed.get((attempt.site, str(attempt.job_id))), "sacct"
         if seconds is None:
-            seconds, source = _manifest_s(RunArtifacts.read(ledger.folder / attempt.subdir)), "manifest"
+            seconds, source = _manifest_s(status.artifacts), "manifest"
         costs.append(
             AttemptCost(
-                point=attempt.point,
-                attempt=attempt.attempt,
+                key=attempt.key,
                 site=attempt.site,
                 gpu=str(entry.gpu),
                 limit_min=entry.time_min,
@@ -73,12 +68,12 @@ def attempt_costs(ledger: Ledger, records: Iterable[PointRecord]) -> list[Attemp
     return costs
 
 
-def planned_entries(ledger: Ledger) -> dict[tuple[int, int], PointSpec]:
+def planned_entries(ledger: Ledger) -> dict[AttemptKey, PointSpec]:
     """Return what was planned, by point and attempt; attempt 0 is the point as first composed.
 
     Of an attempt that was made at another site only that is known.
     """
-    planned: dict[tuple[int, int], PointSpec] = {(point.point, 0): point for point in ledger.sweep.points}
+    planned = {(point.point, 0): point for point in ledger.sweep.points}
     for event in ledger.events(Planned):
         planned |= {(attempt.point, attempt.attempt): attempt for attempt in event.attempts}
     return planned
@@ -107,17 +102,17 @@ def cost_table(costs: Sequence[AttemptCost], units: Mapping[str, str]) -> Table:
     return table(columns, rows)
 
 
-def _accounted_s(attempts: Sequence[Attempt], sites: Mapping[str, SiteConfig]) -> dict[tuple[str, str], float]:
+def _accounted_s(statuses: Iterable[AttemptStatus], sites: Mapping[str, SiteConfig]) -> dict[tuple[str, str], float]:
     """Return elapsed seconds by site and job id, of the sites whose accounting answered."""
     jobs: dict[str, dict[str, str | None]] = {}
-    for attempt in attempts:
+    for attempt in (status.attempt for status in statuses):
         if attempt.job_id and not attempt.carried:
             jobs.setdefault(attempt.site, {})[attempt.job_id] = attempt.job_name
     return {
         (site, job_id): seconds
         for site, names in jobs.items()
         if sites[site].connect.method == "slurm" and reachability(sites[site]).ok
-        for job_id, seconds in (elapsed_s(sites[site], names) or {}).items()
+        for job_id, seconds in elapsed_s(sites[site], names).items()
     }
 
 
@@ -142,14 +137,8 @@ def _sum(values: Iterable[float | None]) -> str | float | None:
 
 # --- budget --------------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True, kw_only=True)
-class Expense:
-    """What one attempt costs, or may cost."""
-
-    site: str
-    unit: str
-    amount: float | None  # None: the site's charging rule is not known
+# A site, and what an attempt costs or may cost there; None: its charging rule is not known.
+Expense = tuple[SiteConfig, float | None]
 
 
 def check_budget(points: Sequence[Point], budget: float | None, ledger: Ledger | None = None) -> None:
@@ -159,69 +148,42 @@ def check_budget(points: Sequence[Point], budget: float | None, ledger: Ledger |
     """
     if budget is None:
         return
-    earlier = earlier_expenses(ledger, {point.num for point in points}) if ledger else []
-    new = [
-        Expense(site=point.site.name, unit=point.site.charging.unit, amount=point.service_units)
-        for point in points
-        if point.site.connect.method != "local"
-    ]
-    if unknown := sorted({expense.site for expense in (*earlier, *new) if expense.amount is None}):
+    earlier = _earlier_expenses(ledger, {point.num for point in points}) if ledger else []
+    new = [(point.site, point.service_units) for point in points if point.site.connect.method != "local"]
+    expenses = [*earlier, *new]
+    if unknown := sorted({site.name for site, amount in expenses if amount is None}):
         raise UserError(
             f"budget={budget:g}: the charging rule of {', '.join(unknown)} is not known "
             "(charging and charge_factor in its site file), so the cost cannot be capped"
         )
-    units = sorted({expense.unit for expense in (*earlier, *new)})
+    units = sorted({site.charging.unit for site, _ in expenses})
     if len(units) > 1:
         raise UserError(f"budget={budget:g}: the sites charge in {' and '.join(units)}, so one number cannot cap them")
-    spent, more = (sum(expense.amount or 0.0 for expense in expenses) for expenses in (earlier, new))
-    if spent + more > budget:
-        (unit,) = units
-        of_it = f", {spent:.1f} {unit} of it for earlier attempts" if spent else ""
-        raise UserError(
-            f"budget={budget:g}: this sweep may cost {spent + more:.1f} {unit}{of_it}; nothing was submitted"
-        )
+    spent, total = (sum(amount or 0.0 for _, amount in group) for group in (earlier, expenses))
+    if total > budget:
+        of_it = f", {spent:.1f} {units[0]} of it for earlier attempts" if spent else ""
+        raise UserError(f"budget={budget:g}: this sweep may cost {total:.1f} {units[0]}{of_it}; nothing was submitted")
 
 
-def earlier_expenses(ledger: Ledger, resubmitted: Collection[int]) -> list[Expense]:
+def _earlier_expenses(ledger: Ledger, resubmitted: Collection[int]) -> list[Expense]:
     """Return the expenses of a sweep so far: actual for attempts that have ended, else up to the time limit.
 
     `resubmitted` points are about to be submitted, so their last attempt has ended or never was in a queue.
     """
-    sites, entries, records = sites_of(ledger), planned_entries(ledger), ledger.points()
-    costs = {(cost.point, cost.attempt): cost for cost in attempt_costs(ledger, records.values())}
-    expenses = []
-    for record in records.values():
-        again = record.num in resubmitted
-        charged = [
-            (attempt.attempt, attempt.site) for attempt in record.attempts if _is_charged(attempt, ledger, again)
-        ]
-        if not record.attempts and record.plan and not again:
-            charged = [(0, record.site)]  # the plan is submitted at another site
-        for number, name in charged:
-            if sites[name].connect.method == "local":
+    sweep, entries = poll_sweep(ledger, holding_lock=True), planned_entries(ledger)
+    costs = {cost.key: cost for cost in attempt_costs(ledger, sweep)}
+    expenses: list[Expense] = []
+    for point in sweep.points:
+        num, again = point.record.num, point.record.num in resubmitted
+        if point.record.plan and not point.attempts and not again:  # the plan is submitted at another site
+            expenses.append((sweep.sites[point.record.site], entries[num, 0].service_units))
+        for status in point.attempts:
+            attempt, cost = status.attempt, costs.get(status.attempt.key)
+            may_be_charged = not attempt.refused and (not again or status.artifacts.run_dir_exists)
+            if not attempt.job_id and not may_be_charged:
                 continue
-            cost = costs.get((record.num, number))
-            amount = cost.actual if cost and (again or _has_ended(record, number, ledger)) else None
+            amount = cost.actual if cost and (again or status.state not in OPEN_STATES) else None
             if amount is None:
-                amount = entries.get((record.num, number), entries[record.num, 0]).service_units
-            expenses.append(Expense(site=name, unit=sites[name].charging.unit, amount=amount))
-    return expenses
-
-
-def _is_charged(attempt: Attempt, ledger: Ledger, resubmitted: bool) -> bool:
-    """Return whether an attempt is charged or may be; not if sbatch refused it or it never was in a queue."""
-    if attempt.job_id is not None:
-        return True
-    if attempt.refused:
-        return False
-    return not resubmitted or RunArtifacts.read(ledger.folder / attempt.subdir).run_dir_exists
-
-
-def _has_ended(record: PointRecord, number: int, ledger: Ledger) -> bool:
-    last = record.attempts[-1]
-    if number != last.attempt:
-        return True
-    run_dir = ledger.folder / last.subdir
-    scheduler, manifest = SchedulerState.load(run_dir), RunArtifacts.read(run_dir).manifest
-    ended = manifest is not None and manifest.status in (Status.COMPLETED, Status.FAILED)
-    return ended or (scheduler is not None and scheduler.final)
+                amount = entries.get(attempt.key, entries[num, 0]).service_units
+            expenses.append((sweep.sites[attempt.site], amount))
+    return [(site, amount) for site, amount in expenses if site.connect.method != "local"]

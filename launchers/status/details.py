@@ -1,10 +1,10 @@
-"""Text about a sweep below its table, and about one point in detail."""
+"""Print the summary below the table of a sweep, and one point in detail."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -43,21 +43,19 @@ def _eta(sweep: SweepStatus, forecasts: Mapping[int, Forecast]) -> str:
     if end_unix is None:
         return f"ETA unknown: {basis}." if basis else ""
     remaining = duration(max(0.0, end_unix - sweep.polled_unix))
-    return f"ETA {clock(end_unix, sweep.polled_unix)} (in {remaining}), {basis}."
+    return f"ETA {clock(end_unix)} (in {remaining}), {basis}."
 
 
 def sources(sweep: SweepStatus) -> str:
-    """Return how Slurm's commands did at each site, and what the states rest on where one gave no answer."""
+    """Return the results of Slurm's commands by site, and what its states are based on where one did not answer."""
     texts = []
     for site, reply in sorted(sweep.replies.items()):
         commands = {"squeue": reply.squeue, "sacct": reply.sacct}
-        queried = {name: result for name, result in commands.items() if result != NOT_ASKED}
-        answered = [name for name, result in queried.items() if result == OK]
-        text = f"{site} {', '.join(f'{name} {result}' for name, result in queried.items()) or reply.no_answer_reason}"
-        if not answered:
-            text += ", so its states come from the files only"
-        elif len(answered) < len(queried):
-            text += f", so its states come from {answered[0]} and the files"
+        queried = [f"{name} {result}" for name, result in commands.items() if result != NOT_ASKED]
+        answered = [name for name, result in commands.items() if result == OK]
+        text = f"{site} {', '.join(queried) or reply.no_answer_reason}"
+        if not answered or len(answered) < len(queried):
+            text += f", so its states come from {' and '.join([*answered, 'the files'])}"
         texts.append(text)
     attempts = pluralize(sum(len(point.attempts) for point in sweep.points), "attempt")
     return f"Sources at {clock(sweep.polled_unix)}: {'; '.join([*texts, f'files of {attempts}'])}."
@@ -74,8 +72,9 @@ def _pending_reasons(sweep: SweepStatus) -> list[str]:
     for (site, state, code), job_ids in groups.items():
         pending = explain(code, sweep.sites[site], state=state, jobs=folded_job_ids(job_ids))
         if pending.advice != "nothing to do":
-            text = f"{pluralize(len(job_ids), 'point')} at {site} ({code or state}): {pending.text}; {pending.advice}."
-            lines.append((not pending.stuck, f"{'Will not start' if pending.stuck else 'Pending'}: {text}"))
+            label = "Will not start" if pending.stuck else "Pending"
+            points = f"{pluralize(len(job_ids), 'point')} at {site} ({code or state})"
+            lines.append((not pending.stuck, f"{label}: {points}: {pending.explanation}; {pending.advice}."))
     return [line for _, line in sorted(lines)]
 
 
@@ -90,36 +89,33 @@ def folded_job_ids(job_ids: Iterable[str]) -> list[str]:
 
 def next_steps(sweep: SweepStatus, folder: Path) -> Iterator[str]:
     """Yield the commands to run next."""
-    path, points = shlex.quote(str(folder)), sweep.points
-    failed = [(point, point.reason) for point in points if point.state is PointState.FAILED and point.reason]
-    planned = [point for point in points if point.state is PointState.PLANNED]
-    policies = RerunConfig()
-    rerun: Counter[Reason] = Counter(reason for _, reason in failed if getattr(policies, reason).send)
-    rerun.update(Reason.NEVER_STARTED for point in planned if not point.record.plan)
-    kept = [(point, reason) for point, reason in failed if reason not in rerun and reason is not Reason.UNAVAILABLE]
+    path, policies = shlex.quote(str(folder)), RerunConfig()
+    failures: dict[Reason, list[int]] = defaultdict(list)  # numbers of points, also of those never submitted
+    for point in sweep.points:
+        if point.reason and not point.record.plan:
+            failures[point.reason].append(point.record.num)
+    rerun = sorted(reason for reason in failures if getattr(policies, reason).send)
+    permanent = sorted(failures.keys() - {*rerun, Reason.UNAVAILABLE})
+    counts = {reason: f"{len(nums)} {reason}" for reason, nums in failures.items()}
     if rerun:
-        yield f"Next: `inpaint-bench rerun {path}` resubmits {_counts(rerun)}."
-    if kept:
-        reasons: Counter[Reason] = Counter(reason for _, reason in kept)
+        yield f"Next: `inpaint-bench rerun {path}` resubmits {', '.join(counts[reason] for reason in rerun)}."
+    if permanent:
+        num = min(failures[reason][0] for reason in permanent)
         yield (
-            f"Next: {_counts(reasons)} would fail the same way again: `inpaint-bench status {path} --point "
-            f"{kept[0][0].record.num}` shows why, `inpaint-bench rerun {path} --only {','.join(sorted(reasons))} "
-            "KEY=VALUE` resubmits with changes."
+            f"Next: {', '.join(counts[reason] for reason in permanent)} would fail the same way again: "
+            f"`inpaint-bench status {path} --point {num}` shows why, `inpaint-bench rerun {path} --only "
+            f"{','.join(permanent)} KEY=VALUE` resubmits with changes."
         )
-    for plan, site in sorted({(point.record.plan, point.record.site) for point in planned if point.record.plan}):
+    for plan, site in sorted({(p.record.plan, p.record.site) for p in sweep.points if p.record.plan}):
         if sweep.sites[site].connect.method == "ssh":
             yield f"Next: once {site} can be reached, `inpaint-bench rerun {path}` submits the points in {plan}."
         else:
             yield f"Next: carry {folder / plan} to its site and run there: {plan_file.launch_command(plan)}"
-    completed = [point for point in points if point.state is PointState.COMPLETED]
+    completed = [point for point in sweep.points if point.state is PointState.COMPLETED]
     if remote := sum(not point.is_collected for point in completed):
         yield f"Next: `inpaint-bench collect {path}` copies the results of {pluralize(remote, 'point')} here."
-    elif points and len(completed) == len(points):
+    elif completed and len(completed) == len(sweep.points):
         yield f"Next: `inpaint-bench merge {path} -o dataset`"
-
-
-def _counts(reasons: Mapping[Reason, int]) -> str:
-    return ", ".join(f"{number} {reason}" for reason, number in sorted(reasons.items()))
 
 
 # --- one point -----------------------------------------------------------------------------------
@@ -137,12 +133,12 @@ def point_details(sweep: SweepStatus, point: PointStatus, forecast: Forecast, fo
         age = f" ({duration(forecast.pace_age_s)} ago)" if pace and forecast.pace_age_s is not None else ""
         yield f"  step {forecast.step} of {forecast.steps_total or '?'}{pace}{age}"
     if forecast.start_unix is not None:
-        yield f"  expected to start at {clock(forecast.start_unix, sweep.polled_unix)}"
+        yield f"  expected to start at {clock(forecast.start_unix)}"
     if point.is_open and forecast.end_unix is None:
         yield f"  end: {forecast.basis}"
     elif point.is_open:
         latest = "at the latest " if forecast.is_latest else ""
-        yield f"  end: {latest}{clock(forecast.end_unix or 0.0, sweep.polled_unix)}, by {forecast.basis}"
+        yield f"  end: {latest}{clock(forecast.end_unix or 0.0)}, by {forecast.basis}"
     for attempt in point.attempts:
         yield from _attempt(attempt, folder)
 
@@ -173,14 +169,13 @@ def _manifest(status: AttemptStatus) -> str:
         return f"cannot be read: {artifacts.damage}"
     if manifest is None:
         return "none"
-    parts = [str(manifest.status)]
-    if manifest.started_unix_ns:
-        parts.append(f"started {_time(manifest.started_unix_ns / 1e9)}")
-    if manifest.ended_unix_ns:
-        parts.append(f"ended {_time(manifest.ended_unix_ns / 1e9)}")
+    texts = [str(manifest.status)]
+    for verb, time_ns in (("started", manifest.started_unix_ns), ("ended", manifest.ended_unix_ns)):
+        if time_ns:
+            texts.append(f"{verb} {_time(time_ns / 1e9)}")
     if manifest.status is Status.RUNNING and artifacts.manifest_age_s is not None:
-        parts.append(f"written {duration(artifacts.manifest_age_s)} ago")
-    return ", ".join(parts)
+        texts.append(f"written {duration(artifacts.manifest_age_s)} ago")
+    return ", ".join(texts)
 
 
 def log_files(status: AttemptStatus, folder: Path) -> list[Path]:
@@ -194,9 +189,8 @@ def log_files(status: AttemptStatus, folder: Path) -> list[Path]:
     # The other site numbers its arrays itself; site, partition and GPU after the number are the same.
     kind = group.partition("-")[2]
     collected = sorted(path for path in (folder / LOGS).glob("*") if path.name.partition("-")[2] == kind)
-    paths = [
-        parent / f"{stem}_0_log.{suffix}" for suffix in ("err", "out") for parent in (folder / JOBS / group, *collected)
-    ]
+    parents = [folder / JOBS / group, *collected]
+    paths = [parent / f"{stem}_0_log.{suffix}" for suffix in ("err", "out") for parent in parents]
     return [path for path in paths if path.is_file()]
 
 

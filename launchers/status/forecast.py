@@ -1,9 +1,9 @@
-"""Forecast when points start and end, and how fast they run now. What nothing supports is None.
+"""Forecast when points start and end, and how fast they run now. Nothing is guessed: an unsupported value is None.
 
-A running point ends after its remaining steps at its current pace, in a training with the share of time that
-validations and checkpoints have taken so far. Before its first step, and from the expected start of a pending job, a
-point takes the median time of completed runs like it in this sweep, else its time limit at most. What a run does after
-its last step (pictures, weights) is part of the times of completed runs, not of the pace.
+A running point ends after its remaining steps at its current pace, plus the share of time that validations and
+checkpoints have taken so far. Before its first step, and from the expected start of a pending job, a point takes the
+median time of similar completed runs in this sweep, else its time limit at most. What a run does after its last step
+(pictures, weights) is part of the times of completed runs, not of the pace.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from inpaint_bench.telemetry.storage.parts import read_journal
 from .survey import PointStatus
 
 STALE_PACE_S = 30.0  # a pace older than this is shown with its age, and an end this long ago is not shown
-PACE_S = 30.0  # the current pace is that of the steps in the last so many seconds
-MAX_CLOCK_SKEW_S = 5.0  # a node's clock that is further ahead is reported
+PACE_S = 30.0  # the current pace is that of the steps in the last PACE_S seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Forecast of one point. None: not known. Times are Unix seconds by this machine's clock."""
+    """Forecast of one point; None where unknown. Times are Unix seconds by this machine's clock."""
 
     step: int | None = None
     steps_total: int | None = None
@@ -40,7 +39,6 @@ class Forecast:
     end_unix: float | None = None
     basis: str = "not known"  # of end_unix
     is_latest: bool = False  # end_unix is the end of the time limit
-    clock_ahead_s: float | None = None  # of the node's clock
 
 
 def forecast_points(points: Sequence[PointStatus], now: float | None = None) -> dict[int, Forecast]:
@@ -51,28 +49,28 @@ def forecast_points(points: Sequence[PointStatus], now: float | None = None) -> 
     for point in points:
         match point.state:
             case PointState.RUNNING:
-                forecasts[point.record.num] = _running(point, run_times, now)
+                forecast = _running(point, run_times, now)
             case PointState.QUEUED:
-                forecasts[point.record.num] = _queued(point, run_times, now)
+                forecast = _queued(point, run_times, now)
             case _:
-                forecasts[point.record.num] = replace(_progress(point.artifacts.manifest), basis="")
+                forecast = replace(_progress(point.artifacts.manifest), basis="")
+        forecasts[point.record.num] = forecast
     return forecasts | _local_queue(points, forecasts, run_times)
 
 
 def sweep_end(points: Sequence[PointStatus], forecasts: Mapping[int, Forecast]) -> tuple[float | None, str]:
-    """Return when the last open point is expected to end, and in which sense; or None and why that is not known."""
+    """Return when the last open point ends, and "expected" or "at the latest"; or None and why that is not known."""
     open_forecasts = [forecasts[point.record.num] for point in points if point.is_open]
     if not open_forecasts:
         return None, ""
     ends = [forecast.end_unix for forecast in open_forecasts if forecast.end_unix is not None]
-    if len(ends) < len(open_forecasts):
-        unknown = len(open_forecasts) - len(ends)
+    if unknown := len(open_forecasts) - len(ends):
         return None, f"no end can be forecast for {unknown} of {len(open_forecasts)} open points"
     return max(ends), "at the latest" if any(forecast.is_latest for forecast in open_forecasts) else "expected"
 
 
 class _RunTimes:
-    """Durations of completed runs, by what they have in common."""
+    """Durations of completed runs, by similarity key."""
 
     def __init__(self, points: Iterable[PointStatus]) -> None:
         self._durations_s: dict[tuple[object, ...], list[float]] = defaultdict(list)
@@ -82,10 +80,10 @@ class _RunTimes:
                     self._durations_s[key].append(duration_s)
 
     def median_s(self, point: PointStatus) -> tuple[float, str] | None:
-        """Return the median duration of the runs most similar to this one, and how many they are."""
+        """Return the median duration of the completed runs most similar to this point, and their number."""
         for key in _similarity_keys(point):
             if durations_s := self._durations_s.get(key):
-                return statistics.median(durations_s), f"{pluralize(len(durations_s), 'completed run')} like it"
+                return statistics.median(durations_s), pluralize(len(durations_s), "similar completed run")
         return None
 
 
@@ -103,7 +101,7 @@ def _duration_s(manifest: ManifestHead | None) -> float | None:
 
 
 def _progress(manifest: ManifestHead | None) -> Forecast:
-    """Return how far a run has come by its manifest, and its last pace."""
+    """Return the progress of a run according to its manifest, and its last pace."""
     progress = manifest.progress if manifest else None
     if progress is None:
         return Forecast()
@@ -116,17 +114,14 @@ def _running(point: PointStatus, run_times: _RunTimes, now: float) -> Forecast:
     if manifest and manifest.status != Status.RUNNING:
         return replace(forecast, basis="")
     windows = _windows(point.run_dir)
-    noted_ns = manifest.progress.t_unix_ns if manifest and manifest.progress else None
-    age_s = None if noted_ns is None else now - noted_ns / 1e9
-    if age_s is not None:
-        ahead_s = -age_s if age_s < -MAX_CLOCK_SKEW_S else None
-        age_s = max(age_s, 0.0)
-        forecast = replace(
-            forecast, pace_age_s=age_s if forecast.images_per_s is not None else None, clock_ahead_s=ahead_s
-        )
+    age_s: float | None = None  # of the manifest's progress; the node's clock may be ahead
+    if manifest and manifest.progress and manifest.progress.t_unix_ns is not None:
+        age_s = max(now - manifest.progress.t_unix_ns / 1e9, 0.0)
+    pace = (forecast.images_per_s, None if forecast.images_per_s is None else age_s)
     recent = _recent_pace(point.run_dir, windows, now)
     if recent and (age_s is None or recent[1] <= age_s + PACE_S):
-        forecast = replace(forecast, images_per_s=recent[0], pace_age_s=recent[1])
+        pace = recent
+    forecast = replace(forecast, images_per_s=pace[0], pace_age_s=pace[1])
     end = _running_end(point, forecast, age_s, windows, run_times, now)
     if end is None:
         return forecast
@@ -144,7 +139,7 @@ def _running_end(
     run_times: _RunTimes,
     now: float,
 ) -> tuple[float, str, bool] | None:
-    """Return the expected end, its basis and whether it is the latest. `age_s`: since the step was written down."""
+    """Return the end, its basis, and whether it is the end of the time limit. `age_s`: of the manifest's progress."""
     manifest = point.artifacts.manifest
     if manifest and forecast.step is not None:
         batch, total, pace = manifest.batch, forecast.steps_total, forecast.images_per_s
@@ -177,7 +172,7 @@ def _queued(point: PointStatus, run_times: _RunTimes, now: float) -> Forecast:
 def _local_queue(
     points: Sequence[PointStatus], forecasts: dict[int, Forecast], run_times: _RunTimes
 ) -> dict[int, Forecast]:
-    """Return forecasts of points that wait for their turn on this machine: each starts when a running one ends."""
+    """Return forecasts of the points that are queued on this machine: each starts when a running one ends."""
     local = [p for p in points if p.record.last and (p.record.last.job_id or "pid:").startswith("pid:")]
     ends = [forecasts[p.record.num].end_unix for p in local if p.state is PointState.RUNNING]
     slots = [end for end in ends if end is not None]
@@ -189,7 +184,7 @@ def _local_queue(
         if point.state is not PointState.QUEUED:
             continue
         if (median := run_times.median_s(point)) is None:
-            break  # nor can later ones be forecast
+            break  # later ones cannot be forecast either
         start = heapq.heappop(slots)
         heapq.heappush(slots, start + median[0])
         result[point.record.num] = Forecast(start_unix=start, end_unix=start + median[0], basis=median[1])
@@ -204,7 +199,7 @@ def _windows(run_dir: Path | None) -> list[Window]:
 
 
 def _overhead(windows: list[Window]) -> float:
-    """Return the time since the first measured step over the time of measured steps, at least 1."""
+    """Return the ratio of the time since the first measured step to the time of measured steps, at least 1."""
     measured = [w for w in windows if w.kind is WindowKind.MEASURE and w.t_end_unix_ns]
     if not measured:
         return 1.0
@@ -216,7 +211,7 @@ def _overhead(windows: list[Window]) -> float:
 def _recent_pace(run_dir: Path | None, windows: list[Window], now: float) -> tuple[float, float] | None:
     """Return images/s over the last rows of the part that is still open, and their age in seconds.
 
-    Rows have the node's monotonic clock; their window relates it to Unix time.
+    Rows are timed by the node's monotonic clock, which their window relates to Unix time.
     """
     path = run_dir / "steps" / JOURNAL if run_dir else None
     if path is None or not path.is_file():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,8 +28,16 @@ from launchers.points.site_catalog import reachability
 from launchers.remote import client
 from launchers.slurm.local_executor import is_alive, process_id
 from launchers.slurm.pending_reasons import PendingReason, explain
-from launchers.slurm.query import NOT_ASKED, OK, SlurmReply, find_arrays, query_jobs, stoppable_jobs
-from launchers.sweep.events import AttemptKey
+from launchers.slurm.query import (
+    NOT_ASKED,
+    OK,
+    SlurmReply,
+    cancel_jobs,
+    cancellable_jobs,
+    find_arrays,
+    query_jobs,
+)
+from launchers.sweep.events import AttemptKey, Cancelled
 from launchers.sweep.ledger import Attempt, Ledger, PointRecord
 
 T = TypeVar("T")
@@ -71,12 +79,12 @@ class PointStatus(AttemptState):
 
 @dataclass(frozen=True, kw_only=True)
 class SweepStatus:
-    """Status of every point of a sweep, in order of point numbers, at one time."""
+    """Status of every point of a sweep at one time."""
 
-    points: list[PointStatus]
+    points: list[PointStatus]  # in order of their numbers
     sites: dict[str, SiteConfig]
-    replies: dict[str, SlurmReply]  # by site how Slurm's commands did
-    notes: list[str] = field(default_factory=list)  # problems that concern no single point's state
+    replies: dict[str, SlurmReply]  # by site
+    notes: list[str]  # problems that concern no single point's state
     polled_unix: float = field(default_factory=time.time)
 
 
@@ -216,14 +224,9 @@ class _Poll:
                 artifacts=artifacts,
                 no_answer_reason=no_answer_reason,
             )
+        run_dir = self.folder / attempt.subdir
         return AttemptStatus(
-            state=resolved.state,
-            reason=resolved.reason,
-            message=resolved.message,
-            attempt=attempt,
-            artifacts=artifacts,
-            run_dir=self.folder / attempt.subdir,
-            scheduler=scheduler,
+            **vars(resolved), attempt=attempt, artifacts=artifacts, run_dir=run_dir, scheduler=scheduler
         )
 
     def _unsubmitted(self, attempt: Attempt) -> AttemptState | None:
@@ -284,8 +287,7 @@ def _own_artifacts(attempt: Attempt, artifacts: RunArtifacts) -> RunArtifacts:
 
 def _other_owner(folder: Path) -> str | None:
     """Return the user who owns the sweep; None if it is the caller."""
-    record = folder / SWEEP
-    uid = (record if record.exists() else folder).stat().st_uid
+    uid = (folder / SWEEP).stat().st_uid
     if uid == os.getuid():
         return None
     try:
@@ -311,19 +313,25 @@ def slowest_site(sites: Iterable[SiteConfig]) -> SiteConfig | None:
     return max(polled, key=lambda site: site.limits.poll_s, default=None)
 
 
-def cancellable(site: SiteConfig, attempts: Collection[Attempt]) -> tuple[list[Attempt], list[str]]:
-    """Return the attempts whose jobs this machine's Slurm holds, and sentences on why others cannot be cancelled."""
+def cancel_in_slurm(site: SiteConfig, ledger: Ledger, attempts: Sequence[Attempt]) -> tuple[int, list[str]]:
+    """Cancel attempts whose jobs this machine's Slurm has. Returns how many, and sentences on why others were not."""
     jobs = {attempt.job_id: attempt.job_name for attempt in attempts if attempt.job_id}
-    complaints = []
+    problems = []
     if unconfirmed := len(attempts) - len(jobs):
         points = pluralize(unconfirmed, "point")
-        complaints.append(f"Slurm did not say whether {points} had been submitted; cancel again when it does")
+        problems.append(f"Slurm did not say whether {points} had been submitted; cancel again when it does")
     if not jobs:
-        return [], complaints
+        return 0, problems
     if not (reach := reachability(site)).ok:
-        return [], [*complaints, f"its Slurm cannot be reached from here ({reach.reason}); cancel there"]
-    job_ids, problems = stoppable_jobs(site, jobs)
-    return [attempt for attempt in attempts if attempt.job_id in job_ids], complaints + problems
+        return 0, [*problems, f"its Slurm cannot be reached from here ({reach.reason}); cancel there"]
+    job_ids, foreign = cancellable_jobs(site, jobs)
+    problems += foreign
+    cancellable = [attempt for attempt in attempts if attempt.job_id in job_ids]
+    if cancellable:
+        # Recorded first: a job that ends in the meantime is then known to have been cancelled.
+        ledger.append(Cancelled(attempts=[attempt.key for attempt in cancellable]))
+        problems += filter(None, [cancel_jobs(site, job_ids)])
+    return len(cancellable), problems
 
 
 def sites_of(ledger: Ledger) -> dict[str, SiteConfig]:

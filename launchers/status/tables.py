@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
@@ -14,7 +13,7 @@ from inpaint_bench.core.console import pluralize, table
 from inpaint_bench.core.schema import PointState, Reason
 from launchers.points.point import Point
 
-from .forecast import STALE_PACE_S, Forecast, forecast_points
+from .forecast import STALE_PACE_S, Forecast
 from .survey import PointStatus
 
 FOLD_ABOVE = 100  # points: with more, similar points share a row
@@ -75,11 +74,8 @@ class _Row(NamedTuple):
     message: str
 
 
-def points_table(
-    points: Sequence[PointStatus], forecasts: Mapping[int, Forecast] | None = None, *, fold: bool = True
-) -> Table:
+def points_table(points: Sequence[PointStatus], forecasts: Mapping[int, Forecast], *, fold: bool = True) -> Table:
     """Return a row per point. `fold`: of more than 100 points those in the same state share a row."""
-    forecasts = forecast_points(points) if forecasts is None else forecasts
     groups: dict[object, list[_Row]] = {}
     for point, overrides in zip(points, differing([point.record.overrides for point in points]), strict=True):
         row = _row(point, forecasts[point.record.num], overrides)
@@ -118,7 +114,7 @@ def _row(point: PointStatus, forecast: Forecast, overrides: str) -> _Row:
 
 
 def _folded(row: _Row) -> _Row:
-    """Return the row without what differs between points in the same state."""
+    """Return the row without the columns in which points in the same state differ."""
     return row._replace(point="", batch=None, overrides=None, job=row.job and "job", step=None, pace=None)
 
 
@@ -144,28 +140,22 @@ def _message(point: PointStatus, forecast: Forecast) -> str:
     parts = [message]
     if forecast.start_unix is not None:
         parts.append(f"expected to start at {clock(forecast.start_unix)}")
-    if forecast.clock_ahead_s is not None:
-        parts.append(f"its node's clock is {duration(forecast.clock_ahead_s)} ahead of this machine's")
     if forecast.basis.startswith("should"):
         parts.append(forecast.basis)
     return "; ".join(filter(None, parts))
 
 
-def clock(unix: float, now: float | None = None) -> str:
+def clock(unix: float) -> str:
     """Return a local time, with the day if it is not today."""
-    then, today = datetime.fromtimestamp(unix), datetime.fromtimestamp(time.time() if now is None else now)
-    return then.strftime("%H:%M" if then.date() == today.date() else "%a %d %b %H:%M")
+    time = datetime.fromtimestamp(unix)
+    return f"{time:%H:%M}" if time.date() == datetime.now().date() else f"{time:%a %d %b %H:%M}"
 
 
 def duration(seconds: float) -> str:
     """Return a duration in its two largest units: "45 s", "12 min", "3 h 5 min", "2 d 4 h"."""
     if seconds < 60:
         return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 24:
-        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    hours, minutes = divmod(round(seconds / 60), 60)
     days, hours = divmod(hours, 24)
-    return f"{days} d {hours} h" if hours else f"{days} d"
+    parts = [f"{number} {unit}" for number, unit in ((days, "d"), (hours, "h"), (minutes, "min")) if number]
+    return " ".join(parts[:2])

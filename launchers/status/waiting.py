@@ -10,6 +10,7 @@ from inpaint_bench.core.errors import PointsFailedError
 from inpaint_bench.core.schema import PointState, Reason
 from launchers.sweep.ledger import Ledger
 
+from .forecast import forecast_points
 from .survey import poll_sweep, sites_of, slowest_site
 from .tables import points_table
 
@@ -38,15 +39,13 @@ def wait(ledger: Ledger, nums: set[int]) -> None:
         if not any(point.is_open for point in points):
             break
         time.sleep(site.limits.poll_s if site else LOCAL_POLL_S)
-    console().print(points_table(points))
+    console().print(points_table(points, forecast_points(points)))
     incomplete = [point for point in points if point.state is not PointState.COMPLETED]
     unavailable = [point for point in incomplete if point.reason is Reason.UNAVAILABLE]
     if unavailable:
-        reasons = "; ".join(dict.fromkeys(point.message for point in unavailable))
-        verb = "is" if len(unavailable) == 1 else "are"
-        log.info(
-            sanitize(f"{len(unavailable)} of {pluralize(len(points), 'point')} {verb} unavailable here: {reasons}")
-        )
+        verb, reasons = "is" if len(unavailable) == 1 else "are", dict.fromkeys(point.message for point in unavailable)
+        share = f"{len(unavailable)} of {pluralize(len(points), 'point')}"
+        log.info(sanitize(f"{share} {verb} unavailable here: {'; '.join(reasons)}"))
     if failed := len(incomplete) - len(unavailable):
         raise PointsFailedError(
             f"{failed} of {pluralize(len(points), 'point')} did not complete; `rerun` shows which it would resubmit"

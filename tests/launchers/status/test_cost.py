@@ -20,6 +20,7 @@ from inpaint_bench.core.validation import check
 from launchers.points.compose import composer
 from launchers.points.point import Point
 from launchers.status.cost import attempt_costs, check_budget, cost_table
+from launchers.status.survey import poll_sweep
 from launchers.status.tables import plan_table
 from launchers.sweep.events import Refused
 from launchers.sweep.ledger import Ledger
@@ -48,7 +49,7 @@ def test_elapsed_time_comes_from_the_manifest_without_accounting(tmp_path, monke
     (tmp_path / "0" / "attempt-1").mkdir(parents=True)
     replace_json(tmp_path / "0" / "attempt-1" / "manifest.json", took)
 
-    ran, pending = attempt_costs(ledger, ledger.points().values())  # the third was never submitted
+    ran, pending = attempt_costs(ledger, poll_sweep(ledger))  # the third was never submitted
     assert (ran.elapsed_min, ran.planned, ran.actual, ran.source) == (20, 3.0, 1.0, "manifest")
     assert (pending.elapsed_min, pending.planned, pending.actual, pending.source) == (None, 3.0, None, "unknown")
     out = io.StringIO()
@@ -70,7 +71,7 @@ def test_planned_and_actual_cost_on_slurm(testbed, tmp_path, capsys, monkeypatch
 
     assert launch.main([*words, "wait=true", f"hydra.sweep.dir={tmp_path / 'sweep'}"]) == 0
     ledger = Ledger.open(tmp_path / "sweep")
-    first, second = attempt_costs(ledger, ledger.points().values())
+    first, second = attempt_costs(ledger, poll_sweep(ledger))
     assert (first.source, first.limit_min, first.planned) == ("sacct", 10, 0.5)
     assert first.elapsed_min is not None
     assert first.actual == pytest.approx(3.0 * first.elapsed_min / 60)
