@@ -34,7 +34,9 @@ def test_dry_run_sums_cost_per_site_by_its_own_rule(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "delta: 2 points, at most 6.0 SU" in out
     assert "grace: 2 points, cost unknown" in out
-    added = [f"sites.delta.charging.{one}" for one in ("combine=sum", "mem_gb_per_unit.h200=1e6", "cores_per_unit=12")]
+    added = [
+        f"sites.delta.charging.{rule}" for rule in ("combine=sum", "mem_gb_per_unit.h200=1e6", "cores_per_unit=12")
+    ]
     assert launch.main(["-m", *overrides, *added]) == 0
     assert "delta: 2 points, at most 12.0 SU" in capsys.readouterr().out  # a GPU and its 12 cores, 3 times each
 
@@ -60,8 +62,8 @@ def test_elapsed_time_comes_from_the_manifest_without_accounting(tmp_path, monke
 def test_planned_and_actual_cost_on_slurm(testbed, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed.state))
     quick = ["data.num_images=16", "workload.warmup_steps=1", "workload.measure_steps=2", "workload.min_measure_s=1"]
-    words = ["-m", "gpu=h200", "batch=2,3", "profile=testbed", *quick, f"out={tmp_path}"]
-    dry = [*words, "time_min=auto", "dry_run=true", f"hydra.sweep.dir={tmp_path / 'dry'}"]
+    overrides = ["-m", "gpu=h200", "batch=2,3", "profile=testbed", *quick, f"out={tmp_path}"]
+    dry = [*overrides, "time_min=auto", "dry_run=true", f"hydra.sweep.dir={tmp_path / 'dry'}"]
 
     assert launch.main([*dry, "sites.delta.gpus.h200.partition=nowhere"]) == 0
     assert "refused: " in capsys.readouterr().out
@@ -69,8 +71,13 @@ def test_planned_and_actual_cost_on_slurm(testbed, tmp_path, capsys, monkeypatch
     rows = [line for line in capsys.readouterr().out.splitlines() if "gpus-per-node=1" in line]
     assert all(re.search(r"60 min +default, .* \d\d:\d\d ", row) for row in rows)
 
-    assert launch.main([*words, "wait=true", f"hydra.sweep.dir={tmp_path / 'sweep'}"]) == 0
+    assert launch.main([*overrides, "wait=true", f"hydra.sweep.dir={tmp_path / 'sweep'}"]) == 0
     ledger = Ledger.open(tmp_path / "sweep")
+    array = str(ledger.points()[0].attempts[0].job_id).partition("_")[0]
+    states = ("sacct", "-X", "-n", "-P", "-o", "State", "-j", array)
+    testbed.wait(
+        lambda: testbed.run("delta", *states).stdout.split() == ["COMPLETED"] * 2, what="sacct to know the ends"
+    )
     first, second = attempt_costs(ledger, poll_sweep(ledger))
     assert (first.source, first.limit_min, first.planned) == ("sacct", 10, 0.5)
     assert first.elapsed_min is not None
@@ -118,7 +125,7 @@ def end(ledger: Ledger, num: int, attempt: int, status: str = "failed") -> None:
 
 
 def max_cost(points: list[Point], ledger: Ledger) -> float:
-    """What the sweep may cost with these points, from the message of the refusal."""
+    """Return what the sweep may cost with these points, from the message of the refusal."""
     with pytest.raises(UserError, match=r"nothing was submitted") as refusal:
         check_budget(points, 0.0, ledger)
     return float(str(refusal.value).split("may cost ")[1].split(" SU")[0])

@@ -108,7 +108,7 @@ class TestSlurmOfAnotherSite:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
-    """A sweep of two points that completed on this machine."""
+    """Return a sweep of two points that completed on this machine."""
     folder = tmp_path_factory.mktemp("finished") / "sweep"
     overrides = ["gpu=a40", "batch=2,3", "profile=demo", "telemetry=none", *QUICK, f"hydra.sweep.dir={folder}"]
     assert launch.main(["-m", *overrides]) == 0
@@ -198,7 +198,7 @@ class TestOnSlurm:
     def _reach(self, testbed, monkeypatch):
         monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed.state))
 
-    def held(self, testbed, name: str) -> str:
+    def submit_held(self, testbed, name: str) -> str:
         """Submit a held job of this name; return its id."""
         options = ("-p", "cpu", "--hold", "--mem=1", "--parsable", "-o", "/dev/null", "--array=0-1", "-J", name)
         return testbed.run("delta", "sbatch", *options, "--wrap", "true").stdout.strip()
@@ -208,19 +208,19 @@ class TestOnSlurm:
 
     def test_job_of_another_name_is_neither_believed_nor_cancelled(self, testbed, tmp_path, capsys):
         site = SiteConfig(name="delta", connect=ConnectConfig(slurm_conf=str(testbed.conf("delta"))))
-        thesis, ours = self.held(testbed, "thesis"), self.held(testbed, "n")
+        foreign, own = self.submit_held(testbed, "thesis"), self.submit_held(testbed, "n")
         try:
-            folder = sweep_of_jobs(tmp_path / "sweep", [f"{thesis}_0", "66000000_0", f"{ours}_0"], site)
+            folder = sweep_of_jobs(tmp_path / "sweep", [f"{foreign}_0", "66000000_0", f"{own}_0"], site)
             points = as_json(folder, capsys)["points"]
             assert [point["state"] for point in points] == ["unknown", "unknown", "queued"]
-            assert f"another job under id {thesis}, named thesis" in points[0]["message"]
+            assert f"another job under id {foreign}, named thesis" in points[0]["message"]
             code, output = run(capsys, "cancel", str(folder))
             assert code == 2
-            assert f"job {thesis} is not this sweep's, it is named thesis" in output
-            assert self.queued(testbed, thesis) == ["PENDING"] * 2
-            assert self.queued(testbed, ours) == ["PENDING"]
+            assert f"job {foreign} is not this sweep's, it is named thesis" in output
+            assert self.queued(testbed, foreign) == ["PENDING"] * 2
+            assert self.queued(testbed, own) == ["PENDING"]
         finally:
-            testbed.run("delta", "scancel", thesis, ours)
+            testbed.run("delta", "scancel", foreign, own)
 
     def test_refusal_by_sbatch_is_certain_without_sacct_and_a_timeout_is_not(self, tmp_path, fake_command, capsys):
         folder = tmp_path / "sweep"
