@@ -86,7 +86,7 @@ def command_line(*words: str | Path, **env: str) -> subprocess.CompletedProcess[
 
 
 class TestSites:
-    def test_both_clusters_come_up_with_the_partitions_of_the_sites(self, bed: Bed) -> None:
+    def test_both_clusters_start_with_the_partitions_of_the_sites(self, bed: Bed) -> None:
         assert bed.is_up()
         shown = {site: bed.run(site, "sinfo", "-h", "-o", "%R %G %l %L").stdout for site in SITES}
         assert "gpu gpu:a100:2 4-00:00:00" in shown["grace"]
@@ -96,7 +96,7 @@ class TestSites:
         assert "gpuH200x8-interactive gpu:h200:8 1:00:00 30:00" in shown["delta"]
         assert "gpuH200x8-preempt" not in shown["delta"]
 
-    def test_a_grace_job_sees_the_one_gpu_it_asked_for_and_completes(self, bed: Bed, tmp_path: Path) -> None:
+    def test_grace_job_sees_the_requested_gpu_and_completes(self, bed: Bed, tmp_path: Path) -> None:
         job = submit(
             bed,
             "grace",
@@ -111,31 +111,29 @@ class TestSites:
         assert row["ExitCode"] == "0:0"
         assert re.fullmatch(r"gpu=[01]\n", (tmp_path / f"{job}.out").read_text())
 
-    def test_a_delta_job_gets_gpus_per_node_of_the_h200_node(self, bed: Bed, tmp_path: Path) -> None:
+    def test_delta_job_gets_gpus_per_node_of_the_h200_node(self, bed: Bed, tmp_path: Path) -> None:
         asked = ("--partition=gpuH200x8", "--gpus-per-node=2", "--constraint=scratch&projects", "--mem=50G")
         job = submit(bed, "delta", *asked, wrap="echo gpu=$CUDA_VISIBLE_DEVICES", cwd=tmp_path)
         wait_for(bed, "delta", job, "COMPLETED")
         assert bed.sacct("delta", [job])[0]["NodeList"] == "gpuh001"
         assert re.fullmatch(r"gpu=\d,\d\n", (tmp_path / f"{job}.out").read_text())
 
-    def test_a_job_with_a_fresh_environment_does_not_run_the_profile_of_this_machines_user(
-        self, bed: Bed, tmp_path: Path
-    ) -> None:
+    def test_job_with_a_fresh_environment_does_not_run_the_users_profile(self, bed: Bed, tmp_path: Path) -> None:
         job = submit(bed, "grace", "--partition=short", "--export=NONE", wrap="echo $PATH", cwd=tmp_path)
         wait_for(bed, "grace", job, "COMPLETED")
         assert (tmp_path / f"{job}.out").read_text().strip() == processes.login_env()["PATH"]
 
-    def test_a_failed_job_keeps_its_exit_code(self, bed: Bed) -> None:
+    def test_failed_job_keeps_its_exit_code(self, bed: Bed) -> None:
         job = submit(bed, "delta", "--partition=cpu", wrap="exit 3")
         wait_for(bed, "delta", job, "FAILED")
         assert bed.sacct("delta", [job])[0]["ExitCode"] == "3:0"
 
-    def test_an_array_of_four_is_four_completed_rows(self, bed: Bed) -> None:
+    def test_array_of_four_is_four_rows_in_sacct(self, bed: Bed) -> None:
         job = submit(bed, "grace", "--partition=gpu", "--gres=gpu:1", "--array=0-3%2")
         wait_for(bed, "grace", job, *["COMPLETED"] * 4)
         assert {row["JobID"] for row in bed.sacct("grace", [job])} == {f"{job}_{task}" for task in range(4)}
 
-    def test_job_ids_of_the_sites_never_meet(self, testbed_light: Bed) -> None:
+    def test_job_ids_of_the_sites_are_disjoint(self, testbed_light: Bed) -> None:
         ids = [int(submit(testbed_light, site, "--hold")) for site in SITES]
         for site, job in zip(SITES, ids, strict=True):
             cancel(testbed_light, site, str(job))
@@ -154,7 +152,7 @@ class TestRefusals:
             ("delta", ("--partition=gpuA40x4", "--constraint=nosuch"), "Invalid feature"),
         ],
     )
-    def test_what_no_node_has_is_refused_at_submission(
+    def test_unsatisfiable_request_is_refused_at_submission(
         self, testbed_light: Bed, site: str, asked: tuple[str, ...], words: str
     ) -> None:
         done = testbed_light.run(site, "sbatch", "--output=/dev/null", *asked, "--wrap=true")
@@ -169,7 +167,7 @@ class TestRefusals:
             ("delta", ("--partition=gpuH200x8", "--nodes=2"), "PartitionNodeLimit"),
         ],
     )
-    def test_over_a_partitions_limit_pends_for_good(
+    def test_job_above_the_partition_limit_stays_pending(
         self, testbed_light: Bed, site: str, asked: tuple[str, ...], why: str
     ) -> None:
         """Accepted, as Slurm does without EnforcePartLimits: nothing but the reason tells."""
@@ -183,7 +181,7 @@ class TestRefusals:
 
 
 class TestLosses:
-    def test_a_lost_node_fails_the_job_and_takes_jobs_again_when_it_is_back(self, bed: Bed) -> None:
+    def test_node_failure_fails_the_job_and_the_node_can_be_restored(self, bed: Bed) -> None:
         job = submit(bed, "delta", "--partition=gpuH200x8", "--gpus-per-node=1", wrap="sleep 100")
         wait_for(bed, "delta", job, "RUNNING")
         bed.kill_node("delta", "gpuh001")
@@ -193,7 +191,7 @@ class TestLosses:
         again = submit(bed, "delta", "--partition=gpuH200x8", "--gpus-per-node=1")
         wait_for(bed, "delta", again, "COMPLETED")
 
-    def test_grace_requeues_a_lost_job_and_a_nudge_spares_the_two_minutes(
+    def test_grace_requeues_after_node_failure_and_reset_begin_time_skips_the_delay(
         self, testbed_light: Bed, tmp_path: Path
     ) -> None:
         bed = testbed_light
@@ -218,7 +216,7 @@ class TestSubmitit:
         # One watcher for all executors of the process: it must not ask the next bed for this one's jobs.
         submitit.SlurmJob.watcher.clear()
 
-    def test_a_function_comes_back_from_a_gpu_node(self, folder: Path) -> None:
+    def test_submitit_function_returns_from_a_gpu_node(self, folder: Path) -> None:
         executor = submitit.SlurmExecutor(folder=folder)
         executor.update_parameters(partition="gpuA100x4", gpus_per_node=1, time=5, mem="1G")
         job = executor.submit(os.getenv, "CUDA_VISIBLE_DEVICES")
@@ -226,7 +224,7 @@ class TestSubmitit:
 
 
 class TestStandIn:
-    def test_it_lists_pending_tasks_as_sacct_does(self, bed: Bed) -> None:
+    def test_sacct_standin_lists_pending_tasks_like_sacct(self, bed: Bed) -> None:
         job = submit(bed, "grace", "--array=1-9:4%2", "--hold")
         bed.wait(lambda: states(bed, "grace", job) == ["PENDING"])
         row = bed.sacct("grace", [job])[0]
@@ -234,7 +232,7 @@ class TestStandIn:
         assert row["JobID"] == f"{job}_[1,5,9%2]"
         assert row["NodeList"] == "None assigned"
 
-    def test_it_finds_a_single_task_and_refuses_what_it_does_not_know(self, testbed_light: Bed) -> None:
+    def test_sacct_standin_finds_a_single_task_and_refuses_unknown_options(self, testbed_light: Bed) -> None:
         job = submit(testbed_light, "grace", "--array=0-1")
         wait_for(testbed_light, "grace", job, "COMPLETED", "COMPLETED")
         assert [row["JobID"] for row in testbed_light.sacct("grace", [f"{job}_1"])] == [f"{job}_1"]
@@ -243,7 +241,7 @@ class TestStandIn:
 
 
 class TestUpAndDown:
-    def test_two_beds_live_side_by_side(self, testbed: Bed, testbed_light: Bed) -> None:
+    def test_two_test_beds_run_at_the_same_time(self, testbed: Bed, testbed_light: Bed) -> None:
         assert testbed.is_up()
         assert testbed_light.is_up()
         assert not set(testbed.plan.ports()) & set(testbed_light.plan.ports())
@@ -253,7 +251,7 @@ class TestUpAndDown:
         assert "mine" in names[0]
         assert "mine" not in names[1]
 
-    def test_down_leaves_no_process_no_port_and_no_folder(self, testbed_light: Bed, tmp_path: Path) -> None:
+    def test_down_removes_processes_ports_and_folder(self, testbed_light: Bed, tmp_path: Path) -> None:
         """Regression: slurmstepd was missed, for it writes over its environment."""
         others = set(traces(testbed_light.state))
         with fixtures.temporary_bed(light=True, sites=("grace",)) as bed:
@@ -270,7 +268,7 @@ class TestUpAndDown:
             bed.down()
         assert others <= set(traces(testbed_light.state)), "the other bed lives on"
 
-    def test_up_refuses_a_taken_port_and_starts_nothing(self, testbed_light: Bed, tmp_path: Path) -> None:
+    def test_up_refuses_a_port_in_use_and_starts_nothing(self, testbed_light: Bed, tmp_path: Path) -> None:
         state = tmp_path.parent / "b"
         taken = testbed_light.plan.port
         done = command_line("up", "--light", "--state", state, "--port", str(taken))
@@ -279,7 +277,7 @@ class TestUpAndDown:
         assert "--port" in done.stderr
         assert not state.exists()
 
-    def test_the_command_line_goes_once_around(self, tmp_path: Path) -> None:
+    def test_command_line_up_status_down(self, tmp_path: Path) -> None:
         state = Path(tempfile.mkdtemp(prefix="testbed-")) / "bed"
         here = {"INPAINT_BENCH_TESTBED": str(state)}
         up = ("up", "--light", "--sites", "delta", "--port", str(free_port()))
@@ -302,7 +300,7 @@ class TestUpAndDown:
         assert not state.exists()
         state.parent.rmdir()
 
-    def test_a_failed_up_stops_what_it_had_started_and_shows_the_log(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_failed_up_stops_its_daemons_and_shows_the_log(self, monkeypatch: pytest.MonkeyPatch) -> None:
         packages.install(light=True)
         folder = Path(tempfile.mkdtemp(prefix="testbed-"))
         plan = Plan(state=folder / "bed", sites=("delta",), light=True, port=free_port())
@@ -329,21 +327,21 @@ def processes_name(pid: str) -> str:
 
 
 class TestPlan:
-    def test_every_site_renders_without_a_placeholder_left(self, tmp_path: Path) -> None:
+    def test_configuration_of_every_site_renders_completely(self, tmp_path: Path) -> None:
         for site in SITES:
             texts = Plan(state=Path("/x/bed")).render(site)
             assert not any("$" in text for text in texts.values())
             assert f"ClusterName={site}" in texts["slurm.conf"]
             assert "File=/x/bed/" in texts["gres.conf"]
 
-    def test_no_two_daemons_share_a_port(self) -> None:
+    def test_ports_of_daemons_are_distinct(self) -> None:
         plan = Plan(state=Path("/x/bed"))
         used = [port for site in SITES for port in re.findall(r"Port=(\d+)", plan.render(site)["slurm.conf"])]
         used = [port for port in used if int(port) != plan.slurmdbd_port]
         assert len(used) == len(set(used)) == sum(len(plan.nodes(site)) + 1 for site in SITES)
         assert {int(port) for port in used} | {plan.slurmdbd_port, plan.mariadb_port} <= set(plan.ports())
 
-    def test_one_gpu_is_one_node_with_the_machines_own_card_cores_and_memory(
+    def test_one_gpu_bed_is_one_node_with_this_machines_gpu_cores_and_memory(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(os, "cpu_count", lambda: 24)
@@ -366,11 +364,11 @@ class TestPlan:
             ({"state": Path("/" + "x" * STATE_PATH_LIMIT)}, "shorter folder"),
         ],
     )
-    def test_a_wrong_plan_says_what_is_right(self, wrong: dict[str, object], words: str) -> None:
+    def test_wrong_plan_is_refused_with_the_valid_values(self, wrong: dict[str, object], words: str) -> None:
         with pytest.raises(BedError, match=words):
             Plan(**{"state": Path("/x/bed")} | wrong)  # type: ignore[arg-type]
 
-    def test_a_folder_with_other_files_is_never_taken(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_folder_with_other_files_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(packages, "require", lambda light: None)
         monkeypatch.setattr("tests.testbed.plan.STATE_PATH_LIMIT", 1000)
         (tmp_path / "thesis.tex").touch()
@@ -380,13 +378,13 @@ class TestPlan:
         bed.down()
         assert (tmp_path / "thesis.tex").exists()
 
-    def test_a_listening_port_counts_as_taken(self) -> None:
+    def test_listening_port_counts_as_in_use(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
             assert port_is_taken(server.getsockname()[1])
 
 
 class TestProcesses:
-    def test_a_pid_file_of_somebody_elses_process_is_not_ours(self, tmp_path: Path) -> None:
+    def test_pid_file_of_another_process_is_ignored(self, tmp_path: Path) -> None:
         file = tmp_path / "pid"
         file.write_text(f"{os.getpid()} {processes.start_tick(os.getpid())}\n")
         assert processes.ours(file, tmp_path) is None, "no mark"
@@ -401,7 +399,7 @@ class TestProcesses:
             processes.stop([pid], patience_s=5)
         assert processes.start_tick(pid) is None
 
-    def test_a_wait_ends_and_shows_the_logs(self, tmp_path: Path) -> None:
+    def test_wait_times_out_with_the_logs(self, tmp_path: Path) -> None:
         (tmp_path / "log").write_text("first\nlast words\n")
         start = time.monotonic()
         with pytest.raises(BedError, match=r"in vain for godot[\s\S]*last words"):
@@ -425,12 +423,12 @@ class TestPackages:
         with pytest.raises(PackagesError, match=r"NO SLURM TEST BED: slurmctld.* only root may install slurmctld"):
             packages.install(light=True)
 
-    def test_without_apt_it_says_so(self, bare: Callable[[bool], None]) -> None:
+    def test_missing_apt_is_reported(self, bare: Callable[[bool], None]) -> None:
         bare(True)
         with pytest.raises(PackagesError, match=r"no apt-get here to install .*mariadb-server-core"):
             packages.install(light=False)
 
-    def test_fixtures_skip_aloud_or_fail_where_a_bed_is_required(
+    def test_fixtures_skip_with_a_summary_or_fail_if_a_bed_is_required(
         self, bare: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         bare(False)
@@ -446,7 +444,7 @@ class TestPackages:
 
 
 class TestUnpack:
-    def test_a_package_is_laid_down_without_replacing_what_is_there(self, tmp_path: Path) -> None:
+    def test_package_is_unpacked_without_replacing_existing_files(self, tmp_path: Path) -> None:
         package, root = tmp_path / "package", tmp_path / "root"
         for name, text in {
             "DEBIAN/control": "Package: x\nVersion: 1\nArchitecture: all\nMaintainer: x\nDescription: x\n",
@@ -485,10 +483,10 @@ class TestUnpack:
             ("slurm.conf", None),
         ],
     )
-    def test_a_library_is_known_by_its_first_version_number(self, name: str, expected: str | None) -> None:
+    def test_library_is_identified_by_its_first_version_number(self, name: str, expected: str | None) -> None:
         assert unpack.soname(name) == expected
 
-    def test_usr_merged_folders_are_followed_only_where_they_are_links(self, tmp_path: Path) -> None:
+    def test_usr_merge_links_are_followed_only_where_they_exist(self, tmp_path: Path) -> None:
         (tmp_path / "lib").symlink_to("usr/lib")
         assert unpack.target(PurePosixPath("lib/x"), tmp_path) == tmp_path / "usr/lib/x"
         assert unpack.target(PurePosixPath("sbin/x"), tmp_path) == tmp_path / "sbin/x"
