@@ -1,4 +1,4 @@
-"""The test bed itself: two real Slurm clusters that behave like the sites, and leave nothing behind."""
+"""Test the test bed: two real Slurm clusters that behave like the sites and are removed completely."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(params=["testbed", "testbed_light"])
 def bed(request: pytest.FixtureRequest) -> Bed:
-    """What has to hold with a database and without."""
+    """Run a test with and without a database."""
     found: Bed = request.getfixturevalue(request.param)
     return found
 
@@ -57,7 +57,7 @@ def cancel(bed: Bed, site: str, job: str) -> None:
 
 
 def traces(state: Path) -> list[str]:
-    """Processes that mention the folder anywhere, found without the bed's own book-keeping."""
+    """Return the processes whose command or environment names the folder, independent of the bed's records."""
     found = []
     for entry in Path("/proc").iterdir():
         pid = int(entry.name) if entry.name.isdigit() else os.getpid()
@@ -170,7 +170,7 @@ class TestRefusals:
     def test_job_above_the_partition_limit_stays_pending(
         self, testbed_light: Bed, site: str, asked: tuple[str, ...], why: str
     ) -> None:
-        """Accepted, as Slurm does without EnforcePartLimits: nothing but the reason tells."""
+        """Slurm accepts the job without EnforcePartLimits; only the pending reason shows the limit."""
         done = testbed_light.run(site, "sbatch", "--parsable", "--output=/dev/null", *asked, "--wrap=true")
         if why == "PartitionNodeLimit" and done.returncode:
             assert "Node count specification invalid" in done.stderr
@@ -213,7 +213,7 @@ class TestSubmitit:
         for name, value in bed.env("delta").items():
             monkeypatch.setenv(name, value)
         yield tmp_path
-        # One watcher for all executors of the process: it must not ask the next bed for this one's jobs.
+        # submitit shares one watcher per process: it must not query the next bed for this one's jobs.
         submitit.SlurmJob.watcher.clear()
 
     def test_submitit_function_returns_from_a_gpu_node(self, folder: Path) -> None:
@@ -252,7 +252,7 @@ class TestUpAndDown:
         assert "mine" not in names[1]
 
     def test_down_removes_processes_ports_and_folder(self, testbed_light: Bed, tmp_path: Path) -> None:
-        """Regression: slurmstepd was missed, for it writes over its environment."""
+        """Also slurmstepd, which overwrites its environment with its title."""
         others = set(traces(testbed_light.state))
         with fixtures.temporary_bed(light=True, sites=("grace",)) as bed:
             wrap = "setsid -f sleep 500; echo ok; srun sleep 500"
@@ -410,7 +410,7 @@ class TestProcesses:
 class TestPackages:
     @pytest.fixture
     def bare(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-        """A machine without Slurm, for root or not."""
+        """Simulate a machine without Slurm, as root or not."""
 
         def set_up(root: bool) -> None:
             monkeypatch.setattr("shutil.which", lambda *_, **__: None)

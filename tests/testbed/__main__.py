@@ -1,4 +1,4 @@
-"""`python -m tests.testbed`: the bed from a terminal."""
+"""Start, show and stop the test bed: `python -m tests.testbed`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _down(asked: argparse.Namespace) -> int:
 
 
 def _status(asked: argparse.Namespace) -> int:
-    """0: all up. 1: something is not."""
+    """Print the daemons. Return 0 if all of them run, else 1."""
     bed = Bed.at(asked.state)
     for name, pid in bed.daemons().items():
         print(f"{name:<24} {f'pid {pid}' if pid else 'NOT RUNNING'}")

@@ -1,4 +1,4 @@
-"""Bring a bed up and down, hurt it, and talk to it."""
+"""Start and stop a test bed, run commands on it, and inject failures."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _STANDIN = TEMPLATES.parent / "sacct_standin.py"
 
 
 class Bed:
-    """A bed at a state folder, up or down. Methods that need it up raise BedError when it is not."""
+    """The test bed of a state folder, running or not. Methods that need it running raise BedError otherwise."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -64,10 +64,10 @@ class Bed:
     def sites(self) -> tuple[str, ...]:
         return self.plan.sites
 
-    # -- up and down ------------------------------------------------------------------------------
+    # -- start and stop ---------------------------------------------------------------------------
 
     def up(self) -> None:
-        """Start everything and wait until all nodes are idle. After a failure nothing runs, logs are left."""
+        """Start all daemons and wait until all nodes are idle. After a failure nothing runs and the logs remain."""
         packages.require(light=self.plan.light)
         with self._lock():
             self._claim_state()
@@ -79,10 +79,10 @@ class Bed:
                 raise
 
     def down(self, *, keep: bool = False) -> None:
-        """Stop everything of this bed, jobs too, and remove its folder. Keep: daemons write their last words.
+        """Stop all daemons and jobs of this bed, and remove its folder unless `keep`, which leaves the logs.
 
-        Doing it twice is fine. Jobs are killed, not cancelled. Without keep the folder goes away anyway, so
-        no daemon is asked politely; what was kept, the next up removes.
+        Idempotent. Jobs are killed, not cancelled. Without `keep` the folder is removed anyway, so daemons are killed
+        too; files that were kept are removed by the next `up`.
         """
         if not (self.state / PLAN_FILE).exists():
             return
@@ -95,28 +95,28 @@ class Bed:
         return bool(self.daemons()) and all(self.daemons().values())
 
     def daemons(self) -> dict[str, int | None]:
-        """Pid of each daemon that was started, None for one that died or was killed."""
+        """Return the pid of each daemon that was started, None for one that no longer runs."""
         files = sorted(self.state.glob(PID_FILES))
         return {f"{file.parent.parent.name}/{file.name}": ours(file, self.state) for file in files}
 
-    # -- talking to a site ------------------------------------------------------------------------
+    # -- commands of a site -----------------------------------------------------------------------
 
     def conf(self, site: str) -> Path:
-        """What SLURM_CONF has to name."""
+        """Return the path for SLURM_CONF."""
         self._check_site(site)
         return self.plan.conf(site)
 
     def exports(self, site: str) -> str:
-        """Shell lines that point Slurm's commands, and submitit, at the site."""
+        """Return shell lines that make Slurm's commands, and submitit, use the site."""
         lines = [f"export SLURM_CONF={shlex.quote(str(self.conf(site)))}"]
         if self.plan.light:
-            # A second eval, for the other site, must not pile up folders.
+            # A second eval, for the other site, must not add a second folder.
             path = shlex.quote(f"{self._standin_folder()}:")
             lines.append(f'case "$PATH" in {path}*) ;; *) export PATH={path}"$PATH" ;; esac')
         return "\n".join(lines) + "\n"
 
     def env(self, site: str) -> dict[str, str]:
-        """The caller's environment pointed at the site, free of any other Slurm's variables."""
+        """Return the caller's environment for the site, without variables of any other Slurm."""
         env = {name: value for name, value in os.environ.items() if not name.startswith(_SLURM_VARIABLES)}
         env["SLURM_CONF"] = str(self.conf(site))
         if self.plan.light:
@@ -126,7 +126,7 @@ class Bed:
     def run(
         self, site: str, *command: str | Path, timeout_s: float = 60, cwd: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command at the site; a non-zero exit is returned, not raised."""
+        """Run a command of the site. A non-zero exit code is returned, not raised."""
         return subprocess.run(
             [str(part) for part in command],
             env=self.env(site),
@@ -138,7 +138,7 @@ class Bed:
         )
 
     def sacct(self, site: str, job_ids: Iterable[int | str] | None = None) -> list[dict[str, str]]:
-        """One row per job or array task, steps left out. With a database it lags about a second."""
+        """Return a row of sacct per job or array task, without steps. The database lags by about a second."""
         window = ["-S", "now-2days", "-a"] if job_ids is None else ["-j", ",".join(map(str, job_ids))]
         done = self.run(site, "sacct", "-X", "--parsable2", "-o", _SACCT_FIELDS, *window)
         if done.returncode:
@@ -147,7 +147,7 @@ class Bed:
         return [dict(zip(header.split("|"), row.split("|"), strict=True)) for row in rows]
 
     def ended(self, site: str, job_ids: Sequence[str], timeout_s: float = 30) -> list[str]:
-        """State of each job, once the accounting has heard of the end of all of them."""
+        """Wait until all jobs have ended in the accounting, and return their states."""
         seen: dict[str, str] = {}
 
         def all_ended() -> bool:
@@ -158,16 +158,16 @@ class Bed:
         return [seen[job] for job in job_ids]
 
     def wait(self, predicate: Callable[[], object], timeout_s: float = 120, what: str = "a condition") -> None:
-        """Poll until true; BedError with the tails of the controllers' logs when the time is over."""
+        """Poll until true. Raises BedError with the tails of the controllers' logs on timeout."""
         logs = [self.plan.home(site) / "log" / "slurmctld.out" for site in self.sites]
         wait_until(predicate, timeout_s=timeout_s, what=what, logs=logs, step_s=0.1)
 
-    # -- hurting it -------------------------------------------------------------------------------
+    # -- failures ---------------------------------------------------------------------------------
 
     def kill_node(self, site: str, node: str, *, at_once: bool = True) -> None:
-        """A node loses power: slurmd, steps and jobs on it die unasked.
+        """Let a node fail as if it lost power: kill slurmd, steps and jobs on it.
 
-        slurmctld would notice after about 25 s; at_once tells it, so that jobs end as NODE_FAIL now.
+        slurmctld would notice after about 25 s; with `at_once` it is set down explicitly, and jobs end as NODE_FAIL now.
         """
         self._check_node(site, node)
         lost = processes.bed_processes(self.state, node=f"{site}/{node}")
@@ -178,7 +178,7 @@ class Bed:
             self._must(site, "scontrol", "update", f"nodename={node}", "state=down", "reason=killed")
 
     def start_node(self, site: str, node: str) -> None:
-        """Power on again and wait until the node takes jobs."""
+        """Restart a failed node and wait until it accepts jobs."""
         self._check_node(site, node)
         if not ours(self.plan.home(site) / "pids" / node, self.state):
             self._spawn_node(site, node)
@@ -191,31 +191,31 @@ class Bed:
         )
 
     def stop_controller(self, site: str) -> None:
-        """slurmctld is gone, as after a crash; jobs run on, every command of Slurm fails."""
+        """Kill slurmctld: jobs continue, every Slurm command fails."""
         self._check_site(site)
         pid_file = self.plan.home(site) / "pids" / "slurmctld"
         if pid := ours(pid_file, self.state):
             processes.stop([pid], patience_s=10)
 
     def start_controller(self, site: str) -> None:
-        """slurmctld again, from its saved state; returns when it answers."""
+        """Restart slurmctld from its saved state and wait until it answers."""
         self._check_site(site)
         self._spawn(site, "slurmctld", "slurmctld", "-D", "-f", str(self.conf(site)))
         log = self.plan.home(site) / "log" / "slurmctld.out"
         wait_until(lambda: self._ready_nodes(site), timeout_s=60, what=f"slurmctld of {site}", logs=[log])
 
     def stop_accounting(self) -> None:
-        """slurmdbd is gone, of all sites: sacct fails, slurmctld keeps what it has to tell until it is back."""
+        """Kill the slurmdbd of all sites: sacct fails, slurmctld queues its records until it is back."""
         database.stop_slurmdbd(self.plan)
 
     def start_accounting(self) -> None:
-        """slurmdbd again; returns when it listens."""
+        """Restart slurmdbd and wait until it listens."""
         database.start_slurmdbd(self.plan)
 
     def nudge(self, site: str) -> list[str]:
-        """Let requeued jobs start again now instead of after Slurm's built-in 120 s; returns their ids.
+        """Reset the begin time of requeued jobs, which Slurm delays by 120 s. Return their ids.
 
-        One pass; a job that has not rested for REQUEUE_REST_S is left for the next.
+        A job that was requeued less than REQUEUE_REST_S ago is left for the next call.
         """
         fields = "JobArrayID:40,RestartCnt:12,SubmitTime:24,Reason:40"
         listing = self._must(site, "squeue", "-h", "-r", "-t", "PD", "-O", fields)
@@ -228,11 +228,11 @@ class Bed:
                 nudged.append(job)
         return nudged
 
-    # -- inside -----------------------------------------------------------------------------------
+    # -- implementation ---------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
-        """Two commands on one folder: the second is refused, not queued."""
+        """Lock the folder. Raises BedError if another command holds the lock."""
         self.state.mkdir(parents=True, exist_ok=True)
         folder = os.open(self.state, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -245,11 +245,11 @@ class Bed:
             os.close(folder)
 
     def _claim_state(self) -> None:
-        """An empty folder, or one that held a bed: down removes it whole, so nothing else may lie there."""
+        """Empty the state folder. Raises BedError if it holds other files, because `down` removes it whole."""
         if (self.state / PLAN_FILE).exists():
             if alive := processes.bed_processes(self.state):
                 raise BedError(f"a bed is up in {self.state} ({len(alive)} processes); bring it down first")
-            for entry in self.state.iterdir():  # the folder itself is locked and stays
+            for entry in self.state.iterdir():  # the folder itself is locked and remains
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         elif any(self.state.iterdir()):
             raise BedError(f"{self.state} holds files that are no test bed's; name an empty or a new folder")
@@ -298,14 +298,14 @@ class Bed:
         if self.plan.light:
             bin_folder = self._standin_folder()
             bin_folder.mkdir(exist_ok=True)
-            # -I -S: nothing of the caller's Python, and quick to start.
+            # -I -S: independent of the caller's Python environment, and fast to start
             script = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -S {shlex.quote(str(_STANDIN))} "$@"\n'
             (bin_folder / "sacct").write_text(script, encoding="utf-8")
             (bin_folder / "sacct").chmod(0o755)
         (home / "env.sh").write_text(self.exports(site), encoding="utf-8")
 
     def _start_munge(self) -> None:
-        """A munged per site. With a shared slurmdbd they share the key, otherwise sites cannot talk."""
+        """Start a munged per site, with one key where they share a slurmdbd."""
         shared = os.urandom(128)
         for site in self.sites:
             home = self.plan.home(site) / "munge"
@@ -315,7 +315,7 @@ class Bed:
             own = ("pid", "seed", "log")
             command = [
                 *("munged", "--foreground", "--num-threads=2"),
-                "--force",  # a parent folder may be writable by all, such as /tmp
+                "--force",  # a parent folder may be world-writable, such as /tmp
                 f"--socket={self.plan.munge_socket(site)}",
                 f"--key-file={key}",
                 *(f"--{name}-file={home / f'munged.{name}'}" for name in own),
@@ -343,17 +343,17 @@ class Bed:
         self._spawn(site, node, "slurmd", "-D", "-f", str(self.conf(site)), "-N", node, mark=f"{site}/{node}")
 
     def _ready_nodes(self, site: str) -> set[str]:
-        """Nodes that take jobs; empty while slurmctld does not answer."""
+        """Return the nodes that accept jobs; empty while slurmctld does not answer."""
         done = self.run(site, "sinfo", "-h", "-N", "-o", "%N %T", timeout_s=30)
         pairs = (line.split() for line in done.stdout.splitlines())
         return {node for node, state in pairs if state in ("idle", "mixed", "allocated")}
 
     def _stop_all(self, *, gently: bool) -> None:
-        """Jobs first; then the daemons, gently from the nodes down to munge, or all at once."""
+        """Stop jobs first, then the daemons: in order from the nodes to munge, or all at once."""
         files = {file: ours(file, self.state) for file in self.state.glob(PID_FILES)}
         daemons = {pid: file for file, pid in files.items() if pid}
         if gently:
-            # Jobs without warning. Not slurmctld's helper slurmscriptd: it waits for that one to the end.
+            # SIGKILL for jobs, but not for slurmscriptd: slurmctld waits for it.
             for site in self.sites:
                 for node in self.plan.nodes(site):
                     on_node = processes.bed_processes(self.state, node=f"{site}/{node}")
@@ -363,7 +363,7 @@ class Bed:
             nodes = [pid for pid, file in daemons.items() if file.name not in last]
             for group in (nodes, *groups):
                 processes.stop(group, patience_s=10)
-        # Whatever is left, a step started a moment ago too; twice round because one may have forked.
+        # Kill remaining processes; twice, because one of them may have forked.
         end = time.monotonic() + 10
         while alive := processes.bed_processes(self.state):
             processes.kill(alive, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""MariaDB and slurmdbd, shared by the sites of a full bed."""
+"""Run MariaDB and slurmdbd, which the sites of a full test bed share."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .processes import daemon_env, ours, spawn, start_tick, stop, tail, wait_unt
 
 @contextlib.contextmanager
 def installing(plan: Plan) -> Iterator[None]:
-    """Lay out an empty database while the caller does something else; done when the block ends."""
+    """Create an empty database in the background; complete at the end of the block."""
     home = _home(plan)
     (home / "pids").mkdir(parents=True, exist_ok=True)
     for name, text in plan.render_database(home).items():
-        (home / name).touch(mode=0o600)  # slurmdbd insists on it for its own
+        (home / name).touch(mode=0o600)  # the mode that slurmdbd requires
         (home / name).write_text(text, encoding="utf-8")
     log = home / "install.log"
     with log.open("wb") as out:
@@ -33,7 +33,7 @@ def installing(plan: Plan) -> Iterator[None]:
                 "--auth-root-authentication-method=socket",
                 "--skip-test-db",
                 "--skip-name-resolve",
-                "--force",  # the machine's own name need not resolve
+                "--force",  # the host name may not resolve
             ],
             stdin=subprocess.DEVNULL,
             stdout=out,
@@ -53,7 +53,7 @@ def installing(plan: Plan) -> Iterator[None]:
 
 
 def start(plan: Plan) -> None:
-    """Start both daemons and enter the sites as clusters."""
+    """Start both daemons and register the sites as clusters."""
     home = _home(plan)
     _spawn(plan, "mariadbd", plan.mariadb_port, "mariadbd", f"--defaults-file={home / 'mariadb.cnf'}")
     start_slurmdbd(plan)
@@ -70,8 +70,8 @@ def start(plan: Plan) -> None:
 
 
 def start_slurmdbd(plan: Plan) -> None:
-    """Returns when it listens."""
-    conf = {"SLURM_CONF": str(_home(plan) / "slurm.conf")}  # where slurmdbd looks for its own conf beside it
+    """Start slurmdbd and wait until it listens."""
+    conf = {"SLURM_CONF": str(_home(plan) / "slurm.conf")}  # slurmdbd reads the slurmdbd.conf in the same folder
     _spawn(plan, "slurmdbd", plan.slurmdbd_port, "slurmdbd", "-D", **conf)
 
 

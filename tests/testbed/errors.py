@@ -1,13 +1,13 @@
-"""The one exception whose text is meant for the person at the terminal."""
+"""Exceptions whose message is meant for the user."""
 
 
 class BedError(RuntimeError):
-    """The bed cannot do what was asked; the message says why and what to do."""
+    """The test bed cannot do what was requested; the message says why and what to do."""
 
 
 class PortsTakenError(BedError):
-    """A port of the bed's range is in use; another range may do."""
+    """A port of the bed's range is in use; another range may be free."""
 
 
 class PackagesError(BedError):
-    """Slurm's packages are missing and cannot be had here."""
+    """Slurm's packages are missing and cannot be installed."""

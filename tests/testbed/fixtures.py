@@ -1,7 +1,7 @@
-"""Beds for tests: `testbed` (with accounting) and `testbed_light`, one each per session.
+"""Provide test beds to tests: `testbed` (with accounting) and `testbed_light`, one each per session.
 
-Each lies in a folder and on ports of its own, beside any bed a person has up. Where no bed can be had, tests
-are skipped and the end of the run says so; with INPAINT_BENCH_REQUIRE_TESTBED=1 they fail instead.
+Each has its own folder and ports, beside any bed that a user has started. Where no bed can be started, tests are
+skipped and the end of the run says so; with INPAINT_BENCH_REQUIRE_TESTBED=1 they fail instead.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _refusals: list[str] = []
 
 @contextmanager
 def temporary_bed(*, light: bool = False, sites: tuple[str, ...] = SITES) -> Iterator[Bed]:
-    """A bed that is gone after the block, folder included. Installs packages where it may."""
+    """Run a test bed within the block and remove it afterwards. Installs packages if possible."""
     packages.install(light=light)
     # Not pytest's tmp_path: sockets need a short path.
     folder = Path(tempfile.mkdtemp(prefix="testbed-"))
@@ -47,7 +47,7 @@ def _up_on_free_ports(state: Path, *, light: bool, sites: tuple[str, ...], tries
         bed = Bed(Plan(state=state, sites=sites, light=light, port=free_port()))
         try:
             bed.up()
-        except PortsTakenError:  # somebody was quicker
+        except PortsTakenError:  # another process took a port meanwhile
             if not left:
                 raise
         else:
@@ -70,19 +70,19 @@ def _bed_or_skip(*, light: bool) -> Iterator[Bed]:
 
 @pytest.fixture(scope="session")
 def testbed() -> Iterator[Bed]:
-    """Both sites with MariaDB and slurmdbd, for the whole session."""
+    """Return a test bed with both sites, MariaDB and slurmdbd, shared by the session."""
     yield from _bed_or_skip(light=False)
 
 
 @pytest.fixture(scope="session")
 def testbed_light() -> Iterator[Bed]:
-    """Both sites without a database; sacct is the stand-in."""
+    """Return a test bed with both sites and no database; sacct is a stand-in."""
     yield from _bed_or_skip(light=True)
 
 
 @pytest.fixture(scope="module")
 def login_nodes(testbed: Bed) -> Iterator[LoginNodes]:
-    """sshd in front of delta; commands find the bed by its variable meanwhile."""
+    """Run an sshd for delta, with the environment that makes commands use the bed."""
     try:
         ssh.install()
     except PackagesError as error:
@@ -99,7 +99,7 @@ def login_nodes(testbed: Bed) -> Iterator[LoginNodes]:
 
 @pytest.fixture(scope="module")
 def delta_waits(testbed: Bed) -> Iterator[None]:
-    """No job of delta's H200 begins, so that nothing moves by itself; afterwards none is left."""
+    """Keep jobs of delta's H200 partition pending, and cancel them afterwards."""
     partition = ("scontrol", "update", "partitionname=gpuH200x8")
     testbed.run("delta", *partition, "state=down")
     yield

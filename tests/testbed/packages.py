@@ -1,4 +1,4 @@
-"""The Debian packages a bed needs, and how to get them."""
+"""Check for and install the Debian packages that the test bed needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .errors import PackagesError
 LIGHT = ("slurmctld", "slurmd", "slurm-client", "munge")
 FULL = (*LIGHT, "slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server-core", "mariadb-client-core")
 
-# What the packages bring; asked first, for a machine where debs were unpacked without dpkg's records.
+# Programs of the packages; checked first, because debs may have been unpacked without dpkg.
 _LIGHT_PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged")
 _FULL_PROGRAMS = (*_LIGHT_PROGRAMS, "slurmdbd", "sacct", "mariadbd", "mariadb-install-db")
 _MYSQL_PLUGIN = "*/slurm*/accounting_storage_mysql.so"
@@ -29,7 +29,7 @@ def missing_programs(*, light: bool) -> list[str]:
 
 
 def require(*, light: bool) -> None:
-    """PackagesError where a bed of this variant could not start."""
+    """Raise PackagesError if a bed of this variant cannot start."""
     if missing := missing_programs(light=light):
         raise PackagesError(
             f"NO SLURM TEST BED: {', '.join(missing)} missing; run `python -m tests.testbed install` as root"
@@ -37,7 +37,7 @@ def require(*, light: bool) -> None:
 
 
 def install(*, light: bool) -> str:
-    """Make the packages present; returns a sentence. PackagesError where that cannot be."""
+    """Install missing packages and return a sentence. Raises PackagesError if that fails."""
     missing = missing_programs(light=light)
     if not missing:
         return "Slurm's packages are present."
@@ -49,7 +49,7 @@ def install(*, light: bool) -> str:
 
 
 def apt_get(packages: Sequence[str], lacking: str) -> None:
-    """Install packages. PackagesError that begins with `lacking` where that cannot be."""
+    """Install packages. Raises PackagesError whose message begins with `lacking` if that fails."""
     if os.geteuid() != 0:
         raise PackagesError(f"{lacking} and only root may install {' '.join(packages)}")
     if not shutil.which("apt-get"):

@@ -1,4 +1,4 @@
-"""What a bed is made of: sites, variant, folder, ports. Pure data and rendering, starts nothing."""
+"""Plan of a test bed: sites, variant, folder, ports, configuration files. Starts nothing."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ STATE_PATH_LIMIT = 107 - len("/delta/gpua001/gpua001_12345678.4294967291")
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A bed, before anything runs."""
+    """Sites, variant, folder and ports of a test bed."""
 
-    state: Path  # holds everything the bed writes
+    state: Path  # all files of the bed
     sites: tuple[str, ...] = SITES
-    light: bool = False  # no database; a stand-in answers for sacct
+    light: bool = False  # no database; sacct is a stand-in
     one_gpu: bool = False  # delta as one node with the machine's own /dev/nvidia0
     port: int = DEFAULT_PORT  # first of PORT_RANGE ports
 
@@ -77,12 +77,12 @@ class Plan:
         return self.home(site) / "munge" / "sock"
 
     def site_ports(self, site: str) -> range:
-        """First slurmctld's, then one per node."""
+        """Return the ports of a site: first slurmctld's, then one per node."""
         first = self.port + PORTS_PER_SITE * SITES.index(site)
         return range(first, first + PORTS_PER_SITE)
 
     def ports(self) -> list[int]:
-        """Every port this bed may listen on."""
+        """Return every port that this bed may listen on."""
         ports = [port for site in self.sites for port in self.site_ports(site)]
         return ports if self.light else [*ports, self.slurmdbd_port, self.mariadb_port]
 
@@ -97,11 +97,11 @@ class Plan:
         )
 
     def nodes(self, site: str) -> list[str]:
-        """One slurmd each, in the order of the site's template."""
+        """Return the names of the site's nodes, in the order of its template; each has a slurmd."""
         return re.findall(r"^NodeName=(?!DEFAULT)(\S+)", self.site_conf(site), flags=re.MULTILINE)
 
     def render(self, site: str) -> dict[str, str]:
-        """Text of every file of the site's etc folder, by name."""
+        """Return the content of the site's configuration files by name."""
         values: dict[str, object] = {f"port{i}": port for i, port in enumerate(self.site_ports(site))}
         values |= {
             "site": site,
@@ -109,7 +109,7 @@ class Plan:
             "user": getpass.getuser(),
             "munge_socket": self.munge_socket(site),
             "slurmdbd_port": self.slurmdbd_port,
-            # Apart between sites and between beds; 20 and 40 million stay below Slurm's limit of 67 million.
+            # Job ids differ between sites and beds; 20 and 40 million stay below Slurm's limit of 67 million.
             "first_job_id": (SITES.index(site) + 1) * 20_000_000 + int(time.time()) % 10_000_000,
             "machine_cpus": os.cpu_count() or 1,
             "machine_memory_mb": machine_memory_mb(),
@@ -122,7 +122,7 @@ class Plan:
         }
 
     def render_database(self, home: Path) -> dict[str, str]:
-        """Text of the database's files, by name; the password is a new one each time."""
+        """Return the content of the database's configuration files by name, with a new random password."""
         values = {
             "home": home,
             "user": getpass.getuser(),
@@ -142,7 +142,7 @@ class Plan:
 
     @classmethod
     def load(cls, state: Path) -> Plan | None:
-        """The plan of the bed in this folder; None where there is none."""
+        """Return the plan of the bed in this folder, or None."""
         try:
             data = json.loads((state / PLAN_FILE).read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -154,24 +154,24 @@ class Plan:
 
 
 def machine_memory_mb() -> int:
-    """What a node of this machine may promise: 90 % of the memory, the rest is the machine's own."""
+    """Return the memory of a node on this machine in MB: 90 % of the total."""
     pages, page_bytes = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return int(pages * page_bytes / 2**20 * 0.9)
 
 
 def port_is_taken(port: int) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # lingering closed connections do not count
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ignore closed connections in TIME_WAIT
         try:
             probe.bind(("", port))
-            probe.listen(1)  # with SO_REUSEADDR a bind alone may succeed beside another
+            probe.listen(1)  # with SO_REUSEADDR, bind may succeed although the port is in use
         except OSError:
             return True
     return False
 
 
 def free_port() -> int:
-    """First port of a range that is free now, below the kernel's own picks (32768 and up)."""
+    """Return the first port of a free range, below the kernel's ephemeral ports (32768 and up)."""
     for first in random.sample(range(18000, 32000, PORT_RANGE), k=100):
         if not any(port_is_taken(port) for port in range(first, first + PORT_RANGE)):
             return first

@@ -1,4 +1,4 @@
-"""Daemons in the foreground, found again by pid file, start tick and a mark in their environment."""
+"""Run daemons in the foreground; find them by pid file, start time and an environment variable."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ NODE = "INPAINT_BENCH_TESTBED_NODE"  # SITE/NODE, on a slurmd and its steps
 _PASSED_ON = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 _SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 
-# Kept so that children are reaped here and Python does not warn about running ones.
+# References to children, so that they are reaped and Python does not warn about running ones.
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
 
 def daemon_env(state: Path, extra: Mapping[str, str]) -> dict[str, str]:
-    """Little of the caller's environment, so that a bed behaves the same from pytest, make and a shell."""
+    """Return a minimal environment, so that a bed behaves the same from pytest, make and a shell."""
     env = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     env["PATH"] = f"{env.get('PATH', '/usr/bin:/bin')}:{_SBIN}"  # Debian keeps daemons in sbin
     return {**env, **extra, OWNER: str(state)}
 
 
 def login_env() -> dict[str, str]:
-    """What a login shell of a user without any profile would have."""
+    """Return the environment of a login shell without any profile."""
     user = pwd.getpwuid(os.getuid())
     path = f"{_SBIN}:/usr/local/bin:/usr/bin:/bin"
     return {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name, "SHELL": "/bin/bash", "PATH": path}
 
 
 def spawn(command: Sequence[str], *, pid_file: Path, log: Path, env: Mapping[str, str]) -> int:
-    """Start a daemon in a session of its own and note its pid."""
+    """Start a daemon in its own session and record its pid."""
     with log.open("ab") as out:
         child = subprocess.Popen(
             command,
@@ -58,7 +58,7 @@ def spawn(command: Sequence[str], *, pid_file: Path, log: Path, env: Mapping[str
 
 
 def start_tick(pid: int) -> str | None:
-    """When the process started; None when it is gone. A zombie is gone: process 1 may reap late."""
+    """Return when the process started; None if it does not run or is a zombie, which init may reap late."""
     if child := _children.get(pid):
         child.poll()
     try:
@@ -70,7 +70,7 @@ def start_tick(pid: int) -> str | None:
 
 
 def environment(pid: int) -> dict[str, str]:
-    """What the process was started with; empty when gone, a kernel thread or not ours to read."""
+    """Return the environment of the process; empty if it ended, is a kernel thread or is not readable."""
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -80,7 +80,7 @@ def environment(pid: int) -> dict[str, str]:
 
 
 def ours(pid_file: Path, state: Path) -> int | None:
-    """The pid in the file if that very process still runs and belongs to the bed; else None."""
+    """Return the pid in the file if that process still runs and belongs to the bed, else None."""
     try:
         text, _, tick = pid_file.read_text(encoding="ascii").strip().partition(" ")
         pid = int(text)
@@ -92,10 +92,10 @@ def ours(pid_file: Path, state: Path) -> int | None:
 
 
 def bed_processes(state: Path, *, node: str | None = None) -> set[int]:
-    """Every process of the bed, or of one SITE/NODE of it: daemons, steps, jobs and their descendants.
+    """Return all processes of the bed, or of one SITE/NODE: daemons, steps, jobs and their descendants.
 
-    A job's process that left its parents is found by the SLURM_CONF and node of its environment. Callers
-    and their ancestors are never in it, though a shell may carry the bed's SLURM_CONF.
+    A job's process that was reparented is found by SLURM_CONF and node in its environment. The caller and its ancestors
+    are excluded, because a shell may have the bed's SLURM_CONF.
     """
     parents = _parents()
     site, _, name = (node or "").partition("/")
@@ -123,7 +123,7 @@ def bed_processes(state: Path, *, node: str | None = None) -> set[int]:
 
 
 def descendants(pid: int) -> set[int]:
-    """Its children, theirs, and so on."""
+    """Return all descendants of a process."""
     parents, found = _parents(), {pid}
     while kin := {one for one, parent in parents.items() if parent in found} - found:
         found |= kin
@@ -137,7 +137,7 @@ def kill(pids: Iterable[int], sig: signal.Signals = signal.SIGKILL) -> None:
 
 
 def stop(pids: Iterable[int], *, patience_s: float) -> None:
-    """SIGTERM, and SIGKILL for what outlives the patience."""
+    """Send SIGTERM, and SIGKILL to processes that still run after the timeout."""
     alive = {pid: tick for pid in pids if (tick := start_tick(pid))}
     kill(alive, signal.SIGTERM)
     end = time.monotonic() + patience_s
@@ -155,7 +155,7 @@ def wait_until(
     logs: Sequence[Path] = (),
     step_s: float = 0.05,
 ) -> None:
-    """Poll until true. At the end of the time: BedError with the tail of the logs."""
+    """Poll until true. Raises BedError with the tail of the logs on timeout."""
     end = time.monotonic() + timeout_s
     while not predicate():
         if time.monotonic() >= end:

@@ -1,7 +1,7 @@
-"""Answers for sacct where there is no database, from slurmctld's memory.
+"""Stand in for sacct where there is no database, with what slurmctld remembers.
 
-Knows allocations, not steps, and only jobs younger than MinJobAge. Options it does not know are errors:
-a filter silently left out would be a wrong answer. Standard library only, no imports from this package.
+Lists allocations, not steps, and only jobs younger than MinJobAge. Unknown options are errors: a filter that is
+silently ignored would give a wrong answer. Standard library only, no imports from this package.
 """
 
 import argparse
@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 
-# sacct's field: scontrol's, None where it is worked out below
+# field of sacct: field of scontrol, None if it is computed below
 FIELDS: dict[str, str | None] = {
     "jobid": None,
     "jobidraw": "JobId",
@@ -48,7 +48,7 @@ def jobs() -> list[dict[str, str]]:
     shown = subprocess.run(["scontrol", "show", "job", "--all", "-o"], capture_output=True, text=True, check=False)
     if shown.returncode:
         sys.exit(f"sacct: error: {shown.stderr.strip()}")
-    # Values may hold blanks (JobName, Comment): one ends where the next looks like a key.
+    # Values may contain blanks (JobName, Comment): a value ends before the next key.
     pair = re.compile(r"([A-Za-z][\w/:]*)=(.*?)(?=\s+[A-Za-z][\w/:]*=|\s*$)")
     return [dict(pair.findall(line)) for line in shown.stdout.splitlines() if line.startswith("JobId=")]
 
@@ -63,7 +63,7 @@ def job_id(job: dict[str, str]) -> str:
 
 
 def state(job: dict[str, str]) -> str:
-    # A database has no such state: the job is running to it until the epilogue is over.
+    # sacct has no such state: there a job is running until the epilogue has ended.
     return "RUNNING" if job["JobState"] in ("COMPLETING", "CONFIGURING") else job["JobState"]
 
 
@@ -82,13 +82,13 @@ def value(job: dict[str, str], field: str) -> str:
         return job.get("Account", "").replace("(null)", "")
     if field == "user":
         return job.get("UserId", "").partition("(")[0]
-    if field == "end":  # scontrol shows the expected end of what still runs
+    if field == "end":  # scontrol shows the expected end of a running job
         return "Unknown" if state(job) in ACTIVE else job.get("EndTime", "Unknown")
     return "" if state(job) == "PENDING" else job.get("TRES", "")  # alloctres
 
 
 def names(job: dict[str, str]) -> set[str]:
-    """Everything -j may call the job."""
+    """Return all names of the job that -j accepts."""
     found = {job["JobId"], job_id(job)} | {job[key] for key in ("ArrayJobId", "HetJobId") if key in job}
     tasks = re.sub(r"%\d+$", "", job.get("ArrayTaskId", ""))
     for first, last, step in re.findall(r"(\d+)(?:-(\d+))?(?::(\d+))?", tasks):
@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--delimiter", default="|")
     for harmless in ("-X", "--allocations"), ("-a", "--allusers"), ("-D", "--duplicates"):
         parser.add_argument(*harmless, action="store_true")
-    for window in ("-S", "--starttime"), ("-E", "--endtime"):  # memory reaches back an hour anyway
+    for window in ("-S", "--starttime"), ("-E", "--endtime"):  # slurmctld remembers an hour anyway
         parser.add_argument(*window)
     asked = parser.parse_args()
 

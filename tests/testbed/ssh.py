@@ -1,4 +1,4 @@
-"""Login nodes for the bed's sites: a real sshd each on loopback, with keys and a client configuration of their own.
+"""Run login nodes for the bed's sites: a real sshd each on loopback, with its own keys and client configuration.
 
 Nothing of the machine's own ssh is read or written, nor of the user's shell profiles; who uses it says `ssh -F CONFIG
 SITE-login`. What an sshd runs finds the site's Slurm, and a login shell greets whoever comes, as on a real login node.
@@ -23,7 +23,7 @@ from .plan import free_port, port_is_taken
 from .processes import daemon_env, ours, spawn, wait_until
 
 PACKAGES = ("openssh-server", "openssh-client", "rsync")
-PRIVSEP = Path("/run/sshd")  # compiled into sshd, which wants it where it runs as root
+PRIVSEP = Path("/run/sshd")  # compiled into sshd, which needs it as root
 
 _SSHD = """\
 ListenAddress 127.0.0.1:{port}
@@ -56,14 +56,14 @@ Host {site}-login
 
 
 def install() -> None:
-    """PackagesError where sshd or rsync cannot be had."""
+    """Install sshd and rsync. Raises PackagesError if that fails."""
     path = f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin"
     if missing := [name for name in ("sshd", "ssh", "rsync", "ssh-keygen") if not shutil.which(name, path=path)]:
         packages.apt_get(PACKAGES, f"NO LOGIN NODES: {', '.join(missing)} missing")
 
 
 class LoginNodes:
-    """sshds for sites of a bed. The bed's own `down` ends them too: they carry its mark."""
+    """sshds for the sites of a bed. The bed's `down` stops them too, by their environment variable."""
 
     def __init__(self, bed: Bed) -> None:
         self.bed = bed
@@ -73,7 +73,7 @@ class LoginNodes:
 
     @property
     def config(self) -> Path:
-        """What `ssh -F` takes."""
+        """Return the client configuration for `ssh -F`."""
         return self.keys / "config"
 
     def up(self, *sites: str) -> None:
@@ -89,25 +89,25 @@ class LoginNodes:
             self.start(site)
 
     def start(self, site: str) -> None:
-        """The sshd of a site that is configured."""
+        """Start the sshd of a configured site."""
         home, port = self._home(site), self.ports[site]
         log = home / "log"
         env = daemon_env(self.bed.state, {})
         sshd = shutil.which("sshd", path=env["PATH"])
         assert sshd is not None
-        # below a shell: sshd writes its title over its environment, and so over the bed's mark
+        # below a shell: sshd overwrites its environment, and so the bed's variable, with its title
         command = ["sh", "-c", '"$0" -D -e -f "$1"; exit', sshd, str(home / "sshd_config")]
         spawn(command, pid_file=home / "pids" / "sshd", log=log, env=env)
         wait_until(lambda: port_is_taken(port), timeout_s=10, what=f"sshd of {site}", logs=[log])
 
     def stop(self, site: str) -> None:
-        """The machine is gone from the network, with every session on it."""
+        """Kill the sshd and every session."""
         processes.kill(self._processes(site))
         port = self.ports[site]
         wait_until(lambda: not port_is_taken(port), timeout_s=10, what=f"sshd of {site} to end")
 
     def freeze(self, site: str) -> None:
-        """It still holds its connections, and says no word on them."""
+        """Stop the sshd and its sessions: connections stay open without any answer."""
         processes.kill(self._processes(site), signal.SIGSTOP)
 
     def thaw(self, site: str) -> None:
@@ -115,7 +115,7 @@ class LoginNodes:
 
     @contextlib.contextmanager
     def another_host_key(self, site: str) -> Iterator[None]:
-        """As after a reinstallation, or in an attack: the clients know the old one."""
+        """Change the host key, as after a reinstallation or in an attack."""
         key = self._home(site) / "hostkey"
         kept = key.rename(key.with_name("kept"))
         _keygen(key)
@@ -155,7 +155,7 @@ class LoginNodes:
         return self.keys / site
 
     def _processes(self, site: str) -> set[int]:
-        """The sshd and what hangs on it: sessions and their commands."""
+        """Return the sshd, its sessions and their commands."""
         pid = ours(self._home(site) / "pids" / "sshd", self.bed.state)
         if pid is None:
             return set()

@@ -1,4 +1,4 @@
-"""`python3 unpack.py FOLDER`: lay carried .deb files down on a machine with no registry (root, dpkg-deb).
+"""Unpack carried .deb files on a machine without package sources: `python3 unpack.py FOLDER` (root, dpkg-deb).
 
 The packages are not entered into dpkg's database, nothing that exists is overwritten, and a library the
 machine already has, in any patch version, is left alone. Standard library only; runs without this package.
@@ -17,26 +17,26 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-# Debian keeps these behind update-alternatives, which only a real installation sets up.
+# Debian manages these by update-alternatives, which only a real installation sets up.
 ALTERNATIVES = ("slurmctld", "slurmd", "slurmstepd", "slurmdbd")
-# Libraries private to a program: nobody else's file of that name will do.
+# Libraries private to a program: a file of the same name elsewhere does not replace them.
 PRIVATE = ("slurm", "slurm-wlm", "mariadb", "mariadb19")
 
 
 def soname(name: str) -> str | None:
-    """libz.so.1.2.13 -> libz.so.1; None for what is no versioned library."""
+    """Return the name up to the major version (libz.so.1.2.13 -> libz.so.1); None for other files."""
     found = re.match(r"(.+\.so\.\d+)(?:\.|$)", name)
     return found[1] if found else None
 
 
 def known_libraries() -> set[str]:
-    """Names in the loader's cache."""
+    """Return the names of libraries in the loader's cache."""
     shown = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
     return {line.split()[0] for line in shown.splitlines()[1:] if line.strip()}
 
 
 def target(inside: PurePosixPath, root: Path) -> Path:
-    """Where a file of a package goes: /lib, /bin and /sbin are links into /usr on today's systems."""
+    """Return where a file of a package belongs: /lib, /bin and /sbin are links into /usr on merged systems."""
     merged = inside.parts[0] in ("lib", "lib64", "bin", "sbin") and (root / inside.parts[0]).is_symlink()
     return root / "usr" / inside if merged else root / inside
 
@@ -46,7 +46,7 @@ def is_private(inside: PurePosixPath) -> bool:
 
 
 def wanted(laid: Path, root: Path, have: set[str]) -> Iterator[tuple[Path, Path]]:
-    """Source and target of every file the machine lacks."""
+    """Return source and target of every file that the machine lacks."""
     for folder, folders, files in os.walk(laid):
         links = [name for name in folders if (Path(folder) / name).is_symlink()]
         for name in [*files, *links]:
@@ -59,7 +59,7 @@ def wanted(laid: Path, root: Path, have: set[str]) -> Iterator[tuple[Path, Path]
 
 
 def unpack(debs: list[Path], root: Path, have: set[str]) -> int:
-    """Lay them down under root; returns how many files were new."""
+    """Copy the files to their targets and return the number of new ones."""
     with tempfile.TemporaryDirectory() as folder:
         laid = Path(folder)
         for deb in debs:
@@ -76,7 +76,7 @@ def link_alternatives(root: Path) -> None:
     for name in ALTERNATIVES:
         link = root / "usr/sbin" / name
         if (root / f"usr/sbin/{name}-wlm").exists() and not link.exists():
-            link.unlink(missing_ok=True)  # it may dangle
+            link.unlink(missing_ok=True)  # a dangling link
             link.symlink_to(f"{name}-wlm")
 
 
