@@ -167,7 +167,7 @@ class Bed:
     def kill_node(self, site: str, node: str, *, at_once: bool = True) -> None:
         """Let a node fail as if it lost power: kill slurmd, steps and jobs on it.
 
-        slurmctld would notice after about 25 s; with `at_once` it is set down explicitly, and jobs end as NODE_FAIL now.
+        slurmctld would notice after about 25 s; with `at_once` it is set down at once, and jobs end as NODE_FAIL.
         """
         self._check_node(site, node)
         lost = processes.bed_processes(self.state, node=f"{site}/{node}")
