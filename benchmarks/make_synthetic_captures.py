@@ -177,6 +177,7 @@ def make(card: Card) -> Capture:
         total += round(p * 100)  # 0.1 s in mJ
 
     def near(levels: Levels, t: float, spread: float) -> int:
+        """Return a level with noise, which is proportional to the load."""
         return round(_level(levels, t) + rng.uniform(-spread, spread) * _share(t))
 
     utilization = [[min(100, near(card.util_pct, t, 1)), min(100, near(card.mem_active_pct, t, 2))] for t in fast]

@@ -67,6 +67,7 @@ def run_logged_sidecar(spec_json: str) -> int:
     append = BackgroundSaver.append
 
     def log_and_append(self: Any, table: str, row: dict[str, Any]) -> None:
+        """Write the row to the log before the sidecar gets it."""
         os.write(log, (json.dumps([table, row]) + "\n").encode())
         append(self, table, row)
 

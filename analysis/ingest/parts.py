@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from inpaint_bench.core import schema as contract
 
-# Several writers of one folder add their names: part-000000.sidecar.parquet, .journal.sidecar.arrows.
+# Earlier versions wrote the events as part-000000.sidecar.parquet.
 _PART = re.compile(r"part-\d{6,}(\.[\w-]+)?\.parquet")
 # A row of a journal that a closed part holds too has the same values in these columns.
 _KEYS = {

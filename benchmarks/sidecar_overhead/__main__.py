@@ -59,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
 
     def measure() -> None:
+        """Run the experiment; a signal unwinds it."""
         with unwind_on_signals():
             _run(options)
 

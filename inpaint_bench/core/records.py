@@ -388,7 +388,6 @@ class JournalRecovery(msgspec.Struct, kw_only=True):
     """What became of a journal that a killed process left behind."""
 
     table: str
-    writer: str | None = None  # of several writers in one folder
     outcome: str  # recovered | empty | already_closed | in_use
     part: str | None = None
     rows: int = 0

@@ -24,11 +24,11 @@ WINDOWS: Final = "windows.json"
 TELEMETRY: Final = "telemetry.json"  # the sidecar's report on itself
 SCHEDULER: Final = "scheduler.json"  # the last state that Slurm reported; Slurm purges old jobs
 TABLES: Final = ("samples_fast", "samples_slow", "samples_gpm", "steps", "events")  # one folder of parts each
-PART_PATTERN: Final = "part-{:06d}.parquet"  # a second writer inserts its name; readers glob part-*.parquet
+PART_PATTERN: Final = "part-{:06d}.parquet"  # readers glob part-*.parquet
 CHECKPOINTS: Final = "checkpoints"  # holds step-<steps> folders; only of training
 CHECKPOINT: Final = "checkpoint.json"  # in each step folder: step, identity, checksums
 JOURNAL: Final = ".journal.arrows"  # Arrow IPC stream of the open part; hidden from readers
-JOURNAL_NAME: Final = re.compile(r"\.journal(?:\.([\w-]+))?\.arrows", re.ASCII)  # group 1: a second writer
+JOURNAL_NAME: Final = re.compile(r"\.journal(\.[\w-]+)?\.arrows", re.ASCII)  # also of earlier versions
 
 # --- a sweep directory ---------------------------------------------------------------------------
 SWEEP: Final = "sweep.json"

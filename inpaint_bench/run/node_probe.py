@@ -149,15 +149,9 @@ def read_quotas(paths: list[str]) -> dict[str, str]:
         if shutil.which(command[0]) is None:
             continue
         try:
-            result = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                stdin=subprocess.DEVNULL,
-                timeout=QUOTA_TIMEOUT_S,
-            )
-            lines = (result.stdout.strip() or result.stderr.strip()).splitlines()[:MAX_QUOTA_LINES]
+            result = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=QUOTA_TIMEOUT_S)
+            output = result.stdout.strip() or result.stderr.strip()
+            lines = output.decode(errors="replace").splitlines()[:MAX_QUOTA_LINES]
         except (OSError, subprocess.SubprocessError) as error:
             lines = [str(error)]
         quotas[" ".join(command)] = "\n".join(lines)

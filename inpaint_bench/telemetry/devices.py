@@ -15,9 +15,9 @@ from inpaint_bench.telemetry.sampling.streams import MIB, STREAMS, StreamReader
 from inpaint_bench.telemetry.sources.checks import XidCounts
 from inpaint_bench.telemetry.sources.co_tenants import GpuProcesses
 
-_MODES: Final = ("persistence_mode", "ecc_mode", "mig_mode")
+_NAMES: Final = "name pci_bus_id minor vbios max_sm_clock_mhz persistence_mode ecc_mode mig_mode"
 # Field of records.Device -> query.
-_FACTS: Final = {name: name for name in ("name", "pci_bus_id", "minor", "vbios", "max_sm_clock_mhz", *_MODES)} | {
+_FACTS: Final = {name: name for name in _NAMES.split()} | {
     "power_limit_w": "power_limit_mw",
     "memory_mib": "memory",
     "energy_start_mj": "total_energy_mj",

@@ -18,7 +18,7 @@ import pynvml
 
 from inpaint_bench.core.environment import boot_id
 from inpaint_bench.core.records import CaptureMeta, StorageReport, TelemetryReport, write_record
-from inpaint_bench.core.schema import EVENTS, PRODUCER, SCHEMA_VERSION, TELEMETRY
+from inpaint_bench.core.schema import PRODUCER, SCHEMA_VERSION, SCHEMAS, TELEMETRY
 from inpaint_bench.core.validation import Endpoint
 from inpaint_bench.telemetry.nvml.api import Nvml, NvmlError, gpu_uuid
 from inpaint_bench.telemetry.nvml.capture_file import CaptureError, load
@@ -87,12 +87,8 @@ class SidecarProcess:
             "boot_id": self._identity.boot_id or "unknown",
             "clock": "CLOCK_MONOTONIC",
         }
-        writers = {
-            stream.table: PartWriter(spec.folder / stream.table, stream.schema, metadata, spec.part_s)
-            for stream in STREAMS
-        }
-        # The worker writes events of its own into the same folder.
-        writers["events"] = PartWriter(spec.folder / "events", EVENTS, metadata, spec.part_s, writer="sidecar")
+        tables = [*(stream.table for stream in STREAMS), "events"]
+        writers = {name: PartWriter(spec.folder / name, SCHEMAS[name], metadata, spec.part_s) for name in tables}
         journal_s = min(spec.part_s, spec.journal_s)
         self._tables = BackgroundSaver(writers, journal_s, self.report_problem, self._refresh_report)
         self._next_refresh_s = time.monotonic() + spec.part_s

@@ -56,12 +56,10 @@ def _show(out: Console, findings: GpuFindings) -> None:
     facts = {"driver": findings.capture.meta.driver, **msgspec.structs.asdict(findings.device)}
     shown = [(name, value) for name, value in facts.items() if name not in ("nulls", "index_visible")]
     out.print(table(("GPU", ""), [(name, f"null: {nulls[name]}" if name in nulls else value) for name, value in shown]))
-    calls = [(c.call, c.feeds, c.num_calls, c.num_valid, c.p50_us, c.p99_us, c.max_us) for c in findings.calls]
-    out.print(table(("NVML call", "feeds", "calls", "valid", "p50 us", "p99 us", "max us"), calls))
+    calls = [(c.call, c.feeds, c.num_calls, c.num_valid, c.median_us, c.max_us) for c in findings.calls]
+    out.print(table(("NVML call", "feeds", "calls", "valid", "median us", "max us"), calls))
     updates = [(column, u.median_ms, u.changes, u.polls, u.failed) for column, u in findings.updates.items()]
     out.print(table(("changes every", "median ms", "changes", "polls", "failed polls"), updates))
     missing = [(call.feeds, call.missing, call.error) for call in findings.calls if call.missing]
     if missing:
         out.print(table(("missing: null in every run", "reason", "NVML"), missing))
-    else:
-        print("Nothing is missing: every call gave a value.")

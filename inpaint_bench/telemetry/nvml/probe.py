@@ -23,7 +23,6 @@ from .real import RealNvml
 from .recorder import record
 
 POLL_INTERVAL_S: Final = 0.005
-MIN_FOR_P99: Final = 100  # of fewer values, the 99th percentile is the maximum
 
 # Key of a capture file -> the columns that it feeds.
 _COLUMNS: Final = {
@@ -44,8 +43,7 @@ class CallFinding:
     num_valid: int
     missing: str | None  # why there is no valid result
     error: str | None  # NVML's return code for that
-    p50_us: float | None
-    p99_us: float | None  # None for fewer than 100 calls
+    median_us: float | None
     max_us: float | None
 
 
@@ -133,12 +131,6 @@ def _call_finding(key: str, series: Series) -> CallFinding:
         num_valid=num_valid,
         missing=null_reason(missing_code).value if missing_code else None,
         error=error_text(missing_code) if missing_code else None,
-        p50_us=round(float(np.median(us)), 1) if us else None,
-        p99_us=p99(us),
+        median_us=round(float(np.median(us)), 1) if us else None,
         max_us=max(us, default=None),
     )
-
-
-def p99(values: Sequence[float]) -> float | None:
-    """Return the 99th percentile (nearest rank), None for fewer than 100 values."""
-    return float(np.quantile(values, 0.99, method="inverted_cdf")) if len(values) >= MIN_FOR_P99 else None

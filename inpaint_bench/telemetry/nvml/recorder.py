@@ -40,15 +40,7 @@ class NvmlRecorder:
         return round((time.monotonic_ns() - self._start_ns) / 1e6, 1)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)  # opening, closing and UUIDs are not recorded, nor are Xids
-
-    def driver_version(self) -> str:
-        """Record the driver's version."""
-        return self._call("driver_version", self._inner.driver_version)
-
-    def nvml_version(self) -> str:
-        """Record NVML's version."""
-        return self._call("nvml_version", self._inner.nvml_version)
+        return getattr(self._inner, name)  # opening, closing, versions and UUIDs are not recorded, nor are Xids
 
     def query(self, handle: Handle, name: str) -> Any:
         """Record the result of a query under its name."""
@@ -118,7 +110,8 @@ def record(nvml: Nvml, uuid: str, seconds: float) -> Capture:
     """Record a GPU for some time. Raises NvmlError if it cannot be opened, ValueError for an unknown UUID or MIG."""
     recorder = NvmlRecorder(nvml)
     recorded = cast(Nvml, recorder)
-    driver, _ = recorded.driver_version(), recorded.nvml_version()
+    driver, nvml_version = nvml.driver_version(), nvml.nvml_version()
+    recorder.calls |= {"driver_version": Series([0], 0, [driver]), "nvml_version": Series([0], 0, [nvml_version])}
     devices = open_devices(recorded, [uuid])
     # The calls of the sidecar (process.py), so that the recording holds what a sidecar would query.
     checks = GpuChecks(recorded, devices, os.getpid(), lambda *_: None)

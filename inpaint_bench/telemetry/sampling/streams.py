@@ -56,11 +56,6 @@ class SampleStream:
         """Return the name of the table."""
         return f"samples_{self.name}"
 
-    @property
-    def schema(self) -> pa.Schema:
-        """Return the schema of the table."""
-        return schema.SCHEMAS[self.table]
-
 
 FAST: Final = SampleStream(
     name="fast",
@@ -115,7 +110,7 @@ _COUNTERS: Final = frozenset(
     item.column
     for stream in STREAMS
     for item in stream.fields
-    if pa.types.is_unsigned_integer(stream.schema.field(item.column).type)
+    if pa.types.is_unsigned_integer(schema.SCHEMAS[stream.table].field(item.column).type)
 )
 
 

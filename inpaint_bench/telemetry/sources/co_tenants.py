@@ -29,20 +29,14 @@ class GpuProcesses:
     reason: str | None = None  # why the last list was not given
     complete: bool = False  # some list held every process on the GPU
 
-    @property
-    def verdict(self) -> str | None:
-        """Return alone, co_tenant or unknown; None if NVML gave no list at all."""
-        if self.co_tenants:
-            return "co_tenant"
-        if not self.checks:
-            return None
-        return "alone" if self.complete and not self.unknown else "unknown"
-
     def report(self) -> ProcessReport:
-        """Return the record for telemetry.json."""
+        """Return the record for telemetry.json, whose verdict is None if NVML gave no list at all."""
+        verdict = None
+        if self.checks:
+            verdict = "co_tenant" if self.co_tenants else "alone" if self.complete and not self.unknown else "unknown"
         return ProcessReport(
-            verdict=self.verdict,
-            reason=self.reason if self.verdict is None else None,
+            verdict=verdict,
+            reason=None if verdict else self.reason,
             checks=self.checks,
             failed=self.failed,
             num_co_tenants=len(self.co_tenants),
@@ -125,7 +119,4 @@ def _is_alive(pid: int) -> bool:
 
 
 def _in_initial_namespace() -> bool:
-    try:
-        return (_PROC / "self/ns/pid").stat().st_ino == _INITIAL_PID_NAMESPACE
-    except OSError:
-        return False
+    return (_PROC / "self/ns/pid").stat().st_ino == _INITIAL_PID_NAMESPACE

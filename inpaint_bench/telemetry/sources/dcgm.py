@@ -15,6 +15,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -194,7 +195,7 @@ class DcgmMonitor:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dcgm", daemon=True)
         self._metrics: set[str] = set()
-        self._rows: dict[str, int] = {}  # by UUID
+        self._rows: Counter[str] = Counter()  # by UUID
 
     def start(self) -> None:
         """Start the thread."""
@@ -220,7 +221,7 @@ class DcgmMonitor:
 
     def scrape_once(self) -> bool:
         """Scrape for the GPUs that lack GPM; return False if that failed. Never raises."""
-        devices = [device for device in self._devices if not device.lost and _lacks_gpm(device)]
+        devices = [device for device in self._devices if not device.lost and WINDOW in device.readers[GPM.name].absent]
         if not devices:
             return True
         unix_ns, start_ns = time.time_ns(), time.monotonic_ns()
@@ -283,11 +284,9 @@ class DcgmMonitor:
         # exporters up to 3.3 serve a copy, up to one interval old, of what DCGM averaged over one.
         window_ms = 2 * (now_ns - current.previous_ns) / 1e6
         columns, nulls = to_columns(values)
-        self._rows[device.uuid] = self._rows.get(device.uuid, 0) + 1
-        self._append(
-            GPM.table,
-            {**head, "gpu_uuid": device.uuid, WINDOW: window_ms, **columns, "nulls": nulls_column(nulls)},
-        )
+        self._rows[device.uuid] += 1
+        row = {**head, "gpu_uuid": device.uuid, WINDOW: window_ms, **columns, "nulls": nulls_column(nulls)}
+        self._append(GPM.table, row)
 
     def _write_null(self, device: DeviceState, reason: Null, head: dict[str, Any]) -> None:
         nulls = nulls_column(dict.fromkeys((WINDOW, *(metric.column for metric in METRICS)), reason))
@@ -302,7 +301,3 @@ class DcgmMonitor:
         wait_s = self._interval_s
         while not self._stopping.wait(wait_s):
             wait_s = self._interval_s if self.scrape_once() else max(self._interval_s, min(2 * wait_s, MAX_BACKOFF_S))
-
-
-def _lacks_gpm(device: DeviceState) -> bool:
-    return WINDOW in device.readers[GPM.name].absent

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from inpaint_bench.core.files import fsync_folder, replacing
 from inpaint_bench.core.records import JournalRecovery
-from inpaint_bench.core.schema import JOURNAL, JOURNAL_NAME, PART_PATTERN, TABLES
+from inpaint_bench.core.schema import JOURNAL, PART_PATTERN, TABLES
 
 _PART_KEY: Final = b"part"  # schema metadata: number of the part that a journal becomes
 
@@ -104,24 +104,17 @@ def read_journal(path: Path) -> JournalContent | None:
     return JournalContent(table, part, truncated)
 
 
-def _journal_name(writer: str | None) -> str:
-    """Return the file name of a writer's journal; None is the folder's only or main writer."""
-    return JOURNAL.replace(".arrows", f".{writer}.arrows") if writer else JOURNAL
-
-
 def _in_use(path: Path) -> bool:
     """Return whether a living process on this host writes the journal (other hosts: only if they share locks)."""
     try:
-        os.close(_open_locked(path, create=False))
+        os.close(_open_locked(path))
     except BlockingIOError:
         return True
-    except FileNotFoundError:
-        return False
     return False
 
 
-def _open_locked(path: Path, create: bool = True) -> int:
-    handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
+def _open_locked(path: Path) -> int:
+    handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -130,12 +123,6 @@ def _open_locked(path: Path, create: bool = True) -> int:
     except OSError:
         pass  # a file system without locks
     return handle
-
-
-def part_name(number: int | str, writer: str | None) -> str:
-    """Return a part's file name (a number, or "*" for a glob pattern); `writer` names one of several in a folder."""
-    name = PART_PATTERN.format(number) if isinstance(number, int) else f"part-{number}.parquet"
-    return name.replace(".parquet", f".{writer}.parquet") if writer else name
 
 
 def write_part(path: Path, table: pa.Table) -> None:
@@ -149,24 +136,20 @@ def write_part(path: Path, table: pa.Table) -> None:
 
 def recover_run(run_dir: Path) -> list[JournalRecovery]:
     """Turn the journals that a killed process left in a run directory into parts. Idempotent. Raises OSError."""
-    return [record for table in TABLES for record in _recover_folder(run_dir / table)]
+    journals = [run_dir / table / JOURNAL for table in TABLES]
+    return [_recover(path) for path in journals if path.is_file()]
 
 
-def _recover_folder(folder: Path) -> list[JournalRecovery]:
-    """Turn the journals in a table's folder into parts, except those of living processes on this host."""
-    matches = {path: JOURNAL_NAME.fullmatch(path.name) for path in sorted(folder.glob(".journal*"))}
-    return [_recover(path, match[1]) for path, match in matches.items() if match]
-
-
-def _recover(path: Path, writer: str | None) -> JournalRecovery:
+def _recover(path: Path) -> JournalRecovery:
+    """Turn a journal into a part, unless a living process on this host writes it."""
     folder = path.parent
-    record = JournalRecovery(table=folder.name, writer=writer, outcome="in_use")
+    record = JournalRecovery(table=folder.name, outcome="in_use")
     if _in_use(path):
         return record
     journal = read_journal(path)
     if journal is None or journal.table.num_rows == 0:
         record.outcome = "empty"
-    elif (target := folder / part_name(journal.part, writer)).exists():
+    elif (target := folder / PART_PATTERN.format(journal.part)).exists():
         record.outcome = "already_closed"  # killed between the part's rename and the journal's removal
     else:
         metadata = {**(journal.table.schema.metadata or {}), b"recovered": b"true"}
@@ -174,7 +157,7 @@ def _recover(path: Path, writer: str | None) -> JournalRecovery:
         record.outcome, record.part, record.rows = "recovered", target.name, journal.table.num_rows
         record.truncated = journal.truncated
     path.unlink()
-    for temporary in folder.glob(f".{part_name('*', writer)}*.tmp"):
+    for temporary in folder.glob(".part-*.tmp"):
         temporary.unlink(missing_ok=True)
     return record
 
@@ -184,33 +167,24 @@ class PartWriter:
 
     `append` only touches memory. `save` does the disk work and may be called from another thread; if the disk refuses,
     it raises OSError and keeps every row for the next call. `metadata` goes into every file; its `run_id` fills that
-    column of rows without one. Journals of an earlier writer are recovered first, and no existing part is overwritten.
-    Several writers may share a folder under different `writer` names.
+    column of rows without one. What an earlier writer left in its journal is recovered first, and no existing part is
+    overwritten. Raises ValueError if another process writes to the folder.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        schema: pa.Schema,
-        metadata: Mapping[str, str],
-        part_s: float,
-        *,
-        writer: str | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, schema: pa.Schema, metadata: Mapping[str, str], part_s: float) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        # Two writers of one name would replace each other's parts.
-        if _in_use(folder / _journal_name(writer)):
+        journal = folder / JOURNAL
+        if journal.is_file() and _recover(journal).outcome == "in_use":
+            # Two writers would replace each other's parts.
             raise ValueError(f"{folder}: another process is writing to this folder")
-        _recover_folder(folder)
         self._folder = folder
-        self._writer = writer
         encoded = {key.encode(): value.encode() for key, value in metadata.items()}
         self._schema = schema.with_metadata({**(schema.metadata or {}), **encoded})
         self._run_id = metadata.get("run_id")
         self._columns = set(schema.names)
         self._required = {f.name for f in schema if not f.nullable}
         self._part_s = part_s
-        numbers = [int(path.name.split("-")[1][:6]) for path in folder.glob(part_name("*", writer))]
+        numbers = [int(path.name.split("-")[1][:6]) for path in folder.glob("part-*.parquet")]
         self._number = max(numbers, default=-1) + 1
         self._pending_lock = threading.Lock()  # guards the rows that are not yet in a batch
         self._disk_lock = threading.Lock()  # guards everything else
@@ -271,7 +245,7 @@ class PartWriter:
         columns = [pa.array([row.get(f.name) for row in rows], type=f.type) for f in self._schema]
         batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
         if self._journal is None:
-            self._journal = Journal(self._folder / _journal_name(self._writer), self._schema, self._number)
+            self._journal = Journal(self._folder / JOURNAL, self._schema, self._number)
         self._batches.append(batch)
         self._journal.append(batch)
 
@@ -281,7 +255,7 @@ class PartWriter:
         # Writing a part takes longer, and a kill may come meanwhile; on a full disk, only the journal may still fit.
         with suppress(OSError):
             self._journal.save()
-        path = self._folder / part_name(self._number, self._writer)
+        path = self._folder / PART_PATTERN.format(self._number)
         write_part(path, pa.Table.from_batches(self._batches, self._schema))
         self._journal.delete()
         self._journal = None

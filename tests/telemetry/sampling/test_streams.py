@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from inpaint_bench.core.schema import Null
+from inpaint_bench.core.schema import SCHEMAS, Null
 from inpaint_bench.telemetry.devices import open_devices
 from inpaint_bench.telemetry.nvml.api import gpu_uuid, null_reason
 from inpaint_bench.telemetry.nvml.real import QUERIES, RealNvml
@@ -34,7 +34,7 @@ def test_number_that_does_not_fit_its_column_is_null_and_costs_no_other_row(tmp_
     assert slow.nulls == "throttle_power_cap_ns=error;throttle_sw_thermal_ns=error"
     assert columns - fast.values.keys() - slow.values.keys() == {*fast.codes, *slow.codes}
     for stream, reading in ((FAST, fast), (SLOW, slow)):
-        writer = PartWriter(tmp_path / stream.table, stream.schema, {"run_id": "r"}, 60)
+        writer = PartWriter(tmp_path / stream.table, SCHEMAS[stream.table], {"run_id": "r"}, 60)
         writer.append(**reading.row(uuid(0), "nvml", 0))
         writer.close()
     assert rows(tmp_path, "samples_slow")["throttle_hw_thermal_ns"].to_list() == [7]
@@ -94,7 +94,7 @@ def test_streams_fill_every_column_of_their_tables() -> None:
         filled = {item.column for item in stream.fields} | {name for query in stream.queries for name in query.columns}
         if stream.gpm:
             filled |= {WINDOW} | {item.column for item in stream.gpm}
-        assert filled == set(stream.schema.names) - head
+        assert filled == set(SCHEMAS[stream.table].names) - head
 
 
 def test_row_has_the_time_of_the_middle_of_its_read_on_both_clocks(monkeypatch: pytest.MonkeyPatch) -> None:

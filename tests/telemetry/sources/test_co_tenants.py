@@ -52,7 +52,7 @@ def test_list_of_only_our_processes_proves_nothing_in_a_container(proc: Path) ->
     for in_initial_namespace, verdict in ((False, "unknown"), (True, "alone")):
         classes = classify([100, 101], WORKER, proc, in_initial_namespace=in_initial_namespace)
         assert (classes.own, classes.co_tenants, classes.unknown) == ({100, 101}, {}, frozenset())
-        assert GpuProcesses(checks=1, complete=classes.complete).verdict == verdict
+        assert GpuProcesses(checks=1, complete=classes.complete).report().verdict == verdict
 
 
 def test_thousands_of_processes_are_counted_and_a_hundred_listed() -> None:

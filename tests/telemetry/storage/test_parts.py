@@ -14,9 +14,9 @@ from inpaint_bench.telemetry.storage.parts import PartWriter, read_journal, reco
 from tests.telemetry.support import leftovers, rows
 
 
-def _writer(run_dir: Path, writer: str | None = None, part_s: float = 10.0) -> PartWriter:
+def _writer(run_dir: Path, part_s: float = 10.0) -> PartWriter:
     metadata = {"run_id": "r-1", "producer": "test"}
-    return PartWriter(run_dir / "events", schema.EVENTS, metadata, part_s, writer=writer)
+    return PartWriter(run_dir / "events", schema.EVENTS, metadata, part_s)
 
 
 def _add(writer: PartWriter, *seconds: int) -> None:
@@ -63,20 +63,6 @@ def test_parts_are_closed_by_time_and_never_overwritten_by_a_later_writer(tmp_pa
     names = sorted(path.name for path in (tmp_path / "events").iterdir())
     assert names == [f"part-00000{i}.parquet" for i in range(4)]
     assert rows(tmp_path, "events")["t_mono_ns"].to_list() == [*range(25), 99]
-
-
-def test_two_writers_share_a_folder_under_their_own_names(tmp_path: Path) -> None:
-    worker, sidecar = _writer(tmp_path), _writer(tmp_path, "sidecar")
-    for writer in (worker, sidecar):
-        writer.save(0.0)
-    _add(worker, 1)
-    _add(sidecar, 2)
-    for writer in (worker, sidecar):
-        writer.save(1.0)
-    assert sorted(leftovers(tmp_path)) == ["events/.journal.arrows", "events/.journal.sidecar.arrows"]
-    worker.close()
-    sidecar.close()
-    assert rows(tmp_path, "events")["t_mono_ns"].to_list() == [1, 2]
 
 
 def test_failed_save_leaves_the_journal_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
