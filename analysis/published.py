@@ -10,18 +10,14 @@ from pathlib import Path
 
 import polars as pl
 
+from .units import METRICS
+
 SOURCE = "Kim, Park, Handa: Accelerating Inpainting (poster)"
 WORKLOAD = "finetune_inpaint"  # the only workload that these figures may be compared with
 IMAGES = 16 * 6500  # epochs times images behind the published hours
 IMAGES_TOLERANCE = 0.01
 SHOWN = ("proven", "likely")
 _FOLDER = Path(__file__).parent / "published"
-_SCHEMA = {"metric": pl.String, "gpu": pl.String, "batch": pl.Int64, "value": pl.Float64, "status": pl.String}
-_FILES = {  # file: its column, our metric
-    "poster_runtime_hours.csv": ("hours", "runtime_h"),
-    "poster_gpu_util_pct.csv": ("gpu_util_pct", "gpu_util_pct"),
-    "poster_power_w.csv": ("power_w", "power_w"),
-}
 
 
 def read(name: str) -> pl.DataFrame:
@@ -31,8 +27,34 @@ def read(name: str) -> pl.DataFrame:
 
 def load() -> pl.DataFrame:
     """Return all figures (metric, gpu, batch, value, status), with GPUs named as in conf/gpu."""
-    tables = [_select(read(name).rename({column: "value"}), metric) for name, (column, metric) in _FILES.items()]
-    return pl.concat([*tables, _temperature(), *_memory(), *_derived()]).sort("metric", "gpu", "batch")
+    likely = pl.lit("likely").alias("status")
+    power = read("poster_power_w.csv")
+    derived = read("poster_derived.csv").filter(~pl.col("gpu").str.contains("_"))
+    per_watt = derived.select("gpu", "batch", "steps_per_s_per_w", "images_per_s_per_w")
+    sureness = power.select("gpu", "batch", pl.col("status").replace("proven", "likely"))
+    # A figure that may belong to several GPUs is listed once for each of them, as ambiguous.
+    temperature = read("poster_temperature_c.csv").with_columns(gpu=pl.col("gpu_candidates").str.split("|"))
+    # Printed, but read in one way of two. The tuned pipeline is another recipe.
+    memory = read("poster_mem_util.csv").filter(pl.col("source") != "pipeline_table_optimized")
+    tables = [
+        read("poster_runtime_hours.csv").rename({"hours": "runtime_h"}),
+        read("poster_gpu_util_pct.csv"),
+        power,
+        temperature.explode("gpu").rename({"temp_c": "temp_gpu_c_mean"}),
+        memory.rename({"mem_bw_pct": "mem_active_pct"}).with_columns(likely),
+        # Rates rest on an inferred number of images: likely at most, per watt as sure as the power is.
+        derived.select("gpu", "batch", "images_per_s", "steps_per_s", likely),
+        per_watt.with_columns(joules_per_image=1 / pl.col("images_per_s_per_w")).join(sureness, ["gpu", "batch"]),
+    ]
+    return pl.concat(map(_unpivot, tables)).sort("metric", "gpu", "batch")
+
+
+def _unpivot(table: pl.DataFrame) -> pl.DataFrame:
+    """Return a row per figure; the figures are the columns named as one of our metrics."""
+    metrics = [pl.col(name).cast(pl.Float64) for name in table.columns if name in METRICS]
+    keys = pl.col("gpu").str.to_lowercase(), "batch", "status"
+    rows = table.select(*keys, *metrics).unpivot(index=["gpu", "batch", "status"], variable_name="metric")
+    return rows.select("metric", "gpu", "batch", "value", "status")
 
 
 def shown() -> pl.DataFrame:
@@ -45,38 +67,3 @@ def same_training_images() -> pl.Expr:
     return pl.all_horizontal(
         (pl.col(f"training_images_{end}") / IMAGES - 1).abs() <= IMAGES_TOLERANCE for end in ("min", "max")
     ).fill_null(False)
-
-
-def _select(frame: pl.DataFrame, metric: str) -> pl.DataFrame:
-    frame = frame.with_columns(pl.lit(metric).alias("metric"), pl.col("gpu").str.to_lowercase())
-    return frame.select([pl.col(name).cast(kind) for name, kind in _SCHEMA.items()])
-
-
-def _temperature() -> pl.DataFrame:
-    """Return a figure that may belong to several GPUs once for each of them, as ambiguous."""
-    frame = read("poster_temperature_c.csv").with_columns(pl.col("gpu_candidates").str.split("|").alias("gpu"))
-    return _select(frame.explode("gpu").rename({"temp_c": "value"}), "temp_gpu_c_mean")
-
-
-def _memory() -> list[pl.DataFrame]:
-    """Return memory figures as likely: printed, but read in one way of two. The tuned pipeline is another recipe."""
-    frame = read("poster_mem_util.csv").filter(pl.col("source") != "pipeline_table_optimized")
-    frame = frame.with_columns(pl.lit("likely").alias("status"))
-    return [
-        _select(frame.rename({column: "value"}), metric)
-        for column, metric in {"vram_pct": "vram_pct", "mem_bw_pct": "mem_active_pct"}.items()
-    ]
-
-
-def _derived() -> list[pl.DataFrame]:
-    """Return rates, which rest on an inferred number of images: likely at most, per watt as sure as the power is."""
-    frame = read("poster_derived.csv").filter(~pl.col("gpu").str.contains("_"))
-    power = read("poster_power_w.csv").select("gpu", "batch", pl.col("status").replace("proven", "likely"))
-    frames = {
-        "images_per_s": (plain := frame.with_columns(pl.lit("likely").alias("status"))),
-        "steps_per_s": plain,
-        "steps_per_s_per_w": (per_watt := frame.drop("status", strict=False).join(power, ["gpu", "batch"], "left")),
-        "images_per_s_per_w": per_watt,
-        "joules_per_image": per_watt.with_columns(joules_per_image=1 / pl.col("images_per_s_per_w")),
-    }
-    return [_select(rates.rename({name: "value"}), name) for name, rates in frames.items()]

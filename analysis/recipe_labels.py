@@ -1,4 +1,4 @@
-"""Short names of recipes for figures and tables, and the key that says which levers they stand for.
+"""Short names of recipes for figures and tables, and the legend that lists their levers.
 
 `compile+cuda_graph+adamw_fused+cache_text` becomes `compile+cuda_graph +2`: its first levers, and how many more. Two
 recipes that would read alike keep their full names.
@@ -17,14 +17,14 @@ COLUMN = "recipe_short"
 
 
 def short_names(recipes: Iterable[str]) -> dict[str, str]:
-    """The short name of each recipe: another one for every other recipe."""
+    """Return the short name of each recipe, unique among these recipes."""
     short = {recipe: _short(recipe) for recipe in recipes}
     used = Counter(short.values())
     return {recipe: name if used[name] == 1 else recipe for recipe, name in short.items()}
 
 
 def add_short_names(runs: pl.DataFrame) -> pl.DataFrame:
-    """Runs with their recipe's short name; a column that is there stays, so that parts of a dataset agree."""
+    """Add the recipes' short names; an existing column stays, so that parts of a dataset agree."""
     if COLUMN in runs.columns:
         return runs
     names = short_names(runs["recipe"].drop_nulls().unique().sort())
@@ -33,15 +33,15 @@ def add_short_names(runs: pl.DataFrame) -> pl.DataFrame:
 
 
 def legend(runs: pl.DataFrame) -> dict[str, str]:
-    """Short name -> recipe, of those in these runs or cells that were shortened."""
+    """Return the recipe of every short name in these runs or cells that was shortened."""
     pairs = runs.select(COLUMN, "recipe").drop_nulls().unique().sort(COLUMN, "recipe").rows()
     return {short: recipe for short, recipe in pairs if short != recipe}
 
 
 def legend_text(runs: pl.DataFrame) -> str:
-    """The key as a sentence for a caption or a note; empty where no name was shortened."""
-    words = [f"{short} = {recipe.replace('+', ', ')}" for short, recipe in legend(runs).items()]
-    return f"Recipes: {'; '.join(words)}." if words else ""
+    """Return the legend as a sentence for a caption or a note; empty where no name was shortened."""
+    entries = [f"{short} = {recipe.replace('+', ', ')}" for short, recipe in legend(runs).items()]
+    return f"Recipes: {'; '.join(entries)}." if entries else ""
 
 
 def _short(recipe: str) -> str:

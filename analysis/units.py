@@ -11,17 +11,20 @@ import polars as pl
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
+    """A figure of a run, as tables and axes name it."""
+
     name: str  # column of runs.parquet
     label: str
     unit: str = ""
 
     @property
     def heading(self) -> str:
+        """Return label and unit for the head of a column."""
         return f"{self.label} [{self.unit}]" if self.unit else self.label
 
     @property
     def upper_bound(self) -> float:
-        """What it cannot exceed; below zero none of them goes."""
+        """Return what it cannot exceed; none of them goes below zero."""
         share = self.unit.startswith("%") and not self.name.startswith("energy_error")
         return 100.0 if share else math.inf
 
@@ -62,7 +65,7 @@ METRICS = {name: Metric(name=name, label=label, unit=unit) for name, label, unit
 
 
 def number(value: float | int | None) -> str:
-    """Three significant digits, never an exponent for what a person can read; an en dash for null."""
+    """Return three significant digits, never an exponent for what a person can read; an en dash for null."""
     if value is None:
         return "\u2013"
     size = abs(float(f"{value:.3g}"))
@@ -76,17 +79,18 @@ def number(value: float | int | None) -> str:
 
 
 def runtime_heading(runs: pl.DataFrame) -> str:
-    """What the runtime column is: projected from images/s, measured, or both."""
+    """Return what the runtime column is: projected from images/s, measured, or both."""
     kinds = sorted(runs["runtime_kind"].drop_nulls().unique().to_list()) if runs.height else []
     return f"Runtime, {' and '.join(kinds) or 'projected'} [h]"
 
 
 def gpu_label(gpu: str) -> str:
+    """Return a GPU type in capitals."""
     return gpu if gpu in ("cpu", "unknown") else gpu.upper()
 
 
 def gpu_order(gpu: str) -> tuple[str, int, str]:
-    """A40 before A100: letters first, then the number as a number."""
-    found = re.match(r"([a-zA-Z]*)(\d*)", gpu)
-    assert found is not None
-    return found[1].lower(), int(found[2] or 0), gpu
+    """Return a sort key that puts A40 before A100: letters first, then the number as a number."""
+    match = re.match(r"([a-zA-Z]*)(\d*)", gpu)
+    assert match is not None
+    return match[1].lower(), int(match[2] or 0), gpu

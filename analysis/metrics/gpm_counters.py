@@ -35,7 +35,9 @@ def fill_counters(draft: RowDraft, samples: pl.DataFrame, uuids: set[str], spans
     """Fill the row's counters and their source from the samples of the run's GPUs, `uuids`."""
     draft.row["counters_source"] = NONE
     own = samples.with_columns(pl.col("gpu_uuid", "source", "nulls").cast(pl.String))
-    own = own.filter(pl.col("gpu_uuid").is_in(sorted(uuids))).with_columns(_source())
+    # Read or replayed is both GPM; an exporter is named by itself, `dcgm:<host:port>`.
+    source_name = pl.when(pl.col("source").str.starts_with("dcgm")).then("source").otherwise(pl.lit(GPM))
+    own = own.filter(pl.col("gpu_uuid").is_in(sorted(uuids))).with_columns(source=source_name)
     reasons: dict[str, str] = {}
     # GPM before any exporter, whose values may be old.
     for source in sorted(own["source"].drop_nulls().unique(), key=lambda name: (name != GPM, name)):
@@ -52,12 +54,6 @@ def fill_counters(draft: RowDraft, samples: pl.DataFrame, uuids: set[str], spans
             break
     for name in COUNTERS:
         draft.set_reason([name], reasons.get(name, "no samples_gpm of the run's GPUs"))
-
-
-def _source() -> pl.Expr:
-    """Return `gpm`, read or replayed, or the exporter's own name, `dcgm:<host:port>`."""
-    source = pl.col("source")
-    return pl.when(source.str.starts_with("dcgm")).then(source).otherwise(pl.lit(GPM)).alias("source")
 
 
 def _mean_over_gpus(

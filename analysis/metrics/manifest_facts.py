@@ -15,7 +15,6 @@ from inpaint_bench.core import records
 from inpaint_bench.core.recipe import requested_parts
 from inpaint_bench.core.records import Manifest
 
-AUTO = "auto"  # a batch that each run searches for
 _WORKLOAD_FACTS = ("precision", "resolution_px", "epochs", "compile_s", "setup_s", "encodes_online", "text_online")
 SKIPPED_SHOWN = 50  # skipped images listed per run; all of them are counted
 _SAME_NAME = [name for name in SCHEMA if name in Manifest.__struct_fields__]
@@ -38,7 +37,7 @@ def manifest_columns(manifest: Manifest) -> dict[str, Any]:
         **_validation_columns(manifest.quality or records.Quality()),
         # Of a search what it found, null where the run did not get that far.
         "batch": facts.get("batch") if isinstance(manifest.batch, str) else manifest.batch,
-        "batch_requested": AUTO if AUTO in (facts.get("batch_requested"), manifest.batch) else None,
+        "batch_requested": "auto" if "auto" in (facts.get("batch_requested"), manifest.batch) else None,
         "demonstration": bool(manifest.demonstration),
         "started": _time(manifest.started_unix_ns),
         "ended": _time(manifest.ended_unix_ns),

@@ -61,8 +61,8 @@ def ratios(runs: pl.DataFrame) -> list[cells.Ratio]:
     if not is_comparable(runs):
         return []
     hours = published.shown().filter(pl.col("metric") == "runtime_h")
-    hours = hours.with_columns(series=pl.col("gpu").map_elements(gpu_label, pl.String))
-    return cells.ratios(hours, value="value", lower_is_faster=True)
+    speeds = hours.with_columns(1 / pl.col("value"), series=pl.col("gpu").map_elements(gpu_label, pl.String))
+    return cells.ratios(speeds, "value")
 
 
 def comparison(build: TableBuilder, metric: str) -> Table | None:

@@ -113,7 +113,8 @@ def _recipe(step: Step) -> str:
 
 def _gain_over_previous(study: Comparison, index: int) -> str:
     """Return the gain over the nearest earlier step that has runs, which is named if it is not the previous one."""
-    step, previous = study.steps[index], study.previous_measured(index)
+    step = study.steps[index]
+    previous = next((i for i in range(index - 1, -1, -1) if study.steps[i].runs), None)
     if previous is None or not step.runs:
         return DASH
     reference = None if previous == index - 1 else study.steps[previous].label

@@ -177,7 +177,7 @@ class TableBuilder:
         groups = (
             self.cells.partition_by(aggregate.GPU_COMPARISON_KEYS, maintain_order=True) if self.cells.height else []
         )
-        measured = [ratio for group in groups for ratio in aggregate.ratios(group, value="images_per_s")]
+        measured = [ratio for group in groups for ratio in aggregate.ratios(group, "images_per_s")]
         rows = [[f"{ratio.fast} / {ratio.slow}", ratio.text, _by_batch(ratio)] for ratio in measured]
         rows += [[f"{ratio.fast} / {ratio.slow} (published)", ratio.text, _by_batch(ratio)] for ratio in published]
         method = (
@@ -347,7 +347,7 @@ def _choice(choice: best_batch.Choice | None) -> list[str]:
     """Return the batch, its mean, and its ties."""
     if choice is None:
         return [DASH] * 3
-    ties = ", ".join(map(str, choice.ties)) or ("only one batch measured" if choice.candidates == 1 else "none")
+    ties = ", ".join(map(str, choice.ties)) or ("only one batch measured" if len(choice.ranking) == 1 else "none")
     return [str(choice.batch), mean_text(choice.cell, choice.metric), ties + ("; n = 1" if choice.n == 1 else "")]
 
 

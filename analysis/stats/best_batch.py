@@ -27,14 +27,13 @@ class Choice:
     cell: Cell
     ties: list[int]
     open_ties: list[int]  # those of the ties that may still differ by more than `TIE_THRESHOLD`
-    next_best: int | None  # the second best batch by its mean
+    ranking: list[int]  # all batches by their means, the best first
     n: int  # runs of the cell with the fewest
-    candidates: int  # number of batches compared
 
     @property
     def batch(self) -> int:
         """Return the batch with the best mean."""
-        return int(self.cell["batch"])
+        return self.ranking[0]
 
     @property
     def smallest(self) -> int:
@@ -91,9 +90,8 @@ def choose_batch(group: pl.DataFrame, metric: str, *, lower_is_better: bool) -> 
         cell=best,
         ties=sorted(cell["batch"] for cell in ties),
         open_ties=sorted(cell["batch"] for cell in ties if not _is_equivalent(best, cell, metric)),
-        next_best=others[0]["batch"] if others else None,
+        ranking=[cell["batch"] for cell in (best, *others)],
         n=min(cell[f"{metric}_n"] for cell in [best, *others]),
-        candidates=len(others) + 1,
     )
 
 
@@ -128,10 +126,9 @@ def _next_run(group: pl.DataFrame, choices: list[Choice], completed: int | None,
     largest = max((choice.batch for choice in choices), default=None)
     if largest is not None and largest == completed and oom is None:
         return f"batch={2 * largest}", "the best batch is the largest tried, and it did not run out of memory"
-    few = [choice for choice in choices if choice.n <= MIN_DF and choice.next_best is not None]
+    few = [choice.ranking[:2] for choice in choices if choice.n <= MIN_DF and len(choice.ranking) > 1]
     if few:
-        batches = {batch for choice in few for batch in (choice.batch, choice.next_best) if batch is not None}
-        return _more_seeds(group, batches), "fewer than three runs have no interval"
+        return _more_seeds(group, {batch for best in few for batch in best}), "fewer than three runs have no interval"
     return "", "no tie that matters"
 
 

@@ -6,8 +6,9 @@ differ is decided by the interval of their ratio (intervals.py), never by whethe
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import geometric_mean
 from typing import Any
 
 import polars as pl
@@ -204,7 +205,7 @@ class Ratio:
     fast: str
     slow: str
     by_batch: dict[int, float]
-    gains: dict[int, Gain] = field(default_factory=dict)  # the same with intervals, where runs are known
+    gains: dict[int, Gain | None]  # the same with intervals, where runs are known
 
     @property
     def text(self) -> str:
@@ -213,28 +214,22 @@ class Ratio:
         return "\u2013".join(ends)
 
 
-def ratios(table: pl.DataFrame, *, value: str, lower_is_faster: bool = False) -> list[Ratio]:
+def ratios(table: pl.DataFrame, value: str) -> list[Ratio]:
     """Return the ratio of every two series at equal batch, the slower series first.
 
     `table` has series, batch and the value's column. Of cells the ratios are those of geometric means over runs.
     """
-    rows = {(row["series"], row["batch"]): row for row in table.iter_rows(named=True) if row[value]}
-    speed: dict[str, dict[int, float]] = {}
-    for (series, batch), row in rows.items():
-        speed.setdefault(series, {})[batch] = 1 / row[value] if lower_is_faster else row[value]
-    order = sorted(speed, key=lambda series: (_geometric_mean(speed[series]), series))
-    has_runs = f"{value}_runs" in table.columns and not lower_is_faster
-    pairs = [(fast, slow) for index, slow in enumerate(order) for fast in order[index + 1 :]]
+    series: dict[str, dict[int, Cell]] = {}
+    for row in table.filter(pl.col(value) > 0).iter_rows(named=True):
+        series.setdefault(row["series"], {})[row["batch"]] = row
+    speed = {name: geometric_mean(row[value] for row in rows.values()) for name, rows in series.items()}
     result = []
-    for fast, slow in pairs:
-        if shared := sorted(speed[slow].keys() & speed[fast].keys()):
-            gains = {batch: compare(rows[fast, batch], rows[slow, batch], value) for batch in shared if has_runs}
-            known = {batch: change for batch, change in gains.items() if change is not None}
-            by_batch = {batch: speed[fast][batch] / speed[slow][batch] for batch in shared}
-            by_batch |= {batch: 1 + change.value for batch, change in known.items()}
-            result.append(Ratio(fast=fast, slow=slow, by_batch=by_batch, gains=known))
+    for slow, fast in combinations(sorted(series, key=lambda name: (speed[name], name)), 2):
+        ratio = Ratio(fast=fast, slow=slow, by_batch={}, gains={})
+        for batch in sorted(series[slow].keys() & series[fast].keys()):
+            new, old = series[fast][batch], series[slow][batch]
+            change = compare(new, old, value) if f"{value}_runs" in new else None
+            ratio.gains[batch] = change
+            ratio.by_batch[batch] = 1 + change.value if change else new[value] / old[value]
+        result += [ratio] if ratio.by_batch else []
     return result
-
-
-def _geometric_mean(values: dict[int, float]) -> float:
-    return math.exp(sum(math.log(value) for value in values.values()) / len(values))

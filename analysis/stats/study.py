@@ -64,12 +64,9 @@ class Step:
         """Return every lever as its runs report it, the worst report of each: inactive before not checked."""
         rank = {False: 0, None: 1, True: 2}
         reports = [lever for row in self.runs for lever in json.loads(row["levers"] or "[]")]
-        worst: dict[str, dict[str, Any]] = {}
-        for lever in reports:
-            last = worst.get(lever["name"])
-            if last is None or rank[lever.get("active")] < rank[last.get("active")]:
-                worst[lever["name"]] = lever
-        return list(worst.values())
+        names = dict.fromkeys(lever["name"] for lever in reports)
+        own = ([lever for lever in reports if lever["name"] == name] for name in names)
+        return [min(levers, key=lambda lever: rank[lever.get("active")]) for levers in own]
 
     def parity(self) -> tuple[float, str] | None:
         """Return the largest error against the reference in any run, and the quantity that it is the error of."""
@@ -107,15 +104,6 @@ class Comparison:
     steps: list[Step]
     differences: str  # what its runs differ in, besides the recipe
     unmatched_runs: int  # runs of the study whose recipe is none of its steps
-
-    @property
-    def has_runs(self) -> bool:
-        """Return whether any step has a valid run."""
-        return any(step.runs for step in self.steps)
-
-    def previous_measured(self, index: int) -> int | None:
-        """Return the nearest earlier step that has runs."""
-        return next((i for i in range(index - 1, -1, -1) if self.steps[i].runs), None)
 
 
 def step_gain(new: Step, old: Step, metric: str = "images_per_s") -> Gain | None:

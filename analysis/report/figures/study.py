@@ -17,7 +17,7 @@ _SCHEMA |= dict.fromkeys(("value", "low", "high", "least", "most"), pl.Float64)
 
 def draw(studies: list[Comparison]) -> list[Figure]:
     """Draw a figure for each study on each GPU and batch that has a valid run."""
-    return [_figure(study) for study in studies if study.has_runs]
+    return [_figure(study) for study in studies if any(step.runs for step in study.steps)]
 
 
 def _figure(study: Comparison) -> Figure:
