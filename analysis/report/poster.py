@@ -61,7 +61,7 @@ def ratios(runs: pl.DataFrame) -> list[cells.Ratio]:
     if not is_comparable(runs):
         return []
     hours = published.shown().filter(pl.col("metric") == "runtime_h")
-    speeds = hours.with_columns(1 / pl.col("value"), series=pl.col("gpu").map_elements(gpu_label, pl.String))
+    speeds = hours.with_columns(value=1 / pl.col("value"), series=pl.col("gpu").map_elements(gpu_label, pl.String))
     return cells.ratios(speeds, "value")
 
 

@@ -55,16 +55,16 @@ def load_run(folder: Path) -> tuple[Run, dict[str, pl.DataFrame]]:
     run, _ = read_run(folder)
     assert run is not None
     tables = {
-        name: table_parts.to_polars(table_parts.read_table(name, found, "")[0]) for name, found in run.tables.items()
+        name: table_parts.to_polars(table_parts.read_table(name, files, "")[0]) for name, files in run.tables.items()
     }
     return run, {name: rows.with_columns(pl.selectors.categorical().cast(pl.String)) for name, rows in tables.items()}
 
 
 def rewrite(folder: Path, table: str, change: Callable[[pl.DataFrame], pl.DataFrame]) -> None:
     """Change the rows of one table of a run directory; its parts become one."""
-    found = sorted((folder / table).glob("part-*.parquet"))
-    rows = change(pl.concat([pl.read_parquet(path, hive_partitioning=False) for path in found]))
-    for path in found:
+    paths = sorted((folder / table).glob("part-*.parquet"))
+    rows = change(pl.concat([pl.read_parquet(path, hive_partitioning=False) for path in paths]))
+    for path in paths:
         path.unlink()
     write_part(folder / table, table, rows.to_dict(as_series=False))
 
@@ -179,18 +179,18 @@ def write_run(
         power = np.full(total, power_w)
     energy = 5_000_000 + np.concatenate([[0], np.cumsum((power[1:] + power[:-1]) / 2 / hz * 1000)])
     util = np.clip(util_pct * shape + noise * 60 * rng.normal(size=total), 0, 100)
-    keep = np.ones(total, bool)
+    sampled = np.ones(total, bool)
     if gap:
-        keep = ~((in_window > gap[0]) & (in_window < gap[1]))
+        sampled = ~((in_window > gap[0]) & (in_window < gap[1]))
     fast = {
-        "tick_seq": tick[keep],
-        "t_mono_ns": t[keep],
-        "t_unix_ns": t[keep] + UNIX0,
-        "power_instant_w": power[keep],
-        "power_avg1s_w": power[keep],
-        "energy_mj": np.round(energy).astype(np.int64)[keep] if counter else None,
-        "gpu_util_pct": util[keep],
-        "mem_active_pct": (util * 0.6)[keep],
+        "tick_seq": tick[sampled],
+        "t_mono_ns": t[sampled],
+        "t_unix_ns": t[sampled] + UNIX0,
+        "power_instant_w": power[sampled],
+        "power_avg1s_w": power[sampled],
+        "energy_mj": np.round(energy).astype(np.int64)[sampled] if counter else None,
+        "gpu_util_pct": util[sampled],
+        "mem_active_pct": (util * 0.6)[sampled],
         "nulls": None if counter else "energy_mj=not_in_capture",
     }
     _write_parts(folder / "samples_fast", "samples_fast", head, fast, parts)
@@ -347,8 +347,8 @@ def write_levers(
             }
             lacking = [UNAVAILABLE[name] for name in parts if name in UNAVAILABLE]
             if lacking:
-                word = {"status": "failed", "reason": "unavailable", "message": lacking[0], "levers": None}
-                write_run(root, run_id, windows=False, **{**facts, **word})
+                failure = {"status": "failed", "reason": "unavailable", "message": lacking[0], "levers": None}
+                write_run(root, run_id, windows=False, **{**facts, **failure})
                 continue
             factor = float(np.prod([LEVERS[name][0] for name in parts[1:]]))
             drawn = float(np.exp(rng.normal(0, noise) + (0.02 if seed % 2 else 0)))
@@ -369,10 +369,17 @@ def write_levers(
 
 
 def _lever(name: str) -> dict[str, Any]:
-    found = {"name": name, "field": name, "requested": True, "effective": True, "active": True, "evidence": "read back"}
+    report = {
+        "name": name,
+        "field": name,
+        "requested": True,
+        "effective": True,
+        "active": True,
+        "evidence": "read back",
+    }
     if name == "attn_flash":
-        found |= {"requested": "flash", "effective": "efficient", "active": False, "evidence": "kernel fmha_cutlassF"}
-    return found | ({"active": None} if name == "memmap" else {})
+        report |= {"requested": "flash", "effective": "efficient", "active": False, "evidence": "kernel fmha_cutlassF"}
+    return report | ({"active": None} if name == "memmap" else {})
 
 
 def write_quality(folder: Path, seed: int, index: int) -> dict[str, Any]:

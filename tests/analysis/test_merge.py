@@ -177,10 +177,10 @@ def test_older_dataset_is_replaced_and_nothing_else_is(tmp_path: Path) -> None:
     (tmp_path / "ds" / "thesis.tex").write_text("years of work")
     with pytest.raises(UserError, match=r"thesis\.tex"):
         merged(tmp_path)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "photo.jpg").write_text("x")
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "photo.jpg").write_text("x")
     with pytest.raises(UserError, match=r"holds no dataset\.json"):
-        merge.merge([tmp_path / "grace"], tmp_path / "mine")
+        merge.merge([tmp_path / "grace"], tmp_path / "photos")
     with pytest.raises(UserError, match="holds root"):
         merge.merge([tmp_path / "grace"], tmp_path)
 
@@ -309,7 +309,7 @@ def test_change_that_keeps_size_and_mtime_is_detected(tmp_path: Path, read_dirs:
 def test_run_whose_files_are_seconds_old_is_read_again(
     tmp_path: Path, read_dirs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file system that keeps whole seconds shows a second write within one as no change."""
+    """Check the margin for file systems of whole seconds, where a second write within one shows no change."""
     monkeypatch.setattr(run_dir, "SETTLED_S", 60)
     write_run(tmp_path / "grace", "r-01")
     merged(tmp_path)
@@ -395,7 +395,7 @@ def test_parts_with_other_types_and_column_order_are_read_alike(tmp_path: Path) 
 def test_run_that_starts_during_the_merge_is_listed_and_read_next_time(
     tmp_path: Path, read_dirs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The plan did not reserve its folder in the dataset, so another directory could have used it."""
+    """Skip it, because the plan did not reserve its folder in the dataset: another directory may have used it."""
     write_run(tmp_path / "grace", "r-01")
     write_run(tmp_path / "grace", "r-02")
     read_run_id = run_dir.read_run_id

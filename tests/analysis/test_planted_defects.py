@@ -203,11 +203,11 @@ class TestWindowCutByPreemption:
 
     @pytest.mark.parametrize("status", ["interrupted", "running", "completed"])
     def test_without_an_end_gives_no_figures(self, tmp_path: Path, status: str) -> None:
-        """The manifest says completed, the window has no end."""
+        """Check a manifest that says completed while the window has no end."""
 
         def cut(windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             no_end = {"status": status, "t_end_mono_ns": None, "t_end_unix_ns": None}
-            return [{**one, **no_end} if one["kind"] == "measure" else one for one in windows]
+            return [{**w, **no_end} if w["kind"] == "measure" else w for w in windows]
 
         rewrite_json(defective(tmp_path), schema.WINDOWS, cut)
         assert reason_of(tmp_path) == f"no completed measure window ({status}, without an end)"
@@ -244,7 +244,7 @@ class TestWarmUpIncluded:
         assert reason_of(tmp_path) == "the measure window shares 9.00 s with validation window w-0"
 
     def test_is_not_reported_for_a_window_of_an_earlier_boot(self, tmp_path: Path) -> None:
-        """The monotonic clocks of two nodes of a requeued job may show the same times by chance."""
+        """Check that equal monotonic times of two nodes of a requeued job, which occur by chance, are no overlap."""
 
         def earlier(windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             for edge in ("start", "end"):
@@ -352,7 +352,7 @@ class TestThrottledRun:
 
 
 def test_run_in_two_copies_is_one_run(tmp_path: Path) -> None:
-    """The copy has another folder and another name: duplicates are detected by content."""
+    """Check that duplicates are detected by content: the copy has another folder and another name."""
     folder = defective(tmp_path)
     copy = tmp_path / "grace" / "z-backup" / "renamed"
     shutil.copytree(folder, copy)

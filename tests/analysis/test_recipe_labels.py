@@ -19,8 +19,8 @@ def test_few_levers_are_spelt_out_and_of_many_the_first_with_the_number_of_the_r
 
 
 def test_recipes_that_would_read_alike_keep_their_full_names() -> None:
-    one, other = "a+b+c+d", "a+b+c+e"
-    assert recipe_labels.short_names([one, other, LONG]) == {one: one, other: other, LONG: "adamw_fused+cache_image +3"}
+    alike = {"a+b+c+d": "a+b+c+d", "a+b+c+e": "a+b+c+e"}
+    assert recipe_labels.short_names([*alike, LONG]) == alike | {LONG: "adamw_fused+cache_image +3"}
 
 
 def test_a_part_of_the_runs_has_the_names_of_the_whole() -> None:

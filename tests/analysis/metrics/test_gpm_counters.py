@@ -194,5 +194,5 @@ def test_rows_without_overlap_do_not_change_the_weighted_mean(
 ) -> None:
     t, window, value, spans = given_rows
     after = max(end for _, end in spans) + length
-    more = [np.append(one, new) for one, new in ((t, after), (window, length), (value, 1e6))]
+    more = [np.append(values, new) for values, new in ((t, after), (window, length), (value, 1e6))]
     assert gpm_counters.weighted_mean(*more, spans) == gpm_counters.weighted_mean(t, window, value, spans)

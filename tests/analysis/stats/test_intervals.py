@@ -161,7 +161,7 @@ def test_coverage_of_mean_intervals_is_about_95_percent(design: tuple[int, ...],
 
 
 def test_coverage_of_bootstrap_and_of_t_over_runs_is_too_low() -> None:
-    """Why neither is used: cards drawn first, then runs within them, 2000 draws; 3 runs on each of 2 cards."""
+    """Show why neither is used: cards drawn first, then runs within them, 2000 draws; 3 runs on each of 2 cards."""
     rng, trials, boot, pooled = np.random.default_rng(7), 500, 0, 0
     for _ in range(trials):
         runs = drawn(rng, (3, 3), 0.5)
@@ -200,7 +200,7 @@ def test_coverage_of_unpaired_gain_intervals_is_at_least_about_95_percent(
 
 
 def test_repeats_of_one_seed_on_one_card_are_compared_unpaired() -> None:
-    """One pair would have no interval, though each side has three runs."""
+    """Avoid the single pair, which would have no interval though each side has three runs."""
     new, old = ([(("a", 0), value + shift) for value in (10.0, 10.1, 10.2)] for shift in (1.0, 0.0))
     result = intervals.gain(new, old)
     assert result is not None

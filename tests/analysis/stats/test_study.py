@@ -219,7 +219,7 @@ def test_overview_tables_exclude_recipes_of_studies() -> None:
 @pytest.mark.parametrize("kind", ["ladder", "one_at_a_time", "leave_one_out"])
 def test_study_figure_shows_n_of_every_step_and_what_is_missing(kind: str) -> None:
     parts = study.STUDIES[kind]("baseline", LEVERS)
-    rows = [run(kind, ",".join(one), 10.0 + i, seed=s) for i, one in enumerate(parts[:-1]) for s in (0, 1)]
+    rows = [run(kind, ",".join(recipe), 10.0 + i, seed=s) for i, recipe in enumerate(parts[:-1]) for s in (0, 1)]
     rows.append(run(kind, ",".join(parts[-1]), status="failed", reason="unavailable", message="no"))
     (figure,) = study_figures.draw(study.comparisons(frame(*rows)))
     texts = re.findall(r">([^<>]+)</text>", figure.svg)
