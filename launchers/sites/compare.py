@@ -28,9 +28,7 @@ SUMMARY = (
 def compare(site: SiteConfig, cluster: Cluster) -> list[Finding]:
     """Return a finding per key, in the order of a site file. Never raises: a missing fact is a finding too."""
     gpus = [GpuComparison(site, model, cluster) for model in site.gpus]
-    # TRESBillingWeights are relative: the partition with charge_factor 1 is the unit.
-    unit = next((gpu.billing_weight for gpu in gpus if gpu.entry.charge_factor == 1 and gpu.billing_weight), None)
-    findings = [finding for gpu in gpus for finding in gpu.findings(unit)]
+    findings = [finding for gpu in gpus for finding in gpu.findings()]
     if site.constraint:
         findings.append(Finding("constraint", site.constraint).compare(lambda c: compare_constraint(c, gpus)))
     partitions = []

@@ -5,22 +5,12 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from functools import cached_property
 
 from inpaint_bench.core.site import SiteConfig, SiteGpu
 
 from .findings import Finding
-from .slurm_facts import (
-    Cluster,
-    Node,
-    NotReportedError,
-    Partition,
-    gpu_billing_weight,
-    is_model,
-    none_if_empty,
-    parse_minutes,
-)
+from .slurm_facts import Cluster, Node, NotReportedError, Partition, is_model, none_if_empty, parse_minutes
 
 
 class GpuComparison:
@@ -35,8 +25,8 @@ class GpuComparison:
         self.entry: SiteGpu = site.gpus[model]
         self.cluster = cluster
 
-    def findings(self, billing_unit: float | None) -> Iterator[Finding]:
-        """Yield a finding per key. `billing_unit`: the billing weight of a GPU at charge_factor 1."""
+    def findings(self) -> Iterator[Finding]:
+        """Yield a finding per key."""
         yield self._finding("partition").compare(self._partition)
         if self.entry.request == "gres":
             yield Finding(self._key("gres"), self.entry.gres or self.model).compare(self._gres)
@@ -48,7 +38,7 @@ class GpuComparison:
             yield self._finding("cpus_per_gpu").compare(self._cpus)
             yield self._finding("mem_gb_per_gpu").compare(self._memory)
         if self.entry.charge_factor is not None:
-            yield self._charge_factor(self._finding("charge_factor"), billing_unit)
+            yield self._finding("charge_factor").compare(self._charge_factor)
 
     @cached_property
     def partition(self) -> Partition:
@@ -77,13 +67,6 @@ class GpuComparison:
     def fullest_nodes(self) -> list[Node]:
         """Return the nodes with that many GPUs of this model."""
         return [node for node in self.partition.nodes if node.gpus.get(self.gres_type or "") == self.gpus_per_node]
-
-    @property
-    def billing_weight(self) -> float | None:
-        """Return the billing weight of one GPU; None if Slurm reports none."""
-        with suppress(NotReportedError):
-            return gpu_billing_weight(self.partition.values.get("TRESBillingWeights"), self.gres_type or "")
-        return None
 
     def _key(self, name: str) -> str:
         return f"gpus.{self.model}.{name}"
@@ -181,17 +164,10 @@ class GpuComparison:
             return value.same(reported)
         return value.differs(reported, "more than a node has if all its GPUs are requested", {value.key: largest})
 
-    def _charge_factor(self, factor: Finding, unit: float | None) -> Finding:
-        weight = self.billing_weight
-        if weight is None:
-            return factor.unknown("its partition has no TRESBillingWeights for GPUs")
-        if unit is None:
-            reason = "weights are relative, and no partition with factor 1 has one"
-            return factor.unknown(reason, f"billing weight {weight:g} per GPU")
-        reported = f"billing weight {weight:g} per GPU, {unit:g} at factor 1: {weight / unit:g}"
-        if math.isclose(factor.configured, weight / unit, rel_tol=1e-3):
-            return factor.same(reported)
-        return factor.differs(reported, "", {factor.key: round(weight / unit, 4)})
+    def _charge_factor(self, factor: Finding) -> Finding:
+        """Show the billing weights: they are only relative, and a site may charge by another rule."""
+        weights = self.partition.values.get("TRESBillingWeights")
+        return factor.unknown("charging is the site's own rule", f"TRESBillingWeights={weights or 'none'}")
 
 
 def compare_constraint(constraint: Finding, gpus: Sequence[GpuComparison]) -> Finding:

@@ -74,15 +74,10 @@ def submit(compose: Composer, site: SiteConfig, overrides: Sequence[str]) -> Pro
     dry_run.check_points([point], folder, LaunchContext())
     dry_run.check_accounts([point])
     (group,) = group_points([point])
-    storage = point.site.storage
+    storage = {f"storage.{key}": getattr(point.site.storage, key) for key in ("scratch", "node_tmp")}
     array_id = slurm.submit_array(
         group,
-        [
-            NodeProbe(
-                out=folder / RESULT,
-                folders={"storage.scratch": storage.scratch, "storage.node_tmp": storage.node_tmp},
-            )
-        ],
+        [NodeProbe(out=folder / RESULT, folders=storage)],
         folder=private_dirs.make(folder / JOBS / JOB_FOLDER),
         code=snapshot.take(root / CODE),
         job_name=_job_name(folder),

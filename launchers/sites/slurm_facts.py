@@ -263,10 +263,3 @@ def parse_gres(gres: str) -> dict[str, int]:
 def is_model(model: str, gres_type: str) -> bool:
     """Return whether a GRES type names this GPU model: a100 is nvidia_a100-sxm4-40gb, and is not a10."""
     return model.lower() in re.split(r"[^a-z0-9]+", gres_type.lower())
-
-
-def gpu_billing_weight(weights: str | None, gres_type: str) -> float | None:
-    """Return the weight of one GPU in TRESBillingWeights: that of its type if listed, else that of any GPU."""
-    values = dict(pair.lower().rsplit("=", 1) for pair in (weights or "").split(",") if "=" in pair)
-    weight = values.get(f"gres/gpu:{gres_type.lower()}") or values.get("gres/gpu")
-    return float(weight) if weight and re.fullmatch(r"[\d.]+", weight) else None

@@ -1,4 +1,4 @@
-"""compare: many small differences between a site file and Slurm's output; real Slurm is in test_doctor.py."""
+"""compare: many small differences between a site file and Slurm's output; real Slurm is in test_site_report.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from launchers.sites.findings import Agreement, Finding
 from launchers.sites.slurm_facts import (
     Cluster,
     NotReportedError,
-    gpu_billing_weight,
     is_model,
     parse_gres,
     parse_minutes,
@@ -169,12 +168,11 @@ def test_partition_limits_below_the_node_size_count():
     assert delta({"partitions": less})["gpus.a40.mem_gb_per_gpu"].corrections == {"gpus.a40.mem_gb_per_gpu": 50}
 
 
-def test_charge_factors_are_relative_to_the_partition_of_factor_1():
-    factors = {"gpus.a100.charge_factor": 1.0, "gpus.a40.charge_factor": 0.25}
-    assert grace(**factors)["gpus.a40.charge_factor"].corrections == {"gpus.a40.charge_factor": 0.5}
-    assert grace(**factors | {"gpus.a40.charge_factor": 0.5})["gpus.a40.charge_factor"].agreement is SAME
-    assert grace(**{"gpus.a40.charge_factor": 0.5})["gpus.a40.charge_factor"].agreement is UNKNOWN
-    assert delta()["gpus.a40.charge_factor"].agreement is UNKNOWN
+def test_charge_factor_is_unknown_and_shown_with_the_billing_weights():
+    finding = grace(**{"gpus.a40.charge_factor": 0.5})["gpus.a40.charge_factor"]
+    assert finding.agreement is UNKNOWN
+    assert finding.reported.endswith("GRES/gpu=10,GRES/gpu:nvidia_a100-pcie-40gb=20")
+    assert delta()["gpus.a40.charge_factor"].reported == "TRESBillingWeights=none"
 
 
 def test_constraint_that_no_node_has_differs():
@@ -249,7 +247,7 @@ def test_failed_command_makes_facts_unknown_and_none_differ(topic: str):
     assert set(whole) == set(without)
     for key, finding in without.items():
         if finding.agreement is not whole[key].agreement:
-            assert (finding.agreement, finding.note) == (UNKNOWN, "`it` failed: no") or "TRESBilling" in finding.note
+            assert (finding.agreement, finding.note) == (UNKNOWN, "`it` failed: no")
 
 
 def test_garbled_numbers_are_unknown():
@@ -299,13 +297,3 @@ def test_model_matches_a_whole_word_of_the_gres_type():
     assert is_model("h200", "H200")
     assert not is_model("a10", "nvidia_a100")
     assert not is_model("a100", "")
-
-
-def test_billing_weight_of_a_type_precedes_that_of_any_gpu():
-    weights = "CPU=1.0,Mem=0.25G,GRES/gpu=10,GRES/gpu:a100=20"
-    assert (
-        gpu_billing_weight(weights, "a100"),
-        gpu_billing_weight(weights, "a40"),
-        gpu_billing_weight("CPU=1", "a40"),
-    ) == (20, 10, None)
-    assert gpu_billing_weight(None, "a40") is None
