@@ -109,6 +109,8 @@ class Connection:
         return [*self._ssh(), "--", self.host, command]
 
     def _ssh(self, *, master: bool = False, interactive: bool = False) -> list[str]:
+        # Without forwardings, local commands and terminals, whatever the user's configuration says for this host: they
+        # would fail in batch mode, or print into the replies.
         options = {
             "ControlMaster": "auto" if master else "no",
             "ControlPath": str(self._socket),

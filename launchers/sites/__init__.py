@@ -1,1 +1,1 @@
-"""A site file beside its live Slurm: asked, compared, mended, probed."""
+"""Compare site files with their live Slurm, correct them, and probe a compute node."""

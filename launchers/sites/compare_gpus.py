@@ -83,6 +83,7 @@ class GpuComparison:
         """Return the partition with this model that has the most similar name."""
 
         def similarity(partition: Partition) -> float:
+            """Return 1 for equal names, 0 for names without a common letter."""
             return difflib.SequenceMatcher(None, partition.name, self.entry.partition or "").ratio()
 
         serving = [p for p in self.cluster.partitions.values() if any(is_model(self.model, t) for t in p.gpu_types)]
@@ -119,6 +120,7 @@ class GpuComparison:
         types = self.partition.gpu_types
         if (gres_type := self.gres_type) is None:
             return self._no_such_gpu(request)
+        # One partition may still mix models if their GRES have no type, which nothing here would show.
         if not gres_type:
             return request.unknown("Slurm does not report the model of GPUs without a type", "GPUs without a type")
         if types == [gres_type]:
