@@ -72,18 +72,17 @@ class NodeProbe:
         required = {f"import {name}": _check(partial(_import, name)) for name in MODULES}
         required["CUDA"] = _check(_describe_cuda)
         software = environment.fingerprint()
-        facts = {
-            "Python": f"{platform.python_version()}, {sys.executable}",
-            "code": str(PACKAGE),
-            "driver": software["driver"] or "not found",
-            "processor": f"{software['cpu']}, {software['cores']} cores for the job",
-        }
         findings = NodeFindings(
             node=socket.gethostname(),
             partition=(environment.slurm() or {}).get("partition"),
             required=required,
             nvml=_check(_examine_gpu),
-            facts=facts,
+            facts={
+                "Python": f"{platform.python_version()}, {sys.executable}",
+                "code": str(PACKAGE),
+                "driver": software["driver"] or "not found",
+                "processor": f"{software['cpu']}, {software['cores']} cores for the job",
+            },
             folders={key: check_folder(path) for key, path in self.folders.items()},
             quotas=read_quotas([path for path in self.folders.values() if path]),
             seconds=round(time.monotonic() - start_s, 1),

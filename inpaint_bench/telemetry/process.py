@@ -111,7 +111,10 @@ class SidecarProcess:
             while (reason := self._wait()) is None:
                 self._sampler.sample_due()
                 self._checks.run_if_due()
-            self._take_last_samples()
+            if self._dcgm:
+                self._dcgm.stop()
+            self._sampler.sample_last()
+            self._checks.finish()
         except Exception as error:  # our own bug: what was sampled is still saved
             log(traceback.format_exc())
             self._sampler.fatal = reason = f"internal error: {error!r}"
@@ -161,12 +164,6 @@ class SidecarProcess:
                 write_record(self._spec.folder / TELEMETRY, self.report("running"))
             except Exception as error:  # the thread that saves the rows must go on
                 log(f"{TELEMETRY}: {error!r}")
-
-    def _take_last_samples(self) -> None:
-        if self._dcgm:
-            self._dcgm.stop()
-        self._sampler.sample_last()
-        self._checks.finish()
 
     def _close(self, reason: str | None) -> int:
         """Close the parts, write telemetry.json and send the last line."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final
 
 import msgspec
 import pynvml
@@ -16,13 +15,11 @@ from inpaint_bench.telemetry.nvml.api import NvmlError
 from inpaint_bench.telemetry.nvml.capture_file import SUFFIX, save
 from inpaint_bench.telemetry.nvml.probe import GpuFindings, examine_gpu
 
-SECONDS: Final = (2.0, 3600.0)  # shortest and longest examination
-
 
 def run_gpu(uuid: str | None, seconds: float, out: Path | None, note: str) -> None:
     """Examine a GPU, print the findings and save the recording. Raises UserError."""
-    if not SECONDS[0] <= seconds <= SECONDS[1]:
-        raise UserError(f"--seconds {seconds:g}: an examination takes {SECONDS[0]:g} to {SECONDS[1]:g} s")
+    if not 2 <= seconds <= 3600:
+        raise UserError(f"--seconds {seconds:g}: an examination takes 2 to 3600 s")
     if out and not out.name.endswith(SUFFIX):
         raise UserError(f"--out {out}: the name of a recording ends in {SUFFIX}")
     if out and not os.access(out.parent, os.W_OK):

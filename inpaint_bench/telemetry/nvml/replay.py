@@ -54,14 +54,11 @@ class ReplayNvml(Nvml):
         (t0, v0), (t1, v1) = valid[0], valid[-1]
         return max(0, round((v1 - v0) * (last_ms - first_ms) / (t1 - t0)))
 
-    def _elapsed_ms(self) -> float:
-        return (time.monotonic_ns() - self._start_ns) / 1e6
-
     def _result(self, key: str) -> tuple[int, Any]:
         series = self._capture.calls.get(key)
         if series is None:
             return NOT_IN_CAPTURE, None
-        meta, t_ms, loops = self._capture.meta, self._elapsed_ms(), 0
+        meta, t_ms, loops = self._capture.meta, (time.monotonic_ns() - self._start_ns) / 1e6, 0
         if t_ms >= meta.duration_ms:
             num_loops, rest_ms = divmod(t_ms - meta.loop_from_ms, meta.duration_ms - meta.loop_from_ms)
             loops, t_ms = int(num_loops), meta.loop_from_ms + rest_ms

@@ -20,11 +20,9 @@ from inpaint_bench.telemetry.runtime import log
 
 from .streams import GPM, STREAMS, Reading, SampleStream
 
-_GPU_LOST: Final = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED})
+_GPU_LOST: Final = {pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED}
 # OPERATING_SYSTEM: a container runtime withdrew the device (nvidia-container-toolkit, issue 48).
-_NVML_BROKEN: Final = frozenset(
-    {pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_OPERATING_SYSTEM, pynvml.NVML_ERROR_UNKNOWN}
-)
+_NVML_BROKEN: Final = {pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_OPERATING_SYSTEM, pynvml.NVML_ERROR_UNKNOWN}
 
 
 class Ticker:

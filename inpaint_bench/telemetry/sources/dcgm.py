@@ -39,8 +39,6 @@ STALE_S: Final = 90.0  # three of the exporter's default intervals
 FIRST_SEQ: Final = 2**31  # the gpm stream counts from 0, and (GPU, tick_seq) must identify a row
 _JOIN_S: Final = 0.2  # after SIGTERM, the sidecar has less than a second in all
 
-_ANY_METRIC: Final = "DCGM_FI_"
-_PROFILING_METRIC: Final = "DCGM_FI_PROF_"
 _RATIO: Final = (100.0, 1.01)  # to percent; slightly above 1 is rounding, more is another unit
 _RATE: Final = (2.0**-20, 2.0**47)  # to MiB/s; DCGM's markers for "no value" are numbers from 2^47 on
 
@@ -116,11 +114,11 @@ def parse_page(text: str, uuids: Collection[str]) -> dict[str, Values]:
     Series of a MIG instance or of a single NVLink are not the GPU's and are left out. Jobs or pods that share a GPU
     have a series each, with equal values. Raises ValueError if the text is not an exporter's page.
     """
-    lines = [line for line in text.split("\n") if line.startswith(_ANY_METRIC)]
+    lines = [line for line in text.split("\n") if line.startswith("DCGM_FI_")]
     if not lines:
         raise ValueError("it exports no DCGM metric: is this the /metrics page of a dcgm-exporter?")
     values: dict[str, dict[str, float]] = {uuid: {} for uuid in uuids if any(f'"{uuid}"' in line for line in lines)}
-    profiling = "\n".join(line for line in lines if line.startswith(_PROFILING_METRIC))
+    profiling = "\n".join(line for line in lines if line.startswith("DCGM_FI_PROF_"))
     try:
         samples = [sample for family in text_string_to_metric_families(profiling) for sample in family.samples]
     except (ValueError, IndexError) as error:

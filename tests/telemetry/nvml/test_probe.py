@@ -1,4 +1,4 @@
-"""`doctor gpu` over NVIDIA's binding: what it finds, what it prints, and how it ends."""
+"""`doctor gpu` over NVIDIA's binding with a fake driver: findings, printed text, recording and exit code."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_wrong_option_is_one_sentence_before_anything_is_examined(
     assert len(error.splitlines()) == 1
 
 
-def test_several_gpus_mig_mode_and_no_gpu_are_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_gpus_mig_mode_and_no_gpu_are_refused_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     with driver() as (fake, _, _):
         fake.gpus = [uuid(0), uuid(1)]
         assert app.main(["doctor", "gpu"]) == 2
@@ -209,7 +209,7 @@ def test_several_gpus_mig_mode_and_no_gpu_are_sentences(capsys: pytest.CaptureFi
         assert "NVML lists no GPU" in capsys.readouterr().err
 
 
-def test_gpu_that_is_lost_meanwhile_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpu_lost_during_the_examination_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     with driver() as (fake, _, _):
         fake.fail = {"nvmlDeviceGetUUID": 15}
         assert app.main(["doctor", "gpu", "--uuid", uuid(0)]) == 2
