@@ -83,7 +83,7 @@ class SidecarClient:
         return sidecar
 
     def stop(self) -> TelemetryReport:
-        """Stop it and return its report. Takes less than a second, at most about 5 s.
+        """Stop it and return its report. Takes less than a second, at most about 5 s; may be called again.
 
         If it had to be killed, or had died, its journals are turned into parts.
         """

@@ -146,6 +146,7 @@ class TestEnding:
         assert device.energy_start_mj is not None
         assert rows(tmp_path, "samples_fast")["energy_mj"].max() > device.energy_start_mj > 0
         assert report == read_record(tmp_path / schema.TELEMETRY, TelemetryReport)
+        assert sidecar.stop() == report
         assert _ends(pid_of(sidecar), 1)
         assert leftovers(tmp_path) == []
 
