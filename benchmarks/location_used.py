@@ -117,7 +117,7 @@ def per_image(config: BenchConfig) -> tuple[np.ndarray, list[str]]:
     batches = [
         default_collate([samples[int(index), 0] for index in held[at : at + 8]]) for at in range(0, len(held), 8)
     ]
-    shuffled, true = (validation_loss.losses(nets, batches, positions=word) for word in ("shuffled", "true"))
+    shuffled, true = (validation_loss.losses(nets, batches, shuffle_positions=shuffle) for shuffle in (True, False))
     return (shuffled - true).numpy(), blocks(source.positions[held], config.data.block_m)
 
 

@@ -36,9 +36,3 @@ class Lever:
     def verify(self, observed: StepObservation) -> Verification:
         """Read back what is in effect from the running step, not from the configuration."""
         raise NotImplementedError
-
-
-def needs_prepared_data(bench: BenchConfig) -> str | None:
-    """Return why a lever of prepared data cannot run; None with data=prepared."""
-    kind = bench.data.kind
-    return None if kind == "prepared" else f"needs data=prepared, this is data={kind}"

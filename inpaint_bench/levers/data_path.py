@@ -13,7 +13,7 @@ from inpaint_bench.data.prepared import dali
 from inpaint_bench.models.latent_cache import LatentCache
 from inpaint_bench.models.training_step import StepComponents
 
-from .base import Lever, Verification, needs_prepared_data
+from .base import Lever, Verification
 
 if TYPE_CHECKING:
     from inpaint_bench.core.config import BenchConfig
@@ -31,11 +31,16 @@ def _needs_gpu(reason: str) -> Availability:
     return lambda bench, device: None if device.type == "cuda" else reason
 
 
+def _needs_prepared_data(bench: BenchConfig) -> str | None:
+    kind = bench.data.kind
+    return None if kind == "prepared" else f"needs data=prepared, this is data={kind}"
+
+
 def _needs_images(bench: BenchConfig, _: torch.device) -> str | None:
     """Return why a lever of reading images cannot run; None where images are read from prepared data."""
     if bench.recipe.cache_image and bench.recipe.cache_masked:
         return "with images and masked images cached no image is read"
-    return needs_prepared_data(bench)
+    return _needs_prepared_data(bench)
 
 
 class LoaderSetting(Lever):
@@ -117,7 +122,7 @@ class Cached(Lever):
         self.field, self.component, self.network = field, component, network
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        return needs_prepared_data(bench)
+        return _needs_prepared_data(bench)
 
     def apply(self, components: StepComponents) -> None:
         if components.cache is None:

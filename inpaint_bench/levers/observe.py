@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import DeviceType, ProfilerActivity, profile
 
-from inpaint_bench.models.networks import INPUT_CHANNELS
+from inpaint_bench.models.training_step import unet_inputs
 
 if TYPE_CHECKING:
     from inpaint_bench.core.config import RecipeConfig
@@ -40,12 +40,12 @@ class StepObservation:
 
     @property
     def components(self) -> StepComponents:
-        """The components of the step."""
+        """Return the components of the step."""
         return self.step.components
 
     @property
     def recipe(self) -> RecipeConfig:
-        """The requested recipe."""
+        """Return the requested recipe."""
         return self.step.components.recipe
 
     def count(self, pattern: str) -> int:
@@ -121,15 +121,9 @@ def _counted_calls(observed: StepObservation) -> Iterator[None]:
 
 def unet_forward(components: StepComponents) -> None:
     """Run one image through the eager UNet, in training mode."""
-    bench, networks, device = components.bench, components.networks, components.device
-    side = bench.data.resolution_px // networks.downscale
-    length = networks.context_length + bench.model.location_tokens
-    dtype = components.unet_dtype
-    sample = torch.randn(1, INPUT_CHANNELS, side, side, device=device, dtype=dtype)
-    states = torch.randn(1, length, networks.unet.config.cross_attention_dim, device=device, dtype=dtype)
-    timesteps = torch.zeros(1, dtype=torch.long, device=device)
+    inputs = unet_inputs(components, 1, torch.Generator().manual_seed(0))
     with components.unet_context(), components.attention_kernels():
-        networks.unet(sample.contiguous(memory_format=components.memory_format), timesteps, states)
+        components.networks.unet(*inputs)
 
 
 def unet_kernels(observed: StepObservation) -> StepObservation:

@@ -50,7 +50,6 @@ CACHES = "cache"
 DESCRIPTION = "cache.json"
 ARRAYS = ("image", "masked", "masks", "full", "text")
 VERSION = 1  # of how the arrays are computed; part of the key
-UPLOAD_BYTES = 256 << 20
 BATCH, TEXT_BATCH = 32, 256  # encoded at once
 
 Progress = Callable[[int, int], None]  # images done, images in total
@@ -63,10 +62,7 @@ class CacheDescription(msgspec.Struct, kw_only=True):
     key: str
     inputs: dict[str, Any]
     images: int
-    encodes: int  # passes through the VAE's encoder after the first
-    first_s: float  # of the first one, with compilation
-    encoding_s: float  # of the rest
-    encodes_per_s: float
+    encoding_s: float  # of all images, without compilation
     device: str
     bytes: dict[str, int]  # by array
 
@@ -119,7 +115,8 @@ class LatentCache:
         self._on_device: dict[str, Tensor] = {}
         if device is not None:
             for name in sorted(arrays):
-                self._on_device[name] = _upload(np.load(folder / f"{name}.npy", mmap_mode="r"), device)
+                # Mapped copy-on-write, which PyTorch needs: it may be too large to be held in host memory as well.
+                self._on_device[name] = torch.from_numpy(np.load(folder / f"{name}.npy", mmap_mode="c")).to(device)
         self.facts: dict[str, Any] = {
             "key": description.key,
             "inputs": description.inputs,
@@ -150,7 +147,7 @@ class LatentCache:
 
     @property
     def in_loader(self) -> bool:
-        """Whether the loader reads the rows."""
+        """Tell whether the loader reads the rows."""
         return not self._on_device
 
     def rows(self, index: int, pool: int, text: int) -> Batch:
@@ -192,22 +189,13 @@ class LatentCache:
         return torch.from_numpy(np.array(self._mapped[name][index]))
 
 
-def _upload(array: np.ndarray[Any, Any], device: torch.device) -> Tensor:
-    """Copy an array to the device in slices: it may be too large to be held twice in host memory."""
-    result = torch.empty(array.shape, dtype=torch.from_numpy(np.empty(0, array.dtype)).dtype, device=device)
-    rows = max(1, UPLOAD_BYTES // max(1, array[:1].nbytes))
-    for start in range(0, len(array), rows):
-        result[start : start + rows] = torch.from_numpy(np.array(array[start : start + rows])).to(device)
-    return result
-
-
 def _mismatch(root: Path, inputs: dict[str, Any]) -> str:
     """Say that there is no cache for these inputs, and what differs from the most similar one."""
 
     def differences(other: CacheDescription) -> list[str]:
         return [name for name, value in inputs.items() if other.inputs.get(name) != value]
 
-    others = [found for path in sorted(root.glob(f"*/{DESCRIPTION}")) if (found := read_description(path.parent))]
+    others = [other for path in sorted(root.glob(f"*/{DESCRIPTION}")) if (other := read_description(path.parent))]
     if not others:
         return f"{root}: no cache of the frozen networks; `prepare ... prepare.caches=true` with this model creates one"
     nearest = min(others, key=lambda other: len(differences(other)))
@@ -260,17 +248,14 @@ def build_cache(
     if device.type == "cuda":
         _speed_up_encoder(components)
     with replacing_folder(folder, DESCRIPTION) as new:
-        encodes, first_s, encoding_s = _encode_images(components, new, progress)
+        encoding_s = _encode_images(components, new, progress)
         _encode_texts(components, new)
         description = CacheDescription(
             producer=PRODUCER,
             key=folder.name,
             inputs=inputs,
             images=len(source),
-            encodes=encodes,
-            first_s=round(first_s, 3),
             encoding_s=round(encoding_s, 3),
-            encodes_per_s=round(encodes / encoding_s, 2),
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             bytes={name: (new / f"{name}.npy").stat().st_size for name in ARRAYS},
         )
@@ -300,11 +285,8 @@ def _create_array(folder: Path, name: str, dtype: Any, *shape: int) -> Any:
 
 
 @torch.no_grad()
-def _encode_images(components: StepComponents, folder: Path, progress: Progress) -> tuple[int, float, float]:
-    """Return how many images were encoded after the first batch, the seconds of that batch, and of the rest.
-
-    The first includes compilation, the rest decoding, masks, copies and writing.
-    """
+def _encode_images(components: StepComponents, folder: Path, progress: Progress) -> float:
+    """Encode all images and masked images. Return the seconds after the first pass, which includes compilation."""
     bench, source, device = components.bench, components.source, components.device
     downscale, pool, count = components.networks.downscale, bench.recipe.mask_pool, len(source)
     side = bench.data.resolution_px // downscale
@@ -313,9 +295,8 @@ def _encode_images(components: StepComponents, folder: Path, progress: Progress)
     masks = _create_array(folder, "masks", np.uint8, count, pool, side, side)
     full = _create_array(folder, "full", np.float16, 8, side, side)
     blank = torch.zeros(BATCH, 3, bench.data.resolution_px, bench.data.resolution_px, device=device)
-    first_began = time.monotonic()
     full[:] = _moments(components, blank)[0]
-    began = time.monotonic()
+    start_s = time.monotonic()
     loader = DataLoader(
         _ImagesWithMasks(bench, source),
         batch_size=BATCH,
@@ -337,7 +318,7 @@ def _encode_images(components: StepComponents, folder: Path, progress: Progress)
         progress(done, count)
     for array in (images, masked, masks, full):
         array.flush()
-    return count * (1 + pool), began - first_began, time.monotonic() - began
+    return time.monotonic() - start_s
 
 
 def _moments(components: StepComponents, image: Tensor) -> Any:

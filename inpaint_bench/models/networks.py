@@ -40,7 +40,7 @@ class Networks:
 
     @property
     def device(self) -> torch.device:
-        """The device of the networks."""
+        """Return the device of the networks."""
         return self.sqrt_alphas_cumprod.device
 
     @property
@@ -119,8 +119,8 @@ def _check_shapes(name: str, unet: Any, vae: Any, text_encoder: Any, scheduler: 
     }
     for key, values in needed.items():
         if values[0] != values[1]:
-            found, right = ("none" if value is None else value for value in values)
-            raise UserError(f"model {name}: {key} is {found}, SD 1.5 inpainting needs {right}")
+            actual, expected = ("none" if value is None else value for value in values)
+            raise UserError(f"model {name}: {key} is {actual}, SD 1.5 inpainting needs {expected}")
 
 
 def _build_location(

@@ -176,10 +176,10 @@ def load_location(folder: Path, tokens: int, width: int) -> LocationEncoder | No
         return None
     expected = LocationDescription(tokens=tokens, width=width, centre=saved.centre)
     for name in LocationDescription.__struct_fields__:
-        found, needed = getattr(saved, name), getattr(expected, name)
-        if found != needed:
+        actual, needed = getattr(saved, name), getattr(expected, name)
+        if actual != needed:
             hint = "; set model.location_tokens to the number in the weights" if name == "tokens" else ""
-            raise UserError(f"model.weights={folder}: its location encoder has {name} {found}, not {needed}{hint}")
+            raise UserError(f"model.weights={folder}: its location encoder has {name} {actual}, not {needed}{hint}")
     encoder = LocationEncoder(tokens, width, saved.centre)
     try:
         encoder.load_state_dict(load_file(folder / LOCATION / LOCATION_WEIGHTS))

@@ -24,12 +24,12 @@ from inpaint_bench.data.samples import Batch, Samples
 from inpaint_bench.data.source import Source
 
 from . import optimizers
-from .cuda_graph import CudaGraphStep
-from .networks import DTYPES, LATENT_CHANNELS, Networks, set_fp32_precision
+from .networks import DTYPES, INPUT_CHANNELS, LATENT_CHANNELS, Networks, set_fp32_precision
 
 if TYPE_CHECKING:
     from .latent_cache import LatentCache
 
+WARMUP_STEPS = 3  # eager steps before a CUDA graph is captured: autotuning, lazy state and allocations happen there
 LOG_VARIANCE_RANGE = (-30.0, 20.0)  # to which diffusers clamps the VAE's
 LOCATION_DROPOUT = 0.1  # share of samples trained without position, as text is dropped in SD's own recipe
 
@@ -87,7 +87,7 @@ class StepComponents:
 
     @property
     def recipe(self) -> RecipeConfig:
-        """The recipe whose levers are applied."""
+        """Return the recipe whose levers are applied."""
         return self.bench.recipe
 
     @property
@@ -141,6 +141,20 @@ class StepComponents:
             mask_pool=recipe.mask_pool if recipe.cache_masked else None,
             cached=cache.rows if cache and cache.in_loader else None,
         )
+
+
+def unet_inputs(components: StepComponents, count: int, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw inputs of the UNet, on the CPU and so equal on every machine: sample, timesteps and encoder states.
+
+    [B, 9, r, r], [B] and [B, L + P, D], in the types and layout that the components need.
+    """
+    networks, device, dtype = components.networks, components.device, components.unet_dtype
+    side = components.bench.data.resolution_px // networks.downscale
+    length = networks.context_length + components.bench.model.location_tokens
+    sample = torch.randn(count, INPUT_CHANNELS, side, side, generator=generator).to(device, dtype)
+    states = torch.randn(count, length, networks.unet.config.cross_attention_dim, generator=generator)
+    timesteps = torch.randint(len(networks.sqrt_alphas_cumprod), (count,), generator=generator)
+    return sample.contiguous(memory_format=components.memory_format), timesteps.to(device), states.to(device, dtype)
 
 
 # --- forward pass --------------------------------------------------------------------------------
@@ -325,3 +339,55 @@ class TrainingStep:
             self.scaler.load_state_dict(values["scaler"])
         self.generator.set_state(tensors["generator"].cpu())
         self.steps = values["steps"]
+
+
+class CudaGraphStep:
+    """Runs `step(batch)` eagerly WARMUP_STEPS times, captures it once, and replays it from then on.
+
+    `step` must not wait for the device, and may read nothing that changes but the batch, the parameters and
+    `generator`. The warm-up steps and the first replay after the capture are ordinary steps: none is lost.
+    """
+
+    def __init__(self, step: Callable[[Batch], Tensor], generator: Generator) -> None:
+        self._step, self._generator = step, generator
+        self._calls = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._stream = torch.cuda.Stream()
+        self._batch: Batch = {}  # static input: every replay reads these tensors
+        self._loss: Tensor | None = None
+
+    @property
+    def captured(self) -> bool:
+        """Tell whether steps are replayed by now."""
+        return self._graph is not None
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Run a step and return its loss, in memory of its own."""
+        if self._graph is None:
+            if self._calls < WARMUP_STEPS:
+                self._calls += 1
+                return self._warm_up(batch)
+            self._capture(batch)
+        assert self._graph is not None
+        assert self._loss is not None
+        for name, value in batch.items():
+            self._batch[name].copy_(value, non_blocking=True)
+        self._graph.replay()
+        return self._loss.clone()
+
+    def _warm_up(self, batch: Batch) -> Tensor:
+        """Run a step on the stream of the capture: allocations made there stay usable there."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            loss = self._step(batch)
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return loss
+
+    def _capture(self, batch: Batch) -> None:
+        self._batch = {name: value.clone() for name, value in batch.items()}
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self._generator)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=self._stream):
+            self._loss = self._step(self._batch)
+        self._graph = graph

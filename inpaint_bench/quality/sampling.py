@@ -21,49 +21,29 @@ def restore(
     latitude: Tensor,
     longitude: Tensor,
     steps: int,
-    seed: int | Sequence[int],
-    guidance: float = 1.0,
+    seeds: Sequence[int],
     *,
     predict: Predict | None = None,
 ) -> Tensor:
     """Repaint `images` [B, 3, R, R] (-1..1) where `masks` [B, 1, R, R] are 1; the other pixels are pasted back.
 
-    `tokens` [B, L], `latitude` and `longitude` [B] in degrees, NaN where unknown. `seed`: one number, from which image
-    i gets seed + i, or one per image. Every image starts from its own noise, drawn on the CPU, so that its result
-    depends neither on the rest of the batch nor on the device (but for rounding). `guidance` w other than 1 is
-    classifier-free guidance, e(empty) + w (e(text, position) - e(empty)), at twice the cost. `predict` replaces the
-    plain UNet. Returns float32 on the networks' device.
-
-    Raises ValueError for steps outside 1..the training schedule's, or a number of seeds other than that of images.
+    `tokens` [B, L], `latitude` and `longitude` [B] in degrees, NaN where unknown; a seed for each image. Every image
+    starts from its own noise, drawn on the CPU, so that its result depends neither on the rest of the batch nor on the
+    device (but for rounding). `predict` replaces the plain UNet. Returns float32 on the networks' device.
     """
-    scheduler, device, count = ddim_scheduler(networks.scheduler), networks.device, len(images)
-    train_steps = len(networks.sqrt_alphas_cumprod)
-    if not 1 <= steps <= train_steps:
-        raise ValueError(f"steps={steps}: must lie between 1 and {train_steps}")
-    seeds = [seed + i for i in range(count)] if isinstance(seed, int) else list(seed)
-    if len(seeds) != count:
-        raise ValueError(f"{len(seeds)} seeds for {count} images")
+    scheduler, device = ddim_scheduler(networks.scheduler), networks.device
     scheduler.set_timesteps(steps, device=device)
     images, masks = images.to(device).float(), masks.to(device)
     predict = predict or unet_prediction(networks)
     with evaluation_mode(networks):
         channels = inpainting_channels(networks, images, masks)
         states = encoder_states(networks, tokens.to(device), latitude.to(device), longitude.to(device))
-        if guidance != 1.0:
-            empty = networks.tokenize([""]).to(device).expand(count, -1)
-            unknown = torch.full((count,), torch.nan, dtype=torch.float64, device=device)
-            states = torch.cat([encoder_states(networks, empty, unknown, unknown), states])
         shape = (LATENT_CHANNELS, *channels.shape[-2:])
-        latents = torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(own)) for own in seeds])
+        latents = torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
         latents = latents.to(device) * scheduler.init_noise_sigma
         for timestep in scheduler.timesteps:
             sample = torch.cat([latents, channels], dim=1)
-            if guidance != 1.0:
-                sample = torch.cat([sample, sample])
             noise = predict(sample, timestep.expand(len(sample)), states).float()
-            if guidance != 1.0:
-                unconditional, conditional = noise.chunk(2)
-                noise = unconditional + guidance * (conditional - unconditional)
             latents = scheduler.step(noise, timestep, latents).prev_sample
         weight = next(networks.vae.parameters())
         decoded = networks.vae.decode((latents / networks.vae.config.scaling_factor).to(weight.dtype)).sample

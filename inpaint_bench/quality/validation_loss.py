@@ -9,7 +9,6 @@ validation trains as one without.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,36 +19,23 @@ from inpaint_bench.models.networks import LATENT_CHANNELS, Networks
 
 from .inputs import Predict, encoder_states, evaluation_mode, inpainting_channels, mean_latents, unet_prediction
 
-POSITIONS = ("true", "shuffled", "none")
 SEED = 2_025  # different from training's: samples with the same number share no noise
 
 
-def validate(
-    networks: Networks, batches: Iterable[Batch], *, predict: Predict | None = None, positions: str = "true"
-) -> dict[str, Any]:
-    """Return {"loss": mean squared error of the predicted noise, "n": images}; see `losses`."""
-    per_image = losses(networks, batches, predict=predict, positions=positions)
-    return {"loss": float(per_image.mean()), "n": len(per_image)}
-
-
 def losses(
-    networks: Networks, batches: Iterable[Batch], *, predict: Predict | None = None, positions: str = "true"
+    networks: Networks, batches: Iterable[Batch], *, predict: Predict | None = None, shuffle_positions: bool = False
 ) -> Tensor:
     """Return each image's mean squared error over all its latents, [N] float64 on the CPU.
 
-    `predict(sample, timesteps, states)` replaces the plain UNet. `positions`: "true"; "shuffled", where every image
-    has another one's (the same at every call), which tells whether the right position helps or merely any; or "none",
-    the learned null tokens. All three have the same noise and timesteps, so that their differences are paired. The
-    result does not depend on the batch size, but for rounding. Synchronises with the device.
-
-    Raises ValueError where there is no image, for another `positions`, and for one image that is to be shuffled.
+    `predict(sample, timesteps, states)` replaces the plain UNet. With `shuffle_positions` every image has another
+    one's position (the same at every call), which tells whether the right position helps or merely any; noise and
+    timesteps are the same, so that the differences are paired. The result does not depend on the batch size, but for
+    rounding. Synchronises with the device.
     """
-    if positions not in POSITIONS:
-        raise ValueError(f"positions={positions!r}: not one of {', '.join(POSITIONS)}")
     held_out = list(batches)
-    if not sum(len(batch["image"]) for batch in held_out):
-        raise ValueError("nothing is held out: no image to validate on")
-    coordinates = _coordinates(held_out, positions)
+    coordinates = torch.cat([torch.stack([b["latitude"], b["longitude"]], dim=1).double().cpu() for b in held_out])
+    if shuffle_positions:
+        coordinates = coordinates[_derangement(len(coordinates))]
     device, predict = networks.device, predict or unet_prediction(networks)
     results, start = [], 0
     with evaluation_mode(networks):
@@ -85,17 +71,9 @@ def _noise(number: int, size: Sequence[int]) -> Tensor:
     return torch.randn((LATENT_CHANNELS, *size), generator=torch.Generator().manual_seed(SEED + number))
 
 
-def _coordinates(held_out: list[Batch], positions: str) -> Tensor:
-    """Return latitude and longitude for every image, [N, 2] float64 degrees."""
-    true = torch.cat([torch.stack([b["latitude"], b["longitude"]], dim=1).double().cpu() for b in held_out])
-    if positions == "none":
-        return torch.full_like(true, torch.nan)
-    if positions == "true":
-        return true
-    if len(true) < 2:
-        raise ValueError("positions='shuffled' needs two images at least")
-    # Every image gets the position of its predecessor in a seeded order: never its own, each one once.
-    order = np.random.default_rng(SEED).permutation(len(true))
-    donors = np.empty(len(true), np.int64)
+def _derangement(count: int) -> list[int]:
+    """Return another image for every image, each one once: its predecessor in a seeded order. `count` is 2 or more."""
+    order = np.random.default_rng(SEED).permutation(count)
+    donors = np.empty(count, np.int64)
     donors[order] = np.roll(order, 1)
-    return true[donors.tolist()]
+    return [int(donor) for donor in donors]

@@ -19,11 +19,11 @@ import random
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -131,11 +131,13 @@ class CheckpointStore:
     """The checkpoints of one run, and read-only those of other attempts (`other_folders`).
 
     One process at a time writes to `folder`, so temporary folders there are left over from killed writers and are
-    removed. The newest `keep` are kept. `rejected` maps those that cannot be used to the reason.
+    removed. The newest `num_kept` are kept. `rejected` maps those that cannot be used to the reason.
     """
 
-    def __init__(self, folder: Path, keep: int, identity: dict[str, Any], other_folders: Sequence[Path] = ()) -> None:
-        self.folder, self.keep, self.identity = folder, keep, identity
+    def __init__(
+        self, folder: Path, num_kept: int, identity: dict[str, Any], other_folders: Sequence[Path] = ()
+    ) -> None:
+        self.folder, self.num_kept, self.identity = folder, num_kept, identity
         self.rejected: dict[Path, str] = {}
         self._damaged: set[Path] = set()
         self._other_folders = list(other_folders)
@@ -177,13 +179,13 @@ class CheckpointStore:
                 created_unix_ns=time.time_ns(),
                 identity=self.identity,
                 files={
-                    TENSORS: _write(temporary / TENSORS, lambda out: _write_safetensors(out, tensors)),
-                    VALUES: _write(temporary / VALUES, lambda out: out.write(msgspec.json.encode(values))),
+                    TENSORS: _write(temporary / TENSORS, _safetensors(tensors)),
+                    VALUES: _write(temporary / VALUES, [msgspec.json.encode(values)]),
                 },
             )
             content = msgspec.to_builtins(header)
             sealed = json.dumps({"sha256": _checksum(content), "content": content}, indent=1)
-            _write(temporary / CHECKPOINT, lambda out: out.write(sealed.encode()))
+            _write(temporary / CHECKPOINT, [sealed.encode()])
             fsync_folder(temporary)
             temporary.rename(target)
             fsync_folder(self.folder)
@@ -207,11 +209,11 @@ class CheckpointStore:
         return f"could not write the checkpoint of step {step} in {self.folder}: {error.strerror or error}; {last}"
 
     def _prune(self, newest: Path) -> None:
-        """Remove damaged checkpoints, and all but `keep` up to the newest. Those of another run stay."""
+        """Remove damaged checkpoints, and all but `num_kept` up to the newest. Those of another run stay."""
         usable = [path for path in _list_checkpoints(self.folder) if path not in self.rejected]
         older = [path for path in usable if _order(path) <= _order(newest)]
         damaged = [path for path in self._damaged if path.parent == self.folder]
-        for path in (*older[: -self.keep], *damaged):
+        for path in (*older[: -self.num_kept], *damaged):
             hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # so that half of one is never taken for one
             try:
                 path.rename(hidden)
@@ -236,33 +238,21 @@ def _list_checkpoints(folder: Path) -> list[Path]:
 # --- one checkpoint ------------------------------------------------------------------------------
 
 
-class _HashingWriter:
-    """A file being written, with its size and checksum."""
-
-    def __init__(self, out: BinaryIO) -> None:
-        self._out, self._sha256, self._size = out, hashlib.sha256(), 0
-
-    def write(self, data: Any) -> None:
-        self._out.write(data)
-        self._sha256.update(data)
-        self._size += len(data)
-
-    def digest(self) -> _FileDigest:
-        return _FileDigest(bytes=self._size, sha256=self._sha256.hexdigest())
-
-
-def _write(path: Path, fill: Callable[[_HashingWriter], None]) -> _FileDigest:
-    """Write and sync a file."""
+def _write(path: Path, chunks: Iterable[Any]) -> _FileDigest:
+    """Write and sync a file of bytes-like chunks."""
+    sha256, size = hashlib.sha256(), 0
     with path.open("wb") as file:
-        out = _HashingWriter(file)
-        fill(out)
+        for chunk in chunks:
+            file.write(chunk)
+            sha256.update(chunk)
+            size += len(chunk)
         file.flush()
         os.fsync(file.fileno())
-    return out.digest()
+    return _FileDigest(bytes=size, sha256=sha256.hexdigest())
 
 
-def _write_safetensors(out: _HashingWriter, tensors: dict[str, Tensor]) -> None:
-    """Write the safetensors format one tensor at a time: the library's own writer holds all of them in memory twice.
+def _safetensors(tensors: dict[str, Tensor]) -> Iterator[Any]:
+    """Yield the safetensors format one tensor at a time: the library's own writer holds all of them in memory twice.
 
     Every tensor is written contiguously, whatever memory it shares; strides are not kept.
     """
@@ -276,11 +266,10 @@ def _write_safetensors(out: _HashingWriter, tensors: dict[str, Tensor]) -> None:
         offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    out.write(len(text).to_bytes(8, "little"))
-    out.write(text)
+    yield len(text).to_bytes(8, "little") + text
     for name in names:
         flat = tensors[name].detach().cpu().contiguous().reshape(-1)
-        out.write(flat.view(torch.uint8).numpy().data)
+        yield flat.view(torch.uint8).numpy().data
 
 
 def _read(path: Path, expected_identity: dict[str, Any]) -> Checkpoint:

@@ -144,7 +144,7 @@ class Loop:
         if plan.kind is WindowKind.MEASURE:
             self._reset_peak_memory()
         steps_before, done, elapsed_s = self.step, 0, 0.0
-        with self._window(plan.kind) as window:
+        with self.window(plan.kind) as window:
             while not plan.is_done(done, elapsed_s):
                 self._pending.append(self._run_step(plan.stream_rows))
                 done += 1
@@ -159,14 +159,8 @@ class Loop:
         return window
 
     @contextmanager
-    def untimed_window(self, kind: WindowKind) -> Iterator[None]:
-        """Record the block as a window without steps; the device is idle at its edges."""
-        with self._window(kind):
-            yield
-
-    @contextmanager
-    def _window(self, kind: WindowKind) -> Iterator[Window]:
-        """Open a window around the block. A reason that the block sets marks it as interrupted."""
+    def window(self, kind: WindowKind) -> Iterator[Window]:
+        """Record the block as a window; the device is idle at its edges. A reason set in it marks it as interrupted."""
         self._synchronize()
         window = self.windows.open(kind)
         self._pending.clear()

@@ -67,8 +67,9 @@ class Trainer:
     ) -> None:
         self.config, self.run_dir, self.manifest = bench.workload, run_dir, manifest
         self.workload, self.loop, self.stop_signal = workload, loop, stop_signal
-        folder, keep = run_dir / CHECKPOINTS, self.config.keep_checkpoints
-        self.checkpoints = CheckpointStore(folder, keep, identity(bench), sibling_folders(run_dir))
+        self.checkpoints = CheckpointStore(
+            run_dir / CHECKPOINTS, self.config.keep_checkpoints, identity(bench), sibling_folders(run_dir)
+        )
         self.validation: list[dict[str, Any]] = []
         self.resumed: list[ResumeEvent] = []
         self.problems: list[ResumeEvent] = []
@@ -149,7 +150,7 @@ class Trainer:
             return False
         # Deferred: during a validation, averaged weights may stand in for those that are trained.
         with self.stop_signal.deferred():
-            with self.loop.untimed_window(WindowKind.VALIDATION), preserve_rng_state():
+            with self.loop.window(WindowKind.VALIDATION), preserve_rng_state():
                 metrics = self.workload.validate()
             if metrics:
                 self.validation.append({"step": step, **_json_safe(metrics)})
@@ -165,7 +166,7 @@ class Trainer:
 
     def _save_checkpoint(self) -> Path:
         try:
-            with self.loop.untimed_window(WindowKind.CHECKPOINT):
+            with self.loop.window(WindowKind.CHECKPOINT):
                 path = self.checkpoints.save(self.loop.step, *self._state())
         finally:
             self._saved_s = time.monotonic()

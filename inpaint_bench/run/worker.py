@@ -88,7 +88,7 @@ def _requeue(manifest: ManifestFile, reason: Reason, message: str) -> None:
 def _run_attempt(bench: BenchConfig, run_dir: Path, manifest: ManifestFile, stop_signal: StopSignal) -> None:
     import torch
 
-    from inpaint_bench import workloads
+    from inpaint_bench import levers, workloads
 
     manifest.update(
         environment=msgspec.convert(environment.fingerprint(), Environment),
@@ -105,7 +105,7 @@ def _run_attempt(bench: BenchConfig, run_dir: Path, manifest: ManifestFile, stop
                 batch=workload.images_per_step,  # as found, for batch=auto
                 workload_facts=workload.facts,
                 data=workload.data,
-                levers=workload.requested_levers(),
+                levers=levers.requested(bench),
                 parity=workload.parity,
             )
             _run_windows(bench, run_dir, manifest, workload, device, stop_signal)

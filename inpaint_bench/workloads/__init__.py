@@ -29,11 +29,11 @@ class Workload(Protocol):
 
     @property
     def data(self) -> DataFacts:
-        """The images of this run, and the loader's settings."""
+        """Return the images of this run, and the loader's settings."""
 
     @property
     def prefetched_batches(self) -> int:
-        """Number of batches that the loader prepares while none is requested."""
+        """Return the number of batches that the loader prepares while none is requested."""
 
     def next_batch(self) -> Any:
         """Wait for the loader; the time this takes is the step's `data_wait_ns`."""
@@ -55,9 +55,6 @@ class Workload(Protocol):
 
     def finish(self, run_dir: Path) -> dict[str, Any]:
         """Write what a finished training leaves and return the manifest's quality: weights, pictures, metrics."""
-
-    def requested_levers(self) -> list[LeverReport]:
-        """Return the levers of the recipe, before anything is read back."""
 
     def verify_levers(self) -> list[LeverReport]:
         """Return the levers with what is really in effect. May run more steps: only after the last that counts."""

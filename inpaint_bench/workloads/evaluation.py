@@ -34,13 +34,16 @@ def validate(components: StepComponents, held_out: Indices) -> dict[str, float]:
     if not len(chosen):
         return {}
 
-    def loss(positions: str) -> dict[str, Any]:
+    def mean_loss(shuffle_positions: bool) -> float:
         batches, predict = _batches(components, chosen), _unet_prediction(components)
-        return validation_loss.validate(components.networks, batches, predict=predict, positions=positions)
+        per_image = validation_loss.losses(
+            components.networks, batches, predict=predict, shuffle_positions=shuffle_positions
+        )
+        return float(per_image.mean())
 
-    result = loss("true")
+    result = {"loss": mean_loss(shuffle_positions=False), "n": len(chosen)}
     if components.networks.location and len(chosen) > 1:
-        result["loss_shuffled"] = loss("shuffled")["loss"]
+        result["loss_shuffled"] = mean_loss(shuffle_positions=True)
     return result
 
 

@@ -28,13 +28,13 @@ from inpaint_bench.models.networks import FROZEN_SEED, Networks, build_networks
 from inpaint_bench.models.optimizers import ADAMW
 from inpaint_bench.models.training_step import StepComponents, TrainingStep
 
-from . import batch_search, evaluation, parity
+from . import Workload, batch_search, evaluation, parity
 
 log = logging.getLogger(__name__)
 
 
-class FinetuneInpaint:
-    """The workload `finetune_inpaint`; see `inpaint_bench.workloads.Workload`."""
+class FinetuneInpaint(Workload):
+    """The workload `finetune_inpaint`."""
 
     def __init__(self, step: TrainingStep, train: Indices, held_out: Indices) -> None:
         self.training_step, self.components = step, step.components
@@ -51,7 +51,7 @@ class FinetuneInpaint:
 
     @property
     def batches(self) -> Batches:
-        """The loader, made on first use: a run that resumes starts elsewhere in the stream."""
+        """Return the loader, made on first use: a run that resumes starts elsewhere in the stream."""
         if self._batches is None:
             self._batches = Batches(
                 self._samples,
@@ -96,9 +96,6 @@ class FinetuneInpaint:
 
     def skipped_steps(self) -> int:
         return self.training_step.skipped_steps()
-
-    def requested_levers(self) -> list[LeverReport]:
-        return levers.requested(self.bench)
 
     def verify_levers(self) -> list[LeverReport]:
         return levers.verify(self.training_step, self.batches)
@@ -148,7 +145,7 @@ class FinetuneInpaint:
 
 def build(config: BenchConfig, device: torch.device) -> FinetuneInpaint:
     """Build data, networks and optimizer on `device`. Raises UserError for data or weights that cannot be used."""
-    began = time.monotonic()
+    start_s = time.monotonic()
     levers.require(config, device)
     source = open_source(config.data, config.recipe)
     batch_requested = config.batch
@@ -165,7 +162,7 @@ def build(config: BenchConfig, device: torch.device) -> FinetuneInpaint:
         **_facts(step),
         "compile_s": round(first_pass_s, 3) if config.recipe.compile != "none" else None,
         "batch_requested": batch_requested,
-        "setup_s": round(time.monotonic() - began, 3),
+        "setup_s": round(time.monotonic() - start_s, 3),
     }
     return workload
 

@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from inpaint_bench.core.records import Parity
-from inpaint_bench.models.networks import INPUT_CHANNELS, LATENT_CHANNELS
+from inpaint_bench.models.networks import LATENT_CHANNELS
 from inpaint_bench.models.optimizers import baseline_adamw
-from inpaint_bench.models.training_step import StepComponents
+from inpaint_bench.models.training_step import StepComponents, unet_inputs
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +52,11 @@ def reference(components: StepComponents) -> Results | None:
 
 def compare(components: StepComponents, baseline: Results | None) -> tuple[Parity, float]:
     """Return the recipe's errors, and the seconds of its first pass (with compilation)."""
-    began = time.monotonic()
+    start_s = time.monotonic()
     results = _run(components)
     if components.device.type == "cuda":
         torch.cuda.synchronize()
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - start_s
     if baseline is None:
         return Parity(unavailable=f"the baseline does not fit on this GPU at {_size(components)} images"), seconds
     errors: dict[str, Any] = {
@@ -98,21 +98,11 @@ def _size(components: StepComponents) -> int:
 
 def _forward(components: StepComponents) -> tuple[Tensor, Tensor]:
     """Return prediction and loss on inputs that depend on shapes alone."""
-    bench, networks, device, size = components.bench, components.networks, components.device, _size(components)
-    side = bench.data.resolution_px // networks.downscale
-    length = networks.context_length + bench.model.location_tokens
-    generator = torch.Generator("cpu").manual_seed(SEED)  # the same numbers on every machine
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(device)
-
-    sample = normal(size, INPUT_CHANNELS, side, side).to(components.unet_dtype)
-    states = normal(size, length, networks.unet.config.cross_attention_dim).to(components.unet_dtype)
+    generator = torch.Generator().manual_seed(SEED)
+    sample, timesteps, states = unet_inputs(components, _size(components), generator)
     # As in training with a location encoder, so that a compiled network is compiled once.
-    states.requires_grad_(networks.location is not None)
-    target = normal(size, LATENT_CHANNELS, side, side)
-    timesteps = torch.randint(len(networks.sqrt_alphas_cumprod), (size,), generator=generator).to(device)
-    sample = sample.contiguous(memory_format=components.memory_format)
+    states.requires_grad_(components.networks.location is not None)
+    target = torch.randn(len(sample), LATENT_CHANNELS, *sample.shape[2:], generator=generator).to(components.device)
     with components.unet_context(), components.attention_kernels():
         predicted = components.unet(sample, timesteps, states, return_dict=False)[0]
     return predicted, F.mse_loss(predicted.float(), target)

@@ -231,9 +231,6 @@ class TinyTraining:
         (run_dir / "finished.txt").write_text(str(self.steps))
         return {"metrics": {"draws": {"value": self.draws, "n": 1}}}
 
-    def requested_levers(self) -> list[LeverReport]:
-        return []
-
     def verify_levers(self) -> list[LeverReport]:
         return []
 
