@@ -14,6 +14,7 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -155,8 +156,11 @@ def _record(attempts: Sequence[AttemptReply], ledger: Ledger, site: str | None, 
     """Return the attempts to be copied, each of them in the ledger; the report gets the others."""
     sites, accepted = ledger.sweep.sites, []
     specs = {spec.point: spec for spec in ledger.sweep.points}
-    # A `rerun` must not give the number of a new attempt to another one meanwhile.
-    with ledger.lock(timeout_s=LOCK_TIMEOUT_S):
+    recorded = {(a.point, a.attempt) for record in ledger.points().values() for a in record.attempts}
+    # A `rerun` must not give the number of a new attempt to another one meanwhile. Without new attempts there is no
+    # lock, because a launch holds it for as long as its points run on this machine.
+    is_new = any(attempt.key not in recorded for attempt in attempts)
+    with ledger.lock(timeout_s=LOCK_TIMEOUT_S) if is_new else nullcontext():
         records = ledger.points()
         for attempt in attempts:
             if reason := _conflict(attempt, records, sites, site):

@@ -123,11 +123,11 @@ def test_a_lost_request_is_repeated_by_rerun_and_the_code_goes_by_tar_without_rs
 def test_code_of_which_only_a_part_arrived_never_runs(login_nodes, tmp_path, capsys, monkeypatch):
     folder, scratch = tmp_path / "sweep", login_nodes.bed.state / "scratch"
     known = set(scratch.glob("*")) if scratch.exists() else set()
-    cutter = stop_when(login_nodes, lambda: set(scratch.glob("*/code/.*.partial/*")))
+    stopper = stop_when(login_nodes, lambda: set(scratch.glob("*/code/.*.partial/*")))
     with monkeypatch.context() as patch:
         patch.setenv("PATH", str(slow_rsync(tmp_path, 60)), prepend=os.pathsep)
         assert launch_sweep(login_nodes, folder, "gpu=h200", "batch=2") == 1
-    cutter.join()
+    stopper.join()
     login_nodes.start("delta")
     (remote,) = set(scratch.glob("*")) - known
     assert [path.name[0] for path in (remote / "code").iterdir()] == ["."]
@@ -188,11 +188,11 @@ def check_resumed_collect(login_nodes, folder: Path, files: dict[str, bytes], ca
 
 def test_an_interrupted_rsync_leaves_no_manifest_and_is_resumed(login_nodes, ended, tmp_path, capsys, monkeypatch):
     folder, files = ended
-    cutter = stop_when(login_nodes, lambda: list(folder.glob("0/attempt-1/steps/part-*")))
+    stopper = stop_when(login_nodes, lambda: list(folder.glob("0/attempt-1/steps/part-*")))
     with monkeypatch.context() as patch:
         patch.setenv("PATH", str(slow_rsync(tmp_path, 3000)), prepend=os.pathsep)
         assert app.main(["collect", str(folder)]) == 2
-    cutter.join()
+    stopper.join()
     check_resumed_collect(login_nodes, folder, files, capsys)
 
 

@@ -233,12 +233,12 @@ def test_a_time_limit_that_was_computed_from_earlier_runs_here_holds_at_the_site
 ):
     """Regression: it was computed again at the site, without the runs of this machine, and so was the budget."""
     monkeypatch.chdir(tmp_path)
-    requested = [*overrides(login_nodes), "gpu=h200", "batch=2", "time_min=auto", "out=mine", "budget=1"]
+    requested = [*overrides(login_nodes), "gpu=h200", "batch=2", "time_min=auto", "out=earlier_runs", "budget=1"]
     with composer() as compose:
         earlier = {"site": "delta", "gpu": "h200", "config_hash": config_hash(compose(0, requested).config)}
     took = {"status": "completed", "reason": None, "resumed": None, "started_unix_ns": 1, "ended_unix_ns": 300 * 10**9}
-    replace_json(tmp_path / "mine" / "old" / "sweep.json", {})
-    replace_json(tmp_path / "mine" / "old" / "0" / "attempt-1" / "manifest.json", earlier | took)
+    replace_json(tmp_path / "earlier_runs" / "old" / "sweep.json", {})
+    replace_json(tmp_path / "earlier_runs" / "old" / "0" / "attempt-1" / "manifest.json", earlier | took)
     assert launch.main(["-m", *requested, f"hydra.sweep.dir={tmp_path}/sweep"]) == 0
     assert re.search(r"20 min +1 earlier run, 5 min at most .* 1 ", capsys.readouterr().out)
     (job,) = queued_jobs(login_nodes, tmp_path / "sweep")

@@ -99,6 +99,13 @@ def test_the_second_copy_finds_nothing_new(sweep):
     assert (attempt.run_id, attempt.job_id, attempt.carried) == ("r-6", "77_0", True)
 
 
+def test_recorded_attempts_are_copied_while_a_command_holds_the_lock(sweep):
+    with pytest.raises(ConnectionError):
+        copy(sweep, limit=0)
+    with sweep.lock():
+        assert len(copy(sweep).new) == 3
+
+
 def test_a_point_keeps_the_overrides_that_it_has_here(sweep):
     manifest = json.dumps({"status": "failed", "run_id": "r-6", "overrides": ["workload.module=evil"]}).encode()
     copy(sweep, {MANIFEST: manifest})
@@ -298,11 +305,11 @@ class TestArchive:
 
     def test_a_file_here_that_is_a_link_is_replaced_and_its_target_is_not(self, sweep, tmp_path):
         copy(sweep, {})
-        (tmp_path / "precious").write_text("mine")
+        (tmp_path / "precious").write_text("kept")
         (sweep.folder / MANIFEST).parent.mkdir(parents=True)
         (sweep.folder / MANIFEST).symlink_to(tmp_path / "precious")
         assert self.collect(archive_of(tmp_path / "a.tar", RUN), sweep) == 0
-        assert (tmp_path / "precious").read_text() == "mine"
+        assert (tmp_path / "precious").read_text() == "kept"
         assert results(sweep) == RUN
 
     def test_on_a_full_disk_complete_files_stay_and_the_rest_follows_when_there_is_room(self, sweep, tmp_path, capsys):

@@ -199,8 +199,8 @@ def test_accounts_are_compared_only_if_slurm_enforces_them():
 def test_qos_must_exist_and_be_usable():
     assert delta(qos="high")["qos"].agreement is SAME
     assert delta(qos="vip")["qos"].note == "no such QOS"
-    mine = delta({"associations": "bbxx-delta-gpu|normal|normal|\n"}, qos="high")["qos"]
-    assert mine.note == "not a QOS that you may use"
+    not_allowed = delta({"associations": "bbxx-delta-gpu|normal|normal|\n"}, qos="high")["qos"]
+    assert not_allowed.note == "not a QOS that you may use"
     closed = PARTITIONS_22_05.replace("AllowQos=ALL", "AllowQos=normal", 1)
     assert "not allowed in gpuA40x4" in delta({"partitions": closed}, qos="high")["qos"].note
 

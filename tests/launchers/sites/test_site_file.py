@@ -38,7 +38,7 @@ limits:
 
 
 @pytest.fixture
-def mine(tmp_path: Path) -> SiteFile:
+def site_file(tmp_path: Path) -> SiteFile:
     path = tmp_path / "mine.yaml"
     path.write_text(TEXT)
     return SiteFile(path)
@@ -59,14 +59,14 @@ def mine(tmp_path: Path) -> SiteFile:
         ("preempt.grace_s", 300, "1001\n", "1001\npreempt:\n  grace_s: 300\n"),
     ],
 )
-def test_one_value_changes_and_nothing_else(mine: SiteFile, key: str, value: Any, before: str, after: str):
+def test_one_value_changes_and_nothing_else(site_file: SiteFile, key: str, value: Any, before: str, after: str):
     assert TEXT.count(before) == 1
-    assert mine.edited({key: value}) == TEXT.replace(before, after)
+    assert site_file.edited({key: value}) == TEXT.replace(before, after)
 
 
-def test_several_values_change_at_once(mine: SiteFile):
+def test_several_values_change_at_once(site_file: SiteFile):
     changes = {"gpus.a100.max_minutes": 1, "limits.max_array_size": 2, "limits.verified": True, "qos": None}
-    text = mine.edited(changes)
+    text = site_file.edited(changes)
     values = yaml.safe_load(text)
     assert (values["gpus"]["a100"]["max_minutes"], values["limits"]) == (1, {"max_array_size": 2, "verified": True})
     assert values["qos"] is None
@@ -98,10 +98,10 @@ def test_duplicate_keys_are_refused(tmp_path: Path):
         SiteFile(path)
 
 
-def test_line_of_a_key(mine: SiteFile):
-    assert mine.line("gpus.a100.max_minutes") == TEXT.splitlines().index("    max_minutes: 5760") + 1
-    assert mine.line("gpus.a100.cpus_per_gpu") is None
-    assert mine.line("gpus.b200.partition") is None
+def test_line_of_a_key(site_file: SiteFile):
+    assert site_file.line("gpus.a100.max_minutes") == TEXT.splitlines().index("    max_minutes: 5760") + 1
+    assert site_file.line("gpus.a100.cpus_per_gpu") is None
+    assert site_file.line("gpus.b200.partition") is None
 
 
 def test_invalid_yaml_is_a_user_error(tmp_path: Path):
@@ -111,27 +111,27 @@ def test_invalid_yaml_is_a_user_error(tmp_path: Path):
         SiteFile(path)
 
 
-def test_writing_keeps_the_mode_and_follows_a_symlink(mine: SiteFile, tmp_path: Path):
-    mine.path.chmod(0o640)
+def test_writing_keeps_the_mode_and_follows_a_symlink(site_file: SiteFile, tmp_path: Path):
+    site_file.path.chmod(0o640)
     link = tmp_path / "link.yaml"
-    link.symlink_to(mine.path)
+    link.symlink_to(site_file.path)
     file = SiteFile(link)
     file.write(file.edited({"name": "other"}))
     assert link.is_symlink()
-    assert (mine.path.read_text().splitlines()[1], mine.path.stat().st_mode & 0o777) == ("name: other", 0o640)
+    assert (site_file.path.read_text().splitlines()[1], site_file.path.stat().st_mode & 0o777) == ("name: other", 0o640)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["link.yaml", "mine.yaml"]
 
 
-def test_file_changed_since_it_was_read_is_not_written(mine: SiteFile):
-    text = mine.edited({"name": "other"})
-    mine.path.write_text("name: theirs\n")
+def test_file_changed_since_it_was_read_is_not_written(site_file: SiteFile):
+    text = site_file.edited({"name": "other"})
+    site_file.path.write_text("name: changed\n")
     with pytest.raises(UserError, match="has changed since"):
-        mine.write(text)
-    assert mine.path.read_text() == "name: theirs\n"
+        site_file.write(text)
+    assert site_file.path.read_text() == "name: changed\n"
 
 
-def test_only_the_users_own_files_are_written(mine: SiteFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    assert not_writable(mine.path) is None
+def test_only_the_users_own_files_are_written(site_file: SiteFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert not_writable(site_file.path) is None
     assert "installation" in (not_writable(PACKAGE / "_data" / "conf" / "site" / "delta.yaml") or "")
     kept = tmp_path / "code" / "abc" / "conf" / "site"
     kept.mkdir(parents=True)
@@ -139,7 +139,7 @@ def test_only_the_users_own_files_are_written(mine: SiteFile, tmp_path: Path, mo
     (kept.parents[1] / SNAPSHOT).write_text("{}")
     assert "code snapshot of a sweep" in (not_writable(kept / "mine.yaml") or "")
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anything
-    assert "no permission to write" in (not_writable(mine.path) or "")
+    assert "no permission to write" in (not_writable(site_file.path) or "")
 
 
 @pytest.mark.parametrize(
