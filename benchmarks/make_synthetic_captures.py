@@ -1,4 +1,4 @@
-"""Makes the synthetic captures of GPUs that nobody has recorded yet.
+"""Makes synthetic captures of GPUs that have not been recorded yet.
 
 usage: python -m benchmarks.make_synthetic_captures [FOLDER]     (default: the packaged captures)
 

@@ -59,7 +59,7 @@ class Block:
     seconds: float
     device_ms: float | None  # mean of the steps' CUDA events
     data_wait_pct: float
-    complete: bool  # no sidecar, or one that sampled until it was told to end
+    complete: bool  # no sidecar, or one that sampled until it was stopped
     sidecar: SidecarBlock | None
 
     @property
@@ -191,7 +191,7 @@ class Sidecars:
         return self._thread.submit(started.client.stop)
 
     def close(self) -> None:
-        """Stop whatever still runs."""
+        """Stop the last sidecar."""
         self._thread.shutdown()  # waits for a start that is under way
         if self._last:
             self._last.stop()

@@ -14,7 +14,7 @@ covers the truth in 94 to 100 of 100, and no drift shifts the mean. Blocks that 
 +/- 0.10 % after 8 rounds and +/- 0.08 % after 12.
 
 One disturbed block makes an interval useless: one of eight that takes 10 % longer moves the mean by 1.3 % and the upper
-end to 4 %. It stays in every figure, since nobody can tell it from a rare cost of the sidecar, but it is listed
+end to 4 %. It stays in every figure, since it cannot be distinguished from a rare cost of the sidecar, but it is listed
 (`outliers`), and the median of the rounds, which it hardly moves, is printed beside the mean.
 
 Two off blocks per round give a reference with less scatter, and an A/A comparison of off with off, whose true value is

@@ -330,8 +330,8 @@ class ProcessReport(msgspec.Struct, kw_only=True):
 class XidReport(msgspec.Struct, kw_only=True):
     """Xids (errors that the driver reports) of one GPU."""
 
-    count: int | None = None  # null: they could never be listened for
-    reason: str | None = None  # why nothing is listened for, or no longer
+    count: int | None = None  # null: they were never watched for
+    reason: str | None = None  # why they are not watched for
     numbers: dict[str, int] = {}  # Xid: how often
 
 

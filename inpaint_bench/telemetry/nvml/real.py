@@ -175,7 +175,7 @@ class RealNvml(Nvml):
             return None
         try:
             uuid = self.uuid(event.device)
-        except NvmlError:  # an Xid may be the last that is heard of a GPU
+        except NvmlError:  # the GPU may be lost since its Xid
             uuid = None
         return Xid(uuid, int(event.eventData))
 

@@ -145,8 +145,8 @@ class Reading:
 class StreamReader:
     """Reads one stream of one GPU, and learns which sensors the card does not have.
 
-    A sensor is absent if the first three reads all said so; it is then not queried any more. A later NOT_SUPPORTED
-    makes the value null for that tick, is counted, and the sensor is queried again.
+    A sensor is absent if it was not supported in the first three reads; it is then not queried any more. A later
+    NOT_SUPPORTED makes the value null for that tick, is counted, and the sensor is queried again.
     """
 
     def __init__(self, stream: SampleStream) -> None:
