@@ -1,40 +1,81 @@
-"""Points composed without Hydra's command line, from the configuration files as they are now: rerun, plans, tests."""
+"""Compose and place the points of a sweep, from the configuration files as they are now."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any
 
 from hydra import compose
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.utils import configure_log, setup_globals
-from hydra.types import HydraContext
 from omegaconf import DictConfig
 
+from inpaint_bench.core.config import config_hash
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.core.site import check_account
 from launchers.sweep.sweep_record import LaunchContext
 
 from . import hydra_internals
 from .composition import Composition
-from .placement import place
+from .placement import choose_site, service_units, slurm_request
 from .point import Point
 from .site_catalog import SiteCatalog
-from .time_limit import RunHistories
+from .time_limit import AUTO, RunHistory
 
 
-@dataclass(frozen=True)
 class Composer:
-    """Composes and places points, sharing what they have in common."""
+    """Composes and places points, sharing what they have in common.
 
-    context: HydraContext
-    composition: Composition
-    catalog: SiteCatalog
-    histories: RunHistories
+    `compose_config` is Hydra's own way from a point's overrides to its configuration.
+    """
+
+    def __init__(
+        self,
+        compose_config: Callable[[list[str]], DictConfig],
+        *,
+        loader: ConfigLoader,
+        config_name: str,
+        hydra_overrides: Sequence[str],
+    ) -> None:
+        self.context = hydra_internals.new_context(loader)
+        self.catalog = SiteCatalog(loader)
+        self._composition = Composition(
+            compose_config, loader=loader, config_name=config_name, hydra_overrides=hydra_overrides
+        )
+        self._history = RunHistory()
 
     def __call__(self, num: int, overrides: Sequence[str]) -> Point:
-        """Return one placed point. Raises UserError, or Hydra's own errors for overrides that do not fit."""
-        return place(num, list(overrides), self.composition, self.catalog, self.histories)
+        """Compose, check and place one point. Raises UserError, and Hydra's errors for overrides that do not fit."""
+        composed = self._composition(overrides)
+        bench, config = self._composition.typed(composed)
+        site, reachability = choose_site(bench, config, self.catalog)
+        check_account(site)
+        gpu = site.gpus[bench.gpu.name]
+        edits: dict[str, Any] = {"hydra.job.num": num}
+        limit_basis = ""
+        if bench.time_min == AUTO:
+            cell = (site.name, bench.gpu.name, config_hash(config))
+            edits["time_min"], limit_basis = self._history.limit(bench.out, cell, gpu.max_minutes)
+            bench = replace(bench, time_min=edits["time_min"])
+        # the site's dcgm-exporter, where the point names none
+        if gpu.dcgm_url is not None and bench.telemetry.dcgm_url is None and bench.telemetry.source == "nvml":
+            edits["telemetry.dcgm_url"] = gpu.dcgm_url
+            bench = replace(bench, telemetry=replace(bench.telemetry, dcgm_url=gpu.dcgm_url))
+        request = slurm_request(bench, site)
+        return Point(
+            num=num,
+            overrides=list(overrides),
+            composed=composed.with_edits(edits),
+            bench=bench,
+            site=site,
+            request=request,
+            limit_basis=limit_basis,
+            reachability=reachability,
+            service_units=service_units(bench, site, request),
+        )
 
 
 @contextmanager
@@ -51,7 +92,6 @@ def composer(launch_context: LaunchContext | None = None) -> Iterator[Composer]:
     with launched.activated(), hydra_internals.initialized(config_dir, launched.config_dirs) as loader:
         setup_globals()
         configure_log(compose_config([]).hydra.hydra_logging)
-        composition = Composition(
+        yield Composer(
             compose_config, loader=loader, config_name=launched.config_name, hydra_overrides=hydra_overrides
         )
-        yield Composer(hydra_internals.new_context(loader), composition, SiteCatalog(loader), RunHistories())

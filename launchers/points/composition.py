@@ -86,34 +86,31 @@ def _record_overrides(config: DictConfig, lines: Sequence[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _SharedConfig:
-    """What Hydra composed for a choice of groups."""
+    """What Hydra composed for a choice of groups, also as typed objects, of which points replace what they change."""
 
-    base: ComposedConfig
+    base: bytes  # pickled DictConfig, with Hydra's own node
+    content: bytes  # the same without that node
+    bench: BenchConfig | None  # None: the groups alone make no complete configuration
     interpolated_keys: frozenset[str]  # of the application, not of Hydra's node
+    reading_keys: frozenset[str]  # top-level keys with an interpolation that may read another key
 
     @classmethod
     def from_config(cls, config: DictConfig) -> _SharedConfig:
-        content = OmegaConf.to_container(without_hydra(config), resolve=False)
-        return cls(base=ComposedConfig.from_config(config), interpolated_keys=frozenset(_interpolations(content)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _TypedBase:
-    """A shared composition as typed objects, of which points replace only what they change."""
-
-    config: bytes  # pickled DictConfig, without Hydra's node
-    bench: BenchConfig | None  # None: the groups alone make no complete configuration
-    interpolating_keys: frozenset[str]  # top-level keys with an interpolation that may read another key
-
-    @classmethod
-    def from_config(cls, config: DictConfig) -> _TypedBase:
+        """Wrap what Hydra composed."""
         content = without_hydra(config)
         try:
             bench = parse_unchecked(content)
         except OmegaConfBaseException:
             bench = None
-        keys = frozenset(str(key) for key in content if "${" in _CONSTANT.sub("", repr(content._get_node(key))))
-        return cls(config=_pickled(content), bench=bench, interpolating_keys=keys)
+        return cls(
+            base=_pickled(config),
+            content=_pickled(content),
+            bench=bench,
+            interpolated_keys=frozenset(_interpolations(OmegaConf.to_container(content, resolve=False))),
+            reading_keys=frozenset(
+                str(key) for key in content if "${" in _CONSTANT.sub("", repr(content._get_node(key)))
+            ),
+        )
 
 
 class Composition:
@@ -131,7 +128,7 @@ class Composition:
         self._files = hydra_internals.config_repository(loader, config_name, hydra_overrides)
         self._is_group: dict[str, bool] = {}
         self._shared: dict[tuple[str, ...], _SharedConfig | None] = {}  # by group choices
-        self._typed: dict[bytes, _TypedBase] = {}  # by base
+        self._by_base: dict[bytes, _SharedConfig] = {}
 
     def __call__(self, lines: Sequence[str]) -> ComposedConfig:
         """Compose one point. Raises Hydra's and OmegaConf's errors for overrides that do not fit."""
@@ -140,8 +137,8 @@ class Composition:
     def _compose_shared(self, lines: Sequence[str]) -> ComposedConfig | None:
         """Compose on a shared base; None where Hydra has to compose the point alone."""
         choices: list[str] = []
-        hydra_values: list[Override] = []
         values: list[Override] = []
+        hydra_values: list[Override] = []
         for line in lines:
             override = _parsed(line)
             if self._is_group_choice(override):
@@ -160,7 +157,7 @@ class Composition:
             return None
         if any(_prefixes(value.key_or_group) & shared.interpolated_keys for value in values):
             return None
-        return replace(shared.base, values=tuple(values), lines=tuple(lines))
+        return ComposedConfig(base=shared.base, values=tuple(values), lines=tuple(lines))
 
     def _shared_for(self, choices: tuple[str, ...]) -> _SharedConfig | None:
         if choices not in self._shared:
@@ -171,6 +168,8 @@ class Composition:
             else:
                 shared = None if config.hydra.job.env_copy else _SharedConfig.from_config(config)
             self._shared[choices] = shared
+            if shared:
+                self._by_base[shared.base] = shared
         return self._shared[choices]
 
     def typed(self, composed: ComposedConfig) -> tuple[BenchConfig, DictConfig]:
@@ -182,15 +181,13 @@ class Composition:
         if composed.lines is None:
             config = without_hydra(composed.build())
             return parse_config(config), config
-        if composed.base not in self._typed:
-            self._typed[composed.base] = _TypedBase.from_config(pickle.loads(composed.base))
-        base = self._typed[composed.base]
-        config = pickle.loads(base.config)
+        shared = self._by_base[composed.base]
+        config = pickle.loads(shared.content)
         hydra_internals.apply_overrides(composed.values, config)
         changed = {value.key_or_group.split(".")[0] for value in composed.values}
-        if base.bench is None or not changed <= _KEYS:
+        if shared.bench is None or not changed <= _KEYS:
             return parse_config(config), config
-        return parse_changed(config, base.bench, changed | base.interpolating_keys), config
+        return parse_changed(config, shared.bench, changed | shared.reading_keys), config
 
     def _is_group_choice(self, override: Override) -> bool:
         """Return whether it chooses a configuration file; Hydra takes `group={...}` for values."""

@@ -25,7 +25,7 @@ class SiteCatalog:
     """Site files by name, each read once. The first file on the search path wins, as in Hydra."""
 
     def __init__(self, config_loader: ConfigLoader) -> None:
-        self._files: dict[str, Path] = {}
+        self._files: dict[str, tuple[Path, DictConfig]] = {}
         self._sites: dict[tuple[str, str, str], SiteConfig] = {}  # by name and what a point changes about it
         for entry in config_loader.get_search_path().get_path():
             scheme, separator, path = (entry.path or "").rpartition("://")
@@ -33,8 +33,7 @@ class SiteCatalog:
                 continue
             for file in sorted(Path(path, "site").glob("*.yaml")):
                 if file.stem != "auto":
-                    _check_name(file)
-                    self._files.setdefault(file.stem, file)
+                    self._files.setdefault(file.stem, (file, _read(file)))
 
     @property
     def names(self) -> list[str]:
@@ -43,7 +42,7 @@ class SiteCatalog:
 
     def file(self, name: str) -> Path:
         """Return the file of a site."""
-        return self._files[name]
+        return self._files[name][0]
 
     def site(self, name: str, config: DictConfig) -> SiteConfig:
         """Return the site for one point: its file, then `sites.<name>` of the point's configuration. Raises UserError.
@@ -57,12 +56,25 @@ class SiteCatalog:
         chosen = config.site.name == name
         cache_key = (name, repr(config.site) if chosen else "", repr(overrides.get(name)))
         if cache_key not in self._sites:
-            base: Any = config.site if chosen else _load(self._files[name])
+            base = config.site if chosen else self._files[name][1]
             self._sites[cache_key] = _typed_site(name, base, overrides.get(name) or {})
         return self._sites[cache_key]
 
 
-def _typed_site(name: str, base: Any, overrides: Any) -> SiteConfig:
+def _read(file: Path) -> DictConfig:
+    """Read a site file. Raises UserError where it is none, or where a copy still has the name of the old site."""
+    try:
+        content = OmegaConf.load(file)
+    except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"{file}: not a site file ({' '.join(str(error).split())})") from None
+    if not isinstance(content, DictConfig):
+        raise UserError(f"{file}: not a site file (it needs keys and values)")
+    if (name := content.get("name")) != file.stem:
+        raise UserError(f"{file}: name is {name}, it must be {file.stem}, as the file")
+    return content
+
+
+def _typed_site(name: str, base: DictConfig, overrides: Any) -> SiteConfig:
     try:
         site = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SiteConfig), base, overrides))
     except OmegaConfBaseException as error:
@@ -73,24 +85,6 @@ def _typed_site(name: str, base: Any, overrides: Any) -> SiteConfig:
     if site.connect.method in ("ssh", "bundle") and is_site_host(site):
         site.connect.method = "slurm"
     return site
-
-
-def _check_name(file: Path) -> None:
-    """Raise UserError where a copied site file still has the name of the old site."""
-    name = OmegaConf.select(_load(file), "name")
-    if name != file.stem:
-        raise UserError(f"{file}: name is {name}, it must be {file.stem}, as the file")
-
-
-def _load(file: Path) -> DictConfig:
-    """Read a site file. Raises UserError where it is not YAML with keys and values."""
-    try:
-        content = OmegaConf.load(file)
-    except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException) as error:
-        raise UserError(f"{file}: not a site file ({' '.join(str(error).split())})") from None
-    if not isinstance(content, DictConfig):
-        raise UserError(f"{file}: not a site file (it needs keys and values)")
-    return content
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from inpaint_bench.core.console import pluralize
-from inpaint_bench.core.files import read_json
 from inpaint_bench.core.schema import MANIFEST, SWEEP, Reason, Status
 
 AUTO = "auto"
@@ -19,66 +19,57 @@ STARTUP_MIN = 10  # from the start of the job to that of the run: modules, impor
 ROUND_TO_MIN = 5
 MAX_SWEEPS = 100  # newest sweeps that are read
 
+Cell = tuple[str, str, str]  # site, GPU, config hash
 
-@dataclass(frozen=True, kw_only=True)
-class TimeLimit:
-    """A time limit, and in words where it comes from."""
 
-    minutes: int
-    basis: str
+class _Run(msgspec.Struct):
+    """The part of a manifest that tells how long which cell ran."""
+
+    site: str
+    gpu: str
+    config_hash: str
+    status: Status
+    reason: str | None
+    resumed: list[Any] | None
+    started_unix_ns: int
+    ended_unix_ns: int
+
+    @property
+    def counts(self) -> bool:
+        """Return whether it ran in one go to its end, or, which gives a lower bound, to its time limit."""
+        return (self.status is Status.COMPLETED and not self.resumed) or self.reason == Reason.TIMEOUT
 
 
 class RunHistory:
-    """Durations of the runs below a folder of sweeps, by site, GPU and config hash. Read at first use."""
+    """Durations of the runs below folders of sweeps. A folder is read at its first use."""
 
-    def __init__(self, out: Path) -> None:
-        self._out = out
-        self._minutes: dict[tuple[str, str, str], list[float]] | None = None
+    def __init__(self) -> None:
+        self._minutes: dict[str, dict[Cell, list[float]]] = {}  # by folder
 
-    def limit(self, *, site: str, gpu: str, config_hash: str, max_minutes: int) -> TimeLimit:
-        """Return a limit for the next run of this cell, at most `max_minutes`."""
-        if self._minutes is None:
-            self._minutes = _read_durations(self._out)
-        durations = self._minutes.get((site, gpu, config_hash), [])
-        if not durations:
-            return TimeLimit(minutes=min(DEFAULT_MIN, max_minutes), basis=f"default, no such run in {self._out}")
-        estimate = MARGIN * max(durations) + STARTUP_MIN
-        minutes = min(ROUND_TO_MIN * math.ceil(estimate / ROUND_TO_MIN), max_minutes)
-        return TimeLimit(
-            minutes=minutes, basis=f"{pluralize(len(durations), 'earlier run')}, {max(durations):.3g} min at most"
-        )
+    def limit(self, out: str, cell: Cell, max_minutes: int) -> tuple[int, str]:
+        """Return the time limit of the cell's next run, at most `max_minutes`, and in words where it comes from."""
+        if out not in self._minutes:
+            self._minutes[out] = _read_durations(Path(out))
+        minutes = self._minutes[out].get(cell)
+        if not minutes:
+            return min(DEFAULT_MIN, max_minutes), f"default, no such run in {out}"
+        estimate = MARGIN * max(minutes) + STARTUP_MIN
+        limit = min(ROUND_TO_MIN * math.ceil(estimate / ROUND_TO_MIN), max_minutes)
+        return limit, f"{pluralize(len(minutes), 'earlier run')}, {max(minutes):.3g} min at most"
 
 
-class RunHistories(dict[str, RunHistory]):
-    """Run histories by folder, made at first use."""
-
-    def __missing__(self, out: str) -> RunHistory:
-        self[out] = RunHistory(Path(out))
-        return self[out]
-
-
-def _read_durations(out: Path) -> dict[tuple[str, str, str], list[float]]:
+def _read_durations(out: Path) -> dict[Cell, list[float]]:
     """Read the manifests of the newest sweeps. Damaged ones are skipped: a limit too short costs one rerun."""
     records = [*out.glob(f"*/{SWEEP}"), *out.glob(f"*/*/{SWEEP}")]
     newest = sorted(records, key=lambda record: record.stat().st_mtime, reverse=True)
-    durations: dict[tuple[str, str, str], list[float]] = {}
+    minutes: dict[Cell, list[float]] = {}
     for record in islice(newest, MAX_SWEEPS):
         for file in record.parent.glob(f"*/attempt-*/{MANIFEST}"):
             try:
-                manifest: dict[str, Any] = read_json(file) or {}
-                minutes = _duration_min(manifest)
-                key = (manifest["site"], manifest["gpu"], manifest["config_hash"])
-            except (OSError, ValueError, LookupError, TypeError):
+                run = msgspec.json.decode(file.read_bytes(), type=_Run)
+            except (OSError, ValueError):
                 continue
-            if minutes is not None:
-                durations.setdefault(key, []).append(minutes)
-    return durations
-
-
-def _duration_min(manifest: dict[str, Any]) -> float | None:
-    """Return a run's duration; of one that its time limit cut, a lower bound. None where it did not run in one go."""
-    complete = manifest["status"] == Status.COMPLETED and not manifest["resumed"]
-    if not complete and manifest["reason"] != Reason.TIMEOUT:
-        return None
-    started, ended = manifest["started_unix_ns"], manifest["ended_unix_ns"]
-    return (ended - started) / 60e9 if isinstance(started, int) and isinstance(ended, int) else None
+            if run.counts:
+                cell = (run.site, run.gpu, run.config_hash)
+                minutes.setdefault(cell, []).append((run.ended_unix_ns - run.started_unix_ns) / 60e9)
+    return minutes

@@ -25,13 +25,11 @@ from inpaint_bench.core.console import shell_command
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.recipe import split_choices
 from inpaint_bench.core.schema import MULTIRUN
-from launchers.points.composition import ComposedConfig, Composition
+from launchers.points.compose import Composer
+from launchers.points.composition import ComposedConfig
 from launchers.points.hydra_internals import expand_sweep
-from launchers.points.placement import place
 from launchers.points.point import Point
 from launchers.points.repetitions import AUTO, choose_order, initial_points
-from launchers.points.site_catalog import SiteCatalog
-from launchers.points.time_limit import RunHistories
 from launchers.sweep.sweep_record import LaunchContext, SweepRecord, new_sweep_id
 
 log = logging.getLogger(__name__)
@@ -168,17 +166,13 @@ class SweepLauncher(Launcher):
     def _place(self, job_overrides: Sequence[Sequence[str]]) -> list[Point]:
         """Compose and place every point. Raises UserError, Hydra's and OmegaConf's errors."""
         loader = self._context.config_loader
-        composition = Composition(
+        compose = Composer(
             lambda overrides: loader.load_sweep_config(self._config, overrides),
             loader=loader,
             config_name=self._config.hydra.job.config_name,
             hydra_overrides=list(self._config.hydra.overrides.hydra),
         )
-        catalog, histories = SiteCatalog(loader), RunHistories()
-        return [
-            place(num, list(filter_overrides(overrides)), composition, catalog, histories)
-            for num, overrides in enumerate(job_overrides)
-        ]
+        return [compose(num, list(filter_overrides(overrides))) for num, overrides in enumerate(job_overrides)]
 
     def _check(self, cells: Sequence[Point], typed_overrides: Sequence[str]) -> None:
         """Raise UserError for what does not fit a sweep as a whole."""
