@@ -1,4 +1,4 @@
-"""How long a launch takes over many points, and how much memory, beside Hydra's stock submitit launcher.
+"""Measure time and memory of a launch of many points, beside Hydra's stock submitit launcher.
 
 usage: python benchmarks/launch_scale.py STOCK_PYTHON [--sizes 10:3 100:3 1000:1] [--results FILE]
 
@@ -6,11 +6,11 @@ STOCK_PYTHON is an interpreter that has this package and the stock launcher: pyt
 hydra-submitit-launcher==1.2.0. --sizes are points and how often each is measured.
 
 Brings up a cluster of the test bed with its accounting and takes the partition down: jobs are accepted and wait. Both
-launchers then send the same points of this application from the same files, in turns, each in a process of its
-own, and all jobs are cancelled after each. Time counts from the start of the process. For the stock launcher it ends
-when sbatch has returned, as the launcher itself goes on waiting; for ours when the command has returned, which is later
-than sbatch: everything is written down by then. The stock launcher sends all points as one array to one partition with
-one request, ours as two arrays. After ours, `status` is timed on the sweep directory. Peak memory is the process's own.
+launchers then submit the same points of this application from the same files, in turns, each in a process of its own,
+and all jobs are cancelled after each. Time counts from the start of the process. For the stock launcher it ends when
+sbatch has returned, because the launcher then waits for the jobs; for ours when the command has returned, which is
+after sbatch and after its last record. The stock launcher submits all points as one array to one partition with one
+request, ours submits two arrays. After ours, `status` is timed on the sweep directory. Peak memory is of the process.
 """
 
 from __future__ import annotations
@@ -54,18 +54,20 @@ STOCK = [
     "hydra.launcher.timeout_min=10",
     "hydra.launcher.mem_gb=1",
 ]
-# Tells when sbatch returned, to whoever called it too.
+# Passes sbatch's exit code on, and appends the time at which it returned to a file.
 SBATCH = """#!/bin/sh
 "{sbatch}" "$@"
 code=$?
-date +%s.%N >> "{told}"
+date +%s.%N >> "{times}"
 exit $code
 """
-PATIENCE_S = 3600
+TIMEOUT_S = 3600
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
+    """One measured launch."""
+
     launcher: str
     points: int
     submitted_s: float
@@ -78,37 +80,38 @@ class Row:
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("stock", type=Path, metavar="STOCK_PYTHON")
-    options.add_argument("--sizes", nargs="+", default=["10:3", "100:3", "1000:1"], metavar="POINTS:TIMES")
-    options.add_argument("--results", type=Path, metavar="FILE", help="also write every measurement there, as JSON")
-    asked = options.parse_args()
+    """Measure every size with both launchers, in turns."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stock", type=Path, metavar="STOCK_PYTHON")
+    parser.add_argument("--sizes", nargs="+", default=["10:3", "100:3", "1000:1"], metavar="POINTS:TIMES")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="also write every measurement there, as JSON")
+    options = parser.parse_args()
     rows: list[Row] = []
     work = Path(tempfile.mkdtemp(prefix="launch-scale-"))
     try:
         with temporary_bed(sites=(SITE,)) as bed:
             bed.run(SITE, "scontrol", "update", f"partitionname={PARTITION}", "state=down")
-            for size in asked.sizes:
-                points, _, times = size.partition(":")
-                for _ in range(int(times or 1)):
+            for size in options.sizes:
+                points, _, repeats = size.partition(":")
+                for _ in range(int(repeats or 1)):
                     for launcher in ("ours", "stock"):
-                        row = _measure(bed, work / f"{len(rows)}-{launcher}", launcher, int(points), asked.stock)
+                        row = _measure(bed, work / f"{len(rows)}-{launcher}", launcher, int(points), options.stock)
                         print(json.dumps(asdict(row)), flush=True)
                         rows.append(row)
-                        if asked.results:
-                            asked.results.write_text(json.dumps([asdict(one) for one in rows], indent=1) + "\n")
+                        if options.results:
+                            options.results.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    _tell(rows)
+    _print_medians(rows)
     return 0
 
 
 def _measure(bed: Bed, folder: Path, launcher: str, points: int, stock: Path) -> Row:
     folder.mkdir(parents=True)
-    told = folder / "sbatch-returned"
+    sbatch_times = folder / "sbatch-returned"
     shim = folder / "bin" / "sbatch"
     shim.parent.mkdir()
-    shim.write_text(SBATCH.format(sbatch=shutil.which("sbatch"), told=told))
+    shim.write_text(SBATCH.format(sbatch=shutil.which("sbatch"), times=sbatch_times))
     shim.chmod(0o755)
     environment = bed.env(SITE) | {
         "PYTHONPATH": str(ROOT),
@@ -116,33 +119,33 @@ def _measure(bed: Bed, folder: Path, launcher: str, points: int, stock: Path) ->
         "INPAINT_BENCH_TESTBED": str(bed.state),
     }
     sweep = folder / "sweep"
-    words = ["-m", *POINTS, SEEDS.format(seeds=points // 10), f"hydra.sweep.dir={sweep}"]
+    arguments = ["-m", *POINTS, SEEDS.format(seeds=points // 10), f"hydra.sweep.dir={sweep}"]
     if launcher == "ours":
-        command = [sys.executable, "-m", "inpaint_bench.launch", *words]
+        command = [sys.executable, "-m", "inpaint_bench.launch", *arguments]
     else:
         app = folder / "app.py"
         app.write_text(STOCK_APP)
-        command = [str(stock), str(app), *words, *STOCK]
+        command = [str(stock), str(app), *arguments, *STOCK]
     load = os.getloadavg()[0]
-    begun = time.time()
+    started = time.time()
     with (folder / "output").open("w") as output:
         process = subprocess.Popen(
             command, env=environment, cwd=folder, stdout=output, stderr=output, start_new_session=True
         )
     ended = None
     usage = None
-    while time.time() - begun < PATIENCE_S:
+    while time.time() - started < TIMEOUT_S:
         pid, code, usage = os.wait4(process.pid, os.WNOHANG)
         if pid:
             ended = time.time()
             break
-        if launcher == "stock" and _returned(told):
+        if launcher == "stock" and _last_time(sbatch_times):
             os.killpg(process.pid, signal.SIGTERM)
             _, code, usage = os.wait4(process.pid, 0)
             break
         time.sleep(0.02)
     process.returncode = 0  # it has been waited for
-    returned = _returned(told)
+    returned = _last_time(sbatch_times)
     if usage is None or returned is None or (launcher == "ours" and code):
         raise SystemExit(f"{launcher} did not submit {points} points:\n{(folder / 'output').read_text()[-2000:]}")
     queued = bed.run(SITE, "squeue", "-h", "-r", "-o", "%i").stdout.split()
@@ -155,7 +158,7 @@ def _measure(bed: Bed, folder: Path, launcher: str, points: int, stock: Path) ->
     return Row(
         launcher=launcher,
         points=points,
-        submitted_s=round((ended or returned) - begun, 3),
+        submitted_s=round((ended or returned) - started, 3),
         cpu_s=round(usage.ru_utime + usage.ru_stime, 3),
         peak_rss_mb=round(usage.ru_maxrss / 1024, 1),
         load=round(load, 1),
@@ -165,23 +168,23 @@ def _measure(bed: Bed, folder: Path, launcher: str, points: int, stock: Path) ->
     )
 
 
-def _returned(told: Path) -> float | None:
-    """When sbatch returned last; None while it has not."""
-    lines = told.read_text().split() if told.exists() else []
+def _last_time(file: Path) -> float | None:
+    """Return when sbatch returned last; None while it has not."""
+    lines = file.read_text().split() if file.exists() else []
     return float(lines[-1]) if lines else None
 
 
 def _status(sweep: Path, environment: dict[str, str]) -> float:
-    begun = time.time()
+    started = time.time()
     command = [sys.executable, "-m", "inpaint_bench", "status", str(sweep)]
     subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
-    return round(time.time() - begun, 3)
+    return round(time.time() - started, 3)
 
 
-def _tell(rows: list[Row]) -> None:
-    """Medians, and the range where there are several."""
+def _print_medians(rows: list[Row]) -> None:
+    """Print medians, and ranges where there are several measurements."""
 
-    def shown(values: list[float]) -> str:
+    def cell(values: list[float]) -> str:
         spread = f" ({min(values):.4g} to {max(values):.4g})" if len(values) > 1 else ""
         return f"{statistics.median(values):.4g}{spread}"
 
@@ -189,18 +192,18 @@ def _tell(rows: list[Row]) -> None:
     print("|---|---|---|---|---|---|---|---|")
     for points in sorted({row.points for row in rows}):
         both = {name: [r for r in rows if (r.points, r.launcher) == (points, name)] for name in ("ours", "stock")}
-        for name, mine in both.items():
-            status = [row.status_s for row in mine if row.status_s is not None]
+        for name, measured in both.items():
+            status = [row.status_s for row in measured if row.status_s is not None]
             cells = [
-                shown([row.submitted_s for row in mine]),
-                shown([row.cpu_s for row in mine]),
-                shown([row.peak_rss_mb for row in mine]),
-                shown([row.bytes_per_point or 0 for row in mine]),
-                shown(status) if status else "",
+                cell([row.submitted_s for row in measured]),
+                cell([row.cpu_s for row in measured]),
+                cell([row.peak_rss_mb for row in measured]),
+                cell([row.bytes_per_point or 0 for row in measured]),
+                cell(status) if status else "",
             ]
-            print(f"| {points} | {name} | {len(mine)} | " + " | ".join(cells) + " |")
-        ours, stock = (statistics.median(row.submitted_s for row in both[name]) for name in ("ours", "stock"))
-        print(f"{points} points: {stock / ours:.1f} times faster than stock")
+            print(f"| {points} | {name} | {len(measured)} | " + " | ".join(cells) + " |")
+        our_s, stock_s = (statistics.median(row.submitted_s for row in both[name]) for name in ("ours", "stock"))
+        print(f"{points} points: {stock_s / our_s:.1f} times faster than stock")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,6 @@ from launchers.sweep.ledger import Ledger
 from launchers.sweep.sweep_record import RunOrder
 
 if TYPE_CHECKING:
-    import polars as pl
     from hydra.types import TaskFunction
 
 log = logging.getLogger(__name__)
@@ -47,13 +46,13 @@ class Cell:
     repetitions: int  # submitted so far
     points: list[PointStatus]
 
-    def in_state(self, *states: PointState) -> list[PointStatus]:
-        """Return the points in one of these states."""
-        return [point for point in self.points if point.state in states]
+    def in_state(self, state: PointState) -> list[PointStatus]:
+        """Return the points in this state."""
+        return [point for point in self.points if point.state is state]
 
     @property
     def service_units(self) -> float | None:
-        """What its points may have cost, or may yet cost; None where the site's charging rule is not known."""
+        """Return what its points cost at most; None where the site's charging rule is not known."""
         if self.next.service_units is None:
             return None
         attempts = [sum(attempt.refused is None for attempt in point.record.attempts) for point in self.points]
@@ -149,14 +148,11 @@ def _cells(
 
 def decide(cells: Sequence[Cell]) -> list[Decision]:
     """Give the cells whose interval is too wide the repetitions up to their next examination."""
-    completed = [point for cell in cells for point in cell.in_state(PointState.COMPLETED)]
-    folders = [point.run_dir for point in completed if point.run_dir and point.is_collected]
-    runs = _merged_runs(folders) if folders else None
-    return [_decide(cell, runs) for cell in cells]
+    return [_decide(cell, figures) for cell, figures in zip(cells, _report_figures(cells), strict=True)]
 
 
-def _decide(cell: Cell, runs: pl.DataFrame | None) -> Decision:
-    bench, figures = cell.next.bench, _report_cell(cell, runs)
+def _decide(cell: Cell, figures: dict[str, Any]) -> Decision:
+    bench = cell.next.bench
     decision = Decision(runs=int(figures.get("n") or 0))
     if figures.get("images_per_s_low") is not None:
         decision.half_width = relative_half_width(figures["images_per_s_low"], figures["images_per_s_high"])
@@ -190,29 +186,29 @@ def _undecided(cell: Cell) -> str:
     return ""
 
 
-def _merged_runs(folders: list[Path]) -> pl.DataFrame:
-    """Return the runs of these directories as the report has them, with incomparable ones kept apart."""
+def _report_figures(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """Return the report's row about each cell's runs that count; of several boards or batches, that of most runs."""
+    import polars as pl
+
     from analysis.comparability import ATTRIBUTES
     from analysis.dataset import open_dataset
     from analysis.merge import merge
-
-    with TemporaryDirectory(prefix="inpaint-bench-") as place:
-        merge(folders, Path(place, "dataset"), allow_mixed=ATTRIBUTES)
-        return open_dataset(Path(place, "dataset")).runs
-
-
-def _report_cell(cell: Cell, runs: pl.DataFrame | None) -> dict[str, Any]:
-    """Return the report's figures of the cell's runs that count; of several boards or batches, those with most runs."""
-    import polars as pl
-
     from analysis.stats.cells import build_cells
 
-    if runs is None:
-        return {}
-    run_ids = [point.record.last.run_id for point in cell.points if point.record.last]
-    same_config = pl.col("run_id").is_in(run_ids) & (pl.col("config_hash") == config_hash(cell.next.config))
-    rows = build_cells(runs.filter(same_config & (pl.col("site") == cell.next.site.name)))
-    return max(rows.to_dicts(), key=lambda row: int(row["n"]), default={})
+    completed = [point for cell in cells for point in cell.in_state(PointState.COMPLETED)]
+    folders = [point.run_dir for point in completed if point.run_dir and point.is_collected]
+    if not folders:
+        return [{} for _ in cells]
+    with TemporaryDirectory(prefix="inpaint-bench-") as place:
+        merge(folders, Path(place, "dataset"), allow_mixed=ATTRIBUTES)  # rows keep incomparable runs apart
+        runs = open_dataset(Path(place, "dataset")).runs
+    figures = []
+    for cell in cells:
+        run_ids = [point.record.last.run_id for point in cell.points if point.record.last]
+        same_config = pl.col("run_id").is_in(run_ids) & (pl.col("config_hash") == config_hash(cell.next.config))
+        rows = build_cells(runs.filter(same_config & (pl.col("site") == cell.next.site.name)))
+        figures.append(max(rows.to_dicts(), key=lambda row: int(row["n"]), default={}))
+    return figures
 
 
 def _up_to(target: int, cell: Cell) -> Decision:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from inpaint_bench.core.console import pluralize, sanitize
-from inpaint_bench.core.errors import PointsFailedError, UserError
+from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import Reason
 
 
@@ -26,14 +25,7 @@ def run_rerun(
         return
     from launchers.submit.rerun import rerun
 
-    result = rerun(sweep, task, only=_reasons(only), changes=changes, dry_run=dry_run, wait=wait)
-    if result.unknown:
-        messages = "; ".join(dict.fromkeys(point.message for point in result.unknown))
-        prefix = "" if result.submitted else "nothing was submitted: "
-        points = f"the state of {pluralize(len(result.unknown), 'point')} is unknown"
-        raise PointsFailedError(sanitize(f"{prefix}{points} ({messages}); rerun once it is known"))
-    if not result.submitted:
-        print("Nothing to submit.")
+    rerun(sweep, task, only=_reasons(only), changes=changes, dry_run=dry_run, wait=wait)
 
 
 def _repetitions(text: str) -> int | None:

@@ -92,6 +92,4 @@ def composer(launch_context: LaunchContext | None = None) -> Iterator[Composer]:
     with launched.activated(), hydra_internals.initialized(config_dir, launched.config_dirs) as loader:
         setup_globals()
         configure_log(compose_config([]).hydra.hydra_logging)
-        yield Composer(
-            compose_config, loader=loader, config_name=launched.config_name, hydra_overrides=hydra_overrides
-        )
+        yield Composer(compose_config, loader=loader, config_name=launched.config_name, hydra_overrides=hydra_overrides)

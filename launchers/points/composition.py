@@ -8,7 +8,7 @@ interpolation. Hence a point is composed by Hydra alone where
 
 - the key of an override has a package (`+` and `~` are fine); of Hydra's own node a point may only change values, which
   then belong to the shared composition;
-- there is an interpolation at the key of an override or above it, or another override puts one there;
+- there is an interpolation in the value of an override, at its key or above it;
 - Hydra copies environment variables (`hydra.job.env_copy`), whose names may be interpolations.
 """
 
@@ -138,7 +138,6 @@ class Composition:
         """Compose on a shared base; None where Hydra has to compose the point alone."""
         choices: list[str] = []
         values: list[Override] = []
-        hydra_values: list[Override] = []
         for line in lines:
             override = _parsed(line)
             if self._is_group_choice(override):
@@ -149,13 +148,10 @@ class Composition:
                 values.append(override)
             elif override.type is OverrideType.CHANGE:
                 choices.append(line)
-                hydra_values.append(override)
             else:
                 return None
         shared = self._shared_for(tuple(choices))
-        if shared is None or _sets_interpolation_twice(hydra_values + values):
-            return None
-        if any(_prefixes(value.key_or_group) & shared.interpolated_keys for value in values):
+        if shared is None or any(_prefixes(value.key_or_group) & shared.interpolated_keys for value in values):
             return None
         return ComposedConfig(base=shared.base, values=tuple(values), lines=tuple(lines))
 
@@ -204,14 +200,8 @@ def _parsed(line: str) -> Override:
 
 
 def _is_plain(override: Override) -> bool:
-    plain = override.package is None and not override.is_sweep_override()
+    plain = override.package is None and not override.is_sweep_override() and "${" not in str(override.value())
     return plain and _PLAIN_KEY.fullmatch(override.key_or_group) is not None
-
-
-def _sets_interpolation_twice(overrides: Sequence[Override]) -> bool:
-    """Return whether a key gets an interpolation and another override changes the same key, or one above or below."""
-    interpolations = [override for override in overrides if "${" in str(override.value())]
-    return any(_overlap(a.key_or_group, b.key_or_group) for a in interpolations for b in overrides if b is not a)
 
 
 def _prefixes(key: str) -> set[str]:
@@ -227,8 +217,3 @@ def _interpolations(value: Any, key: str = "") -> Iterator[str]:
             yield from _interpolations(item, f"{key}.{name}" if key else str(name))
     elif isinstance(value, str) and "${" in value:
         yield key
-
-
-def _overlap(first: str, second: str) -> bool:
-    """Return whether the keys are equal or one lies below the other."""
-    return all(a == b for a, b in zip(first.split("."), second.split("."), strict=False))

@@ -53,11 +53,11 @@ def slurm_request(bench: BenchConfig, site: SiteConfig) -> SlurmRequest:
             f"mem_gb={bench.mem_gb}: a node with {bench.gpu.name} of {site.name} has {node_mem_gb(entry)} G for jobs"
         )
     local = site.connect.method == "local"  # nothing is requested
-    option = {
-        "gres": ("gres", f"gpu:{entry.gres or bench.gpu.name}:{bench.gpus}"),
-        "gpus_per_node": ("gpus-per-node", str(bench.gpus)),
-        "none": None,
-    }["none" if local else entry.request]
+    option = None
+    if entry.request == "gres" and not local:
+        option = ("gres", f"gpu:{entry.gres or bench.gpu.name}:{bench.gpus}")
+    elif entry.request == "gpus_per_node" and not local:
+        option = ("gpus-per-node", str(bench.gpus))
     return SlurmRequest(
         partition=None if local else entry.partition,
         gpu_option=option,

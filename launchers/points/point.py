@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from omegaconf import DictConfig
 
@@ -54,22 +55,22 @@ class Point:
 
     @property
     def reachable(self) -> bool:
-        """This machine can submit to the point's site."""
+        """Return whether this machine can submit to the point's site."""
         return self.reachability.ok
 
     @property
     def config(self) -> DictConfig:
-        """The composed configuration with Hydra's own node; built anew each time, which takes milliseconds."""
+        """Return the composed configuration with Hydra's own node; built anew each time, which takes milliseconds."""
         return self.composed.build()
 
     @property
     def starts(self) -> int:
-        """How often its job may run up to its time limit."""
+        """Return how often its job may run up to its time limit."""
         return 1 + time_limit.max_requeues(self.bench, self.site)
 
     @property
     def subdir(self) -> str:
-        """Run directory below the sweep directory."""
+        """Return the run directory below the sweep directory."""
         return f"{self.num}/attempt-{self.attempt}"
 
     def planned(self) -> PointSpec:
@@ -90,12 +91,20 @@ class Group:
     """Points that are submitted as one array: same site, same request."""
 
     name: str
+    site: SiteConfig
+    request: SlurmRequest
     points: tuple[Point, ...]
 
-    @property
-    def first(self) -> Point:
-        """The first point; site and request are those of all."""
-        return self.points[0]
+
+Placed = TypeVar("Placed", Point, Group)
+
+
+def by_site(placed: Iterable[Placed]) -> dict[str, list[Placed]]:
+    """Return points or groups by the name of their site."""
+    sites: dict[str, list[Placed]] = {}
+    for item in placed:
+        sites.setdefault(item.site.name, []).append(item)
+    return sites
 
 
 def group_points(points: Sequence[Point], *, first_number: int = 0) -> list[Group]:
@@ -109,16 +118,12 @@ def group_points(points: Sequence[Point], *, first_number: int = 0) -> list[Grou
         by_request.setdefault((repr(point.site), repr(point.request)), []).append(point)
     groups: list[Group] = []
     for members in by_request.values():
-        limits = members[0].site.limits
-        size = min(limits.max_array_size, limits.max_submit_jobs or limits.max_array_size)
+        site, request, gpu = members[0].site, members[0].request, members[0].bench.gpu.name
+        size = min(site.limits.max_array_size, site.limits.max_submit_jobs or site.limits.max_array_size)
         for start in range(0, len(members), size):
-            name = _group_name(members[start], first_number + len(groups))
-            groups.append(Group(name=name, points=tuple(members[start : start + size])))
+            parts = [f"{first_number + len(groups):02d}", site.name, request.partition or "", gpu]
+            name = "-".join(re.sub(r"[^A-Za-z0-9_]+", "_", part) for part in parts if part)
+            groups.append(Group(name=name, site=site, request=request, points=tuple(members[start : start + size])))
             for point in groups[-1].points:
                 point.group = name
     return groups
-
-
-def _group_name(point: Point, number: int) -> str:
-    parts = [f"{number:02d}", point.site.name, point.request.partition or "", point.bench.gpu.name]
-    return "-".join(re.sub(r"[^A-Za-z0-9_]+", "_", part) for part in parts if part)

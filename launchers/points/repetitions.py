@@ -23,7 +23,8 @@ from launchers.sweep.sweep_record import RunOrder
 
 from .point import Point
 
-KEYS = ("repeats", "repeats_target", "repeats_max", "order_seed")  # the same for the whole sweep
+# the same for all points of a sweep
+SWEEP_KEYS = ("wait", "dry_run", "budget", "repeats", "repeats_target", "repeats_max", "order_seed")
 AUTO = "auto"
 MIN_RUNS = 3  # before the first examination: the interval of two runs is twelve times their scatter
 
@@ -31,12 +32,9 @@ MIN_RUNS = 3  # before the first examination: the interval of two runs is twelve
 def choose_order(cells: Sequence[BenchConfig]) -> RunOrder | None:
     """Return the order in which the cells run; None where the seed is swept, so that nothing can be repeated.
 
-    Raises UserError where the cells disagree.
+    The cells agree in `SWEEP_KEYS`. Raises UserError for repetitions or an order of a swept seed.
     """
     first = cells[0]
-    for key in KEYS:
-        if len({getattr(cell, key) for cell in cells}) > 1:
-            raise UserError(f"{key} differs between points, and a sweep has one")
     repeats = examined_sizes(first.repeats_max)[0] if first.repeats == AUTO else int(first.repeats)
     if len({cell.seed for cell in cells}) > 1:
         if first.repeats == 1 and first.order_seed is None:

@@ -23,7 +23,7 @@ from inpaint_bench.core.attempt_state import RunArtifacts, SchedulerState
 from inpaint_bench.core.console import pluralize, sanitize
 from inpaint_bench.core.schema import CODE, SNAPSHOT, SWEEP
 from inpaint_bench.core.site import SiteConfig
-from launchers.points.point import Group, Point
+from launchers.points.point import Group, Point, by_site
 from launchers.points.site_catalog import Reachability
 from launchers.slurm.query import SlurmReply
 from launchers.sweep.events import AttemptKey, Refused, Staged, Submitted
@@ -103,11 +103,8 @@ def root_of(site: SiteConfig, sweep_id: str) -> str:
 
 def connect(points: Iterable[Point]) -> None:
     """Open the connections that these points need. Points of a site that does not answer become unreachable."""
-    by_site: dict[str, list[Point]] = {}
-    for point in points:
-        if point.reachable and point.site.connect.method == "ssh":
-            by_site.setdefault(point.site.name, []).append(point)
-    for members in by_site.values():
+    over_ssh = (point for point in points if point.reachable and point.site.connect.method == "ssh")
+    for members in by_site(over_ssh).values():
         try:
             Connection(members[0].site.connect).open()
         except UnreachableError as error:
@@ -121,7 +118,7 @@ def submit(groups: Sequence[Group], ledger: Ledger, code: Path) -> tuple[int, bo
     Returns how many points were not submitted as far as is known, and whether that is because no reply came back; then
     `status` finds out once the site answers.
     """
-    site, sweep = groups[0].first.site, ledger.sweep
+    site, sweep = groups[0].site, ledger.sweep
     points = [point for group in groups for point in group.points]
     number = pluralize(len(points), "point")
     remote = RemoteSweep(site=site, root=root_of(site, sweep.sweep_id), code=code.name)

@@ -10,41 +10,29 @@ from pathlib import Path
 from inpaint_bench.core.site import SiteConfig
 
 # A sweep is often submitted from inside another job; its allocation must not become the new job's.
-_JOB_PREFIXES = tuple(
-    f"{name}_"
-    for name in (
-        *("SLURM", "SLURMD", "SRUN", "SBATCH", "SALLOC", "SCANCEL", "SACCT", "SQUEUE", "SINFO", "SCONTROL"),
-        *("SUBMITIT", "PMI", "PMIX"),
-    )
+_JOB_PREFIXES = (
+    *("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SALLOC_", "SCANCEL_", "SACCT_", "SQUEUE_", "SINFO_", "SCONTROL_"),
+    *("SUBMITIT_", "PMI_", "PMIX_"),
 )
-_JOB_VARIABLES = frozenset(
-    {
-        "CUDA_VISIBLE_DEVICES",
-        "GPU_DEVICE_ORDINAL",
-        "HYDRA_FULL_ERROR",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "RANK",
-        "WORLD_SIZE",
+_JOB_VARIABLES = (
+    *("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HYDRA_FULL_ERROR"),
+    *("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"),
+)
+
+
+def job_environment() -> dict[str, str]:
+    """Return this process's environment without the variables that belong to another job or Slurm command."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_JOB_PREFIXES) and name not in _JOB_VARIABLES
     }
-)
-
-
-def job_variables(environment: Mapping[str, str]) -> list[str]:
-    """Return the variables that belong to a job or to one Slurm command, and must not reach another."""
-    return sorted(name for name in environment if name.startswith(_JOB_PREFIXES) or name in _JOB_VARIABLES)
 
 
 def slurm_environment(site: SiteConfig) -> dict[str, str]:
     """Return the environment for Slurm's commands at one site: no variables of other jobs, and its SLURM_CONF."""
-    removed = set(job_variables(os.environ))
-    environment = {name: value for name, value in os.environ.items() if name not in removed}
     conf = site.connect.slurm_conf or os.environ.get("SLURM_CONF")
-    if conf:
-        environment["SLURM_CONF"] = conf
-    return environment
+    return job_environment() | ({"SLURM_CONF": conf} if conf else {})
 
 
 def python_path(code: Path) -> str:

@@ -17,7 +17,7 @@ from hydra.core.utils import JobReturn
 
 from launchers.sweep import private_dirs
 
-from .environment import job_variables, python_path, replaced_environ
+from .environment import job_environment, python_path, replaced_environ
 
 POLL_S = 0.2
 STOP_TIMEOUT_S = 30.0
@@ -65,8 +65,7 @@ def run_jobs(
     from .submitit_internals import LocalJobExecutor  # submitit only where something runs
 
     slots = visible_gpus() or [""]
-    removed = set(job_variables(os.environ))
-    environment = {name: value for name, value in os.environ.items() if name not in removed}
+    environment = job_environment()
     if code is not None:
         environment |= {"PYTHONPATH": python_path(code), "PYTHONSAFEPATH": "1"}
     waiting = list(range(len(jobs)))

@@ -33,7 +33,7 @@ def render(group: Group, *, command: str, folder: Path, code: Path, job_name: st
     `command` runs one task, `folder` takes the logs, `code` is the snapshot to run from. Raises UserError for an
     unknown template, an invalid variable name, and values with control characters.
     """
-    site = group.first.site
+    site = group.site
     variables = {
         **site.environment.variables,
         "PYTHONPATH": python_path(code),
@@ -60,7 +60,7 @@ def render(group: Group, *, command: str, folder: Path, code: Path, job_name: st
             .get_template(site.template)
             .render(
                 site=site,
-                request=group.first.request,
+                request=group.request,
                 modules=[shlex.quote(module) for module in site.environment.modules],
                 directives=[(option, _quoted(value)) for option, value in directives],
                 variables=[(name, shlex.quote(str(value))) for name, value in sorted(variables.items())],
@@ -78,7 +78,7 @@ def _quoted(value: str | int | None) -> str | None:
 
 
 def _directives(group: Group, folder: Path, job_name: str) -> Iterator[tuple[str, str | int | None]]:
-    site, request = group.first.site, group.first.request
+    site, request = group.site, group.request
     environment = site.environment
     yield "job-name", job_name
     if site.account.value:

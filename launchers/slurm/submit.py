@@ -73,7 +73,7 @@ class Outcome:
 
 def job_command(group: Group, folder: Path) -> str:
     """Return the shell command of one array task: it checks the folder and loads the point's pickle from it."""
-    return entry.command(group.first.site.python or sys.executable, folder)
+    return entry.command(group.site.python or sys.executable, folder)
 
 
 def submit_groups(groups: Sequence[Group], ledger: Ledger, hydra: HydraState, code: Path) -> Outcome:
@@ -87,7 +87,7 @@ def submit_groups(groups: Sequence[Group], ledger: Ledger, hydra: HydraState, co
     outcome = Outcome()
     sweep_id = ledger.sweep.sweep_id
     for group in groups:
-        site = group.first.site
+        site = group.site
         attempts = [(point.num, point.attempt) for point in group.points]
         points = pluralize(len(attempts), "point")
         try:
@@ -115,7 +115,7 @@ def submit_groups(groups: Sequence[Group], ledger: Ledger, hydra: HydraState, co
             log.error(f"{error}. {advice}")
             continue
         ledger.append(Submitted(group=group.name, job_id=f"{array}_%a", attempts=attempts))
-        log.info(f"{site.name}: array {array} with {points} in {group.first.request.partition}")
+        log.info(f"{site.name}: array {array} with {points} in {group.request.partition}")
     return outcome
 
 
@@ -125,13 +125,13 @@ def submit_array(group: Group, jobs: Sequence[Callable[[], Any]], *, folder: Pat
     Raises UnansweredError, RefusedError with sbatch's own message, and UserError where it is not certain whether Slurm
     accepted the array: on a full disk, and for a message that says neither.
     """
-    site = group.first.site
+    site = group.site
     command = job_command(group, folder)
     executor = ArrayExecutor(
         folder,
         command=command,
         script=render(group, command=command, folder=folder, code=code, job_name=job_name),
-        time_min=group.first.request.time_min,
+        time_min=group.request.time_min,
     )
     with replaced_environ(slurm_environment(site)), redirect_stderr(io.StringIO()):  # submitit prints what it raises
         try:

@@ -9,8 +9,7 @@ from pathlib import Path
 from inpaint_bench.core.console import console, pluralize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import CODE, JOBS
-from inpaint_bench.core.site import SiteConfig
-from launchers.points.point import Group, Point, group_points
+from launchers.points.point import Group, Point, by_site, group_points
 from launchers.remote import client
 from launchers.slurm.script import render
 from launchers.slurm.submit import UNKNOWN, estimate_starts, job_command
@@ -29,7 +28,7 @@ def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchCo
     for char in "%\\":
         if char in str(folder):
             raise UserError(f"{folder}: Slurm reads {char} in a path as a pattern; choose another hydra.sweep.dir")
-    for name, members in _by_site(points).items():
+    for name, members in by_site(points).items():
         site = members[0].site
         most = site.limits.max_submit_jobs
         if most is not None and len(members) > most and site.connect.method != "local":
@@ -45,20 +44,30 @@ def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchCo
                 "of the code without these files; move them into conf/"
             )
     for group in group_points(points):
-        if group.first.site.connect.method != "local":
+        if group.site.connect.method != "local":
             script_of(group, folder, folder, "check")
 
 
 def check_accounts(points: Sequence[Point]) -> None:
-    """Raise UserError where a site wants an account and none is set."""
-    for point in points:
-        if point.reachable and _lacks_account(point.site):
-            raise UserError(f"{point.site.name} needs an account: {_account_hint(point.site)}")
+    """Raise UserError where a reachable site wants an account and none is set."""
+    for message in missing_accounts([point for point in points if point.reachable]):
+        raise UserError(message)
+
+
+def missing_accounts(points: Sequence[Point]) -> list[str]:
+    """Return a sentence per site that wants an account where none is set."""
+    sentences = []
+    for site in (point.site for point in points):
+        account, key = site.account, f"sites.{site.name}.account.value"
+        if account.required and not account.value and site.connect.method != "local":
+            hint = f"{key}=... (pattern {account.pattern}); `{account.how_to_list}` lists yours"
+            sentences.append(f"{site.name} needs an account: {hint}")
+    return list(dict.fromkeys(sentences))
 
 
 def script_of(group: Group, folder: Path, code: Path, sweep_id: str) -> str:
     """Return the group's sbatch script; for a site over ssh, as it will be rendered there."""
-    site = group.first.site
+    site = group.site
     if site.connect.method == "ssh":
         folder = Path(client.root_of(site, sweep_id))
         code = folder / CODE / code.name
@@ -78,18 +87,18 @@ def preview(points: Sequence[Point], folder: Path, sweep_id: str, first_group_nu
             log.info(f"{pluralize(len(group.points), 'point')}: {scripts[group.name]}")
     for line in cost_lines(points):
         log.info(line)
-    for site, members in _by_site(points).items():
+    for site, members in by_site(points).items():
         if not members[0].reachable:
             reason = members[0].reachability.reason
             log.info(f"{site} cannot be reached from here ({reason}): a launch would write a plan file for it")
-        if _lacks_account(members[0].site):
-            log.info(f"{site} needs an account: {_account_hint(members[0].site)}")
+    for line in missing_accounts(points):
+        log.info(line)
     log.info("Dry run: nothing was submitted.")
 
 
 def cost_lines(points: Sequence[Point]) -> Iterator[str]:
     """Yield a line per site: the cost of its points if all of them run up to their time limits."""
-    for name, members in _by_site(points).items():
+    for name, members in by_site(points).items():
         if members[0].site.connect.method == "local":
             continue
         known = [point.service_units for point in members if point.service_units is not None]
@@ -104,7 +113,7 @@ def _write_scripts(groups: Sequence[Group], folder: Path, sweep_id: str) -> dict
     code = snapshot.planned_path(folder / CODE)
     files: dict[str, Path] = {}
     for group in groups:
-        if group.first.site.connect.method == "local":
+        if group.site.connect.method == "local":
             continue
         file = folder / SCRIPTS / f"{group.name}.sh"
         try:
@@ -119,30 +128,10 @@ def _write_scripts(groups: Sequence[Group], folder: Path, sweep_id: str) -> dict
 
 def _estimated_starts(groups: Sequence[Group], scripts: Mapping[str, Path]) -> dict[str, str]:
     """Return by group when Slurm expects to start it, in words. Only sites whose commands work here are asked."""
-    starts: dict[str, str] = dict.fromkeys(scripts, UNKNOWN)
-    by_cluster: dict[str, list[Group]] = {}
-    for group in groups:
-        if group.name in scripts and group.first.reachable and group.first.site.connect.method == "slurm":
-            by_cluster.setdefault(repr(group.first.site.connect), []).append(group)
-    for members in by_cluster.values():
-        files = [scripts[group.name] for group in members]
-        estimates = estimate_starts(members[0].first.site, files)
+    starts = dict.fromkeys(scripts, UNKNOWN)
+    written = [group for group in groups if group.name in scripts and group.points[0].reachable]
+    for members in by_site(group for group in written if group.site.connect.method == "slurm").values():
+        estimates = estimate_starts(members[0].site, [scripts[group.name] for group in members])
         for group, estimate in zip(members, estimates, strict=True):
             starts[group.name] = estimate if isinstance(estimate, str) else tables.clock(estimate)
     return starts
-
-
-def _by_site(points: Sequence[Point]) -> dict[str, list[Point]]:
-    by_site: dict[str, list[Point]] = {}
-    for point in points:
-        by_site.setdefault(point.site.name, []).append(point)
-    return by_site
-
-
-def _lacks_account(site: SiteConfig) -> bool:
-    return site.connect.method != "local" and site.account.required and not site.account.value
-
-
-def _account_hint(site: SiteConfig) -> str:
-    account = site.account
-    return f"sites.{site.name}.account.value=... (pattern {account.pattern}); `{account.how_to_list}` lists yours"

@@ -29,7 +29,7 @@ from launchers.points.compose import Composer
 from launchers.points.composition import ComposedConfig
 from launchers.points.hydra_internals import expand_sweep
 from launchers.points.point import Point
-from launchers.points.repetitions import AUTO, choose_order, initial_points
+from launchers.points.repetitions import AUTO, SWEEP_KEYS, choose_order, initial_points
 from launchers.sweep.sweep_record import LaunchContext, SweepRecord, new_sweep_id
 
 log = logging.getLogger(__name__)
@@ -182,7 +182,7 @@ class SweepLauncher(Launcher):
         recipes = [override for override in typed_overrides if override.split("=")[0] == "recipe"]
         if study != "none" and recipes:
             raise UserError(f"{recipes[0]}: study={study} makes the recipes itself; study.base=<recipe> names its base")
-        for key in ("wait", "dry_run", "budget"):
+        for key in SWEEP_KEYS:
             if len({getattr(cell.bench, key) for cell in cells}) > 1:
                 raise UserError(f"{key} differs between points, and a sweep has one")
 

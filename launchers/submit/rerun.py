@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 from hydra.types import TaskFunction
 
-from inpaint_bench.core.console import console
-from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.console import console, pluralize, sanitize
+from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.schema import SWEEP, PointState, Reason
 from launchers.points.compose import composer
 from launchers.points.point import Point
@@ -26,14 +25,6 @@ from .submit import Submission
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RerunResult:
-    """What one `rerun` did. `unknown` points were left alone because their state is not known."""
-
-    submitted: int
-    unknown: list[PointStatus]
-
-
 def rerun(
     folder: Path,
     task: TaskFunction,
@@ -42,30 +33,32 @@ def rerun(
     changes: Sequence[str] = (),
     dry_run: bool,
     wait: bool,
-) -> RerunResult:
+) -> None:
     """Submit what failed or was never submitted, each point as a new attempt.
 
     The policies (`rerun.<reason>`) decide which points, and with what changes; `only` names reasons instead. Points are
     composed from the configuration files as they are now, so a corrected site file takes effect, with the overrides of
-    the launch and `changes`. Points in a plan file are left to the machine that runs it. Raises UserError where
-    nothing can be submitted, and what `Submission.run` raises.
+    the launch and `changes`. Points in a plan file are left to the machine that runs it. Raises PointsFailedError for
+    points whose state is unknown, which are left alone, UserError, and what `Submission.run` raises.
     """
     ledger = Ledger.open(folder.absolute())
     check_changes(changes)
-    sweep = ledger.sweep
+    sweep, sites = ledger.sweep, sites_of(ledger)
     unknown: list[PointStatus] = []
+
+    def is_carried(point: PointStatus) -> bool:
+        """Return whether its plan file is carried to its site; those for a site over ssh are tried again instead."""
+        return point.record.plan is not None and sites[point.record.site].connect.method != "ssh"
+
     with composer(sweep.launch_context) as compose:
 
         def choose_points() -> list[Point]:
             points = poll_sweep(ledger, holding_lock=not dry_run).points
             unknown[:] = [point for point in points if point.state is PointState.UNKNOWN]
-            deferred = _deferred(ledger, points)
             if only is None or Reason.NEVER_STARTED in only:
-                for plan in sorted({str(point.record.plan) for point in deferred.values()}):
+                for plan in sorted({str(point.record.plan) for point in points if is_carried(point)}):
                     log.info(f"{plan} is left alone: its points run elsewhere ({plan_file.launch_command(plan)})")
-            decisions = decide(
-                [point for point in points if point.record.num not in deferred], compose, only=only, changes=changes
-            )
+            decisions = decide([p for p in points if not is_carried(p)], compose, only=only, changes=changes)
             if changes and not decisions:  # so that a wrong override is reported although nothing is submitted
                 compose(0, merge_overrides(sweep.points[0].overrides, changes))
             if decisions:
@@ -75,7 +68,14 @@ def rerun(
         submission = Submission(
             folder=ledger.folder, hydra_context=compose.context, task_function=task, wait=wait, dry_run=dry_run
         )
-        return RerunResult(submitted=len(submission.run(choose_points)), unknown=unknown)
+        submitted = submission.run(choose_points)
+    if unknown:
+        messages = "; ".join(dict.fromkeys(point.message for point in unknown))
+        prefix = "" if submitted else "nothing was submitted: "
+        count = f"the state of {pluralize(len(unknown), 'point')} is unknown"
+        raise PointsFailedError(sanitize(f"{prefix}{count} ({messages}); rerun once it is known"))
+    if not submitted:
+        log.info("Nothing to submit.")
 
 
 def run_plan(path: Path, task: TaskFunction, *, config_dir: Path | None, dry_run: bool, wait: bool) -> None:
@@ -107,13 +107,3 @@ def run_plan(path: Path, task: TaskFunction, *, config_dir: Path | None, dry_run
             new_sweep=SweepRecord(sweep_id=plan.sweep_id, order=plan.order, launch_context=context),
         )
         submission.run(lambda: points)
-
-
-def _deferred(ledger: Ledger, points: Sequence[PointStatus]) -> dict[int, PointStatus]:
-    """Return the points in plan files that somebody carries; those for a site over ssh are tried again instead."""
-    sites = sites_of(ledger)
-    return {
-        point.record.num: point
-        for point in points
-        if point.record.plan and sites[point.record.site].connect.method != "ssh"
-    }

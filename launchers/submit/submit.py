@@ -22,7 +22,7 @@ from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.schema import CODE, JOBS
 from inpaint_bench.core.site import SiteConfig
 from inpaint_bench.run.manifest import new_run_id
-from launchers.points.point import Group, Point, group_points
+from launchers.points.point import Group, Point, by_site, group_points
 from launchers.remote import client, plan_file
 from launchers.slurm.job import HydraState, PointJob
 from launchers.slurm.local_executor import LocalJob, run_jobs
@@ -135,7 +135,7 @@ def site_content(site: SiteConfig) -> dict[str, Any]:
 
 
 def _reached_by(groups: Sequence[Group], method: str) -> list[Group]:
-    return [group for group in groups if group.first.site.connect.method == method]
+    return [group for group in groups if group.site.connect.method == method]
 
 
 def _next_group_number(ledger: Ledger) -> int:
@@ -145,11 +145,7 @@ def _next_group_number(ledger: Ledger) -> int:
 
 def _defer_unreachable(points: Sequence[Point], ledger: Ledger) -> None:
     """Write plan files with the points of sites that this machine cannot submit to."""
-    by_site: dict[str, list[Point]] = {}
-    for point in points:
-        if not point.reachable:
-            by_site.setdefault(point.site.name, []).append(point)
-    for site, members in by_site.items():
+    for site, members in by_site(point for point in points if not point.reachable).items():
         path = plan_file.add_points(ledger.folder, site, ledger.sweep, members)
         method = members[0].site.connect.method
         if method == "bundle":
@@ -185,8 +181,8 @@ def _record_planned(group: Group, ledger: Ledger) -> None:
         Planned(
             group=group.name,
             job_name=job_name(group.name, sweep_id),
-            site=group.first.site.name,
-            partition=group.first.request.partition,
+            site=group.site.name,
+            partition=group.request.partition,
             attempts=planned,
         )
     )
@@ -194,10 +190,7 @@ def _record_planned(group: Group, ledger: Ledger) -> None:
 
 def _submit_over_ssh(groups: Sequence[Group], ledger: Ledger, code: Path, outcome: Outcome) -> None:
     """Submit each site's groups over its connection."""
-    by_site: dict[str, list[Group]] = {}
-    for group in groups:
-        by_site.setdefault(group.first.site.name, []).append(group)
-    for site, members in by_site.items():
+    for site, members in by_site(groups).items():
         # points that waited for the connection must not be carried there as well
         plan_file.remove_points(ledger.folder, site, {point.num for group in members for point in group.points})
         not_accepted, unanswered = client.submit(members, ledger, code)

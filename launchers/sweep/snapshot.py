@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import stat
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from inpaint_bench.core.environment import git_state
@@ -22,15 +23,18 @@ def take(folder: Path) -> Path:
     Named by content hash, so equal code is stored once however often a sweep is rerun. Only the user can enter it.
     Raises UserError where a stored copy of that name has other content.
     """
-    files, digest = _content()
-    target = folder / _name(digest)
+    files = _running_code()
+    digest = _digest(files)
+    target = folder / digest[:12]
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if stat.S_IMODE(folder.stat().st_mode) & 0o077:  # made by somebody else; its content is compared below
         folder.chmod(0o700)
     if (target / SNAPSHOT).is_file():
-        _compare(target, files)
+        stored = {path.relative_to(target): path for path in _files_below(target) if path != target / SNAPSHOT}
+        if _digest(stored) != digest:  # also with a file more, which a job could import
+            raise UserError(f"{target}: its content does not match its name; find out who changed it, and remove it")
         return target
-    for relative, path in files:
+    for relative, path in files.items():
         (target / relative).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target / relative)
     parent = read_json(ROOT / SNAPSHOT)  # present where the running code is a snapshot itself
@@ -41,33 +45,22 @@ def take(folder: Path) -> Path:
 
 def planned_path(folder: Path) -> Path:
     """Return the directory that `take` would return now."""
-    return folder / _name(_content()[1])
+    return folder / _digest(_running_code())[:12]
 
 
-def _compare(target: Path, files: list[tuple[Path, Path]]) -> None:
-    """Raise UserError unless the stored files are these, byte for byte."""
-    stored = {path.relative_to(target) for path in target.rglob("*") if path.is_file() and path.suffix != ".pyc"}
-    expected = {relative for relative, _ in files}
-    if stored - {Path(SNAPSHOT)} != expected or any(
-        (target / relative).read_bytes() != path.read_bytes() for relative, path in files
-    ):
-        raise UserError(f"{target}: its content does not match its name; find out who changed it, and remove it")
-
-
-def _name(digest: str) -> str:
-    return digest[:12]
-
-
-def _content() -> tuple[list[tuple[Path, Path]], str]:
-    """Return the files as (path in the snapshot, path here), and the hash over their names and contents."""
+def _running_code() -> dict[Path, Path]:
+    """Return the files by their path in a snapshot."""
     sources = [ROOT / name for name in PACKAGES] + [conf_dir(), templates_dir()]
-    files = [
-        (Path(source.name) / path.relative_to(source), path)
-        for source in sources
-        for path in sorted(source.rglob("*"))
-        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
-    ]
+    return {Path(source.name) / path.relative_to(source): path for source in sources for path in _files_below(source)}
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+
+
+def _digest(files: Mapping[Path, Path]) -> str:
+    """Return a hash over names and contents."""
     digest = hashlib.sha256()
-    for relative, path in files:
+    for relative, path in sorted(files.items()):
         digest.update(f"{relative}\0".encode() + path.read_bytes() + b"\0")
-    return files, digest.hexdigest()
+    return digest.hexdigest()

@@ -16,8 +16,8 @@ from omegaconf import DictConfig
 
 from inpaint_bench.core.console import pluralize, sanitize
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.files import replace_bytes
 from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.core.records import write_record
 from inpaint_bench.core.schema import JOBS, LEDGER, SWEEP
 
 FORMAT_VERSION = 2
@@ -48,10 +48,6 @@ class LaunchContext(msgspec.Struct, frozen=True, kw_only=True):
             config_name=str(config.hydra.job.config_name),
             hydra_overrides=tuple(config.hydra.overrides.hydra),
         )
-
-    def without_paths(self) -> LaunchContext:
-        """Return the part that holds on another machine."""
-        return LaunchContext(config_name=self.config_name, hydra_overrides=self.hydra_overrides)
 
     @property
     def extra_config_dirs(self) -> tuple[str, ...]:
@@ -176,7 +172,7 @@ class SweepRecord(msgspec.Struct, kw_only=True):
 
     def write(self, folder: Path) -> None:
         """Replace the record of a sweep directory."""
-        replace_bytes(folder / SWEEP, msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
+        write_record(folder / SWEEP, self)
 
 
 def has_runs(folder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The matrix happens once, for all modules that look at what is left of it."""
+"""Causes the faults of the matrix once, for all modules that check its results."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 
 from tests.testbed.bed import Bed
 
-from .matrix import Matrix, happen
+from .matrix import Matrix, cause_faults
 from .support import ROOT
 
 
 @pytest.fixture(scope="package")
 def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A file system of 24 MiB: room for the code and some parts."""
+    """Mount a file system of 24 MiB: room for the code and some parts."""
     mount = tmp_path_factory.mktemp("disk")
     if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(mount)]).returncode:
         pytest.skip("tmpfs cannot be mounted here")
@@ -33,4 +33,4 @@ def matrix(testbed: Bed, tmp_path_factory: pytest.TempPathFactory, disk: Path) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("INPAINT_BENCH_TESTBED", str(testbed.state))
         patch.setenv("PYTHONPATH", str(ROOT))
-        yield happen(Matrix(folder, testbed), disk)
+        yield cause_faults(Matrix(folder, testbed), disk)

@@ -1,6 +1,6 @@
-"""While a command still submits: `cancel` beside it, and a Slurm that takes an array without saying so.
+"""While a command still submits: `cancel` beside it, and an array that Slurm accepts without an answer.
 
-Nothing runs: the partition is down, so that what was submitted waits and can be counted.
+Nothing runs: the partition is down, so submitted jobs wait and can be counted.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tests.launchers import over_ssh
 from tests.testbed.bed import Bed
 from tests.testbed.ssh import LoginNodes
 
-from .support import ROOT, WORKLOAD, nothing_to_send, reasons, told
-from .test_submitting import held, launching, records
+from .support import ROOT, WORKLOAD, nothing_to_submit, reasons, status_points
+from .test_submitting import launching, queued_tasks, records
 
 pytestmark = [
     pytest.mark.faults,
@@ -43,45 +43,46 @@ def _reach(testbed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def all_cancelled(folder: Path, capsys: Any) -> bool:
+    """Return whether every point is cancelled."""
     return set(reasons(folder, capsys)) == {("failed", "cancelled")}
 
 
-def test_cancel_stops_what_a_launch_sends_after_it_looked(testbed: Bed, tmp_path: Path, capsys: Any) -> None:
+def test_cancel_also_stops_jobs_that_a_launch_submits_meanwhile(testbed: Bed, tmp_path: Path, capsys: Any) -> None:
     folder = tmp_path / "sweep"
-    sends = launching(folder, *ONE_BY_ONE)
+    process = launching(folder, *ONE_BY_ONE)
     testbed.wait(lambda: len(records(folder, "submitted")) >= 3, what="three of 16 arrays to be submitted")
     assert app.main(["cancel", str(folder)]) == 0
     assert "Another command is submitting from this sweep" in capsys.readouterr().out
-    words, _ = sends.communicate(timeout=100)
-    assert sends.returncode == 0, words
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == 0, output
     assert len(records(folder, "submitted")) == 16
-    assert held(testbed, "delta", folder) == 0
-    testbed.wait(lambda: all_cancelled(folder, capsys), what="sacct to hear of it")
+    assert queued_tasks(testbed, "delta", folder) == 0
+    testbed.wait(lambda: all_cancelled(folder, capsys), what="sacct to record it")
 
 
-def test_over_ssh_cancel_stops_what_is_sent_there_though_the_launch_here_was_killed(
+def test_cancel_over_ssh_also_stops_jobs_of_a_launch_that_was_killed_here(
     login_nodes: LoginNodes, tmp_path: Path, capsys: Any
 ) -> None:
     folder = tmp_path / "sweep"
-    words = [*over_ssh.words(login_nodes), *ONE_BY_ONE, f"hydra.sweep.dir={folder}"]
-    command = [sys.executable, "-m", "inpaint_bench.launch", "-m", *words]
+    overrides = [*over_ssh.overrides(login_nodes), *ONE_BY_ONE, f"hydra.sweep.dir={folder}"]
+    command = [sys.executable, "-m", "inpaint_bench.launch", "-m", *overrides]
     nothing = subprocess.DEVNULL
-    sends = subprocess.Popen(command, cwd=ROOT, stdout=nothing, stderr=nothing)
+    process = subprocess.Popen(command, cwd=ROOT, stdout=nothing, stderr=nothing)
 
-    def begun() -> bool:
-        return (folder / "sweep.json").exists() and len(over_ssh.jobs(login_nodes, folder)) >= 3
+    def three_submitted() -> bool:
+        return (folder / "sweep.json").exists() and len(over_ssh.queued_jobs(login_nodes, folder)) >= 3
 
-    login_nodes.bed.wait(begun, what="three of 16 arrays to be submitted there")
-    sends.kill()
-    sends.wait()
-    assert len(over_ssh.jobs(login_nodes, folder)) < 16, "it was killed too late to show anything"
+    login_nodes.bed.wait(three_submitted, what="three of 16 arrays to be submitted there")
+    process.kill()
+    process.wait()
+    assert len(over_ssh.queued_jobs(login_nodes, folder)) < 16, "it was killed too late to show anything"
     assert app.main(["cancel", str(folder)]) == 0
-    assert over_ssh.jobs(login_nodes, folder) == []
-    login_nodes.bed.wait(lambda: all_cancelled(folder, capsys), what="sacct to hear of it")
-    assert len(told(folder, capsys)) == 16
+    assert over_ssh.queued_jobs(login_nodes, folder) == []
+    login_nodes.bed.wait(lambda: all_cancelled(folder, capsys), what="sacct to record it")
+    assert len(status_points(folder, capsys)) == 16
 
 
-def test_an_array_that_slurm_took_without_saying_so_is_found_and_not_sent_again(
+def test_array_that_slurm_accepted_without_an_answer_is_found_and_not_submitted_again(
     testbed: Bed, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, program = tmp_path / "sweep", tmp_path / "bin" / "sbatch"
@@ -92,10 +93,10 @@ def test_an_array_that_slurm_took_without_saying_so_is_found_and_not_sent_again(
     with monkeypatch.context() as patch:
         patch.setenv("PATH", str(program.parent), prepend=":")
         assert launch.main(["-m", *WORKLOAD, *two]) == 1
-    assert "It may have been taken none the less" in capsys.readouterr().out
-    assert held(testbed, "delta", folder) == 1
+    assert "Slurm may have accepted it nevertheless" in capsys.readouterr().out
+    assert queued_tasks(testbed, "delta", folder) == 1
     assert reasons(folder, capsys) == [("queued", None), ("failed", "never_started")]
     assert app.main(["rerun", str(folder)]) == 0
-    assert held(testbed, "delta", folder) == 2
-    assert [point["attempt"] for point in told(folder, capsys)] == [1, 2]
-    assert nothing_to_send(folder, capsys)
+    assert queued_tasks(testbed, "delta", folder) == 2
+    assert [point["attempt"] for point in status_points(folder, capsys)] == [1, 2]
+    assert nothing_to_submit(folder, capsys)

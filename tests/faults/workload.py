@@ -1,4 +1,4 @@
-"""A workload that goes wrong once: `workload.name` says how, and only the first start of the first attempt does."""
+"""A workload with a fault in the first start of its first attempt: `workload.name` says which."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ from inpaint_bench.core.config import BenchConfig
 from tests.run.support import TinyTraining
 
 STEP_S = 0.25
-AFTER_S = 8.0  # of good steps: longer than a journal is old
+AFTER_S = 8.0  # of good steps: longer than the interval of the journal
 JUMP_S = 8
 
 
 def build(config: BenchConfig, device: torch.device) -> Faulty:
+    """Return the workload."""
     return Faulty(config)
 
 
 def mark(name: str) -> Path:
-    """Beside the job's logs: written in the moment of the fault, its content the wall clock in ns."""
+    """Return the file beside the job's logs that is written at the fault, with the wall clock in ns."""
     return Path(os.environ["SUBMITIT_FOLDER"], f"{name}.{os.environ.get('SLURM_ARRAY_TASK_ID', 0)}")
 
 
 class Faulty(TinyTraining):
+    """A tiny training that runs a fault once, after some seconds."""
+
     def __init__(self, config: BenchConfig) -> None:
         super().__init__(config)
         first = config.identity.attempt == 1 and os.environ.get("SLURM_RESTART_COUNT", "0") == "0"
@@ -55,7 +58,7 @@ def _oom_gpu() -> None:
 
 
 def _oom_host() -> None:
-    """The kernel refuses what this process asks for, as under a limit of the batch system."""
+    """Request more memory than this process may have, as under a limit of the batch system."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, resource.RLIM_INFINITY))
     torch.empty(2**32)
@@ -72,13 +75,13 @@ def _killed() -> None:
 
 
 def _clock_jump() -> None:
-    """The wall clock is set forward, as far as this process sees it: the machine's own is not ours to turn."""
+    """Set the wall clock forward for this process only."""
     true_s, true_ns = time.time, time.time_ns
     vars(time).update(time=lambda: true_s() + JUMP_S, time_ns=lambda: true_ns() + JUMP_S * 10**9)
 
 
 def _disk_full() -> None:
-    """Not a byte is left where the run writes."""
+    """Fill the file system of the run to the last byte."""
     with mark("ballast").open("wb", buffering=0) as out:
         size = 2**20
         while size:
@@ -91,12 +94,12 @@ def _disk_full() -> None:
 
 
 def _sidecars() -> list[int]:
-    found = []
+    pids = []
     for child in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
         for pid in child.read_text().split():
             if b"inpaint_bench.telemetry" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(int(pid))
-    return found
+                pids.append(int(pid))
+    return pids
 
 
 FAULTS: dict[str, Callable[[], None]] = {

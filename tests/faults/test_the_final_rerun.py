@@ -1,4 +1,4 @@
-"""After all that, one `rerun` per sweep, and everything is done. Runs last: the other modules look at what was left."""
+"""One `rerun` per sweep of the matrix completes it. Runs after the modules that check the first attempts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 from inpaint_bench.cli import app
 
 from .matrix import CAUSES, STEPS, Matrix
-from .support import SHORT, losses, manifest, nothing_to_send, step, told
+from .support import SHORT, losses, manifest, nothing_to_submit, status_points, step
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def healed(matrix: Matrix) -> Matrix:
+def rerun_matrix(matrix: Matrix) -> Matrix:
     every = "app_error,oom,lost,telemetry_incomplete"
     assert app.main(["rerun", str(matrix["causes"]), "--only", every, SHORT]) == 0
     assert app.main(["rerun", str(matrix["stopped"]), SHORT]) == 0
@@ -28,27 +28,27 @@ def healed(matrix: Matrix) -> Matrix:
     for ballast in (disk / "jobs").glob("*/ballast.*"):
         ballast.unlink()
     assert app.main(["rerun", str(disk), "--only", "app_error", SHORT]) == 0
-    matrix.ended()
+    matrix.wait_until_ended()
     return matrix
 
 
 @pytest.mark.parametrize("name", ["causes", "stopped", "node", "module", "late", "twice_late", "taken", "disk"])
-def test_completes_every_point_as_a_second_attempt(healed: Matrix, name: str, capsys: Any) -> None:
-    folder = healed[name].resolve()
-    assert {(point["state"], point["attempt"]) for point in told(folder, capsys)} == {("completed", 2)}
-    assert nothing_to_send(folder, capsys)
+def test_every_point_completes_as_a_second_attempt(rerun_matrix: Matrix, name: str, capsys: Any) -> None:
+    folder = rerun_matrix[name].resolve()
+    assert {(point["state"], point["attempt"]) for point in status_points(folder, capsys)} == {("completed", 2)}
+    assert nothing_to_submit(folder, capsys)
 
 
-def test_does_not_use_the_node_that_died(healed: Matrix) -> None:
-    assert manifest(healed["node"], attempt=2)["slurm"]["node"] != healed.seen["node"]
+def test_failed_node_is_not_used(rerun_matrix: Matrix) -> None:
+    assert manifest(rerun_matrix["node"], attempt=2)["slurm"]["node"] != rerun_matrix.observed["node"]
 
 
-def test_labels_anew_what_ran_out_of_gpu_memory(healed: Matrix) -> None:
+def test_gpu_oom_is_rerun_under_another_label(rerun_matrix: Matrix) -> None:
     point = CAUSES.index("oom_gpu")
-    labels = [manifest(healed["causes"], point, attempt)["recipe"] for attempt in (1, 2)]
+    labels = [manifest(rerun_matrix["causes"], point, attempt)["recipe"] for attempt in (1, 2)]
     assert labels == ["cpu", "cpu+grad_checkpoint"]
 
 
-def test_goes_on_with_the_same_losses_where_a_preemption_ended_the_first_attempt(healed: Matrix) -> None:
-    both = sorted(losses(healed["taken"]) + losses(healed["taken"], attempt=2))
-    assert both == losses(healed["alone"])[:STEPS]
+def test_preempted_training_continues_with_the_same_losses(rerun_matrix: Matrix) -> None:
+    both = sorted(losses(rerun_matrix["taken"]) + losses(rerun_matrix["taken"], attempt=2))
+    assert both == losses(rerun_matrix["undisturbed"])[:STEPS]
