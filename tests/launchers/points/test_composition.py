@@ -110,7 +110,7 @@ def composition() -> Iterator[Composition]:
 
 
 def nodes(node: Any) -> Any:
-    """Everything about a node and its content, in order: unresolved values, types, flags, caches."""
+    """Return everything about a node and its content, in order: unresolved values, types, flags, caches."""
     if not isinstance(node, Node):
         return node
     about = {name: repr(value) for name, value in vars(node._metadata).items()}
@@ -124,7 +124,7 @@ def nodes(node: Any) -> Any:
 
 
 def outcome(make: Any, *arguments: Any) -> Any:
-    """The result, or the error."""
+    """Return the result, or type and text of the error."""
     try:
         return make(*arguments)
     except Exception as error:
@@ -138,12 +138,12 @@ def check(composition: Composition, lines: Sequence[str]) -> bool:
     if not isinstance(composed, ComposedConfig):
         assert composed == expected, lines
         return False
-    found = outcome(pickle.loads(pickle.dumps(composed)).build)
-    if isinstance(expected, DictConfig) and isinstance(found, DictConfig):
-        assert nodes(found) == nodes(expected), lines
+    result = outcome(pickle.loads(pickle.dumps(composed)).build)
+    if isinstance(expected, DictConfig) and isinstance(result, DictConfig):
+        assert nodes(result) == nodes(expected), lines
         assert outcome(lambda: composition.typed(composed)[0]) == outcome(parse_config, expected), lines
     else:
-        assert found == expected, lines
+        assert result == expected, lines
     return composed.lines is not None
 
 

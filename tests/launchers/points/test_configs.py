@@ -40,16 +40,16 @@ def test_every_configuration_file_composes(group, choice):
 
 
 def _commands() -> list[list[str]]:
-    """The arguments of every launch command in the README, split as by a shell."""
+    """Return the arguments of every launch command in the README, split as by a shell."""
     text = (ROOT / "README.md").read_text().replace("\\\n", " ")
     command = r"^(?:\$ |    )(?:python -m inpaint_bench\.launch|inpaint-bench launch) (.*)"
     return [shlex.split(line, comments=True) for line in re.findall(command, text, re.MULTILINE)]
 
 
-def _points(words: list[str]) -> list[list[str]]:
-    """Overrides of every point, as Hydra expands them: a study brings sweeps of its own, a list is one value."""
-    overrides = [word for word in words if word != "-m"]
-    if "-m" not in words:
+def _points(arguments: list[str]) -> list[list[str]]:
+    """Return every point's overrides, as Hydra expands them: a study adds sweeps of its own, a list is a value."""
+    overrides = [argument for argument in arguments if argument != "-m"]
+    if "-m" not in arguments:
         return [overrides]
     loader = GlobalHydra.instance().config_loader()
     config = loader.load_configuration("config", overrides, run_mode=RunMode.MULTIRUN)
@@ -59,9 +59,9 @@ def _points(words: list[str]) -> list[list[str]]:
     return [list(filter_overrides(point)) for point in expand_sweep(parsed)]
 
 
-@pytest.mark.parametrize("words", _commands(), ids=" ".join)
-def test_every_point_of_every_readme_command_composes(words):
-    points = _points(words)
+@pytest.mark.parametrize("arguments", _commands(), ids=" ".join)
+def test_every_point_of_every_readme_command_composes(arguments):
+    points = _points(arguments)
     for overrides in points:
         parse_config(compose("config", overrides=overrides))
     assert points
@@ -70,9 +70,8 @@ def test_every_point_of_every_readme_command_composes(words):
 def test_readme_has_commands_of_every_study():
     commands = _commands()
     assert len(commands) >= 8
-    assert {word for words in commands for word in words if word.startswith("study=")} == {
-        f"study={name}" for name in STUDIES
-    }
+    studies = {argument for command in commands for argument in command if argument.startswith("study=")}
+    assert studies == {f"study={name}" for name in STUDIES}
 
 
 def test_study_is_the_base_and_one_recipe_per_step():

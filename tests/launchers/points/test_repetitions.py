@@ -55,18 +55,18 @@ class TestRunOrder:
         assert shuffled.shuffled(0) != [0, 1, 2, 3]
 
     def test_recorded_order_seed_reproduces_the_order(self, tmp_path: Path) -> None:
-        words = [*UNREACHABLE, "batch=1,2", "repeats=2", "seed=10"]
-        assert sweep(tmp_path / "one", *words) == 0
-        found = launched(tmp_path / "one")
-        assert [seed for _, _, seed in found] == ["10"] * 2 + ["11"] * 2
-        assert all({batch for _, batch, _ in found[i : i + 2]} == set("12") for i in (0, 2))
+        overrides = [*UNREACHABLE, "batch=1,2", "repeats=2", "seed=10"]
+        assert sweep(tmp_path / "one", *overrides) == 0
+        points = launched(tmp_path / "one")
+        assert [seed for _, _, seed in points] == ["10"] * 2 + ["11"] * 2
+        assert all({batch for _, batch, _ in points[i : i + 2]} == set("12") for i in (0, 2))
         drawn = Ledger.open(tmp_path / "one").sweep.order.order_seed
-        assert sweep(tmp_path / "two", *words, f"order_seed={drawn}") == 0
-        assert launched(tmp_path / "two") == found
+        assert sweep(tmp_path / "two", *overrides, f"order_seed={drawn}") == 0
+        assert launched(tmp_path / "two") == points
 
     def test_dry_run_shows_the_order(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        words = ["gpu=a40,a100", "batch=8,16", "repeats=2", "order_seed=3", "dry_run=true"]
-        assert sweep(tmp_path / "sweep", *words) == 0
+        overrides = ["gpu=a40,a100", "batch=8,16", "repeats=2", "order_seed=3", "dry_run=true"]
+        assert sweep(tmp_path / "sweep", *overrides) == 0
         out = capsys.readouterr().out
         assert "4 cells, 2 repetitions, order_seed=3" in out
         rows = [line.split() for line in out.splitlines() if " cpus=" in line]
@@ -82,10 +82,10 @@ def test_repetition_equals_a_point_composed_with_its_seed(points: Callable[..., 
     order = RunOrder(cells=1, repeats=2, seed=7, order_seed=0)
     made = repetitions.repetition_of(cell, order, 0, 1)
     assert (made.num, made.overrides, made.bench) == (composed.num, composed.overrides, composed.bench)
-    found, expected = (OmegaConf.to_container(point.config) for point in (made, composed))
-    for config in (found, expected):
+    result, expected = (OmegaConf.to_container(point.config) for point in (made, composed))
+    for config in (result, expected):
         config["hydra"]["job"].pop("override_dirname")
-    assert found == expected
+    assert result == expected
 
 
 def test_cells_are_examined_after_fixed_numbers_of_runs() -> None:
@@ -103,8 +103,8 @@ def test_final_interval_covers_the_truth_as_often_as_documented() -> None:
     benchmark = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = benchmark
     spec.loader.exec_module(benchmark)
-    how = {"target": 0.02, "max_runs": 10, "cells": 2000, "rng": np.random.default_rng(0)}
-    calm, worst = (benchmark.simulate(scatter, **how) for scatter in (0.01, 0.03))
+    settings = {"target": 0.02, "max_runs": 10, "cells": 2000, "rng": np.random.default_rng(0)}
+    calm, worst = (benchmark.simulate(scatter, **settings) for scatter in (0.01, 0.03))
     assert 0.93 < calm.covered < 0.965
     assert calm.narrow == 1
     assert 0.89 < worst.covered < 0.94

@@ -12,7 +12,7 @@ from launchers.sweep.ledger import Ledger
 
 @pytest.fixture
 def sbatch(tmp_path, monkeypatch):
-    """A program of that name on PATH; it writes down that it is called, and then does as the given script says."""
+    """Install a program of that name on PATH that counts its calls and runs a script."""
     calls = tmp_path / "calls"
 
     def install(script: str) -> None:
@@ -26,15 +26,18 @@ def sbatch(tmp_path, monkeypatch):
     return install
 
 
-def launched(tmp_path: Path, *words: str) -> int:
-    """To delta, as many arrays as points."""
+def launched(tmp_path: Path, *more: str) -> int:
+    """Launch to delta, as many arrays as points; return the exit code."""
     (tmp_path / "slurm.conf").touch()
-    over = [f"sites.delta.connect.slurm_conf={tmp_path / 'slurm.conf'}", "sites.delta.account.value=bbxx-delta-gpu"]
-    over += ["gpu=h200", "sites.delta.limits.max_array_size=1", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
-    return launch.main(["-m", *over, *words])
+    overrides = [
+        f"sites.delta.connect.slurm_conf={tmp_path / 'slurm.conf'}",
+        "sites.delta.account.value=bbxx-delta-gpu",
+    ]
+    overrides += ["gpu=h200", "sites.delta.limits.max_array_size=1", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    return launch.main(["-m", *overrides, *more])
 
 
-def test_ten_arrays_are_sent_at_once_and_those_behind_them_one_by_one(sbatch, tmp_path, monkeypatch):
+def test_arrays_after_the_tenth_are_submitted_with_pauses(sbatch, tmp_path, monkeypatch):
     sbatch("echo Submitted batch job 7")
     slept = []
     monkeypatch.setattr(submit, "time", SimpleNamespace(sleep=lambda pause_s: slept.append((sbatch.calls(), pause_s))))
@@ -43,19 +46,19 @@ def test_ten_arrays_are_sent_at_once_and_those_behind_them_one_by_one(sbatch, tm
     assert sbatch.calls() == 13
 
 
-def test_a_slurm_that_gives_no_answer_is_sent_nothing_more(sbatch, tmp_path, capsys):
+def test_no_further_array_is_submitted_after_one_without_an_answer(sbatch, tmp_path, capsys):
     sbatch("echo 'sbatch: error: Batch job submission failed: Unable to contact slurm controller' >&2; exit 1")
     assert launched(tmp_path, "seed=0,1,2") == 1
     assert sbatch.calls() == 1
-    said = capsys.readouterr()
-    assert "Slurm may have accepted it nevertheless" in said.out
-    assert "3 of 3 points not accepted, or no answer came" in said.err
+    printed = capsys.readouterr()
+    assert "Slurm may have accepted it nevertheless" in printed.out
+    assert "3 of 3 points not accepted, or no answer came" in printed.err
     first, *others = (record.last.refused for record in Ledger.open(tmp_path / "sweep").points().values())
     assert "Unable to contact slurm controller" in first
-    assert ["was not submitted" in why for why in others] == [True, True]
+    assert ["was not submitted" in message for message in others] == [True, True]
 
 
-def test_an_array_that_is_refused_stops_no_other(sbatch, tmp_path):
+def test_refused_array_does_not_stop_the_others(sbatch, tmp_path):
     sbatch("echo 'sbatch: error: Batch job submission failed: Invalid qos specification' >&2; exit 1")
     assert launched(tmp_path, "seed=0,1,2") == 1
     assert sbatch.calls() == 3

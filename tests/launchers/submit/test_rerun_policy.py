@@ -22,18 +22,18 @@ def compose():
 
 @pytest.fixture
 def decide_one(compose, tmp_path):
-    """The decision about a point of Delta's A100 (unless overridden) that failed for `reason`, and its next attempt."""
+    """Return the decision about a failed point of Delta's A100 (unless overridden), and its next attempt."""
 
     def of(reason, *overrides, only=None, changes=(), attempts=1, message="", manifest=None, run_dir=None):
-        tried = [
+        attempted = [
             Attempt(point=3, attempt=n + 1, run_id="r", site="delta", group="g", planned_unix=0, job_id=f"1_{n}")
             for n in range(attempts)
         ]
         launched = ["gpu=a100", "site=delta", ACCOUNT, *overrides]
-        record = PointRecord(num=3, overrides=launched, gpu="a100", batch=16, site="delta", attempts=tried)
+        record = PointRecord(num=3, overrides=launched, gpu="a100", batch=16, site="delta", attempts=attempted)
         resolved = {"state": PointState.FAILED, "reason": reason, "message": message}
         sources = {"artifacts": RunArtifacts(manifest=manifest), "run_dir": run_dir or tmp_path / "3" / "attempt-1"}
-        statuses = tuple(AttemptStatus(attempt=attempt, **resolved, **sources) for attempt in tried)
+        statuses = tuple(AttemptStatus(attempt=attempt, **resolved, **sources) for attempt in attempted)
         point = PointStatus(record=record, attempts=statuses, **resolved, **sources)
         decisions = decide([point], compose, only=only and frozenset({Reason(only)}), changes=changes)
         return (decisions[0], decisions[0].point) if decisions else None
@@ -98,7 +98,7 @@ class TestTimeout:
     def test_at_the_partitions_maximum_a_point_of_a_site_over_ssh_is_submitted(self, decide_one):
         """Regression: checkpoints were looked for here only, and those at a site over ssh reported as missing."""
         over_ssh = ["connect.method=ssh", "connect.host=login", "connect.folder=/scratch", "python=/usr/bin/python3"]
-        decision, point = decide_one(Reason.TIMEOUT, "time_min=2880", *(f"sites.delta.{word}" for word in over_ssh))
+        decision, point = decide_one(Reason.TIMEOUT, "time_min=2880", *(f"sites.delta.{key}" for key in over_ssh))
         assert point is not None
         assert decision.action.endswith("whether delta has a checkpoint is not known here")
 

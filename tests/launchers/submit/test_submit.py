@@ -33,7 +33,7 @@ def manifests(folder: Path) -> list[dict]:
 
 
 def status_of(folder: Path, capsys) -> list[dict]:
-    """The points in `status --json`."""
+    """Return the points in `status --json`."""
     capsys.readouterr()
     assert app.main(["status", str(folder), "--json"]) == 0
     return json.loads(capsys.readouterr().out)["points"]
@@ -229,7 +229,7 @@ class TestUnavailable:
 
 @pytest.fixture
 def slow_sweep(tmp_path):
-    """A local sweep of two points, in another process, whose first point measures for a minute."""
+    """Start a local sweep of two points in another process; its first point measures for a minute."""
     folder = tmp_path / "sweep"
     command = [sys.executable, "-m", "inpaint_bench.launch", "-m", "gpu=a40", "batch=2,3", "profile=demo"]
     command += [*QUICK, f"hydra.sweep.dir={folder}", "workload.min_measure_s=${oc.env:MEASURE_S,1}"]
@@ -339,14 +339,14 @@ class TestTwoClusters:
                 (failing / command).chmod(0o755)
                 with monkeypatch.context() as patch:
                     patch.setenv("PATH", str(failing), prepend=os.pathsep)
-                    seen = {point["state"] for point in status_of(folder, capsys)}
-                    assert seen <= states
-                    assert app.main(["rerun", str(folder)]) == int("unknown" in seen)
+                    states_now = {point["state"] for point in status_of(folder, capsys)}
+                    assert states_now <= states
+                    assert app.main(["rerun", str(folder)]) == int("unknown" in states_now)
                     output, nothing = capsys.readouterr(), "Nothing to submit"
-                    assert ("is unknown" if "unknown" in seen else nothing) in output.out + output.err
-            monkeypatch.setenv("SCANCEL_STATE", "RUNNING")  # would spare what is pending
+                    assert ("is unknown" if "unknown" in states_now else nothing) in output.out + output.err
+            monkeypatch.setenv("SCANCEL_STATE", "RUNNING")  # scancel would leave pending jobs alone
             assert app.main(["cancel", str(folder)]) == 0
-            # sacct hears of it a moment later
+            # sacct records it a moment later
             testbed.wait(lambda: [point["reason"] for point in status_of(folder, capsys)] == ["cancelled", "cancelled"])
         finally:
             testbed.run("delta", *partition, "state=up")

@@ -25,7 +25,7 @@ MINE = ["gpu=cpu", "site=mine", "profile=demo", "telemetry=none", "data=folder",
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with a user's own site file and some images."""
+    """Make a folder with a user's own site file and some images."""
     folder = tmp_path_factory.mktemp("project")
     (folder / "mine" / "site").mkdir(parents=True)
     text = (conf_dir() / "site" / "local.yaml").read_text().replace("name: local", "name: mine")
@@ -41,19 +41,19 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def launched(project: Path) -> Path:
-    """A sweep whose launcher was interrupted before it submitted anything."""
+    """Make a sweep whose launcher was interrupted before it submitted anything."""
     folder = project / "sweep"
-    words = [*MINE, *QUICK[1:], "hydra.job.name=theirs", f"hydra.sweep.dir={folder}"]
+    overrides = [*MINE, *QUICK[1:], "hydra.job.name=theirs", f"hydra.sweep.dir={folder}"]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(project)
         patch.setattr(snapshot, "take", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
-        assert launch.main(["-m", "--config-dir", "mine", *words]) == 130
+        assert launch.main(["-m", "--config-dir", "mine", *overrides]) == 130
     return folder
 
 
 @pytest.fixture
 def sweep(launched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it, in another working directory."""
+    """Copy the sweep, and change to another working directory."""
     monkeypatch.chdir(tmp_path)
     return Path(shutil.copytree(launched, tmp_path / "sweep"))
 
