@@ -26,14 +26,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     register()
     if any(argument.split("=")[0] == "--plan" for argument in arguments):
         return guarded(lambda: _launch_plan(arguments))
-    sys.argv = ["launch", *arguments]  # where Hydra reads them
-    return guarded(_launch)
+    return guarded(lambda: _launch(arguments))
 
 
-def _launch() -> None:
+def _launch(arguments: list[str]) -> None:
     """Run Hydra, then add the repetitions that `repeats=auto` still needs to the sweeps that have ended."""
+    from launchers.points.hydra_internals import args_parser
     from launchers.submit.plugin import SweepLauncher
 
+    _Parser(parents=[args_parser()], add_help=False).parse_args(arguments)  # Hydra answers with a page of usage
+    sys.argv = ["launch", *arguments]  # where Hydra reads them
     SweepLauncher.ended_auto_sweeps.clear()
     failed: PointsFailedError | None = None
     try:

@@ -32,14 +32,13 @@ class _Guarded(TyperGroup):
 
 
 _STYLE: dict[str, Any] = {"context_settings": {"help_option_names": ["-h", "--help"]}, "rich_markup_mode": None}
-app = typer.Typer(
-    cls=_Guarded, help="Benchmark the fine-tuning of diffusion models across GPUs and Slurm sites.", **_STYLE
-)
+app = typer.Typer(cls=_Guarded, help="Benchmark fine-tuning of diffusion models across GPUs and Slurm sites.", **_STYLE)
 doctor = typer.Typer(help="Check this machine, a site file or a GPU.", **_STYLE)
 # Hydra parses the arguments of `launch`, its --help included.
 _HYDRA = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
 
 Sweep = Annotated[Path, Argument(metavar="SWEEP", help="Sweep directory, as `launch -m` printed it.")]
+Output = Annotated[Path, Option("-o", "--output", metavar="DIR", help="Folder to write; older output is replaced.")]
 Overrides = Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Configuration, as for launch.")]
 
 
@@ -115,8 +114,7 @@ def status(
     cost: Annotated[bool, Option("--cost", help="Show planned and actual service units.")] = False,
     all_points: Annotated[bool, Option("--all", help="Show every point in a row of its own.")] = False,
     every_s: Annotated[
-        float | None,
-        Option("--every", metavar="S", help="Seconds between refreshes (default: 60, or limits.poll_s if longer)."),
+        float | None, Option("--every", metavar="S", help="Seconds between refreshes (default: 60 or more).")
     ] = None,
 ) -> None:
     """Show the state of every point of a sweep."""
@@ -129,24 +127,17 @@ def status(
 @app.command(epilog=_example("rerun runs/2026-11-21/08-30-00-inpaint time_min=120 --only timeout"))
 def rerun(
     sweep: Sweep,
-    changes: Annotated[
-        list[str] | None, Argument(metavar="KEY=VALUE", help="Overrides for this rerun, for example time_min=120.")
-    ] = None,
-    only: Annotated[
-        str | None,
-        Option(metavar="REASONS", help="Rerun only these failure reasons, separated by commas, whatever their policy."),
-    ] = None,
-    repeats: Annotated[
-        str | None,
-        Option(metavar="N|auto", help="Submit further replicates instead: up to N per cell, or up to repeats_target."),
-    ] = None,
+    changes: Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Overrides for this rerun.")] = None,
+    only: Annotated[str | None, Option(metavar="REASONS", help="Rerun only these failure reasons (by commas).")] = None,
+    repeats: Annotated[str | None, Option(metavar="N|auto", help="Add replicates instead, up to N per cell.")] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Show what would be submitted, submit nothing.")] = False,
     wait: Annotated[bool, Option("--wait", help="Return when all points have finished.")] = False,
 ) -> None:
     """Resubmit the points of a sweep that did not complete.
 
     The keys rerun.* say what happens for each failure reason: timeouts get a longer limit, failed nodes are excluded;
-    application errors and exhausted memory (oom) are resubmitted only where --only names them.
+    application errors and exhausted memory (oom) are resubmitted only where --only names them. With --repeats auto,
+    replicates are added until the interval of images/s is within repeats_target.
     """
     from .rerun import run_rerun
 
@@ -168,10 +159,7 @@ def cancel(sweep: Sweep) -> None:
 def collect(
     source: Annotated[Path, Argument(metavar="SWEEP|FILE", help="Sweep directory, or a file that --export wrote.")],
     export: Annotated[Path | None, Option(metavar="FILE", help="Write the results into a file to carry.")] = None,
-    into: Annotated[
-        Path | None,
-        Option(metavar="SWEEP", help="Sweep directory that FILE belongs to."),
-    ] = None,
+    into: Annotated[Path | None, Option(metavar="SWEEP", help="Sweep directory that FILE belongs to.")] = None,
 ) -> None:
     """Copy results of other sites into the sweep directory.
 
@@ -187,25 +175,17 @@ def collect(
 @app.command(epilog=_example("merge runs/grace runs/delta -o dataset"))
 def merge(
     roots: Annotated[list[Path], Argument(metavar="ROOT", help="Folders with run directories at any depth.")],
-    output: Annotated[
-        Path, Option("-o", "--output", metavar="DATASET", help="Dataset folder; an older dataset is replaced.")
-    ],
+    output: Output,
     threads: Annotated[
-        int | None, Option(metavar="N", help="Run directories to read at once (default: usable cores, at most 8).")
+        int | None, Option(metavar="N", help="Run directories to read at once (default: cores).")
     ] = None,
-    allow_mixed: Annotated[
-        str,
-        Option(
-            metavar="ATTRIBUTES",
-            help="Keep runs of one GPU at one site as separate cells if they differ in any of driver, board, "
-            "power_limit, power_semantics (separated by commas).",
-        ),
-    ] = "",
+    allow_mixed: Annotated[str, Option(metavar="ATTRIBUTES", help="Keep runs that differ in these apart.")] = "",
 ) -> None:
     """Merge run directories of all sites into one dataset.
 
     Inputs are only read, and everything left out is listed with its reason. Merging again into the same folder reads
-    only what is new or changed. Runs that must not be averaged (docs/dataset.md) are refused without --allow-mixed.
+    only what is new or changed. Runs of one GPU at one site that differ in driver, board, power_limit or
+    power_semantics are refused; --allow-mixed with these names, by commas, keeps them as separate cells.
     """
     from .merge import run_merge
 
@@ -216,11 +196,10 @@ def merge(
 @app.command(epilog=_example("report dataset -o report"))
 def report(
     dataset: Annotated[Path, Argument(metavar="DATASET", help="Folder that `merge` wrote.")],
-    output: Annotated[Path, Option("-o", "--output", metavar="DIR", help="Folder for the report.")],
-    export: Annotated[
-        str,
-        Option(metavar="FORMATS", help="Any of csv, latex (tables), pdf, png (figures), by commas; or all, or none."),
-    ] = "csv,latex,pdf",
+    output: Output,
+    export: Annotated[str, Option(metavar="FORMATS", help="csv, latex, pdf, png, by commas; or all, none.")] = (
+        "csv,latex,pdf"
+    ),
 ) -> None:
     """Print a dataset's tables and write the report.
 
@@ -236,12 +215,8 @@ def report(
 def restore(
     weights: Annotated[Path, Argument(metavar="WEIGHTS", help="Diffusers folder, as training saves it.")],
     images: Annotated[Path, Argument(metavar="IMAGES", help="Folder of images.")],
-    output: Annotated[
-        Path, Option("-o", "--output", metavar="DIR", help="Folder for the results; older results are replaced.")
-    ],
-    masks: Annotated[
-        Path | None, Option(metavar="DIR", help="Masks with the images' names, white = repaint (default: generated).")
-    ] = None,
+    output: Output,
+    masks: Annotated[Path | None, Option(metavar="DIR", help="Masks with the images' names, white = repaint.")] = None,
     mask_kind: Annotated[Literal["sd", "disaster"], Option(help="Kind of the generated masks.")] = "sd",
     steps: Annotated[int, Option(help="DDIM steps.")] = 30,
     seed: Annotated[int, Option(help="Seed of noise and generated masks.")] = 0,
@@ -250,8 +225,8 @@ def restore(
     """Repaint the masked parts of images with saved weights.
 
     Images below the folder are cropped to their centre square and resized as in training. Positions come from a
-    metadata file or EXIF; an image without one is restored with the learned "unknown position" tokens. restore.json
-    lists what was done.
+    metadata file or EXIF; an image without one is restored with the learned "unknown position" tokens. Without --masks,
+    masks are those of the metadata file, or generated. restore.json lists what was done.
     """
     options = dict(locals())
     from .restore import Options, run_restore
@@ -281,18 +256,14 @@ def doctor_machine(overrides: Overrides = None) -> None:
 def doctor_site(
     site: Annotated[str, Argument(metavar="NAME|all", help="Name of the site file, or all of them.")],
     overrides: Overrides = None,
-    write: Annotated[
-        bool, Option("--write", help="Write the corrections and the date of the check into the site file.")
-    ] = False,
-    probe: Annotated[
-        bool,
-        Option("--probe", help="Submit a job that checks a compute node: PyTorch, our code, GPU, scratch, quota."),
-    ] = False,
+    write: Annotated[bool, Option("--write", help="Write the corrections into the site file.")] = False,
+    probe: Annotated[bool, Option("--probe", help="Submit a job that checks a compute node.")] = False,
     wait_min: Annotated[float, Option(metavar="MIN", min=0, help="Minutes to wait for the probe job.")] = 10.0,
 ) -> int:
     """Compare a site file with its live Slurm.
 
-    Prints the corrections. The exit code is 1 where something differs, or a probed node lacks what a job needs.
+    Prints the corrections; --write also dates the checked blocks. A probe looks at PyTorch, our code, GPU, scratch and
+    quota. The exit code is 1 where something differs, or a probed node lacks what a job needs.
     """
     from .doctor.site_report import run_site
 

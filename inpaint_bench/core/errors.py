@@ -10,7 +10,9 @@ class UserError(Exception):
 
 
 class PointsFailedError(Exception):
-    """Points failed, or were not submitted or collected, or their state is unknown. Exit code 1."""
+    """Points failed, or were not submitted or collected, or their state is unknown."""
+
+    exit_code = 1
 
 
 class UnavailableError(UserError):

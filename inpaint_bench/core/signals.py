@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR2)  # the latter: submitit's local executor announces the time limit
 
 
 class Terminated(SystemExit):
@@ -87,12 +87,11 @@ def defer_signals() -> Iterator[None]:
 
 
 @contextmanager
-def terminable() -> Iterator[StopSignal]:
-    """Turn SIGTERM into Terminated in the main thread, once: a second one must not interrupt the cleanup.
+def terminable(signums: Sequence[signal.Signals] = SIGNALS) -> Iterator[StopSignal]:
+    """Turn these signals into Terminated in the main thread, once: a second one must not interrupt the cleanup.
 
-    The same holds for SIGUSR2, with which submitit's local executor announces the end of the time limit. A process
-    forked from this one ignores both: its parent will end it. SIGINT raises KeyboardInterrupt, also where the process
-    was started with it ignored (by a script in the background, by nohup).
+    A process forked from this one ignores them: its parent will end it. If SIGINT is not among them, it raises
+    KeyboardInterrupt, also where the process was started with it ignored (by a script in the background, by nohup).
     """
     stop_signal = StopSignal()
     if threading.current_thread() is not threading.main_thread():
@@ -103,12 +102,13 @@ def terminable() -> Iterator[StopSignal]:
     def handle(signum: int, _: Any) -> None:
         if os.getpid() != owner_pid:
             return
-        for handled in SIGNALS:
+        for handled in signums:
             signal.signal(handled, signal.SIG_IGN)
         stop_signal.receive(signum)
 
-    handlers = {signum: signal.signal(signum, handle) for signum in SIGNALS}
-    handlers[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
+    handlers = {signum: signal.signal(signum, handle) for signum in signums}
+    if signal.SIGINT not in signums:
+        handlers[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield stop_signal
     finally:

@@ -6,6 +6,7 @@ search path of one's own. A test of this module names the versions and the signa
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -15,13 +16,18 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_d
 from hydra._internal.config_repository import IConfigRepository
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_config_search_path
+from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
 from hydra.types import HydraContext
 from omegaconf import DictConfig
+
+
+def args_parser() -> ArgumentParser:
+    """Return the parser of Hydra's own options."""
+    return get_args_parser()
 
 
 def apply_overrides(overrides: Sequence[Override], config: DictConfig) -> None:

@@ -63,6 +63,8 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (["doctor", "profile=testbed"], "No such command 'profile=testbed'"),
         (["doctor", "sight"], "No such command 'sight'. Did you mean 'site'?"),
         (["launch", "gpuu=h200"], "gpuu"),
+        (["launch", "--bogus"], "unrecognized arguments: --bogus"),
+        (["launch", "--config-dir"], "argument --config-dir/-cd: expected one argument"),
         (["launch", "--plan", "/nowhere.yaml"], "/nowhere.yaml"),
         (["launch", "--plan"], "argument --plan: expected one argument"),
     ],
