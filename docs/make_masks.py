@@ -8,8 +8,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from inpaint_bench.core.config import DataConfig
-from inpaint_bench.data.masks import disaster, make_mask
-from inpaint_bench.data.masks.canvas import resized
+from inpaint_bench.data.masks import disaster, make_mask, resized
 from inpaint_bench.data.source import Mask
 from inpaint_bench.data.synthetic import SyntheticSource
 

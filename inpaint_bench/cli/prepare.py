@@ -21,9 +21,8 @@ from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.data.prepared import layout
 from inpaint_bench.data.prepared.formats import ReportProgress
 from inpaint_bench.data.prepared.layout import DatasetManifest
-from inpaint_bench.data.prepared.prepare import prepare_dataset
+from inpaint_bench.data.prepared.prepare import prepare_dataset, verify_dataset
 from inpaint_bench.data.prepared.source import PreparedSource
-from inpaint_bench.data.prepared.write import verify_dataset
 
 LOG_INTERVAL_S = 10.0  # of progress where there is no terminal
 NAMES_PER_REASON = 3

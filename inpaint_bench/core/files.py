@@ -30,7 +30,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yield a file that becomes `path` when the block ends, synced; if the block raises, nothing is left."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as out:
+        with temporary.open("w+b") as out:
             yield out
             out.flush()
             os.fsync(out.fileno())

@@ -14,20 +14,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Sampler
 
 from inpaint_bench.core.config import RecipeConfig
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.data.prepared.source import PreparedSource
 
+from .prepared.source import PreparedSource
 from .samples import Batch, Samples
+from .split import Indices
 
 if TYPE_CHECKING:
-    from inpaint_bench.data.prepared.dali import DaliBatches
+    from .prepared.dali import DaliBatches
 
-Indices = npt.NDArray[np.int64]
+NOT_DECODED = (None, "synthetic", "memmap", "hdf5")  # formats; None where no image is read
 
 log = logging.getLogger(__name__)
 
@@ -76,10 +76,12 @@ class Batches:
         dataset: Any = samples
         sampler: EndlessShuffle | None = EndlessShuffle(indices, seed, start)
         source = samples.source
-        if isinstance(source, PreparedSource) and source.format == "webdataset" and samples.pixels:
-            from inpaint_bench.data.prepared.shards import ShardStream, select_shards
+        prepared = source if isinstance(source, PreparedSource) else None
+        format = None if not samples.pixels else prepared.format if prepared else source.inventory.kind
+        if prepared and format == "webdataset":
+            from .prepared.shards import ShardStream, select_shards
 
-            shards = select_shards(source.shards(), indices)
+            shards = select_shards(prepared.shards(), indices)
             workers = _limit_workers(workers, len(shards), "the data has {} shards with images to draw")
             dataset = ShardStream(samples, shards, indices, batch, workers, seed, start)
             sampler = None
@@ -92,12 +94,12 @@ class Batches:
         if recipe.decode == "dali" and samples.pixels:
             from .prepared import dali
 
-            if not isinstance(source, PreparedSource) or source.format != "files":
+            if prepared is None or format != "files":
                 raise UserError("recipe.decode=dali needs data=prepared and recipe.format=files")
-            dataset, collate = dali.EncodedSamples(samples, source), dali.collate
+            dataset, collate = dali.EncodedSamples(samples, prepared), dali.collate
             self._decode = partial(
                 dali.DaliBatches,
-                source=source,
+                source=prepared,
                 batch=batch,
                 device=torch.device(recipe.device),
                 non_blocking=non_blocking,
@@ -107,12 +109,10 @@ class Batches:
             "prefetch_factor": _setting(recipe.prefetch_factor, recipe.prefetch_factor if workers else None),
             "pin_memory": _setting(recipe.pin_memory, pin_memory),
             "non_blocking": _setting(recipe.non_blocking, non_blocking),
-            "format": _setting(recipe.format, _effective_format(samples)),
-            "stage_to": _setting(recipe.stage_to, "none"),
-            "decode": _setting(recipe.decode, _effective_decoder(samples, self._decode is not None)),
+            "format": _setting(recipe.format, format),
+            "stage_to": _setting(recipe.stage_to, "none") | (prepared.staging if prepared else {}),
+            "decode": _setting(recipe.decode, None if format in NOT_DECODED else recipe.decode),
         }
-        if isinstance(source, PreparedSource):
-            self.settings["stage_to"] |= source.staging
         self._loader: DataLoader[Batch] | None = DataLoader(
             dataset,
             batch_size=batch,
@@ -155,22 +155,6 @@ def _limit_workers(requested: int, limit: int, reason: str) -> int:
     if requested > limit:
         log.warning("recipe.num_workers=%d, but %s: the loader uses %d", requested, reason.format(limit), limit)
     return min(requested, limit)
-
-
-def _effective_format(samples: Samples) -> str | None:
-    """Return the format that images are read from, or None if no image is read."""
-    if not samples.pixels:
-        return None
-    source = samples.source
-    return source.format if isinstance(source, PreparedSource) else source.inventory.kind
-
-
-def _effective_decoder(samples: Samples, dali: bool) -> str | None:
-    """Return the decoder of the images, or None if no file is decoded."""
-    format = _effective_format(samples)
-    if format is None or format in ("synthetic", "memmap", "hdf5"):
-        return None
-    return "dali" if dali else "pillow"
 
 
 def _init_worker(_: int) -> None:

@@ -30,8 +30,7 @@ SETBACK_M = 9.0
 HOUSES_PER_SIDE = 8
 
 # Wavelengths of the variation over the city, and the share of an attribute's variance of each. Chosen, not fitted.
-SCALES_M = {"district": 4000.0, "neighbourhood": 800.0}
-SHARES = {"district": 0.5, "neighbourhood": 0.3}
+SCALES_M_AND_SHARES = ((4000.0, 0.5), (800.0, 0.3))  # district, neighbourhood
 WAVES = 16  # sines per attribute and scale; their directions and phases depend on the seed
 
 WALLS = {
@@ -146,9 +145,9 @@ def _draw_attributes(metres: npt.NDArray[np.float64], seed: int) -> dict[str, np
     placed = sum(widths[: len(PLACE_ATTRIBUTES)])
     city, own = (np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(part,))) for part in (0, 1))
     normal = own.standard_normal((len(metres), sum(widths)))  # row by row: independent of the count
-    normal[:, :placed] *= np.sqrt(1 - sum(SHARES.values()))
-    for scale, share in SHARES.items():
-        normal[:, :placed] += np.sqrt(share) * _field(metres / SCALES_M[scale], placed, city)
+    normal[:, :placed] *= np.sqrt(1 - sum(share for _, share in SCALES_M_AND_SHARES))
+    for scale_m, share in SCALES_M_AND_SHARES:
+        normal[:, :placed] += np.sqrt(share) * _field(metres / scale_m, placed, city)
     quantile = 1 / (1 + np.exp(-1.702 * normal))  # logistic approximation, within 0.01 of the normal's
     parts = np.split(quantile, np.cumsum(widths)[:-1], axis=1)
     return {

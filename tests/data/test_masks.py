@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from inpaint_bench.data.masks import KINDS, disaster, make_mask
-from inpaint_bench.data.masks.canvas import WORK_PX
+from inpaint_bench.data.masks.disaster import WORK_PX
 from inpaint_bench.data.source import Mask
 
 SEEDS = 400

@@ -14,6 +14,7 @@ from inpaint_bench.data.source import Mask
 from . import disaster, sd
 
 FULL_MASK_SHARE = 0.25  # model card of stable-diffusion-inpainting: in 25 % of the steps everything is masked
+# A mask of the given side, or one of WORK_PX: that bounds the cost, and latents are coarser anyway.
 KINDS: dict[str, Callable[[int, np.random.Generator], Mask]] = {"sd": sd.draw, "disaster": disaster.draw}
 
 
@@ -29,6 +30,14 @@ def make_mask(side: int, seed: tuple[int, ...], kind: str = "sd", full_mask_shar
     if random.random() < full_mask_share:
         return np.ones((side, side), np.uint8)
     while True:  # a mask of only zeros or ones is rare, and is drawn again
-        mask = KINDS[kind](side, random)
+        mask = resized(KINDS[kind](side, random), side)
         if mask.any() and not mask.all():
             return mask
+
+
+def resized(mask: Mask, side: int) -> Mask:
+    """Return a square mask resized to another side by nearest neighbour."""
+    if len(mask) == side:
+        return mask
+    index = np.arange(side) * len(mask) // side
+    return mask[index].take(index, axis=1)

@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from inpaint_bench.data.source import Mask
 
-from .canvas import WORK_PX, resized
-
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
+
+WORK_PX = 256  # side of every mask drawn here
 
 HEAPS = (1, 3)  # number, inclusive
 PIECES = (18, 36)  # polygons in one heap
@@ -36,9 +36,9 @@ _COLUMNS = np.arange(WORK_PX, dtype=np.float32)
 _SHARE = _COLUMNS / WORK_PX
 
 
-def draw(side: int, random: np.random.Generator) -> Mask:
-    """Return a mask [side, side]; `random` also decides which of the four kinds it is."""
-    return resized(DRAWINGS[random.integers(len(DRAWINGS))](random), side)
+def draw(_: int, random: np.random.Generator) -> Mask:
+    """Return a mask [WORK_PX, WORK_PX]; `random` also decides which of the four kinds it is."""
+    return DRAWINGS[random.integers(len(DRAWINGS))](random)
 
 
 def debris(random: np.random.Generator) -> Mask:

@@ -10,8 +10,6 @@ import numpy as np
 
 from inpaint_bench.data.source import Mask
 
-from .canvas import WORK_PX, resized
-
 REFERENCE_PX = 256  # the side for which the sizes below are given
 STROKES = (1, 5)  # number, inclusive
 STROKE_LENGTH_PX = 200
@@ -22,10 +20,8 @@ RECTANGLE_PX = (30, 150)
 
 
 def draw(side: int, random: np.random.Generator) -> Mask:
-    """Return a mask [side, side]; `random` also decides between strokes and rectangles."""
-    if random.random() < 0.5:
-        return _rectangles(side, random)
-    return resized(_strokes(min(side, WORK_PX), random), side)
+    """Return rectangles [side, side] or strokes of at most REFERENCE_PX, as `random` decides."""
+    return _rectangles(side, random) if random.random() < 0.5 else _strokes(min(side, REFERENCE_PX), random)
 
 
 def _rectangles(side: int, random: np.random.Generator) -> Mask:

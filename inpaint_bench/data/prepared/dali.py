@@ -33,12 +33,10 @@ def unavailable_reason() -> str | None:
     """Return why DALI cannot be used, or None if it can."""
     try:
         import_module("nvidia.dali.plugin.pytorch")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "nvidia":
-            return f"NVIDIA DALI cannot be imported: {error}"
-        extra = "pip install 'inpaint-bench[dali]' (for CUDA 13; with CUDA 12: pip install nvidia-dali-cuda120)"
-        return f"NVIDIA DALI is not installed: {extra}"
     except (ImportError, OSError, RuntimeError) as error:
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("nvidia"):
+            extra = "pip install 'inpaint-bench[dali]' (for CUDA 13; with CUDA 12: pip install nvidia-dali-cuda120)"
+            return f"NVIDIA DALI is not installed: {extra}"
         return f"NVIDIA DALI cannot be imported: {error}"
     return None
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import replacing
 from inpaint_bench.data import transform
 from inpaint_bench.data.source import Pixels
 
@@ -33,14 +34,13 @@ Writer = Callable[[Path, Path, list[str], ReportProgress], list[str]]
 
 def write_memmap(root: Path, target: Path, hashes: list[str], report: ReportProgress) -> list[str]:
     """Write pixels.npy."""
-    with (target / layout.PIXELS_NPY).open("wb") as out:
+    with replacing(target / layout.PIXELS_NPY) as out:
         # Written, not memory-mapped: a full disk is then an error, not a SIGBUS.
         for index, (_, pixels) in enumerate(_read_images(root, hashes, report, "memmap")):
             if index == 0:
                 header = {"descr": "|u1", "fortran_order": False, "shape": (len(hashes), *pixels.shape)}
                 np.lib.format.write_array_header_1_0(out, header)
             out.write(pixels.tobytes())
-        _sync(out)
     return [layout.PIXELS_NPY]
 
 
@@ -49,14 +49,12 @@ def write_hdf5(root: Path, target: Path, hashes: list[str], report: ReportProgre
     import h5py
 
     # HDF5 writes into a file object of ours: its own driver loses the reason when the disk is full.
-    with (target / layout.PIXELS_H5).open("w+b") as out:
-        with h5py.File(out, "w", track_order=False) as file:
-            for index, (_, pixels) in enumerate(_read_images(root, hashes, report, "hdf5")):
-                if index == 0:
-                    shape = (len(hashes), *pixels.shape)
-                    data = file.create_dataset(layout.H5_DATASET, shape, "u1", chunks=(1, *pixels.shape))
-                data.id.write_direct_chunk((index, 0, 0, 0), pixels.tobytes())
-        _sync(out)
+    with replacing(target / layout.PIXELS_H5) as out, h5py.File(out, "w", track_order=False) as file:
+        for index, (_, pixels) in enumerate(_read_images(root, hashes, report, "hdf5")):
+            if index == 0:
+                shape = (len(hashes), *pixels.shape)
+                data = file.create_dataset(layout.H5_DATASET, shape, "u1", chunks=(1, *pixels.shape))
+            data.id.write_direct_chunk((index, 0, 0, 0), pixels.tobytes())
     return [layout.PIXELS_H5]
 
 
@@ -67,13 +65,14 @@ def write_shards(root: Path, target: Path, hashes: list[str], report: ReportProg
     images = enumerate(_read_images(root, hashes, report, "webdataset"))
     for number in range(math.ceil(len(hashes) / shard_images)):
         paths.append(layout.SHARD_PATTERN.format(number))
-        with (target / paths[-1]).open("wb") as out:
-            with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as shard:
-                for index, (jpeg, _) in islice(images, shard_images):
-                    member = tarfile.TarInfo(Path(layout.IMAGE_PATTERN.format(index)).name)
-                    member.size, member.mode = len(jpeg), 0o444
-                    shard.addfile(member, io.BytesIO(jpeg))
-            _sync(out)
+        with (
+            replacing(target / paths[-1]) as out,
+            tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as shard,
+        ):
+            for index, (jpeg, _) in islice(images, shard_images):
+                member = tarfile.TarInfo(Path(layout.IMAGE_PATTERN.format(index)).name)
+                member.size, member.mode = len(jpeg), 0o444
+                shard.addfile(member, io.BytesIO(jpeg))
     return paths
 
 
@@ -98,11 +97,6 @@ def _read_images(
             for index, image in enumerate(pool.map(read, range(first, min(first + CHUNK, len(hashes)))), first):
                 report(activity, index + 1, len(hashes))
                 yield image
-
-
-def _sync(out: Any) -> None:
-    out.flush()
-    os.fsync(out.fileno())
 
 
 class ArrayReader:

@@ -155,16 +155,20 @@ def usage_overrides(root: Path, manifest: DatasetManifest) -> str:
     return shlex.join(["data=prepared", f"data.root={root}", *overrides])
 
 
+def find_damaged(root: Path, expected: Sequence[Entry]) -> list[str]:
+    """Return a message for each file that is missing or of another size."""
+    damaged = []
+    for entry in expected:
+        path = root / entry.path
+        size = path.stat().st_size if path.is_file() else None
+        if size is None:
+            damaged.append(f"{entry.path} is missing")
+        elif size != entry.bytes:
+            damaged.append(f"{entry.path} has {size:,} bytes, {entry.bytes:,} were written")
+    return damaged
+
+
 def check_sizes(root: Path, expected: Sequence[Entry]) -> None:
     """Raise UserError naming the first files that are missing or of another size."""
-    wrong = []
-    for entry in expected:
-        try:
-            size = (root / entry.path).stat().st_size
-        except OSError:
-            wrong.append(f"{entry.path} is missing")
-            continue
-        if size != entry.bytes:
-            wrong.append(f"{entry.path} has {size:,} bytes, {entry.bytes:,} were written")
-    if wrong:
-        raise UserError(f"{root}: {len(wrong)} damaged files ({'; '.join(wrong[:3])}); prepare the dataset again")
+    if damaged := find_damaged(root, expected):
+        raise UserError(f"{root}: {len(damaged)} damaged files ({'; '.join(damaged[:3])}); prepare the dataset again")

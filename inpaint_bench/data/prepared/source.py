@@ -49,6 +49,7 @@ class PreparedSource:
         self.validation = np.array(index["split"].to_pylist()) == "validation"
         self._masks: list[str | None] = index["mask"].to_pylist()
         self._staged = staged
+        self.staging: dict[str, Any] = staged.facts if staged else {"effective": "none"}  # for the run's manifest
         self._read_root = staged.root if staged else root  # of the masks and the files of `format`
         shape = (len(self.names), self.resolution_px, self.resolution_px, 3)
         array = ArrayReader(self._read_root / _ARRAYS[format], shape) if format in _ARRAYS else None
@@ -121,11 +122,6 @@ class PreparedSource:
             for number, entry in enumerate(written.files)
         ]
 
-    @property
-    def staging(self) -> dict[str, Any]:
-        """Return where the data is read from, for the run's manifest: `effective`, and the copy's facts if any."""
-        return {"effective": self._staged.where, **self._staged.facts} if self._staged else {"effective": "none"}
-
     def close(self) -> None:
         """Give up the staged copy."""
         if self._staged:
@@ -163,10 +159,4 @@ def read_index(root: Path, manifest: DatasetManifest) -> pa.Table:
     path = root / layout.INDEX
     if Entry.of(root, layout.INDEX) != manifest.index:
         raise UserError(f"{path}: not as it was written (other content); prepare the dataset again")
-    try:
-        table = pq.read_table(path)
-    except (OSError, ValueError) as error:  # Arrow's errors are ValueErrors
-        raise UserError(f"{path}: cannot be read ({error}); prepare the dataset again") from None
-    if table.schema.names != layout.INDEX_SCHEMA.names or len(table) != manifest.num_images:
-        raise UserError(f"{path}: does not fit {layout.MANIFEST}; prepare the dataset again")
-    return table
+    return pq.read_table(path)

@@ -39,8 +39,8 @@ CLOSE_TIMEOUT_S = 10.0
 class Staged:
     """The copy at `root`, in use until `close` or the end of the process that made this object."""
 
-    def __init__(self, root: Path, where: str, facts: dict[str, Any], users_fd: int) -> None:
-        self.root, self.where = root, where
+    def __init__(self, root: Path, facts: dict[str, Any], users_fd: int) -> None:
+        self.root = root
         self.facts = facts  # for the run's manifest
         self.close = weakref.finalize(self, _stop_using, root, users_fd, os.getpid())
 
@@ -56,18 +56,19 @@ def stage(source: Path, entries: Sequence[Entry], where: str) -> Staged:
     # Two locks: this one is held only while the copy is made or removed, the shared one on the copy's folder for as
     # long as the copy is in use. With one lock for both, a process could wait for the end of another's training.
     with FileLock(_lock_path(target)):
-        copied = not _is_complete(target, entries)
+        copied = bool(layout.find_damaged(target, entries))  # or missing
         if copied:
             _copy(source, entries, target, where)
         users_fd = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
         fcntl.flock(users_fd, fcntl.LOCK_SH)
     facts = {
+        "effective": where,
         "path": str(target),
         "bytes": sum(entry.bytes for entry in entries),
         "copied": copied,  # False: another process had done it
         "stage_s": round(time.monotonic() - start, 3),
     }
-    return Staged(target, where, facts, users_fd)
+    return Staged(target, facts, users_fd)
 
 
 def _stop_using(target: Path, users_fd: int, owner_pid: int) -> None:
@@ -97,14 +98,6 @@ def _user_folder(where: str) -> Path:
     if folder.stat().st_uid != os.getuid():
         raise UserError(f"recipe.stage_to={where}: {folder} belongs to another user")
     return folder
-
-
-def _is_complete(target: Path, entries: Sequence[Entry]) -> bool:
-    try:
-        layout.check_sizes(target, entries)
-    except UserError:
-        return False
-    return True
 
 
 def _copy(source: Path, entries: Sequence[Entry], target: Path, where: str) -> None:
