@@ -38,7 +38,7 @@ import pyarrow.parquet as pq
 
 from inpaint_bench.core import schema as contract
 from inpaint_bench.core.records import Device, Manifest, TelemetryState, Window, write_record
-from inpaint_bench.core.schema import Status, WindowKind, WindowStatus
+from inpaint_bench.core.schema import Status, WindowKind
 
 HZ, S = 10, 1_000_000_000
 UNIX0 = 1_790_000_000 * S
@@ -261,7 +261,7 @@ def _cell(gpu: str, batch: int, samples: int, rng: np.random.Generator) -> tuple
     window = Window(
         window_id="w-1",
         kind=WindowKind.MEASURE,
-        status=WindowStatus.COMPLETED,
+        status=Status.COMPLETED,
         t_start_mono_ns=start,
         t_end_mono_ns=end,
         t_start_unix_ns=start + UNIX0,

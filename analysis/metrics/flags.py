@@ -13,7 +13,7 @@ from enum import StrEnum
 import polars as pl
 
 from inpaint_bench.core.records import Manifest, Window
-from inpaint_bench.core.schema import Reason, WindowKind, WindowStatus
+from inpaint_bench.core.schema import Reason, Status, WindowKind
 
 from .audit import own_events
 from .gpu_samples import GpuSamples
@@ -63,7 +63,7 @@ def _window_flags(
 ) -> set[Flag]:
     earlier = window.t_start_unix_ns < (manifest.started_unix_ns or 0)
     flags = {Flag.REQUEUED} if earlier else set()
-    if window.status in (WindowStatus.INTERRUPTED, WindowStatus.RUNNING):
+    if window.status in (Status.INTERRUPTED, Status.RUNNING):
         flags.add(Flag.INTERRUPTED)
         if manifest.reason == Reason.PREEMPTED and not earlier:
             flags.add(Flag.PREEMPTED)

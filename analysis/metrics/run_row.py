@@ -15,7 +15,7 @@ import polars as pl
 
 from analysis.columns import FLOAT
 from inpaint_bench.core.records import Manifest, Window
-from inpaint_bench.core.schema import Reason, Status, WindowKind, WindowStatus
+from inpaint_bench.core.schema import Reason, Status, WindowKind
 
 from . import audit, manifest_facts, steadiness
 from .draft import RowDraft
@@ -40,7 +40,7 @@ def summarise(manifest: Manifest, windows: list[Window], tables: Mapping[str, pl
         )
         return row
     measured = [window for window in windows if window.kind == WindowKind.MEASURE]
-    usable = [window for window in measured if window.status == WindowStatus.COMPLETED and _span(window)]
+    usable = [window for window in measured if window.status == Status.COMPLETED and _span(window)]
     if not usable:
         states = [f"{window.status}{'' if _span(window) else ', without an end'}" for window in measured]
         row["invalid_reason"] = f"no completed measure window ({', '.join(states) or 'none recorded'})"

@@ -210,8 +210,8 @@ def write_report(
     for name, content in exports.items():
         files.replace_bytes(out / name, content)
     render.runs_csv(dataset.runs.drop(recipe_labels.COLUMN), out / CSV)
-    files.replace_text(out / TEXT, markdown(report))
-    files.replace_text(out / PAGE, page(report, figures, missing, out, formats))
+    files.replace_bytes(out / TEXT, markdown(report).encode())
+    files.replace_bytes(out / PAGE, page(report, figures, missing, out, formats).encode())
     return out / PAGE
 
 

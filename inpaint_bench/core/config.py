@@ -103,9 +103,7 @@ class RecipeConfig:
     prefetch_factor: int = within(1, 64, 2)
     pin_memory: bool = False
     non_blocking: bool = False
-    format: str = one_of(
-        "files", "memmap", "hdf5", "webdataset", default="files"
-    )  # which copy of prepared data is read
+    format: str = one_of("files", "memmap", "hdf5", "webdataset", default="files")  # copy of prepared data that is read
     stage_to: str = one_of("none", "tmp", "shm", default="none")  # copy the data to the node's disk or memory first
     decode: str = one_of("pillow", "dali", default="pillow")
     cache_image: bool = False  # moments of the images' latents
@@ -133,6 +131,8 @@ class TelemetryConfig:
 
 @dataclass(kw_only=True)
 class WorkloadConfig:
+    """What is executed and measured. Only training reads the keys after train_steps."""
+
     name: str
     module: str  # Python module with the workload
     warmup_steps: int = within(0, 1_000_000, 10)
@@ -152,16 +152,9 @@ class WorkloadConfig:
     resume: bool = True  # from the last good checkpoint of this point
 
 
-TRAINING_ONLY = (
-    "validate_every",
-    "validation_images",
-    "sample_images",
-    "sample_steps",
-    "checkpoint_every_s",
-    "keep_checkpoints",
-    "save_weights",
-    "resume",
-)  # keys of a workload that mean nothing without train_steps
+# Keys that mean nothing without train_steps: those declared after it.
+TRAINING_ONLY = [spec.name for spec in fields(WorkloadConfig)]
+del TRAINING_ONLY[: TRAINING_ONLY.index("train_steps") + 1]
 
 
 @dataclass(kw_only=True)
@@ -222,10 +215,6 @@ class OomHostPolicy(RerunPolicy):
     mem_factor: float = within(1, 100, 2.0)  # the next host memory over the last one, up to the node's
 
 
-def _only_on_request() -> RerunPolicy:
-    return RerunPolicy(send=False)  # it would most likely fail in the same way again
-
-
 @dataclass(kw_only=True)
 class RerunConfig:
     """Policies of `rerun`; the fields after max_attempts have the names of schema.Reason."""
@@ -240,8 +229,9 @@ class RerunConfig:
     telemetry_incomplete: RerunPolicy = field(default_factory=RerunPolicy)
     oom_gpu: OomGpuPolicy = field(default_factory=OomGpuPolicy)
     oom_host: OomHostPolicy = field(default_factory=OomHostPolicy)
-    app_error: RerunPolicy = field(default_factory=_only_on_request)
-    unavailable: RerunPolicy = field(default_factory=_only_on_request)
+    # Only on request: these would most likely fail in the same way again.
+    app_error: RerunPolicy = field(default_factory=lambda: RerunPolicy(send=False))
+    unavailable: RerunPolicy = field(default_factory=lambda: RerunPolicy(send=False))
 
 
 @dataclass(kw_only=True)
@@ -290,7 +280,9 @@ class BenchConfig:
 
 def parse_config(config: DictConfig) -> BenchConfig:
     """Return a composed configuration as checked objects, without Hydra's own node. Raises UserError."""
-    return _check_config(parse_unchecked(config))
+    bench = parse_unchecked(config)
+    _check_config(bench)
+    return bench
 
 
 def parse_unchecked(config: DictConfig) -> BenchConfig:
@@ -303,35 +295,27 @@ def parse_unchecked(config: DictConfig) -> BenchConfig:
 def parse_changed(config: DictConfig, base: BenchConfig, keys: Iterable[str]) -> BenchConfig:
     """Return `parse_config(config)`, where `config` differs from that of `base` only below the top-level `keys`."""
 
-    def value(key: str) -> Any:
-        node = config[key]
-        return OmegaConf.to_object(node) if OmegaConf.is_config(node) else node
+    nodes = {key: config[key] for key in keys}
+    changes: dict[str, Any] = {
+        key: OmegaConf.to_object(node) if OmegaConf.is_config(node) else node for key, node in nodes.items()
+    }
+    bench = replace(base, **changes)
+    _check_config(bench)
+    return bench
 
-    return _check_config(replace(base, **{key: value(key) for key in keys}))
 
-
-def _check_config(bench: BenchConfig) -> BenchConfig:
-    """Return `bench`. Raises UserError for values out of range and for keys that contradict each other."""
+def _check_config(bench: BenchConfig) -> None:
+    """Raise UserError for values out of range and for keys that contradict each other."""
     check(bench)
     if bench.data.kind in NEEDS_ROOT and not bench.data.root:
         raise UserError(f"data.root is empty: data={bench.data.kind} needs data.root=<{NEEDS_ROOT[bench.data.kind]}>")
     if bench.data.resolution_px % 8:  # the VAE's downscaling factor
         raise UserError(f"data.resolution_px={bench.data.resolution_px}: must be a multiple of 8")
-    _check_training(bench.workload)
-    return bench
-
-
-def _check_training(workload: WorkloadConfig) -> None:
-    """Raise UserError for keys that only training reads where nothing is trained: they would be ignored silently."""
-    if workload.train_steps is not None:
-        return
-    for spec in fields(workload):
-        value = getattr(workload, spec.name)
-        if spec.name in TRAINING_ONLY and value != spec.default:
-            shown = str(value).lower() if isinstance(value, bool) else value
-            raise UserError(
-                f"workload.{spec.name}={shown}: only training reads this. Set workload.train_steps to train."
-            )
+    for spec in fields(bench.workload):
+        value = getattr(bench.workload, spec.name)
+        if spec.name in TRAINING_ONLY and value != spec.default and bench.workload.train_steps is None:
+            key = f"workload.{spec.name}={json.dumps(value)}"
+            raise UserError(f"{key}: only training reads this. Set workload.train_steps to train.")
 
 
 def without_hydra(config: DictConfig) -> DictConfig:

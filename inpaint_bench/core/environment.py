@@ -49,7 +49,12 @@ def fingerprint() -> dict[str, Any]:
         kernel=_try(platform.release),
         python=platform.python_version(),
     )
-    result.update(_torch_versions())
+    torch: Any = sys.modules.get("torch")
+    result.update(
+        cuda=_try(lambda: torch.version.cuda),
+        cudnn=_try(lambda: torch.backends.cudnn.version()),
+        torch=_try(lambda: str(torch.__version__)) or result["torch"],
+    )
     return dict(sorted(result.items()))
 
 
@@ -85,7 +90,7 @@ def git_state(root: Path) -> dict[str, Any] | None:
     status = _git(root, "status", "--porcelain")
     remote = _git(root, "config", "--get", "remote.origin.url")
     return {
-        "commit": _git(root, "rev-parse", "--verify", "HEAD") or None,
+        "commit": _git(root, "rev-parse", "--verify", "HEAD"),
         "dirty": bool(status) if status is not None else None,
         "remote": without_credentials(remote) if remote else None,
     }
@@ -100,24 +105,14 @@ def without_credentials(url: str) -> str:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """Return the output of a git command, "" for a value that is not set, None where git failed."""
+    """Return the output of a git command, or None where it failed."""
     command = ["git", "-C", str(root), *arguments]
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, env=environment)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() if done.returncode == 0 else (None if arguments[0] == "status" else "")
-
-
-def _torch_versions() -> dict[str, Any]:
-    """Return the versions of torch and the libraries below it, those only if this process has imported torch."""
-    torch: Any = sys.modules.get("torch")
-    return {
-        "cuda": _try(lambda: torch.version.cuda),
-        "cudnn": _try(lambda: torch.backends.cudnn.version()),
-        "torch": _try(lambda: str(torch.__version__)) or _try(metadata.version, "torch"),
-    }
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _cpu_model() -> str | None:

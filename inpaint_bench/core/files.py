@@ -14,13 +14,14 @@ from .errors import UserError
 from .signals import defer_signals
 
 
-def fsync_folder(folder: Path) -> None:
-    """Make a rename inside `folder` survive a power cut, where the file system supports that."""
-    handle = os.open(folder, os.O_RDONLY)
+def fsync_path(path: Path) -> None:
+    """Make a file, or a rename inside a folder, survive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
-    except OSError:  # some network file systems cannot sync a folder
-        pass
+    except OSError:
+        if not path.is_dir():  # some network file systems cannot sync a folder
+            raise
     finally:
         os.close(handle)
 
@@ -41,12 +42,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         if isinstance(error, OSError) and error.filename == str(temporary):
             error.filename = str(path)  # the name that the user knows
         raise
-    fsync_folder(path.parent)
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Replace the file by `text`, and make the folders above it."""
-    replace_bytes(path, text.encode())
+    fsync_path(path.parent)
 
 
 def replace_bytes(path: Path, content: bytes) -> None:
@@ -58,7 +54,7 @@ def replace_bytes(path: Path, content: bytes) -> None:
 
 def replace_json(path: Path, value: Any) -> None:
     """Replace the file by JSON with the keys in their order. Raises ValueError for NaN, which is not JSON."""
-    replace_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+    replace_bytes(path, json.dumps(value, indent=1, allow_nan=False).encode() + b"\n")
 
 
 def read_json(path: Path) -> Any | None:
@@ -89,23 +85,15 @@ def replacing_folder(folder: Path, marker: str) -> Iterator[Path]:
         new.mkdir(parents=True)
         yield new
         for path in [new, *new.rglob("*")]:
-            _sync(path)
+            fsync_path(path)
         with defer_signals():
             if folder.exists():
                 folder.rename(old)
             new.rename(folder)
-            fsync_folder(folder.parent)
+            fsync_path(folder.parent)
             shutil.rmtree(old, ignore_errors=True)
     except BaseException as error:
         shutil.rmtree(new, ignore_errors=True)
         if isinstance(error, OSError):
             raise UserError(f"{folder}: cannot be written ({error})") from error
         raise
-
-
-def _sync(path: Path) -> None:
-    if path.is_dir():
-        fsync_folder(path)
-        return
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from .files import replace_bytes
-from .schema import PRODUCER, SCHEMA_VERSION, Reason, Status, WindowKind, WindowStatus
+from .schema import PRODUCER, SCHEMA_VERSION, Reason, Status, WindowKind
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class Window(msgspec.Struct, kw_only=True):
 
     window_id: str
     kind: WindowKind
-    status: WindowStatus
+    status: Status
     t_start_mono_ns: int
     t_start_unix_ns: int
     t_end_mono_ns: int | None = None

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from inpaint_bench import __version__
 
-SCHEMA_VERSION: Final = 2  # analysis/migrate.py reads the older ones
+SCHEMA_VERSION: Final = 2
 PRODUCER: Final = f"inpaint_bench {__version__}"  # stored in every file we write
 
 # --- a run directory, of one attempt -------------------------------------------------------------
@@ -46,7 +46,7 @@ SKIPPED: Final = "skipped_files.parquet"
 
 
 class Status(StrEnum):
-    """State of an attempt according to its manifest."""
+    """State of an attempt or a window according to its own record."""
 
     RUNNING = "running"
     COMPLETED = "completed"
@@ -88,13 +88,6 @@ class WindowKind(StrEnum):
     MEASURE = "measure"
     VALIDATION = "validation"
     CHECKPOINT = "checkpoint"
-
-
-class WindowStatus(StrEnum):
-    RUNNING = "running"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    INTERRUPTED = "interrupted"
 
 
 class Null(StrEnum):

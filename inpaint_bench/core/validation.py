@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -42,52 +42,46 @@ def http_address() -> Any:
 
 def check(value: Any, path: str = "") -> None:
     """Raise UserError for the first value out of its limits, with its key and what is allowed."""
-    for message in _problems(value, path):
-        raise UserError(message)
-
-
-def _problems(value: Any, path: str) -> Iterator[str]:
+    prefix = f"{path}." if path else ""
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from _problems(item, f"{path}.{key}" if path else str(key))
+            check(item, f"{prefix}{key}")
     if isinstance(value, list):
         for index, item in enumerate(value):
-            yield from _problems(item, f"{path}[{index}]")
+            check(item, f"{path}[{index}]")
     if isinstance(value, float) and not math.isfinite(value):
-        yield f"{path}={value}: must be a finite number"
+        raise UserError(f"{path}={value}: must be a finite number")
     if not is_dataclass(value):
         return
     for spec in fields(value):
         item = getattr(value, spec.name)
-        if item is None:
-            continue
-        key = f"{path}.{spec.name}" if path else spec.name
-        if (choices := spec.metadata.get("choices")) and item not in choices:
-            yield f"{key}={item}: not one of {', '.join(choices)}"
-        if limits := spec.metadata.get("range"):
-            yield from _out_of_range(key, item, *limits)
-        if spec.metadata.get("regular_expressions"):
-            for pattern in item if isinstance(item, list) else [item]:
-                try:
-                    re.compile(pattern)
-                except re.error as error:
-                    yield f"{key}={pattern}: not a regular expression ({error})"
-        if spec.metadata.get("http_address"):
+        if item is not None:
+            _check_field(f"{prefix}{spec.name}", item, spec.metadata)
+            check(item, f"{prefix}{spec.name}")
+
+
+def _check_field(key: str, item: Any, limits: Mapping[str, Any]) -> None:
+    if "choices" in limits and item not in limits["choices"]:
+        raise UserError(f"{key}={item}: not one of {', '.join(limits['choices'])}")
+    if "range" in limits:
+        low, high = limits["range"]
+        for name, value in item.items() if isinstance(item, dict) else [(None, item)]:
+            shown = f"{key}.{name}={value}" if name else f"{key}={value}"
+            if isinstance(value, str) and value != "auto":
+                raise UserError(f"{shown}: must be an integer between {low:,} and {high:,}, or auto")
+            if not isinstance(value, str) and not low <= value <= high:
+                raise UserError(f"{shown}: must lie between {low:,} and {high:,}")
+    if "regular_expressions" in limits:
+        for pattern in item if isinstance(item, list) else [item]:
             try:
-                Endpoint.parse(item)
-            except ValueError as error:
-                yield f"{key}={item}: {error}"
-        yield from _problems(item, key)
-
-
-def _out_of_range(key: str, item: Any, low: float, high: float) -> Iterator[str]:
-    values = {f"{key}.{name}": value for name, value in item.items()} if isinstance(item, dict) else {key: item}
-    for name, value in values.items():
-        if isinstance(value, str):
-            if value != "auto":
-                yield f"{name}={value}: must be an integer between {low:,} and {high:,}, or auto"
-        elif not low <= value <= high:
-            yield f"{name}={value}: must lie between {low:,} and {high:,}"
+                re.compile(pattern)
+            except re.error as error:
+                raise UserError(f"{key}={pattern}: not a regular expression ({error})") from None
+    if "http_address" in limits:
+        try:
+            Endpoint.parse(item)
+        except ValueError as error:
+            raise UserError(f"{key}={item}: {error}") from None
 
 
 @dataclass(frozen=True)

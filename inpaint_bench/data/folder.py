@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -72,13 +71,11 @@ class FolderSource:
             raise UserError(f"data.root={root}: no such folder")
         rows = geotags.read_metadata(root)
         masks = {row.mask for row in (rows or {}).values()}
-        files = [path for path in list_images(root) if path.relative_to(root).as_posix() not in masks]
-        skipped = rows_without_image(root, rows or {}, {path.relative_to(root).as_posix() for path in files})
-        found = len(files) + len(skipped)
+        names = [name for name in list_images(root) if name not in masks]
+        skipped = rows_without_image(root, rows or {}, set(names))
+        found = len(names) + len(skipped)
         photos: list[Photo] = []
-        num_read = 0
-        for result in _examine_all(root, files, rows, config.resolution_px):
-            num_read += 1
+        for result in _examine_all(root, names, rows, config.resolution_px):
             if isinstance(result, SkippedImage):
                 skipped.append(result)
             else:
@@ -86,14 +83,12 @@ class FolderSource:
                 if len(photos) == config.num_images:
                     break
         if not photos:
-            reasons = sorted({image.reason for image in skipped})
-            detail = f"; reasons: {'; '.join(reasons[:3])}" if reasons else f" ({', '.join(SUFFIXES)})"
-            raise UserError(f"data.root={root}: no usable image, {found} found, {len(skipped)} skipped{detail}")
+            reasons = "; ".join(sorted({image.reason for image in skipped})[:3]) or f"only {', '.join(SUFFIXES)} count"
+            raise UserError(f"data.root={root}: no usable image, {found} found, {len(skipped)} skipped; {reasons}")
         for image in skipped:
             log.warning("skipped %s: %s", image.file, image.reason)
-        inventory = Inventory(
-            kind="folder", found=found, used=len(photos), beyond_limit=len(files) - num_read, skipped=skipped
-        )
+        beyond = found - len(photos) - len(skipped)
+        inventory = Inventory(kind="folder", found=found, used=len(photos), beyond_limit=beyond, skipped=skipped)
         return cls(root, photos, inventory, config.resolution_px)
 
     def __len__(self) -> int:
@@ -127,14 +122,14 @@ def _changed(path: Path, error: Exception) -> RuntimeError:
     return RuntimeError(f"{path}: was readable when the run began, now: {error}")
 
 
-def list_images(root: Path) -> list[Path]:
-    """Return the images below `root`, sorted, so that an index means the same image on every machine.
+def list_images(root: Path) -> list[str]:
+    """Return the images below `root`, relative and sorted: an index means the same image on every machine.
 
     Broken symbolic links are included, so that they are reported; hidden files are not.
     """
-    files = (path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES)
-    visible = (path for path in files if not any(part.startswith(".") for part in path.relative_to(root).parts))
-    return sorted(path for path in visible if path.is_file() or not path.exists())
+    images = (path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES and not path.is_dir())
+    names = (path.relative_to(root) for path in sorted(images))
+    return [name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts)]
 
 
 def rows_without_image(root: Path, rows: dict[str, MetadataRow], images: set[str]) -> list[SkippedImage]:
@@ -149,33 +144,29 @@ def rows_without_image(root: Path, rows: dict[str, MetadataRow], images: set[str
 
 
 def _examine_all(
-    root: Path, files: list[Path], rows: dict[str, MetadataRow] | None, side: int
+    root: Path, names: list[str], rows: dict[str, MetadataRow] | None, side: int
 ) -> Iterator[Photo | SkippedImage]:
-    """Yield results in the order of `files`, a chunk at a time: a limit reached early leaves the rest unread."""
-    threads = min(THREADS, len(os.sched_getaffinity(0)))
-    last_log, done, todo = time.monotonic(), 0, iter(files)
-    with ThreadPoolExecutor(threads, thread_name_prefix="images") as pool:
-        while chunk := list(islice(todo, CHUNK)):
-            yield from pool.map(lambda path: _examine(root, path, rows, side), chunk)
-            done += len(chunk)
+    """Yield results in the order of `names`, a chunk at a time: a limit reached early leaves the rest unread."""
+    last_log = time.monotonic()
+    with ThreadPoolExecutor(min(THREADS, len(os.sched_getaffinity(0))), thread_name_prefix="images") as pool:
+        for first in range(0, len(names), CHUNK):
+            yield from pool.map(lambda name: _examine(root, name, rows, side), names[first : first + CHUNK])
             if time.monotonic() - last_log > LOG_INTERVAL_S:
                 last_log = time.monotonic()
-                log.info("checked %d of %d images", done, len(files))
+                log.info("checked %d of %d images", min(first + CHUNK, len(names)), len(names))
 
 
-def _examine(root: Path, path: Path, rows: dict[str, MetadataRow] | None, side: int) -> Photo | SkippedImage:
+def _examine(root: Path, name: str, rows: dict[str, MetadataRow] | None, side: int) -> Photo | SkippedImage:
     """Decode the whole image (only that shows a truncated one), find its position and its mask."""
-    name = path.relative_to(root).as_posix()
     row = (rows or {}).get(name, MetadataRow())
     try:
         check_row(name, row)
-        content = path.read_bytes()
+        content = (root / name).read_bytes()
         if not content:
             raise UnusableImageError("empty file")
         with Image.open(io.BytesIO(content)) as image:
             upright = transform.upright(image)  # as `pixels` will: damaged EXIF must show now
-            from_row = row.has_position
-            latitude, longitude = geotags.position_from_row(row) if from_row else geotags.position_from_exif(image)
+            (latitude, longitude), _ = geotags.find_position(row, image)
         if row.mask is not None:
             content += _examine_mask(root, row.mask, upright.size, side)
     except PositionError as error:

@@ -35,11 +35,6 @@ class MetadataRow:
     mask: str | None = None  # relative to the folder
     entries: tuple[int, ...] = ()  # numbers of the entries that name the image; more than one is a mistake
 
-    @property
-    def has_position(self) -> bool:
-        """Return whether there is a coordinate: with only one, the other is missing, and EXIF is not meant."""
-        return not (_is_empty(self.latitude) and _is_empty(self.longitude))
-
 
 def read_metadata(root: Path) -> dict[str, MetadataRow] | None:
     """Return the rows by file name, or None if `root` has no metadata file.
@@ -87,13 +82,17 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def position_from_row(row: MetadataRow) -> tuple[float, float]:
-    """Return latitude and longitude in degrees. Raises PositionError."""
-    return _checked(_parse_number("latitude", row.latitude), _parse_number("longitude", row.longitude))
+def find_position(row: MetadataRow, image: Image.Image) -> tuple[tuple[float, float], str]:
+    """Return latitude and longitude in degrees and their source, `metadata` or `EXIF`. Raises PositionError.
+
+    EXIF is not meant where the row has one of the two: then the other is missing.
+    """
+    if _is_empty(row.latitude) and _is_empty(row.longitude):
+        return _position_from_exif(image), "EXIF"
+    return _checked(_parse_number("latitude", row.latitude), _parse_number("longitude", row.longitude)), "metadata"
 
 
-def position_from_exif(image: Image.Image) -> tuple[float, float]:
-    """Return latitude and longitude in degrees. Raises PositionError."""
+def _position_from_exif(image: Image.Image) -> tuple[float, float]:
     tags = ExifTags.GPS
     gps = image.getexif().get_ifd(ExifTags.IFD.GPSInfo)
     if tags.GPSLatitude not in gps or tags.GPSLongitude not in gps:

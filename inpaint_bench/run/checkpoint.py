@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from inpaint_bench.core.config import BenchConfig
-from inpaint_bench.core.files import fsync_folder
+from inpaint_bench.core.files import fsync_path
 from inpaint_bench.core.schema import CHECKPOINT, CHECKPOINTS, PRODUCER
 
 TENSORS, VALUES = "tensors.safetensors", "values.json"
@@ -186,9 +186,9 @@ class CheckpointStore:
             content = msgspec.to_builtins(header)
             sealed = json.dumps({"sha256": _checksum(content), "content": content}, indent=1)
             _write(temporary / CHECKPOINT, [sealed.encode()])
-            fsync_folder(temporary)
+            fsync_path(temporary)
             temporary.rename(target)
-            fsync_folder(self.folder)
+            fsync_path(self.folder)
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
             if isinstance(error, OSError):

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from inpaint_bench.core.records import MemoryPeaks, Window, read_record, write_record
-from inpaint_bench.core.schema import WINDOWS, WindowKind, WindowStatus
+from inpaint_bench.core.schema import WINDOWS, Status, WindowKind
 
 if TYPE_CHECKING:
     from inpaint_bench.telemetry.storage.parts import PartWriter
@@ -42,15 +42,15 @@ class Windows:
         self._path = run_dir / WINDOWS
         self._windows = read_record(self._path, list[Window]) or []
         for window in self._windows:
-            if window.status is WindowStatus.RUNNING:
-                window.status, window.reason = WindowStatus.INTERRUPTED, "the process ended without closing it"
+            if window.status is Status.RUNNING:
+                window.status, window.reason = Status.INTERRUPTED, "the process ended without closing it"
 
     def open(self, kind: WindowKind) -> Window:
         """Begin a window. Its clock starts after the file is written: a slow disk is no part of it."""
         window = Window(
             window_id=f"{kind.value}-{len(self._windows)}",
             kind=kind,
-            status=WindowStatus.RUNNING,
+            status=Status.RUNNING,
             t_start_mono_ns=time.monotonic_ns(),
             t_start_unix_ns=time.time_ns(),
         )
@@ -59,7 +59,7 @@ class Windows:
         window.t_start_mono_ns, window.t_start_unix_ns = time.monotonic_ns(), time.time_ns()
         return window
 
-    def close(self, window: Window, status: WindowStatus) -> None:
+    def close(self, window: Window, status: Status) -> None:
         """End the window now."""
         window.t_end_mono_ns, window.t_end_unix_ns = time.monotonic_ns(), time.time_ns()
         window.status = status
@@ -174,11 +174,11 @@ class Loop:
             # A device in an error state can neither finish what was queued nor return losses.
             with suppress(RuntimeError):
                 self._synchronize()
-            self._close_window(window, WindowStatus.INTERRUPTED if interrupted else WindowStatus.FAILED)
+            self._close_window(window, Status.INTERRUPTED if interrupted else Status.FAILED)
             raise
-        self._close_window(window, WindowStatus.INTERRUPTED if window.reason else WindowStatus.COMPLETED)
+        self._close_window(window, Status.INTERRUPTED if window.reason else Status.COMPLETED)
 
-    def _close_window(self, window: Window, status: WindowStatus) -> None:
+    def _close_window(self, window: Window, status: Status) -> None:
         window.steps = self._rows_written + len(self._pending)
         window.images = window.steps * self.workload.images_per_step
         self.windows.close(window, status)
@@ -188,7 +188,7 @@ class Loop:
             if window.kind is WindowKind.MEASURE or (window.kind is WindowKind.WARMUP and window.reason):
                 self._record_peak_memory()
         except RuntimeError:
-            if status is WindowStatus.COMPLETED:
+            if status is Status.COMPLETED:
                 raise
         finally:
             self._rows.close()

@@ -253,7 +253,9 @@ class RestoreFolder:
                 raise UserError(f"{folder}: no such folder")
         rows = geotags.read_metadata(root) or {}
         metadata_masks = {row.mask for row in rows.values()}
-        names = [name for name in _image_names(root, masks) if name not in metadata_masks]
+        names = [name for name in list_images(root) if name not in metadata_masks]
+        if masks not in (None, root):  # a folder of masks may lie below the images
+            names = [name for name in names if masks not in (root / name).parents]
         if not names:
             raise UserError(f"{root}: no image in it ({', '.join(SUFFIXES)})")
         return cls(
@@ -309,15 +311,6 @@ class RestoreFolder:
 
 def _position(row: MetadataRow, image: Image.Image) -> tuple[tuple[float, float] | None, str]:
     try:
-        if row.has_position:
-            return geotags.position_from_row(row), "metadata"
-        return geotags.position_from_exif(image), "EXIF"
+        return geotags.find_position(row, image)
     except PositionError as error:
         return None, str(error)
-
-
-def _image_names(root: Path, masks: Path | None) -> Iterator[str]:
-    """Yield relative names, without the images in the folder of masks."""
-    for path in list_images(root):
-        if masks is None or masks == root or masks not in path.parents:
-            yield path.relative_to(root).as_posix()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from inpaint_bench.core.records import Device, Manifest, Progress, Window, encode_record, read_record, write_record
-from inpaint_bench.core.schema import Status, WindowKind, WindowStatus
+from inpaint_bench.core.schema import Status, WindowKind
 
 
 def minimal() -> Manifest:
@@ -81,7 +81,7 @@ def test_an_open_window_has_no_duration() -> None:
     window = Window(
         window_id="measure-0",
         kind=WindowKind.MEASURE,
-        status=WindowStatus.RUNNING,
+        status=Status.RUNNING,
         t_start_mono_ns=1,
         t_start_unix_ns=1,
     )

@@ -14,7 +14,7 @@ from analysis import recipe_labels
 from analysis.dataset import Dataset
 from analysis.units import number
 from inpaint_bench.core.console import pluralize
-from inpaint_bench.core.schema import WindowKind, WindowStatus
+from inpaint_bench.core.schema import Status, WindowKind
 
 from . import base, svg
 from .base import Figure, Row
@@ -71,7 +71,7 @@ def per_run(dataset: Dataset, run_ids: list[str]) -> dict[str, dict[str, float]]
     Runs whose table of steps is missing or incomplete are left out.
     """
     windows = dataset.windows.filter(
-        pl.col("run_id").is_in(run_ids) & (pl.col("status") == WindowStatus.COMPLETED.value)
+        pl.col("run_id").is_in(run_ids) & (pl.col("status") == Status.COMPLETED.value)
     ).with_columns((1e-6 * (pl.col("t_end_mono_ns") - pl.col("t_start_mono_ns"))).alias("ms"))
     measured = windows.filter(pl.col("kind") == WindowKind.MEASURE.value)
     counts = measured.group_by("run_id").agg(pl.col("ms").sum(), pl.col("steps").sum(), pl.col("images").sum())

@@ -215,7 +215,7 @@ def _write_dataset(
         if out.is_dir():
             out.rmdir()  # raises unless it is empty
         folder.rename(out)
-    files.fsync_folder(out.parent)
+    files.fsync_path(out.parent)
     return manifest
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from inpaint_bench.core.files import fsync_folder, replacing
+from inpaint_bench.core.files import fsync_path, replacing
 from inpaint_bench.core.records import JournalRecovery
 from inpaint_bench.core.schema import JOURNAL, PART_PATTERN, TABLES
 
@@ -50,7 +50,7 @@ class Journal:
         if self._handle is None:
             self._handle = _open_locked(self._path)
             os.ftruncate(self._handle, 0)
-            fsync_folder(self._path.parent)
+            fsync_path(self._path.parent)
         try:
             # pwrite at our own offset: a failed attempt is overwritten by the next one.
             with self._buffer.getbuffer() as view:

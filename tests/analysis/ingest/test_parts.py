@@ -96,6 +96,6 @@ def test_dataset_of_another_version_is_refused_and_missing_columns_are_null(tmp_
     rewrite_json(tmp_path / "ds", schema.DATASET, lambda metadata: metadata | {"schema_version": NEWER})
     with pytest.raises(UserError, match="is newer"):
         open_dataset(tmp_path / "ds")
-    files.replace_text(tmp_path / "ds" / schema.DATASET, "{")
+    files.replace_bytes(tmp_path / "ds" / schema.DATASET, b"{")
     with pytest.raises(UserError, match="Dataset damaged"):
         open_dataset(tmp_path / "ds")

@@ -20,7 +20,7 @@ from analysis.metrics.energy import uncertainty_pct
 from analysis.metrics.gpu_samples import GpuSamples
 from inpaint_bench.core import schema
 from inpaint_bench.core.records import Manifest, Window
-from inpaint_bench.core.schema import WindowKind, WindowStatus
+from inpaint_bench.core.schema import Status, WindowKind
 from tests.analysis.build import S, load_run, manifest, write_run
 
 
@@ -178,9 +178,7 @@ def test_interrupted_window_is_excluded_from_the_figures(tmp_path: Path) -> None
     folder = write_run(tmp_path)
     windows = load_run(folder)[0].windows
     early = {"t_start_mono_ns": 995 * S, "t_start_unix_ns": windows[0].t_start_unix_ns}
-    cut = Window(
-        window_id="w-0b", kind=WindowKind.MEASURE, status=WindowStatus.INTERRUPTED, steps=5, images=40, **early
-    )
+    cut = Window(window_id="w-0b", kind=WindowKind.MEASURE, status=Status.INTERRUPTED, steps=5, images=40, **early)
     row = row_of(folder, [cut, *windows])
     assert row["images"] == 480
     assert "cut short" in row["warnings"]
