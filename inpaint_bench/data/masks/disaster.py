@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image, ImageDraw
 
 from inpaint_bench.data.source import Mask
 
 Floats = npt.NDArray[np.float32]
-Doubles = npt.NDArray[np.float64]
 
 WORK_PX = 256  # side of every mask drawn here
 
@@ -20,7 +20,7 @@ HEAPS = (1, 3)  # number, inclusive
 PIECES = (18, 36)  # polygons in one heap
 PIECE_RADIUS = (0.03, 0.095)  # share of the side, as all sizes below
 HEAP_HEIGHT, HEAP_HALF_WIDTH = (0.2, 0.6), (0.15, 0.4)
-EDGES = 5  # half-planes whose intersection is a piece: triangles to pentagons
+CORNERS = 5  # of a piece
 WATER_LINE = (0.4, 0.9)  # of the height, from the top
 WAVES = 4
 SMOKE_SHARE = (0.15, 0.65)  # of the pixels
@@ -42,40 +42,25 @@ def draw(_: int, random: np.random.Generator) -> Mask:
 
 
 def debris(random: np.random.Generator) -> Mask:
-    """Draw heaps of broken pieces: random convex polygons, dense at the foot, near the lower edge."""
-    mask = np.zeros((WORK_PX, WORK_PX), np.uint8)
+    """Draw heaps of broken pieces: random polygons, dense at the foot, near the lower edge."""
+    canvas = Image.new("L", (WORK_PX, WORK_PX))
+    draw = ImageDraw.Draw(canvas)
     for _ in range(random.integers(HEAPS[0], HEAPS[1] + 1)):
         count = int(random.integers(PIECES[0], PIECES[1] + 1))
         foot, middle = random.uniform(0.88, 1.0), random.uniform(0.1, 0.9)
         height, half = random.uniform(*HEAP_HEIGHT), random.uniform(*HEAP_HALF_WIDTH)
-        across = random.triangular(-1, 0, 1, count)
-        x = middle + half * across
-        y = foot - height * (1 - np.abs(across)) * random.random(count)
-        _draw_pieces(mask, x * WORK_PX, y * WORK_PX, random)
-    return mask
-
-
-def _draw_pieces(mask: Mask, x: Doubles, y: Doubles, random: np.random.Generator) -> None:
-    """Draw polygons around (x, y): all at once on patches of one size, which are then copied into the mask."""
-    count = len(x)
-    radius = (random.uniform(*PIECE_RADIUS, (count, 1)) * WORK_PX).astype(np.float32)
-    # Edges face away from the centre in turned, roughly even directions; some cut closer than others.
-    angle = (np.arange(EDGES) + random.random((count, EDGES)) * 0.8) * (2 * np.pi / EDGES) + random.uniform(
-        0, 6, (count, 1)
-    )
-    normal_y, normal_x = np.sin(angle).astype(np.float32), np.cos(angle).astype(np.float32)
-    reach = radius * random.uniform(0.35, 1.0, (count, EDGES)).astype(np.float32)
-    half = int(PIECE_RADIUS[1] * WORK_PX * 1.25)
-    offset = np.arange(-half, half + 1, dtype=np.float32)
-    inside = np.abs(offset[:, None]) + np.abs(offset) <= 1.5 * radius[:, :, None]  # cuts off corners that lie far out
-    for edge in range(EDGES):
-        along_y, along_x = normal_y[:, edge, None] * offset, normal_x[:, edge, None] * offset
-        inside &= along_y[:, :, None] <= reach[:, edge, None, None] - along_x[:, None, :]
-    for patch, left, top in zip(inside, x.astype(int) - half, y.astype(int) - half, strict=True):
-        y0, x0 = max(top, 0), max(left, 0)
-        y1, x1 = min(top + len(offset), WORK_PX), min(left + len(offset), WORK_PX)
-        if y0 < y1 and x0 < x1:
-            mask[y0:y1, x0:x1] |= patch[y0 - top : y1 - top, x0 - left : x1 - left]
+        across = random.triangular(-1, 0, 1, (count, 1))
+        rise = height * (1 - np.abs(across)) * random.random((count, 1))
+        # Corners in turned, roughly even directions, some closer to the centre than others: [count, CORNERS].
+        angle = (np.arange(CORNERS) + random.random((count, CORNERS)) * 0.8) * (2 * np.pi / CORNERS)
+        angle += random.uniform(0, 6, (count, 1))
+        radius = random.uniform(*PIECE_RADIUS, (count, 1)) * random.uniform(0.7, 1.0, (count, CORNERS))
+        corners = np.stack([middle + half * across, foot - rise], axis=-1) + radius[:, :, None] * np.stack(
+            [np.cos(angle), np.sin(angle)], axis=-1
+        )
+        for piece in (corners * WORK_PX).reshape(count, -1).tolist():
+            draw.polygon(piece, fill=1)
+    return np.array(canvas)
 
 
 def water(random: np.random.Generator) -> Mask:

@@ -116,6 +116,11 @@ class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
     masks: list[Entry]
     formats: dict[str, Format]
 
+    def settings(self) -> dict[str, float]:
+        """Return the keys of `data` that must have these values where the dataset is read."""
+        split = {"seed": self.split.seed, "block_m": self.split.block_m, "validation_share": self.split.share}
+        return {"resolution_px": self.resolution_px, **split}
+
 
 def decode_jpeg(content: bytes) -> Pixels:
     """Decode a file of images/ to [R, R, 3]. The only decoder, so that all formats hold the same pixels."""
@@ -147,11 +152,8 @@ def list_entries(manifest: DatasetManifest, *formats: str) -> list[Entry]:
 
 def usage_overrides(root: Path, manifest: DatasetManifest) -> str:
     """Return the overrides that read the dataset: settings that differ from the defaults must be given."""
-    split = manifest.split
-    settings = {"resolution_px": manifest.resolution_px, "seed": split.seed, "block_m": split.block_m}
-    settings["validation_share"] = split.share
     defaults = {spec.name: spec.default for spec in fields(DataConfig)}
-    overrides = [f"data.{name}={value:g}" for name, value in settings.items() if value != defaults[name]]
+    overrides = [f"data.{name}={value:g}" for name, value in manifest.settings().items() if value != defaults[name]]
     return shlex.join(["data=prepared", f"data.root={root}", *overrides])
 
 

@@ -20,7 +20,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +49,7 @@ from .source import PreparedSource, read_index
 
 CHUNK = 8  # images per task of a worker process
 _PR_SET_PDEATHSIG = 1  # prctl(2)
+_WrittenImage = tuple[Entry, Entry | None, str]  # image, its own mask, SHA-256 of the decoded pixels
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ def _add_missing(
         log.info("%s is complete; nothing was written", root)
         return manifest
     hashes = read_index(root, manifest)["sha256"].to_pylist()
-    with _partial_folder(root, root, _array_bytes(missing, manifest.num_images, manifest.resolution_px)) as folder:
+    with _partial_folder(root, root) as folder:
         added = {name: _write_format(name, settings, root, folder, hashes, report) for name in missing}
         for path in folder.iterdir():
             target = root / path.name
@@ -164,11 +164,11 @@ def _write_dataset(
     config, settings, count = bench.data, bench.prepare, len(source)
     held_out = split(source.positions, config.validation_share, config.block_m, config.seed)
     block_names = blocks(source.positions, config.block_m)
-    with _partial_folder(out, out.parent, _array_bytes(formats, count, config.resolution_px)) as folder:
+    with _partial_folder(out, out.parent) as folder:
         start = time.monotonic()
         written = _write_images(source, settings.jpeg_quality, folder, report)
         images_s = time.monotonic() - start
-        masks, hashes = [image.mask for image in written], [image.pixels_sha256 for image in written]
+        images, masks, hashes = map(list, zip(*written, strict=True))
         columns: dict[str, Any] = {
             "id": np.arange(count),
             "file_name": source.names,
@@ -182,10 +182,9 @@ def _write_dataset(
         }
         with files.replacing(folder / layout.INDEX) as file:
             pq.write_table(pa.table(columns, schema=layout.INDEX_SCHEMA), file)
-        stored = {"files": Format(files=[image.image for image in written], seconds=round(images_s, 3))}
-        for name in formats:
-            if name != "files":
-                stored[name] = _write_format(name, settings, folder, folder, hashes, report)
+        stored = {"files": Format(files=images, seconds=round(images_s, 3))}
+        for name in formats[1:]:  # the first is `files`
+            stored[name] = _write_format(name, settings, folder, folder, hashes, report)
         manifest = DatasetManifest(
             schema_version=layout.SCHEMA_VERSION,
             producer=PRODUCER,
@@ -236,15 +235,8 @@ def _write_format(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _WrittenImage:
-    image: Entry
-    mask: Entry | None
-    pixels_sha256: str
-
-
 def _write_images(source: Source, quality: int, folder: Path, report: ReportProgress) -> list[_WrittenImage]:
-    """Write every image and mask, with one process per core: drawing holds the interpreter lock."""
+    """Write every image and its own mask, with one process per core: drawing holds the interpreter lock."""
     (folder / "images").mkdir()
     (folder / "masks").mkdir()
     count = len(source)
@@ -263,7 +255,7 @@ def _write_images(source: Source, quality: int, folder: Path, report: ReportProg
             report("images", len(written), count)
     finally:
         pool.shutdown(cancel_futures=True)
-    if not any(image.mask for image in written):
+    if not any(mask for _, mask, _ in written):
         (folder / "masks").rmdir()
     return written
 
@@ -293,7 +285,7 @@ def _write_image(index: int) -> _WrittenImage:
         Image.fromarray(own_mask * np.uint8(255)).save(encoded_mask, "PNG")
         mask = _write_file(folder, layout.MASK_PATTERN.format(index), encoded_mask.getvalue())
     pixels = layout.decode_jpeg(encoded.getvalue())
-    return _WrittenImage(image=image, mask=mask, pixels_sha256=hashlib.sha256(pixels.tobytes()).hexdigest())
+    return image, mask, hashlib.sha256(pixels.tobytes()).hexdigest()
 
 
 def _write_file(folder: Path, path: str, content: bytes) -> Entry:
@@ -302,11 +294,8 @@ def _write_file(folder: Path, path: str, content: bytes) -> Entry:
 
 
 @contextmanager
-def _partial_folder(out: Path, parent: Path, needed: int) -> Iterator[Path]:
-    """Yield a hidden folder in `parent` to write in, and remove it when the block ends. Disk errors are UserErrors.
-
-    `needed`: bytes known in advance, refused at once if they do not fit.
-    """
+def _partial_folder(out: Path, parent: Path) -> Iterator[Path]:
+    """Yield a hidden folder in `parent` to write in, and remove it when the block ends. Disk errors are UserErrors."""
     folder, lock_path = parent / f".{out.name}.partial", parent / f".{out.name}.lock"
     lock, free = FileLock(lock_path, blocking=False), 0
     try:
@@ -315,8 +304,6 @@ def _partial_folder(out: Path, parent: Path, needed: int) -> Iterator[Path]:
         with lock:
             try:
                 shutil.rmtree(folder, ignore_errors=True)
-                if free < needed:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 folder.mkdir()
                 yield folder
             finally:
@@ -331,12 +318,7 @@ def _partial_folder(out: Path, parent: Path, needed: int) -> Iterator[Path]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise UserError(f"prepare.out={out}: cannot be written ({error.strerror}: {error.filename})") from None
         disk = next(folder for folder in (parent, *parent.parents) if folder.is_mount())
-        arrays = f", of which the arrays alone need {needed / 1e6:,.1f} MB" if needed else ""
         raise UserError(
-            f"prepare.out={out}: the disk {disk} is full ({error.strerror}); {free / 1e6:,.1f} MB were free before"
-            f"{arrays}. No partial output is left; free some space or choose another prepare.out"
+            f"prepare.out={out}: the disk {disk} is full ({error.strerror}); {free / 1e6:,.1f} MB were free before. "
+            "No partial output is left; free some space or choose another prepare.out"
         ) from None
-
-
-def _array_bytes(formats: Sequence[str], count: int, side: int) -> int:
-    return sum(name in ("memmap", "hdf5") for name in formats) * count * side * side * 3

@@ -90,12 +90,8 @@ class PreparedSource:
         return self._pixels(index)
 
     def jpeg(self, index: int) -> bytes:
-        """Return the encoded image. Raises RuntimeError if its file is gone."""
-        path = self.path(index)
-        try:
-            return path.read_bytes()
-        except OSError as error:
-            raise RuntimeError(f"{path}: was there when the run began, now: {error}") from error
+        """Return the encoded image."""
+        return self.path(index).read_bytes()
 
     def path(self, index: int) -> Path:
         """Return the file in images/ that `jpeg` reads; staged with format `files`."""
@@ -128,30 +124,20 @@ class PreparedSource:
             self._staged.close()
 
     def _decode(self, index: int) -> Pixels:
-        jpeg = self.jpeg(index)
         try:
-            return layout.decode_jpeg(jpeg)
+            return layout.decode_jpeg(self.jpeg(index))
         except transform.DECODE_ERRORS as error:
             raise RuntimeError(f"{self.path(index)}: cannot be decoded: {error}") from error
 
 
 def _check_settings(config: DataConfig, manifest: DatasetManifest) -> None:
     """Raise UserError if the configuration differs from the dataset: results are filed under the configuration."""
-    split = manifest.split
-    settings = {
-        "resolution_px": (config.resolution_px, manifest.resolution_px),
-        "num_images": (config.num_images or manifest.num_images, manifest.num_images),
-        "seed": (config.seed, split.seed),
-        "validation_share": (config.validation_share, split.share),
-        "block_m": (config.block_m, split.block_m),
-    }
-    wrong = {name: pair for name, pair in settings.items() if pair[0] != pair[1]}
+    prepared = manifest.settings() | ({"num_images": manifest.num_images} if config.num_images else {})
+    wrong = {name: value for name, value in prepared.items() if getattr(config, name) != value}
     if wrong:
-        differences = ", ".join(f"data.{name}={given:g} (prepared: {have:g})" for name, (given, have) in wrong.items())
-        right = " ".join(f"data.{name}={have:g}" for name, (_, have) in wrong.items())
-        raise UserError(
-            f"data.root={config.root}: not what was prepared: {differences}; set {right}, or prepare it anew"
-        )
+        differences = ", ".join(f"data.{n}={getattr(config, n):g} (prepared: {wrong[n]:g})" for n in wrong)
+        right = " ".join(f"data.{name}={value:g}" for name, value in wrong.items())
+        raise UserError(f"data.root={config.root}: not what was prepared: {differences}; set {right}")
 
 
 def read_index(root: Path, manifest: DatasetManifest) -> pa.Table:
