@@ -31,7 +31,7 @@ def guarded(call: Callable[[], int | None]) -> int:
     """Run `call` and return the exit code of the process; bugs keep their traceback.
 
     0 or what `call` returns; 1 for points that failed, 2 for a user's mistake, 130 for Ctrl-C, 141 for a closed pipe,
-    128 + the signal where `unwind_on_signals` was active.
+    128 + the signal that a command or a run was ended with.
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting with 1
     try:
@@ -41,6 +41,8 @@ def guarded(call: Callable[[], int | None]) -> int:
     except (UserError, PointsFailedError) as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except Terminated as error:
+        return 128 + error.signum
     except KeyboardInterrupt:
         print(
             "Interrupted. Submitted jobs are not affected; use `status` and `cancel` with the sweep directory.",

@@ -22,7 +22,7 @@ from inpaint_bench.core.records import SkippedImage
 
 from . import geotags, transform
 from .geotags import MetadataRow, PositionError
-from .source import Inventory, Mask, Pixels
+from .source import Inventory, Mask, Pixels, Source
 from .transform import UnusableImageError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
@@ -45,10 +45,8 @@ class Photo:
     sha256: str  # of the files: image, then mask
 
 
-class FolderSource:
+class FolderSource(Source):
     """Images below a folder, each with a position; see `open`."""
-
-    validation = None
 
     def __init__(self, root: Path, photos: list[Photo], inventory: Inventory, resolution_px: int) -> None:
         self.inventory = inventory
@@ -91,35 +89,20 @@ class FolderSource:
         inventory = Inventory(kind="folder", found=found, used=len(photos), beyond_limit=beyond, skipped=skipped)
         return cls(root, photos, inventory, config.resolution_px)
 
-    def __len__(self) -> int:
-        return len(self.names)
-
     def pixels(self, index: int) -> Pixels:
         """Return the image upright, cropped to the centre square and resized."""
         path = self._root / self.names[index]
-        try:
-            with Image.open(path) as image:
-                return transform.center_square(transform.upright(image), self.resolution_px)
-        except transform.DECODE_ERRORS as error:
-            raise _changed(path, error) from error
+        with transform.naming(path), Image.open(path) as image:
+            return transform.center_square(transform.upright(image), self.resolution_px)
 
     def own_mask(self, index: int) -> Mask | None:
         """Return the mask that the metadata file names, cropped like the image, or None."""
         name = self._masks[index]
         if name is None:
             return None
-        try:
-            with Image.open(self._root / self.names[index]) as image, Image.open(self._root / name) as mask:
-                return transform.center_square_mask(mask, transform.upright_size(image), self.resolution_px)
-        except transform.DECODE_ERRORS as error:
-            raise _changed(self._root / name, error) from error
-
-    def close(self) -> None:
-        """Do nothing: no file is kept open."""
-
-
-def _changed(path: Path, error: Exception) -> RuntimeError:
-    return RuntimeError(f"{path}: was readable when the run began, now: {error}")
+        path = self._root / name
+        with transform.naming(path), Image.open(self._root / self.names[index]) as image, Image.open(path) as mask:
+            return transform.center_square_mask(mask, transform.upright_size(image), self.resolution_px)
 
 
 def list_images(root: Path) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -27,33 +26,30 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     skipped: list[SkippedImage] = []
 
 
-class Source(Protocol):
+class Source:
     """Images by index, all checked when the source was opened."""
 
     inventory: Inventory
     identity: str  # hex digest of everything that decides images, positions, texts and masks, except the resolution
+    resolution_px: int
     positions: npt.NDArray[np.float64]  # [N, 2]: latitude, longitude in degrees
     texts: list[str]  # [N], "" where there is none
     names: list[str]  # [N], file names for messages
+    validation: npt.NDArray[np.bool_] | None = None  # [N], True where held out; None: not split yet
 
-    @property
-    def validation(self) -> npt.NDArray[np.bool_] | None:
-        """Return [N], True where held out, or None if the source is not split yet."""
-        ...
-
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self.names)
 
     def pixels(self, index: int) -> Pixels:
         """Return [resolution, resolution, 3]. Raises RuntimeError naming a file that became unreadable."""
-        ...
+        raise NotImplementedError
 
     def own_mask(self, index: int) -> Mask | None:
         """Return the mask [resolution, resolution] that the data itself gives this image, or None."""
-        ...
+        return None
 
     def close(self) -> None:
         """Release what was opened or staged. May be called again."""
-        ...
 
 
 def open_source(config: DataConfig, recipe: RecipeConfig | None = None) -> Source:

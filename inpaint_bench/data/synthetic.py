@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from inpaint_bench.core.config import DataConfig
 
-from .source import Inventory, Pixels
+from .source import Inventory, Pixels, Source
 from .split import METRES_PER_DEGREE
 
 VERSION = 2  # part of the identity: increase it when another image, address or text comes out
@@ -77,25 +77,19 @@ HOUSE_ATTRIBUTES: dict[str, Range] = {
 }
 
 
-class SyntheticSource:
+class SyntheticSource(Source):
     """`config.num_images` facades (default 6500)."""
-
-    validation = None
 
     def __init__(self, config: DataConfig) -> None:
         self.resolution_px = config.resolution_px
-        self.seed = config.seed
-        self.count = config.num_images or 6500
-        self.inventory = Inventory(kind="synthetic", found=self.count, used=self.count)
-        metres = _addresses(self.count)
+        self.seed, count = config.seed, config.num_images or 6500
+        self.inventory = Inventory(kind="synthetic", found=count, used=count)
+        metres = _addresses(count)
         self.positions = _degrees(metres)
         self._attributes = _draw_attributes(metres, self.seed)
-        self.texts = [_text(self.house(index)) for index in range(self.count)]
-        self.names = [f"synthetic-{index:06d}" for index in range(self.count)]
-        self.identity = hashlib.sha256(f"synthetic/{VERSION}/{self.seed}/{self.count}".encode()).hexdigest()
-
-    def __len__(self) -> int:
-        return self.count
+        self.texts = [_text(self.house(index)) for index in range(count)]
+        self.names = [f"synthetic-{index:06d}" for index in range(count)]
+        self.identity = hashlib.sha256(f"synthetic/{VERSION}/{self.seed}/{count}".encode()).hexdigest()
 
     def house(self, index: int) -> House:
         """Return the attributes of a house."""
@@ -105,12 +99,6 @@ class SyntheticSource:
         """Draw the image."""
         random = np.random.Generator(np.random.PCG64(np.random.SeedSequence((self.seed, index))))
         return _draw(self.house(index), random, self.resolution_px)
-
-    def own_mask(self, index: int) -> None:
-        """Return None: there are no masks."""
-
-    def close(self) -> None:
-        """Do nothing: there is no file."""
 
 
 def _addresses(count: int) -> npt.NDArray[np.float64]:

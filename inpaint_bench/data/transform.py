@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
@@ -18,6 +21,15 @@ DECODE_ERRORS = (OSError, ValueError, SyntaxError, Image.DecompressionBombError,
 
 class UnusableImageError(ValueError):
     """The reason why an image or its mask cannot be used."""
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Raise RuntimeError naming a file that cannot be decoded, though it could when the run began."""
+    try:
+        yield
+    except DECODE_ERRORS as error:
+        raise RuntimeError(f"{path}: cannot be read: {error}") from error
 
 
 def upright(image: Image.Image) -> Image.Image:

@@ -15,7 +15,7 @@ from PIL import Image
 from inpaint_bench.core.config import DataConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.data import transform
-from inpaint_bench.data.source import Mask, Pixels
+from inpaint_bench.data.source import Mask, Pixels, Source
 
 from . import layout
 from .formats import ArrayReader
@@ -34,7 +34,7 @@ class Shard:
     end: int
 
 
-class PreparedSource:
+class PreparedSource(Source):
     """Images, positions, texts, masks and split of a prepared dataset; see `open`."""
 
     def __init__(self, root: Path, manifest: DatasetManifest, format: str, staged: Staged | None) -> None:
@@ -82,9 +82,6 @@ class PreparedSource:
         staged = stage(root, images, stage_to) if stage_to != "none" else None  # the index is read only once
         return cls(root, manifest, format, staged)
 
-    def __len__(self) -> int:
-        return len(self.names)
-
     def pixels(self, index: int) -> Pixels:
         """Return an image, the same in every format. Format `webdataset` reads images/: tars have no random access."""
         return self._pixels(index)
@@ -103,11 +100,8 @@ class PreparedSource:
         if name is None:
             return None
         path = self._read_root / name
-        try:
-            with Image.open(path) as mask:
-                return (np.asarray(mask) > 127).astype(np.uint8)
-        except transform.DECODE_ERRORS as error:
-            raise RuntimeError(f"{path}: was readable when it was prepared, now: {error}") from error
+        with transform.naming(path), Image.open(path) as mask:
+            return (np.asarray(mask) > 127).astype(np.uint8)
 
     def shards(self) -> list[Shard]:
         """Return the tar files of format `webdataset`."""
@@ -124,10 +118,8 @@ class PreparedSource:
             self._staged.close()
 
     def _decode(self, index: int) -> Pixels:
-        try:
+        with transform.naming(self.path(index)):
             return layout.decode_jpeg(self.jpeg(index))
-        except transform.DECODE_ERRORS as error:
-            raise RuntimeError(f"{self.path(index)}: cannot be decoded: {error}") from error
 
 
 def _check_settings(config: DataConfig, manifest: DatasetManifest) -> None:
