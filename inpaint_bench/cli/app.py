@@ -53,9 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(code or 0)
 
 
-def _example(*arguments: str) -> str:
-    lines = (f"  {PROGRAM} {line}" for line in arguments)
-    return "\n".join(["\b", "Example:" if len(arguments) == 1 else "Examples:", *lines])
+def _examples(*arguments: str) -> str:
+    return "\n".join(["\b", "Examples:", *(f"  {PROGRAM} {line}" for line in arguments)])
 
 
 def _print_version(requested: bool) -> None:
@@ -64,19 +63,17 @@ def _print_version(requested: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(epilog=_example("launch -m gpu=a40,a100,h200 batch=8,16,32"))
+@app.callback(epilog=_examples("launch -m gpu=a40,a100,h200 batch=8,16,32"))
 def _before_every_verb(
     ctx: typer.Context,
-    version: Annotated[
-        bool, Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
-    ] = False,
+    version: Annotated[bool, Option("--version", callback=_print_version, help="Print the version and exit.")] = False,
 ) -> None:
     if ctx.invoked_subcommand != "launch":  # Hydra sets up its logging
         logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
 
 
 @app.command(
-    epilog=_example(
+    epilog=_examples(
         "prepare data=synthetic data.num_images=6500 prepare.out=facades",
         "prepare data=folder data.root=photos prepare.out=prepared prepare.formats=[files,memmap,hdf5]",
         "prepare data=prepared data.root=prepared prepare.formats=[webdataset]",
@@ -105,7 +102,7 @@ def launch(arguments: Annotated[list[str] | None, Argument()] = None) -> int:
     return launch.main(arguments or [])
 
 
-@app.command(epilog=_example("status runs/2026-11-21/08-30-00-inpaint"))
+@app.command(epilog=_examples("status runs/2026-11-21/08-30-00-inpaint"))
 def status(
     sweep: Sweep,
     watch: Annotated[bool, Option("--watch", help="Refresh until all points have finished.")] = False,
@@ -113,9 +110,7 @@ def status(
     point: Annotated[int | None, Option(metavar="N", help="Show one point: attempts, logs, messages.")] = None,
     cost: Annotated[bool, Option("--cost", help="Show planned and actual service units.")] = False,
     all_points: Annotated[bool, Option("--all", help="Show every point in a row of its own.")] = False,
-    every_s: Annotated[
-        float | None, Option("--every", metavar="S", help="Seconds between refreshes (default: 60 or more).")
-    ] = None,
+    every_s: Annotated[float | None, Option("--every", metavar="S", help="Seconds between two refreshes.")] = None,
 ) -> None:
     """Show the state of every point of a sweep."""
     from .status import run_status
@@ -124,7 +119,7 @@ def status(
     run_status(sweep, watch=watch, as_json=as_json, point=point, cost=cost, all_points=all_points, every_s=every_s)
 
 
-@app.command(epilog=_example("rerun runs/2026-11-21/08-30-00-inpaint time_min=120 --only timeout"))
+@app.command(epilog=_examples("rerun runs/2026-11-21/08-30-00-inpaint time_min=120 --only timeout"))
 def rerun(
     sweep: Sweep,
     changes: Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Overrides for this rerun.")] = None,
@@ -144,18 +139,15 @@ def rerun(
     run_rerun(sweep, changes or [], only=only, repeats=repeats, dry_run=dry_run, wait=wait)
 
 
-@app.command(epilog=_example("cancel runs/2026-11-21/08-30-00-inpaint"))
+@app.command(epilog=_examples("cancel runs/2026-11-21/08-30-00-inpaint"))
 def cancel(sweep: Sweep) -> None:
-    """Cancel every queued or running point of a sweep.
-
-    What the points have measured is kept.
-    """
+    """Cancel every queued or running point of a sweep."""
     from .cancel import run_cancel
 
     run_cancel(sweep)
 
 
-@app.command(epilog=_example("collect runs/2026-11-21/08-30-00-inpaint"))
+@app.command(epilog=_examples("collect runs/2026-11-21/08-30-00-inpaint"))
 def collect(
     source: Annotated[Path, Argument(metavar="SWEEP|FILE", help="Sweep directory, or a file that --export wrote.")],
     export: Annotated[Path | None, Option(metavar="FILE", help="Write the results into a file to carry.")] = None,
@@ -172,13 +164,11 @@ def collect(
     run_collect(source, export=export, into=into)
 
 
-@app.command(epilog=_example("merge runs/grace runs/delta -o dataset"))
+@app.command(epilog=_examples("merge runs/grace runs/delta -o dataset"))
 def merge(
     roots: Annotated[list[Path], Argument(metavar="ROOT", help="Folders with run directories at any depth.")],
     output: Output,
-    threads: Annotated[
-        int | None, Option(metavar="N", help="Run directories to read at once (default: cores).")
-    ] = None,
+    threads: Annotated[int | None, Option(metavar="N", help="Run directories to read at once.")] = None,
     allow_mixed: Annotated[str, Option(metavar="ATTRIBUTES", help="Keep runs that differ in these apart.")] = "",
 ) -> None:
     """Merge run directories of all sites into one dataset.
@@ -193,7 +183,7 @@ def merge(
         run_merge(roots, output, threads=threads, allow_mixed=[name for name in allow_mixed.split(",") if name])
 
 
-@app.command(epilog=_example("report dataset -o report"))
+@app.command(epilog=_examples("report dataset -o report"))
 def report(
     dataset: Annotated[Path, Argument(metavar="DATASET", help="Folder that `merge` wrote.")],
     output: Output,
@@ -211,7 +201,7 @@ def report(
     run_report(dataset, output, export=export)
 
 
-@app.command(epilog=_example("restore runs/trained/weights photos -o restored --masks photos/masks --device cuda"))
+@app.command(epilog=_examples("restore runs/trained/weights photos -o restored --masks photos/masks --device cuda"))
 def restore(
     weights: Annotated[Path, Argument(metavar="WEIGHTS", help="Diffusers folder, as training saves it.")],
     images: Annotated[Path, Argument(metavar="IMAGES", help="Folder of images.")],
@@ -235,7 +225,7 @@ def restore(
         run_restore(Options(**options))
 
 
-app.add_typer(doctor, name="doctor", epilog=_example("doctor site delta --write"))
+app.add_typer(doctor, name="doctor", epilog=_examples("doctor site delta --write"))
 
 
 @doctor.callback(invoke_without_command=True)
@@ -252,7 +242,7 @@ def doctor_machine(overrides: Overrides = None) -> None:
     run_machine(overrides or [])
 
 
-@doctor.command("site", epilog=_example("doctor site delta --write"))
+@doctor.command("site", epilog=_examples("doctor site delta --write"))
 def doctor_site(
     site: Annotated[str, Argument(metavar="NAME|all", help="Name of the site file, or all of them.")],
     overrides: Overrides = None,
@@ -281,7 +271,7 @@ def doctor_probe_result(
     return int(not run_probe_result(folder))
 
 
-@doctor.command("gpu", epilog=_example("doctor gpu --out card.json.gz"))
+@doctor.command("gpu", epilog=_examples("doctor gpu --out card.json.gz"))
 def doctor_gpu(
     uuid: Annotated[str | None, Option(metavar="GPU-...", help="Which GPU; needed if there are several.")] = None,
     seconds: Annotated[float, Option(metavar="S", help="Length of the examination.")] = 20.0,
