@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -324,10 +325,15 @@ class TestCommand:
         leader, follower = pty.openpty()
         command = [*PREPARE, *FACADES, *SMALL, f"prepare.out={tmp_path / 'set'}"]
         environment = {**os.environ, "TERM": "xterm"}
-        subprocess.run(command, stdout=follower, stderr=follower, env=environment, check=True)
-        os.close(follower)
-        screen = os.read(leader, 100_000).decode()
+        with subprocess.Popen(command, stdout=follower, stderr=follower, env=environment) as running:
+            os.close(follower)
+            output = b""
+            with contextlib.suppress(OSError):  # EIO when the last process has closed the terminal
+                while chunk := os.read(leader, 4096):
+                    output += chunk
         os.close(leader)
+        screen = output.decode()
+        assert running.returncode == 0, screen
         assert re.search(r"images .*40/40", screen)
         assert re.search(r"hdf5 .*40/40", screen)
 
