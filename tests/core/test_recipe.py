@@ -20,43 +20,43 @@ def named(*names: str) -> str:
     return recipe.name(bench(f"recipe=[{','.join(names)}]").recipe)
 
 
-class TestAName:
+class TestRecipeName:
     @pytest.mark.parametrize("lever", LEVERS)
-    def test_of_a_levers_file_is_that_of_the_recipe_it_makes(self, lever: str) -> None:
+    def test_every_lever_file_is_named_after_its_recipe(self, lever: str) -> None:
         base = "cpu" if lever == "amp_bf16" else "baseline"  # on a GPU bf16 autocast is the baseline
         assert named(base, lever) == (f"cpu+{lever}" if base == "cpu" else lever)
 
-    def test_lists_the_levers_in_one_order_whatever_the_command_line_says(self) -> None:
+    def test_order_of_levers_does_not_depend_on_the_command_line(self) -> None:
         assert named("baseline", "tf32", "channels_last") == named("baseline", "channels_last", "tf32")
 
-    def test_changes_with_a_key_set_by_hand(self) -> None:
+    def test_includes_a_key_set_on_the_command_line(self) -> None:
         assert recipe.name(bench("recipe=baseline", "recipe.num_workers=3").recipe) == "num_workers=3"
 
     @pytest.mark.parametrize("bundle", sorted(BUNDLES))
-    def test_of_a_bundle_is_its_own(self, bundle: str) -> None:
+    def test_bundle_keeps_its_name(self, bundle: str) -> None:
         assert named(bundle) == bundle
         assert named("baseline", bundle) == bundle
 
-    def test_of_a_bundle_with_another_lever_says_which(self) -> None:
+    def test_bundle_with_an_added_lever_names_it(self) -> None:
         """Regression: every recipe of a study on a bundle was called like the bundle, and they were one cell."""
         assert named("tuned", "tf32") == "tuned+tf32"
         changed = bench("recipe=[tuned,channels_last]", "recipe.num_workers=8").recipe
         assert recipe.name(changed) == "tuned+channels_last+num_workers=8"
         assert named("tuned", "compile") == "tuned", "it has that lever already"
 
-    def test_of_a_bundle_with_a_lever_taken_out_says_which(self) -> None:
+    def test_bundle_with_a_removed_lever_names_it(self) -> None:
         assert recipe.name(bench("recipe=tuned", "recipe.cuda_graph=false").recipe) == "tuned+no_cuda_graph"
         assert recipe.name(bench("recipe=tuned", "recipe.optimizer=adamw").recipe) == "tuned+adamw"
 
-    def test_of_a_bundle_on_a_processor_says_so(self) -> None:
+    def test_bundle_on_a_cpu_is_marked(self) -> None:
         assert named("poster_baseline", "cpu").startswith("cpu+poster_baseline")
 
-    def test_given_by_hand_does_not_hide_the_levers(self) -> None:
+    def test_name_set_on_the_command_line_does_not_hide_the_levers(self) -> None:
         assert recipe.name(bench("recipe=baseline", "recipe.name=mine", "recipe.tf32=true").recipe) == "mine+tf32"
 
     @pytest.mark.parametrize("study", sorted(recipe.STUDIES))
     @pytest.mark.parametrize("base", ["baseline", "tuned", "poster_optimized"])
-    def test_differs_between_recipes_of_a_study_that_differ(self, study: str, base: str) -> None:
+    def test_different_recipes_of_a_study_have_different_names(self, study: str, base: str) -> None:
         steps = ["tf32", "accumulate=2+grad_checkpoint", "num_workers=2", "attn_flash"]
         found: dict[str, set[str]] = {}
         for parts in recipe.STUDIES[study](base, steps):
@@ -65,7 +65,7 @@ class TestAName:
         assert len(found) == len(steps) + 1
         assert all(len(recipes) == 1 for recipes in found.values())
 
-    def test_of_no_lever_is_the_baseline(self) -> None:
+    def test_recipe_without_levers_is_the_baseline(self) -> None:
         assert named("baseline") == "baseline"
         assert named("cpu") == "cpu"
 
@@ -80,24 +80,24 @@ def test_every_lever_has_a_file() -> None:
     assert found | numbers == {lever.field for lever in levers.REGISTRY}
 
 
-class TestAStudy:
+class TestStudy:
     def test_one_at_a_time_is_the_base_and_each_lever_alone(self) -> None:
         made = recipe.sweep("one_at_a_time", "baseline", ["ema", "tf32+dali"])
         assert made == "[baseline],[baseline,ema],[baseline,tf32,dali]"
 
-    def test_ladder_adds_one_more_each_time(self) -> None:
+    def test_ladder_adds_one_lever_per_step(self) -> None:
         made = recipe.sweep("ladder", "baseline", ["ema", "tf32+dali"])
         assert made == "[baseline],[baseline,ema],[baseline,ema,tf32,dali]"
 
-    def test_leave_one_out_is_all_and_all_but_each(self) -> None:
+    def test_leave_one_out_omits_each_lever_once(self) -> None:
         made = recipe.sweep("leave_one_out", "cpu", ["ema", "tf32", "dali"])
         assert made == "[cpu,ema,tf32,dali],[cpu,tf32,dali],[cpu,ema,dali],[cpu,ema,tf32]"
 
-    def test_a_key_with_its_value_is_a_lever_that_comes_after_the_files(self) -> None:
+    def test_key_with_value_is_a_lever_and_follows_the_files(self) -> None:
         made = recipe.sweep("ladder", "baseline", ["num_workers=8", "tf32"])
         assert made == r"[baseline],[baseline,num_workers\=8],[baseline,tf32,num_workers\=8]"
 
-    def test_a_point_selects_files_and_sets_keys(self) -> None:
+    def test_choice_of_a_point_is_split_into_files_and_keys(self) -> None:
         point = ["batch=8", "recipe=[baseline,tf32,'num_workers=8',accumulate\\=2]", "seed=1"]
         split = recipe.split_choices(point)
         assert split == ["batch=8", "recipe=[baseline,tf32]", "recipe.num_workers=8", "recipe.accumulate=2", "seed=1"]
@@ -112,17 +112,19 @@ class TestAStudy:
             ("name=x", "no such recipe or lever"),
         ],
     )
-    def test_with_an_unknown_lever_is_refused_with_the_nearest(self, lever: str, message: str) -> None:
+    def test_unknown_lever_is_refused_with_the_closest_match(self, lever: str, message: str) -> None:
         with pytest.raises(UserError, match=message):
             recipe.sweep("ladder", "baseline", [lever])
 
-    def test_without_levers_or_with_one_twice_is_refused(self) -> None:
+    def test_missing_and_repeated_levers_are_refused(self) -> None:
         with pytest.raises(UserError, match=r"study\.levers"):
             recipe.sweep("ladder", "baseline", [])
         with pytest.raises(UserError, match="none twice"):
             recipe.sweep("ladder", "baseline", ["a", "a"])
 
-    def test_is_swept_with_repeats_outermost(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_repeats_are_the_outermost_loop_of_the_sweep(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         from inpaint_bench import launch
 
         code = launch.main(

@@ -1,4 +1,4 @@
-"""The lever `adamw_8bit`: what it refuses everywhere, and what bitsandbytes does where it is installed."""
+"""The lever `adamw_8bit`: its refusals, and bitsandbytes itself where it is installed."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from tests.run.support import bench, constant_batch
 CPU = torch.device("cpu")
 
 
-class TestWhatCannotRun:
+class TestUnavailable:
     @pytest.mark.parametrize(
         ("beside", "why"), [("cuda_graph", "counts its steps on the host"), ("channels_last", "undoes channels_last")]
     )
-    def test_beside_it_is_said(self, beside: str, why: str) -> None:
+    def test_incompatible_lever_is_named(self, beside: str, why: str) -> None:
         with pytest.raises(UnavailableError, match=f"lever adamw_8bit: .*{why}"):
             levers.require(bench(f"recipe=[cpu,adamw_8bit,{beside}]"), CPU)
 
-    def test_without_bitsandbytes_names_the_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_bitsandbytes_names_the_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(numerics, "find_spec", lambda name: None)
         with pytest.raises(UnavailableError, match=r"inpaint-bench\[adam8bit\]"):
             levers.require(bench("recipe=[cpu,adamw_8bit]"), CPU)
 
-    def test_with_a_broken_one_says_what_is_broken(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_bitsandbytes_that_cannot_be_imported_gives_the_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def broken(name: str) -> None:
             raise OSError("libcudart.so.13: cannot open shared object file")
 
@@ -40,7 +40,7 @@ class TestWhatCannotRun:
             levers.require(bench("recipe=[cpu,adamw_8bit]"), CPU)
 
 
-def test_the_moments_of_the_baseline_are_read_back_as_fp32() -> None:
+def test_moments_of_plain_adamw_are_read_back_as_fp32() -> None:
     workload = build("adamw_fused")
     workload.step(workload.next_batch())
     assert numerics._moment_types(workload.training_step.optimizers[0]) == "100.0 % float32"
@@ -49,7 +49,7 @@ def test_the_moments_of_the_baseline_are_read_back_as_fp32() -> None:
 
 @pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes (the extra adam8bit)")
 class TestWithBitsandbytes:
-    def test_the_moments_are_read_back_as_bytes(self) -> None:
+    def test_moments_are_read_back_as_uint8(self) -> None:
         workload = build("adamw_8bit")
         workload.step(workload.next_batch())
         (row,) = workload.verify_levers()
@@ -59,7 +59,7 @@ class TestWithBitsandbytes:
         share = float(row.evidence.partition("moments ")[2].partition(" % uint8")[0])
         assert 50 < share < 100  # what is small stays fp32
 
-    def test_an_optimiser_that_keeps_all_moments_in_fp32_is_told(self) -> None:
+    def test_moments_that_stay_fp32_make_the_lever_inactive(self) -> None:
         workload = build("adamw_8bit")
         for optimizer in workload.training_step.optimizers:
             optimizer.args.min_8bit_size = 10**12
@@ -67,20 +67,20 @@ class TestWithBitsandbytes:
         workload.close()
         assert row.active is False
 
-    def test_the_first_update_is_that_of_adamw(self) -> None:
+    def test_first_update_equals_adamw(self) -> None:
         workload = build("adamw_8bit")
         assert workload.parity
         assert workload.parity.gradient_rel == 0
         assert workload.parity.update_rel < 1e-4
         workload.close()
 
-    def test_it_learns_as_adamw_does(self) -> None:
+    def test_losses_are_close_to_those_of_adamw(self) -> None:
         plain, narrow = build(), build("adamw_8bit")
         batch = constant_batch(2)
         both = [[float(one.step(batch)) for _ in range(12)] for one in (plain, narrow)]
         assert both[1] == pytest.approx(both[0], rel=0.02)
 
-    def test_restored_gives_the_losses_of_an_unbroken_run_to_the_bit(self) -> None:
+    def test_restored_state_gives_bit_identical_losses(self) -> None:
         whole = build("adamw_8bit")
         for _ in range(2):
             whole.step(whole.next_batch())

@@ -1,4 +1,4 @@
-"""What each lever says, does and shows, on the processor with tiny networks."""
+"""Levers on the CPU with tiny networks: availability, effect, verification."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def verified(*names: str, **keys: Any) -> dict[str, LeverReport]:
         workload.close()
 
 
-class TestALeverThatCannotRun:
+class TestUnavailable:
     @pytest.mark.parametrize(
         ("lever", "why"),
         [
@@ -60,25 +60,25 @@ class TestALeverThatCannotRun:
             ("prefetch_factor=4", "without loader processes"),
         ],
     )
-    def test_is_an_error_with_its_reason_and_never_another_in_its_place(self, lever: str, why: str) -> None:
+    def test_lever_that_cannot_run_is_an_error_with_its_reason(self, lever: str, why: str) -> None:
         with pytest.raises(UnavailableError, match=why):
             build(lever)
 
-    def test_is_found_before_anything_is_built(self) -> None:
+    def test_unavailable_lever_is_found_before_data_is_opened(self) -> None:
         with pytest.raises(UnavailableError, match="lever tf32"):
             levers.require(bench("recipe=[cpu,tf32]", "data=prepared", "data.root=/nowhere"), CPU)
 
-    def test_recomputed_activations_and_a_chosen_attention_exclude_each_other(self) -> None:
+    def test_grad_checkpoint_and_attention_exclude_each_other(self) -> None:
         with pytest.raises(UnavailableError, match="lever attn_math: grad_checkpoint recomputes"):
             build("attn_math", "grad_checkpoint")
 
-    def test_a_batch_that_cannot_be_cut_says_so(self) -> None:
+    def test_batch_not_divisible_by_accumulate_is_refused(self) -> None:
         with pytest.raises(UnavailableError, match="batch 3 cannot be divided into 2"):
             build("accumulate=2", batch=3)
 
 
-class TestWhatIsReadBack:
-    def test_says_what_was_asked_and_what_is_so(self) -> None:
+class TestVerification:
+    def test_report_has_requested_and_effective_values(self) -> None:
         rows = verified("channels_last", "amp_bf16", "adamw_fused", "accumulate=2", "grad_checkpoint", "ema")
         assert {name: row.requested for name, row in rows.items()} == {
             "precision": "bf16",
@@ -94,24 +94,24 @@ class TestWhatIsReadBack:
         assert rows["accumulate"].effective == 2
         assert "the first block ran 4 times in 2 UNet passes" in rows["grad_checkpoint"].evidence
 
-    def test_of_bf16_weights_names_their_type_and_that_of_the_moments(self) -> None:
+    def test_bf16_weights_report_the_type_of_the_moments(self) -> None:
         assert "moments bf16" in verified("bf16_stochastic")["weights"].evidence
         assert "moments fp32" in verified("bf16_master")["weights"].evidence
 
-    def test_of_attention_counts_operators_of_the_unet_by_name(self) -> None:
+    def test_attention_counts_operators_of_the_unet(self) -> None:
         for name in ("flash", "math"):
             row = verified(f"attn_{name}")["attention"]
             assert row.active
             assert {kind for kind, count in row.effective.items() if count} == {name}
 
-    def test_of_attention_is_not_fooled_by_the_frozen_networks(self) -> None:
+    def test_attention_ignores_the_frozen_networks(self) -> None:
         workload = build("attn_flash")
         workload.components.attention_kernels = lambda: sdpa_kernel(SDPBackend.MATH)
         (row,) = workload.verify_levers()
         workload.close()
         assert row.active is False
 
-    def test_of_bf16_weights_finds_the_norms_in_bf16_too(self) -> None:
+    def test_norms_compute_in_bf16_with_bf16_weights(self) -> None:
         workload = build("bf16_master")
         seen: list[torch.dtype] = []
         norm = next(m for m in workload.components.networks.unet.modules() if isinstance(m, torch.nn.GroupNorm))
@@ -120,8 +120,8 @@ class TestWhatIsReadBack:
         workload.close()
         assert seen == [torch.bfloat16]
 
-    def test_shows_a_lever_that_is_not_active(self) -> None:
-        """A lever whose work was undone behind its back is told, not believed."""
+    def test_lever_that_was_undone_is_reported_as_inactive(self) -> None:
+        """Verification reads the running step, not the configuration."""
         workload = build("channels_last")
         workload.components.memory_format = torch.contiguous_format
         workload.components.networks.unet.to(memory_format=torch.contiguous_format)
@@ -132,7 +132,7 @@ class TestWhatIsReadBack:
 
 
 class TestParity:
-    def test_of_the_baseline_with_itself_is_exact(self) -> None:
+    def test_baseline_equals_itself_exactly(self) -> None:
         parity = build().parity
         assert parity == Parity(
             reference="baseline",
@@ -144,7 +144,7 @@ class TestParity:
             far=False,
         )
 
-    def test_that_is_not_finite_is_far_and_stays_json(self) -> None:
+    def test_error_that_is_not_finite_is_far_and_null(self) -> None:
         workload = build()
         components = workload.components
         against = parity_of.reference(components)
@@ -155,13 +155,13 @@ class TestParity:
         assert (found.prediction_rel, found.not_finite, found.far) == (None, ["prediction_rel"], True)
         assert found.gradient_rel == 0
 
-    def test_of_bf16_is_that_of_its_eight_bits(self) -> None:
+    def test_bf16_differs_by_its_rounding(self) -> None:
         parity = build("amp_bf16").parity
         assert parity
         assert 1e-4 < parity.prediction_rel < 0.05
         assert 1e-4 < parity.gradient_rel < 0.1
 
-    def test_sees_an_encoder_that_gives_something_else(self) -> None:
+    def test_changed_encoder_is_detected(self) -> None:
         workload = build()
         components = workload.components
         against = parity_of.reference(components)
@@ -172,32 +172,32 @@ class TestParity:
         assert found.encoder_rel > 0.5
         assert found.far
 
-    def test_of_another_optimiser_is_in_the_update_alone(self) -> None:
+    def test_other_optimizer_differs_only_in_the_update(self) -> None:
         parity = build("adamw_fused").parity
         assert parity
         assert parity.gradient_rel == 0
         assert 0 < parity.update_rel < 1e-5
 
-    def test_of_plain_attention_is_rounding(self) -> None:
+    def test_math_attention_differs_by_rounding(self) -> None:
         parity = build("attn_math").parity
         assert parity
         assert parity.prediction_rel < 1e-5
 
 
 class TestTraining:
-    def test_in_micro_batches_sees_the_samples_and_noise_of_the_whole_batch(self) -> None:
+    def test_micro_batches_have_the_samples_and_noise_of_the_whole_batch(self) -> None:
         whole, cut = losses(build(batch=4)), losses(build("accumulate=2", batch=4))
         assert cut == pytest.approx(whole, rel=1e-4)
 
-    def test_with_recomputed_activations_gives_the_same_losses(self) -> None:
+    def test_grad_checkpoint_gives_equal_losses(self) -> None:
         assert losses(build("grad_checkpoint")) == pytest.approx(losses(build()), rel=1e-5)
 
-    def test_in_channels_last_gives_the_same_losses(self) -> None:
+    def test_channels_last_gives_equal_losses(self) -> None:
         assert losses(build("channels_last")) == pytest.approx(losses(build()), rel=1e-4)
 
     @pytest.mark.parametrize("lever", ["bf16_master", "bf16_stochastic"])
-    def test_with_bf16_weights_learns_as_with_fp32(self, lever: str) -> None:
-        """At a rate whose updates bf16 alone would round away."""
+    def test_bf16_weights_learn_like_fp32(self, lever: str) -> None:
+        """At a learning rate whose updates rounding to nearest in bf16 would lose."""
         plain, narrow = build(workload__learning_rate=3e-4), build(lever, workload__learning_rate=3e-4)
         batch = constant_batch(2)
         first = [float(one.step(batch)) for one in (plain, narrow)]
@@ -208,7 +208,7 @@ class TestTraining:
         assert shown[1] == pytest.approx(shown[0], rel=0.05)
 
     @pytest.mark.timeout(1800)
-    def test_compiled_gives_the_same_losses(self) -> None:
+    def test_compiled_networks_give_equal_losses(self) -> None:
         workload = build("compile")
         assert workload.facts["compile_s"] > 0
         assert workload.parity
@@ -227,8 +227,8 @@ def validated(workload: FinetuneInpaint, batch: dict[str, torch.Tensor]) -> floa
     return sum(found) / len(found)
 
 
-class TestStateOfTheWorkload:
-    def test_of_another_batch_or_other_data_is_refused(self) -> None:
+class TestState:
+    def test_checkpoint_of_another_batch_or_data_set_is_refused(self) -> None:
         tensors, values = build(batch=2).state()
         with pytest.raises(UserError, match="different data stream: batch was 2, is 4"):
             build(batch=4).restore(tensors, values)
@@ -239,7 +239,7 @@ class TestStateOfTheWorkload:
         "names",
         [(), ("ema", "adamw_fused"), ("bf16_master",), ("bf16_stochastic",), ("channels_last", "adamw_fused")],
     )
-    def test_restored_gives_the_losses_of_an_unbroken_run_to_the_bit(self, names: tuple[str, ...]) -> None:
+    def test_restored_state_gives_bit_identical_losses(self, names: tuple[str, ...]) -> None:
         whole = build(*names)
         first = [whole.step(whole.next_batch()).item() for _ in range(3)]
         tensors, values = whole.state()
@@ -252,7 +252,7 @@ class TestStateOfTheWorkload:
         assert losses(again) == rest
         assert len(first) == 3
 
-    def test_of_another_model_is_refused(self) -> None:
+    def test_checkpoint_of_another_model_is_refused(self) -> None:
         tensors, values = build().state()
         other = build(model__location_tokens=2)
         before = [parameter.clone() for parameter in other.training_step.parameters]

@@ -46,19 +46,19 @@ def verified(dataset: Path, *names: str) -> dict[str, LeverReport]:
 
 
 @pytest.mark.parametrize("lever", ["memmap", "hdf5", "webdataset", "stage_shm", "stage_tmp"])
-def test_every_way_to_read_a_dataset_is_found_active(dataset: Path, lever: str) -> None:
+def test_formats_and_staging_are_verified_as_active(dataset: Path, lever: str) -> None:
     (row,) = verified(dataset, lever).values()
     assert row.active, row
     assert row.effective == row.requested
 
 
 class TestCaches:
-    def test_take_the_place_of_the_frozen_networks(self, dataset: Path) -> None:
+    def test_frozen_networks_are_not_called(self, dataset: Path) -> None:
         rows = verified(dataset, "cache_image", "cache_masked", "cache_text", "on_gpu")
         assert all(row.active for row in rows.values()), rows
         assert rows["cache_image"].effective == rows["cache_text"].effective == 0
 
-    def test_in_memory_and_read_by_the_loader_give_the_same_losses(self, dataset: Path) -> None:
+    def test_storage_does_not_change_the_losses(self, dataset: Path) -> None:
         names = ("cache_image", "cache_masked", "cache_text")
         found = []
         for more in ((), ("on_gpu",)):
@@ -67,7 +67,7 @@ class TestCaches:
             workload.close()
         assert found[0] == found[1]
 
-    def test_of_image_and_text_give_the_losses_of_the_networks_to_half_precision(self, dataset: Path) -> None:
+    def test_cached_images_and_texts_give_the_losses_of_the_networks_in_half_precision(self, dataset: Path) -> None:
         found = []
         for names in ((), ("cache_image", "cache_text")):
             workload = build(dataset, *names)
@@ -75,7 +75,7 @@ class TestCaches:
             workload.close()
         assert found[1] == pytest.approx(found[0], rel=2e-3)
 
-    def test_of_masked_images_hold_what_the_networks_make_of_the_pool_s_masks(self, dataset: Path) -> None:
+    def test_masked_moments_equal_those_computed_for_the_masks_of_the_pool(self, dataset: Path) -> None:
         cached, online = build(dataset, "cache_masked"), build(dataset)
         batch = cached.next_batch()
         assert len(batch["image"])
@@ -96,8 +96,8 @@ class TestCaches:
         cached.close()
         online.close()
 
-    def test_sample_anew_at_every_step(self, dataset: Path) -> None:
-        """Moments are kept, not latents: the VAE's noise stays."""
+    def test_latents_are_sampled_anew_in_every_step(self, dataset: Path) -> None:
+        """Moments are cached, not latents: training keeps the VAE's noise."""
         workload = build(dataset, "cache_image")
         batch = workload.next_batch()
         generator = torch.Generator().manual_seed(0)
@@ -109,13 +109,13 @@ class TestCaches:
         workload.close()
         assert not torch.equal(first, second)
 
-    def test_of_other_settings_are_refused_with_what_differs(self, dataset: Path) -> None:
+    def test_cache_of_other_settings_is_refused_with_the_difference(self, dataset: Path) -> None:
         with pytest.raises(UserError, match=r"no cache fits.*mask_pool 8, here 4"):
             build(dataset, "cache_masked", recipe__mask_pool=4)
         with pytest.raises(UserError, match=r"no cache fits.*masks sd, here disaster"):
             build(dataset, "cache_masked", data__masks="disaster")
 
-    def test_that_were_cut_are_refused_by_their_size(self, dataset: Path) -> None:
+    def test_truncated_array_is_refused(self, dataset: Path) -> None:
         (array,) = dataset.glob("cache/*/text.npy")
         whole = array.read_bytes()
         try:

@@ -55,7 +55,7 @@ def save_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "CLIPTokenizer", **settings}))
 
 
-class TestTheFullModel:
+class TestFullModel:
     def test_has_the_parameters_of_sd15_inpainting(self) -> None:
         nets = build_networks(bench("model=sd15_inpaint").model, torch.device("meta"))
         counts = nets.parameter_counts()
@@ -64,7 +64,7 @@ class TestTheFullModel:
         assert counts["text_encoder"] == 123_060_480
         assert sum(p.numel() for p in nets.trainable_parameters()) == counts["unet"] + counts["location"]
 
-    def test_reads_text_by_the_tokenizer_of_its_folder(self, tmp_path: Path) -> None:
+    def test_uses_the_tokenizer_of_its_folder(self, tmp_path: Path) -> None:
         save(tmp_path)
         nets = build_networks(tiny(f"model.weights={tmp_path}"), CPU)
         ids = nets.tokenize(["ab", ""])
@@ -72,7 +72,7 @@ class TestTheFullModel:
         assert ids[0, :4].tolist() == [52, 0, 27, 53]
         assert ids[1, :2].tolist() == [52, 53]
 
-    def test_costs_the_operations_that_were_counted_by_hand(self) -> None:
+    def test_operations_equal_the_count_by_hand(self) -> None:
         config = bench("model=sd15_inpaint", "model.location_tokens=0").model
         parts = flops.count(config, 512)
         assert parts["unet_forward"] / 1e12 == pytest.approx(0.8034, abs=0.0001)
@@ -81,7 +81,7 @@ class TestTheFullModel:
         assert flops.training(parts, encodes=2, text=True) / 1e12 == pytest.approx(4.657, abs=0.005)
         assert flops.count(config, 256)["unet_forward"] / 1e12 == pytest.approx(0.1801, abs=0.0001)
 
-    def test_location_tokens_cost_next_to_nothing(self) -> None:
+    def test_location_tokens_add_few_operations(self) -> None:
         config = bench("model=sd15_inpaint").model
         assert flops.count(config, 512)["unet_forward"] / 1e12 == pytest.approx(0.8034, rel=0.002)
 
@@ -93,8 +93,8 @@ class TestTheFullModel:
         assert torch.allclose(nets.sqrt_one_minus_alphas_cumprod.double() ** 2, 1 - alphas, atol=1e-5)
 
 
-class TestAWeightsFolder:
-    def test_saved_by_diffusers_is_loaded_as_it_was(self, tmp_path: Path) -> None:
+class TestWeightsFolder:
+    def test_saved_by_diffusers_is_loaded_unchanged(self, tmp_path: Path) -> None:
         saved = save(tmp_path)
         loaded = build_networks(tiny(f"model.weights={tmp_path}"), CPU)
         for name in ("unet", "vae", "text_encoder"):
@@ -102,7 +102,7 @@ class TestAWeightsFolder:
             ours = getattr(loaded, name).state_dict()
             assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
-    def test_trains_and_is_counted_by_its_own_shapes(self, tmp_path: Path) -> None:
+    def test_operations_follow_the_shapes_of_the_weights(self, tmp_path: Path) -> None:
         save(tmp_path)
         wrong_shapes = "model.unet.block_out_channels=[8,8]"  # the folder rules, not the YAML
         config = bench(f"model.weights={tmp_path}", wrong_shapes)
@@ -112,7 +112,7 @@ class TestAWeightsFolder:
         assert workload.facts["flop_per_image"] == expected
         assert workload.facts["own_shapes"], "the report names another model then"
 
-    def test_with_four_channels_becomes_nine_and_starts_with_the_same_output(self, tmp_path: Path) -> None:
+    def test_four_input_channels_are_widened_without_changing_the_output(self, tmp_path: Path) -> None:
         four = save(tmp_path, channels=4).unet.eval()
         nine = build_networks(tiny(f"model.weights={tmp_path}", "model.location_tokens=0"), CPU).unet.eval()
         state, rest = torch.randn(2, 4, 4, 4), torch.randn(2, 5, 4, 4)
@@ -123,13 +123,13 @@ class TestAWeightsFolder:
         assert torch.allclose(before, after, atol=1e-6)
         assert nine.config.in_channels == 9
 
-    def test_in_half_precision_is_trained_in_fp32(self, tmp_path: Path) -> None:
+    def test_half_precision_weights_are_trained_in_fp32(self, tmp_path: Path) -> None:
         nets = save(tmp_path)
         nets.unet.half().save_pretrained(tmp_path / "unet")
         loaded = build_networks(tiny(f"model.weights={tmp_path}"), CPU)
         assert {p.dtype for p in loaded.trainable_parameters()} == {torch.float32}
 
-    def test_that_is_missing_or_wrong_is_a_clear_error(self, tmp_path: Path) -> None:
+    def test_missing_or_wrong_folder_is_a_usage_error(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="no such folder"):
             build_networks(tiny(f"model.weights={tmp_path}/none"), CPU)
         with pytest.raises(
@@ -150,7 +150,7 @@ class TestLocation:
         output: torch.Tensor = nets.unet.eval()(state, torch.tensor([3, 700]), states).sample
         return output
 
-    def test_gate_at_zero_leaves_the_plain_path_untouched(self) -> None:
+    def test_closed_gate_does_not_change_the_output(self) -> None:
         torch.manual_seed(0)
         nets = build_networks(tiny(), CPU)
         torch.manual_seed(0)
@@ -164,7 +164,7 @@ class TestLocation:
             nets.location.gate.fill_(0.5)
             assert not torch.allclose(self.run(nets, place, text), expected)
 
-    def test_gate_and_then_the_encoder_learn(self) -> None:
+    def test_gate_learns_first_and_then_the_encoder(self) -> None:
         workload = finetune_inpaint.build(bench("workload.learning_rate=0.01"), CPU)
         encoder = workload.components.networks.location
         assert encoder is not None
@@ -174,25 +174,25 @@ class TestLocation:
         assert encoder.gate.abs() > 0
         assert not torch.equal(encoder.linear.weight, before)
 
-    def test_two_houses_of_one_street_differ_and_a_metre_does_not_matter_much(self) -> None:
+    def test_features_tell_houses_apart_but_hardly_change_within_a_metre(self) -> None:
         encoder = LocationEncoder(4, 32, (55.7, 13.2))
         latitude = torch.tensor([55.7, 55.7 + 12 / 111_195, 55.7 + 0.2 / 111_195], dtype=torch.float64)
         house, neighbour, step = encoder.features(latitude, torch.full_like(latitude, 13.2))
         assert (house - neighbour).norm() > 10 * (house - step).norm() > 0
 
-    def test_metres_are_metres_also_across_the_date_line(self) -> None:
+    def test_metres_are_right_across_the_date_line(self) -> None:
         encoder = LocationEncoder(4, 32, (0.0, 179.999))
         metres = encoder.metres(torch.tensor([0.001]), torch.tensor([-179.999], dtype=torch.float64))
         assert metres[0].tolist() == pytest.approx([222.39, 111.19], abs=0.1)
 
-    def test_in_half_precision_still_counts_metres_exactly(self) -> None:
+    def test_positions_are_exact_in_half_precision(self) -> None:
         encoder = LocationEncoder(4, 32, (55.7, 13.2)).bfloat16()
         latitude = torch.tensor([55.75, 55.75 + 5 / 111_195], dtype=torch.float64)
         house, neighbour = encoder(latitude, torch.full_like(latitude, 13.2))
         assert house.dtype == torch.bfloat16
         assert not torch.equal(house, neighbour)
 
-    def test_an_absent_position_is_the_learned_null_token(self) -> None:
+    def test_unknown_position_gives_the_null_tokens(self) -> None:
         encoder = LocationEncoder(2, 8, (0.0, 0.0))
         here = torch.zeros(2, dtype=torch.float64)
         tokens = encoder(here, here, torch.tensor([True, False]))
@@ -211,7 +211,7 @@ class ReadsBack(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_forward_and_backward_never_wait_for_the_device(precision: str) -> None:
+def test_step_reads_no_value_from_the_device(precision: str) -> None:
     workload = finetune_inpaint.build(bench(f"recipe.precision={precision}"), CPU)
     with ReadsBack():
         draws = draw(workload.components, 2, workload.training_step.generator)
@@ -221,8 +221,8 @@ def test_forward_and_backward_never_wait_for_the_device(precision: str) -> None:
             loss.item()
 
 
-class TestTokens:
-    def test_hashes_are_stable_padded_and_within_the_vocabulary(self) -> None:
+class TestHashTokenizer:
+    def test_ids_are_stable_padded_and_within_the_vocabulary(self) -> None:
         tokenize = hash_tokenizer(1000, 8)
         ids = tokenize(["", "A house.", "a HOUSE .", "one two three four five six seven eight"])
         assert ids[0].tolist() == [998] + [999] * 7
@@ -232,13 +232,13 @@ class TestTokens:
 
 
 @pytest.mark.parametrize(("tf32", "word"), [(True, "tf32"), (False, "ieee")])
-def test_tf32_is_pinned_for_matmuls_and_convolutions_alike(tf32: bool, word: str) -> None:
+def test_tf32_is_set_for_matmuls_and_convolutions(tf32: bool, word: str) -> None:
     """Regression: pinned through the newer interface, PyTorch refused to be asked through the older one."""
     assert set_fp32_precision(tf32) == {"matmul": word, "conv": word}
     assert torch.backends.cudnn.allow_tf32 is tf32
     assert (torch.get_float32_matmul_precision() == "highest") is not tf32
 
 
-def test_a_resolution_that_the_unet_cannot_halve_is_refused() -> None:
+def test_resolution_that_the_unet_cannot_halve_is_refused() -> None:
     with pytest.raises(UserError, match="multiple of 16"):
         finetune_inpaint.build(bench("data.resolution_px=40"), CPU)

@@ -14,14 +14,14 @@ def parameters(*shapes: tuple[int, ...], layout: torch.memory_format = torch.con
     return [nn.Parameter(one.to(memory_format=layout) if one.ndim == 4 else one) for one in made]
 
 
-def test_stochastic_rounding_is_right_on_average_and_never_off_by_more_than_one_unit() -> None:
+def test_stochastic_rounding_is_unbiased_and_off_by_one_unit_at_most() -> None:
     value = torch.full((200_000,), 1.0 + 0.3 * 2**-7)  # three tenths of the way to the next bf16
     rounded = round_stochastically(value).float()
     assert set(rounded.unique().tolist()) == {1.0, 1.0 + 2**-7}
     assert abs(rounded.mean() - value[0]) < 4 * 2**-7 * (0.21 / 200_000) ** 0.5
 
 
-def test_with_masters_equals_fp32_adamw_on_the_masters() -> None:
+def test_master_weights_follow_fp32_adamw() -> None:
     shapes = ((4, 3, 3, 3), (7,), (5, 2))
     narrow = parameters(*shapes, layout=torch.channels_last)
     wide = [nn.Parameter(p.detach().float().clone(memory_format=torch.preserve_format)) for p in narrow]
@@ -41,7 +41,7 @@ def test_with_masters_equals_fp32_adamw_on_the_masters() -> None:
         assert torch.equal(p, laid.bfloat16())
 
 
-def test_keeps_values_and_strides_of_the_parameters_it_adopts() -> None:
+def test_parameters_keep_values_and_strides() -> None:
     given = parameters((4, 3, 3, 3), layout=torch.channels_last)
     before, strides = given[0].detach().clone(), given[0].stride()
     Bf16AdamW(given, lr=1e-3, stochastic=True)
@@ -49,7 +49,7 @@ def test_keeps_values_and_strides_of_the_parameters_it_adopts() -> None:
     assert given[0].stride() == strides
 
 
-def test_small_updates_add_up_where_rounding_to_nearest_would_lose_them() -> None:
+def test_small_updates_accumulate_with_stochastic_rounding() -> None:
     weight = nn.Parameter(torch.ones(20_000, dtype=torch.bfloat16))
     optimizer = Bf16AdamW([weight], lr=1e-5, stochastic=True, weight_decay=0.0)
     for _ in range(200):

@@ -43,7 +43,7 @@ def same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     return torch.allclose(ours, theirs, atol=1e-5)
 
 
-class TestASavedPipeline:
+class TestSavedPipeline:
     def test_is_loaded_and_run_by_diffusers(self, folder: Path) -> None:
         pipeline: Any = StableDiffusionInpaintPipeline.from_pretrained(folder, safety_checker=None)
         pipeline.set_progress_bar_config(disable=True)
@@ -52,9 +52,7 @@ class TestASavedPipeline:
         assert restored.size == (64, 64)
         assert pipeline.unet.config.in_channels == 9
 
-    def test_is_written_and_read_without_a_word_in_the_log(
-        self, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_nothing_is_logged_when_written_and_read(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
         """Regression: transformers drew bars for a second of work, `Writing model shards`, `Loading weights`."""
         nets = listening()
         shown = transformers_logging.is_progress_bar_enabled(), diffusers_logging.is_progress_bar_enabled()
@@ -64,24 +62,24 @@ class TestASavedPipeline:
         assert capfd.readouterr() == ("", "")
         assert (transformers_logging.is_progress_bar_enabled(), diffusers_logging.is_progress_bar_enabled()) == shown
 
-    def test_predicts_without_positions_in_diffusers_what_it_did_with_the_gate_at_zero(self, tmp_path: Path) -> None:
+    def test_diffusers_predicts_like_the_closed_gate(self, tmp_path: Path) -> None:
         nets = tiny()
         save_pipeline(nets, tmp_path / "trained")
         pipeline: Any = StableDiffusionInpaintPipeline.from_pretrained(tmp_path / "trained", safety_checker=None)
         nets.location, nets.unet = None, pipeline.unet
         assert same(noise(nets), noise(tiny()))
 
-    def test_predicts_the_same_when_loaded_again_wherever_it_is_told_the_centre_is(self, folder: Path) -> None:
+    def test_loaded_again_predicts_the_same_for_any_requested_centre(self, folder: Path) -> None:
         again = loaded(folder)
         assert again.location is not None
         assert again.location.centre == CENTRE
         assert same(noise(again), noise(listening()))
         assert not same(noise(again, 55.71), noise(again))
 
-    def test_can_be_trained_on_without_positions(self, folder: Path) -> None:
+    def test_can_be_loaded_without_location_encoder(self, folder: Path) -> None:
         assert loaded(folder, "model.location_tokens=0").location is None
 
-    def test_has_a_tokenizer_for_any_text_within_the_vocabulary(self, folder: Path) -> None:
+    def test_byte_tokenizer_encodes_any_text(self, folder: Path) -> None:
         ids = loaded(folder).tokenize(["", "Ab", "ab", "Zürich, 東京 🏠", "long " * 100])
         assert ids.shape == (5, 77)
         assert ids[0].tolist() == [998] + [999] * 76
@@ -89,7 +87,7 @@ class TestASavedPipeline:
         assert len(set(ids[3].tolist())) > 10
         assert 0 <= ids.min() <= ids.max() < 1000
 
-    def test_is_saved_again_with_the_tokenizer_it_came_with(self, folder: Path, tmp_path: Path) -> None:
+    def test_tokenizer_of_loaded_weights_is_saved_again(self, folder: Path, tmp_path: Path) -> None:
         save_pipeline(loaded(folder), tmp_path / "again")
         for name in ("vocab.json", "merges.txt"):
             assert (tmp_path / "again/tokenizer" / name).read_bytes() == (folder / "tokenizer" / name).read_bytes()
@@ -98,18 +96,18 @@ class TestASavedPipeline:
         files = [path for path in folder.rglob("*") if path.is_file()]
         assert {path.suffix for path in files} == {".json", ".txt", ".safetensors"}
 
-    def test_is_saved_from_any_memory_layout(self, tmp_path: Path) -> None:
+    def test_any_memory_layout_can_be_saved(self, tmp_path: Path) -> None:
         nets = tiny()
         nets.unet.to(memory_format=torch.channels_last)
         save_pipeline(nets, tmp_path / "trained")
         assert same(noise(loaded(tmp_path / "trained")), noise(tiny()))
 
-    def test_replaces_an_older_one_and_leaves_nothing_beside_it(self, mine: Path) -> None:
+    def test_replaces_an_older_pipeline_without_leftovers(self, mine: Path) -> None:
         save_pipeline(tiny(seed=5), mine)
         assert same(noise(loaded(mine)), noise(tiny(seed=5)))
         assert [path.name for path in mine.parent.iterdir()] == ["trained"]
 
-    def test_that_fails_half_way_leaves_the_older_one(self, mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_failed_save_leaves_the_older_pipeline(self, mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def full(*_: Any) -> None:
             raise OSError(28, "No space left on device")
 
@@ -119,31 +117,31 @@ class TestASavedPipeline:
         assert same(noise(loaded(mine)), noise(listening()))
         assert [path.name for path in mine.parent.iterdir()] == ["trained"]
 
-    def test_never_replaces_what_is_no_pipeline(self, tmp_path: Path) -> None:
+    def test_folder_that_is_no_pipeline_is_not_replaced(self, tmp_path: Path) -> None:
         (tmp_path / "thesis.tex").write_text("years of work")
         with pytest.raises(UserError, match=r"holds no model_index\.json; it is not replaced"):
             save_pipeline(tiny(), tmp_path)
         assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
-    def test_needs_a_vocabulary_with_a_place_for_every_byte(self, tmp_path: Path) -> None:
+    def test_too_small_vocabulary_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="vocab_size=400: saving a pipeline needs at least 514 ids"):
             save_pipeline(tiny("model.text_encoder.vocab_size=400"), tmp_path / "trained")
 
 
-class TestADamagedFolder:
+class TestDamagedFolder:
     def refused(self, folder: Path, sentence: str, *overrides: str) -> None:
         with pytest.raises(UserError, match=sentence) as error:
             loaded(folder, *overrides)
         assert "\n" not in str(error.value)
 
     @pytest.mark.parametrize("part", ["unet", "vae", "text_encoder", "location"])
-    def test_with_truncated_weights_names_the_part(self, mine: Path, part: str) -> None:
+    def test_truncated_weights_name_the_part(self, mine: Path, part: str) -> None:
         (file,) = (mine / part).glob("*.safetensors")
         file.write_bytes(file.read_bytes()[:-1000])
         self.refused(mine, f"{part} cannot be loaded")
 
     @pytest.mark.parametrize("part", ["unet", "vae", "text_encoder"])
-    def test_with_a_tensor_missing_is_not_filled_with_random_numbers(self, mine: Path, part: str) -> None:
+    def test_missing_tensor_is_an_error(self, mine: Path, part: str) -> None:
         (file,) = (mine / part).glob("*.safetensors")
         tensors = load_file(file)
         dropped = sorted(tensors)[0]
@@ -151,34 +149,34 @@ class TestADamagedFolder:
         self.refused(mine, f"{part} is incomplete, 1 of its tensors are missing")
 
     @pytest.mark.parametrize("part", ["unet", "vae", "text_encoder"])
-    def test_with_pickled_weights_only_is_refused_unread(self, mine: Path, part: str) -> None:
+    def test_pickled_weights_are_refused_unread(self, mine: Path, part: str) -> None:
         (file,) = (mine / part).glob("*.safetensors")
         file.rename(file.with_suffix(".bin"))
         self.refused(mine, f"{part} holds pickled weights only")
 
     @pytest.mark.parametrize("part", ["unet", "vae", "text_encoder", "scheduler"])
-    def test_with_a_description_that_is_no_json_names_the_part(self, mine: Path, part: str) -> None:
+    def test_damaged_config_names_the_part(self, mine: Path, part: str) -> None:
         (file,) = (path for path in (mine / part).glob("*config.json") if "generation" not in path.name)
         file.write_text("{")
         self.refused(mine, f"{part} cannot be loaded")
 
-    def test_with_a_broken_tokenizer_says_so(self, mine: Path) -> None:
+    def test_damaged_tokenizer_is_reported(self, mine: Path) -> None:
         (mine / "tokenizer/vocab.json").write_text("[]")
         self.refused(mine, "the tokenizer cannot be loaded")
 
-    def test_with_another_models_tokenizer_says_so(self, mine: Path) -> None:
+    def test_tokenizer_of_another_model_is_reported(self, mine: Path) -> None:
         file = mine / "tokenizer/vocab.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), "<|endoftext|>": 49407}))
         self.refused(mine, "the tokenizer ends a text with id 49407, the text encoder has 1000 ids")
 
-    def test_without_a_part_names_it(self, mine: Path) -> None:
+    def test_missing_part_is_named(self, mine: Path) -> None:
         (mine / "vae").rename(mine / "other")
         self.refused(mine, "not a diffusers folder, vae missing")
 
-    def test_with_another_number_of_location_tokens_says_which_to_set(self, mine: Path) -> None:
+    def test_other_number_of_location_tokens_names_the_key(self, mine: Path) -> None:
         self.refused(mine, r"has tokens 4, not 6; set model\.location_tokens", "model.location_tokens=6")
 
-    def test_with_location_features_of_another_make_is_refused(self, mine: Path) -> None:
+    def test_other_wavelengths_are_refused(self, mine: Path) -> None:
         file = mine / "location/config.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), "shortest_m": 20.0}))
         self.refused(mine, r"location encoder has shortest_m 20\.0, not 10\.0")
@@ -188,7 +186,7 @@ class TestADamagedFolder:
         self.refused(mine, r"config\.json: Expected `object`, got `array`")
 
 
-class TestAnotherModel:
+class TestOtherModel:
     """A folder that is whole, and not SD 1.5 inpainting."""
 
     @pytest.mark.parametrize(
@@ -212,7 +210,7 @@ class TestAnotherModel:
         ],
         ids=lambda value: "",
     )
-    def test_is_told_by_what_was_found_and_what_is_needed(
+    def test_is_refused_with_actual_and_expected_value(
         self, mine: Path, part: str, changes: dict[str, Any], sentence: str
     ) -> None:
         model = bench().model
@@ -223,7 +221,7 @@ class TestAnotherModel:
         assert "\n" not in str(error.value)
 
 
-class TestTheLocationEncoder:
+class TestLocationEncoder:
     """A city of 10 km around the centre; metres by the sphere's radius, as the encoder counts them."""
 
     def features(self, east_m: torch.Tensor, north_m: torch.Tensor) -> torch.Tensor:
@@ -232,7 +230,7 @@ class TestTheLocationEncoder:
         turn = degree * torch.tensor(CENTRE[0]).deg2rad().cos()
         return encoder.features(CENTRE[0] + north_m / degree, CENTRE[1] + east_m / turn)
 
-    def test_tells_houses_20_m_apart_from_a_jitter_of_half_a_metre_anywhere_in_a_city(self) -> None:
+    def test_houses_20_m_apart_differ_more_than_half_a_metre_of_noise(self) -> None:
         random = torch.Generator().manual_seed(0)
         east, north = (torch.rand(2, 2000, generator=random, dtype=torch.float64) - 0.5) * 10_000
         angle = torch.rand(2000, generator=random, dtype=torch.float64) * 2 * torch.pi
@@ -243,7 +241,7 @@ class TestTheLocationEncoder:
 
         assert moved(20.0).min() > 7 * moved(0.5).max()
 
-    def test_gives_no_two_places_of_a_city_the_same_features(self) -> None:
+    def test_places_of_a_city_have_different_features(self) -> None:
         random = torch.Generator().manual_seed(1)
         east, north = (torch.rand(2, 1500, generator=random, dtype=torch.float64) - 0.5) * 10_000
         apart = torch.cdist(torch.stack([east, north], 1), torch.stack([east, north], 1))
@@ -252,7 +250,7 @@ class TestTheLocationEncoder:
         jitter = (self.features(east + 0.5, north) - features).norm(dim=1).max()
         assert unlike[apart > 20].min() > 2 * jitter
 
-    def test_changes_nothing_at_step_zero_wherever_the_picture_was_taken(self) -> None:
+    def test_output_at_step_zero_does_not_depend_on_the_position(self) -> None:
         plain, nets = tiny("model.location_tokens=0"), tiny()
         for latitude, longitude in ((55.7, 13.2), (-33.9, 151.2), (90.0, 180.0)):
             assert torch.equal(noise(nets, latitude, longitude), noise(plain))

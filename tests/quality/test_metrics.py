@@ -33,18 +33,18 @@ def judge(originals: Tensor, restored: Tensor, masks: Tensor, quality: QualityCo
 
 
 class TestPSNR:
-    def test_is_that_of_the_hole_alone(self) -> None:
+    def test_counts_only_the_hole(self) -> None:
         images, masks = pictures()
         restored = images + 0.2 * masks
         assert psnr_hole(images, restored, masks > 0.5).tolist() == pytest.approx([20.0] * 4, abs=1e-3)
         outside = restored + 0.5 * (1 - masks)
         assert torch.equal(psnr_hole(images, outside, masks > 0.5), psnr_hole(images, restored, masks > 0.5))
 
-    def test_of_an_exact_restoration_is_the_ceiling(self) -> None:
+    def test_exact_restoration_has_the_maximum(self) -> None:
         images, masks = pictures()
         assert judge(images, images, masks, QualityConfig())["psnr_hole_db"] == {"value": 100.0, "n": 4}
 
-    def test_skips_pictures_without_a_hole(self) -> None:
+    def test_images_without_a_hole_are_left_out(self) -> None:
         images, masks = pictures()
         masks[1] = 0
         figures = judge(images, images + 0.2 * masks, masks, QualityConfig())
@@ -55,7 +55,7 @@ class TestPSNR:
 
 
 class TestSSIM:
-    def test_is_one_for_equal_pictures_and_falls_with_noise_in_the_hole(self) -> None:
+    def test_is_one_for_equal_images_and_falls_with_noise_in_the_hole(self) -> None:
         images, masks = pictures()
         noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(1))
         same, little, much = (
@@ -64,13 +64,13 @@ class TestSSIM:
         assert same == pytest.approx(1, abs=1e-5)
         assert 1 > little > much > 0
 
-    def test_does_not_see_what_lies_far_from_the_hole(self) -> None:
+    def test_ignores_pixels_far_from_the_hole(self) -> None:
         images, masks = pictures(side=64)
         changed = images.clone()
         changed[:, :, :20] = 0
         assert torch.allclose(ssim_hole(images, changed, masks > 0.5), torch.ones(4), atol=1e-5)
 
-    def test_agrees_with_its_definition_on_flat_pictures(self) -> None:
+    def test_equals_its_definition_on_flat_images(self) -> None:
         """Without contrast SSIM is the luminance term alone."""
         first, second = torch.full((1, 3, 32, 32), 0.2), torch.full((1, 3, 32, 32), 0.6)
         constant = (0.01 * 2) ** 2
@@ -79,7 +79,7 @@ class TestSSIM:
 
 
 class TestWithoutWeightFiles:
-    def test_a_figure_says_why_it_is_missing_and_is_never_a_number(self, tmp_path: Path) -> None:
+    def test_unavailable_metric_has_a_reason_and_no_value(self, tmp_path: Path) -> None:
         images, masks = pictures()
         figures = judge(images, images, masks, QualityConfig())
         assert figures["lpips"] == {
@@ -90,13 +90,13 @@ class TestWithoutWeightFiles:
         assert figures["lpips"]["unavailable"].endswith("alex.pth: no such file")
 
     @pytest.mark.parametrize("content", [b"", b"not weights", b"\x80\x04K\x01."])
-    def test_a_damaged_file_is_named(self, tmp_path: Path, content: bytes) -> None:
+    def test_damaged_file_is_named(self, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "alex.pth").write_bytes(content)
         images, masks = pictures()
         figures = judge(images, images, masks, QualityConfig(lpips_weights=str(tmp_path / "alex.pth")))
         assert "alex.pth: not a weight file" in figures["lpips"]["unavailable"]
 
-    def test_a_file_that_would_run_code_is_not_run(self, tmp_path: Path) -> None:
+    def test_pickle_that_would_run_code_is_not_run(self, tmp_path: Path) -> None:
         class Attack:
             def __reduce__(self) -> Any:
                 return (Path.touch, (tmp_path / "ran",))
@@ -107,7 +107,7 @@ class TestWithoutWeightFiles:
                 load(str(tmp_path / "weights.pth"))
         assert not (tmp_path / "ran").exists()
 
-    def test_a_library_that_is_not_installed_is_named_with_what_installs_it(
+    def test_missing_library_is_named_with_the_command_that_installs_it(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(sys.modules, "lpips", None)
@@ -117,7 +117,7 @@ class TestWithoutWeightFiles:
         ):
             metrics.load_lpips(str(tmp_path / "alex.pth"))
 
-    def test_other_inception_weights_than_the_known_ones_are_refused(self, tmp_path: Path) -> None:
+    def test_unknown_inception_weights_are_refused(self, tmp_path: Path) -> None:
         torch.save({"weight": torch.zeros(1)}, tmp_path / "inception.pth")
         with pytest.raises(metrics.MetricUnavailableError, match="with other weights FID is not comparable"):
             metrics.load_fid(str(tmp_path / "inception.pth"), 5000)
@@ -150,7 +150,7 @@ class TestWithWeightFiles:
         monkeypatch.setitem(sys.modules, "lpips", module)
 
     @pytest.mark.parametrize("whole", [True, False])
-    def test_lpips_takes_a_whole_network_or_the_trunk_of_torchvision(self, tmp_path: Path, whole: bool) -> None:
+    def test_lpips_accepts_a_whole_network_or_torchvision_alexnet(self, tmp_path: Path, whole: bool) -> None:
         trunk = torch.full((1, 3), 1.0)
         own = {"net.slice1.0.weight": trunk, "lin0.weight": torch.full((1, 1), 2.0)}
         theirs = {"features.0.weight": trunk, "classifier.6.weight": torch.zeros(1)}
@@ -160,7 +160,7 @@ class TestWithWeightFiles:
         figures = judge(images, restored, masks, QualityConfig(lpips_weights=str(tmp_path / "alex.pth")))
         assert figures["lpips"] == {"value": pytest.approx(0.6, abs=1e-4), "n": 4}
 
-    def test_lpips_refuses_weights_of_something_else(self, tmp_path: Path) -> None:
+    def test_lpips_refuses_weights_of_another_network(self, tmp_path: Path) -> None:
         torch.save({"conv.weight": torch.zeros(3)}, tmp_path / "alex.pth")
         with pytest.raises(
             metrics.MetricUnavailableError, match="neither torchvision's AlexNet nor a whole LPIPS network"
@@ -184,7 +184,7 @@ class TestFID:
 
         monkeypatch.setattr(metrics, "load_fid", lambda *_: FrechetInceptionDistance(feature=Means()))
 
-    def test_is_the_squared_distance_of_means_where_the_spread_is_equal(self) -> None:
+    def test_is_the_squared_distance_of_means_for_equal_covariances(self) -> None:
         judging = ImageMetrics(QualityConfig(), MIN_FID_IMAGES, CPU)
         random = torch.Generator().manual_seed(0)
         for size in (2000, 49):
@@ -193,15 +193,15 @@ class TestFID:
             judging.add(levels, levels + 8 / 127.5, torch.ones(size, 1, 8, 8))
         assert judging.results()["fid"] == {"value": pytest.approx(3 * 8**2, rel=1e-3), "n": MIN_FID_IMAGES}
 
-    def test_is_refused_when_fewer_images_came_than_were_announced(self) -> None:
+    def test_fewer_images_than_announced_are_refused(self) -> None:
         judging = ImageMetrics(QualityConfig(), MIN_FID_IMAGES, CPU)
         images, masks = pictures()
         judging.add(images, images, masks)
         assert judging.results()["fid"] == {"unavailable": "FID needs at least 2,049 images, there are 4"}
 
 
-class TestAGrid:
-    def test_shows_original_masked_and_restored_side_by_side(self, tmp_path: Path) -> None:
+class TestGrid:
+    def test_has_columns_original_masked_and_restored(self, tmp_path: Path) -> None:
         originals, masks = torch.ones(3, 3, 64, 64), torch.zeros(3, 1, 64, 64)
         masks[:, :, 32:] = 1
         restored = -torch.ones(3, 3, 64, 64)
@@ -215,7 +215,7 @@ class TestAGrid:
         assert upper == [(255,) * 3, (255,) * 3, (0,) * 3]
         assert lower == [(255,) * 3, (127,) * 3, (0,) * 3]
 
-    def test_of_nothing_is_refused(self, tmp_path: Path) -> None:
+    def test_no_image_is_refused(self, tmp_path: Path) -> None:
         nothing = torch.zeros(0, 3, 8, 8)
         with pytest.raises(ValueError, match="needs an image"):
             grid.write(tmp_path / "grid.png", nothing, nothing, nothing)

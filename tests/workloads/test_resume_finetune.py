@@ -1,4 +1,4 @@
-"""The real fine-tune, cut ten times from outside, against one left alone."""
+"""The real fine-tuning, interrupted ten times from outside, against an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ FINETUNE = (
 )
 
 
-@pytest.mark.timeout(600)
-def test_ten_kills_and_signals_at_random_steps_leave_its_losses_equal_to_the_bit(tmp_path: Path) -> None:
+@pytest.mark.timeout(1800)
+def test_losses_after_ten_kills_and_signals_are_bit_identical(tmp_path: Path) -> None:
     whole_run = start(tmp_path / "whole", *FINETUNE)
     chance = random.Random(3)
     run_dir, cuts = tmp_path / "cut", 0
@@ -34,9 +34,9 @@ def test_ten_kills_and_signals_at_random_steps_leave_its_losses_equal_to_the_bit
             time.sleep(0.01)  # it trains
         time.sleep(chance.uniform(0, 0.3))
         child.send_signal(by)
-        cuts += child.wait(120) in (-signal.SIGKILL, 128 + signal.SIGUSR2)
+        cuts += child.wait(600) in (-signal.SIGKILL, 128 + signal.SIGUSR2)
     assert whole(run_dir, *FINETUNE)["status"] == "completed"
-    assert whole_run.wait(300) == 0
-    assert cuts >= 8, "most signals met it at work"
+    assert whole_run.wait(900) == 0
+    assert cuts >= 8, "most signals arrived while it trained"
     assert losses(run_dir) == losses(tmp_path / "whole")
     assert sorted(losses(run_dir)) == list(range(STEPS))
