@@ -141,8 +141,9 @@ class Loop:
         """Run the steps of one window. Window and rows are also written where a step fails or is interrupted."""
         if plan.stream_rows and self.device.type == "cuda" and self._loss_slots is None:
             self._loss_slots = torch.empty(LOSS_SLOTS, pin_memory=True)
-        if plan.kind is WindowKind.MEASURE:
-            self._reset_peak_memory()
+        if plan.kind is WindowKind.MEASURE and self.device.type == "cuda":
+            self._synchronize()
+            torch.cuda.reset_peak_memory_stats(self.device)
         steps_before, done, elapsed_s = self.step, 0, 0.0
         with self.window(plan.kind) as window:
             while not plan.is_done(done, elapsed_s):
@@ -253,11 +254,6 @@ class Loop:
         rate = done * self.workload.images_per_step / elapsed_s if elapsed_s > 0 else None
         total = plan.expected_total(steps_before, done, elapsed_s)
         self._on_progress(self.step, None if total is None else max(total, self.step), rate)
-
-    def _reset_peak_memory(self) -> None:
-        if self.device.type == "cuda":
-            self._synchronize()
-            torch.cuda.reset_peak_memory_stats(self.device)
 
     def _record_peak_memory(self) -> None:
         """Keep the larger of these peaks of PyTorch's allocator and those of the windows before."""

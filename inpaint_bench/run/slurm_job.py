@@ -36,7 +36,8 @@ def query() -> TerminationCause | None:
         fields.setdefault(name, value)  # the first: a user's comment, printed last, may look like a field
     if int(fields.get("Restarts", "0")) > int(os.environ.get("SLURM_RESTART_COUNT", "0")):
         return TerminationCause(reason=Reason.PREEMPTED, requeued=True)
-    if _preempted(fields):
+    # PreemptTime may be that of an earlier start.
+    if fields.get("PreemptTime", "None") != "None" and fields["PreemptTime"] >= fields.get("StartTime", ""):
         return TerminationCause(reason=Reason.PREEMPTED)
     if fields.get("Reason") in TIME_LIMIT_REASONS:
         return TerminationCause(reason=Reason.TIMEOUT)
@@ -51,19 +52,9 @@ def requeue() -> str | None:
         return None
     if cause and cause.reason is Reason.CANCELLED:  # Slurm would requeue even that
         return "it was cancelled"
-    result = _scontrol("requeue", _job_id())
-    return None if result.returncode == 0 else result.stderr.strip() or f"exit code {result.returncode}"
-
-
-def _preempted(fields: dict[str, str]) -> bool:
-    """Tell whether this start of the job was pre-empted; PreemptTime may be that of an earlier start."""
-    preempted, started = fields.get("PreemptTime", "None"), fields.get("StartTime", "")
-    return preempted != "None" and preempted >= started
-
-
-def _job_id() -> str:
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
+    result = _scontrol("requeue", f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", ""))
+    return None if result.returncode == 0 else result.stderr.strip() or f"exit code {result.returncode}"
 
 
 def _scontrol(*arguments: str) -> subprocess.CompletedProcess[str]:

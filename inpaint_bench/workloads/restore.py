@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from transformers.utils import logging as transformers_logging
 
 from inpaint_bench.core.config import ModelConfig
 from inpaint_bench.core.errors import UserError
@@ -121,7 +120,6 @@ def restore_folder(options: Options) -> RestoreReport:
 
 
 def _load_networks(options: Options) -> Networks:
-    transformers_logging.disable_progress_bar()
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: no CUDA device here; use --device cpu")
     folder = options.weights
