@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.records import ManifestHead, Window, read_record
@@ -109,7 +110,7 @@ def _progress(manifest: ManifestHead | None) -> Forecast:
 
 
 def _running(point: PointStatus, run_times: _RunTimes, now: float) -> Forecast:
-    manifest = point.artifacts.manifest
+    manifest, scheduler = point.artifacts.manifest, point.scheduler
     forecast = _progress(manifest)
     if manifest and manifest.status != Status.RUNNING:
         return replace(forecast, basis="")
@@ -117,56 +118,43 @@ def _running(point: PointStatus, run_times: _RunTimes, now: float) -> Forecast:
     age_s: float | None = None  # of the manifest's progress; the node's clock may be ahead
     if manifest and manifest.progress and manifest.progress.t_unix_ns is not None:
         age_s = max(now - manifest.progress.t_unix_ns / 1e9, 0.0)
-    pace = (forecast.images_per_s, None if forecast.images_per_s is None else age_s)
     recent = _recent_pace(point.run_dir, windows, now)
     if recent and (age_s is None or recent[1] <= age_s + PACE_S):
-        pace = recent
-    forecast = replace(forecast, images_per_s=pace[0], pace_age_s=pace[1])
-    end = _running_end(point, forecast, age_s, windows, run_times, now)
-    if end is None:
-        return forecast
-    end_unix, basis, is_latest = end
-    if end_unix < now - STALE_PACE_S:
-        return replace(forecast, basis=f"should have ended by {basis}")
-    return replace(forecast, end_unix=end_unix, basis=basis, is_latest=is_latest)
-
-
-def _running_end(
-    point: PointStatus,
-    forecast: Forecast,
-    age_s: float | None,
-    windows: list[Window],
-    run_times: _RunTimes,
-    now: float,
-) -> tuple[float, str, bool] | None:
-    """Return the end, its basis, and whether it is the end of the time limit. `age_s`: of the manifest's progress."""
-    manifest = point.artifacts.manifest
+        forecast = replace(forecast, images_per_s=recent[0], pace_age_s=recent[1])
+    elif forecast.images_per_s is not None:
+        forecast = replace(forecast, pace_age_s=age_s)
+    end: dict[str, Any] = {}
     if manifest and forecast.step is not None:
         batch, total, pace = manifest.batch, forecast.steps_total, forecast.images_per_s
-        if not (total and pace and age_s is not None and isinstance(batch, int)):
-            return None
-        remaining_s = (total - forecast.step) * batch / pace * _overhead(windows)
-        return now - age_s + remaining_s, "its own pace", False
-    started_unix = point.scheduler.start_unix if point.scheduler else None
-    if manifest and manifest.started_unix_ns:
-        started_unix = manifest.started_unix_ns / 1e9
-    if (median := run_times.median_s(point)) and started_unix:
-        return started_unix + median[0], median[1], False
-    if point.scheduler and point.scheduler.end_unix:
-        return point.scheduler.end_unix, "time limit", True
-    return None
+        if total and pace and age_s is not None and isinstance(batch, int):
+            remaining_s = (total - forecast.step) * batch / pace * _overhead(windows)
+            end = {"end_unix": now - age_s + remaining_s, "basis": "its own pace"}
+    else:
+        started_unix = scheduler.start_unix if scheduler else None
+        if manifest and manifest.started_unix_ns:
+            started_unix = manifest.started_unix_ns / 1e9
+        end = _expected_end(point, run_times, started_unix, scheduler.end_unix if scheduler else None)
+    if end and end["end_unix"] < now - STALE_PACE_S:
+        return replace(forecast, basis=f"should have ended by {end['basis']}")
+    return replace(forecast, **end)
 
 
 def _queued(point: PointStatus, run_times: _RunTimes, now: float) -> Forecast:
     scheduler = point.scheduler
     if scheduler is None or scheduler.start_unix is None:
         return Forecast(basis="Slurm expects no start yet")
-    start = max(scheduler.start_unix, now)
-    if median := run_times.median_s(point):
-        return Forecast(start_unix=start, end_unix=start + median[0], basis=median[1])
-    if scheduler.time_limit_s is None:
-        return Forecast(start_unix=start)
-    return Forecast(start_unix=start, end_unix=start + scheduler.time_limit_s, basis="time limit", is_latest=True)
+    start_unix = max(scheduler.start_unix, now)
+    limit_unix = None if scheduler.time_limit_s is None else start_unix + scheduler.time_limit_s
+    return Forecast(start_unix=start_unix, **_expected_end(point, run_times, start_unix, limit_unix))
+
+
+def _expected_end(
+    point: PointStatus, run_times: _RunTimes, start_unix: float | None, limit_unix: float | None
+) -> dict[str, Any]:
+    """Return fields of a forecast: the end after the time of similar runs, else at the time limit."""
+    if start_unix is not None and (median := run_times.median_s(point)):
+        return {"end_unix": start_unix + median[0], "basis": median[1]}
+    return {} if limit_unix is None else {"end_unix": limit_unix, "basis": "time limit", "is_latest": True}
 
 
 def _local_queue(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import pwd
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,15 +29,7 @@ from launchers.points.site_catalog import reachability
 from launchers.remote import client
 from launchers.slurm.local_executor import is_alive, process_id
 from launchers.slurm.pending_reasons import PendingReason, explain
-from launchers.slurm.query import (
-    NOT_ASKED,
-    OK,
-    SlurmReply,
-    cancel_jobs,
-    cancellable_jobs,
-    find_arrays,
-    query_jobs,
-)
+from launchers.slurm.query import SlurmReply, cancel_jobs, cancellable_jobs, find_arrays, query_jobs
 from launchers.sweep.events import AttemptKey, Cancelled
 from launchers.sweep.ledger import Attempt, Ledger, PointRecord
 
@@ -68,7 +61,7 @@ class PointStatus(AttemptState):
 
     @property
     def is_open(self) -> bool:
-        """Return whether the state may still change without anyone's doing."""
+        """Return whether the state may still change by itself."""
         return self.state in OPEN_STATES
 
     @property
@@ -99,7 +92,7 @@ def poll_sweep(ledger: Ledger, *, holding_lock: bool = False) -> SweepStatus:
     poll = _Poll(ledger.folder, sites, [attempt for record in records.values() for attempt in record.attempts])
     # Slurm is queried before the files are read: of a job that ends in between, both then know the end.
     poll.query_slurm([record.last for record in records.values() if record.last])
-    poll.read_files()
+    poll.artifacts = poll.read_all(RunArtifacts.read)
     poll.replies |= remote.replies
     poll.unconfirmed |= remote.unconfirmed
     poll.artifacts |= remote.artifacts
@@ -130,35 +123,29 @@ class _Poll:
                 self.replies[site] = SlurmReply(error=f"its Slurm cannot be queried from here ({reach.reason})")
         unreachable = set(self.replies)
         self._find_arrays(last_attempts)
-        self.saved = self._read_all(SchedulerState.load)
-        jobs: dict[str, dict[str, str | None]] = {}
-        settled: dict[str, set[str]] = {}
+        self.saved = self.read_all(SchedulerState.load)
+        by_site: dict[str, list[Attempt]] = defaultdict(list)
         for attempt in self.attempts:
-            if attempt.site in unreachable or not self._by_own_sbatch(attempt):
-                continue
-            if attempt.job_id and not attempt.job_id.startswith("pid:"):
-                jobs.setdefault(attempt.site, {})[attempt.job_id] = attempt.job_name
-                if (state := self.saved[attempt.key]) and state.final:
-                    settled.setdefault(attempt.site, set()).add(attempt.job_id)
-        owner = _other_owner(self.folder)
-        with ThreadPoolExecutor(max(1, len(jobs))) as pool:
-            replies = {
-                site: pool.submit(query_jobs, self.sites[site], names, settled=settled.get(site, set()), owner=owner)
-                for site, names in jobs.items()
-            }
-        for site, reply in replies.items():
-            self.replies[site] = _combined(reply.result(), self.replies.get(site))
+            if attempt.job_id and self._by_own_sbatch(attempt) and attempt.site not in unreachable:
+                by_site[attempt.site].append(attempt)
+        with ThreadPoolExecutor(max(1, len(by_site))) as pool:
+            self.replies |= dict(zip(by_site, pool.map(self._query_jobs, by_site, by_site.values()), strict=True))
+
+    def _query_jobs(self, site: str, attempts: list[Attempt]) -> SlurmReply:
+        jobs = {str(attempt.job_id): attempt.job_name for attempt in attempts}
+        settled = {str(a.job_id) for a in attempts if (state := self.saved[a.key]) and state.final}
+        return query_jobs(self.sites[site], jobs, settled=settled, owner=_other_owner(self.folder))
 
     def _find_arrays(self, attempts: list[Attempt]) -> None:
         """Find arrays by job name whose launcher died, or timed out, in the sbatch call, and set their job ids.
 
         Arrays that sbatch refused for certain are not searched for.
         """
-        without_id: dict[str, list[Attempt]] = {}
+        without_id: dict[str, list[Attempt]] = defaultdict(list)
         for attempt in attempts:
             searchable = attempt.job_name and not attempt.job_id and not attempt.refused_for_certain
             if searchable and self._by_own_sbatch(attempt):
-                without_id.setdefault(attempt.site, []).append(attempt)
+                without_id[attempt.site].append(attempt)
         for site, members in without_id.items():
             if site in self.replies:
                 self.unconfirmed[site] = self.replies[site].no_answer_reason
@@ -172,11 +159,8 @@ class _Poll:
                 if array := arrays.get(attempt.job_name or ""):
                     attempt.job_id = f"{array}_{attempt.task}"
 
-    def read_files(self) -> None:
-        """Read the artifacts of every attempt."""
-        self.artifacts = self._read_all(RunArtifacts.read)
-
-    def _read_all(self, read: Callable[[Path], T]) -> dict[AttemptKey, T]:
+    def read_all(self, read: Callable[[Path], T]) -> dict[AttemptKey, T]:
+        """Read something from the run directory of every attempt."""
         with ThreadPoolExecutor(NUM_READERS) as pool:
             values = pool.map(read, (self.folder / attempt.subdir for attempt in self.attempts))
             return dict(zip((attempt.key for attempt in self.attempts), values, strict=True))
@@ -246,15 +230,15 @@ class _Poll:
         if job_id is None:
             return None, "it was not submitted"
         if not job_id.startswith("pid:"):
-            answer = self.replies.get(attempt.site, SlurmReply())
-            state, reason = answer.states.get(job_id), answer.missing_reason(job_id)
+            reply = self.replies.get(attempt.site, SlurmReply())
+            state, reason = reply.states.get(job_id), reply.missing_reason(job_id)
         elif (pid := process_id(job_id)) is None:
             state, reason = None, f"its process is on {job_id.partition('@')[2]} and cannot be checked from here"
         elif is_alive(pid):
             state, reason = SchedulerState(state="RUNNING", raw=f"process {pid} is running"), ""
         else:
             state, reason = SchedulerState(state=PROCESS_EXITED, raw=f"process {pid} has exited"), ""
-        # What Slurm said of the end before outweighs that it has purged the job, or does not answer now.
+        # A saved end outweighs that Slurm has purged the job, or does not answer now.
         if saved and (saved.final if state is None else state.state in (None, LEFT_QUEUE)):
             return saved, reason
         return state, reason
@@ -264,17 +248,6 @@ class _Poll:
         new = [(a.scheduler, a.run_dir) for a in attempts if a.scheduler and a.scheduler != self.saved[a.attempt.key]]
         with ThreadPoolExecutor(NUM_READERS) as pool:
             list(pool.map(lambda pair: pair[0].save(pair[1]), new))
-
-
-def _combined(reply: SlurmReply, search: SlurmReply | None) -> SlurmReply:
-    """Combine how the commands did in the query by job id and the search by job name: a failure of either counts."""
-    if search is None:
-        return reply
-    squeue, sacct = (
-        by_name if by_id in (OK, NOT_ASKED) else by_id
-        for by_id, by_name in ((reply.squeue, search.squeue), (reply.sacct, search.sacct))
-    )
-    return replace(reply, squeue=squeue, sacct=sacct)
 
 
 def _own_artifacts(attempt: Attempt, artifacts: RunArtifacts) -> RunArtifacts:
