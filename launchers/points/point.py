@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from omegaconf import DictConfig
 
@@ -14,8 +14,10 @@ from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.site import SiteConfig
 from launchers.sweep.sweep_record import PointSpec
 
-from .composition import ComposedConfig
 from .site_catalog import Reachability
+
+if TYPE_CHECKING:  # it imports Hydra, which `status` does without
+    from .composition import ComposedConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,17 +8,18 @@ import socket
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hydra.core.config_loader import ConfigLoader
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.hydra_support import explain
 from inpaint_bench.core.site import SiteConfig, check_connect
 from inpaint_bench.core.validation import check
+
+if TYPE_CHECKING:
+    from hydra.core.config_loader import ConfigLoader
 
 
 class SiteCatalog:
@@ -78,6 +79,8 @@ def _typed_site(name: str, base: DictConfig, overrides: Any) -> SiteConfig:
     try:
         site = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SiteConfig), base, overrides))
     except OmegaConfBaseException as error:
+        from inpaint_bench.core.hydra_support import explain  # Hydra, which `status` does without
+
         raise UserError(explain(error, prefix=f"sites.{name}.")) from None
     assert isinstance(site, SiteConfig)
     check(site, f"site.{name}")

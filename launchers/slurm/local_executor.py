@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from hydra.core.utils import JobReturn
+from typing import TYPE_CHECKING, Any
 
 from launchers.sweep import private_dirs
 
 from .environment import job_environment, python_path, replaced_environ
+
+if TYPE_CHECKING:
+    from hydra.core.utils import JobReturn
 
 POLL_S = 0.2
 STOP_TIMEOUT_S = 30.0
@@ -133,8 +134,7 @@ def stop(pid: int) -> None:
 
 def _result(job: Any) -> JobReturn | Exception:
     try:
-        value = job.result()
+        result: JobReturn = job.result()
     except Exception as error:
         return error
-    assert isinstance(value, JobReturn)
-    return value
+    return result
