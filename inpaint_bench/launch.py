@@ -73,8 +73,8 @@ def _launch_plan(arguments: list[str]) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     if options.plan.suffix == ".tar":
         _launch_packed_plan(options)
-        return
-    run_plan(options.plan, task, config_dir=options.config_dir, dry_run=options.dry_run, wait=options.wait)
+    else:
+        run_plan(options.plan, task, config_dir=options.config_dir, dry_run=options.dry_run, wait=options.wait)
 
 
 def _launch_packed_plan(options: argparse.Namespace) -> None:

@@ -91,7 +91,7 @@ def add_repetitions(
         except PointsFailedError as error:
             failure = failure or error  # its cell is left alone from now on, the others are not
         if submitted and wait and (site := slowest_site(sites_of(Ledger.open(folder)).values())):
-            time.sleep(site.limits.poll_s)  # Slurm was asked when the waiting ended, and is asked again now
+            time.sleep(site.limits.poll_s)  # Slurm was queried when the waiting ended, and is queried again now
     if failure:
         raise failure
 

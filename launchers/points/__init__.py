@@ -1,1 +1,1 @@
-"""The points of a sweep: composed, repeated, placed on a site, grouped into arrays; pure but for reading files."""
+"""The points of a sweep: compose, repeat, place on a site, group into arrays. Reads files only."""

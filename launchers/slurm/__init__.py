@@ -1,1 +1,1 @@
-"""A group of points as a job of Slurm or of this machine: rendered, queued, asked after."""
+"""Slurm: render and submit arrays, query jobs; jobs on this machine without Slurm."""

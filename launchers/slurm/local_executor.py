@@ -59,9 +59,9 @@ def run_jobs(
     on_start: Callable[[int, str], None] = lambda index, job_id: None,
     on_end: Callable[[int], None] = lambda index: None,
 ) -> None:
-    """Run the jobs and set their `result`. `should_start` is asked right before each; callbacks get the job's index.
+    """Run the jobs and set their `result`. `should_start` is called right before each; callbacks get the job's index.
 
-    On Ctrl-C the running jobs are told to stop and the others never start.
+    On Ctrl-C the running jobs get SIGTERM, and the others never start.
     """
     from .submitit_internals import LocalJobExecutor  # submitit only where something runs
 

@@ -68,7 +68,7 @@ class Outcome:
     """How many points of a submission were not accepted as far as is known."""
 
     not_accepted: int = 0
-    unanswered: bool = False  # of some of them nobody knows: Slurm, or a site, gave no answer
+    unanswered: bool = False  # Slurm, or a site, gave no answer for some of them
 
 
 def job_command(group: Group, folder: Path) -> str:
@@ -160,7 +160,7 @@ def estimate_starts(site: SiteConfig, scripts: Sequence[Path]) -> list[float | s
     estimates: list[float | str] = []
     for script in scripts[:MAX_ESTIMATES]:
         estimate = _estimate_start(site, script)
-        if estimate is None:  # a controller that is down or busy is not asked again
+        if estimate is None:  # a controller that is down or busy is not queried again
             break
         estimates.append(estimate)
     return estimates + [UNKNOWN] * (len(scripts) - len(estimates))

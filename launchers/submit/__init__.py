@@ -1,1 +1,1 @@
-"""Sending points: a sweep from Hydra, a plan, a rerun by cause, further repetitions."""
+"""Submit points: a sweep from Hydra, a plan file, a rerun by failure reason, further repetitions."""

@@ -24,7 +24,7 @@ SCRIPTS = "sbatch"  # folder of a dry run's scripts
 
 
 def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchContext) -> None:
-    """Raise UserError for what sbatch, or nobody, would find out later."""
+    """Raise UserError for mistakes that sbatch would report later, or that nothing would report."""
     for char in "%\\":
         if char in str(folder):
             raise UserError(f"{folder}: Slurm reads {char} in a path as a pattern; choose another hydra.sweep.dir")
@@ -127,7 +127,7 @@ def _write_scripts(groups: Sequence[Group], folder: Path, sweep_id: str) -> dict
 
 
 def _estimated_starts(groups: Sequence[Group], scripts: Mapping[str, Path]) -> dict[str, str]:
-    """Return by group when Slurm expects to start it, in words. Only sites whose commands work here are asked."""
+    """Return by group when Slurm expects to start it, in words. Only sites whose Slurm commands work here are queried."""
     starts = dict.fromkeys(scripts, UNKNOWN)
     written = [group for group in groups if group.name in scripts and group.points[0].reachable]
     for members in by_site(group for group in written if group.site.connect.method == "slurm").values():

@@ -1,4 +1,4 @@
-"""Rerun by failure reason: which points are submitted again without being asked for, and what is changed.
+"""Rerun by failure reason: which points are submitted again by default, and with what changes.
 
 The policies are configuration (`rerun.<reason>`). Overrides given to the command take precedence, and `--only` submits
 what a policy would leave alone. A point that ran out of GPU memory is only ever submitted under another recipe, and so

@@ -1,1 +1,1 @@
-"""What a sweep directory keeps: its ledger, the code as it was sent, the folders that are ours alone."""
+"""A sweep directory: record, ledger, lock, code snapshot, private directories."""

@@ -1,4 +1,4 @@
-"""The events of a sweep's ledger: one line of JSON each in `ledger.jsonl`, told apart by `kind`."""
+"""The events of a sweep's ledger: one line of JSON each in `ledger.jsonl`, with its `kind`."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
 """The ledger of a sweep, `ledger.jsonl`, which only grows, beside its record, `sweep.json`.
 
 An event is on disk before what it announces happens: `planned` before sbatch is called, `submitted` right after. So a
-sweep whose launcher died can still be told apart from one that was never submitted.
+sweep whose launcher died is not taken for one that was never submitted.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -25,6 +26,7 @@ from .lock import TIMEOUT_S, is_locked, sweep_lock
 from .sweep_record import PointSpec, SweepRecord, has_runs
 
 E = TypeVar("E", bound=Event)
+_RUN_DIR = re.compile(r"(\d+)/attempt-(\d+)")
 READERS = 16  # directories listed at once: on a network file system each listing waits for the server
 
 
@@ -136,7 +138,7 @@ class Ledger:
     def check_complete(self) -> None:
         """Raise UserError where the ledger lacks an attempt: what is unknown could be submitted a second time.
 
-        Nothing is rebuilt from what else lies in the sweep directory.
+        Nothing is rebuilt from the other files of the sweep directory.
         """
         if gaps := self._replay()[2]:
             raise UserError(
@@ -248,13 +250,9 @@ def _run_dirs(folder: Path) -> set[AttemptKey]:
     """Return the attempts that have a run directory."""
     points = [name for name in _names(folder) if name.isdecimal()]
     with ThreadPoolExecutor(READERS) as pool:
-        listings = pool.map(lambda name: _names(folder / name), points)
-    return {
-        (int(point), int(name.removeprefix("attempt-")))
-        for point, names in zip(points, listings, strict=True)
-        for name in names
-        if name.startswith("attempt-") and name.removeprefix("attempt-").isdecimal()
-    }
+        listings = zip(points, pool.map(lambda name: _names(folder / name), points), strict=True)
+        paths = [f"{point}/{name}" for point, names in listings for name in names]
+    return {(int(match[1]), int(match[2])) for path in paths if (match := _RUN_DIR.fullmatch(path))}
 
 
 def _names(folder: Path) -> list[str]:

@@ -47,7 +47,7 @@ def sweep_lock(folder: Path, *, timeout_s: float = TIMEOUT_S) -> Iterator[None]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Return whether a command holds the sweep's lock. False where nobody can tell: a sweep that may only be read."""
+    """Return whether a command holds the sweep's lock. False also for a sweep that this user may only read."""
     free = _shared_flock(folder)
     if free is None:
         try:
@@ -68,4 +68,4 @@ def _shared_flock(folder: Path) -> bool | None:
     except OSError as error:
         if error.errno in _FLOCK_MISSING:
             return None
-    return True  # free; or nobody ever held it, or it cannot be read
+    return True  # free, never locked, or not readable

@@ -1,4 +1,4 @@
-"""Directories that only the user can enter, because what lies in them is executed.
+"""Directories that only the user can enter, because their files are executed.
 
 submitit hands a job over as a pickle, and whoever can replace that file runs code as the user.
 """

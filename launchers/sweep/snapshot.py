@@ -27,7 +27,7 @@ def take(folder: Path) -> Path:
     digest = _digest(files)
     target = folder / digest[:12]
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if stat.S_IMODE(folder.stat().st_mode) & 0o077:  # made by somebody else; its content is compared below
+    if stat.S_IMODE(folder.stat().st_mode) & 0o077:  # created before; its content is compared below
         folder.chmod(0o700)
     if (target / SNAPSHOT).is_file():
         stored = {path.relative_to(target): path for path in _files_below(target) if path != target / SNAPSHOT}

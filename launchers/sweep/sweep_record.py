@@ -181,10 +181,10 @@ def has_runs(folder: Path) -> bool:
 
 
 def _missing_record(folder: Path) -> str:
-    """Explain a folder without a record. Nothing is rebuilt from what else lies in it."""
+    """Explain a folder without a record. Nothing is rebuilt from its other files."""
     if folder.is_dir() and has_runs(folder):
         return (
-            f"{folder}: {SWEEP} is missing, so nobody can tell which jobs were submitted. Restore it from a backup, or "
+            f"{folder}: {SWEEP} is missing, so it is not known which jobs were submitted. Restore it from a backup, or "
             "launch the sweep again; `merge` reads the runs without it"
         )
     reason = "it is a file" if folder.is_file() else f"no {SWEEP}" if folder.is_dir() else "no such folder"
