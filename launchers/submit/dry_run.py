@@ -127,7 +127,7 @@ def _write_scripts(groups: Sequence[Group], folder: Path, sweep_id: str) -> dict
 
 
 def _estimated_starts(groups: Sequence[Group], scripts: Mapping[str, Path]) -> dict[str, str]:
-    """Return by group when Slurm expects to start it, in words. Only sites whose Slurm commands work here are queried."""
+    """Return by group when Slurm expects to start it, in words. Queries only sites whose commands work here."""
     starts = dict.fromkeys(scripts, UNKNOWN)
     written = [group for group in groups if group.name in scripts and group.points[0].reachable]
     for members in by_site(group for group in written if group.site.connect.method == "slurm").values():

@@ -152,7 +152,7 @@ class TestIncompleteRecord:
         for verb in ("status", "rerun", "cancel"):
             code, output = run(capsys, verb, str(copy))
             assert code == 2
-            assert "sweep.json is missing, so nobody can tell which jobs were submitted" in output
+            assert "sweep.json is missing, so it is not known which jobs were submitted" in output
             assert "launch the sweep again; `merge` reads the runs without it" in output
 
     def test_new_sweep_is_not_launched_into_the_rest_of_another(self, copy, capsys):
