@@ -64,7 +64,9 @@ def merge(
     if not tasks:
         where = ", ".join(map(str, roots))
         raise UserError(f"No run directory below {where}: none holds {schema.MANIFEST} or folders of parts.")
-    with files.replacing_folder(dataset_dir, schema.DATASET) as new:
+    # Not synced, which takes as long as an incremental merge: a dataset can be made again, and one that is damaged by a
+    # power failure is not reused.
+    with files.replacing_folder(dataset_dir, schema.DATASET, sync=False) as new:
         with closing(_outcomes(tasks, previous, new, threads)) as outcomes:
             summary = _write(outcomes, new, allow_mixed)
         metadata = {

@@ -115,9 +115,10 @@ def _open_part(path: Path, table: str, files: TableFiles) -> tuple[str, str] | N
         return "unreadable", f"cannot be read ({_first_line(error)})"
     except pa.ArrowException as error:
         return "truncated", f"no readable Parquet footer: truncated or never closed ({_first_line(error)})"
-    if problem := version_problem(_part_version(part.schema_arrow)):
+    schema = part.schema_arrow
+    if problem := version_problem(_part_version(schema)):
         return "schema_version", problem
-    if missing := [name for name in contract.SCHEMAS[table].names if name not in part.schema_arrow.names]:
+    if missing := sorted(set(contract.SCHEMAS[table].names).difference(schema.names)):
         return "schema", f"lacks column {', '.join(missing)}"
     files.parts[path] = part
     files.digests[path] = hashlib.sha256(raw).digest()

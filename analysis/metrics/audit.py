@@ -78,11 +78,12 @@ def check_steps(window: Window, span: Span, steps: pl.DataFrame) -> Iterator[str
     rows = steps.filter(pl.col("window_id") == window.window_id).sort("step", maintain_order=True)
     first, last = pl.col("t_start_mono_ns"), pl.col("t_end_mono_ns")
     problems = {
-        "warm-up included: {} step(s) began before the measure window opened": rows.filter(first < span[0]).height,
-        "{} step(s) ended after the measure window closed": rows.filter(last > span[1]).height,
-        "clock jump: the times of steps go back in {} places": rows.filter((first.diff() < 0) | (last < first)).height,
+        "warm-up included: {} step(s) began before the measure window opened": first < span[0],
+        "{} step(s) ended after the measure window closed": last > span[1],
+        "clock jump: the times of steps go back in {} places": (first.diff() < 0) | (last < first),
     }
-    yield from (text.format(count) for text, count in problems.items() if count)
+    counts = rows.select(condition.sum().alias(text) for text, condition in problems.items()).row(0, named=True)
+    yield from (text.format(count) for text, count in counts.items() if count)
 
 
 def check_counts(window: Window, manifest: Manifest, batch: int | None) -> Iterator[str]:
@@ -99,6 +100,8 @@ def own_events(events: pl.DataFrame, manifest: Manifest, uuids: set[str] | None 
 
     A requeued job keeps its directory: its earlier events belong to another node.
     """
+    if events.is_empty():
+        return events
     own = pl.col("t_unix_ns") >= (manifest.started_unix_ns or 0)
     uuids = uuids if uuids is not None else device_uuids(manifest) or None
     if uuids is not None:

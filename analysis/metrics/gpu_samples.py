@@ -94,17 +94,23 @@ class GpuSamples:
 
         None where its values do not reach both edges: nothing is extrapolated.
         """
-        if (curve := _curve(*self.values(column, span), *span)) is None:
+        t_ns, value = self.values(column, span)
+        if (edges := _interpolate_edges(t_ns, value, span)) is None:
             return None
-        x, y = curve
+        seconds, (first, last) = edges
+        inside = (t_ns > span[0]) & (t_ns < span[1])
+        x = np.concatenate([[0.0], seconds[inside], [(span[1] - span[0]) * 1e-9]])
+        y = np.concatenate([[first], value[inside], [last]])
         return float(np.sum(np.diff(x) * (y[1:] + y[:-1]) / 2))
 
     def growth(self, column: str, span: Span) -> float | None:
         """Return how much a cumulative counter grows over a span, None where it does not reach both edges."""
         t_ns, counter = self.values(column, span)
         offset = counter - counter[0] if len(counter) else counter  # small numbers interpolate exactly
-        curve = _curve(t_ns, offset, *span)
-        return None if curve is None else float(curve[1][-1] - curve[1][0])
+        if (edges := _interpolate_edges(t_ns, offset, span)) is None:
+            return None
+        _, (first, last) = edges
+        return float(last - first)
 
     def counted_pct(self, counters: Iterable[str], spans: list[Span]) -> float | None:
         """Return the share of the spans that counters of nanoseconds grow by together; None where none is known.
@@ -143,16 +149,14 @@ class GpuSamples:
         return max((float(values.max()) for values in inside if len(values)), default=None)
 
 
-def _curve(t_ns: Ints, value: Floats, start_ns: int, end_ns: int) -> tuple[Floats, Floats] | None:
-    """Return seconds since the start, and the values from edge to edge, interpolated at both."""
+def _interpolate_edges(t_ns: Ints, value: Floats, span: Span) -> tuple[Floats, Floats] | None:
+    """Return seconds since the start, and the values at both edges; None where the samples miss an edge."""
+    start_ns, end_ns = span
     if len(t_ns) < 2 or t_ns[0] > start_ns or t_ns[-1] < end_ns or end_ns <= start_ns:
         return None
     # Relative to the start: an absolute clock in float seconds would lose the microseconds.
-    seconds, edges = (t_ns - start_ns).astype(np.float64) * 1e-9, [0.0, (end_ns - start_ns) * 1e-9]
-    first, last = np.interp(edges, seconds, value)
-    inside = (t_ns > start_ns) & (t_ns < end_ns)
-    x = np.concatenate([edges[:1], seconds[inside], edges[1:]])
-    return x, np.concatenate([[first], value[inside], [last]])
+    seconds = (t_ns - start_ns).astype(np.float64) * 1e-9
+    return seconds, np.interp([0.0, (end_ns - start_ns) * 1e-9], seconds, value)
 
 
 def null_reasons(nulls: pl.Series) -> dict[str, str]:

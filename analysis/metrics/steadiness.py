@@ -69,5 +69,5 @@ def _theil_sen_slope(x: Floats, y: Floats) -> float:
 
     scipy.stats.theilslopes gives the same, but importing scipy.stats takes as long as reading ten runs.
     """
-    first, second = np.triu_indices(len(x), k=1)
-    return float(np.median((y[second] - y[first]) / (x[second] - x[first])))
+    slopes = [(y[i + 1 :] - y[i]) / (x[i + 1 :] - x[i]) for i in range(len(x) - 1)]
+    return float(np.median(np.concatenate(slopes)))

@@ -68,8 +68,8 @@ def read_json(path: Path) -> Any | None:
 
 
 @contextmanager
-def replacing_folder(folder: Path, marker: str) -> Iterator[Path]:
-    """Yield an empty folder to fill; it becomes `folder` when the block ends, every file synced.
+def replacing_folder(folder: Path, marker: str, *, sync: bool = True) -> Iterator[Path]:
+    """Yield an empty folder to fill; it becomes `folder` when the block ends, with `sync` every file synced.
 
     What is at `folder`, or where it points as a symlink, is replaced only if it is empty or holds the file `marker`,
     else UserError. A block that raises leaves it untouched. Killed between the two renames, old and new lie beside it
@@ -84,7 +84,7 @@ def replacing_folder(folder: Path, marker: str) -> Iterator[Path]:
             raise UserError(f"{folder}: already exists and holds no {marker}; it is not replaced, name another folder")
         new.mkdir(parents=True)
         yield new
-        for path in [new, *new.rglob("*")]:
+        for path in [new, *new.rglob("*")] if sync else ():
             fsync_path(path)
         with defer_signals():
             if folder.exists():

@@ -145,7 +145,7 @@ def test_document_states_the_thresholds() -> None:
     text = " ".join((ROOT / "docs" / "dataset.md").read_text().split())
     assert steadiness.DRIFT_PCT == steadiness.SCATTER_PCT
     for sentence in (
-        f"blocks of {steadiness.BLOCK_S:g} s of measured time (longer ones where there would be more than "
+        f"blocks of {steadiness.BLOCK_S:g} s of measured time (longer ones if there would be more than "
         f"{steadiness.MAX_BLOCKS})",
         f"both are within {steadiness.DRIFT_PCT:g} %",
         f"cover less than {gpm_counters.MIN_COVERAGE_PCT:g} %",
