@@ -345,7 +345,7 @@ def test_prepare_leaves_out_unusable_images_and_lists_each(tmp_path: Path, capsy
     for name in "abcde":
         (photos / f"empty_{name}.jpg").touch()
     assert app.main(["prepare", "data=folder", f"data.root={photos}", f"prepare.out={tmp_path / 'set'}", *SMALL]) == 0
-    inventory = json.loads((tmp_path / "set" / "prepared.json").read_text())["account"]
+    inventory = json.loads((tmp_path / "set" / "prepared.json").read_text())["inventory"]
     assert (inventory["found"], inventory["used"], len(inventory["skipped"])) == (9, 3, 6)
     assert {image["file"] for image in inventory["skipped"]} == {
         "truncated.jpg",

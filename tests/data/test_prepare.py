@@ -74,7 +74,7 @@ class TestDataset:
 
     def test_manifest_has_counts_and_times(self, facades: Path) -> None:
         manifest = json.loads((facades / "prepared.json").read_text())
-        assert manifest["num_images"] == manifest["account"]["used"] == 60
+        assert manifest["num_images"] == manifest["inventory"]["used"] == 60
         assert manifest["split"]["train"] + manifest["split"]["validation"] == 60
         assert set(manifest["formats"]) == set(FORMATS)
         assert all(entry["seconds"] > 0 for entry in manifest["formats"].values())

@@ -28,7 +28,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import read_record
 from inpaint_bench.data.source import Inventory, Pixels
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST = "prepared.json"
 INDEX = "index.parquet"
 IMAGE_PATTERN = "images/{:06d}.jpg"
@@ -106,7 +106,7 @@ class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
     jpeg_library: str | None
     identity: str  # digest of everything that decides pixels and split
     source: SourceInfo
-    inventory: Inventory = msgspec.field(name="account")
+    inventory: Inventory
     resolution_px: int
     jpeg_quality: int
     num_images: int
@@ -161,11 +161,12 @@ def find_damaged(root: Path, expected: Sequence[Entry]) -> list[str]:
     """Return a message for each file that is missing or of another size."""
     damaged = []
     for entry in expected:
-        path = root / entry.path
-        size = path.stat().st_size if path.is_file() else None
-        if size is None:
+        try:
+            size = (root / entry.path).stat().st_size
+        except OSError:
             damaged.append(f"{entry.path} is missing")
-        elif size != entry.bytes:
+            continue
+        if size != entry.bytes:
             damaged.append(f"{entry.path} has {size:,} bytes, {entry.bytes:,} were written")
     return damaged
 
