@@ -25,7 +25,7 @@ from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.recipe import name as recipe_name
 from inpaint_bench.core.records import Environment, Manifest, SlurmJob, TelemetryState
 from inpaint_bench.core.schema import PRODUCER, SCHEMA_VERSION, STEPS, Reason, Status, WindowKind
-from inpaint_bench.core.signals import StopSignal, Terminated, terminable
+from inpaint_bench.core.signals import StopSignal, Terminated, defer_signals, terminable
 
 from . import slurm_job
 from .manifest import ManifestFile
@@ -86,9 +86,10 @@ def _requeue(manifest: ManifestFile, reason: Reason, message: str) -> None:
 
 
 def _run_attempt(bench: BenchConfig, run_dir: Path, manifest: ManifestFile, stop_signal: StopSignal) -> None:
-    import torch
+    with defer_signals():  # an interrupted import leaves half a library, and may crash the interpreter
+        import torch
 
-    from inpaint_bench import levers, workloads
+        from inpaint_bench import levers, workloads
 
     manifest.update(
         environment=msgspec.convert(environment.fingerprint(), Environment),
@@ -233,8 +234,6 @@ def diagnose(error: BaseException, bench: BenchConfig) -> tuple[Status, Reason, 
 
     Of an interruption only Slurm knows the cause for certain; this is what can be determined from inside the job.
     """
-    from inpaint_bench.workloads.batch_search import is_cuda_oom
-
     error = _interruption(error) or error
     name, text = type(error).__name__, " ".join(str(error).split())
     sentence = text if isinstance(error, UserError | Terminated) else f"{name}: {text}" if text else name
@@ -242,6 +241,8 @@ def diagnose(error: BaseException, bench: BenchConfig) -> tuple[Status, Reason, 
         return Status.INTERRUPTED, Reason.CANCELLED, "interrupted from the keyboard (SIGINT)"
     if isinstance(error, Terminated):
         return Status.INTERRUPTED, *_termination_reason(error, bench, sentence)
+    from inpaint_bench.workloads.batch_search import is_cuda_oom  # imports torch: not after an interruption
+
     if is_cuda_oom(error):
         return Status.FAILED, Reason.OOM_GPU, sentence
     if isinstance(error, UnavailableError):

@@ -255,6 +255,12 @@ class TestInterruption:
         status, found, _ = worker.diagnose(worker.Terminated(signum), bench("site=local"))
         assert (status, found) == (Status.INTERRUPTED, reason)
 
+    def test_interruption_is_diagnosed_without_importing_torch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Regression: a signal during the import of torch was lost in the error of importing it again."""
+        monkeypatch.setitem(sys.modules, "inpaint_bench.workloads.batch_search", None)  # importing it fails
+        status, reason, _ = worker.diagnose(KeyboardInterrupt(), bench("site=local"))
+        assert (status, reason) == (Status.INTERRUPTED, Reason.CANCELLED)
+
     def test_second_start_in_the_directory_keeps_the_first_manifest_and_windows(
         self, finished: tuple[Path, dict[str, Any]], tmp_path: Path
     ) -> None:
