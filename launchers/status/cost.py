@@ -174,15 +174,15 @@ def _earlier_expenses(ledger: Ledger, resubmitted: Collection[int]) -> list[Expe
     costs = {cost.key: cost for cost in attempt_costs(ledger, sweep)}
     expenses: list[Expense] = []
     for point in sweep.points:
-        num, again = point.record.num, point.record.num in resubmitted
-        if point.record.plan and not point.attempts and not again:  # the plan is submitted at another site
+        num, is_resubmitted = point.record.num, point.record.num in resubmitted
+        if point.record.plan and not point.attempts and not is_resubmitted:  # the plan is submitted at another site
             expenses.append((sweep.sites[point.record.site], entries[num, 0].service_units))
         for status in point.attempts:
             attempt, cost = status.attempt, costs.get(status.attempt.key)
-            may_be_charged = not attempt.refused and (not again or status.artifacts.run_dir_exists)
+            may_be_charged = not attempt.refused and (not is_resubmitted or status.artifacts.run_dir_exists)
             if not attempt.job_id and not may_be_charged:
                 continue
-            amount = cost.actual if cost and (again or status.state not in OPEN_STATES) else None
+            amount = cost.actual if cost and (is_resubmitted or status.state not in OPEN_STATES) else None
             if amount is None:
                 amount = entries.get(attempt.key, entries[num, 0]).service_units
             expenses.append((sweep.sites[attempt.site], amount))

@@ -15,7 +15,7 @@ from tests.launchers.sweeps import a_point, plan, sweep_of_jobs
 
 @pytest.fixture
 def job():
-    """A process as submitit's: a shell, and below it what a signal is for."""
+    """Yield a process like submitit's: a shell, and below it the process that the signal is for."""
     process = subprocess.Popen(["bash", "-c", "sleep 60 & wait  # submitit"])
     yield process
     process.kill()
@@ -24,20 +24,20 @@ def job():
 
 @pytest.fixture
 def busy(tmp_path):
-    """A sweep whose lock is held until the event is set; what is called then happens before that."""
-    ledger, free, held = Ledger(sweep_of_jobs(tmp_path / "sweep", [])), threading.Event(), threading.Event()
+    """Yield a ledger, an event that releases its lock, and a list of functions to call before that."""
+    ledger, free, locked = Ledger(sweep_of_jobs(tmp_path / "sweep", [])), threading.Event(), threading.Event()
     last = []
 
     def hold() -> None:
         with ledger.lock():
-            held.set()
+            locked.set()
             free.wait(30)
             for call in last:
                 call()
 
     thread = threading.Thread(target=hold)
     thread.start()
-    held.wait()
+    locked.wait()
     yield ledger, free, last
     free.set()
     thread.join()
@@ -50,7 +50,7 @@ def submit(ledger: Ledger, job: subprocess.Popen) -> None:
     sweeps.submit(ledger, [0], job_id=f"pid:{job.pid}@{socket.gethostname()}")
 
 
-def test_stops_what_that_command_sends_after_the_first_look(busy, job, capsys):
+def test_cancel_stops_jobs_submitted_after_its_first_poll(busy, job, capsys):
     ledger, free, last = busy
     last.append(lambda: submit(ledger, job))
     threading.Timer(0.5, free.set).start()
@@ -62,12 +62,12 @@ def test_stops_what_that_command_sends_after_the_first_look(busy, job, capsys):
     assert ledger.points()[0].last.cancelled
 
 
-def test_says_so_where_that_command_does_not_end_and_stops_what_is_known(busy, job, capsys, monkeypatch):
+def test_cancel_stops_known_jobs_and_reports_a_command_that_does_not_end(busy, job, capsys, monkeypatch):
     ledger, _, _ = busy
     submit(ledger, job)
     monkeypatch.setattr(cancel, "BUSY_TIMEOUT_S", 0.3)
-    begun = time.monotonic()
+    start = time.monotonic()
     assert app.main(["cancel", str(ledger.folder)]) == 2
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - start < 5
     assert "has not ended: cancel again when it has" in capsys.readouterr().err
     assert job.wait(10) is not None

@@ -35,9 +35,9 @@ class TestDamage:
         write_manifest(folder, 0)
         with (folder / LEDGER).open("a") as out:
             out.write('{"t_unix": 1, "kind": "subm')
-        found = as_json(folder, capsys)
-        assert found["counts"] == {"completed": 1}
-        assert "line 3 is damaged and was skipped" in found["notes"][0]
+        shown = as_json(folder, capsys)
+        assert shown["counts"] == {"completed": 1}
+        assert "line 3 is damaged and was skipped" in shown["notes"][0]
 
     def test_ledger_line_of_an_unknown_point_is_reported(self, tmp_path, capsys):
         folder = sweep_of_jobs(tmp_path / "sweep", [exited_process()])
@@ -56,8 +56,8 @@ class TestDamage:
         for num, state in enumerate(("running", "completed", "failed")):
             write_manifest(folder, num, state)
             path = folder / str(num) / "attempt-1" / MANIFEST
-            whole = json.loads(path.read_text())
-            path.write_text(json.dumps(dict.fromkeys(whole, "x") | {"status": state}))
+            content = json.loads(path.read_text())
+            path.write_text(json.dumps(dict.fromkeys(content, "x") | {"status": state}))
             (path.parent / "windows.json").write_text('[{"kind": "measure", "t_end_unix_ns": "x"}, 3]')
         assert as_json(folder, capsys)["counts"] == {"unknown": 3}  # and nothing else tells their states
         for point in ("0", "1", "2"):
@@ -118,7 +118,7 @@ class TestDamage:
 class TestWatch:
     @pytest.fixture
     def running(self, tmp_path):
-        """A process of this machine, and a sweep with it as its only point."""
+        """Yield a process of this machine, and a sweep with it as its only point."""
         process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "submitit"])
         yield process, sweep_of_jobs(tmp_path / "sweep", [f"pid:{process.pid}@{socket.gethostname()}"])
         process.kill()
@@ -126,7 +126,13 @@ class TestWatch:
 
     def watch(self, folder):
         command = [sys.executable, "-m", "inpaint_bench", "status", str(folder), "--watch", "--every", "0.3"]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # `nohup make test &` ignores it
+        )
 
     def test_ends_when_all_points_have_finished(self, running):
         job, folder = running
@@ -187,7 +193,7 @@ class TestOnSlurm:
 
     @pytest.fixture
     def copy(self, swept, tmp_path):
-        """A copy to be damaged, without the saved states of its jobs, so that Slurm is queried."""
+        """Return a copy to be damaged, without the saved states of its jobs, so that Slurm is queried."""
         folder = tmp_path / "copy"
         shutil.copytree(swept, folder)
         for path in folder.glob("*/attempt-1/scheduler.json"):
@@ -195,20 +201,20 @@ class TestOnSlurm:
         return folder
 
     def test_json_has_every_documented_field_and_the_next_commands(self, swept, capsys):
-        found = as_json(swept, capsys)
-        good, bad = found["points"]
+        shown = as_json(swept, capsys)
+        good, bad = shown["points"]
         assert good.keys() == bad.keys() == FIELDS
-        names = {*FIELDS, *found, *good["attempts"][0], *found["sources"]["delta"]}
+        names = {*FIELDS, *shown, *good["attempts"][0], *shown["sources"]["delta"]}
         assert {name for name in names if name not in status.__doc__} == set()
-        assert found["counts"] == {"completed": 1, "failed": 1}
-        assert found["sources"]["delta"]["squeue"] == "ok"
-        assert datetime.fromisoformat(found["polled_at"]).utcoffset().total_seconds() == 0
+        assert shown["counts"] == {"completed": 1, "failed": 1}
+        assert shown["sources"]["delta"]["squeue"] == "ok"
+        assert datetime.fromisoformat(shown["polled_at"]).utcoffset().total_seconds() == 0
         assert (good["step"], good["pending"], good["expected_end"]) == (good["steps_total"], None, None)
         (attempt,) = bad["attempts"]
         assert (attempt["state"], attempt["reason"], attempt["manifest"]) == ("failed", "app_error", "failed")
         assert "FAILED" in attempt["scheduler"]
         assert all(Path(log).is_file() for log in attempt["logs"])
-        assert any("--only app_error" in line for line in found["next"])
+        assert any("--only app_error" in line for line in shown["next"])
 
     def test_point_details_show_the_output_of_slurm_and_the_end_of_the_log(self, copy, capsys):
         assert app.main(["status", str(copy), "--point", "1"]) == 0
@@ -262,12 +268,12 @@ class TestOnSlurm:
             for path in copy.glob("*/attempt-1/scheduler.json"):
                 path.unlink()
             with stopped(testbed, "delta/slurmctld"):
-                found = as_json(copy, capsys)
-        assert found["sources"]["delta"]["no_answer_reason"] == (
+                shown = as_json(copy, capsys)
+        assert shown["sources"]["delta"]["no_answer_reason"] == (
             "squeue did not answer within 2 s, sacct did not answer within 2 s"
         )
-        assert found["counts"] == {"completed": 1, "failed": 1}
-        assert "from the manifest only (squeue did not answer" in found["points"][0]["message"]
+        assert shown["counts"] == {"completed": 1, "failed": 1}
+        assert "from the manifest only (squeue did not answer" in shown["points"][0]["message"]
 
     def test_unknown_job_of_another_user_is_not_lost(self, testbed, tmp_path, capsys):
         if os.getuid():
@@ -294,9 +300,9 @@ class TestOnSlurm:
             testbed.run("delta", "scontrol", "uhold", first["job_id"])
             testbed.run("delta", "scontrol", "update", f"job={second['job_id']}", "starttime=now+1hour")
             testbed.run("delta", *partition, "state=up")
-            found = as_json(folder, capsys)
-            testbed.wait(lambda: found.update(as_json(folder, capsys)) or found["points"][1]["expected_start"])
-            first, second = found["points"]
+            shown = as_json(folder, capsys)
+            testbed.wait(lambda: shown.update(as_json(folder, capsys)) or shown["points"][1]["expected_start"])
+            first, second = shown["points"]
             assert first["pending"]["stuck"]
             assert f"scontrol release {first['job_id']}" in first["pending"]["advice"]
             wait_s = datetime.fromisoformat(second["expected_start"]).timestamp() - time.time()
