@@ -16,10 +16,10 @@ class Estimate(str):
     high: float | None
     least: float | None
     most: float | None
-    shown: tuple[str, ...]  # the mean, and the ends of the interval if they are printed
-    range: tuple[str, ...]  # the ends of the range if they are printed
     unit: str
     remarks: tuple[str, ...]
+    shown: tuple[str, ...]  # the mean, and the ends of the interval if they are printed
+    range: tuple[str, ...]  # the ends of the range if they are printed
 
     def __new__(
         cls,
@@ -35,13 +35,11 @@ class Estimate(str):
         verdict: str = "",
         narrow: bool = True,
     ) -> Estimate:
-        """`form` formats a number. Unless `narrow`, an interval whose ends print alike is left out."""
+        """`form` formats a number. A range whose ends print alike is left out, and unless `narrow` such an interval."""
         ends = () if low is None or high is None else (form(low), form(high))
-        if len(set(ends)) == 1 and not narrow:
-            ends = ()
-        span: tuple[str, ...] = ()
-        if low is None and least is not None and most is not None and form(least) != form(most):
-            span = (form(least), form(most))
+        ends = ends if narrow or len(set(ends)) == 2 else ()
+        span = () if low is not None or least is None or most is None else (form(least), form(most))
+        span = span if len(set(span)) == 2 else ()
         spread = [" to ".join(ends)] if ends else [f"range {' to '.join(span)}"] if span else []
         inside = ", ".join([*spread, *remarks])
         mean = f"{form(value)} {unit}".strip()
@@ -50,8 +48,7 @@ class Estimate(str):
         else:
             text = f"{mean} ({inside})" if inside else mean
         self = super().__new__(cls, text)
-        self.value, self.low, self.high = value, low, high
-        self.least, self.most = least, most
+        self.value, self.low, self.high, self.least, self.most = value, low, high, least, most
         self.shown, self.range = (form(value), *ends), span
         self.unit, self.remarks = unit, tuple(filter(None, (verdict, *remarks)))
         return self

@@ -10,8 +10,7 @@ import re
 from inpaint_bench.core.console import sanitize
 
 from .estimate import Estimate
-from .render import NUMBER
-from .tables import LONG_TABLE, Table
+from .tables import LONG_TABLE, NUMBER, Table
 
 _ESCAPED = {
     "\\": r"\textbackslash{}",
@@ -63,7 +62,8 @@ def to_latex(table: Table) -> str:
             columns.append("r@{~}l")
             head.append(rf"\multicolumn{{2}}{{c}}{{{escape(name)}}}")
         elif index in table.text_columns:
-            columns.append(_text_column([row[index] for row in table.rows]))
+            is_long = any(len(row[index]) > _MAX_TEXT for row in table.rows)
+            columns.append(r"p{0.3\linewidth}" if is_long else "l")
             head.append(escape(name))
         else:
             columns.append("r")
@@ -73,7 +73,8 @@ def to_latex(table: Table) -> str:
         _line([_cell(cell, paired[index], text=index in table.text_columns) for index, cell in enumerate(row)])
         for row in table.rows
     ]
-    caption = rf"\caption{{{escape(table.title)}}}\label{{tab:{_label(table.id)}}}"
+    label = re.sub(r"[^A-Za-z0-9:.-]", "-", table.id)
+    caption = rf"\caption{{{escape(table.title)}}}\label{{tab:{label}}}"
     note = [rf"\par\smallskip{{\footnotesize {escape(table.note)}\par}}"] if table.note else []
     size = r"\small" if len(columns) <= _MAX_COLUMNS else r"\scriptsize\setlength{\tabcolsep}{3pt}"
     packages = r"\usepackage{booktabs}" + (r", \usepackage{longtable}" if long else "")
@@ -83,7 +84,7 @@ def to_latex(table: Table) -> str:
         out = [*top, *body, r"\end{longtable}", *note, r"\endgroup"]
     else:
         top = [r"\begin{table}[htbp]", rf"\centering{size}", caption, rf"\begin{{tabular}}{{{form}}}", r"\toprule"]
-        none = [rf"\multicolumn{{{_width(columns)}}}{{@{{}}l}}{{None.}} \\"]
+        none = [rf"\multicolumn{{{len(columns) + sum(paired)}}}{{@{{}}l}}{{None.}} \\"]
         out = [*top, *lines, r"\midrule", *(body or none), r"\bottomrule", r"\end{tabular}", *note, r"\end{table}"]
     return HEAD.format(packages=packages) + "\n".join(out) + "\n"
 
@@ -119,19 +120,6 @@ def _number(text: str) -> str:
     digits = digits.replace(",", "{,}")
     times = rf" \times 10^{{{power_sign.replace('+', '')}{power}}}" if power else ""
     return f"${sign}{digits}{times}$"
-
-
-def _text_column(cells: list[str]) -> str:
-    longest = max(map(len, cells), default=0)
-    return "l" if longest <= _MAX_TEXT else r"p{0.3\linewidth}"
-
-
-def _width(columns: list[str]) -> int:
-    return sum(2 if column.startswith("r@") else 1 for column in columns)
-
-
-def _label(id: str) -> str:
-    return re.sub(r"[^A-Za-z0-9:.-]", "-", id)
 
 
 def _letter(c: str) -> str:

@@ -47,7 +47,7 @@ def sections(build: TableBuilder) -> dict[str, list[Table]]:
     """Return the tables of the section by part; none if no run has the poster's workload."""
     if not is_comparable(build.runs):
         return {"pipeline": [], "poster": [], "contradictions": []}
-    metrics = [table for metric in METRICS if (table := comparison(build, metric))]
+    metrics = [comparison(build, metric) for metric in METRICS]
     return {"pipeline": pipeline(build), "poster": metrics, "contradictions": [contradictions(build)]}
 
 
@@ -65,8 +65,8 @@ def ratios(runs: pl.DataFrame) -> list[cells.Ratio]:
     return cells.ratios(speeds, "value")
 
 
-def comparison(build: TableBuilder, metric: str) -> Table | None:
-    """Return measured and published values at the same GPU and batch size; None if there is neither."""
+def comparison(build: TableBuilder, metric: str) -> Table:
+    """Return measured and published values at the same GPU and batch size."""
     measured = build.cells.filter((pl.col("workload") == published.WORKLOAD) & pl.col(metric).is_not_null())
     measured = measured.with_columns(comparable=published.same_training_images() | pl.lit(metric != "runtime_h"))
     values = published.shown().filter(pl.col("metric") == metric)
@@ -82,32 +82,27 @@ def comparison(build: TableBuilder, metric: str) -> Table | None:
         incomparable |= row["comparable"] is False
         ratio = number(row[metric] / row["value"]) if row["comparable"] else DASH
         rows.append([*own, f"{row['value']:g}", row["status"], ratio])
-    if not rows:
-        return None
     rows.sort(key=lambda row: (gpu_order(row[0]), int(row[1])))
     columns = ["GPU", "Batch", "Measured", "n", "Cards", "Published", "Status", "Ratio"]
     models = ", ".join(measured["model"].drop_nulls().unique().sort()) or "none"
-    demonstration = "The measured side is a demonstration: the ratio says nothing about the GPU."
     notes = [
         f"Published: {published.SOURCE}. Measured model: {models}. Ratio: measured / published.",
         PARENTHESES if (measured[f"{metric}_n"] > 1).any() else "",
         f"No ratio unless epochs times images are {published.IMAGES:,} as in the poster." if incomparable else "",
         cells.differences_note(measured),
         build.study_note(),
-        demonstration if build.demonstration else "",
+        "The measured side is a demonstration: the ratio says nothing about the GPU." if build.demonstration else "",
     ]
     title = f"Measured and published: {build.heading(metric)}"
-    note = " ".join(filter(None, notes))
-    return build.table(f"poster-{metric}", title, columns, rows, note=note)
+    return build.table(f"poster-{metric}", title, columns, rows, note=" ".join(filter(None, notes)))
 
 
 def pipeline(build: TableBuilder) -> list[Table]:
     """Return the poster's second study, its two recipes on one GPU at one batch size: a table per pair of them."""
     both = pl.col("recipe").is_in([BASELINE, OPTIMIZED]) & (pl.col("workload") == published.WORKLOAD)
     runs = build.runs.filter(both).with_columns(study.requested_batch())
-    groups = [
-        group for group in study.comparable_groups(runs) if group["recipe"].n_unique() == 2 and group["valid"].any()
-    ]
+    groups = [group for group in study.comparable_groups(runs) if group["recipe"].n_unique() == 2]
+    groups = [group for group in groups if group["valid"].any()]
     groups.sort(key=lambda group: (gpu_order(group["gpu"][0]), group["requested_batch"][0].zfill(8), group["site"][0]))
     return [_pipeline_table(build, group.to_dicts(), index) for index, group in enumerate(groups)]
 
@@ -120,10 +115,13 @@ def _pipeline_table(build: TableBuilder, runs: list[dict[str, Any]], index: int)
     first = runs[0]
     same_cell = (first["gpu"], first["requested_batch"]) == _PIPELINE_CELL
     rows = []
+    poster = {row["run"]: row for row in published.read("poster_input_pipeline.csv").to_dicts()}
+    forms = {"baseline": "{:g}", "optimized": "{:g}", "delta_pct_printed": "{:+g} %"}
     for metric, column in PIPELINE_COLUMNS.items():
         means = [mean_text(step.summarise(metric), metric) for step in (base, optimized)]
         gain = gain_text(step_gain(optimized, base, metric), len(optimized.runs))
-        rows.append([build.heading(metric), *means, gain, *(_printed(column) if same_cell else [DASH] * 3)])
+        printed = [form.format(poster[run][column]) if same_cell else DASH for run, form in forms.items()]
+        rows.append([build.heading(metric), *means, gain, *printed])
     columns = ["Metric", "Baseline", "Optimized", "Change"]
     columns += ["Published baseline", "Published optimized", "Published change"]
     notes = [f"n = {len(base.runs)} and {len(optimized.runs)}."]
@@ -137,12 +135,6 @@ def _pipeline_table(build: TableBuilder, runs: list[dict[str, Any]], index: int)
         notes.append(f"Published: {published.SOURCE}, without error bars; hours for {published.IMAGES:,} images.")
     title = f"The poster's input pipeline: {gpu_label(first['gpu'])}, batch {first['requested_batch']}, {first['site']}"
     return build.table(f"pipeline-{index}", title, columns, rows, note=" ".join(notes))
-
-
-def _printed(column: str) -> list[str]:
-    """Return baseline, optimized and change as the poster prints them."""
-    values = dict(published.read("poster_input_pipeline.csv").select("run", column).iter_rows())
-    return [f"{values['baseline']:g}", f"{values['optimized']:g}", f"{values['delta_pct_printed']:+g} %"]
 
 
 def contradictions(build: TableBuilder) -> Table:

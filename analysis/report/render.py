@@ -15,12 +15,11 @@ import polars as pl
 from inpaint_bench.core.console import sanitize
 
 from .estimate import Estimate
-from .tables import DASH, Table
+from .tables import DASH, NUMBER, Table
 
 if TYPE_CHECKING:
     from rich.console import Console, JustifyMethod
 
-NUMBER = re.compile(r"([+-]?)([\d,]+(?:\.\d+)?)(?:e([+-]?)0*(\d+))?")  # as the tables print it: sign, digits, power
 _FORMULA = ["=", "+", "-", "@", "\t", "\r"]  # a spreadsheet runs text that begins so
 _MIN_INTERVAL, _MIN_TEXT = 12, 40  # characters to which a terminal may break an interval, and a text
 _Column = tuple[str, Sequence[str | float | None]]  # of a CSV file
@@ -60,20 +59,13 @@ def _blocks(table: Table, width: int) -> list[list[int]]:
 
     A table without key columns is not divided: its texts are broken into lines.
     """
-    indices = list(range(len(table.columns)))
-    keys, others = indices[: table.key_columns], indices[table.key_columns :]
-    if not keys:
-        return [indices]
-    widths = [_min_width(table, index) for index in indices]
-    available = width - sum(widths[index] for index in keys)
-    blocks: list[list[int]] = []
-    free = 0
-    for index in others:
-        if not blocks or widths[index] > free:
-            blocks.append([*keys])
-            free = available
-        blocks[-1].append(index)
-        free -= widths[index]
+    keys = list(range(table.key_columns))
+    blocks = [keys]
+    for index in range(len(keys), len(table.columns)):
+        full = sum(_min_width(table, i) for i in [*blocks[-1], index]) > width
+        if keys and full and blocks[-1] != keys:
+            blocks.append(keys)
+        blocks[-1] = [*blocks[-1], index]
     return blocks
 
 

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -104,17 +105,13 @@ def headline(build: TableBuilder) -> str:
         known = cells.filter(pl.col(metric).is_not_null()).sort(metric, descending=not lower_is_better).to_dicts()
         if known and comparable:
             best, others = known[0], known[1:]
-            tied = [
-                _cell_name(cell)
-                for cell in others
-                if not aggregate.is_distinguishable(best, cell, metric, lower_is_better=lower_is_better)
-            ]
+            is_better = partial(aggregate.is_distinguishable, best, metric=metric, lower_is_better=lower_is_better)
+            tied = [_cell_name(cell) for cell in others if not is_better(cell)]
             text = f"{label}: {_cell_name(best)}, {number(best[metric])} {unit}"
             sentences.append(f"{text}; tied with {_some(tied)}." if tied else f"{text}.")
     if not comparable:
-        sentences.append(
-            "The runs differ in workload, model or resolution, or some are demonstrations: there is no overall fastest."
-        )
+        differ = "The runs differ in workload, model or resolution, or some are demonstrations"
+        sentences.append(f"{differ}: there is no overall fastest.")
     if cells.height and (cells["n"] == 1).all():
         sentences.append("One run per cell, so there are no confidence intervals.")
     return ("Demonstration only: " if build.demonstration else "") + " ".join(sentences)
@@ -131,7 +128,7 @@ def _some(names: list[str], most: int = 3) -> str:
 
 
 def _values(column: pl.Series) -> str:
-    return ", ".join(sorted(map(str, column.drop_nulls().unique()))) or "unknown"
+    return ", ".join(map(str, column.drop_nulls().unique().sort())) or "unknown"
 
 
 def _facts(dataset: Dataset) -> dict[str, str]:
@@ -139,16 +136,15 @@ def _facts(dataset: Dataset) -> dict[str, str]:
     gpus = sorted(runs["gpu"].drop_nulls().unique(), key=gpu_order)
     recipes = study.overview_runs(runs)[recipe_labels.COLUMN]
     in_studies = runs[recipe_labels.COLUMN].drop_nulls().n_unique() - recipes.drop_nulls().n_unique()
-    start, end = (runs[name].drop_nulls().dt.strftime("%Y-%m-%d %H:%M").sort() for name in ("started", "ended"))
-    times = [*start.head(1), *end.tail(1)]
+    times = runs.select(pl.col("started").min(), pl.col("ended").max()).row(0)
     merged_at = str(metadata.get("merged_at"))[:16].replace("T", " ")
     return {
         "Workload": f"{_values(runs['workload'])}, model {_values(runs['model'])}",
         "GPUs": ", ".join(map(gpu_label, gpus)) or "none",
-        "Batch sizes": ", ".join(map(str, sorted(runs["batch"].drop_nulls().unique()))) or "none",
+        "Batch sizes": _values(runs["batch"]),
         "Recipes": _values(recipes) + (f", and {in_studies} more in studies" if in_studies else ""),
         "Sites": _values(runs["site"]),
-        "Time": " to ".join(times) + " UTC" if times else "unknown",
+        "Time": " to ".join(f"{time:%Y-%m-%d %H:%M}" for time in times if time) + " UTC" if any(times) else "unknown",
         "Merged": f"{merged_at} UTC from {', '.join(metadata.get('roots', []))}",
         "Software": str(metadata.get("producer")),
     }
@@ -200,7 +196,6 @@ def write_report(
     figures, missing = overview.draw(dataset, build.cells)
     all_figures = [figure for section in figures.values() for figure in section]
     exports = export.export(report.all_tables(), all_figures, formats, demonstration=bool(report.demonstration))
-    out.mkdir(parents=True, exist_ok=True)
     names = [PAGE, TEXT, CSV, *exports]
     if foreign := [name for name in names if name not in previous and (out / name).exists()]:
         raise UserError(f"{out} holds {_some(foreign)}, which no report wrote; move it away first.")
@@ -302,12 +297,9 @@ def _run_entries(dataset: Dataset, out: Path) -> list[dict[str, Any]]:
     """Return each run with a title, and its files as links relative to the page."""
     entries = []
     for run in dataset.runs.iter_rows(named=True):
-        links = [
-            {
-                "href": quote(os.path.relpath(path.resolve(), out.resolve()), safe="/="),
-                "text": str(path.relative_to(dataset.folder)),
-            }
+        links = {
+            quote(os.path.relpath(path.resolve(), out.resolve()), safe="/="): str(path.relative_to(dataset.folder))
             for path in dataset.files(run["run_id"])
-        ]
+        }
         entries.append({**run, "links": links, "title": base.run_title(run)})
     return entries

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
@@ -15,20 +14,11 @@ from analysis.units import gpu_label
 PAGE_BYTES = 24 * 2**20  # of all images on one page
 
 
-@dataclass(frozen=True, kw_only=True)
-class SampleGrid:
-    """The sample images of one run on the page."""
-
-    run_id: str
-    title: str
-    uri: str
-
-
-def embed(folder: Path, runs: pl.DataFrame, cell_keys: Sequence[str]) -> tuple[list[SampleGrid], str]:
-    """Return one grid per cell, of its first valid run, up to the page's size, and a note on what was left out."""
+def embed(folder: Path, runs: pl.DataFrame, cell_keys: Sequence[str]) -> tuple[list[dict[str, str]], str]:
+    """Return run_id, title and URI of a grid per cell, of its first valid run, and a note on those left out."""
     known = runs.filter(pl.col("sample_grid").is_not_null())
     valid = known.filter("valid").sort("seed", "run_id", nulls_last=True)
-    shown: list[SampleGrid] = []
+    shown: list[dict[str, str]] = []
     remaining, left_out = PAGE_BYTES, 0
     for row in valid.unique(cell_keys, keep="first", maintain_order=True).iter_rows(named=True):
         path = folder / row["sample_grid"]
@@ -39,7 +29,7 @@ def embed(folder: Path, runs: pl.DataFrame, cell_keys: Sequence[str]) -> tuple[l
         remaining -= len(content)
         uri = f"data:image/png;base64,{base64.b64encode(content).decode()}"
         title = f"{gpu_label(row['gpu'])}, batch {row['batch']}, {row['recipe']}, seed {row['seed'] or 0}"
-        shown.append(SampleGrid(run_id=row["run_id"], title=title, uri=uri))
+        shown.append({"run_id": row["run_id"], "title": title, "uri": uri})
     note = f"One valid run per recipe, GPU and batch; all {known.height} are in the dataset's {SAMPLE_GRIDS} folder."
     if left_out:
         note += f" {left_out} more are not on this page, which holds {PAGE_BYTES // 2**20} MiB of images."

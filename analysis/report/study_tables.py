@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import polars as pl
-
 from analysis import recipe_labels
 from analysis.stats import cells
 from analysis.stats.intervals import Gain
@@ -56,8 +54,7 @@ def recipe_comparison(build: TableBuilder) -> list[Table]:
     """Compare the recipes that ran outside a study with the baseline, or else the slowest."""
     rows = []
     keys = ["batch" if name == "requested_batch" else name for name in cells.RECIPE_COMPARISON_KEYS]
-    known = build.cells.filter(pl.col("images_per_s").is_not_null())
-    for group in known.partition_by(keys, maintain_order=True) if known.height else []:
+    for group in build.cells.drop_nulls("images_per_s").partition_by(keys, maintain_order=True):
         each = group.sort("images_per_s").to_dicts()
         base = next((cell for cell in each if cell["recipe"] == BASELINE), each[0])
         for cell in each:
@@ -86,7 +83,7 @@ def gain_text(gain: Gain | None, runs: int | None = None, reference: str | None 
         remarks += pairs
     remarks += [f"relative to {reference}"] if reference else []
     verdict = "tie" if gain.tie else ""
-    return Estimate(100 * gain.value, low, high, form=_signed, unit="%", remarks=remarks, verdict=verdict)
+    return Estimate(100 * gain.value, low, high, form="{:+.1f}".format, unit="%", remarks=remarks, verdict=verdict)
 
 
 def gain_over(study: Comparison, index: int, reference: int | None) -> Gain | None:
@@ -102,13 +99,9 @@ def _row(study: Comparison, index: int) -> list[str]:
         gains.insert(0, _gain_over_previous(study, index))
     metrics = [mean_text(step.summarise(name), name) for name in _METRICS]
     levers = "; ".join(filter(None, (_levers(step), step.failures))) or DASH
-    recipe = [_recipe(step)] if study.kind == LADDER else []
-    return [step.label, speed, *gains, *metrics, _parity(step), str(len(step.runs)), levers, *recipe]
-
-
-def _recipe(step: Step) -> str:
-    """Return the recipe's name as in the other tables, if any run of the step recorded it."""
-    return next((row[recipe_labels.COLUMN] for row in step.attempts if row.get(recipe_labels.COLUMN)), step.recipe)
+    row = [step.label, speed, *gains, *metrics, _parity(step), str(len(step.runs)), levers]
+    recorded = filter(None, (attempt.get(recipe_labels.COLUMN) for attempt in step.attempts))
+    return [*row, next(recorded, step.recipe)] if study.kind == LADDER else row
 
 
 def _gain_over_previous(study: Comparison, index: int) -> str:
@@ -119,10 +112,6 @@ def _gain_over_previous(study: Comparison, index: int) -> str:
         return DASH
     reference = None if previous == index - 1 else study.steps[previous].label
     return gain_text(gain_over(study, index, previous), len(step.runs), reference)
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.1f}"
 
 
 def _parity(step: Step) -> str:
@@ -176,24 +165,15 @@ def _note(study: Comparison) -> str:
     if far := [step.label for step in study.steps if step.parity_exceeded]:
         notes.append(f"Parity error out of tolerance, so not the same computation: {', '.join(far)}.")
     if runs and all(row["batch_requested"] for row in runs):
-        batches = [
-            f"{step.label} {'/'.join(map(str, sorted({row['batch'] for row in step.runs})))}"
-            for step in study.steps
-            if step.runs
-        ]
-        notes.append(f"Batch sizes found by search (batch=auto): {', '.join(batches)}.")
-    reasons = {
-        f"{step.label}: {row['parity_unavailable']}"
-        for step in study.steps
-        for row in step.runs
-        if row["parity_unavailable"]
-    }
-    if reasons:
-        notes.append(f"Parity unavailable for {'; '.join(sorted(reasons))}.")
+        batches = {step.label: sorted({row["batch"] for row in step.runs}) for step in study.steps if step.runs}
+        sizes = ", ".join(f"{label} {'/'.join(map(str, values))}" for label, values in batches.items())
+        notes.append(f"Batch sizes found by search (batch=auto): {sizes}.")
+    unavailable = {(step.label, row["parity_unavailable"]) for step in study.steps for row in step.runs}
+    if reasons := sorted(f"{label}: {reason}" for label, reason in unavailable if reason):
+        notes.append(f"Parity unavailable for {'; '.join(reasons)}.")
     if study.differences:
         notes.append(f"The runs differ in: {study.differences}.")
     if study.unmatched_runs:
-        notes.append(
-            f"{pluralize(study.unmatched_runs, 'run')} of this study with a recipe that is not one of its steps."
-        )
+        count = pluralize(study.unmatched_runs, "run")
+        notes.append(f"{count} of this study with a recipe that is not one of its steps.")
     return " ".join(notes)

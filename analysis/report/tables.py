@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from inpaint_bench.core.console import pluralize
 from .estimate import Estimate
 
 DASH = "\u2013"  # an empty cell
+NUMBER = re.compile(r"([+-]?)([\d,]+(?:\.\d+)?)(?:e([+-]?)0*(\d+))?")  # as tables print it: sign, digits, power
 PARENTHESES = (
     "In parentheses: the 95 % confidence interval of the mean, or with fewer than three runs or cards their range."
 )
@@ -75,9 +77,9 @@ class TableBuilder:
         return bool((self.cells["n"] == 1).all())
 
     def table(self, id: str, title: str, columns: list[str], rows: list[list[str]], **options: Any) -> Table:
-        """Make a table; the headings decide which columns are text."""
+        """Make a table. Columns whose cells are not all numbers are text."""
         title = f"Demonstration: {title}" if self.demonstration else title
-        text_columns = frozenset(index for index, name in enumerate(columns) if name in _TEXT_COLUMNS)
+        text_columns = frozenset(i for i, cells in enumerate(zip(*rows, strict=True)) if not _is_numeric(cells))
         return Table(id=id, title=title, columns=columns, rows=rows, text_columns=text_columns, **options)
 
     def heading(self, metric: str) -> str:
@@ -86,12 +88,8 @@ class TableBuilder:
 
     def note(self, *sentences: str) -> str:
         """Return these sentences, and those about what the cells mix and which recipes are in other tables."""
-        of_cells = [
-            aggregate.differences_note(self.cells),
-            aggregate.searched_batch_note(self.cells),
-            self.study_note(),
-        ]
-        return " ".join(filter(None, [*sentences, *of_cells]))
+        of_cells = (aggregate.differences_note(self.cells), aggregate.searched_batch_note(self.cells))
+        return " ".join(filter(None, [*sentences, *of_cells, self.study_note()]))
 
     def study_note(self) -> str:
         """Return the sentence about recipes that ran in studies only."""
@@ -128,8 +126,7 @@ class TableBuilder:
     def energy(self) -> Table:
         """Return power, energy, efficiency and temperature of every cell."""
         metrics = "power_w joules_per_image images_per_s_per_w steps_per_s_per_w energy_ratio temp_gpu_c_mean"
-        note = "Power is energy divided by time, for the whole GPU board. Steps/s/W falls with the batch size by "
-        note += "definition."
+        note = "Power is energy divided by time, for the GPU board. Steps/s/W falls with batch size by definition."
         return self._summary("energy", "Power, energy and temperature", metrics.split(), note)
 
     def memory(self) -> Table:
@@ -160,26 +157,27 @@ class TableBuilder:
 
     def excluded(self) -> Table:
         """Return failed, unfinished and invalid runs, each with the reason."""
-        excluded = self.runs.filter(~pl.col("valid"))
+        excluded = self.runs.filter(~pl.col("valid")).to_dicts()
         rows = []
-        for row in excluded.iter_rows(named=True):
+        for row in excluded:
             keys = [row["run_id"], row["point"] or DASH, row["site"], gpu_label(row["gpu"]), str(row["batch"] or DASH)]
             message = textwrap.shorten(row["message"] or "", MAX_MESSAGE, placeholder=" \u2026")
             rows.append([*keys, row["invalid_reason"] or DASH, message])
         columns = ["Run", "Point", "Site", "GPU", "Batch", "Reason", "Message"]
-        muted = frozenset(i for i, row in enumerate(excluded.iter_rows(named=True)) if is_unavailable(row))
-        shortened = (excluded["message"].str.len_chars() > MAX_MESSAGE).any()
+        muted = frozenset(i for i, row in enumerate(excluded) if is_unavailable(row))
+        shortened = any(len(row["message"] or "") > MAX_MESSAGE for row in excluded)
         note = "Messages that end with \u2026 are complete in runs.csv." if shortened else ""
         return self.table("excluded", "Excluded runs", columns, rows, run_column=0, muted_rows=muted, note=note)
 
     def gpu_ratios(self, published: Sequence[aggregate.Ratio] = ()) -> Table:
         """Return how much faster each GPU is than the slower ones, and after these the published ratios."""
-        groups = (
-            self.cells.partition_by(aggregate.GPU_COMPARISON_KEYS, maintain_order=True) if self.cells.height else []
-        )
+        groups = self.cells.partition_by(aggregate.GPU_COMPARISON_KEYS, maintain_order=True)
         measured = [ratio for group in groups for ratio in aggregate.ratios(group, "images_per_s")]
-        rows = [[f"{ratio.fast} / {ratio.slow}", ratio.text, _by_batch(ratio)] for ratio in measured]
-        rows += [[f"{ratio.fast} / {ratio.slow} (published)", ratio.text, _by_batch(ratio)] for ratio in published]
+        rows = [
+            [f"{ratio.fast} / {ratio.slow}{source}", ratio.text, _by_batch(ratio)]
+            for source, ratios in (("", measured), (" (published)", published))
+            for ratio in ratios
+        ]
         method = (
             "By batch: ratio of geometric means (95 % confidence interval; none with fewer than three runs, or cards "
             "if several were used, on either side). Tie: the interval contains 1. One card says nothing about others."
@@ -199,12 +197,9 @@ class TableBuilder:
             choices = [text for choice in (decision.fastest, decision.cheapest) for text in _choice(choice)]
             recommended = str(decision.fastest.smallest) if decision.fastest else DASH
             memory = [str(batch or DASH) for batch in (decision.largest_completed, decision.smallest_oom)]
-            following = (
-                f"{decision.next_run} ({decision.next_run_reason})"
-                if decision.next_run
-                else f"none: {decision.next_run_reason}"
-            )
-            rows.append([decision.series, recommended, *choices, *memory, following])
+            suggested, reason = decision.next_run, decision.next_run_reason
+            suggestion = f"{suggested} ({reason})" if suggested else f"none: {reason}"
+            rows.append([decision.series, recommended, *choices, *memory, suggestion])
         rows.sort(key=lambda row: gpu_order(row[0]))
         columns = ["GPU", "Recommended", "Fastest", "Images/s", "Ties (speed)", "Least energy", "J/image"]
         columns += ["Ties (energy)", "Largest completed", "Smallest out of memory", "Suggested run"]
@@ -238,16 +233,12 @@ class TableBuilder:
             for key, batches in sorted(suggestions.items(), key=lambda item: (item[0][0], gpu_order(item[0][1])))
         ]
         columns = ["Class", "GPU", "Site", "Recipe", "Batches", "Runs", "Suggestion"]
-        note = (
-            "Overrides for a launch command, or Slurm options where they begin with two dashes; no gain is guaranteed."
-        )
+        note = "Overrides for a launch command, or Slurm options if they begin with two dashes; no gain is guaranteed."
         return [classes, self.table("advice", "Suggested changes", columns, advised, note=note)]
 
     def training_quality(self) -> list[Table]:
         """Return validation losses and quality metrics of valid runs per cell, if any run has them."""
-        known = self.runs.filter(
-            pl.col("valid") & (pl.col("validation").is_not_null() | pl.col("quality_metrics").is_not_null())
-        )
+        known = self.runs.filter("valid", pl.coalesce("validation", "quality_metrics").is_not_null())
         if known.is_empty():
             return []
         # Losses on other images, or after another number of steps, are not comparable.
@@ -262,26 +253,23 @@ class TableBuilder:
             keys = [gpu_label(first["gpu"]), str(first["batch"]), first["recipe"], first["site"]]
             keys += [(first["data_identity"] or "unknown")[:8]] if several else []
             losses = [_loss(cell, when) for when in ("first", "last")]
-            rows.append(
-                [*keys, str(cell.height), *losses, *(_metric([m.get(name) for m in metrics]) for name in names)]
-            )
+            means = [_metric([metric.get(name) for metric in metrics]) for name in names]
+            rows.append([*keys, str(cell.height), *losses, *means])
         columns = ["GPU", "Batch", "Recipe", "Site", *(["Data set"] if several else []), "n"]
         columns += ["Validation loss, first", "last", *names]
-        note = (
-            "Mean (min\u2013max) over n runs; [images per run] after a metric. Validation uses fixed images, noise and "
-        )
-        note += "timesteps, so its losses are comparable between recipes" + (" on one data set." if several else ".")
+        note = "Mean (min\u2013max) over n runs; [images per run] after a metric. Validation uses fixed images, noise "
+        note += f"and timesteps, so its losses are comparable between recipes{' on one data set' if several else ''}."
         return [self.table("training-quality", "Training quality", columns, rows, note=note)]
 
     def skipped_images(self) -> Table:
         """Return the images that the data source skipped, each once, with the reason."""
         known = self.runs.filter(pl.col("images_skipped") > 0)
-        images = {
-            (row["site"] or DASH, image["file"], image["reason"]): None
+        images = [
+            (row["site"] or DASH, image["file"], image["reason"])
             for row in known.iter_rows(named=True)
             for image in json.loads(row["skipped_images"] or "[]")
-        }
-        rows = [list(image) for image in images][:MAX_SKIPPED_IMAGES]
+        ]
+        rows = [list(image) for image in dict.fromkeys(images)][:MAX_SKIPPED_IMAGES]
         most = max(known["images_skipped"], default=0)
         note = f"{len(rows)} listed; the run that skipped most skipped {most:,}." if rows else ""
         return self.table("skipped-images", "Skipped images", ["Site", "File", "Reason"], rows, note=note)
@@ -304,16 +292,10 @@ class TableBuilder:
 
 
 _HEADINGS = {"resolution_px": "Resolution [px]", "gpus": "GPUs", "comparability_key": "GPU name, driver, power"}
-_TEXT_COLUMNS = frozenset(
-    name
-    for names in (
-        "Run|Point|Site|GPU|Recipe|Status|Valid|Telemetry|Reason|Message|Kind|Path|File",
-        "Node|GPU name|Driver|torch|CUDA|Precision|Model|Workload|Demonstration",
-        "Ties (speed)|Ties (energy)|Suggested run|Class|Evidence|Runner-up|Batches|Suggestion|Levers",
-        "Pair|By batch|Reference|Change of images/s|Step|Lever|Lever check|Metric|Claim|Its data|Explanation",
-    )
-    for name in names.split("|")
-)
+
+
+def _is_numeric(cells: Sequence[str]) -> bool:
+    return any(isinstance(c, Estimate) for c in cells) or all(c == DASH or NUMBER.fullmatch(c) for c in cells)
 
 
 def mean_text(row: dict[str, Any], metric: str) -> str:

@@ -20,7 +20,7 @@ MAX_FILE_NAME = 120  # characters; with a hash and the suffix a name has to stay
 LABEL_PX = 230  # longest label beside a row; a longer one ends in an ellipsis
 MAX_EXCESS = 0.6  # an axis reaches at most this share beyond the means to show their intervals
 HAS_RANGE = pl.col("low").is_null() & (pl.col("least") < pl.col("most"))  # too few runs for an interval, which differ
-ARROW_NOTE = "Arrows mark intervals that extend beyond the axis."
+CUT_NOTE = "Intervals that extend beyond the axis are cut off."
 Row = dict[str, Any]
 Spec = dict[str, Any]  # Vega-Lite, with the data of its marks
 Limits = tuple[float, float]
@@ -97,11 +97,9 @@ def legend_columns(names: list[str]) -> int:
 
 def gpu_colours(cells: pl.DataFrame) -> dict[str, str]:
     """Return the colour of each GPU's first series, for figures that have a colour per GPU."""
-    first = cells.unique("series", keep="first", maintain_order=True)["gpu"].to_list()
-    colours: dict[str, str] = {}
-    for index, gpu in enumerate(first):
-        colours.setdefault(gpu, svg.SERIES[index % len(svg.SERIES)])
-    return colours
+    first = cells.unique("series", keep="first", maintain_order=True).with_row_index("index")
+    pairs = first.unique("gpu", keep="first", maintain_order=True).select("gpu", "index").iter_rows()
+    return {gpu: svg.SERIES[index % len(svg.SERIES)] for gpu, index in pairs}
 
 
 def run_title(run: Row) -> str:
@@ -129,7 +127,7 @@ def axis_limits(means: Iterable[float], ends: Iterable[float], *, zero: bool) ->
     """Return the ends of an axis that shows all means, and their intervals unless these dwarf the means.
 
     `ends` are the ends of the intervals: with few degrees of freedom they can be many times the differences between
-    the means. What does not fit is cut off and marked by `whiskers`.
+    the means. What does not fit is cut off.
     """
     means, ends = list(means), list(ends)
     low, high = min(means), max(means)
@@ -157,27 +155,17 @@ def layer(*charts: alt.Chart) -> alt.LayerChart:
     return alt.layer(*(c for c in charts if not (isinstance(c.data, pl.DataFrame) and c.data.is_empty())))
 
 
-def whiskers(rows: pl.DataFrame, limits: Limits, *channels: Any, axis: str = "y", **mark: Any) -> list[alt.Chart]:
-    """Return the layers of all intervals: bars from `low` to `high` with caps, or an arrow where one is cut off.
+def whiskers(rows: pl.DataFrame, *channels: Any, axis: str = "y", **mark: Any) -> list[alt.Chart]:
+    """Return the layers of all intervals: bars from `low` to `high` with caps, cut off where the axis ends.
 
     Rows without an interval get a thin bar without caps from `least` to `most` of their runs. `axis` is the one of
     the values, `channels` are the other encodings, `mark` applies to every mark.
     """
-    bottom, top = limits
-    arrows = ("triangle-down", "triangle-up") if axis == "y" else ("triangle-left", "triangle-right")
     cap = {"orient": "horizontal" if axis == "y" else "vertical", "size": 8, "thickness": 1.4, "opacity": 1, **mark}
     intervals = rows.drop_nulls("low")
-    shown = intervals.with_columns(pl.col("low").clip(lower_bound=bottom), pl.col("high").clip(upper_bound=top))
-
     layers = []
-    for data, width, start, end in ((rows.filter(HAS_RANGE), 1, "least", "most"), (shown, 1.4, "low", "high")):
-        values = {axis: f"{start}:Q", f"{axis}2": f"{end}:Q"}
-        bars = alt.Chart(data).mark_rule(strokeWidth=width, opacity=0.8, **mark)
-        layers.append(bars.encode(*channels, **values))
-    for end, arrow in zip(("low", "high"), arrows, strict=True):
-        cut = intervals[end] != shown[end]
-        value = {axis: f"{end}:Q"}
-        layers.append(alt.Chart(shown.filter(~cut)).mark_tick(**cap).encode(*channels, **value))
-        head = {"shape": arrow, "filled": True, "size": 60, "opacity": 1, **mark}
-        layers.append(alt.Chart(shown.filter(cut)).mark_point(**head).encode(*channels, **value))
-    return layers
+    for data, width, start, end in ((rows.filter(HAS_RANGE), 1, "least", "most"), (intervals, 1.4, "low", "high")):
+        bars = alt.Chart(data).mark_rule(strokeWidth=width, opacity=0.8, clip=True, **mark)
+        layers.append(bars.encode(*channels, **{axis: f"{start}:Q", f"{axis}2": f"{end}:Q"}))
+    caps = alt.Chart(intervals).mark_tick(clip=True, **cap)
+    return [*layers, *(caps.encode(*channels, **{axis: f"{end}:Q"}) for end in ("low", "high"))]

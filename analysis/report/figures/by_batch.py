@@ -14,13 +14,12 @@ from analysis.units import METRICS, runtime_heading
 from inpaint_bench.core.console import pluralize
 
 from . import base, svg
-from .base import Figure, Limits, Row
+from .base import Figure, Limits
 
 _SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "stroke"]
 _CROSS = "M-1,-1L1,1M-1,1L1,-1"  # an SVG path
 SPREAD_PX = 20  # series of one batch are drawn side by side over this width, so that no interval hides another
 _POSTER_RECIPES = ["baseline", "poster_baseline"]
-MAX_MIX_NOTE = 200  # characters; the cells of a longer list are named below the tables only
 
 
 class _Plot(NamedTuple):
@@ -59,35 +58,23 @@ _PLOTS = (
 def draw(cells: pl.DataFrame, runs: pl.DataFrame) -> list[Figure]:
     """Draw every metric that was measured. `runs` includes failed ones: they show which batches ran out of memory."""
     cells, omitted = _limit_series(cells)
-    return [_draw(plot, shown, runs, omitted) for plot in _PLOTS if (shown := _known(cells, plot.metric)).height]
-
-
-def _known(cells: pl.DataFrame, metric: str) -> pl.DataFrame:
-    return cells.filter(pl.col(metric).is_not_null())
+    known = [(plot, cells.drop_nulls(plot.metric)) for plot in _PLOTS]
+    return [_draw(plot, shown, runs, omitted) for plot, shown in known if shown.height]
 
 
 def _draw(plot: _Plot, cells: pl.DataFrame, runs: pl.DataFrame, omitted: str) -> Figure:
-    metric = plot.metric
-    measured = cells.select(
-        "series",
-        "batch",
-        n=f"{metric}_n",
-        value=metric,
-        low=f"{metric}_low",
-        high=f"{metric}_high",
-        least=f"{metric}_min",
-        most=f"{metric}_max",
-    )
-    bars = plot.kind == "bars"
+    metric, bars = plot.metric, plot.kind == "bars"
+    ends = {"n": "n", "low": "low", "high": "high", "least": "min", "most": "max"}
+    measured = cells.select("series", "batch", value=metric, **{name: f"{metric}_{end}" for name, end in ends.items()})
     poster = _published(cells, metric, bars=bars)
     heading = runtime_heading(runs) if metric == "runtime_h" else METRICS[metric].heading
     limits = _limits(plot, measured, poster)
     y = alt.Y("value:Q").title(heading).scale(domain=limits, zero=False, nice=False)
     memory_note = ""
     if metric == "images_per_s":
-        chart, memory_note = _with_memory_limits(measured, poster, y, limits, _memory_limits(cells, runs))
+        chart, memory_note = _with_memory_limits(measured, poster, y, _memory_limits(cells, runs))
     else:
-        chart = _bars(measured, poster, y, limits) if bars else _lines(measured, poster, y, limits)
+        chart = _bars(measured, poster, y) if bars else _lines(measured, poster, y)
     run_ids = base.run_ids_of(cells)
     caption = [plot.caption, memory_note, interval_note(measured, limits), base.n_note(run_ids, cells.height)]
     caption += [omitted, _mix_note(cells), recipe_labels.legend_text(cells)]
@@ -101,29 +88,24 @@ def _subtitle(measured: pl.DataFrame, poster: pl.DataFrame, *, bars: bool) -> st
 
 
 def _mix_note(cells: pl.DataFrame) -> str:
-    """Return the sentence about cells whose runs differ in more than the seed; it names them if they are few."""
-    note, mixed = aggregate.differences_note(cells), cells.filter(pl.col("differences") != "")
-    if len(note) <= MAX_MIX_NOTE:
-        return note
+    """Return the sentence about cells whose runs differ in more than the seed."""
+    mixed = cells.filter(pl.col("differences") != "")
     kinds = {part.split(" ", 1)[1] for differences in mixed["differences"] for part in differences.split(", ")}
-    return f"{pluralize(mixed.height, 'cell')} mix {', '.join(sorted(kinds))}; the tables name them."
+    count = pluralize(mixed.height, "cell")
+    return f"Runs differ within {count} ({', '.join(sorted(kinds))}): see the tables." if kinds else ""
 
 
 def interval_note(rows: pl.DataFrame, limits: Limits) -> str:
     """Return the sentence that says what the whiskers of these rows are."""
     if (rows["n"] == 1).all():
         return "One run per cell: no intervals."
-    interval, spans = rows["low"].is_not_null().any(), rows.select(base.HAS_RANGE.any()).item()
-    if not interval and not spans:
-        return "The runs of each cell agree to the last digit: no whiskers."
-    note = ""
-    if interval:
-        note = "Whiskers with caps: 95 % confidence interval of the mean (over cards if several, else over runs)"
-    if spans:
-        note += "; without" if note else "Whiskers without"
-        note += " caps: range of the runs where there are too few for an interval"
-    note += "; no whisker: a single run." if (rows["n"] == 1).any() else "."
-    return f"{note} {base.ARROW_NOTE}" if base.is_cut(rows, limits) else note
+    notes = []
+    if rows["low"].is_not_null().any():
+        notes.append("Whiskers with caps: 95 % confidence interval of the mean (over cards if several were used).")
+    if rows.select(base.HAS_RANGE.any()).item():
+        notes.append("Whiskers without caps: range of the runs where there are too few for an interval.")
+    notes += ["No whisker: a single run."] if (rows["n"] == 1).any() else []
+    return " ".join([*notes, base.CUT_NOTE] if base.is_cut(rows, limits) else notes)
 
 
 def _limit_series(cells: pl.DataFrame) -> tuple[pl.DataFrame, str]:
@@ -181,7 +163,7 @@ def _batches(*columns: pl.Series) -> list[int]:
     return sorted({batch for column in columns for batch in column.drop_nulls()})
 
 
-def _bars(measured: pl.DataFrame, poster: pl.DataFrame, y: alt.Y, limits: Limits) -> alt.LayerChart:
+def _bars(measured: pl.DataFrame, poster: pl.DataFrame, y: alt.Y) -> alt.LayerChart:
     series = _series(measured)
     batches = _batches(measured["batch"], poster["batch"])
     x = alt.X("batch:O").title("Batch size").sort(batches).scale(paddingInner=0.25)
@@ -189,12 +171,10 @@ def _bars(measured: pl.DataFrame, poster: pl.DataFrame, y: alt.Y, limits: Limits
     bars = alt.Chart(measured).mark_bar(opacity=0.9, cornerRadiusEnd=2).encode(x, offset, y, base.colour(series))
     outline = {"filled": False, "stroke": svg.TEXT, "strokeDash": [3, 2], "strokeWidth": 1.2}
     outlines = alt.Chart(poster).mark_bar(**outline).encode(x, offset, y)
-    return base.layer(bars, outlines, *base.whiskers(measured, limits, x, offset, color=svg.TEXT))
+    return base.layer(bars, outlines, *base.whiskers(measured, x, offset, color=svg.TEXT))
 
 
-def _lines(
-    measured: pl.DataFrame, poster: pl.DataFrame, y: alt.Y, limits: Limits, x: alt.X | None = None
-) -> alt.LayerChart:
+def _lines(measured: pl.DataFrame, poster: pl.DataFrame, y: alt.Y, x: alt.X | None = None) -> alt.LayerChart:
     series = _series(measured)
     x = x or _batch_axis("batch", _batches(measured["batch"], poster["batch"]))
     colour = base.colour(series)
@@ -208,7 +188,7 @@ def _lines(
         rows = measured.filter(pl.col("series") == name)
         shift: dict[str, Any] = {"xOffset": step_px * (index - (len(series) - 1) / 2)}
         layers.append(alt.Chart(rows).mark_line(strokeWidth=2, **shift).encode(x, y, colour))
-        layers += base.whiskers(rows, limits, x, colour, **shift)
+        layers += base.whiskers(rows, x, colour, **shift)
         layers.append(alt.Chart(rows).mark_point(filled=True, size=60, opacity=1, **shift).encode(x, y, colour, shape))
     return base.layer(*layers)
 
@@ -223,24 +203,22 @@ def _batch_axis(field: str, batches: list[int]) -> alt.X:
 
 def _memory_limits(cells: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
     """Return (series, fits, oom): the largest batch that completed and the smallest that ran out of GPU memory."""
-    rows: list[Row] = []
-    for cell in cells.unique("series", keep="first", maintain_order=True).to_dicts():
-        fits, oom = best_batch.memory_limit(cell, runs)
-        rows.append({"series": cell["series"], "fits": fits, "oom": oom})
-    return pl.DataFrame(rows, schema={"series": pl.String, "fits": pl.Int64, "oom": pl.Int64})
+    each = cells.unique("series", keep="first", maintain_order=True).to_dicts()
+    rows = [(cell["series"], *best_batch.memory_limit(cell, runs)) for cell in each]
+    return pl.DataFrame(rows, schema={"series": pl.String, "fits": pl.Int64, "oom": pl.Int64}, orient="row")
 
 
 def _with_memory_limits(
-    measured: pl.DataFrame, poster: pl.DataFrame, y: alt.Y, limits: Limits, memory: pl.DataFrame
+    measured: pl.DataFrame, poster: pl.DataFrame, y: alt.Y, memory: pl.DataFrame
 ) -> tuple[alt.TopLevelMixin, str]:
     """Return the curves over a strip that shows where memory ends, or alone if it never did; and the sentence."""
     if memory["oom"].is_null().all():
         largest = max(memory["fits"].drop_nulls(), default=None)
         note = f"No run exceeded GPU memory, up to batch {largest}." if largest else ""
-        return _lines(measured, poster, y, limits), note
+        return _lines(measured, poster, y), note
     batches = _batches(measured["batch"], poster["batch"], memory["fits"], memory["oom"])
     bare = _batch_axis("batch", batches).title(None).axis(values=batches, labels=False, ticks=False)
-    curves = _lines(measured, poster, y, limits, bare)
+    curves = _lines(measured, poster, y, bare)
     row = alt.Y("series:N").sort(_series(memory)).title("Memory").axis(labels=False)
     colour = base.colour(_series(measured)).legend(None)  # the curves' scale, so that there is one legend
     fits, oom = _batch_axis("fits", batches), _batch_axis("oom", batches)

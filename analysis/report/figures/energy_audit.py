@@ -36,8 +36,8 @@ def draw(runs: pl.DataFrame) -> Figure | str:
         "" if rows["valid"].all() else "Hollow: invalid run.",
         f"n = {pluralize(rows.height, 'run')}.",
     ]
-    title, subtitle = "Energy audit", "Counter divided by integral of sampled power, over mean power per GPU"
-    return base.figure("fig-energy-audit", title, subtitle, caption, _chart(rows), rows["run_id"])
+    subtitle = "Counter divided by integral of sampled power, over mean power per GPU"
+    return base.figure("fig-energy-audit", "Energy audit", subtitle, caption, _chart(rows), rows["run_id"])
 
 
 def _chart(rows: pl.DataFrame) -> alt.LayerChart:
@@ -45,21 +45,22 @@ def _chart(rows: pl.DataFrame) -> alt.LayerChart:
     least, most = min(rows["power_w"]), max(rows["power_w"])
     margin = max(0.08 * (most - least), 0.02 * most)
     domain = [max(0, least - margin), most + margin]
-    x = alt.X("power_w:Q").title("Mean power per GPU [W]").scale(domain=domain, nice=False, zero=False)
+    x = alt.X("power_w:Q").title("Mean power per GPU [W]").axis(tickCount=6)
+    x = x.scale(domain=domain, nice=False, zero=False)
     y = alt.Y("ratio:Q").title("Counter / integral").scale(domain=[1 - far, 1 + far], nice=False, zero=False)
     colour = base.colour(sorted(rows["gpu"].unique(), key=gpu_order), "gpu")
-    low, high = 1 - MAX_COUNTER_DEVIATION, 1 + MAX_COUNTER_DEVIATION
+    low, high = alt.datum(1 - MAX_COUNTER_DEVIATION), alt.datum(1 + MAX_COUNTER_DEVIATION)
     line = alt.Chart(alt.InlineData(values=[{}])).mark_rule(color=svg.MUTED)
     limits = line.mark_rule(color=svg.MUTED, strokeDash=[4, 3])
     label = line.mark_text(align="right", dx=-3, dy=-6, x="width", color=svg.MUTED)
     filled = alt.Chart(rows.filter("valid")).mark_point(filled=True, size=45, opacity=0.65)
     hollow = alt.Chart(rows.filter(~pl.col("valid"))).mark_point(filled=False, size=55, strokeWidth=1.5, opacity=1)
     return base.layer(
-        line.mark_rect(color=svg.MUTED, opacity=0.1).encode(y=alt.datum(low), y2=alt.datum(high)),
+        line.mark_rect(color=svg.MUTED, opacity=0.1).encode(y=low, y2=high),
         line.encode(y=alt.datum(1)),
-        limits.encode(y=alt.datum(low)),
-        limits.encode(y=alt.datum(high)),
-        label.encode(y=alt.datum(high), text=alt.value(f"limit: {_LIMIT}")),
+        limits.encode(y=low),
+        limits.encode(y=high),
+        label.encode(y=high, text=alt.value(f"limit: {_LIMIT}")),
         filled.encode(x, y, colour),
         hollow.encode(x, y, colour),
     )

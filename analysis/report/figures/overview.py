@@ -31,10 +31,8 @@ def draw(dataset: Dataset, cells: pl.DataFrame) -> tuple[dict[str, list[Figure]]
         "study_timelines": [figure for figure in timelines if study_runs.intersection(figure.run_ids)],
     }
     prefix = "Demonstration: " if runs["demonstration"].any() else ""
-    return {
-        section: [replace(figure, title=prefix + figure.title) for figure in figures]
-        for section, figures in sections.items()
-    }, missing
+    marked = {name: [replace(f, title=prefix + f.title) for f in figures] for name, figures in sections.items()}
+    return marked, missing
 
 
 def overview(dataset: Dataset, cells: pl.DataFrame) -> tuple[list[Figure], list[str]]:
@@ -43,13 +41,12 @@ def overview(dataset: Dataset, cells: pl.DataFrame) -> tuple[list[Figure], list[
     all_cells = aggregate.build_cells(runs)  # figures that compare every cell with every other include those of studies
     if all_cells.is_empty():
         return [], []
-    results: list[Figure | str | list[Figure]] = [
-        by_batch.draw(cells, runs),
-        pareto.draw(all_cells),
+    results = [
+        *by_batch.draw(cells, runs),
+        *([energy] if isinstance(energy := pareto.draw(all_cells), str) else energy),
         step_time.draw(dataset, cells),
         variation.draw(all_cells, runs),
         energy_audit.draw(runs),
         roofline.draw(runs),
     ]
-    drawn = [result if isinstance(result, list) else [result] for result in results if not isinstance(result, str)]
-    return [figure for figures in drawn for figure in figures], [text for text in results if isinstance(text, str)]
+    return [item for item in results if isinstance(item, Figure)], [item for item in results if isinstance(item, str)]

@@ -12,7 +12,6 @@ from analysis.units import METRICS, gpu_label, number
 from . import base, svg
 from .base import Figure, Limits, Row
 
-MAX_FIGURES = 3  # workloads, models and resolutions drawn; the tables have the rest
 MAX_LABELS = 24  # cells up to which those off the frontier have their batch size as label, too
 MAX_NAMED = 6  # cells of the frontier that the caption names
 _X, _Y = "images_per_s", "joules_per_image"
@@ -25,7 +24,7 @@ def draw(cells: pl.DataFrame) -> list[Figure] | str:
     """Draw a figure per kind of work, largest first; return the reason if no cell has both metrics."""
     kinds = cells.drop_nulls([_X, _Y]).partition_by(aggregate.WORK_KEYS, maintain_order=True)
     kinds.sort(key=lambda kind: -kind.height)
-    return [_figure(kind, index, len(kinds)) for index, kind in enumerate(kinds[:MAX_FIGURES])] or ABSENT
+    return [_figure(kind, index, len(kinds)) for index, kind in enumerate(kinds)] or ABSENT
 
 
 def frontier(cells: pl.DataFrame) -> pl.DataFrame:
@@ -50,7 +49,7 @@ def _figure(cells: pl.DataFrame, index: int, kinds: int) -> Figure:
     poster = _published(first["workload"])
     if field == "gpu":
         names += [name for name in poster["key"].unique(maintain_order=True) if name not in names]
-    else:  # the colours are recipes or sites, to which the poster's points do not belong
+    else:  # the colours are recipes, to which the poster's points do not belong
         poster = poster.filter(pl.col("key") == gpu_label(first["gpu"])).with_columns(key=pl.lit(None, pl.String))
     title = "Throughput against energy"
     if kinds > 1:
@@ -58,10 +57,9 @@ def _figure(cells: pl.DataFrame, index: int, kinds: int) -> Figure:
     run_ids = base.run_ids_of(cells)
     caption = [
         _frontier_note(best),
-        "The frontier is one of the means; lighter points: another cell is at least as fast with less energy.",
+        "The frontier compares means. Lighter points: another cell is at least as fast and uses less energy.",
         "Hollow: published." if poster.height else "",
         "The axes do not start at zero.",
-        f"Of {kinds} kinds of work the {MAX_FIGURES} with the most cells." if kinds > MAX_FIGURES and not index else "",
         base.n_note(run_ids, cells.height),
         recipe_labels.legend_text(cells),
     ]
@@ -71,12 +69,9 @@ def _figure(cells: pl.DataFrame, index: int, kinds: int) -> Figure:
 
 
 def _colour_key(cells: pl.DataFrame, best: pl.DataFrame) -> tuple[str, list[str]]:
-    """Return the column that sets the colour, and its values: GPUs if there are several, else recipes, else sites."""
-    one_recipe, one_site = cells["recipe"].n_unique() == 1, cells["site"].n_unique() == 1
-    if cells["gpu"].n_unique() > 1 or (one_recipe and one_site):
+    """Return the column that sets the colour, and its values: recipes if there are several on one GPU, else GPUs."""
+    if cells["gpu"].n_unique() > 1 or cells["recipe"].n_unique() == 1:
         return "gpu", [gpu_label(gpu) for gpu in cells["gpu"].unique(maintain_order=True)]
-    if one_recipe:
-        return "site", cells["site"].unique(maintain_order=True).to_list()
     fastest_first = pl.concat([best.reverse(), cells.sort(_X, descending=True)])[recipe_labels.COLUMN]
     names = [str(recipe) for recipe in fastest_first.unique(maintain_order=True)]
     return recipe_labels.COLUMN, names if len(names) <= len(svg.SERIES) else [*names[: len(svg.SERIES) - 1], OTHERS]
@@ -84,12 +79,9 @@ def _colour_key(cells: pl.DataFrame, best: pl.DataFrame) -> tuple[str, list[str]
 
 def _published(workload: str | None) -> pl.DataFrame:
     """Return the poster's points (key, batch, images/s, J/image), of every GPU with both; none for other workloads."""
-    values = published.shown().filter(pl.lit(workload == published.WORKLOAD))
-    x, y = (
-        values.filter(pl.col("metric") == metric).select("gpu", "batch", pl.col("value").alias(metric))
-        for metric in (_X, _Y)
-    )
-    points = x.join(y, on=["gpu", "batch"], maintain_order="left")
+    values = published.shown().filter(pl.col("metric").is_in([_X, _Y]))
+    points = values.pivot("metric", index=["gpu", "batch"], values="value").drop_nulls()
+    points = points.filter(pl.lit(workload == published.WORKLOAD))
     return points.select("batch", _X, _Y, key=pl.col("gpu").map_elements(gpu_label, pl.String))
 
 
@@ -104,14 +96,11 @@ def _frontier_note(best: pl.DataFrame) -> str:
 
 def _chart(rows: pl.DataFrame, poster: pl.DataFrame, names: list[str]) -> alt.LayerChart:
     limits_x, limits_y = (_limits([*rows[column], *poster[column]]) for column in (_X, _Y))
-    x, y = (
-        alt.X(f"{_X}:Q").title(METRICS[_X].heading).scale(domain=limits_x, nice=False, zero=False),
-        alt.Y(f"{_Y}:Q").title(METRICS[_Y].heading).scale(domain=limits_y, nice=False, zero=False),
-    )
+    x = alt.X(f"{_X}:Q").title(METRICS[_X].heading).scale(domain=limits_x, nice=False, zero=False).axis(tickCount=6)
+    y = alt.Y(f"{_Y}:Q").title(METRICS[_Y].heading).scale(domain=limits_y, nice=False, zero=False)
     colour = base.colour(names, "key")
     if OTHERS in names:
-        palette = [*svg.SERIES[: len(names) - 1], svg.MUTED]
-        colour = colour.scale(domain=names, range=palette)
+        colour = colour.scale(domain=names, range=[*svg.SERIES[: len(names) - 1], svg.MUTED])
     best, others = rows.filter("frontier"), rows.filter(~pl.col("frontier"))
     # Nothing known is better than the ends of the frontier: it continues level to the left and up to the top.
     corners = best.select(_X, _Y).sort(_X)
@@ -144,9 +133,8 @@ def _limits(values: list[float]) -> Limits:
 
 def _reserve(point: Row, placed: list[tuple[float, float]], limits_x: Limits, limits_y: Limits) -> bool:
     """Reserve the place of a point's label; return False if it would overlap another."""
-    x, y = (
-        (point[column] - low) / (high - low) for column, (low, high) in zip((_X, _Y), (limits_x, limits_y), strict=True)
-    )
+    x = (point[_X] - limits_x[0]) / (limits_x[1] - limits_x[0])
+    y = (point[_Y] - limits_y[0]) / (limits_y[1] - limits_y[0])
     if any(abs(x - a) < _MIN_DISTANCE and abs(y - b) < 1.5 * _MIN_DISTANCE for a, b in placed):
         return False
     placed.append((x, y))

@@ -31,9 +31,8 @@ def draw(runs: pl.DataFrame) -> list[Figure]:
     figures: list[Figure] = []
     others = len(svg.SERIES) - 1  # recipes of one figure beside the first, which is in all of them
     for where, recipes in groups:
-        drawn = [
-            (name, validated) for name, rows in recipes if (validated := [row for row in rows if row["validation"]])
-        ]
+        validated = [(name, [row for row in rows if row["validation"]]) for name, rows in recipes]
+        drawn = [(name, rows) for name, rows in validated if rows]
         for start in range(1, max(2, len(drawn)), others) if drawn else []:
             figures.append(_figure([drawn[0], *drawn[start : start + others]], where, len(figures)))
     return figures
@@ -58,10 +57,7 @@ def _figure(recipes: _Recipes, where: str, index: int) -> Figure:
     lines = base_chart.mark_line(strokeWidth=1.5, opacity=0.85)
     dots = base_chart.mark_point(filled=True, size=28, opacity=1)
     count = pluralize(len(run_ids), "run")
-    caption = [
-        "The axis does not start at zero. Every point uses the same images, noise and timesteps.",
-        f"n = {count}.",
-    ]
+    notes = "The axis does not start at zero. Every point uses the same images, noise and timesteps."
     subtitle = f"{count}, a line each; {images} images per point"
-    title = f"Validation loss: {where}"
-    return base.figure(f"fig-validation-{index}", title, subtitle, caption, alt.layer(lines, dots), run_ids)
+    name, title = f"fig-validation-{index}", f"Validation loss: {where}"
+    return base.figure(name, title, subtitle, [notes, f"n = {count}."], alt.layer(lines, dots), run_ids)

@@ -70,36 +70,35 @@ def per_run(dataset: Dataset, run_ids: list[str]) -> dict[str, dict[str, float]]
 
     Runs whose table of steps is missing or incomplete are left out.
     """
-    windows = dataset.windows.filter(
-        pl.col("run_id").is_in(run_ids) & (pl.col("status") == Status.COMPLETED.value)
-    ).with_columns((1e-6 * (pl.col("t_end_mono_ns") - pl.col("t_start_mono_ns"))).alias("ms"))
-    measured = windows.filter(pl.col("kind") == WindowKind.MEASURE.value)
-    counts = measured.group_by("run_id").agg(pl.col("ms").sum(), pl.col("steps").sum(), pl.col("images").sum())
+    completed = (pl.col("status") == Status.COMPLETED.value) & pl.col("run_id").is_in(run_ids)
+    windows = dataset.windows.filter(completed)
+    kind, ms = pl.col("kind"), 1e-6 * (pl.col("t_end_mono_ns") - pl.col("t_start_mono_ns"))
+    measured = kind == WindowKind.MEASURE.value
+    totals = windows.group_by("run_id").agg(
+        pl.col("steps", "images").filter(measured).sum(),
+        ms=ms.filter(measured).sum(),
+        trained=pl.col("images").filter(measured | (kind == WindowKind.WARMUP.value)).sum(),
+        **{part: ms.filter(kind == window.value).sum() for window, part in _OUTSIDE_STEPS.items()},
+    )
+    device = pl.col("device_ms").cast(pl.Float64)
     steps = (
         dataset.scan("steps")
-        .select(pl.col("run_id").cast(pl.String), pl.col("window_id").cast(pl.String), "data_wait_ns", "device_ms")
-        .join(measured.lazy().select("run_id", "window_id"), on=["run_id", "window_id"], how="semi")
+        .select(pl.col("run_id", "window_id").cast(pl.String), "data_wait_ns", "device_ms")
+        .join(windows.lazy().filter(measured).select("run_id", "window_id"), on=["run_id", "window_id"], how="semi")
         .group_by("run_id")
         .agg(
             rows=pl.len(),
             wait=1e-6 * pl.col("data_wait_ns").sum(),
-            device=pl.col("device_ms").cast(pl.Float64).sum(),
-            unknown=pl.col("device_ms").null_count(),
+            device=pl.when(device.null_count() == 0).then(device.sum()),
         )
         .collect()
     )
+    complete = totals.join(steps, on="run_id").filter((pl.col("images") > 0) & (pl.col("rows") == pl.col("steps")))
     parts_of_run = {}
-    for row in counts.join(steps, on="run_id").iter_rows(named=True):
-        if row["images"] and row["rows"] == row["steps"]:
-            parts = _divide(row["ms"], row["wait"], None if row["unknown"] else row["device"])
-            parts_of_run[row["run_id"]] = {part: ms / row["images"] for part, ms in parts.items()}
-    trained = windows.filter(pl.col("kind").is_in([WindowKind.MEASURE.value, WindowKind.WARMUP.value]))
-    images = dict(trained.group_by("run_id").agg(pl.col("images").sum()).iter_rows())
-    for kind, part in _OUTSIDE_STEPS.items():
-        spent = windows.filter(pl.col("kind") == kind.value).group_by("run_id").agg(pl.col("ms").sum())
-        for run_id, ms in spent.iter_rows():
-            if run_id in parts_of_run and images.get(run_id):
-                parts_of_run[run_id][part] = ms / images[run_id]
+    for row in complete.iter_rows(named=True):
+        parts = _divide(row["ms"], row["wait"], row["device"])
+        outside = {part: row[part] / row["trained"] for part in _OUTSIDE_STEPS.values() if row[part]}
+        parts_of_run[row["run_id"]] = {part: total / row["images"] for part, total in parts.items()} | outside
     return parts_of_run
 
 
@@ -122,28 +121,22 @@ def per_cell(cell: Row, parts_of_run: dict[str, dict[str, float]]) -> dict[str, 
 
 
 def _part_notes(used: list[str]) -> list[str]:
-    notes = []
-    if DEVICE in used:
-        notes += [
-            f"{DEVICE}: between the CUDA events around a step (copy, forward, backward, optimizer), including gaps "
-            f"between kernels.",
-            f"{WAIT}: at most this much was lost, because the rest of the wait overlapped with device time.",
-        ]
+    device = "between the CUDA events around a step (copy, forward, backward, optimizer), with gaps between kernels."
+    wait = "at most this much was lost, because the rest of the wait overlapped with device time."
+    notes = [f"{DEVICE}: {device}", f"{WAIT}: {wait}"] if DEVICE in used else []
     if UNDIVIDED in used:
         notes.append(f"{UNDIVIDED}: there are no CUDA events, so only the wait for data is separated.")
-    outside = [part for part in (VALIDATION, CHECKPOINT) if part in used]
-    if outside:
-        notes.append(f"{' and '.join(outside)}: outside the measurement windows, averaged over all training images.")
-    else:
-        notes.append("No run validated or wrote a checkpoint.")
-    return notes
+    outside = " and ".join(part for part in _OUTSIDE_STEPS.values() if part in used)
+    if not outside:
+        return [*notes, "No run validated or wrote a checkpoint."]
+    return [*notes, f"{outside}: outside the measurement windows, averaged over all training images."]
 
 
 def _chart(rows: list[Row], totals: list[Row], used: list[str]) -> alt.LayerChart:
     labels = [row["label"] for row in totals]
     width = base.plot_width(labels)
     domain = [0, max(row["ms"] for row in totals) * width / (width - _TEXT_PX)]
-    x = alt.X("ms:Q").title("ms per image").scale(domain=domain, nice=False)
+    x = alt.X("ms:Q").title("ms per image").axis(tickCount=5).scale(domain=domain, nice=False)
     y = base.row_axis(labels)
     colour = alt.Color("part:N").scale(domain=used, range=[_COLOURS[part] for part in used]).legend(columns=3)
     bars = alt.Chart(alt.InlineData(values=rows)).mark_bar()

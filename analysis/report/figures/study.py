@@ -21,23 +21,21 @@ def draw(studies: list[Comparison]) -> list[Figure]:
 
 
 def _figure(study: Comparison) -> Figure:
-    if study.kind == LADDER:
-        rows = _speeds(study)
-        limits = base.axis_limits(rows["value"], base.interval_ends(rows), zero=True)
+    is_ladder = study.kind == LADDER
+    rows = _speeds(study) if is_ladder else _gains(study)
+    means = rows["value"].to_list() if is_ladder else [0.0, *rows["value"]]
+    limits = base.axis_limits(means, base.interval_ends(rows), zero=is_ladder)
+    if is_ladder:
         subtitle = "Images/s, mean; n beside each bar"
         notes = ["Each step keeps all levers of the steps before it.", by_batch.interval_note(rows, limits)]
-        chart = _ladder_chart(study, rows, limits)
     else:
-        rows = _gains(study)
-        limits = base.axis_limits([0.0, *rows["value"]], base.interval_ends(rows), zero=False)
         reference = "all levers" if study.kind == LEAVE_ONE_OUT else "the base recipe"
         subtitle = f"Change of images/s relative to {reference}; bar: 95 % confidence interval"
         notes = ["Not significant if the interval contains 0. Hollow: too few runs for an interval."]
-        notes += [base.ARROW_NOTE] if base.is_cut(rows, limits) else []
-        chart = _gain_chart(study, rows, limits)
+        notes += [base.CUT_NOTE] if base.is_cut(rows, limits) else []
     run_ids = [row["run_id"] for step in study.steps for row in step.runs]
     notes += [f"{study.workload_label}.", base.n_note(run_ids, sum(bool(step.runs) for step in study.steps))]
-    chart = chart.properties(width=base.plot_width([step.label for step in study.steps]), height=alt.Step(30))
+    chart = _chart(study, rows, limits).properties(height=alt.Step(30))
     return base.figure(f"fig-{study.name}", f"{TITLES[study.kind]}: {study.setting}", subtitle, notes, chart, run_ids)
 
 
@@ -62,36 +60,32 @@ def _gains(study: Comparison) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=_SCHEMA).sort("value", descending=True, maintain_order=True)
 
 
-def _ladder_chart(study: Comparison, rows: pl.DataFrame, limits: Limits) -> alt.LayerChart:
-    # More ticks would touch in the reader's font.
-    x = alt.X("value:Q").title("Images/s").axis(tickCount=4).scale(domain=[0, 1.12 * limits[1]], nice=True)
-    y = base.row_axis([step.label for step in study.steps])
+def _chart(study: Comparison, rows: pl.DataFrame, limits: Limits) -> alt.LayerChart:
+    """Return the steps of a ladder in order, or gains sorted with the unmeasured steps last."""
+    labels = [step.label for step in study.steps]
+    if study.kind == LADDER:
+        unmeasured = _unmeasured(study.steps, rows)
+        # More ticks would touch in the reader's font.
+        x = alt.X("value:Q").title("Images/s").axis(tickCount=4).scale(domain=[0, 1.12 * limits[1]], nice=True)
+        y = base.row_axis(labels)
+        bars = alt.Chart(rows).mark_bar(color=svg.SERIES[0], opacity=0.9, cornerRadiusEnd=2).encode(x, y)
+        marks = [bars, *base.whiskers(rows, y, axis="x", color=svg.TEXT)]
+    else:
+        unmeasured = _unmeasured(study.steps[1:], rows)
+        domain = [limits[0], limits[1] + 0.16 * (limits[1] - limits[0])]
+        x = alt.X("value:Q").title("Change of images/s [%]").axis(grid=True, tickCount=5)
+        x = x.scale(domain=domain, nice=True)
+        y = base.row_axis([*rows["label"], *unmeasured["label"]])
+        zero = alt.Chart(alt.InlineData(values=[{}])).mark_rule(color=svg.TEXT).encode(x=alt.datum(0))
+        marks = [zero, *base.whiskers(rows, y, axis="x", color=svg.SERIES[0])]
+        point = {"color": svg.SERIES[0], "size": 80, "opacity": 1, "strokeWidth": 1.5}
+        for filled in (True, False):
+            dots = rows.filter(pl.col("low").is_not_null() == filled)
+            marks.append(alt.Chart(dots).mark_point(filled=filled, **point).encode(x, y))
+    text = alt.Chart().mark_text(align="left", dx=7, color=svg.MUTED).encode(alt.X("end:Q"), y, text="text:N")
     end = pl.max_horizontal("value", pl.coalesce("high", "most")).clip(upper_bound=limits[1])
-    return base.layer(
-        alt.Chart(rows).mark_bar(color=svg.SERIES[0], opacity=0.9, cornerRadiusEnd=2).encode(x, y),
-        *base.whiskers(rows, limits, y, axis="x", color=svg.TEXT),
-        _text(rows.with_columns(end=end), y),
-        _text(_unmeasured(study.steps, rows), y),
-    )
-
-
-def _gain_chart(study: Comparison, rows: pl.DataFrame, limits: Limits) -> alt.LayerChart:
-    """Return the steps sorted by gain; those without one come last, with the reason."""
-    unmeasured = _unmeasured(study.steps[1:], rows)
-    domain = [limits[0], limits[1] + 0.16 * (limits[1] - limits[0])]
-    x = alt.X("value:Q").title("Change of images/s [%]").axis(grid=True, tickCount=5).scale(domain=domain, nice=True)
-    y = base.row_axis([*rows["label"], *unmeasured["label"]])
-    has_interval = pl.col("low").is_not_null()
-    point = {"color": svg.SERIES[0], "size": 80, "opacity": 1, "strokeWidth": 1.5}
-    end = pl.coalesce(pl.col("high").clip(upper_bound=limits[1]), "value")
-    return base.layer(
-        alt.Chart(alt.InlineData(values=[{}])).mark_rule(color=svg.TEXT).encode(x=alt.datum(0)),
-        *base.whiskers(rows, limits, y, axis="x", color=svg.SERIES[0]),
-        alt.Chart(rows.filter(has_interval)).mark_point(filled=True, **point).encode(x, y),
-        alt.Chart(rows.filter(~has_interval)).mark_point(filled=False, **point).encode(x, y),
-        _text(rows.with_columns(end=end), y),
-        _text(unmeasured, y),
-    )
+    chart = base.layer(*marks, text.properties(data=rows.with_columns(end=end)), text.properties(data=unmeasured))
+    return chart.properties(width=base.plot_width(labels))
 
 
 def _unmeasured(steps: list[Step], rows: pl.DataFrame) -> pl.DataFrame:
@@ -99,7 +93,3 @@ def _unmeasured(steps: list[Step], rows: pl.DataFrame) -> pl.DataFrame:
     known = set(rows["label"])
     reasons = [(step.label, step.status, 0.0) for step in steps if step.label not in known]
     return pl.DataFrame(reasons, schema={"label": pl.String, "text": pl.String, "end": pl.Float64}, orient="row")
-
-
-def _text(rows: pl.DataFrame, y: alt.Y) -> alt.Chart:
-    return alt.Chart(rows).mark_text(align="left", dx=7, color=svg.MUTED).encode(alt.X("end:Q"), y, text="text:N")

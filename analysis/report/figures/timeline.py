@@ -18,7 +18,7 @@ from analysis.stats.cells import CELL_KEYS
 from analysis.units import number
 from inpaint_bench.core.console import pluralize
 
-from . import base, svg, throttle_events
+from . import base, svg
 from .base import Figure, Limits, Row, Spec
 
 BINS = 180
@@ -27,7 +27,14 @@ WIDTH = 300
 MAX_RUNS = 60  # of more runs, one per cell is drawn
 MAX_LABELLED = 6  # events that have a label and are named in the caption
 _WINDOW_OPACITY = {"measure": 0.2, "warmup": 0.09, "validation": 0.09, "checkpoint": 0.09}
-_THROTTLE_COLOURS = {throttle_events.POWER_CAP: svg.SERIES[4], throttle_events.THERMAL: svg.SERIES[7]}
+POWER_CAP, THERMAL = "power cap", "temperature"
+_THROTTLE_COLOURS = {POWER_CAP: svg.SERIES[4], THERMAL: svg.SERIES[7]}
+_COUNTERS = {  # cause -> cumulative counters of samples_slow
+    POWER_CAP: ("throttle_power_cap_ns",),
+    THERMAL: ("throttle_sw_thermal_ns", "throttle_hw_thermal_ns", "throttle_power_brake_ns"),
+}
+MIN_SHARE = 0.01  # of the time between two samples spent throttled; less is normal clock regulation
+_EVENTS = {"xid": "Xid", "co_tenant": "co-tenant", "power_limit": "power limit", "gpu_lost": "GPU lost"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +93,7 @@ def _read(dataset: Dataset, run: Row) -> _Datasets | None:
     tables = {}
     for name in dict.fromkeys(panel.table for panel in _PANELS):
         columns = [column for panel in _PANELS if panel.table == name for column in panel.columns]
-        columns += throttle_events.COUNTERS if name == "samples_slow" else []
+        columns += [column for counters in _COUNTERS.values() for column in counters] if name == "samples_slow" else []
         samples = own_samples(dataset.scan(name, run["run_id"]), run, windows)
         # Collected once here: each column and the throttling would read the files again.
         tables[name] = samples.select("gpu_uuid", "t_mono_ns", *columns).collect().lazy()
@@ -101,9 +108,44 @@ def _read(dataset: Dataset, run: Row) -> _Datasets | None:
     bins = {column: bin_samples(tables[panel.table], column, origin) for panel in _PANELS for column in panel.columns}
     return bins | {
         "windows": windows.select("kind", t=(start - origin) / 1e9, t_end=(end - origin) / 1e9, opacity=opacity),
-        "throttled": throttle_events.throttled(tables["samples_slow"], origin, BINS).with_columns(colour=colour),
-        "events": throttle_events.events(dataset.scan("events", run["run_id"]), _gpu_uuids(run), span, origin),
+        "throttled": _throttled(tables["samples_slow"], origin).with_columns(colour=colour),
+        "events": _events(dataset.scan("events", run["run_id"]), _gpu_uuids(run), span, origin),
     }
+
+
+def _throttled(samples: pl.LazyFrame, origin_ns: int) -> pl.DataFrame:
+    """Return (cause, t, t_end) in seconds since the origin: when a counter of any card grew.
+
+    Intervals that are less than a bin apart are joined.
+    """
+    now = pl.col("t_mono_ns")
+    counters = [pl.col(name).cast(pl.Int64) for columns in _COUNTERS.values() for name in columns]
+    rows = samples.select("gpu_uuid", now, *counters).sort("gpu_uuid", now).collect()
+    bin_ns = rows.select((now.max() - now.min()) / BINS).item() or 0.0
+    frames = []
+    for cause, columns in _COUNTERS.items():
+        grew = pl.any_horizontal(pl.col(name).diff() > MIN_SHARE * now.diff() for name in columns).over("gpu_uuid")
+        pairs = rows.select(start=now.shift(1).over("gpu_uuid"), end=now, grew=grew).filter("grew").sort("start")
+        is_new = (pl.col("start") - pl.col("end").cum_max().shift(1) > bin_ns).fill_null(True)
+        merged = pairs.group_by(is_new.cum_sum().alias("interval"), maintain_order=True).agg(
+            t=(pl.col("start").min() - origin_ns) * 1e-9, t_end=(pl.col("end").max() - origin_ns) * 1e-9
+        )
+        frames.append(merged.select("t", "t_end", cause=pl.lit(cause)))
+    return pl.concat(frames)
+
+
+def _events(table: pl.LazyFrame, gpu_uuids: list[str], span_ns: tuple[int, int], origin_ns: int) -> pl.DataFrame:
+    """Return (t, label, detail) of what happened to these cards, or to no particular one, within the time span."""
+    uuid, kind, detail = pl.col("gpu_uuid").cast(pl.String), pl.col("kind").cast(pl.String), pl.col("detail")
+    relevant = kind.is_in(list(_EVENTS)) & pl.col("t_mono_ns").is_between(*span_ns)
+    if gpu_uuids:
+        relevant &= uuid.is_in(gpu_uuids) | uuid.is_null()
+    name, detail = kind.replace_strict(_EVENTS), detail.cast(pl.String).fill_null("")
+    # The detail of an Xid is its number: with it the label is short and says everything.
+    label = pl.when(kind == "xid").then(name + " " + detail.str.slice(0, 8)).otherwise(name).str.strip_chars()
+    text = pl.when((kind == "xid") | (detail == "")).then(label).otherwise(name + ": " + detail)
+    rows = table.filter(relevant).sort("t_mono_ns")
+    return rows.select(t=(pl.col("t_mono_ns") - origin_ns) * 1e-9, label=label, detail=text).collect()
 
 
 def _gpu_uuids(run: Row) -> list[str]:
@@ -197,7 +239,7 @@ def _caption(run: Row, events: pl.DataFrame) -> str:
     """Return how long the run was throttled, and what happened to it."""
     parts = []
     for column, text in (("throttle_power_pct", "at the power cap"), ("throttle_thermal_pct", "thermally throttled")):
-        if run[column] is not None and run[column] >= 100 * throttle_events.MIN_SHARE:
+        if run[column] is not None and run[column] >= 100 * MIN_SHARE:
             parts.append(f"{text} for {number(run[column])} % of the measurement window")
     named = events.head(MAX_LABELLED)
     parts += [f"{detail} at {t:.1f} s" for t, detail in named.select("t", "detail").iter_rows()]

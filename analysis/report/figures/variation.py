@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import altair as alt
 import polars as pl
 
@@ -23,7 +21,10 @@ def draw(cells: pl.DataFrame, runs: pl.DataFrame) -> Figure | str:
     rows = ratios(cells, runs)
     if rows.is_empty():
         return ABSENT
-    labels = _most_different_first(rows)
+    # The cards of which the mean of any metric is furthest from 1 come first.
+    distance = pl.max_horizontal((pl.col(metric).mean() - 1).abs() for metric in _METRICS).fill_null(0.0)
+    distances = rows.group_by("label").agg(distance=distance).sort("distance", "label", descending=[True, False])
+    labels = distances["label"].to_list()
     shown = rows.filter(pl.col("label").is_in(labels[:MAX_CARDS]))
     caption = [
         "Each dot is a run divided by the mean of its cell; the tick is the mean of the card.",
@@ -54,27 +55,13 @@ def _label(node: str | None, gpu_uuid: str | None) -> str:
     return f"{node or 'unknown node'}, {card}"
 
 
-def _most_different_first(rows: pl.DataFrame) -> list[str]:
-    """Return the cards by how far their mean of any metric is from 1."""
-    distance = pl.max_horizontal((pl.col(metric).mean() - 1).abs() for metric in _METRICS).fill_null(0.0)
-    distances = rows.group_by("label").agg(distance=distance)
-    return distances.sort("distance", "label", descending=[True, False])["label"].to_list()
-
-
-def _ticks(far: float) -> list[float]:
-    """Return 1 and a round number on either side: more labels would overlap in the reader's font."""
-    power = 10.0 ** math.floor(math.log10(far))
-    step = max(digit * power for digit in (1, 2, 5) if digit * power <= far)
-    return [round(1 - step, 9), 1.0, round(1 + step, 9)]
-
-
 def _chart(rows: pl.DataFrame) -> alt.HConcatChart:
     labels = sorted(rows["label"].unique())
     panels: list[alt.LayerChart] = []
     for metric in _METRICS:
         far = max(_MIN_SPAN, *(1.1 * abs(ratio - 1) for ratio in rows[metric].drop_nulls()))
         x = alt.X(f"{metric}:Q").title(f"{METRICS[metric].label}, ratio")
-        x = x.scale(domain=[1 - far, 1 + far], nice=False, zero=False).axis(grid=True, values=_ticks(far), format="~g")
+        x = x.scale(domain=[1 - far, 1 + far], nice=False, zero=False).axis(grid=True, tickCount=3)
         y = base.row_axis(labels, **({"labels": False, "minExtent": 0} if panels else {}))
         known = alt.Chart(rows.drop_nulls(metric))
         mean = alt.Chart(rows.group_by("label", maintain_order=True).agg(pl.col(metric).mean()))

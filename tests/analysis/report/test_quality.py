@@ -193,7 +193,7 @@ def test_sample_images_come_from_valid_runs_only(tmp_path: Path) -> None:
     dataset = merged(tmp_path)
     runs = dataset.runs.with_columns(valid=pl.col("run_id") == "r-1")
     shown, note = sample_grids.embed(dataset.folder, runs, aggregate.CELL_KEYS)
-    assert [picture.run_id for picture in shown] == ["r-1"]
+    assert [picture["run_id"] for picture in shown] == ["r-1"]
     assert "all 2 are in the dataset" in note
 
 
