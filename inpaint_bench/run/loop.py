@@ -175,7 +175,8 @@ class Loop:
             # A device in an error state can neither finish what was queued nor return losses.
             with suppress(RuntimeError):
                 self._synchronize()
-            self._close_window(window, Status.INTERRUPTED if interrupted else Status.FAILED)
+            with suppress(RuntimeError):
+                self._close_window(window, Status.INTERRUPTED if interrupted else Status.FAILED)
             raise
         self._close_window(window, Status.INTERRUPTED if window.reason else Status.COMPLETED)
 
@@ -183,14 +184,11 @@ class Loop:
         window.steps = self._rows_written + len(self._pending)
         window.images = window.steps * self.workload.images_per_step
         self.windows.close(window, status)
+        # Of a warm-up only where it ended the run: it includes what building the workload took.
+        if window.kind is WindowKind.MEASURE or (window.kind is WindowKind.WARMUP and window.reason):
+            self._record_peak_memory()
         try:
             self._write_rows(window, list(self._pending))
-            # Of a warm-up only where it ended the run: it includes what building the workload took.
-            if window.kind is WindowKind.MEASURE or (window.kind is WindowKind.WARMUP and window.reason):
-                self._record_peak_memory()
-        except RuntimeError:
-            if status is Status.COMPLETED:
-                raise
         finally:
             self._rows.close()
 

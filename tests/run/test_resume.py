@@ -21,7 +21,7 @@ from analysis.merge import merge
 from analysis.metrics.run_row import summarise
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_json
-from inpaint_bench.core.signals import StopSignal, Terminated
+from inpaint_bench.core.signals import StopSignal, Terminated, terminable
 from inpaint_bench.run import worker
 from inpaint_bench.telemetry.storage.parts import recover_run
 from tests.analysis.build import load_run
@@ -482,3 +482,14 @@ class TestDeferredSignal:
         with pytest.raises(ZeroDivisionError), stop_signal.deferred():  # noqa: PT012
             stop_signal.receive(signal.SIGTERM)
             raise ZeroDivisionError
+
+
+def test_sigint_interrupts_a_run_that_was_started_with_it_ignored() -> None:
+    """Shells start background commands of a script so, and their children inherit it."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt), terminable():
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
