@@ -76,7 +76,7 @@ class _Candidate:
         every = (*self.changes, *changes)
         return Decision(self.status.record.num, self.reason, action, every, self.compose(*changes))
 
-    def leave(self, explanation: str) -> Decision:
+    def skip(self, explanation: str) -> Decision:
         """Decide to leave the point alone."""
         return Decision(self.status.record.num, self.reason, f"left alone: {explanation}")
 
@@ -107,9 +107,9 @@ def decide(
         attempts = sum(attempt.job_id is not None for attempt in point.record.attempts)
         if attempts >= policies.max_attempts:
             limit = f"it had its {attempts} attempts; a higher rerun.max_attempts than {policies.max_attempts}"
-            decisions.append(candidate.leave(f"{limit} allows more"))
+            decisions.append(candidate.skip(f"{limit} allows more"))
         elif not candidate.named and not getattr(policies, reason.value).send:
-            decisions.append(candidate.leave(f"--only {reason} submits it"))
+            decisions.append(candidate.skip(f"--only {reason} submits it"))
         else:
             decisions.append(_ACTIONS.get(reason, _unchanged)(candidate))
     return decisions
@@ -169,7 +169,7 @@ def _timeout(candidate: _Candidate) -> Decision:
     action += "; there is no checkpoint to resume from"
     if candidate.named or candidate.changes:
         return candidate.submit(action)
-    return candidate.leave(f"{action}; --only {candidate.reason} submits it")
+    return candidate.skip(f"{action}; --only {candidate.reason} submits it")
 
 
 def _node_fail(candidate: _Candidate) -> Decision:
@@ -199,7 +199,7 @@ def _oom_gpu(candidate: _Candidate) -> Decision:
         label = _label(candidate.compose(change))
         if label != previous:
             return candidate.submit(f"submitted as {label}, reported under that label", change)
-    return candidate.leave("rerun.oom_gpu.relief has no further step; a smaller batch=... makes another point")
+    return candidate.skip("rerun.oom_gpu.relief has no further step; a smaller batch=... makes another point")
 
 
 def _oom_host(candidate: _Candidate) -> Decision:
@@ -213,7 +213,7 @@ def _oom_host(candidate: _Candidate) -> Decision:
         return candidate.submit(f"host memory of {more_gb} G instead of {mem_gb}", f"mem_gb={more_gb}")
     if candidate.changes:
         return _unchanged(candidate)
-    return candidate.leave(f"it had the {node_gb} G of a node")
+    return candidate.skip(f"it had the {node_gb} G of a node")
 
 
 _ACTIONS: dict[Reason, Callable[[_Candidate], Decision]] = {
