@@ -100,7 +100,8 @@ def _chart(rows: pl.DataFrame, poster: pl.DataFrame, names: list[str]) -> alt.La
     y = alt.Y(f"{_Y}:Q").title(METRICS[_Y].heading).scale(domain=limits_y, nice=False, zero=False)
     colour = base.colour(names, "key")
     if OTHERS in names:
-        colour = colour.scale(domain=names, range=[*svg.SERIES[: len(names) - 1], svg.MUTED])
+        # The series' own grey could not be told from that of the others.
+        colour = colour.scale(domain=names, range=[*svg.SERIES[:6], svg.SERIES[7], svg.MUTED])
     best, others = rows.filter("frontier"), rows.filter(~pl.col("frontier"))
     # Nothing known is better than the ends of the frontier: it continues level to the left and up to the top.
     corners = best.select(_X, _Y).sort(_X)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import altair as alt
 import polars as pl
 
@@ -55,13 +57,20 @@ def _label(node: str | None, gpu_uuid: str | None) -> str:
     return f"{node or 'unknown node'}, {card}"
 
 
+def _ticks(far: float) -> list[float]:
+    """Return 1 and a round number on either side: more labels would overlap in the reader's font."""
+    power = 10.0 ** math.floor(math.log10(far))
+    step = max(digit * power for digit in (1, 2, 5) if digit * power <= far)
+    return [round(1 - step, 9), 1.0, round(1 + step, 9)]
+
+
 def _chart(rows: pl.DataFrame) -> alt.HConcatChart:
     labels = sorted(rows["label"].unique())
     panels: list[alt.LayerChart] = []
     for metric in _METRICS:
         far = max(_MIN_SPAN, *(1.1 * abs(ratio - 1) for ratio in rows[metric].drop_nulls()))
         x = alt.X(f"{metric}:Q").title(f"{METRICS[metric].label}, ratio")
-        x = x.scale(domain=[1 - far, 1 + far], nice=False, zero=False).axis(grid=True, tickCount=3)
+        x = x.scale(domain=[1 - far, 1 + far], nice=False, zero=False).axis(grid=True, values=_ticks(far), format="~g")
         y = base.row_axis(labels, **({"labels": False, "minExtent": 0} if panels else {}))
         known = alt.Chart(rows.drop_nulls(metric))
         mean = alt.Chart(rows.group_by("label", maintain_order=True).agg(pl.col(metric).mean()))
