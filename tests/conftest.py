@@ -1,4 +1,4 @@
-"""Shared by all tests."""
+"""Fixtures and settings of all tests."""
 
 import copy
 import os
@@ -23,9 +23,8 @@ def _untouched_hydra() -> Any:
 
 @pytest.fixture(autouse=True)
 def _hydra_is_as_at_the_start(_untouched_hydra: Any) -> None:
-    """Hydra's version base and configuration store are singletons that one test would pass on to the next.
+    """Restore Hydra's version base and configuration store, which are singletons, before each test.
 
-    Restoring them after each test is not enough: a fixture of a whole session changes them before that test's
-    state is looked at.
+    Restoring them after each test is not enough: a fixture of the session may change them before the next one.
     """
     Singleton.set_state(copy.deepcopy(_untouched_hydra))

@@ -1,8 +1,9 @@
 """Sort the tests into tiers: `make quick` runs those marked `quick`, `make test` all but `faults`.
 
 A test is marked by what it needs: `slurm` and `browser` by its fixtures, `torch` by what its file imports (directly or
-through this project), `subprocess` where the file or a helper of the tests imports it. `quick` are those that need none
-of these, and an audit hook fails a quick test that loads torch or starts a process all the same: mark it then.
+through this project), `subprocess` where the file imports it. By hand: `faults`, `slow`, and `subprocess` where the code
+under test starts a process. `quick` are all others, and an audit hook fails a quick test that loads torch or starts a
+process.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         names = _markers_of_file(item.path)
         fixtures = {*getattr(item, "fixturenames", ()), *_parameters(item)}
         names |= {FIXTURES[fixture] for fixture in fixtures if fixture in FIXTURES}
-        names |= {mark.name for mark in item.iter_markers()} & {"faults", "slurm", "subprocess", "torch"}
+        names |= {mark.name for mark in item.iter_markers()} & {"faults", "slow", "subprocess"}
         for name in names or {"quick"}:
             item.add_marker(name)
     slurm_files = {item.path for item in items if item.get_closest_marker("slurm")}

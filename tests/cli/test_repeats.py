@@ -18,6 +18,8 @@ from tests.analysis.build import rewrite_json, write_run
 from tests.launchers.submit.test_submit import QUICK, status_of, sweep
 from tests.launchers.sweeps import launched
 
+pytestmark = [pytest.mark.slow, pytest.mark.subprocess]
+
 UNREACHABLE = ["gpu=h200", "profile=demo", "sites.delta.connect.method=slurm"]  # waits in a plan file: nothing runs
 LOCAL = ["gpu=a40", "profile=demo"]
 

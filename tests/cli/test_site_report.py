@@ -196,6 +196,7 @@ def test_user_error_is_one_sentence(arguments, sentence, capsys, monkeypatch):
     assert sentence in capsys.readouterr().err
 
 
+@pytest.mark.subprocess
 def test_doctor_lists_this_machine_and_why_sites_cannot_be_reached(capsys):
     assert app.main(["doctor"]) == 0
     out = capsys.readouterr().out

@@ -11,6 +11,7 @@ import pytest
 from inpaint_bench.core import environment
 
 
+@pytest.mark.subprocess
 def test_fingerprint_is_sorted_and_json_ready() -> None:
     start = time.monotonic()
     found = environment.fingerprint()
@@ -21,6 +22,7 @@ def test_fingerprint_is_sorted_and_json_ready() -> None:
     assert found["cores"] >= 1
 
 
+@pytest.mark.subprocess
 def test_failing_probe_gives_null(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> str:
         raise OSError("no name")

@@ -15,6 +15,8 @@ from inpaint_bench.run import node_probe
 from inpaint_bench.run.node_probe import NodeFindings
 from tests.telemetry.nvml.fake_pynvml import driver
 
+pytestmark = pytest.mark.subprocess
+
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,8 @@ from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
 from launchers.points.composition import ComposedConfig, Composition
 
+pytestmark = pytest.mark.slow
+
 GROUPS = ("gpu", "site", "model", "data", "recipe", "telemetry", "workload", "profile", "study")
 CHOICES = [f"{group}={file.stem}" for group in GROUPS for file in sorted((conf_dir() / group).glob("*.yaml"))]
 

@@ -21,6 +21,8 @@ from inpaint_bench.core.site import SiteConfig, SiteGpu
 from inpaint_bench.core.validation import check
 from launchers.points.hydra_internals import expand_sweep
 
+pytestmark = pytest.mark.slow
+
 GROUPS = ["gpu", "site", "model", "data", "recipe", "telemetry", "workload", "profile"]
 CHOICES = [(group, file.stem) for group in GROUPS for file in sorted((conf_dir() / group).glob("*.yaml"))]
 

@@ -54,6 +54,7 @@ class TestRunOrder:
         assert shuffled
         assert shuffled.shuffled(0) != [0, 1, 2, 3]
 
+    @pytest.mark.subprocess
     def test_recorded_order_seed_reproduces_the_order(self, tmp_path: Path) -> None:
         overrides = [*UNREACHABLE, "batch=1,2", "repeats=2", "seed=10"]
         assert sweep(tmp_path / "one", *overrides) == 0

@@ -18,6 +18,7 @@ def query(fake_command):
     return run
 
 
+@pytest.mark.subprocess
 def test_job_of_another_name_is_ignored_and_no_job_beside_it_is_lost(query):
     rows = "7_0|RUNNING|None|n1|1|2|10:00|thesis\\n"
     reply = query(rows, "", {"7_0": "inpaint-s-0", "8_0": "inpaint-s-1"})
@@ -26,12 +27,14 @@ def test_job_of_another_name_is_ignored_and_no_job_beside_it_is_lost(query):
     assert "has other jobs under ids of this sweep (7)" in reply.missing_reason("8_0")
 
 
+@pytest.mark.subprocess
 def test_job_whose_start_the_database_does_not_know_yet_is_not_lost(query):
     ended = "7|COMPLETED|0:0|None|n1|allocation\\n8|FAILED|1:0|None|n1|inpaint-s-1\\n"
     reply = query("", ended, {"7_0": "inpaint-s-0", "8": "inpaint-s-1", "9_0": "inpaint-s-2"})
     assert {job_id: state.state for job_id, state in reply.states.items()} == {"8": "FAILED", "9_0": None}
 
 
+@pytest.mark.subprocess
 def test_job_name_may_contain_the_separator(query):
     reply = query("7_0|PENDING|Priority||1|2|10:00|a|b\\n", "", {"7_0": "a|b"})
     assert reply.states["7_0"].state == "PENDING"

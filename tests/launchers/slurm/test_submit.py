@@ -37,6 +37,7 @@ def launched(tmp_path: Path, *more: str) -> int:
     return launch.main(["-m", *overrides, *more])
 
 
+@pytest.mark.subprocess
 def test_arrays_after_the_tenth_are_submitted_with_pauses(sbatch, tmp_path, monkeypatch):
     sbatch("echo Submitted batch job 7")
     slept = []
@@ -46,6 +47,7 @@ def test_arrays_after_the_tenth_are_submitted_with_pauses(sbatch, tmp_path, monk
     assert sbatch.calls() == 13
 
 
+@pytest.mark.subprocess
 def test_no_further_array_is_submitted_after_one_without_an_answer(sbatch, tmp_path, capsys):
     sbatch("echo 'sbatch: error: Batch job submission failed: Unable to contact slurm controller' >&2; exit 1")
     assert launched(tmp_path, "seed=0,1,2") == 1
@@ -58,6 +60,7 @@ def test_no_further_array_is_submitted_after_one_without_an_answer(sbatch, tmp_p
     assert ["was not submitted" in message for message in others] == [True, True]
 
 
+@pytest.mark.subprocess
 def test_refused_array_does_not_stop_the_others(sbatch, tmp_path):
     sbatch("echo 'sbatch: error: Batch job submission failed: Invalid qos specification' >&2; exit 1")
     assert launched(tmp_path, "seed=0,1,2") == 1

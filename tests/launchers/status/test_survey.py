@@ -22,6 +22,8 @@ from launchers.sweep.events import Cancelled
 from launchers.sweep.ledger import Ledger
 from tests.launchers.sweeps import a_point, a_sweep, plan, submit, sweep_of_jobs
 
+pytestmark = pytest.mark.slow
+
 QUICK = ["data.num_images=16", "workload.warmup_steps=1", "workload.measure_steps=2", "workload.min_measure_s=1"]
 
 

@@ -4,6 +4,8 @@ import pytest
 from hydra import version
 from hydra.test_utils.launcher_common_tests import IntegrationTestSuite, LauncherTestSuite
 
+pytestmark = pytest.mark.subprocess
+
 
 @pytest.mark.parametrize(("launcher_name", "overrides"), [("inpaint_bench", [])])
 class TestLauncher(LauncherTestSuite):

@@ -20,6 +20,8 @@ from launchers.sweep.ledger import Ledger
 from launchers.sweep.sweep_record import LaunchContext
 from tests.launchers.submit.test_submit import QUICK, manifests
 
+pytestmark = pytest.mark.subprocess
+
 MINE = ["gpu=cpu", "site=mine", "profile=demo", "telemetry=none", "data=folder", "data.root=photos", "batch=2"]
 
 

@@ -157,6 +157,7 @@ def test_broken_gpm_alone_is_no_event() -> None:
     assert len(tables["samples_gpm"]) == 3
 
 
+@pytest.mark.subprocess
 def test_replayed_hopper_has_values_and_replayed_ampere_has_reasons(tmp_path: Path) -> None:
     runs = {
         name: start(tmp_path / name, capture=str(accelerated(f"{name}-synthetic", 5, tmp_path)), slow_hz=5.0)

@@ -121,6 +121,7 @@ def test_recording_holds_no_uuid_and_no_process_id_and_the_note(examined: Examin
     assert capture.calls["xids"].codes == [0]
 
 
+@pytest.mark.subprocess
 def test_sidecar_replays_the_recording(examined: Examined, tmp_path: Path) -> None:
     sidecar = start(tmp_path, capture=str(examined.out))
     time.sleep(1.3)
@@ -216,6 +217,7 @@ def test_gpu_lost_during_the_examination_is_one_sentence(capsys: pytest.CaptureF
     assert "gpu is lost (NVML code 15)" in capsys.readouterr().err
 
 
+@pytest.mark.subprocess
 @pytest.mark.skipif(HAS_DRIVER, reason="there is an NVIDIA driver here")
 def test_without_a_driver_doctor_gpu_says_so_and_doctor_checks_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main(["doctor", "gpu"]) == 2

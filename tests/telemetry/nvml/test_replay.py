@@ -30,6 +30,7 @@ from inpaint_bench.telemetry.sources.checks import read_health
 from tests.telemetry.support import FakeNvml, rows, small_capture, start, uuid
 
 
+@pytest.mark.subprocess
 def test_energy_counter_never_decreases_when_the_capture_loops(tmp_path: Path) -> None:
     """0.5 s of capture, 1.4 s of run: the counter continues at the loop's rate, 10 J per 100 ms."""
     path = small_capture(tmp_path / f"tiny{SUFFIX}", [0, 500_000, 510_000, 520_000, 530_000], loop_from_ms=100)

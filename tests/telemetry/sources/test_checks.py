@@ -166,6 +166,7 @@ def test_power_limit_that_is_first_given_later_is_no_change() -> None:
     assert (rig.reported, rig.devices[0].power_limit_w) == ([], 0.001)
 
 
+@pytest.mark.subprocess
 def test_sidecar_writes_a_power_limit_change_as_an_event(tmp_path: Path) -> None:
     path = small_capture(tmp_path / f"limited{SUFFIX}", [0] * 50, power_limit_mw={0: 700_000, 200: 500_000})
     sidecar = start(tmp_path / "run", capture=str(path))
@@ -177,6 +178,7 @@ def test_sidecar_writes_a_power_limit_change_as_an_event(tmp_path: Path) -> None
     assert (device.power_limit_w, device.power_limit_last_w) == (700, 500)
 
 
+@pytest.mark.subprocess
 def test_replay_has_neither_processes_nor_xids_and_says_why(tmp_path: Path) -> None:
     path = small_capture(tmp_path / f"old{SUFFIX}", [0] * 50)
     (device,) = start(tmp_path / "run", capture=str(path)).stop().devices
@@ -324,6 +326,7 @@ def test_only_new_uncorrectable_errors_and_failed_remaps_are_reported(
     assert worsened(before, after) == ([phrase] if phrase else [])
 
 
+@pytest.mark.subprocess
 def test_errors_during_a_run_are_an_event_and_in_the_report(tmp_path: Path) -> None:
     counts = {0: [0, 0], 200: [5, 2]}
     path = small_capture(tmp_path / f"sick{SUFFIX}", [0] * 50, ecc_volatile=counts)
@@ -344,6 +347,7 @@ def test_errors_during_a_run_are_an_event_and_in_the_report(tmp_path: Path) -> N
     assert report.status == "complete"
 
 
+@pytest.mark.subprocess
 def test_health_at_the_start_is_on_disk_during_the_run(tmp_path: Path) -> None:
     sidecar = start(tmp_path)
     running = read_record(tmp_path / "telemetry.json", TelemetryReport)

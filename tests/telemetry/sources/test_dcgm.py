@@ -494,6 +494,7 @@ class TestSidecar:
 
         exporter.send = fresh
 
+    @pytest.mark.subprocess
     def test_exporter_rows_are_beside_the_gpm_streams_rows_and_cannot_be_confused_with_them(
         self, exporter: Exporter, tmp_path: Path
     ) -> None:
@@ -525,6 +526,7 @@ class TestSidecar:
         merged, _ = parts.read_table("samples_gpm", files, "r-test")
         assert (merged.num_rows, skips) == (len(table), [])
 
+    @pytest.mark.subprocess
     def test_exporter_is_not_scraped_if_gpm_works(self, exporter: Exporter, tmp_path: Path) -> None:
         self._serve_changing_values(exporter, "REPLAY-h200-synthetic")
         sidecar = start(tmp_path, slow_hz=5.0, dcgm_url=exporter.url, dcgm_every_s=0.1)
@@ -535,6 +537,7 @@ class TestSidecar:
         assert (dcgm_report.scrapes, dcgm_report.rows) == (0, {})
         assert set(rows(tmp_path, "samples_gpm")["source"]) == {"replay:h200-synthetic"}
 
+    @pytest.mark.subprocess
     def test_hanging_exporter_disturbs_neither_the_sampling_nor_the_end(
         self, exporter: Exporter, tmp_path: Path
     ) -> None:
@@ -550,6 +553,7 @@ class TestSidecar:
         assert gaps_ms.median() == pytest.approx(100, abs=3)
         assert gaps_ms.max() < 500
 
+    @pytest.mark.subprocess
     def test_dead_exporter_is_one_event_and_the_run_is_complete(self, exporter: Exporter, tmp_path: Path) -> None:
         exporter.stop()
         sidecar = start(tmp_path, capture="a40-synthetic", slow_hz=5.0, dcgm_url=exporter.url, dcgm_every_s=0.1)
