@@ -1,7 +1,7 @@
 """Sort the tests into tiers: `make quick` runs those marked `quick`, `make test` all but `faults`.
 
 A test is marked by what it needs: `slurm` and `browser` by its fixtures, `torch` by what its file imports (directly or
-through this project), `subprocess` where the file imports it. By hand: `faults`, `slow`, and `subprocess` where the code
+through this project), `subprocess` where the file imports it. By hand: `faults`, `slow`, `subprocess` where the code
 under test starts a process. `quick` are all others, and an audit hook fails a quick test that loads torch or starts a
 process.
 """
