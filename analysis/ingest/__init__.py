@@ -1,0 +1,1 @@
+"""Read run directories: manifests, windows and Parquet parts."""

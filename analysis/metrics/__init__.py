@@ -1,0 +1,1 @@
+"""Compute and audit the row of one run."""

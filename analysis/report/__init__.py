@@ -1,0 +1,1 @@
+"""Render tables, figures and the page of a report."""

@@ -1,0 +1,1 @@
+"""Statistics over runs: cells, intervals, best batch, studies, bottlenecks."""

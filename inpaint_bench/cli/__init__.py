@@ -1,0 +1,1 @@
+"""Commands of `inpaint-bench`, one module per verb."""

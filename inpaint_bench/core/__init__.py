@@ -1,0 +1,1 @@
+"""What all layers share: schemas, configuration, records, files, errors."""

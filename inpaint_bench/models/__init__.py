@@ -1,0 +1,1 @@
+"""Networks of the fine-tune, its training step, optimizers and caches."""

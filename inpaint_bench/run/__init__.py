@@ -1,0 +1,1 @@
+"""One attempt inside a job: worker, timed loop, trainer, checkpoints, manifest."""

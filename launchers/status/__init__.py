@@ -1,1 +1,1 @@
-"""How a sweep stands: three witnesses held against each other, and what a person is shown of it."""
+"""State of a sweep: poll its sources, resolve and forecast, show."""

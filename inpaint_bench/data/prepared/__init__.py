@@ -1,0 +1,1 @@
+"""Prepared datasets: layout, formats, writing, reading, staging."""

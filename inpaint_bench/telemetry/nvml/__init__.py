@@ -1,0 +1,1 @@
+"""NVML: protocol, real binding, recording and replay."""

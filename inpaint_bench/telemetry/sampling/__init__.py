@@ -1,0 +1,1 @@
+"""Sample streams and the loop that reads them on time."""

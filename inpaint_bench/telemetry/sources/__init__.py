@@ -1,0 +1,1 @@
+"""Sources beside NVML's samples: dcgm-exporter, other processes, health checks."""

@@ -1,0 +1,1 @@
+"""Parquet parts and their crash-safe journal."""
