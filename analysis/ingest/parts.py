@@ -7,7 +7,6 @@ part that was still open when its writer died, is read in place.
 from __future__ import annotations
 
 import hashlib
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,8 +17,6 @@ import pyarrow.parquet as pq
 
 from inpaint_bench.core import schema as contract
 
-# Earlier versions wrote the events as part-000000.sidecar.parquet.
-_PART = re.compile(r"part-\d{6,}(\.[\w-]+)?\.parquet")
 # A row of a journal that a closed part holds too has the same values in these columns.
 _KEYS = {
     "samples_fast": ["gpu_uuid", "tick_seq"],
@@ -99,7 +96,7 @@ def open_table(folder: Path, table: str, run_id: str | None) -> tuple[TableFiles
                 files.digests[path] = hashlib.sha256(path.read_bytes()).digest()
         elif path.name.startswith(".") and path.name.endswith(".tmp"):
             skips.append(skipped(path, "temporary", "temporary file of a write that never finished", run_id))
-        elif not path.is_file() or not _PART.fullmatch(path.name):
+        elif not path.is_file() or not contract.PART_NAME.fullmatch(path.name):
             skips.append(skipped(path, "unexpected", "not a part by its name", run_id))
         elif problem := _open_part(path, table, files):
             skips.append(skipped(path, *problem, run_id))

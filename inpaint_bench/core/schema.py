@@ -24,7 +24,9 @@ WINDOWS: Final = "windows.json"
 TELEMETRY: Final = "telemetry.json"  # the sidecar's report on itself
 SCHEDULER: Final = "scheduler.json"  # the last state that Slurm reported; Slurm purges old jobs
 TABLES: Final = ("samples_fast", "samples_slow", "samples_gpm", "steps", "events")  # one folder of parts each
-PART_PATTERN: Final = "part-{:06d}.parquet"  # readers glob part-*.parquet
+PART_PATTERN: Final = "part-{:06d}.parquet"
+# Earlier versions wrote the events as part-000000.sidecar.parquet.
+PART_NAME: Final = re.compile(r"part-(\d{6,})(\.[\w-]+)?\.parquet", re.ASCII)
 CHECKPOINTS: Final = "checkpoints"  # holds step-<steps> folders; only of training
 CHECKPOINT: Final = "checkpoint.json"  # in each step folder: step, identity, checksums
 JOURNAL: Final = ".journal.arrows"  # Arrow IPC stream of the open part; hidden from readers

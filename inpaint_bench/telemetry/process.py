@@ -122,7 +122,7 @@ class SidecarProcess:
 
     def report_problem(self, kind: str, detail: str, gpu_uuid: str | None = None) -> None:
         """Write an event and a line of telemetry.json. Any thread."""
-        self._sampler.event(kind, detail, gpu_uuid)
+        self._sampler.write_event(kind, detail, gpu_uuid)
         if len(self._problems) < MAX_PROBLEMS:
             self._problems.append(f"{kind}: {detail}")
         else:
@@ -215,6 +215,7 @@ def _lock(folder: Path) -> None:
 
     The sidecar of a killed worker needs up to a second to end, which is waited for.
     """
+    # Not closed on purpose: the lock lasts as long as the handle, that is, until the process ends.
     handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     deadline_s = time.monotonic() + _LOCK_TIMEOUT_S
     while True:

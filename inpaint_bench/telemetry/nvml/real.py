@@ -45,10 +45,10 @@ QUERIES: Final[Mapping[str, Callable[[Handle], Any]]] = {
     "utilization": lambda gpu: _members(_call("nvmlDeviceGetUtilizationRates", gpu), "gpu", "memory"),
     "sm_clock_mhz": lambda gpu: _call("nvmlDeviceGetClockInfo", gpu, pynvml.NVML_CLOCK_SM),
     "mem_clock_mhz": lambda gpu: _call("nvmlDeviceGetClockInfo", gpu, pynvml.NVML_CLOCK_MEM),
-    "throttle_reasons": lambda gpu: _call(
+    "throttle_reasons": lambda gpu: _call_first(
         ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"), gpu
     ),
-    "temperature_c": lambda gpu: _call(
+    "temperature_c": lambda gpu: _call_first(
         ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"), gpu, pynvml.NVML_TEMPERATURE_GPU
     ),
     # Bytes. In version 2 `used` excludes `reserved`.
@@ -102,7 +102,10 @@ class _GpmReader:
 
 
 class RealNvml(Nvml):
-    """NVML of this machine. Creates no CUDA context and ignores CUDA_VISIBLE_DEVICES."""
+    """NVML of this machine; the methods are documented in `api.Nvml`.
+
+    Creates no CUDA context and ignores CUDA_VISIBLE_DEVICES.
+    """
 
     def __init__(self) -> None:
         self._gpm: dict[str, _GpmReader] = {}  # by UUID: after NVML was reopened, the handle is another
@@ -155,7 +158,7 @@ class RealNvml(Nvml):
 
     def compute_processes(self, handle: Handle) -> list[int]:
         names = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetComputeRunningProcesses_v2")
-        return [int(process.pid) for process in _call(names, handle)]
+        return [int(process.pid) for process in _call_first(names, handle)]
 
     def watch_xids(self, handle: Handle) -> None:
         if self._events is None:
@@ -180,31 +183,38 @@ class RealNvml(Nvml):
         return Xid(uuid, int(event.eventData))
 
 
-def _call(names: str | tuple[str, ...], *args: Any) -> Any:
-    """Call an NVML function; of several names, the first that both the binding and the driver know."""
-    *earlier, last = (names,) if isinstance(names, str) else names
-    for name in earlier:
+def _call(name: str, *args: Any) -> Any:
+    """Call an NVML function. Raises NvmlError, also if the binding does not know it."""
+    function = getattr(pynvml, name, None)
+    if function is None:
+        raise NvmlError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, name)
+    try:
+        return function(*args)
+    except pynvml.NVMLError as error:
+        raise NvmlError(int(error.value), name) from None
+
+
+def _call_first(names: Sequence[str], *args: Any) -> Any:
+    """Call the first of these functions, newest first, that both the binding and the driver know."""
+    *newer, oldest = names
+    for name in newer:
         try:
             return _call(name, *args)
         except NvmlError as error:
             if error.code not in _NAME_UNKNOWN:
                 raise
-    function = getattr(pynvml, last, None)
-    if function is None:
-        raise NvmlError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, last)
-    try:
-        return function(*args)
-    except pynvml.NVMLError as error:
-        raise NvmlError(int(error.value), last) from None
+    return _call(oldest, *args)
 
 
 def _field_value(element: Any) -> FieldValue:
     """Return a field by its value type; an unknown type is an error."""
     code, latency_us = int(element.nvmlReturn), int(element.latencyUsec)
+    if code != pynvml.NVML_SUCCESS:
+        return FieldValue(code, None, latency_us)
     member = _UNION_MEMBERS.get(int(element.valueType))
-    if code == pynvml.NVML_SUCCESS and member is None:
-        code = pynvml.NVML_ERROR_UNKNOWN
-    return FieldValue(code, None if code or member is None else getattr(element.value, member), latency_us)
+    if member is None:
+        return FieldValue(pynvml.NVML_ERROR_UNKNOWN, None, latency_us)
+    return FieldValue(code, getattr(element.value, member), latency_us)
 
 
 def _ecc_errors(handle: Handle, counter: int) -> tuple[int, ...]:

@@ -34,20 +34,20 @@ class Ticker:
 
     def __init__(self, period_ns: int, start_ns: int) -> None:
         self.period_ns = period_ns
-        self.due = 0  # ticks so far, and the number of the next one
+        self.next_tick = 0  # its number, which is also how many ticks are over
         self.skipped = 0
         self._start_ns = start_ns
         self._last_ns: int | None = None
 
     def report(self) -> StreamReport:
         """Return the record for telemetry.json."""
-        done = self.due - self.skipped
-        return StreamReport(hz=1e9 / self.period_ns, ticks_due=self.due, ticks_done=done, ticks_skipped=self.skipped)
+        due, done = self.next_tick, self.next_tick - self.skipped
+        return StreamReport(hz=1e9 / self.period_ns, ticks_due=due, ticks_done=done, ticks_skipped=self.skipped)
 
     @property
     def next_ns(self) -> int:
         """Return when the next tick is due."""
-        return max(self._start_ns + self.due * self.period_ns, self.earliest_ns)
+        return max(self._start_ns + self.next_tick * self.period_ns, self.earliest_ns)
 
     @property
     def earliest_ns(self) -> int:
@@ -58,16 +58,17 @@ class Ticker:
         """Return the number of the tick that is due now, None if none is due."""
         if now_ns < self.next_ns:
             return None
-        skipped = (now_ns - self._start_ns - self.due * self.period_ns) // self.period_ns
+        late_ns = now_ns - (self._start_ns + self.next_tick * self.period_ns)
+        skipped = late_ns // self.period_ns
         self.skipped += skipped
-        self.due += skipped
+        self.next_tick += skipped
         return self.force(now_ns)
 
     def force(self, now_ns: int) -> int:
         """Take the next tick ahead of its deadline and return its number."""
         self._last_ns = now_ns
-        self.due += 1
-        return self.due - 1
+        self.next_tick += 1
+        return self.next_tick - 1
 
 
 class Sampler:
@@ -118,14 +119,14 @@ class Sampler:
             if device.lost or self.fatal:
                 continue
             reading = device.readers[stream.name].read(self._nvml, device.handle)
-            if reading.no_window:
+            if reading is None:
                 continue
             # Also without a single value: the nulls say why.
             self._append(stream.table, reading.row(device.uuid, self._source, seq))
             if reading.codes:
                 self._handle_errors(device, stream, reading)
 
-    def event(self, kind: str, detail: str, gpu_uuid: str | None = None) -> None:
+    def write_event(self, kind: str, detail: str, gpu_uuid: str | None = None) -> None:
         """Write a row of `events` and a line of the log."""
         now = {"t_mono_ns": time.monotonic_ns(), "t_unix_ns": time.time_ns()}
         self._append("events", {**now, "kind": kind, "gpu_uuid": gpu_uuid, "detail": detail})
@@ -135,11 +136,16 @@ class Sampler:
         codes = set(reading.codes.values())
         if pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH in codes:
             self.fatal = "the NVIDIA driver was replaced while the sidecar ran"
-            self.event("nvml_fatal", self.fatal)
+            self.write_event("nvml_fatal", self.fatal)
         elif lost := codes & _GPU_LOST:
             device.lost = True
-            self.event("gpu_lost", error_text(min(lost)), device.uuid)
-        # GPM alone may fail while NVML works.
-        elif stream is not GPM and not reading.values and codes & _NVML_BROKEN and device.uuid not in self._failing:
+            self.write_event("gpu_lost", error_text(min(lost)), device.uuid)
+        elif self._is_newly_broken(device, stream, reading):
             self._failing.add(device.uuid)
-            self.event("nvml_broken", error_text(min(codes & _NVML_BROKEN)), device.uuid)
+            self.write_event("nvml_broken", error_text(min(codes & _NVML_BROKEN)), device.uuid)
+
+    def _is_newly_broken(self, device: DeviceState, stream: SampleStream, reading: Reading) -> bool:
+        """Return whether NVML fails on this GPU for the first time. GPM is left out: it may fail while NVML works."""
+        if stream is GPM or reading.values or device.uuid in self._failing:
+            return False
+        return not _NVML_BROKEN.isdisjoint(reading.codes.values())

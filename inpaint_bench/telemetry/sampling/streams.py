@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ MIB: Final = 2**20
 
 
 @dataclass(frozen=True)
-class Field:
+class Sensor:
     """A column that is fed by a field id or, in the gpm stream, by a GPM metric."""
 
     column: str
@@ -47,9 +47,9 @@ class SampleStream:
     """Columns of one table that are read together, at one rate."""
 
     name: str
-    fields: tuple[Field, ...] = ()
+    fields: tuple[Sensor, ...] = ()
     queries: tuple[Query, ...] = ()
-    gpm: tuple[Field, ...] = ()
+    gpm: tuple[Sensor, ...] = ()
 
     @property
     def table(self) -> str:
@@ -61,9 +61,9 @@ FAST: Final = SampleStream(
     name="fast",
     fields=(
         # Not nvmlDeviceGetPowerUsage: it is a 1-s average on some cards and a 25-ms window on others.
-        Field("power_instant_w", pynvml.NVML_FI_DEV_POWER_INSTANT, scale=1e-3),
-        Field("power_avg1s_w", pynvml.NVML_FI_DEV_POWER_AVERAGE, scale=1e-3),
-        Field("energy_mj", pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION),
+        Sensor("power_instant_w", pynvml.NVML_FI_DEV_POWER_INSTANT, scale=1e-3),
+        Sensor("power_avg1s_w", pynvml.NVML_FI_DEV_POWER_AVERAGE, scale=1e-3),
+        Sensor("energy_mj", pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION),
     ),
     queries=(Query("utilization", ("gpu_util_pct", "mem_active_pct")),),
 )
@@ -71,19 +71,19 @@ FAST: Final = SampleStream(
 SLOW: Final = SampleStream(
     name="slow",
     fields=(
-        Field("power_mem_avg_w", pynvml.NVML_FI_DEV_POWER_AVERAGE, pynvml.NVML_POWER_SCOPE_MEMORY, 1e-3),
-        Field("temp_mem_c", pynvml.NVML_FI_DEV_MEMORY_TEMP),
-        Field("throttle_power_cap_ns", pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP),
-        Field("throttle_sw_thermal_ns", pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN),
-        Field("throttle_hw_thermal_ns", pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN),
-        Field("throttle_power_brake_ns", pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN),
+        Sensor("power_mem_avg_w", pynvml.NVML_FI_DEV_POWER_AVERAGE, scope=pynvml.NVML_POWER_SCOPE_MEMORY, scale=1e-3),
+        Sensor("temp_mem_c", pynvml.NVML_FI_DEV_MEMORY_TEMP),
+        Sensor("throttle_power_cap_ns", pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP),
+        Sensor("throttle_sw_thermal_ns", pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN),
+        Sensor("throttle_hw_thermal_ns", pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN),
+        Sensor("throttle_power_brake_ns", pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN),
     ),
     queries=(
         Query("sm_clock_mhz", ("sm_clock_mhz",)),
         Query("mem_clock_mhz", ("mem_clock_mhz",)),
         Query("throttle_reasons", ("throttle_reasons",)),
         Query("temperature_c", ("temp_gpu_c",)),
-        Query("memory", ("vram_total_mib", "vram_reserved_mib", "vram_used_mib", "vram_free_mib"), 1 / MIB),
+        Query("memory", ("vram_total_mib", "vram_reserved_mib", "vram_used_mib", "vram_free_mib"), scale=1 / MIB),
     ),
 )
 
@@ -92,25 +92,25 @@ GPM_MAX_HZ: Final = 5.0  # a GPM window is longer than 100 ms
 GPM: Final = SampleStream(
     name="gpm",
     gpm=(
-        Field("sm_active_pct", pynvml.NVML_GPM_METRIC_SM_UTIL),
-        Field("sm_occupancy_pct", pynvml.NVML_GPM_METRIC_SM_OCCUPANCY),
-        Field("tensor_active_pct", pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL),
-        Field("dram_active_pct", pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL),
-        Field("pcie_tx_mib_s", pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC),
-        Field("pcie_rx_mib_s", pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC),
-        Field("nvlink_tx_mib_s", pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC),
-        Field("nvlink_rx_mib_s", pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC),
+        Sensor("sm_active_pct", pynvml.NVML_GPM_METRIC_SM_UTIL),
+        Sensor("sm_occupancy_pct", pynvml.NVML_GPM_METRIC_SM_OCCUPANCY),
+        Sensor("tensor_active_pct", pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL),
+        Sensor("dram_active_pct", pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL),
+        Sensor("pcie_tx_mib_s", pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC),
+        Sensor("pcie_rx_mib_s", pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC),
+        Sensor("nvlink_tx_mib_s", pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC),
+        Sensor("nvlink_rx_mib_s", pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC),
     ),
 )
 
 STREAMS: Final = (FAST, SLOW, GPM)
 
-# A number that does not fit its unsigned column would cost every row of the same journal save.
-_COUNTERS: Final = frozenset(
-    item.column
+# A number that does not fit its column would make the whole batch fail to convert, losing every row in it.
+_UNSIGNED_COLUMNS: Final = frozenset(
+    sensor.column
     for stream in STREAMS
-    for item in stream.fields
-    if pa.types.is_unsigned_integer(schema.SCHEMAS[stream.table].field(item.column).type)
+    for sensor in stream.fields
+    if pa.types.is_unsigned_integer(schema.SCHEMAS[stream.table].field(sensor.column).type)
 )
 
 
@@ -128,7 +128,6 @@ class Reading:
     read_us: float
     values: dict[str, float] = field(default_factory=dict)
     codes: dict[str, int] = field(default_factory=dict)
-    no_window: bool = False  # the gpm stream has no window yet, so there is no row
 
     @property
     def nulls(self) -> str | None:
@@ -156,53 +155,42 @@ class StreamReader:
         self._reads = 0
         self._misses: Counter[str] = Counter()
 
-    def read(self, nvml: Nvml, handle: Handle) -> Reading:
-        """Query the GPU. Never raises NvmlError: failures are in the reading."""
+    def read(self, nvml: Nvml, handle: Handle) -> Reading | None:
+        """Query the GPU; None if GPM has no window yet. Never raises NvmlError: failures are in the reading."""
         # Both clocks: the monotonic one is shared with the worker on this host, the wall clock compares hosts.
         unix_ns, start_ns = time.time_ns(), time.monotonic_ns()
-        results = self._query_fields(nvml, handle)
-        gpm = self._query_gpm(nvml, handle)
+        results = self._query_all(nvml, handle)
+        duration_ns = time.monotonic_ns() - start_ns
+        if results is None:
+            return None
+        half_ns = duration_ns // 2
+        reading = Reading(start_ns + half_ns, unix_ns + half_ns, duration_ns / 1000, codes=dict(self.absent))
+        for column, result in results.items():
+            code = _validate(column, result)
+            if code != pynvml.NVML_SUCCESS or result.value is None:
+                reading.codes[column] = code
+            else:
+                reading.values[column] = result.value
+        self._learn(reading.codes)
+        return reading
+
+    def _query_all(self, nvml: Nvml, handle: Handle) -> dict[str, FieldValue] | None:
+        """Return the results by column, without absent sensors; None if GPM has no window yet."""
+        results: dict[str, FieldValue] = {}
+        if fields := self._present(self.stream.fields):
+            results |= _query_fields(nvml, handle, fields)
         for query in self.stream.queries:
             if query.columns[0] not in self.absent:
                 results |= _query(nvml, handle, query)
-        duration_ns = time.monotonic_ns() - start_ns
-        values: dict[str, float] = {}
-        codes = dict(self.absent)
-        for column, (code, value, _) in (results | (gpm or {})).items():
-            if code != 0 or value is None:
-                codes[column] = code
-            elif column in _COUNTERS and not (value >= 0 and value == int(value)):
-                codes[column] = pynvml.NVML_ERROR_UNKNOWN
-            else:
-                values[column] = value
-        if gpm is not None:
-            self._learn(codes)
-        half_ns = duration_ns // 2
-        return Reading(start_ns + half_ns, unix_ns + half_ns, duration_ns / 1000, values, codes, no_window=gpm is None)
+        if metrics := self._present(self.stream.gpm):
+            window = _query_gpm(nvml, handle, metrics)
+            if window is None:
+                return None
+            results |= window
+        return results
 
-    def _query_fields(self, nvml: Nvml, handle: Handle) -> dict[str, FieldValue]:
-        present = [item for item in self.stream.fields if item.column not in self.absent]
-        if not present:
-            return {}
-        try:
-            results = nvml.fields(handle, [(item.id, item.scope) for item in present])
-        except NvmlError as error:
-            return {item.column: FieldValue(error.code, None) for item in present}
-        return {item.column: _scaled(result, item.scale) for item, result in zip(present, results, strict=True)}
-
-    def _query_gpm(self, nvml: Nvml, handle: Handle) -> dict[str, FieldValue] | None:
-        """Return the GPM metrics and their window, None if there is no window yet."""
-        present = [item for item in self.stream.gpm if item.column not in self.absent]
-        if not present:
-            return {}
-        columns = [WINDOW, *(item.column for item in present)]
-        try:
-            window = nvml.gpm(handle, [item.id for item in present])
-        except NvmlError as error:
-            return dict.fromkeys(columns, FieldValue(error.code, None))
-        if window is None:
-            return None
-        return dict(zip(columns, [FieldValue(0, window.window_ms), *window.metrics], strict=True))
+    def _present(self, sensors: Sequence[Sensor]) -> list[Sensor]:
+        return [sensor for sensor in sensors if sensor.column not in self.absent]
 
     def _learn(self, codes: dict[str, int]) -> None:
         # Only the first reads count: polling too fast gives spurious NOT_SUPPORTED later.
@@ -215,6 +203,26 @@ class StreamReader:
                 self._misses[column] += 1
                 if self._misses[column] == PROBES:
                     self.absent[column] = code
+
+
+def _query_fields(nvml: Nvml, handle: Handle, sensors: Sequence[Sensor]) -> dict[str, FieldValue]:
+    try:
+        results = nvml.fields(handle, [(sensor.id, sensor.scope) for sensor in sensors])
+    except NvmlError as error:
+        return {sensor.column: FieldValue(error.code, None) for sensor in sensors}
+    return {sensor.column: _scaled(result, sensor.scale) for sensor, result in zip(sensors, results, strict=True)}
+
+
+def _query_gpm(nvml: Nvml, handle: Handle, sensors: Sequence[Sensor]) -> dict[str, FieldValue] | None:
+    """Return the GPM metrics and their window, None if there is no window yet."""
+    columns = [WINDOW, *(sensor.column for sensor in sensors)]
+    try:
+        window = nvml.gpm(handle, [sensor.id for sensor in sensors])
+    except NvmlError as error:
+        return dict.fromkeys(columns, FieldValue(error.code, None))
+    if window is None:
+        return None
+    return dict(zip(columns, [FieldValue(0, window.window_ms), *window.metrics], strict=True))
 
 
 def _query(nvml: Nvml, handle: Handle, query: Query) -> dict[str, FieldValue]:
@@ -231,3 +239,11 @@ def _query(nvml: Nvml, handle: Handle, query: Query) -> dict[str, FieldValue]:
 
 def _scaled(result: FieldValue, scale: float) -> FieldValue:
     return result if result.value is None or scale == 1 else result._replace(value=result.value * scale)
+
+
+def _validate(column: str, result: FieldValue) -> int:
+    """Return the result's code, or that of an unknown error if the value does not fit its column."""
+    value = result.value
+    if result.code or value is None or column not in _UNSIGNED_COLUMNS or (value >= 0 and value == int(value)):
+        return result.code
+    return pynvml.NVML_ERROR_UNKNOWN

@@ -44,7 +44,7 @@ _RATE: Final = (2.0**-20, 2.0**47)  # to MiB/s; DCGM's markers for "no value" ar
 
 
 @dataclass(frozen=True)
-class Metric:
+class DcgmMetric:
     """A column of samples_gpm that is fed by a DCGM field: value * factor, if 0 <= value < limit."""
 
     column: str
@@ -54,14 +54,14 @@ class Metric:
 
 
 METRICS: Final = (
-    Metric("sm_active_pct", ("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_SM_UTIL_RATIO"), *_RATIO),
-    Metric("sm_occupancy_pct", ("DCGM_FI_PROF_SM_OCCUPANCY", "DCGM_FI_PROF_SM_OCCUPANCY_RATIO"), *_RATIO),
-    Metric("tensor_active_pct", ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_PROF_TENSOR_UTIL_RATIO"), *_RATIO),
-    Metric("dram_active_pct", ("DCGM_FI_PROF_DRAM_ACTIVE", "DCGM_FI_PROF_DRAM_UTIL_RATIO"), *_RATIO),
-    Metric("pcie_tx_mib_s", ("DCGM_FI_PROF_PCIE_TX_BYTES",), *_RATE),
-    Metric("pcie_rx_mib_s", ("DCGM_FI_PROF_PCIE_RX_BYTES",), *_RATE),
-    Metric("nvlink_tx_mib_s", ("DCGM_FI_PROF_NVLINK_TX_BYTES",), *_RATE),
-    Metric("nvlink_rx_mib_s", ("DCGM_FI_PROF_NVLINK_RX_BYTES",), *_RATE),
+    DcgmMetric("sm_active_pct", ("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_SM_UTIL_RATIO"), *_RATIO),
+    DcgmMetric("sm_occupancy_pct", ("DCGM_FI_PROF_SM_OCCUPANCY", "DCGM_FI_PROF_SM_OCCUPANCY_RATIO"), *_RATIO),
+    DcgmMetric("tensor_active_pct", ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_PROF_TENSOR_UTIL_RATIO"), *_RATIO),
+    DcgmMetric("dram_active_pct", ("DCGM_FI_PROF_DRAM_ACTIVE", "DCGM_FI_PROF_DRAM_UTIL_RATIO"), *_RATIO),
+    DcgmMetric("pcie_tx_mib_s", ("DCGM_FI_PROF_PCIE_TX_BYTES",), *_RATE),
+    DcgmMetric("pcie_rx_mib_s", ("DCGM_FI_PROF_PCIE_RX_BYTES",), *_RATE),
+    DcgmMetric("nvlink_tx_mib_s", ("DCGM_FI_PROF_NVLINK_TX_BYTES",), *_RATE),
+    DcgmMetric("nvlink_rx_mib_s", ("DCGM_FI_PROF_NVLINK_RX_BYTES",), *_RATE),
 )
 
 Values = Mapping[str, float]  # metric name: value as exported, or _INVALID

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from inpaint_bench.core.files import fsync_path, replacing
 from inpaint_bench.core.records import JournalRecovery
-from inpaint_bench.core.schema import JOURNAL, PART_PATTERN, TABLES
+from inpaint_bench.core.schema import JOURNAL, PART_NAME, PART_PATTERN, TABLES
 
 _PART_KEY: Final = b"part"  # schema metadata: number of the part that a journal becomes
 
@@ -184,7 +184,7 @@ class PartWriter:
         self._columns = set(schema.names)
         self._required = {f.name for f in schema if not f.nullable}
         self._part_s = part_s
-        numbers = [int(path.name.split("-")[1][:6]) for path in folder.glob("part-*.parquet")]
+        numbers = [int(match[1]) for path in folder.iterdir() if (match := PART_NAME.fullmatch(path.name))]
         self._number = max(numbers, default=-1) + 1
         self._pending_lock = threading.Lock()  # guards the rows that are not yet in a batch
         self._disk_lock = threading.Lock()  # guards everything else

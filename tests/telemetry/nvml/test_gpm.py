@@ -121,7 +121,7 @@ def test_metric_ids_are_those_of_recorded_captures() -> None:
 def test_metric_that_fails_later_is_null_and_queried_again() -> None:
     nvml = FakeNvml(1)
     reader = StreamReader(GPM)
-    assert reader.read(nvml, uuid(0)).no_window
+    assert reader.read(nvml, uuid(0)) is None
     assert reader.read(nvml, uuid(0)).nulls is None
     nvml.fail[uuid(0)] = {"gpm:10": 3}
     failing = [reader.read(nvml, uuid(0)) for _ in range(5)]
