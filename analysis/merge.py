@@ -28,7 +28,7 @@ from . import comparability
 from .columns import SAMPLE_GRIDS, SCHEMA, SKIPPED_SCHEMA, WINDOW_SCHEMA, WINDOWS, hive_value
 from .dataset import write_partition
 from .ingest import incremental, parts, run_dir
-from .ingest.incremental import DirectoryRecord, Outcome, PreviousDataset
+from .ingest.incremental import DirectoryRecord, MergeOutcome, PreviousDataset
 from .ingest.parts import SkippedFile
 from .metrics import flags, run_row
 
@@ -44,7 +44,7 @@ class _Task:
     fingerprint: str | None
     run_id: str | None
     duplicate: bool  # an earlier directory has this run id: only the content hash is needed
-    previous: Outcome | None  # unchanged since the last merge
+    previous: MergeOutcome | None  # unchanged since the last merge
 
 
 def merge(
@@ -101,7 +101,9 @@ def _plan(roots: list[Path], previous: PreviousDataset) -> list[_Task]:
     return tasks
 
 
-def _outcomes(tasks: list[_Task], previous: PreviousDataset, out: Path, threads: int) -> Generator[Outcome, None, None]:
+def _outcomes(
+    tasks: list[_Task], previous: PreviousDataset, out: Path, threads: int
+) -> Generator[MergeOutcome, None, None]:
     """Yield what becomes of each directory, in their order.
 
     Threads are enough to use several cores: reading, hashing, decoding and writing release the interpreter lock.
@@ -119,20 +121,20 @@ def _outcomes(tasks: list[_Task], previous: PreviousDataset, out: Path, threads:
         pool.shutdown(cancel_futures=True)  # and wait: the folder may be about to be removed
 
 
-def _read(task: _Task, out: Path) -> Outcome:
+def _read(task: _Task, out: Path) -> MergeOutcome:
     """Read one run directory and write its part of the dataset, which no other directory writes to."""
     run, skips = run_dir.read_run(task.folder)
     record = DirectoryRecord(folder=str(task.folder), fingerprint=task.fingerprint, file_skips=skips)
     if run is None:
-        return Outcome(record=record)
+        return MergeOutcome(record=record)
     manifest, run_id = run.manifest, run.manifest.run_id
     if run_id != task.run_id:  # began, or was replaced, since the plan was made: its place may be taken
         reason = "its manifest appeared or changed while it was merged; merge again"
         skip = parts.skipped(task.folder, "changing", reason, run_id)
-        return Outcome(record=DirectoryRecord(folder=str(task.folder), file_skips=[skip]))
+        return MergeOutcome(record=DirectoryRecord(folder=str(task.folder), file_skips=[skip]))
     record.run_id, record.content_hash = run_id, run.content_hash
     if task.duplicate:
-        return Outcome(record=record)
+        return MergeOutcome(record=record)
     written: list[Path | None] = []
     frames: dict[str, pl.DataFrame] = {}
     for name in schema.TABLES:
@@ -156,7 +158,7 @@ def _read(task: _Task, out: Path) -> Outcome:
         {**msgspec.structs.asdict(window), **keys, "flags": flags.join(codes)}
         for window, codes in zip(run.windows, window_flags, strict=True)
     ]
-    return Outcome(record=record, row=row, windows=windows)
+    return MergeOutcome(record=record, row=row, windows=windows)
 
 
 def _file_entry(path: Path, out: Path) -> tuple[str, int, int]:
@@ -164,7 +166,7 @@ def _file_entry(path: Path, out: Path) -> tuple[str, int, int]:
     return str(path.relative_to(out)), stat.st_size, stat.st_mtime_ns
 
 
-def _write(outcomes: Iterable[Outcome], out: Path, allow_mixed: Collection[str]) -> dict[str, Any]:
+def _write(outcomes: Iterable[MergeOutcome], out: Path, allow_mixed: Collection[str]) -> dict[str, Any]:
     """Write the tables over all runs and return what dataset.json says about them."""
     rows: list[dict[str, Any]] = []
     windows: list[dict[str, Any]] = []

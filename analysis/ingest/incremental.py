@@ -43,7 +43,7 @@ class DirectoryRecord(msgspec.Struct, kw_only=True):
 
 
 @dataclass(kw_only=True)
-class Outcome:
+class MergeOutcome:
     """What becomes of one run directory in the dataset. A duplicate has a content hash, but no row."""
 
     record: DirectoryRecord
@@ -99,16 +99,16 @@ class PreviousDataset:
         record = self.records.get(str(folder))
         return record if record and fingerprint is not None and record.fingerprint == fingerprint else None
 
-    def reuse(self, record: DirectoryRecord, *, duplicate: bool) -> Outcome | None:
+    def reuse(self, record: DirectoryRecord, *, duplicate: bool) -> MergeOutcome | None:
         """Return the outcome of an unchanged directory, None where it must be read.
 
         Of a duplicate, i.e. of a run id that another directory has already, only the content hash is needed.
         """
         if duplicate or record.run_id is None:
-            return Outcome(record=msgspec.structs.replace(record, row_counts={}, files=[], row_skips=[]))
+            return MergeOutcome(record=msgspec.structs.replace(record, row_counts={}, files=[], row_skips=[]))
         if not record.row_counts or not all(self._unchanged(*file) for file in record.files):
             return None
-        return Outcome(record=record, row=self.rows[record.run_id], windows=self.windows.get(record.run_id, []))
+        return MergeOutcome(record=record, row=self.rows[record.run_id], windows=self.windows.get(record.run_id, []))
 
     def _unchanged(self, name: str, size: int, time_ns: int) -> bool:
         try:
@@ -117,7 +117,7 @@ class PreviousDataset:
             return False
         return (stat.st_size, stat.st_mtime_ns) == (size, time_ns)
 
-    def link(self, outcome: Outcome, target: Path) -> None:
+    def link(self, outcome: MergeOutcome, target: Path) -> None:
         """Link the outcome's files into the new dataset, or copy them where the file system has no hard links."""
         for name, _, _ in outcome.record.files:
             path = target / name

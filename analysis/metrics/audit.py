@@ -1,6 +1,7 @@
-"""Whether a measure window can be trusted. Every check yields the problems that it detects, a sentence each.
+"""Checks whether a measure window can be trusted. Each problem that is yielded makes the run invalid, unless the check
+says that it warns.
 
-Two kinds of rows in the events table make a run invalid, whoever writes them: `co_tenant`, detail `pid N`, for another
+Of the rows in the events table, two kinds are problems, whoever writes them: `co_tenant`, detail `pid N`, for another
 process on one of its GPUs, and `power_limit`, detail `300 W to 250 W`, for a limit that changed.
 """
 
@@ -76,11 +77,11 @@ def _shared_ns(window: Window, other: Window, clock: str) -> int:
 def check_steps(window: Window, span: Span, steps: pl.DataFrame) -> Iterator[str]:
     """Check that the window's steps lie inside it, one after the other."""
     rows = steps.filter(pl.col("window_id") == window.window_id).sort("step", maintain_order=True)
-    first, last = pl.col("t_start_mono_ns"), pl.col("t_end_mono_ns")
+    start, end = pl.col("t_start_mono_ns"), pl.col("t_end_mono_ns")
     problems = {
-        "warm-up included: {} step(s) began before the measure window opened": first < span[0],
-        "{} step(s) ended after the measure window closed": last > span[1],
-        "clock jump: the times of steps go back in {} places": (first.diff() < 0) | (last < first),
+        "warm-up included: {} step(s) began before the measure window opened": start < span[0],
+        "{} step(s) ended after the measure window closed": end > span[1],
+        "clock jump: the times of steps go back in {} places": (start.diff() < 0) | (end < start),
     }
     counts = rows.select(condition.sum().alias(text) for text, condition in problems.items()).row(0, named=True)
     yield from (text.format(count) for text, count in counts.items() if count)

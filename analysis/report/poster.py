@@ -62,7 +62,7 @@ def ratios(runs: pl.DataFrame) -> list[cells.Ratio]:
         return []
     hours = published.shown().filter(pl.col("metric") == "runtime_h")
     speeds = hours.with_columns(value=1 / pl.col("value"), series=pl.col("gpu").map_elements(gpu_label, pl.String))
-    return cells.ratios(speeds, "value")
+    return cells.series_ratios(speeds, "value")
 
 
 def comparison(build: TableBuilder, metric: str) -> Table:

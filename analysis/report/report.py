@@ -18,7 +18,7 @@ from analysis import published, recipe_labels
 from analysis.dataset import Dataset, open_dataset
 from analysis.metrics.run_row import is_unavailable
 from analysis.stats import bottleneck, study
-from analysis.stats import cells as aggregate
+from analysis.stats.cells import CELL_KEYS, WORK_KEYS, build_cells, is_distinguishable
 from analysis.units import gpu_label, gpu_order, number
 from inpaint_bench.core import files
 from inpaint_bench.core.console import sanitize
@@ -96,8 +96,8 @@ def headline(build: TableBuilder) -> str:
     """Return how many runs are valid, and the fastest and the most efficient cell with their ties."""
     runs = build.runs
     sentences = [f"{runs.filter('valid').height} of {runs.height} runs are valid."]
-    cells = aggregate.build_cells(runs)  # those of studies too: the fastest is the fastest
-    comparable = cells.select(aggregate.WORK_KEYS).n_unique() <= 1
+    cells = build_cells(runs)  # those of studies too: the fastest is the fastest
+    comparable = cells.select(WORK_KEYS).n_unique() <= 1
     for metric, lower_is_better, label, unit in (
         ("images_per_s", False, "Fastest", "images/s"),
         ("joules_per_image", True, "Least energy", "J per image"),
@@ -105,7 +105,7 @@ def headline(build: TableBuilder) -> str:
         known = cells.filter(pl.col(metric).is_not_null()).sort(metric, descending=not lower_is_better).to_dicts()
         if known and comparable:
             best, others = known[0], known[1:]
-            is_better = partial(aggregate.is_distinguishable, best, metric=metric, lower_is_better=lower_is_better)
+            is_better = partial(is_distinguishable, best, metric=metric, lower_is_better=lower_is_better)
             tied = [_cell_name(cell) for cell in others if not is_better(cell)]
             text = f"{label}: {_cell_name(best)}, {number(best[metric])} {unit}"
             sentences.append(f"{text}; tied with {_some(tied)}." if tied else f"{text}.")
@@ -269,7 +269,7 @@ def page(
     environment.globals.update(long_table=LONG_TABLE, mark=study_tables.NOT_ACTIVE, formats=formats)
     environment.globals.update(figure_font=Markup(svg.FONT), figure_css=Markup(svg.css()))
     environment.filters["unbroken"] = _unbroken
-    samples, samples_note = sample_grids.embed(report.dataset.folder, report.dataset.runs, aggregate.CELL_KEYS)
+    samples, samples_note = sample_grids.embed(report.dataset.folder, report.dataset.runs, CELL_KEYS)
     return environment.get_template("report.html.j2").render(
         report=report,
         tables=report.tables,

@@ -14,7 +14,17 @@ import polars as pl
 from analysis import recipe_labels
 from analysis.metrics.run_row import is_unavailable
 from analysis.stats import best_batch, bottleneck, study
-from analysis.stats import cells as aggregate
+from analysis.stats.cells import (
+    CELL_KEYS,
+    GPU_COMPARISON_KEYS,
+    LABEL_KEYS,
+    TIE_THRESHOLD,
+    Ratio,
+    build_cells,
+    differences_note,
+    searched_batch_note,
+    series_ratios,
+)
 from analysis.units import METRICS, gpu_label, gpu_order, number, runtime_heading
 from inpaint_bench.core.console import pluralize
 
@@ -63,7 +73,7 @@ class TableBuilder:
     def __post_init__(self) -> None:
         self.runs = recipe_labels.add_short_names(self.runs)
         shown = study.overview_runs(self.runs)
-        self.cells = aggregate.build_cells(shown)
+        self.cells = build_cells(shown)
         self.study_recipes = sorted(set(self.runs["recipe"].drop_nulls()) - set(shown["recipe"]))
 
     @property
@@ -88,7 +98,7 @@ class TableBuilder:
 
     def note(self, *sentences: str) -> str:
         """Return these sentences, and those about what the cells mix and which recipes are in other tables."""
-        of_cells = (aggregate.differences_note(self.cells), aggregate.searched_batch_note(self.cells))
+        of_cells = (differences_note(self.cells), searched_batch_note(self.cells))
         return " ".join(filter(None, [*sentences, *of_cells, self.study_note()]))
 
     def study_note(self) -> str:
@@ -100,7 +110,7 @@ class TableBuilder:
     def _summary(self, id: str, title: str, metrics: Sequence[str], note: str) -> Table:
         """Return a table with a row per cell: its keys, what else varies between cells, and these metrics."""
         keys = ["Site", "GPU", "Batch", "Recipe", "n", "Cards"]
-        varying = [name for name in aggregate.LABEL_KEYS if name != "recipe" and self.cells[name].n_unique() > 1]
+        varying = [name for name in LABEL_KEYS if name != "recipe" and self.cells[name].n_unique() > 1]
         rows = [
             [row["site"], gpu_label(row["gpu"]), str(row["batch"]), row[recipe_labels.COLUMN] or DASH]
             + [str(row["n"]), card_count(row)]
@@ -169,10 +179,10 @@ class TableBuilder:
         note = "Messages that end with \u2026 are complete in runs.csv." if shortened else ""
         return self.table("excluded", "Excluded runs", columns, rows, run_column=0, muted_rows=muted, note=note)
 
-    def gpu_ratios(self, published: Sequence[aggregate.Ratio] = ()) -> Table:
+    def gpu_ratios(self, published: Sequence[Ratio] = ()) -> Table:
         """Return how much faster each GPU is than the slower ones, and after these the published ratios."""
-        groups = self.cells.partition_by(aggregate.GPU_COMPARISON_KEYS, maintain_order=True)
-        measured = [ratio for group in groups for ratio in aggregate.ratios(group, "images_per_s")]
+        groups = self.cells.partition_by(GPU_COMPARISON_KEYS, maintain_order=True)
+        measured = [ratio for group in groups for ratio in series_ratios(group, "images_per_s")]
         rows = [
             [f"{ratio.fast} / {ratio.slow}{source}", ratio.text, _by_batch(ratio)]
             for source, ratios in (("", measured), (" (published)", published))
@@ -206,22 +216,22 @@ class TableBuilder:
         note = self.note(
             "Batch sizes. Tie: the 95 % confidence interval of the ratio contains 1, over runs paired by card and "
             "seed where there are such pairs; with too few runs for an interval, runs that overlap or means within "
-            f"{100 * aggregate.TIE_THRESHOLD:g} %. Recommended: the smallest batch that ties with the fastest."
+            f"{100 * TIE_THRESHOLD:g} %. Recommended: the smallest batch that ties with the fastest."
         )
         return self.table("best", "Best batch size per GPU", columns, rows, note=note, key_columns=1)
 
     def bottlenecks(self) -> list[Table]:
         """Return the bottleneck class of every run, and what to try for each class, GPU and recipe."""
-        sweeps = bottleneck.sweep_evidence(aggregate.build_cells(self.runs), self.runs)
+        sweeps = bottleneck.sweep_evidence(build_cells(self.runs), self.runs)
         rows = []
         suggestions: dict[tuple[str, ...], list[int]] = {}
         for row in self.runs.filter(pl.col("valid") | (pl.col("reason") == "oom_gpu")).iter_rows(named=True):
-            finding = bottleneck.classify(row, sweeps.get(row["run_id"]))
-            tier = bottleneck.NO_VALUE if finding.tier is None else str(finding.tier)
-            head = [row["run_id"], gpu_label(row["gpu"]), str(row["batch"] or DASH), finding.name, tier]
-            rows.append([*head, finding.evidence, finding.runner_up])
-            advice = bottleneck.format_advice(finding.advice, row)
-            key = (finding.name, gpu_label(row["gpu"]), row["site"], row[recipe_labels.COLUMN] or DASH, advice)
+            result = bottleneck.classify(row, sweeps.get(row["run_id"]))
+            tier = bottleneck.NO_VALUE if result.tier is None else str(result.tier)
+            head = [row["run_id"], gpu_label(row["gpu"]), str(row["batch"] or DASH), result.name, tier]
+            rows.append([*head, result.evidence, result.runner_up])
+            advice = bottleneck.format_advice(result.advice, row)
+            key = (result.name, gpu_label(row["gpu"]), row["site"], row[recipe_labels.COLUMN] or DASH, advice)
             if advice != bottleneck.NO_VALUE:
                 suggestions.setdefault(key, []).append(row["batch"] or 0)
         columns = ["Run", "GPU", "Batch", "Class", "Tier", "Evidence", "Runner-up"]
@@ -242,7 +252,7 @@ class TableBuilder:
         if known.is_empty():
             return []
         # Losses on other images, or after another number of steps, are not comparable.
-        cells = known.partition_by([*aggregate.CELL_KEYS, "data_identity", "validation_last_step"], maintain_order=True)
+        cells = known.partition_by([*CELL_KEYS, "data_identity", "validation_last_step"], maintain_order=True)
         cells.sort(key=lambda cell: (str(cell["gpu"][0]), cell["batch"][0], str(cell["site"][0])))
         several = known["data_identity"].n_unique() > 1
         names = list(dict.fromkeys(name for text in known["quality_metrics"] for name in json.loads(text or "{}")))
@@ -313,7 +323,7 @@ def card_count(cell: dict[str, Any]) -> str:
     return str(cell["cards"] or DASH)
 
 
-def _by_batch(ratio: aggregate.Ratio) -> str:
+def _by_batch(ratio: Ratio) -> str:
     """Return the ratio at every batch size, with its interval if it has one."""
     parts = []
     for batch, value in ratio.by_batch.items():

@@ -12,11 +12,11 @@ import polars as pl
 
 from inpaint_bench.core.schema import Reason, Status
 
-from . import cells as aggregate
-from .cells import Cell
+from .cells import CELL_KEYS, COMPUTATION_KEYS, TIE_THRESHOLD, Cell, compare, is_distinguishable, same_comparability_key
 from .intervals import MIN_DF
 
-EXTRA_SEEDS = 2  # with the first run these make three runs, the fewest with a useful interval
+MIN_RUNS = MIN_DF + 1  # of one card, for an interval
+EXTRA_SEEDS = MIN_RUNS - 1  # beside the first run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
+class BatchDecision:
     """The decision for one series: a GPU and whatever else distinguishes it from the other series."""
 
     series: str
@@ -54,7 +54,7 @@ class Decision:
     next_run_reason: str  # why that run, or why none
 
 
-def decide_batches(cells: pl.DataFrame, runs: pl.DataFrame) -> list[Decision]:
+def decide_batches(cells: pl.DataFrame, runs: pl.DataFrame) -> list[BatchDecision]:
     """Return a decision per series, in the order of the cells. Failed `runs` show where memory ended."""
     decisions = []
     for (series,), group in cells.group_by("series", maintain_order=True):
@@ -63,7 +63,7 @@ def decide_batches(cells: pl.DataFrame, runs: pl.DataFrame) -> list[Decision]:
         largest, oom = memory_limit(group.row(0, named=True), runs)
         next_run, reason = _next_run(group, [choice for choice in (fastest, cheapest) if choice], largest, oom)
         decisions.append(
-            Decision(
+            BatchDecision(
                 series=str(series),
                 fastest=fastest,
                 cheapest=cheapest,
@@ -82,9 +82,7 @@ def choose_batch(group: pl.DataFrame, metric: str, *, lower_is_better: bool) -> 
     if known.is_empty():
         return None
     best, *others = known.sort(metric, descending=not lower_is_better).to_dicts()
-    ties = [
-        cell for cell in others if not aggregate.is_distinguishable(best, cell, metric, lower_is_better=lower_is_better)
-    ]
+    ties = [cell for cell in others if not is_distinguishable(best, cell, metric, lower_is_better=lower_is_better)]
     return Choice(
         metric=metric,
         cell=best,
@@ -97,9 +95,9 @@ def choose_batch(group: pl.DataFrame, metric: str, *, lower_is_better: bool) -> 
 
 def _is_equivalent(best: Cell, cell: Cell, metric: str) -> bool:
     """Return whether the ratio's interval lies within 2 %: no further run would show a relevant difference."""
-    ratio = aggregate.compare(cell, best, metric)
+    ratio = compare(cell, best, metric)
     ends = (ratio.low, ratio.high) if ratio else (None, None)
-    return all(end is not None and abs(end) <= aggregate.TIE_THRESHOLD for end in ends)
+    return all(end is not None and abs(end) <= TIE_THRESHOLD for end in ends)
 
 
 def memory_limit(cell: Cell, runs: pl.DataFrame) -> tuple[int | None, int | None]:
@@ -107,11 +105,11 @@ def memory_limit(cell: Cell, runs: pl.DataFrame) -> tuple[int | None, int | None
 
     A run that ran out of memory early may not know its precision or resolution: it belongs to all of them.
     """
-    same_series = aggregate.same_comparability_key(cell["comparability_key"])
-    for name in aggregate.CELL_KEYS:
+    same_series = same_comparability_key(cell["comparability_key"])
+    for name in CELL_KEYS:
         if name not in ("batch", "comparability_key"):
             equal = pl.col(name).eq_missing(pl.lit(cell[name]))
-            same_series &= (equal | pl.col(name).is_null()) if name in aggregate.COMPUTATION_KEYS else equal
+            same_series &= (equal | pl.col(name).is_null()) if name in COMPUTATION_KEYS else equal
     rows = runs.filter(same_series & pl.col("batch").is_not_null())
     completed = rows.filter(pl.col("status") == Status.COMPLETED)["batch"].max()
     oom = rows.filter(pl.col("reason") == Reason.OOM_GPU)["batch"].min()
@@ -126,7 +124,7 @@ def _next_run(group: pl.DataFrame, choices: list[Choice], completed: int | None,
     largest = max((choice.batch for choice in choices), default=None)
     if largest is not None and largest == completed and oom is None:
         return f"batch={2 * largest}", "the best batch is the largest tried, and it did not run out of memory"
-    few = [choice.ranking[:2] for choice in choices if choice.n <= MIN_DF and len(choice.ranking) > 1]
+    few = [choice.ranking[:2] for choice in choices if choice.n < MIN_RUNS and len(choice.ranking) > 1]
     if few:
         return _more_seeds(group, {batch for best in few for batch in best}), "fewer than three runs have no interval"
     return "", "no tie that matters"

@@ -134,7 +134,7 @@ class SweepEvidence:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Bottleneck:
     """The class of one run, with the figures that show it."""
 
     name: str
@@ -144,7 +144,7 @@ class Finding:
     runner_up: str = NO_VALUE  # the next class whose rules match too
 
 
-def classify(row: Row, sweep: SweepEvidence | None = None) -> Finding:
+def classify(row: Row, sweep: SweepEvidence | None = None) -> Bottleneck:
     """Return the class of a run by the first rule that matches.
 
     The class is `mixed` where no rule matches, `unknown` where neither utilisation nor data wait is known either.
@@ -153,9 +153,9 @@ def classify(row: Row, sweep: SweepEvidence | None = None) -> Finding:
     matches = [rule for rule in RULES if all(_holds(values, *limit) for limit in rule.conditions)]
     if not matches:
         if row["gpu_util_pct"] is None and row["data_wait_pct"] is None:
-            return Finding(name=UNKNOWN, evidence="no evidence in this run", advice=[Advice("", "telemetry=nvml")])
+            return Bottleneck(name=UNKNOWN, evidence="no evidence in this run", advice=[Advice("", "telemetry=nvml")])
         useful = [advice for name, advice in MIXED_ADVICE.items() if values[name] is None]
-        return Finding(name=MIXED, evidence=_evidence(values, _MIXED_EVIDENCE), advice=useful)
+        return Bottleneck(name=MIXED, evidence=_evidence(values, _MIXED_EVIDENCE), advice=useful)
     name = matches[0].name
     tier = min(rule.tier for rule in matches if rule.name == name)
     figures = dict.fromkeys(figure for rule in RULES if rule.name == name for figure, _, _ in rule.conditions)
@@ -165,7 +165,7 @@ def classify(row: Row, sweep: SweepEvidence | None = None) -> Finding:
         evidence, runner_up = f"batch {row['batch'] or 'unknown'}", NO_VALUE
     elif tier == COUNTERS and row.get("counters_source"):
         evidence += f" (by {row['counters_source']})"
-    return Finding(name=name, tier=tier, evidence=evidence, runner_up=runner_up, advice=ADVICE[name])
+    return Bottleneck(name=name, tier=tier, evidence=evidence, runner_up=runner_up, advice=ADVICE[name])
 
 
 def format_advice(advice: Iterable[Advice], row: Row) -> str:

@@ -214,7 +214,7 @@ class Ratio:
         return "\u2013".join(ends)
 
 
-def ratios(table: pl.DataFrame, value: str) -> list[Ratio]:
+def series_ratios(table: pl.DataFrame, value: str) -> list[Ratio]:
     """Return the ratio of every two series at equal batch, the slower series first.
 
     `table` has series, batch and the value's column. Of cells the ratios are those of geometric means over runs.

@@ -76,10 +76,11 @@ def gain(new: Sequence[Observation], old: Sequence[Observation], *, min_df: int 
         return None
     pairs = _paired_differences(new_logs, old_logs)
     unpaired = _half_width(new_logs, old_logs, min_df=min_df)
-    too_few = pairs and (min(len(new_logs), len(old_logs)) == 1 or (len(pairs) >= 2 and unpaired is None))
-    if len(pairs) > min_df or too_few:
+    runs = min(len(new_logs), len(old_logs))
+    pairs_only = bool(pairs) and (runs == 1 or (len(pairs) >= 2 and unpaired is None))
+    if len(pairs) > min_df or pairs_only:
         return _gain(_mean(pairs), _half_width(pairs, min_df=min_df), len(pairs), paired=True)
-    return _gain(_mean(new_logs) - _mean(old_logs), unpaired, min(len(new_logs), len(old_logs)), paired=False)
+    return _gain(_mean(new_logs) - _mean(old_logs), unpaired, runs, paired=False)
 
 
 def _paired_differences(new: list[Observation], old: list[Observation]) -> list[Observation]:

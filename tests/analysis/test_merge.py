@@ -17,7 +17,7 @@ from analysis import merge
 from analysis.columns import WINDOWS
 from analysis.dataset import Dataset, open_dataset
 from analysis.ingest import incremental, run_dir
-from analysis.stats import cells as aggregate
+from analysis.stats.cells import build_cells
 from inpaint_bench.core import schema
 from inpaint_bench.core.errors import UserError
 
@@ -143,7 +143,7 @@ def test_invalid_and_failed_runs_are_rows_but_in_no_mean(tmp_path: Path) -> None
     write_run(tmp_path / "grace", "r-03", status="failed", reason="oom_gpu", message="CUDA out of memory")
     dataset = merged(tmp_path)
     assert dataset.runs.height == 3
-    cells = aggregate.build_cells(dataset.runs)
+    cells = build_cells(dataset.runs)
     assert cells.select("n", "images_per_s").rows() == [(1, pytest.approx(16))]
 
 

@@ -21,7 +21,7 @@ from analysis.columns import FLOAT
 from analysis.dataset import Dataset, open_dataset
 from analysis.ingest import parts
 from analysis.metrics import run_row
-from analysis.stats import cells as aggregate
+from analysis.stats.cells import build_cells
 from inpaint_bench.core import schema
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import Manifest, Window
@@ -48,7 +48,7 @@ def row_of(dataset: Dataset, run_id: str = DEFECTIVE) -> dict[str, Any]:
 
 
 def cell_of(dataset: Dataset) -> dict[str, Any]:
-    return aggregate.build_cells(dataset.runs).row(0, named=True)
+    return build_cells(dataset.runs).row(0, named=True)
 
 
 def reason_of(tmp_path: Path) -> str:
@@ -76,7 +76,7 @@ def refused_conflict(tmp_path: Path, attribute: str) -> str:
         merged(tmp_path)
     assert not (tmp_path / "ds").exists()
     merge.merge([tmp_path / "grace"], tmp_path / "ds", allow_mixed=[attribute])
-    cells = aggregate.build_cells(open_dataset(tmp_path / "ds").runs)
+    cells = build_cells(open_dataset(tmp_path / "ds").runs)
     assert sorted(cells["run_ids"].to_list()) == [[SOUND], [DEFECTIVE]]
     assert cells["series"].n_unique() == 2
     return str(error.value)

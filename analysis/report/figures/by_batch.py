@@ -9,7 +9,7 @@ import polars as pl
 
 from analysis import published, recipe_labels
 from analysis.stats import best_batch
-from analysis.stats import cells as aggregate
+from analysis.stats.cells import add_series
 from analysis.units import METRICS, runtime_heading
 from inpaint_bench.core.console import pluralize
 
@@ -123,7 +123,7 @@ def _limit_series(cells: pl.DataFrame) -> tuple[pl.DataFrame, str]:
             room -= series
     note = ""
     if omitted := recipes.height - len(chosen):
-        cells = aggregate.add_series(cells.filter(pl.col("recipe").is_in(chosen)).drop("series"))
+        cells = add_series(cells.filter(pl.col("recipe").is_in(chosen)).drop("series"))
         note = f"Recipes shown: {', '.join(map(base.shorten, chosen))}; the tables have {omitted} more."
     sizes = cells.group_by("series", maintain_order=True).len().sort("len", descending=True, maintain_order=True)
     if sizes.height > len(svg.SERIES):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import polars as pl
 
 from analysis.dataset import Dataset
-from analysis.stats import cells as aggregate
+from analysis.stats.cells import build_cells
 from analysis.stats.study import comparisons, is_study_run
 
 from . import base, by_batch, energy_audit, pareto, quality, roofline, step_time, study, timeline, variation
@@ -38,7 +38,7 @@ def draw(dataset: Dataset, cells: pl.DataFrame) -> tuple[dict[str, list[Figure]]
 def overview(dataset: Dataset, cells: pl.DataFrame) -> tuple[list[Figure], list[str]]:
     """Draw the overview's figures; return them, and the reason for each one that cannot be drawn."""
     runs = dataset.runs
-    all_cells = aggregate.build_cells(runs)  # figures that compare every cell with every other include those of studies
+    all_cells = build_cells(runs)  # figures that compare every cell with every other include those of studies
     if all_cells.is_empty():
         return [], []
     results = [

@@ -6,7 +6,7 @@ import altair as alt
 import polars as pl
 
 from analysis import published, recipe_labels
-from analysis.stats import cells as aggregate
+from analysis.stats.cells import WORK_KEYS
 from analysis.units import METRICS, gpu_label, number
 
 from . import base, svg
@@ -22,7 +22,7 @@ ABSENT = "Throughput against energy: no run has both images/s and J/image."
 
 def draw(cells: pl.DataFrame) -> list[Figure] | str:
     """Draw a figure per kind of work, largest first; return the reason if no cell has both metrics."""
-    kinds = cells.drop_nulls([_X, _Y]).partition_by(aggregate.WORK_KEYS, maintain_order=True)
+    kinds = cells.drop_nulls([_X, _Y]).partition_by(WORK_KEYS, maintain_order=True)
     kinds.sort(key=lambda kind: -kind.height)
     return [_figure(kind, index, len(kinds)) for index, kind in enumerate(kinds)] or ABSENT
 
@@ -100,8 +100,8 @@ def _chart(rows: pl.DataFrame, poster: pl.DataFrame, names: list[str]) -> alt.La
     y = alt.Y(f"{_Y}:Q").title(METRICS[_Y].heading).scale(domain=limits_y, nice=False, zero=False)
     colour = base.colour(names, "key")
     if OTHERS in names:
-        # The series' own grey could not be told from that of the others.
-        colour = colour.scale(domain=names, range=[*svg.SERIES[:6], svg.SERIES[7], svg.MUTED])
+        palette = [code for code in svg.SERIES if code != svg.SERIES_GREY]
+        colour = colour.scale(domain=names, range=[*palette, svg.MUTED])
     best, others = rows.filter("frontier"), rows.filter(~pl.col("frontier"))
     # Nothing known is better than the ends of the frontier: it continues level to the left and up to the top.
     corners = best.select(_X, _Y).sort(_X)

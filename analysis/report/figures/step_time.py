@@ -27,7 +27,7 @@ _COLOURS = {
     DEVICE: svg.SERIES[0],
     UNDIVIDED: svg.SERIES[5],
     WAIT: svg.SERIES[1],
-    OTHER: svg.SERIES[6],
+    OTHER: svg.SERIES_GREY,
     VALIDATION: svg.SERIES[2],
     CHECKPOINT: svg.SERIES[3],
 }

@@ -15,6 +15,7 @@ import vl_convert
 
 TEXT, MUTED, GRID = "#0a0b01", "#0a0b02", "#0a0b03"
 SERIES = tuple(f"#0a0c{index:02x}" for index in range(1, 9))
+SERIES_GREY = SERIES[6]  # can hardly be told from MUTED
 _PLACEHOLDERS = (TEXT, MUTED, GRID, *SERIES)
 # After Okabe and Ito (safe for the common kinds of colour blindness), darkened or lightened for the background.
 LIGHT = ("#0067a5", "#c2410c", "#007a55", "#9d3a86", "#8a6500", "#3b6fd4", "#5f5f5f", "#a3263a")

@@ -64,9 +64,9 @@ def test_run_has_the_means_of_its_counters_and_their_source(tmp_path: Path) -> N
 
 def test_bottleneck_evidence_names_the_source_of_the_counters(tmp_path: Path) -> None:
     gpm_rows(h200(tmp_path))
-    finding = bottleneck.classify(row_of(tmp_path))
-    assert (finding.name, finding.tier) == ("tensor_bound", bottleneck.COUNTERS)
-    assert finding.evidence == "tensor cores active 55.0 %, SMs active 90.0 % (by gpm)"
+    result = bottleneck.classify(row_of(tmp_path))
+    assert (result.name, result.tier) == ("tensor_bound", bottleneck.COUNTERS)
+    assert result.evidence == "tensor cores active 55.0 %, SMs active 90.0 % (by gpm)"
 
 
 def test_rows_are_weighted_by_their_overlap_with_the_measure_window(tmp_path: Path) -> None:

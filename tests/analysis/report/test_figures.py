@@ -30,8 +30,8 @@ from analysis.report.figures import (
 )
 from analysis.report.figures import study as study_figures
 from analysis.report.figures.base import Figure
-from analysis.stats import cells as aggregate
 from analysis.stats import study
+from analysis.stats.cells import build_cells
 from inpaint_bench.cli import app
 from tests.analysis.build import UNIX0, S, rewrite, rewrite_json, write_event, write_part, write_run
 from tests.analysis.stats.test_study import run as study_run
@@ -86,7 +86,7 @@ def runs_of(batch: int, *speeds: float, cards: tuple[str, ...] = ("GPU-1",), **m
 def throughput(rows: list[Row]) -> Figure:
     """Draw the figure of images/s by batch size."""
     runs = frame(*rows)
-    figures = by_batch.draw(aggregate.build_cells(runs), runs)
+    figures = by_batch.draw(build_cells(runs), runs)
     return next(figure for figure in figures if figure.id == "fig-images_per_s")
 
 
@@ -200,7 +200,7 @@ def cell(batch: int, speed: float, joules: float, **more: Any) -> Row:
 
 def drawn_pareto(*rows: Row) -> list[Figure]:
     """Draw throughput against energy of these runs."""
-    figures = pareto.draw(aggregate.build_cells(frame(*rows)))
+    figures = pareto.draw(build_cells(frame(*rows)))
     assert isinstance(figures, list)
     return figures
 
@@ -271,7 +271,7 @@ def with_device(share: float) -> Callable[[pl.DataFrame], pl.DataFrame]:
 
 def bars(dataset: Dataset) -> Figure:
     """Draw the time per step."""
-    figure = step_time.draw(dataset, aggregate.build_cells(dataset.runs))
+    figure = step_time.draw(dataset, build_cells(dataset.runs))
     assert isinstance(figure, Figure)
     return figure
 
@@ -342,7 +342,7 @@ def test_a_run_with_an_incomplete_table_of_steps_is_omitted_with_a_note(tmp_path
 def drawn_variation(*rows: Row) -> Figure | str:
     """Draw the variation between the cards of these runs."""
     runs = frame(*rows)
-    return variation.draw(aggregate.build_cells(runs), runs)
+    return variation.draw(build_cells(runs), runs)
 
 
 def test_variation_shows_each_run_relative_to_the_mean_of_its_cell() -> None:
@@ -520,7 +520,7 @@ def every_kind(tmp_path: Path, name: str) -> list[Figure]:
     dataset = Dataset(
         folder=tmp_path, metadata={}, runs=frame(*rows), windows=pl.DataFrame(windows), skipped=pl.DataFrame()
     )
-    figures, absent = overview.overview(dataset, aggregate.build_cells(dataset.runs))
+    figures, absent = overview.overview(dataset, build_cells(dataset.runs))
     assert not absent
     return figures
 
@@ -550,7 +550,7 @@ def test_a_hostile_run_id_gives_a_safe_and_unique_file_name(tmp_path: Path) -> N
 def test_without_valid_runs_nothing_is_drawn(tmp_path: Path) -> None:
     write_run(tmp_path / "in", "r-01", status="failed", reason="oom_gpu", windows=False)
     dataset = dataset_of(tmp_path)
-    assert overview.overview(dataset, aggregate.build_cells(dataset.runs)) == ([], [])
+    assert overview.overview(dataset, build_cells(dataset.runs)) == ([], [])
 
 
 def test_figures_without_data_are_listed_with_the_reason(tmp_path: Path) -> None:
@@ -560,7 +560,7 @@ def test_figures_without_data_are_listed_with_the_reason(tmp_path: Path) -> None
             part.unlink()
     dataset = dataset_of(tmp_path)
     assert dataset.runs["valid"].to_list() == [True]
-    figures, reasons = overview.overview(dataset, aggregate.build_cells(dataset.runs))
+    figures, reasons = overview.overview(dataset, build_cells(dataset.runs))
     assert {figure.id for figure in figures} == {"fig-runtime_h", "fig-images_per_s"}
     absent = [pareto.ABSENT, step_time.ABSENT, variation.ABSENT, energy_audit.ABSENT, roofline.ABSENT]
     assert reasons == absent
@@ -578,7 +578,7 @@ def test_figures_of_900_runs_show_a_limited_number_of_series() -> None:
         for run in runs_of(batch, speed + recipe / 10 + seed / 100, gpu=gpu, recipe=f"lever_{recipe}")
     ]
     runs = frame(*rows)
-    cells = aggregate.build_cells(runs)
+    cells = build_cells(runs)
     for figure in by_batch.draw(cells, runs):
         colours = {row["series"] for kind in ("bar", "point") for row in marks(figure, kind)}
         assert len(colours) <= len(svg.SERIES)

@@ -15,7 +15,7 @@ from analysis.ingest import run_dir
 from analysis.report import sample_grids
 from analysis.report.figures import quality
 from analysis.report.tables import TableBuilder
-from analysis.stats import cells as aggregate
+from analysis.stats.cells import CELL_KEYS, build_cells
 from tests.analysis.build import write_levers, write_quality, write_run
 from tests.analysis.test_merge import merged
 
@@ -92,7 +92,7 @@ def test_tables_use_the_batch_size_found_by_search_and_say_so(tmp_path: Path) ->
     assert all("| 8 |" in line for line in lines if line.startswith("| r-02"))
     note = "Found by a search (batch=auto): A40 batch 40."
     assert sum(note in line for line in lines) >= 3, "throughput, energy and memory say so"
-    cells = aggregate.build_cells(open_dataset(tmp_path / "ds").runs)
+    cells = build_cells(open_dataset(tmp_path / "ds").runs)
     assert cells.select("batch", "batch_searched").rows() == [(8, 0), (40, 1)]
 
 
@@ -181,7 +181,7 @@ def test_sample_images_beyond_the_page_limit_are_counted(tmp_path: Path, monkeyp
     dataset = merged(tmp_path)
     size = (dataset.folder / dataset.runs["sample_grid"][0]).stat().st_size
     monkeypatch.setattr(sample_grids, "PAGE_BYTES", size)
-    shown, note = sample_grids.embed(dataset.folder, dataset.runs, aggregate.CELL_KEYS)
+    shown, note = sample_grids.embed(dataset.folder, dataset.runs, CELL_KEYS)
     assert len(shown) == 1
     assert "1 more are not on this page" in note
 
@@ -192,7 +192,7 @@ def test_sample_images_come_from_valid_runs_only(tmp_path: Path) -> None:
         write_run(tmp_path / "grace", f"r-{index}", quality=about)
     dataset = merged(tmp_path)
     runs = dataset.runs.with_columns(valid=pl.col("run_id") == "r-1")
-    shown, note = sample_grids.embed(dataset.folder, runs, aggregate.CELL_KEYS)
+    shown, note = sample_grids.embed(dataset.folder, runs, CELL_KEYS)
     assert [picture["run_id"] for picture in shown] == ["r-1"]
     assert "all 2 are in the dataset" in note
 

@@ -10,7 +10,7 @@ import pytest
 
 from analysis import columns, published, units
 from analysis.report import poster, render, tables
-from analysis.stats import cells as aggregate
+from analysis.stats.cells import build_cells
 
 
 def frame(*rows: dict[str, Any]) -> pl.DataFrame:
@@ -83,13 +83,13 @@ def test_only_proven_and_likely_values_are_shown() -> None:
 
 
 def test_published_values_never_enter_an_aggregate() -> None:
-    cells = aggregate.build_cells(frame({"runtime_h": 9.0, "power_w": 100.0, "images_per_s": 1.0}))
+    cells = build_cells(frame({"runtime_h": 9.0, "power_w": 100.0, "images_per_s": 1.0}))
     assert cells.height == 1
     assert cells.select("runtime_h", "runtime_h_min", "runtime_h_max", "power_w", "n").row(0) == (9, 9, 9, 100, 1)
 
 
 def test_incomparable_runs_are_not_averaged_or_the_mix_is_noted() -> None:
-    cells = aggregate.build_cells(
+    cells = build_cells(
         frame(
             {"run_id": "r-1", "driver": "570", "images_per_s": 10.0},
             {"run_id": "r-2", "driver": "580", "images_per_s": 12.0},
@@ -161,7 +161,7 @@ def test_other_precisions_and_resolutions_are_separate_cells_without_ratio() -> 
 
 def test_n_is_the_number_of_runs_that_have_the_metric() -> None:
     runs = frame({"run_id": "r-1", "images_per_s": 10.0, "power_w": 5.0}, {"run_id": "r-2", "images_per_s": 12.0})
-    cell = aggregate.build_cells(runs).row(0, named=True)
+    cell = build_cells(runs).row(0, named=True)
     assert (cell["images_per_s_n"], cell["power_w_n"]) == (2, 1)
     assert tables.mean_text(cell, "power_w") == "5.00 (n = 1)"
     assert tables.mean_text(cell, "joules_per_image") == "\u2013"

@@ -9,8 +9,8 @@ import pytest
 from analysis.report import report, study_tables, tables
 from analysis.report.tables import TableBuilder
 from analysis.stats import best_batch
-from analysis.stats import cells as aggregate
-from analysis.stats.best_batch import Decision
+from analysis.stats.best_batch import BatchDecision
+from analysis.stats.cells import build_cells, is_distinguishable
 from tests.analysis.report.test_tables import frame
 
 
@@ -23,14 +23,14 @@ def runs_of(batch: int, *speeds: float, card: str | None = "GPU-1", **more: Any)
     ]
 
 
-def decide(*rows: dict[str, Any]) -> Decision:
+def decide(*rows: dict[str, Any]) -> BatchDecision:
     runs = frame(*rows)
     (decision,) = best_batch.decide_batches(TableBuilder(runs=runs).cells, runs)
     return decision
 
 
 def test_cell_of_one_run_has_no_interval() -> None:
-    cells = aggregate.build_cells(frame(*runs_of(8, 10.0, 11.0, 12.0), *runs_of(16, 20.0)))
+    cells = build_cells(frame(*runs_of(8, 10.0, 11.0, 12.0), *runs_of(16, 20.0)))
     several, single = cells.to_dicts()
     assert tables.mean_text(several, "images_per_s") == "11.0 (8.52 to 13.5)"
     assert tables.mean_text(single, "images_per_s") == "20.0"
@@ -41,20 +41,17 @@ def test_runs_on_several_cards_have_the_interval_over_cards() -> None:
     """Card means 10, 11, 12: as three runs."""
     cards = (("GPU-1", 10.0), ("GPU-2", 11.0), ("GPU-3", 12.0))
     rows = [row for card, value in cards for row in runs_of(8, value, value, value, card=card, node=card)]
-    (cell,) = aggregate.build_cells(frame(*rows)).to_dicts()
+    (cell,) = build_cells(frame(*rows)).to_dicts()
     assert tables.mean_text(cell, "images_per_s") == "11.0 (8.52 to 13.5)"
 
 
 def test_two_runs_or_two_cards_show_their_range_and_no_interval() -> None:
     """Regression: 78.3 images/s from 72.6 to 81.9 on two cards stood there as `45.1 to 111`."""
     rows = runs_of(8, 10.0, 10.0, 10.0) + runs_of(8, 12.0, 12.0, 12.0, card="GPU-2", node="b") + runs_of(16, 1.0, 2.0)
-    two_cards, two_runs = aggregate.build_cells(frame(*rows)).to_dicts()
+    two_cards, two_runs = build_cells(frame(*rows)).to_dicts()
     assert tables.mean_text(two_cards, "images_per_s") == "11.0 (range 10.0 to 12.0)"
     assert tables.mean_text(two_runs, "images_per_s") == "1.50 (range 1.00 to 2.00)"
-    assert (
-        tables.mean_text(aggregate.build_cells(frame(*runs_of(8, 3.0, 3.0))).row(0, named=True), "images_per_s")
-        == "3.00"
-    )
+    assert tables.mean_text(build_cells(frame(*runs_of(8, 3.0, 3.0))).row(0, named=True), "images_per_s") == "3.00"
 
 
 @pytest.mark.parametrize(
@@ -66,19 +63,19 @@ def test_interval_is_clipped_to_possible_values(
 ) -> None:
     """Regression: utilisation up to 124 %, and a compilation of -104 s."""
     rows = [{**row, metric: value} for row, value in zip(runs_of(8, 1.0, 1.0, 1.0), values, strict=True)]
-    (cell,) = aggregate.build_cells(frame(*rows)).to_dicts()
+    (cell,) = build_cells(frame(*rows)).to_dicts()
     assert (cell[f"{metric}_low"], cell[f"{metric}_high"]) == pytest.approx(ends, abs=0.5)
 
 
 def test_too_few_runs_for_an_interval_differ_where_they_do_not_overlap() -> None:
     """Regression: 117 images/s was tied with 78, because two pairs have an interval of a factor of two."""
     slow, fast = runs_of(8, 72.6, 78.7), runs_of(16, 117.1, 117.6, 117.4)
-    clear = aggregate.build_cells(frame(*slow, *fast)).to_dicts()
-    assert aggregate.is_distinguishable(clear[1], clear[0], "images_per_s", lower_is_better=False)
-    assert aggregate.is_distinguishable(clear[1], clear[0], "joules_per_image", lower_is_better=True)
-    overlapping = aggregate.build_cells(frame(*runs_of(8, 10.0, 14.0), *runs_of(16, 11.0, 17.0))).to_dicts()
-    assert not aggregate.is_distinguishable(overlapping[1], overlapping[0], "images_per_s", lower_is_better=False)
-    assert not aggregate.is_distinguishable(overlapping[1], overlapping[0], "joules_per_image", lower_is_better=True)
+    clear = build_cells(frame(*slow, *fast)).to_dicts()
+    assert is_distinguishable(clear[1], clear[0], "images_per_s", lower_is_better=False)
+    assert is_distinguishable(clear[1], clear[0], "joules_per_image", lower_is_better=True)
+    overlapping = build_cells(frame(*runs_of(8, 10.0, 14.0), *runs_of(16, 11.0, 17.0))).to_dicts()
+    assert not is_distinguishable(overlapping[1], overlapping[0], "images_per_s", lower_is_better=False)
+    assert not is_distinguishable(overlapping[1], overlapping[0], "joules_per_image", lower_is_better=True)
 
 
 def test_gpu_ratios_have_intervals_and_mark_ties() -> None:
@@ -204,7 +201,7 @@ def test_every_series_has_a_row_also_without_energy() -> None:
 
 @pytest.mark.parametrize("lower_is_better", [True, False])
 def test_is_distinguishable_depends_on_direction(lower_is_better: bool) -> None:
-    cells = aggregate.build_cells(frame(*runs_of(8, 10.0, 10.1, 9.9), *runs_of(16, 20.0, 20.1, 19.9))).to_dicts()
+    cells = build_cells(frame(*runs_of(8, 10.0, 10.1, 9.9), *runs_of(16, 20.0, 20.1, 19.9))).to_dicts()
     metric = "joules_per_image" if lower_is_better else "images_per_s"
-    assert aggregate.is_distinguishable(cells[1], cells[0], metric, lower_is_better=lower_is_better)
-    assert not aggregate.is_distinguishable(cells[0], cells[1], metric, lower_is_better=lower_is_better)
+    assert is_distinguishable(cells[1], cells[0], metric, lower_is_better=lower_is_better)
+    assert not is_distinguishable(cells[0], cells[1], metric, lower_is_better=lower_is_better)

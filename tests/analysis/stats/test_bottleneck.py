@@ -28,7 +28,7 @@ FULL_CLOCK = CAPPED | {
 AT_POWER_LIMIT = {"power_w": 299.0, "power_limit_w": 300.0, "sm_clock_mhz_mean": 1400.0, "sm_clock_mhz_limit": 1740.0}
 
 
-def finding_of(row: dict[str, Any], sweep: SweepEvidence | None = None, **counters: float) -> bottleneck.Finding:
+def classify(row: dict[str, Any], sweep: SweepEvidence | None = None, **counters: float) -> bottleneck.Bottleneck:
     return bottleneck.classify(frame(row).row(0, named=True) | counters, sweep)
 
 
@@ -47,11 +47,11 @@ def finding_of(row: dict[str, Any], sweep: SweepEvidence | None = None, **counte
     ],
 )
 def test_first_matching_rule_gives_the_class(row: dict[str, Any], name: str) -> None:
-    finding = finding_of(row)
-    assert finding.name == name
-    assert finding.tier == (None if name in ("mixed", "unknown") else bottleneck.RUN)
-    assert finding.evidence
-    assert finding.advice
+    result = classify(row)
+    assert result.name == name
+    assert result.tier == (None if name in ("mixed", "unknown") else bottleneck.RUN)
+    assert result.evidence
+    assert result.advice
 
 
 IDLE = {"data_wait_pct": 1.0, "gpu_util_pct": 70.0}
@@ -82,20 +82,20 @@ BUSY = {"data_wait_pct": 1.0, "gpu_util_pct": 99.0}
 def test_sweep_and_counters_give_classes_that_one_run_cannot(
     row: dict[str, Any], sweep: SweepEvidence, counters: dict[str, float], name: str, tier: int | None
 ) -> None:
-    finding = finding_of(row, sweep, **counters)
-    assert (finding.name, finding.tier) == (name, tier)
+    result = classify(row, sweep, **counters)
+    assert (result.name, result.tier) == (name, tier)
 
 
 def test_runner_up_is_the_next_class_that_matches() -> None:
-    both = finding_of(CAPPED | {"data_wait_pct": 50.0})
+    both = classify(CAPPED | {"data_wait_pct": 50.0})
     assert (both.name, both.runner_up) == ("power_capped", "data_starved")
-    near = finding_of({"data_wait_pct": 8.0, "gpu_util_pct": 99.0})
+    near = classify({"data_wait_pct": 8.0, "gpu_util_pct": 99.0})
     assert (near.name, near.runner_up) == ("mixed", "\u2013")
-    assert finding_of({"reason": "oom_gpu"}).runner_up == "\u2013"
+    assert classify({"reason": "oom_gpu"}).runner_up == "\u2013"
 
 
 def test_unknown_indicator_matches_no_rule() -> None:
-    assert finding_of({"gpu_util_pct": 99.0, "power_w": 299.0, "power_limit_w": 300.0}).name == "mixed"
+    assert classify({"gpu_util_pct": 99.0, "power_w": 299.0, "power_limit_w": 300.0}).name == "mixed"
 
 
 def test_elasticity_and_memory_limit_come_from_the_runs_of_the_series() -> None:
@@ -137,19 +137,19 @@ def test_advice_is_listed_once_per_class_with_the_own_site_gpu_and_recipe() -> N
 
 
 def test_known_indicators_are_not_advised() -> None:
-    assert [advice.command for advice in finding_of(BUSY).advice] == ["batch=8,16,32", "gpu=h200"]
-    assert [advice.command for advice in finding_of(BUSY, SweepEvidence(elasticity=0.5)).advice] == ["gpu=h200"]
+    assert [advice.command for advice in classify(BUSY).advice] == ["batch=8,16,32", "gpu=h200"]
+    assert [advice.command for advice in classify(BUSY, SweepEvidence(elasticity=0.5)).advice] == ["gpu=h200"]
     row = BUSY | {"gpu": "h200"}
-    assert "gpu=h200" not in bottleneck.format_advice(finding_of(row).advice, frame(row).row(0, named=True))
+    assert "gpu=h200" not in bottleneck.format_advice(classify(row).advice, frame(row).row(0, named=True))
 
 
 def test_levers_of_the_run_are_not_advised() -> None:
     row = IDLE | {"recipe": "tuned", "recipe_parts": "tuned", "levers": json.dumps([{"name": "compile"}])}
-    finding = finding_of(row)
-    text = bottleneck.format_advice(finding.advice, frame(row).row(0, named=True))
+    result = classify(row)
+    text = bottleneck.format_advice(result.advice, frame(row).row(0, named=True))
     assert "recipe=[tuned,cuda_graph]" in text
     everything = row | {"levers": json.dumps([{"name": name} for name in ("compile", "cuda_graph", "adamw_fused")])}
-    text = bottleneck.format_advice(finding.advice, frame(everything).row(0, named=True))
+    text = bottleneck.format_advice(result.advice, frame(everything).row(0, named=True))
     assert text == "a larger batch: batch=auto"
 
 
