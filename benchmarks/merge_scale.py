@@ -225,7 +225,7 @@ def make(root: Path, runs: int, samples: int, part_rows: int) -> list[Path]:
         run_id = f"r-{index:06d}"
         folder = root / run_id
         folder.mkdir(parents=True)
-        own = msgspec.structs.replace(manifest, run_id=run_id, point=index, overrides=[f"seed={index}"])
+        own = msgspec.structs.replace(manifest, run_id=run_id, point=index, seed=index, overrides=[f"seed={index}"])
         write_record(folder / contract.MANIFEST, own)
         write_record(folder / contract.WINDOWS, [window])
         (folder / contract.TELEMETRY).write_text(json.dumps({"status": "complete", "source": "nvml"}))

@@ -27,7 +27,6 @@ def manifest_columns(manifest: Manifest) -> dict[str, Any]:
     memory, data = manifest.memory or records.MemoryPeaks(), manifest.data or records.DataFacts()
     parity, study = manifest.parity or records.Parity(), manifest.study or records.Study()
     resumed = [event.step for event in manifest.resumed or [] if event.step is not None]
-    seeds = [value for name, _, value in (override.partition("=") for override in manifest.overrides) if name == "seed"]
     limits = [device.power_limit_w for device in manifest.devices if device.power_limit_w is not None]
     clocks = [device.max_sm_clock_mhz for device in manifest.devices if device.max_sm_clock_mhz]
     columns: dict[str, Any] = {
@@ -53,7 +52,6 @@ def manifest_columns(manifest: Manifest) -> dict[str, Any]:
         "dataset_images": facts.get("dataset_images") or facts.get("num_images"),
         "torch_allocated_peak_mib": memory.allocated_peak_mib,
         "torch_reserved_peak_mib": memory.reserved_peak_mib,
-        "seed": int(seeds[-1]) if seeds and seeds[-1].isdecimal() else None,
         "recipe_parts": ",".join(requested_parts(manifest.overrides)) or None,
         "levers": _json(manifest.levers),
         "cache": _json(facts.get("cache")),

@@ -272,6 +272,7 @@ class Manifest(ManifestHead, kw_only=True):
     gpu: str | None = None
     gpu_facts: GpuFacts | None = None
     gpus: int | None = None
+    seed: int | None = None
     demonstration: bool | None = None
     config_hash: str | None = None
     overrides: list[str] = []

@@ -145,6 +145,7 @@ def _initial_record(bench: BenchConfig, config: DictConfig, overrides: list[str]
         gpu_facts=msgspec.convert(asdict(bench.gpu), GpuFacts),
         batch=bench.batch,
         gpus=bench.gpus,
+        seed=bench.seed,
         demonstration=bench.demonstration,
         config_hash=config_hash(config),
         overrides=overrides,

@@ -49,7 +49,7 @@ class TestCompletedRun:
         assert (manifest["status"], manifest["reason"], manifest["message"]) == ("completed", None, None)
         assert (manifest["site"], manifest["gpu"], manifest["batch"]) == ("local", "cpu", 2)
         assert manifest["ended_unix_ns"] > manifest["started_unix_ns"]
-        assert manifest["overrides"] == ["batch=2"]
+        assert (manifest["overrides"], manifest["seed"]) == (["batch=2"], 0)
         assert manifest["telemetry"]["source"] == "none"
         assert manifest["memory"] is None
 

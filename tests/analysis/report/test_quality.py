@@ -51,11 +51,11 @@ def test_fields_missing_from_an_older_manifest_are_null_with_a_reason(tmp_path: 
 
 def test_a_study_point_records_its_requested_recipe(tmp_path: Path) -> None:
     study = {"name": "ladder", "base": "baseline", "levers": ["tf32", "cache_image+cache_masked"], "repeats": 3}
-    overrides = ["recipe=[baseline]", "seed=0", "batch=8", "recipe=[baseline, tf32]", "seed=2"]
+    overrides = ["recipe=[baseline]", "batch=8", "recipe=[baseline, tf32]"]
     facts = {"compile_s": 71.5, "setup_s": 8.0, "encodes_online": 0, "text_online": False, "cache": {"bytes": 5}}
-    row = row_of(tmp_path, study=study, overrides=overrides, workload_facts=facts)
+    row = row_of(tmp_path, study=study, seed=0, overrides=overrides, workload_facts=facts)
     assert (row["study_name"], row["study_levers"]) == ("ladder", "tf32,cache_image+cache_masked")
-    assert (row["recipe_parts"], row["seed"]) == ("baseline,tf32", 2)
+    assert (row["recipe_parts"], row["seed"]) == ("baseline,tf32", 0)
     assert (row["compile_s"], row["encodes_online"], row["text_online"]) == (71.5, 0, False)
     assert json.loads(row["cache"]) == {"bytes": 5}
 
