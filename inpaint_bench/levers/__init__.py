@@ -1,7 +1,8 @@
 """Levers: each one switch of a recipe, with `available`, `apply` and `verify`.
 
-To add one: a class here, its field in `RecipeConfig`, a YAML in conf/recipe. A lever that cannot run is an error with
-its reason; nothing is substituted.
+To add one: a class in a module of this package, with `field` set to its field in `RecipeConfig`; an instance in
+REGISTRY; and conf/recipe/<name>.yaml, named as `core.recipe.lever_name` returns. A lever that cannot run is an error
+with its reason; nothing is substituted.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
     from inpaint_bench.core.config import BenchConfig
     from inpaint_bench.data.loader import Batches
-    from inpaint_bench.models.training_step import StepComponents, TrainingStep
+    from inpaint_bench.models.components import StepComponents
+    from inpaint_bench.models.training_step import TrainingStep
 
 # In the order in which they are applied: weights and layout before what wraps the networks.
 REGISTRY: tuple[Lever, ...] = (

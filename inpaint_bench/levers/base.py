@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import torch
 
     from inpaint_bench.core.config import BenchConfig
-    from inpaint_bench.models.training_step import StepComponents
+    from inpaint_bench.models.components import StepComponents
 
     from .observe import StepObservation
 

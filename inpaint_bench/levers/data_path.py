@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from inpaint_bench.data.prepared import dali
+from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.latent_cache import LatentCache
-from inpaint_bench.models.training_step import StepComponents
 
 from .base import Lever, Verification
 

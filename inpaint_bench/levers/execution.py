@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from inpaint_bench.models.training_step import StepComponents
+from inpaint_bench.models.components import StepComponents
 
 from .base import Lever, Verification
 from .observe import GRAPH_LAUNCH, KERNEL_LAUNCH, channels_last_inputs, unet_kernels

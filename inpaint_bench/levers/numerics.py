@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.networks import DTYPES, set_fp32_precision
 from inpaint_bench.models.optimizers import ADAMW, Bf16AdamW, baseline_adamw
-from inpaint_bench.models.training_step import StepComponents
 
 from .base import Lever, Verification
 

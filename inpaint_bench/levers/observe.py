@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import DeviceType, ProfilerActivity, profile
 
-from inpaint_bench.models.training_step import unet_inputs
+from inpaint_bench.models.components import unet_inputs
 
 if TYPE_CHECKING:
     from inpaint_bench.core.config import RecipeConfig
     from inpaint_bench.data.loader import Batches
     from inpaint_bench.data.samples import Batch
-    from inpaint_bench.models.training_step import StepComponents, TrainingStep
+    from inpaint_bench.models.components import StepComponents
+    from inpaint_bench.models.training_step import TrainingStep
 
 KERNEL_LAUNCH = re.compile(r"^(cuda|cu)LaunchKernel")
 GRAPH_LAUNCH = re.compile(r"^cudaGraphLaunch")

@@ -43,8 +43,8 @@ from inpaint_bench.data.masks import make_mask
 from inpaint_bench.data.samples import FULL_MASK, Batch
 from inpaint_bench.data.source import Source
 
+from .components import StepComponents
 from .networks import FROZEN_SEED, Networks, build_networks
-from .training_step import StepComponents
 
 CACHES = "cache"
 DESCRIPTION = "cache.json"

@@ -17,8 +17,9 @@ from inpaint_bench import levers
 from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.data.source import Source
+from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.networks import build_networks
-from inpaint_bench.models.training_step import StepComponents, TrainingStep
+from inpaint_bench.models.training_step import TrainingStep
 
 MAX_BATCH = 4096
 RESOLUTION = 8  # the result is within 1/8 of the largest power of two that fits

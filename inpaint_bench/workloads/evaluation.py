@@ -13,8 +13,9 @@ from torch import Tensor
 
 from inpaint_bench.data.samples import Batch, Samples
 from inpaint_bench.data.split import Indices
+from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.pipeline_folder import save_pipeline
-from inpaint_bench.models.training_step import EMA, StepComponents
+from inpaint_bench.models.training_step import EMA
 from inpaint_bench.quality import grid, metrics, sampling, validation_loss
 from inpaint_bench.quality.inputs import Predict
 

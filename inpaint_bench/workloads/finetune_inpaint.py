@@ -23,10 +23,11 @@ from inpaint_bench.data.samples import Batch
 from inpaint_bench.data.source import Source, open_source
 from inpaint_bench.data.split import Indices, open_split
 from inpaint_bench.models import flops
+from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.location import LONGEST_M
 from inpaint_bench.models.networks import FROZEN_SEED, Networks, build_networks
 from inpaint_bench.models.optimizers import ADAMW
-from inpaint_bench.models.training_step import StepComponents, TrainingStep
+from inpaint_bench.models.training_step import TrainingStep
 
 from . import Workload, batch_search, evaluation, parity
 
@@ -230,7 +231,7 @@ def _facts(step: TrainingStep) -> dict[str, Any]:
             "lr": bench.workload.learning_rate,
             **ADAMW,
             "betas": list(ADAMW["betas"]),
-            "grad_scaler": step.scaler is not None,
+            "grad_scaler": step.scaler.is_enabled(),
         },
         "skipped_steps": 0,
         "epochs": bench.workload.epochs,

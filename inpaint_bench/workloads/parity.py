@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from inpaint_bench.core.records import Parity
+from inpaint_bench.models.components import StepComponents, unet_inputs
 from inpaint_bench.models.networks import LATENT_CHANNELS
 from inpaint_bench.models.optimizers import baseline_adamw
-from inpaint_bench.models.training_step import StepComponents, unet_inputs
 
 log = logging.getLogger(__name__)
 
