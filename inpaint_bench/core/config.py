@@ -183,11 +183,11 @@ class RerunPolicy:
 
 @dataclass(kw_only=True)
 class TimeoutPolicy(RerunPolicy):
-    """The last two are for training jobs, which resume from a checkpoint without a `rerun`; see time_limit.py."""
+    """Rerun with a longer limit. `requeues` and `warn_s` concern training jobs only; see time_limit.py."""
 
     time_factor: float = within(1, 100, 1.5)  # the next time limit over the last one, up to the partition's
-    requeues: int = within(0, 1000, 3)  # so often a job goes back into the queue by itself, where the site requeues
-    warn_s: int = within(0, 86400, 120)  # Slurm says so long before the limit that it comes; 0: it does not
+    requeues: int = within(0, 1000, 3)  # how many times a job may requeue itself, if the site allows that
+    warn_s: int = within(0, 86400, 120)  # seconds before the limit at which Slurm sends a warning; 0: no warning
 
 
 @dataclass(kw_only=True)
@@ -329,9 +329,10 @@ def without_hydra(config: DictConfig) -> DictConfig:
 
 
 def config_hash(config: DictConfig) -> str:
-    """Return 12 hex digits over everything that changes what is executed.
+    """Return 12 hex digits over the configuration without what only places or repeats a point.
 
-    Placement is left out, so that the same point on two sites is comparable, and so is the seed: it makes replicates.
+    Sites are left out, so that the same point on two of them is comparable, and so is the seed, because it makes
+    replicates. Paths that say what is executed (data.root, model.weights) are included.
     """
     content = OmegaConf.to_container(without_hydra(config), resolve=True)
     assert isinstance(content, dict)

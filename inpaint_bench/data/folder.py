@@ -118,12 +118,13 @@ def list_images(root: Path) -> list[str]:
 def rows_without_image(root: Path, rows: dict[str, MetadataRow], images: set[str]) -> list[SkippedImage]:
     """Return the rows of the metadata file whose image is not among `images`."""
     masks = {row.mask for row in rows.values()}
-    absent = f"named in the metadata file, but no image of that name in the folder ({', '.join(SUFFIXES)})"
-    is_mask = "also named as a mask in the metadata file, so it is not used as an image"
-    return [
-        SkippedImage(file=escape_invalid(name), reason=is_mask if name in masks and (root / name).is_file() else absent)
-        for name in sorted(rows.keys() - images)
-    ]
+    absent_reason = f"named in the metadata file, but no image of that name in the folder ({', '.join(SUFFIXES)})"
+    mask_reason = "also named as a mask in the metadata file, so it is not used as an image"
+    skipped = []
+    for name in sorted(rows.keys() - images):
+        is_mask = name in masks and (root / name).is_file()
+        skipped.append(SkippedImage(file=escape_invalid(name), reason=mask_reason if is_mask else absent_reason))
+    return skipped
 
 
 def _examine_all(

@@ -1,7 +1,8 @@
-"""An endless stream of batches, the same for the same seed whatever the number of worker processes.
+"""An endless stream of batches, the same for the same seed. The content of a batch is described in samples.py.
 
-samples.py has the content of a batch. A stream may start at any draw: it is then, to the bit, the rest of the stream
-from draw 0. WebDataset has another stream (shards.py). Where DALI decodes, pixels are already on the device (dali.py).
+A stream that starts at a later draw is, to the bit, the rest of the stream from draw 0. The number of worker processes
+does not change it, except with WebDataset, which has a stream of its own that starts at whole batches (shards.py).
+Where DALI decodes, pixels are already on the device (dali.py).
 """
 
 from __future__ import annotations
@@ -72,19 +73,7 @@ class Batches:
             indices = np.arange(len(samples))
         if not len(indices):
             raise UserError("no image is left for training; see data.validation_share and data.block_m")
-        workers = _limit_workers(recipe.num_workers, len(os.sched_getaffinity(0)), "this job has {} CPU cores")
-        dataset: Any = samples
-        sampler: EndlessShuffle | None = EndlessShuffle(indices, seed, start)
-        source = samples.source
-        prepared = source if isinstance(source, PreparedSource) else None
-        format = None if not samples.pixels else prepared.format if prepared else source.inventory.kind
-        if prepared and format == "webdataset":
-            from .prepared.shards import ShardStream, select_shards
-
-            shards = select_shards(prepared.shards(), indices)
-            workers = _limit_workers(workers, len(shards), "the data has {} shards with images to draw")
-            dataset = ShardStream(samples, shards, indices, batch, workers, seed, start)
-            sampler = None
+        dataset, sampler, workers = _make_stream(samples, batch, recipe, seed, start, indices)
         # Pinning needs a GPU; without one PyTorch warns and does nothing.
         pin_memory = recipe.pin_memory and recipe.device == "cuda"
         # Without pinned memory a copy is synchronous even with non_blocking.
@@ -92,27 +81,8 @@ class Batches:
         collate = None
         self._decode: Callable[[Iterator[Batch]], DaliBatches] | None = None
         if recipe.decode == "dali" and samples.pixels:
-            from .prepared import dali
-
-            if prepared is None or format != "files":
-                raise UserError("recipe.decode=dali needs data=prepared and recipe.format=files")
-            dataset, collate = dali.EncodedSamples(samples, prepared), dali.collate
-            self._decode = partial(
-                dali.DaliBatches,
-                source=prepared,
-                batch=batch,
-                device=torch.device(recipe.device),
-                non_blocking=non_blocking,
-            )
-        self.settings: dict[str, Any] = {
-            "num_workers": _setting(recipe.num_workers, workers),
-            "prefetch_factor": _setting(recipe.prefetch_factor, recipe.prefetch_factor if workers else None),
-            "pin_memory": _setting(recipe.pin_memory, pin_memory),
-            "non_blocking": _setting(recipe.non_blocking, non_blocking),
-            "format": _setting(recipe.format, format),
-            "stage_to": _setting(recipe.stage_to, "none") | (prepared.staging if prepared else {}),
-            "decode": _setting(recipe.decode, None if format in NOT_DECODED else recipe.decode),
-        }
+            dataset, collate, self._decode = _decode_with_dali(samples, batch, recipe, non_blocking)
+        self.settings = _loader_settings(samples, recipe, workers, pin_memory, non_blocking)
         self._loader: DataLoader[Batch] | None = DataLoader(
             dataset,
             batch_size=batch,
@@ -147,8 +117,61 @@ class Batches:
         self._iterator = self._loader = self.decoder = None
 
 
-def _setting(requested: Any, effective: Any) -> dict[str, Any]:
-    return {"requested": requested, "effective": effective}
+def _image_format(samples: Samples) -> str | None:
+    """Return what images are read from, None where none is read."""
+    if not samples.pixels:
+        return None
+    source = samples.source
+    return source.format if isinstance(source, PreparedSource) else source.inventory.kind
+
+
+def _make_stream(
+    samples: Samples, batch: int, recipe: RecipeConfig, seed: int, start: int, indices: Indices
+) -> tuple[Any, EndlessShuffle | None, int]:
+    """Return data set, sampler (None: the data set orders its samples itself) and number of worker processes."""
+    workers = _limit_workers(recipe.num_workers, len(os.sched_getaffinity(0)), "this job has {} CPU cores")
+    source = samples.source
+    if not isinstance(source, PreparedSource) or _image_format(samples) != "webdataset":
+        return samples, EndlessShuffle(indices, seed, start), workers
+    from .prepared.shards import ShardStream, select_shards
+
+    shards = select_shards(source.shards(), indices)
+    workers = _limit_workers(workers, len(shards), "the data has {} shards with images to draw")
+    return ShardStream(samples, shards, indices, batch, workers, seed, start), None, workers
+
+
+def _decode_with_dali(
+    samples: Samples, batch: int, recipe: RecipeConfig, non_blocking: bool
+) -> tuple[Any, Callable[[list[Batch]], Batch], Callable[[Iterator[Batch]], DaliBatches]]:
+    """Return the data set of encoded images, its collate function, and what decodes the loader's batches."""
+    from .prepared import dali
+
+    source = samples.source
+    if not isinstance(source, PreparedSource) or _image_format(samples) != "files":
+        raise UserError("recipe.decode=dali needs data=prepared and recipe.format=files")
+    device = torch.device(recipe.device)
+    decode = partial(dali.DaliBatches, source=source, batch=batch, device=device, non_blocking=non_blocking)
+    return dali.EncodedSamples(samples, source), dali.collate, decode
+
+
+def _loader_settings(
+    samples: Samples, recipe: RecipeConfig, workers: int, pin_memory: bool, non_blocking: bool
+) -> dict[str, dict[str, Any]]:
+    """Return the requested and the effective value of each loader setting."""
+    image_format = _image_format(samples)
+    effective = {
+        "num_workers": workers,
+        "prefetch_factor": recipe.prefetch_factor if workers else None,
+        "pin_memory": pin_memory,
+        "non_blocking": non_blocking,
+        "format": image_format,
+        "stage_to": "none",
+        "decode": None if image_format in NOT_DECODED else recipe.decode,
+    }
+    settings = {name: {"requested": getattr(recipe, name), "effective": value} for name, value in effective.items()}
+    if isinstance(samples.source, PreparedSource):
+        settings["stage_to"] |= samples.source.staging
+    return settings
 
 
 def _limit_workers(requested: int, limit: int, reason: str) -> int:

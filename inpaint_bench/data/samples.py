@@ -37,8 +37,8 @@ FULL_MASK = -1  # in `pool`: the mask that repaints everything
 class Samples(Dataset[Batch]):
     """Samples by (index, draw).
 
-    A sample's mask is the image's own if it has one; otherwise it depends on seed, index and draw, and so is another
-    one in each epoch. `pixels=False` decodes nothing and leaves out image, mask and masked_image.
+    A sample's mask is the image's own if it has one; otherwise it depends on seed, index and draw, so that it differs
+    from epoch to epoch. `pixels=False` decodes nothing and leaves out image, mask and masked_image.
 
     With `mask_pool` (masks per image) a sample has `pool`, the number of the image's mask or FULL_MASK.
     `cached(index, pool, text_id)` adds the rows of a cache on disk.
@@ -84,7 +84,7 @@ class Samples(Dataset[Batch]):
             "text_id": torch.tensor(text_id, dtype=torch.int64),
         }
         if self.mask_pool:
-            result["pool"] = torch.tensor(self._choose_mask(index, draw, self.mask_pool), dtype=torch.int64)
+            result["pool"] = torch.tensor(self._choose_pool_number(index, draw, self.mask_pool), dtype=torch.int64)
         if self.cached:
             result |= self.cached(index, int(result.get("pool", FULL_MASK)), text_id)
         if pixels is None:
@@ -94,7 +94,8 @@ class Samples(Dataset[Batch]):
         mask = torch.from_numpy(self.mask(index, draw, image.shape[-1]))[None].float()
         return result | {"image": image.contiguous(), "mask": mask, "masked_image": image * (mask < 0.5)}
 
-    def _choose_mask(self, index: int, draw: int, pool_size: int) -> int:
+    def _choose_pool_number(self, index: int, draw: int, pool_size: int) -> int:
+        """Return the number of the sample's mask in the image's pool, or FULL_MASK."""
         random = np.random.Generator(np.random.PCG64(np.random.SeedSequence((self.seed, index, draw))))
         full = random.random() < self.full_mask_share and self.source.own_mask(index) is None
         return FULL_MASK if full else int(random.integers(pool_size))

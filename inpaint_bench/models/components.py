@@ -37,9 +37,8 @@ class StepComponents:
     device: torch.device
     networks: Networks
     source: Source
-    unet: Callable[
-        ..., Any
-    ]  # (input [B, 9, r, r], timesteps [B], encoder_hidden_states [B, L + P, D]) -> noise [B, 4, r, r]
+    # (unet_input [B, 9, r, r], timesteps [B], encoder_hidden_states [B, L + P, D]) -> noise [B, 4, r, r]
+    unet: Callable[..., Any]
     vae_encoder: Callable[[Tensor], Tensor]  # [B, 3, R, R] -> hidden states
     text_encoder: Callable[[Tensor], Tensor]  # [B, L] token ids -> [B, L, D]
     make_optimizers: Callable[[list[nn.Parameter], float], list[torch.optim.Optimizer]]

@@ -184,7 +184,7 @@ class Loop:
         window.steps = self._rows_written + len(self._pending)
         window.images = window.steps * self.workload.images_per_step
         self.windows.close(window, status)
-        # Of a warm-up only where it ended the run: it includes what building the workload took.
+        # A warm-up counts only if the run ended in it, because its peak includes building the workload.
         if window.kind is WindowKind.MEASURE or (window.kind is WindowKind.WARMUP and window.reason):
             self._record_peak_memory()
         try:
@@ -254,7 +254,7 @@ class Loop:
         self._on_progress(self.step, None if total is None else max(total, self.step), rate)
 
     def _record_peak_memory(self) -> None:
-        """Keep the larger of these peaks of PyTorch's allocator and those of the windows before."""
+        """Raise the recorded peaks to those of PyTorch's allocator, where these are larger."""
         if self.device.type != "cuda":
             return
         before, mib = self.memory or MemoryPeaks(allocated_peak_mib=0.0, reserved_peak_mib=0.0), 2**20

@@ -241,6 +241,7 @@ def diagnose(error: BaseException, bench: BenchConfig) -> tuple[Status, Reason, 
         return Status.INTERRUPTED, Reason.CANCELLED, "interrupted from the keyboard (SIGINT)"
     if isinstance(error, Terminated):
         return Status.INTERRUPTED, *_termination_reason(error, bench, sentence)
+    from inpaint_bench.telemetry.client import SidecarError
     from inpaint_bench.workloads.batch_search import is_cuda_oom  # imports torch: not after an interruption
 
     if is_cuda_oom(error):
@@ -249,7 +250,7 @@ def diagnose(error: BaseException, bench: BenchConfig) -> tuple[Status, Reason, 
         return Status.FAILED, Reason.UNAVAILABLE, sentence
     if isinstance(error, MemoryError) or _is_host_oom(text):
         return Status.FAILED, Reason.OOM_HOST, sentence
-    if name == "SidecarError":
+    if isinstance(error, SidecarError):
         return Status.FAILED, Reason.TELEMETRY_INCOMPLETE, sentence
     return Status.FAILED, Reason.APP_ERROR, sentence
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 class Workload(Protocol):
     """One step after another on one device, over endless batches.
 
+    WorkloadConfig has the keys of all workloads; a workload that needs another key adds it there.
     `step` queues its work and returns at once: it neither synchronises with the device nor reads a value from it
     (fp16 does, once per step: PyTorch's gradient scaler checks whether the update is finite).
     """
