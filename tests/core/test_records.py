@@ -36,6 +36,16 @@ def test_every_field_of_a_manifest_is_written_null_where_unknown() -> None:
     assert written["ended_unix_ns"] is None
 
 
+def test_seed_of_a_manifest_of_an_earlier_version_is_unknown(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    earlier = json.loads(encode_record(minimal()))
+    del earlier["seed"]
+    path.write_text(json.dumps(earlier))
+    record = read_record(path, Manifest)
+    assert record is not None
+    assert record.seed is None
+
+
 def test_fields_of_a_newer_version_are_ignored(tmp_path: Path) -> None:
     path = changed(tmp_path, colour="blue", devices=[{"uuid": "GPU-1", "lights": 3}])
     record = read_record(path, Manifest)
