@@ -60,7 +60,7 @@ class Cell:
 
 
 @dataclass(kw_only=True)
-class Decision:
+class RepeatDecision:
     """How many repetitions a cell gets, and why no more."""
 
     more: int = 0
@@ -146,14 +146,14 @@ def _cells(
     return cells
 
 
-def decide(cells: Sequence[Cell]) -> list[Decision]:
+def decide(cells: Sequence[Cell]) -> list[RepeatDecision]:
     """Give the cells whose interval is too wide the repetitions up to their next examination."""
     return [_decide(cell, figures) for cell, figures in zip(cells, _report_figures(cells), strict=True)]
 
 
-def _decide(cell: Cell, figures: dict[str, Any]) -> Decision:
+def _decide(cell: Cell, figures: dict[str, Any]) -> RepeatDecision:
     bench = cell.next.bench
-    decision = Decision(runs=int(figures.get("n") or 0))
+    decision = RepeatDecision(runs=int(figures.get("n") or 0))
     if figures.get("images_per_s_low") is not None:
         decision.half_width = relative_half_width(figures["images_per_s_low"], figures["images_per_s_high"])
     size = next_examined_size(cell.repetitions, bench.repeats_max)
@@ -211,13 +211,13 @@ def _report_figures(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     return figures
 
 
-def _up_to(target: int, cell: Cell) -> Decision:
+def _up_to(target: int, cell: Cell) -> RepeatDecision:
     more = max(0, target - cell.repetitions)
     reason = "" if more else f"has {cell.repetitions}"
-    return Decision(more=more, reason=reason, runs=len(cell.in_state(PointState.COMPLETED)))
+    return RepeatDecision(more=more, reason=reason, runs=len(cell.in_state(PointState.COMPLETED)))
 
 
-def _apply_budget(cells: Sequence[Cell], decisions: Sequence[Decision]) -> None:
+def _apply_budget(cells: Sequence[Cell], decisions: Sequence[RepeatDecision]) -> None:
     """Take back what `budget` does not allow beside all that was submitted; the widest intervals have priority.
 
     Raises UserError where the site's charging rule is not known.
@@ -238,7 +238,7 @@ def _apply_budget(cells: Sequence[Cell], decisions: Sequence[Decision]) -> None:
             spent += cost
 
 
-def _table(cells: Sequence[Cell], decisions: Sequence[Decision]) -> Any:
+def _table(cells: Sequence[Cell], decisions: Sequence[RepeatDecision]) -> Any:
     overrides = [[o for o in cell.next.overrides if not o.startswith("seed=")] for cell in cells]
     rows = [
         (

@@ -103,7 +103,7 @@ class Preempt(SiteBlock):
 
 
 @dataclass(kw_only=True)
-class Environment(SiteBlock):
+class SiteEnvironment(SiteBlock):
     """The environment of a job. Nothing is relied on: what a job needs is written into its script."""
 
     export: str | None = None  # --export
@@ -141,7 +141,7 @@ class SiteConfig:
     limits: Limits = field(default_factory=Limits)
     requeue: Requeue = field(default_factory=Requeue)
     preempt: Preempt = field(default_factory=Preempt)
-    environment: Environment = field(default_factory=Environment)
+    environment: SiteEnvironment = field(default_factory=SiteEnvironment)
     storage: Storage = field(default_factory=Storage)
 
 

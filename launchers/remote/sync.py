@@ -42,7 +42,7 @@ LOCK_TIMEOUT_S = 60.0  # for a command that is submitting
 
 
 @dataclass(kw_only=True)
-class Report:
+class CollectReport:
     """Outcome of a transfer."""
 
     new: list[ResultFile] = field(default_factory=list)
@@ -114,13 +114,13 @@ def is_summary(path: str) -> bool:
 
 def copy_results(
     ledger: Ledger, reply: SweepReply, fetch: Callable[[Sequence[str]], None], *, site: str | None
-) -> Report:
+) -> CollectReport:
     """Record the attempts of a reply and fetch their new files. Raises UserError, and what `fetch` raises.
 
     `site` is the one that was queried over ssh, whose attempts alone may be copied; None for an archive, which may be
     older than what is here.
     """
-    sweep_id, folder, report = ledger.sweep.sweep_id, ledger.folder.resolve(), Report()
+    sweep_id, folder, report = ledger.sweep.sweep_id, ledger.folder.resolve(), CollectReport()
     if reply.sweep_id != sweep_id:
         raise UserError(f"this is sweep {sweep_id}, and these are results of {reply.sweep_id}")
     for attempt in _record(reply.attempts, ledger, site, report):
@@ -152,7 +152,9 @@ def _is_here(path: Path, file: ResultFile, *, or_newer: bool) -> bool:
     return stat.S_ISREG(status.st_mode) and (newer or (same_time and status.st_size == file.size))
 
 
-def _record(attempts: Sequence[AttemptReply], ledger: Ledger, site: str | None, report: Report) -> list[AttemptReply]:
+def _record(
+    attempts: Sequence[AttemptReply], ledger: Ledger, site: str | None, report: CollectReport
+) -> list[AttemptReply]:
     """Return the attempts to be copied, each of them in the ledger; the report gets the others."""
     sites, accepted = ledger.sweep.sites, []
     specs = {spec.point: spec for spec in ledger.sweep.points}

@@ -20,7 +20,7 @@ from inpaint_bench.data.source import Mask, Pixels, Source
 from . import layout
 from .formats import ArrayReader
 from .layout import DatasetManifest, Entry
-from .staging import Staged, stage
+from .staging import StagedDataset, stage
 
 _ARRAYS = {"memmap": layout.PIXELS_NPY, "hdf5": layout.PIXELS_H5}
 
@@ -37,7 +37,7 @@ class Shard:
 class PreparedSource(Source):
     """Images, positions, texts, masks and split of a prepared dataset; see `open`."""
 
-    def __init__(self, root: Path, manifest: DatasetManifest, format: str, staged: Staged | None) -> None:
+    def __init__(self, root: Path, manifest: DatasetManifest, format: str, staged: StagedDataset | None) -> None:
         self.root, self.manifest, self.format = root, manifest, format
         self.identity = manifest.identity
         self.resolution_px = manifest.resolution_px

@@ -36,7 +36,7 @@ COPY_THREADS = 8
 CLOSE_TIMEOUT_S = 10.0
 
 
-class Staged:
+class StagedDataset:
     """The copy at `root`, in use until `close` or the end of the process that made this object."""
 
     def __init__(self, root: Path, facts: dict[str, Any], users_fd: int) -> None:
@@ -45,7 +45,7 @@ class Staged:
         self.close = weakref.finalize(self, _stop_using, root, users_fd, os.getpid())
 
 
-def stage(source: Path, entries: Sequence[Entry], where: str) -> Staged:
+def stage(source: Path, entries: Sequence[Entry], where: str) -> StagedDataset:
     """Copy `entries` of the dataset at `source` to `where` (tmp or shm), unless they are there already.
 
     Raises UserError where they do not fit.
@@ -68,7 +68,7 @@ def stage(source: Path, entries: Sequence[Entry], where: str) -> Staged:
         "copied": copied,  # False: another process had done it
         "stage_s": round(time.monotonic() - start, 3),
     }
-    return Staged(target, facts, users_fd)
+    return StagedDataset(target, facts, users_fd)
 
 
 def _stop_using(target: Path, users_fd: int, owner_pid: int) -> None:

@@ -14,7 +14,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import PointState
 from launchers.remote.archive import write_archive
 from launchers.remote.messages import AttemptReply, ResultFile, SweepReply
-from launchers.remote.sync import Report, copy_results
+from launchers.remote.sync import CollectReport, copy_results
 from launchers.status.survey import poll_sweep
 from launchers.sweep.ledger import Ledger
 from tests.launchers.sweeps import a_point, a_sweep, defer, plan
@@ -66,7 +66,9 @@ def reply(files: dict[str, bytes], mtime_s: int = 100, **changes: object) -> Swe
     return SweepReply(**{"sweep_id": "s1", "attempts": records, **changes})
 
 
-def copy(sweep: Ledger, files: dict[str, bytes] = RUN, *, site: str | None = None, limit: int = 1000, **more) -> Report:
+def copy(
+    sweep: Ledger, files: dict[str, bytes] = RUN, *, site: str | None = None, limit: int = 1000, **more
+) -> CollectReport:
     connection = Connection(sweep, files, more.get("mtime_s", 100), limit)
     return copy_results(sweep, reply(files, **more), connection, site=site)
 
