@@ -71,7 +71,7 @@ def submit(folder: Path, plan: Plan) -> SubmitReply:
             folder=folder,
             hydra_context=compose.context,
             task_function=task,
-            check_budget=False,
+            enforce_budget=False,
             new_sweep=new_sweep if is_new else None,
         )
         with suppress(PointsFailedError):  # the ledger has the reason for each of them

@@ -122,7 +122,11 @@ def _add_once(
             return sorted(points, key=lambda point: point.num)
 
         submission = Submission(
-            folder=ledger.folder, hydra_context=compose.context, task_function=task, wait=wait, dry_run=dry_run
+            folder=ledger.folder,
+            hydra_context=compose.context,
+            task_function=task,
+            wait_for_jobs=wait,
+            preview_only=dry_run,
         )
         submission.run(choose_points)
         return submission.waited

@@ -75,7 +75,7 @@ class Point:
         """Return the run directory below the sweep directory."""
         return f"{self.num}/attempt-{self.attempt}"
 
-    def planned(self) -> PointSpec:
+    def spec(self) -> PointSpec:
         """Return the point as the sweep's record has it."""
         return PointSpec(
             point=self.num,
@@ -83,7 +83,7 @@ class Point:
             gpu=self.bench.gpu.name,
             batch=self.bench.batch,
             site=self.site.name,
-            time_min=self.starts * self.request.time_min,
+            total_time_min=self.starts * self.request.time_min,
             service_units=self.service_units,
         )
 
@@ -96,6 +96,14 @@ class Group:
     site: SiteConfig
     request: SlurmRequest
     points: tuple[Point, ...]
+
+
+@dataclass(kw_only=True)
+class SubmitOutcome:
+    """How many points of a submission were not accepted as far as is known."""
+
+    not_accepted: int = 0
+    unanswered: bool = False  # Slurm, or a site, gave no answer for some of them
 
 
 Placed = TypeVar("Placed", Point, Group)

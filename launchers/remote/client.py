@@ -23,7 +23,7 @@ from inpaint_bench.core.attempt_state import RunArtifacts, SchedulerState
 from inpaint_bench.core.console import pluralize, sanitize
 from inpaint_bench.core.schema import CODE, SNAPSHOT, SWEEP
 from inpaint_bench.core.site import SiteConfig
-from launchers.points.point import Group, Point, by_site
+from launchers.points.point import Group, Point, SubmitOutcome, by_site
 from launchers.points.site_catalog import Reachability
 from launchers.slurm.query import SlurmReply
 from launchers.sweep.events import AttemptKey, Refused, Staged, Submitted
@@ -112,11 +112,10 @@ def connect(points: Iterable[Point]) -> None:
                 point.reachability = Reachability(ok=False, reason=str(error))
 
 
-def submit(groups: Sequence[Group], ledger: Ledger, code: Path) -> tuple[int, bool]:
+def submit(groups: Sequence[Group], ledger: Ledger, code: Path) -> SubmitOutcome:
     """Have the groups of one site submitted there, and record the outcome in the ledger.
 
-    Returns how many points were not submitted as far as is known, and whether that is because no reply came back; then
-    `status` finds out once the site answers.
+    Where no reply comes back, `status` finds out once the site answers.
     """
     site, sweep = groups[0].site, ledger.sweep
     points = [point for group in groups for point in group.points]
@@ -126,14 +125,14 @@ def submit(groups: Sequence[Group], ledger: Ledger, code: Path) -> tuple[int, bo
         push_code(remote, code)
     except (UnreachableError, RemoteError) as error:
         log.error(f"{error}. {number} not submitted; `rerun` submits them.")
-        return len(points), False
+        return SubmitOutcome(not_accepted=len(points))
     ledger.append(Staged(site=site.name, root=remote.root, code=remote.code))
     try:
         plan = plan_file.make_plan(sweep, site.name, points)
         reply = remote.call("submit", plan, SubmitReply, timeouts=SUBMIT_TIMEOUTS)
     except UnreachableError as error:
         log.error(f"{error}. Whether {number} were submitted is unknown; `status` shows it once the site answers.")
-        return len(points), True
+        return SubmitOutcome(not_accepted=len(points), unanswered=True)
     except RemoteError as error:
         reply = SubmitReply(refused={point.run_id: str(error).removeprefix(f"{site.name}: ") for point in points})
     refused: dict[str, list[AttemptKey]] = {}
@@ -148,7 +147,7 @@ def submit(groups: Sequence[Group], ledger: Ledger, code: Path) -> tuple[int, bo
         log.error(f"{site.name}: {message}. {pluralize(len(keys), 'point')} refused; correct it and `rerun`.")
     num_refused = sum(map(len, refused.values()))
     log.info(f"{site.name}: {pluralize(len(points) - num_refused, 'point')} submitted over ssh")
-    return num_refused, False
+    return SubmitOutcome(not_accepted=num_refused)
 
 
 def push_code(remote: RemoteSweep, code: Path) -> None:

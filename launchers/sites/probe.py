@@ -16,9 +16,8 @@ from inpaint_bench.core.site import SiteConfig
 from inpaint_bench.run.node_probe import NodeFindings, NodeProbe
 from launchers.points.compose import Composer
 from launchers.points.point import group_points
-from launchers.slurm import query
-from launchers.slurm import submit as slurm
-from launchers.submit import dry_run
+from launchers.slurm import query, sbatch
+from launchers.submit import checks
 from launchers.sweep import private_dirs, snapshot
 from launchers.sweep.sweep_record import LaunchContext
 
@@ -71,11 +70,11 @@ def submit(compose: Composer, site: SiteConfig, overrides: Sequence[str]) -> Pro
         raise UserError(f"{site.name}: a probe can only be submitted on its own login node ({reason})")
     root = Path(point.bench.out, "doctor").absolute()
     folder = root / f"{time.strftime('%Y-%m-%d-%H-%M-%S')}-{site.name}"
-    dry_run.check_points([point], folder, LaunchContext())
-    dry_run.check_accounts([point])
+    checks.check_points([point], folder, LaunchContext())
+    checks.check_accounts([point])
     (group,) = group_points([point])
     storage = {f"storage.{key}": getattr(point.site.storage, key) for key in ("scratch", "node_tmp")}
-    array_id = slurm.submit_array(
+    array_id = sbatch.submit_array(
         group,
         [NodeProbe(out=folder / RESULT, folders=storage)],
         folder=private_dirs.make(folder / JOBS / JOB_FOLDER),

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
 
 from inpaint_bench.core.attempt_state import RunArtifacts
-from inpaint_bench.core.console import table
+from inpaint_bench.core.console import pluralize, table
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.site import SiteConfig
-from launchers.points.point import Point
+from launchers.points.point import Point, by_site
 from launchers.points.site_catalog import reachability
 from launchers.slurm.query import elapsed_s
 from launchers.sweep.events import AttemptKey, Planned
@@ -59,7 +59,7 @@ def attempt_costs(ledger: Ledger, sweep: SweepStatus) -> list[AttemptCost]:
                 key=attempt.key,
                 site=attempt.site,
                 gpu=str(entry.gpu),
-                limit_min=entry.time_min,
+                limit_min=entry.total_time_min,
                 planned=entry.service_units,
                 elapsed_min=None if seconds is None else seconds / 60,
                 source="unknown" if seconds is None else source,
@@ -133,6 +133,18 @@ def _sum(values: Iterable[float | None]) -> str | float | None:
     if not known or len(known) == len(listed):
         return sum(known) if known else None
     return f"{sum(known):.4g} ({len(known)} of {len(listed)})"
+
+
+def cost_lines(points: Sequence[Point]) -> Iterator[str]:
+    """Yield a line per site: the cost of its points if all of them run up to their time limits."""
+    for name, members in by_site(points).items():
+        if members[0].site.connect.method == "local":
+            continue
+        known = [point.service_units for point in members if point.service_units is not None]
+        unit = members[0].site.charging.unit
+        cost = f"at most {sum(known):.1f} {unit}" if known else "cost unknown (no charging rule configured)"
+        partly = f" for {len(known)} of them" if 0 < len(known) < len(members) else ""
+        yield f"{name}: {pluralize(len(members), 'point')}, {cost}{partly}"
 
 
 # --- budget --------------------------------------------------------------------------------------

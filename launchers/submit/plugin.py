@@ -13,24 +13,21 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, configure_log, filter_overrides, setup_globals
-from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.console import shell_command
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.recipe import split_choices
-from inpaint_bench.core.schema import MULTIRUN
 from launchers.points.compose import Composer
 from launchers.points.composition import ComposedConfig
 from launchers.points.hydra_internals import expand_sweep
 from launchers.points.point import Point
 from launchers.points.repetitions import AUTO, SWEEP_KEYS, choose_order, initial_points
-from launchers.sweep.sweep_record import LaunchContext, SweepRecord, new_sweep_id
+from launchers.sweep.sweep_record import LaunchContext, SweepRecord, new_sweep_id, save_multirun
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +69,7 @@ class SweepSweeper(Sweeper):
         self.launcher: Launcher
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Keep what Hydra passes, and create the launcher that the configuration names."""
         self.hydra_context = hydra_context
         self.config = config
         self.launcher = Plugins.instance().instantiate_launcher(
@@ -79,18 +77,20 @@ class SweepSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> list[Sequence[JobReturn]]:
+        """Expand the overrides of the command line and of the study into points, and launch them all.
+
+        Raises UserError for a sweep directory that cannot be made, and what the launcher and failed jobs raise.
+        """
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         parameters = [f"{key}={value}" for key, value in self._params.items()]
         expanded = expand_sweep(parser.parse_overrides([*parameters, *arguments]))
         points = [split_choices(point) for point in expanded]
         folder = Path(self.config.hydra.sweep.dir)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError):
-            file = next(path for path in (folder, *folder.parents) if path.exists())
-            raise UserError(f"hydra.sweep.dir={folder}: {file} is a file; a sweep needs a folder") from None
-        OmegaConf.save(self.config, folder / MULTIRUN)
+        nearest = next(path for path in (folder, *folder.parents) if path.exists())
+        if not nearest.is_dir():
+            raise UserError(f"hydra.sweep.dir={folder}: {nearest} is a file; a sweep needs a folder")
         if not isinstance(self.launcher, SweepLauncher):
+            save_multirun(self.config, folder)
             self.validate_batch_is_legal(points)
         results = self.launcher.launch(points, initial_job_idx=0)
         for result in results:
@@ -110,28 +110,27 @@ class SweepLauncher(Launcher):
         self._task: TaskFunction
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Keep what Hydra passes; `config` is the sweep's, before any point is composed."""
         self._config = config
         self._context = hydra_context
         self._task = task_function
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Submit a point for each list of overrides, and return a result for each: a placeholder while it is queued.
+
+        Raises UserError, Hydra's and OmegaConf's errors where nothing was submitted, else PointsFailedError.
+        """
         setup_globals()
         configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
         folder = Path(str(self._config.hydra.sweep.dir)).absolute()
         if OmegaConf.get_type(self._config) is not BenchConfig:
             return self._launch_other_application(job_overrides, initial_job_idx, folder)
-        try:
-            return self._launch(job_overrides, folder)
-        except (UserError, HydraException, OmegaConfBaseException):
-            # the sweeper has written Hydra's record already; a sweep that was refused leaves nothing
-            if (folder / MULTIRUN).exists() and {file.name for file in folder.iterdir()} <= {MULTIRUN, ".lock"}:
-                (folder / MULTIRUN).unlink()
-            raise
+        return self._launch(job_overrides, folder)
 
     def _launch(self, job_overrides: Sequence[Sequence[str]], folder: Path) -> list[JobReturn]:
         from .submit import Submission  # submitit only where something is launched
 
-        cells = self._place(job_overrides)
+        cells = self._compose_cells(job_overrides)
         bench = cells[0].bench
         typed_overrides = list(self._config.hydra.overrides.task)
         self._check(cells, typed_overrides)
@@ -143,8 +142,9 @@ class SweepLauncher(Launcher):
             folder=folder,
             hydra_context=self._context,
             task_function=self._task,
-            wait=bench.wait,
-            dry_run=bench.dry_run,
+            wait_for_jobs=bench.wait,
+            preview_only=bench.dry_run,
+            multirun=self._config,
             new_sweep=SweepRecord(
                 sweep_id=new_sweep_id(),
                 overrides=typed_overrides,
@@ -163,8 +163,8 @@ class SweepLauncher(Launcher):
             log.info(f"When the jobs have ended: {shell_command('rerun', folder, '--repeats', 'auto')}")
         return results
 
-    def _place(self, job_overrides: Sequence[Sequence[str]]) -> list[Point]:
-        """Compose and place every point. Raises UserError, Hydra's and OmegaConf's errors."""
+    def _compose_cells(self, job_overrides: Sequence[Sequence[str]]) -> list[Point]:
+        """Compose and place one point per cell, which repetitions are made from. Raises what `launch` does."""
         loader = self._context.config_loader
         compose = Composer(
             lambda overrides: loader.load_sweep_config(self._config, overrides),
@@ -200,7 +200,7 @@ class SweepLauncher(Launcher):
             edits = {"hydra.job.num": num, "hydra.job.id": f"{config.hydra.job.name}_{num}"}
             composed = ComposedConfig.from_config(config).with_edits(edits)
             jobs.append(LocalJob(call=PointJob(hydra=hydra, composed=composed, raise_failure=False), time_min=24 * 60))
-        folder.mkdir(parents=True, exist_ok=True)
+        save_multirun(self._config, folder)
         with tempfile.TemporaryDirectory(prefix=".jobs-", dir=folder) as jobs_folder:
             run_jobs(jobs, folder=Path(jobs_folder), code=None)
         for job in jobs:

@@ -66,7 +66,11 @@ def rerun(
             return [decision.point for decision in decisions if decision.point is not None]
 
         submission = Submission(
-            folder=ledger.folder, hydra_context=compose.context, task_function=task, wait=wait, dry_run=dry_run
+            folder=ledger.folder,
+            hydra_context=compose.context,
+            task_function=task,
+            wait_for_jobs=wait,
+            preview_only=dry_run,
         )
         submitted = submission.run(choose_points)
     if unknown:
@@ -102,8 +106,8 @@ def run_plan(path: Path, task: TaskFunction, *, config_dir: Path | None, dry_run
             folder=folder,
             hydra_context=compose.context,
             task_function=task,
-            wait=wait,
-            dry_run=dry_run,
+            wait_for_jobs=wait,
+            preview_only=dry_run,
             new_sweep=SweepRecord(sweep_id=plan.sweep_id, order=plan.order, launch_context=context),
         )
         submission.run(lambda: points)

@@ -8,34 +8,35 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from inpaint_bench.core.console import console, pluralize, shell_command
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.schema import CODE, JOBS
 from inpaint_bench.core.site import SiteConfig
 from inpaint_bench.run.manifest import new_run_id
-from launchers.points.point import Group, Point, by_site, group_points
+from launchers.points.point import Group, Point, SubmitOutcome, by_site, group_points
 from launchers.remote import client, plan_file
 from launchers.slurm.job import HydraState, PointJob
 from launchers.slurm.local_executor import LocalJob, run_jobs
-from launchers.slurm.submit import Outcome, submit_groups
+from launchers.slurm.sbatch import submit_groups
 from launchers.status import tables
-from launchers.status.cost import check_budget
+from launchers.status.cost import check_budget, cost_lines
 from launchers.status.waiting import wait
 from launchers.sweep import private_dirs, snapshot
 from launchers.sweep.events import Deferred, Planned, PlannedAttempt, Submitted
 from launchers.sweep.ledger import Ledger, check_unused, job_name
-from launchers.sweep.sweep_record import SweepRecord
+from launchers.sweep.sweep_record import SweepRecord, save_multirun
 
-from . import dry_run
+from .checks import check_accounts, check_points
+from .preview import preview
 
 log = logging.getLogger(__name__)
 
@@ -47,10 +48,11 @@ class Submission:
     folder: Path
     hydra_context: HydraContext
     task_function: TaskFunction
-    wait: bool = False
-    dry_run: bool = False
-    check_budget: bool = True
+    wait_for_jobs: bool = False
+    preview_only: bool = False
+    enforce_budget: bool = True
     new_sweep: SweepRecord | None = None  # None: the sweep exists
+    multirun: DictConfig | None = None  # Hydra's own record, written with that of a new sweep
     waited: bool = field(default=False, init=False)  # set by `run`: it returned after all jobs had ended
 
     def run(self, choose_points: Callable[[], list[Point]]) -> list[JobReturn]:
@@ -61,7 +63,7 @@ class Submission:
         """
         ledger = Ledger(self.folder)
         log.info(f"sweep directory: {self.folder}")
-        if self.dry_run:
+        if self.preview_only:
             return self._preview(choose_points(), ledger)
         with ledger.lock():
             if self.new_sweep:
@@ -72,60 +74,76 @@ class Submission:
             if not points:
                 return []
             self._check(points, ledger)
-            dry_run.check_accounts(points)
+            check_accounts(points)
             client.connect(points)
             self._record_sweep(points, ledger)
             _defer_unreachable(points, ledger)
             groups = group_points([p for p in points if p.reachable], first_number=_next_group_number(ledger))
             console().print(tables.plan_table(points))
-            for line in dry_run.cost_lines(points):
+            for line in cost_lines(points):
                 log.info(line)
-            code = snapshot.take(self.folder / CODE)
-            for group in groups:
-                _record_planned(group, ledger)
-            hydra = HydraState.capture(self.hydra_context, self.task_function)
-            outcome = submit_groups(_reached_by(groups, "slurm"), ledger, hydra, code)
-            _submit_over_ssh(_reached_by(groups, "ssh"), ledger, code, outcome)
-            local = _reached_by(groups, "local")
-            results = _run_local(local, ledger, hydra, code)
+            outcomes, results = self._submit(groups, ledger)
+        self._conclude(points, groups, outcomes, ledger)
+        return [results.get(point.num) or _placeholder_result(point) for point in points]
+
+    def _submit(self, groups: Sequence[Group], ledger: Ledger) -> tuple[list[SubmitOutcome], dict[int, JobReturn]]:
+        """Submit the groups to their sites. Returns an outcome per way to reach them, and local results by point."""
+        code = snapshot.take(self.folder / CODE)
+        for group in groups:
+            _record_planned(group, ledger)
+        hydra = HydraState.capture(self.hydra_context, self.task_function)
+        outcomes = [submit_groups(_reached_by(groups, "slurm"), ledger, hydra, code)]
+        outcomes += _submit_over_ssh(_reached_by(groups, "ssh"), ledger, code)
+        return outcomes, _run_local(_reached_by(groups, "local"), ledger, hydra, code)
+
+    def _conclude(
+        self, points: Sequence[Point], groups: Sequence[Group], outcomes: Sequence[SubmitOutcome], ledger: Ledger
+    ) -> None:
+        """Report what was submitted, wait where requested, and raise PointsFailedError for points not accepted."""
         if deferred := sum(not point.reachable for point in points):
             submitted = f"{len(points) - deferred} of {len(points)} points submitted"
             log.info(f"{submitted}, {deferred} wait in plan files in {self.folder}")
-        if groups and (self.wait or local == groups):
+        all_local = all(group.site.connect.method == "local" for group in groups)
+        if groups and (self.wait_for_jobs or all_local):
             self.waited = True
             wait(ledger, {point.num for group in groups for point in group.points})
         elif groups:
             log.info(f"To see their state: {shell_command('status', self.folder)}")
-        if outcome.not_accepted:
-            unanswered = ", or no answer came" if outcome.unanswered else ""
+        if not_accepted := sum(outcome.not_accepted for outcome in outcomes):
+            unanswered = ", or no answer came" if any(outcome.unanswered for outcome in outcomes) else ""
             total = pluralize(len(points), "point")
-            raise PointsFailedError(f"{outcome.not_accepted} of {total} not accepted{unanswered}; `status` shows why")
-        return [results.get(point.num) or _completed(point) for point in points]
+            raise PointsFailedError(f"{not_accepted} of {total} not accepted{unanswered}; `status` shows why")
 
     def _preview(self, points: list[Point], ledger: Ledger) -> list[JobReturn]:
         if points:
             self._check(points, ledger)
             number = 0 if self.new_sweep else _next_group_number(ledger)
-            dry_run.preview(points, self.folder, (self.new_sweep or ledger.sweep).sweep_id, number)
-        return [_completed(point) for point in points]
+            preview(points, self.folder, self._sweep(ledger).sweep_id, number)
+        return [_placeholder_result(point) for point in points]
+
+    def _sweep(self, ledger: Ledger) -> SweepRecord:
+        """Return the record of the sweep, also of one that is not written yet."""
+        return self.new_sweep or ledger.sweep
 
     def _check(self, points: Sequence[Point], ledger: Ledger) -> None:
         """Raise UserError for what must not be submitted."""
-        if not self.dry_run and any(point.bench.dry_run for point in points):
+        if not self.preview_only and any(point.bench.dry_run for point in points):
             raise UserError("dry_run: points of a dry run are not submitted; use --dry-run to see them")
-        dry_run.check_points(points, self.folder, (self.new_sweep or ledger.sweep).launch_context)
-        if self.check_budget:
+        check_points(points, self.folder, self._sweep(ledger).launch_context)
+        if self.enforce_budget:
             check_budget(points, points[0].bench.budget, None if self.new_sweep else ledger)
 
     def _record_sweep(self, points: Sequence[Point], ledger: Ledger) -> None:
-        """Write `sweep.json` with every point."""
+        """Write `sweep.json` with every point, and Hydra's own record of a new sweep."""
         sites = {point.site.name: site_content(point.site) for point in points}
-        planned = [point.planned() for point in points]
+        specs = [point.spec() for point in points]
         if self.new_sweep:
-            self.new_sweep.points, self.new_sweep.sites = planned, sites
+            if self.multirun is not None:  # only now: the folder is locked and holds no other sweep
+                save_multirun(self.multirun, self.folder)
+            self.new_sweep.points, self.new_sweep.sites = specs, sites
             self.new_sweep.write(self.folder)
         else:
-            ledger.add_points(planned, sites)
+            ledger.add_points(specs, sites)
 
 
 def site_content(site: SiteConfig) -> dict[str, Any]:
@@ -176,7 +194,7 @@ def _record_planned(group: Group, ledger: Ledger) -> None:
                 "identity.attempt": point.attempt,
             }
         )
-        planned.append(PlannedAttempt.of(point.planned(), attempt=point.attempt, run_id=point.run_id))
+        planned.append(PlannedAttempt.of(point.spec(), attempt=point.attempt, run_id=point.run_id))
     ledger.append(
         Planned(
             group=group.name,
@@ -188,14 +206,12 @@ def _record_planned(group: Group, ledger: Ledger) -> None:
     )
 
 
-def _submit_over_ssh(groups: Sequence[Group], ledger: Ledger, code: Path, outcome: Outcome) -> None:
-    """Submit each site's groups over its connection."""
+def _submit_over_ssh(groups: Sequence[Group], ledger: Ledger, code: Path) -> Iterator[SubmitOutcome]:
+    """Submit each site's groups over its connection, and yield the outcomes."""
     for site, members in by_site(groups).items():
         # points that waited for the connection must not be carried there as well
         plan_file.remove_points(ledger.folder, site, {point.num for group in members for point in group.points})
-        not_accepted, unanswered = client.submit(members, ledger, code)
-        outcome.not_accepted += not_accepted
-        outcome.unanswered |= unanswered
+        yield client.submit(members, ledger, code)
 
 
 def _run_local(groups: Sequence[Group], ledger: Ledger, hydra: HydraState, code: Path) -> dict[int, JobReturn]:
@@ -230,6 +246,6 @@ def _run_local(groups: Sequence[Group], ledger: Ledger, hydra: HydraState, code:
     return {point.num: job.result for point, job in zip(points, jobs, strict=True) if isinstance(job.result, JobReturn)}
 
 
-def _completed(point: Point) -> JobReturn:
+def _placeholder_result(point: Point) -> JobReturn:
     """Return a result for Hydra, which wants one of each point, also of those whose jobs are still queued."""
     return JobReturn(overrides=point.overrides, status=JobStatus.COMPLETED)

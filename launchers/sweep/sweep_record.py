@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from inpaint_bench.core.console import pluralize, sanitize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.records import write_record
-from inpaint_bench.core.schema import JOBS, LEDGER, SWEEP
+from inpaint_bench.core.schema import JOBS, LEDGER, MULTIRUN, SWEEP
 
 FORMAT_VERSION = 2
 
@@ -119,7 +119,7 @@ class PointSpec(msgspec.Struct, frozen=True, kw_only=True):
     gpu: str | None
     batch: int | str | None
     site: str
-    time_min: int | None = None  # over all starts of its job
+    total_time_min: int | None = None  # of all starts of its job
     service_units: float | None = None  # at that limit; None: the site's charging rule is not known
 
 
@@ -173,6 +173,12 @@ class SweepRecord(msgspec.Struct, kw_only=True):
     def write(self, folder: Path) -> None:
         """Replace the record of a sweep directory."""
         write_record(folder / SWEEP, self)
+
+
+def save_multirun(config: DictConfig, folder: Path) -> None:
+    """Write Hydra's own record of a sweep, as its basic sweeper does; nothing here reads it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(config, folder / MULTIRUN)
 
 
 def has_runs(folder: Path) -> bool:

@@ -12,7 +12,7 @@ from inpaint_bench.core.errors import UserError
 from launchers import entry
 from launchers.points.point import group_points
 from launchers.slurm.script import render
-from launchers.submit import dry_run
+from launchers.submit import checks
 from launchers.sweep.sweep_record import LaunchContext
 from tests.launchers.conftest import ACCOUNT
 
@@ -141,7 +141,7 @@ class TestQuoting:
         point.site.python = f"/bin/py{char}x"
         (group,) = group_points([point])
         with pytest.raises(UserError, match="control character"):
-            dry_run.script_of(group, Path("/sweep"), Path("/code"), "s1")
+            checks.script_of(group, Path("/sweep"), Path("/code"), "s1")
         for environment in ({"modules": [f"x{char}"]}, {"variables": {"A": f"x{char}"}}):
             (point,) = points("gpu=a40")
             for name, value in environment.items():
@@ -152,4 +152,4 @@ class TestQuoting:
     @pytest.mark.parametrize("char", ["%", "\\"])
     def test_folder_that_slurm_reads_as_a_pattern_is_refused(self, points, char):
         with pytest.raises(UserError, match="as a pattern"):
-            dry_run.check_points(points("gpu=a40"), Path("/sweep", f"a{char}j"), LaunchContext())
+            checks.check_points(points("gpu=a40"), Path("/sweep", f"a{char}j"), LaunchContext())

@@ -43,7 +43,7 @@ def test_dry_run_sums_cost_per_site_by_its_own_rule(tmp_path, capsys):
 
 def test_elapsed_time_comes_from_the_manifest_without_accounting(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))  # no sacct
-    points = [a_point(num, time_min=60, service_units=3.0) for num in range(3)]
+    points = [a_point(num, total_time_min=60, service_units=3.0) for num in range(3)]
     ledger = a_sweep(tmp_path, points, {"delta": {"connect": {"method": "slurm"}}})
     plan(ledger, points)
     submit(ledger, range(2))
@@ -99,7 +99,7 @@ def test_planned_and_actual_cost_on_slurm(testbed, tmp_path, capsys, monkeypatch
 
 Points = Callable[..., list[Point]]
 OVERRIDES = ["gpu=h200", "batch=8", ACCOUNT]
-ENTRY = {"overrides": OVERRIDES, "batch": 8, "time_min": 60, "service_units": 3.0}
+ENTRY = {"overrides": OVERRIDES, "batch": 8, "total_time_min": 60, "service_units": 3.0}
 TOOK_20_MIN = {"started_unix_ns": 10**18, "ended_unix_ns": 10**18 + 20 * 60 * 10**9}
 
 

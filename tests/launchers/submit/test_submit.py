@@ -79,9 +79,17 @@ class TestThisMachine:
         assert "Nothing to submit" in out
 
     def test_sweep_is_not_written_over_another(self, broken, capsys):
+        """Regression: the refused launch, and a dry run, overwrote multirun.yaml; a refused one could delete it."""
         folder, _ = broken
+        record = (folder / "multirun.yaml").read_text()
+        assert BROKEN in record
         assert sweep(folder, "gpu=a40", "profile=demo") == 2
         assert "holds a sweep already" in capsys.readouterr().err
+        assert sweep(folder, "gpu=a40", "batch=0") == 2
+        assert sweep(folder, "gpu=a40", "dry_run=true") == 0
+        with Ledger(folder).lock():
+            assert sweep(folder, "gpu=a40") == 2
+        assert (folder / "multirun.yaml").read_text() == record
 
     def test_refused_launch_changes_nothing(self, broken, capsys):
         folder, _ = broken
@@ -106,7 +114,7 @@ class TestThisMachine:
 
 def test_refused_launch_leaves_no_files(tmp_path, capsys):
     assert sweep(tmp_path / "sweep", "gpu=a40", "batch=0") == 2
-    assert not list(tmp_path.rglob("multirun.yaml"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_dry_run_of_a_single_run_is_refused(tmp_path, capsys):

@@ -14,7 +14,7 @@ from inpaint_bench.core.files import read_json, replace_json
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.schema import PLAN_PATTERN, SWEEP
 from launchers.points.compose import composer
-from launchers.submit import dry_run
+from launchers.submit import checks
 from launchers.sweep import snapshot
 from launchers.sweep.ledger import Ledger
 from launchers.sweep.sweep_record import LaunchContext
@@ -109,4 +109,4 @@ def test_config_dirs_are_refused_for_a_site_over_ssh(points, tmp_path):
     (point,) = points("gpu=cpu site=local")
     point.site.connect.method = "ssh"
     with pytest.raises(UserError, match=r"/mine: the points for local are composed there.*move them into conf/"):
-        dry_run.check_points([point], tmp_path, LaunchContext(config_dirs=("/mine",)))
+        checks.check_points([point], tmp_path, LaunchContext(config_dirs=("/mine",)))

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from inpaint_bench import launch
-from launchers.slurm import submit
+from launchers.slurm import sbatch as sbatch_calls
 from launchers.sweep.ledger import Ledger
 
 
@@ -41,7 +41,9 @@ def launched(tmp_path: Path, *more: str) -> int:
 def test_arrays_after_the_tenth_are_submitted_with_pauses(sbatch, tmp_path, monkeypatch):
     sbatch("echo Submitted batch job 7")
     slept = []
-    monkeypatch.setattr(submit, "time", SimpleNamespace(sleep=lambda pause_s: slept.append((sbatch.calls(), pause_s))))
+    monkeypatch.setattr(
+        sbatch_calls, "time", SimpleNamespace(sleep=lambda pause_s: slept.append((sbatch.calls(), pause_s)))
+    )
     assert launched(tmp_path, "seed=range(0,13)", "sites.delta.limits.submit_pause_s=0.5") == 0
     assert slept == [(10, 0.5), (11, 0.5), (12, 0.5)]
     assert sbatch.calls() == 13

@@ -1,0 +1,52 @@
+"""Slurm's own estimates of when scripts would start (`sbatch --test-only`)."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from inpaint_bench.core.site import SiteConfig
+
+from .environment import slurm_environment
+
+ESTIMATE_TIMEOUT_S = 20.0
+MAX_ESTIMATES = 20  # per site and command: its controller computes every estimate
+UNKNOWN = "not known"
+_START = re.compile(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
+
+
+def estimate_starts(site: SiteConfig, scripts: Sequence[Path]) -> list[float | str]:
+    """Return when Slurm would start each script: Unix seconds, or why there are none. `--test-only` submits nothing.
+
+    The time is that of an array's first task, if nothing is submitted before it.
+    """
+    estimates: list[float | str] = []
+    for script in scripts[:MAX_ESTIMATES]:
+        estimate = _estimate_start(site, script)
+        if estimate is None:  # a controller that is down or busy is not queried again
+            break
+        estimates.append(estimate)
+    return estimates + [UNKNOWN] * (len(scripts) - len(estimates))
+
+
+def _estimate_start(site: SiteConfig, script: Path) -> float | str | None:
+    """Return the estimate for one script; None where Slurm does not answer."""
+    try:
+        done = subprocess.run(
+            ["sbatch", "--test-only", str(script)],
+            env=slurm_environment(site),
+            capture_output=True,
+            text=True,
+            timeout=ESTIMATE_TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if match := _START.search(done.stderr):
+        return datetime.fromisoformat(match[1]).timestamp()
+    if done.returncode == 0:
+        return UNKNOWN
+    lines = done.stderr.strip().splitlines()
+    return f"refused: {re.sub(r'^.*?(error|failure): ', '', lines[-1])}" if lines else "refused"

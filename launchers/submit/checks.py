@@ -1,0 +1,69 @@
+"""Checks of points before anything is submitted: folder, limits, connections, scripts, accounts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.schema import CODE, JOBS
+from launchers.points.point import Group, Point, by_site, group_points
+from launchers.remote import client
+from launchers.slurm.sbatch import job_command
+from launchers.slurm.script import render
+from launchers.sweep.ledger import job_name
+from launchers.sweep.sweep_record import LaunchContext
+
+
+def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchContext) -> None:
+    """Raise UserError for mistakes that sbatch would report later, or that nothing would report."""
+    for char in "%\\":
+        if char in str(folder):
+            raise UserError(f"{folder}: Slurm reads {char} in a path as a pattern; choose another hydra.sweep.dir")
+    for name, members in by_site(points).items():
+        site = members[0].site
+        most = site.limits.max_submit_jobs
+        if most is not None and len(members) > most and site.connect.method != "local":
+            raise UserError(
+                f"{len(members)} points for {name}, which takes {most} jobs of one user at a time "
+                "(limits.max_submit_jobs of its site file): launch fewer at once"
+            )
+        if any(point.site.connect != site.connect for point in members):
+            raise UserError(f"sites.{name}.connect differs between points, and a sweep reaches a site one way")
+        if launch_context.extra_config_dirs and members[0].reachable and site.connect.method == "ssh":
+            raise UserError(
+                f"{', '.join(launch_context.extra_config_dirs)}: the points for {name} are composed there, from a copy "
+                "of the code without these files; move them into conf/"
+            )
+    for group in group_points(points):
+        if group.site.connect.method != "local":
+            script_of(group, folder, folder, "check")
+
+
+def check_accounts(points: Sequence[Point]) -> None:
+    """Raise UserError where a reachable site wants an account and none is set."""
+    for message in missing_accounts([point for point in points if point.reachable]):
+        raise UserError(message)
+
+
+def missing_accounts(points: Sequence[Point]) -> list[str]:
+    """Return a sentence per site that wants an account where none is set."""
+    sentences = []
+    for site in (point.site for point in points):
+        account, key = site.account, f"sites.{site.name}.account.value"
+        if account.required and not account.value and site.connect.method != "local":
+            hint = f"{key}=... (pattern {account.pattern}); `{account.how_to_list}` lists yours"
+            sentences.append(f"{site.name} needs an account: {hint}")
+    return list(dict.fromkeys(sentences))
+
+
+def script_of(group: Group, folder: Path, code: Path, sweep_id: str) -> str:
+    """Return the group's sbatch script; for a site over ssh, as it will be rendered there."""
+    site = group.site
+    if site.connect.method == "ssh":
+        folder = Path(client.root_of(site, sweep_id))
+        code = folder / CODE / code.name
+    jobs = folder / JOBS / group.name
+    return render(
+        group, command=job_command(group, jobs), folder=jobs, code=code, job_name=job_name(group.name, sweep_id)
+    )

@@ -1,0 +1,69 @@
+"""The preview of a dry run: the scripts, and a table of what a launch would submit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from inpaint_bench.core.console import console, pluralize
+from inpaint_bench.core.schema import CODE
+from launchers.points.point import Group, Point, by_site, group_points
+from launchers.slurm.start_estimate import UNKNOWN, estimate_starts
+from launchers.status import tables
+from launchers.status.cost import cost_lines
+from launchers.sweep import snapshot
+
+from .checks import missing_accounts, script_of
+
+log = logging.getLogger(__name__)
+
+SCRIPTS = "sbatch"  # folder of a dry run's scripts
+
+
+def preview(points: Sequence[Point], folder: Path, sweep_id: str, first_group_number: int) -> None:
+    """Write the scripts, and print what a launch would submit."""
+    groups = group_points(points, first_number=first_group_number)
+    scripts = _write_scripts(groups, folder, sweep_id)
+    console().print(tables.plan_table(points, starts=_estimated_starts(groups, scripts)))
+    for group in groups:
+        if group.name in scripts:
+            log.info(f"{pluralize(len(group.points), 'point')}: {scripts[group.name]}")
+    for line in cost_lines(points):
+        log.info(line)
+    for site, members in by_site(points).items():
+        if not members[0].reachable:
+            reason = members[0].reachability.reason
+            log.info(f"{site} cannot be reached from here ({reason}): a launch would write a plan file for it")
+    for line in missing_accounts(points):
+        log.info(line)
+    log.info("Dry run: nothing was submitted.")
+
+
+def _write_scripts(groups: Sequence[Group], folder: Path, sweep_id: str) -> dict[str, Path]:
+    """Return the files by group; incomplete where the disk takes no more."""
+    code = snapshot.planned_path(folder / CODE)
+    files: dict[str, Path] = {}
+    for group in groups:
+        if group.site.connect.method == "local":
+            continue
+        file = folder / SCRIPTS / f"{group.name}.sh"
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(script_of(group, folder, code, sweep_id), encoding="utf-8")
+        except OSError as error:
+            log.info(f"{error.filename or file}: {error.strerror}, so the scripts were not written")
+            break
+        files[group.name] = file
+    return files
+
+
+def _estimated_starts(groups: Sequence[Group], scripts: Mapping[str, Path]) -> dict[str, str]:
+    """Return by group when Slurm expects to start it, in words. Queries only sites whose commands work here."""
+    starts = dict.fromkeys(scripts, UNKNOWN)
+    written = [group for group in groups if group.name in scripts and group.points[0].reachable]
+    for members in by_site(group for group in written if group.site.connect.method == "slurm").values():
+        estimates = estimate_starts(members[0].site, [scripts[group.name] for group in members])
+        for group, estimate in zip(members, estimates, strict=True):
+            starts[group.name] = estimate if isinstance(estimate, str) else tables.clock(estimate)
+    return starts
