@@ -18,7 +18,7 @@ def command(python: str, folder: Path) -> str:
 
 
 def pickle_name(task: int | str) -> str:
-    """Return the file name of an array task's pickle, from before sbatch is called until the task starts."""
+    """Return the name that an array task's pickle has until the task starts and renames it to submitit's own."""
     return f"{task}.pkl"
 
 

@@ -14,7 +14,11 @@ from .site_catalog import Reachability, SiteCatalog, reachability
 
 
 def choose_site(bench: BenchConfig, config: DictConfig, catalog: SiteCatalog) -> tuple[SiteConfig, Reachability]:
-    """Prefer a site we are logged in to, then one that can be reached, then the GPU's home site."""
+    """Return the site of a point, and whether it can be reached. Raises UserError where no site has the GPU.
+
+    `site=auto` prefers a site that this machine is logged in to, then the GPU's home site if it can be reached, then
+    any other reachable site, then the home site although it cannot be reached.
+    """
     gpu = bench.gpu.name
     if bench.site.name != "auto":
         site = catalog.site(bench.site.name, config)

@@ -159,8 +159,8 @@ def _record(
     sites, accepted = ledger.sweep.sites, []
     specs = {spec.point: spec for spec in ledger.sweep.points}
     recorded = {(a.point, a.attempt) for record in ledger.points().values() for a in record.attempts}
-    # A `rerun` must not give the number of a new attempt to another one meanwhile. Without new attempts there is no
-    # lock, because a launch holds it for as long as its points run on this machine.
+    # The lock keeps a concurrent `rerun` from using the number of an attempt that is added here. It is not taken where
+    # nothing is added, because a launch holds it for as long as its points run on this machine.
     is_new = any(attempt.key not in recorded for attempt in attempts)
     with ledger.lock(timeout_s=LOCK_TIMEOUT_S) if is_new else nullcontext():
         records = ledger.points()
@@ -221,7 +221,7 @@ def fetch_over_ssh(remote: RemoteSweep, paths: Sequence[str], folder: Path) -> N
     logs = [path.removeprefix(f"{LOGS}/") for path in paths if path.startswith(f"{LOGS}/")]
     summaries = [path for path in paths if is_summary(path)]
     others = [path for path in paths if not path.startswith(f"{LOGS}/") and not is_summary(path)]
-    # An interrupted file goes to a hidden folder: in its place it would pass for a part that differs.
+    # An interrupted file is kept in a hidden folder; under its own name it would look like a part that differs.
     options = ("--omit-dir-times", "--partial-dir=.partial", "--ignore-missing-args", "--from0", "--files-from=-")
     for source, target, names in ((f"{JOBS}/", folder / LOGS, logs), ("", folder, others), ("", folder, summaries)):
         if names:

@@ -40,8 +40,8 @@ class HydraState:
 class PointJob:
     """A picklable job for one point, with the configuration composed at submission.
 
-    With `raise_failure`, an exception of the application leaves the job, so that its process exits non-zero and Slurm
-    knows of the failure. Hydra alone would let such a job end as completed.
+    With `raise_failure`, the job raises the application's exception, so its process exits non-zero and Slurm records
+    the failure. Hydra only stores the exception in the result, and Slurm would show the job as completed.
     """
 
     hydra: HydraState

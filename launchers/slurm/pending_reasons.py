@@ -113,12 +113,12 @@ def explain(code: str, site: SiteConfig, *, state: str = "PENDING", jobs: Sequen
     """Explain Slurm's reason `code` of jobs in `state`; the advice names `jobs`."""
     code = "" if code == "None" else code.strip()
     rule = next((rule for rule in RULES if re.fullmatch(rule.pattern, code)), _OTHER)
-    limits = {"QOS": "its QOS", "Par": "its partition", "Ass": "its account"}
+    limits = {"QOS": "its QOS", "Partition": "its partition", "Assoc": "its account"}  # by how the code begins
     values = {
         "site": site.name,
         "job": ",".join(jobs) or "<job>",
         "list_accounts": f"`{site.account.how_to_list or 'sacctmgr show assoc user=$USER'}` at {site.name} lists yours",
-        "limit": limits.get(code[:3], "the site"),
+        "limit": next((limit for prefix, limit in limits.items() if code.startswith(prefix)), "the site"),
     }
     explanation = rule.explanation if code else _STATES.get(state, rule.explanation)
     return PendingReason(

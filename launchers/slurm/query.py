@@ -78,14 +78,19 @@ def query_jobs(
     queued, squeue = _query_squeue(site, owner, names)
     states = {job_id: state for job_id, state in (queued or {}).items() if job_id in jobs}
     unresolved = [i for i in jobs if i not in settled and (i not in states or states[i].ended)]
-    ended, sacct = _query_sacct(site, unresolved, names) if unresolved else ({}, NOT_ASKED)
-    # sacct learns of an end a moment after squeue, and then has the exit code too.
-    states |= {i: s for i in unresolved if (s := (ended or {}).get(i)) and (s.ended or i not in states)}
+    accounted, sacct = _query_sacct(site, unresolved, names) if unresolved else ({}, NOT_ASKED)
+    for job_id in unresolved:
+        state = (accounted or {}).get(job_id)
+        # sacct learns of an end a moment after squeue, and then has the exit code too.
+        if state and (state.ended or job_id not in states):
+            states[job_id] = state
     if queued is not None and not owner and not names.foreign:
-        unknown = SchedulerState(state=None)
-        if ended is None:
-            unknown = SchedulerState(state=LEFT_QUEUE, detail=f"it has left the queue, and sacct {sacct}")
-        states = dict.fromkeys((i for i in unresolved if _array_id(i) not in names.unnamed), unknown) | states
+        missing = SchedulerState(state=None)
+        if accounted is None:
+            missing = SchedulerState(state=LEFT_QUEUE, detail=f"it has left the queue, and sacct {sacct}")
+        for job_id in unresolved:
+            if _array_id(job_id) not in names.unnamed:
+                states.setdefault(job_id, missing)
     return SlurmReply(states=states, squeue=squeue, sacct=sacct, owner=owner, foreign=names.foreign)
 
 
@@ -97,7 +102,7 @@ class _KnownNames:
         self.foreign: dict[str, str] = {}
         self.unnamed: set[str] = set()
 
-    def match(self, job_id: str, name: str) -> bool:
+    def claim(self, job_id: str, name: str) -> bool:
         """Return whether a listed job belongs to this sweep; record one that only has an id of it."""
         array = _array_id(job_id)
         if array not in self._names:
@@ -120,12 +125,13 @@ def _query_squeue(
     site: SiteConfig, owner: str | None, names: _KnownNames
 ) -> tuple[dict[str, SchedulerState] | None, str]:
     user = ["-u", owner] if owner else ["--me"]
-    rows, result = _rows(site, ["squeue", *user, "-h", "-r", "-t", "all", "-o", "%i|%T|%r|%N|%S|%e|%l|%j"])
+    columns = ("%i", "%T", "%r", "%N", "%S", "%e", "%l", "%j")
+    rows, result = _rows(site, ["squeue", *user, "-h", "-r", "-t", "all", "-o", "|".join(columns)], len(columns))
     if rows is None:
         return None, result
     states = {}
     for job_id, state, reason, node, start, end, limit, name in rows:
-        if not names.match(job_id, name):
+        if not names.claim(job_id, name):
             continue
         pending_reason = reason if reason not in ("None", "") else ""
         states[job_id] = SchedulerState(
@@ -143,13 +149,14 @@ def _query_sacct(
     site: SiteConfig, job_ids: Sequence[str], names: _KnownNames
 ) -> tuple[dict[str, SchedulerState] | None, str]:
     arrays = sorted(set(map(_array_id, job_ids)))
-    fields = "JobID,State,ExitCode,Reason,NodeList,JobName"
-    rows, result = _rows(site, ["sacct", "-X", "-P", "-n", "-o", fields, "-j", ",".join(arrays)])
+    columns = ("JobID", "State", "ExitCode", "Reason", "NodeList", "JobName")
+    command = ["sacct", "-X", "-P", "-n", "-o", ",".join(columns), "-j", ",".join(arrays)]
+    rows, result = _rows(site, command, len(columns))
     if rows is None:
         return None, result
     states: dict[str, SchedulerState] = {}
     for listed, state, exit_code, reason, node, name in rows:
-        if not names.match(listed, name):
+        if not names.claim(listed, name):
             continue
         detail = [f"exit code {exit_code}"] if exit_code not in ("0:0", "") else []
         detail += [text for text in (reason if reason != "None" else "", _on_node(node)) if text]
@@ -166,8 +173,8 @@ def find_arrays(site: SiteConfig, names: Iterable[str], since_unix: float) -> tu
     """Return the ids of arrays by job name, and the commands' results: if both answered, no other was submitted."""
     joined = ",".join(names)
     start = datetime.fromtimestamp(since_unix - 60).isoformat(timespec="seconds")
-    queued, squeue = _rows(site, ["squeue", "--me", "-h", "-t", "all", "-n", joined, "-o", "%F|%j"])
-    ended, sacct = _rows(site, ["sacct", "-X", "-P", "-n", "-S", start, f"--name={joined}", "-o", "JobID,JobName"])
+    queued, squeue = _rows(site, ["squeue", "--me", "-h", "-t", "all", "-n", joined, "-o", "%F|%j"], 2)
+    ended, sacct = _rows(site, ["sacct", "-X", "-P", "-n", "-S", start, f"--name={joined}", "-o", "JobID,JobName"], 2)
     arrays = {name: _array_id(job_id) for job_id, name in [*(ended or []), *(queued or [])]}
     return arrays, SlurmReply(squeue=squeue, sacct=sacct)
 
@@ -203,10 +210,10 @@ def cancel_jobs(site: SiteConfig, job_ids: Iterable[str]) -> str | None:
 def elapsed_s(site: SiteConfig, jobs: JobNames) -> dict[str, float]:
     """Return how long each job held its resources, over all its starts; empty if sacct did not answer."""
     arrays, names = ",".join(sorted(set(map(_array_id, jobs)))), _KnownNames(jobs)
-    rows, _ = _rows(site, ["sacct", "-X", "-D", "-P", "-n", "-o", "JobID,Elapsed,JobName", "-j", arrays])
+    rows, _ = _rows(site, ["sacct", "-X", "-D", "-P", "-n", "-o", "JobID,Elapsed,JobName", "-j", arrays], 3)
     elapsed: dict[str, float] = {}
     for listed, duration, name in rows or ():
-        for job_id in expand_array(listed) if names.match(listed, name) else ():
+        for job_id in expand_array(listed) if names.claim(listed, name) else ():
             elapsed[job_id] = elapsed.get(job_id, 0.0) + (duration_s(duration) or 0.0)
     return elapsed
 
@@ -235,12 +242,11 @@ def _unix_time(text: str) -> float | None:
     return None
 
 
-def _rows(site: SiteConfig, command: list[str]) -> tuple[list[list[str]] | None, str]:
-    """Return the rows that a command prints and OK, or None and the reason why there are none."""
+def _rows(site: SiteConfig, command: list[str], columns: int) -> tuple[list[list[str]] | None, str]:
+    """Return the rows of so many columns that a command prints and OK, or None and the reason why there are none."""
     output, result = _run(site, command)
     if output is None:
         return None, result
-    columns = command[command.index("-o") + 1].replace("|", ",").count(",") + 1
     # The last column is the job's name, which may contain the separator.
     rows = [line.split("|", columns - 1) for line in output.splitlines()]
     return [row for row in rows if len(row) == columns], OK

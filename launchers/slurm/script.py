@@ -43,7 +43,7 @@ def render(group: Group, *, command: str, folder: Path, code: Path, job_name: st
     }
     for name in variables:
         if not name.isidentifier():
-            raise UserError(f"site.{site.name}.environment.variables.{name}: not a variable name")
+            raise UserError(f"sites.{site.name}.environment.variables.{name}: not a variable name")
     directives = list(_directives(group, folder, job_name))
     _refuse_control_characters(
         site.name,

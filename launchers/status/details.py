@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -89,22 +89,18 @@ def folded_job_ids(job_ids: Iterable[str]) -> list[str]:
 
 def next_steps(sweep: SweepStatus, folder: Path) -> Iterator[str]:
     """Yield the commands to run next."""
-    path, policies = shlex.quote(str(folder)), RerunConfig()
-    failures: dict[Reason, list[int]] = defaultdict(list)  # numbers of points, also of those never submitted
-    for point in sweep.points:
-        if point.reason and not point.record.plan:
-            failures[point.reason].append(point.record.num)
-    rerun = sorted(reason for reason in failures if getattr(policies, reason).send)
-    permanent = sorted(failures.keys() - {*rerun, Reason.UNAVAILABLE})
-    counts = {reason: f"{len(nums)} {reason}" for reason, nums in failures.items()}
-    if rerun:
-        yield f"Next: `inpaint-bench rerun {path}` resubmits {', '.join(counts[reason] for reason in rerun)}."
+    path = shlex.quote(str(folder))
+    failed = [point for point in sweep.points if point.reason and not point.record.plan]  # also those never submitted
+    resubmitted = Counter(str(point.reason) for point in failed if _is_resubmitted(point))
+    permanent = [p for p in failed if not _is_resubmitted(p) and p.reason is not Reason.UNAVAILABLE]
+    if resubmitted:
+        yield f"Next: `inpaint-bench rerun {path}` resubmits {_counts(resubmitted)}."
     if permanent:
-        num = min(failures[reason][0] for reason in permanent)
+        reasons = Counter(str(point.reason) for point in permanent)
         yield (
-            f"Next: {', '.join(counts[reason] for reason in permanent)} would fail the same way again: "
-            f"`inpaint-bench status {path} --point {num}` shows why, `inpaint-bench rerun {path} --only "
-            f"{','.join(permanent)} KEY=VALUE` resubmits with changes."
+            f"Next: {_counts(reasons)} would fail the same way again: "
+            f"`inpaint-bench status {path} --point {permanent[0].record.num}` shows why, `inpaint-bench rerun {path} "
+            f"--only {','.join(sorted(reasons))} KEY=VALUE` resubmits with changes."
         )
     for plan, site in sorted({(p.record.plan, p.record.site) for p in sweep.points if p.record.plan}):
         if sweep.sites[site].connect.method == "ssh":
@@ -116,6 +112,19 @@ def next_steps(sweep: SweepStatus, folder: Path) -> Iterator[str]:
         yield f"Next: `inpaint-bench collect {path}` copies the results of {pluralize(remote, 'point')} here."
     elif completed and len(completed) == len(sweep.points):
         yield f"Next: `inpaint-bench merge {path} -o dataset`"
+
+
+def _is_resubmitted(point: PointStatus) -> bool:
+    """Return whether `rerun` submits a failed point without `--only`: the default policy, or the point's override."""
+    policy = f"rerun.{point.reason}.send="
+    values = [o.partition("=")[2] for o in point.record.overrides if o.lstrip("+").startswith(policy)]
+    if values:
+        return values[-1].strip().lower() in ("true", "yes", "on", "y", "1")  # as OmegaConf reads a bool
+    return bool(getattr(RerunConfig(), str(point.reason)).send)
+
+
+def _counts(reasons: Counter[str]) -> str:
+    return ", ".join(f"{number} {reason}" for reason, number in sorted(reasons.items()))
 
 
 # --- one point -----------------------------------------------------------------------------------

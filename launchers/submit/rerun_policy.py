@@ -17,7 +17,6 @@ from omegaconf import OmegaConf
 from rich.table import Table
 
 from inpaint_bench.core import recipe
-from inpaint_bench.core.config import RerunConfig
 from inpaint_bench.core.console import table
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import CHECKPOINT, CHECKPOINTS, PointState, Reason
@@ -90,10 +89,9 @@ def decide(
 ) -> list[Decision]:
     """Decide about every point that failed or was never submitted, less those that `only` leaves out.
 
-    The policies are those of the first such point: a sweep has one set. `only` submits what a policy would leave alone.
+    Each point has the policies that it composes to. `only` submits what a policy would leave alone.
     """
     decisions: list[Decision] = []
-    policies: RerunConfig | None = None
     for point in points:
         reason = point.reason
         if point.state not in (PointState.FAILED, PointState.PLANNED) or reason is None:
@@ -103,7 +101,7 @@ def decide(
         candidate = _Candidate(
             status=point, reason=reason, named=only is not None, changes=tuple(changes), composer=composer
         )
-        policies = policies or candidate.compose().bench.rerun
+        policies = candidate.compose().bench.rerun
         attempts = sum(attempt.job_id is not None for attempt in point.record.attempts)
         if attempts >= policies.max_attempts:
             limit = f"it had its {attempts} attempts; a higher rerun.max_attempts than {policies.max_attempts}"

@@ -178,6 +178,22 @@ def test_point_with_max_attempts_is_left_alone_even_if_named(decide_one):
     assert decide_one(Reason.LOST, attempts=5, changes=["rerun.max_attempts=6"])[1] is not None
 
 
+def test_policies_are_those_of_each_point(compose, tmp_path):
+    """Regression: the first point's decided for all."""
+    failed = {"state": PointState.FAILED, "reason": Reason.TIMEOUT, "message": "", "artifacts": RunArtifacts()}
+    launched = [["rerun.timeout.send=false"], [], ["rerun.timeout.send=false"]]
+    points = [
+        PointStatus(
+            record=PointRecord(num=num, overrides=["gpu=a100", *more], gpu="a100", batch=16, site="delta"),
+            attempts=(),
+            run_dir=None,
+            **failed,
+        )
+        for num, more in enumerate(launched)
+    ]
+    assert [decision.point is not None for decision in decide(points, compose)] == [False, True, False]
+
+
 def test_point_without_attempts_is_submitted_for_the_first_time(decide_one):
     decision, point = decide_one(Reason.NEVER_STARTED, attempts=0)
     assert (decision.action, point.attempt) == ("submitted for the first time", 1)
