@@ -54,6 +54,7 @@ class FolderSource(Source):
         self.positions = np.array([(p.latitude, p.longitude) for p in photos], np.float64)
         self.texts = [p.text for p in photos]
         self.names = [p.name for p in photos]
+        # The repr of a Photo has all of its fields, the hash of its files among them.
         self.identity = hashlib.sha256("\n".join(map(repr, photos)).encode()).hexdigest()
         self._root = root
         self._masks = [p.mask for p in photos]
@@ -68,11 +69,13 @@ class FolderSource(Source):
         if not root.is_dir():
             raise UserError(f"data.root={root}: no such folder")
         rows = geotags.read_metadata(root)
+        # Masks may lie beside the photographs; they are not images of their own.
         masks = {row.mask for row in (rows or {}).values()}
         names = [name for name in list_images(root) if name not in masks]
         skipped = rows_without_image(root, rows or {}, set(names))
         found = len(names) + len(skipped)
         photos: list[Photo] = []
+        # Results come in the order of the names, so data.num_images selects the same images on every machine.
         for result in _examine_all(root, names, rows, config.resolution_px):
             if isinstance(result, SkippedImage):
                 skipped.append(result)
@@ -152,7 +155,9 @@ def _examine(root: Path, name: str, rows: dict[str, MetadataRow] | None, side: i
             upright = transform.upright(image)  # as `pixels` will: damaged EXIF must show now
             (latitude, longitude), _ = geotags.find_position(row, image)
         if row.mask is not None:
+            # Image and mask are hashed together: another mask gives the data another identity.
             content += _examine_mask(root, row.mask, upright.size, side)
+    # PositionError is a ValueError, and DECODE_ERRORS include ValueError: it has to be caught first.
     except PositionError as error:
         no_row = "no row in the metadata file; " if rows is not None and name not in rows else ""
         return SkippedImage(file=name, reason=f"{no_row}{error}")
@@ -165,6 +170,7 @@ def _examine(root: Path, name: str, rows: dict[str, MetadataRow] | None, side: i
 def _examine_mask(root: Path, name: str, size: tuple[int, int], side: int) -> bytes:
     """Return the mask file's content. Raises UnusableImageError."""
     path = root / name
+    # A metadata file from elsewhere must not reach files outside its folder.
     if ".." in Path(name).parts or Path(name).is_absolute():
         raise UnusableImageError(f"its mask {name} lies outside the folder")
     if not path.is_file():
@@ -174,6 +180,7 @@ def _examine_mask(root: Path, name: str, size: tuple[int, int], side: int) -> by
         if not content:
             raise UnusableImageError(f"its mask {name} is an empty file")
         with Image.open(io.BytesIO(content)) as mask:
+            # As `own_mask` will decode it, for the errors alone.
             transform.center_square_mask(mask, size, side)
     except UnusableImageError:
         raise
@@ -206,4 +213,5 @@ def skipped_image(name: str, error: Exception) -> SkippedImage:
 
 def escape_invalid(text: str) -> str:
     """Return the text with everything that is not valid Unicode escaped."""
+    # File names that are not UTF-8 reach Python with lone surrogates, which neither JSON nor Parquet can hold.
     return text.encode("utf-8", "backslashreplace").decode()

@@ -58,6 +58,7 @@ def read_metadata(root: Path) -> dict[str, MetadataRow] | None:
             columns = ", ".join(map(str, record)) or "nothing"
             raise UserError(f"{path}: entry {number} has no file_name (it has {columns})")
         key = Path(name).as_posix()
+        # A duplicate does not spoil the whole file: `check_row` skips that image and lists its entries.
         rows[key] = MetadataRow(
             latitude=record.get("latitude"),
             longitude=record.get("longitude"),
@@ -113,6 +114,7 @@ def _degrees(value: Any) -> float:
 
 
 def _sign(reference: Any, positive: str, negative: str) -> int:
+    # EXIF pads the letter with a NUL, and some files store it as bytes.
     letter = reference.decode("ascii", "replace") if isinstance(reference, bytes) else str(reference or "")
     letter = letter.strip("\0 ").upper()
     if letter not in (positive, negative):
@@ -124,8 +126,10 @@ def _parse_number(name: str, value: Any) -> float:
     if _is_empty(value):
         raise PositionError(f"{name} is missing")
     try:
+        # float(True) would be 1 degree.
         if not isinstance(value, bool):
             return float(value)
+    # JSON allows integers that are too large for a float.
     except OverflowError:
         raise PositionError(f"position out of range: {name} has {len(str(value))} digits") from None
     except (TypeError, ValueError):

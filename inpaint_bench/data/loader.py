@@ -45,6 +45,7 @@ class EndlessShuffle(Sampler[tuple[int, int]]):
     def __iter__(self) -> Iterator[tuple[int, int]]:
         draw = self.start
         while True:
+            # Only the first epoch may begin in the middle (after a resume); from then on `done` is 0.
             epoch, done = divmod(draw, len(self.indices))
             order = np.random.default_rng((self.seed, epoch)).permutation(self.indices)
             for index in order[done:]:
@@ -107,6 +108,7 @@ class Batches:
         if self._iterator is None:
             if self._loader is None:
                 raise StopIteration
+            # This starts the worker processes. DALI comes after them, because its threads would not survive the fork.
             self._iterator = iter(self._loader)
             if self._decode:
                 self._iterator = self.decoder = self._decode(self._iterator)
@@ -133,9 +135,11 @@ def _make_stream(
     source = samples.source
     if not isinstance(source, PreparedSource) or _image_format(samples) != "webdataset":
         return samples, EndlessShuffle(indices, seed, start), workers
+    # Tars have no random access: the stream shuffles shards and a buffer of images itself, without a sampler.
     from .prepared.shards import ShardStream, select_shards
 
     shards = select_shards(source.shards(), indices)
+    # A worker reads whole shards; one without any would search for its first image for ever.
     workers = _limit_workers(workers, len(shards), "the data has {} shards with images to draw")
     return ShardStream(samples, shards, indices, batch, workers, seed, start), None, workers
 

@@ -59,6 +59,7 @@ class Samples(Dataset[Batch]):
         self.source, self.seed, self.pixels = source, seed, pixels
         self.mask_pool, self.cached = mask_pool, cached
         self.masks, self.full_mask_share = masks, full_mask_share
+        # Sorted, because the order of a set of strings differs from process to process.
         self.distinct_texts = sorted(set(source.texts))  # [D]
         text_id = {text: number for number, text in enumerate(self.distinct_texts)}
         self.tokens = tokenize(self.distinct_texts)  # [D, L], once: loader processes need no tokenizer
@@ -96,6 +97,7 @@ class Samples(Dataset[Batch]):
 
     def _choose_pool_number(self, index: int, draw: int, pool_size: int) -> int:
         """Return the number of the sample's mask in the image's pool, or FULL_MASK."""
+        # The generator of `make_mask`, whose first number also decides about the full mask: both agree on each sample.
         random = np.random.Generator(np.random.PCG64(np.random.SeedSequence((self.seed, index, draw))))
         full = random.random() < self.full_mask_share and self.source.own_mask(index) is None
         return FULL_MASK if full else int(random.integers(pool_size))

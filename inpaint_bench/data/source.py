@@ -66,6 +66,7 @@ def open_source(config: DataConfig, recipe: RecipeConfig | None = None) -> Sourc
     recipe = recipe or defaults
     if config.kind == "prepared":
         return PreparedSource.open(config, recipe.format, recipe.stage_to)
+    # Only prepared data comes in several formats and can be staged: other sources would ignore these keys silently.
     for key in ("format", "stage_to"):
         if getattr(recipe, key) != getattr(defaults, key):
             overrides = shlex.join([f"data={config.kind}", *([f"data.root={config.root}"] if config.root else [])])

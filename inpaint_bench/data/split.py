@@ -46,6 +46,7 @@ def split(positions: npt.NDArray[np.float64], share: float, block_m: float, seed
             f"data.block_m={block_m:g}: all {len(positions)} images lie in one geographic block, so none can be held "
             "out; set a smaller data.block_m, or data.validation_share=0 to hold out nothing"
         )
+    # By hash and not by a shuffle: images in new blocks leave the order of the other blocks as it was.
     order = sorted(range(len(names)), key=lambda block: hashlib.sha256(f"{seed}/{names[block]}".encode()).digest())
     for block in order[:-1]:
         held_out |= block_of_image == block
@@ -61,6 +62,7 @@ def blocks(positions: npt.NDArray[np.float64], block_m: float) -> list[str]:
     depend on the other positions.
     """
     rows = np.floor(positions[:, 0] * METRES_PER_DEGREE / block_m)
+    # The cosine of the row's middle, not of the position itself: all columns of a row are equally wide.
     middle = np.clip((rows + 0.5) * block_m / METRES_PER_DEGREE, -90, 90)
     east_m = positions[:, 1] * METRES_PER_DEGREE * np.cos(np.radians(middle))
     columns = np.floor(east_m / block_m)

@@ -104,10 +104,12 @@ class SyntheticSource(Source):
 def _addresses(count: int) -> npt.NDArray[np.float64]:
     """Return [count, 2] metres east and north, in a growing square of blocks: a house keeps its place for any count."""
     index = np.arange(count)
+    # The index counts the houses on one side of a street, then the two sides, then the blocks.
     house, index = index % HOUSES_PER_SIDE, index // HOUSES_PER_SIDE
     side, block = index % 2, index // 2
     edge = np.sqrt(block).astype(int)  # blocks 0 .. edge**2 - 1 are a full square, the others an L around it
     along = block - edge**2
+    # The L runs from (0, edge) through its corner (edge, edge) to (edge, 0).
     column, row = np.minimum(edge, along), np.minimum(edge, 2 * edge - along)
     east = column * BLOCK_M + (house + 0.5) * HOUSE_M
     north = row * BLOCK_M + np.where(side == 1, SETBACK_M, -SETBACK_M)
@@ -131,6 +133,7 @@ def _draw_attributes(metres: npt.NDArray[np.float64], seed: int) -> dict[str, np
     ranges = {name: np.array(limits, np.float64) for name, limits in attributes.items()}
     widths = [limits[0].size for limits in ranges.values()]
     placed = sum(widths[: len(PLACE_ATTRIBUTES)])
+    # Two generators: the waves of the city must not depend on how many houses are drawn.
     city, own = (np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(part,))) for part in (0, 1))
     normal = own.standard_normal((len(metres), sum(widths)))  # row by row: independent of the count
     normal[:, :placed] *= np.sqrt(1 - sum(share for _, share in SCALES_M_AND_SHARES))
@@ -151,6 +154,7 @@ def _field(places: npt.NDArray[np.float64], count: int, random: np.random.Genera
     height = np.zeros((len(places), count))
     for number in range(WAVES):
         height += np.cos(places @ wave[:, :, number] + phase[:, number])
+    # A cosine of random phase has the variance 1/2; the sum is scaled to the variance 1.
     return height * np.sqrt(2 / WAVES)
 
 
@@ -167,12 +171,14 @@ def _draw(house: House, random: np.random.Generator, side: int) -> Pixels:
     image = np.empty((side, side, 3), np.uint8)
     top, ground, left, right = (int(house[name] * side) for name in ("eaves", "ground", "left", "right"))
 
+    # Sky: a gradient from the zenith down to the ground; pavement below.
     sky = np.linspace(0, 1, ground, dtype=np.float32)[:, None]
     image[:ground] = (house["zenith"] * (1 - sky) + house["horizon"] * sky).astype(np.uint8)[:, None]
     image[ground:] = house["pavement"].astype(np.uint8)
 
     wall = np.clip(np.array(WALLS[_wall(house)]) + house["tint"], 0, 255).astype(np.uint8)
     image[top:ground, left:right] = wall
+    # Darker lines of mortar.
     if _wall(house) == "brick":
         image[top : ground : max(2, side // 64), left:right] = (wall * 0.85).astype(np.uint8)
     _roof(image, house, top, left, right)
@@ -180,6 +186,7 @@ def _draw(house: House, random: np.random.Generator, side: int) -> Pixels:
 
     # Grain: one small random field, repeated, is enough and costs little.
     grain = random.integers(0, 12, (side, min(side, 64)), dtype=np.uint8)
+    # 243 and the largest grain, 11, still fit into uint8: a larger sum would wrap round to black.
     np.minimum(image, 243, out=image)
     image += np.tile(grain, (1, -(-side // grain.shape[1])))[:, :side, None]
     return image
@@ -190,6 +197,7 @@ def _roof(image: Pixels, house: House, top: int, left: int, right: int) -> None:
     if house["gable"] < 1:
         image[max(0, top - rise // 4) : top, left:right] = colour
         return
+    # A gable is a triangle, drawn row by row from the ridge down to the eaves.
     middle, half = (left + right) / 2, (right - left) / 2
     for row in range(top - rise, top):
         half_row = half * (row - top + rise + 1) / max(1, rise)
@@ -209,6 +217,7 @@ def _openings(image: Pixels, house: House, top: int, ground: int, left: int, rig
             x = int(left + bay * column + (bay - width) / 2)
             y = int(top + storey * floor + (storey - height) / 2)
             x_end, y_end, fill = int(x + width), int(y + height), glass
+            # Floors are counted from the top, so the last one is the ground floor.
             if floor == storeys - 1 and column == door:
                 y_end, fill = ground, panel
             image[y:y_end, x:x_end] = trim

@@ -44,6 +44,7 @@ def upright(image: Image.Image) -> Image.Image:
 
 def upright_size(image: Image.Image) -> tuple[int, int]:
     """Return width and height of `upright`, from the header alone."""
+    # EXIF orientations 5 to 8 swap width and height.
     rotated = image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
     return (image.height, image.width) if rotated else (image.width, image.height)
 
@@ -62,6 +63,7 @@ def center_square_mask(mask: Image.Image, size: tuple[int, int], side: int) -> M
     width, height = turned.size
     if abs(width * size[1] - height * size[0]) > max(*size, width, height):  # differ by more than a rounded pixel
         raise UnusableImageError(f"its mask has {width} x {height} px, the image {size[0]} x {size[1]}")
+    # Nearest neighbour: an interpolated edge would be neither kept nor repainted.
     fitted = ImageOps.fit(_to_rgb(turned, BLACK).convert("L"), (side, side), method=Image.Resampling.NEAREST)
     result = (np.asarray(fitted) > 127).astype(np.uint8)
     if not result.any():
@@ -75,9 +77,11 @@ def _to_rgb(image: Image.Image, background: tuple[int, int, int, int]) -> Image.
         values = np.asarray(image, np.int64)
         if values.min() < 0 or values.max() > 65535:
             raise UnusableImageError(f"mode {image.mode}: values beyond 16 bits")
+        # 65535 // 257 = 255: white stays white.
         return Image.fromarray((values // 257).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
         raise UnusableImageError("mode F: floating point, the value of white is unknown")
+    # RGBA, LA, PA and the premultiplied RGBa, La; palettes announce transparency in `info`.
     if "A" in image.mode or "a" in image.mode or "transparency" in image.info:
         layers = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layers.size, background), layers).convert("RGB")

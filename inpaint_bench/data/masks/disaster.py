@@ -49,6 +49,7 @@ def debris(random: np.random.Generator) -> Mask:
         count = int(random.integers(PIECES[0], PIECES[1] + 1))
         foot, middle = random.uniform(0.88, 1.0), random.uniform(0.1, 0.9)
         height, half = random.uniform(*HEAP_HEIGHT), random.uniform(*HEAP_HALF_WIDTH)
+        # Pieces lie below the two slopes of a heap, which is `height` high in its middle.
         across = random.triangular(-1, 0, 1, (count, 1))
         rise = height * (1 - np.abs(across)) * random.random((count, 1))
         # Corners in turned, roughly even directions, some closer to the centre than others: [count, CORNERS].
@@ -97,6 +98,7 @@ def facade(random: np.random.Generator) -> Mask:
     for _ in range(random.integers(HOLES[0], HOLES[1] + 1)):
         width, height = random.uniform(*HOLE_WIDTH), random.uniform(*HOLE_HEIGHT)
         x, y = random.uniform(0, 1 - width), random.uniform(0, 0.95 - height)
+        # Upper and lower edges of a hole approach the horizon as the wall recedes.
         scale = 1 + slope * (_SHARE - x - width / 2)
         columns = slice(int(x * WORK_PX), int((x + width) * WORK_PX))
         top = (horizon + (y - horizon) * scale + _jagged_line(random)) * WORK_PX
@@ -104,6 +106,7 @@ def facade(random: np.random.Generator) -> Mask:
         mask[:, columns] |= _fill_between(top[columns], bottom[columns])
     if random.random() < CORNER_PROBABILITY:
         width, depth = random.uniform(*CORNER_WIDTH), random.uniform(*CORNER_DEPTH)
+        # The corner breaks away from the left or the right edge of the image, where the break is deepest.
         from_edge = _SHARE if random.random() < 0.5 else 1 - _SHARE
         exponent = random.uniform(0.6, 1.6)  # a convex or a concave break
         fall = depth * np.clip(1 - from_edge / width, 0, 1) ** exponent

@@ -38,6 +38,7 @@ def _rectangles(side: int, random: np.random.Generator) -> Mask:
 def _strokes(side: int, random: np.random.Generator) -> Mask:
     """Draw thick polylines: a pixel belongs to one if its distance to a segment is at most half the width."""
     scale = side / REFERENCE_PX
+    # Each stroke is a random walk; its segments are collected first.
     starts, ends, widths = [], [], []
     for _ in range(random.integers(STROKES[0], STROKES[1] + 1)):
         point = random.uniform(0, side, 2)
@@ -60,6 +61,7 @@ def _strokes(side: int, random: np.random.Generator) -> Mask:
         rows = np.arange(y0, y1, dtype=np.float32)[:, None] - start[0].astype(np.float32)
         columns = np.arange(x0, x1, dtype=np.float32)[None, :] - start[1].astype(np.float32)
         dy, dx = (end - start).astype(np.float32)
+        # The point of the segment that is nearest to a pixel, from 0 at its start to 1 at its end.
         along = np.clip((rows * dy + columns * dx) / max(float(dy * dy + dx * dx), 1e-6), 0, 1)
         near = (rows - along * dy) ** 2 + (columns - along * dx) ** 2 <= half * half
         mask[y0:y1, x0:x1] |= near

@@ -50,6 +50,7 @@ class EncodedSamples(Dataset[dict[str, Tensor]]):
     def __getitem__(self, key: tuple[int, int]) -> Batch:
         index, draw = key
         mask = torch.from_numpy(self.samples.mask(index, draw, self.source.resolution_px))[None].float()
+        # A copy, because frombuffer warns about memory that is read-only, such as bytes.
         jpeg = torch.frombuffer(bytearray(self.source.jpeg(index)), dtype=torch.uint8)
         return self.samples.sample(index, draw, None) | {"mask": mask, "jpeg": jpeg}
 
@@ -85,6 +86,7 @@ class DaliBatches:
     def __next__(self) -> Batch:
         batch = self._next or self._submit()
         pixels = self._wait_for_pixels(batch["index"].tolist())
+        # The pixels are copied out of DALI's buffer: it can decode the next batch while the step runs on this one.
         self._next = self._submit()
         # As in Samples.sample, for the whole batch.
         image = pixels.permute(0, 3, 1, 2).to(torch.float32).div_(127.5).sub_(1.0).contiguous()
@@ -111,6 +113,7 @@ class DaliBatches:
         for index, shape in zip(indices, decoded.shape(), strict=True):
             if tuple(shape) != self._shape:
                 raise RuntimeError(f"{self._source.path(index)}: decodes to {list(shape)}, not {list(self._shape)}")
+        # Copied before release_outputs, which gives the buffer back to DALI.
         pixels = self._copy(decoded.as_tensor(), len(indices))
         self._pipeline.release_outputs()
         return pixels
@@ -124,6 +127,7 @@ class DaliBatches:
             pixels = torch.empty(count, *self._shape, dtype=torch.uint8, device=self.device)
             feed_ndarray(decoded, pixels, cuda_stream=self._stream)
         self._stream.synchronize()
+        # The caching allocator must not reuse this memory before the stream of the step is done with it.
         pixels.record_stream(torch.cuda.current_stream(self.device))
         return pixels
 

@@ -54,6 +54,7 @@ def write_hdf5(root: Path, target: Path, hashes: list[str], report: ReportProgre
             if index == 0:
                 shape = (len(hashes), *pixels.shape)
                 data = file.create_dataset(layout.H5_DATASET, shape, "u1", chunks=(1, *pixels.shape))
+            # An image is one chunk, so it bypasses HDF5's chunk cache and filters.
             data.id.write_direct_chunk((index, 0, 0, 0), pixels.tobytes())
     return [layout.PIXELS_H5]
 
@@ -70,6 +71,7 @@ def write_shards(root: Path, target: Path, hashes: list[str], report: ReportProg
             tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as shard,
         ):
             for index, (jpeg, _) in islice(images, shard_images):
+                # TarInfo's defaults have neither time nor owner, so that equal images give equal tars.
                 member = tarfile.TarInfo(Path(layout.IMAGE_PATTERN.format(index)).name)
                 member.size, member.mode = len(jpeg), 0o444
                 shard.addfile(member, io.BytesIO(jpeg))
@@ -93,6 +95,7 @@ def _read_images(
         return jpeg, pixels
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="decode") as pool:
+        # In chunks: one map over all images would hold every decoded image that is not written yet in memory.
         for first in range(0, len(hashes), CHUNK):
             for index, image in enumerate(pool.map(read, range(first, min(first + CHUNK, len(hashes)))), first):
                 report(activity, index + 1, len(hashes))

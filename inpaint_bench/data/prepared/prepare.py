@@ -63,6 +63,7 @@ def prepare_dataset(bench: BenchConfig, report: ReportProgress) -> tuple[Path, D
     unknown = sorted(set(settings.formats) - set(layout.FORMATS))
     if unknown:
         raise UserError(f"prepare.formats={','.join(unknown)}: not one of {', '.join(layout.FORMATS)}")
+    # Formats are added to an existing dataset in place, from the images that it holds.
     if data.kind == "prepared":
         if settings.out is not None:
             raise UserError("prepare.out: data=prepared adds formats to data.root itself; do not set prepare.out")
@@ -75,6 +76,7 @@ def prepare_dataset(bench: BenchConfig, report: ReportProgress) -> tuple[Path, D
         raise UserError(f"prepare.out={out}: lies inside data.root={data.root}, whose images it would join")
     existing = _read_existing(out)
     source = open_source(data)
+    # `files` comes first, because the other formats are made from it.
     formats = list(dict.fromkeys(["files", *settings.formats]))
     if existing is None:
         try:
@@ -116,6 +118,7 @@ def _add_missing(
     hashes = read_index(root, manifest)["sha256"].to_pylist()
     with _partial_folder(root, root) as folder:
         added = {name: _write_format(name, settings, root, folder, hashes, report) for name in missing}
+        # Files are moved before the manifest names them: killed in between, they are ignored and later written again.
         for path in folder.iterdir():
             target = root / path.name
             if target.is_dir():  # of an addition that was killed before the manifest named it
@@ -269,6 +272,7 @@ def _init_worker(parent_pid: int, source: Source, quality: int, folder: Path) ->
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    # The parent may have died before prctl took effect.
     if os.getppid() != parent_pid:
         os._exit(1)
     _job = source, quality, folder
@@ -284,6 +288,7 @@ def _write_image(index: int) -> _WrittenImage:
         encoded_mask = io.BytesIO()
         Image.fromarray(own_mask * np.uint8(255)).save(encoded_mask, "PNG")
         mask = _write_file(folder, layout.MASK_PATTERN.format(index), encoded_mask.getvalue())
+    # JPEG is lossy: the hash covers the pixels as every reader will decode them.
     pixels = layout.decode_jpeg(encoded.getvalue())
     return image, mask, hashlib.sha256(pixels.tobytes()).hexdigest()
 

@@ -62,6 +62,7 @@ class ShardStream(IterableDataset[dict[str, Tensor]]):
         skip = batches_done * self.batch
         for position, (index, jpeg) in enumerate(islice(self._images(slot), skip, None), skip):
             batch_of_slot, within_batch = divmod(position, self.batch)
+            # Batches come from the slots in turn: number b of a slot is b * workers + slot of the whole stream.
             draw = (batch_of_slot * self.workers + slot) * self.batch + within_batch
             yield self.samples.sample(index, draw, layout.decode_jpeg(jpeg))
 
@@ -80,7 +81,9 @@ class ShardStream(IterableDataset[dict[str, Tensor]]):
                 seed=self.seed,
             )
             images = ((int(member["__key__"].rpartition("/")[2]), member["jpg"]) for member in members)
+            # Held-out images lie in the same shards; they are dropped before they are decoded.
             selected = (image for image in images if image[0] in self._indices)
+            # Seeded by epoch and slot, so that a resumed run draws the same order.
             rng = random.Random(f"{self.seed}/{epoch}/{slot}")
             yield from webdataset.filters.shuffle(SHUFFLE_BUFFER, initial=SHUFFLE_BUFFER, rng=rng)(selected)
             epoch += 1

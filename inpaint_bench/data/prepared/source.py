@@ -77,6 +77,7 @@ class PreparedSource(Source):
                 f"recipe.format={format}: {root} was prepared as {', '.join(manifest.formats)}; this adds it: "
                 f"inpaint-bench prepare {layout.usage_overrides(root, manifest)} prepare.formats=[{format}]"
             )
+        # `images` are the masks and the files of the format: what is read again and again, and therefore staged.
         index, *images = layout.list_entries(manifest, format)
         layout.check_sizes(root, [index, *images])
         staged = stage(root, images, stage_to) if stage_to != "none" else None  # the index is read only once
@@ -124,6 +125,7 @@ class PreparedSource(Source):
 
 def _check_settings(config: DataConfig, manifest: DatasetManifest) -> None:
     """Raise UserError if the configuration differs from the dataset: results are filed under the configuration."""
+    # data.num_images=null accepts as many images as were prepared.
     prepared = manifest.settings() | ({"num_images": manifest.num_images} if config.num_images else {})
     wrong = {name: value for name, value in prepared.items() if getattr(config, name) != value}
     if wrong:

@@ -52,6 +52,7 @@ def stage(source: Path, entries: Sequence[Entry], where: str) -> StagedDataset:
     """
     start = time.monotonic()
     base = _user_folder(where)
+    # Named by a hash of its entries: another dataset, or another format of this one, is another copy.
     target = base / hashlib.sha256(msgspec.json.encode(entries)).hexdigest()[:16]
     # Two locks: this one is held only while the copy is made or removed, the shared one on the copy's folder for as
     # long as the copy is in use. With one lock for both, a process could wait for the end of another's training.
@@ -77,6 +78,7 @@ def _stop_using(target: Path, users_fd: int, owner_pid: int) -> None:
         return
     # Not without a timeout: the garbage collector may call this inside `stage`, which then holds the lock itself.
     with suppress(BlockingIOError, Timeout), FileLock(_lock_path(target), timeout=CLOSE_TIMEOUT_S):
+        # Fails while another process holds its shared lock: then the last of them removes the copy.
         fcntl.flock(users_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(target, ignore_errors=True)
     os.close(users_fd)
@@ -95,6 +97,7 @@ def _user_folder(where: str) -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise UserError(f"recipe.stage_to={where}: {folder} cannot be made ({error.strerror})") from None
+    # Everybody may write to /tmp and /dev/shm: somebody else may have made a folder of this name first.
     if folder.stat().st_uid != os.getuid():
         raise UserError(f"recipe.stage_to={where}: {folder} belongs to another user")
     return folder
@@ -116,6 +119,7 @@ def _copy(source: Path, entries: Sequence[Entry], target: Path, where: str) -> N
             for copy in copies:
                 copy.result()
         layout.check_sizes(partial, entries)
+        # The name appears only now, when all files are complete.
         partial.rename(target)
     except OSError as error:
         raise UserError(f"recipe.stage_to={where}: {size} ({error})") from None
