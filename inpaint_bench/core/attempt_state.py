@@ -151,21 +151,25 @@ def resolve_attempt_state(
     """
     if refused and not submitted:
         return _failed(Reason.NEVER_STARTED, refused)
+    # Without a job id the attempt may have run all the same, if its launcher died inside sbatch: a manifest shows that.
     if not submitted and artifacts.manifest is None:
         if cancelled:
             return _failed(Reason.CANCELLED, "cancelled before it was submitted")
         return AttemptState(state=PointState.PLANNED, reason=Reason.NEVER_STARTED, message="not submitted")
+    # Of a failed, queued or running job Slurm outweighs the manifest, which a killed worker leaves at "running".
     state = scheduler.state if scheduler else None
     if scheduler and state in FAILURE_REASONS:
         return _from_failed_job(FAILURE_REASONS[state], scheduler, artifacts, cancelled)
     if scheduler and state in QUEUED_STATES:
         return AttemptState(state=PointState.QUEUED, message=scheduler.detail)
+    # RUNNING, COMPLETING, STAGE_OUT and whatever else a newer Slurm reports.
     if scheduler and state not in (None, COMPLETED, PROCESS_EXITED, LEFT_QUEUE):
         return _from_running_job(scheduler, artifacts)
     # The job has ended, Slurm has purged it, or its state is not known.
     missing_answer = no_answer_reason if scheduler is None else scheduler.detail if state == LEFT_QUEUE else None
     if artifacts.manifest is None:
         return _without_manifest(state, artifacts, cancelled, missing_answer)
+    # The manifest is that of the previous start: the next one has not written its own yet.
     if scheduler is None and artifacts.manifest.slurm and artifacts.manifest.slurm.requeued:
         return AttemptState(state=PointState.UNKNOWN, message=f"requeued; {missing_answer}")
     return _from_manifest(artifacts.manifest, state, artifacts, missing_answer)
@@ -179,12 +183,14 @@ def _from_failed_job(
     if manifest and manifest.status == Status.COMPLETED:
         message = f"the manifest says completed, the scheduler {scheduler.state} ({detail})"
         return _failed(reason, message.removesuffix(" ()"))
+    # Slurm itself ended the job (TIMEOUT, NODE_FAIL, ...), so its reason outweighs the one in the manifest.
     if reason is not Reason.APP_ERROR:
         return _failed(reason, f"{detail} {artifacts.damage or _progress(manifest)}".strip())
     if artifacts.damage:
         return _failed(Reason.LOST, f"{artifacts.damage} ({detail})")
     if manifest is None:
         return _failed(Reason.NEVER_STARTED, f"the job failed, and {_missing(artifacts)} ({detail})")
+    # The worker had no time to write how it ended, for example after SIGKILL.
     if manifest.status == Status.RUNNING:
         lost = f"its process died ({detail}); {_progress(manifest)}".removesuffix("; ")
         return _failed(Reason.CANCELLED if cancelled else Reason.LOST, lost)
@@ -205,6 +211,7 @@ def _from_running_job(scheduler: SchedulerState, artifacts: RunArtifacts) -> Att
 def _without_manifest(
     state: str | None, artifacts: RunArtifacts, cancelled: bool, missing_answer: str | None
 ) -> AttemptState:
+    # Without an answer of Slurm nothing but a recorded cancellation decides.
     if missing_answer is not None and (artifacts.damage or not cancelled):
         message = f"{missing_answer}, and {artifacts.damage or _missing(artifacts)}"
         return AttemptState(state=PointState.UNKNOWN, message=message)
@@ -226,6 +233,7 @@ def _from_manifest(
     if missing_answer is not None or state is None:
         manifest_only = f"from the manifest only ({missing_answer or 'Slurm has purged the job'})"
     if manifest.status == Status.COMPLETED:
+        # A run without all of its telemetry is no measurement, unless it was launched with telemetry=none.
         requested = manifest.telemetry is None or manifest.telemetry.source != "none"
         if requested and (status := artifacts.sidecar_status) != "complete":
             sidecar = f"ended with status {status}" if status else "never started"
@@ -235,12 +243,14 @@ def _from_manifest(
         return AttemptState(state=PointState.COMPLETED, message=manifest_only)
     if manifest.status != Status.RUNNING:
         message = manifest.message or ""
+        # A job whose workload failed exits non-zero, so the two contradict each other.
         if state == COMPLETED:
             message = f"{message} (the scheduler says {state}, the manifest {manifest.status})".strip()
         return _failed(_reason(manifest), message)
     if missing_answer is None:
         message = f"process exited without writing a final status; {_progress(manifest)}".removesuffix("; ")
         return _failed(Reason.LOST, message)
+    # Slurm does not answer: as long as the manifest is rewritten, its worker is alive.
     stale = _staleness(artifacts)
     if state == LEFT_QUEUE or stale:
         return AttemptState(state=PointState.UNKNOWN, message=f"the manifest says running{stale}; {missing_answer}")

@@ -295,6 +295,7 @@ def parse_unchecked(config: DictConfig) -> BenchConfig:
 def parse_changed(config: DictConfig, base: BenchConfig, keys: Iterable[str]) -> BenchConfig:
     """Return `parse_config(config)`, where `config` differs from that of `base` only below the top-level `keys`."""
 
+    # The conversion by OmegaConf is slow, so only what has changed is converted again; the check covers everything.
     nodes = {key: config[key] for key in keys}
     changes: dict[str, Any] = {
         key: OmegaConf.to_object(node) if OmegaConf.is_config(node) else node for key, node in nodes.items()
@@ -323,6 +324,7 @@ def without_hydra(config: DictConfig) -> DictConfig:
     if "hydra" not in config:
         return config
     copy = config.copy()
+    # Hydra's own node is read-only, and struct mode forbids the removal of a key.
     with read_write(copy), open_dict(copy):
         copy.pop("hydra", None)
     return copy

@@ -35,6 +35,7 @@ def shell_command(verb: str, *arguments: object) -> str:
 
 def sanitize(text: str) -> str:
     """Replace every control character but newline and tab by "?": a message may come from another machine."""
+    # The escape sequences of a terminal begin with ESC, which is not printable.
     return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
 
 

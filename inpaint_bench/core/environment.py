@@ -49,6 +49,7 @@ def fingerprint() -> dict[str, Any]:
         kernel=_try(platform.release),
         python=platform.python_version(),
     )
+    # Without torch in this process the first two are null, and the version is that of the installed package.
     torch: Any = sys.modules.get("torch")
     result.update(
         cuda=_try(lambda: torch.version.cuda),
@@ -75,6 +76,7 @@ def slurm() -> dict[str, Any] | None:
 
 def code_state(root: Path = ROOT) -> dict[str, Any] | None:
     """Return the commit of the code, from the snapshot beside the packages or else from the checkout, or None."""
+    # A job runs from the snapshot, which has no .git; the checkout may have changed since it was taken.
     snapshot = _try(read_json, root / SNAPSHOT)
     if isinstance(snapshot, dict):
         git = snapshot.get("git") or {}
@@ -107,6 +109,7 @@ def without_credentials(url: str) -> str:
 def _git(root: Path, *arguments: str) -> str | None:
     """Return the output of a git command, or None where it failed."""
     command = ["git", "-C", str(root), *arguments]
+    # `git status` would otherwise refresh, and so write, the index of the user's checkout.
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, env=environment)

@@ -29,6 +29,7 @@ def fsync_path(path: Path) -> None:
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yield a file that becomes `path` when the block ends, synced; if the block raises, nothing is left."""
+    # Hidden from readers of the folder, and with the process id, because two processes may write the same file.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("w+b") as out:
@@ -42,6 +43,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         if isinstance(error, OSError) and error.filename == str(temporary):
             error.filename = str(path)  # the name that the user knows
         raise
+    # The rename survives a power cut only after the folder is synced too.
     fsync_path(path.parent)
 
 
@@ -86,6 +88,7 @@ def replacing_folder(folder: Path, marker: str, *, sync: bool = True) -> Iterato
         yield new
         for path in [new, *new.rglob("*")] if sync else ():
             fsync_path(path)
+        # A signal between the two renames would leave no folder of this name.
         with defer_signals():
             if folder.exists():
                 folder.rename(old)

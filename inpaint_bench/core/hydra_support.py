@@ -33,6 +33,7 @@ def explain(error: Exception, prefix: str = "") -> str:
 
     `prefix` is put before the key where only a part of the configuration was composed.
     """
+    # Hydra wraps errors of OmegaConf in one of its own; key and value are in the cause.
     cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and isinstance(cause.parent_node, DictConfig):
         return _explain_unknown_key(cause, cause.parent_node, prefix)
@@ -64,6 +65,7 @@ def _describe_range(error: ValidationError) -> str:
         return ""
     for spec in fields(owner):
         if spec.name == error.key and (bounds := spec.metadata.get("range")):
+            # Fields of type `int | str`, such as batch, also take auto.
             if "str" in str(spec.type):
                 return f"; allowed: an integer between {bounds[0]:,} and {bounds[1]:,}, or auto"
             return f"; allowed: {bounds[0]:,} to {bounds[1]:,}"

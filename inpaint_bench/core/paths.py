@@ -25,6 +25,7 @@ def testbed_dir() -> Path:
 
 
 def _find(name: str) -> Path:
+    # Beside the packages in a checkout and in a snapshot, inside the package in a wheel.
     for candidate in (ROOT / name, PACKAGE / "_data" / name):
         if candidate.is_dir():
             return candidate

@@ -138,6 +138,7 @@ def sweep(study: str, base: str, steps: Sequence[str]) -> str:
             guess = f" Did you mean {close[0]}?" if close else ""
             raise UserError(f"study: {part}: no such recipe or lever.{guess} Have: {', '.join(known)}")
     recipes = STUDIES[study](base, list(steps))
+    # Hydra's override grammar needs "=" escaped inside a value.
     return ",".join("[" + ",".join(part.replace("=", r"\=") for part in recipe) + "]" for recipe in recipes)
 
 
@@ -151,6 +152,7 @@ def _split_choice(override: str) -> Iterator[str]:
     if key != "recipe" or not value.startswith("["):
         yield override
         return
+    # The value as `sweep` wrote it, with Hydra's quotes and escapes or without.
     parts = [part.strip().strip("'\"").replace("\\", "") for part in value.strip("[]").split(",")]
     yield f"recipe=[{','.join(part for part in parts if '=' not in part)}]"
     yield from (f"recipe.{part}" for part in parts if "=" in part)

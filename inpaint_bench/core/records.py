@@ -28,6 +28,7 @@ def read_record(path: Path, kind: type[T]) -> T | None:
         return None
     try:
         return msgspec.json.decode(content, type=kind)
+    # A missing field or a wrong type is a msgspec.ValidationError, which is a DecodeError.
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: {error}") from None
 

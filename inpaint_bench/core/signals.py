@@ -57,6 +57,7 @@ class StopSignal:
             yield
         finally:
             self._deferred = False
+        # Not reached if the block itself raised: that error has priority.
         if self.signum is not None:
             raise Terminated(self.signum)
 
@@ -68,6 +69,7 @@ def defer_signals() -> Iterator[None]:
     What a handler raises while Python runs the hooks of a fork is lost. Blocking the signals would not help: any
     other thread that accepts them (of BLAS, of a progress bar) makes the handler run in this one all the same.
     """
+    # Only the main thread may set signal handlers, and only it runs them.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -82,6 +84,7 @@ def defer_signals() -> Iterator[None]:
     finally:
         for signum, handler in handlers.items():
             signal.signal(signum, handler)
+    # The handlers of before are back, and get each signal as if it arrived now.
     for number in received:
         signal.raise_signal(number)
 

@@ -49,6 +49,7 @@ def check(value: Any, path: str = "") -> None:
     if isinstance(value, list):
         for index, item in enumerate(value):
             check(item, f"{path}[{index}]")
+    # YAML has .nan and .inf, and floats of the free-form groups (model.unet, ...) have no range to refuse them.
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{path}={value}: must be a finite number")
     if not is_dataclass(value):
@@ -96,6 +97,7 @@ class Endpoint:
     @classmethod
     def parse(cls, url: str) -> Endpoint:
         """Parse `http://host:port/path`; the default path is Prometheus's /metrics. Raises ValueError."""
+        # urlsplit removes tabs and line breaks without a word, so they are looked for before.
         if not url.isascii() or any(letter <= " " or letter == "\x7f" for letter in url):
             raise ValueError("must be printable ASCII without spaces")
         try:
