@@ -46,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code of the process."""
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
+        # Not standalone: usage errors are raised instead of printed, and the exit code of the verb is returned.
         code = _command.main(arguments, prog_name=PROGRAM, standalone_mode=False)
     except typer.TyperException as error:  # a wrong verb, option or value
         print(f"error: {error.format_message()}", file=sys.stderr)
@@ -218,6 +219,7 @@ def restore(
     metadata file or EXIF; an image without one is restored with the learned "unknown position" tokens. Without --masks,
     masks are those of the metadata file, or generated. restore.json lists what was done.
     """
+    # The parameters of this function are the fields of Options; no other local name exists yet.
     options = dict(locals())
     from .restore import Options, run_restore
 

@@ -30,6 +30,7 @@ def run_cancel(sweep: Path) -> None:
         print(f"Another command {BUSY}; waiting for it, {BUSY_TIMEOUT_S:g} s at most.", flush=True)
         try:
             with ledger.lock(timeout_s=BUSY_TIMEOUT_S):
+                # The other command has ended: what it submitted in the meantime is cancelled too.
                 more, problems = _cancel_open_points(ledger, holding_lock=True)
                 number += more
         except BusyError:

@@ -100,6 +100,7 @@ def _export(ledger: Ledger, out: Path) -> bool:
     list_results(ledger.folder, [point.record for point in points], open_points, reply)
     if not reply.attempts:
         raise UserError(f"{ledger.folder}: nothing was submitted from here, so there are no results")
+    # Manifests come last, as in every transfer: a run that looks complete is complete.
     paths = sorted((file.path for attempt in reply.attempts for file in attempt.files), key=is_summary)
     files: list[tuple[str, Path | bytes]] = [(HEADER, msgspec.json.encode(reply))]
     files += [(path, ledger.folder / source_path(path)) for path in paths]

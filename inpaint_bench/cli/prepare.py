@@ -64,6 +64,7 @@ def _build_caches(bench: BenchConfig, root: Path) -> None:
 
     if bench.recipe.device == "cuda" and not torch.cuda.is_available():
         raise UserError("prepare.caches=true needs a GPU, and none can be used here; recipe=cpu runs without one")
+    # The key of the caches covers the data, so they are built from it as the runs will read it.
     data = replace(bench.data, kind="prepared", root=str(root), num_images=None)
     device = torch.device(bench.recipe.device)
     with _progress() as report:

@@ -85,6 +85,7 @@ def add_repetitions(
     """
     failure: PointsFailedError | None = None
     submitted = True
+    # Every turn judges the cells anew, with the runs that have ended since.
     while submitted:
         try:
             submitted = _add_once(folder, task, target=target, changes=changes, dry_run=dry_run, wait=wait)
@@ -106,7 +107,7 @@ def _add_once(
     if order is None:
         raise UserError(f"{folder}: its seed was swept, so its cells cannot be repeated; launch with repeats= instead")
     with composer(context) as compose:
-
+        # Called under the sweep's lock, except in a dry run: what it counts still holds when points are submitted.
         def choose_points() -> list[Point]:
             cells = _cells(ledger, order, compose, changes, holding_lock=not dry_run)
             decisions = decide(cells) if target is None else [_up_to(target, cell) for cell in cells]
@@ -144,6 +145,7 @@ def _cells(
     cells = []
     for number, points in sorted(by_cell.items()):
         repetitions = max(points) + 1
+        # The first repetition that is recorded, with the seed of the next one.
         overrides = order.overrides(launched[points[min(points)].record.num], repetitions)
         following = compose(order.number(number, repetitions), [*overrides, *changes])
         cells.append(Cell(number=number, next=following, repetitions=repetitions, points=list(points.values())))
@@ -161,6 +163,7 @@ def _decide(cell: Cell, figures: dict[str, Any]) -> RepeatDecision:
     if figures.get("images_per_s_low") is not None:
         decision.half_width = relative_half_width(figures["images_per_s_low"], figures["images_per_s_high"])
     size = next_examined_size(cell.repetitions, bench.repeats_max)
+    # An interval may still change while runs are pending or missing, so these reasons come first.
     if pending := _undecided(cell):
         decision.reason = pending
     elif not decision.runs:
@@ -209,6 +212,7 @@ def _report_figures(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     figures = []
     for cell in cells:
         run_ids = [point.record.last.run_id for point in cell.points if point.record.last]
+        # Only runs of what would be submitted now: an attempt with other overrides or at another site is another cell.
         same_config = pl.col("run_id").is_in(run_ids) & (pl.col("config_hash") == config_hash(cell.next.config))
         rows = build_cells(runs.filter(same_config & (pl.col("site") == cell.next.site.name)))
         figures.append(max(rows.to_dicts(), key=lambda row: int(row["n"]), default={}))
@@ -232,6 +236,7 @@ def _apply_budget(cells: Sequence[Cell], decisions: Sequence[RepeatDecision]) ->
     check_budget([cell.next for cell in cells if cell.next.service_units is None], budget)
     spent = sum(cell.service_units or 0 for cell in cells)
     lacking = [(cell, decision) for cell, decision in zip(cells, decisions, strict=True) if decision.more]
+    # A single run has no interval yet, which counts as the widest.
     for cell, decision in sorted(lacking, key=lambda pair: -(pair[1].half_width or float("inf"))):
         cost = decision.more * (cell.next.service_units or 0)
         if spent + cost > budget:

@@ -83,6 +83,7 @@ def run_status(
 def _interval_s(ledger: Ledger, *, watch: bool, every_s: float | None) -> float:
     """Return seconds between refreshes. Raises UserError if a site would be polled more often than it allows."""
     site = slowest_site(sites_of(ledger).values())
+    # For points on this machine no Slurm is polled, so they may be looked at as often as one likes.
     shortest = site.limits.poll_s if site else MIN_LOCAL_REFRESH_S
     if every_s is None:
         return max(REFRESH_S, shortest)

@@ -40,6 +40,7 @@ def _print_machine(out: Console, sites: Sequence[Sequence[str]]) -> None:
 def _packages() -> list[tuple[str, str, str | None]]:
     """Return name, installed and required version of each dependency; of the main ones if we are not installed."""
     try:
+        # Optional dependencies are marked: dali >= 1; extra == "dali".
         requirements = [line for line in metadata.requires(DISTRIBUTION) or () if "extra ==" not in line]
     except metadata.PackageNotFoundError:
         requirements = list(environment.PACKAGES)

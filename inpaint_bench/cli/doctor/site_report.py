@@ -184,6 +184,7 @@ def _text(value: Any) -> str | None:
 
 def _write(check: SiteCheck) -> bool:
     """Write corrections and dates into the file and print the diff; return whether nothing differs any more."""
+    # An override hides the file's own value, so nothing is known about that one and it is not corrected.
     uncorrected = [f for f in check.differing if not f.corrections or check.is_overridden(f)]
     corrected = [f for f in check.differing if f not in uncorrected]
     changes = {key: value for finding in corrected for key, value in finding.corrections.items()}
@@ -203,11 +204,14 @@ def _dates(check: SiteCheck, block: str, uncorrected: Sequence[Finding]) -> dict
         print(f"{block}: not marked as verified, because an override replaces a value of the file")
         return {}
     today = datetime.date.today()
+    # Differences that have a correction agree as soon as the file is written.
     agreeing = [f for f in findings if f.agreement is Agreement.SAME or (f in check.differing and f not in uncorrected)]
     before: dict[str, Any] = dict(check.file.get(f"{block}.seen") or {})
+    # All keys agree: the block is verified as a whole and needs no list of those that do.
     if len(agreeing) == len(findings):
         dates: dict[str, Any] = {"checked_on": today, "verified": True} | ({"seen": {}} if before else {})
     else:
+        # Dates of earlier checks stay, except for keys that Slurm contradicts now.
         contradicted = {finding.name for finding in findings if finding in uncorrected}
         after = {name: date for name, date in before.items() if name not in contradicted}
         after |= {finding.name: today for finding in agreeing if check.file.line(finding.key)}
@@ -238,6 +242,7 @@ def _probe(
         jobs.append((check, job))
     deadline = time.monotonic() + 60 * wait_min
     for check, job in jobs:
+        # All jobs were submitted first, so they run at the same time and share one deadline.
         ended, state = probe.wait(job, check.site, deadline)
         if (result := job.result) is not None:
             node_report.show(out, job.site, result)
