@@ -61,6 +61,7 @@ class ImageMetrics:
         originals, restored = originals.to(self.device).float(), restored.to(self.device).float()
         hole = masks.to(self.device) > 0.5
         has_hole = hole.flatten(1).any(dim=1)
+        # Over an empty hole these means are 0 / 0; such images count for the metrics of whole images alone.
         self._psnr += psnr_hole(originals, restored, hole)[has_hole].tolist()
         self._ssim += ssim_hole(originals, restored, hole)[has_hole].tolist()
         self._count += len(originals)
@@ -131,6 +132,7 @@ def load_lpips(path: str | None) -> nn.Module:
         import lpips
     except ImportError as error:
         raise MetricUnavailableError(_not_installed("lpips", error)) from None
+    # pnet_rand: AlexNet starts with random weights, because lpips would otherwise download them.
     network: nn.Module = lpips.LPIPS(net="alex", version="0.1", pnet_rand=True, verbose=False)
     initial = network.state_dict()
     # "net.slice2.3.weight" is torchvision's "features.3.weight"

@@ -47,4 +47,5 @@ def restore(
             latents = scheduler.step(noise, timestep, latents).prev_sample
         weight = next(networks.vae.parameters())
         decoded = networks.vae.decode((latents / networks.vae.config.scaling_factor).to(weight.dtype)).sample
+    # The VAE changes kept pixels slightly when it encodes and decodes them, so the originals are pasted back.
     return torch.where(masks > 0.5, decoded.float().clamp(-1, 1), images)

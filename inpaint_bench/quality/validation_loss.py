@@ -40,6 +40,7 @@ def losses(
     results, start = [], 0
     with evaluation_mode(networks):
         for batch in held_out:
+            # Numbered through all batches: the batch size must not change which noise an image gets.
             numbers = range(start, start + len(batch["image"]))
             start = numbers.stop
             latitude, longitude = coordinates[numbers.start : numbers.stop].to(device).unbind(1)
