@@ -52,6 +52,7 @@ def attempt_costs(ledger: Ledger, sweep: SweepStatus) -> list[AttemptCost]:
         attempt = status.attempt
         entry = entries.get(attempt.key, entries[attempt.point, 0])
         seconds, source = elapsed.get((attempt.site, str(attempt.job_id))), "sacct"
+        # sacct was not asked (a site over ssh, an unreachable one), or does not know the job.
         if seconds is None:
             seconds, source = _manifest_s(status.artifacts), "manifest"
         costs.append(
@@ -191,9 +192,12 @@ def _earlier_expenses(ledger: Ledger, resubmitted: Collection[int]) -> list[Expe
             expenses.append((sweep.sites[point.record.site], entries[num, 0].service_units))
         for status in point.attempts:
             attempt, cost = status.attempt, costs.get(status.attempt.key)
+            # Without a job id it may still be in a queue, if its launcher died inside sbatch. One that is resubmitted
+            # is not, and may be charged only if it left a run directory.
             may_be_charged = not attempt.refused and (not is_resubmitted or status.artifacts.run_dir_exists)
             if not attempt.job_id and not may_be_charged:
                 continue
+            # An attempt that is still open may use all of its time limit.
             amount = cost.actual if cost and (is_resubmitted or status.state not in OPEN_STATES) else None
             if amount is None:
                 amount = entries.get(attempt.key, entries[num, 0]).service_units

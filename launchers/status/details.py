@@ -74,6 +74,7 @@ def _pending_reasons(sweep: SweepStatus) -> list[str]:
         if pending.advice != "nothing to do":
             label = "Will not start" if pending.stuck else "Pending"
             points = f"{pluralize(len(job_ids), 'point')} at {site} ({code or state})"
+            # False sorts before True: jobs that will not start by themselves come first.
             lines.append((not pending.stuck, f"{label}: {points}: {pending.explanation}; {pending.advice}."))
     return [line for _, line in sorted(lines)]
 
@@ -211,6 +212,7 @@ def _tail(path: Path) -> list[str]:
             text = file.read().decode(errors="replace")
     except OSError as error:
         return [f"cannot be read: {error.strerror}"]
+    # A progress bar redraws its line after "\r": only its last state is of interest.
     lines = [line.rsplit("\r", 1)[-1] for line in text.splitlines() if line.strip()]
     return [sanitize(line) for line in lines[-LOG_LINES:]]
 

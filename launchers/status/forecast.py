@@ -112,6 +112,7 @@ def _progress(manifest: ManifestHead | None) -> Forecast:
 def _running(point: PointStatus, run_times: _RunTimes, now: float) -> Forecast:
     manifest, scheduler = point.artifacts.manifest, point.scheduler
     forecast = _progress(manifest)
+    # The worker has written how it ended; Slurm lags behind by some seconds.
     if manifest and manifest.status != Status.RUNNING:
         return replace(forecast, basis="")
     windows = _windows(point.run_dir)
@@ -119,10 +120,12 @@ def _running(point: PointStatus, run_times: _RunTimes, now: float) -> Forecast:
     if manifest and manifest.progress and manifest.progress.t_unix_ns is not None:
         age_s = max(now - manifest.progress.t_unix_ns / 1e9, 0.0)
     recent = _recent_pace(point.run_dir, windows, now)
+    # Rows of the open part are the latest source, unless they remain from a window that ended long before.
     if recent and (age_s is None or recent[1] <= age_s + PACE_S):
         forecast = replace(forecast, images_per_s=recent[0], pace_age_s=recent[1])
     elif forecast.images_per_s is not None:
         forecast = replace(forecast, pace_age_s=age_s)
+    # A run with steps ends at its own pace; before the first one, similar runs or the time limit decide.
     end: dict[str, Any] = {}
     if manifest and forecast.step is not None:
         batch, total, pace = manifest.batch, forecast.steps_total, forecast.images_per_s
@@ -134,6 +137,7 @@ def _running(point: PointStatus, run_times: _RunTimes, now: float) -> Forecast:
         if manifest and manifest.started_unix_ns:
             started_unix = manifest.started_unix_ns / 1e9
         end = _expected_end(point, run_times, started_unix, scheduler.end_unix if scheduler else None)
+    # An end in the past is no forecast: the run hangs, or does what comes after its last step.
     if end and end["end_unix"] < now - STALE_PACE_S:
         return replace(forecast, basis=f"should have ended by {end['basis']}")
     return replace(forecast, **end)
@@ -164,6 +168,7 @@ def _local_queue(
     local = [p for p in points if p.record.last and (p.record.last.job_id or "pid:").startswith("pid:")]
     ends = [forecasts[p.record.num].end_unix for p in local if p.state is PointState.RUNNING]
     slots = [end for end in ends if end is not None]
+    # Where one running point has no expected end, nobody knows when the next one can start.
     if not ends or len(slots) < len(ends):
         return {}
     heapq.heapify(slots)
@@ -173,6 +178,7 @@ def _local_queue(
             continue
         if (median := run_times.median_s(point)) is None:
             break  # later ones cannot be forecast either
+        # The next point takes the slot that becomes free first.
         start = heapq.heappop(slots)
         heapq.heappush(slots, start + median[0])
         result[point.record.num] = Forecast(start_unix=start, end_unix=start + median[0], basis=median[1])
@@ -212,6 +218,7 @@ def _recent_pace(run_dir: Path | None, windows: list[Window], now: float) -> tup
         first = int(ends_ns.searchsorted(ends_ns[-1] - PACE_S * 1e9))
         rows = journal.table.slice(first)
         window_ids = rows["window_id"].to_pylist()
+        # Rows of the last window alone: a validation between two windows is not part of the pace.
         last = [index for index, window_id in enumerate(window_ids) if window_id == window_ids[-1]]
         ends_ns, images = ends_ns[first:][last], rows["images"].to_numpy()[last]
         window = next(w for w in windows if w.window_id == window_ids[-1])
@@ -222,4 +229,5 @@ def _recent_pace(run_dir: Path | None, windows: list[Window], now: float) -> tup
     if span_s <= 0:
         return None
     end_unix_ns = int(ends_ns[-1]) + window.t_start_unix_ns - window.t_start_mono_ns
+    # The span begins at the first end, so the images of the first row lie before it.
     return float(images[1:].sum() / span_s), max(now - end_unix_ns / 1e9, 0.0)

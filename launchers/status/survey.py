@@ -88,6 +88,7 @@ def poll_sweep(ledger: Ledger, *, holding_lock: bool = False) -> SweepStatus:
     """
     notes: list[str] = []
     records, sites = ledger.points(notes), sites_of(ledger)
+    # Before the other sources: this sets the job ids that only the ledger at the site has.
     remote = client.query(ledger, sites, records)
     poll = _Poll(ledger.folder, sites, [attempt for record in records.values() for attempt in record.attempts])
     # Slurm is queried before the files are read: of a job that ends in between, both then know the end.
@@ -147,6 +148,7 @@ class _Poll:
             if searchable and self._by_own_sbatch(attempt):
                 without_id[attempt.site].append(attempt)
         for site, members in without_id.items():
+            # Cannot be reached: whether the launcher's last sbatch call succeeded stays open.
             if site in self.replies:
                 self.unconfirmed[site] = self.replies[site].no_answer_reason
                 continue
@@ -176,6 +178,7 @@ class _Poll:
             return PointStatus(record=record, state=PointState.PLANNED, reason=Reason.NEVER_STARTED, message=message)
         attempts = tuple(self._attempt_status(attempt, last=attempt is record.last) for attempt in record.attempts)
         last, pending, message = attempts[-1], None, attempts[-1].message
+        # A bare code such as QOSMaxJobsPerUserLimit becomes a sentence.
         if last.state is PointState.QUEUED and last.scheduler and last.attempt.job_id:
             site, jobs = self.sites[last.attempt.site], [last.attempt.job_id]
             pending = explain(last.scheduler.detail, site, state=last.scheduler.state or "", jobs=jobs)

@@ -79,6 +79,7 @@ def points_table(points: Sequence[PointStatus], forecasts: Mapping[int, Forecast
     groups: dict[object, list[_Row]] = {}
     for point, overrides in zip(points, differing([point.record.overrides for point in points]), strict=True):
         row = _row(point, forecasts[point.record.num], overrides)
+        # Running points keep a row each: step, pace and expected end are their own.
         if fold and len(points) > FOLD_ABOVE and point.state is not PointState.RUNNING:
             groups.setdefault(_folded(row), []).append(row)
         else:
