@@ -25,6 +25,7 @@ class ArchiveError(UserError):
 def write_archive(out: IO[bytes], files: Iterable[tuple[str, Path | bytes]]) -> None:
     """Write files, or contents, by name as a tar stream. A file that no longer exists is left out."""
     checksums = ""
+    # "w|" and "r|" never seek, so that `out` and `source` may be pipes.
     with tarfile.open(fileobj=out, mode="w|") as archive:
 
         def add(name: str, content: bytes, mtime_s: int = 0) -> None:

@@ -126,6 +126,7 @@ def submit(groups: Sequence[Group], ledger: Ledger, code: Path) -> SubmitOutcome
     except (UnreachableError, RemoteError) as error:
         log.error(f"{error}. {number} not submitted; `rerun` submits them.")
         return SubmitOutcome(not_accepted=len(points))
+    # Recorded before the request: if its reply is lost, `status` knows where to ask.
     ledger.append(Staged(site=site.name, root=remote.root, code=remote.code))
     try:
         plan = plan_file.make_plan(sweep, site.name, points)
@@ -134,6 +135,7 @@ def submit(groups: Sequence[Group], ledger: Ledger, code: Path) -> SubmitOutcome
         log.error(f"{error}. Whether {number} were submitted is unknown; `status` shows it once the site answers.")
         return SubmitOutcome(not_accepted=len(points), unanswered=True)
     except RemoteError as error:
+        # The agent refused the request as a whole, so each point was refused for this reason.
         reply = SubmitReply(refused={point.run_id: str(error).removeprefix(f"{site.name}: ") for point in points})
     refused: dict[str, list[AttemptKey]] = {}
     for point in points:
@@ -163,6 +165,7 @@ def push_code(remote: RemoteSweep, code: Path) -> None:
     report = f"{{ ! test -e {remote.code}/{SNAPSHOT} || echo complete; }}"
     done = connection.run(login(f"{prepare} && {check} && {report}"))
     if done.code == 0 and b"complete" not in done.out.splitlines():
+        # -T: without it, mv would move the folder into an existing one of that name.
         publish, content = f"mv -T {partial} {remote.code}", io.BytesIO()
         if connection.has_rsync():
             target = f"{connection.host}:{folder}/{partial}/"
@@ -190,6 +193,7 @@ class RemoteStatus:
         states: dict[str, SchedulerState] = {}
         for reported in reply.attempts:
             attempt = by_key.get(reported.key)
+            # Another run id means another attempt, and processes of the site cannot be followed from here.
             if attempt is None or attempt.run_id != reported.run_id or not reported.in_slurm:
                 continue
             attempt.job_id = reported.job_id or attempt.job_id
@@ -214,6 +218,7 @@ def query(ledger: Ledger, sites: Mapping[str, SiteConfig], records: Mapping[int,
     for name, site in sites.items():
         attempts = [a for record in records.values() for a in record.attempts if a.site == name and not a.carried]
         remote = RemoteSweep.of(site, ledger)
+        # Nothing was sent there, or all results are here with their final states: the site need not be asked.
         if remote is None or all(_was_collected(ledger.folder / attempt.subdir) for attempt in attempts):
             continue
         try:

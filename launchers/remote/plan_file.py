@@ -117,6 +117,7 @@ def unpacked(path: Path) -> Iterator[tuple[Path, Path]]:
                 read_archive(source, lambda member, content, _: replace_bytes(folder / member, content))
         except (OSError, ArchiveError) as error:
             raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+        # Reached only if the checksums were right.
         plans, codes = list(folder.glob(PLAN_PATTERN.format(site="*"))), list(folder.glob(f"{CODE}/*"))
         if len(plans) != 1 or len(codes) != 1:
             raise UserError(

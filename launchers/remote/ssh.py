@@ -54,6 +54,7 @@ class Connection:
 
     def open(self) -> None:
         """Make sure that a master connection is up. Raises UnreachableError."""
+        # ControlPersist=0 would keep the master for ever. It gets a minute instead, and is stopped at exit.
         if self._connect.persist_min == 0:
             atexit.register(self._control, "stop")
         if self._control("check") == 0:
@@ -69,6 +70,7 @@ class Connection:
             except subprocess.TimeoutExpired:
                 raise UnreachableError(f"{self.host} did not answer within {2 * self.timeout_s:g} s") from None
             err.seek(0)
+            # Any other exit code is that of `true` at the site, so the connection stands.
             if code == SSH_ERROR:
                 raise UnreachableError(f"ssh {self.host}: {last_lines(err.read()) or 'failed, as printed above'}")
 
@@ -94,6 +96,7 @@ class Connection:
         Raises UnreachableError where it fails.
         """
         self.open()
+        # Times are kept because the next transfer compares them; the shell at the site expands no arguments.
         command = ["rsync", "--times", "--protect-args", f"--timeout={self.timeout_s}"]
         command += [f"--rsh={shlex.join(self._ssh())}", *arguments]
         if interactive := sys.stdout.isatty():
@@ -111,6 +114,7 @@ class Connection:
     def _ssh(self, *, master: bool = False, interactive: bool = False) -> list[str]:
         # Without forwardings, local commands and terminals, whatever the user's configuration says for this host: they
         # would fail in batch mode, or print into the replies.
+        # The ServerAlive options end a connection over which nothing comes for three quarters of the timeout.
         options = {
             "ControlMaster": "auto" if master else "no",
             "ControlPath": str(self._socket),

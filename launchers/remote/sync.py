@@ -223,6 +223,7 @@ def fetch_over_ssh(remote: RemoteSweep, paths: Sequence[str], folder: Path) -> N
     others = [path for path in paths if not path.startswith(f"{LOGS}/") and not is_summary(path)]
     # An interrupted file is kept in a hidden folder; under its own name it would look like a part that differs.
     options = ("--omit-dir-times", "--partial-dir=.partial", "--ignore-missing-args", "--from0", "--files-from=-")
+    # Three calls, because rsync sorts the files of one call itself, and the summaries have to come last.
     for source, target, names in ((f"{JOBS}/", folder / LOGS, logs), ("", folder, others), ("", folder, summaries)):
         if names:
             os.sync()  # the parts are on the disk before a manifest says that they are complete
@@ -254,6 +255,7 @@ def extract(archive: IO[bytes], paths: Collection[str], folder: Path) -> None:
         """Write a requested file."""
         if name in requested:
             replace_bytes(folder / name, content)
+            # The time at the source: by it the next transfer recognizes the file as unchanged.
             os.utime(folder / name, (mtime_s, mtime_s))
 
     read_archive(archive, receive)
