@@ -33,6 +33,7 @@ def compare(site: SiteConfig, cluster: Cluster) -> list[Finding]:
         findings.append(Finding("constraint", site.constraint).compare(lambda c: compare_constraint(c, gpus)))
     partitions = []
     for gpu in gpus:
+        # A partition that does not exist has a finding of its own.
         with suppress(NotReportedError):
             partitions.append(gpu.partition)
     return findings + list(_Policies(site, cluster, partitions).findings())
@@ -77,6 +78,7 @@ class _Policies:
         listed = ", ".join(names) or "none"
         if account.configured is None and not self.site.account.required:
             return account.same(listed, "Slurm uses the default account")
+        # A correction is offered only where there is no choice.
         matching = [name for name in names if re.fullmatch(self.site.account.pattern or ".*", name)]
         note = "an account must be given" if account.configured is None else "not one of your accounts"
         return account.differs(listed, note, {account.key: matching[0]} if len(matching) == 1 else {})
@@ -95,6 +97,7 @@ class _Policies:
         if qos.configured is None:
             defaults = sorted({a["DefaultQOS"] for a in self._associations() if none_if_empty(a["DefaultQOS"])})
             return qos.same(f"default {', '.join(defaults)}" if defaults else "no default")
+        # The QOS has to exist, to be allowed in the partitions, and to be among those of the user.
         if qos.configured not in self.cluster.qos:
             return qos.differs(", ".join(sorted(self.cluster.qos)), "no such QOS")
         closed = [partition.name for partition in self.partitions if not partition.allows("Qos", qos.configured)]
@@ -143,6 +146,7 @@ class _Policies:
         preempt_type = self.cluster.setting("PreemptType")
         if preempt_type in ("preempt/none", "(null)"):
             return []
+        # By QOS, jobs in any partition may be preempted; by partition, those where PreemptMode is not OFF.
         return [partition for partition in self.partitions if self._by_qos or partition.value("PreemptMode") != "OFF"]
 
     @property

@@ -148,6 +148,7 @@ class GpuComparison:
         return max_minutes.exactly(allowed, note)
 
     def _cpus(self, cpus: Finding) -> Finding:
+        # The smallest of these nodes counts, because a job may land on any of them.
         of_node = min(*(node.cpus for node in self.fullest_nodes), self.partition.limit("MaxCPUsPerNode"))
         return self._feasible(cpus, of_node, f"{of_node:g} CPUs")
 
@@ -174,6 +175,7 @@ class GpuComparison:
 
 def compare_constraint(constraint: Finding, gpus: Sequence[GpuComparison]) -> Finding:
     """Compare node features: each must be in every partition. Expressions of several are left to Slurm."""
+    # A single feature is an identifier; "a&b" or "[a|b]" is not.
     missing = [
         f"{feature} in {gpu.partition.name}"
         for gpu in gpus

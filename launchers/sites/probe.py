@@ -61,6 +61,7 @@ def submit(compose: Composer, site: SiteConfig, overrides: Sequence[str]) -> Pro
     Requests the first GPU of the site file unless an override names another. Raises UserError if the job cannot be
     submitted from here or sbatch refuses it.
     """
+    # Later overrides win: the user may set another time limit, but not another site.
     requested = [f"time_min={TIME_LIMIT_MIN}", *overrides, f"site={site.name}"]
     if not any(override.startswith("gpu=") for override in overrides):
         requested.insert(0, f"gpu={next(iter(site.gpus))}")
@@ -105,6 +106,7 @@ def wait(probe: Probe, site: SiteConfig, deadline: float) -> tuple[bool, str]:
     state, ended = "pending", None
     while probe.result is None:
         now = time.monotonic()
+        # A job that has ended may still be without a result, until the file system shows it.
         if ended is not None and now > ended + FILE_DELAY_S:
             return True, f"ended ({state}) without a result"
         if now > deadline:

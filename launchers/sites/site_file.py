@@ -77,6 +77,7 @@ class SiteFile:
         target = self.path.resolve()
         if target.read_bytes() != self._content:
             raise UserError(f"{self.path}: has changed since it was read; run the command again")
+        # The replacement is a new file with the permissions of the umask.
         mode = stat.S_IMODE(target.stat().st_mode)
         try:
             replace_bytes(target, text.encode())
@@ -101,6 +102,7 @@ def not_writable(path: Path) -> str | None:
 
 def as_yaml(value: Any) -> str:
     """Return a value as YAML on one line, quoted only where necessary."""
+    # Written as a list of one in flow style, whose brackets are then cut off.
     wrapped = CommentedSeq([value])
     wrapped.fa.set_flow_style()
     stream = io.StringIO()

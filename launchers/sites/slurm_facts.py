@@ -115,6 +115,7 @@ class Cluster:
         for node in self.nodes:
             nodes.setdefault(node.partition, []).append(node)
         partitions = {}
+        # Split before every name and not by lines: newer versions print a partition on several.
         for block in re.split(r"(?=\bPartitionName=)", self._text("partitions")):
             values = dict(pair.split("=", 1) for pair in block.split() if "=" in pair)
             if name := values.get("PartitionName"):
@@ -133,6 +134,7 @@ class Cluster:
             Node(
                 name=row["%N"],
                 partition=row["%P"].removesuffix("*"),  # marks the default partition
+                # sinfo appends "+" to the smallest number of a group of unequal nodes.
                 cpus=parse_int(row["%c"].removesuffix("+")),
                 memory_mb=parse_int(row["%m"].removesuffix("+")),
                 gpus=parse_gres(row["%G"]),
@@ -173,6 +175,7 @@ def query_cluster(site: SiteConfig) -> Cluster:
         return Cluster(dict.fromkeys(("config", "partitions", "nodes", "associations", "qos"), config))
     outputs = {
         "config": config,
+        # -a: partitions that are hidden, or closed to the user's groups, are listed too.
         "partitions": run(["scontrol", "-a", "-o", "show", "partition"]),
         "nodes": run(["sinfo", "-a", "-h", "-N", "-o", "|".join(NODE_FIELDS)]),
     }
@@ -199,6 +202,7 @@ def _run(site: SiteConfig, command: Sequence[str]) -> Output:
     label = f"`{' '.join([argument for argument in command if not argument.startswith('-')][:3])}`"
     try:
         if site.connect.method == "ssh":
+            # The configuration may say which of several clusters a login node serves.
             conf = {"SLURM_CONF": site.connect.slurm_conf} if site.connect.slurm_conf else {}
             remote_command = shell(command, LC_ALL="C", **conf)
             done = Connection(site.connect).run(remote_command, timeout_s=site.connect.timeout_s)
