@@ -24,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return the exit code of the process."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     register()
+    # The points of a plan file are composed from the overrides in it: Hydra's command line is not involved.
     if any(argument.split("=")[0] == "--plan" for argument in arguments):
         return guarded(lambda: _launch_plan(arguments))
     return guarded(lambda: _launch(arguments))
@@ -34,13 +35,15 @@ def _launch(arguments: list[str]) -> None:
     from launchers.points.hydra_internals import args_parser
     from launchers.submit.plugin import SweepLauncher
 
-    _Parser(parents=[args_parser()], add_help=False).parse_args(arguments)  # Hydra answers with a page of usage
+    # Hydra answers a wrong option with a page of usage, so options are parsed here first.
+    _Parser(parents=[args_parser()], add_help=False).parse_args(arguments)
     sys.argv = ["launch", *arguments]  # where Hydra reads them
     SweepLauncher.ended_auto_sweeps.clear()
     failed: PointsFailedError | None = None
     try:
         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task)()
     except PointsFailedError as error:
+        # Repetitions of the other points are still added; the failure is raised at the end.
         failed = error
     for folder in SweepLauncher.ended_auto_sweeps:
         from inpaint_bench.cli.repeats import add_repetitions
@@ -86,6 +89,7 @@ def _launch_packed_plan(options: argparse.Namespace) -> None:
         command = [sys.executable, "-m", "inpaint_bench.launch", "--plan", str(plan)]
         command += ["--config-dir", str(options.config_dir)] if options.config_dir else []
         command += ["--dry-run"] * options.dry_run + ["--wait"] * options.wait
+        # PYTHONSAFEPATH: else `python -m` imports from the current directory ahead of the plan's code.
         done = subprocess.run(command, env=os.environ | {"PYTHONPATH": python_path(code), "PYTHONSAFEPATH": "1"})
     if done.returncode == UserError.exit_code:
         raise UserError(f"{options.plan}: was not submitted; see the message above")

@@ -37,6 +37,7 @@ from inpaint_bench.core.schema import CHECKPOINT, CHECKPOINTS, PRODUCER
 TENSORS, VALUES = "tensors.safetensors", "values.json"
 LAYOUT_VERSION = 1  # of the files in a checkpoint; the tables' schema has a version of its own
 NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
+# PyTorch's types by their names in the safetensors format.
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -107,6 +108,7 @@ def identity(bench: BenchConfig) -> dict[str, Any]:
         "batch": bench.batch,
         "seed": bench.seed,
     }
+    # Through JSON, as in a checkpoint: tuples become lists, which must not look like another configuration.
     flat: dict[str, Any] = json.loads(json.dumps(dict(_flatten(nested))))
     return flat
 
@@ -146,8 +148,10 @@ class CheckpointStore:
 
     def load_latest(self) -> Checkpoint | None:
         """Return the newest usable one of this run, else the one with most steps of another attempt, else None."""
+        # Own checkpoints exist after a requeue, those of other attempts where `rerun` started this one.
         others = [path for folder in self._other_folders for path in _list_checkpoints(folder)]
         for path in (*reversed(_list_checkpoints(self.folder)), *sorted(others, key=_order, reverse=True)):
+            # Trainer asks again where the workload refuses a checkpoint that is intact.
             if path in self.rejected:
                 continue
             try:
@@ -186,9 +190,12 @@ class CheckpointStore:
             content = msgspec.to_builtins(header)
             sealed = json.dumps({"sha256": _checksum(content), "content": content}, indent=1)
             _write(temporary / CHECKPOINT, [sealed.encode()])
+            # Synced before the rename, so that the name never stands for part of a checkpoint, and after it, so that
+            # the name survives a power cut.
             fsync_path(temporary)
             temporary.rename(target)
             fsync_path(self.folder)
+        # Ctrl-C is not deferred while a checkpoint is written, unlike SIGTERM.
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
             if isinstance(error, OSError):
@@ -211,10 +218,12 @@ class CheckpointStore:
     def _prune(self, newest: Path) -> None:
         """Remove damaged checkpoints, and all but `num_kept` up to the newest. Those of another run stay."""
         usable = [path for path in _list_checkpoints(self.folder) if path not in self.rejected]
+        # Checkpoints of more steps are an earlier run's: with workload.resume=false none was read and rejected.
         older = [path for path in usable if _order(path) <= _order(newest)]
         damaged = [path for path in self._damaged if path.parent == self.folder]
         for path in (*older[: -self.num_kept], *damaged):
-            hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # so that half of one is never taken for one
+            # Renamed first: a folder that is removed only in part must not be taken for a checkpoint.
+            hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
             try:
                 path.rename(hidden)
                 shutil.rmtree(hidden)
@@ -265,10 +274,12 @@ def _safetensors(tensors: dict[str, Tensor]) -> Iterator[Any]:
         header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header).encode()
+    # The format: length of the header in 8 bytes, JSON padded with spaces to a multiple of 8, then the data.
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     for name in names:
         flat = tensors[name].detach().cpu().contiguous().reshape(-1)
+        # As bytes, because NumPy has neither bfloat16 nor float8.
         yield flat.view(torch.uint8).numpy().data
 
 
@@ -282,6 +293,7 @@ def _read(path: Path, expected_identity: dict[str, Any]) -> Checkpoint:
             raise _UnusableError(f"its layout has version {header.schema_version}, this is {LAYOUT_VERSION}")
         if differences := _differences(header.identity, expected_identity):
             raise _UnusableError(f"another configuration: {differences}")
+        # After the cheap checks: the checksums read the whole checkpoint, 10 GB for SD 1.5.
         for name, expected in header.files.items():
             with (path / name).open("rb") as file:
                 digest = _FileDigest(
@@ -296,6 +308,7 @@ def _read(path: Path, expected_identity: dict[str, Any]) -> Checkpoint:
     except FileNotFoundError as error:
         raise _DamagedError(f"{Path(error.filename).name} is missing") from None
     except OSError as error:
+        # Not damaged, so that it is never removed: a file system may fail for a moment.
         raise _UnusableError(f"it cannot be read ({error})") from None
     return Checkpoint(path=path, step=header.step, tensors=tensors, values=values)
 
@@ -331,6 +344,7 @@ def rng_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the state of the default generators of PyTorch (CPU, every GPU), NumPy and Python: tensors, and JSON."""
     tensors = {"torch": torch.get_rng_state()}
     if torch.cuda.is_initialized():
+        # Only then: get_rng_state initialises CUDA, and a run on the CPU needs no context on the GPU.
         tensors |= {f"cuda.{index}": torch.cuda.get_rng_state(index) for index in range(torch.cuda.device_count())}
     numpy = np.random.get_state(legacy=False)
     assert isinstance(numpy, dict)
@@ -348,6 +362,7 @@ def set_rng_state(tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
     numpy = values["numpy"]
     key = np.array(numpy["state"]["key"], dtype=np.uint32)
     np.random.set_state({**numpy, "state": {**numpy["state"], "key": key}})
+    # JSON made lists of the tuples, and random.setstate takes a tuple only.
     version, internal, gauss = values["python"]
     random.setstate((version, tuple(internal), gauss))
 

@@ -139,10 +139,12 @@ class Loop:
 
     def run(self, plan: WindowPlan) -> Window:
         """Run the steps of one window. Window and rows are also written where a step fails or is interrupted."""
+        # Before the window opens: page-locking memory is slow.
         if plan.stream_rows and self.device.type == "cuda" and self._loss_slots is None:
             self._loss_slots = torch.empty(LOSS_SLOTS, pin_memory=True)
         if plan.kind is WindowKind.MEASURE and self.device.type == "cuda":
             self._synchronize()
+            # The peak of a measured window is its own: building the workload and warming up may need more.
             torch.cuda.reset_peak_memory_stats(self.device)
         steps_before, done, elapsed_s = self.step, 0, 0.0
         with self.window(plan.kind) as window:
@@ -183,6 +185,7 @@ class Loop:
     def _close_window(self, window: Window, status: Status) -> None:
         window.steps = self._rows_written + len(self._pending)
         window.images = window.steps * self.workload.images_per_step
+        # The end is taken first: reading losses and writing rows take time, and may fail.
         self.windows.close(window, status)
         # A warm-up counts only if the run ended in it, because its peak includes building the workload.
         if window.kind is WindowKind.MEASURE or (window.kind is WindowKind.WARMUP and window.reason):
@@ -200,6 +203,7 @@ class Loop:
         events = None
         if self.device.type == "cuda":
             events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            # After next_batch: the time between the events excludes the wait for data.
             events[0].record()
         lr = self.workload.learning_rate()
         loss = self.workload.step(batch)
@@ -221,6 +225,7 @@ class Loop:
         """Queue a copy of the loss to the host behind its step; None on the CPU."""
         if self._loss_slots is None:
             return None
+        # This slot is free: take_completed leaves fewer than LOSS_SLOTS steps pending, numbered consecutively.
         slot, event = self._loss_slots[number % LOSS_SLOTS], torch.cuda.Event()
         slot.copy_(loss, non_blocking=True)
         event.record()
@@ -230,6 +235,7 @@ class Loop:
         """Append rows of completed steps; losses that are still on the device are read in one transfer."""
         if not steps:
             return
+        # Either every step of a window has a slot or none has: on the CPU, and where rows are not streamed.
         slots = [step.loss_copy[0] for step in steps if step.loss_copy]
         losses: list[float] = torch.stack(slots or [step.loss for step in steps]).float().tolist()
         for step, loss in zip(steps, losses, strict=True):
@@ -277,6 +283,7 @@ def take_completed(pending: deque[_Step]) -> list[_Step]:
     """
     completed = []
     while pending:
+        # Copies complete in the order of the steps: if the oldest has not arrived, none has.
         copy = pending[0].loss_copy
         if copy and not copy[1].query():
             if len(pending) < LOSS_SLOTS:

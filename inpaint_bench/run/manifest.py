@@ -93,6 +93,7 @@ class ManifestFile:
         final = {"status": status, "reason": reason, "message": line, "ended_unix_ns": time.time_ns()}
         try:
             self.update(**final)
+        # The disk or quota is full: the file set aside at the start makes room for the final status.
         except OSError:
             self._release_reserve()
             self.update(**final)
@@ -122,6 +123,7 @@ class ManifestFile:
     def _write(self) -> None:
         with self._write_lock:
             with self._lock:
+                # Encoded under both locks: of two writes the later one has the newer record.
                 content, self._dirty = encode_record(self.record), False
             replace_bytes(self.path, content)
 
@@ -183,6 +185,7 @@ def check_owner(run_dir: Path, run_id: str) -> None:
 def _owners(run_dir: Path) -> Iterator[tuple[Path, str]]:
     """Yield the manifest and one part of each table with the run id in them; unreadable files are left out."""
     with suppress(OSError, ValueError):
+        # Not as a Manifest: one of another schema version has an owner too.
         manifest = read_json(run_dir / MANIFEST)
         if isinstance(manifest, dict) and manifest.get("run_id"):
             yield run_dir / MANIFEST, str(manifest["run_id"])

@@ -129,6 +129,7 @@ def check_folder(path: str | None) -> FolderCheck:
     if path is None:
         return FolderCheck(path=None, error="the site file names none")
     try:
+        # A file without a name, so a probe that is killed leaves nothing; os.access knows nothing of a full quota.
         with tempfile.TemporaryFile(dir=path, prefix=".inpaint-bench-") as file:
             file.write(b"probe")
             file.seek(0)
@@ -149,6 +150,7 @@ def read_quotas(paths: list[str]) -> dict[str, str]:
             continue
         try:
             result = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=QUOTA_TIMEOUT_S)
+            # A command without an answer says why on stderr, such as lfs for a folder that is not on Lustre.
             output = result.stdout.strip() or result.stderr.strip()
             lines = output.decode(errors="replace").splitlines()[:MAX_QUOTA_LINES]
         except (OSError, subprocess.SubprocessError) as error:

@@ -32,8 +32,10 @@ def query() -> TerminationCause | None:
     if result.returncode != 0:
         return None
     fields: dict[str, str] = {}
+    # Values that contain spaces are cut at the first space; none of them is needed here.
     for name, value in re.findall(r"(\w+)=(\S*)", result.stdout):
         fields.setdefault(name, value)  # the first: a user's comment, printed last, may look like a field
+    # Slurm has requeued the job already: it counts more restarts than this process was started with.
     if int(fields.get("Restarts", "0")) > int(os.environ.get("SLURM_RESTART_COUNT", "0")):
         return TerminationCause(reason=Reason.PREEMPTED, requeued=True)
     # PreemptTime may be that of an earlier start.
@@ -41,6 +43,7 @@ def query() -> TerminationCause | None:
         return TerminationCause(reason=Reason.PREEMPTED)
     if fields.get("Reason") in TIME_LIMIT_REASONS:
         return TerminationCause(reason=Reason.TIMEOUT)
+    # Ending, but neither pre-empted nor out of time: scancel.
     cancelled = fields.get("JobState") in ("COMPLETING", "CANCELLED")
     return TerminationCause(reason=Reason.CANCELLED if cancelled else None)
 
@@ -53,6 +56,7 @@ def requeue() -> str | None:
     if cause and cause.reason is Reason.CANCELLED:  # Slurm would requeue even that
         return "it was cancelled"
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    # A task by array and number: one task of an array has the array's own job id, which would requeue all of them.
     result = _scontrol("requeue", f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", ""))
     return None if result.returncode == 0 else result.stderr.strip() or f"exit code {result.returncode}"
 

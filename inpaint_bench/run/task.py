@@ -18,8 +18,10 @@ def task(config: DictConfig) -> Manifest:
 
     hydra_config = HydraConfig.get()
     run_dir, overrides = Path(hydra_config.runtime.output_dir), list(hydra_config.overrides.task)
+    # A job of a sweep: its configuration was checked before it was submitted.
     if hydra_config.mode is not RunMode.RUN:
         return run(config, run_dir, overrides)
+    # `launch` without -m: what only a sweep can do is refused, not ignored.
     if config.dry_run:
         raise UserError("dry_run=true needs -m: without it, launch runs one point here and now")
     if config.repeats != 1:

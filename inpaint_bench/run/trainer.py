@@ -93,28 +93,35 @@ class Trainer:
                     "set at least as many, or choose another run directory"
                 )
             self._update_manifest()
+            # The manifest says by now where this start resumed: a kill may come at any step.
             self._train(train_steps)
             with self.stop_signal.deferred():
                 if self._dirty:
                     self._save_checkpoint()
+            # The last step is saved: a signal during this evaluation, which may take minutes, costs no training.
             results = self.workload.finish(self.run_dir)
         except Terminated as error:
+            # Raised again with what the worker needs to decide whether a requeue would get further.
             note = self._checkpoint_on_signal()
             raise Terminated(error.signum, note, progressed=self._saved_step > self._first_step) from None
         self._update_manifest(**_json_safe(results))
 
     def _train(self, train_steps: int) -> None:
+        # Every start warms up: a resumed one compiles and allocates anew.
         warm_step = self.loop.step + self.config.warmup_steps  # steps before this one are not measured
+        # At step 0; after a resume, where the validation of the checkpoint's step is missing.
         self._validate(train_steps)
         while self.loop.step < train_steps:
             with self.stop_signal.deferred():
                 self._run_window(warm_step, train_steps)
             paused = self._validate(train_steps)
+            # After the last step `run` saves one, whether it is due or not.
             if self._checkpoint_due() and self.loop.step < train_steps:
                 paused = True
                 with self.stop_signal.deferred():
                     try:
                         self._save_checkpoint()
+                    # A full disk costs this checkpoint, not the training: the next one is tried when it is due.
                     except CheckpointError as error:
                         self._record_problem(str(error))
             if paused:
@@ -124,6 +131,7 @@ class Trainer:
     def _run_window(self, warm_step: int, train_steps: int) -> None:
         """Train to the end of the warm-up, the next validation or the last step; ends early for a checkpoint."""
         step, every = self.loop.step, self.config.validate_every
+        # The window ends at the first of these steps.
         ends = [train_steps]
         if step < warm_step:
             ends.append(warm_step)
@@ -153,6 +161,7 @@ class Trainer:
             with self.loop.window(WindowKind.VALIDATION), preserve_rng_state():
                 metrics = self.workload.validate()
             if metrics:
+                # The result belongs to the state: a run that resumes here must not validate this step again.
                 self.validation.append({"step": step, **_json_safe(metrics)})
                 self._dirty = True
                 self._update_manifest()
@@ -203,6 +212,7 @@ class Trainer:
             try:
                 self.workload.restore(_with_prefix(WORKLOAD, checkpoint.tensors), state.workload)
             except UserError as error:
+                # Intact, but of another data stream: batch=auto may have found another size. An older one may fit.
                 self.checkpoints.reject(checkpoint.path, str(error))
                 continue
             self._restore(checkpoint, state)

@@ -68,8 +68,10 @@ def _should_requeue(bench: BenchConfig, manifest: ManifestFile, reason: Reason, 
     if reason is Reason.PREEMPTED:
         return bench.site.requeue.request
     terminated = _interruption(error)
+    # Without progress the next start would end at the same step again.
     if reason is not Reason.TIMEOUT or not isinstance(terminated, Terminated) or not terminated.progressed:
         return False
+    # Every earlier start in this directory left its manifest; they count the requeues at the time limit.
     timeouts = sum(earlier.reason is Reason.TIMEOUT for earlier in manifest.earlier_starts())
     return timeouts < time_limit.max_requeues(bench, bench.site)
 
@@ -78,6 +80,7 @@ def _requeue(manifest: ManifestFile, reason: Reason, message: str) -> None:
     """Record the requeue, then ask for it: Slurm ends the process soon after."""
     job = manifest.record.slurm or SlurmJob()
     manifest.update(slurm=msgspec.structs.replace(job, requeued=True))
+    # Final before the request: once Slurm accepts it, the process may be killed before it can write.
     manifest.finish(Status.INTERRUPTED, reason, f"{message}; requeued")
     if refusal := slurm_job.requeue():
         manifest.update(slurm=msgspec.structs.replace(job, requeued=False))
@@ -96,6 +99,7 @@ def _run_attempt(bench: BenchConfig, run_dir: Path, manifest: ManifestFile, stop
         boot_id=environment.boot_id(),
         slurm=msgspec.convert(environment.slurm(), SlurmJob | None),
     )
+    # Not before the environment is recorded: a run that finds no GPU names its node and its job all the same.
     device, uuids = choose_device(bench)
     with _sidecar(bench, run_dir, manifest, uuids):
         if device.type == "cuda":
@@ -133,6 +137,7 @@ def _run_windows(
     rows = PartWriter(run_dir / "steps", STEPS, metadata, settings.part_s)
     loop = Loop(workload, device, Windows(run_dir), rows, manifest.progress)
     try:
+        # A benchmark is one window after its warm-up; a training has many, whose rows must survive a kill.
         if config.train_steps is None:
             if config.warmup_steps:
                 total = config.warmup_steps + config.measure_steps
@@ -144,6 +149,7 @@ def _run_windows(
     finally:
         rows.close()
         _record_results(manifest, workload, loop)
+    # Only after windows that succeeded: reading the levers back takes two more steps.
     manifest.update(levers=workload.verify_levers())
 
 
@@ -187,6 +193,7 @@ def choose_device(bench: BenchConfig) -> tuple[torch.device, list[str]]:
             f"this run was given a MIG slice ({properties.name}); power and utilisation cannot be attributed to a "
             "slice: request a whole GPU"
         )
+    # A pattern: the A100 of 40 GB, for example, has a name per form factor.
     if not re.match(gpu.nvml_name, properties.name):
         raise UserError(f"gpu={gpu.name} expects a device named {gpu.nvml_name!r}, this one is {properties.name!r}")
     return device, [uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"]
@@ -236,6 +243,7 @@ def diagnose(error: BaseException, bench: BenchConfig) -> tuple[Status, Reason, 
     """
     error = _interruption(error) or error
     name, text = type(error).__name__, " ".join(str(error).split())
+    # Our own errors are sentences already; others need the name of their class.
     sentence = text if isinstance(error, UserError | Terminated) else f"{name}: {text}" if text else name
     if isinstance(error, KeyboardInterrupt):
         return Status.INTERRUPTED, Reason.CANCELLED, "interrupted from the keyboard (SIGINT)"
@@ -272,10 +280,12 @@ def _termination_reason(error: Terminated, bench: BenchConfig, sentence: str) ->
     cause = slurm_job.query()
     if cause and cause.reason:
         return cause.reason, sentence
+    # Not under Slurm, or Slurm does not say: the time left decides, or the signal of submitit's local executor.
     end = os.environ.get("INPAINT_BENCH_END_UNIX", "")
     near_limit = end.isdigit() and time.time() > int(end) - TIME_LIMIT_MARGIN_S
     if near_limit or error.signum == signal.SIGUSR2:
         return Reason.TIMEOUT, sentence
+    # slurmctld did not respond: where jobs are pre-empted with this signal, that is assumed.
     preempt = bench.site.preempt
     if cause is None and "SLURM_JOB_ID" in os.environ and preempt.grace_s and preempt.signal == error.name:
         # Readers prefer Slurm's own state, which is CANCELLED for a job that was cancelled.
