@@ -38,6 +38,7 @@ def largest_batch(fits: Callable[[int], bool], limit: int = MAX_BATCH) -> int:
     if high > limit:
         return low
     step = max(1, low // RESOLUTION)
+    # `low` fits and `high` does not; they stay a power of two of steps apart, so that every middle is between them.
     while high - low > step:
         middle = low + (high - low) // 2 // step * step
         low, high = (middle, high) if fits(middle) else (low, middle)
@@ -48,6 +49,7 @@ def search(bench: BenchConfig, device: torch.device, source: Source) -> int:
     """Return the largest batch of this recipe. Raises UserError on a CPU, and if not one image fits."""
     if device.type != "cuda":
         raise UserError("batch=auto searches a GPU's memory; on a CPU set a number")
+    # One step of the search is one micro-batch: every candidate can be divided by `accumulate`.
     eager = replace(bench, recipe=replace(bench.recipe, compile="none", cuda_graph=False))
     parts = bench.recipe.accumulate
 
@@ -70,6 +72,7 @@ def _fits(bench: BenchConfig, device: torch.device, source: Source) -> bool:
             raise
         return False
     finally:
+        # The next candidate needs this memory, also what reference cycles still hold.
         gc.collect()
         torch.cuda.empty_cache()
     return True

@@ -43,6 +43,7 @@ def validate(components: StepComponents, held_out: Indices) -> dict[str, float]:
         return float(per_image.mean())
 
     result = {"loss": mean_loss(shuffle_positions=False), "n": len(chosen)}
+    # The same images with another image's position: the difference is what the model learned from positions.
     if components.networks.location and len(chosen) > 1:
         result["loss_shuffled"] = mean_loss(shuffle_positions=True)
     return result
@@ -79,10 +80,12 @@ def _restore(components: StepComponents, chosen: Indices, run_dir: Path) -> dict
                 batch["latitude"],
                 batch["longitude"],
                 bench.workload.sample_steps,
+                # A seed per image: the result does not depend on the others of its batch.
                 [MASK_SEED + int(index) for index in batch["index"]],
                 predict=_unet_prediction(components),
             )
         image_metrics.add(batch["image"], restored, batch["mask"])
+        # Whole batches, the first GRID_ROWS images at least: the grid is cut to that many rows.
         if sum(len(images) for images, _, _ in shown) < GRID_ROWS:
             shown.append((batch["image"], batch["mask"], restored.cpu()))
     (run_dir / GRID).parent.mkdir(exist_ok=True)

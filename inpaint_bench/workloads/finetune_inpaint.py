@@ -131,6 +131,7 @@ class FinetuneInpaint(Workload):
         if differing:
             raise UserError(f"the checkpoint was made with a different data stream: {'; '.join(differing)}")
         self.training_step.load_state(tensors, values)
+        # The loader is made again on its next use, and continues in the stream where the checkpoint was taken.
         self.samples_seen = values["samples_seen"]
         self._close_loader()
 
@@ -147,13 +148,16 @@ class FinetuneInpaint(Workload):
 def build(config: BenchConfig, device: torch.device) -> FinetuneInpaint:
     """Build data, networks and optimizer on `device`. Raises UserError for data or weights that cannot be used."""
     start_s = time.monotonic()
+    # First, because it builds nothing: a lever that cannot run ends the point at once.
     levers.require(config, device)
     source = open_source(config.data, config.recipe)
     batch_requested = config.batch
     if isinstance(batch_requested, str):
+        # Before the networks are built: the search builds its own, and needs all of the GPU's memory.
         config = replace(config, batch=batch_search.search(config, device, source))
     train, held_out = _split(config, source)
     components = StepComponents.baseline(config, device, _build_networks(config, device, source), source)
+    # Both passes use the same weights: before and after the levers change networks and switches.
     reference = parity.reference(components)
     levers.apply(components)
     step = TrainingStep(components, config.workload.learning_rate, config.seed)
@@ -180,13 +184,16 @@ def _split(config: BenchConfig, source: Source) -> tuple[Indices, Indices]:
 
 
 def _build_networks(config: BenchConfig, device: torch.device, source: Source) -> Networks:
+    # Random weights are the same for every seed; what is drawn later depends on the run's seed.
     torch.manual_seed(FROZEN_SEED)
+    # The centre of the location encoder. The median, because a few wrong positions would move the mean far.
     latitude, longitude = np.median(source.positions, axis=0).tolist()
     networks = build_networks(config.model, device, (latitude, longitude))
     torch.manual_seed(config.seed)
     distance_m = networks.location.distance_m(latitude, longitude) if networks.location else 0.0
     if distance_m > LONGEST_M / 2:
         log.warning("the data is %s km from the area on which the weights were trained", f"{distance_m / 1000:,.0f}")
+    # The VAE halves the sides of an image, then the UNet those of the latents, at every level but the last.
     multiple = networks.downscale * 2 ** (len(networks.unet.config.block_out_channels) - 1)
     if config.data.resolution_px % multiple:
         raise UserError(
@@ -204,6 +211,7 @@ def _facts(step: TrainingStep) -> dict[str, Any]:
     bench, recipe = components.bench, components.recipe
     parameters = networks.parameter_counts()
     parts = flops.count(bench.model, bench.data.resolution_px, networks)
+    # Left in the step: image and masked image are encoded, and the text, unless they are cached.
     encodes, text = 2 - (recipe.cache_image + recipe.cache_masked), not recipe.cache_text
     return {
         "resolution_px": bench.data.resolution_px,

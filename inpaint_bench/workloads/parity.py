@@ -45,6 +45,7 @@ def reference(components: StepComponents) -> Results | None:
     """Run the baseline at the recipe's micro-batch size. Return None where that does not fit into memory."""
     try:
         return _run(components)
+    # The recipe may need less memory than the baseline, so it still runs, without this comparison.
     except torch.cuda.OutOfMemoryError:
         _clear_gradients(components)
         return None
@@ -68,10 +69,12 @@ def compare(components: StepComponents, baseline: Results | None) -> tuple[Parit
         if results.moments is None or baseline.moments is None
         else _relative_error(baseline.moments, results.moments),
     }
+    # Not `error > TOLERANCE`: NaN compares false, and must count as far.
     far = {name: error for name, error in errors.items() if error is not None and not error <= TOLERANCE}
     if far:
         log.warning("this recipe does not compute what the baseline does: %s", far)
     not_finite = [name for name, error in far.items() if not math.isfinite(error)]
+    # JSON has neither NaN nor infinity: such errors become None, and are named instead.
     errors |= dict.fromkeys(not_finite)
     return Parity(reference="baseline", **errors, far=bool(far), not_finite=not_finite), seconds
 
@@ -142,9 +145,11 @@ def _update_error(components: StepComponents, gradients: Tensor) -> float | None
         return None
     parameters = _compared_parameters(components)
     updates = []
+    # Equal weights and gradients on both sides, so that only the optimizers differ.
     for make_optimizers in (baseline_adamw, components.make_optimizers):
         copies = [nn.Parameter(p.detach().clone()) for p in parameters]
         for copy, gradient in zip(copies, gradients.split([p.numel() for p in parameters]), strict=True):
+            # In the memory layout of its weight, as autograd makes gradients: channels_last perhaps.
             copy.grad = torch.empty_like(copy).copy_(gradient.view(copy.shape))
         for optimizer in make_optimizers(copies, 1e-3):
             optimizer.step()

@@ -91,11 +91,14 @@ def restore_folder(options: Options) -> RestoreReport:
     if options.seed < 0:
         raise UserError(f"--seed {options.seed}: must not be negative")
     images, out = options.images.absolute(), options.output.absolute()
+    # Results among the images would be restored by the next run; a folder of results is replaced as a whole, and images
+    # in it would be lost.
     if out.resolve().is_relative_to(images.resolve()) or images.resolve().is_relative_to(out.resolve()):
         raise UserError(f"-o {options.output}: lies in the folder of images or holds it; name another folder")
     networks = _load_networks(options)
     if not 1 <= options.steps <= len(networks.sqrt_alphas_cumprod):
         raise UserError(f"--steps {options.steps}: must lie between 1 and {len(networks.sqrt_alphas_cumprod)}")
+    # diffusers saves a UNet's training resolution, in latents, as its sample_size.
     sample_size = networks.unet.config.sample_size
     if not isinstance(sample_size, int):
         raise UserError(f"{options.weights}: unet.sample_size is {sample_size}, must be one number")
@@ -128,6 +131,7 @@ def _load_networks(options: Options) -> Networks:
     try:
         return build_networks(config, torch.device(options.device))
     except UserError as error:
+        # The folder is an argument here, not a key of the configuration.
         raise UserError(str(error).removeprefix("model.weights=")) from None
 
 
@@ -136,6 +140,7 @@ def _restore_all(networks: Networks, folder: RestoreFolder, options: Options, ou
     grid_rows: list[tuple[Tensor, Tensor, Tensor]] = []
     outputs: set[str] = set()
     photos = _usable_photos(networks, folder, report)
+    # One batch at a time is in memory, however large the folder is.
     while batch := list(islice(photos, BATCH)):
         images, masks, restored = _restore_batch(networks, batch, options)
         for number, photo in enumerate(batch):
@@ -149,6 +154,7 @@ def _restore_all(networks: Networks, folder: RestoreFolder, options: Options, ou
             if len(grid_rows) < GRID_ROWS:
                 grid_rows.append((images[number], masks[number], restored[number]))
     if not report.restored:
+        # All skipped images are in the report by now: `photos` adds them while it is consumed.
         reasons = "; ".join(sorted({image.reason for image in report.skipped})[:3])
         raise UserError(f"{folder.root}: none of {len(report.skipped)} images can be used: {reasons}")
     columns = [torch.stack(column) for column in zip(*grid_rows, strict=True)]
@@ -180,6 +186,7 @@ def _restore_batch(networks: Networks, photos: list[RestoreInput], options: Opti
     pixels = torch.from_numpy(np.stack([photo.pixels for photo in photos]))
     images = pixels.permute(0, 3, 1, 2).float() / 127.5 - 1
     masks = torch.from_numpy(np.stack([photo.mask for photo in photos]))[:, None].float()
+    # The location encoder's input for an unknown position: it returns the learned null tokens then.
     unknown = (torch.nan, torch.nan)
     positions = torch.tensor([photo.position or unknown for photo in photos], dtype=torch.float64)
     tokens = networks.tokenize([photo.text for photo in photos])
@@ -287,6 +294,7 @@ class RestoreFolder:
 
     def _mask(self, name: str, row: MetadataRow, size: tuple[int, int]) -> tuple[Mask, str]:
         if self.masks is not None:
+            # The mask of house.jpg may be house.jpg or house.png.
             named = self.masks / name
             candidates = (named, *(named.with_suffix(suffix) for suffix in SUFFIXES))
             path = next((path for path in candidates if path.is_file()), named)
