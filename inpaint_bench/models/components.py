@@ -65,6 +65,7 @@ class StepComponents:
     @classmethod
     def baseline(cls, bench: BenchConfig, device: torch.device, networks: Networks, source: Source) -> StepComponents:
         """Return the components of the device's baseline. Resets PyTorch's global switches to it."""
+        # The search for batch=auto may have applied the recipe's levers in this process before.
         torch.backends.cudnn.benchmark = False
         text_encoder = networks.text_encoder
         return cls(
@@ -119,6 +120,7 @@ class StepComponents:
     def vae_moments(self, image: Tensor) -> Tensor:
         """[B, 3, R, R] in -1..1 -> [B, 8, r, r]: mean and log variance of the latents, not scaled."""
         hidden = self.vae_encoder(image.contiguous(memory_format=self.memory_format))
+        # diffusers keeps this convolution outside of the encoder, and some VAEs are configured without it.
         quant_conv = self.networks.vae.quant_conv
         moments: Tensor = hidden if quant_conv is None else quant_conv(hidden)
         return moments

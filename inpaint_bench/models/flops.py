@@ -32,6 +32,7 @@ def count(config: ModelConfig, resolution_px: int, loaded: Networks | None = Non
             text_encoder=loaded.text_encoder.config.to_dict(),
         )
     meta = torch.device("meta")
+    # Without the folder's weights: only shapes count, and nothing is read from disk.
     networks = build_networks(replace(config, weights=None), meta)
     width = networks.unet.config.cross_attention_dim
     length = networks.context_length + config.location_tokens

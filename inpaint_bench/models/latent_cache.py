@@ -140,6 +140,7 @@ class LatentCache:
         arrays |= {"text"} if recipe.cache_text else set()
         for name in arrays:
             path = folder / f"{name}.npy"
+            # Sizes only: checksums of a large cache would delay the start of every run.
             size, expected = path.stat().st_size if path.is_file() else 0, description.bytes[name]
             if size != expected:
                 raise UserError(f"{path}: {size} bytes instead of {expected}; remove the folder and prepare it again")
@@ -156,6 +157,7 @@ class LatentCache:
         if "image" in self._arrays:
             rows["cached_image"] = self._row("image", index)
         if "masked" in self._arrays:
+            # Under the mask that repaints everything all images are equal: one stored row serves them all.
             full = pool == FULL_MASK
             rows["cached_masked"] = self._row("full") if full else self._row("masked", index, pool)
             rows["cached_mask"] = (
@@ -173,6 +175,7 @@ class LatentCache:
         """Return [B, 8, r, r] moments of the masked images and their masks, [B, 1, r, r] float32."""
         if self.in_loader:
             return batch["cached_masked"], batch["cached_mask"][:, None].float()
+        # FULL_MASK is -1, no index: row 0 is read, then replaced. A branch would wait for the GPU.
         index, pool = batch["index"], batch["pool"].clamp(min=0)
         full = (batch["pool"] == FULL_MASK)[:, None, None, None]
         moments = torch.where(full, self._on_device["full"], self._on_device["masked"][index, pool])
@@ -271,6 +274,7 @@ def _speed_up_encoder(components: StepComponents) -> None:
     components.memory_format = torch.channels_last
     components.networks.vae.to(memory_format=torch.channels_last)
     components.vae_encoder = torch.compile(components.networks.vae.encoder, dynamic=False)
+    # By default the math backend computes 16-bit attention in fp32.
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
     components.attention_kernels = lambda: sdpa_kernel(SDPBackend.MATH)
 
@@ -294,6 +298,7 @@ def _encode_images(components: StepComponents, folder: Path, progress: Progress)
     masked = _create_array(folder, "masked", np.float16, count, pool, 8, side, side)
     masks = _create_array(folder, "masks", np.uint8, count, pool, side, side)
     full = _create_array(folder, "full", np.float16, 8, side, side)
+    # A fully masked image is zero everywhere. Its encoding also compiles the encoder, before the time is taken.
     blank = torch.zeros(BATCH, 3, bench.data.resolution_px, bench.data.resolution_px, device=device)
     full[:] = _moments(components, blank)[0]
     start_s = time.monotonic()
@@ -313,6 +318,7 @@ def _encode_images(components: StepComponents, folder: Path, progress: Progress)
         images[rows] = _moments(components, image)
         for number in range(pool):
             masked[rows, number] = _moments(components, image * (1 - hidden[:, number, None].float()))
+        # The same pixels as F.interpolate(mode="nearest") takes in StepComponents.encode_masked_image.
         masks[rows] = batch_masks[:, :, ::downscale, ::downscale].numpy()
         done += len(rows)
         progress(done, count)

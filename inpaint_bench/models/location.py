@@ -47,6 +47,7 @@ class LocationEncoder(nn.Module):
         self.null = nn.Parameter(torch.randn(tokens, width) * 0.02)  # stands for an unknown position
         self.gate = nn.Parameter(torch.zeros(()))
         lengths = torch.logspace(math.log10(LONGEST_M), math.log10(SHORTEST_M), WAVELENGTHS, dtype=torch.float64)
+        # Not saved with the weights: it follows from constants, which LocationDescription records.
         self.register_buffer("angular", 2 * math.pi / lengths, persistent=False)
 
     def description(self) -> LocationDescription:
@@ -59,6 +60,7 @@ class LocationEncoder(nn.Module):
         Good to about 1 % within 100 km of the centre below 60 degrees of latitude; a feature, not a survey.
         """
         north = torch.deg2rad(latitude.double() - self.centre[0])
+        # To -180..180: two positions on either side of the 180th meridian are close to each other.
         wrapped = torch.remainder(longitude.double() - self.centre[1] + 180.0, 360.0) - 180.0
         east = torch.deg2rad(wrapped) * math.cos(math.radians(self.centre[0]))
         return torch.stack([east, north], dim=1) * EARTH_RADIUS_M
@@ -100,6 +102,7 @@ class GatedCrossAttention:
     ) -> Tensor:
         assert encoder_hidden_states is not None
         assert attention_mask is None
+        # Queries, keys and values as in the plain attention; the last `count` states are the location's.
         count = self.encoder.tokens
         query = _split_heads(attn.to_q(hidden_states), attn.heads)
         key = _split_heads(attn.to_k(encoder_hidden_states), attn.heads)
@@ -108,6 +111,7 @@ class GatedCrossAttention:
         location = F.scaled_dot_product_attention(query, key[:, :, -count:], value[:, :, -count:])
         mixed = text + self.encoder.gate.to(text.dtype) * location
         joined = mixed.transpose(1, 2).flatten(2)
+        # to_out holds a linear layer and a dropout, as diffusers' own processors apply them.
         return attn.to_out[1](attn.to_out[0](joined)) / attn.rescale_output_factor
 
 
@@ -115,6 +119,7 @@ def install(unet: Any, encoder: LocationEncoder) -> None:
     """Make every cross-attention of `unet` expect text states with the encoder's tokens at their end."""
     processors = dict(unet.attn_processors)
     for name in processors:
+        # In each block of diffusers' UNet, attn1 is the self-attention and attn2 the cross-attention.
         if name.endswith("attn2.processor"):
             processors[name] = GatedCrossAttention(encoder)
     unet.set_attn_processor(processors)

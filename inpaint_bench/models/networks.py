@@ -70,6 +70,7 @@ def build_networks(config: ModelConfig, device: torch.device, centre: tuple[floa
     folder = Path(config.weights) if config.weights else None
     if folder:
         unet, vae, text_encoder, scheduler = pipeline_folder.load_networks(folder)
+        # A text-to-image model: its UNet takes the noisy latents alone.
         if unet.config.in_channels == LATENT_CHANNELS:
             widen_input(unet)
     else:
@@ -111,6 +112,7 @@ def _check_shapes(name: str, unet: Any, vae: Any, text_encoder: Any, scheduler: 
         "unet.in_channels": (unet.in_channels, INPUT_CHANNELS),
         "unet.out_channels": (unet.out_channels, LATENT_CHANNELS),
         "unet.cross_attention_dim": (unet.cross_attention_dim, text_encoder.hidden_size),
+        # UNets with such embeddings, SDXL's for example, need inputs that the training step does not have.
         "unet.addition_embed_type": (unet.addition_embed_type, None),
         "unet.class_embed_type": (unet.class_embed_type, None),
         "unet.num_class_embeds": (unet.num_class_embeds, None),
@@ -137,6 +139,7 @@ def _build_location(
 def _build_random(config: ModelConfig, device: torch.device) -> tuple[Any, Any, Any, Any]:
     """Build networks with random weights on the device itself: 0.86 B numbers are slow to draw on a CPU and to copy."""
     vocabulary = config.text_encoder.get("vocab_size", 49408)
+    # CLIP's last two ids: transformers' defaults, 49406 and 49407, lie outside of a smaller vocabulary.
     special_ids = {"bos_token_id": vocabulary - 2, "eos_token_id": vocabulary - 1, "pad_token_id": vocabulary - 1}
     try:
         with torch.device("cpu"):  # a table of a thousand numbers, needed with values beside meta networks too
@@ -168,6 +171,7 @@ def widen_input(unet: Any) -> None:
         dtype=old.weight.dtype,
     )
     with torch.no_grad():
+        # The noisy latents are the first of the nine channels, see INPUT_CHANNELS.
         new.weight.zero_()
         new.weight[:, : old.in_channels] = old.weight
         new.bias.copy_(old.bias)  # type: ignore[union-attr]

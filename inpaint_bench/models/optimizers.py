@@ -55,6 +55,7 @@ class Bf16AdamW(torch.optim.Optimizer):
         self._grad_views = _views_like(params, self._grad)
         _move_into(params, self._flat)
         dtype = torch.bfloat16 if stochastic else torch.float32
+        # In the order of the kernel's arguments: `step` passes them by position.
         self.buffers: dict[str, Tensor] = {
             "exp_avg": torch.zeros(count, dtype=dtype, device=device),
             "exp_avg_sq": torch.zeros(count, dtype=dtype, device=device),
@@ -71,6 +72,7 @@ class Bf16AdamW(torch.optim.Optimizer):
         """Update the parameters from their gradients."""
         assert closure is None
         (group,) = self.param_groups
+        # autograd allocates each gradient by itself; the kernel reads them as one buffer.
         torch._foreach_copy_(self._grad_views, [p.grad for p in group["params"]])
         self.buffers["step"] += 1
         beta1, beta2 = group["betas"]
@@ -111,6 +113,7 @@ def _adam(
     m = m + (grad - m) * (1 - beta1)
     v = v * beta2 + grad * grad * (1 - beta2)
     bias1, bias2 = 1 - beta1**step, 1 - beta2**step
+    # Weight decay acts on the value itself, not on the gradient: the W in AdamW.
     value = value * (1 - lr * decay) - lr / bias1 * m / ((v / bias2).sqrt() + eps)
     return value, m, v
 
@@ -134,6 +137,7 @@ def _update_stochastic(flat: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: T
 
 def round_stochastically(value: Tensor) -> Tensor:
     """Round fp32 to bf16, up or down with odds such that the mean is the value. Not for NaN or infinity."""
+    # bf16 is the upper half of fp32: add noise to the lower 16 bits, then clear them (-65536 is 0xFFFF0000).
     bits = value.view(torch.int32)
     noise = torch.randint_like(bits, 0, 1 << 16)
     return ((bits + noise) & -65536).view(torch.float32).bfloat16()
@@ -175,8 +179,10 @@ def load_state_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tens
         # Integers were plain numbers (bitsandbytes' step); PyTorch's own step is a float tensor and stays one.
         plain = value.ndim == 0 and not value.is_floating_point()
         state.setdefault(int(number), {})[name] = int(value) if plain else value
+    # Parameter groups as configured here, state as saved.
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    # Saved tensors are contiguous, and a fused kernel walks moments in the order of the weight's memory.
     for parameter, values in optimizer.state.items():
-        for name, value in values.items():  # a fused kernel walks moments in the order of the weight's memory
+        for name, value in values.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
                 values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

@@ -38,6 +38,7 @@ PARTS = (*NETWORKS, "tokenizer", "scheduler")
 INDEX = "model_index.json"
 LOCATION = "location"
 LOCATION_WEIGHTS = "model.safetensors"
+# What diffusers, transformers and safetensors raise for damaged or foreign files.
 _READ_ERRORS = (OSError, ValueError, TypeError, RuntimeError, SafetensorError)
 
 
@@ -81,6 +82,7 @@ def ddim_scheduler(scheduler: Any) -> Any:
 
 def _model_index() -> dict[str, Any]:
     return {
+        # [None, None]: a component that the pipeline class has and this pipeline lacks.
         "_class_name": "StableDiffusionInpaintPipeline",
         "_diffusers_version": diffusers.__version__,
         "feature_extractor": [None, None],
@@ -174,6 +176,7 @@ def load_location(folder: Path, tokens: int, width: int) -> LocationEncoder | No
     saved = read_location_description(folder)
     if saved is None:
         return None
+    # The centre is the file's own: positions are relative to the area on which it was trained.
     expected = LocationDescription(tokens=tokens, width=width, centre=saved.centre)
     for name in LocationDescription.__struct_fields__:
         actual, needed = getattr(saved, name), getattr(expected, name)

@@ -50,6 +50,7 @@ def load_tokenizer(folder: Path, text_config: Any) -> Tokenize:
 
     try:
         tokenizer: Any = CLIPTokenizer.from_pretrained(str(folder), local_files_only=True)
+        # Start, end and padding of an empty text: the highest ids of a CLIP vocabulary.
         highest = int(encode([""]).max())
     except Exception as error:
         if type(error) is not Exception and not isinstance(error, OSError | ValueError | TypeError):
@@ -87,12 +88,14 @@ def save_byte_tokenizer(folder: Path, text_config: Any) -> None:
     }
     folder.mkdir()
     (folder / "vocab.json").write_text(json.dumps(vocabulary, ensure_ascii=False), encoding="utf-8")
+    # Readers skip this line, and no merge follows.
     (folder / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
 
 
 def _byte_letters() -> list[str]:
     """Return the visible character that stands for each byte in the vocabularies of GPT-2 and CLIP."""
+    # Printable Latin-1 but for the soft hyphen stands for itself; other bytes get the letters from 256 on.
     visible = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     substitutes = iter(range(BYTES, 2 * BYTES))
     return [chr(byte) if byte in visible else chr(next(substitutes)) for byte in range(BYTES)]

@@ -158,11 +158,13 @@ class TrainingStep:
 
     def _train(self, batch: Batch) -> Tensor:
         size, micro_batch_size = int(self.components.bench.batch), self.components.micro_batch_size
+        # Drawn for the whole batch: its noise does not depend on the number of micro-batches.
         draws = draw(self.components, size, self.generator)
         losses: list[Tensor] = []
         for start in range(0, size, micro_batch_size):
             rows = slice(start, start + micro_batch_size)
             micro_batch = {name: value[rows] for name, value in batch.items()}
+            # Micro-batches are equally large, so that the sum of these losses is the mean over the batch.
             loss = diffusion_loss(self.components, micro_batch, draws.rows(rows)) / self.components.micro_batches
             self.scaler.scale(loss).backward()
             losses.append(loss.detach())
@@ -172,6 +174,7 @@ class TrainingStep:
         if self.ema:
             self.ema.update()
         for optimizer in self.optimizers:
+            # None before every step: a capture then allocates the gradients in the memory pool of its graph.
             optimizer.zero_grad(set_to_none=True)
         return sum(losses[1:], losses[0])
 
@@ -243,16 +246,19 @@ class CudaGraphStep:
             if self._calls < WARMUP_STEPS:
                 self._calls += 1
                 return self._warm_up(batch)
+            # A capture runs nothing: the replay below is the step of this batch.
             self._capture(batch)
         assert self._graph is not None
         assert self._loss is not None
         for name, value in batch.items():
             self._batch[name].copy_(value, non_blocking=True)
         self._graph.replay()
+        # The next replay overwrites it.
         return self._loss.clone()
 
     def _warm_up(self, batch: Batch) -> Tensor:
         """Run a step on the stream of the capture: allocations made there stay usable there."""
+        # Each stream waits for the other: the batch comes from the current one, and the loss is read there.
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             loss = self._step(batch)
@@ -262,6 +268,7 @@ class CudaGraphStep:
     def _capture(self, batch: Batch) -> None:
         self._batch = {name: value.clone() for name, value in batch.items()}
         graph = torch.cuda.CUDAGraph()
+        # Else every replay would draw the numbers of the capture again.
         graph.register_generator_state(self._generator)
         torch.cuda.synchronize()
         with torch.cuda.graph(graph, stream=self._stream):
