@@ -79,6 +79,7 @@ def verify(step: TrainingStep, batches: Batches) -> list[LeverReport]:
 
     bench = step.components.bench
     reports = requested(bench)
+    # The baseline has nothing to read back, and takes no further steps.
     if not reports:
         return []
     observed = observe(step, batches)

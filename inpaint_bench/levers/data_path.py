@@ -105,6 +105,7 @@ class Decode(Lever):
 
 def _level_difference(image: Tensor, indices: list[int], source: Source) -> tuple[float, float]:
     """Return the mean and largest difference to Pillow's pixels, in levels of 255, of a batch's first images."""
+    # -1..1 back to 0..255, and channels last, as the pixels of the source are.
     decoded = image[:COMPARED_IMAGES].cpu().permute(0, 2, 3, 1).add(1).mul(127.5)
     reference = torch.from_numpy(np.stack([source.pixels(index) for index in indices[:COMPARED_IMAGES]]))
     difference = (decoded - reference).round().abs()
@@ -125,16 +126,19 @@ class Cached(Lever):
         return _needs_prepared_data(bench)
 
     def apply(self, components: StepComponents) -> None:
+        # The first of the three cache levers opens the cache, for all of them.
         if components.cache is None:
             components.cache = LatentCache.open(
                 components.bench, components.networks, components.source, components.device
             )
+        # LatentCache names its methods after the callables that they replace.
         setattr(components, self.component, getattr(components.cache, self.component))
 
     def verify(self, observed: StepObservation) -> Verification:
         step, recipe = observed.step, observed.recipe
         if step.graph is not None and step.graph.captured:
             return Verification(None, None, "the step is one CUDA graph, calls inside it cannot be counted")
+        # One encoder serves image and masked image: with only one of them cached it still runs once per micro-batch.
         per_pass = 2 - recipe.cache_image - recipe.cache_masked if self.network == "vae_encoder" else 0
         calls, expected = observed.calls[self.network], per_pass * observed.components.micro_batches
         return Verification(calls, calls == expected, f"{calls} calls of {self.network} in a step, {expected} expected")

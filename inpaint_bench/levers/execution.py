@@ -26,6 +26,7 @@ ATTENTION_BACKENDS = {
     "flash": [SDPBackend.FLASH_ATTENTION],
     "cudnn": [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION],
 }
+# Patterns of kernel names, on the CPU of operator names, by which a profile shows the backend.
 ATTENTION_KERNELS = {
     "flash": "flash_(fwd|bwd)|flash::|flash_attention",
     "cudnn": "cudnn.*(sdpa|flash|fprop|bprop)|sdpa.*cudnn",
@@ -88,6 +89,7 @@ class Attention(Lever):
 
     def apply(self, components: StepComponents) -> None:
         backends = ATTENTION_BACKENDS[components.recipe.attention]
+        # A new context at each call: one can be entered only once. set_priority: in the order of the list.
         components.attention_kernels = lambda: sdpa_kernel(backends, set_priority=True)
 
     def verify(self, observed: StepObservation) -> Verification:
@@ -97,6 +99,7 @@ class Attention(Lever):
         counts = {name: unet.count(pattern) for name, pattern in ATTENTION_KERNELS.items()}
         text = "kernels by name in a forward pass of the UNet: " + ", ".join(f"{k} {n}" for k, n in counts.items())
         name = observed.recipe.attention
+        # cudnn leaves head dimensions above 128 to flash, see ATTENTION_BACKENDS.
         allowed = {name, "flash"} if name == "cudnn" else {name}
         active = counts[name] > 0 and not any(n for kind, n in counts.items() if kind not in allowed)
         return Verification(counts, active, text)
@@ -153,11 +156,13 @@ class Compile(Lever):
         return None
 
     def apply(self, components: StepComponents) -> None:
+        # `verify` reads the counters: nothing that this process compiled before may be among them.
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         if components.device.type == "cpu":
             # Seen with 2.13: with it, gradients of a UNet below its first skip are off by half on a CPU.
             torch._inductor.config.layout_optimization = False
+        # dynamic=False, because the shapes of a step never change within a run.
         options: dict[str, Any] = {"mode": components.recipe.compile, "dynamic": False}
         components.unet = torch.compile(components.networks.unet, **options)
         components.vae_encoder = torch.compile(components.networks.vae.encoder, **options)
@@ -184,6 +189,7 @@ class CudaGraph(Lever):
         def make_capturable(*args: Any) -> list[torch.optim.Optimizer]:
             optimizers = make_optimizers(*args)
             for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+                # The step count must be on the device: a number on the host would stay as it was at the capture.
                 if "capturable" in group:  # PyTorch's own; Bf16AdamW keeps its step on the device anyway
                     group["capturable"] = True
             return optimizers

@@ -62,6 +62,7 @@ class Tf32(Lever):
 
     def verify(self, observed: StepObservation) -> Verification:
         matmul, conv = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+        # CUTLASS names TF32 kernels by the shape of their tensor-core instruction: s1688.
         text = f"matmul {matmul}, convolution {conv}; {observed.count('tf32|s1688')} kernels name tf32"
         return Verification({"matmul": matmul, "conv": conv}, matmul and conv, text)
 
@@ -85,6 +86,7 @@ class Weights(Lever):
         components.autocast_dtype = torch.bfloat16  # of the frozen networks and the location encoder, which stay fp32
 
         def make_optimizers(parameters: list[nn.Parameter], lr: float) -> list[torch.optim.Optimizer]:
+            # The location encoder stays fp32, and is updated as in the baseline.
             narrow = [p for p in parameters if p.dtype == torch.bfloat16]
             wide = [p for p in parameters if p.dtype != torch.bfloat16]
             return [Bf16AdamW(narrow, lr=lr, stochastic=stochastic), *(baseline_adamw(wide, lr) if wide else [])]
@@ -114,6 +116,7 @@ class Optimizer(Lever):
         if find_spec("bitsandbytes") is None:
             return "bitsandbytes is not installed: pip install 'inpaint-bench[adam8bit]'"
         try:
+            # Importing it loads a CUDA library, which may not fit this machine.
             import_module("bitsandbytes.optim")
         except (ImportError, OSError, RuntimeError) as error:
             return f"bitsandbytes cannot be imported: {error}"
@@ -172,6 +175,7 @@ def _moment_types(optimizer: torch.optim.Optimizer) -> str:
     """Return the types of the moments in memory, with their shares: `98.7 % uint8, 1.3 % float32`."""
     counts: Counter[str] = Counter()
     for state in optimizer.state.values():
+        # PyTorch's names, then bitsandbytes'.
         for name in ("exp_avg", "exp_avg_sq", "state1", "state2"):
             if name in state:
                 counts[str(state[name].dtype).removeprefix("torch.")] += state[name].numel()

@@ -75,6 +75,7 @@ def _profile(observed: StepObservation, call: Callable[[], Any]) -> None:
     if cuda:
         torch.cuda.synchronize()
     try:
+        # The device is idle when the profile begins and when it ends: it holds this call's kernels, and all of them.
         with profile(activities=activities) as profiler:
             call()
             if cuda:
@@ -108,6 +109,7 @@ def _counted_calls(observed: StepObservation) -> Iterator[None]:
     def count_block(*_: Any) -> None:
         observed.calls["block"] += 1
 
+    # Gradient checkpointing shows here: it runs a block once more in the backward pass.
     first_block = components.networks.unet.down_blocks[0].resnets[0]
     hook = first_block.register_forward_pre_hook(count_block)
     for name, function in originals.items():
@@ -129,6 +131,7 @@ def unet_forward(components: StepComponents) -> None:
 
 def unet_kernels(observed: StepObservation) -> StepObservation:
     """Observe a forward pass of the UNet alone: the frozen networks have attention too, with kernels of their own."""
+    # Not profiled: at a new shape cuDNN may first try algorithms, with kernels that no step runs.
     unet_forward(observed.components)
     unet_only = StepObservation(step=observed.step, batches=observed.batches)
     _profile(unet_only, lambda: unet_forward(observed.components))
