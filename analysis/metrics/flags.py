@@ -28,7 +28,7 @@ class Flag(StrEnum):
     THERMAL = "throttled_thermal"
     POWER_CAP = "throttled_power"
     POWER_BRAKE = "throttled_brake"  # a signal of the power supply
-    CO_TENANT = "co_tenant"  # from when it was seen: nobody sees it leave
+    CO_TENANT = "co_tenant"  # from when it was observed to the end of the run
     POWER_LIMIT = "power_limit_changed"  # from then on
     XID = "xid"
     GPU_LOST = "gpu_lost"

@@ -411,7 +411,7 @@ class CaptureMeta(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class TelemetryReport(msgspec.Struct, kw_only=True):
-    """What the sidecar was told, what it did and what that cost.
+    """Settings of the sidecar, what it did and what that cost.
 
     status: none (no sidecar), running, complete, incomplete (rows could not be saved), failed (sampling had to end);
     from the client: killed (it did not stop in time), died (it had ended before).
