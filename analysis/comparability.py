@@ -1,6 +1,6 @@
 """Which runs must not be averaged: those of one GPU type at one site that differ in any of four attributes.
 
-A merge refuses them unless `--allow-mixed` accepts them. Then they form cells of their own, and `comparability_key` says
+A merge refuses them unless `--allow-mixed` accepts them. Then they are separate cells, and `comparability_key` says
 what distinguishes them. A value that is not known is not a different value.
 """
 

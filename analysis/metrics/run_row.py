@@ -126,7 +126,7 @@ def _fill_throughput(draft: RowDraft, usable: list[Window], spans: list[Span], s
     wait_ns = float(inside["data_wait_ns"].sum())
     total_ns = seconds * 1e9
     if inside.height != row["n_steps"]:
-        # Divided by the host time of the same steps, so that a lost part does not make waiting look short.
+        # Over the host time of the same steps, so that a lost part does not make waiting look short.
         first, last = pl.col("t_start_mono_ns").min(), pl.col("t_end_mono_ns").max()
         total_ns = float(inside.group_by("window_id").agg((last - first).alias("span"))["span"].sum())
     row["data_wait_pct"] = 100 * wait_ns / total_ns if total_ns > 0 else None
