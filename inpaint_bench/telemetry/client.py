@@ -101,6 +101,7 @@ class SidecarClient:
             output, _ = process.communicate()
         if isinstance(message := _decode(output), FinalReport):
             return message.report  # equal to telemetry.json, unless the disk was full
+        # No final line: it died or was killed. The telemetry.json that it refreshed once per part says the most.
         path = self._run_dir / TELEMETRY
         try:
             report = read_record(path, TelemetryReport)
@@ -109,6 +110,7 @@ class SidecarClient:
         report = report or TelemetryReport(status=status, source=self.source)
         report.status, report.source, report.exit_code = status, self.source, process.returncode
         try:
+            # The rows since its last closed part are in the journals, whose locks ended with the process.
             report.recovered = recover_run(self._run_dir)
             write_record(path, report)
         except OSError as error:
@@ -126,6 +128,7 @@ class SidecarClient:
         if isinstance(message, Ready):
             self.devices, self.driver, self.source = message.devices, message.driver, message.source
             return
+        # Until it has ended: its log is complete only then.
         process.communicate()
         if isinstance(message, NotReady):
             raise SidecarError(f"telemetry: {message.error}")
@@ -142,6 +145,7 @@ def _decode(line: bytes) -> Message | None:
 
 def _import_path() -> str:
     """Return the folder that this package was imported from, then the rest of the caller's path, all absolute."""
+    # First in the path: a job that runs a sweep's code snapshot must get the sidecar of that snapshot.
     root = str(Path(__file__).resolve().parents[2])
     paths = [root, *(os.path.abspath(entry) for entry in sys.path)]  # noqa: PTH100 - "" is the working directory
     return os.pathsep.join(dict.fromkeys(paths))

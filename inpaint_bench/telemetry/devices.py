@@ -50,6 +50,7 @@ class DeviceState:
         for reader in self.readers.values():
             absent += sorted(reader.absent)
             for (column, code), count in sorted(reader.errors.items()):
+                # A sensor that the card lacks is listed as absent, not as an error in each of its first reads.
                 if column not in reader.absent:
                     errors.setdefault(column, {})[str(code)] = count
         return DeviceReport(
@@ -82,6 +83,7 @@ def open_device(nvml: Nvml, uuid: str) -> Handle:
     try:
         handle = nvml.device(uuid)
     except NvmlError as error:
+        # Either code means an unknown UUID; any other one is a failure of the driver or the card.
         if error.code not in (pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.NVML_ERROR_NOT_FOUND):
             raise
         raise ValueError(f"GPU {uuid} does not exist here; NVML lists {', '.join(nvml.uuids()) or 'none'}") from None

@@ -50,8 +50,10 @@ class SidecarProcess:
 
     def __init__(self, spec: SidecarSpec) -> None:
         self._spec = spec
+        # By its instructions: if the worker has died since, getppid() is already the process that adopted this one.
         self._parent = os.getppid() if spec.parent is None else spec.parent
         spec.folder.mkdir(parents=True, exist_ok=True)
+        # Before NVML and the tables are opened: a second sidecar is refused before it can change anything.
         _lock(spec.folder)
         source, capture, self._nvml, uuids = _open_source(spec)
         self._nvml.open()
@@ -88,7 +90,9 @@ class SidecarProcess:
             "clock": "CLOCK_MONOTONIC",
         }
         tables = [*(stream.table for stream in STREAMS), "events"]
+        # Opening a table turns the journal that a killed sidecar left into a part: a requeued job keeps its folder.
         writers = {name: PartWriter(spec.folder / name, SCHEMAS[name], metadata, spec.part_s) for name in tables}
+        # A part is closed by a save, so saves must come at least as often as parts.
         journal_s = min(spec.part_s, spec.journal_s)
         self._tables = BackgroundSaver(writers, journal_s, self.report_problem, self._refresh_report)
         self._next_refresh_s = time.monotonic() + spec.part_s
@@ -105,6 +109,7 @@ class SidecarProcess:
         self._tables.start()
         if self._dcgm:
             self._dcgm.start()
+        # The worker waits for this line: its first window then opens after the first sample.
         send(self._ready)
         gc.freeze()  # what is allocated so far stays: no later collection has to walk it
         try:
@@ -112,7 +117,9 @@ class SidecarProcess:
                 self._sampler.sample_due()
                 self._checks.run_if_due()
             if self._dcgm:
+                # Before the tables are closed: rows that came later would not be saved.
                 self._dcgm.stop()
+            # A sample after the last window: its energy is interpolated to the edge, never extrapolated.
             self._sampler.sample_last()
             self._checks.finish()
         except Exception as error:  # our own bug: what was sampled is still saved
@@ -153,6 +160,7 @@ class SidecarProcess:
         """Sleep until the next tick; return the reason to stop, if there is one."""
         if self._sampler.fatal:
             return self._sampler.fatal
+        # Never longer than _MAX_WAIT_S: the parent's death sends no signal and is noticed only after a wait.
         wait_s = (self._sampler.next_ns - time.monotonic_ns()) / 1e9
         return wait_for_stop(min(max(0.0, wait_s), _MAX_WAIT_S), self._parent)
 
@@ -167,6 +175,7 @@ class SidecarProcess:
 
     def _close(self, reason: str | None) -> int:
         """Close the parts, write telemetry.json and send the last line."""
+        # Tables first: the report says whether every row is saved.
         saved = self._tables.close()
         report = self.report("failed" if self._sampler.fatal else "complete" if saved else "incomplete", reason)
         try:
@@ -194,6 +203,7 @@ def _open_source(spec: SidecarSpec) -> tuple[str, CaptureMeta | None, Nvml, list
     if spec.source == "nvml":
         return "nvml", None, RealNvml(), [gpu_uuid(text) for text in spec.uuids]
     capture = load(spec.capture or "")
+    # One copy of the captured GPU per requested one; a machine without a GPU requests none and gets one.
     replay = ReplayNvml(capture, max(1, len(spec.uuids)))
     return f"replay:{capture.meta.name}", capture.meta, replay, replay.uuids()
 

@@ -107,6 +107,7 @@ def update_periods(nvml: Nvml, handle: Handle, seconds: float) -> dict[str, Upda
             polls.append([(result.code == 0 and result.value) or np.nan for result in nvml.fields(handle, ids)])
         except NvmlError:
             polls.append([np.nan] * len(ids))
+        # Deadlines from the start: the duration of a poll does not lengthen the interval.
         time.sleep(max(0.0, start_ns + len(polls) * POLL_INTERVAL_S * 1e9 - time.monotonic_ns()) / 1e9)
     columns = np.array(polls).T
     return {item.column: _update_period(np.array(times_ns), x) for item, x in zip(FAST.fields, columns, strict=True)}
@@ -122,6 +123,7 @@ def _update_period(times_ns: np.ndarray, values: np.ndarray) -> UpdatePeriod:
 
 def _call_finding(key: str, series: Series) -> CallFinding:
     num_valid = series.codes.count(0)
+    # One valid result shows that the call is available; the others are in num_calls less num_valid.
     missing_code = 0 if num_valid else series.codes[-1]
     us = series.us
     return CallFinding(

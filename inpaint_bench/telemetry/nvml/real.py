@@ -22,6 +22,7 @@ _UNION_MEMBERS: Final = {
     pynvml.NVML_VALUE_TYPE_SIGNED_INT: "siVal",
     pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: "usVal",
 }
+# Codes after which `_call_first` tries the older name of a function.
 _NAME_UNKNOWN: Final = frozenset(
     {pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH, pynvml.NVML_ERROR_DEPRECATED}
 )
@@ -81,8 +82,10 @@ class _GpmReader:
         window_ns = None if self._newer_ns is None else now_ns - self._newer_ns
         if window_ns is not None and window_ns <= _MIN_GPM_WINDOW_NS:
             return None
+        # Into the older buffer, which becomes the newer one: if the metrics fail below, the next window starts here.
         _call("nvmlGpmSampleGet", handle, self._older)
         self._older, self._newer, self._newer_ns = self._newer, self._older, now_ns
+        # A window across a pause would be the mean of a time for which nothing else was sampled.
         if window_ns is None or window_ns > _MAX_GPM_WINDOW_NS:
             return None
         query = pynvml.c_nvmlGpmMetricsGet_t()
@@ -169,6 +172,7 @@ class RealNvml(Nvml):
         if self._events is None:
             return None
         try:
+            # A timeout of 0 does not wait: NVML returns TIMEOUT where no event is queued.
             event = _call("nvmlEventSetWait_v2", self._events, 0)
         except NvmlError as error:
             if error.code == pynvml.NVML_ERROR_TIMEOUT:

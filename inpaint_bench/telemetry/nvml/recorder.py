@@ -51,6 +51,7 @@ class NvmlRecorder:
         key = "fields:" + ",".join(f"{field_id}:{scope}" for field_id, scope in ids)
         t_ms, keys = self.elapsed_ms, [field_key(*field) for field in ids]
         try:
+            # The call's own series has the durations; the values are in the series of the fields.
             results = self._call(key, lambda: self._inner.fields(handle, ids), keep_value=False)
         except NvmlError as error:
             self._append_all(keys, t_ms, [FieldValue(error.code, None)] * len(keys))
@@ -111,6 +112,7 @@ def record(nvml: Nvml, uuid: str, seconds: float) -> Capture:
     recorder = NvmlRecorder(nvml)
     recorded = cast(Nvml, recorder)
     driver, nvml_version = nvml.driver_version(), nvml.nvml_version()
+    # Added by hand: the recorder passes the calls for both versions on unrecorded.
     recorder.calls |= {"driver_version": Series([0], 0, [driver]), "nvml_version": Series([0], 0, [nvml_version])}
     devices = open_devices(recorded, [uuid])
     # The calls of the sidecar (process.py), so that the recording holds what a sidecar would query.

@@ -59,6 +59,7 @@ class ReplayNvml(Nvml):
         if series is None:
             return NOT_IN_CAPTURE, None
         meta, t_ms, loops = self._capture.meta, (time.monotonic_ns() - self._start_ns) / 1e6, 0
+        # Beyond the end of the capture: this many loops, and the rest of the last one from the loop point on.
         if t_ms >= meta.duration_ms:
             num_loops, rest_ms = divmod(t_ms - meta.loop_from_ms, meta.duration_ms - meta.loop_from_ms)
             loops, t_ms = int(num_loops), meta.loop_from_ms + rest_ms

@@ -59,6 +59,7 @@ class Ticker:
         if now_ns < self.next_ns:
             return None
         late_ns = now_ns - (self._start_ns + self.next_tick * self.period_ns)
+        # At 10 Hz and 250 ms late, two ticks are skipped and the third is taken now, 50 ms late.
         skipped = late_ns // self.period_ns
         self.skipped += skipped
         self.next_tick += skipped
@@ -119,6 +120,7 @@ class Sampler:
             if device.lost or self.fatal:
                 continue
             reading = device.readers[stream.name].read(self._nvml, device.handle)
+            # The first GPM sample, or one that came too early: there is no window to average over.
             if reading is None:
                 continue
             # Also without a single value: the nulls say why.
@@ -134,6 +136,7 @@ class Sampler:
 
     def _handle_errors(self, device: DeviceState, stream: SampleStream, reading: Reading) -> None:
         codes = set(reading.codes.values())
+        # The library in this process no longer fits the kernel module: all later calls would fail as well.
         if pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH in codes:
             self.fatal = "the NVIDIA driver was replaced while the sidecar ran"
             self.write_event("nvml_fatal", self.fatal)

@@ -163,6 +163,8 @@ class StreamReader:
         duration_ns = time.monotonic_ns() - start_ns
         if results is None:
             return None
+        # The middle is at most half the duration away from when the driver took the values. Sensors that are no longer
+        # queried keep their code, so that every row explains its nulls.
         half_ns = duration_ns // 2
         reading = Reading(start_ns + half_ns, unix_ns + half_ns, duration_ns / 1000, codes=dict(self.absent))
         for column, result in results.items():
@@ -180,6 +182,7 @@ class StreamReader:
         if fields := self._present(self.stream.fields):
             results |= _query_fields(nvml, handle, fields)
         for query in self.stream.queries:
+            # The columns of one query fail together: the first one stands for all.
             if query.columns[0] not in self.absent:
                 results |= _query(nvml, handle, query)
         if metrics := self._present(self.stream.gpm):

@@ -125,6 +125,7 @@ class GpuChecks:
     def _check_processes(self, device: DeviceState) -> None:
         known = device.processes
         try:
+            # NVML lists ids only: whose processes they are is read from /proc.
             pids = self._nvml.compute_processes(device.handle)
         except NvmlError as error:
             known.failed += 1
@@ -171,11 +172,13 @@ class GpuChecks:
             while (xid := self._nvml.next_xid()) is not None:
                 self._count(xid)
         except NvmlError as error:
+            # A device with a reason is watched again by the next `run`, unless it cannot offer Xids.
             for device in self._devices:
                 device.xids.reason = null_reason(error.code).value
 
     def _count(self, xid: Xid) -> None:
         devices = {device.uuid: device for device in self._devices}
+        # After its Xid a card may not even give its UUID: with a single card it is still clear which one it was.
         device = self._devices[0] if xid.uuid is None and len(devices) == 1 else devices.get(xid.uuid or "")
         numbers = device.xids.numbers if device else self._unattributed
         numbers[xid.number] += 1
@@ -215,6 +218,7 @@ def worsened(start: GpuHealth, end: GpuHealth) -> list[str]:
         before, after = getattr(start, name), getattr(end, name)
         if before is not None and after is not None and after > before:
             phrases.append(f"{after - before} new {meaning} ({before} to {after})")
+    # Also where it failed before the run: the card still has that row.
     if end.remapped_rows_failed:
         when = {0: "during the run", None: "at an unknown time"}.get(start.remapped_rows_failed, "before the run")
         phrases.append(f"a row could not be remapped, {when}")

@@ -32,6 +32,7 @@ class GpuProcesses:
     def report(self) -> ProcessReport:
         """Return the record for telemetry.json, whose verdict is None if NVML gave no list at all."""
         verdict = None
+        # One co-tenant proves itself; `alone` takes a complete list without any unknown id.
         if self.checks:
             verdict = "co_tenant" if self.co_tenants else "alone" if self.complete and not self.unknown else "unknown"
         return ProcessReport(
@@ -81,6 +82,7 @@ def classify(
             co_tenants[pid] = _name(pid, proc)
         elif not in_initial_namespace or pid == 0:
             unknown.add(pid)
+        # Alive, but hidden from /proc by hidepid. An id that is not alive has ended since NVML listed it.
         elif _is_alive(pid):
             co_tenants[pid] = None
     return ProcessClasses(own, co_tenants, frozenset(unknown), complete=in_initial_namespace)
@@ -88,6 +90,7 @@ def classify(
 
 def _is_descendant(pid: int, worker: int, proc: Path) -> bool:
     visited: set[int] = set()
+    # From parent to parent. /proc is read entry by entry, so a reused id could lead round in a circle.
     while pid > 1 and pid not in visited:
         if pid == worker:
             return True

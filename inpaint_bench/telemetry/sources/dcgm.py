@@ -103,6 +103,7 @@ def _read_body(response: http.client.HTTPResponse) -> bytes:
             raise ScrapeError(f"its response is longer than {MAX_BYTES / 2**20:g} MiB")
         if time.monotonic() > deadline_s:
             raise ScrapeError(f"its response took longer than {BODY_TIMEOUT_S:g} s")
+    # A connection that breaks ends `read1` like the end of the page does; `length` is what was still to come.
     if response.length or not body.endswith(b"\n"):  # the text format ends every line
         raise ScrapeError("its response was cut off" if body else "its response was empty")
     return bytes(body)
@@ -117,7 +118,9 @@ def parse_page(text: str, uuids: Collection[str]) -> dict[str, Values]:
     lines = [line for line in text.split("\n") if line.startswith("DCGM_FI_")]
     if not lines:
         raise ValueError("it exports no DCGM metric: is this the /metrics page of a dcgm-exporter?")
+    # GPUs without any profiling metric are in it too: "not listed" and "no such metric" are different reports.
     values: dict[str, dict[str, float]] = {uuid: {} for uuid in uuids if any(f'"{uuid}"' in line for line in lines)}
+    # Only the lines that are needed: a malformed line of another metric would fail the whole page.
     profiling = "\n".join(line for line in lines if line.startswith("DCGM_FI_PROF_"))
     try:
         samples = [sample for family in text_string_to_metric_families(profiling) for sample in family.samples]
@@ -219,6 +222,7 @@ class DcgmMonitor:
 
     def scrape_once(self) -> bool:
         """Scrape for the GPUs that lack GPM; return False if that failed. Never raises."""
+        # Asked at every scrape: that a card lacks GPM is known only after its first reads.
         devices = [device for device in self._devices if not device.lost and WINDOW in device.readers[GPM.name].absent]
         if not devices:
             return True
@@ -267,6 +271,7 @@ class DcgmMonitor:
             return
         self._metrics |= values.keys()
         current, now_ns = self._current.get(device.uuid), head["t_mono_ns"]
+        # The page has not been renewed since the last scrape, e.g. scraped every 5 s and renewed every 30 s.
         if current is not None and current.repeated_by(values):
             current.last_ns = start_ns
             age_s = (now_ns - current.first_ns) / 1e9
@@ -298,4 +303,5 @@ class DcgmMonitor:
     def _run(self) -> None:
         wait_s = self._interval_s
         while not self._stopping.wait(wait_s):
+            # Doubled after each failure, up to a minute, and back to the interval after a success.
             wait_s = self._interval_s if self.scrape_once() else max(self._interval_s, min(2 * wait_s, MAX_BACKOFF_S))

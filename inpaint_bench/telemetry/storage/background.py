@@ -46,12 +46,14 @@ class BackgroundSaver:
 
     def start(self) -> None:
         """Start the thread."""
+        # Once in the caller's thread: a run that is killed in its first seconds leaves the rows that it has.
         self._save()
         self._thread.start()
 
     def stop(self) -> None:
         """End the thread."""
         self._stopping.set()
+        # A thread that was never started cannot be joined.
         if self._thread.ident is not None:
             self._thread.join()
 
@@ -90,6 +92,7 @@ class BackgroundSaver:
                 failure = f"{table}: {error}"
         if failure:
             self.errors += 1
+            # A disk that stays full is one event, not one per save.
             if self.error is None:
                 self.error = failure
                 self._report("storage_failed", failure)

@@ -35,6 +35,7 @@ class Journal:
 
     def __init__(self, path: Path, schema: pa.Schema, part: int) -> None:
         self._path = path
+        # The whole stream of the open part: a save that failed is repeated from it at the same offset.
         self._buffer = io.BytesIO()
         metadata = {**(schema.metadata or {}), _PART_KEY: str(part).encode()}
         self._stream = pa.ipc.new_stream(self._buffer, schema.with_metadata(metadata))
@@ -50,6 +51,7 @@ class Journal:
         if self._handle is None:
             self._handle = _open_locked(self._path)
             os.ftruncate(self._handle, 0)
+            # A new file survives a power failure only once its folder is synced too.
             fsync_path(self._path.parent)
         try:
             # pwrite at our own offset: a failed attempt is overwritten by the next one.
@@ -156,7 +158,9 @@ def _recover(path: Path) -> JournalRecovery:
         write_part(target, journal.table.replace_schema_metadata(metadata))
         record.outcome, record.part, record.rows = "recovered", target.name, journal.table.num_rows
         record.truncated = journal.truncated
+    # Last: until the part is renamed, the journal is the only copy of its rows.
     path.unlink()
+    # Parts that were being written when the process was killed; the journal had their rows.
     for temporary in folder.glob(".part-*.tmp"):
         temporary.unlink(missing_ok=True)
     return record
@@ -184,6 +188,7 @@ class PartWriter:
         self._columns = set(schema.names)
         self._required = {f.name for f in schema if not f.nullable}
         self._part_s = part_s
+        # A requeued job writes into the same folder: numbers go on where the earlier start ended.
         numbers = [int(match[1]) for path in folder.iterdir() if (match := PART_NAME.fullmatch(path.name))]
         self._number = max(numbers, default=-1) + 1
         self._pending_lock = threading.Lock()  # guards the rows that are not yet in a batch
@@ -205,6 +210,7 @@ class PartWriter:
         """Add a row; omitted columns are null. Raises ValueError on an unknown or missing column."""
         if "run_id" not in row and self._run_id is not None:
             row["run_id"] = self._run_id
+        # Checked here, where the caller can still be seen: `_collect` would drop an unknown column without a word.
         if unknown := row.keys() - self._columns:
             raise ValueError(f"{self._folder.name}: no column {', '.join(sorted(unknown))}")
         if missing := [name for name in self._required if row.get(name) is None]:
@@ -238,6 +244,7 @@ class PartWriter:
 
     def _collect(self) -> None:
         """Convert the pending rows into a batch of the open part and of its journal."""
+        # Swapped under the lock and converted outside of it: `append` never waits for the conversion.
         with self._pending_lock:
             rows, self._pending = self._pending, []
         if not rows:
@@ -257,6 +264,7 @@ class PartWriter:
             self._journal.save()
         path = self._folder / PART_PATTERN.format(self._number)
         write_part(path, pa.Table.from_batches(self._batches, self._schema))
+        # A kill before this line leaves both; recovery sees that the part exists and drops the journal.
         self._journal.delete()
         self._journal = None
         self._batches = []
