@@ -119,11 +119,14 @@ def memory_limit(cell: Cell, runs: pl.DataFrame) -> tuple[int | None, int | None
 def _next_run(group: pl.DataFrame, choices: list[Choice], completed: int | None, oom: int | None) -> tuple[str, str]:
     """Return overrides of the run that could change the decision, and the reason."""
     tied = {batch for choice in choices if choice.open_ties for batch in (choice.batch, *choice.open_ties)}
+    # First the decision itself: a tie that may hide more than 2 % is broken by further seeds.
     if tied:
         return _more_seeds(group, tied), "to break the tie"
     largest = max((choice.batch for choice in choices), default=None)
+    # Then the range: the curve may go on rising, and memory has not ended yet.
     if largest is not None and largest == completed and oom is None:
         return f"batch={2 * largest}", "the best batch is the largest tried, and it did not run out of memory"
+    # Last the certainty: the two best batches with too few runs for an interval.
     few = [choice.ranking[:2] for choice in choices if choice.n < MIN_RUNS and len(choice.ranking) > 1]
     if few:
         return _more_seeds(group, {batch for best in few for batch in best}), "fewer than three runs have no interval"
@@ -133,5 +136,6 @@ def _next_run(group: pl.DataFrame, choices: list[Choice], completed: int | None,
 def _more_seeds(group: pl.DataFrame, batches: set[int]) -> str:
     """Return overrides for these batches with seeds that no run of the series has."""
     seeds = [seed for row in group["seeds"].to_list() for seed in row if seed is not None]
+    # Where no run recorded its seed, as many as the largest cell has runs count as used.
     first = max(seeds) + 1 if seeds else max(group["n"])
     return f"batch={','.join(map(str, sorted(batches)))} seed={','.join(str(first + i) for i in range(EXTRA_SEEDS))}"

@@ -67,6 +67,7 @@ class Rule(NamedTuple):
     conditions: list[Condition]
 
 
+# In order: what ended or throttled the run, then what keeps the card waiting, then what it is busy with, then VRAM.
 RULES = (
     Rule("oom", RUN, [("out_of_memory", ">", 0)]),
     Rule("thermal_throttled", RUN, [("throttle_thermal_pct", ">", flags.THERMAL_PCT)]),
@@ -157,7 +158,9 @@ def classify(row: Row, sweep: SweepEvidence | None = None) -> Bottleneck:
         useful = [advice for name, advice in MIXED_ADVICE.items() if values[name] is None]
         return Bottleneck(name=MIXED, evidence=_evidence(values, _MIXED_EVIDENCE), advice=useful)
     name = matches[0].name
+    # Several rules of the class may match: the strongest evidence is named.
     tier = min(rule.tier for rule in matches if rule.name == name)
+    # Of all rules of the class, so that two runs of it show the same figures.
     figures = dict.fromkeys(figure for rule in RULES if rule.name == name for figure, _, _ in rule.conditions)
     evidence = _evidence(values, [figure for figure in figures if figure not in _BOOLEAN])
     runner_up = next((rule.name for rule in matches if rule.name != name), NO_VALUE)
@@ -177,12 +180,14 @@ def format_advice(advice: Iterable[Advice], row: Row) -> str:
     sentences = []
     for item in advice:
         command = item.command
+        # The run was on that GPU already.
         if command == f"gpu={row['gpu']}":
             continue
         if match := re.search(r"\[RECIPE,([^\]]+)\]", command):
             missing = [lever for lever in match[1].split(",") if lever not in present]
             if not missing:
                 continue
+            # Names of YAMLs, e.g. `memmap`, go into the list; `num_workers=16` follows it as an override.
             choices = [part for part in requested if "=" not in part]
             settings = [f" recipe.{part}" for part in requested if "=" in part]
             command = command.replace(match[0], f"[{','.join([*choices, *missing])}]" + "".join(settings))
@@ -199,6 +204,7 @@ def sweep_evidence(cells: pl.DataFrame, runs: pl.DataFrame) -> dict[str, SweepEv
         series = group.sort("batch").to_dicts()
         _, oom = memory_limit(series[0], runs)
         for index, cell in enumerate(series):
+            # Towards the next larger batch; for the largest one, from the batch below it.
             low = index if index + 1 < len(series) else index - 1
             slope = _elasticity(series[low], series[low + 1]) if low >= 0 else None
             at_limit = index == len(series) - 1 and oom is not None and oom > cell["batch"]
@@ -211,6 +217,7 @@ def _elasticity(small: Row, large: Row) -> float | None:
     rates = small["images_per_s"], large["images_per_s"]
     if None in rates:
         return None
+    # 1: the rate doubles with the batch, so there was room on the GPU. 0: a larger batch gains nothing.
     return math.log(rates[1] / rates[0]) / math.log(large["batch"] / small["batch"])
 
 

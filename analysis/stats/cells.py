@@ -80,8 +80,10 @@ def build_cells(runs: pl.DataFrame) -> pl.DataFrame:
         .agg(
             pl.len().alias("n"),
             pl.col("run_id").alias("run_ids"),
+            # Where no UUID was recorded, the node stands for the card.
             pl.coalesce("gpu_uuid", "node").alias("run_cards"),
             pl.col("seed").alias("seeds"),
+            # A run on several GPUs lists all their UUIDs.
             pl.col("gpu_uuid").drop_nulls().str.split(", ").explode().drop_nulls().n_unique().alias("cards"),
             (pl.col("batch_requested") == "auto").fill_null(False).sum().alias("batch_searched"),
             pl.when(known).then(images.min()).alias("training_images_min"),
@@ -150,6 +152,7 @@ def is_distinguishable(better: Cell, other: Cell, metric: str, *, lower_is_bette
     by more than `TIE_THRESHOLD`: a convention, not statistics.
     """
     ratio = compare(better, other, metric)
+    # One side has no positive value, so there is no ratio and no tie.
     if ratio is None:
         return True
     sign = -1 if lower_is_better else 1
@@ -164,6 +167,7 @@ def add_series(table: pl.DataFrame) -> pl.DataFrame:
     """Add the label `series`: the GPU, and every key that varies within this table."""
     varying = [name for name in LABEL_KEYS if table[name].n_unique() > 1]
     if table.height and (table.group_by("gpu").agg(pl.col("site").n_unique())["site"] > 1).any():
+        # Sites are named only if one GPU type ran at several: otherwise the GPU tells the site.
         varying.append("site")
     labels = []
     for row in table.iter_rows(named=True):
@@ -222,6 +226,7 @@ def series_ratios(table: pl.DataFrame, value: str) -> list[Ratio]:
     series: dict[str, dict[int, Cell]] = {}
     for row in table.filter(pl.col(value) > 0).iter_rows(named=True):
         series.setdefault(row["series"], {})[row["batch"]] = row
+    # One order for all batches, so that a pair has the same denominator everywhere.
     speed = {name: geometric_mean(row[value] for row in rows.values()) for name, rows in series.items()}
     result = []
     for slow, fast in combinations(sorted(series, key=lambda name: (speed[name], name)), 2):

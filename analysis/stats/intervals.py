@@ -77,6 +77,7 @@ def gain(new: Sequence[Observation], old: Sequence[Observation], *, min_df: int 
     pairs = _paired_differences(new_logs, old_logs)
     unpaired = _half_width(new_logs, old_logs, min_df=min_df)
     runs = min(len(new_logs), len(old_logs))
+    # Pairs without an interval are preferred to means without one; a lone run is compared with its own partner.
     pairs_only = bool(pairs) and (runs == 1 or (len(pairs) >= 2 and unpaired is None))
     if len(pairs) > min_df or pairs_only:
         return _gain(_mean(pairs), _half_width(pairs, min_df=min_df), len(pairs), paired=True)
@@ -88,6 +89,7 @@ def _paired_differences(new: list[Observation], old: list[Observation]) -> list[
     old_keys = {key for key, _ in old}
     shared = dict.fromkeys(key for key, _ in new if key in old_keys)
     sides = ([_mean([run for run in side if run[0] == key]) for key in shared] for side in (new, old))
+    # One key for all: the card has cancelled out, so the differences are not clustered by it.
     return [("pair", after - before) for after, before in zip(*sides, strict=True)]
 
 
@@ -100,6 +102,7 @@ def _variance_of_mean(observations: Sequence[Observation]) -> tuple[float, int]:
     values = np.array([value for _, value in observations], float)
     if len(values) < 2:
         return 0.0, 0
+    # Runs of unknown cards count as runs of one card.
     cards = [key[0] if isinstance(key, tuple) else None for key, _ in observations]
     names = list(dict.fromkeys(cards))
     if len(names) == 1:
@@ -116,8 +119,10 @@ def _half_width(*sides: Sequence[Observation], min_df: int) -> float | None:
     if min(df for _, df in estimates) < max(min_df, 1):
         return None
     variance = sum(part for part, _ in estimates)
+    # Equal runs on every side; the formula below would divide by zero.
     if variance == 0:
         return 0.0
+    # Welch-Satterthwaite; of a single side these are its own degrees of freedom.
     df = variance**2 / sum(part**2 / df for part, df in estimates)
     return t_quantile(max(df, 1.0)) * math.sqrt(variance)  # rounding can leave df just below 1
 

@@ -47,6 +47,7 @@ class Step:
         if not self.attempts:
             return NOT_RUN
         points = {(run["sweep_id"], run["point"]) for run in self.runs if None not in (run["sweep_id"], run["point"])}
+        # A failed attempt that a rerun of its point made good is no failure of the step.
         lost = [row for row in self.attempts if not row["valid"] and (row["sweep_id"], row["point"]) not in points]
         counts = Counter(map(_failure, lost))
         if not self.runs and len(counts) == 1:
@@ -143,6 +144,7 @@ def comparable_groups(runs: pl.DataFrame, *more_keys: str) -> list[pl.DataFrame]
     """
     if runs.is_empty():
         return []
+    # Not by these two, which a run that ended early may not know: it is added to every part below.
     keys = [name for name in cells.RECIPE_COMPARISON_KEYS if name not in ("resolution_px", "comparability_key")]
     result = []
     for group in runs.partition_by([*more_keys, *keys], maintain_order=True):
@@ -156,6 +158,7 @@ def comparable_groups(runs: pl.DataFrame, *more_keys: str) -> list[pl.DataFrame]
 
 def _order(row: Row) -> tuple[Any, ...]:
     kind = (LADDER, ONE_AT_A_TIME, LEAVE_ONE_OUT).index(row["study_name"])
+    # Requested batches are text, one of them `auto`: padded, 8 comes before 16.
     return kind, gpu_order(row["gpu"]), row["site"], (row["requested_batch"] or "").zfill(8), row["study_levers"]
 
 
@@ -169,17 +172,20 @@ def _comparison(group: pl.DataFrame, index: int) -> Comparison:
         ONE_AT_A_TIME: [base, *levers],
         LEAVE_ONE_OUT: ["all", *(f"without {lever}" for lever in levers)],
     }[kind]
+    # A step may switch several levers on, e.g. `compile+cuda_graph`; leaving one out adds none.
     added = [[], *(lever.split("+") for lever in levers)] if kind != LEAVE_ONE_OUT else [[] for _ in labels]
     matches = [_matching_step(row, recipes) for row in rows]
     steps = []
     for place, (label, parts) in enumerate(zip(labels, recipes, strict=True)):
         attempts = [row for row, match in zip(rows, matches, strict=True) if match == place]
+        # As its runs recorded it; a step that did not run is named by its parts.
         name = next((row["recipe"] for row in attempts if row["recipe"]), "+".join(parts).removeprefix("baseline+"))
         steps.append(Step(label=label, recipe=name, attempts=attempts, added=added[place]))
     workload = [first["model"] or "model unknown"]
     workload += [f"{first['gpus']} GPUs"] if (first["gpus"] or 1) > 1 else []
     workload += [f"{px} px" for px in group["resolution_px"].drop_nulls().head(1)]
     valid = group.filter("valid")
+    # With what distinguishes these runs from others of this GPU and site, e.g. the driver version.
     site = [first["site"], *sorted(set(valid["comparability_key"].drop_nulls()) - {""})]
     return Comparison(
         kind=kind,
@@ -187,6 +193,7 @@ def _comparison(group: pl.DataFrame, index: int) -> Comparison:
         workload_label=", ".join(workload),
         name=f"{kind.replace('_', '-')}-{index}",
         steps=steps,
+        # Configurations differ by design: the recipe is part of them.
         differences=cells.list_differences(valid, ignore=("config_hash", "runtime_kind")),
         unmatched_runs=matches.count(None),
     )
@@ -199,6 +206,7 @@ def _matching_step(row: Row, recipes: list[list[str]]) -> int | None:
     requested = [part for part in (row["recipe_parts"] or "").split(",") if "=" not in part or part in levers]
     if requested in recipes:
         return recipes.index(requested)
+    # As sets: in a recipe's name the levers may be in another order than in the study.
     named = {*(row["recipe"] or "").split("+")} - {"baseline"}
     return next((index for index, recipe in enumerate(recipes) if {*recipe} - {"baseline"} == named), None)
 
