@@ -37,7 +37,9 @@ class Estimate(str):
     ) -> Estimate:
         """`form` formats a number. A range whose ends print alike is left out, and unless `narrow` such an interval."""
         ends = () if low is None or high is None else (form(low), form(high))
+        # `16.1 (16.1 to 16.1)` would say no more than 16.1.
         ends = ends if narrow or len(set(ends)) == 2 else ()
+        # The range of the runs is shown only in place of an interval.
         span = () if low is not None or least is None or most is None else (form(least), form(most))
         span = span if len(set(span)) == 2 else ()
         spread = [" to ".join(ends)] if ends else [f"range {' to '.join(span)}"] if span else []

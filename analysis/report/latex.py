@@ -57,6 +57,7 @@ def to_latex(table: Table) -> str:
     long = len(table.rows) > LONG_TABLE
     columns, head = [], []
     paired = [any(_has_interval(row[index]) for row in table.rows) for index in range(len(table.columns))]
+    # A mean with an interval takes two columns under one heading, a long text a paragraph.
     for index, name in enumerate(table.columns):
         if paired[index]:
             columns.append("r@{~}l")
@@ -79,6 +80,7 @@ def to_latex(table: Table) -> str:
     size = r"\small" if len(columns) <= _MAX_COLUMNS else r"\scriptsize\setlength{\tabcolsep}{3pt}"
     packages = r"\usepackage{booktabs}" + (r", \usepackage{longtable}" if long else "")
     if long:
+        # A longtable is no float, so its font size needs a group; \endhead repeats the heading on every page.
         top = [rf"\begingroup{size}", rf"\begin{{longtable}}{{{form}}}", caption + r"\\", r"\toprule", *lines]
         top += [r"\midrule\endfirsthead", r"\toprule", *lines, r"\midrule\endhead", r"\bottomrule\endfoot"]
         out = [*top, *body, r"\end{longtable}", *note, r"\endgroup"]
@@ -117,6 +119,7 @@ def _number(text: str) -> str:
     if match is None:
         return escape(text)
     sign, digits, power_sign, power = match.groups()
+    # A bare comma is punctuation in math mode and gets a space behind it.
     digits = digits.replace(",", "{,}")
     times = rf" \times 10^{{{power_sign.replace('+', '')}{power}}}" if power else ""
     return f"${sign}{digits}{times}$"

@@ -68,8 +68,10 @@ def ratios(runs: pl.DataFrame) -> list[cells.Ratio]:
 def comparison(build: TableBuilder, metric: str) -> Table:
     """Return measured and published values at the same GPU and batch size."""
     measured = build.cells.filter((pl.col("workload") == published.WORKLOAD) & pl.col(metric).is_not_null())
+    # Hours depend on how many images were trained; the other metrics are rates, means or peaks.
     measured = measured.with_columns(comparable=published.same_training_images() | pl.lit(metric != "runtime_h"))
     values = published.shown().filter(pl.col("metric") == metric)
+    # Full, so that what only one side has gets its row too.
     pairs = measured.join(values, on=["gpu", "batch"], how="full", coalesce=True, suffix="_published")
     rows, incomparable = [], False
     for row in pairs.iter_rows(named=True):
@@ -101,6 +103,7 @@ def pipeline(build: TableBuilder) -> list[Table]:
     """Return the poster's second study, its two recipes on one GPU at one batch size: a table per pair of them."""
     both = pl.col("recipe").is_in([BASELINE, OPTIMIZED]) & (pl.col("workload") == published.WORKLOAD)
     runs = build.runs.filter(both).with_columns(study.requested_batch())
+    # Both recipes must have run side by side, and at least one of the runs must be valid.
     groups = [group for group in study.comparable_groups(runs) if group["recipe"].n_unique() == 2]
     groups = [group for group in groups if group["valid"].any()]
     groups.sort(key=lambda group: (gpu_order(group["gpu"][0]), group["requested_batch"][0].zfill(8), group["site"][0]))
@@ -113,6 +116,7 @@ def _pipeline_table(build: TableBuilder, runs: list[dict[str, Any]], index: int)
         for name in (BASELINE, OPTIMIZED)
     )
     first = runs[0]
+    # Elsewhere the poster published nothing: its columns are dashes.
     same_cell = (first["gpu"], first["requested_batch"]) == _PIPELINE_CELL
     rows = []
     poster = {row["run"]: row for row in published.read("poster_input_pipeline.csv").to_dicts()}

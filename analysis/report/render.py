@@ -38,12 +38,14 @@ def to_terminal(table: Table, console: Console) -> None:
     title: Text | None = Text(sanitize(table.title), style="bold")
     for block in _blocks(table, console.width):
         grid = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+        # Only the first block of a divided table has the title.
         title = None
         for index in block:
             justify: JustifyMethod = "left" if index in table.text_columns else "right"
             width = _min_width(table, index) - _GAP
             fits = table.key_columns > 0 and all(len(row[index]) <= width for row in table.rows)
             heading = sanitize(table.columns[index])
+            # Broken at words here: a column with `no_wrap` is not broken by rich.
             heading = textwrap.fill(heading, width) if fits else heading
             grid.add_column(Text(heading), justify=justify, overflow="fold", no_wrap=fits or index == table.run_column)
         for number, row in enumerate(table.rows):
@@ -62,6 +64,7 @@ def _blocks(table: Table, width: int) -> list[list[int]]:
     keys = list(range(table.key_columns))
     blocks = [keys]
     for index in range(len(keys), len(table.columns)):
+        # However narrow the terminal, a block has at least one column beside the keys.
         full = sum(_min_width(table, i) for i in [*blocks[-1], index]) > width
         if keys and full and blocks[-1] != keys:
             blocks.append(keys)
@@ -96,6 +99,7 @@ def _markdown_row(cells: list[str]) -> str:
 def inline(text: str) -> str:
     """Return the text as one line in which Markdown and HTML markup is escaped."""
     line = " ".join(sanitize(text).split())
+    # `&` is replaced first: otherwise the entity of `<` would be escaped again.
     return re.sub(r"([|\\`*\[\]])", r"\\\1", line.replace("&", "&amp;").replace("<", "&lt;"))
 
 
@@ -141,6 +145,7 @@ def _estimate_columns(name: str, cells: list[str]) -> list[_Column]:
     columns += [(f"{head}, {end} 95 %", [mean and getattr(mean, end) for mean in means]) for end in ("low", "high")]
     has_range = any(mean and mean.range for mean in means)
     for label, end in (("lowest run", "least"), ("highest run", "most")):
+        # The range stands in for a missing interval; beside an interval it stays empty.
         ends = [None if mean is None or mean.low is not None else getattr(mean, end) for mean in means]
         columns.append((f"{head}, {label}", ends if has_range else []))
     remarks = [

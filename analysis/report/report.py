@@ -97,6 +97,7 @@ def headline(build: TableBuilder) -> str:
     runs = build.runs
     sentences = [f"{runs.filter('valid').height} of {runs.height} runs are valid."]
     cells = build_cells(runs)  # those of studies too: the fastest is the fastest
+    # Among different kinds of work, a smaller model or image would always be the fastest.
     comparable = cells.select(WORK_KEYS).n_unique() <= 1
     for metric, lower_is_better, label, unit in (
         ("images_per_s", False, "Fastest", "images/s"),
@@ -193,19 +194,23 @@ def write_report(
     report = make_report(dataset, build)
     if terminal:
         print_tables(report)
+    # Drawn and exported before the first file is removed: an error here leaves the older report.
     figures, missing = overview.draw(dataset, build.cells)
     all_figures = [figure for section in figures.values() for figure in section]
     exports = export.export(report.all_tables(), all_figures, formats, demonstration=bool(report.demonstration))
     names = [PAGE, TEXT, CSV, *exports]
     if foreign := [name for name in names if name not in previous and (out / name).exists()]:
         raise UserError(f"{out} holds {_some(foreign)}, which no report wrote; move it away first.")
+    # Also those that are not written again, e.g. PDFs that were not asked for this time.
     for name in previous:
         (out / name).unlink(missing_ok=True)
+    # Before the files that it lists: a report that is interrupted from here on can still be replaced by the next one.
     files.replace_json(out / MARKER, {"files": names})
     for name, content in exports.items():
         files.replace_bytes(out / name, content)
     render.runs_csv(dataset.runs.drop(recipe_labels.COLUMN), out / CSV)
     files.replace_bytes(out / TEXT, markdown(report).encode())
+    # Last, because it links to the others.
     files.replace_bytes(out / PAGE, page(report, figures, missing, out, formats).encode())
     return out / PAGE
 
@@ -222,6 +227,7 @@ def _previous_files(out: Path) -> list[str]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UserError(f"{out} is not empty and not the folder of a report ({MARKER}); give a new or empty folder.")
     home = out.resolve()  # a marker may come from elsewhere: it must not name a file outside the folder
+    # The folder is resolved, the name is not: a link in the report's folder may be removed, its target may not.
     return [name for name in names if home in (home / name).parent.resolve().joinpath(Path(name).name).parents]
 
 
@@ -258,6 +264,7 @@ def page(
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
+    # StrictUndefined makes a misspelt name in the template an error, not an empty place on the page.
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -285,6 +292,7 @@ def page(
 
 def _unbroken(text: str) -> str:
     """Keep a number and its unit, `n = 3` and `1.6\u20131.7` on one line."""
+    # A word joiner (U+2060) on either side of the dash, a no-break space (U+00A0) before the unit.
     return _RANGE.sub("\u2060\u2013\u2060", _UNITS.sub("\u00a0", text))
 
 
@@ -297,6 +305,7 @@ def _run_entries(dataset: Dataset, out: Path) -> list[dict[str, Any]]:
     """Return each run with a title, and its files as links relative to the page."""
     entries = []
     for run in dataset.runs.iter_rows(named=True):
+        # `=` stays as it is: it is in the folder names of the dataset (site=, gpu=, run=).
         links = {
             quote(os.path.relpath(path.resolve(), out.resolve()), safe="/="): str(path.relative_to(dataset.folder))
             for path in dataset.files(run["run_id"])

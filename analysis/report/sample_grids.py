@@ -23,6 +23,7 @@ def embed(folder: Path, runs: pl.DataFrame, cell_keys: Sequence[str]) -> tuple[l
     for row in valid.unique(cell_keys, keep="first", maintain_order=True).iter_rows(named=True):
         path = folder / row["sample_grid"]
         if not path.is_file() or path.stat().st_size > remaining:
+            # Goes on: a smaller image may still fit.
             left_out += 1
             continue
         content = path.read_bytes()

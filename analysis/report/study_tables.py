@@ -53,9 +53,11 @@ def table(build: TableBuilder, study: Comparison) -> Table:
 def recipe_comparison(build: TableBuilder) -> list[Table]:
     """Compare the recipes that ran outside a study with the baseline, or else the slowest."""
     rows = []
+    # Cells know the batch that ran, not the one that was requested.
     keys = ["batch" if name == "requested_batch" else name for name in cells.RECIPE_COMPARISON_KEYS]
     for group in build.cells.drop_nulls("images_per_s").partition_by(keys, maintain_order=True):
         each = group.sort("images_per_s").to_dicts()
+        # `each` ascends: without a baseline its first cell is the slowest.
         base = next((cell for cell in each if cell["recipe"] == BASELINE), each[0])
         for cell in each:
             if cell is not base:
@@ -76,6 +78,7 @@ def gain_text(gain: Gain | None, runs: int | None = None, reference: str | None 
         return DASH
     low, high = (None if end is None else 100 * end for end in (gain.low, gain.high))
     remarks = [] if gain.paired else ["unpaired"]
+    # Only where the column n would mislead: three runs on each side may form two pairs.
     pairs = [pluralize(gain.n, "pair")] if gain.paired and gain.n != runs else []
     if low is None or high is None:
         remarks = [*(pairs or [f"n = {gain.n}"]), "no interval", *remarks]
@@ -96,10 +99,12 @@ def _row(study: Comparison, index: int) -> list[str]:
     speed = mean_text(step.summarise("images_per_s"), "images_per_s") if step.runs else step.status
     gains = [gain_text(gain_over(study, index, 0), len(step.runs))]
     if study.kind == LADDER:
+        # In the order of _HEADINGS: previous step, then base.
         gains.insert(0, _gain_over_previous(study, index))
     metrics = [mean_text(step.summarise(name), name) for name in _METRICS]
     levers = "; ".join(filter(None, (_levers(step), step.failures))) or DASH
     row = [step.label, speed, *gains, *metrics, _parity(step), str(len(step.runs)), levers]
+    # The short name, as in the other tables; a step that never ran has its full name only.
     recorded = filter(None, (attempt.get(recipe_labels.COLUMN) for attempt in step.attempts))
     return [*row, next(recorded, step.recipe)] if study.kind == LADDER else row
 
@@ -133,6 +138,7 @@ def _levers(step: Step) -> str:
     """
     levers = sorted(step.levers(), key=lambda lever: lever.get("active") is not False)
     parts = [_lever(lever) for lever in levers if lever["name"] in step.added or lever.get("active") is not True]
+    # A ladder's step has all levers of the steps before it: those that work are only counted.
     if others := len(levers) - len(parts):
         parts.append(f"{others} more active" if parts else f"all {others} active")
     return "; ".join(parts)

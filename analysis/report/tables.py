@@ -110,6 +110,7 @@ class TableBuilder:
     def _summary(self, id: str, title: str, metrics: Sequence[str], note: str) -> Table:
         """Return a table with a row per cell: its keys, what else varies between cells, and these metrics."""
         keys = ["Site", "GPU", "Batch", "Recipe", "n", "Cards"]
+        # A key that is the same in all cells needs no column.
         varying = [name for name in LABEL_KEYS if name != "recipe" and self.cells[name].n_unique() > 1]
         rows = [
             [row["site"], gpu_label(row["gpu"]), str(row["batch"]), row[recipe_labels.COLUMN] or DASH]
@@ -174,6 +175,7 @@ class TableBuilder:
             message = textwrap.shorten(row["message"] or "", MAX_MESSAGE, placeholder=" \u2026")
             rows.append([*keys, row["invalid_reason"] or DASH, message])
         columns = ["Run", "Point", "Site", "GPU", "Batch", "Reason", "Message"]
+        # A recipe that this machine cannot run is no failure: shown in grey.
         muted = frozenset(i for i, row in enumerate(excluded) if is_unavailable(row))
         shortened = any(len(row["message"] or "") > MAX_MESSAGE for row in excluded)
         note = "Messages that end with \u2026 are complete in runs.csv." if shortened else ""
@@ -181,6 +183,7 @@ class TableBuilder:
 
     def gpu_ratios(self, published: Sequence[Ratio] = ()) -> Table:
         """Return how much faster each GPU is than the slower ones, and after these the published ratios."""
+        # Within one group only the GPU, its site, the batch and what the comparability key names may differ.
         groups = self.cells.partition_by(GPU_COMPARISON_KEYS, maintain_order=True)
         measured = [ratio for group in groups for ratio in series_ratios(group, "images_per_s")]
         rows = [
@@ -205,6 +208,7 @@ class TableBuilder:
         rows = []
         for decision in best_batch.decide_batches(self.cells, self.runs):
             choices = [text for choice in (decision.fastest, decision.cheapest) for text in _choice(choice)]
+            # Not the fastest mean but the smallest of its ties: it loses nothing measurable and leaves memory free.
             recommended = str(decision.fastest.smallest) if decision.fastest else DASH
             memory = [str(batch or DASH) for batch in (decision.largest_completed, decision.smallest_oom)]
             suggested, reason = decision.next_run, decision.next_run_reason
@@ -222,15 +226,18 @@ class TableBuilder:
 
     def bottlenecks(self) -> list[Table]:
         """Return the bottleneck class of every run, and what to try for each class, GPU and recipe."""
+        # Cells of all runs, also of studies: every run is to have a class.
         sweeps = bottleneck.sweep_evidence(build_cells(self.runs), self.runs)
         rows = []
         suggestions: dict[tuple[str, ...], list[int]] = {}
+        # A run that ran out of memory is never valid, but that is its class.
         for row in self.runs.filter(pl.col("valid") | (pl.col("reason") == "oom_gpu")).iter_rows(named=True):
             result = bottleneck.classify(row, sweeps.get(row["run_id"]))
             tier = bottleneck.NO_VALUE if result.tier is None else str(result.tier)
             head = [row["run_id"], gpu_label(row["gpu"]), str(row["batch"] or DASH), result.name, tier]
             rows.append([*head, result.evidence, result.runner_up])
             advice = bottleneck.format_advice(result.advice, row)
+            # Runs with equal advice share a row, which lists their batches.
             key = (result.name, gpu_label(row["gpu"]), row["site"], row[recipe_labels.COLUMN] or DASH, advice)
             if advice != bottleneck.NO_VALUE:
                 suggestions.setdefault(key, []).append(row["batch"] or 0)
@@ -305,6 +312,7 @@ _HEADINGS = {"resolution_px": "Resolution [px]", "gpus": "GPUs", "comparability_
 
 
 def _is_numeric(cells: Sequence[str]) -> bool:
+    # One mean makes a column numeric: a text in it, e.g. `unavailable`, stands for a mean.
     return any(isinstance(c, Estimate) for c in cells) or all(c == DASH or NUMBER.fullmatch(c) for c in cells)
 
 

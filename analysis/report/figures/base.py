@@ -97,6 +97,7 @@ def legend_columns(names: list[str]) -> int:
 
 def gpu_colours(cells: pl.DataFrame) -> dict[str, str]:
     """Return the colour of each GPU's first series, for figures that have a colour per GPU."""
+    # Numbered as `colour` numbers the series, so that a GPU has the colour of its first one.
     first = cells.unique("series", keep="first", maintain_order=True).with_row_index("index")
     pairs = first.unique("gpu", keep="first", maintain_order=True).select("gpu", "index").iter_rows()
     return {gpu: svg.SERIES[index % len(svg.SERIES)] for gpu, index in pairs}
@@ -131,6 +132,7 @@ def axis_limits(means: Iterable[float], ends: Iterable[float], *, zero: bool) ->
     """
     means, ends = list(means), list(ends)
     low, high = min(means), max(means)
+    # In units of what the axis is to show: the largest mean where it starts at zero, else the spread of the means.
     excess = MAX_EXCESS * (high if zero else max(high - low, 0.05 * abs(high)))
     bottom = max(low - excess, min([low, *ends]))
     top = min(high + excess, max([high, *ends]))
@@ -164,6 +166,7 @@ def whiskers(rows: pl.DataFrame, *channels: Any, axis: str = "y", **mark: Any) -
     cap = {"orient": "horizontal" if axis == "y" else "vertical", "size": 8, "thickness": 1.4, "opacity": 1, **mark}
     intervals = rows.drop_nulls("low")
     layers = []
+    # Only intervals get the caps below.
     for data, width, start, end in ((rows.filter(HAS_RANGE), 1, "least", "most"), (intervals, 1.4, "low", "high")):
         bars = alt.Chart(data).mark_rule(strokeWidth=width, opacity=0.8, clip=True, **mark)
         layers.append(bars.encode(*channels, **{axis: f"{start}:Q", f"{axis}2": f"{end}:Q"}))

@@ -118,11 +118,13 @@ def _limit_series(cells: pl.DataFrame) -> tuple[pl.DataFrame, str]:
     chosen: list[str] = []
     room = len(svg.SERIES)
     for recipe, _, series in ranked.iter_rows():
+        # The first recipe always, even if it has more series than there are colours: these are reduced below.
         if not chosen or series <= room:
             chosen.append(recipe)
             room -= series
     note = ""
     if omitted := recipes.height - len(chosen):
+        # Labelled anew: a key that does not vary any more is left out of the labels.
         cells = add_series(cells.filter(pl.col("recipe").is_in(chosen)).drop("series"))
         note = f"Recipes shown: {', '.join(map(base.shorten, chosen))}; the tables have {omitted} more."
     sizes = cells.group_by("series", maintain_order=True).len().sort("len", descending=True, maintain_order=True)
@@ -140,6 +142,7 @@ def _published(cells: pl.DataFrame, metric: str, *, bars: bool) -> pl.DataFrame:
     """
     comparable = pl.col("workload") == published.WORKLOAD
     if metric == "runtime_h":
+        # Hours of training on another number of images cannot stand beside the published ones.
         comparable &= published.same_training_images()
     series = cells.filter(comparable).sort(~pl.col("recipe").is_in(_POSTER_RECIPES), maintain_order=True)
     series = series.unique(["gpu", "site"] if bars else ["gpu"], maintain_order=True).select("gpu", "series")
@@ -152,6 +155,7 @@ def _limits(plot: _Plot, measured: pl.DataFrame, poster: pl.DataFrame) -> Limits
     bottom, top = base.axis_limits(means, base.interval_ends(measured), zero=plot.kind != "lines")
     if plot.maximum is None:
         return bottom, top
+    # A share has its whole scale as bars, as lines only the part that is used.
     return bottom, plot.maximum if plot.kind == "bars" else min(top, plot.maximum)
 
 
@@ -184,6 +188,7 @@ def _lines(measured: pl.DataFrame, poster: pl.DataFrame, y: alt.Y, x: alt.X | No
     published_point = alt.Chart(poster).mark_point(filled=False, size=55, strokeWidth=1.3, opacity=1)
     layers = [published_line.encode(x, y, colour), published_point.encode(x, y, colour, shape)]
     step_px = min(5.0, SPREAD_PX / len(series))
+    # A layer per series, because the offset belongs to the mark, not to its data.
     for index, name in enumerate(series):
         rows = measured.filter(pl.col("series") == name)
         shift: dict[str, Any] = {"xOffset": step_px * (index - (len(series) - 1) / 2)}
@@ -195,6 +200,7 @@ def _lines(measured: pl.DataFrame, poster: pl.DataFrame, y: alt.Y, x: alt.X | No
 
 def _batch_axis(field: str, batches: list[int]) -> alt.X:
     """Return a logarithmic encoding of the batch size: each doubling is one step."""
+    # A single batch would give an axis without length.
     domain = [batches[0], batches[-1]] if len(batches) > 1 else [batches[0] / 2, batches[0] * 2]
     axis = alt.Axis(values=batches, format="d", labelOverlap=True)
     scale = alt.Scale(type="log", base=2, nice=False, padding=24, domain=domain)
@@ -217,6 +223,7 @@ def _with_memory_limits(
         note = f"No run exceeded GPU memory, up to batch {largest}." if largest else ""
         return _lines(measured, poster, y), note
     batches = _batches(measured["batch"], poster["batch"], memory["fits"], memory["oom"])
+    # The strip below has the labels: both share one scale.
     bare = _batch_axis("batch", batches).title(None).axis(values=batches, labels=False, ticks=False)
     curves = _lines(measured, poster, y, bare)
     row = alt.Y("series:N").sort(_series(memory)).title("Memory").axis(labels=False)

@@ -41,6 +41,7 @@ def draw(runs: pl.DataFrame) -> Figure | str:
 
 
 def _chart(rows: pl.DataFrame) -> alt.LayerChart:
+    # The shaded band is in full view even where all points lie on 1.
     far = max(1.6 * MAX_COUNTER_DEVIATION, *(1.1 * abs(ratio - 1) for ratio in rows["ratio"]))
     least, most = min(rows["power_w"]), max(rows["power_w"])
     margin = max(0.08 * (most - least), 0.02 * most)

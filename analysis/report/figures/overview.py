@@ -49,4 +49,5 @@ def overview(dataset: Dataset, cells: pl.DataFrame) -> tuple[list[Figure], list[
         energy_audit.draw(runs),
         roofline.draw(runs),
     ]
+    # In place of a figure that cannot be drawn there is the reason.
     return [item for item in results if isinstance(item, Figure)], [item for item in results if isinstance(item, str)]

@@ -29,6 +29,7 @@ def draw(cells: pl.DataFrame) -> list[Figure] | str:
 
 def frontier(cells: pl.DataFrame) -> pl.DataFrame:
     """Return the cells with less J/image than every cell that has as many images/s or more; slowest first."""
+    # From the fastest down: a cell is on the frontier if no faster one needs as little energy.
     ranked = cells.sort(_X, _Y, descending=[True, False], maintain_order=True)
     least_so_far = pl.col(_Y).cum_min().shift(1)
     return ranked.filter((pl.col(_Y) < least_so_far).fill_null(True)).reverse()
@@ -119,6 +120,7 @@ def _chart(rows: pl.DataFrame, poster: pl.DataFrame, names: list[str]) -> alt.La
     ]
     labelled = [*(others.to_dicts() if rows.height <= MAX_LABELS else []), *poster.to_dicts()]
     placed: list[tuple[float, float]] = []
+    # The frontier's labels take their places first; others that would overlap them are left out.
     for points, style in ((best.to_dicts(), {"color": svg.TEXT, "fontWeight": 600}), (labelled, {"color": svg.MUTED})):
         free = [point for point in points if _reserve(point, placed, limits_x, limits_y)]
         text = alt.Chart(alt.InlineData(values=free)).mark_text(dx=7, dy=9, align="left", **style)

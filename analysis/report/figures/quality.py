@@ -33,6 +33,7 @@ def draw(runs: pl.DataFrame) -> list[Figure]:
     for where, recipes in groups:
         validated = [(name, [row for row in rows if row["validation"]]) for name, rows in recipes]
         drawn = [(name, rows) for name, rows in validated if rows]
+        # More recipes than colours make several figures, a single recipe makes one.
         for start in range(1, max(2, len(drawn)), others) if drawn else []:
             figures.append(_figure([drawn[0], *drawn[start : start + others]], where, len(figures)))
     return figures

@@ -47,6 +47,7 @@ def draw(runs: pl.DataFrame) -> Figure | str:
 
 
 def _chart(rows: pl.DataFrame) -> alt.LayerChart:
+    # From 0.25 to 4 at least, so that the ridge at 1 is well inside the plot.
     left = min(0.25, 0.7 * min(rows["intensity"]))
     right = max(4.0, 1.4 * max(rows["intensity"]))
     low = min(5.0, 0.7 * min(rows["mfu_pct"]))

@@ -89,14 +89,17 @@ def per_run(dataset: Dataset, run_ids: list[str]) -> dict[str, dict[str, float]]
         .agg(
             rows=pl.len(),
             wait=1e-6 * pl.col("data_wait_ns").sum(),
+            # The sum over some of the steps would look like a fast device.
             device=pl.when(device.null_count() == 0).then(device.sum()),
         )
         .collect()
     )
+    # Only with a row for every step: the parts must add up to the windows.
     complete = totals.join(steps, on="run_id").filter((pl.col("images") > 0) & (pl.col("rows") == pl.col("steps")))
     parts_of_run = {}
     for row in complete.iter_rows(named=True):
         parts = _divide(row["ms"], row["wait"], row["device"])
+        # Validations and checkpoints belong to the whole training, so to the images of the warm-up as well.
         outside = {part: row[part] / row["trained"] for part in _OUTSIDE_STEPS.values() if row[part]}
         parts_of_run[row["run_id"]] = {part: total / row["images"] for part, total in parts.items()} | outside
     return parts_of_run
@@ -106,6 +109,7 @@ def _divide(total: float, wait: float, device: float | None) -> dict[str, float]
     """Return the parts that add up to the total. On a CPU nothing runs ahead, so all waiting is lost time."""
     if device is None:
         return {UNDIVIDED: max(0.0, total - wait), WAIT: min(wait, total)}
+    # At most this long the device had nothing to do, so no more of the wait can have been lost.
     idle = max(0.0, total - device)
     lost = min(wait, idle)
     return {DEVICE: total - idle, WAIT: lost, OTHER: idle - lost}
@@ -135,6 +139,7 @@ def _part_notes(used: list[str]) -> list[str]:
 def _chart(rows: list[Row], totals: list[Row], used: list[str]) -> alt.LayerChart:
     labels = [row["label"] for row in totals]
     width = base.plot_width(labels)
+    # Beyond the longest bar there is room for its text.
     domain = [0, max(row["ms"] for row in totals) * width / (width - _TEXT_PX)]
     x = alt.X("ms:Q").title("ms per image").axis(tickCount=5).scale(domain=domain, nice=False)
     y = base.row_axis(labels)

@@ -23,6 +23,7 @@ def draw(studies: list[Comparison]) -> list[Figure]:
 def _figure(study: Comparison) -> Figure:
     is_ladder = study.kind == LADDER
     rows = _speeds(study) if is_ladder else _gains(study)
+    # Gains are read against 0, which must be on the axis.
     means = rows["value"].to_list() if is_ladder else [0.0, *rows["value"]]
     limits = base.axis_limits(means, base.interval_ends(rows), zero=is_ladder)
     if is_ladder:
@@ -83,6 +84,7 @@ def _chart(study: Comparison, rows: pl.DataFrame, limits: Limits) -> alt.LayerCh
             dots = rows.filter(pl.col("low").is_not_null() == filled)
             marks.append(alt.Chart(dots).mark_point(filled=filled, **point).encode(x, y))
     text = alt.Chart().mark_text(align="left", dx=7, color=svg.MUTED).encode(alt.X("end:Q"), y, text="text:N")
+    # The text begins behind the whisker, or where the axis cuts it off.
     end = pl.max_horizontal("value", pl.coalesce("high", "most")).clip(upper_bound=limits[1])
     chart = base.layer(*marks, text.properties(data=rows.with_columns(end=end)), text.properties(data=unmeasured))
     return chart.properties(width=base.plot_width(labels))

@@ -70,8 +70,10 @@ def css() -> str:
 def render(spec: dict[str, Any], name: str, title: str) -> str:
     """Return an inline SVG: its ids are prefixed with `name`, `title` is its label for screen readers."""
     raw: str = vl_convert.vegalite_to_svg(spec)
+    # Every chart has the same ids, of clip paths for one: on one page they would collide.
     raw = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', raw)
     raw = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", raw)
+    # Without the attribute its text takes the font of the page.
     raw = raw.replace('font-family="sans-serif"', "")
     label = html.escape(title, quote=True)
     size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', raw)

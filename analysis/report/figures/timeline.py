@@ -66,6 +66,7 @@ def draw(dataset: Dataset, colours: dict[str, str]) -> list[Figure]:
     """
     runs = dataset.runs
     if runs.height > MAX_RUNS:
+        # Valid runs first: of each cell the first one is kept.
         runs = runs.sort("valid", descending=True, maintain_order=True)
         runs = runs.unique(CELL_KEYS, keep="first", maintain_order=True).head(MAX_RUNS)
     timelines = [(run, data) for run in runs.iter_rows(named=True) if (data := _read(dataset, run))]
@@ -101,6 +102,7 @@ def _read(dataset: Dataset, run: Row) -> _Datasets | None:
     first, last = tables["samples_fast"].select(first=time.min(), last=time.max()).collect().row(0)
     if first is None:
         return None
+    # Zero is the start of the measurement, or else the first sample.
     origin = min(windows.filter(pl.col("kind") == "measure")["t_start_mono_ns"], default=first)
     span = (first - MARGIN_NS, last + MARGIN_NS)
     opacity = pl.col("kind").replace_strict(_WINDOW_OPACITY, default=0.0)
@@ -125,7 +127,9 @@ def _throttled(samples: pl.LazyFrame, origin_ns: int) -> pl.DataFrame:
     frames = []
     for cause, columns in _COUNTERS.items():
         grew = pl.any_horizontal(pl.col(name).diff() > MIN_SHARE * now.diff() for name in columns).over("gpu_uuid")
+        # Between two samples the counter only tells that it grew: all of the time between them is shaded.
         pairs = rows.select(start=now.shift(1).over("gpu_uuid"), end=now, grew=grew).filter("grew").sort("start")
+        # Over all cards: an interval is new where none of those before it comes within a bin of its start.
         is_new = (pl.col("start") - pl.col("end").cum_max().shift(1) > bin_ns).fill_null(True)
         merged = pairs.group_by(is_new.cum_sum().alias("interval"), maintain_order=True).agg(
             t=(pl.col("start").min() - origin_ns) * 1e-9, t_end=(pl.col("end").max() - origin_ns) * 1e-9

@@ -44,6 +44,7 @@ def ratios(cells: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
     columns = [f"{metric}_runs" for metric in _METRICS]
     each = cells.with_row_index("cell").explode("run_ids", *columns).rename({"run_ids": "run_id"})
     each = each.join(runs.select("run_id", "node", "gpu_uuid"), on="run_id", maintain_order="left")
+    # By node as well: where no UUID was recorded, another node is another card.
     several = pl.struct("node", "gpu_uuid").n_unique().over("cell") > 1
     label = pl.struct("node", "gpu_uuid").map_elements(lambda at: _label(at["node"], at["gpu_uuid"]), pl.String)
     quotients = {metric: pl.col(f"{metric}_runs") / pl.col(metric) for metric in _METRICS}
@@ -68,6 +69,7 @@ def _chart(rows: pl.DataFrame) -> alt.HConcatChart:
     labels = sorted(rows["label"].unique())
     panels: list[alt.LayerChart] = []
     for metric in _METRICS:
+        # Symmetric, so that 1 is in the middle of every panel.
         far = max(_MIN_SPAN, *(1.1 * abs(ratio - 1) for ratio in rows[metric].drop_nulls()))
         x = alt.X(f"{metric}:Q").title(f"{METRICS[metric].label}, ratio")
         x = x.scale(domain=[1 - far, 1 + far], nice=False, zero=False).axis(grid=True, values=_ticks(far), format="~g")
