@@ -52,6 +52,7 @@ class Series(msgspec.Struct, omit_defaults=True):
 
     def at(self, t_ms: float) -> tuple[int, Any]:
         """Return code and value of the last result at or before `t_ms` (the first one, if earlier)."""
+        # A value holds until the next recorded one, as it does between two polls of a sensor.
         index = max(0, bisect_right(self.t_ms, t_ms) - 1)
         return self.codes[index], self.value[index]
 
@@ -85,6 +86,7 @@ def load(name: str) -> Capture:
         raise CaptureError(f"{path} is not a readable capture: {error}") from None
     if capture.format != FORMAT:
         raise CaptureError(f"{path} has capture format {capture.format}, this version reads {FORMAT}")
+    # Replay divides by the length of the loop.
     if not 0 <= capture.meta.loop_from_ms < capture.meta.duration_ms:
         raise CaptureError(f"{path}: loop_from_ms must lie within the capture")
     capture.meta.name = path.name.removesuffix(SUFFIX)

@@ -67,6 +67,7 @@ class NvmlRecorder:
         except NvmlError as error:
             self._append_all(["gpm_window_ms", *keys], t_ms, [FieldValue(error.code, None)] * (1 + len(keys)))
             raise
+        # A read without a window gives nothing to replay: the replay's own first read has none either.
         if window is not None:
             self._append("gpm_window_ms", t_ms, 0, round(window.window_ms, 1), _us_since(start_ns))
             self._append_all(keys, t_ms, window.metrics)
