@@ -110,7 +110,7 @@ FLOAT = [
     "validation_first_loss",
     "validation_last_loss",
     *COUNTERS,
-    "energy_error_pct",  # upper bound for energy_j, power_w and joules_per_image: energy.EnergyUncertainty
+    "energy_error_pct",  # upper bound for energy_j, power_w and joules_per_image: energy.uncertainty_pct
     "energy_edge_pct",
     "energy_sensor_pct",
     "energy_update_ms",  # observed time between two updates of the energy counter

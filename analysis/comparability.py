@@ -31,12 +31,14 @@ def add_comparability_key(runs: pl.DataFrame) -> pl.DataFrame:
 
     Only valid runs make an attribute differ; runs that are not valid get the key of their own values.
     """
+    # The column that the energy was taken from; None for runs without energy, which then do not differ.
     reading = pl.col("energy_source").replace_strict(
         {"counter": "energy_mj", "integral": "power_instant_w"}, default=None, return_dtype=pl.String
     )
     runs = runs.with_columns(pl.format("{} by {}", reading, pl.col("source")).alias("power_semantics"))
     labels = []
     for attribute, column in ATTRIBUTES.items():
+        # Unknown values are dropped before counting: a run without a driver version conflicts with no other.
         values = pl.col(column).filter(pl.col("valid").fill_null(False)).drop_nulls()
         differs = values.n_unique().over(COMPARISON_KEYS) > 1
         label = pl.concat_str(pl.lit(_LABELS.get(attribute, "")), _value(attribute))
@@ -65,6 +67,7 @@ def refuse_conflicts(conflicts: Iterable[tuple[str, str]], allowed: Collection[s
     """Raise UserError, with runs and values, for conflicts in attributes that are not allowed to differ."""
     refused = {description: attribute for attribute, description in conflicts if attribute not in allowed}
     if refused:
+        # The option as it would have to be given, with what is allowed already.
         option = ",".join(name for name in ATTRIBUTES if name in allowed or name in refused.values())
         raise UserError(
             f"Not comparable, so nothing was merged: {'; '.join(refused)}. Merge them into separate datasets, or add "

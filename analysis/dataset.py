@@ -42,7 +42,9 @@ class Dataset:
         paths = sorted((self.folder / table).glob(f"site=*/gpu=*/run={run}/part-*.parquet"))
         if not paths:
             return parts.empty_frame(table).lazy().with_columns(pl.lit(None, pl.String).alias(key) for key in HIVE_KEYS)
+        # Types of the folder keys are given: polars would otherwise guess them from the text.
         rows = pl.scan_parquet(paths, hive_partitioning=True, hive_schema=dict.fromkeys(HIVE_KEYS, pl.String()))
+        # The folder may be that of another run id: `1` and `r-1` have the same.
         return rows if run_id is None else rows.filter(pl.col("run_id") == run_id)
 
     def files(self, run_id: str) -> list[Path]:
@@ -92,6 +94,7 @@ def write_partition(rows: pa.Table, manifest: Manifest, folder: Path) -> Path | 
     values = {"site": str(manifest.site), "gpu": str(manifest.gpu), "run": manifest.run_id}
     path = folder.joinpath(*(f"{key}={hive_value(values[key])}" for key in HIVE_KEYS)) / schema.PART_PATTERN.format(0)
     path.parent.mkdir(parents=True)
+    # The same site and GPU in every row: a dictionary of one entry, and index 0 everywhere.
     index = pa.nulls(rows.num_rows, pa.int32()).fill_null(0)
     for name in ("site", "gpu"):
         rows = rows.append_column(name, pa.DictionaryArray.from_arrays(index, pa.array([values[name]], pa.string())))

@@ -60,6 +60,7 @@ def merge(
     run_dir.check_roots(roots)
     _check_target(roots, dataset_dir)
     previous = PreviousDataset.read(dataset_dir)
+    # Before any part is read: which of two directories with one run id counts depends on their order alone.
     tasks = _plan(roots, previous)
     if not tasks:
         where = ", ".join(map(str, roots))
@@ -97,6 +98,7 @@ def _plan(roots: list[Path], previous: PreviousDataset) -> list[_Task]:
         task = _Task(folder=folder, fingerprint=fingerprint, run_id=run_id, duplicate=duplicate, previous=outcome)
         tasks.append(task)
         if run_id is not None:
+            # By the folder in the dataset, not by the run id: `1` and `r-1` would write to one file.
             places.add(hive_value(run_id))
     return tasks
 
@@ -110,6 +112,7 @@ def _outcomes(
     """
     pool = ThreadPoolExecutor(max(1, threads))
     try:
+        # Only new and changed directories are read; results come back in the order of the tasks.
         outcomes = pool.map(lambda task: _read(task, out), [task for task in tasks if task.previous is None])
         for task in tasks:
             if task.previous is None:
@@ -136,6 +139,7 @@ def _read(task: _Task, out: Path) -> MergeOutcome:
     if task.duplicate:
         return MergeOutcome(record=record)
     written: list[Path | None] = []
+    # Long tables are written run by run, so that memory holds those of a few runs at a time.
     frames: dict[str, pl.DataFrame] = {}
     for name in schema.TABLES:
         rows, row_skips = parts.read_table(name, run.tables[name], run_id)
@@ -173,6 +177,7 @@ def _write(outcomes: Iterable[MergeOutcome], out: Path, allow_mixed: Collection[
     skips: list[SkippedFile] = []
     directories: list[DirectoryRecord] = []
     merged: dict[str, DirectoryRecord] = {}  # by folder in the dataset
+    # In the order of the plan, whichever thread ends first: the first directory of a run id is the one that counts.
     for outcome in outcomes:
         record = outcome.record
         directories.append(record)
@@ -183,6 +188,7 @@ def _write(outcomes: Iterable[MergeOutcome], out: Path, allow_mixed: Collection[
             merged[hive_value(outcome.row["run_id"])] = record
         elif record.run_id is not None:
             skips.append(_duplicate(record, merged.get(hive_value(record.run_id))))
+    # Runs of all sites are known only now; a refusal here leaves the older dataset in place.
     runs = comparability.add_comparability_key(pl.DataFrame(rows, schema=SCHEMA, strict=False))
     conflicts = comparability.find_conflicts(runs)
     comparability.refuse_conflicts(conflicts, allow_mixed)
@@ -190,6 +196,7 @@ def _write(outcomes: Iterable[MergeOutcome], out: Path, allow_mixed: Collection[
     pl.DataFrame(windows, schema=WINDOW_SCHEMA, strict=False).write_parquet(out / WINDOWS)
     pl.DataFrame(list(map(msgspec.structs.asdict, skips)), schema=SKIPPED_SCHEMA).write_parquet(out / schema.SKIPPED)
     records.write_record(out / incremental.DIRECTORIES, directories)
+    # Sorted, so that the hash of a dataset does not depend on where its runs were found.
     hashes = sorted(str(record.content_hash) for record in merged.values())
     return {
         "runs": len(merged),
@@ -221,6 +228,7 @@ def _check_target(roots: list[Path], target: Path) -> None:
     for root in roots:
         if target.resolve() == root.resolve() or target.resolve() in root.resolve().parents:
             raise UserError(f"Dataset folder {target} holds root {root}; put the dataset elsewhere.")
+    # A folder without dataset.json is not checked here: replacing it is refused unless it is empty.
     names = {path.name for path in target.iterdir()} if (target / schema.DATASET).is_file() else set()
     if foreign := sorted(names - _OUTPUT):
         raise UserError(

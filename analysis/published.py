@@ -31,6 +31,7 @@ def load() -> pl.DataFrame:
     power = read("poster_power_w.csv")
     derived = read("poster_derived.csv").filter(~pl.col("gpu").str.contains("_"))
     per_watt = derived.select("gpu", "batch", "steps_per_s_per_w", "images_per_s_per_w")
+    # Figures per watt divide an inferred rate by a read power: never better than likely.
     sureness = power.select("gpu", "batch", pl.col("status").replace("proven", "likely"))
     # A figure that may belong to several GPUs is listed once for each of them, as ambiguous.
     temperature = read("poster_temperature_c.csv").with_columns(gpu=pl.col("gpu_candidates").str.split("|"))

@@ -25,6 +25,7 @@ class Metric:
     @property
     def upper_bound(self) -> float:
         """Return what it cannot exceed; none of them goes below zero."""
+        # The error of an energy is relative to it and may exceed 100 %.
         share = self.unit.startswith("%") and not self.name.startswith("energy_error")
         return 100.0 if share else math.inf
 
@@ -68,6 +69,7 @@ def number(value: float | int | None) -> str:
     """Return three significant digits, never an exponent for what a person can read; an en dash for null."""
     if value is None:
         return "\u2013"
+    # Of the rounded value: 999.9 is printed as 1,000 and 0.09999 as 0.100.
     size = abs(float(f"{value:.3g}"))
     if size == 0:
         return "0"

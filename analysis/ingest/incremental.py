@@ -56,6 +56,7 @@ def code_version() -> str:
     """Return a digest of all that a merged row depends on besides its run directory: this code and its libraries."""
     digest = hashlib.sha256(f"{schema.SCHEMA_VERSION} {schema.PRODUCER} {pl.__version__} {pa.__version__}".encode())
     sources = [Path(str(module.__file__)) for module in (schema, records, files, attempt_state)]
+    # All of this package, although not every module affects a row: a needless re-read is cheap, a stale row is not.
     for path in (*sorted(Path(__file__).parents[1].rglob("*.py")), *sources):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
@@ -81,6 +82,7 @@ class PreviousDataset:
         try:
             metadata = files.read_json(dataset / schema.DATASET)
             written = metadata if isinstance(metadata, dict) else {}
+            # Other code could compute other rows, and a damaged index would be carried on.
             if written.get("analysis") != code_version() or written.get("index") != index_hashes(dataset):
                 return cls(dataset=dataset)
             directories = records.read_record(dataset / DIRECTORIES, list[DirectoryRecord]) or []
@@ -104,8 +106,10 @@ class PreviousDataset:
 
         Of a duplicate, i.e. of a run id that another directory has already, only the content hash is needed.
         """
+        # No row to take over: a duplicate is only compared by its hash, and without a run id there are only skips.
         if duplicate or record.run_id is None:
             return MergeOutcome(record=msgspec.structs.replace(record, row_counts={}, files=[], row_skips=[]))
+        # Last time it was a duplicate and was not merged, or a file of it was changed or deleted in the dataset.
         if not record.row_counts or not all(self._unchanged(*file) for file in record.files):
             return None
         return MergeOutcome(record=record, row=self.rows[record.run_id], windows=self.windows.get(record.run_id, []))

@@ -106,6 +106,7 @@ def open_table(folder: Path, table: str, run_id: str | None) -> tuple[TableFiles
 def _open_part(path: Path, table: str, files: TableFiles) -> tuple[str, str] | None:
     """Add a part to the files, or return the code and the reason why its footer makes it unusable."""
     try:
+        # Whole: the digest, the footer and later the rows are then of the same bytes.
         raw = path.read_bytes()
         part = pq.ParquetFile(pa.BufferReader(raw))
     except OSError as error:
@@ -115,6 +116,7 @@ def _open_part(path: Path, table: str, files: TableFiles) -> tuple[str, str] | N
     schema = part.schema_arrow
     if problem := version_problem(_part_version(schema)):
         return "schema_version", problem
+    # More columns than ours are no problem: `read_table` takes only ours.
     if missing := sorted(set(contract.SCHEMAS[table].names).difference(schema.names)):
         return "schema", f"lacks column {', '.join(missing)}"
     files.parts[path] = part
@@ -132,6 +134,7 @@ def _read_journal(path: Path, schema: pa.Schema) -> tuple[pa.Table, str]:
     problem = ""
     try:
         with pa.OSFile(str(path)) as raw, pa.ipc.open_stream(raw) as stream:
+            # Before any batch: rows of another schema version must not be taken.
             if b"schema_version" in (stream.schema.metadata or {}):
                 problem = version_problem(_part_version(stream.schema)) or ""
             while not problem:
@@ -169,6 +172,7 @@ def read_table(table: str, files: TableFiles, run_id: str) -> tuple[pa.Table, li
     closed = _concat(pieces, schema)
     if not journals:
         return closed, skips
+    # Rows that are in a closed part and in a journal too, e.g. after a kill between renaming and removing, count once.
     keys, rows = _KEYS[table], _concat(journals, schema)
     journal_keys, closed_keys = (_as_text(part.select(keys)) for part in (rows, closed))
     new = journal_keys.with_row_index("_row").join(
@@ -185,4 +189,5 @@ def _concat(pieces: list[pa.Table], schema: pa.Schema) -> pa.Table:
     """Return one table of one chunk per column; the dictionaries of its pieces become one."""
     if not pieces:
         return schema.empty_table()
+    # Every part has a dictionary of its own; unified, the codes of all rows mean the same strings.
     return pa.concat_tables(pieces).unify_dictionaries().combine_chunks()

@@ -45,12 +45,14 @@ def find_run_dirs(roots: list[Path]) -> Iterator[Path]:
     """
     visited: set[Path] = set()
     for root in roots:
+        # os.walk enters what is left in `folders`: clearing it ends the descent.
         for path, folders, names in os.walk(root):
             folder = Path(path)
             if schema.DATASET in names:
                 folders.clear()
             elif schema.MANIFEST in names or any(table in folders for table in schema.TABLES):
                 folders.clear()
+                # Roots may overlap or be linked to each other.
                 if folder.resolve() not in visited:
                     visited.add(folder.resolve())
                     yield folder
@@ -85,6 +87,7 @@ def fingerprint(folder: Path) -> str | None:
                 if entry.is_dir(follow_symlinks=False):
                     pending.append(Path(entry.path))
                     digest.update(name + b"\0")
+                # What changes behind the link changes no time in this folder.
                 elif entry.is_symlink() and entry.is_dir():
                     return None
                 else:
@@ -116,6 +119,7 @@ def read_run(folder: Path) -> tuple[Run | None, list[SkippedFile]]:
         tables[table], unusable = open_table(folder / table, table, run_id)
         skips += unusable
     if manifest is None:
+        # Without a run id nothing of them can be merged, but each is listed.
         orphans = [path for files_ in tables.values() for path in (*files_.parts, *files_.journals)]
         skips += [skipped(path, code, f"part of a run without a usable manifest: {problem}") for path in orphans]
         return None, [skipped(folder / schema.MANIFEST, code, problem), *skips]
@@ -123,6 +127,7 @@ def read_run(folder: Path) -> tuple[Run | None, list[SkippedFile]]:
     path = folder / schema.WINDOWS
     try:
         stored = read_record(path, list[Window])
+        # A recipe that is unavailable ends its run before any window opens: no file is as it should be.
         if stored is None and manifest.reason != Reason.UNAVAILABLE:
             skips.append(skipped(path, "missing", "no such file: no window to measure", run_id))
         windows = stored or []
@@ -142,6 +147,7 @@ def read_run(folder: Path) -> tuple[Run | None, list[SkippedFile]]:
 def _image_problem(folder: Path, path: Path) -> str:
     """Return why a sample image cannot be copied, an empty string where it can."""
     try:
+        # The manifest may come from elsewhere: it must not make the merge copy a file of this machine.
         if folder.resolve() not in path.resolve().parents:
             return "the manifest names an image outside its run directory"
         if not path.is_file():
@@ -166,6 +172,7 @@ def _with_final_state(folder: Path, manifest: Manifest) -> Manifest:
     )
     if state.state is not PointState.FAILED or state.reason is Reason.TELEMETRY_INCOMPLETE:
         return manifest
+    # From here on a failure, e.g. the manifest still says running, and Slurm that the node failed.
     known = manifest.status in (Status.FAILED, Status.INTERRUPTED)
     status = manifest.status if known else Status.FAILED
     return msgspec.structs.replace(manifest, status=status, reason=state.reason, message=state.message or None)
@@ -188,6 +195,7 @@ def _read_manifest(path: Path) -> tuple[Manifest | None, str, str]:
 
 def _content_hash(run: Run) -> str:
     digest = hashlib.sha256()
+    # Parts and journals were hashed when they were read; the other files are hashed here.
     known = {path: value for table in run.tables.values() for path, value in table.digests.items()}
     paths = [run.folder / name for name in (schema.MANIFEST, schema.WINDOWS, schema.TELEMETRY)]
     paths += [path for table in run.tables.values() for path in (*table.parts, *table.journals)]

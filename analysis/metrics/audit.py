@@ -30,6 +30,7 @@ INVALIDATING_EVENTS = {
     "co_tenant": "another process was on GPU",
     "power_limit": "the power limit changed during the run on GPU",
 }
+# Limits are floats: a gap of exactly the limit must pass.
 _EPS = 1 + 1e-9
 
 
@@ -136,6 +137,7 @@ def check_incidents(events: pl.DataFrame, manifest: Manifest, spans: list[Span])
 def check_power_limit(power_w: float | None, manifest: Manifest) -> Iterator[str]:
     """Compare the mean power with the power limits in the manifest."""
     limits = [device.power_limit_w for device in manifest.devices if device.power_limit_w is not None]
+    # Only with the limit of every GPU: the mean power is of all of them.
     if power_w is None or not len(limits) == len(manifest.devices) == (manifest.gpus or 1):
         return
     if power_w > POWER_LIMIT_MARGIN * (limit_w := sum(limits)):
@@ -150,6 +152,7 @@ def check_column(samples: GpuSamples, column: str, span: Span, limit_s: float) -
     near = known.bracket(*span).t_ns
     if near[0] > span[0] or near[-1] < span[1]:
         return f"{column} does not reach the edges of the window"
+    # A clock that goes back is reported by `check_samples`; here only the time without a value counts.
     in_order = near if known.ordered else np.sort(near)
     gap = float(np.diff(in_order).max()) * 1e-9 if len(near) > 1 else 0.0
     return f"{column} unknown for {gap:.2f} s (limit {limit_s:.2f} s)" if gap > limit_s * _EPS else None
@@ -180,6 +183,7 @@ def check_samples(samples: GpuSamples, span: Span, hz: float) -> Iterator[str]:
         yield f"first sample {(int(samples.t_ns.min()) - start_ns) * 1e-9:.2f} s after the window opened"
     if samples.t_ns.max() < end_ns:
         yield f"last sample {(end_ns - int(samples.t_ns.max())) * 1e-9:.2f} s before the window closed"
+    # From here on only the samples around this window: what happens between two windows is no problem of either.
     near = samples.bracket(*span)
     if len(near.t_ns) < 2:
         yield "fewer than two samples around the window"
@@ -211,6 +215,7 @@ def stuck_counter(samples: GpuSamples, span: Span, hz: float) -> str | None:
     t_ns, moves = known.t_ns[inside], np.diff(known.columns["energy_mj"][inside]) != 0
     if not len(t_ns) or moves.all():
         return None
+    # Divided into stretches of equal values: a new one begins at each reading that differs from the one before.
     edges = np.concatenate([[0], np.flatnonzero(moves) + 1, [len(t_ns)]])
     lengths = t_ns[edges[1:] - 1] - t_ns[edges[:-1]]
     longest = int(lengths.argmax())
@@ -218,6 +223,7 @@ def stuck_counter(samples: GpuSamples, span: Span, hz: float) -> str | None:
     if length_ns * 1e-9 <= max(STUCK_COUNTER_S, gap_limit_s(hz)):
         return None
     during = samples.inside(first_ns, first_ns + length_ns)
+    # Instant power, or its average where that is all there is. Below 1 W there is nothing to count.
     for name in ("power_instant_w", "power_avg1s_w"):
         watts = samples.columns[name][during]
         if not np.isnan(watts).all():

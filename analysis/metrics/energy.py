@@ -54,8 +54,10 @@ def fill_energy(
     growth_mj = [] if "energy_mj" in gaps else [gpu.growth("energy_mj", span) for gpu, span in pairs]
     counter_mj = _total(growth_mj)
     stuck = any(audit.stuck_counter(gpu, span, hz) for gpu, span in pairs)
+    # Also in a window that is too short for `stuck_counter`: a counter that does not grow gives no energy.
     stuck = stuck or any(value is not None and value <= 0 for value in growth_mj)
     row["energy_integral_j"] = integral_j
+    # No integral in place of a counter that went back: the audit makes such a run invalid.
     if any(audit.counter_fell(gpu.known("energy_mj").bracket(*span)) for gpu, span in pairs):
         reasons["energy_j"] = "energy counter went back"
     elif counter_mj is not None and not stuck:
@@ -76,6 +78,7 @@ def fill_energy(
         row["energy_ratio"] = row["energy_j"] / integral_j
     else:
         reasons["energy_ratio"] = "energy counter does not move" if stuck else "counter and integral are not both known"
+    # As a check of the counter one-second averages are good enough, as energy they are not.
     sampled_j = averaged_j if integral_j is None else integral_j
     if not by_counter:
         # The integral alone has no uncertainty: nothing says what the samples missed.
@@ -97,6 +100,7 @@ def _fill_uncertainty(
         draft.warnings.append(
             f"energy counter deviates {100 * deviation:+.1f} % from the integral of sampled power: {values}"
         )
+    # Of all GPUs and windows the slowest counter gives the bound for the edges.
     updates = [update for gpu, span in pairs if (update := _update_s(gpu, span)) is not None]
     if not updates:
         draft.set_reason(UNCERTAINTY, "too few updates of the counter")

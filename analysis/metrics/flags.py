@@ -70,8 +70,10 @@ def _window_flags(
     if earlier:  # the events and samples of an earlier start may be of another node and clock
         return flags
     start, end = window.t_start_mono_ns, window.t_end_mono_ns
+    # A window that was cut has no end: whatever came after its start may have hit it.
     until = math.inf if end is None else end
     for kind, t_ns in events:
+        # A co-tenant seen before the window may still be there; an Xid before it is over.
         if t_ns <= until and (kind in _FROM_THEN_ON or (kind in _AT_ONCE and t_ns >= start)):
             flags.add(_EVENTS[kind])
     if end is not None and end > start:

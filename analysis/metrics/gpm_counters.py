@@ -84,6 +84,7 @@ def weighted_mean(
     begin = t_ns - window_ns
     weight = np.zeros(len(t_ns), dtype=np.int64)
     for start, end in spans:
+        # The overlaps add up: the window of one row may reach into two spans.
         weight += np.clip(np.minimum(t_ns, end) - np.maximum(begin, start), 0, None)
     counts = (weight >= min_inside * window_ns) & (weight > 0)
     total_ns = sum(end - start for start, end in spans)
@@ -99,5 +100,6 @@ def _union_ns(begin: Ints, end: Ints, low: int, high: int) -> int:
     """Return the length that intervals cover between low and high; where they overlap it counts once."""
     order = np.lexsort((end, begin))
     first, last = np.clip(begin[order], low, high), np.clip(end[order], low, high)
+    # How far the intervals before each one reach: only what lies beyond is counted for it.
     reached = np.concatenate([[low], np.maximum.accumulate(last)[:-1]])
     return int(np.clip(last - np.maximum(first, reached), 0, None).sum())

@@ -30,6 +30,7 @@ class GpuSamples:
     def split(cls, samples: pl.DataFrame, columns: Iterable[str]) -> list[GpuSamples]:
         """Return the samples of each GPU, in order of UUID."""
         uuids = samples["gpu_uuid"].unique()
+        # Most runs have one GPU: their table is taken as it is.
         parts = {
             str(uuid): samples if len(uuids) == 1 else samples.filter(pl.col("gpu_uuid") == uuid)
             for uuid in uuids.drop_nulls().cast(pl.String).sort()
@@ -68,6 +69,7 @@ class GpuSamples:
 
     def bracket(self, start_ns: int, end_ns: int) -> GpuSamples:
         """Return the samples from the last one at or before the start to the first one at or after the end."""
+        # Binary searches where the clock only goes forward, else a test of every sample.
         if self.ordered:
             first, last = self.t_ns.searchsorted(start_ns, "right"), self.t_ns.searchsorted(end_ns, "left")
             before, after = self.t_ns[:first][-1:], self.t_ns[last:][:1]
@@ -140,6 +142,7 @@ class GpuSamples:
         for start, end in (span, (int(t_ns[0]), int(t_ns[-1]))):
             if (total := self.integral(column, (start, end))) is not None:
                 return total / ((end - start) * 1e-9)
+        # A single value, or times that do not move: there is nothing to integrate.
         return float(known.columns[column][inside].mean())
 
     def maximum(self, column: str, spans: Iterable[Span]) -> float | None:

@@ -17,6 +17,7 @@ from inpaint_bench.core.records import Manifest
 
 _WORKLOAD_FACTS = ("precision", "resolution_px", "epochs", "compile_s", "setup_s", "encodes_online", "text_online")
 SKIPPED_SHOWN = 50  # skipped images listed per run; all of them are counted
+# Columns that are copied: the manifest has them under the same name.
 _SAME_NAME = [name for name in SCHEMA if name in Manifest.__struct_fields__]
 
 
@@ -42,6 +43,7 @@ def manifest_columns(manifest: Manifest) -> dict[str, Any]:
         "ended": _time(manifest.ended_unix_ns),
         "gpu_name": _join(device.name for device in manifest.devices),
         "gpu_uuid": _join(device.uuid for device in manifest.devices),
+        # Of all GPUs together, as power_w is; the clock limit is that of the slowest card.
         "power_limit_w": sum(limits) if limits else None,
         "sm_clock_mhz_limit": min(clocks, default=None),
         "node": slurm.node or env.hostname,

@@ -47,6 +47,7 @@ def summarise(manifest: Manifest, windows: list[Window], tables: Mapping[str, pl
         return row
     spans = [span for window in usable if (span := _span(window))]
     draft.null_reasons.update(manifest_facts.null_reasons(manifest))
+    # What the audit sees in the windows and steps alone, with or without telemetry.
     for window, span in zip(usable, spans, strict=True):
         draft.warnings += audit.check_length(window, span)
         draft.problems += audit.check_clocks(window, span)
@@ -56,6 +57,7 @@ def summarise(manifest: Manifest, windows: list[Window], tables: Mapping[str, pl
     if len(usable) < len(measured):
         draft.warnings.append(f"{len(measured) - len(usable)} measure window(s) cut short and left out")
     draft.warnings += manifest_facts.warnings(manifest)
+    # In this order: the runtime is projected from the rate, what is per joule needs the energy.
     _fill_throughput(draft, usable, spans, tables["steps"])
     _fill_runtime(draft, windows)
     if len(kinds) > 1:
@@ -110,6 +112,7 @@ def _fill_throughput(draft: RowDraft, usable: list[Window], spans: list[Span], s
         unknown = ("step_ms_p50", "step_ms_p95", "data_wait_pct", "step_drift_pct", "step_block_cv_pct")
         draft.set_reason(unknown, "no steps in the table")
         return
+    # One kind for all steps: percentiles over device and host times together would mean nothing.
     on_device = inside["device_ms"].null_count() == 0
     row["step_ms_kind"] = "device" if on_device else "host"
     host_ms = (inside["t_end_mono_ns"] - inside["t_start_mono_ns"]) / 1e6
@@ -172,6 +175,7 @@ def _fill_mfu(draft: RowDraft, manifest: Manifest) -> None:
     elif row["precision"] not in ("bf16", "fp16"):
         draft.set_reason(["mfu_pct"], f"the BF16 peak does not apply to {row['precision']}")
     else:
+        # The rate is of all GPUs together, the peak of one.
         row["mfu_pct"] = 100 * flop * row["images_per_s"] / (peak * 1e12 * (row["gpus"] or 1))
 
 

@@ -50,6 +50,7 @@ class Steadiness:
 def judge(start_s: Floats, step_ms: Floats, measured_s: float) -> Steadiness:
     """Judge steps that began at `start_s` of the measured time. A last block that is not full is left out."""
     block_s = max(BLOCK_S, measured_s / MAX_BLOCKS)
+    # Rounding must not cost a block where the time is a multiple of its length.
     full_blocks = int(measured_s / block_s + 1e-9)
     block = np.floor(start_s / block_s).astype(np.int64)
     inside = (block >= 0) & (block < full_blocks)

@@ -50,6 +50,7 @@ def fill_telemetry(draft: RowDraft, manifest: Manifest, tables: Mapping[str, pl.
         for table, columns in (("samples_fast", (*_FAST, "t_unix_ns")), ("samples_slow", _SLOW))
     )
     sidecar = manifest.telemetry
+    # With telemetry=none the run stays valid for its throughput; missing samples of a real sidecar are a problem below.
     if not fast and sidecar and sidecar.source in (None, "none"):
         draft.warnings.append("no telemetry was requested: throughput only")
         columns = {name for names in DEPENDENTS.values() for name in names}
@@ -64,6 +65,7 @@ def fill_telemetry(draft: RowDraft, manifest: Manifest, tables: Mapping[str, pl.
         draft.problems += [f"GPU {gpu.uuid}: {problem}" for problem in audit.check_samples(gpu, span, hz)]
     draft.problems += audit.check_events(tables["events"], manifest, uuids)
     draft.row["coverage_pct"] = _coverage_pct(fast, spans, hz)
+    # Null values cost a column its own figures, with a warning; missing rows were a problem above.
     gaps = _gaps(fast, _FAST, spans, lambda _: audit.gap_limit_s(hz))
     # What a cumulative counter grows by between two readings is known, however far apart they are.
     sampled = [name for name in _SLOW if name not in (*POWER_CAP_COUNTERS, *THERMAL_COUNTERS)]
@@ -73,6 +75,7 @@ def fill_telemetry(draft: RowDraft, manifest: Manifest, tables: Mapping[str, pl.
     energy.fill_energy(draft, fast, spans, gaps, hz)
     _fill_slow(draft, slow, spans, gaps)
     gpm_counters.fill_counters(draft, tables["samples_gpm"], uuids, spans)
+    # The rows' own reason comes first: "not supported" says more than that there is no value in the window.
     nulls = [tables[name]["nulls"].unique().cast(pl.String) for name in ("samples_fast", "samples_slow")]
     recorded = null_reasons(pl.concat(nulls))
     for column, names in DEPENDENTS.items():
