@@ -133,6 +133,7 @@ def read_manifest(root: Path) -> DatasetManifest | None:
     path = root / MANIFEST
     try:
         manifest = read_record(path, DatasetManifest)
+    # data.root names a file.
     except NotADirectoryError:
         return None
     except OSError as error:

@@ -135,6 +135,7 @@ def verify_dataset(root: Path, report: ReportProgress) -> DatasetManifest:
     if manifest is None:
         raise UserError(f"{root}: has no {layout.MANIFEST}, so `prepare` did not write it")
     expected = layout.list_entries(manifest)
+    # Sizes first: that takes a moment and reveals most damage.
     layout.check_sizes(root, expected)
     wrong = []
     for number, entry in enumerate(expected, start=1):
@@ -169,6 +170,7 @@ def _write_dataset(
     block_names = blocks(source.positions, config.block_m)
     with _partial_folder(out, out.parent) as folder:
         start = time.monotonic()
+        # Images and masks come first, then the index, then the other formats; the manifest, which names them all, last.
         written = _write_images(source, settings.jpeg_quality, folder, report)
         images_s = time.monotonic() - start
         images, masks, hashes = map(list, zip(*written, strict=True))
