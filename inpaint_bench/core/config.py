@@ -312,6 +312,7 @@ def _check_config(bench: BenchConfig) -> None:
         raise UserError(f"data.root is empty: data={bench.data.kind} needs data.root=<{NEEDS_ROOT[bench.data.kind]}>")
     if bench.data.resolution_px % 8:  # the VAE's downscaling factor
         raise UserError(f"data.resolution_px={bench.data.resolution_px}: must be a multiple of 8")
+    # A key of training that no training reads would go unnoticed, for example where train_steps was forgotten.
     for spec in fields(bench.workload):
         value = getattr(bench.workload, spec.name)
         if spec.name in TRAINING_ONLY and value != spec.default and bench.workload.train_steps is None:
