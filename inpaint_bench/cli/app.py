@@ -28,9 +28,11 @@ class _Guarded(TyperGroup):
     """A group whose verbs end with the exit codes of `guarded`."""
 
     def invoke(self, ctx: Any) -> Any:
+        # super() without arguments fails in a lambda, which has no first argument.
         return guarded(lambda: super(_Guarded, self).invoke(ctx))
 
 
+# No markup mode: help texts have square brackets, which rich would read as markup.
 _STYLE: dict[str, Any] = {"context_settings": {"help_option_names": ["-h", "--help"]}, "rich_markup_mode": None}
 app = typer.Typer(cls=_Guarded, help="Benchmark fine-tuning of diffusion models across GPUs and Slurm sites.", **_STYLE)
 doctor = typer.Typer(help="Check this machine, a site file or a GPU.", **_STYLE)
@@ -55,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _examples(*arguments: str) -> str:
+    # click does not rewrap a paragraph that begins with "\b".
     return "\n".join(["\b", "Examples:", *(f"  {PROGRAM} {line}" for line in arguments)])
 
 

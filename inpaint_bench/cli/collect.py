@@ -53,6 +53,7 @@ def _from_sites(ledger: Ledger) -> bool:
     for remote in remotes:
         name = remote.site.name
         try:
+            # True: with the list of files of every attempt.
             reply = remote.call("query", True, SweepReply)
             print(f"{name}: {pluralize(len(reply.attempts), 'run')} listed", flush=True)
             fetch = partial(fetch_over_ssh, remote, folder=ledger.folder)

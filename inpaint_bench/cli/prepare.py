@@ -51,6 +51,7 @@ def run_prepare(overrides: Sequence[str], *, verify: Path | None) -> None:
 def _compose(overrides: list[str]) -> BenchConfig:
     from hydra import compose, initialize_config_dir
 
+    # Hydra has to know our schema and resolvers before it composes.
     register()
     with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir()), job_name="prepare"):
         return parse_config(compose("config", overrides=overrides))

@@ -55,6 +55,7 @@ class Cell:
         """Return what its points cost at most; None where the site's charging rule is not known."""
         if self.next.service_units is None:
             return None
+        # Every attempt that was not refused counts; a point without one will still run once.
         attempts = [sum(attempt.refused is None for attempt in point.record.attempts) for point in self.points]
         return self.next.service_units * sum(max(1, number) for number in attempts)
 

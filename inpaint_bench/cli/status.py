@@ -97,6 +97,7 @@ def _interval_s(ledger: Ledger, *, watch: bool, every_s: float | None) -> float:
 
 def _print(status: SweepStatus, forecasts: Mapping[int, Forecast], folder: Path, *, clear: bool, fold: bool) -> None:
     out = console()
+    # A file or a pipe keeps every refresh.
     if clear and out.is_terminal:
         out.clear()
     out.print(points_table(status.points, forecasts, fold=fold))
