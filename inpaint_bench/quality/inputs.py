@@ -37,6 +37,7 @@ def evaluation_mode(networks: Networks) -> Iterator[None]:
 def mean_latents(networks: Networks, image: Tensor) -> Tensor:
     """[B, 3, R, R] in -1..1 -> [B, 4, r, r] float32, scaled."""
     weight = next(networks.vae.parameters())
+    # The mode of a Gaussian is its mean, so nothing is drawn.
     mean: Tensor = networks.vae.encode(image.to(weight.device, weight.dtype)).latent_dist.mode()
     return mean.float() * networks.vae.config.scaling_factor
 

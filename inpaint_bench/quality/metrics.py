@@ -45,6 +45,7 @@ class ImageMetrics:
         self._lpips: list[float] = []
         self._count = 0
         self._unavailable: dict[str, str] = {}
+        # A missing weight file costs its own metric, not the others and not the run.
         self._lpips_network = self._load("lpips", lambda: load_lpips(quality.lpips_weights).to(device))
         self._fid = self._load("fid", lambda: load_fid(quality.inception_weights, num_images).to(device))
 
