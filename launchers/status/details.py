@@ -193,6 +193,7 @@ def log_files(status: AttemptStatus, folder: Path) -> list[Path]:
     job_id, group = status.attempt.job_id, status.attempt.group
     if job_id is None:
         return []
+    # A process of pid:1234@host has logs that are named by its process id.
     stem = job_id.removeprefix("pid:").partition("@")[0]
     if job_id.startswith("pid:"):
         return sorted((folder / JOBS / group).glob(f"task-*/{stem}_0_log.*"))

@@ -198,6 +198,7 @@ class _Poll:
     def _attempt_status(self, attempt: Attempt, *, last: bool) -> AttemptStatus:
         artifacts = _own_artifacts(attempt, self.artifacts[attempt.key])
         scheduler: SchedulerState | None = None
+        # Only the last attempt may still be waiting or unconfirmed: `rerun` makes no new one before that is settled.
         resolved = self._unsubmitted(attempt) if last and not attempt.job_id and not artifacts.manifest else None
         if resolved is None:
             scheduler, no_answer_reason = self._scheduler_state(attempt)

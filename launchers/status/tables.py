@@ -34,6 +34,7 @@ def plan_table(points: Sequence[Point], starts: Mapping[str, str] | None = None)
     rows = []
     for point, overrides in zip(points, differing([point.overrides for point in points]), strict=True):
         cost: float | str | None = point.service_units
+        # A unit that all sites share is in the heading of the column instead.
         if cost is not None and len(units) > 1:
             cost = f"{cost:.4g} {point.site.charging.unit}"
         rows.append(
@@ -156,6 +157,7 @@ def duration(seconds: float) -> str:
     """Return a duration in its two largest units: "45 s", "12 min", "3 h 5 min", "2 d 4 h"."""
     if seconds < 60:
         return f"{seconds:.0f} s"
+    # Rounded before it is divided: 3,599 s are 1 h, not 60 min.
     hours, minutes = divmod(round(seconds / 60), 60)
     days, hours = divmod(hours, 24)
     parts = [f"{number} {unit}" for number, unit in ((days, "d"), (hours, "h"), (minutes, "min")) if number]
