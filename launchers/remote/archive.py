@@ -57,6 +57,7 @@ def read_archive(source: IO[bytes], receive: Callable[[str, bytes, float], None]
         with tarfile.open(fileobj=source, mode="r|") as archive:
             for entry in archive:
                 member = tarfile.data_filter(entry, "/nonexistent")  # refuses absolute paths and ".."
+                # Neither links nor devices, which could lead out of the folder.
                 reader = archive.extractfile(member) if member.isreg() and not member.issparse() else None
                 if reader is None:
                     raise ArchiveError(f"{sanitize(member.name)[:200]}: not a plain file")

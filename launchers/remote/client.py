@@ -163,6 +163,7 @@ def push_code(remote: RemoteSweep, code: Path) -> None:
     prepare = f"mkdir -p {root} && umask 077 && mkdir -p {shlex.quote(folder)} && {cd}"
     check = f"{{ test -x {python} || {{ echo {python} is not a program there >&2; false; }}; }}"
     report = f"{{ ! test -e {remote.code}/{SNAPSHOT} || echo complete; }}"
+    # One command makes the folders, checks the interpreter, and says whether the code is there already.
     done = connection.run(login(f"{prepare} && {check} && {report}"))
     if done.code == 0 and b"complete" not in done.out.splitlines():
         # -T: without it, mv would move the folder into an existing one of that name.
@@ -205,6 +206,7 @@ class RemoteStatus:
                 self.artifacts[reported.key] = reported.artifacts
         error = f"the sweep directory at {site} does not exist (any more)" if reply.sweep_id is None else None
         self.replies[site] = SlurmReply(states=states, squeue=reply.squeue, sacct=reply.sacct, error=error)
+        # A command there may be inside sbatch at this moment.
         if reply.submitting and any(attempt.job_id is None and not attempt.refused for attempt in attempts):
             self.unconfirmed[site] = f"{site} is still submitting"
 

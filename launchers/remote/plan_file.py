@@ -56,6 +56,7 @@ def add_points(folder: Path, site: str, sweep: SweepRecord, points: Iterable[Poi
     """Add points to the plan file of a site, or replace them in it, and return its path."""
     path = folder / PLAN_PATTERN.format(site=site)
     plan = make_plan(sweep, site, points)
+    # Points of earlier commands stay in the plan; one that is planned again is replaced.
     by_num = {point.num: point for point in [*(read(path).points if path.exists() else []), *plan.points]}
     plan.points = [by_num[num] for num in sorted(by_num)]
     _write(path, plan)

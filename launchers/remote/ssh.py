@@ -50,6 +50,7 @@ class Connection:
         self.host = connect.host
         self.timeout_s = connect.timeout_s
         self._connect = connect
+        # %C is OpenSSH's hash of both hosts, port and user: one socket for each destination.
         self._socket = socket_folder() / "%C"
 
     def open(self) -> None:
@@ -59,6 +60,7 @@ class Connection:
             atexit.register(self._control, "stop")
         if self._control("check") == 0:
             return
+        # Only a person at a terminal can be asked for a password or a second factor.
         interactive = sys.stdin.isatty() and sys.stderr.isatty()
         command = [*self._ssh(master=True, interactive=interactive), "--", self.host, "true"]
         limits: dict[str, Any] = {} if interactive else {"stdin": subprocess.DEVNULL, "timeout": 2 * self.timeout_s}
@@ -82,6 +84,7 @@ class Connection:
             done = subprocess.run(self.command(command), input=stdin, capture_output=True, timeout=timeout_s)
         except subprocess.TimeoutExpired:
             raise UnreachableError(f"{self.host} did not answer within {timeout_s:g} s") from None
+        # A command that itself exits with 255 passes for a broken connection too.
         if done.returncode == SSH_ERROR:
             raise UnreachableError(f"ssh {self.host}: {last_lines(done.stderr) or 'the connection broke'}")
         return Completed(code=done.returncode, out=done.stdout, err=last_lines(done.stderr))
@@ -167,6 +170,7 @@ def socket_folder(parent: str = "/tmp") -> Path:
     folder = Path(parent, f"inpaint-bench-{os.getuid()}")
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
+    # Not stat: a link of that name might have been put there by somebody else.
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise UserError(f"{folder}: must be a folder that is yours alone (mode 0700); remove it and try again")
