@@ -94,6 +94,7 @@ class _Policies:
         return pattern.differs(", ".join(names), "none of your accounts matches")
 
     def _qos(self, qos: Finding) -> Finding:
+        # Jobs request no QOS, so the default of the user's association applies.
         if qos.configured is None:
             defaults = sorted({a["DefaultQOS"] for a in self._associations() if none_if_empty(a["DefaultQOS"])})
             return qos.same(f"default {', '.join(defaults)}" if defaults else "no default")
@@ -162,6 +163,7 @@ class _Policies:
 
     def _grace_s(self) -> int:
         """Return the shortest time between SIGTERM and SIGKILL."""
+        # Partitions and QOS both have a GraceTime; that of what preempts counts.
         if not self._by_qos:
             return min(parse_int(partition.value("GraceTime")) for partition in self._preempted_partitions)
         times = [self.cluster.qos[name]["GraceTime"] for name in self._job_qos() if name in self.cluster.qos]

@@ -54,6 +54,7 @@ class GpuComparison:
         types, configured = self.partition.gpu_types, self.entry.gres or self.model
         if configured in types:
             return configured
+        # Else a type that names the model (nvidia_a100-sxm4-40gb for a100), else GPUs without any type.
         return next((t for t in types if is_model(self.model, t)), "" if types == [""] else None)
 
     @cached_property
@@ -137,6 +138,7 @@ class GpuComparison:
     def _max_minutes(self, max_minutes: Finding) -> Finding:
         """Compare with the shortest limit of the partition, its QOS and the job's QOS."""
         limits = {self.partition.name: parse_minutes(self.partition.value("MaxTime"))}
+        # The QOS of a partition limits every job in it, in addition to the job's own.
         for name in filter(None, (none_if_empty(self.partition.values.get("QoS")), self.site.qos)):
             if name in self.cluster.qos:
                 limits[f"QOS {name}"] = parse_minutes(self.cluster.qos[name]["MaxWall"])

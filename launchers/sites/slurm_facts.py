@@ -160,6 +160,7 @@ class Cluster:
         return output
 
     def _rows(self, topic: str, fields: Sequence[str]) -> list[dict[str, str]]:
+        # A greeting of a login shell has another number of fields and is dropped.
         rows = [line.split("|") for line in self._text(topic).splitlines()]
         return [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)]
 
@@ -170,6 +171,7 @@ class Cluster:
 def query_cluster(site: SiteConfig) -> Cluster:
     """Query the site's Slurm, here or over ssh. If its controller does not answer, only one command is tried."""
     run = partial(_run, site)
+    # If the controller is down, every command runs into its timeout: the first one stands for all.
     config = run(["scontrol", "show", "config"])
     if isinstance(config, NotReportedError):
         return Cluster(dict.fromkeys(("config", "partitions", "nodes", "associations", "qos"), config))
@@ -191,6 +193,7 @@ def _query_accounting(run: Callable[[Sequence[str]], Output], cluster: Cluster) 
     except NotReportedError as error:
         return {"associations": error, "qos": error}
     show = ["sacctmgr", "-n", "-P", "show"]
+    # Over ssh the user may have another name there.
     associations = run(["id", "-un"])
     if isinstance(associations, str):
         where = [f"user={associations.split()[-1]}", f"cluster={name}"]  # a login shell may print a greeting first
