@@ -51,6 +51,7 @@ class Composer:
         """Compose, check and place one point. Raises UserError, and Hydra's errors for overrides that do not fit."""
         composed = self._composition(overrides)
         bench, config = self._composition.typed(composed)
+        # The site is chosen first: time limit and exporter depend on what it has for this GPU.
         site, reachability = choose_site(bench, config, self.catalog)
         check_account(site)
         gpu = site.gpus[bench.gpu.name]
@@ -91,5 +92,6 @@ def composer(launch_context: LaunchContext | None = None) -> Iterator[Composer]:
 
     with launched.activated(), hydra_internals.initialized(config_dir, launched.config_dirs) as loader:
         setup_globals()
+        # Hydra sets up logging only in its own main function, and `rerun` does not start there.
         configure_log(compose_config([]).hydra.hydra_logging)
         yield Composer(compose_config, loader=loader, config_name=launched.config_name, hydra_overrides=hydra_overrides)

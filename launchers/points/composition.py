@@ -66,8 +66,10 @@ class ComposedConfig:
             hydra_internals.apply_overrides(self.values, config)
             _record_overrides(config, self.lines)
         if self.edits:
+            # Hydra makes its own node read-only, and struct mode forbids new keys.
             with read_write(config), open_dict(config):
                 for key, value in self.edits:
+                    # Not merged: of the node `site` only the keys of the chosen site may remain.
                     OmegaConf.update(config, key, value, merge=False)
         return config
 
@@ -79,6 +81,7 @@ def _pickled(config: DictConfig) -> bytes:
 def _record_overrides(config: DictConfig, lines: Sequence[str]) -> None:
     """Write the point's own overrides into Hydra's node, as Hydra does when it composes."""
     task = [line for line in lines if not _parsed(line).is_hydra_override()]
+    # The shared composition has recorded the choices of groups alone.
     config.hydra.overrides.task.clear()
     config.hydra.overrides.task.extend(task)
     config.hydra.job.override_dirname = hydra_internals.override_dirname([_parsed(line) for line in task], config)
@@ -136,6 +139,7 @@ class Composition:
 
     def _compose_shared(self, lines: Sequence[str]) -> ComposedConfig | None:
         """Compose on a shared base; None where Hydra has to compose the point alone."""
+        # Split the overrides: those that the composition depends on, and those that are set on a copy of it.
         choices: list[str] = []
         values: list[Override] = []
         for line in lines:
@@ -145,12 +149,14 @@ class Composition:
             elif not _is_plain(override):
                 return None
             elif override.key_or_group.split(".")[0] != "hydra":
+                # batch=16
                 values.append(override)
             elif override.type is OverrideType.CHANGE:
                 choices.append(line)
             else:
                 return None
         shared = self._shared_for(tuple(choices))
+        # At or below an interpolation the result could depend on what Hydra sets only after the overrides.
         if shared is None or any(_prefixes(value.key_or_group) & shared.interpolated_keys for value in values):
             return None
         return ComposedConfig(base=shared.base, values=tuple(values), lines=tuple(lines))
@@ -181,6 +187,7 @@ class Composition:
         config = pickle.loads(shared.content)
         hydra_internals.apply_overrides(composed.values, config)
         changed = {value.key_or_group.split(".")[0] for value in composed.values}
+        # `+note=x` adds a key that BenchConfig has no field for, so it cannot be replaced there.
         if shared.bench is None or not changed <= _KEYS:
             return parse_config(config), config
         return parse_changed(config, shared.bench, changed | shared.reading_keys), config

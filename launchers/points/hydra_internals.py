@@ -52,6 +52,7 @@ def override_dirname(overrides: Sequence[Override], config: DictConfig) -> str:
 
 def expand_sweep(overrides: Sequence[Override]) -> list[list[str]]:
     """Return the overrides of every point, in the order of Hydra's basic sweeper."""
+    # Without a largest batch size all points are in one batch.
     (points,) = BasicSweeper.split_arguments(list(overrides), max_batch_size=None)
     return points
 
@@ -68,6 +69,7 @@ def initialized(config_dir: str, extra_dirs: Sequence[str]) -> Iterator[ConfigLo
         path = create_config_search_path(config_dir)
         for folder in extra_dirs:
             path.prepend("command-line", f"file://{folder}", SearchPathQuery(provider="schema"))
+        # initialize_config_dir takes one folder: Hydra is initialised again, with the longer search path.
         GlobalHydra.instance().clear()
         Hydra.create_main_hydra2(task_name="inpaint_bench", config_search_path=path)
         yield GlobalHydra.instance().config_loader()

@@ -21,11 +21,13 @@ def choose_site(bench: BenchConfig, config: DictConfig, catalog: SiteCatalog) ->
     """
     gpu = bench.gpu.name
     if bench.site.name != "auto":
+        # A site that the user names is taken even if it is out of reach: its points then wait in a plan file.
         site = catalog.site(bench.site.name, config)
         if gpu not in site.gpus:
             raise UserError(f"gpu={gpu}: not on site {site.name}; it has: {', '.join(sorted(site.gpus))}")
         return site, reachability(site)
     home = bench.gpu.home_site
+    # `local` can always be reached and would win for every GPU that it lists: it counts only for gpu=cpu.
     sites = [catalog.site(name, config) for name in catalog.names if name != "local" or home == "local"]
     candidates = [(site, reachability(site)) for site in sites if gpu in site.gpus]
     if not candidates:
@@ -37,6 +39,7 @@ def choose_site(bench: BenchConfig, config: DictConfig, catalog: SiteCatalog) ->
 
     def rank(candidate: tuple[SiteConfig, Reachability]) -> tuple[bool, bool, bool]:
         site, reach = candidate
+        # False sorts before True. Of equal candidates the first by name wins.
         return (not (reach.on_site and reach.ok), not reach.ok, site.name != home)
 
     return min(candidates, key=rank)

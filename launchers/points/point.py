@@ -129,9 +129,11 @@ def group_points(points: Sequence[Point], *, first_number: int = 0) -> list[Grou
     groups: list[Group] = []
     for members in by_request.values():
         site, request, gpu = members[0].site, members[0].request, members[0].bench.gpu.name
+        # Slurm refuses an array with more tasks than a user may have in the queue.
         size = min(site.limits.max_array_size, site.limits.max_submit_jobs or site.limits.max_array_size)
         for start in range(0, len(members), size):
             parts = [f"{first_number + len(groups):02d}", site.name, request.partition or "", gpu]
+            # The name becomes a folder and a part of the job name: plain characters only.
             name = "-".join(re.sub(r"[^A-Za-z0-9_]+", "_", part) for part in parts if part)
             groups.append(Group(name=name, site=site, request=request, points=tuple(members[start : start + size])))
             for point in groups[-1].points:

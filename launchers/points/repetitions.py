@@ -35,6 +35,7 @@ def choose_order(cells: Sequence[BenchConfig]) -> RunOrder | None:
     The cells agree in `SWEEP_KEYS`. Raises UserError for repetitions or an order of a swept seed.
     """
     first = cells[0]
+    # repeats=auto starts with as many repetitions as the first examination needs.
     repeats = examined_sizes(first.repeats_max)[0] if first.repeats == AUTO else int(first.repeats)
     if len({cell.seed for cell in cells}) > 1:
         if first.repeats == 1 and first.order_seed is None:
@@ -44,6 +45,7 @@ def choose_order(cells: Sequence[BenchConfig]) -> RunOrder | None:
             f"{key}={getattr(first, key)}: the seed is swept too, and repetitions have seeds of their own. "
             "Leave the seed out, or set one to count from"
         )
+    # Without repetitions the points run in the order typed, unless order_seed asks for another one.
     random_seed = None if first.repeats == 1 else secrets.randbelow(2**31)
     order_seed = random_seed if first.order_seed is None else first.order_seed
     return RunOrder(cells=len(cells), repeats=repeats, seed=first.seed, order_seed=order_seed)
@@ -53,6 +55,7 @@ def initial_points(order: RunOrder, cells: Sequence[Point]) -> list[Point]:
     """Return every point that the sweep starts with, in order of point numbers."""
     if order.is_plain:
         return list(cells)
+    # Repetitions outside, cells inside: no cell runs a second time before all have run once.
     return [
         repetition_of(cells[cell], order, cell, repetition)
         for repetition in range(order.repeats)
@@ -76,6 +79,7 @@ def examined_sizes(max_runs: int) -> list[int]:
     """Return the numbers of runs at which a cell is examined, the last being `max_runs`; each is two fifths more."""
     sizes = [min(MIN_RUNS, max_runs)]
     while sizes[-1] < max_runs:
+        # ceil(1.4 * size) in integers
         sizes.append(min(max_runs, (7 * sizes[-1] + 4) // 5))
     return sizes
 

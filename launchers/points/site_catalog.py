@@ -29,10 +29,12 @@ class SiteCatalog:
         self._files: dict[str, tuple[Path, DictConfig]] = {}
         self._sites: dict[tuple[str, str, str], SiteConfig] = {}  # by name and what a point changes about it
         for entry in config_loader.get_search_path().get_path():
+            # The search path also has entries such as pkg:// and structured://, which hold no site files.
             scheme, separator, path = (entry.path or "").rpartition("://")
             if separator and scheme != "file":
                 continue
             for file in sorted(Path(path, "site").glob("*.yaml")):
+                # auto.yaml describes no site: it says that one is to be chosen.
                 if file.stem != "auto":
                     self._files.setdefault(file.stem, (file, _read(file)))
 
@@ -56,6 +58,7 @@ class SiteCatalog:
                 raise UserError(f"sites.{key}: no such site; have: {', '.join(self.names)}")
         chosen = config.site.name == name
         cache_key = (name, repr(config.site) if chosen else "", repr(overrides.get(name)))
+        # Hundreds of points usually share one site: each variant of it is converted and checked once.
         if cache_key not in self._sites:
             base = config.site if chosen else self._files[name][1]
             self._sites[cache_key] = _typed_site(name, base, overrides.get(name) or {})
@@ -85,6 +88,7 @@ def _typed_site(name: str, base: DictConfig, overrides: Any) -> SiteConfig:
     assert isinstance(site, SiteConfig)
     check(site, f"site.{name}")
     check_connect(site)
+    # The file says how to reach the site from elsewhere; on its own machines sbatch is there.
     if site.connect.method in ("ssh", "bundle") and is_site_host(site):
         site.connect.method = "slurm"
     return site
@@ -110,6 +114,7 @@ def reachability(site: SiteConfig) -> Reachability:
             return Reachability(ok=False, reason="ssh is not on PATH")
         return Reachability(ok=True, reason=f"over ssh to {site.connect.host}")
     on_site = is_site_host(site)
+    # A login node of several clusters reaches each of them through its slurm.conf, whatever its own name.
     if site.connect.slurm_conf:
         if not Path(site.connect.slurm_conf).is_file():
             return Reachability(ok=False, on_site=on_site, reason=f"{site.connect.slurm_conf} does not exist")

@@ -60,6 +60,7 @@ class RunHistory:
 
 def _read_durations(out: Path) -> dict[Cell, list[float]]:
     """Read the manifests of the newest sweeps. Damaged ones are skipped: a limit too short costs one rerun."""
+    # A launch makes <out>/<date>/<time>-<name>, a plan file <out>/<sweep id>-<site>.
     records = [*out.glob(f"*/{SWEEP}"), *out.glob(f"*/*/{SWEEP}")]
     newest = sorted(records, key=lambda record: record.stat().st_mtime, reverse=True)
     minutes: dict[Cell, list[float]] = {}
