@@ -98,6 +98,7 @@ class Ledger:
     def add_points(self, points: Iterable[PointSpec], sites: dict[str, Any]) -> None:
         """Add points that the record does not have yet, and replace its sites by these."""
         sweep = self.sweep
+        # Recorded points stay as they were launched: what a rerun changes is in its `planned` events.
         recorded = {point.point for point in sweep.points}
         sweep.points += [point for point in points if point.point not in recorded]
         sweep.sites |= sites
@@ -113,6 +114,7 @@ class Ledger:
 
     def append(self, event: Event) -> None:
         """Write an event and wait until it is on the disk."""
+        # In append mode every write goes to the end, wherever the file was read before.
         with (self.folder / LEDGER).open("a+b") as out:
             if out.tell():
                 out.seek(-1, os.SEEK_END)
@@ -168,11 +170,13 @@ class Ledger:
             try:
                 _apply(event, points)
             except LookupError:
+                # For example `submitted` without `planned`, whose line is missing or damaged.
                 unrecorded.append(f"the attempt of line {number}")
             if isinstance(event, Planned):
                 groups.discard(event.group)
         for record in points.values():  # results of an older attempt may arrive after a newer attempt was planned
             record.attempts.sort(key=lambda attempt: attempt.attempt)
+        # What remains belongs to attempts that the ledger does not have.
         run_dirs -= {attempt.key for record in points.values() for attempt in record.attempts}
         unrecorded += [f"{point}/attempt-{attempt}" for point, attempt in sorted(run_dirs)]
         unrecorded += [f"{JOBS}/{group}" for group in sorted(groups)]
@@ -207,6 +211,7 @@ def _apply(event: Event, points: dict[int, PointRecord]) -> None:
         case Planned():
             for task, spec in enumerate(event.attempts):
                 record = points[spec.point]
+                # The point no longer waits in a plan file, and the attempt may differ from the launch in its overrides.
                 record.site, record.plan = event.site, None
                 record.overrides, record.gpu, record.batch = spec.overrides, spec.gpu, spec.batch
                 record.attempts.append(
@@ -224,6 +229,7 @@ def _apply(event: Event, points: dict[int, PointRecord]) -> None:
                 )
         case Submitted():
             for task, key in enumerate(event.attempts):
+                # "123_%a" stands for a whole array; the ids of single jobs ("123_4", "pid:...") have no %a.
                 attempt(key).job_id = event.job_id.replace("%a", str(task))
         case Refused():
             for key in event.attempts:

@@ -29,6 +29,7 @@ class BusyError(UserError):
 def sweep_lock(folder: Path, *, timeout_s: float = TIMEOUT_S) -> Iterator[None]:
     """Hold the sweep's lock. Raises BusyError where another command still holds it after `timeout_s`."""
     folder.mkdir(parents=True, exist_ok=True)
+    # Without the file `_shared_flock` could not find out whether the file system has flock.
     (folder / LOCK).touch()
     lock: BaseFileLock = FileLock(folder / LOCK, is_singleton=False)
     advice = "wait for it"
@@ -50,6 +51,7 @@ def is_locked(folder: Path) -> bool:
     """Return whether a command holds the sweep's lock. False also for a sweep that this user may only read."""
     free = _shared_flock(folder)
     if free is None:
+        # Whether this lock is free can only be found out by taking it for a moment.
         try:
             with SoftFileLock(folder / SOFT_LOCK, timeout=0):
                 free = True
@@ -62,6 +64,7 @@ def _shared_flock(folder: Path) -> bool | None:
     """Try a shared lock for a moment: False where a command holds the lock, None where the file system has no flock."""
     try:
         with (folder / LOCK).open("r") as handle:
+            # Shared, so that two commands that only ask do not take each other for the holder.
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return False

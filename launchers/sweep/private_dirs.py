@@ -22,8 +22,10 @@ def make(folder: Path) -> Path:
 
 def check(folder: Path) -> None:
     """Raise UserError unless `folder` and its parent are directories, no links, that only the user can enter."""
+    # The parent too: who can write there can put another folder in place of this one.
     for directory in (folder.parent, folder):
         try:
+            # lstat, because the target of a link can change after this check.
             status = directory.lstat()
         except OSError as error:
             raise UserError(f"{directory}: {error.strerror}") from None

@@ -39,6 +39,7 @@ def take(folder: Path) -> Path:
         shutil.copyfile(path, target / relative)
     parent = read_json(ROOT / SNAPSHOT)  # present where the running code is a snapshot itself
     git = parent["git"] if parent and parent["content_sha256"] == digest else git_state(ROOT)
+    # Written last: a copy that was interrupted lacks this file, and the next call makes it anew.
     replace_json(target / SNAPSHOT, {"content_sha256": digest, "git": git})
     return target
 

@@ -40,6 +40,7 @@ class LaunchContext(msgspec.Struct, frozen=True, kw_only=True):
         """Read the context from a composed configuration that still has Hydra's own node."""
         runtime = config.hydra.runtime
         files = [source for source in runtime.config_sources if source.schema == "file"]
+        # The project's own conf/ is not recorded: a rerun may come from another checkout.
         main = next((source.path for source in files if source.provider == "main"), None)
         return cls(
             working_dir=str(runtime.cwd),
@@ -151,6 +152,7 @@ class SweepRecord(msgspec.Struct, kw_only=True):
         path = folder / SWEEP
         try:
             content = path.read_bytes()
+            # The version first: the fields of another format would only give a puzzling message.
             version = msgspec.json.decode(content, type=_Version).format_version
             if version != FORMAT_VERSION:
                 raise UserError(
