@@ -31,6 +31,7 @@ def job_environment() -> dict[str, str]:
 
 def slurm_environment(site: SiteConfig) -> dict[str, str]:
     """Return the environment for Slurm's commands at one site: no variables of other jobs, and its SLURM_CONF."""
+    # Read here, because job_environment() drops SLURM_CONF with all other variables of Slurm.
     conf = site.connect.slurm_conf or os.environ.get("SLURM_CONF")
     return job_environment() | ({"SLURM_CONF": conf} if conf else {})
 

@@ -56,6 +56,7 @@ class PointJob:
     def __call__(self) -> JobReturn:
         """Run the point. Raises UserError where its run directory belongs to another run."""
         context, task = self.hydra.restore()
+        # Registers Hydra's resolvers, such as ${hydra:...}, in this process.
         setup_globals()
         config = self.composed.build()
         if run_id := OmegaConf.select(config, "identity.run_id"):  # before Hydra writes its own record there

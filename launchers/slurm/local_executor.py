@@ -44,6 +44,7 @@ def visible_gpus() -> list[str]:
     except pynvml.NVMLError:
         return []
     try:
+        # UUIDs, because CUDA may number the GPUs in another order than NVML.
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         return [pynvml.nvmlDeviceGetUUID(handle) for handle in handles]
     finally:
@@ -65,6 +66,7 @@ def run_jobs(
     """
     from .submitit_internals import LocalJobExecutor  # submitit only where something runs
 
+    # One job per slot. Without a GPU there is one slot: CPU runs beside each other would disturb their timing.
     slots = visible_gpus() or [""]
     environment = job_environment()
     if code is not None:
@@ -78,9 +80,11 @@ def run_jobs(
                     continue
                 index = waiting.pop(0)
                 if not should_start(index):
+                    # Cancelled in the meantime: the slot takes the next job in the next pass.
                     continue
                 # a folder per job: job ids are process ids here, and an old pickle of that id would be taken
                 executor = LocalJobExecutor(private_dirs.make(folder / f"task-{index}"))
+                # submitit hides all GPUs from a job that requests none; `setup` runs after that.
                 executor.update_parameters(
                     timeout_min=jobs[index].time_min, setup=[f"export CUDA_VISIBLE_DEVICES={shlex.quote(slot)}"]
                 )
@@ -95,8 +99,10 @@ def run_jobs(
                     jobs[index].result = _result(job)
                     on_end(index)
     except BaseException:
+        # Ctrl-C, or an error in a callback: no job may outlive this command unnoticed.
         for _, job in running.values():
             stop(int(job.job_id))
+        # Jobs still write their manifests; the deadline is for one that hangs.
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while any(not job.done() for _, job in running.values()) and time.monotonic() < deadline:
             time.sleep(POLL_S)

@@ -53,6 +53,7 @@ RULES = (
     ),
     _Rule("BeginTime", "may not start before its begin time; Slurm delays a requeued job by 2 minutes"),
     _Rule(
+        # AssocGrpGRESMinutes is a budget that is spent; ...RunMinutes limits what runs at a time, and is below.
         "(Assoc|QOS)Grp(?!.*RunMinutes).*(Minutes|WallLimit).*",
         "the allocation of {limit} is used up",
         "it starts when the allocation is renewed; {list_accounts}; for another account cancel it and `rerun` with "
@@ -66,6 +67,7 @@ RULES = (
         stuck=True,
     ),
     _Rule(
+        # After the time limits: the last of these patterns matches QOSMaxWallDurationPerJobLimit too.
         "Partition(NodeLimit|MaxNodes|MinNodes|Config).*|BadConstraints|MaxMemPerLimit|QOSMin.*"
         "|(Assoc|QOS)Max.*Per(Job|Node).*",
         "{limit} does not allow, or no node has, what it requests",
@@ -73,6 +75,7 @@ RULES = (
         stuck=True,
     ),
     _Rule(
+        # What is left of the limits of accounts and QOS depends on other jobs.
         "(Assoc|QOS)(Grp|Max).*|Max.*PerAccount|(QOS|Association)(Job|Resource)Limit|JobArrayTaskLimit",
         "a limit of {limit} is reached by jobs that run or are queued",
         "it starts as they end",

@@ -77,6 +77,7 @@ def query_jobs(
     names = _KnownNames(jobs)
     queued, squeue = _query_squeue(site, owner, names)
     states = {job_id: state for job_id, state in (queued or {}).items() if job_id in jobs}
+    # A job that squeue lists as queued or running needs no sacct.
     unresolved = [i for i in jobs if i not in settled and (i not in states or states[i].ended)]
     accounted, sacct = _query_sacct(site, unresolved, names) if unresolved else ({}, NOT_ASKED)
     for job_id in unresolved:
@@ -84,11 +85,13 @@ def query_jobs(
         # sacct learns of an end a moment after squeue, and then has the exit code too.
         if state and (state.ended or job_id not in states):
             states[job_id] = state
+    # A job is known to be gone only from a full list of our own jobs on the cluster that they were submitted to.
     if queued is not None and not owner and not names.foreign:
         missing = SchedulerState(state=None)
         if accounted is None:
             missing = SchedulerState(state=LEFT_QUEUE, detail=f"it has left the queue, and sacct {sacct}")
         for job_id in unresolved:
+            # The database has such a job, only not its name yet: the next poll decides.
             if _array_id(job_id) not in names.unnamed:
                 states.setdefault(job_id, missing)
     return SlurmReply(states=states, squeue=squeue, sacct=sacct, owner=owner, foreign=names.foreign)
@@ -125,6 +128,7 @@ def _query_squeue(
     site: SiteConfig, owner: str | None, names: _KnownNames
 ) -> tuple[dict[str, SchedulerState] | None, str]:
     user = ["-u", owner] if owner else ["--me"]
+    # -r: a row per array task; -t all: also jobs that ended a few minutes ago.
     columns = ("%i", "%T", "%r", "%N", "%S", "%e", "%l", "%j")
     rows, result = _rows(site, ["squeue", *user, "-h", "-r", "-t", "all", "-o", "|".join(columns)], len(columns))
     if rows is None:
@@ -149,6 +153,7 @@ def _query_sacct(
     site: SiteConfig, job_ids: Sequence[str], names: _KnownNames
 ) -> tuple[dict[str, SchedulerState] | None, str]:
     arrays = sorted(set(map(_array_id, job_ids)))
+    # -X: jobs without their steps; -P: columns separated by "|" and not cut off.
     columns = ("JobID", "State", "ExitCode", "Reason", "NodeList", "JobName")
     command = ["sacct", "-X", "-P", "-n", "-o", ",".join(columns), "-j", ",".join(arrays)]
     rows, result = _rows(site, command, len(columns))
@@ -172,6 +177,7 @@ def _query_sacct(
 def find_arrays(site: SiteConfig, names: Iterable[str], since_unix: float) -> tuple[dict[str, str], SlurmReply]:
     """Return the ids of arrays by job name, and the commands' results: if both answered, no other was submitted."""
     joined = ",".join(names)
+    # Local time, as sacct reads it. A minute earlier, because the clocks of two machines may differ.
     start = datetime.fromtimestamp(since_unix - 60).isoformat(timespec="seconds")
     queued, squeue = _rows(site, ["squeue", "--me", "-h", "-t", "all", "-n", joined, "-o", "%F|%j"], 2)
     ended, sacct = _rows(site, ["sacct", "-X", "-P", "-n", "-S", start, f"--name={joined}", "-o", "JobID,JobName"], 2)
@@ -210,6 +216,7 @@ def cancel_jobs(site: SiteConfig, job_ids: Iterable[str]) -> str | None:
 def elapsed_s(site: SiteConfig, jobs: JobNames) -> dict[str, float]:
     """Return how long each job held its resources, over all its starts; empty if sacct did not answer."""
     arrays, names = ",".join(sorted(set(map(_array_id, jobs)))), _KnownNames(jobs)
+    # -D: also the earlier starts of a requeued job.
     rows, _ = _rows(site, ["sacct", "-X", "-D", "-P", "-n", "-o", "JobID,Elapsed,JobName", "-j", arrays], 3)
     elapsed: dict[str, float] = {}
     for listed, duration, name in rows or ():
@@ -254,6 +261,7 @@ def _rows(site: SiteConfig, command: list[str], columns: int) -> tuple[list[list
 
 def _run(site: SiteConfig, command: list[str]) -> tuple[str | None, str]:
     """Return the output of a command and OK, or None and the reason why there is none."""
+    # Unix seconds: a local time is ambiguous in the hour in which the clocks go back.
     environment = slurm_environment(site) | {"SLURM_TIME_FORMAT": "%s"}
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
@@ -262,6 +270,7 @@ def _run(site: SiteConfig, command: list[str]) -> tuple[str | None, str]:
     except OSError as error:
         return None, f"could not be run ({error.strerror or error})"
     if done.returncode != 0:
+        # "slurm_load_jobs error: Unable to contact slurm controller": the part after "error: " is reported.
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         return None, f"did not answer ({re.sub(r'^.*?(error|fatal): ', '', lines[-1].strip())})"
     return done.stdout, OK

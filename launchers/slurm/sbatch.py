@@ -71,6 +71,7 @@ def submit_groups(groups: Sequence[Group], ledger: Ledger, hydra: HydraState, co
     for group in groups:
         site = group.site
         if site.name in silent_sites:
+            # Refused for certain, since sbatch is not even called: `rerun` may submit its points.
             message = f"{site.name}: {group.name} was not submitted, as Slurm did not answer before"
             _record_refusal(group, RefusedError(message), ledger, outcome)
             continue
@@ -90,6 +91,7 @@ def submit_groups(groups: Sequence[Group], ledger: Ledger, hydra: HydraState, co
             if isinstance(error, UnansweredError):
                 silent_sites.add(site.name)
             continue
+        # Before the next call: so at most one array is ever in Slurm without its id in the ledger.
         ledger.append(Submitted(group=group.name, job_id=f"{array}_%a", attempts=_attempts(group)))
         log.info(f"{site.name}: array {array} with {_point_count(group)} in {group.request.partition}")
     return outcome
@@ -133,6 +135,7 @@ def submit_array(group: Group, jobs: Sequence[Callable[[], Any]], *, folder: Pat
         try:
             tasks = executor.submit_array(jobs)
         except OSError as error:
+            # submitit writes files before sbatch and after it, so it is not known whether Slurm has the array.
             raise UserError(f"{site.name}: {group.name} could not be submitted: {error}") from None
         except FailedJobError as error:
             raise _submission_error(group, _sbatch_message(error)) from None
@@ -141,6 +144,7 @@ def submit_array(group: Group, jobs: Sequence[Callable[[], Any]], *, folder: Pat
 
 def _submission_error(group: Group, message: str) -> UserError:
     """Return the error that sbatch's message stands for."""
+    # Tested first: sbatch reports a lost connection as "Batch job submission failed: ..." too.
     if _NO_ANSWER.search(message):
         return UnansweredError(f"{group.site.name}: Slurm did not answer sbatch of {group.name}: {message}")
     text = f"{group.site.name}: sbatch refused {group.name}: {message}"

@@ -20,6 +20,7 @@ from .environment import python_path
 def _environment() -> Environment:
     return Environment(
         loader=FileSystemLoader(templates_dir()),
+        # A misspelt name in a template is an error, and not an empty option.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -34,6 +35,7 @@ def render(group: Group, *, command: str, folder: Path, code: Path, job_name: st
     unknown template, an invalid variable name, and values with control characters.
     """
     site = group.site
+    # Ours come after those of the site and replace them: another PYTHONPATH would hide the snapshot.
     variables = {
         **site.environment.variables,
         "PYTHONPATH": python_path(code),
@@ -99,11 +101,15 @@ def _directives(group: Group, folder: Path, job_name: str) -> Iterator[tuple[str
     if request.gpu_option:
         yield request.gpu_option
     yield "time", request.time_min
+    # Without a leading "B:", Slurm signals the steps that srun started and not the batch shell.
     if request.warning_s:
         yield "signal", f"USR2@{request.warning_s}"
     yield "array", f"0-{len(group.points) - 1}"
+    # Written in both cases, because the default differs between clusters (JobRequeue).
     yield ("requeue" if site.requeue.request else "no-requeue"), None
+    # Otherwise a requeued job may overwrite the log of its first start.
     yield "open-mode", "append"
+    # submitit's own names of logs; the 0 is the rank of the task.
     yield "output", str(folder / "%A_%a_0_log.out")
     yield "error", str(folder / "%A_%a_0_log.err")
     if environment.export:

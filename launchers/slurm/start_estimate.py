@@ -44,6 +44,7 @@ def _estimate_start(site: SiteConfig, script: Path) -> float | str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
+    # "sbatch: Job 123 to start at 2026-11-20T10:00:00 using 16 processors on nodes ..."
     if match := _START.search(done.stderr):
         return datetime.fromisoformat(match[1]).timestamp()
     if done.returncode == 0:

@@ -40,6 +40,7 @@ class ArrayExecutor(SlurmExecutor):
         launcher that dies in that moment find none. It also limits an array to 256 running tasks.
         """
         for index, submission in enumerate(delayed_submissions):
+            # submitit's signal handler in the job reads both values from the pickle.
             submission.set_timeout(self._time_min, self.max_num_timeout)
             submission.dump(self.folder / entry.pickle_name(index))
         array = self._submit_command(self._submitit_command_str)
