@@ -35,6 +35,7 @@ def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchCo
                 f"{', '.join(launch_context.extra_config_dirs)}: the points for {name} are composed there, from a copy "
                 "of the code without these files; move them into conf/"
             )
+    # Every script is rendered once and dropped: a mistake in a template or value must not stop a half-done submission.
     for group in group_points(points):
         if group.site.connect.method != "local":
             script_of(group, folder, folder, "check")

@@ -82,13 +82,16 @@ class SweepSweeper(Sweeper):
         Raises UserError for a sweep directory that cannot be made, and what the launcher and failed jobs raise.
         """
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        # The overrides of the study first, as Hydra's basic sweeper does with its `params`.
         parameters = [f"{key}={value}" for key, value in self._params.items()]
         expanded = expand_sweep(parser.parse_overrides([*parameters, *arguments]))
         points = [split_choices(point) for point in expanded]
         folder = Path(self.config.hydra.sweep.dir)
+        # mkdir would fail only after all points are composed, and its message would not name the key.
         nearest = next(path for path in (folder, *folder.parents) if path.exists())
         if not nearest.is_dir():
             raise UserError(f"hydra.sweep.dir={folder}: {nearest} is a file; a sweep needs a folder")
+        # Our launcher checks every point itself, and writes the record under the sweep's lock.
         if not isinstance(self.launcher, SweepLauncher):
             save_multirun(self.config, folder)
             self.validate_batch_is_legal(points)
@@ -131,6 +134,7 @@ class SweepLauncher(Launcher):
         from .submit import Submission  # submitit only where something is launched
 
         cells = self._compose_cells(job_overrides)
+        # What is read from the first cell is equal in all of them: `_check` makes sure of it.
         bench = cells[0].bench
         typed_overrides = list(self._config.hydra.overrides.task)
         self._check(cells, typed_overrides)
@@ -155,6 +159,7 @@ class SweepLauncher(Launcher):
         try:
             results = submission.run(lambda: points)
         finally:
+            # Also if points failed: the cells that completed are examined all the same.
             if submission.waited and bench.repeats == AUTO:
                 self.ended_auto_sweeps.append(folder)
         if bench.dry_run and order and order.order_seed != bench.order_seed:

@@ -52,6 +52,7 @@ def _write_scripts(groups: Sequence[Group], folder: Path, sweep_id: str) -> dict
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(script_of(group, folder, code, sweep_id), encoding="utf-8")
         except OSError as error:
+            # A preview without scripts is still of use.
             log.info(f"{error.filename or file}: {error.strerror}, so the scripts were not written")
             break
         files[group.name] = file

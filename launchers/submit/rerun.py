@@ -53,7 +53,9 @@ def rerun(
     with composer(sweep.launch_context) as compose:
 
         def choose_points() -> list[Point]:
+            # Except in a dry run the lock is held: no other command submits between this survey and the submission.
             points = poll_sweep(ledger, holding_lock=not dry_run).points
+            # In place: the list is read after `submission.run` has called this function.
             unknown[:] = [point for point in points if point.state is PointState.UNKNOWN]
             if only is None or Reason.NEVER_STARTED in only:
                 for plan in sorted({str(point.record.plan) for point in points if is_carried(point)}):
@@ -96,6 +98,7 @@ def run_plan(path: Path, task: TaskFunction, *, config_dir: Path | None, dry_run
         points = [compose(planned.num, [*planned.overrides, f"site={plan.site}"]) for planned in plan.points]
         for point, planned in zip(points, plan.points, strict=True):
             point.attempt = planned.attempt
+        # A plan file is meant for a machine of its site; elsewhere only a dry run makes sense.
         unreachable = [point for point in points if not point.reachable]
         if unreachable and not dry_run:
             raise UserError(f"{path}: {plan.site} cannot be reached from here ({unreachable[0].reachability.reason})")

@@ -101,7 +101,9 @@ def decide(
         candidate = _Candidate(
             status=point, reason=reason, named=only is not None, changes=tuple(changes), composer=composer
         )
+        # Composed with the changes of the user, which may set rerun.* as well.
         policies = candidate.compose().bench.rerun
+        # An attempt that Slurm refused has not run and does not count.
         attempts = sum(attempt.job_id is not None for attempt in point.record.attempts)
         if attempts >= policies.max_attempts:
             limit = f"it had its {attempts} attempts; a higher rerun.max_attempts than {policies.max_attempts}"
@@ -133,6 +135,7 @@ def check_changes(changes: Sequence[str], *, repeating: bool = False) -> None:
     refused = {**_FIXED, **(_NOT_WITH_REPEATS if repeating else _ONLY_WITH_REPEATS)}
     parsed = OverridesParser.create().parse_overrides(list(changes))
     for change, override in zip(changes, parsed, strict=True):
+        # hydra.sweep.dir and hydra/launcher both count as hydra.
         key = override.key_or_group.partition(".")[0].partition("/")[0]
         if key in refused:
             raise UserError(f"{change}: {refused[key]}")
@@ -165,6 +168,7 @@ def _timeout(candidate: _Candidate) -> Decision:
     if site.connect.method in ("ssh", "bundle"):  # checkpoints stay at the site
         return candidate.submit(f"{action}; whether {site.name} has a checkpoint is not known here")
     action += "; there is no checkpoint to resume from"
+    # The user asks for it: with fewer train_steps, for example, the same limit may do.
     if candidate.named or candidate.changes:
         return candidate.submit(action)
     return candidate.skip(f"{action}; --only {candidate.reason} submits it")
@@ -191,10 +195,12 @@ def _oom_gpu(candidate: _Candidate) -> Decision:
     if _label(point) != previous:
         return candidate.submit(f"submitted as {_label(point)}, as requested")
     relief = point.bench.rerun.oom_gpu.relief
+    # The steps of earlier attempts are among the overrides, so each attempt takes the next one.
     for place, change in enumerate(relief):
         if any(_is_set(point, later) for later in relief[place:] if _key(later) == _key(change)):
             continue  # this step, or a later one of the same key, was not enough
         label = _label(candidate.compose(change))
+        # A step that changes nothing under this recipe is passed over.
         if label != previous:
             return candidate.submit(f"submitted as {label}, reported under that label", change)
     return candidate.skip("rerun.oom_gpu.relief has no further step; a smaller batch=... makes another point")
@@ -235,6 +241,7 @@ def _is_set(point: Point, override: str) -> bool:
     value: object = point.bench
     for name in _key(override).split("."):
         value = getattr(value, name, None)
+    # Parsed by OmegaConf: the text "true" becomes True.
     return bool(value == OmegaConf.select(OmegaConf.from_dotlist([override]), _key(override)))
 
 
@@ -242,6 +249,7 @@ def _newest_checkpoint(status: PointStatus) -> str | None:
     """Return the name of the newest checkpoint of all attempts. Whether it is intact only the run finds out."""
     if status.run_dir is None:
         return None
+    # Step numbers are padded with zeros, so the names sort by step.
     checkpoints = status.run_dir.parent.glob(f"attempt-*/{CHECKPOINTS}/step-*/{CHECKPOINT}")
     return max((file.parent.name for file in checkpoints), default=None)
 

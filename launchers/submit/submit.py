@@ -66,6 +66,7 @@ class Submission:
         if self.preview_only:
             return self._preview(choose_points(), ledger)
         with ledger.lock():
+            # Under the lock: of two launches into one folder, the second must find what the first has written.
             if self.new_sweep:
                 check_unused(self.folder)
             else:
@@ -75,25 +76,31 @@ class Submission:
                 return []
             self._check(points, ledger)
             check_accounts(points)
+            # Before the record: points of a site that does not answer become unreachable and get a plan file.
             client.connect(points)
+            # From here on the sweep exists: `rerun` submits whatever this command does not get to.
             self._record_sweep(points, ledger)
             _defer_unreachable(points, ledger)
+            # Numbers of groups continue those of earlier commands, because a group names folder and job.
             groups = group_points([p for p in points if p.reachable], first_number=_next_group_number(ledger))
             console().print(tables.plan_table(points))
             for line in cost_lines(points):
                 log.info(line)
             outcomes, results = self._submit(groups, ledger)
+        # The lock is free again: waiting for queued jobs may take days.
         self._conclude(points, groups, outcomes, ledger)
         return [results.get(point.num) or _placeholder_result(point) for point in points]
 
     def _submit(self, groups: Sequence[Group], ledger: Ledger) -> tuple[list[SubmitOutcome], dict[int, JobReturn]]:
         """Submit the groups to their sites. Returns an outcome per way to reach them, and local results by point."""
         code = snapshot.take(self.folder / CODE)
+        # All groups are planned before the first is submitted: a kill leaves no job that the ledger cannot name.
         for group in groups:
             _record_planned(group, ledger)
         hydra = HydraState.capture(self.hydra_context, self.task_function)
         outcomes = [submit_groups(_reached_by(groups, "slurm"), ledger, hydra, code)]
         outcomes += _submit_over_ssh(_reached_by(groups, "ssh"), ledger, code)
+        # Points on this machine come last: they run now, and the queued ones wait meanwhile.
         return outcomes, _run_local(_reached_by(groups, "local"), ledger, hydra, code)
 
     def _conclude(
@@ -103,6 +110,7 @@ class Submission:
         if deferred := sum(not point.reachable for point in points):
             submitted = f"{len(points) - deferred} of {len(points)} points submitted"
             log.info(f"{submitted}, {deferred} wait in plan files in {self.folder}")
+        # Local points have ended by now: waiting for them costs nothing and prints their table.
         all_local = all(group.site.connect.method == "local" for group in groups)
         if groups and (self.wait_for_jobs or all_local):
             self.waited = True
@@ -166,6 +174,7 @@ def _defer_unreachable(points: Sequence[Point], ledger: Ledger) -> None:
     for site, members in by_site(point for point in points if not point.reachable).items():
         path = plan_file.add_points(ledger.folder, site, ledger.sweep, members)
         method = members[0].site.connect.method
+        # The site may have no copy of the code, so a tar file carries it beside the plan.
         if method == "bundle":
             path = plan_file.pack(path, snapshot.take(ledger.folder / CODE))
         ledger.append(Deferred(points=[point.num for point in members], plan=path.name))
@@ -182,6 +191,7 @@ def _record_planned(group: Group, ledger: Ledger) -> None:
     sweep_id = ledger.sweep.sweep_id
     planned = []
     for point in group.points:
+        # At a site over ssh, the machine that launched has chosen the id.
         point.run_id = point.run_id or new_run_id()
         point.composed = point.composed.with_edits(
             {
@@ -216,6 +226,7 @@ def _submit_over_ssh(groups: Sequence[Group], ledger: Ledger, code: Path) -> Ite
 
 def _run_local(groups: Sequence[Group], ledger: Ledger, hydra: HydraState, code: Path) -> dict[int, JobReturn]:
     """Run the points on this machine, and return their results by point number."""
+    # One list over all groups: they share the GPUs of this machine, and run in order of point numbers.
     points = sorted((point for group in groups for point in group.points), key=lambda point: point.num)
     if not points:
         return {}
@@ -226,6 +237,7 @@ def _run_local(groups: Sequence[Group], ledger: Ledger, hydra: HydraState, code:
     started: dict[int, float] = {}
 
     def should_start(index: int) -> bool:
+        # `cancel` in another process writes only to the ledger about a job that has not started.
         last = ledger.points()[points[index].num].last
         return last is not None and not last.cancelled
 
