@@ -25,6 +25,7 @@ def pickle_name(task: int | str) -> str:
 def main(argv: list[str]) -> int:
     """Run the job in the folder `argv[0]`; returns an exit code."""
     folder = Path(argv[0])
+    # Before anything is unpickled: whoever can write there could run code as this user.
     try:
         private_dirs.check(folder)
     except UserError as error:
@@ -33,9 +34,11 @@ def main(argv: list[str]) -> int:
     from submitit.core.job_environment import JobEnvironment
     from submitit.core.submission import process_job
 
+    # JobEnvironment looks for the files of the job in the folder that this variable names.
     os.environ["SUBMITIT_FOLDER"] = str(folder)
     job = JobEnvironment()
     task = os.environ.get("SLURM_ARRAY_TASK_ID")
+    # The job id in submitit's own name is known only now; a requeued job has renamed its pickle before.
     if job.cluster == "slurm" and task and not job.paths.submitted_pickle.exists():
         (folder / pickle_name(task)).rename(job.paths.submitted_pickle)
     result = job.paths.result_pickle

@@ -40,6 +40,7 @@ def submit(folder: Path, plan: Plan) -> SubmitReply:
     from launchers.points.compose import composer
     from launchers.submit.submit import Submission
 
+    # The working directory of the launch is a path of another machine.
     context = msgspec.structs.replace(plan.launch_context, working_dir=str(Path.cwd()))
     new_sweep = SweepRecord(sweep_id=plan.sweep_id, order=plan.order, launch_context=context)
     is_new, reply = not (folder / SWEEP).is_file(), SubmitReply()
@@ -59,6 +60,7 @@ def submit(folder: Path, plan: Plan) -> SubmitReply:
                 else:
                     # This is a machine of the site by definition, whatever its host name.
                     site = [f"site={plan.site}", f"sites.{plan.site}.connect.hostnames=['.*']"]
+                    # The site of the plan replaces the launch's choice, such as site=auto.
                     overrides = [override for override in requested.overrides if not override.startswith("site=")]
                     point = compose(requested.num, [*overrides, *site])
                     if not point.reachable:
@@ -71,11 +73,13 @@ def submit(folder: Path, plan: Plan) -> SubmitReply:
             folder=folder,
             hydra_context=compose.context,
             task_function=task,
+            # The machine that launched has checked the budget of the whole sweep, of which this is a part.
             enforce_budget=False,
             new_sweep=new_sweep if is_new else None,
         )
         with suppress(PointsFailedError):  # the ledger has the reason for each of them
             submission.run(choose)
+    # Attempts of an earlier request for the same points count too: its reply may have been lost.
     requested_ids = {point.run_id for point in plan.points}
     for attempt in (attempt for record in Ledger(folder).points().values() for attempt in record.attempts):
         if attempt.run_id in requested_ids and attempt.job_id:
@@ -92,6 +96,7 @@ def query(folder: Path, with_files: bool | None) -> SweepReply:
     if not (folder / SWEEP).is_file():
         return SweepReply(sweep_id=None, submitting=submitting)
     status = poll_sweep(ledger)
+    # All attempts of this folder are at this site.
     slurm = next(iter(status.replies.values()), SlurmReply())
     reply = SweepReply(sweep_id=ledger.sweep.sweep_id, submitting=submitting)
     reply.squeue, reply.sacct = slurm.squeue, slurm.sacct
@@ -139,6 +144,7 @@ VERBS: dict[str, tuple[Any, Any]] = {
 def handle(verb: str, folder: Path, request: bytes, out: BinaryIO) -> None:
     """Handle one request; `out` gets the reply after a line that begins with the marker."""
     if verb == "read":
+        # Result files follow as a tar stream: as JSON they would have to fit into memory.
         paths = msgspec.json.decode(request, type=list[str])
         out.write(b"\n" + ARCHIVE_FOLLOWS)
         write_archive(out, [(path, folder / source_path(path)) for path in paths])
@@ -148,6 +154,7 @@ def handle(verb: str, folder: Path, request: bytes, out: BinaryIO) -> None:
     try:
         reply = {"result": function(folder, msgspec.json.decode(request, type=request_type))}
     except Exception as error:
+        # A bug is raised again: no reply is written, and its traceback is on standard error.
         reply = {"error": _message(error)}
     # A login shell may have left a line open.
     out.write(b"\n" + MARKER + msgspec.json.encode(reply) + b"\n")
