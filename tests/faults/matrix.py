@@ -47,6 +47,10 @@ def cause_faults(matrix: Matrix, disk: Path) -> Matrix:
     _submit_all(matrix, disk)
     jobs = {name: _jobs(matrix[name]) for name in ("stopped", "preempted", "requeued")}
 
+    # First what ends by itself soon: on a busy machine it would be done before its fault.
+    for point in range(2):
+        wait_for_step(bed, matrix["requeued"], 12, point)
+        bed.run("delta", "scontrol", "requeue", jobs["requeued"][point])
     for point in range(3):
         wait_for_step(bed, matrix["stopped"], 1, point)
     bed.run("delta", "scancel", jobs["stopped"][0])
@@ -56,9 +60,6 @@ def cause_faults(matrix: Matrix, disk: Path) -> Matrix:
     matrix.observed["node"] = manifest(matrix["node"])["slurm"]["node"]
     matrix.observed["node_died"] = time.time()
     bed.kill_node("grace", matrix.observed["node"])
-    for point in range(2):
-        wait_for_step(bed, matrix["requeued"], 12, point)
-        bed.run("delta", "scontrol", "requeue", jobs["requeued"][point])
     wait_for_step(bed, matrix["taken"], 20)
     for restarts in range(3):
         wait_for_step(bed, matrix["preempted"], 20 * (restarts + 1), restarts=restarts)
@@ -85,7 +86,7 @@ def _submit_all(matrix: Matrix, disk: Path) -> None:
     )
     matrix.bed.run("grace", "scontrol", "update", "nodename=gr02", "state=drain", "reason=one node for both")
     submit_sweep(matrix["node"], "gpu=a100", "site=grace", LONG, "sites.grace.requeue.request=false")
-    submit_sweep(matrix["moved"], "gpu=a100", "site=grace", "workload.min_measure_s=30")
+    submit_sweep(matrix["moved"], "gpu=a100", "site=grace", "workload.min_measure_s=60")
     submit_sweep(matrix["module"], "gpu=a40", "site=grace", "sites.grace.environment.modules=[no/such/module]")
     submit_sweep(matrix["jump"], "gpu=a40", "site=grace", "workload.name=clock_jump", "workload.min_measure_s=12")
     (matrix.folder / "disk").symlink_to(disk / "sweep")
