@@ -38,6 +38,8 @@ from tests.analysis.stats.test_study import run as study_run
 
 from .test_tables import frame
 
+pytestmark = pytest.mark.slow
+
 Row = dict[str, Any]
 EVIL = "\"/></svg><script>alert(1)</script>&' " + "x" * 400
 

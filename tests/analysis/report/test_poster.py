@@ -25,6 +25,8 @@ from tests.analysis.build import CARDS, write_run
 
 from .test_tables import frame
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(published.__file__).parent / "published"
 IMAGES = 103_600  # per run, as the derived table assumes
 STEPS = 200  # of each measure window

@@ -22,6 +22,8 @@ from tests.analysis.test_merge import merged
 from .test_report import report_of
 from .test_tables import frame
 
+pytestmark = pytest.mark.slow
+
 LEVERS = ["channels_last", "compile", "dali"]
 
 

@@ -12,6 +12,8 @@ from launchers.submit.submit import Submission
 from launchers.sweep.sweep_record import SweepRecord
 from tests.launchers.conftest import ACCOUNT
 
+pytestmark = pytest.mark.slow
+
 
 def test_auto_chooses_the_home_site_of_the_gpu(points):
     assert [p.site.name for p in points("gpu=a40", "gpu=a100", "gpu=h200", "gpu=cpu")] == [

@@ -12,6 +12,8 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_json
 from launchers.points.point import Point
 
+pytestmark = pytest.mark.slow
+
 Points = Callable[..., list[Point]]
 
 

@@ -27,6 +27,8 @@ from launchers.sweep.ledger import Ledger
 from tests.launchers.conftest import ACCOUNT
 from tests.launchers.sweeps import a_point, a_sweep, defer, plan, submit
 
+pytestmark = pytest.mark.slow
+
 
 def test_dry_run_sums_cost_per_site_by_its_own_rule(tmp_path, capsys):
     overrides = ["gpu=a40,h200", "batch=1,2", "dry_run=true", f"hydra.sweep.dir={tmp_path}"]

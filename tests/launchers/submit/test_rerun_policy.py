@@ -13,6 +13,8 @@ from launchers.submit.rerun_policy import decide, merge_overrides
 from launchers.sweep.ledger import Attempt, PointRecord
 from tests.launchers.conftest import ACCOUNT
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def compose():

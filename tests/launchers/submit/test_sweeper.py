@@ -9,6 +9,8 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
 from inpaint_bench import launch
 
+pytestmark = pytest.mark.slow
+
 
 def sweep(folder: Path, *words: str) -> int:
     return launch.main(["-m", *words, f"hydra.sweep.dir={folder}"])

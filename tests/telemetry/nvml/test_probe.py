@@ -22,6 +22,8 @@ from tests.telemetry.support import rows, start, uuid
 
 from .fake_pynvml import driver
 
+pytestmark = pytest.mark.slow
+
 HAS_DRIVER = Path("/dev/nvidiactl").exists()
 
 
