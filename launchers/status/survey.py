@@ -54,10 +54,22 @@ class PointStatus(AttemptState):
 
     record: PointRecord
     attempts: tuple[AttemptStatus, ...] = ()  # oldest first
-    artifacts: RunArtifacts = field(default_factory=RunArtifacts)  # these three are of the last attempt
-    run_dir: Path | None = None
-    scheduler: SchedulerState | None = None
     pending: PendingReason | None = None  # why the job is pending, if Slurm says
+
+    @property
+    def artifacts(self) -> RunArtifacts:
+        """Return the artifacts of the last attempt."""
+        return self.attempts[-1].artifacts if self.attempts else RunArtifacts()
+
+    @property
+    def run_dir(self) -> Path | None:
+        """Return the run directory of the last attempt; None if there was none."""
+        return self.attempts[-1].run_dir if self.attempts else None
+
+    @property
+    def scheduler(self) -> SchedulerState | None:
+        """Return what Slurm reports about the last attempt; None: not queried, or no answer."""
+        return self.attempts[-1].scheduler if self.attempts else None
 
     @property
     def is_open(self) -> bool:
@@ -189,9 +201,6 @@ class _Poll:
             reason=last.reason,
             message=message,
             attempts=attempts,
-            artifacts=last.artifacts,
-            run_dir=last.run_dir,
-            scheduler=last.scheduler,
             pending=pending,
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from inpaint_bench.core.attempt_state import RunArtifacts
 from inpaint_bench.core.schema import PointState, Reason
 from launchers.status.details import next_steps
 from launchers.status.survey import PointStatus, SweepStatus
@@ -20,12 +19,9 @@ def test_advice_follows_the_rerun_policies_that_the_sweep_was_launched_with(tmp_
     points = [
         PointStatus(
             record=PointRecord(num=num, overrides=overrides, gpu="a100", batch=16, site="delta"),
-            attempts=(),
             state=PointState.FAILED,
             reason=reason,
             message="",
-            artifacts=RunArtifacts(),
-            run_dir=None,
         )
         for num, (reason, overrides) in enumerate(launched)
     ]

@@ -42,7 +42,7 @@ def point(num, state, manifest=None, *, scheduler=None, run_dir=None, overrides=
         "scheduler": scheduler,
     }
     last = AttemptStatus(state=state, attempt=attempt, **sources)
-    return PointStatus(state=state, record=record, attempts=(last,), **sources)
+    return PointStatus(state=state, record=record, attempts=(last,))
 
 
 def pending(**times):

@@ -36,7 +36,7 @@ def decide_one(compose, tmp_path):
         resolved = {"state": PointState.FAILED, "reason": reason, "message": message}
         sources = {"artifacts": RunArtifacts(manifest=manifest), "run_dir": run_dir or tmp_path / "3" / "attempt-1"}
         statuses = tuple(AttemptStatus(attempt=attempt, **resolved, **sources) for attempt in attempted)
-        point = PointStatus(record=record, attempts=statuses, **resolved, **sources)
+        point = PointStatus(record=record, attempts=statuses, **resolved)
         decisions = decide([point], compose, only=only and frozenset({Reason(only)}), changes=changes)
         return (decisions[0], decisions[0].point) if decisions else None
 
@@ -182,13 +182,11 @@ def test_point_with_max_attempts_is_left_alone_even_if_named(decide_one):
 
 def test_policies_are_those_of_each_point(compose, tmp_path):
     """Regression: the first point's decided for all."""
-    failed = {"state": PointState.FAILED, "reason": Reason.TIMEOUT, "message": "", "artifacts": RunArtifacts()}
+    failed = {"state": PointState.FAILED, "reason": Reason.TIMEOUT, "message": ""}
     launched = [["rerun.timeout.send=false"], [], ["rerun.timeout.send=false"]]
     points = [
         PointStatus(
             record=PointRecord(num=num, overrides=["gpu=a100", *more], gpu="a100", batch=16, site="delta"),
-            attempts=(),
-            run_dir=None,
             **failed,
         )
         for num, more in enumerate(launched)
