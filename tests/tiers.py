@@ -32,8 +32,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Watch the process if --quick is given."""
+    """Select the tests marked `quick` and watch the process if --quick is given."""
     if config.getoption("--quick"):
+        config.option.markexpr = "quick"
         sys.addaudithook(_refuse_in_quick_tests)
 
 
@@ -44,7 +45,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by marker
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test, and run files with tests on Slurm first: they mostly wait, so others run beside them."""
     for item in items:
         names = _markers_of_file(item.path)
@@ -55,10 +56,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(name)
     slurm_files = {item.path for item in items if item.get_closest_marker("slurm")}
     items.sort(key=lambda item: item.path not in slurm_files)
-    if config.getoption("--quick"):
-        others = [item for item in items if not item.get_closest_marker("quick")]
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if item.get_closest_marker("quick")]
 
 
 @pytest.hookimpl(wrapper=True)
