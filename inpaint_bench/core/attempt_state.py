@@ -76,7 +76,7 @@ class SchedulerState:
     def load(cls, run_dir: Path) -> SchedulerState | None:
         """Read what `save` wrote; None if the file is missing or damaged."""
         try:
-            saved = read_record(run_dir / SCHEDULER, cls)
+            saved = read_record(run_dir / SCHEDULER, cls, follow_links=False)
         except (ValueError, OSError):
             return None
         raw = ", ".join(filter(None, (saved.state, saved.detail))) if saved else ""
@@ -99,14 +99,16 @@ class RunArtifacts:
         """Read the artifacts of a run directory. Never raises: an unreadable manifest is reported as `damage`."""
         path = run_dir / MANIFEST
         try:
-            manifest = read_record(path, ManifestHead)
+            manifest = read_record(path, ManifestHead, follow_links=False)
             if manifest is None:
                 return cls(run_dir_exists=run_dir.is_dir())
             age_s = max(0.0, time.time() - path.stat().st_mtime)
-            report = read_record(run_dir / TELEMETRY, _SidecarReport) or _SidecarReport()
+            report = read_record(run_dir / TELEMETRY, _SidecarReport, follow_links=False) or _SidecarReport()
             missing = _missing_parts(run_dir, report.tables) if manifest.status == Status.COMPLETED else None
-        except (ValueError, OSError) as error:
+        except ValueError as error:
             return cls(damage=str(error))
+        except OSError as error:
+            return cls(damage=f"{error.filename}: {error.strerror}")
         return cls(manifest=manifest, sidecar_status=report.status, missing_parts=missing, manifest_age_s=age_s)
 
 

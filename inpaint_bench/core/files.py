@@ -1,10 +1,12 @@
-"""Atomic replacement of files and folders: the old content or the new content, also after a crash."""
+"""Atomic replacement of files and folders, and bounded reading: no link, pipe or endless file surprises a command."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,6 +14,39 @@ from typing import Any, BinaryIO
 
 from .errors import UserError
 from .signals import defer_signals
+
+MAX_RECORD_BYTES = 2**28  # of a file that is read as a whole; a ledger of 100,000 attempts has 2**26
+
+
+def open_plain(path: Path, flags: int = os.O_RDONLY, *, follow_links: bool = False, mode: int = 0o666) -> int:
+    """Open a plain file and return its descriptor. Never waits at a pipe, and never follows a link unless told to.
+
+    Raises OSError also where there is something other than a plain file.
+    """
+    flags |= os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow_links else os.O_NOFOLLOW)
+    try:
+        handle = os.open(path, flags, mode)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "is a link, which is not followed", str(path)) from None
+        if error.errno == errno.ENXIO:
+            raise OSError(errno.EINVAL, "is not a plain file", str(path)) from None
+        raise
+    kind = os.fstat(handle).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(handle)
+        code = errno.EISDIR if stat.S_ISDIR(kind) else errno.EINVAL
+        raise OSError(code, os.strerror(code) if code == errno.EISDIR else "is not a plain file", str(path))
+    return handle
+
+
+def read_plain(path: Path, *, follow_links: bool = False, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
+    """Return the content of a plain file. Raises OSError also for a link and for a file of more than `max_bytes`."""
+    with os.fdopen(open_plain(path, follow_links=follow_links), "rb") as source:
+        content = source.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"larger than {max_bytes:,} bytes, so it is not read", str(path))
+    return content
 
 
 def fsync_path(path: Path) -> None:
@@ -31,8 +66,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yield a file that becomes `path` when the block ends, synced; if the block raises, nothing is left."""
     # Hidden from readers of the folder, and with the process id, because two processes may write the same file.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with suppress(FileNotFoundError):
+        temporary.unlink()  # of a process that was killed
     try:
-        with temporary.open("w+b") as out:
+        # O_EXCL: a link that somebody has put at this name is not followed.
+        with temporary.open("x+b") as out:
             yield out
             out.flush()
             os.fsync(out.fileno())
@@ -62,10 +100,10 @@ def replace_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any | None:
     """Return the file's value, or None where there is no such file. Raises ValueError for a damaged one."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_plain(path, follow_links=True).decode())
     except FileNotFoundError:
         return None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: not valid JSON ({error})") from None
 
 

@@ -11,25 +11,26 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from .files import replace_bytes
+from .files import read_plain, replace_bytes
 from .schema import PRODUCER, SCHEMA_VERSION, Reason, Status, WindowKind
 
 T = TypeVar("T")
 
 
-def read_record(path: Path, kind: type[T]) -> T | None:
+def read_record(path: Path, kind: type[T], *, follow_links: bool = True) -> T | None:
     """Return the record in a JSON file, None where there is no such file.
 
-    Raises ValueError naming the file, and the place in it where a value is missing or of another type.
+    Raises ValueError naming the file, and the place in it where a value is missing or of another type, and OSError also
+    for what is not a plain file.
     """
     try:
-        content = path.read_bytes()
+        content = read_plain(path, follow_links=follow_links)
     except FileNotFoundError:
         return None
     try:
         return msgspec.json.decode(content, type=kind)
     # A missing field or a wrong type is a msgspec.ValidationError, which is a DecodeError.
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from None
 
 

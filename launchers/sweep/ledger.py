@@ -6,6 +6,7 @@ sweep whose launcher died is not taken for one that was never submitted.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,7 @@ import msgspec
 
 from inpaint_bench.core.console import sanitize
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import open_plain, read_plain
 from inpaint_bench.core.schema import JOBS, LEDGER, SWEEP
 
 from .events import AttemptKey, Cancelled, Deferred, Event, Planned, Refused, Submitted
@@ -113,16 +115,24 @@ class Ledger:
         return is_locked(self.folder)
 
     def append(self, event: Event) -> None:
-        """Write an event and wait until it is on the disk."""
+        """Write an event and wait until it is on the disk. Raises OSError, and then leaves nothing of it."""
+        line = msgspec.json.encode(event) + b"\n"
         # In append mode every write goes to the end, wherever the file was read before.
-        with (self.folder / LEDGER).open("a+b") as out:
-            if out.tell():
-                out.seek(-1, os.SEEK_END)
-                if out.read(1) != b"\n":  # a writer was killed in this line, which must not spoil the next event
-                    out.write(b"\n")
-            out.write(msgspec.json.encode(event) + b"\n")
-            out.flush()
-            os.fsync(out.fileno())
+        handle = open_plain(self.folder / LEDGER, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        with os.fdopen(handle, "r+b", buffering=0) as out:
+            size = out.seek(0, os.SEEK_END)
+            # A writer was killed in the last line, which must not spoil the next event.
+            if size and os.pread(handle, 1, size - 1) != b"\n":
+                line = b"\n" + line
+            try:
+                written = out.write(line)
+                if written != len(line):  # the disk became full within the line
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder / LEDGER))
+                os.fsync(handle)
+            except OSError as error:
+                out.truncate(size)
+                error.filename = str(self.folder / LEDGER)
+                raise
 
     def events(self, kind: type[E]) -> list[E]:
         """Return the events of one kind, oldest first."""
@@ -186,14 +196,14 @@ class Ledger:
     def _read_lines(self) -> Iterator[tuple[int, Event | None]]:
         """Yield line numbers and events; None for a line that is none."""
         try:
-            lines = (self.folder / LEDGER).read_bytes().splitlines()
+            lines = read_plain(self.folder / LEDGER).splitlines()
         except FileNotFoundError:
             return
         decoder = msgspec.json.Decoder(Event)
         for number, line in enumerate(lines, start=1):
             try:
                 yield number, decoder.decode(line)
-            except (msgspec.MsgspecError, UnicodeDecodeError):
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 yield number, None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import open_plain
 
 TIMEOUT_S = 1.0  # longer than `is_locked` can be in the way
 POLL_S = 0.2
@@ -30,7 +32,10 @@ def sweep_lock(folder: Path, *, timeout_s: float = TIMEOUT_S) -> Iterator[None]:
     """Hold the sweep's lock. Raises BusyError where another command still holds it after `timeout_s`."""
     folder.mkdir(parents=True, exist_ok=True)
     # Without the file `_shared_flock` could not find out whether the file system has flock.
-    (folder / LOCK).touch()
+    try:
+        os.close(open_plain(folder / LOCK, os.O_RDWR | os.O_CREAT))
+    except OSError as error:
+        raise UserError(f"{folder / LOCK}: {error.strerror}, so the sweep cannot be locked") from None
     lock: BaseFileLock = FileLock(folder / LOCK, is_singleton=False)
     advice = "wait for it"
     if _shared_flock(folder) is None:
@@ -63,7 +68,7 @@ def is_locked(folder: Path) -> bool:
 def _shared_flock(folder: Path) -> bool | None:
     """Try a shared lock for a moment: False where a command holds the lock, None where the file system has no flock."""
     try:
-        with (folder / LOCK).open("r") as handle:
+        with os.fdopen(open_plain(folder / LOCK)) as handle:
             # Shared, so that two commands that only ask do not take each other for the holder.
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from inpaint_bench.core.console import pluralize, sanitize
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import read_plain
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.records import write_record
 from inpaint_bench.core.schema import JOBS, LEDGER, MULTIRUN, SWEEP
@@ -151,7 +152,7 @@ class SweepRecord(msgspec.Struct, kw_only=True):
         """Read the record of a sweep directory. Raises UserError where it is missing, damaged or of another version."""
         path = folder / SWEEP
         try:
-            content = path.read_bytes()
+            content = read_plain(path)
             # The version first: the fields of another format would only give a puzzling message.
             version = msgspec.json.decode(content, type=_Version).format_version
             if version != FORMAT_VERSION:
@@ -167,7 +168,7 @@ class SweepRecord(msgspec.Struct, kw_only=True):
             raise UserError(_missing_record(folder)) from None
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}; `merge` reads the runs without it") from None
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             reason = sanitize(str(error))
             raise UserError(f"{path}: damaged ({reason}); `merge` reads the runs without it") from None
         return record
