@@ -1,6 +1,5 @@
 """Reading and writing beside what somebody else may have put there: links, pipes, endless files, a full disk."""
 
-import errno
 import os
 
 import pytest
@@ -45,6 +44,5 @@ def test_a_link_at_the_temporary_name_is_not_written_through(tmp_path):
 
 def test_a_pipe_is_not_opened_for_writing(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError) as raised:
+    with pytest.raises(OSError, match="not a plain file"):
         files.open_plain(tmp_path / "pipe", os.O_WRONLY | os.O_CREAT)
-    assert raised.value.errno == errno.EINVAL
