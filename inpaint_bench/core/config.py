@@ -242,6 +242,7 @@ class Identity:
     sweep_id: str | None = None
     point: int | None = None
     attempt: int = 1
+    code: str | None = None  # code snapshot that its job must run; null: whatever is imported
 
 
 @dataclass(kw_only=True)

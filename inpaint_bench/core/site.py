@@ -148,7 +148,8 @@ class SiteConfig:
 # What connect.method=ssh needs: the form of the value and its description.
 _SSH_KEYS = {
     "connect.host": (r"\w[\w.@:%+-]*", "a name in your ssh configuration, or user@host"),  # never an option
-    "connect.folder": (r"/[\w.@:,=+/-]*", "an absolute path at the site, such as a folder on its scratch"),
+    # no colon: it separates the folders of PYTHONPATH
+    "connect.folder": (r"/[\w.@,=+/-]*", "an absolute path at the site, such as a folder on its scratch"),
     "python": (r"/[\w.@:,=+/ -]*", "an interpreter at the site that has the dependencies of this project"),
 }
 

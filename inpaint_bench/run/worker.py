@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from omegaconf import DictConfig
 
-from inpaint_bench.core import environment, time_limit
+from inpaint_bench.core import environment, snapshot, time_limit
 from inpaint_bench.core.config import BenchConfig, parse_config
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.recipe import name as recipe_name
@@ -89,6 +89,8 @@ def _requeue(manifest: ManifestFile, reason: Reason, message: str) -> None:
 
 
 def _run_attempt(bench: BenchConfig, run_dir: Path, manifest: ManifestFile, stop_signal: StopSignal) -> None:
+    if bench.identity.code is not None:
+        snapshot.check_running(Path(bench.identity.code))
     with defer_signals():  # an interrupted import leaves half a library, and may crash the interpreter
         import torch
 

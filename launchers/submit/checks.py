@@ -17,9 +17,6 @@ from launchers.sweep.sweep_record import LaunchContext
 
 def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchContext) -> None:
     """Raise UserError for mistakes that sbatch would report later, or that nothing would report."""
-    for char in "%\\":
-        if char in str(folder):
-            raise UserError(f"{folder}: Slurm reads {char} in a path as a pattern; choose another hydra.sweep.dir")
     for name, members in by_site(points).items():
         site = members[0].site
         most = site.limits.max_submit_jobs

@@ -27,6 +27,7 @@ from launchers.points.composition import ComposedConfig
 from launchers.points.hydra_internals import expand_sweep
 from launchers.points.point import Point
 from launchers.points.repetitions import AUTO, SWEEP_KEYS, choose_order, initial_points
+from launchers.sweep.ledger import check_path, check_unused
 from launchers.sweep.sweep_record import LaunchContext, SweepRecord, new_sweep_id, save_multirun
 
 log = logging.getLogger(__name__)
@@ -91,8 +92,10 @@ class SweepSweeper(Sweeper):
         nearest = next(path for path in (folder, *folder.parents) if path.exists())
         if not nearest.is_dir():
             raise UserError(f"hydra.sweep.dir={folder}: {nearest} is a file; a sweep needs a folder")
+        check_path(folder.absolute())
         # Our launcher checks every point itself, and writes the record under the sweep's lock.
         if not isinstance(self.launcher, SweepLauncher):
+            check_unused(folder)
             save_multirun(self.config, folder)
             self.validate_batch_is_legal(points)
         results = self.launcher.launch(points, initial_job_idx=0)

@@ -32,7 +32,7 @@ from launchers.status.cost import check_budget, cost_lines
 from launchers.status.waiting import wait
 from launchers.sweep import private_dirs, snapshot
 from launchers.sweep.events import Deferred, Planned, PlannedAttempt, Submitted
-from launchers.sweep.ledger import Ledger, check_unused, job_name
+from launchers.sweep.ledger import Ledger, check_path, check_unused, job_name
 from launchers.sweep.sweep_record import SweepRecord, save_multirun
 
 from .checks import check_accounts, check_points
@@ -61,6 +61,7 @@ class Submission:
         Raises UserError where nothing was submitted, and PointsFailedError where points were refused or, after
         waiting, did not complete.
         """
+        check_path(self.folder)
         ledger = Ledger(self.folder)
         log.info(f"sweep directory: {self.folder}")
         if self.preview_only:
@@ -96,7 +97,7 @@ class Submission:
         code = snapshot.take(self.folder / CODE)
         # All groups are planned before the first is submitted: a kill leaves no job that the ledger cannot name.
         for group in groups:
-            _record_planned(group, ledger)
+            _record_planned(group, ledger, code)
         hydra = HydraState.capture(self.hydra_context, self.task_function)
         outcomes = [submit_groups(_reached_by(groups, "slurm"), ledger, hydra, code)]
         outcomes += _submit_over_ssh(_reached_by(groups, "ssh"), ledger, code)
@@ -186,7 +187,7 @@ def _defer_unreachable(points: Sequence[Point], ledger: Ledger) -> None:
         log.info(f"{pluralize(len(members), 'point')} for {site}, which cannot be reached ({reason}). {advice}")
 
 
-def _record_planned(group: Group, ledger: Ledger) -> None:
+def _record_planned(group: Group, ledger: Ledger, code: Path) -> None:
     """Complete the configurations of the group's points, and write that they are about to be submitted."""
     sweep_id = ledger.sweep.sweep_id
     planned = []
@@ -202,6 +203,7 @@ def _record_planned(group: Group, ledger: Ledger) -> None:
                 "identity.sweep_id": sweep_id,
                 "identity.point": point.num,
                 "identity.attempt": point.attempt,
+                "identity.code": str(code),
             }
         )
         planned.append(PlannedAttempt.of(point.spec(), attempt=point.attempt, run_id=point.run_id))

@@ -249,6 +249,28 @@ def _apply(event: Event, points: dict[int, PointRecord]) -> None:
                 attempt(key).cancelled = True
 
 
+# Quotes do not help: each is read by a program that knows none, or other ones.
+_REFUSED_IN_PATHS = {
+    ":": "PYTHONPATH ends a folder at a colon, so jobs would run other code",
+    "%": "Slurm reads % in the paths of logs as a pattern",
+    "\\": "Slurm reads \\ in the paths of logs as an escape",
+    "${": "Hydra reads ${ as an interpolation",
+}
+
+
+def check_path(folder: Path) -> None:
+    """Raise UserError for a sweep directory that a job's script, PYTHONPATH, Slurm or Hydra would read as another."""
+    path, problem = str(folder), None
+    if any(not char.isprintable() for char in path):  # also the surrogates that stand for bytes that are not UTF-8
+        problem = "it has a character that cannot be printed, or bytes that are not UTF-8, and a script has to name it"
+    elif any(name != name.strip() or name.startswith("-") for name in folder.parts):
+        problem = "a name in it begins with a dash, or begins or ends with a space"
+    else:
+        problem = next((reason for text, reason in _REFUSED_IN_PATHS.items() if text in path), None)
+    if problem:
+        raise UserError(f"hydra.sweep.dir={path!r}: {problem}; choose another")
+
+
 def check_unused(folder: Path) -> None:
     """Raise UserError where a new sweep would be mixed with what another one left."""
     if (folder / SWEEP).exists():

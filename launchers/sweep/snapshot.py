@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from inpaint_bench.core.environment import git_state
@@ -13,8 +11,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_json, replace_json
 from inpaint_bench.core.paths import ROOT, conf_dir, templates_dir
 from inpaint_bench.core.schema import SNAPSHOT
-
-PACKAGES = ("inpaint_bench", "launchers", "hydra_plugins")  # what a job may import
+from inpaint_bench.core.snapshot import NAME_DIGITS, PACKAGES, content_hash, files_below, snapshot_files
 
 
 def take(folder: Path) -> Path:
@@ -24,19 +21,21 @@ def take(folder: Path) -> Path:
     Raises UserError where a stored copy of that name has other content.
     """
     files = _running_code()
-    digest = _digest(files)
-    target = folder / digest[:12]
+    digest = content_hash(files)
+    target = folder / digest[:NAME_DIGITS]
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if stat.S_IMODE(folder.stat().st_mode) & 0o077:  # created before; its content is compared below
         folder.chmod(0o700)
     if (target / SNAPSHOT).is_file():
-        stored = {path.relative_to(target): path for path in _files_below(target) if path != target / SNAPSHOT}
-        if _digest(stored) != digest:  # also with a file more, which a job could import
+        if content_hash(snapshot_files(target)) != digest:  # also with a file more, which a job could import
             raise UserError(f"{target}: its content does not match its name; find out who changed it, and remove it")
         return target
     for relative, path in files.items():
         (target / relative).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target / relative)
+    # Every job compares the content with the name, so a checkout that changed meanwhile would fail all of them.
+    if content_hash(snapshot_files(target)) != digest:
+        raise UserError(f"{target}: the code changed while it was copied, or a file was added; remove it and try again")
     parent = read_json(ROOT / SNAPSHOT)  # present where the running code is a snapshot itself
     git = parent["git"] if parent and parent["content_sha256"] == digest else git_state(ROOT)
     # Written last: a copy that was interrupted lacks this file, and the next call makes it anew.
@@ -46,22 +45,10 @@ def take(folder: Path) -> Path:
 
 def planned_path(folder: Path) -> Path:
     """Return the directory that `take` would return now."""
-    return folder / _digest(_running_code())[:12]
+    return folder / content_hash(_running_code())[:NAME_DIGITS]
 
 
 def _running_code() -> dict[Path, Path]:
     """Return the files by their path in a snapshot."""
     sources = [ROOT / name for name in PACKAGES] + [conf_dir(), templates_dir()]
-    return {Path(source.name) / path.relative_to(source): path for source in sources for path in _files_below(source)}
-
-
-def _files_below(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-
-
-def _digest(files: Mapping[Path, Path]) -> str:
-    """Return a hash over names and contents."""
-    digest = hashlib.sha256()
-    for relative, path in sorted(files.items()):
-        digest.update(f"{relative}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()
+    return {Path(source.name) / path.relative_to(source): path for source in sources for path in files_below(source)}

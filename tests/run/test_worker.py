@@ -314,3 +314,12 @@ def test_second_start_removes_the_scheduler_state_of_the_first(tmp_path: Path) -
     (tmp_path / "scheduler.json").write_text('{"state": "PREEMPTED", "detail": ""}')
     manifest.ManifestFile.start(tmp_path, bench("site=local"), compose(), [])
     assert SchedulerState.load(tmp_path) is None
+
+
+def test_run_with_other_code_than_was_submitted_measures_nothing_and_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="was imported from"):
+        worker.run(compose(f"identity.code={tmp_path}/code"), tmp_path / "run", [])
+    written = read_json(tmp_path / "run" / "manifest.json")
+    assert (written["status"], written["reason"]) == ("failed", "app_error")
+    assert f"and not from {tmp_path}/code, the code that was submitted" in written["message"]
+    assert not (tmp_path / "run" / "steps").exists()

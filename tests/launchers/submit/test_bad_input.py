@@ -103,6 +103,33 @@ def test_sweep_directory_that_is_a_file_is_refused(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("a:b", "PYTHONPATH ends a folder at a colon"),
+        ("100%A", "Slurm reads %"),
+        ("a\\b", "Slurm reads \\"),
+        ("a\nb", "cannot be printed"),
+        ("a\x1b[2Jb", "cannot be printed"),
+        ("a\udcffb", "not UTF-8"),
+        ("a\u2028b", "cannot be printed"),
+        ("-a", "begins with a dash"),
+        ("a ", "begins or ends with a space"),
+    ],
+)
+@pytest.mark.parametrize("dry_run", ["true", "false"])
+def test_sweep_directory_that_a_job_would_read_as_another_is_refused(name, reason, dry_run, capsys, tmp_path):
+    """Regression: with a colon in it, jobs imported the checkout instead of the code snapshot."""
+    quoted = name.replace("\\", "\\\\")
+    overrides = ["gpu=a40", "profile=demo", f"dry_run={dry_run}", f"hydra.sweep.dir='{tmp_path}/{quoted}/s'"]
+    assert main(["-m", *overrides]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: hydra.sweep.dir=")
+    assert reason in error
+    assert error.strip().isprintable()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [(b"name: mine\n  gpus: [", "mapping values"), (b"- mine", "keys and values"), (b"name: \xff", "utf-8")],
 )
@@ -154,6 +181,13 @@ def test_damaged_sweep_record_is_refused_by_every_command(wrong, message, capsys
         error = capsys.readouterr().err
         assert f"{tmp_path}/sweep.json: {message}" in error
         assert len(error.splitlines()) == 1
+
+
+def test_sweep_that_was_moved_to_such_a_directory_is_not_rerun(capsys, tmp_path):
+    replace_json(tmp_path / "a:b" / "sweep.json", SWEEP)
+    for options in ([], ["--dry-run"]):
+        assert app.main(["rerun", str(tmp_path / "a:b"), *options]) == 2
+        assert "PYTHONPATH ends a folder at a colon" in capsys.readouterr().err
 
 
 def test_ledger_that_is_a_folder_is_reported(capsys, tmp_path):
