@@ -9,18 +9,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR2)  # the latter: submitit's local executor announces the time limit
+# Ctrl-C, the end of a job, and the time limit as submitit's local executor announces it.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+ON_CTRL_C = b"\nCtrl-C: a checkpoint follows at the end of this step or validation; a second Ctrl-C quits without it.\n"
 
 
 class Terminated(SystemExit):
     """A signal that ends the process. Its exit code is 128 + the signal's number, as in a shell.
 
     `progressed`: there is a checkpoint beyond the step at which this start began, so a restart would get further.
+    `at_once`: a second Ctrl-C, after which nothing is saved any more.
     """
 
-    def __init__(self, signum: int, note: str = "", *, progressed: bool = False) -> None:
+    def __init__(self, signum: int, note: str = "", *, progressed: bool = False, at_once: bool = False) -> None:
         super().__init__(128 + signum)
-        self.signum, self.note, self.progressed = signum, note, progressed
+        self.signum, self.note, self.progressed, self.at_once = signum, note, progressed, at_once
 
     @property
     def name(self) -> str:
@@ -36,7 +39,8 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.signum: int | None = None
-        self._deferred = False
+        self._interrupts = 0
+        self._saving = False
 
     @property
     def name(self) -> str | None:
@@ -44,20 +48,39 @@ class StopSignal:
         return None if self.signum is None else signal.Signals(self.signum).name
 
     def receive(self, signum: int) -> None:
-        """Note the signal. Raises Terminated unless signals are deferred."""
-        self.signum = signum
-        if not self._deferred:
-            raise Terminated(signum)
+        """Note the signal. Raises Terminated for the first one unless it is deferred, and for a second Ctrl-C if so."""
+        self._interrupts += signum == signal.SIGINT
+        if self.signum is None:
+            self.signum = signum
+            if not self._saving:
+                raise Terminated(signum)
+            # Not `print`: this may run while the same buffer is being written.
+            if signum == signal.SIGINT:
+                os.write(2, ON_CTRL_C)
+        # The second SIGINT and not the first one after SIGTERM: submitit sends both where a job has to end.
+        elif self._saving and self._interrupts == 2:
+            raise Terminated(signum, "nothing was saved after a second Ctrl-C", at_once=True)
 
     @contextmanager
-    def deferred(self) -> Iterator[None]:
-        """Let a signal raise Terminated where the block ends, not inside it."""
-        self._deferred = True
+    def saving(self) -> Iterator[None]:
+        """Let no signal but a second Ctrl-C interrupt the block, which ends in a state to save, or saves it."""
+        self._saving = True
         try:
             yield
         finally:
-            self._deferred = False
-        # Not reached if the block itself raised: that error has priority.
+            self._saving = False
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Let a signal raise Terminated where the block ends, not inside it, unless it is a second Ctrl-C."""
+        try:
+            with self.saving():
+                yield
+        except Exception as error:
+            # The compilers that this process has started get Ctrl-C too, and a step fails where one dies of it.
+            if self.signum == signal.SIGINT:
+                raise Terminated(signal.SIGINT, f"{type(error).__name__} while it ended") from error
+            raise  # with other signals, the error has priority
         if self.signum is not None:
             raise Terminated(self.signum)
 
@@ -78,7 +101,7 @@ def defer_signals() -> Iterator[None]:
     def note(signum: int, _: Any) -> None:
         received.append(signum)
 
-    handlers = {signum: signal.signal(signum, note) for signum in (signal.SIGINT, *SIGNALS)}
+    handlers = {signum: signal.signal(signum, note) for signum in SIGNALS}
     try:
         yield
     finally:
@@ -93,8 +116,9 @@ def defer_signals() -> Iterator[None]:
 def terminable(signums: Sequence[signal.Signals] = SIGNALS) -> Iterator[StopSignal]:
     """Turn these signals into Terminated in the main thread, once: a second one must not interrupt the cleanup.
 
-    A process forked from this one ignores them: its parent will end it. If SIGINT is not among them, it raises
-    KeyboardInterrupt, also where the process was started with it ignored (by a script in the background, by nohup).
+    Only a second Ctrl-C is passed on to the StopSignal. A process forked from this one ignores the signals: its parent
+    will end it. They are received also where the process was started with SIGINT ignored (in the background of a
+    script).
     """
     stop_signal = StopSignal()
     if threading.current_thread() is not threading.main_thread():
@@ -106,12 +130,11 @@ def terminable(signums: Sequence[signal.Signals] = SIGNALS) -> Iterator[StopSign
         if os.getpid() != owner_pid:
             return
         for handled in signums:
-            signal.signal(handled, signal.SIG_IGN)
+            if handled != signal.SIGINT:
+                signal.signal(handled, signal.SIG_IGN)
         stop_signal.receive(signum)
 
     handlers = {signum: signal.signal(signum, handle) for signum in signums}
-    if signal.SIGINT not in signums:
-        handlers[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield stop_signal
     finally:

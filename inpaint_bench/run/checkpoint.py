@@ -195,7 +195,7 @@ class CheckpointStore:
             fsync_path(temporary)
             temporary.rename(target)
             fsync_path(self.folder)
-        # Ctrl-C is not deferred while a checkpoint is written, unlike SIGTERM.
+        # A second Ctrl-C is not deferred while a checkpoint is written.
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
             if isinstance(error, OSError):

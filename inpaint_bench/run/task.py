@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from inpaint_bench.core.console import shell_command
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import Manifest
+from inpaint_bench.core.schema import CHECKPOINTS
+from inpaint_bench.core.signals import Terminated
 
 
 def task(config: DictConfig) -> Manifest:
@@ -29,9 +33,23 @@ def task(config: DictConfig) -> Manifest:
     if config.site.name not in ("auto", "local"):
         raise UserError(f"site={config.site.name} needs -m: without it, launch runs one point here and now")
     print(f"run directory: {run_dir}", flush=True)
-    manifest = run(config, run_dir, overrides)
+    try:
+        manifest = run(config, run_dir, overrides)
+    except Terminated as error:
+        print(f"Stopped: {error}. {_how_to_go_on(config, run_dir)}", file=sys.stderr)
+        raise
     _print_summary(manifest, run_dir)
     return manifest
+
+
+def _how_to_go_on(config: DictConfig, run_dir: Path) -> str:
+    if config.workload.train_steps is None:
+        return "A benchmark does not resume; the same command starts it again."
+    fixed = {"hydra.run.dir": run_dir, "workload.resume": "true"}
+    typed = [argument for argument in sys.argv[1:] if argument.partition("=")[0].lstrip("+") not in fixed]
+    command = shell_command("launch", *typed, *(f"{key}={value}" for key, value in fixed.items()))
+    saved = any((run_dir / CHECKPOINTS).glob("step-*"))
+    return f"To go on: {command}" if saved else f"There is no checkpoint yet. To start over: {command}"
 
 
 def _print_summary(manifest: Manifest, run_dir: Path) -> None:

@@ -74,14 +74,15 @@ class Trainer:
         self.resumed: list[ResumeEvent] = []
         self.problems: list[ResumeEvent] = []
         self._first_step = self._saved_step = 0  # at which this start began, and of its last checkpoint
-        self._saved: Path | None = None  # the last checkpoint
+        self._saved: Path | None = None  # the last checkpoint, of an earlier start too
         self._saved_s = time.monotonic()  # when one was last attempted
         self._dirty = False  # the state is consistent, and newer than the last checkpoint
 
     def run(self, train_steps: int) -> None:
         """Train until all attempts together have done `train_steps` steps, then finish.
 
-        On a signal, save a checkpoint at the end of the current step or validation and raise Terminated. Raises
+        On a signal, save a checkpoint at the end of the current step or validation and raise Terminated; on a second
+        Ctrl-C, raise it at once. Raises
         CheckpointError where the last checkpoint cannot be written; failures before that are recorded as problems.
         """
         try:
@@ -102,7 +103,7 @@ class Trainer:
             results = self.workload.finish(self.run_dir)
         except Terminated as error:
             # Raised again with what the worker needs to decide whether a requeue would get further.
-            note = self._checkpoint_on_signal()
+            note = self._checkpoint_on_signal(error)
             raise Terminated(error.signum, note, progressed=self._saved_step > self._first_step) from None
         self._update_manifest(**_json_safe(results))
 
@@ -196,14 +197,20 @@ class Trainer:
         named |= {RNG + name: tensor for name, tensor in rng_tensors.items()}
         return named, msgspec.to_builtins(state)
 
-    def _checkpoint_on_signal(self) -> str:
+    def _checkpoint_on_signal(self, signal: Terminated) -> str:
         """Save what is not saved yet and return a note about it. Never raises: the signal is what ended the run."""
+        notes = [signal.note]
         try:
-            saved = self._save_checkpoint() if self._dirty else self._saved
+            if self._dirty and not signal.at_once:
+                with self.stop_signal.saving():
+                    self._save_checkpoint()
+        except Terminated as second:
+            notes.append(second.note)
         except Exception as error:
             self._record_problem(str(error))
             return str(error)
-        return f"resumes from {saved.name}" if saved else ""
+        notes.append(f"resumes from {self._saved.name}" if self._saved else "")
+        return "; ".join(filter(None, notes))
 
     def _resume(self) -> None:
         """Continue from the newest usable checkpoint, if there is one."""
@@ -224,6 +231,7 @@ class Trainer:
         set_rng_state(_with_prefix(RNG, checkpoint.tensors), state.random)
         self.loop.step, self.loop.not_finite = checkpoint.step, state.losses_not_finite
         self._first_step = self._saved_step = checkpoint.step
+        self._saved = checkpoint.path
         self.validation = state.validation
         event = ResumeEvent(step=checkpoint.step, checkpoint=self._relative(checkpoint.path))
         self.resumed = [*state.resumed, event]

@@ -282,6 +282,9 @@ def _termination_reason(error: Terminated, bench: BenchConfig, sentence: str) ->
     cause = slurm_job.query()
     if cause and cause.reason:
         return cause.reason, sentence
+    # A person's Ctrl-C; Slurm and the sites send other signals.
+    if error.signum == signal.SIGINT:
+        return Reason.CANCELLED, sentence
     # Not under Slurm, or Slurm does not say: the time left decides, or the signal of submitit's local executor.
     end = os.environ.get("INPAINT_BENCH_END_UNIX", "")
     near_limit = end.isdigit() and time.time() > int(end) - TIME_LIMIT_MARGIN_S

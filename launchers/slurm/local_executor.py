@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from inpaint_bench.core.signals import defer_signals
 from launchers.sweep import private_dirs
 
 from .environment import job_environment, python_path, replaced_environ
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
 
 POLL_S = 0.2
-STOP_TIMEOUT_S = 30.0
+SAVE_TIMEOUT_S = 900.0  # for the checkpoint of a job that is stopped: 10 GB for SD 1.5, on a slow disk
+QUIT_TIMEOUT_S = 15.0  # for jobs that save nothing any more
 
 
 @dataclass(kw_only=True)
@@ -62,7 +64,7 @@ def run_jobs(
 ) -> None:
     """Run the jobs and set their `result`. `should_start` is called right before each; callbacks get the job's index.
 
-    On Ctrl-C the running jobs get SIGTERM, and the others never start.
+    On Ctrl-C the running jobs are told to end and waited for, and the others never start.
     """
     from .submitit_internals import LocalJobExecutor  # submitit only where something runs
 
@@ -84,14 +86,17 @@ def run_jobs(
                     continue
                 # a folder per job: job ids are process ids here, and an old pickle of that id would be taken
                 executor = LocalJobExecutor(private_dirs.make(folder / f"task-{index}"))
-                # submitit hides all GPUs from a job that requests none; `setup` runs after that.
-                executor.update_parameters(
-                    timeout_min=jobs[index].time_min, setup=[f"export CUDA_VISIBLE_DEVICES={shlex.quote(slot)}"]
-                )
-                with replaced_environ(environment):
-                    job = executor.submit(jobs[index].call)
-                running[slot] = (index, job)
-                on_start(index, f"pid:{job.job_id}@{socket.gethostname()}")
+                # A terminal sends Ctrl-C to the shell and to submitit's controller too, which would kill the job within
+                # a second; the job itself receives it all the same. submitit hides all GPUs from a job that requests
+                # none; `setup` runs after that.
+                setup = ["trap '' INT", f"export CUDA_VISIBLE_DEVICES={shlex.quote(slot)}"]
+                executor.update_parameters(timeout_min=jobs[index].time_min, setup=setup)
+                # Else a job that was started in this moment would be in no list.
+                with defer_signals():
+                    with replaced_environ(environment):
+                        job = executor.submit(jobs[index].call)
+                    running[slot] = (index, job)
+                    on_start(index, f"pid:{job.job_id}@{socket.gethostname()}")
             time.sleep(POLL_S)
             for slot, (index, job) in list(running.items()):
                 if job.done():
@@ -102,11 +107,19 @@ def run_jobs(
         # Ctrl-C, or an error in a callback: no job may outlive this command unnoticed.
         for _, job in running.values():
             stop(int(job.job_id))
-        # Jobs still write their manifests; the deadline is for one that hangs.
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        while any(not job.done() for _, job in running.values()) and time.monotonic() < deadline:
-            time.sleep(POLL_S)
+        try:
+            _await_end([job for _, job in running.values()], SAVE_TIMEOUT_S)
+        except KeyboardInterrupt:
+            # The jobs have received this second one too, and quit.
+            _await_end([job for _, job in running.values()], QUIT_TIMEOUT_S)
         raise
+
+
+def _await_end(jobs: Sequence[Any], timeout_s: float) -> None:
+    """Wait for jobs that were told to end, but not for ever: one may hang."""
+    deadline = time.monotonic() + timeout_s
+    while any(not job.done() for job in jobs) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
 
 
 def process_id(job_id: str) -> int | None:

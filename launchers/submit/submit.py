@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
+from inpaint_bench.core.attempt_state import RunArtifacts
 from inpaint_bench.core.console import console, pluralize, shell_command
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.schema import CODE, JOBS
@@ -256,8 +257,26 @@ def _run_local(groups: Sequence[Group], ledger: Ledger, hydra: HydraState, code:
         log.info(f"[{index + 1}/{len(points)}] {'done' if completed else 'FAILED'} after {elapsed_s:.1f} s")
 
     folder = private_dirs.make(ledger.folder / JOBS / points[0].group)
-    run_jobs(jobs, folder=folder, code=code, should_start=should_start, on_start=on_start, on_end=on_end)
+    try:
+        run_jobs(jobs, folder=folder, code=code, should_start=should_start, on_start=on_start, on_end=on_end)
+    except KeyboardInterrupt:
+        for line in _describe_interrupted(points, started, [job.result is not None for job in jobs], ledger):
+            log.info(line)
+        raise
     return {point.num: job.result for point, job in zip(points, jobs, strict=True) if isinstance(job.result, JobReturn)}
+
+
+def _describe_interrupted(
+    points: Sequence[Point], started: Container[int], ended: Sequence[bool], ledger: Ledger
+) -> Iterator[str]:
+    """Yield what became of the points that Ctrl-C has stopped or kept from starting, and how to go on with them."""
+    for index, point in enumerate(points):
+        if index in started and not ended[index]:
+            manifest = RunArtifacts.read(ledger.folder / point.subdir).manifest
+            yield f"point {point.num}: {(manifest and manifest.message) or 'stopped before its first step'}"
+    if waiting := [str(point.num) for index, point in enumerate(points) if index not in started]:
+        yield f"{'point' if len(waiting) == 1 else 'points'} {', '.join(waiting)} did not start"
+    yield f"To go on with all of them: {shell_command('rerun', ledger.folder)}"
 
 
 def _placeholder_result(point: Point) -> JobReturn:

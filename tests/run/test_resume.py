@@ -129,7 +129,7 @@ class TestSignal:
         assert last["quality"]["metrics"]["draws"]["value"] == 120
         assert [one["step"] for one in last["quality"]["validation"]] == [0, 7, 14, 21, 28, 35, 42, 49, 56, 60]
 
-    @pytest.mark.parametrize("by", [signal.SIGUSR2, signal.SIGTERM])
+    @pytest.mark.parametrize("by", [signal.SIGUSR2, signal.SIGTERM, signal.SIGINT])
     def test_step_is_finished_checkpoint_written_and_run_marked_interrupted(
         self, by: signal.Signals, tmp_path: Path, unbroken: dict[int, set[bytes]]
     ) -> None:
@@ -177,11 +177,6 @@ class TestSignal:
         assert [one["step"] for one in done["quality"]["validation"]] == [0, 8, 16, 24]
         assert [one["steps"] for one in windows(tmp_path, "warmup")] == [1, 1], "warmed up again"
         assert losses(tmp_path) == expected(unbroken)
-
-    def test_keyboard_interrupt_within_a_step_saves_no_checkpoint(self, tmp_path: Path) -> None:
-        assert cut(tmp_path, *training(), at=10, by=signal.SIGINT, phase="backward") != 0
-        assert manifest(tmp_path)["status"] == "interrupted"
-        assert not (tmp_path / "checkpoints").exists()
 
     def test_run_killed_before_its_first_checkpoint_starts_at_step_zero(
         self, tmp_path: Path, unbroken: dict[int, set[bytes]]
@@ -483,12 +478,29 @@ class TestDeferredSignal:
             stop_signal.receive(signal.SIGTERM)
             raise ZeroDivisionError
 
+    def test_is_the_cause_of_an_exception_after_ctrl_c(self) -> None:
+        """A compiler in the same process group dies of it, and the step fails."""
+        stop_signal = StopSignal()
+        with pytest.raises(Terminated, match="received SIGINT; ZeroDivisionError while"), stop_signal.deferred():  # noqa: PT012
+            stop_signal.receive(signal.SIGINT)
+            raise ZeroDivisionError
+
+    @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+    def test_only_a_second_ctrl_c_interrupts_the_block(self, first: signal.Signals) -> None:
+        stop_signal, passed = StopSignal(), False
+        with pytest.raises(Terminated) as raised, stop_signal.deferred():  # noqa: PT012
+            stop_signal.receive(first)
+            stop_signal.receive(signal.SIGINT)
+            passed = True
+        assert passed is (first == signal.SIGTERM)
+        assert raised.value.at_once is not passed
+
 
 def test_sigint_interrupts_a_run_that_was_started_with_it_ignored() -> None:
     """Shells start background commands of a script so, and their children inherit it."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with pytest.raises(KeyboardInterrupt), terminable():
+        with pytest.raises(Terminated, match="received SIGINT"), terminable():
             signal.raise_signal(signal.SIGINT)
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
