@@ -17,6 +17,7 @@ from typer import Argument, Option
 from typer.core import TyperGroup
 
 from inpaint_bench import __version__
+from inpaint_bench.core.console import echo
 from inpaint_bench.core.errors import UserError
 
 from .exit_codes import guarded, unwind_on_signals
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Not standalone: usage errors are raised instead of printed, and the exit code of the verb is returned.
         code = _command.main(arguments, prog_name=PROGRAM, standalone_mode=False)
     except typer.TyperException as error:  # a wrong verb, option or value
-        print(f"error: {error.format_message()}", file=sys.stderr)
+        echo(f"error: {error.format_message()}", error=True)
         return UserError.exit_code
     return int(code or 0)
 

@@ -5,10 +5,11 @@ A command that is still submitting from the sweep is not stopped; its jobs are c
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from inpaint_bench.core.console import pluralize, sanitize
+from inpaint_bench.core.console import echo, pluralize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.site import SiteConfig
 from launchers.remote import client
@@ -17,6 +18,7 @@ from launchers.status.survey import cancel_in_slurm, poll_sweep, sites_of
 from launchers.sweep.events import Cancelled
 from launchers.sweep.ledger import Attempt, Ledger
 from launchers.sweep.lock import BUSY, BusyError
+from launchers.sweep.owner import check_own
 
 BUSY_TIMEOUT_S = 60.0  # for a command that is still submitting
 
@@ -24,10 +26,11 @@ BUSY_TIMEOUT_S = 60.0  # for a command that is still submitting
 def run_cancel(sweep: Path) -> None:
     """Cancel what is queued or running. Raises UserError with the reasons if something could not be cancelled."""
     ledger = Ledger.open(sweep)
+    check_own(sweep, "only that user can cancel its jobs")
     locked = ledger.is_locked()  # before Slurm is queried, which then knows what was submitted in the meantime
     number, problems = _cancel_open_points(ledger)
     if locked:
-        print(f"Another command {BUSY}; waiting for it, {BUSY_TIMEOUT_S:g} s at most.", flush=True)
+        echo(f"Another command {BUSY}; waiting for it, {BUSY_TIMEOUT_S:g} s at most.")
         try:
             with ledger.lock(timeout_s=BUSY_TIMEOUT_S):
                 # The other command has ended: what it submitted in the meantime is cancelled too.
@@ -35,10 +38,16 @@ def run_cancel(sweep: Path) -> None:
                 number += more
         except BusyError:
             problems.append(f"another command {BUSY}, and has not ended: cancel again when it has")
+    for plan, waiting in sorted(Counter(record.plan for record in ledger.points().values() if record.plan).items()):
+        # The plan may have been carried away and submitted there, which nothing here can know.
+        echo(
+            f"{sweep / plan}: its {pluralize(waiting, 'point')} were not submitted from here, so there is nothing to "
+            "cancel here; delete the file to keep them from being submitted, and cancel where a copy of it was."
+        )
     if problems:
-        raise UserError(sanitize("; ".join(problems)))
+        raise UserError("; ".join(problems))
     if not number:
-        print("Nothing is queued or running.")
+        echo("Nothing is queued or running.")
 
 
 def _cancel_open_points(ledger: Ledger, *, holding_lock: bool = False) -> tuple[int, list[str]]:
@@ -53,7 +62,7 @@ def _cancel_open_points(ledger: Ledger, *, holding_lock: bool = False) -> tuple[
         problems += [f"{name}: {message.removeprefix(f'{name}: ')}" for message in messages]
         total += number
         if number:
-            print(f"{name}: {pluralize(number, 'point')} cancelled")
+            echo(f"{name}: {pluralize(number, 'point')} cancelled")
     return total, problems
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from inpaint_bench.core.console import pluralize, sanitize
+from inpaint_bench.core.console import echo, pluralize
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.files import replacing
 from launchers.remote.archive import ArchiveError, read_archive, write_archive
@@ -19,6 +19,7 @@ from launchers.remote.sync import copy_results, extract, fetch_over_ssh, is_summ
 from launchers.status.survey import poll_sweep, sites_of
 from launchers.sweep.events import AttemptKey
 from launchers.sweep.ledger import Ledger
+from launchers.sweep.owner import check_own
 
 HEADER = "results.json"  # first member of an archive of results
 
@@ -31,11 +32,15 @@ def run_collect(source: Path, *, export: Path | None, into: Path | None) -> None
     if export:
         left_out = _export(Ledger.open(source), export)
     elif source.is_file() and into:
-        left_out = _from_archive(source, Ledger.open(into))
+        ledger = Ledger.open(into)
+        check_own(into, "only that user can copy results into it")
+        left_out = _from_archive(source, ledger)
     elif source.is_file() or into:
         raise UserError(f"{source}: `collect FILE --into SWEEP` takes an exported file and its sweep directory")
     else:
-        left_out = _from_sites(Ledger.open(source))
+        ledger = Ledger.open(source)
+        check_own(source, "only that user can collect its results; `merge` reads those that are there")
+        left_out = _from_sites(ledger)
     if left_out:
         raise PointsFailedError("not everything was copied; the reasons are listed above")
 
@@ -46,19 +51,19 @@ def _from_sites(ledger: Ledger) -> bool:
     remotes = [remote for _, site in sites if (remote := RemoteSweep.of(site, ledger))]
     plans = sorted({str(record.plan) for record in ledger.points().values() if record.plan})
     if plans:
-        print(f"{', '.join(plans)}: `collect --export FILE` where it was submitted, then `collect FILE --into` here.")
+        echo(f"{', '.join(plans)}: `collect --export FILE` where it was submitted, then `collect FILE --into` here.")
     elif not remotes:
-        print("Nothing to collect: no point of this sweep was submitted over ssh, and none waits in a plan.")
+        echo("Nothing to collect: no point of this sweep was submitted over ssh, and none waits in a plan.")
     errors, left_out = [], False
     for remote in remotes:
         name = remote.site.name
         try:
             # True: with the list of files of every attempt.
             reply = remote.call("query", True, SweepReply)
-            print(f"{name}: {pluralize(len(reply.attempts), 'run')} listed", flush=True)
+            echo(f"{name}: {pluralize(len(reply.attempts), 'run')} listed")
             fetch = partial(fetch_over_ssh, remote, folder=ledger.folder)
             report = copy_results(ledger, reply, fetch, site=name)
-            print(f"{name}: {report}")
+            echo(f"{name}: {report}")
             left_out |= _print_left_out(report.left_out, reply.skipped)
         # The other sites are still asked, and all errors are reported together.
         except (UnreachableError, RemoteError) as error:
@@ -83,11 +88,11 @@ def _from_archive(path: Path, ledger: Ledger) -> bool:
         with path.open("rb") as archive:
             report = copy_results(ledger, reply, partial(extract, archive, folder=ledger.folder), site=None)
     except (ArchiveError, msgspec.DecodeError) as error:
-        raise UserError(f"{path}: {sanitize(str(error))}") from None
+        raise UserError(f"{path}: {error}") from None
     except OSError as error:
         message = f"{error.filename or path}: {error.strerror}"
         raise UserError(f"{message}; `collect` continues with what is missing") from None
-    print(f"{path}: {report}")
+    echo(f"{path}: {report}")
     return _print_left_out(report.left_out, [])
 
 
@@ -107,9 +112,9 @@ def _export(ledger: Ledger, out: Path) -> bool:
     files += [(path, ledger.folder / source_path(path)) for path in paths]
     with replacing(out) as archive:
         write_archive(archive, files)
-    print(f"{out}: {pluralize(len(paths), 'file')} of {pluralize(len(reply.attempts), 'attempt')}")
+    echo(f"{out}: {pluralize(len(paths), 'file')} of {pluralize(len(reply.attempts), 'attempt')}")
     if open_points:
-        print(f"{pluralize(len(open_points), 'point')} not ended: export again later for the rest.")
+        echo(f"{pluralize(len(open_points), 'point')} not ended: export again later for the rest.")
     return _print_left_out({}, reply.skipped)
 
 
@@ -117,5 +122,5 @@ def _print_left_out(attempts: Mapping[AttemptKey, str], files: Iterable[str]) ->
     lines = [f"point {point}, attempt {attempt}: {reason}" for (point, attempt), reason in sorted(attempts.items())]
     lines += files
     for line in lines:
-        print(f"  left out: {sanitize(line)}")
+        echo(f"  left out: {line}")
     return bool(lines)

@@ -9,11 +9,16 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from inpaint_bench.core.console import echo
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.signals import Terminated, terminable
 
-# Errors of the disk or its permissions, which are not bugs of ours.
-_REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EISDIR, errno.ENOTDIR)
+# Errors of the disk, of its permissions and of what lies there, which are not bugs of ours. The last three of the
+# second line are also those of core/files.py for a link, for what is not a plain file and for an endless one.
+_REFUSALS = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EISDIR, errno.ENOTDIR),
+    *(errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO, errno.EFBIG),
+)
 
 
 @contextmanager
@@ -39,7 +44,7 @@ def guarded(call: Callable[[], int | None]) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()  # a closed pipe raises here and not at interpreter exit
     except (UserError, PointsFailedError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        echo(f"error: {error}", error=True)
         return error.exit_code
     except Terminated as error:
         return 128 + error.signum
@@ -61,6 +66,6 @@ def guarded(call: Callable[[], int | None]) -> int:
             message = f"{error.filename or 'a file'}: {error.strerror}"
         else:
             raise
-        print(f"error: {message}", file=sys.stderr)
+        echo(f"error: {message}", error=True)
         return UserError.exit_code
     return code or 0

@@ -29,6 +29,7 @@ from launchers.status.survey import PointStatus, poll_sweep, sites_of, slowest_s
 from launchers.submit.rerun_policy import check_changes
 from launchers.submit.submit import Submission
 from launchers.sweep.ledger import Ledger
+from launchers.sweep.owner import check_own
 from launchers.sweep.sweep_record import RunOrder
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ def _add_once(
     """Judge every cell and submit what it lacks. Returns whether anything was submitted and waited for."""
     check_changes(changes, repeating=True)
     ledger = Ledger.open(folder.absolute())
+    check_own(ledger.folder, "launch your own to repeat its points")
     order, context = ledger.sweep.order, ledger.sweep.launch_context
     if order is None:
         raise UserError(f"{folder}: its seed was swept, so its cells cannot be repeated; launch with repeats= instead")

@@ -24,6 +24,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -31,16 +32,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from inpaint_bench.core.console import console, sanitize
+import msgspec
+
+from inpaint_bench.core.console import console, echo
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.records import encode_record
 from inpaint_bench.core.schema import SCHEMA_VERSION
 from launchers.slurm.query import OK
 from launchers.status.cost import attempt_costs, cost_table
 from launchers.status.details import footer, log_files, next_steps, point_details, sources
 from launchers.status.forecast import Forecast, forecast_points, sweep_end
 from launchers.status.survey import AttemptStatus, PointStatus, SweepStatus, poll_sweep, sites_of, slowest_site
-from launchers.status.tables import points_table
+from launchers.status.tables import calendar_time, points_table
 from launchers.sweep.ledger import Ledger
 
 REFRESH_S = 60.0
@@ -69,14 +71,15 @@ def run_status(
         status = poll_sweep(ledger)
         forecasts = forecast_points(status.points)
         if as_json:
-            print(encode_record(_json(status, forecasts, ledger.folder)).decode(), end="")
+            # In ASCII: escapes instead of what a terminal would obey, and names of files that are no UTF-8.
+            echo(json.dumps(msgspec.to_builtins(_json(status, forecasts, ledger.folder)), indent=1))
         elif point is not None:
             _print_point(status, forecasts, ledger.folder, point)
         else:
             _print(status, forecasts, ledger.folder, clear=watch, fold=not all_points)
         if not watch or not any(point_status.is_open for point_status in status.points):
             return
-        print(f"Next refresh at {datetime.fromtimestamp(time.time() + interval_s):%H:%M:%S}; Ctrl-C to stop.")
+        echo(f"Next refresh at {datetime.fromtimestamp(time.time() + interval_s):%H:%M:%S}; Ctrl-C to stop.")
         time.sleep(interval_s)
 
 
@@ -102,7 +105,7 @@ def _print(status: SweepStatus, forecasts: Mapping[int, Forecast], folder: Path,
         out.clear()
     out.print(points_table(status.points, forecasts, fold=fold))
     for line in footer(status, forecasts, folder):
-        print(sanitize(line))
+        echo(line)
 
 
 def _print_point(status: SweepStatus, forecasts: Mapping[int, Forecast], folder: Path, num: int) -> None:
@@ -111,7 +114,7 @@ def _print_point(status: SweepStatus, forecasts: Mapping[int, Forecast], folder:
         last = max(point.record.num for point in status.points)
         raise UserError(f"--point {num}: {folder} has no such point; it has 0 to {last}")
     for line in [*point_details(status, point, forecasts[num], folder), sources(status)]:
-        print(sanitize(line))
+        echo(line)
 
 
 def _json(status: SweepStatus, forecasts: Mapping[int, Forecast], folder: Path) -> dict[str, Any]:
@@ -184,4 +187,5 @@ def _json_attempt(status: AttemptStatus, folder: Path) -> dict[str, Any]:
 
 
 def _iso(unix: float | None) -> str | None:
-    return None if unix is None else datetime.fromtimestamp(unix, UTC).isoformat(timespec="seconds")
+    time = None if unix is None else calendar_time(unix, UTC)
+    return time.isoformat(timespec="seconds") if time else None

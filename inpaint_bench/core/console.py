@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
@@ -33,9 +34,17 @@ def shell_command(verb: str, *arguments: object) -> str:
     return shlex.join(["inpaint-bench", verb, *map(str, arguments)])
 
 
+def echo(text: str, *, error: bool = False) -> None:
+    """Print a line, to standard error if it is an error, without control characters."""
+    print(sanitize(text), file=sys.stderr if error else sys.stdout, flush=True)
+
+
 def sanitize(text: str) -> str:
-    """Replace every control character but newline and tab by "?": a message may come from another machine."""
-    # The escape sequences of a terminal begin with ESC, which is not printable.
+    """Replace every control character but newline and tab by "?": a message may come from another machine.
+
+    Not printable are ESC, with which the escape sequences of a terminal begin, the C1 controls, the characters that
+    reverse the order of text, zero-width ones, and bytes that are no UTF-8.
+    """
     return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
 
 
@@ -43,7 +52,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: st
     """Return a table: numbers right-aligned, None as a dash, empty columns left out, states of a point in colour."""
     shown = [index for index, _ in enumerate(columns) if not rows or any(row[index] not in (None, "") for row in rows)]
     columns, rows = [columns[i] for i in shown], [[row[i] for i in shown] for row in rows]
-    result = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    result = Table(box=SIMPLE_HEAD, title=title and Text(sanitize(title)), title_justify="left", pad_edge=False)
     for index, name in enumerate(columns):
         values = [row[index] for row in rows]
         numeric = any(isinstance(v, int | float) for v in values)

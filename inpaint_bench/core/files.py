@@ -29,24 +29,23 @@ def open_plain(path: Path, flags: int = os.O_RDONLY, *, follow_links: bool = Fal
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "is a link, which is not followed", str(path)) from None
-        if error.errno == errno.ENXIO:
-            raise OSError(errno.EINVAL, "is not a plain file", str(path)) from None
+        if error.errno == errno.ENXIO:  # a pipe that nobody reads, or a socket
+            raise OSError(errno.ENXIO, "is not a plain file", str(path)) from None
         raise
     kind = os.fstat(handle).st_mode
     if not stat.S_ISREG(kind):
         os.close(handle)
-        code = errno.EISDIR if stat.S_ISDIR(kind) else errno.EINVAL
+        code = errno.EISDIR if stat.S_ISDIR(kind) else errno.ENXIO
         raise OSError(code, os.strerror(code) if code == errno.EISDIR else "is not a plain file", str(path))
     return handle
 
 
-def read_plain(path: Path, *, follow_links: bool = False, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
+def read_plain(path: Path, *, follow_links: bool = False, max_bytes: int | None = MAX_RECORD_BYTES) -> bytes:
     """Return the content of a plain file. Raises OSError also for a link and for a file of more than `max_bytes`."""
     with os.fdopen(open_plain(path, follow_links=follow_links), "rb") as source:
-        content = source.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise OSError(errno.EFBIG, f"larger than {max_bytes:,} bytes, so it is not read", str(path))
-    return content
+        if max_bytes is not None and os.fstat(source.fileno()).st_size > max_bytes:
+            raise OSError(errno.EFBIG, f"larger than {max_bytes:,} bytes, so it is not read", str(path))
+        return source.read()
 
 
 def fsync_path(path: Path) -> None:

@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.site import SiteConfig, check_connect
 from inpaint_bench.core.validation import check
 
@@ -63,6 +64,16 @@ class SiteCatalog:
             base = config.site if chosen else self._files[name][1]
             self._sites[cache_key] = _typed_site(name, base, overrides.get(name) or {})
         return self._sites[cache_key]
+
+
+def own_site(name: str) -> SiteConfig | None:
+    """Return a site as this installation's own file describes it, without Hydra; None where there is no valid file."""
+    if not re.fullmatch(r"\w[\w-]*", name, re.ASCII):
+        return None
+    try:
+        return _typed_site(name, _read(conf_dir() / "site" / f"{name}.yaml"), {})
+    except UserError:
+        return None
 
 
 def _read(file: Path) -> DictConfig:

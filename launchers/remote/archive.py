@@ -14,6 +14,7 @@ from typing import IO
 
 from inpaint_bench.core.console import sanitize
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import read_plain
 
 CHECKSUMS = "SHA256SUMS"  # as `sha256sum` writes and checks them
 
@@ -38,7 +39,7 @@ def write_archive(out: IO[bytes], files: Iterable[tuple[str, Path | bytes]]) -> 
             try:
                 # The time first: a file that changes meanwhile is newer than its copy, so it is copied again.
                 mtime_s = 0 if isinstance(source, bytes) else int(source.stat().st_mtime)
-                content = source if isinstance(source, bytes) else source.read_bytes()
+                content = source if isinstance(source, bytes) else read_plain(source, max_bytes=None)
             except FileNotFoundError:
                 continue
             add(name, content, mtime_s)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 import shlex
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,13 +20,14 @@ import msgspec
 
 from inpaint_bench.core.attempt_state import RunArtifacts, SchedulerState
 from inpaint_bench.core.console import pluralize, sanitize
-from inpaint_bench.core.schema import CODE, SNAPSHOT, SWEEP
+from inpaint_bench.core.schema import CODE, SNAPSHOT
 from inpaint_bench.core.site import SiteConfig
 from launchers.points.point import Group, Point, SubmitOutcome, by_site
 from launchers.points.site_catalog import Reachability
 from launchers.slurm.query import SlurmReply
 from launchers.sweep.events import AttemptKey, Refused, Staged, Submitted
 from launchers.sweep.ledger import Attempt, Ledger, PointRecord
+from launchers.sweep.owner import other_owner
 
 from . import plan_file
 from .messages import MARKER, CancelRequest, Reply, SubmitReply, SweepReply
@@ -60,7 +60,7 @@ class RemoteSweep:
         None too for the sweep of another user, because its record says which ssh configuration is executed.
         """
         staged = [event for event in ledger.events(Staged) if event.site == site.name]
-        if site.connect.method != "ssh" or not staged or (ledger.folder / SWEEP).stat().st_uid != os.getuid():
+        if site.connect.method != "ssh" or not staged or other_owner(ledger.folder):
             return None
         return cls(site=site, root=staged[-1].root, code=staged[-1].code)
 

@@ -6,7 +6,6 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime
 from pathlib import Path
 
 from ClusterShell.RangeSet import RangeSet
@@ -14,6 +13,7 @@ from ClusterShell.RangeSet import RangeSet
 from inpaint_bench.core.attempt_state import AttemptState
 from inpaint_bench.core.config import RerunConfig
 from inpaint_bench.core.console import pluralize, sanitize
+from inpaint_bench.core.files import open_plain
 from inpaint_bench.core.schema import JOBS, PointState, Reason, Status
 from launchers.remote import plan_file
 from launchers.remote.sync import LOGS
@@ -22,7 +22,7 @@ from launchers.slurm.query import NOT_ASKED, OK
 
 from .forecast import Forecast, sweep_end
 from .survey import AttemptStatus, PointStatus, SweepStatus
-from .tables import clock, duration, state_label
+from .tables import calendar_time, clock, duration, state_label
 
 LOG_LINES = 15
 LOG_BYTES = 16384  # read from the end: a log may be long
@@ -196,19 +196,26 @@ def log_files(status: AttemptStatus, folder: Path) -> list[Path]:
     # A process of pid:1234@host has logs that are named by its process id.
     stem = job_id.removeprefix("pid:").partition("@")[0]
     if job_id.startswith("pid:"):
-        return sorted((folder / JOBS / group).glob(f"task-*/{stem}_0_log.*"))
+        return sorted(
+            path for path in (folder / JOBS / group).glob(f"task-*/{stem}_0_log.*") if _is_inside(path, folder)
+        )
     # The other site numbers its arrays itself; site, partition and GPU after the number are the same.
     kind = group.partition("-")[2]
     collected = sorted(path for path in (folder / LOGS).glob("*") if path.name.partition("-")[2] == kind)
     parents = [folder / JOBS / group, *collected]
     paths = [parent / f"{stem}_0_log.{suffix}" for suffix in ("err", "out") for parent in parents]
-    return [path for path in paths if path.is_file()]
+    return [path for path in paths if path.is_file() and _is_inside(path, folder)]
+
+
+def _is_inside(path: Path, folder: Path) -> bool:
+    """Return whether no link leads from the sweep directory to this path."""
+    return path.resolve() == folder.resolve() / path.relative_to(folder)
 
 
 def _tail(path: Path) -> list[str]:
     """Return the last lines of a log, without control characters."""
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_plain(path), "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BYTES))
             text = file.read().decode(errors="replace")
     except OSError as error:
@@ -219,4 +226,5 @@ def _tail(path: Path) -> list[str]:
 
 
 def _time(unix: float) -> str:
-    return datetime.fromtimestamp(unix).strftime("%Y-%m-%d %H:%M:%S")
+    time = calendar_time(unix)
+    return f"{time:%Y-%m-%d %H:%M:%S}" if time else "at an impossible time"

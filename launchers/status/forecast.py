@@ -187,7 +187,7 @@ def _local_queue(
 
 def _windows(run_dir: Path | None) -> list[Window]:
     try:
-        return (read_record(run_dir / WINDOWS, list[Window]) if run_dir else None) or []
+        return (read_record(run_dir / WINDOWS, list[Window], follow_links=False) if run_dir else None) or []
     except (ValueError, OSError):
         return []
 
@@ -208,7 +208,7 @@ def _recent_pace(run_dir: Path | None, windows: list[Window], now: float) -> tup
     Rows are timed by the node's monotonic clock, which their window relates to Unix time.
     """
     path = run_dir / "steps" / JOURNAL if run_dir else None
-    if path is None or not path.is_file():
+    if path is None or path.is_symlink() or not path.is_file():
         return None
     try:
         journal = read_journal(path)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pwd
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from inpaint_bench.core.attempt_state import (
     LEFT_QUEUE,
@@ -22,16 +21,18 @@ from inpaint_bench.core.attempt_state import (
     SchedulerState,
     resolve_attempt_state,
 )
-from inpaint_bench.core.console import pluralize
+from inpaint_bench.core.console import pluralize, sanitize
+from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import MANIFEST, SWEEP, PointState, Reason
-from inpaint_bench.core.site import SiteConfig
-from launchers.points.site_catalog import reachability
+from inpaint_bench.core.site import SiteConfig, check_connect
+from launchers.points.site_catalog import own_site, reachability
 from launchers.remote import client
 from launchers.slurm.local_executor import is_alive, process_id
 from launchers.slurm.pending_reasons import PendingReason, explain
 from launchers.slurm.query import SlurmReply, cancel_jobs, cancellable_jobs, find_arrays, query_jobs
 from launchers.sweep.events import AttemptKey, Cancelled
 from launchers.sweep.ledger import Attempt, Ledger, PointRecord
+from launchers.sweep.owner import other_owner
 
 T = TypeVar("T")
 OPEN_STATES = frozenset({PointState.QUEUED, PointState.RUNNING, PointState.UNKNOWN})
@@ -63,8 +64,9 @@ class PointStatus(AttemptState):
 
     @property
     def run_dir(self) -> Path | None:
-        """Return the run directory of the last attempt; None if there was none."""
-        return self.attempts[-1].run_dir if self.attempts else None
+        """Return the run directory of the last attempt; None if there was none, or a link leads there."""
+        run_dir = self.attempts[-1].run_dir if self.attempts else None
+        return None if run_dir is None or is_linked(run_dir) else run_dir
 
     @property
     def scheduler(self) -> SchedulerState | None:
@@ -102,24 +104,33 @@ def poll_sweep(ledger: Ledger, *, holding_lock: bool = False) -> SweepStatus:
     records, sites = ledger.points(notes), sites_of(ledger)
     # Before the other sources: this sets the job ids that only the ledger at the site has.
     remote = client.query(ledger, sites, records)
-    poll = _Poll(ledger.folder, sites, [attempt for record in records.values() for attempt in record.attempts])
+    attempts = [attempt for record in records.values() for attempt in record.attempts]
+    poll = _Poll(ledger.folder, sites, attempts, other_owner(ledger.folder))
+    if poll.owner:
+        notes.append(
+            f"the sweep belongs to user {poll.owner}: its sites are reached as your own site files say, or not"
+        )
     # Slurm is queried before the files are read: of a job that ends in between, both then know the end.
     poll.query_slurm([record.last for record in records.values() if record.last])
-    poll.artifacts = poll.read_all(RunArtifacts.read)
+    poll.artifacts = poll.read_all(
+        RunArtifacts.read, RunArtifacts(damage="a link to its run directory is not followed")
+    )
     poll.replies |= remote.replies
     poll.unconfirmed |= remote.unconfirmed
     poll.artifacts |= remote.artifacts
     poll.launcher_active = not holding_lock and ledger.is_locked()
     points = [poll.point_status(record) for _, record in sorted(records.items())]
-    poll.save_states(attempt for point in points for attempt in point.attempts)
+    if not poll.owner:
+        poll.save_states(attempt for point in points for attempt in point.attempts)
     return SweepStatus(points=points, sites=sites, replies=poll.replies, notes=[*notes, *_superseded(points)])
 
 
 class _Poll:
     """The sources of one poll, and the states resolved from them."""
 
-    def __init__(self, folder: Path, sites: dict[str, SiteConfig], attempts: list[Attempt]) -> None:
+    def __init__(self, folder: Path, sites: dict[str, SiteConfig], attempts: list[Attempt], owner: str | None) -> None:
         self.folder = folder
+        self.owner = owner  # another user, whose sweep this is
         self.sites = sites
         self.attempts = attempts
         self.replies: dict[str, SlurmReply] = {}  # by site
@@ -130,13 +141,16 @@ class _Poll:
 
     def query_slurm(self, last_attempts: list[Attempt]) -> None:
         """Search for the arrays without a job id, then query all jobs of a site at once and all sites in parallel."""
-        for site in {attempt.site for attempt in self.attempts if self._by_own_sbatch(attempt)}:
+        for site in {attempt.site for attempt in self.attempts if not attempt.carried}:
+            method = self.sites[site].connect.method
+            if method == "ssh" and self.owner:
+                self.replies[site] = SlurmReply(error=f"only user {self.owner} can ask over ssh for these jobs")
             # The answers of another site's Slurm would be about other jobs.
-            if not (reach := reachability(self.sites[site])).ok:
+            elif method == "slurm" and not (reach := reachability(self.sites[site])).ok:
                 self.replies[site] = SlurmReply(error=f"its Slurm cannot be queried from here ({reach.reason})")
         unreachable = set(self.replies)
         self._find_arrays(last_attempts)
-        self.saved = self.read_all(SchedulerState.load)
+        self.saved = self.read_all(SchedulerState.load, None)
         by_site: dict[str, list[Attempt]] = defaultdict(list)
         for attempt in self.attempts:
             if attempt.job_id and self._by_own_sbatch(attempt) and attempt.site not in unreachable:
@@ -147,7 +161,7 @@ class _Poll:
     def _query_jobs(self, site: str, attempts: list[Attempt]) -> SlurmReply:
         jobs = {str(attempt.job_id): attempt.job_name for attempt in attempts}
         settled = {str(a.job_id) for a in attempts if (state := self.saved[a.key]) and state.final}
-        return query_jobs(self.sites[site], jobs, settled=settled, owner=_other_owner(self.folder))
+        return query_jobs(self.sites[site], jobs, settled=settled, owner=self.owner)
 
     def _find_arrays(self, attempts: list[Attempt]) -> None:
         """Find arrays by job name whose launcher died, or timed out, in the sbatch call, and set their job ids.
@@ -164,6 +178,9 @@ class _Poll:
             if site in self.replies:
                 self.unconfirmed[site] = self.replies[site].no_answer_reason
                 continue
+            if self.owner:  # only the submitter's own jobs can be searched for by name
+                self.unconfirmed[site] = f"user {self.owner} submits them"
+                continue
             names = {attempt.job_name for attempt in members if attempt.job_name}
             since_unix = min(attempt.planned_unix for attempt in members)
             arrays, self.replies[site] = find_arrays(self.sites[site], sorted(names), since_unix)
@@ -173,10 +190,15 @@ class _Poll:
                 if array := arrays.get(attempt.job_name or ""):
                     attempt.job_id = f"{array}_{attempt.task}"
 
-    def read_all(self, read: Callable[[Path], T]) -> dict[AttemptKey, T]:
-        """Read something from the run directory of every attempt."""
+    def read_all(self, read: Callable[[Path], T], linked: T) -> dict[AttemptKey, T]:
+        """Read something from the run directory of every attempt; `linked` is the value where a link leads there."""
+
+        def read_unless_linked(attempt: Attempt) -> T:
+            run_dir = self.folder / attempt.subdir
+            return linked if is_linked(run_dir) else read(run_dir)
+
         with ThreadPoolExecutor(NUM_READERS) as pool:
-            values = pool.map(read, (self.folder / attempt.subdir for attempt in self.attempts))
+            values = pool.map(read_unless_linked, self.attempts)
             return dict(zip((attempt.key for attempt in self.attempts), values, strict=True))
 
     def _by_own_sbatch(self, attempt: Attempt) -> bool:
@@ -258,9 +280,15 @@ class _Poll:
 
     def save_states(self, attempts: Iterable[AttemptStatus]) -> None:
         """Save new final states beside the manifests, in parallel: after a night there are many."""
-        new = [(a.scheduler, a.run_dir) for a in attempts if a.scheduler and a.scheduler != self.saved[a.attempt.key]]
+        changed = (a for a in attempts if a.scheduler and a.scheduler != self.saved[a.attempt.key])
+        new = [(a.scheduler, a.run_dir) for a in changed if a.scheduler and not is_linked(a.run_dir)]
         with ThreadPoolExecutor(NUM_READERS) as pool:
             list(pool.map(lambda pair: pair[0].save(pair[1]), new))
+
+
+def is_linked(run_dir: Path) -> bool:
+    """Return whether a link leads from the sweep directory to this run directory; such a link is never followed."""
+    return run_dir.is_symlink() or run_dir.parent.is_symlink()
 
 
 def _own_artifacts(attempt: Attempt, artifacts: RunArtifacts) -> RunArtifacts:
@@ -269,17 +297,6 @@ def _own_artifacts(attempt: Attempt, artifacts: RunArtifacts) -> RunArtifacts:
     if not owner or owner == attempt.run_id:
         return artifacts
     return RunArtifacts(damage=f"{attempt.subdir}/{MANIFEST} belongs to run {owner}, not to {attempt.run_id}")
-
-
-def _other_owner(folder: Path) -> str | None:
-    """Return the user who owns the sweep; None if it is the caller."""
-    uid = (folder / SWEEP).stat().st_uid
-    if uid == os.getuid():
-        return None
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def _superseded(points: Iterable[PointStatus]) -> list[str]:
@@ -321,10 +338,22 @@ def cancel_in_slurm(site: SiteConfig, ledger: Ledger, attempts: Sequence[Attempt
 
 
 def sites_of(ledger: Ledger) -> dict[str, SiteConfig]:
-    """Return the sites by name, as they were configured when the sweep was submitted."""
+    """Return the sites by name, as they were configured when the sweep was submitted.
+
+    Of another user's sweep only their names are used: the sites are those of this installation, without a connection
+    where it has no file of that name. Raises UserError where the record cannot be used to connect.
+    """
+    if other_owner(ledger.folder):
+        return {name: own_site(name) or SiteConfig(name=name) for name in ledger.sweep.sites}
     result = {}
     for name, content in ledger.sweep.sites.items():
-        site = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SiteConfig), content))
+        try:
+            site = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SiteConfig), content))
+        except (OmegaConfBaseException, ValueError) as error:
+            message = sanitize(str(error).splitlines()[0])
+            raise UserError(f"{ledger.folder / SWEEP}: damaged (sites.{name}: {message})") from None
         assert isinstance(site, SiteConfig)
+        if site.connect.method == "ssh":  # its values become arguments of ssh and rsync
+            check_connect(site)
         result[name] = site
     return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, tzinfo
 from typing import NamedTuple
 
 from ClusterShell.RangeSet import RangeSet
@@ -147,9 +147,19 @@ def _message(point: PointStatus, forecast: Forecast) -> str:
     return "; ".join(filter(None, parts))
 
 
+def calendar_time(unix: float, zone: tzinfo | None = None) -> datetime | None:
+    """Return a time in a time zone, by default the local one; None for what is no time, as a damaged file may have."""
+    try:
+        return datetime.fromtimestamp(unix, zone)
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
 def clock(unix: float) -> str:
-    """Return a local time, with the day if it is not today."""
-    time = datetime.fromtimestamp(unix)
+    """Return a local time, with the day if it is not today; "?" for what is no time."""
+    time = calendar_time(unix)
+    if time is None:
+        return "?"
     return f"{time:%H:%M}" if time.date() == datetime.now().date() else f"{time:%a %d %b %H:%M}"
 
 

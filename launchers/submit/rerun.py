@@ -17,6 +17,7 @@ from launchers.points.point import Point
 from launchers.remote import plan_file
 from launchers.status.survey import PointStatus, poll_sweep, sites_of
 from launchers.sweep.ledger import Ledger
+from launchers.sweep.owner import check_own
 from launchers.sweep.sweep_record import SweepRecord
 
 from .rerun_policy import check_changes, decide, decisions_table, merge_overrides
@@ -42,6 +43,7 @@ def rerun(
     points whose state is unknown, which are left alone, UserError, and what `Submission.run` raises.
     """
     ledger = Ledger.open(folder.absolute())
+    check_own(ledger.folder, "launch your own to submit its points")
     check_changes(changes)
     sweep, sites = ledger.sweep, sites_of(ledger)
     unknown: list[PointStatus] = []

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import time
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from .sweep_record import PointSpec
 
 AttemptKey = tuple[int, int]  # point, attempt
 
+# What becomes an argument of a command or a part of a path has only characters that mean nothing to either. A line with
+# another value is damaged.
+Component = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.+@-]{0,254}\Z")]
+JobIds = Annotated[str, Meta(pattern=r"\A([0-9]{1,18}(_([0-9]{1,9}|%a))?|pid:[0-9]{1,10}@[A-Za-z0-9_.-]{1,255})\Z")]
+UnixTime = Annotated[float, Meta(ge=0, lt=2**33)]
+
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower):
-    t_unix: float = msgspec.field(default_factory=lambda: round(time.time(), 3))
+    t_unix: UnixTime = msgspec.field(default_factory=lambda: round(time.time(), 3))
 
 
 class PlannedAttempt(PointSpec, frozen=True, kw_only=True):
@@ -30,8 +38,8 @@ class PlannedAttempt(PointSpec, frozen=True, kw_only=True):
 class Planned(_Event, frozen=True, kw_only=True):
     """An array is about to be submitted. Written before sbatch is called."""
 
-    group: str
-    job_name: str | None  # in Slurm, unique: an array without a recorded id is found by it
+    group: Component
+    job_name: Component | None  # in Slurm, unique: an array without a recorded id is found by it
     site: str
     partition: str | None = None
     carried: bool = False  # submitted on another machine from a plan file; only its results came here
@@ -41,15 +49,15 @@ class Planned(_Event, frozen=True, kw_only=True):
 class Submitted(_Event, frozen=True, kw_only=True):
     """The array, or the local job, was accepted."""
 
-    group: str
-    job_id: str  # "%a" stands for the array task; local: "pid:<process id>@<host>"
+    group: Component
+    job_id: JobIds  # "%a" stands for the array task; local: "pid:<process id>@<host>"
     attempts: list[AttemptKey]
 
 
 class Refused(_Event, frozen=True, kw_only=True):
     """The array was not accepted, or its sbatch call was not answered."""
 
-    group: str
+    group: Component
     attempts: list[AttemptKey]
     message: str
     certain: bool = False  # True: no Slurm queue holds a job of it
@@ -65,15 +73,15 @@ class Deferred(_Event, frozen=True, kw_only=True):
     """Points of a site that is out of reach wait in a plan file."""
 
     points: list[int]
-    plan: str  # file name, in the sweep directory
+    plan: Component  # file name, in the sweep directory
 
 
 class Staged(_Event, frozen=True, kw_only=True):
     """The code was copied to a site that is reached over ssh."""
 
     site: str
-    root: str  # sweep directory there
-    code: str  # name of the code snapshot there
+    root: Annotated[str, Meta(pattern=r"\A/[\w.@:,=+/-]*\Z")]  # sweep directory there
+    code: Component  # name of the code snapshot there
 
 
 Event = Planned | Submitted | Refused | Cancelled | Deferred | Staged

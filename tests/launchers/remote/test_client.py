@@ -114,11 +114,11 @@ def test_control_characters_do_not_reach_the_terminal(site, capsys):
 def test_the_sweep_of_another_user_is_not_queried_over_ssh(site, monkeypatch, capsys):
     """Check it because the record names the ssh configuration, which could run any command here."""
     ledger = site(SWEEP | {"attempts": [ATTEMPT]})
-    monkeypatch.setattr(os, "getuid", lambda: (ledger.folder / "sweep.json").stat().st_uid + 1)
+    monkeypatch.setattr(os, "geteuid", lambda: (ledger.folder / "sweep.json").stat().st_uid + 1)
     monkeypatch.setattr(ssh.Connection, "run", lambda *_, **__: pytest.fail("ssh was called"))
     assert app.main(["status", str(ledger.folder)]) == 0
-    assert app.main(["collect", str(ledger.folder)]) == 0
-    assert "Nothing to collect" in capsys.readouterr().out
+    assert app.main(["collect", str(ledger.folder)]) == 2
+    assert "only that user can collect its results" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("reply", [{"jobs": {"r-0": "1;reboot_0"}}, {"refused": {"r-0": 7}}, {"jobs": [0]}])
