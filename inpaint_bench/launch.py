@@ -17,6 +17,7 @@ from inpaint_bench.cli.exit_codes import guarded
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.core.secrets import find_secret
 from inpaint_bench.run.task import task
 
 
@@ -24,6 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return the exit code of the process."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     register()
+    if find_secret(arguments):
+        os.umask(0o077)  # nobody else can read what this process writes, also without a sweep
     # The points of a plan file are composed from the overrides in it: Hydra's command line is not involved.
     if any(argument.split("=")[0] == "--plan" for argument in arguments):
         return guarded(lambda: _launch_plan(arguments))

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.schema import SWEEP
 
 from .sweep import private_dirs
 
@@ -31,6 +32,8 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    sweep = next((parent for parent in folder.parents if (parent / SWEEP).is_file()), folder)
+    os.umask(os.umask(0o077) | private_dirs.umask(sweep))
     from submitit.core.job_environment import JobEnvironment
     from submitit.core.submission import process_job
 

@@ -17,6 +17,7 @@ from launchers.remote.messages import SweepReply
 from launchers.remote.ssh import UnreachableError
 from launchers.remote.sync import copy_results, extract, fetch_over_ssh, is_summary, list_results, source_path
 from launchers.status.survey import poll_sweep, sites_of
+from launchers.sweep import private_dirs
 from launchers.sweep.events import AttemptKey
 from launchers.sweep.ledger import Ledger
 from launchers.sweep.owner import check_own
@@ -34,13 +35,15 @@ def run_collect(source: Path, *, export: Path | None, into: Path | None) -> None
     elif source.is_file() and into:
         ledger = Ledger.open(into)
         check_own(into, "only that user can copy results into it")
-        left_out = _from_archive(source, ledger)
+        with private_dirs.restricted_umask(into):
+            left_out = _from_archive(source, ledger)
     elif source.is_file() or into:
         raise UserError(f"{source}: `collect FILE --into SWEEP` takes an exported file and its sweep directory")
     else:
         ledger = Ledger.open(source)
         check_own(source, "only that user can collect its results; `merge` reads those that are there")
-        left_out = _from_sites(ledger)
+        with private_dirs.restricted_umask(source):
+            left_out = _from_sites(ledger)
     if left_out:
         raise PointsFailedError("not everything was copied; the reasons are listed above")
 

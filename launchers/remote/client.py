@@ -160,7 +160,7 @@ def push_code(remote: RemoteSweep, code: Path) -> None:
     connection, folder, partial = remote.connection, f"{remote.root}/{CODE}", f".{remote.code}.partial"
     root, cd, python = shlex.quote(remote.root), f"cd {shlex.quote(folder)}", shlex.quote(str(remote.site.python))
     # The folder is private, because jobs run the code as this user.
-    prepare = f"mkdir -p {root} && umask 077 && mkdir -p {shlex.quote(folder)} && {cd}"
+    prepare = f"umask 022 && mkdir -p {root} && umask 077 && mkdir -p {shlex.quote(folder)} && {cd}"
     check = f"{{ test -x {python} || {{ echo {python} is not a program there >&2; false; }}; }}"
     report = f"{{ ! test -e {remote.code}/{SNAPSHOT} || echo complete; }}"
     # One command makes the folders, checks the interpreter, and says whether the code is there already.

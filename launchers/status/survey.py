@@ -30,6 +30,7 @@ from launchers.remote import client
 from launchers.slurm.local_executor import is_alive, process_id
 from launchers.slurm.pending_reasons import PendingReason, explain
 from launchers.slurm.query import SlurmReply, cancel_jobs, cancellable_jobs, find_arrays, query_jobs
+from launchers.sweep import private_dirs
 from launchers.sweep.events import AttemptKey, Cancelled
 from launchers.sweep.ledger import Attempt, Ledger, PointRecord
 from launchers.sweep.owner import other_owner
@@ -282,7 +283,7 @@ class _Poll:
         """Save new final states beside the manifests, in parallel: after a night there are many."""
         changed = (a for a in attempts if a.scheduler and a.scheduler != self.saved[a.attempt.key])
         new = [(a.scheduler, a.run_dir) for a in changed if a.scheduler and not is_linked(a.run_dir)]
-        with ThreadPoolExecutor(NUM_READERS) as pool:
+        with private_dirs.restricted_umask(self.folder), ThreadPoolExecutor(NUM_READERS) as pool:
             list(pool.map(lambda pair: pair[0].save(pair[1]), new))
 
 

@@ -21,6 +21,7 @@ from inpaint_bench.core.attempt_state import RunArtifacts
 from inpaint_bench.core.console import console, pluralize, shell_command
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.schema import CODE, JOBS
+from inpaint_bench.core.secrets import find_secret
 from inpaint_bench.core.site import SiteConfig
 from inpaint_bench.run.manifest import new_run_id
 from launchers.points.point import Group, Point, SubmitOutcome, by_site, group_points
@@ -78,6 +79,7 @@ class Submission:
                 return []
             self._check(points, ledger)
             check_accounts(points)
+            self._protect(points, ledger)
             # Before the record: points of a site that does not answer become unreachable and get a plan file.
             client.connect(points)
             # From here on the sweep exists: `rerun` submits whatever this command does not get to.
@@ -142,6 +144,21 @@ class Submission:
         check_points(points, self.folder, self._sweep(ledger).launch_context)
         if self.enforce_budget:
             check_budget(points, points[0].bench.budget, None if self.new_sweep else ledger)
+
+    def _protect(self, points: Sequence[Point], ledger: Ledger) -> None:
+        """Hide a sweep with a secret from others, and warn where others could replace what its jobs execute."""
+        sweep = self._sweep(ledger)
+        lines = [*sweep.overrides, *sweep.launch_context.hydra_overrides]
+        for point in points:
+            lines += point.overrides
+        for site in {id(point.site): point.site for point in points}.values():
+            lines += [f"{key}={value}" for key, value in site.environment.variables.items()]
+            lines += site.environment.setup
+        if key := find_secret(lines):
+            private_dirs.hide(self.folder)
+            log.info(f"{key} looks like a secret: only you can read {self.folder}")
+        if warning := private_dirs.who_can_replace(self.folder):
+            log.warning(f"{warning}, also this sweep and the code that its jobs run as you")
 
     def _record_sweep(self, points: Sequence[Point], ledger: Ledger) -> None:
         """Write `sweep.json` with every point, and Hydra's own record of a new sweep."""

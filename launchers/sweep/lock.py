@@ -14,6 +14,8 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import open_plain
 
+from . import private_dirs
+
 TIMEOUT_S = 1.0  # longer than `is_locked` can be in the way
 POLL_S = 0.2
 BUSY = "is submitting from this sweep or running its points"
@@ -29,11 +31,14 @@ class BusyError(UserError):
 
 @contextmanager
 def sweep_lock(folder: Path, *, timeout_s: float = TIMEOUT_S) -> Iterator[None]:
-    """Hold the sweep's lock. Raises BusyError where another command still holds it after `timeout_s`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Hold the sweep's lock. Raises BusyError where another command still holds it after `timeout_s`.
+
+    Nobody else can write to what this process creates meanwhile.
+    """
+    private_dirs.make_sweep(folder)
     # Without the file `_shared_flock` could not find out whether the file system has flock.
     try:
-        os.close(open_plain(folder / LOCK, os.O_RDWR | os.O_CREAT))
+        os.close(open_plain(folder / LOCK, os.O_RDWR | os.O_CREAT, mode=0o644))
     except OSError as error:
         raise UserError(f"{folder / LOCK}: {error.strerror}, so the sweep cannot be locked") from None
     lock: BaseFileLock = FileLock(folder / LOCK, is_singleton=False)
@@ -47,7 +52,8 @@ def sweep_lock(folder: Path, *, timeout_s: float = TIMEOUT_S) -> Iterator[None]:
     except Timeout:
         raise BusyError(f"{folder}: another command {BUSY}; {advice}") from None
     try:
-        yield
+        with private_dirs.restricted_umask(folder):
+            yield
     finally:
         lock.release()
 

@@ -1,15 +1,108 @@
-"""Directories that only the user can enter, because their files are executed.
+"""Directories in which only the user can write, because their files are executed.
 
-submitit hands a job over as a pickle, and whoever can replace that file runs code as the user.
+submitit hands a job over as a pickle, and whoever can replace that file, or the code beside it, runs code as the user.
 """
 
 from __future__ import annotations
 
+import errno
+import grp
+import logging
 import os
+import pwd
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from inpaint_bench.core.errors import UserError
+
+log = logging.getLogger(__name__)
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def make_sweep(folder: Path) -> None:
+    """Create a sweep directory in which nobody else can write, whatever umask and default ACLs say.
+
+    One that exists loses the permission of others to write. Of missing parents, those that others can write into get
+    the sticky bit: they stay shared, and nobody can rename what somebody else put there.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(exist_ok=True)
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if path != folder and mode & _OTHERS_WRITE:
+            path.chmod(mode | stat.S_ISVTX)
+    status = folder.stat()
+    # With the sticky bit others can add files, and replace none: /tmp stays as it is.
+    if status.st_uid != os.geteuid() or status.st_mode & stat.S_ISVTX:
+        return
+    if status.st_mode & _OTHERS_WRITE:
+        if folder not in missing:
+            log.warning(f"{folder}: others could write there until now (mode {stat.S_IMODE(status.st_mode):04o})")
+        folder.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS_WRITE)
+    try:
+        # Else what is created in it would be open to those whom the default ACL of a parent names.
+        os.removexattr(folder, "system.posix_acl_default")
+    except OSError as error:
+        if error.errno not in (errno.ENODATA, errno.ENOTSUP):
+            raise
+
+
+def hide(folder: Path) -> None:
+    """Let nobody else read a sweep directory and its records, nor what this process creates from now on."""
+    folder.chmod(0o700)
+    for path in folder.iterdir():
+        if not path.is_symlink() and path.is_file():
+            path.chmod(0o600)
+    os.umask(0o077)
+
+
+def umask(folder: Path) -> int:
+    """Return the umask for files of a sweep: others never write, and read only where they can enter its directory."""
+    return _OTHERS if not folder.stat().st_mode & _OTHERS else _OTHERS_WRITE
+
+
+@contextmanager
+def restricted_umask(folder: Path) -> Iterator[None]:
+    """Create files for a sweep in the block with its umask, or a stricter one of the user."""
+    before = os.umask(_OTHERS)
+    os.umask(before | umask(folder))
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def who_can_replace(folder: Path) -> str | None:
+    """Return a sentence on who can put another directory in place of this one; None if nobody can, as far as is known.
+
+    Permissions of file systems that do not show them as modes and owners are not seen.
+    """
+    for parent in folder.resolve().parents:
+        status = parent.stat()
+        owner = status.st_uid
+        if owner not in (0, os.geteuid()):
+            return f"{parent} belongs to user {owner}, who can replace what is in it"
+        if status.st_mode & stat.S_ISVTX or not status.st_mode & _OTHERS_WRITE:
+            continue
+        mode = f"{parent} has mode {stat.S_IMODE(status.st_mode):04o}"
+        if status.st_mode & stat.S_IWOTH:
+            return f"{mode}: every user of this machine can replace what is in it"
+        if not _is_private_group(status.st_gid):
+            return f"{mode}: its group can replace what is in it"
+    return None
+
+
+def _is_private_group(gid: int) -> bool:
+    """Return whether a group has the user as its only member, by the custom that it then has the user's name."""
+    try:
+        user, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return group.gr_name == user and set(group.gr_mem) <= {user}
 
 
 def make(folder: Path) -> Path:
