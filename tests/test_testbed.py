@@ -90,7 +90,7 @@ class TestSites:
         assert bed.is_up()
         shown = {site: bed.run(site, "sinfo", "-h", "-o", "%R %G %l %L").stdout for site in SITES}
         assert "gpu gpu:a100:2 4-00:00:00" in shown["grace"]
-        assert "gpu gpu:a40:2 4-00:00:00" in shown["grace"]
+        assert "gpu-a40 gpu:a40:2 4-00:00:00" in shown["grace"]
         assert "gpuA40x4 gpu:a40:4 2-00:00:00 30:00" in shown["delta"]
         assert "gpuA100x4-preempt gpu:a100:4 2-00:00:00 30:00" in shown["delta"]
         assert "gpuH200x8-interactive gpu:h200:8 1:00:00 30:00" in shown["delta"]
@@ -196,7 +196,7 @@ class TestLosses:
     ) -> None:
         bed = testbed_light
         wrap = 'echo restarts=${SLURM_RESTART_COUNT:-0} >> seen; [ -n "$SLURM_RESTART_COUNT" ] || sleep 100'
-        job = submit(bed, "grace", "--partition=gpu", "--gres=gpu:a40:1", wrap=wrap, cwd=tmp_path)
+        job = submit(bed, "grace", "--partition=gpu-a40", "--gres=gpu:a40:1", wrap=wrap, cwd=tmp_path)
         bed.wait((tmp_path / "seen").exists)
         bed.kill_node("grace", "gr03")
         bed.wait(lambda: reason(bed, "grace", job) == "BeginTime")

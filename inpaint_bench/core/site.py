@@ -13,8 +13,8 @@ from .validation import REGULAR_EXPRESSIONS, bounds, http_address, one_of, regul
 class SiteBlock:
     """Base of every block of a site file: the source of its values, and whether they were verified on the cluster."""
 
-    source: str = ""
-    checked_on: str = ""  # ISO date on which the source was read
+    source: str = ""  # what, date of the source; what, date of the next source
+    checked_on: str = ""  # ISO date on which the sources were read
     verified: bool = False  # every value was compared with the cluster itself
     seen: dict[str, str] = field(default_factory=dict)  # if only some values were: their keys, with the date
 
@@ -31,6 +31,8 @@ class ConnectConfig(SiteBlock):
     slurm_conf: str | None = None  # SLURM_CONF of this site's cluster, where a login node serves several
     # a match means: this machine belongs to the site
     hostnames: list[str] = field(default_factory=list, metadata=REGULAR_EXPRESSIONS)
+    # of compute nodes, whose short names other clusters may use too: the full name must match if there is one
+    compute_nodes: list[str] = field(default_factory=list, metadata=REGULAR_EXPRESSIONS)
     host: str | None = None  # ssh: a name in your ssh configuration, or user@host
     folder: str | None = None  # ssh: absolute path at the site under which sweep directories are made; scratch, best
     ssh_config: str | None = None  # ssh: a configuration file in place of ~/.ssh/config
@@ -59,20 +61,26 @@ class SiteGpu(SiteBlock):
     max_minutes: int = within(1, 60 * 24 * 366, 60 * 24)
     cpus_per_gpu: int = within(1, 512, 1)
     mem_gb_per_gpu: int = within(1, 8192, 1)  # in Slurm's G, 2^30 bytes
-    charge_factor: float | None = within(0, 1e6, None)  # of the partition, in the site's charging rule
+    charge_factor: float | None = within(0, 1e6, None)  # of the partition; not needed with charging.units_per_gpu
     dcgm_url: str | None = http_address()  # of the dcgm-exporter on its nodes; used if telemetry.dcgm_url is null
 
 
 @dataclass(kw_only=True)
 class Charging(SiteBlock):
-    """Service units per hour: the largest of the GPU, core and memory shares, or their sum, times charge_factor.
+    """Service units per hour, times charge_factor.
 
-    A divisor that is null is not part of the rule. If all are null, the rule is not known.
+    `combine: largest` takes the largest of the GPU, core and memory shares. `combine: sum` adds to the GPU share the
+    core share or, where it is larger, the memory share in whole units.
+
+    A share without its keys is not part of the rule. If none has one, the rule is not known; nor is it for a GPU that
+    `units_per_gpu` does not name, unless `gpus_per_unit` is given too.
     """
 
     unit: str = "SU"
     combine: str = one_of("largest", "sum", default="largest")
     gpus_per_unit: float | None = within(0.001, 1e6, None)
+    units_per_gpu: dict[str, float] = field(default_factory=dict, metadata=bounds(0.001, 1e6))  # by GPU model
+    upper_bounds: list[str] = field(default_factory=list)  # GPU models that cost this at most: their rate is not known
     cores_per_unit: float | None = within(0.001, 1e6, None)
     mem_gb_per_unit: dict[str, float] = field(default_factory=dict, metadata=bounds(0.001, 1e6))  # by GPU model
 
@@ -121,6 +129,7 @@ class Storage(SiteBlock):
 
     scratch: str | None = None
     node_tmp: str | None = None
+    file_quotas: dict[str, int] = field(default_factory=dict)  # how many files a project or user may have, by folder
 
 
 @dataclass(kw_only=True)

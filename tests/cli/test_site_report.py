@@ -24,9 +24,9 @@ SITE = ["doctor", "site", "grace"]
 BED = [*SITE, "profile=testbed"]
 # In grace's file: the right text, the planted error, the correction to be printed.
 PLANTED = [
-    ("a100:\n    partition: gpu\n", "a100:\n    partition: gpus\n", "gpus.a100.partition: gpu"),
+    ("    partition: gpu\n", "    partition: gpus\n", "gpus.a100.partition: gpu"),
     ("max_minutes: 5760\n", "max_minutes: 20160\n", "gpus.a100.max_minutes: 5760"),
-    ("mem_gb_per_gpu: 120\n", "mem_gb_per_gpu: 400\n", "gpus.a100.mem_gb_per_gpu: 180"),
+    ("mem_gb_per_gpu: 117\n", "mem_gb_per_gpu: 400\n", "gpus.a100.mem_gb_per_gpu: 180"),
     ("gres: a40\n", "gres: A40\n", "gpus.a40.gres: a40"),
     ("max_array_size: 1001\n", "max_array_size: 10001\n", "limits.max_array_size: 1001"),
 ]
@@ -68,7 +68,7 @@ class TestOnRealSlurm:
         assert "+    partition: gpu\n" in capsys.readouterr().out
         corrected = file.read_text()
         today = f"checked_on: {datetime.date.today()}"
-        expected = original.replace("mem_gb_per_gpu: 120", "mem_gb_per_gpu: 180", 1)
+        expected = original.replace("mem_gb_per_gpu: 117", "mem_gb_per_gpu: 180", 1)
         for block in ("a100", "a40"):
             assert re.search(
                 rf"\n  {block}:\n(    .*\n)+?    {today}\n(    seen: {{}}\n)?    verified: true\n", corrected
@@ -148,7 +148,7 @@ class TestOnRealSlurm:
         job = re.findall(r"submitted probe as job (\d+)_0", out)[0]
         name = testbed.run("grace", "squeue", "-h", "-j", job, "-t", "all", "-o", "%j %P %b").stdout.split()
         assert name[0].startswith("inpaint-doctor-")
-        assert name[1] == "gpu"
+        assert name[1] == "gpu-a40"
         assert "a40" in name[2]
         assert app.main(["doctor", "probe-result", folder]) == 2
         assert "has not written" in capsys.readouterr().err

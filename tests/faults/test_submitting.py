@@ -35,7 +35,7 @@ DOWN_S = 60.0
 def _waiting(testbed: Bed, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed.state))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    partitions = [("delta", "gpuH200x8"), ("grace", "gpu")]
+    partitions = [("delta", "gpuH200x8"), ("grace", "gpu-a40")]
     for site, partition in partitions:
         testbed.run(site, "scontrol", "update", f"partitionname={partition}", "state=down")
     try:

@@ -66,7 +66,14 @@ def test_gpus_are_requested_in_the_syntax_of_the_site(points):
             "gpu=a100 site=delta time_min=60 sites.delta.gpus.a100.mem_gb_per_gpu=232",
             232 * 1.073741824 / 62.5,
         ),
-        ("gpu=a100 site=grace", None),
+        ("gpu=a100 site=grace time_min=60", 16 + 72.0),  # cores and GPU are added there
+        ("gpu=a100 site=grace time_min=60 mem_gb=118", 17 + 72.0),  # a little more than the memory of 16 cores
+        ("gpu=a40 site=grace time_min=60", 16 + 72.0),  # at most: its GPU counts as an A100, which it is not above
+        ("gpu=h200 site=delta sites.delta.gpus.h200.charge_factor=null", None),
+        (
+            "gpu=h200 site=delta sites.delta.charging.gpus_per_unit=null +sites.delta.charging.units_per_gpu={a40:1}",
+            None,
+        ),
         ("gpu=h200 time_min=60 workload.train_steps=9", 12.0),  # it requeues itself three times at most
         ("gpu=h200 time_min=60 workload.train_steps=9 rerun.timeout.requeues=1", 6.0),
         ("gpu=h200 time_min=60 workload.train_steps=9 sites.delta.requeue.request=false", 3.0),

@@ -28,13 +28,13 @@ PARTITIONS_22_05 = "".join(
     )
 )
 NODES_22_05 = """\
-cpu|cn001|128|256000|(null)|scratch,projects
-gpuA100x4*|gpua001|64|256000|gpu:a100:4|a100,scratch,projects
-gpuA100x4*|gpua002|64|256000|gpu:a100:4|a100,scratch,projects
-gpuA40x4-interactive|gpub001|64|256000|gpu:a40:4|a40,scratch,projects
-gpuA40x4|gpub001|64|256000|gpu:a40:4|a40,scratch,projects
-gpuA40x4-preempt|gpub001|64|256000|gpu:a40:4|a40,scratch,projects
-gpuH200x8|gpuh001|96|2000000|gpu:h200:8|h200,scratch,projects
+cpu|cn001|128|256000|(null)|work,projects
+gpuA100x4*|gpua001|64|256000|gpu:a100:4|a100,work,projects
+gpuA100x4*|gpua002|64|256000|gpu:a100:4|a100,work,projects
+gpuA40x4-interactive|gpub001|64|256000|gpu:a40:4|a40,work,projects
+gpuA40x4|gpub001|64|256000|gpu:a40:4|a40,work,projects
+gpuA40x4-preempt|gpub001|64|256000|gpu:a40:4|a40,work,projects
+gpuH200x8|gpuh001|96|2000000|gpu:h200:8|h200,work,projects
 """
 CONFIG_22_05 = """\
 Configuration data as of 2026-11-21T19:03:22

@@ -63,7 +63,8 @@ def delta(outputs: Mapping[str, str | None] | None = None, **changes: Any) -> di
 
 
 def grace(outputs: Mapping[str, str | None] | None = None, **changes: Any) -> dict[str, Finding]:
-    return findings(site("grace", **changes), make_cluster(OUTPUTS_NEW, **(outputs or {})))
+    one_partition = {"gpus.a40.partition": "gpu"}  # the replies are of a cluster with one partition for all GPUs
+    return findings(site("grace", **(one_partition | changes)), make_cluster(OUTPUTS_NEW, **(outputs or {})))
 
 
 def test_correct_site_file_has_no_differences():
@@ -177,7 +178,7 @@ def test_charge_factor_is_unknown_and_shown_with_the_billing_weights():
 
 def test_constraint_that_no_node_has_differs():
     assert delta()["constraint"].agreement is SAME
-    finding = delta(constraint=["scratch", "burst", "a&b"])["constraint"]
+    finding = delta(constraint=["work", "burst", "a&b"])["constraint"]
     assert finding.agreement is DIFFERS
     assert "burst in gpuA40x4" in finding.reported
     assert "a&b" not in finding.reported

@@ -46,7 +46,7 @@ def _bare_shell(monkeypatch):
         (
             "delta-h200-changed",
             f"gpu=h200 {ACCOUNT} sites.delta.qos=low sites.delta.use_srun=false "
-            "sites.delta.constraint=[scratch,projects] sites.delta.environment.modules=[nccl] "
+            "sites.delta.constraint=[work,projects] sites.delta.environment.modules=[nccl] "
             "sites.delta.environment.setup=[hostname]",
         ),
     ],

@@ -35,7 +35,7 @@ def test_dry_run_sums_cost_per_site_by_its_own_rule(tmp_path, capsys):
     assert launch.main(["-m", *overrides]) == 0
     out = capsys.readouterr().out
     assert "delta: 2 points, at most 6.0 SU" in out
-    assert "grace: 2 points, cost unknown" in out
+    assert "grace: 2 points, at most 176.0 SU" in out  # 16 cores and a GPU that counts 72, added
     added = [
         f"sites.delta.charging.{rule}" for rule in ("combine=sum", "mem_gb_per_unit.h200=1e6", "cores_per_unit=12")
     ]
@@ -190,6 +190,7 @@ def test_charging_rule_that_makes_a_sweep_free_is_refused():
             "gpus.h200.charge_factor=nan",
             "gpus.h200.charge_factor=inf",
             "charging.gpus_per_unit=-1",
+            "charging.units_per_gpu.h200=-1",
             "charging.mem_gb_per_unit.h200=nan",
             "charging.mem_gb_per_unit.h200=0",
         ):

@@ -52,7 +52,7 @@ from tests.launchers.sweeps import a_point, a_sweep, plan
             r"account\.value=me: not an account of delta.*`accounts` lists yours",
         ),
         ("budget=1 gpu=h200", r"budget=1: this sweep may cost 3\.0 SU"),
-        ("budget=1 gpu=a100", r"charging rule of grace is not known"),
+        ("budget=1 gpu=h200 sites.delta.gpus.h200.charge_factor=null", r"charging rule of delta is not known"),
         ("batch=[", r"batch="),
         ("study=ladder study.levers=[adamw_fusd]", r"^error: study: adamw_fusd: .*Did you mean adamw_fused"),
         (

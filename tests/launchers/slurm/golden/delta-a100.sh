@@ -2,11 +2,11 @@
 #SBATCH --job-name=inpaint-s1-00
 #SBATCH --account=bbxx-delta-gpu
 #SBATCH --partition=gpuA100x4
-#SBATCH --constraint=scratch
+#SBATCH --constraint=work
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=16
-#SBATCH --mem=58G
+#SBATCH --mem=56G
 #SBATCH --gpus-per-node=1
 #SBATCH --time=60
 #SBATCH --array=0-1

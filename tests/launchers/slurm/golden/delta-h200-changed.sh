@@ -3,7 +3,7 @@
 #SBATCH --account=bbxx-delta-gpu
 #SBATCH --partition=gpuH200x8
 #SBATCH --qos=low
-#SBATCH --constraint='scratch&projects'
+#SBATCH --constraint='work&projects'
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=12

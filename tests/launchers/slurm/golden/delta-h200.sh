@@ -2,7 +2,7 @@
 #SBATCH --job-name=inpaint-s1-00
 #SBATCH --account=bbxx-delta-gpu
 #SBATCH --partition=gpuH200x8
-#SBATCH --constraint=scratch
+#SBATCH --constraint=work
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=12

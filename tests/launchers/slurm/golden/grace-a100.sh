@@ -5,7 +5,7 @@
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=16
-#SBATCH --mem=120G
+#SBATCH --mem=117G
 #SBATCH --gres=gpu:a100:1
 #SBATCH --time=240
 #SBATCH --array=0-1

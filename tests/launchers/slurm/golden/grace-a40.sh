@@ -1,10 +1,10 @@
 #!/bin/bash
 #SBATCH --job-name=inpaint-s1-00
-#SBATCH --partition=gpu
+#SBATCH --partition=gpu-a40
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=16
-#SBATCH --mem=120G
+#SBATCH --mem=117G
 #SBATCH --gres=gpu:a40:1
 #SBATCH --time=60
 #SBATCH --array=0-1
