@@ -28,6 +28,7 @@ TEXT = [
     "gpu_name",
     "gpu_uuid",
     "node",
+    "boot_id",  # of the node's kernel: the monotonic clock is of one boot
     "workload",
     "recipe",
     "model",
@@ -36,6 +37,7 @@ TEXT = [
     "reason",
     "message",
     "invalid_reason",
+    "invalid_across_runs",  # the part of it that only a comparison with other runs shows: across_runs
     "warnings",
     "null_reasons",
     "energy_source",

@@ -24,7 +24,7 @@ import polars as pl
 from inpaint_bench.core import files, records, schema
 from inpaint_bench.core.errors import UserError
 
-from . import comparability
+from . import across_runs, comparability
 from .columns import SAMPLE_GRIDS, SCHEMA, SKIPPED_SCHEMA, WINDOW_SCHEMA, WINDOWS, hive_value
 from .dataset import write_partition
 from .ingest import incremental, parts, run_dir
@@ -147,6 +147,8 @@ def _read(task: _Task, out: Path) -> MergeOutcome:
         record.row_counts[name] = rows.num_rows
         written.append(write_partition(rows, manifest, out / name))
         frames[name] = parts.to_polars(rows)
+        if digests := across_runs.row_digests(name, frames[name]):
+            record.row_digests[name] = digests
     row = run_row.summarise(manifest, run.windows, frames)
     row |= {"run_dir": str(run.folder), "content_hash": run.content_hash}
     if run.sample_grid:
@@ -189,6 +191,7 @@ def _write(outcomes: Iterable[MergeOutcome], out: Path, allow_mixed: Collection[
         elif record.run_id is not None:
             skips.append(_duplicate(record, merged.get(hive_value(record.run_id))))
     # Runs of all sites are known only now; a refusal here leaves the older dataset in place.
+    across_runs.add_problems(rows, windows, {str(record.run_id): record.row_digests for record in merged.values()})
     runs = comparability.add_comparability_key(pl.DataFrame(rows, schema=SCHEMA, strict=False))
     conflicts = comparability.find_conflicts(runs)
     comparability.refuse_conflicts(conflicts, allow_mixed)

@@ -37,6 +37,7 @@ class DirectoryRecord(msgspec.Struct, kw_only=True):
     run_id: str | None = None
     content_hash: str | None = None
     row_counts: dict[str, int] = {}  # of each long table; empty: not merged, by its manifest or as a duplicate
+    row_digests: dict[str, list[int]] = {}  # by table: across_runs.row_digests
     files: list[tuple[str, int, int]] = []  # name in the dataset, size, modification time in ns
     file_skips: list[SkippedFile] = []  # known from names and footers
     row_skips: list[SkippedFile] = []  # known from reading the rows
@@ -112,7 +113,11 @@ class PreviousDataset:
         # Last time it was a duplicate and was not merged, or a file of it was changed or deleted in the dataset.
         if not record.row_counts or not all(self._unchanged(*file) for file in record.files):
             return None
-        return MergeOutcome(record=record, row=self.rows[record.run_id], windows=self.windows.get(record.run_id, []))
+        row = self.rows[record.run_id]
+        # Not valid beside a run that may be gone now: its own verdict is not in the dataset.
+        if row["invalid_across_runs"] is not None:
+            return None
+        return MergeOutcome(record=record, row=row, windows=self.windows.get(record.run_id, []))
 
     def _unchanged(self, name: str, size: int, time_ns: int) -> bool:
         try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,11 @@ CARDS = {  # name, power limit W, VRAM MiB
     "a100": ("NVIDIA A100-PCIE-40GB", 250.0, 40960.0),
     "h200": ("NVIDIA H200", 700.0, 143771.0),
 }
+
+
+def unix_offset_ns(run_id: str) -> int:
+    """Return what the wall clock of a run is ahead of its monotonic clock: every run has its own two minutes."""
+    return UNIX0 + (0 if run_id in ("r-01", "r-1") else zlib.crc32(run_id.encode()) % 10_000_000 * 120 * S)
 
 
 def write_part(folder: Path, table: str, columns: dict[str, Any], index: int = 0) -> Path:
@@ -78,8 +84,9 @@ def rewrite_json(folder: Path, name: str, change: Callable[[Any], Any]) -> None:
 def write_event(folder: Path, kind: str, detail: str, *, at_s: float = 5.0, gpu_uuid: str | None = "GPU-a40") -> None:
     """Write one row of the events table, at a time of the measure window."""
     t = 1000 * S + round(at_s * S)
-    event = {"t_mono_ns": [t], "t_unix_ns": [t + UNIX0], "kind": [kind], "gpu_uuid": [gpu_uuid], "detail": [detail]}
-    write_part(folder / "events", "events", {"run_id": folder.name.removeprefix("run-"), **event})
+    run_id = folder.name.removeprefix("run-")
+    event = {"t_mono_ns": [t], "t_unix_ns": [t + unix_offset_ns(run_id)], "kind": [kind], "gpu_uuid": [gpu_uuid]}
+    write_part(folder / "events", "events", {"run_id": run_id, **event, "detail": [detail]})
 
 
 def manifest(run_id: str, **changes: Any) -> dict[str, Any]:
@@ -102,8 +109,8 @@ def manifest(run_id: str, **changes: Any) -> dict[str, Any]:
         gpus=1,
         demonstration=False,
         config_hash="0123456789ab",
-        started_unix_ns=UNIX0,
-        ended_unix_ns=UNIX0 + 60 * S,
+        started_unix_ns=unix_offset_ns(run_id),
+        ended_unix_ns=unix_offset_ns(run_id) + 60 * S,
         devices=[
             {
                 "uuid": f"GPU-{gpu}",
@@ -167,7 +174,9 @@ def write_run(
     head = {"run_id": run_id, "gpu_uuid": facts["devices"][0]["uuid"], "source": source, "read_us": 150.0}
     if windows:
         spans = [("w-0", "warmup", start - 9 * S, start, 10), ("w-1", "measure", start, end, num_steps)]
-        (folder / contract.WINDOWS).write_text(json.dumps([_window(*span, batch, facts["status"]) for span in spans]))
+        (folder / contract.WINDOWS).write_text(
+            json.dumps([_window(*span, batch, facts["status"], run_id) for span in spans])
+        )
     total = round((window_s + 15) * hz) + 1
     tick = np.arange(total)
     t = start - 10 * S + (tick * (S / hz)).astype(np.int64)
@@ -185,7 +194,7 @@ def write_run(
     fast = {
         "tick_seq": tick[sampled],
         "t_mono_ns": t[sampled],
-        "t_unix_ns": t[sampled] + UNIX0,
+        "t_unix_ns": t[sampled] + unix_offset_ns(run_id),
         "power_instant_w": power[sampled],
         "power_avg1s_w": power[sampled],
         "energy_mj": np.round(energy).astype(np.int64)[sampled] if counter else None,
@@ -202,7 +211,7 @@ def write_run(
     slow_columns = {
         "tick_seq": np.arange(ticks),
         "t_mono_ns": t[slow],
-        "t_unix_ns": t[slow] + UNIX0,
+        "t_unix_ns": t[slow] + unix_offset_ns(run_id),
         "sm_clock_mhz": np.full(ticks, 1410),
         "throttle_power_cap_ns": throttle,
         "throttle_sw_thermal_ns": throttle,
@@ -232,10 +241,13 @@ def write_run(
     return folder
 
 
-def _window(name: str, kind: str, start: int, end: int, steps: int, batch: int, status: str) -> dict[str, Any]:
+def _window(
+    name: str, kind: str, start: int, end: int, steps: int, batch: int, status: str, run_id: str
+) -> dict[str, Any]:
     state = status if kind == "measure" else "completed"
     times = {"t_start_mono_ns": start, "t_end_mono_ns": end}
-    unix = {"t_start_unix_ns": start + UNIX0, "t_end_unix_ns": end + UNIX0}
+    offset = unix_offset_ns(run_id)
+    unix = {"t_start_unix_ns": start + offset, "t_end_unix_ns": end + offset}
     counts = {"steps": steps, "images": steps * batch, "reason": None}
     return {"window_id": name, "kind": kind, "status": state, **times, **unix, **counts}
 

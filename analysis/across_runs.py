@@ -1,0 +1,176 @@
+"""What only a comparison of runs shows: samples that two runs share, and two runs on one GPU at one time.
+
+Row digests are 64-bit hashes of a table's rows, of which the smallest are kept (a bottom-k sketch, Broder 1997): two
+tables that share a part of their rows share about that part of these. A row is known by its timing alone, the ns since
+the row before and what the read or the step took, so that a copy with shifted times, other labels or scaled values is
+still a copy. Tables whose rows all have the same timing are known by their times and values instead.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import polars as pl
+
+from inpaint_bench.core.schema import WindowKind
+
+Row = dict[str, Any]  # of runs.parquet, or of windows.parquet
+Digests = Mapping[str, Sequence[int]]  # by table
+
+DIGESTS = 32  # kept of a table
+# No two of 99 real runs had an equal row: three are no coincidence. A copied tenth of a table gives as many.
+SHARED = 3
+_RUNS_NAMED = 3
+_LABELS = ("workload", "model", "site", "gpu", "gpus", "batch", "recipe", "precision", "resolution_px", "demonstration")
+_SINCE_LAST = pl.col("t_mono_ns").diff().over("gpu_uuid")
+_TIMING = {
+    "samples_fast": (_SINCE_LAST, pl.col("read_us")),
+    "samples_slow": (_SINCE_LAST, pl.col("read_us")),
+    "samples_gpm": (_SINCE_LAST, pl.col("read_us")),
+    "steps": (pl.col("t_end_mono_ns") - pl.col("t_start_mono_ns"), pl.col("data_wait_ns"), pl.col("device_ms")),
+}
+_DISTINCT = 0.5  # share of rows with a timing of their own, above which timing tells rows apart
+
+
+def row_digests(table: str, rows: pl.DataFrame) -> list[int]:
+    """Return the smallest digests of a table's rows; empty where its rows cannot be told from those of another run."""
+    if table not in _TIMING or rows.height < SHARED:
+        return []
+    digests = rows.select(_TIMING[table]).hash_rows().unique()
+    if len(digests) < _DISTINCT * rows.height:
+        if "t_unix_ns" not in rows.columns:  # equal steps by the monotonic clock alone, which restarts at every boot
+            return []
+        digests = rows.drop("run_id").with_columns(pl.col(pl.Categorical).cast(pl.String)).hash_rows().unique()
+    return digests.sort().head(DIGESTS).to_list()
+
+
+def find_problems(rows: Sequence[Row], windows: Sequence[Row], digests: Mapping[str, Digests]) -> dict[str, list[str]]:
+    """Return why runs are not valid beside the others, by run id. `digests` are the row digests of every run."""
+    by_id = {row["run_id"]: row for row in rows}
+    order = {run_id: (row["started"] is None, row["started"], at) for at, (run_id, row) in enumerate(by_id.items())}
+    copies: dict[str, list[str]] = defaultdict(list)
+    tables: dict[str, set[str]] = defaultdict(set)
+    shared_tables = _shared_tables(digests, list(by_id))
+    for (first, second), shared in shared_tables.items():
+        pair = [by_id[first], by_id[second]]
+        whole = all(set(digests[run_id]) == shared for run_id in (first, second))
+        for run_id in _not_counted(pair, order, whole=whole):
+            copies[run_id].append(second if run_id == first else first)
+            tables[run_id] |= shared
+    problems: dict[str, list[str]] = defaultdict(list)
+    for run_id, others in copies.items():
+        what = ", ".join(sorted(tables[run_id]))
+        problems[run_id].append(f"{what}: same rows as in run {_names(others)}; one of them is a copy, remove it")
+    for run_id, others in _same_gpu_and_time(by_id, windows).items():
+        # A copy did not use the GPU a second time.
+        others = [other for other in others if shared_tables.keys().isdisjoint({(run_id, other), (other, run_id)})]
+        if not others:
+            continue
+        problems[run_id].append(f"another run measured on the same GPU at the same time: {_names(others)}")
+    return problems
+
+
+def add_problems(rows: Sequence[Row], windows: Sequence[Row], digests: Mapping[str, Digests]) -> None:
+    """Make the rows invalid that are not valid beside the others, with the reason."""
+    problems = find_problems(rows, windows, digests)
+    for row in rows:
+        if found := problems.get(row["run_id"]):
+            row["invalid_across_runs"] = "; ".join(found)
+            row["invalid_reason"] = "; ".join(filter(None, [row["invalid_reason"], *found]))
+            row["valid"] = False
+
+
+def _shared_tables(digests: Mapping[str, Digests], run_ids: list[str]) -> dict[tuple[str, str], set[str]]:
+    """Return the tables of which two runs share rows, by their ids."""
+    shared: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for table in _TIMING:
+        holders: dict[int, list[str]] = defaultdict(list)
+        for run_id in run_ids:
+            for digest in digests.get(run_id, {}).get(table, ()):
+                holders[digest].append(run_id)
+        pairs = Counter(pair for ids in holders.values() for pair in combinations(ids, 2))
+        for pair, count in pairs.items():
+            if count >= SHARED:
+                shared[pair].add(table)
+    return shared
+
+
+def _not_counted(pair: list[Row], order: Mapping[str, Any], *, whole: bool) -> list[str]:
+    """Return which of two runs with shared rows do not count: the later one of a whole run under two ids, else both.
+
+    Nothing tells which of the two measured the rows. It makes no difference where all rows and the labels are the same.
+    A run that is not valid by itself does not take the other one with it.
+    """
+    if not all(row["valid"] for row in pair):
+        pair = [row for row in pair if not row["valid"]]
+    elif whole and all(pair[0][name] == pair[1][name] for name in _LABELS):
+        pair = [max(pair, key=lambda row: order[row["run_id"]])]
+    return [row["run_id"] for row in pair]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Span:
+    """The time of one window on one GPU."""
+
+    run_id: str
+    measured: bool
+    start_ns: int
+    end_ns: int
+    boot: str | None
+
+
+def _same_gpu_and_time(by_id: Mapping[str, Row], windows: Sequence[Row]) -> dict[str, list[str]]:
+    """Return the runs whose measure windows share time with a window of another run on the same GPU, and which.
+
+    Within one boot the monotonic clock decides, else the wall clock. MIG instances have UUIDs of their own.
+    """
+    spans: dict[tuple[str, str], list[_Span]] = defaultdict(list)  # by GPU and clock
+    for window in windows:
+        row = by_id[window["run_id"]]
+        # A replay names the GPU of its recording.
+        if not row["gpu_uuid"] or str(row["source"]).startswith("replay"):
+            continue
+        started_ns = 0 if row["started"] is None else int(row["started"].timestamp() * 1e9) - 1000
+        # Of an earlier start of the job the boot is not known.
+        boot = row["boot_id"] if window["t_start_unix_ns"] >= started_ns else None
+        clocks = {"wall": "unix", **({f"boot {boot}": "mono"} if boot else {})}
+        for (clock, name), uuid in ((pair, uuid) for pair in clocks.items() for uuid in row["gpu_uuid"].split(", ")):
+            start_ns, end_ns = window[f"t_start_{name}_ns"], window[f"t_end_{name}_ns"]
+            spans[uuid, clock].append(
+                _Span(
+                    run_id=window["run_id"],
+                    measured=window["kind"] == WindowKind.MEASURE,
+                    start_ns=start_ns,
+                    end_ns=start_ns + 1 if end_ns is None else end_ns,
+                    boot=boot,
+                )
+            )
+    found: dict[str, list[str]] = defaultdict(list)
+    for (_, clock), group in spans.items():
+        for first, second in _overlaps(group):
+            # The wall clock may have been set back between two runs of one boot.
+            if clock == "wall" and first.boot is not None and first.boot == second.boot:
+                continue
+            for own, other in ((first, second), (second, first)):
+                if own.measured and other.run_id not in found[own.run_id]:
+                    found[own.run_id].append(other.run_id)
+    return found
+
+
+def _overlaps(spans: list[_Span]) -> Iterator[tuple[_Span, _Span]]:
+    """Yield the pairs of spans of different runs that share time."""
+    open_: list[_Span] = []
+    for span in sorted(spans, key=lambda span: span.start_ns):
+        open_ = [earlier for earlier in open_ if earlier.end_ns > span.start_ns]
+        yield from ((earlier, span) for earlier in open_ if earlier.run_id != span.run_id)
+        open_.append(span)
+
+
+def _names(run_ids: list[str]) -> str:
+    names = sorted(set(run_ids))
+    more = f" and {len(names) - _RUNS_NAMED} more" if len(names) > _RUNS_NAMED else ""
+    return ", ".join(names[:_RUNS_NAMED]) + more

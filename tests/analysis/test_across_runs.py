@@ -1,0 +1,156 @@
+"""Runs that share samples or a GPU at one time are not valid, and the sentence names the other run."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from analysis import merge
+from analysis.dataset import open_dataset
+
+from .build import S, rewrite, rewrite_json, write_run
+
+BOOT = "11111111-2222-3333-4444-555555555555"
+TABLES = ("samples_fast", "samples_slow", "steps")
+
+
+def merged(tmp_path: Path) -> dict[str, dict[str, Any]]:
+    """Return the rows of a dataset by run id."""
+    merge.merge([tmp_path / "runs"], tmp_path / "ds")
+    return {row["run_id"]: row for row in open_dataset(tmp_path / "ds").runs.to_dicts()}
+
+
+def measured(tmp_path: Path, run_id: str, **changes: Any) -> Path:
+    """Write a run whose samples and steps came at irregular times, as those of every real run do."""
+    folder = write_run(tmp_path / "runs", run_id, noise=0.02, **changes)
+    rng = np.random.default_rng(sum(run_id.encode()))
+
+    def scatter(rows: pl.DataFrame, column: str, limit_ns: int) -> pl.DataFrame:
+        return rows.with_columns(pl.col(column) + rng.integers(0, limit_ns, rows.height))
+
+    for table in ("samples_fast", "samples_slow"):
+        rewrite(folder, table, lambda rows: scatter(rows, "t_mono_ns", 100_000))
+    rewrite(folder, "steps", lambda rows: scatter(rows, "data_wait_ns", 10_000))
+    return folder
+
+
+def copied(folder: Path, run_id: str, **changes: Any) -> Path:
+    """Copy a run directory under another run id, in the manifest and in every row."""
+    target = folder.with_name(f"run-{run_id}")
+    shutil.copytree(folder, target)
+    rewrite_json(target, "manifest.json", lambda manifest: {**manifest, "run_id": run_id, **changes})
+    for table in TABLES:
+        rewrite(target, table, lambda rows: rows.with_columns(pl.lit(run_id).alias("run_id")))
+    return target
+
+
+def shift(folder: Path, seconds: float) -> None:
+    """Move everything that a run recorded by some time, on both clocks."""
+    time_ns = round(seconds * S)
+    for table in TABLES:
+        rewrite(folder, table, lambda rows: rows.with_columns(pl.col("^t_.*_ns$") + time_ns))
+    moved = {f"t_{edge}_{clock}_ns" for edge in ("start", "end") for clock in ("mono", "unix")}
+    rewrite_json(
+        folder,
+        "windows.json",
+        lambda windows: [{k: v + time_ns if k in moved else v for k, v in window.items()} for window in windows],
+    )
+    times = ("started_unix_ns", "ended_unix_ns")
+    rewrite_json(folder, "manifest.json", lambda manifest: manifest | {k: manifest[k] + time_ns for k in times})
+
+
+def test_other_runs_share_no_rows(tmp_path: Path) -> None:
+    for index in range(4):
+        measured(tmp_path, f"r-{index}")
+    assert all(row["valid"] and row["invalid_across_runs"] is None for row in merged(tmp_path).values())
+
+
+@pytest.mark.parametrize("seconds", [0, 3600])
+def test_a_copy_under_another_run_id_does_not_count(tmp_path: Path, seconds: float) -> None:
+    shift(copied(measured(tmp_path, "r-a"), "r-b"), seconds)
+    rows = merged(tmp_path)
+    assert not rows["r-b"]["valid"]
+    assert "same rows as in run r-a; one of them is a copy, remove it" in rows["r-b"]["invalid_reason"]
+    assert rows["r-a"]["valid"]
+
+
+def test_of_copies_with_different_labels_neither_counts(tmp_path: Path) -> None:
+    shift(copied(measured(tmp_path, "r-a"), "r-b", recipe="compile"), 3600)
+    rows = merged(tmp_path)
+    assert {run_id: row["valid"] for run_id, row in rows.items()} == {"r-a": False, "r-b": False}
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("share", [1.0, 0.4])
+def test_a_table_copied_in_part_is_found(tmp_path: Path, table: str, share: float) -> None:
+    first, second = measured(tmp_path, "r-a"), measured(tmp_path, "r-b")
+    rows = pl.concat([pl.read_parquet(path) for path in sorted((first / table).glob("*.parquet"))])
+
+    def replace(own: pl.DataFrame) -> pl.DataFrame:
+        count = round(share * own.height)
+        taken = rows.head(count).with_columns(pl.lit("r-b", own.schema["run_id"]).alias("run_id"))
+        return pl.concat([taken, own.tail(own.height - count)])
+
+    rewrite(second, table, replace)
+    found = merged(tmp_path)
+    assert not found["r-b"]["valid"]
+    assert f"{table}: same rows as in run r-a" in found["r-b"]["invalid_reason"]
+
+
+def test_rows_of_equal_timing_are_told_apart_by_time(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs", "r-a")
+    shift(copied(tmp_path / "runs" / "run-r-a", "r-b"), 7200)
+    assert all(row["valid"] for row in merged(tmp_path).values())
+
+
+def test_two_runs_on_one_gpu_at_one_time_are_not_valid(tmp_path: Path) -> None:
+    rows = at_one_time(tmp_path, lambda folder: shift(folder, 12))
+    for own, other in (("r-a", "r-b"), ("r-b", "r-a")):
+        expected = f"another run measured on the same GPU at the same time: {other}"
+        assert rows[own]["invalid_reason"] == rows[own]["invalid_across_runs"] == expected
+
+
+def read_time(folder: Path) -> int:
+    times: list[int] = []
+    rewrite_json(folder, "manifest.json", lambda manifest: times.append(manifest["started_unix_ns"]) or manifest)
+    return times[0]
+
+
+def at_one_time(tmp_path: Path, change: Callable[[Path], None]) -> dict[str, dict[str, Any]]:
+    """Merge two runs at one time after a change to the second one."""
+    first, second = measured(tmp_path, "r-a"), measured(tmp_path, "r-b")
+    shift(second, (read_time(first) - read_time(second)) / S)
+    change(second)
+    return merged(tmp_path)
+
+
+def test_runs_on_two_gpus_at_one_time_are_valid(tmp_path: Path) -> None:
+    def other_gpu(folder: Path) -> None:
+        for table in ("samples_fast", "samples_slow"):
+            rewrite(folder, table, lambda rows: rows.with_columns(pl.lit("GPU-2").alias("gpu_uuid")))
+        rewrite_json(
+            folder, "manifest.json", lambda m: m | {"devices": [device | {"uuid": "GPU-2"} for device in m["devices"]]}
+        )
+
+    assert all(row["valid"] for row in at_one_time(tmp_path, other_gpu).values())
+
+
+def test_of_one_boot_the_monotonic_clock_decides(tmp_path: Path) -> None:
+    """A wrong wall clock does not hide an overlap."""
+    for name in ("r-a", "r-b"):
+        measured(tmp_path, name, boot_id=BOOT)  # equal monotonic times, other wall times
+    assert not any(row["valid"] for row in merged(tmp_path).values())
+
+
+def test_a_run_counts_again_when_the_other_one_is_removed(tmp_path: Path) -> None:
+    at_one_time(tmp_path, lambda folder: None)
+    shutil.rmtree(tmp_path / "runs" / "run-r-b")
+    row = merged(tmp_path)["r-a"]
+    assert row["valid"]
+    assert row["invalid_reason"] is None
