@@ -1,9 +1,10 @@
 """What only a comparison of runs shows: samples that two runs share, and two runs on one GPU at one time.
 
 Row digests are 64-bit hashes of a table's rows, of which the smallest are kept (a bottom-k sketch, Broder 1997): two
-tables that share a part of their rows share about that part of these. A row is known by its timing alone, the ns since
-the row before and what the read or the step took, so that a copy with shifted times, other labels or scaled values is
-still a copy. Tables whose rows all have the same timing are known by their times and values instead.
+tables that share a part of their rows share about that part of these. A row is known by its times to the ns and by how
+long it took, so that a copy with other labels or scaled values is still a copy. A copy of a whole run whose times were
+shifted is known by the time between rows and by their values. Where rows come at equal intervals, e.g. in made-up data,
+a copy is what has the same times, values and GPU.
 """
 
 from __future__ import annotations
@@ -26,26 +27,48 @@ DIGESTS = 32  # kept of a table
 SHARED = 3
 _RUNS_NAMED = 3
 _LABELS = ("workload", "model", "site", "gpu", "gpus", "batch", "recipe", "precision", "resolution_px", "demonstration")
-_SINCE_LAST = pl.col("t_mono_ns").diff().over("gpu_uuid")
-_TIMING = {
-    "samples_fast": (_SINCE_LAST, pl.col("read_us")),
-    "samples_slow": (_SINCE_LAST, pl.col("read_us")),
-    "samples_gpm": (_SINCE_LAST, pl.col("read_us")),
-    "steps": (pl.col("t_end_mono_ns") - pl.col("t_start_mono_ns"), pl.col("data_wait_ns"), pl.col("device_ms")),
-}
+_SAMPLE_TIMING = (pl.col("t_mono_ns").diff().alias("since_last"), pl.col("read_us"))
+_STEP_TIMING = (
+    (pl.col("t_end_mono_ns") - pl.col("t_start_mono_ns")).alias("duration"),
+    pl.col("data_wait_ns", "device_ms"),
+)
+_TIMING = {"samples_fast": _SAMPLE_TIMING, "samples_slow": _SAMPLE_TIMING, "samples_gpm": _SAMPLE_TIMING}
+_TIMING["steps"] = _STEP_TIMING
 _DISTINCT = 0.5  # share of rows with a timing of their own, above which timing tells rows apart
+_ROWS_LOOKED_AT = 1000  # for that share
+_TIMES = pl.col("^t_.*_ns$")
+_SHIFTED = ", whatever its times"  # ends the name of the digests without times
 
 
-def row_digests(table: str, rows: pl.DataFrame) -> list[int]:
-    """Return the smallest digests of a table's rows; empty where its rows cannot be told from those of another run."""
+def row_digests(table: str, rows: pl.DataFrame) -> dict[str, list[int]]:
+    """Return the smallest digests of a table's rows, with and without their times.
+
+    Empty where the rows cannot be told from those of another run.
+    """
     if table not in _TIMING or rows.height < SHARED:
-        return []
-    digests = rows.select(_TIMING[table]).hash_rows().unique()
-    if len(digests) < _DISTINCT * rows.height:
-        if "t_unix_ns" not in rows.columns:  # equal steps by the monotonic clock alone, which restarts at every boot
-            return []
-        digests = rows.drop("run_id").with_columns(pl.col(pl.Categorical).cast(pl.String)).hash_rows().unique()
-    return digests.sort().head(DIGESTS).to_list()
+        return {}
+    timing = rows.select(_TIMING[table])
+    first = timing.head(_ROWS_LOOKED_AT)
+    if first.n_unique() > _DISTINCT * first.height:
+        # Not tick_seq and step, which any run has; the energy counter goes on from run to run.
+        values = rows.select(pl.selectors.float())
+        return {
+            table: _smallest(rows.select(_TIMES, *_TIMING[table])),
+            table + _SHIFTED: _smallest(
+                pl.concat([timing, values.drop(timing.columns, strict=False)], how="horizontal")
+            ),
+        }
+    # Equal steps say nothing: they have the monotonic clock alone, which begins anew with every boot.
+    return (
+        {}
+        if table == "steps"
+        else {table: _smallest(rows.drop("run_id").with_columns(pl.col(pl.Categorical).cast(pl.String)))}
+    )
+
+
+def _smallest(rows: pl.DataFrame) -> list[int]:
+    # Some of them may be equal; to sort all would take ten times as long.
+    return rows.hash_rows().bottom_k(4 * DIGESTS).unique().sort().head(DIGESTS).to_list()
 
 
 def find_problems(rows: Sequence[Row], windows: Sequence[Row], digests: Mapping[str, Digests]) -> dict[str, list[str]]:
@@ -57,13 +80,13 @@ def find_problems(rows: Sequence[Row], windows: Sequence[Row], digests: Mapping[
     shared_tables = _shared_tables(digests, list(by_id))
     for (first, second), shared in shared_tables.items():
         pair = [by_id[first], by_id[second]]
-        whole = all(set(digests[run_id]) == shared for run_id in (first, second))
+        whole = all(shared.issuperset(digests[run_id].keys() & _TIMING.keys()) for run_id in (first, second))
         for run_id in _not_counted(pair, order, whole=whole):
             copies[run_id].append(second if run_id == first else first)
             tables[run_id] |= shared
     problems: dict[str, list[str]] = defaultdict(list)
     for run_id, others in copies.items():
-        what = ", ".join(sorted(tables[run_id]))
+        what = ", ".join(name for name in _TIMING if name in tables[run_id])
         problems[run_id].append(f"{what}: same rows as in run {_names(others)}; one of them is a copy, remove it")
     for run_id, others in _same_gpu_and_time(by_id, windows).items():
         # A copy did not use the GPU a second time.
@@ -86,16 +109,27 @@ def add_problems(rows: Sequence[Row], windows: Sequence[Row], digests: Mapping[s
 
 def _shared_tables(digests: Mapping[str, Digests], run_ids: list[str]) -> dict[tuple[str, str], set[str]]:
     """Return the tables of which two runs share rows, by their ids."""
-    shared: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for table in _TIMING:
+    counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for name in sorted({name for run_id in run_ids for name in digests.get(run_id, ())}):
         holders: dict[int, list[str]] = defaultdict(list)
         for run_id in run_ids:
-            for digest in digests.get(run_id, {}).get(table, ()):
+            for digest in digests.get(run_id, {}).get(name, ()):
                 holders[digest].append(run_id)
-        pairs = Counter(pair for ids in holders.values() for pair in combinations(ids, 2))
-        for pair, count in pairs.items():
-            if count >= SHARED:
-                shared[pair].add(table)
+        for ids in holders.values():
+            for pair in combinations(ids, 2):
+                counts[pair][name] += 1
+    shared = {}
+    for pair, count in counts.items():
+        found = {name for name in count if count[name] >= SHARED}
+        same = {name for name in found if not name.endswith(_SHIFTED)}
+        # Without times only a run as a whole is known: its steps and its power.
+        key = [
+            name for name in (f"samples_fast{_SHIFTED}", f"steps{_SHIFTED}") if any(name in digests[i] for i in pair)
+        ]
+        if f"steps{_SHIFTED}" in found and found.issuperset(key):
+            same |= {name.removesuffix(_SHIFTED) for name in found}
+        if same:
+            shared[pair] = same
     return shared
 
 

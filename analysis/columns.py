@@ -45,6 +45,8 @@ TEXT = [
     "runtime_kind",
     "precision",
     "config_hash",
+    "git_commit",
+    "code_version",  # digest of the snapshot that ran, else the commit, with -dirty where files were changed
     "data_identity",  # digest of images, positions, texts and masks
     "slurm_job_id",
     "driver",
@@ -58,6 +60,7 @@ TEXT = [
     "study_levers",  # its steps in order, separated by commas
     "recipe_parts",  # the requested value of recipe=, separated by commas: base, lever, lever ...
     "levers",  # JSON: [{name, field, requested, effective, active, evidence}]
+    "inactive_levers",  # requested, and found not active: names separated by commas
     "parity_reference",
     "parity_unavailable",
     "batch_requested",  # auto, or null
@@ -102,6 +105,8 @@ FLOAT = [
     "power_limit_w",
     "coverage_pct",
     "mfu_pct",
+    "flop_per_image",  # behind mfu_pct: of the model, less what a cache saves
+    "peak_tflops",  # behind mfu_pct: of one GPU, dense BF16
     "compile_s",
     "setup_s",
     "parity_prediction_rel",
@@ -129,6 +134,7 @@ SCHEMA: dict[str, pl.DataType] = {
     "valid": pl.Boolean(),
     "demonstration": pl.Boolean(),
     "text_online": pl.Boolean(),
+    "git_dirty": pl.Boolean(),
     "parity_exceeded": pl.Boolean(),  # so far from the reference that it computes something else
     "started": pl.Datetime("us", "UTC"),
     "ended": pl.Datetime("us", "UTC"),

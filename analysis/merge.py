@@ -147,8 +147,7 @@ def _read(task: _Task, out: Path) -> MergeOutcome:
         record.row_counts[name] = rows.num_rows
         written.append(write_partition(rows, manifest, out / name))
         frames[name] = parts.to_polars(rows)
-        if digests := across_runs.row_digests(name, frames[name]):
-            record.row_digests[name] = digests
+        record.row_digests |= across_runs.row_digests(name, frames[name])
     row = run_row.summarise(manifest, run.windows, frames)
     row |= {"run_dir": str(run.folder), "content_hash": run.content_hash}
     if run.sample_grid:

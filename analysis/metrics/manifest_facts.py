@@ -15,7 +15,8 @@ from inpaint_bench.core import records
 from inpaint_bench.core.recipe import requested_parts
 from inpaint_bench.core.records import Manifest
 
-_WORKLOAD_FACTS = ("precision", "resolution_px", "epochs", "compile_s", "setup_s", "encodes_online", "text_online")
+_WORKLOAD_FACTS = ["precision", "resolution_px", "epochs", "compile_s", "setup_s", "encodes_online", "text_online"]
+_WORKLOAD_FACTS += ["flop_per_image"]
 SKIPPED_SHOWN = 50  # skipped images listed per run; all of them are counted
 # Columns that are copied: the manifest has them under the same name.
 _SAME_NAME = [name for name in SCHEMA if name in Manifest.__struct_fields__]
@@ -49,6 +50,9 @@ def manifest_columns(manifest: Manifest) -> dict[str, Any]:
         "node": slurm.node or env.hostname,
         "slurm_job_id": slurm.job_id,
         "driver": env.driver,
+        **_code_columns(env.git or records.GitState()),
+        "peak_tflops": manifest.gpu_facts.bf16_dense_tflops if manifest.gpu_facts else None,
+        "inactive_levers": _join(lever.name for lever in manifest.levers or [] if lever.active is False),
         "torch": env.torch,
         "cuda": env.cuda,
         "dataset_images": facts.get("dataset_images") or facts.get("num_images"),
@@ -72,6 +76,13 @@ def manifest_columns(manifest: Manifest) -> dict[str, Any]:
     if facts.get("own_shapes"):  # not the model of that name: never in one cell with it, nor beside the poster
         columns["model"] = f"{manifest.model} of other shapes, {facts.get('parameters') or 0:,} parameters"
     return {name: str(value) if name in TEXT and value is not None else value for name, value in columns.items()}
+
+
+def _code_columns(git: records.GitState) -> dict[str, Any]:
+    version = git.commit and git.commit[:12] + ("-dirty" if git.dirty else "")
+    # The digest tells two states of changed files apart.
+    version = git.content_sha256[:12] if git.content_sha256 else version
+    return {"git_commit": git.commit, "git_dirty": git.dirty, "code_version": version}
 
 
 def null_reasons(manifest: Manifest) -> dict[str, str]:

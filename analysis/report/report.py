@@ -18,7 +18,7 @@ from analysis import published, recipe_labels
 from analysis.dataset import Dataset, open_dataset
 from analysis.metrics.run_row import is_unavailable
 from analysis.stats import bottleneck, study
-from analysis.stats.cells import CELL_KEYS, WORK_KEYS, build_cells, is_distinguishable
+from analysis.stats.cells import CELL_KEYS, WORK_KEYS, build_cells, is_distinguishable, withhold_means
 from analysis.units import gpu_label, gpu_order, number
 from inpaint_bench.core import files
 from inpaint_bench.core.console import sanitize
@@ -96,7 +96,7 @@ def headline(build: TableBuilder) -> str:
     """Return how many runs are valid, and the fastest and the most efficient cell with their ties."""
     runs = build.runs
     sentences = [f"{runs.filter('valid').height} of {runs.height} runs are valid."]
-    cells = build_cells(runs)  # those of studies too: the fastest is the fastest
+    cells = withhold_means(build_cells(runs))  # those of studies too: the fastest is the fastest
     # Among different kinds of work, a smaller model or image would always be the fastest.
     comparable = cells.select(WORK_KEYS).n_unique() <= 1
     for metric, lower_is_better, label, unit in (

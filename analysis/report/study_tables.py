@@ -177,6 +177,8 @@ def _note(study: Comparison) -> str:
     unavailable = {(step.label, row["parity_unavailable"]) for step in study.steps for row in step.runs}
     if reasons := sorted(f"{label}: {reason}" for label, reason in unavailable if reason):
         notes.append(f"Parity unavailable for {'; '.join(reasons)}.")
+    disagreeing = [f"{step.label}: {step.disagreement}" for step in study.steps if step.disagreement]
+    notes += [f"Runs disagree: {'; '.join(disagreeing)}."] if disagreeing else []
     if study.differences:
         notes.append(f"The runs differ in: {study.differences}.")
     if study.unmatched_runs:

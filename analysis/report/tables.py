@@ -17,13 +17,16 @@ from analysis.stats import best_batch, bottleneck, study
 from analysis.stats.cells import (
     CELL_KEYS,
     GPU_COMPARISON_KEYS,
-    LABEL_KEYS,
     TIE_THRESHOLD,
     Ratio,
     build_cells,
     differences_note,
+    disagreement_note,
+    key_text,
     searched_batch_note,
     series_ratios,
+    varying_keys,
+    withhold_means,
 )
 from analysis.units import METRICS, gpu_label, gpu_order, number, runtime_heading
 from inpaint_bench.core.console import pluralize
@@ -73,7 +76,7 @@ class TableBuilder:
     def __post_init__(self) -> None:
         self.runs = recipe_labels.add_short_names(self.runs)
         shown = study.overview_runs(self.runs)
-        self.cells = build_cells(shown)
+        self.cells = withhold_means(build_cells(shown))
         self.study_recipes = sorted(set(self.runs["recipe"].drop_nulls()) - set(shown["recipe"]))
 
     @property
@@ -98,7 +101,7 @@ class TableBuilder:
 
     def note(self, *sentences: str) -> str:
         """Return these sentences, and those about what the cells mix and which recipes are in other tables."""
-        of_cells = (differences_note(self.cells), searched_batch_note(self.cells))
+        of_cells = (disagreement_note(self.cells), differences_note(self.cells), searched_batch_note(self.cells))
         return " ".join(filter(None, [*sentences, *of_cells, self.study_note()]))
 
     def study_note(self) -> str:
@@ -111,11 +114,11 @@ class TableBuilder:
         """Return a table with a row per cell: its keys, what else varies between cells, and these metrics."""
         keys = ["Site", "GPU", "Batch", "Recipe", "n", "Cards"]
         # A key that is the same in all cells needs no column.
-        varying = [name for name in LABEL_KEYS if name != "recipe" and self.cells[name].n_unique() > 1]
+        varying = [name for name in varying_keys(self.cells) if name != "recipe"]
         rows = [
             [row["site"], gpu_label(row["gpu"]), str(row["batch"]), row[recipe_labels.COLUMN] or DASH]
             + [str(row["n"]), card_count(row)]
-            + [str(row[name]) for name in varying]
+            + [key_text(row, name) or DASH for name in varying]
             + [mean_text(row, name) for name in metrics]
             for row in self.cells.iter_rows(named=True)
         ]
@@ -227,7 +230,7 @@ class TableBuilder:
     def bottlenecks(self) -> list[Table]:
         """Return the bottleneck class of every run, and what to try for each class, GPU and recipe."""
         # Cells of all runs, also of studies: every run is to have a class.
-        sweeps = bottleneck.sweep_evidence(build_cells(self.runs), self.runs)
+        sweeps = bottleneck.sweep_evidence(withhold_means(build_cells(self.runs)), self.runs)
         rows = []
         suggestions: dict[tuple[str, ...], list[int]] = {}
         # A run that ran out of memory is never valid, but that is its class.
@@ -309,6 +312,7 @@ class TableBuilder:
 
 
 _HEADINGS = {"resolution_px": "Resolution [px]", "gpus": "GPUs", "comparability_key": "GPU name, driver, power"}
+_HEADINGS |= {"encodes_online": "Latents", "text_online": "Texts", "inactive_levers": "Levers"}
 
 
 def _is_numeric(cells: Sequence[str]) -> bool:
@@ -319,6 +323,9 @@ def _is_numeric(cells: Sequence[str]) -> bool:
 def mean_text(row: dict[str, Any], metric: str) -> str:
     """Return the mean with its interval, or the range of too few runs, and the metric's n if it is not the row's."""
     n, value = row[f"{metric}_n"], row[metric]
+    if row.get("withheld") and n:
+        least, most = (number(row[f"{metric}_{end}"]) for end in ("min", "max"))
+        return f"runs disagree ({least}\u2013{most})"
     if value is None:
         return DASH
     low, high, least, most = (row[f"{metric}_{end}"] for end in ("low", "high", "min", "max"))

@@ -16,13 +16,15 @@ import polars as pl
 from analysis import recipe_labels
 from analysis.units import METRICS, gpu_label, gpu_order
 
+from . import agreement
 from .intervals import MIN_DF, Gain, Observation, gain, mean_interval, pairing_key
 
-# Runs of another precision or resolution compute something else.
-COMPUTATION_KEYS = ["precision", "resolution_px"]
+# Runs of another precision or resolution, or with cached instead of computed latents and texts, compute something else.
+CACHE_KEYS = ["encodes_online", "text_online"]
+COMPUTATION_KEYS = ["precision", "resolution_px", *CACHE_KEYS]
 # A cell is the runs that agree in all of these (comparability.py explains the last one).
 CELL_KEYS = ["workload", "model", "site", "gpu", "gpus", "batch", "recipe", "demonstration", *COMPUTATION_KEYS]
-CELL_KEYS += ["comparability_key"]
+CELL_KEYS += ["inactive_levers", "comparability_key"]
 # Recipes are compared only where all of these are equal; `requested_batch` is the batch, or `auto`.
 RECIPE_COMPARISON_KEYS = ["workload", "model", "site", "gpu", "gpus", "requested_batch"]
 RECIPE_COMPARISON_KEYS += ["resolution_px", "demonstration", "comparability_key"]
@@ -31,10 +33,12 @@ GPU_COMPARISON_KEYS = ["workload", "model", "gpus", "recipe", "demonstration", *
 # Cells that do the same work, by whatever means: they may share a figure and a headline.
 WORK_KEYS = ["workload", "model", "resolution_px", "demonstration"]
 # Part of a series' label where they vary within a table.
-LABEL_KEYS = ["workload", "model", "recipe", "gpus", "demonstration", *COMPUTATION_KEYS, "comparability_key"]
+LABEL_KEYS = ["workload", "model", "recipe", "gpus", "demonstration", *COMPUTATION_KEYS, "inactive_levers"]
+LABEL_KEYS += ["comparability_key"]
 # May vary within a cell, which is then reported as a difference.
 _COVARIATES = {
     "driver": "drivers",
+    "code_version": "code versions",
     "torch": "torch versions",
     "gpu_name": "boards",
     "gpu_uuid": "cards",
@@ -45,6 +49,8 @@ _COVARIATES = {
     "config_hash": "configurations",
     "data_identity": "data sets",
     "runtime_kind": "kinds of runtime",
+    "flop_per_image": "figures of FLOP per image",
+    "peak_tflops": "figures of peak FLOP/s",
 }
 TIE_THRESHOLD = 0.02  # relative difference of means that counts where there are too few runs for an interval
 Cell = dict[str, Any]  # a row of `build_cells`
@@ -56,8 +62,10 @@ def build_cells(runs: pl.DataFrame) -> pl.DataFrame:
     `run_ids`, `run_cards`, `seeds` and `<metric>_runs` are lists in one order, the single runs. Every metric has
     its mean, `_low` and `_high` (95 % interval), `_min`, `_max` and `_n`, the number of runs that have it.
     `batch_searched` counts the runs whose batch was searched for; `training_images_min` and `_max` span epochs times
-    images of the data set, null where any run does not know them.
+    images of the data set, null where any run does not know them. `disagreement` says in which figures the runs
+    disagree, and `withheld` that `withhold_means` has to take their means away.
     """
+    runs = recipe_labels.add_short_names(runs).filter("valid")
     metrics = [
         expression
         for name in METRICS
@@ -72,9 +80,7 @@ def build_cells(runs: pl.DataFrame) -> pl.DataFrame:
     images = pl.col("epochs") * pl.col("dataset_images")
     known = images.null_count() == 0
     table = (
-        recipe_labels.add_short_names(runs)
-        .filter("valid")
-        .with_columns(pl.col("comparability_key").fill_null(""))
+        runs.with_columns(pl.col("comparability_key").fill_null(""))
         .sort("run_id")
         .group_by(CELL_KEYS, maintain_order=True)
         .agg(
@@ -96,13 +102,45 @@ def build_cells(runs: pl.DataFrame) -> pl.DataFrame:
     order = sorted(table["gpu"].unique().drop_nulls().to_list(), key=gpu_order)
     rank = pl.col("gpu").replace_strict(order, range(len(order)), return_dtype=pl.Int64, default=None)
     order_by = ("site", "gpus", "recipe", *COMPUTATION_KEYS, "comparability_key", "batch")
-    return add_series(_add_intervals(table.sort("workload", "model", rank, *order_by, nulls_last=True)))
+    table = _add_intervals(table.sort("workload", "model", rank, *order_by, nulls_last=True))
+    return add_series(_add_disagreement(table, agreement.ACCEPTED in runs.columns))
+
+
+def _add_disagreement(table: pl.DataFrame, accepted: bool) -> pl.DataFrame:
+    texts, withheld = [], []
+    for row in table.iter_rows(named=True):
+        values = zip(row["run_ids"], *(row[f"{metric}_runs"] for metric in agreement.METRICS), strict=True)
+        common = {"demonstration": row["demonstration"], "gpu": row["gpu"], agreement.ACCEPTED: accepted}
+        runs = [dict(zip(("run_id", *agreement.METRICS), run, strict=True)) | common for run in values]
+        texts.append(agreement.describe_disagreement(runs))
+        withheld.append(texts[-1] is not None and agreement.is_withheld(runs))
+    return table.with_columns(
+        pl.Series("disagreement", texts, dtype=pl.String), pl.Series("withheld", withheld, dtype=pl.Boolean)
+    )
+
+
+def withhold_means(cells: pl.DataFrame) -> pl.DataFrame:
+    """Return the cells without the figures of those whose runs disagree; lowest and highest run stay."""
+    figures = [pl.col(f"{name}{end}") for name in METRICS for end in ("", "_low", "_high")]
+    unknown = pl.element() * pl.lit(None, pl.Float64)  # a null for every run
+    runs = [pl.col(f"{name}_runs") for name in METRICS]
+    return cells.with_columns(
+        *(pl.when(~pl.col("withheld")).then(figure) for figure in figures),
+        *(pl.when(~pl.col("withheld")).then(values).otherwise(values.list.eval(unknown)) for values in runs),
+    )
 
 
 def _differences(ignore: tuple[str, ...] = ()) -> pl.Expr:
     """Return what runs differ in of all covariates, e.g. `2 drivers, 3 cards`."""
     counts = {text: pl.col(name).drop_nulls().n_unique() for name, text in _COVARIATES.items() if name not in ignore}
     differing = [pl.when(count > 1).then(pl.format("{} " + text, count)) for text, count in counts.items()]
+    known = pl.col("sweep_id").is_not_null() & pl.col("point").is_not_null()
+    points, attempts = (pl.struct("sweep_id", "point", *more).filter(known).n_unique() for more in ([], ["attempt"]))
+    repeated = pl.format("{} more attempts of the same points", attempts - points)
+    differing.append(pl.when(attempts > points).then(repeated))
+    # Without a digest of the code nothing tells what was changed.
+    unknown = pl.col("code_version").str.ends_with("-dirty").fill_null(False).sum()
+    differing.append(pl.when((unknown > 0) & (pl.len() > 1)).then(pl.format("{} runs of uncommitted code", unknown)))
     return pl.concat_str(differing, separator=", ", ignore_nulls=True)
 
 
@@ -163,17 +201,36 @@ def is_distinguishable(better: Cell, other: Cell, metric: str, *, lower_is_bette
     return sign * (ratio.high if lower_is_better else ratio.low) > 0
 
 
+def varying_keys(table: pl.DataFrame) -> list[str]:
+    """Return the keys that differ between these cells; what is cached, only where the recipe does not tell it."""
+    cached = table.group_by("recipe").agg(pl.col(CACHE_KEYS).n_unique() > 1).select(pl.col(CACHE_KEYS).any())
+    told = {name: bool(cached[name][0]) for name in CACHE_KEYS if cached.height}
+    return [name for name in LABEL_KEYS if told.get(name, table[name].n_unique() > 1)]
+
+
+def key_text(row: Cell, name: str) -> str:
+    """Return the value of a key as tables and labels show it; empty where there is nothing to say."""
+    value = row[name]
+    if name == "encodes_online":
+        return "" if value is None else f"{value} latents online" if value else "latents cached"
+    if name == "text_online":
+        return "" if value is None else "text online" if value else "text cached"
+    if name == "inactive_levers":
+        return f"{value} not active" if value else ""
+    text = {"gpus": f"{row['gpus']} GPUs", "demonstration": "demo" if row["demonstration"] else "real"}
+    text |= {"resolution_px": f"{row['resolution_px']} px", "recipe": str(row[recipe_labels.COLUMN])}
+    return text.get(name, str(value))
+
+
 def add_series(table: pl.DataFrame) -> pl.DataFrame:
     """Add the label `series`: the GPU, and every key that varies within this table."""
-    varying = [name for name in LABEL_KEYS if table[name].n_unique() > 1]
+    varying = varying_keys(table)
     if table.height and (table.group_by("gpu").agg(pl.col("site").n_unique())["site"] > 1).any():
         # Sites are named only if one GPU type ran at several: otherwise the GPU tells the site.
         varying.append("site")
     labels = []
     for row in table.iter_rows(named=True):
-        text = {"gpus": f"{row['gpus']} GPUs", "demonstration": "demo" if row["demonstration"] else "real"}
-        text |= {"resolution_px": f"{row['resolution_px']} px", "recipe": str(row[recipe_labels.COLUMN])}
-        parts = [text.get(name, str(row[name])) for name in varying]
+        parts = [key_text(row, name) for name in varying]
         labels.append(" \u00b7 ".join([gpu_label(row["gpu"]), *filter(None, parts)]))
     return table.with_columns(pl.Series("series", labels, dtype=pl.String))
 
@@ -191,6 +248,18 @@ def differences_note(table: pl.DataFrame) -> str:
             groups.setdefault((differences, series), []).append(str(batch))
     cells = [f"{series} batch {', '.join(batches)}: {text}" for (text, series), batches in groups.items()]
     return f"Cells whose runs differ: {'; '.join(cells)}." if cells else ""
+
+
+def disagreement_note(table: pl.DataFrame) -> str:
+    """Return the sentences that list the cells whose runs disagree, or an empty string."""
+    sentences = []
+    for withheld, text in ((True, "Runs disagree, so their cell has no mean"), (False, "Runs disagree")):
+        cells = [
+            f"{row['series']} batch {row['batch']}: {row['disagreement']}"
+            for row in table.filter(pl.col("disagreement").is_not_null(), pl.col("withheld") == withheld).to_dicts()
+        ]
+        sentences += [f"{text}: {'; '.join(cells)}."] if cells else []
+    return " ".join(sentences)
 
 
 def searched_batch_note(table: pl.DataFrame) -> str:

@@ -19,7 +19,7 @@ from analysis.metrics.run_row import is_unavailable
 from analysis.units import gpu_label, gpu_order
 from inpaint_bench.core.recipe import STUDIES
 
-from . import cells
+from . import agreement, cells
 from .intervals import MIN_DF, Gain, Observation, gain, pairing_key
 
 LADDER, ONE_AT_A_TIME, LEAVE_ONE_OUT = "ladder", "one_at_a_time", "leave_one_out"
@@ -84,6 +84,16 @@ class Step:
         """Return whether any run was so far from the reference that it computes something else."""
         return any(row["parity_exceeded"] for row in self.runs)
 
+    @property
+    def disagreement(self) -> str | None:
+        """Return in which figures the runs disagree."""
+        return agreement.describe_disagreement(self.runs)
+
+    @property
+    def withheld(self) -> bool:
+        """Return whether the step has no means, because its runs disagree."""
+        return self.disagreement is not None and agreement.is_withheld(self.runs)
+
     def summarise(self, metric: str) -> dict[str, Any]:
         """Return mean, range, interval and n of a metric, named as in a cell."""
         known = observations(self.runs, metric)
@@ -91,7 +101,10 @@ class Step:
         mean, least, most = (sum(values) / len(values), min(values), max(values)) if values else (None, None, None)
         low, high = cells.metric_interval(metric, known) or (None, None)
         spread = {f"{metric}_min": least, f"{metric}_max": most, f"{metric}_low": low, f"{metric}_high": high}
-        return {metric: mean, **spread, f"{metric}_n": len(values), "n": len(self.runs)}
+        withheld = self.withheld
+        if withheld:
+            mean, spread[f"{metric}_low"], spread[f"{metric}_high"] = None, None, None
+        return {metric: mean, **spread, f"{metric}_n": len(values), "n": len(self.runs), "withheld": withheld}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +121,9 @@ class Comparison:
 
 
 def step_gain(new: Step, old: Step, metric: str = "images_per_s") -> Gain | None:
-    """Return new over old; pairs are runs of one card with one seed."""
+    """Return new over old; pairs are runs of one card with one seed. None where the runs of either disagree."""
+    if new.withheld or old.withheld:
+        return None
     return gain(observations(new.runs, metric), observations(old.runs, metric), min_df=MIN_DF)
 
 

@@ -334,6 +334,7 @@ def write_levers(
     repeats: int = 3,
     skip: tuple[str, ...] = (),
     noise: float = 0.004,
+    prefix: str = "",
     **changes: Any,
 ) -> None:
     """Write a study on an H200 at batch 16, its seeds over two cards. Steps whose recipe is in `skip` never ran."""
@@ -344,7 +345,7 @@ def write_levers(
             recipe = "+".join(parts[1:]) or base
             if recipe in skip:
                 continue
-            run_id = f"r-{study[:3]}{changes.get('batch', 16):02d}{index:02d}s{seed}"
+            run_id = f"r-{prefix}{study[:3]}{changes.get('batch', 16):02d}{index:02d}s{seed}"
             facts = {
                 "gpu": "h200",
                 "batch": 16,

@@ -118,9 +118,8 @@ def test_study_over_two_drivers_is_two_comparisons(tmp_path: Path) -> None:
             repeats=2,
             environment={**environment, "driver": driver},
             sweep_id=f"s-{driver}",
+            prefix=driver,
         )
-        for path in (tmp_path / "runs" / driver).glob("run-*/manifest.json"):
-            path.write_text(path.read_text().replace('"run_id": "r-', f'"run_id": "r-{driver}-'))
     dataset = merged(tmp_path, "driver")
     comparisons = study.comparisons(dataset.runs)
     assert [comparison.setting for comparison in comparisons] == [

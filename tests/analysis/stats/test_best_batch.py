@@ -47,10 +47,10 @@ def test_runs_on_several_cards_have_the_interval_over_cards() -> None:
 
 def test_two_runs_or_two_cards_show_their_range_and_no_interval() -> None:
     """Regression: 78.3 images/s from 72.6 to 81.9 on two cards stood there as `45.1 to 111`."""
-    rows = runs_of(8, 10.0, 10.0, 10.0) + runs_of(8, 12.0, 12.0, 12.0, card="GPU-2", node="b") + runs_of(16, 1.0, 2.0)
+    rows = runs_of(8, 10.0, 10.0, 10.0) + runs_of(8, 12.0, 12.0, 12.0, card="GPU-2", node="b") + runs_of(16, 1.0, 1.1)
     two_cards, two_runs = build_cells(frame(*rows)).to_dicts()
     assert tables.mean_text(two_cards, "images_per_s") == "11.0 (range 10.0 to 12.0)"
-    assert tables.mean_text(two_runs, "images_per_s") == "1.50 (range 1.00 to 2.00)"
+    assert tables.mean_text(two_runs, "images_per_s") == "1.05 (range 1.00 to 1.10)"
     assert tables.mean_text(build_cells(frame(*runs_of(8, 3.0, 3.0))).row(0, named=True), "images_per_s") == "3.00"
 
 
@@ -94,7 +94,7 @@ def test_one_run_per_side_gives_a_ratio_without_interval() -> None:
 
 
 def test_recipes_outside_studies_are_compared_by_pairs_of_card_and_seed() -> None:
-    rows = runs_of(8, 10.0, 12.0, 14.0) + runs_of(8, 11.0, 13.2, 15.4, recipe="tf32")
+    rows = runs_of(8, 10.0, 11.0, 12.0) + runs_of(8, 11.0, 12.1, 13.2, recipe="tf32")
     (table,) = study_tables.recipe_comparison(TableBuilder(runs=frame(*rows)))
     assert table.rows == [["A40", "8", "grace", "tf32", "baseline", "+10.0 % (+10.0 to +10.0)"]]
     assert study_tables.recipe_comparison(TableBuilder(runs=frame(*runs_of(8, 10.0)))) == []
@@ -136,11 +136,11 @@ def test_single_runs_within_two_percent_tie_and_the_smallest_batch_is_chosen() -
 
 
 def test_small_difference_in_every_pair_is_no_tie() -> None:
-    """1 % between batches, 30 % between cards: the pairs show it, the two means would not."""
+    """1 % between batches, 10 % between cards: the pairs show it, the two means would not."""
     slow, fast = (
         [
             row
-            for card, value in (("a", 10.0), ("b", 13.0), ("c", 16.0))
+            for card, value in (("a", 10.0), ("b", 11.0), ("c", 11.9))
             for row in runs_of(batch, value * factor, value * factor * 1.001, card=card, node=card)
         ]
         for batch, factor in ((8, 1.0), (16, 1.01))
