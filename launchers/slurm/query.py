@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from inpaint_bench.core.site import SiteConfig
 from .environment import slurm_environment
 
 TIMEOUT_S = 60
+DAY_S = 86400
 OK = "ok"
 NOT_ASKED = "not asked"
 UNNAMED = "allocation"  # sacct's name for a job whose end its database has received before the start
@@ -177,12 +179,20 @@ def _query_sacct(
 def find_arrays(site: SiteConfig, names: Iterable[str], since_unix: float) -> tuple[dict[str, str], SlurmReply]:
     """Return the ids of arrays by job name, and the commands' results: if both answered, no other was submitted."""
     joined = ",".join(names)
-    # Local time, as sacct reads it. A minute earlier, because the clocks of two machines may differ.
-    start = datetime.fromtimestamp(since_unix - 60).isoformat(timespec="seconds")
+    # Local time, as sacct reads it. A day earlier, because the clocks of two machines may differ.
+    start = datetime.fromtimestamp(min(max(since_unix, 0.0), time.time()) - DAY_S).isoformat(timespec="seconds")
     queued, squeue = _rows(site, ["squeue", "--me", "-h", "-t", "all", "-n", joined, "-o", "%F|%j"], 2)
     ended, sacct = _rows(site, ["sacct", "-X", "-P", "-n", "-S", start, f"--name={joined}", "-o", "JobID,JobName"], 2)
     arrays = {name: _array_id(job_id) for job_id, name in [*(ended or []), *(queued or [])]}
     return arrays, SlurmReply(squeue=squeue, sacct=sacct)
+
+
+def queued_arrays(site: SiteConfig, prefix: str) -> tuple[list[tuple[str, str]] | None, str]:
+    """Return id and job name of every array in the queue whose name begins so, or None, with squeue's result."""
+    rows, result = _rows(site, ["squeue", "--me", "-h", "-t", "all", "-o", "%F|%j"], 2)
+    if rows is None:
+        return None, result
+    return sorted({(array, name) for array, name in rows if name.startswith(prefix)}), result
 
 
 def expand_array(job_id: str) -> Iterator[str]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import re
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -121,22 +119,20 @@ def submit_array(group: Group, jobs: Sequence[Callable[[], Any]], *, folder: Pat
     """Submit one array with a job per task, and return its id. `folder` takes pickles, script and logs.
 
     Raises UnansweredError, RefusedError with sbatch's own message, and UserError where it is not certain whether Slurm
-    accepted the array: on a full disk, and for a message that says neither.
+    accepted the array, for a message that says neither.
     """
     site = group.site
     command = job_command(group, folder)
     executor = ArrayExecutor(
         folder,
-        command=command,
         script=render(group, command=command, folder=folder, code=code, job_name=job_name),
         time_min=group.request.time_min,
     )
-    with replaced_environ(slurm_environment(site)), redirect_stderr(io.StringIO()):  # submitit prints what it raises
+    with replaced_environ(slurm_environment(site)):
         try:
             tasks = executor.submit_array(jobs)
-        except OSError as error:
-            # submitit writes files before sbatch and after it, so it is not known whether Slurm has the array.
-            raise UserError(f"{site.name}: {group.name} could not be submitted: {error}") from None
+        except OSError as error:  # a full disk, or there is no sbatch
+            raise RefusedError(f"{site.name}: {group.name} could not be submitted: {error}") from None
         except FailedJobError as error:
             raise _submission_error(group, _sbatch_message(error)) from None
     return str(tasks[0].job_id).split("_")[0]

@@ -36,6 +36,8 @@ from launchers.sweep.ledger import Attempt, Ledger, PointRecord
 from launchers.sweep.owner import other_owner
 
 T = TypeVar("T")
+# slurmctld keeps an ended job in memory for MinJobAge, 300 s unless a site changes it: until then squeue lists a job.
+MIN_JOB_AGE_S = 300.0
 OPEN_STATES = frozenset({PointState.QUEUED, PointState.RUNNING, PointState.UNKNOWN})
 NUM_READERS = 16  # files read at once: on a network file system each read waits for the server
 
@@ -120,6 +122,7 @@ def poll_sweep(ledger: Ledger, *, holding_lock: bool = False) -> SweepStatus:
     poll.unconfirmed |= remote.unconfirmed
     poll.artifacts |= remote.artifacts
     poll.launcher_active = not holding_lock and ledger.is_locked()
+    poll.is_recent = ledger.age_s(holding_lock=holding_lock) < MIN_JOB_AGE_S
     points = [poll.point_status(record) for _, record in sorted(records.items())]
     if not poll.owner:
         poll.save_states(attempt for point in points for attempt in point.attempts)
@@ -138,6 +141,7 @@ class _Poll:
         self.unconfirmed: dict[str, str] = {}  # by site why it is not known whether its last array was submitted
         self.saved: dict[AttemptKey, SchedulerState | None] = {}
         self.artifacts: dict[AttemptKey, RunArtifacts] = {}
+        self.is_recent = False  # the last event of the ledger is: Slurm cannot have forgotten its job
         self.launcher_active = False  # a command is running points of this sweep on this machine
 
     def query_slurm(self, last_attempts: list[Attempt]) -> None:
@@ -268,6 +272,8 @@ class _Poll:
         if not job_id.startswith("pid:"):
             reply = self.replies.get(attempt.site, SlurmReply())
             state, reason = reply.states.get(job_id), reply.missing_reason(job_id)
+            if state and state.state is None and self.is_recent:
+                state, reason = None, "neither squeue nor sacct lists it yet, minutes after the last submission"
         elif (pid := process_id(job_id)) is None:
             state, reason = None, f"its process is on {job_id.partition('@')[2]} and cannot be checked from here"
         elif is_alive(pid):

@@ -9,9 +9,11 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import CODE, JOBS
 from launchers.points.point import Group, Point, by_site, group_points
 from launchers.remote import client
+from launchers.slurm.query import queued_arrays
 from launchers.slurm.sbatch import job_command
 from launchers.slurm.script import render
-from launchers.sweep.ledger import job_name
+from launchers.sweep.events import Planned
+from launchers.sweep.ledger import Ledger, job_name
 from launchers.sweep.sweep_record import LaunchContext
 
 
@@ -36,6 +38,35 @@ def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchCo
     for group in group_points(points):
         if group.site.connect.method != "local":
             script_of(group, folder, folder, "check")
+
+
+def check_queue(points: Sequence[Point], ledger: Ledger, sweep_id: str) -> None:
+    """Raise UserError where Slurm has an array of this sweep that the ledger does not record, or under another id.
+
+    So a record that was lost, cut off or copied is found out before a point is submitted twice.
+    """
+    # Arrays whose submission was not confirmed have no id here: they are found by their name.
+    recorded = {event.job_name: "" for event in ledger.events(Planned)}
+    recorded |= {
+        attempt.job_name: attempt.job_id.partition("_")[0]
+        for record in (ledger.points() if recorded else {}).values()  # a new sweep has no record yet
+        for attempt in record.attempts
+        if attempt.job_id
+    }
+    for name, members in by_site(points).items():
+        site = members[0].site
+        if site.connect.method != "slurm" or not members[0].reachable:
+            continue
+        arrays, result = queued_arrays(site, job_name("", sweep_id))
+        if arrays is None:
+            raise UserError(f"{name}: squeue {result}, so it is not known what was submitted there; try again later")
+        names = [array_name for _, array_name in arrays]
+        for array, array_name in arrays:
+            known = recorded.get(array_name)
+            if known is None:
+                raise ledger.refusal(f"does not record array {array} ({array_name}), which {name} has")
+            if known not in ("", array) or names.count(array_name) > 1:
+                raise ledger.refusal(f"does not record {name}'s array {array} as {array_name}")
 
 
 def check_accounts(points: Sequence[Point]) -> None:

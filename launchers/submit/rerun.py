@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,11 +13,12 @@ from hydra.types import TaskFunction
 from inpaint_bench.core.console import console, pluralize, sanitize
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.schema import SWEEP, PointState, Reason
+from inpaint_bench.core.site import SiteConfig
 from launchers.points.compose import composer
 from launchers.points.point import Point
 from launchers.remote import plan_file
 from launchers.status.survey import PointStatus, poll_sweep, sites_of
-from launchers.sweep.ledger import Ledger
+from launchers.sweep.ledger import Attempt, Ledger
 from launchers.sweep.owner import check_own
 from launchers.sweep.sweep_record import SweepRecord
 
@@ -24,6 +26,10 @@ from .rerun_policy import check_changes, decide, decisions_table, merge_override
 from .submit import Submission
 
 log = logging.getLogger(__name__)
+
+# Slurm may carry out a request whose sender is gone or has timed out (MessageTimeout: 10 s by default). An sbatch that
+# outlived the command that was killed holds the sweep's lock.
+CONFIRM_S = 60.0
 
 
 def rerun(
@@ -56,7 +62,7 @@ def rerun(
 
         def choose_points() -> list[Point]:
             # Except in a dry run the lock is held: no other command submits between this survey and the submission.
-            points = poll_sweep(ledger, holding_lock=not dry_run).points
+            points = _poll(ledger, sites, wait=not dry_run)
             # In place: the list is read after `submission.run` has called this function.
             unknown[:] = [point for point in points if point.state is PointState.UNKNOWN]
             if only is None or Reason.NEVER_STARTED in only:
@@ -84,6 +90,25 @@ def rerun(
         raise PointsFailedError(sanitize(f"{prefix}{count} ({messages}); rerun once it is known"))
     if not submitted:
         log.info("Nothing to submit.")
+
+
+def _poll(ledger: Ledger, sites: Mapping[str, SiteConfig], *, wait: bool) -> list[PointStatus]:
+    """Return the status of every point. With `wait`, for the holder of the lock, all that was submitted is in it."""
+    points = poll_sweep(ledger, holding_lock=wait).points
+
+    def is_unconfirmed(attempt: Attempt | None) -> bool:
+        """Return whether its sbatch call has no recorded end, and Slurm does not list the array."""
+        searched = attempt and not attempt.job_id and not attempt.refused_for_certain and not attempt.carried
+        return bool(searched and attempt and sites[attempt.site].connect.method == "slurm")
+
+    if not wait or not any(is_unconfirmed(point.record.last) for point in points):
+        return points
+    wait_s = min(CONFIRM_S, CONFIRM_S - ledger.age_s(holding_lock=True))
+    if wait_s <= 0:
+        return points
+    log.info(f"Waits {wait_s:.0f} s: Slurm may not list yet what an interrupted command submitted.")
+    time.sleep(wait_s)
+    return poll_sweep(ledger, holding_lock=True).points
 
 
 def run_plan(path: Path, task: TaskFunction, *, config_dir: Path | None, dry_run: bool, wait: bool) -> None:

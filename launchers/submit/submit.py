@@ -37,7 +37,7 @@ from launchers.sweep.events import Deferred, Planned, PlannedAttempt, Submitted
 from launchers.sweep.ledger import Ledger, check_path, check_unused, job_name
 from launchers.sweep.sweep_record import SweepRecord, save_multirun
 
-from .checks import check_accounts, check_points
+from .checks import check_accounts, check_points, check_queue
 from .preview import preview
 
 log = logging.getLogger(__name__)
@@ -54,6 +54,7 @@ class Submission:
     preview_only: bool = False
     enforce_budget: bool = True
     new_sweep: SweepRecord | None = None  # None: the sweep exists
+    sweep_id_is_new: bool = False  # drawn by this command: no job can have it yet
     multirun: DictConfig | None = None  # Hydra's own record, written with that of a new sweep
     waited: bool = field(default=False, init=False)  # set by `run`: it returned after all jobs had ended
 
@@ -82,6 +83,8 @@ class Submission:
             self._protect(points, ledger)
             # Before the record: points of a site that does not answer become unreachable and get a plan file.
             client.connect(points)
+            if not self.sweep_id_is_new:
+                check_queue(points, ledger, self._sweep(ledger).sweep_id)
             # From here on the sweep exists: `rerun` submits whatever this command does not get to.
             self._record_sweep(points, ledger)
             _defer_unreachable(points, ledger)

@@ -7,11 +7,13 @@ sweep whose launcher died is not taken for one that was never submitted.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Container, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,14 +23,15 @@ import msgspec
 from inpaint_bench.core.console import sanitize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import open_plain, read_plain
-from inpaint_bench.core.schema import JOBS, LEDGER, SWEEP
+from inpaint_bench.core.schema import JOBS, LEDGER, PLAN_PATTERN, SWEEP
 
 from .events import AttemptKey, Cancelled, Deferred, Event, Planned, Refused, Submitted
-from .lock import TIMEOUT_S, is_locked, sweep_lock
+from .lock import LOCK, TIMEOUT_S, is_locked, sweep_lock
 from .sweep_record import PointSpec, SweepRecord, has_runs
 
 E = TypeVar("E", bound=Event)
 _RUN_DIR = re.compile(r"(\d+)/attempt-(\d+)")
+_PLAN = re.compile(PLAN_PATTERN.format(site=r"[\w-]+"))
 READERS = 16  # directories listed at once: on a network file system each listing waits for the server
 
 
@@ -110,6 +113,19 @@ class Ledger:
         """Let one command at a time submit from this sweep. Raises BusyError."""
         return sweep_lock(self.folder, timeout_s=timeout_s)
 
+    def age_s(self, *, holding_lock: bool = False) -> float:
+        """Return how long ago the last event was written; infinite before the first.
+
+        The caller that holds the lock gets it by the file server's clock alone: those of login nodes may differ.
+        """
+        lock = self.folder / LOCK
+        if holding_lock:
+            lock.touch()
+        now_unix = lock.stat().st_mtime if holding_lock else time.time()
+        with suppress(FileNotFoundError):
+            return now_unix - (self.folder / LEDGER).stat().st_mtime
+        return math.inf
+
     def is_locked(self) -> bool:
         """Return whether a command is submitting from this sweep, or running its points on this machine."""
         return is_locked(self.folder)
@@ -144,7 +160,7 @@ class Ledger:
         if problems is not None:
             problems += skipped
             if gaps:
-                problems.append(f"{gaps}. `rerun` refuses this sweep: it could submit a point twice")
+                problems.append(f"{LEDGER} {_listed(gaps)}. `rerun` refuses this sweep: it could submit a point twice")
         return points
 
     def check_complete(self) -> None:
@@ -152,46 +168,63 @@ class Ledger:
 
         Nothing is rebuilt from the other files of the sweep directory.
         """
-        if gaps := self._replay()[2]:
-            raise UserError(
-                f"{self.folder}: {gaps}. So a point could be submitted twice. Restore {LEDGER} from a backup, or "
-                "launch what is missing as a new sweep; `merge` reads the runs of this one"
-            )
+        gaps, sweep_id = self._replay()[2], self.sweep.sweep_id
+        for group, name in ((event.group, event.job_name) for event in self.events(Planned)):
+            if name not in (None, job_name(group, sweep_id)):
+                gaps.append(f"names job {name}, which is not of sweep {sweep_id}")
+        if gaps:
+            raise self.refusal(_listed(gaps))
 
-    def _replay(self) -> tuple[dict[int, PointRecord], list[str], str]:
-        """Apply all events. Returns the points, a sentence for each skipped line, and what the ledger does not record.
+    def refusal(self, contradiction: str) -> UserError:
+        """Return the error of a command that would submit from a ledger that is not complete."""
+        return UserError(
+            f"{self.folder}: {sanitize(f'{LEDGER} {contradiction}')}. So a point could be submitted twice. Restore "
+            f"{LEDGER} from a backup, or launch what is missing as a new sweep; `merge` reads the runs of this one"
+        )
+
+    def _replay(self) -> tuple[dict[int, PointRecord], list[str], list[str]]:
+        """Apply all events. Returns the points, a sentence for each skipped line, and what contradicts the ledger.
 
         A line that its writer was killed in loses nothing: an event announces what has not happened yet, and an array
         whose `submitted` is missing is found by its job name.
         """
         # directories first: each of them is made after its event was written
-        run_dirs, groups = _run_dirs(self.folder), set(_names(self.folder / JOBS))
+        run_dirs = _run_dirs(self.folder)
+        groups = {name for name in _names(self.folder / JOBS) if not name.startswith(".")}
+        plans = {name for name in _names(self.folder) if _PLAN.fullmatch(name)}
+        sweep = self.sweep
         points = {
             spec.point: PointRecord(
                 num=spec.point, overrides=spec.overrides, gpu=spec.gpu, batch=spec.batch, site=spec.site
             )
-            for spec in self.sweep.points
+            for spec in sweep.points
         }
-        skipped, unrecorded = [], []
+        skipped, gaps, unrecorded = [], [], []
         for number, event in self._read_lines():
             if event is None:
                 skipped.append(f"{self.folder / LEDGER}: line {number} is damaged and was skipped")
                 continue
             try:
-                _apply(event, points)
+                _apply(event, points, sweep.sites)
             except LookupError:
                 # For example `submitted` without `planned`, whose line is missing or damaged.
                 unrecorded.append(f"the attempt of line {number}")
+            except _ContradictionError as error:
+                gaps.append(f"{error} in line {number}")
             if isinstance(event, Planned):
                 groups.discard(event.group)
+            if isinstance(event, Deferred):
+                plans = {name for name in plans if Path(name).stem != Path(event.plan).stem}
         for record in points.values():  # results of an older attempt may arrive after a newer attempt was planned
             record.attempts.sort(key=lambda attempt: attempt.attempt)
         # What remains belongs to attempts that the ledger does not have.
         run_dirs -= {attempt.key for record in points.values() for attempt in record.attempts}
         unrecorded += [f"{point}/attempt-{attempt}" for point, attempt in sorted(run_dirs)]
         unrecorded += [f"{JOBS}/{group}" for group in sorted(groups)]
-        shown = ", ".join(unrecorded[:3]) + (f" and {len(unrecorded) - 3} more" if len(unrecorded) > 3 else "")
-        return points, skipped, sanitize(f"{LEDGER} does not record {shown}") if unrecorded else ""
+        unrecorded += [f"{name} (remove it if nobody has carried it away)" for name in sorted(plans)]
+        if unrecorded:
+            gaps.append(f"does not record {_listed(unrecorded)}")
+        return points, skipped, [sanitize(gap) for gap in gaps]
 
     def _read_lines(self) -> Iterator[tuple[int, Event | None]]:
         """Yield line numbers and events; None for a line that is none."""
@@ -207,8 +240,16 @@ class Ledger:
                 yield number, None
 
 
-def _apply(event: Event, points: dict[int, PointRecord]) -> None:
-    """Change the points as the event says. Raises LookupError for an attempt that was never planned."""
+class _ContradictionError(Exception):
+    """An event contradicts an earlier one."""
+
+
+def _apply(event: Event, points: dict[int, PointRecord], sites: Container[str]) -> None:
+    """Change the points as the event says.
+
+    Raises LookupError for a point or site that the record lacks and an attempt that was never planned, and
+    _ContradictionError for one that is planned twice or out of order, or gets a second job id.
+    """
 
     def attempt(key: AttemptKey) -> Attempt:
         point, number = key
@@ -220,7 +261,15 @@ def _apply(event: Event, points: dict[int, PointRecord]) -> None:
                 points[num].plan = event.plan
         case Planned():
             for task, spec in enumerate(event.attempts):
-                record = points[spec.point]
+                record, last = points[spec.point], points[spec.point].last
+                subdir = f"{spec.point}/attempt-{spec.attempt}"
+                if event.site not in sites:
+                    raise LookupError(event.site)
+                if any(known.attempt == spec.attempt for known in record.attempts):
+                    raise _ContradictionError(f"plans {subdir} a second time")
+                # Results of an older attempt that was carried away may come back later.
+                if last and last.attempt > spec.attempt and not event.carried:
+                    raise _ContradictionError(f"plans {subdir} after {last.subdir}")
                 # The point no longer waits in a plan file, and the attempt may differ from the launch in its overrides.
                 record.site, record.plan = event.site, None
                 record.overrides, record.gpu, record.batch = spec.overrides, spec.gpu, spec.batch
@@ -240,7 +289,10 @@ def _apply(event: Event, points: dict[int, PointRecord]) -> None:
         case Submitted():
             for task, key in enumerate(event.attempts):
                 # "123_%a" stands for a whole array; the ids of single jobs ("123_4", "pid:...") have no %a.
-                attempt(key).job_id = event.job_id.replace("%a", str(task))
+                job_id, known = event.job_id.replace("%a", str(task)), attempt(key)
+                if known.job_id not in (None, job_id):
+                    raise _ContradictionError(f"gives {known.subdir} job {job_id} beside {known.job_id}")
+                known.job_id = job_id
         case Refused():
             for key in event.attempts:
                 attempt(key).refused, attempt(key).refused_for_certain = event.message, event.certain
@@ -282,6 +334,10 @@ def check_unused(folder: Path) -> None:
 def job_name(group: str, sweep_id: str) -> str:
     """Return a Slurm job name that no other sweep on the cluster has."""
     return f"inpaint-{sweep_id}-{group}"
+
+
+def _listed(items: Sequence[str]) -> str:
+    return ", ".join(items[:3]) + (f" and {len(items) - 3} more" if len(items) > 3 else "")
 
 
 def _run_dirs(folder: Path) -> set[AttemptKey]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
+from filelock import SoftFileLock, Timeout
 
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import open_plain
@@ -33,27 +34,52 @@ class BusyError(UserError):
 def sweep_lock(folder: Path, *, timeout_s: float = TIMEOUT_S) -> Iterator[None]:
     """Hold the sweep's lock. Raises BusyError where another command still holds it after `timeout_s`.
 
-    Nobody else can write to what this process creates meanwhile.
+    A child process that inherits descriptors (sbatch) keeps the lock when this process is killed: until it has ended,
+    nobody knows what it submits. Nobody else can write to what this process creates meanwhile.
     """
     private_dirs.make_sweep(folder)
-    # Without the file `_shared_flock` could not find out whether the file system has flock.
     try:
-        os.close(open_plain(folder / LOCK, os.O_RDWR | os.O_CREAT, mode=0o644))
+        # Without the file `_shared_flock` could not find out whether the file system has flock.
+        handle = open_plain(folder / LOCK, os.O_RDWR | os.O_CREAT, mode=0o644)
     except OSError as error:
         raise UserError(f"{folder / LOCK}: {error.strerror}, so the sweep cannot be locked") from None
-    lock: BaseFileLock = FileLock(folder / LOCK, is_singleton=False)
-    advice = "wait for it"
-    if _shared_flock(folder) is None:
-        # An existence lock outlives a holder that is killed; filelock removes it only on the holder's own host.
-        lock = SoftFileLock(folder / SOFT_LOCK)
-        advice += f", or remove {folder / SOFT_LOCK} if no command is running on any machine"
+    try:
+        if _shared_flock(folder) is None:
+            with _existence_lock(folder, timeout_s), private_dirs.restricted_umask(folder):
+                yield
+            return
+        deadline = time.monotonic() + timeout_s
+        while not _acquired(handle):
+            if time.monotonic() >= deadline:
+                raise BusyError(f"{folder}: another command {BUSY}; wait for it")
+            time.sleep(POLL_S)
+        os.set_inheritable(handle, True)
+        with private_dirs.restricted_umask(folder):
+            yield
+    finally:
+        os.close(handle)  # and no unlock, which would also take it from a child
+
+
+def _acquired(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def _existence_lock(folder: Path, timeout_s: float) -> Iterator[None]:
+    """Hold the lock of a file system without flock."""
+    # It outlives a holder that is killed; filelock removes it only on the holder's own host.
+    lock = SoftFileLock(folder / SOFT_LOCK)
     try:
         lock.acquire(timeout=timeout_s, poll_interval=POLL_S)
     except Timeout:
+        advice = f"wait for it, or remove {folder / SOFT_LOCK} if no command is running on any machine"
         raise BusyError(f"{folder}: another command {BUSY}; {advice}") from None
     try:
-        with private_dirs.restricted_umask(folder):
-            yield
+        yield
     finally:
         lock.release()
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from inpaint_bench.core.schema import MANIFEST
+from inpaint_bench.core.schema import LEDGER, MANIFEST
 from inpaint_bench.core.site import ConnectConfig, SiteConfig
 from launchers.submit.submit import site_content
 from launchers.sweep.events import Deferred, Planned, PlannedAttempt, Submitted
-from launchers.sweep.ledger import Ledger
+from launchers.sweep.ledger import Ledger, job_name
 from launchers.sweep.sweep_record import PointSpec, SweepRecord
 
 
@@ -48,11 +50,19 @@ def plan(
     ]
     site = points[0].site
     ledger.append(Planned(group=group, job_name=job_name, site=site, carried=carried, attempts=attempts))
+    age(ledger)
 
 
 def submit(ledger: Ledger, nums: Iterable[int], *, job_id: str = "7_%a", attempt: int = 1, group: str = "00") -> None:
     """Record that sbatch accepted an array."""
     ledger.append(Submitted(group=group, job_id=job_id, attempts=[(num, attempt) for num in nums]))
+    age(ledger)
+
+
+def age(ledger: Ledger, seconds: float = 86400.0) -> None:
+    """Make the ledger look as if its last event was written so long ago."""
+    written_unix = time.time() - seconds
+    os.utime(ledger.folder / LEDGER, (written_unix, written_unix))
 
 
 def defer(ledger: Ledger, nums: Iterable[int], site: str = "delta") -> None:
@@ -68,7 +78,7 @@ def sweep_of_jobs(folder: Path, job_ids: list[str], site: SiteConfig | None = No
     ]
     ledger = a_sweep(folder, points, {site.name: site_content(site)})
     if points:
-        plan(ledger, points, group="g", job_name="n")
+        plan(ledger, points, group="g", job_name=job_name("g", "s1"))
     for num, job_id in enumerate(job_ids):
         submit(ledger, [num], job_id=job_id, group="g")
     return folder

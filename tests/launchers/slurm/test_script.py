@@ -13,7 +13,6 @@ from launchers import entry
 from launchers.points.point import group_points
 from launchers.slurm.script import render
 from launchers.submit import checks
-from launchers.sweep.sweep_record import LaunchContext
 from tests.launchers.conftest import ACCOUNT
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -148,8 +147,3 @@ class TestQuoting:
                 setattr(point.site.environment, name, value)
             with pytest.raises(UserError, match="control character"):
                 script_of(point)
-
-    @pytest.mark.parametrize("char", ["%", "\\"])
-    def test_folder_that_slurm_reads_as_a_pattern_is_refused(self, points, char):
-        with pytest.raises(UserError, match="as a pattern"):
-            checks.check_points(points("gpu=a40"), Path("/sweep", f"a{char}j"), LaunchContext())

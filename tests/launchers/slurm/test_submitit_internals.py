@@ -15,7 +15,6 @@ from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
 TESTED_SERIES = (1, 5)
 PARAMETERS: dict[Callable[..., Any], list[str]] = {
-    SlurmExecutor._make_submission_file_text: ["self", "command", "uid"],
     SlurmExecutor._internal_process_submissions: ["self", "delayed_submissions"],
     SlurmExecutor._submit_command: ["self", "command"],
     SlurmJob: ["folder", "job_id", "tasks"],

@@ -210,7 +210,7 @@ class TestOnSlurm:
 
     def test_job_of_another_name_is_neither_believed_nor_cancelled(self, testbed, tmp_path, capsys):
         site = SiteConfig(name="delta", connect=ConnectConfig(slurm_conf=str(testbed.conf("delta"))))
-        foreign, own = self.submit_held(testbed, "thesis"), self.submit_held(testbed, "n")
+        foreign, own = self.submit_held(testbed, "thesis"), self.submit_held(testbed, "inpaint-s1-g")
         try:
             folder = sweep_of_jobs(tmp_path / "sweep", [f"{foreign}_0", "66000000_0", f"{own}_0"], site)
             points = as_json(folder, capsys)["points"]

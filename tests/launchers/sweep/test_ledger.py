@@ -1,12 +1,13 @@
 """The ledger survives a killed writer, and an incomplete one is reported."""
 
+import json
 import threading
 
 import pytest
 
 from inpaint_bench.core.errors import UserError
 from launchers.sweep.events import Planned
-from launchers.sweep.ledger import Ledger, check_unused
+from launchers.sweep.ledger import Ledger, check_unused, job_name
 from tests.launchers.sweeps import a_point, a_sweep, defer, plan, submit
 
 POINTS = [a_point(0), a_point(1)]
@@ -38,7 +39,7 @@ def test_attempts_are_appended(ledger):
 
 def test_attempts_are_ordered_by_number_not_by_time_of_recording(ledger):
     for attempt in (1, 3, 2):
-        plan(ledger, POINTS, attempt=attempt, run_id="r{attempt}")
+        plan(ledger, POINTS, attempt=attempt, run_id="r{attempt}", carried=True)
     point = ledger.points()[0]
     assert [a.attempt for a in point.attempts] == [1, 2, 3]
     assert point.last.run_id == "r3"
@@ -52,7 +53,7 @@ def test_planned_point_no_longer_waits_in_a_plan_file(ledger):
 
 
 def test_line_of_a_killed_writer_damages_no_other_event(ledger):
-    plan(ledger, POINTS)
+    plan(ledger, POINTS, job_name=None)
     with (ledger.folder / "ledger.jsonl").open("a") as out:
         out.write('{"kind": "submitted", "job')
     problems = []
@@ -61,6 +62,25 @@ def test_line_of_a_killed_writer_damages_no_other_event(ledger):
     ledger.check_complete()
     submit(ledger, [0, 1], job_id="78_%a")
     assert ledger.points()[0].last.job_id == "78_0"
+
+
+UNSAFE = [
+    {"kind": "submitted", "group": "00", "job_id": "7_1;id", "attempts": [[0, 1]]},
+    {"kind": "submitted", "group": "00", "job_id": "7_1\n", "attempts": [[0, 1]]},
+    {"kind": "submitted", "group": "00", "job_id": "pid:x@host", "attempts": [[0, 1]]},
+    {"kind": "submitted", "group": "../00", "job_id": "7_1", "attempts": [[0, 1]]},
+    {"kind": "deferred", "points": [0], "plan": "../plan.delta.yaml"},
+]
+
+
+@pytest.mark.parametrize("event", UNSAFE)
+def test_text_that_is_no_name_is_damage(ledger, event):
+    plan(ledger, POINTS)
+    with (ledger.folder / "ledger.jsonl").open("a") as out:
+        out.write(json.dumps(event) + "\n")
+    problems = []
+    assert ledger.points(problems)[0].last.job_id is None
+    assert "line 2 is damaged" in problems[0]
 
 
 @pytest.mark.parametrize("line", ["[]", "5", '{"kind": "unheard-of"}', '{"kind": "planned"}', "\\xff", ""])
@@ -73,7 +93,7 @@ def test_line_that_is_no_event_is_skipped(ledger, line):
 
 class TestIncompleteRecord:
     def test_run_directory_of_an_unknown_attempt(self, ledger):
-        plan(ledger, POINTS)
+        plan(ledger, POINTS, job_name=None)
         (ledger.folder / "0" / "attempt-1").mkdir(parents=True)
         ledger.check_complete()
         (ledger.folder / "1" / "attempt-2").mkdir(parents=True)
@@ -81,7 +101,7 @@ class TestIncompleteRecord:
             ledger.check_complete()
 
     def test_job_folder_of_an_unknown_array(self, ledger):
-        plan(ledger, POINTS, group="00-delta")
+        plan(ledger, POINTS, group="00-delta", job_name=job_name("00-delta", "s1"))
         (ledger.folder / "jobs" / "00-delta").mkdir(parents=True)
         ledger.check_complete()
         (ledger.folder / "jobs" / "01-\x1b[2J").mkdir()
@@ -95,6 +115,50 @@ class TestIncompleteRecord:
         assert problems[0].startswith("ledger.jsonl does not record the attempt of line 1. `rerun` refuses")
         with pytest.raises(UserError, match="does not record the attempt of line 1"):
             ledger.check_complete()
+
+    @pytest.mark.parametrize("name", ["inpaint-s2-00", "inpaint-s1-01", ""])
+    def test_array_named_for_another_sweep(self, ledger, name):
+        plan(ledger, POINTS, group="00", job_name=name)
+        with pytest.raises(UserError, match=f"names job {name}, which is not of sweep s1"):
+            ledger.check_complete()
+
+    def test_attempt_planned_twice(self, ledger):
+        plan(ledger, POINTS, job_name=None)
+        submit(ledger, [0, 1])
+        plan(ledger, POINTS, job_name=None)
+        assert [len(point.attempts) for point in ledger.points().values()] == [1, 1]
+        assert ledger.points()[0].last.job_id == "7_0"
+        with pytest.raises(UserError, match="plans 0/attempt-1 a second time in line 3"):
+            ledger.check_complete()
+
+    def test_attempts_out_of_order(self, ledger):
+        """The overrides of an earlier attempt would be submitted again."""
+        plan(ledger, POINTS, attempt=2, job_name=None)
+        plan(ledger, POINTS, attempt=1, job_name=None)
+        with pytest.raises(UserError, match="plans 0/attempt-1 after 0/attempt-2 in line 2"):
+            ledger.check_complete()
+
+    def test_two_jobs_for_one_attempt(self, ledger):
+        plan(ledger, POINTS, job_name=None)
+        submit(ledger, [0, 1])
+        submit(ledger, [0, 1])
+        ledger.check_complete()
+        submit(ledger, [1], job_id="8_%a")
+        with pytest.raises(UserError, match="gives 1/attempt-1 job 8_0 beside 7_1 in line 4"):
+            ledger.check_complete()
+
+    def test_site_that_the_record_lacks(self, ledger):
+        plan(ledger, [a_point(0, site="grace")])
+        assert ledger.points()[0].last is None
+        with pytest.raises(UserError, match="does not record the attempt of line 1"):
+            ledger.check_complete()
+
+    def test_plan_file_that_may_have_been_carried_away(self, ledger):
+        (ledger.folder / "plan.delta.yaml").touch()
+        with pytest.raises(UserError, match=r"plan\.delta\.yaml \(remove it if nobody has carried it away\)"):
+            ledger.check_complete()
+        defer(ledger, [0])
+        ledger.check_complete()
 
     def test_many_unknown_directories_are_listed_in_part(self, ledger):
         for attempt in range(1, 7):

@@ -96,6 +96,21 @@ def test_lock_of_a_killed_process_is_free_again(no_flock, tmp_path):
     assert not lock.is_locked(tmp_path)
 
 
+def test_sbatch_that_outlives_its_command_keeps_the_lock(tmp_path):
+    """Else `rerun` would submit what sbatch is about to submit."""
+    inside = "import subprocess; subprocess.Popen(['sleep', '8'], close_fds=False)"
+    hold = HOLD.replace("print(", f"exec({inside!r}); print(").format(path=sys.path, folder=str(tmp_path))
+    holder = subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    holder.kill()
+    holder.wait()
+    with pytest.raises(lock.BusyError), lock.sweep_lock(tmp_path, timeout_s=0):
+        pass
+    with lock.sweep_lock(tmp_path, timeout_s=60):
+        assert lock.is_locked(tmp_path)
+    holder.stdin.close()
+
+
 def test_sweep_without_a_lock_file_is_not_locked_and_none_is_made(tmp_path):
     assert not lock.is_locked(tmp_path)
     assert not list(tmp_path.iterdir())
