@@ -116,12 +116,18 @@ def status(
     cost: Annotated[bool, Option("--cost", help="Show planned and actual service units.")] = False,
     all_points: Annotated[bool, Option("--all", help="Show every point in a row of its own.")] = False,
     every_s: Annotated[float | None, Option("--every", metavar="S", help="Seconds between two refreshes.")] = None,
-) -> None:
-    """Show the state of every point of a sweep."""
+) -> int:
+    """Show the state of every point of a sweep.
+
+    The exit code is 3 while points are queued or running; else 4 if the state of a point is unknown; else 1 if a point
+    failed or was never submitted; else 0. 2 is a wrong command or directory.
+    """
     from .status import run_status
 
     _at_most_one({"--watch": watch, "--json": as_json, "--point": point is not None, "--cost": cost})
-    run_status(sweep, watch=watch, as_json=as_json, point=point, cost=cost, all_points=all_points, every_s=every_s)
+    return run_status(
+        sweep, watch=watch, as_json=as_json, point=point, cost=cost, all_points=all_points, every_s=every_s
+    )
 
 
 @app.command(epilog=_examples("rerun runs/2026-11-21/08-30-00-inpaint time_min=120 --only timeout"))

@@ -20,6 +20,10 @@
         pending       of a queued point: code (Slurm's), explanation, advice, stuck (it will not start by itself)
         attempts      oldest first: attempt, run_id, job_id, planned_at, state, reason, message, scheduler (Slurm's
                       output), manifest (its status), parts (the sidecar's status), run_dir, logs
+
+Exit codes, of the points that are shown: 3 some are queued or running; 4 none is, and the state of some is unknown; 1
+none of that, and some failed or were never submitted; 0 all have completed, but those that this machine cannot run. 2
+is a wrong command or directory, as everywhere.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,7 +40,7 @@ import msgspec
 
 from inpaint_bench.core.console import console, echo
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.schema import SCHEMA_VERSION
+from inpaint_bench.core.schema import SCHEMA_VERSION, PointState, Reason
 from launchers.slurm.query import OK
 from launchers.status.cost import attempt_costs, cost_table
 from launchers.status.details import footer, log_files, next_steps, point_details, sources
@@ -48,6 +52,9 @@ from launchers.sweep.ledger import Ledger
 REFRESH_S = 60.0
 MIN_LOCAL_REFRESH_S, MAX_REFRESH_S = 0.1, 86400.0
 
+# Exit codes, beside those of every command. 1 is that of points that failed in every command.
+EXIT_COMPLETED, EXIT_FAILED, EXIT_OPEN, EXIT_UNKNOWN = 0, 1, 3, 4
+
 
 def run_status(
     sweep: Path,
@@ -58,14 +65,14 @@ def run_status(
     cost: bool,
     all_points: bool,
     every_s: float | None,
-) -> None:
-    """Print the state of every point of `sweep`; with `watch` until all have finished."""
+) -> int:
+    """Print the state of every point of `sweep`, with `watch` until all have finished, and return the exit code."""
     ledger = Ledger.open(sweep)
     if cost:
         status = poll_sweep(ledger)
         units = {name: site.charging.unit for name, site in status.sites.items()}
         console().print(cost_table(attempt_costs(ledger, status), units))
-        return
+        return _exit_code(status.points)
     interval_s = _interval_s(ledger, watch=watch, every_s=every_s)
     while True:
         status = poll_sweep(ledger)
@@ -78,9 +85,19 @@ def run_status(
         else:
             _print(status, forecasts, ledger.folder, clear=watch, fold=not all_points)
         if not watch or not any(point_status.is_open for point_status in status.points):
-            return
+            return _exit_code([p for p in status.points if point is None or p.record.num == point])
         echo(f"Next refresh at {datetime.fromtimestamp(time.time() + interval_s):%H:%M:%S}; Ctrl-C to stop.")
         time.sleep(interval_s)
+
+
+def _exit_code(points: Sequence[PointStatus]) -> int:
+    """Return what a script wants to know first: whether to wait, to find out, to rerun, or to go on."""
+    states = {point.state for point in points if point.reason is not Reason.UNAVAILABLE}
+    if states & {PointState.QUEUED, PointState.RUNNING}:
+        return EXIT_OPEN
+    if PointState.UNKNOWN in states:
+        return EXIT_UNKNOWN
+    return EXIT_FAILED if states - {PointState.COMPLETED} else EXIT_COMPLETED
 
 
 def _interval_s(ledger: Ledger, *, watch: bool, every_s: float | None) -> float:

@@ -36,7 +36,7 @@ class ConnectConfig(SiteBlock):
     host: str | None = None  # ssh: a name in your ssh configuration, or user@host
     folder: str | None = None  # ssh: absolute path at the site under which sweep directories are made; scratch, best
     ssh_config: str | None = None  # ssh: a configuration file in place of ~/.ssh/config
-    timeout_s: int = within(1, 3600, 60)  # ssh: a site that sends nothing for this long counts as unreachable
+    timeout_s: int = within(1, 3600, 20)  # ssh: a site that sends nothing for this long counts as unreachable
     persist_min: int = within(0, 24 * 60, 10)  # ssh: OpenSSH's ControlPersist; 0: until the command ends
 
 
@@ -91,6 +91,7 @@ class Limits(SiteBlock):
 
     max_array_size: int = within(1, 4_000_001, 1001)  # Slurm's MaxArraySize: highest index + 1
     max_submit_jobs: int | None = None  # queued jobs of one user; arrays are split to fit; null: not known
+    command_timeout_s: int = within(1, 3600, 20)  # a command of Slurm that takes longer counts as not answering
     poll_s: int = within(1, 86400, 60)  # shortest interval in which a command that waits polls Slurm
     submit_pause_s: float = within(0, 60, 1.0)  # between sbatch calls, after the tenth of a command
 

@@ -35,8 +35,8 @@ from .ssh import Connection, UnreachableError, login, one_line, shell
 
 log = logging.getLogger(__name__)
 
-SUBMIT_TIMEOUTS = 30  # times the site's timeout: a thousand points are composed there
-DEFAULT_TIMEOUTS = 3  # squeue and sacct may take a minute each
+SUBMIT_TIMEOUTS = 90  # times the site's timeout: a thousand points are composed there
+DEFAULT_TIMEOUTS = 5  # the agent starts, and squeue and sacct may take limits.command_timeout_s each
 
 T = TypeVar("T")
 

@@ -23,9 +23,11 @@ from typing import Any
 
 from inpaint_bench.core.console import sanitize
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.processes import run_bounded
 from inpaint_bench.core.site import ConnectConfig
 
 SSH_ERROR = 255  # exit code of ssh itself
+CONTROL_TIMEOUT_S = 5.0  # for the local master process, which answers at once
 RSYNC_VANISHED = 24  # exit code of rsync: some files were deleted before it read them
 
 
@@ -63,14 +65,16 @@ class Connection:
         # Only a person at a terminal can be asked for a password or a second factor.
         interactive = sys.stdin.isatty() and sys.stderr.isatty()
         command = [*self._ssh(master=True, interactive=interactive), "--", self.host, "true"]
-        limits: dict[str, Any] = {} if interactive else {"stdin": subprocess.DEVNULL, "timeout": 2 * self.timeout_s}
+        # A little more than ssh's own limit, so that ssh can say what it waited for.
+        timeout_s = self.timeout_s + CONTROL_TIMEOUT_S
+        limits: dict[str, Any] = {} if interactive else {"stdin": subprocess.DEVNULL, "timeout": timeout_s}
         with tempfile.TemporaryFile() as err:
             try:
                 # No pipe for standard error: the master keeps it open, so that reading it would not end.
                 stderr = None if interactive else err
                 code = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=stderr, **limits).returncode
             except subprocess.TimeoutExpired:
-                raise UnreachableError(f"{self.host} did not answer within {2 * self.timeout_s:g} s") from None
+                raise UnreachableError(f"{self.host} did not answer within {timeout_s:g} s") from None
             err.seek(0)
             # Any other exit code is that of `true` at the site, so the connection stands.
             if code == SSH_ERROR:
@@ -81,7 +85,7 @@ class Connection:
         self.open()
         timeout_s = timeout_s or 3 * self.timeout_s
         try:
-            done = subprocess.run(self.command(command), input=stdin, capture_output=True, timeout=timeout_s)
+            done = run_bounded(self.command(command), stdin=stdin, timeout_s=timeout_s)
         except subprocess.TimeoutExpired:
             raise UnreachableError(f"{self.host} did not answer within {timeout_s:g} s") from None
         # A command that itself exits with 255 passes for a broken connection too.
@@ -141,7 +145,7 @@ class Connection:
         """Send a control command to the local master process; no network is involved. Return its exit code."""
         command = [*self._ssh(), "-O", request, "--", self.host]
         try:
-            return subprocess.run(command, capture_output=True, timeout=self.timeout_s).returncode
+            return run_bounded(command, timeout_s=CONTROL_TIMEOUT_S).returncode
         except subprocess.TimeoutExpired:
             return SSH_ERROR
 

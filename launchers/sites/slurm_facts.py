@@ -11,14 +11,13 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
 
+from inpaint_bench.core.processes import run_bounded
 from inpaint_bench.core.site import SiteConfig
 from launchers.remote.ssh import Completed, Connection, UnreachableError, last_lines, shell
 from launchers.slurm.environment import slurm_environment
 from launchers.slurm.query import duration_s
 
-TIMEOUT_S = 30  # of each command
 ASSOCIATION_FIELDS = ("Account", "QOS", "DefaultQOS", "MaxSubmitJobs")
 QOS_FIELDS = ("Name", "GraceTime", "MaxWall", "MaxSubmitJobsPerUser")
 NODE_FIELDS = ("%P", "%N", "%c", "%m", "%G", "%f")
@@ -211,15 +210,14 @@ def _run(site: SiteConfig, command: Sequence[str]) -> Output:
             done = Connection(site.connect).run(remote_command, timeout_s=site.connect.timeout_s)
         else:
             environment = slurm_environment(site) | {"LC_ALL": "C"}
-            options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": TIMEOUT_S}
-            local = subprocess.run(command, env=environment, **options)
+            local = run_bounded(command, env=environment, timeout_s=site.limits.command_timeout_s)
             done = Completed(code=local.returncode, out=local.stdout, err=last_lines(local.stderr or local.stdout, 1))
     except UnreachableError as error:
         return NotReportedError(str(error))
     except FileNotFoundError:
         return NotReportedError(f"{command[0]} is not on PATH")
     except subprocess.TimeoutExpired:
-        return NotReportedError(f"{label} did not answer within {TIMEOUT_S} s")
+        return NotReportedError(f"{label} did not answer within {site.limits.command_timeout_s} s")
     if done.code:
         return NotReportedError(f"{label} failed: {done.err or f'exit code {done.code}'}")
     return done.out.decode(errors="replace")

@@ -18,11 +18,11 @@ from datetime import datetime
 from ClusterShell.RangeSet import RangeSet, RangeSetException
 
 from inpaint_bench.core.attempt_state import LEFT_QUEUE, SchedulerState
+from inpaint_bench.core.processes import run_bounded
 from inpaint_bench.core.site import SiteConfig
 
 from .environment import slurm_environment
 
-TIMEOUT_S = 60
 DAY_S = 86400
 OK = "ok"
 NOT_ASKED = "not asked"
@@ -273,14 +273,15 @@ def _run(site: SiteConfig, command: list[str]) -> tuple[str | None, str]:
     """Return the output of a command and OK, or None and the reason why there is none."""
     # Unix seconds: a local time is ambiguous in the hour in which the clocks go back.
     environment = slurm_environment(site) | {"SLURM_TIME_FORMAT": "%s"}
+    timeout_s = site.limits.command_timeout_s
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
+        done = run_bounded(command, env=environment, timeout_s=timeout_s)
     except subprocess.TimeoutExpired:
-        return None, f"did not answer within {TIMEOUT_S} s"
+        return None, f"did not answer within {timeout_s} s"
     except OSError as error:
         return None, f"could not be run ({error.strerror or error})"
     if done.returncode != 0:
         # "slurm_load_jobs error: Unable to contact slurm controller": the part after "error: " is reported.
-        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
         return None, f"did not answer ({re.sub(r'^.*?(error|fatal): ', '', lines[-1].strip())})"
-    return done.stdout, OK
+    return done.stdout.decode(errors="replace"), OK

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
+from inpaint_bench.core.processes import run_bounded
 from inpaint_bench.core.site import SiteConfig
 
 from .environment import slurm_environment
 
-ESTIMATE_TIMEOUT_S = 20.0
 MAX_ESTIMATES = 20  # per site and command: its controller computes every estimate
 UNKNOWN = "not known"
 _START = re.compile(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
@@ -35,19 +35,18 @@ def estimate_starts(site: SiteConfig, scripts: Sequence[Path]) -> list[float | s
 def _estimate_start(site: SiteConfig, script: Path) -> float | str | None:
     """Return the estimate for one script; None where Slurm does not answer."""
     try:
-        done = subprocess.run(
+        done = run_bounded(
             ["sbatch", "--test-only", str(script)],
             env=slurm_environment(site),
-            capture_output=True,
-            text=True,
-            timeout=ESTIMATE_TIMEOUT_S,
+            timeout_s=site.limits.command_timeout_s,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
     # "sbatch: Job 123 to start at 2026-11-20T10:00:00 using 16 processors on nodes ..."
-    if match := _START.search(done.stderr):
+    stderr = done.stderr.decode(errors="replace")
+    if match := _START.search(stderr):
         return datetime.fromisoformat(match[1]).timestamp()
     if done.returncode == 0:
         return UNKNOWN
-    lines = done.stderr.strip().splitlines()
+    lines = stderr.strip().splitlines()
     return f"refused: {re.sub(r'^.*?(error|failure): ', '', lines[-1])}" if lines else "refused"

@@ -29,7 +29,7 @@ from launchers.points.site_catalog import own_site, reachability
 from launchers.remote import client
 from launchers.slurm.local_executor import is_alive, process_id
 from launchers.slurm.pending_reasons import PendingReason, explain
-from launchers.slurm.query import SlurmReply, cancel_jobs, cancellable_jobs, find_arrays, query_jobs
+from launchers.slurm.query import OK, SlurmReply, cancel_jobs, cancellable_jobs, find_arrays, query_jobs
 from launchers.sweep import private_dirs
 from launchers.sweep.events import AttemptKey, Cancelled
 from launchers.sweep.ledger import Attempt, Ledger, PointRecord
@@ -155,6 +155,8 @@ class _Poll:
                 self.replies[site] = SlurmReply(error=f"its Slurm cannot be queried from here ({reach.reason})")
         unreachable = set(self.replies)
         self._find_arrays(last_attempts)
+        # A Slurm that hangs is waited for once.
+        unreachable |= {site for site, reply in self.replies.items() if OK not in (reply.squeue, reply.sacct)}
         self.saved = self.read_all(SchedulerState.load, None)
         by_site: dict[str, list[Attempt]] = defaultdict(list)
         for attempt in self.attempts:
@@ -356,11 +358,11 @@ def sites_of(ledger: Ledger) -> dict[str, SiteConfig]:
     for name, content in ledger.sweep.sites.items():
         try:
             site = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SiteConfig), content))
-        except (OmegaConfBaseException, ValueError) as error:
+            assert isinstance(site, SiteConfig)
+            if site.connect.method == "ssh":  # its values become arguments of ssh and rsync
+                check_connect(site)
+        except (OmegaConfBaseException, ValueError, UserError) as error:
             message = sanitize(str(error).splitlines()[0])
             raise UserError(f"{ledger.folder / SWEEP}: damaged (sites.{name}: {message})") from None
-        assert isinstance(site, SiteConfig)
-        if site.connect.method == "ssh":  # its values become arguments of ssh and rsync
-            check_connect(site)
         result[name] = site
     return result

