@@ -17,10 +17,9 @@ from typer import Argument, Option
 from typer.core import TyperGroup
 
 from inpaint_bench import __version__
-from inpaint_bench.core.console import echo
 from inpaint_bench.core.errors import UserError
 
-from .exit_codes import guarded, unwind_on_signals
+from .exit_codes import guarded, print_error, unwind_on_signals
 
 PROGRAM = "inpaint-bench"
 
@@ -52,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Not standalone: usage errors are raised instead of printed, and the exit code of the verb is returned.
         code = _command.main(arguments, prog_name=PROGRAM, standalone_mode=False)
     except typer.TyperException as error:  # a wrong verb, option or value
-        echo(f"error: {error.format_message()}", error=True)
+        print_error(error.format_message())
         return UserError.exit_code
     return int(code or 0)
 

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from inpaint_bench.core.console import echo
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.signals import Terminated, terminable
 
@@ -19,6 +18,13 @@ _REFUSALS = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EISDIR, errno.ENOTDIR),
     *(errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO, errno.EFBIG),
 )
+
+
+def print_error(message: str) -> None:
+    """Print the sentence that a command ends with, without control characters."""
+    from inpaint_bench.core.console import echo  # rich, which `--help` does without
+
+    echo(f"error: {message}", error=True)
 
 
 @contextmanager
@@ -44,7 +50,7 @@ def guarded(call: Callable[[], int | None]) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()  # a closed pipe raises here and not at interpreter exit
     except (UserError, PointsFailedError) as error:
-        echo(f"error: {error}", error=True)
+        print_error(str(error))
         return error.exit_code
     except Terminated as error:
         return 128 + error.signum
@@ -66,6 +72,6 @@ def guarded(call: Callable[[], int | None]) -> int:
             message = f"{error.filename or 'a file'}: {error.strerror}"
         else:
             raise
-        echo(f"error: {message}", error=True)
+        print_error(message)
         return UserError.exit_code
     return code or 0
