@@ -2,36 +2,45 @@
 
 The dataset is built beside its place and renamed at the end: an interrupted merge leaves what was there before. Inputs
 are only read, and only those that the last merge into the same folder did not read in their present state; the result
-is the same.
+is the same. A run directory that cannot be read or summarised is left out with the reason, and changes no other run.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import hashlib
-import shutil
+import math
 from collections.abc import Collection, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 import polars as pl
+import pyarrow as pa
 
 from inpaint_bench.core import files, records, schema
 from inpaint_bench.core.errors import UserError
 
-from . import across_runs, comparability
+from . import across_runs, comparability, dataset
 from .columns import SAMPLE_GRIDS, SCHEMA, SKIPPED_SCHEMA, WINDOW_SCHEMA, WINDOWS, hive_value
-from .dataset import write_partition
-from .ingest import incremental, parts, run_dir
+from .ingest import incremental, parts, run_dir, untrusted
 from .ingest.incremental import DirectoryRecord, MergeOutcome, PreviousDataset
 from .ingest.parts import SkippedFile
+from .ingest.untrusted import LeftOutError
 from .metrics import flags, run_row
 
+MAX_CELL = 200_000  # characters: the JSON of fifty skipped images, of levers, of a validation every few steps
+_TYPES: dict[type[pl.DataType], type | tuple[type, ...]] = {
+    pl.String: str,
+    pl.Boolean: bool,
+    pl.Int64: int,
+    pl.Float64: (int, float),
+    pl.Datetime: dt.datetime,
+}
 # All that a merge writes into a dataset folder.
 _OUTPUT = {schema.DATASET, *incremental.INDEX, schema.SKIPPED, SAMPLE_GRIDS, *schema.TABLES}
 
@@ -61,7 +70,8 @@ def merge(
     _check_target(roots, dataset_dir)
     previous = PreviousDataset.read(dataset_dir)
     # Before any part is read: which of two directories with one run id counts depends on their order alone.
-    tasks = _plan(roots, previous)
+    folders, unread = run_dir.find_run_dirs(roots)
+    tasks = _plan(folders, previous)
     if not tasks:
         where = ", ".join(map(str, roots))
         raise UserError(f"No run directory below {where}: none holds {schema.MANIFEST} or folders of parts.")
@@ -69,12 +79,12 @@ def merge(
     # power failure is not reused.
     with files.replacing_folder(dataset_dir, schema.DATASET, sync=False) as new:
         with closing(_outcomes(tasks, previous, new, threads)) as outcomes:
-            summary = _write(outcomes, new, allow_mixed)
+            summary = _write(outcomes, unread, new, allow_mixed)
         metadata = {
             "schema_version": schema.SCHEMA_VERSION,
             "producer": schema.PRODUCER,
             "merged_at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-            "roots": [str(root) for root in roots],
+            "roots": [untrusted.path_text(root) for root in roots],
             "run_directories": len(tasks),
             "unchanged": sum(task.previous is not None for task in tasks),
             **summary,
@@ -85,14 +95,14 @@ def merge(
     return metadata
 
 
-def _plan(roots: list[Path], previous: PreviousDataset) -> list[_Task]:
+def _plan(folders: list[Path], previous: PreviousDataset) -> list[_Task]:
     """Return a task per run directory, in order. Reads nothing but the manifests of new or changed ones."""
     tasks: list[_Task] = []
     places: set[str] = set()
-    for folder in run_dir.find_run_dirs(roots):
+    for folder in folders:
         fingerprint = run_dir.fingerprint(folder)
         record = previous.find(folder, fingerprint)
-        run_id = record.run_id if record else run_dir.read_run_id(folder)
+        run_id = record.run_id if record else _read_run_id(folder)
         duplicate = run_id is not None and hive_value(run_id) in places
         outcome = previous.reuse(record, duplicate=duplicate) if record else None
         task = _Task(folder=folder, fingerprint=fingerprint, run_id=run_id, duplicate=duplicate, previous=outcome)
@@ -101,6 +111,13 @@ def _plan(roots: list[Path], previous: PreviousDataset) -> list[_Task]:
             # By the folder in the dataset, not by the run id: `1` and `r-1` would write to one file.
             places.add(hive_value(run_id))
     return tasks
+
+
+def _read_run_id(folder: Path) -> str | None:
+    try:
+        return run_dir.read_run_id(folder)
+    except Exception:  # `_read` meets it again and says so
+        return None
 
 
 def _outcomes(
@@ -114,56 +131,104 @@ def _outcomes(
     try:
         # Only new and changed directories are read; results come back in the order of the tasks.
         outcomes = pool.map(lambda task: _read(task, out), [task for task in tasks if task.previous is None])
+        free: set[str | None] = set()  # run ids whose first directory is left out: the next one has the place
         for task in tasks:
             if task.previous is None:
-                yield next(outcomes)
+                outcome = next(outcomes)
             else:
                 previous.link(task.previous, out)
-                yield task.previous
+                outcome = task.previous
+            if task.duplicate and task.run_id in free:
+                outcome = _read(replace(task, duplicate=False), out)
+            if outcome.record.left_out:
+                free.add(task.run_id)
+            elif outcome.row is not None:
+                free.discard(task.run_id)
+            yield outcome
     finally:
         pool.shutdown(cancel_futures=True)  # and wait: the folder may be about to be removed
 
 
 def _read(task: _Task, out: Path) -> MergeOutcome:
     """Read one run directory and write its part of the dataset, which no other directory writes to."""
+    written: list[Path] = []
+    try:
+        return _merge_run(task, out, written)
+    except UserError:
+        raise
+    except LeftOutError as error:
+        skip = parts.skipped(error.path or task.folder, error.code, f"run left out: {error.reason}", task.run_id)
+    # The last resort. The tests count how often it is reached: what it hides is a missing check.
+    except Exception as error:
+        reason = f"run left out: {type(error).__name__}: {untrusted.describe(error)}"
+        skip = parts.skipped(task.folder, "internal", reason, task.run_id)
+    for path in written:
+        path.unlink(missing_ok=True)
+    folder = untrusted.path_text(task.folder)
+    return MergeOutcome(record=DirectoryRecord(folder=folder, run_id=task.run_id, left_out=True, file_skips=[skip]))
+
+
+def _merge_run(task: _Task, out: Path, written: list[Path]) -> MergeOutcome:
+    """Return the outcome of one run directory; each file of the dataset is named in `written` before it is written."""
     run, skips = run_dir.read_run(task.folder)
-    record = DirectoryRecord(folder=str(task.folder), fingerprint=task.fingerprint, file_skips=skips)
+    folder = untrusted.path_text(task.folder)
+    record = DirectoryRecord(folder=folder, fingerprint=task.fingerprint, file_skips=skips)
     if run is None:
         return MergeOutcome(record=record)
     manifest, run_id = run.manifest, run.manifest.run_id
     if run_id != task.run_id:  # began, or was replaced, since the plan was made: its place may be taken
         reason = "its manifest appeared or changed while it was merged; merge again"
         skip = parts.skipped(task.folder, "changing", reason, run_id)
-        return MergeOutcome(record=DirectoryRecord(folder=str(task.folder), file_skips=[skip]))
+        return MergeOutcome(record=DirectoryRecord(folder=folder, file_skips=[skip]))
     record.run_id, record.content_hash = run_id, run.content_hash
     if task.duplicate:
         return MergeOutcome(record=record)
-    written: list[Path | None] = []
     # Long tables are written run by run, so that memory holds those of a few runs at a time.
-    frames: dict[str, pl.DataFrame] = {}
+    tables: dict[str, pa.Table] = {}
     for name in schema.TABLES:
-        rows, row_skips = parts.read_table(name, run.tables[name], run_id)
+        tables[name], row_skips = parts.read_table(name, run.tables[name], run_id)
         record.row_skips += row_skips
-        record.row_counts[name] = rows.num_rows
-        written.append(write_partition(rows, manifest, out / name))
-        frames[name] = parts.to_polars(rows)
-        record.row_digests |= across_runs.row_digests(name, frames[name])
+        record.row_counts[name] = tables[name].num_rows
+    frames = {name: parts.to_polars(rows) for name, rows in tables.items()}
+    for name, rows in frames.items():
+        record.row_digests |= across_runs.row_digests(name, rows)
     row = run_row.summarise(manifest, run.windows, frames)
-    row |= {"run_dir": str(run.folder), "content_hash": run.content_hash}
+    row |= {"run_dir": folder, "content_hash": run.content_hash}
     if run.sample_grid:
         row["sample_grid"] = f"{SAMPLE_GRIDS}/{quote(run_id, safe='')}.png"
-        written.append(out / row["sample_grid"])
-        (out / SAMPLE_GRIDS).mkdir(exist_ok=True)
-        shutil.copyfile(run.sample_grid, out / row["sample_grid"])
-    record.files = [_file_entry(path, out) for path in written if path]
     window_flags = flags.window_flags(manifest, run.windows, frames["samples_slow"], frames["events"])
     row["flags"] = flags.join(flags.run_flags(manifest, run.windows, window_flags, frames["events"]))
+    _check_row(row)
     keys = {"run_id": run_id, "site": manifest.site, "gpu": manifest.gpu}
     windows = [
         {**msgspec.structs.asdict(window), **keys, "flags": flags.join(codes)}
         for window, codes in zip(run.windows, window_flags, strict=True)
     ]
+    try:
+        for name, rows in tables.items():
+            if path := dataset.partition_path(rows, manifest, out / name):
+                written.append(path)
+                dataset.write_partition(rows, manifest, path)
+        if run.sample_grid:
+            written.append(out / row["sample_grid"])
+            written[-1].parent.mkdir(exist_ok=True)
+            written[-1].write_bytes(run.sample_grid)
+    except OSError as error:  # not this run's fault: the next one could not be written either
+        raise UserError(f"{out}: cannot be written ({error})") from error
+    record.files = [_file_entry(path, out) for path in written]
     return MergeOutcome(record=record, row=row, windows=windows)
+
+
+def _check_row(row: dict[str, Any]) -> None:
+    """Make the texts of a row printable. Raise LeftOutError for a figure that no column can hold."""
+    for name, kind in SCHEMA.items():
+        value = row[name]
+        if isinstance(value, str):
+            row[name] = untrusted.printable(value, MAX_CELL)
+        elif isinstance(value, int | float) and not (math.isfinite(value) and abs(value) < 2**63):
+            raise LeftOutError("figure", f"{name} is {value:g}, which no measurement gives")
+        if value is not None and not isinstance(value, _TYPES[type(kind)]):
+            raise LeftOutError("figure", f"{name} is {untrusted.printable(repr(value), 50)}, which is no {kind}")
 
 
 def _file_entry(path: Path, out: Path) -> tuple[str, int, int]:
@@ -171,11 +236,13 @@ def _file_entry(path: Path, out: Path) -> tuple[str, int, int]:
     return str(path.relative_to(out)), stat.st_size, stat.st_mtime_ns
 
 
-def _write(outcomes: Iterable[MergeOutcome], out: Path, allow_mixed: Collection[str]) -> dict[str, Any]:
-    """Write the tables over all runs and return what dataset.json says about them."""
+def _write(
+    outcomes: Iterable[MergeOutcome], unread: list[SkippedFile], out: Path, allow_mixed: Collection[str]
+) -> dict[str, Any]:
+    """Write the tables over all runs and return what dataset.json says about them. `unread` was not searched."""
     rows: list[dict[str, Any]] = []
     windows: list[dict[str, Any]] = []
-    skips: list[SkippedFile] = []
+    skips = list(unread)
     directories: list[DirectoryRecord] = []
     merged: dict[str, DirectoryRecord] = {}  # by folder in the dataset
     # In the order of the plan, whichever thread ends first: the first directory of a run id is the one that counts.
@@ -187,7 +254,7 @@ def _write(outcomes: Iterable[MergeOutcome], out: Path, allow_mixed: Collection[
             rows.append(outcome.row)
             windows += outcome.windows
             merged[hive_value(outcome.row["run_id"])] = record
-        elif record.run_id is not None:
+        elif record.run_id is not None and not record.left_out:
             skips.append(_duplicate(record, merged.get(hive_value(record.run_id))))
     # Runs of all sites are known only now; a refusal here leaves the older dataset in place.
     across_runs.add_problems(rows, windows, {str(record.run_id): record.row_digests for record in merged.values()})

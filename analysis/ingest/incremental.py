@@ -23,6 +23,7 @@ from analysis.columns import WINDOWS
 from inpaint_bench.core import attempt_state, files, records, schema
 from inpaint_bench.core.errors import UserError
 
+from . import untrusted
 from .parts import SkippedFile
 
 DIRECTORIES = "directories.json"  # a DirectoryRecord per run directory that the merge saw
@@ -36,6 +37,7 @@ class DirectoryRecord(msgspec.Struct, kw_only=True):
     fingerprint: str | None = None
     run_id: str | None = None
     content_hash: str | None = None
+    left_out: bool = False  # with the reason among the skips; its run id is not merged
     row_counts: dict[str, int] = {}  # of each long table; empty: not merged, by its manifest or as a duplicate
     row_digests: dict[str, list[int]] = {}  # across_runs.row_digests of all tables
     files: list[tuple[str, int, int]] = []  # name in the dataset, size, modification time in ns
@@ -99,7 +101,7 @@ class PreviousDataset:
 
     def find(self, folder: Path, fingerprint: str | None) -> DirectoryRecord | None:
         """Return the record of a directory that has not changed since."""
-        record = self.records.get(str(folder))
+        record = self.records.get(untrusted.path_text(folder))
         return record if record and fingerprint is not None and record.fingerprint == fingerprint else None
 
     def reuse(self, record: DirectoryRecord, *, duplicate: bool) -> MergeOutcome | None:

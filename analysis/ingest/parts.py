@@ -1,12 +1,14 @@
 """The Parquet parts and journals of one run's tables. Inputs are never modified.
 
 Every part is read from disk once: its digest, its footer and its rows come from the same bytes. A journal, i.e. the
-part that was still open when its writer died, is read in place.
+part that was still open when its writer died, is read in place. Nothing but plain files of bounded size is read.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +19,9 @@ import pyarrow.parquet as pq
 
 from inpaint_bench.core import schema as contract
 
+from . import untrusted
+from .untrusted import LeftOutError, describe, path_text
+
 # A row of a journal that a closed part holds too has the same values in these columns.
 _KEYS = {
     "samples_fast": ["gpu_uuid", "tick_seq"],
@@ -25,7 +30,8 @@ _KEYS = {
     "steps": ["window_id", "step", "t_start_mono_ns"],
     "events": ["t_mono_ns", "kind", "gpu_uuid", "detail"],
 }
-_UNREADABLE = (pa.ArrowException, OSError, ValueError)
+_UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError)
+_TEXT_BYTES = {"detail": untrusted.MAX_DETAIL}  # of columns that are no dictionaries
 
 
 class SkippedFile(msgspec.Struct, kw_only=True, frozen=True):
@@ -40,8 +46,13 @@ class SkippedFile(msgspec.Struct, kw_only=True, frozen=True):
 
 def skipped(path: Path, code: str, reason: str, run_id: str | None = None) -> SkippedFile:
     """Return the record of a skipped file, with its size."""
-    size = path.stat().st_size if path.is_file() else None
-    return SkippedFile(path=str(path), code=code, reason=reason, run_id=run_id, size_bytes=size)
+    try:
+        status = path.lstat()
+        size = status.st_size if stat.S_ISREG(status.st_mode) else None
+    except (OSError, ValueError):
+        size = None
+    reason = untrusted.printable(reason)
+    return SkippedFile(path=path_text(path), code=code, reason=reason, run_id=run_id, size_bytes=size)
 
 
 @dataclass(kw_only=True)
@@ -49,8 +60,18 @@ class TableFiles:
     """The usable files of one table of one run, in written order."""
 
     parts: dict[Path, pq.ParquetFile] = field(default_factory=dict)  # in memory, still compressed
-    journals: list[Path] = field(default_factory=list)
+    journals: dict[Path, bytes] = field(default_factory=dict)
     digests: dict[Path, bytes] = field(default_factory=dict)  # SHA-256 of both
+    size_bytes: int = 0  # in memory, as read and decoded
+
+    def add(self, path: Path, raw: bytes, size_bytes: int) -> None:
+        """Count a file. Raise LeftOutError where the table becomes larger than what is read of one."""
+        self.size_bytes += size_bytes
+        if self.size_bytes > untrusted.MAX_TABLE_BYTES:
+            limit = f"the limit is {untrusted.MAX_TABLE_BYTES / 2**30:g} GiB"
+            reason = f"table of {self.size_bytes / 2**30:.1f} GiB or more in memory; {limit} for one table of a run"
+            raise LeftOutError("too_large", reason, path)
+        self.digests[path] = hashlib.sha256(raw).digest()
 
 
 def version_problem(version: object) -> str | None:
@@ -65,11 +86,11 @@ def version_problem(version: object) -> str | None:
 
 def _part_version(schema: pa.Schema) -> int | str:
     text = (schema.metadata or {}).get(b"schema_version", b"none").decode(errors="replace")
-    return int(text) if text.isdecimal() else text
+    return int(text) if text.isdecimal() and len(text) < 10 else untrusted.printable(text, 50)
 
 
 def table_schema(table: str) -> pa.Schema:
-    """Return the schema of a table with every column nullable: a part may hold nulls where none belong."""
+    """Return the schema of a table with every column nullable, as readers of a dataset see it."""
     return pa.schema([pa.field(f.name, f.type, nullable=True) for f in contract.SCHEMAS[table]])
 
 
@@ -86,65 +107,155 @@ def to_polars(rows: pa.Table) -> pl.DataFrame:
 
 
 def open_table(folder: Path, table: str, run_id: str | None) -> tuple[TableFiles, list[SkippedFile]]:
-    """Return the usable files of one table's folder, and the skipped ones with the reason."""
+    """Return the usable files of one table's folder, and the skipped ones with the reason.
+
+    Raise LeftOutError where the folder holds too many files, or more than is read of one run.
+    """
     files = TableFiles()
     skips: list[SkippedFile] = []
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+    try:
+        paths = list_folder(folder)
+    except FileNotFoundError:
+        return files, []
+    except OSError as error:
+        reason = f"cannot be read as a folder of parts ({describe(error)})"
+        return files, [skipped(folder, "unreadable", reason, run_id)]
+    for path in paths:
         if contract.JOURNAL_NAME.fullmatch(path.name):
-            files.journals.append(path)
-            if path.is_file():
-                files.digests[path] = hashlib.sha256(path.read_bytes()).digest()
+            problem = _open_journal(path, files)
         elif path.name.startswith(".") and path.name.endswith(".tmp"):
-            skips.append(skipped(path, "temporary", "temporary file of a write that never finished", run_id))
-        elif not path.is_file() or not contract.PART_NAME.fullmatch(path.name):
-            skips.append(skipped(path, "unexpected", "not a part by its name", run_id))
-        elif problem := _open_part(path, table, files):
+            problem = "temporary", "temporary file of a write that never finished"
+        elif not contract.PART_NAME.fullmatch(path.name):
+            problem = "unexpected", "not a part by its name"
+        else:
+            problem = _open_part(path, table, files)
+        if problem:
             skips.append(skipped(path, *problem, run_id))
     return files, skips
 
 
+def list_folder(folder: Path) -> list[Path]:
+    """Return what lies in a folder, sorted. Raise OSError for a link, LeftOutError for too many entries."""
+    if folder.is_symlink():
+        raise OSError(0, "is a link, which is not followed")
+    paths = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            paths.append(folder / entry.name)
+            if len(paths) > untrusted.MAX_ENTRIES:
+                raise LeftOutError("too_large", f"holds more than {untrusted.MAX_ENTRIES:,} files", folder)
+    return sorted(paths)
+
+
+def _open_journal(path: Path, files: TableFiles) -> tuple[str, str] | None:
+    try:
+        raw = untrusted.read_bytes(path, untrusted.MAX_PART_BYTES)
+    except OSError as error:
+        return "unreadable", f"cannot be read ({describe(error)})"
+    files.add(path, raw, len(raw))
+    files.journals[path] = raw
+    return None
+
+
 def _open_part(path: Path, table: str, files: TableFiles) -> tuple[str, str] | None:
     """Add a part to the files, or return the code and the reason why its footer makes it unusable."""
+    columns = contract.SCHEMAS[table]
+    texts = [field.name for field in columns if pa.types.is_dictionary(field.type) or field.name in _TEXT_BYTES]
     try:
         # Whole: the digest, the footer and later the rows are then of the same bytes.
-        raw = path.read_bytes()
-        part = pq.ParquetFile(pa.BufferReader(raw))
+        raw = untrusted.read_bytes(path, untrusted.MAX_PART_BYTES)
+        # Texts as dictionaries: a long one in every row is in memory once.
+        part = pq.ParquetFile(pa.BufferReader(raw), read_dictionary=texts)
     except OSError as error:
-        return "unreadable", f"cannot be read ({_first_line(error)})"
-    except pa.ArrowException as error:
-        return "truncated", f"no readable Parquet footer: truncated or never closed ({_first_line(error)})"
+        return "unreadable", f"cannot be read ({describe(error)})"
+    except (pa.ArrowException, ValueError) as error:
+        return "truncated", f"no readable Parquet footer: truncated or never closed ({describe(error)})"
+    except KeyError:  # a text to be read as a dictionary does not exist
+        part = pq.ParquetFile(pa.BufferReader(raw))
     schema = part.schema_arrow
     if problem := version_problem(_part_version(schema)):
         return "schema_version", problem
     # More columns than ours are no problem: `read_table` takes only ours.
-    if missing := sorted(set(contract.SCHEMAS[table].names).difference(schema.names)):
+    if missing := sorted(set(columns.names).difference(schema.names)):
         return "schema", f"lacks column {', '.join(missing)}"
+    try:
+        decoded = _decoded_bytes(part.metadata, table)
+    except ValueError as error:
+        return "damaged", str(error)
+    files.add(path, raw, len(raw) + decoded)
     files.parts[path] = part
-    files.digests[path] = hashlib.sha256(raw).digest()
     return None
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+def _decoded_bytes(metadata: pq.FileMetaData, table: str) -> int:
+    """Return how much memory the rows take at least, by the footer. Raise ValueError where it contradicts itself.
+
+    A row that repeats costs next to nothing in a file: what the footer calls uncompressed is not what is decoded.
+    """
+    row = sum(_TEXT_BYTES.get(f.name, 4 if pa.types.is_dictionary(f.type) else 8) for f in contract.SCHEMAS[table])
+    total = 0
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        if any(group.column(index).num_values != group.num_rows for index in range(group.num_columns)):
+            raise ValueError("its footer gives a column another number of rows than the others")
+        total += max(group.num_rows * row, group.total_byte_size)
+    return total
 
 
-def _read_journal(path: Path, schema: pa.Schema) -> tuple[pa.Table, str]:
+def _read_journal(raw: bytes, table: str) -> tuple[pa.Table, str]:
     """Return every complete batch of an Arrow IPC stream that may simply end, and what is wrong with its tail."""
     batches: list[pa.RecordBatch] = []
-    problem = ""
+    problem, size_bytes = "", 0
     try:
-        with pa.OSFile(str(path)) as raw, pa.ipc.open_stream(raw) as stream:
+        with pa.ipc.open_stream(pa.BufferReader(raw)) as stream:
             # Before any batch: rows of another schema version must not be taken.
             if b"schema_version" in (stream.schema.metadata or {}):
                 problem = version_problem(_part_version(stream.schema)) or ""
             while not problem:
-                batches.append(stream.read_next_batch())
+                batch = stream.read_next_batch()
+                batch.validate(full=True)  # of a Parquet part the decoder does so
+                size_bytes += batch.nbytes
+                if size_bytes > untrusted.MAX_PART_BYTES:
+                    problem = f"more than {untrusted.MAX_PART_BYTES:,} bytes are not read"
+                else:
+                    batches.append(batch)
     except StopIteration:
         pass
     except (pa.ArrowException, OSError, EOFError) as error:
-        problem = f"its tail is lost ({_first_line(error)})"
-    rows = pa.Table.from_batches(batches).select(schema.names).cast(schema) if batches else schema.empty_table()
-    return rows, problem
+        problem = f"its tail is lost ({describe(error)})"
+    return (_conform(pa.Table.from_batches(batches), table) if batches else table_schema(table).empty_table()), problem
+
+
+def _conform(rows: pa.Table, table: str) -> pa.Table:
+    """Return the rows in our types, with printable texts. Raise ValueError for a null where none belongs."""
+    schema = table_schema(table)
+    rows = rows.select(schema.names)
+    for index, column in enumerate(rows.columns):
+        if (
+            pa.types.is_dictionary(column.type)
+            or pa.types.is_string(column.type)
+            or pa.types.is_large_string(column.type)
+        ):
+            rows = rows.set_column(index, rows.field(index).name, _printable(column))
+    rows = rows.cast(schema)
+    for kind in contract.SCHEMAS[table]:
+        if not kind.nullable and rows[kind.name].null_count:
+            raise ValueError(f"{rows[kind.name].null_count} rows without {kind.name}")
+    return rows
+
+
+def _printable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    kind = pa.dictionary(pa.int32(), pa.string())
+    encoded = (column if pa.types.is_dictionary(column.type) else column.dictionary_encode()).cast(kind)
+    chunks = []
+    for chunk in encoded.chunks:
+        chunk.dictionary.validate(full=True)  # UTF-8
+        texts = chunk.dictionary.to_pylist()
+        clean = [text if text is None else untrusted.printable(text, untrusted.MAX_DETAIL) for text in texts]
+        if clean != texts:
+            chunk = pa.array(clean, pa.string()).take(chunk.indices).dictionary_encode()
+        chunks.append(chunk)
+    return pa.chunked_array(chunks, kind)
 
 
 def read_table(table: str, files: TableFiles, run_id: str) -> tuple[pa.Table, list[SkippedFile]]:
@@ -158,14 +269,14 @@ def read_table(table: str, files: TableFiles, run_id: str) -> tuple[pa.Table, li
     skips: list[SkippedFile] = []
     for path, part in files.parts.items():
         try:
-            pieces.append(part.read(columns=schema.names, use_threads=False).select(schema.names).cast(schema))
+            pieces.append(_conform(part.read(columns=schema.names, use_threads=False), table))
         except _UNREADABLE as error:
-            skips.append(skipped(path, "damaged", f"footer is good, pages are not ({_first_line(error)})", run_id))
-    for path in files.journals:
+            skips.append(skipped(path, "damaged", f"footer is good, rows are not ({describe(error)})", run_id))
+    for path, raw in files.journals.items():
         try:
-            rows, problem = _read_journal(path, schema)
-        except (*_UNREADABLE, KeyError) as error:
-            rows, problem = schema.empty_table(), _first_line(error)
+            rows, problem = _read_journal(raw, table)
+        except _UNREADABLE as error:
+            rows, problem = schema.empty_table(), describe(error)
         journals.append(rows)
         reason = f"journal of a part that was never closed: {rows.num_rows} rows taken from it"
         skips.append(skipped(path, "journal", f"{reason}, {problem}" if problem else reason, run_id))

@@ -5,20 +5,22 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from inpaint_bench.core import files, schema
+from analysis.columns import hive_value
+from inpaint_bench.core import schema
 from inpaint_bench.core.attempt_state import RunArtifacts, SchedulerState, resolve_attempt_state
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.records import Manifest, Window, read_record
+from inpaint_bench.core.records import Manifest, Window
 from inpaint_bench.core.schema import PointState, Reason, Status
 
+from . import untrusted
 from .parts import SkippedFile, TableFiles, open_table, skipped, version_problem
+from .untrusted import LeftOutError, describe
 
 MAX_IMAGE_BYTES = 4 * 2**20  # of a run's grid of sample images
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -33,32 +35,55 @@ class Run:
     manifest: Manifest
     windows: list[Window]
     tables: dict[str, TableFiles] = field(default_factory=dict)
-    sample_grid: Path | None = None
+    sample_grid: bytes | None = None  # a PNG
     content_hash: str = ""
 
 
-def find_run_dirs(roots: list[Path]) -> Iterator[Path]:
-    """Yield run directories below the roots, in order of path; never one inside another, each folder once.
+def find_run_dirs(roots: list[Path]) -> tuple[list[Path], list[SkippedFile]]:
+    """Return the run directories below the roots in order of path, each once, and what could not be searched.
 
-    A folder counts when it has a manifest or a folder of parts. Hidden folders, merged datasets and the code snapshot
-    of a sweep are not entered.
+    A folder counts when it holds a manifest or a table, whatever lies beside it: a stray file or folder of such a name
+    among run directories hides none of them. Hidden folders, the folders of a run's tables, the tables of a merged
+    dataset and the code snapshot of a sweep are not entered; links to folders are not followed.
     """
-    visited: set[Path] = set()
+    found: dict[Path, Path] = {}  # by its resolved path: roots may overlap or be linked to each other
+    skips: list[SkippedFile] = []
+    links: list[Path] = []
+    resolved_roots = [root.resolve() for root in roots]
     for root in roots:
-        # os.walk enters what is left in `folders`: clearing it ends the descent.
-        for path, folders, names in os.walk(root):
-            folder = Path(path)
-            if schema.DATASET in names:
-                folders.clear()
-            elif schema.MANIFEST in names or any(table in folders for table in schema.TABLES):
-                folders.clear()
-                # Roots may overlap or be linked to each other.
-                if folder.resolve() not in visited:
-                    visited.add(folder.resolve())
-                    yield folder
-            else:
-                snapshot = schema.CODE if schema.SWEEP in names else None
-                folders[:] = sorted(name for name in folders if not name.startswith(".") and name != snapshot)
+        pending = [root]
+        while pending:
+            folder = pending.pop()
+            try:
+                with os.scandir(folder) as scan:
+                    entries = {entry.name: entry for entry in scan}
+            except OSError as error:
+                skips.append(skipped(folder, "unreadable", f"folder cannot be searched for runs ({describe(error)})"))
+                continue
+            is_dataset = schema.DATASET in entries and schema.RUNS in entries and schema.MANIFEST not in entries
+            if not is_dataset and (schema.MANIFEST in entries or any(table in entries for table in schema.TABLES)):
+                found.setdefault(folder.resolve(), folder)
+            snapshot = schema.CODE if schema.SWEEP in entries else None
+            enter = [
+                folder / name
+                for name, entry in entries.items()
+                if not name.startswith(".") and name != snapshot and name not in schema.TABLES and _is_folder(entry)
+            ]
+            links += [path for path in enter if path.is_symlink()]
+            pending += sorted((path for path in enter if not path.is_symlink()), reverse=True)
+    for link in links:
+        target = Path(os.path.realpath(link))
+        if not any(target.is_relative_to(root) for root in resolved_roots):
+            reason = "link to a folder, which is not followed: give its target as a root of its own"
+            skips.append(skipped(link, "link", reason))
+    return list(found.values()), skips
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def check_roots(roots: list[Path]) -> None:
@@ -82,6 +107,8 @@ def fingerprint(folder: Path) -> str | None:
         try:
             with os.scandir(pending.pop()) as scan:
                 entries = sorted(scan, key=lambda entry: entry.name)
+            if len(entries) > untrusted.MAX_ENTRIES:
+                return None
             for entry in entries:
                 name = entry.path.encode(errors="surrogateescape")
                 if entry.is_dir(follow_symlinks=False):
@@ -102,16 +129,24 @@ def fingerprint(folder: Path) -> str | None:
 
 def read_run_id(folder: Path) -> str | None:
     """Return the run id of a directory whose manifest is usable."""
-    manifest, _, _ = _read_manifest(folder / schema.MANIFEST)
-    return manifest.run_id if manifest else None
+    try:
+        return _read_manifest(folder / schema.MANIFEST)[0].run_id
+    except LeftOutError:
+        return None
 
 
 def read_run(folder: Path) -> tuple[Run | None, list[SkippedFile]]:
     """Read one run directory; None where its manifest is unusable, and then all its parts are listed as skipped.
 
-    Its parts stay in memory, compressed, until `parts.read_table` reads them.
+    Its parts stay in memory, compressed, until `parts.read_table` reads them. Raise LeftOutError where a table is too
+    large to be read.
     """
-    manifest, code, problem = _read_manifest(folder / schema.MANIFEST)
+    problem: LeftOutError | None = None
+    manifest, contents = None, {}
+    try:
+        manifest, contents[schema.MANIFEST] = _read_manifest(folder / schema.MANIFEST)
+    except LeftOutError as error:
+        problem = error
     run_id = manifest.run_id if manifest else None
     tables: dict[str, TableFiles] = {}
     skips: list[SkippedFile] = []
@@ -119,45 +154,56 @@ def read_run(folder: Path) -> tuple[Run | None, list[SkippedFile]]:
         tables[table], unusable = open_table(folder / table, table, run_id)
         skips += unusable
     if manifest is None:
+        assert problem is not None
         # Without a run id nothing of them can be merged, but each is listed.
-        orphans = [path for files_ in tables.values() for path in (*files_.parts, *files_.journals)]
-        skips += [skipped(path, code, f"part of a run without a usable manifest: {problem}") for path in orphans]
-        return None, [skipped(folder / schema.MANIFEST, code, problem), *skips]
+        orphans = [path for files_ in tables.values() for path in files_.digests]
+        text = f"part of a run without a usable manifest: {problem.reason}"
+        skips += [skipped(path, problem.code, text) for path in orphans]
+        return None, [skipped(folder / schema.MANIFEST, problem.code, problem.reason), *skips]
     windows: list[Window] = []
     path = folder / schema.WINDOWS
     try:
-        stored = read_record(path, list[Window])
+        contents[schema.WINDOWS] = untrusted.read_bytes(path, untrusted.MAX_RECORD_BYTES)
+        windows = msgspec.convert(untrusted.decode_record(contents[schema.WINDOWS]), list[Window])
+    except FileNotFoundError:
         # A recipe that is unavailable ends its run before any window opens: no file is as it should be.
-        if stored is None and manifest.reason != Reason.UNAVAILABLE:
+        if manifest.reason != Reason.UNAVAILABLE:
             skips.append(skipped(path, "missing", "no such file: no window to measure", run_id))
-        windows = stored or []
-    except (ValueError, OSError) as error:
-        skips.append(skipped(path, "damaged", str(error), run_id))
+    except ValueError as error:  # msgspec.ValidationError is one
+        skips.append(skipped(path, "damaged", f"windows damaged: {error}", run_id))
+    except OSError as error:
+        skips.append(skipped(path, "unreadable", f"cannot be read ({describe(error)})", run_id))
+    try:
+        contents[schema.TELEMETRY] = untrusted.read_bytes(folder / schema.TELEMETRY, untrusted.MAX_RECORD_BYTES)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        skips.append(skipped(folder / schema.TELEMETRY, "unreadable", f"cannot be read ({describe(error)})", run_id))
     run = Run(folder=folder, manifest=_with_final_state(folder, manifest), windows=windows, tables=tables)
     if manifest.quality and manifest.quality.pictures:
-        path = folder / manifest.quality.pictures
-        if problem := _image_problem(folder, path):
-            skips.append(skipped(path, "picture", problem, run_id))
-        else:
-            run.sample_grid = path
-    run.content_hash = _content_hash(run)
+        try:
+            run.sample_grid = contents[manifest.quality.pictures] = _read_image(folder, manifest.quality.pictures)
+        except ValueError as error:
+            skips.append(skipped(folder / manifest.quality.pictures, "picture", str(error), run_id))
+    run.content_hash = _content_hash(run, contents)
     return run, skips
 
 
-def _image_problem(folder: Path, path: Path) -> str:
-    """Return why a sample image cannot be copied, an empty string where it can."""
+def _read_image(folder: Path, name: str) -> bytes:
+    """Return a sample image. Raise ValueError with the reason where it cannot be copied."""
+    path = folder / name
+    # The manifest may come from elsewhere: it must not make the merge copy a file of this machine.
+    if folder.resolve() not in Path(os.path.realpath(path)).parents:
+        raise ValueError("the manifest names an image outside its run directory")
     try:
-        # The manifest may come from elsewhere: it must not make the merge copy a file of this machine.
-        if folder.resolve() not in path.resolve().parents:
-            return "the manifest names an image outside its run directory"
-        if not path.is_file():
-            return "the manifest names this image, and there is no such file"
-        if (size := path.stat().st_size) > MAX_IMAGE_BYTES:
-            return f"image of {size:,} bytes; the limit is {MAX_IMAGE_BYTES:,}"
-        with path.open("rb") as raw:  # by the content, because a page embeds it under this type
-            return "" if raw.read(len(_PNG)) == _PNG else "not a PNG by its content"
+        content = untrusted.read_bytes(path, MAX_IMAGE_BYTES)
+    except FileNotFoundError:
+        raise ValueError("the manifest names this image, and there is no such file") from None
     except OSError as error:
-        return f"cannot be read ({error})"
+        raise ValueError(f"cannot be read ({describe(error)}); the limit is {MAX_IMAGE_BYTES:,} bytes") from None
+    if not content.startswith(_PNG):  # by the content, because a page embeds it under this type
+        raise ValueError("not a PNG by its content")
+    return content
 
 
 def _with_final_state(folder: Path, manifest: Manifest) -> Manifest:
@@ -178,33 +224,76 @@ def _with_final_state(folder: Path, manifest: Manifest) -> Manifest:
     return msgspec.structs.replace(manifest, status=status, reason=state.reason, message=state.message or None)
 
 
-def _read_manifest(path: Path) -> tuple[Manifest | None, str, str]:
-    """Return the manifest, or None with a code and the reason."""
+class _Facts(msgspec.Struct):
+    """Types of those workload facts that become figures; the others are the workload's own."""
+
+    batch: int | None = None
+    batch_requested: int | str | None = None
+    precision: str | None = None
+    resolution_px: int | None = None
+    epochs: int | None = None
+    num_images: int | None = None
+    dataset_images: int | None = None
+    encodes_online: int | None = None
+    text_online: bool | None = None
+    own_shapes: bool | None = None
+    parameters: int | None = None
+    skipped_steps: int | None = None
+    losses_not_finite: int | None = None
+    flop_per_image: float | None = None
+    compile_s: float | None = None
+    setup_s: float | None = None
+
+
+class _Validation(msgspec.Struct):
+    step: int
+    loss: float | None = None
+
+
+def _read_manifest(path: Path) -> tuple[Manifest, bytes]:
+    """Return the manifest and its bytes. Raise LeftOutError with a code and the reason where it is unusable."""
     try:
-        value: Any = files.read_json(path)
-        if value is None:
-            return None, "no_manifest", "no manifest: the worker never got far enough to write one, or it was lost"
+        content = untrusted.read_bytes(path, untrusted.MAX_RECORD_BYTES)
+    except FileNotFoundError:
+        reason = "no manifest: the worker never got far enough to write one, or it was lost"
+        raise LeftOutError("no_manifest", reason) from None
+    except OSError as error:
+        raise LeftOutError("manifest_damaged", f"manifest cannot be read ({describe(error)})") from None
+    try:
+        value: Any = untrusted.decode_record(content)
         if not isinstance(value, dict) or not isinstance(value.get("run_id"), str) or not value["run_id"]:
-            return None, "manifest_damaged", "manifest damaged: it has no run_id"
+            raise ValueError("it has no run_id")
         if problem := version_problem(value.get("schema_version")):
-            return None, "schema_version", f"manifest: {problem}"
-        return msgspec.convert(value, Manifest), "", ""
-    except (ValueError, OSError) as error:  # msgspec.ValidationError is a ValueError
-        return None, "manifest_damaged", f"manifest damaged: {error}"
+            raise LeftOutError("schema_version", f"manifest: {problem}")
+        manifest = msgspec.convert(value, Manifest)
+        _check_types(manifest)
+    except (ValueError, RecursionError) as error:  # msgspec.ValidationError is a ValueError
+        raise LeftOutError("manifest_damaged", f"manifest damaged: {error}") from None
+    return manifest, content
 
 
-def _content_hash(run: Run) -> str:
+def _check_types(manifest: Manifest) -> None:
+    """Raise ValueError where what the record leaves open has a type that no figure can have."""
+    for place, value, kind in (
+        ("workload_facts", manifest.workload_facts, _Facts | None),
+        ("quality.validation", manifest.quality and manifest.quality.validation, list[_Validation] | None),
+    ):
+        try:
+            msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            raise ValueError(str(error).replace("`$", f"`$.{place}")) from None
+    # They become folders of the dataset.
+    for name in ("run_id", "site", "gpu"):
+        length = len(hive_value(getattr(manifest, name) or ""))
+        if length > untrusted.MAX_ID:
+            raise ValueError(f"{name} takes {length:,} characters as a folder name; the limit is {untrusted.MAX_ID}")
+
+
+def _content_hash(run: Run, contents: dict[str, bytes]) -> str:
     digest = hashlib.sha256()
-    # Parts and journals were hashed when they were read; the other files are hashed here.
-    known = {path: value for table in run.tables.values() for path, value in table.digests.items()}
-    paths = [run.folder / name for name in (schema.MANIFEST, schema.WINDOWS, schema.TELEMETRY)]
-    paths += [path for table in run.tables.values() for path in (*table.parts, *table.journals)]
-    paths += [run.sample_grid] if run.sample_grid else []
-    for path in paths:
-        digest.update(str(path.relative_to(run.folder)).encode() + b"\0")
-        if path in known:
-            digest.update(known[path])
-        elif path.is_file():
-            with path.open("rb") as raw:
-                digest.update(hashlib.file_digest(raw, "sha256").digest())
+    hashes = {name: hashlib.sha256(content).digest() for name, content in contents.items()}
+    for table in run.tables.values():
+        hashes |= {str(path.relative_to(run.folder)): value for path, value in table.digests.items()}
+    for name, value in sorted(hashes.items()):
+        digest.update(os.fsencode(name) + b"\0" + value)
     return digest.hexdigest()

@@ -173,7 +173,9 @@ def mutate_json(folder: Path, rng: random.Random) -> Mutation:
     if kind == "removed":
         del holder[key]
     elif kind == "swapped":
-        like = [other for other in places if type(_holder(record, other)[other[-1]]) is type(old) and other != place]
+        # Of the same type, and neither inside the other.
+        apart = [other for other in places if other[: len(place)] != place[: len(other)]]
+        like = [other for other in apart if type(_holder(record, other)[other[-1]]) is type(old)]
         other = rng.choice(like or [place])
         holder[key], _holder(record, other)[other[-1]] = _holder(record, other)[other[-1]], old
     else:

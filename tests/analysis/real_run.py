@@ -41,7 +41,8 @@ def _recorded_windows() -> list[dict[str, Any]]:
 def columns_of(table: str, run_id: str, index: int) -> dict[str, Any]:
     """Return the columns of one table of run number `index`, later by ten minutes than the one before.
 
-    No two runs have the same samples: power differs by some 0.01 W, and the energy counter goes on.
+    No two runs have the same samples: times and durations differ by some microseconds, power by some 0.01 W, and the
+    energy counter goes on.
     """
     if table in ("samples_gpm", "events"):
         columns = _counters() if table == "samples_gpm" else _events()
@@ -49,9 +50,14 @@ def columns_of(table: str, run_id: str, index: int) -> dict[str, Any]:
         recorded = _recorded(table)
         columns = {name: recorded[name].to_pylist() for name in recorded.column_names}
     rng = np.random.default_rng(index)
+    late_ns = rng.integers(0, 2_000, len(columns["run_id"]))
     for name, values in columns.items():
         if name.endswith(("mono_ns", "unix_ns")):
-            columns[name] = [value + index * BETWEEN_RUNS_NS for value in values]
+            # The start of a step stays where it is: it follows the window's by some microseconds.
+            by_ns = late_ns if table != "steps" else 0
+            columns[name] = (np.asarray(values, np.int64) + index * BETWEEN_RUNS_NS + by_ns).tolist()
+        elif name in ("data_wait_ns", "read_us"):
+            columns[name] = [value + int(by) for value, by in zip(values, late_ns, strict=True)]
         elif name == "energy_mj":
             columns[name] = [value + index * BETWEEN_RUNS_MJ for value in values]
         elif name.startswith("power_") and name != "power_mem_avg_w":

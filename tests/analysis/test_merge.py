@@ -201,7 +201,7 @@ def test_run_with_a_manifest_of_wrong_types_is_left_out_and_the_others_are_merge
 def test_dataset_below_a_root_is_not_searched_for_runs(tmp_path: Path) -> None:
     write_run(tmp_path / "grace", "r-01")
     merge.merge([tmp_path / "grace"], tmp_path / "grace" / "ds")
-    assert [p.name for p in run_dir.find_run_dirs([tmp_path / "grace"])] == ["run-r-01"]
+    assert [p.name for p in run_dir.find_run_dirs([tmp_path / "grace"])[0]] == ["run-r-01"]
 
 
 REWRITTEN = {schema.DATASET, incremental.DIRECTORIES}  # when it was merged, and when each file was written
