@@ -218,7 +218,7 @@ class TestLargeTables:
         pq.write_table(rows.take(pa.array([0] * 1_000_000)), part)
         assert part.stat().st_size < 2**18
         monkeypatch.setattr(pq.ParquetFile, "read", lambda *_, **__: pytest.fail("it is read"))
-        with pytest.raises(LeftOutError, match="GiB or more in memory; the limit is .* GiB for one table of a run"):
+        with pytest.raises(LeftOutError, match=r"GiB or more in memory; the limit is .* for one table of a run"):
             run_dir.read_run(bad)
 
     def test_long_text_in_every_row_is_in_memory_once_and_cut(self, tmp_path: Path, bad: Path) -> None:
