@@ -19,6 +19,8 @@ import polars as pl
 
 from inpaint_bench.core.schema import WindowKind
 
+from .metrics.audit import CLOCK_TOLERANCE, CLOCK_TOLERANCE_S
+
 Row = dict[str, Any]  # of runs.parquet, or of windows.parquet
 Digests = Mapping[str, Sequence[int]]  # by table
 
@@ -168,6 +170,9 @@ def _same_gpu_and_time(by_id: Mapping[str, Row], windows: Sequence[Row]) -> dict
         # A replay names the GPU of its recording.
         if not row["gpu_uuid"] or str(row["source"]).startswith("replay"):
             continue
+        # A window whose clocks contradict each other makes its own run invalid; of other runs it says nothing.
+        if not _clocks_agree(window):
+            continue
         started_ns = 0 if row["started"] is None else int(row["started"].timestamp() * 1e9) - 1000
         # Of an earlier start of the job the boot is not known.
         boot = row["boot_id"] if window["t_start_unix_ns"] >= started_ns else None
@@ -193,6 +198,14 @@ def _same_gpu_and_time(by_id: Mapping[str, Row], windows: Sequence[Row]) -> dict
                 if own.measured and other.run_id not in found[own.run_id]:
                     found[own.run_id].append(other.run_id)
     return found
+
+
+def _clocks_agree(window: Row) -> bool:
+    lengths = []
+    for clock in ("mono", "unix"):
+        start_ns, end_ns = window[f"t_start_{clock}_ns"], window[f"t_end_{clock}_ns"]
+        lengths.append(0.0 if end_ns is None else (end_ns - start_ns) * 1e-9)
+    return abs(lengths[0] - lengths[1]) <= max(CLOCK_TOLERANCE_S, CLOCK_TOLERANCE * lengths[0])
 
 
 def _overlaps(spans: list[_Span]) -> Iterator[tuple[_Span, _Span]]:

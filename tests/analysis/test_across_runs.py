@@ -148,6 +148,18 @@ def test_of_one_boot_the_monotonic_clock_decides(tmp_path: Path) -> None:
     assert not any(row["valid"] for row in merged(tmp_path).values())
 
 
+def test_window_whose_clocks_contradict_each_other_spoils_no_other_run(tmp_path: Path) -> None:
+    first, second = (measured(tmp_path, name, boot_id=BOOT) for name in ("r-a", "r-b"))
+    shift(second, 600)
+
+    def lengthen(windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [window | {"t_end_mono_ns": window["t_end_mono_ns"] + 3600 * S} for window in windows]
+
+    rewrite_json(first, "windows.json", lengthen)
+    rows = merged(tmp_path)
+    assert (rows["r-a"]["valid"], rows["r-b"]["valid"]) == (False, True)
+
+
 def test_a_run_counts_again_when_the_other_one_is_removed(tmp_path: Path) -> None:
     at_one_time(tmp_path, lambda folder: None)
     shutil.rmtree(tmp_path / "runs" / "run-r-b")
