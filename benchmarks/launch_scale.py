@@ -119,7 +119,7 @@ def _measure(bed: Bed, folder: Path, launcher: str, points: int, stock: Path) ->
         "INPAINT_BENCH_TESTBED": str(bed.state),
     }
     sweep = folder / "sweep"
-    arguments = ["-m", *POINTS, SEEDS.format(seeds=points // 10), f"hydra.sweep.dir={sweep}"]
+    arguments = ["-m", *POINTS, SEEDS.format(seeds=points // 10), f"max_points={points}", f"hydra.sweep.dir={sweep}"]
     if launcher == "ours":
         command = [sys.executable, "-m", "inpaint_bench.launch", *arguments]
     else:

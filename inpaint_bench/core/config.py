@@ -271,6 +271,7 @@ class BenchConfig:
     time_min: int | str = within(1, 60 * 24 * 366, 60)  # time limit of a job; auto: from earlier runs below `out`
     mem_gb: int | None = within(1, 65536, None)  # host memory of a job in Slurm's G; null: the GPU's share of the node
     rerun: RerunConfig = field(default_factory=RerunConfig)
+    max_points: int = within(1, 10**9, 1000)  # a launch of more asks at a terminal, and is refused elsewhere
     budget: float | None = within(0, 1e12, None)  # service units; a sweep that could cost more is refused
     name: str = "inpaint"  # end of the sweep directory's name
     out: str = "runs"  # parent of all sweep directories
@@ -340,9 +341,21 @@ def config_hash(config: DictConfig) -> str:
     """
     content = OmegaConf.to_container(without_hydra(config), resolve=True)
     assert isinstance(content, dict)
-    placement = ("site", "sites", "out", "name", "wait", "dry_run", "budget", "time_min", "mem_gb", "rerun")
+    placement = (
+        "site",
+        "sites",
+        "out",
+        "name",
+        "wait",
+        "dry_run",
+        "max_points",
+        "budget",
+        "time_min",
+        "mem_gb",
+        "rerun",
+    )
     replication = ("seed", "repeats", "repeats_target", "repeats_max", "order_seed")
-    for key in ("identity", "study", "prepare", *placement, *replication):
+    for key in ("identity", "study", "prepare", "rerun", *placement, *replication):
         content.pop(key, None)
     for key in ("dcgm_url", "dcgm_every_s"):  # depend on the site
         content["telemetry"].pop(key, None)

@@ -30,6 +30,8 @@ from launchers.points.repetitions import AUTO, SWEEP_KEYS, choose_order, initial
 from launchers.sweep.ledger import check_path, check_unused
 from launchers.sweep.sweep_record import LaunchContext, SweepRecord, new_sweep_id, save_multirun
 
+from .size import check_size
+
 log = logging.getLogger(__name__)
 
 
@@ -85,7 +87,11 @@ class SweepSweeper(Sweeper):
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         # The overrides of the study first, as Hydra's basic sweeper does with its `params`.
         parameters = [f"{key}={value}" for key, value in self._params.items()]
-        expanded = expand_sweep(parser.parse_overrides([*parameters, *arguments]))
+        overrides = parser.parse_overrides([*parameters, *arguments])
+        defaults = {key: self.config.get(key) for key in ("max_points", "repeats")}
+        if OmegaConf.get_type(self.config) is BenchConfig:
+            check_size(overrides, defaults)
+        expanded = expand_sweep(overrides)
         points = [split_choices(point) for point in expanded]
         folder = Path(self.config.hydra.sweep.dir)
         # mkdir would fail only after all points are composed, and its message would not name the key.

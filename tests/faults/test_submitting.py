@@ -152,7 +152,8 @@ def test_array_over_max_array_size_is_refused_and_then_submitted_as_several(
     """A site file with a larger limit than Slurm's, then a corrected one."""
     (allowed,) = re.findall(r"MaxArraySize += (\d+)", testbed.run("delta", "scontrol", "show", "config").stdout)
     folder, points = tmp_path / "sweep", int(allowed) + 2
-    wrong = launching(folder, "gpu=h200", f"seed=range(0,{points})", f"sites.delta.limits.max_array_size={10 * points}")
+    large = f"sites.delta.limits.max_array_size={10 * points}"
+    wrong = launching(folder, "gpu=h200", f"seed=range(0,{points})", f"max_points={points}", large)
     assert "nvalid job array specification" in wrong.communicate(timeout=120)[0]
     assert wrong.returncode == 1
     states = {(point["state"], point["reason"], point["message"]) for point in status_points(folder, capsys)}
