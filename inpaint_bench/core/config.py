@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from .errors import UserError
 from .site import SiteConfig
-from .validation import check, http_address, one_of, regular_expression, within
+from .validation import check, http_address, one_of, regular_expression, time_limit, within
 
 
 @dataclass(kw_only=True)
@@ -259,7 +259,8 @@ class BenchConfig:
     prepare: PrepareConfig = field(default_factory=PrepareConfig)
     quality: QualityConfig = field(default_factory=QualityConfig)
     study: StudyConfig = field(default_factory=StudyConfig)
-    sites: dict[str, Any] = field(default_factory=dict)  # overrides of site files by site name
+    # overrides of site files by site name
+    sites: dict[str, Any] = field(default_factory=dict, metadata={"values": SiteConfig})
     identity: Identity = field(default_factory=Identity)
     batch: int | str = within(1, 1_000_000, 16)  # images per step and GPU; auto: as many as fit
     gpus: int = within(1, 1, 1)  # per job; no workload uses several yet
@@ -268,7 +269,7 @@ class BenchConfig:
     repeats_target: float = within(0.0001, 1, 0.02)  # auto: half width of the 95 % interval of images/s over its mean
     repeats_max: int = within(2, 1000, 10)  # auto: at most this many replicates
     order_seed: int | None = within(0, 2**31 - 1, None)  # shuffles the cells; null: drawn where repeats > 1
-    time_min: int | str = within(1, 60 * 24 * 366, 60)  # time limit of a job; auto: from earlier runs below `out`
+    time_min: int | str = time_limit(1, 60 * 24 * 366, 60)  # time limit of a job; auto: from earlier runs below `out`
     mem_gb: int | None = within(1, 65536, None)  # host memory of a job in Slurm's G; null: the GPU's share of the node
     rerun: RerunConfig = field(default_factory=RerunConfig)
     max_points: int = within(1, 10**9, 1000)  # a launch of more asks at a terminal, and is refused elsewhere

@@ -6,7 +6,23 @@ import re
 from dataclasses import dataclass, field
 
 from .errors import UserError
-from .validation import REGULAR_EXPRESSIONS, bounds, http_address, one_of, regular_expression, within
+from .validation import (
+    REGULAR_EXPRESSIONS,
+    Minutes,
+    bounds,
+    http_address,
+    matching,
+    one_of,
+    regular_expression,
+    time_limit,
+    within,
+)
+
+VARIABLE_NAMES = matching(r"[A-Za-z_]\w*", "a variable name: letters, digits and _")
+MODULES = matching(r"[\w.+@:/-]+", "one module, such as GCC/13.2.0, without spaces and shell metacharacters")
+# one partition: with several, the GPU would be a matter of chance
+PARTITION = matching(r"[\w.+@:-]+", "the name of one partition")
+GRES = matching(r"[\w.+-]+", "a GPU type without its number, such as a100")
 
 
 @dataclass(kw_only=True)
@@ -54,11 +70,11 @@ class Account(SiteBlock):
 class SiteGpu(SiteBlock):
     """How to request one GPU model."""
 
-    partition: str | None = None
+    partition: str | None = field(default=None, metadata=PARTITION)
     request: str = one_of("gres", "gpus_per_node", "none", default="gres")
-    gres: str | None = None  # type in --gres=gpu:<type>:N; null: the model
+    gres: str | None = field(default=None, metadata=GRES)  # type in --gres=gpu:<type>:N; null: the model
     max_per_node: int = within(1, 64, 1)
-    max_minutes: int = within(1, 60 * 24 * 366, 60 * 24)
+    max_minutes: Minutes = time_limit(1, 60 * 24 * 366, 60 * 24, unlimited=True)  # noqa: RUF009 (an immutable default)
     cpus_per_gpu: int = within(1, 512, 1)
     mem_gb_per_gpu: int = within(1, 8192, 1)  # in Slurm's G, 2^30 bytes
     charge_factor: float | None = within(0, 1e6, None)  # of the partition; not needed with charging.units_per_gpu
@@ -90,7 +106,8 @@ class Limits(SiteBlock):
     """Limits of the site's Slurm, and how often our commands may call it."""
 
     max_array_size: int = within(1, 4_000_001, 1001)  # Slurm's MaxArraySize: highest index + 1
-    max_submit_jobs: int | None = None  # queued jobs of one user; arrays are split to fit; null: not known
+    # queued jobs of one user; arrays are split to fit; null: not known
+    max_submit_jobs: int | None = within(1, 10_000_000, None)
     command_timeout_s: int = within(1, 3600, 20)  # a command of Slurm that takes longer counts as not answering
     poll_s: int = within(1, 86400, 60)  # shortest interval in which a command that waits polls Slurm
     submit_pause_s: float = within(0, 60, 1.0)  # between sbatch calls, after the tenth of a command
@@ -107,7 +124,8 @@ class Requeue(SiteBlock):
 class Preempt(SiteBlock):
     """How Slurm preempts jobs."""
 
-    signal: str | None = None  # sent first
+    # sent first
+    signal: str | None = one_of("SIGTERM", "SIGCONT", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", default=None)
     grace_s: int = within(0, 86400, 0)  # until SIGKILL
 
 
@@ -117,10 +135,11 @@ class SiteEnvironment(SiteBlock):
 
     export: str | None = None  # --export
     get_user_env: str | None = None  # --get-user-env
-    variables: dict[str, str] = field(default_factory=dict)  # exported in the script
+    # exported in the script
+    variables: dict[str, str] = field(default_factory=dict, metadata=VARIABLE_NAMES)
     modules_reset: bool = False
     modules_purge: bool = False
-    modules: list[str] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list, metadata=MODULES)
     setup: list[str] = field(default_factory=list)  # shell lines before the job
 
 
@@ -180,6 +199,17 @@ def check_connect(site: SiteConfig) -> None:
             raise UserError(f"sites.{site.name}.{key} is empty: connect.method=ssh needs {description}")
         if not re.fullmatch(pattern, value, re.ASCII):
             raise UserError(f"sites.{site.name}.{key}={value!r}: must be {description}, without shell metacharacters")
+
+
+def check_preempt(site: SiteConfig) -> None:
+    """Raise UserError if only one of signal and grace period is given: neither is of use without the other."""
+    preempt = site.preempt
+    if (preempt.signal is None) != (preempt.grace_s == 0):
+        given, missing = ("signal", "grace_s") if preempt.signal else ("grace_s", "signal")
+        raise UserError(
+            f"sites.{site.name}.preempt.{given}={getattr(preempt, given)}: needs {missing} too, "
+            "since Slurm sends the signal so many seconds before it kills the job"
+        )
 
 
 def check_account(site: SiteConfig) -> None:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from typing import Any, Final
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from .errors import UserError
+from .slurm_time import FORMATS, UNLIMITED, limit_min
+
+if TYPE_CHECKING:
+    Minutes = int
+else:
+    Minutes = Any  # `check` makes minutes of Slurm's formats; OmegaConf 2.3 cannot merge `int | str` in a nested block
 
 REGULAR_EXPRESSIONS: Final = {"regular_expressions": True}
 _PORTS: Final = {"http": 80, "https": 443}
@@ -23,6 +30,16 @@ def within(low: float, high: float, default: Any = MISSING) -> Any:
 def bounds(low: float, high: float) -> dict[str, Any]:
     """Return the metadata of a field with a range; of a dict field, every value must lie in it."""
     return {"range": (low, high)}
+
+
+def time_limit(low: int, high: int, default: Any, *, unlimited: bool = False) -> Any:
+    """Declare minutes, which may be given in any of Slurm's formats; `unlimited`: its UNLIMITED is the highest."""
+    return field(default=default, metadata={**bounds(low, high), "time_limit": True, "unlimited": unlimited})
+
+
+def matching(pattern: str, description: str) -> dict[str, Any]:
+    """Return the metadata of texts, or a list or the keys of a dict of them, that must match a pattern as a whole."""
+    return {"pattern": (re.compile(pattern, re.ASCII), description)}
 
 
 def one_of(*allowed: str, default: Any = MISSING) -> Any:
@@ -40,8 +57,23 @@ def http_address() -> Any:
     return field(default=None, metadata={"http_address": True})
 
 
+def no_such_key(key: str, valid: Iterable[str]) -> str:
+    """Return the sentence about a key that nothing reads, with the closest one that something does."""
+    names = sorted(valid)
+    where = f"in {key.rpartition('.')[0]}" if "." in key else "at the top"
+    return f"{key}: no such key {where}.{_guess(key.rpartition('.')[2], names)} Valid: {', '.join(names)}"
+
+
+def _guess(word: str, valid: Iterable[str]) -> str:
+    close = get_close_matches(word, list(valid), n=1)
+    return f" Did you mean {close[0]}?" if close else ""
+
+
 def check(value: Any, path: str = "") -> None:
-    """Raise UserError for the first value out of its limits, with its key and what is allowed."""
+    """Raise UserError for the first value out of its limits, with its key and what is allowed.
+
+    Time limits in one of Slurm's formats become minutes.
+    """
     prefix = f"{path}." if path else ""
     if isinstance(value, dict):
         for key, item in value.items():
@@ -57,13 +89,22 @@ def check(value: Any, path: str = "") -> None:
     for spec in fields(value):
         item = getattr(value, spec.name)
         if item is not None:
-            _check_field(f"{prefix}{spec.name}", item, spec.metadata)
+            setattr(value, spec.name, check_field(f"{prefix}{spec.name}", item, spec.metadata))
             check(item, f"{prefix}{spec.name}")
 
 
-def _check_field(key: str, item: Any, limits: Mapping[str, Any]) -> None:
+def check_field(key: str, item: Any, limits: Mapping[str, Any]) -> Any:
+    """Return a field's value, minutes for a time limit. Raises UserError where it is outside the declared limits."""
+    if "time_limit" in limits and (not isinstance(item, int) or isinstance(item, bool)):
+        item = _minutes(key, str(item), limits)
     if "choices" in limits and item not in limits["choices"]:
-        raise UserError(f"{key}={item}: not one of {', '.join(limits['choices'])}")
+        guess = _guess(str(item), limits["choices"])
+        raise UserError(f"{key}={item}: not one of {', '.join(limits['choices'])}.{guess}".removesuffix("."))
+    if "pattern" in limits:
+        pattern, description = limits["pattern"]
+        for text in item if isinstance(item, list | dict) else [item]:
+            if not pattern.fullmatch(str(text)):
+                raise UserError(f"{key}={text!r}: must be {description}")
     if "range" in limits:
         low, high = limits["range"]
         for name, value in item.items() if isinstance(item, dict) else [(None, item)]:
@@ -84,6 +125,18 @@ def _check_field(key: str, item: Any, limits: Mapping[str, Any]) -> None:
             Endpoint.parse(item)
         except ValueError as error:
             raise UserError(f"{key}={item}: {error}") from None
+    return item
+
+
+def _minutes(key: str, text: str, limits: Mapping[str, Any]) -> int | str:
+    if limits["unlimited"] and text.lower() in UNLIMITED:
+        return int(limits["range"][1])
+    if text == "auto" and not limits["unlimited"]:
+        return text
+    if (minutes := limit_min(text)) is None:
+        other = "UNLIMITED" if limits["unlimited"] else "auto"
+        raise UserError(f"{key}={text}: must be a time limit in minutes or as {FORMATS}, or {other}")
+    return minutes
 
 
 @dataclass(frozen=True)

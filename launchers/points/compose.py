@@ -22,7 +22,7 @@ from . import hydra_internals
 from .composition import Composition
 from .placement import choose_site, service_units, slurm_request
 from .point import Point
-from .site_catalog import SiteCatalog
+from .site_catalog import SiteCatalog, refuse_unused_keys
 from .time_limit import AUTO, RunHistory
 
 
@@ -41,7 +41,7 @@ class Composer:
         hydra_overrides: Sequence[str],
     ) -> None:
         self.context = hydra_internals.new_context(loader)
-        self.catalog = SiteCatalog(loader)
+        self.catalog = SiteCatalog(hydra_internals.config_repository(loader, config_name, hydra_overrides))
         self._composition = Composition(
             compose_config, loader=loader, config_name=config_name, hydra_overrides=hydra_overrides
         )
@@ -51,6 +51,7 @@ class Composer:
         """Compose, check and place one point. Raises UserError, and Hydra's errors for overrides that do not fit."""
         composed = self._composition(overrides)
         bench, config = self._composition.typed(composed)
+        refuse_unused_keys(bench.site, overrides)
         # The site is chosen first: time limit and exporter depend on what it has for this GPU.
         site, reachability = choose_site(bench, config, self.catalog)
         check_account(site)

@@ -30,7 +30,8 @@ def choose_site(bench: BenchConfig, config: DictConfig, catalog: SiteCatalog) ->
         return site, reachability(site)
     home = bench.gpu.home_site
     # `local` can always be reached and would win for every GPU that it lists: it counts only for gpu=cpu.
-    sites = [catalog.site(name, config) for name in catalog.names if name != "local" or home == "local"]
+    # A broken file of another site stops nobody; without that of the home site the choice would be another one.
+    sites = [site for site in catalog.sites(config, needed=[str(home)]) if site.name != "local" or home == "local"]
     candidates = [(site, reachability(site)) for site in sites if gpu in site.gpus]
     if not candidates:
         have = "; ".join(f"{site.name}: {', '.join(sorted(site.gpus))}" for site in sites)
@@ -41,10 +42,17 @@ def choose_site(bench: BenchConfig, config: DictConfig, catalog: SiteCatalog) ->
 
     def rank(candidate: tuple[SiteConfig, Reachability]) -> tuple[bool, bool, bool]:
         site, reach = candidate
-        # False sorts before True. Of equal candidates the first by name wins.
+        # False sorts before True. Of equal candidates the first by name wins, unless this machine is of both.
         return (not (reach.on_site and reach.ok), not reach.ok, site.name != home)
 
-    return min(candidates, key=rank)
+    best = min(candidates, key=rank)
+    equal = [site.name for site, reach in candidates if reach.on_site and rank((site, reach)) == rank(best)]
+    if len(equal) > 1:
+        raise UserError(
+            f"gpu={gpu}: this machine belongs to {' and '.join(equal)} by their connect.hostnames; "
+            f"choose with site={equal[0]}, or correct one of the files"
+        )
+    return best
 
 
 def slurm_request(bench: BenchConfig, site: SiteConfig) -> SlurmRequest:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 import socket
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,97 +14,125 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
+from inpaint_bench.core.config_file import ConfigFileError
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.paths import conf_dir
-from inpaint_bench.core.site import SiteConfig, check_connect
-from inpaint_bench.core.validation import check
+from inpaint_bench.core.site import SiteConfig, check_connect, check_preempt
+from inpaint_bench.core.validation import check, no_such_key
 
 if TYPE_CHECKING:
-    from hydra.core.config_loader import ConfigLoader
+    from hydra._internal.config_repository import IConfigRepository
+
+AUTO = "auto"  # the file of this name describes no site: it says that one is to be chosen
+
+log = logging.getLogger(__name__)
 
 
 class SiteCatalog:
-    """Site files by name, each read once. The first file on the search path wins, as in Hydra."""
+    """Site files by name, each read when it is used. The first file on the search path wins, as in Hydra."""
 
-    def __init__(self, config_loader: ConfigLoader) -> None:
-        self._files: dict[str, tuple[Path, DictConfig]] = {}
+    def __init__(self, files: IConfigRepository) -> None:
+        self._files = files
         self._sites: dict[tuple[str, str, str], SiteConfig] = {}  # by name and what a point changes about it
-        for entry in config_loader.get_search_path().get_path():
-            # The search path also has entries such as pkg:// and structured://, which hold no site files.
-            scheme, separator, path = (entry.path or "").rpartition("://")
-            if separator and scheme != "file":
-                continue
-            for file in sorted(Path(path, "site").glob("*.yaml")):
-                # auto.yaml describes no site: it says that one is to be chosen.
-                if file.stem != "auto":
-                    self._files.setdefault(file.stem, (file, _read(file)))
-
-    @property
-    def names(self) -> list[str]:
-        """Names of all sites."""
-        return sorted(self._files)
+        self._broken: dict[str, str] = {}  # what was said about files that were left out
+        self.names = sorted(set(files.get_group_options("site")) - {AUTO})
 
     def file(self, name: str) -> Path:
-        """Return the file of a site."""
-        return self._files[name][0]
+        """Return the file of a site. Raises UserError where it lies in a Python package."""
+        for source in self._files.get_sources():
+            if source.is_config(f"site/{name}"):
+                if source.scheme() != "file":
+                    break
+                return Path(source.path, "site", f"{name}.yaml")
+        raise UserError(f"site {name}: has no file of its own on this machine")
+
+    def sites(self, config: DictConfig, *, needed: Collection[str] = ()) -> list[SiteConfig]:
+        """Return all sites for one point, without those whose file is broken, which are named in the log once.
+
+        Raises UserError for a broken file of a site that is `needed`, and for overrides that do not fit.
+        """
+        sites = []
+        for name in self.names:
+            try:
+                sites.append(self.site(name, config))
+            except ConfigFileError as error:
+                if name in needed:
+                    raise
+                if name not in self._broken:
+                    self._broken[name] = str(error)
+                    log.warning(f"site {name} is left out: {error}")
+        return sites
 
     def site(self, name: str, config: DictConfig) -> SiteConfig:
-        """Return the site for one point: its file, then `sites.<name>` of the point's configuration. Raises UserError.
+        """Return the site for one point: its file, then `sites.<name>` of the point's configuration.
 
         Where the point chose the site itself (`site=grace site.qos=...`), the point's `site` node replaces the file.
+        Raises ConfigFileError for a broken file, and UserError for overrides that do not fit.
         """
         overrides = OmegaConf.select(config, "sites") or {}
         for key in overrides:
-            if key not in self._files:
+            if key not in self.names:
                 raise UserError(f"sites.{key}: no such site; have: {', '.join(self.names)}")
         chosen = config.site.name == name
         cache_key = (name, repr(config.site) if chosen else "", repr(overrides.get(name)))
         # Hundreds of points usually share one site: each variant of it is converted and checked once.
         if cache_key not in self._sites:
-            base = config.site if chosen else self._files[name][1]
-            self._sites[cache_key] = _typed_site(name, base, overrides.get(name) or {})
+            base = config.site if chosen else self._load(name)
+            self._sites[cache_key] = self._typed(name, base, overrides.get(name))
         return self._sites[cache_key]
 
+    def _load(self, name: str) -> DictConfig:
+        """Read a site file. Raises ConfigFileError, also where its keys contradict each other."""
+        found = self._files.load_config(f"site/{name}")
+        assert found is not None
+        assert isinstance(found.config, DictConfig)
+        try:
+            self._typed(name, found.config, None)
+        except ConfigFileError:
+            raise
+        except UserError as error:
+            raise ConfigFileError(str(error)) from None
+        return found.config
 
-def own_site(name: str) -> SiteConfig | None:
-    """Return a site as this installation's own file describes it, without Hydra; None where there is no valid file."""
-    if not re.fullmatch(r"\w[\w-]*", name, re.ASCII):
-        return None
-    try:
-        return _typed_site(name, _read(conf_dir() / "site" / f"{name}.yaml"), {})
-    except UserError:
-        return None
+    def _typed(self, name: str, base: DictConfig, overrides: Any) -> SiteConfig:
+        if not isinstance(overrides, DictConfig | None):
+            raise UserError(f"sites.{name}={overrides}: needs keys and values, such as sites.{name}.qos=...")
+        try:
+            site = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SiteConfig), base, overrides or {}))
+        except OmegaConfBaseException as error:
+            from inpaint_bench.core.hydra_support import explain  # Hydra, which `status` does without
+
+            raise UserError(explain(error, prefix=f"sites.{name}.")) from None
+        assert isinstance(site, SiteConfig)
+        check(site, f"sites.{name}")
+        check_connect(site)
+        check_preempt(site)
+        gpus = self._files.get_group_options("gpu")
+        for gpu in site.gpus:
+            if gpu not in gpus:
+                raise UserError(
+                    f"{no_such_key(f'sites.{name}.gpus.{gpu}', gpus)} Another GPU needs a file in conf/gpu."
+                )
+        # The file says how to reach the site from elsewhere; on its own machines sbatch is there.
+        if site.connect.method in ("ssh", "bundle") and is_site_host(site):
+            site.connect.method = "slurm"
+        return site
 
 
-def _read(file: Path) -> DictConfig:
-    """Read a site file. Raises UserError where it is none, or where a copy still has the name of the old site."""
-    try:
-        content = OmegaConf.load(file)
-    except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException) as error:
-        raise UserError(f"{file}: not a site file ({' '.join(str(error).split())})") from None
-    if not isinstance(content, DictConfig):
-        raise UserError(f"{file}: not a site file (it needs keys and values)")
-    if (name := content.get("name")) != file.stem:
-        raise UserError(f"{file}: name is {name}, it must be {file.stem}, as the file")
-    return content
-
-
-def _typed_site(name: str, base: DictConfig, overrides: Any) -> SiteConfig:
-    try:
-        site = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SiteConfig), base, overrides))
-    except OmegaConfBaseException as error:
-        from inpaint_bench.core.hydra_support import explain  # Hydra, which `status` does without
-
-        raise UserError(explain(error, prefix=f"sites.{name}.")) from None
-    assert isinstance(site, SiteConfig)
-    check(site, f"site.{name}")
-    check_connect(site)
-    # The file says how to reach the site from elsewhere; on its own machines sbatch is there.
-    if site.connect.method in ("ssh", "bundle") and is_site_host(site):
-        site.connect.method = "slurm"
-    return site
+def refuse_unused_keys(site: SiteConfig, overrides: Sequence[str]) -> None:
+    """Raise UserError for keys of `site` where site=auto, which takes the files of the sites and reads none of them."""
+    if site.gpus:
+        return
+    default = SiteConfig(name=site.name)
+    lines = [line.lstrip("+~").partition("=")[0] for line in overrides]
+    keys = [line for line in lines if line.startswith("site.")]
+    keys += [f"site.{key}" for key, value in vars(site).items() if value != getattr(default, key)]
+    if keys:
+        other = keys[0].removeprefix("site.")
+        raise UserError(
+            f"{keys[0]}: is not read with site=auto, which takes every site as its file describes it; "
+            f"set sites.<name>.{other}, or choose the site with site=<name>"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,13 +167,8 @@ def reachability(site: SiteConfig) -> Reachability:
 
 
 def is_site_host(site: SiteConfig) -> bool:
-    """Return whether this machine is a login or compute node of the site."""
-    names = _host_names()
-    if any(re.fullmatch(pattern, name) for pattern in site.connect.hostnames for name in names):
-        return True
-    # c001 is a node of many clusters; where the machine has a full name, only that decides.
-    full_names = [name for name in names if "." in name and not name.startswith("localhost")]
-    return any(re.fullmatch(pattern, name) for pattern in site.connect.compute_nodes for name in full_names or names)
+    """Return whether this machine is one of the site's own."""
+    return any(re.fullmatch(pattern, host) for pattern in site.connect.hostnames for host in _host_names())
 
 
 @cache

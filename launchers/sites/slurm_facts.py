@@ -14,16 +14,15 @@ from functools import cached_property, partial
 
 from inpaint_bench.core.processes import run_bounded
 from inpaint_bench.core.site import SiteConfig
+from inpaint_bench.core.slurm_time import UNLIMITED, duration_s
 from launchers.remote.ssh import Completed, Connection, UnreachableError, last_lines, shell
 from launchers.slurm.environment import slurm_environment
-from launchers.slurm.query import duration_s
 
 ASSOCIATION_FIELDS = ("Account", "QOS", "DefaultQOS", "MaxSubmitJobs")
 QOS_FIELDS = ("Name", "GraceTime", "MaxWall", "MaxSubmitJobsPerUser")
 NODE_FIELDS = ("%P", "%N", "%c", "%m", "%G", "%f")
 
 _EMPTY = frozenset({"", "(null)", "none", "n/a", "-1"})  # the ways in which Slurm prints that there is no value
-_UNLIMITED = frozenset({"unlimited", "infinite"})
 
 
 class NotReportedError(Exception):
@@ -76,7 +75,7 @@ class Partition:
     def limit(self, key: str) -> float:
         """Return a limit such as MaxMemPerNode; math.inf if there is none."""
         value = self.values.get(key, "UNLIMITED")
-        return math.inf if value.lower() in _UNLIMITED else parse_int(value)
+        return math.inf if value.lower() in UNLIMITED else parse_int(value)
 
 
 @dataclass(frozen=True)
@@ -245,7 +244,7 @@ def parse_minutes(text: str) -> float:
     Raises NotReportedError for any other text.
     """
     value = none_if_empty(text)
-    if value is None or value.lower() in _UNLIMITED:
+    if value is None or value.lower() in UNLIMITED:
         return math.inf
     if (seconds := duration_s(value)) is None:
         raise NotReportedError(f"{text!r} is not a duration in a known form")

@@ -20,6 +20,7 @@ from ClusterShell.RangeSet import RangeSet, RangeSetException
 from inpaint_bench.core.attempt_state import LEFT_QUEUE, SchedulerState
 from inpaint_bench.core.processes import run_bounded
 from inpaint_bench.core.site import SiteConfig
+from inpaint_bench.core.slurm_time import duration_s
 
 from .environment import slurm_environment
 
@@ -233,17 +234,6 @@ def elapsed_s(site: SiteConfig, jobs: JobNames) -> dict[str, float]:
         for job_id in expand_array(listed) if names.claim(listed, name) else ():
             elapsed[job_id] = elapsed.get(job_id, 0.0) + (duration_s(duration) or 0.0)
     return elapsed
-
-
-def duration_s(text: str) -> float | None:
-    """Parse [days-]hours:minutes:seconds, days-hours, minutes:seconds or minutes; None for UNLIMITED and the like."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
-    if not match:
-        return None
-    first, second, third = (int(group or 0) for group in match.groups()[1:])
-    if match[1] is None and match[4] is None:  # it starts with minutes, else with hours
-        return 60.0 * first + second
-    return 86400.0 * int(match[1] or 0) + 3600.0 * first + 60.0 * second + third
 
 
 def _on_node(node: str) -> str:

@@ -14,12 +14,14 @@ from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
+from inpaint_bench.core.config import parse_unchecked
+from inpaint_bench.core.config_file import ConfigFileError, read_config_file
 from inpaint_bench.core.console import console, shell_command, table
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.site import SiteConfig
 from inpaint_bench.run.node_probe import NodeFindings
 from launchers.points.compose import Composer, composer
-from launchers.points.site_catalog import Reachability, SiteCatalog, reachability
+from launchers.points.site_catalog import Reachability, SiteCatalog, reachability, refuse_unused_keys
 from launchers.sites import probe
 from launchers.sites.compare import cluster_summary, compare
 from launchers.sites.findings import Agreement, Finding
@@ -48,7 +50,7 @@ class SiteCheck:
     @cached_property
     def values(self) -> DictConfig:
         """Return the values of the file itself, with the defaults of what it does not have."""
-        config = OmegaConf.merge(OmegaConf.structured(SiteConfig), OmegaConf.load(self.file.path))
+        config = OmegaConf.merge(OmegaConf.structured(SiteConfig), read_config_file(self.file.path, "site"))
         assert isinstance(config, DictConfig)
         return config
 
@@ -101,23 +103,29 @@ def site_files(overrides: Sequence[str]) -> list[tuple[str, str, str, str, str]]
     with composer() as composed:
         config = _config(overrides)
         for name in composed.catalog.names:
-            site = composed.catalog.site(name, config)
+            path = str(composed.catalog.file(name))
+            try:
+                site = composed.catalog.site(name, config)
+            except ConfigFileError as error:
+                rows.append((name, path, "no", str(error), "-"))
+                continue
             reach = reachability(site)
             blocks = [block for block in (vars(site) | site.gpus).values() if getattr(block, "source", "")]
             verified = f"{sum(block.verified for block in blocks)} of {len(blocks)}"
-            path = str(composed.catalog.file(name))
             rows.append((name, path, "yes" if reach.ok else "no", reach.reason, verified))
     return rows
 
 
 def _config(overrides: Sequence[str]) -> DictConfig:
-    return compose("config", overrides=list(overrides), return_hydra_config=True)
+    config = compose("config", overrides=list(overrides), return_hydra_config=True)
+    refuse_unused_keys(parse_unchecked(config).site, overrides)
+    return config
 
 
 def _site_checks(catalog: SiteCatalog, name: str, config: DictConfig) -> list[SiteCheck]:
     if name not in (ALL, *catalog.names):
         raise UserError(f"{name}: no such site; have: {', '.join([*catalog.names, ALL])}")
-    sites = [catalog.site(each, config) for each in (catalog.names if name == ALL else [name])]
+    sites = catalog.sites(config) if name == ALL else [catalog.site(name, config)]
     checks = [
         SiteCheck(site=site, file=SiteFile(catalog.file(site.name)), reach=reachability(site))
         for site in sites

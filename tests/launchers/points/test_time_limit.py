@@ -85,5 +85,5 @@ class TestAutoTimeLimit:
         assert limit() == (40, "1 earlier run, 20 min at most")
 
     def test_other_text_is_refused(self, points):
-        with pytest.raises(UserError, match=r"time_min=soon: must be an integer between 1 and .*, or auto"):
+        with pytest.raises(UserError, match=r"time_min=soon: must be a time limit in minutes or as .*, or auto"):
             points("gpu=h200 time_min=soon")

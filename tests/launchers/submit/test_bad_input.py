@@ -131,16 +131,20 @@ def test_sweep_directory_that_a_job_would_read_as_another_is_refused(name, reaso
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(b"name: mine\n  gpus: [", "mapping values"), (b"- mine", "keys and values"), (b"name: \xff", "utf-8")],
+    [(b"name: mine\n  gpus: [", "mapping values"), (b"- mine", "keys and values"), (b"name: \xff", "UTF-8")],
 )
 def test_unreadable_site_file_is_named(text, message, capsys, tmp_path):
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "mine.yaml").write_bytes(text)
-    assert main(["-m", "--config-dir", str(tmp_path), "gpu=a40", "dry_run=true", f"hydra.sweep.dir={tmp_path}/s"]) == 2
+    command = ["-m", "--config-dir", str(tmp_path), "gpu=a40", "dry_run=true", f"hydra.sweep.dir={tmp_path}/s"]
+    assert main([*command, "site=mine"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"error: {tmp_path}/site/mine.yaml: not a site file (")
+    assert error.startswith(f"error: {tmp_path}/site/mine.yaml:")
     assert message in error
     assert len(error.splitlines()) == 1
+    # Nobody else's command is stopped.
+    assert main(command) == 0
+    assert capsys.readouterr().out.startswith(f"site mine is left out: {tmp_path}/site/mine.yaml:")
 
 
 @pytest.mark.parametrize("key", ["sites.grace.account.pattern", "sites.grace.connect.hostnames", "gpu.nvml_name"])

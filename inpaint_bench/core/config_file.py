@@ -1,0 +1,247 @@
+"""Read a configuration file by the types that its keys are declared with, and refuse everything else by file and line.
+
+A value is read as the declared type and not as YAML would guess: an account keeps its leading zero, `on` is a text
+where a text is meant, and 1:30:00 is a time. Only keys without a declared type are left to YAML 1.2.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import types
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from .config import BenchConfig
+from .errors import UserError
+from .validation import check_field, no_such_key
+
+MAX_BYTES: Final = 64 * 1024  # the longest of ours has 4 KB; YAML of this size takes seconds at worst
+MAX_VALUES: Final = 10_000  # with what aliases repeat: a few nested ones stand for billions
+MAX_DEPTH: Final = 50
+NAMED_GROUPS: Final = ("gpu", "site")  # other files refer to these by name
+_TAG: Final = "tag:yaml.org,2002:"
+_TAGS: Final = {_TAG + name for name in ("str", "int", "float", "bool", "null", "timestamp", "map", "seq", "merge")}
+_INTEGER: Final = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
+_LEADING_ZERO: Final = re.compile(r"[-+]?0[0-9_]+")
+_NUMBER: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_BOOLEANS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+class ConfigFileError(UserError):
+    """A configuration file that cannot be used: which, where, and what would be right."""
+
+
+def read_config_file(path: Path, group: str = "", package: str | None = None) -> dict[str, Any]:
+    """Return the content of a configuration file of a Hydra group, `package` as in its header. Raises ConfigFileError.
+
+    Values of declared keys have their type and lie in their range; interpolations are left to OmegaConf.
+    """
+    text = read_config_text(path)
+    content = _Reader(path).read(text, _declared_type(group, package, text))
+    if group in NAMED_GROUPS and content.get("name") != path.stem:
+        raise ConfigFileError(f"{path}: name is {content.get('name')}, it must be {path.stem}, as the file")
+    return content
+
+
+def read_config_text(path: Path) -> str:
+    """Return the text of a configuration file. Raises ConfigFileError for what cannot be one."""
+    try:
+        # A pipe would block without O_NONBLOCK.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfigFileError(f"{path}: is not a file with text")
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigFileError(f"{path}: cannot be read ({error.strerror})") from None
+    if len(content) > MAX_BYTES:
+        raise ConfigFileError(f"{path}: is larger than {MAX_BYTES // 1024} KiB, so it is no configuration file")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        byte = content[error.start]
+        raise ConfigFileError(f"{path}:{line}: byte {byte:#04x} is not UTF-8; save the file as UTF-8") from None
+
+
+def declared_types(kind: Any) -> dict[str, Any]:
+    """Return the types of a dataclass's fields by name."""
+    return get_type_hints(kind)
+
+
+def _declared_type(group: str, package: str | None, text: str) -> Any:
+    """Return the dataclass that a file's keys are declared in; Any if there is none, as for Hydra's own node."""
+    if package in (None, "_group_"):
+        package = group.replace("/", ".") or "_global_"
+    if package == "_global_":
+        # The primary configuration of another application has another schema.
+        return BenchConfig if group or "bench_schema" in text else Any
+    kind = declared_types(BenchConfig).get(str(package), Any)
+    return kind if is_dataclass(kind) else Any
+
+
+class _Reader:
+    """Converts the nodes of one file, which know their lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._values = 0
+        self._yaml = YAML(typ="safe", pure=True)
+
+    def read(self, text: str, kind: Any) -> dict[str, Any]:
+        """Return the content as `kind` declares it. Raises ConfigFileError."""
+        try:
+            root = self._yaml.compose(text)
+        except MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            line = mark.line + 1 if mark else 1
+            tab = "; indent with spaces, not tabs" if "\t" in _line(text, line) else ""
+            raise ConfigFileError(f"{self._path}:{line}: not YAML ({error.problem}{tab})") from None
+        except (YAMLError, ValueError, RecursionError) as error:
+            reason = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
+            raise ConfigFileError(f"{self._path}: not YAML ({reason})") from None
+        if root is None or self._is_null(root):
+            # A file of comments is a choice that changes nothing, such as profile=none.
+            if kind is Any or kind is BenchConfig:
+                return {}
+            raise ConfigFileError(f"{self._path}: is empty; it needs keys and values")
+        if not isinstance(root, MappingNode):
+            raise self._refusal(root, "", "needs keys and values at the top")
+        try:
+            content = self._value(root, kind, "", {}, depth=0)
+        except RecursionError:  # of merge keys that merge themselves
+            raise self._refusal(root, "", "nested too deeply") from None
+        assert isinstance(content, dict)
+        return content
+
+    def _refusal(self, node: Node, key: str, message: str) -> ConfigFileError:
+        where = f"{self._path}:{node.start_mark.line + 1}: "
+        return ConfigFileError(f"{where}{key}: {message}" if key else f"{where}{message}")
+
+    def _value(self, node: Node, kind: Any, key: str, limits: Any, *, depth: int) -> Any:
+        self._values += 1
+        if self._values > MAX_VALUES or depth > MAX_DEPTH:
+            raise self._refusal(node, key, "too many or too deeply nested values, perhaps by aliases")
+        if node.tag not in _TAGS:
+            raise self._refusal(node, key, f"has the tag {node.tag}; leave it out")
+        options, optional = _alternatives(int | str if "time_limit" in limits else kind)
+        if isinstance(node, ScalarNode):
+            if "${" in node.value or node.value == "???":
+                return node.value
+            if self._is_null(node):
+                if optional or kind is Any:
+                    return None
+                raise self._refusal(node, key, f"is empty; needs {_describe(options)}")
+            value = self._scalar(node, options, key, limits)
+        elif isinstance(node, MappingNode) and (options == [Any] or is_dataclass(options[0]) or _is(options[0], dict)):
+            value = self._mapping(node, options[0], key, limits, depth)
+        elif isinstance(node, SequenceNode) and (options == [Any] or _is(options[0], list)):
+            item = Any if options == [Any] else get_args(options[0])[0]
+            value = [self._value(child, item, f"{key}[{n}]", {}, depth=depth + 1) for n, child in enumerate(node.value)]
+        else:
+            raise self._refusal(node, key, f"needs {_describe(options)}")
+        if not is_dataclass(options[0]):
+            try:
+                value = check_field(key, value, limits)
+            except UserError as error:
+                raise self._refusal(node, "", str(error)) from None
+        return value
+
+    def _mapping(self, node: MappingNode, kind: Any, key: str, limits: Any, depth: int) -> dict[Any, Any]:
+        prefix = f"{key}." if key else ""
+        declared = {spec.name: spec.metadata for spec in fields(kind)} if is_dataclass(kind) else {}
+        hints = declared_types(kind) if is_dataclass(kind) else {}
+        others = Any if kind is Any else limits.get("values") or (get_args(kind) or (None, Any))[1]
+        if not key:
+            # Hydra's own: the defaults list of every file, and its node in those that are at the top.
+            hints |= {"defaults": Any} | ({"hydra": Any} if kind is BenchConfig else {})
+        content = {}
+        for name_node, child in self._pairs(node, key):
+            name = self._scalar(name_node, [Any], key, {}) if kind is Any else name_node.value
+            if is_dataclass(kind) and name not in hints:
+                raise self._refusal(name_node, "", no_such_key(f"{prefix}{name}", hints))
+            if self._is_null(child):
+                child.start_mark = name_node.start_mark  # an empty value is found only where the next key begins
+            kind_of_value = hints[name] if is_dataclass(kind) else others
+            content[name] = self._value(
+                child, kind_of_value, f"{prefix}{name}", declared.get(name, {}), depth=depth + 1
+            )
+        return content
+
+    def _pairs(self, node: MappingNode, key: str) -> Iterator[tuple[ScalarNode, Node]]:
+        """Yield keys and values, also those that a merge key `<<` brings. A key must not be given twice."""
+        own: dict[str, tuple[ScalarNode, Node]] = {}
+        merged: dict[str, tuple[ScalarNode, Node]] = {}
+        for name, child in node.value:
+            if not isinstance(name, ScalarNode) or self._is_null(name):
+                raise self._refusal(name, key, "a key must be a word")
+            if name.tag == _TAG + "merge":
+                self._values += 1
+                blocks = child.value if isinstance(child, SequenceNode) else [child]
+                for block in blocks:
+                    if not isinstance(block, MappingNode) or block is node or self._values > MAX_VALUES:
+                        raise self._refusal(child, key, "<< needs a block, or a list of them")
+                    for pair in self._pairs(block, key):
+                        merged.setdefault(pair[0].value, pair)
+            elif name.value in own:
+                first = own[name.value][0].start_mark.line + 1
+                path = f"{key}.{name.value}" if key else name.value
+                raise self._refusal(name, path, f"is given twice, first in line {first}; keep one of them")
+            else:
+                own[name.value] = name, child
+        yield from (merged | own).values()
+
+    def _scalar(self, node: ScalarNode, options: list[Any], key: str, limits: Any) -> Any:
+        text = node.value
+        if options == [Any]:
+            if node.tag == _TAG + "int" and _LEADING_ZERO.fullmatch(text):
+                raise self._refusal(node, f"{key}={text}", "has a leading zero; put it in quotes if it is a text")
+            guessed = node.tag in (_TAG + "int", _TAG + "float", _TAG + "bool")
+            return self._yaml.constructor.construct_object(node) if guessed else text
+        if int in options and _INTEGER.fullmatch(text):
+            return int(text)
+        if float in options and _NUMBER.fullmatch(text):
+            return float(text.replace("_", ""))
+        if bool in options and text.lower() in _BOOLEANS:
+            return _BOOLEANS[text.lower()]
+        if str in options:
+            return text
+        raise self._refusal(node, f"{key}={text}", f"must be {_describe(options, limits)}")
+
+    @staticmethod
+    def _is_null(node: Node) -> bool:
+        return isinstance(node, ScalarNode) and bool(node.tag == _TAG + "null")
+
+
+def _line(text: str, number: int) -> str:
+    return "".join(text.splitlines()[number - 1 : number])
+
+
+def _is(kind: Any, origin: type) -> bool:
+    return get_origin(kind) is origin
+
+
+def _alternatives(kind: Any) -> tuple[list[Any], bool]:
+    """Return the members of a union without None, and whether None is one of them."""
+    members = list(get_args(kind)) if get_origin(kind) in (Union, types.UnionType) else [kind]
+    return [member for member in members if member is not type(None)], type(None) in members
+
+
+def _describe(options: list[Any], limits: Any = None) -> str:
+    kind = options[0]
+    if kind is int or kind is float:
+        low, high = (limits or {}).get("range", (None, None))
+        number = "an integer" if kind is int else "a number"
+        return number if low is None else f"{number} between {low:,} and {high:,}"
+    if _is(kind, list):
+        return "a list, such as [a, b]"
+    if is_dataclass(kind) or _is(kind, dict):
+        return "a block of keys and values"
+    return {bool: "true or false", str: "a text"}.get(kind, "a value")
