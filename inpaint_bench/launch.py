@@ -15,7 +15,7 @@ import hydra
 
 from inpaint_bench.cli.exit_codes import guarded
 from inpaint_bench.core.errors import PointsFailedError, UserError
-from inpaint_bench.core.hydra_support import register
+from inpaint_bench.core.hydra_support import refuse_hidden_files, register
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.secrets import find_secret
 from inpaint_bench.run.task import task
@@ -39,7 +39,9 @@ def _launch(arguments: list[str]) -> None:
     from launchers.submit.plugin import SweepLauncher
 
     # Hydra answers a wrong option with a page of usage, so options are parsed here first.
-    _Parser(parents=[args_parser()], add_help=False).parse_args(arguments)
+    options = _Parser(parents=[args_parser()], add_help=False).parse_args(arguments)
+    if options.config_dir:
+        refuse_hidden_files([conf_dir(), Path(options.config_dir)])
     sys.argv = ["launch", *arguments]  # where Hydra reads them
     SweepLauncher.ended_auto_sweeps.clear()
     failed: PointsFailedError | None = None

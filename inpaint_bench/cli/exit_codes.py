@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -64,7 +65,7 @@ def guarded(call: Callable[[], int | None]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit goes nowhere
         return 128 + signal.SIGPIPE
     except Exception as error:
-        if type(error).__module__.split(".")[0] in ("hydra", "omegaconf"):  # before OSError: some of Hydra's are
+        if _is_of_hydra(error):  # before OSError: some of Hydra's are
             from inpaint_bench.core.hydra_support import explain  # imports Hydra, which most commands do without
 
             message = explain(error)
@@ -75,3 +76,13 @@ def guarded(call: Callable[[], int | None]) -> int:
         print_error(message)
         return UserError.exit_code
     return code or 0
+
+
+def _is_of_hydra(error: Exception) -> bool:
+    """Return whether it is an error of Hydra or OmegaConf, or the ValueError that Hydra raises, say for `gpu=null`."""
+    modules = [type(error).__module__]
+    if isinstance(error, ValueError):
+        modules += [
+            frame.f_globals.get("__name__", "") for frame, _ in list(traceback.walk_tb(error.__traceback__))[-1:]
+        ]
+    return any(module.split(".")[0] in ("hydra", "omegaconf") for module in modules)

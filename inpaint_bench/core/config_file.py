@@ -10,8 +10,8 @@ import os
 import re
 import stat
 import types
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
@@ -45,7 +45,12 @@ def read_config_file(path: Path, group: str = "", package: str | None = None) ->
     Values of declared keys have their type and lie in their range; interpolations are left to OmegaConf.
     """
     text = read_config_text(path)
-    content = _Reader(path).read(text, _declared_type(group, package, text))
+    kind = _declared_type(group, package, text)
+    content = _Reader(path).read(text, kind)
+    # What another file of the defaults list gives is not known here.
+    for spec in fields(kind) if is_dataclass(kind) and kind is not BenchConfig and "defaults" not in content else ():
+        if spec.name not in content and spec.default is MISSING and spec.default_factory is MISSING:
+            raise ConfigFileError(f"{path}: {spec.name} is missing")
     if group in NAMED_GROUPS and content.get("name") != path.stem:
         raise ConfigFileError(f"{path}: name is {content.get('name')}, it must be {path.stem}, as the file")
     return content
@@ -71,9 +76,36 @@ def read_config_text(path: Path) -> str:
         raise ConfigFileError(f"{path}:{line}: byte {byte:#04x} is not UTF-8; save the file as UTF-8") from None
 
 
-def declared_types(kind: Any) -> dict[str, Any]:
-    """Return the types of a dataclass's fields by name."""
-    return get_type_hints(kind)
+def refuse_guessed_text(key: str, value: Any) -> None:
+    """Raise UserError for an override that gives true, false or a decimal number where a text is declared.
+
+    OmegaConf would make another text of it: `true` becomes True, 1e3 becomes 1000.0.
+    """
+    kind: Any = BenchConfig
+    limits: Mapping[str, Any] = {}
+    for name in key.split("."):
+        kind, limits = _declared_child(kind, name, limits)
+    _refuse_guessed_text(key, value, kind, limits)
+
+
+def _refuse_guessed_text(key: str, value: Any, kind: Any, limits: Mapping[str, Any]) -> None:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            _refuse_guessed_text(f"{key}.{name}", item, *_declared_child(kind, str(name), limits))
+    elif isinstance(value, list):
+        for item in value:
+            _refuse_guessed_text(key, item, *_declared_child(kind, "", limits))
+    elif isinstance(value, bool | float) and _alternatives(kind)[0] == [str]:
+        text = str(value).lower()
+        raise UserError(f"{key}={text}: a text is needed, and this is no text unless quoted: '{key}=\"{text}\"'")
+
+
+def _declared_child(kind: Any, name: str, limits: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    """Return type and limits of a key in a block, or of an item of a list; Any where nothing is declared."""
+    if is_dataclass(kind):
+        metadata = {spec.name: spec.metadata for spec in fields(kind)}
+        return get_type_hints(kind).get(name, Any), metadata.get(name, {})
+    return limits.get("values") or (get_args(kind) or (Any,))[-1], {}
 
 
 def _declared_type(group: str, package: str | None, text: str) -> Any:
@@ -83,7 +115,7 @@ def _declared_type(group: str, package: str | None, text: str) -> Any:
     if package == "_global_":
         # The primary configuration of another application has another schema.
         return BenchConfig if group or "bench_schema" in text else Any
-    kind = declared_types(BenchConfig).get(str(package), Any)
+    kind = get_type_hints(BenchConfig).get(str(package), Any)
     return kind if is_dataclass(kind) else Any
 
 
@@ -115,7 +147,7 @@ class _Reader:
         if not isinstance(root, MappingNode):
             raise self._refusal(root, "", "needs keys and values at the top")
         try:
-            content = self._value(root, kind, "", {}, depth=0)
+            content = self._value(root, kind, {}, "", depth=0)
         except RecursionError:  # of merge keys that merge themselves
             raise self._refusal(root, "", "nested too deeply") from None
         assert isinstance(content, dict)
@@ -125,7 +157,7 @@ class _Reader:
         where = f"{self._path}:{node.start_mark.line + 1}: "
         return ConfigFileError(f"{where}{key}: {message}" if key else f"{where}{message}")
 
-    def _value(self, node: Node, kind: Any, key: str, limits: Any, *, depth: int) -> Any:
+    def _value(self, node: Node, kind: Any, limits: Mapping[str, Any], key: str, *, depth: int) -> Any:
         self._values += 1
         if self._values > MAX_VALUES or depth > MAX_DEPTH:
             raise self._refusal(node, key, "too many or too deeply nested values, perhaps by aliases")
@@ -133,8 +165,10 @@ class _Reader:
             raise self._refusal(node, key, f"has the tag {node.tag}; leave it out")
         options, optional = _alternatives(int | str if "time_limit" in limits else kind)
         if isinstance(node, ScalarNode):
-            if "${" in node.value or node.value == "???":
+            if "${" in node.value:
                 return node.value
+            if node.value == "???":  # OmegaConf's mark of a value to come: merged over a default, it has no effect
+                raise self._refusal(node, f"{key}=???", f"needs {_describe(options)}")
             if self._is_null(node):
                 if optional or kind is Any:
                     return None
@@ -143,8 +177,8 @@ class _Reader:
         elif isinstance(node, MappingNode) and (options == [Any] or is_dataclass(options[0]) or _is(options[0], dict)):
             value = self._mapping(node, options[0], key, limits, depth)
         elif isinstance(node, SequenceNode) and (options == [Any] or _is(options[0], list)):
-            item = Any if options == [Any] else get_args(options[0])[0]
-            value = [self._value(child, item, f"{key}[{n}]", {}, depth=depth + 1) for n, child in enumerate(node.value)]
+            item = _declared_child(options[0], "", limits)
+            value = [self._value(child, *item, f"{key}[{n}]", depth=depth + 1) for n, child in enumerate(node.value)]
         else:
             raise self._refusal(node, key, f"needs {_describe(options)}")
         if not is_dataclass(options[0]):
@@ -154,24 +188,21 @@ class _Reader:
                 raise self._refusal(node, "", str(error)) from None
         return value
 
-    def _mapping(self, node: MappingNode, kind: Any, key: str, limits: Any, depth: int) -> dict[Any, Any]:
+    def _mapping(self, node: MappingNode, kind: Any, key: str, limits: Mapping[str, Any], depth: int) -> dict[Any, Any]:
         prefix = f"{key}." if key else ""
-        declared = {spec.name: spec.metadata for spec in fields(kind)} if is_dataclass(kind) else {}
-        hints = declared_types(kind) if is_dataclass(kind) else {}
-        others = Any if kind is Any else limits.get("values") or (get_args(kind) or (None, Any))[1]
+        valid = {spec.name for spec in fields(kind)} if is_dataclass(kind) else set()
         if not key:
             # Hydra's own: the defaults list of every file, and its node in those that are at the top.
-            hints |= {"defaults": Any} | ({"hydra": Any} if kind is BenchConfig else {})
+            valid |= {"defaults", "hydra"} if kind is BenchConfig else {"defaults"}
         content = {}
         for name_node, child in self._pairs(node, key):
             name = self._scalar(name_node, [Any], key, {}) if kind is Any else name_node.value
-            if is_dataclass(kind) and name not in hints:
-                raise self._refusal(name_node, "", no_such_key(f"{prefix}{name}", hints))
+            if is_dataclass(kind) and name not in valid:
+                raise self._refusal(name_node, "", no_such_key(f"{prefix}{name}", valid))
             if self._is_null(child):
                 child.start_mark = name_node.start_mark  # an empty value is found only where the next key begins
-            kind_of_value = hints[name] if is_dataclass(kind) else others
             content[name] = self._value(
-                child, kind_of_value, f"{prefix}{name}", declared.get(name, {}), depth=depth + 1
+                child, *_declared_child(kind, str(name), limits), f"{prefix}{name}", depth=depth + 1
             )
         return content
 
@@ -198,7 +229,7 @@ class _Reader:
                 own[name.value] = name, child
         yield from (merged | own).values()
 
-    def _scalar(self, node: ScalarNode, options: list[Any], key: str, limits: Any) -> Any:
+    def _scalar(self, node: ScalarNode, options: list[Any], key: str, limits: Mapping[str, Any]) -> Any:
         text = node.value
         if options == [Any]:
             if node.tag == _TAG + "int" and _LEADING_ZERO.fullmatch(text):
@@ -234,7 +265,7 @@ def _alternatives(kind: Any) -> tuple[list[Any], bool]:
     return [member for member in members if member is not type(None)], type(None) in members
 
 
-def _describe(options: list[Any], limits: Any = None) -> str:
+def _describe(options: list[Any], limits: Mapping[str, Any] | None = None) -> str:
     kind = options[0]
     if kind is int or kind is float:
         low, high = (limits or {}).get("range", (None, None))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
+from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from . import recipe
 from .config import BenchConfig
 from .config_file import ConfigFileError, read_config_file, read_config_text
+from .errors import UserError
 from .paths import testbed_dir
 from .validation import no_such_key
 
@@ -58,6 +61,16 @@ class CheckedFiles(FileConfigSource):
         return ConfigResult(
             config=OmegaConf.create(content), path=f"file://{self.path}", provider=self.provider, header=header
         )
+
+
+def refuse_hidden_files(folders: Iterable[Path]) -> None:
+    """Raise UserError for a file that Hydra would pass by, because an earlier folder has another of the same name."""
+    used: dict[Path, Path] = {}
+    for folder in folders:
+        for file in filter(Path.is_file, sorted(folder.glob("*/*.yaml"))):
+            first = used.setdefault(file.relative_to(folder), file)
+            if not filecmp.cmp(first, file, shallow=False):
+                raise UserError(f"{file}: is not read, since {first} comes first on Hydra's search path; rename it")
 
 
 # By the name of a class Hydra recognises one that it would register again.

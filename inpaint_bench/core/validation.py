@@ -86,9 +86,13 @@ def check(value: Any, path: str = "") -> None:
         raise UserError(f"{path}={value}: must be a finite number")
     if not is_dataclass(value):
         return
+    names = [spec.name for spec in fields(value)]
+    # OmegaConf adds the key of `+key=value` to any object, where nothing reads it.
+    for name in vars(value).keys() - set(names):
+        raise UserError(no_such_key(f"{prefix}{name}", names))
     for spec in fields(value):
         item = getattr(value, spec.name)
-        if item is not None:
+        if item is not None or "time_limit" in spec.metadata:
             setattr(value, spec.name, check_field(f"{prefix}{spec.name}", item, spec.metadata))
             check(item, f"{prefix}{spec.name}")
 
@@ -96,7 +100,7 @@ def check(value: Any, path: str = "") -> None:
 def check_field(key: str, item: Any, limits: Mapping[str, Any]) -> Any:
     """Return a field's value, minutes for a time limit. Raises UserError where it is outside the declared limits."""
     if "time_limit" in limits and (not isinstance(item, int) or isinstance(item, bool)):
-        item = _minutes(key, str(item), limits)
+        item = _minutes(key, "null" if item is None else str(item), limits)
     if "choices" in limits and item not in limits["choices"]:
         guess = _guess(str(item), limits["choices"])
         raise UserError(f"{key}={item}: not one of {', '.join(limits['choices'])}.{guess}".removesuffix("."))

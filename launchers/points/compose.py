@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from hydra import compose
@@ -13,13 +14,14 @@ from hydra.core.utils import configure_log, setup_globals
 from omegaconf import DictConfig
 
 from inpaint_bench.core.config import config_hash
-from inpaint_bench.core.hydra_support import register
+from inpaint_bench.core.config_file import refuse_guessed_text
+from inpaint_bench.core.hydra_support import refuse_hidden_files, register
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.site import check_account
 from launchers.sweep.sweep_record import LaunchContext
 
 from . import hydra_internals
-from .composition import Composition
+from .composition import Composition, parsed
 from .placement import choose_site, service_units, slurm_request
 from .point import Point
 from .site_catalog import SiteCatalog, refuse_unused_keys
@@ -41,7 +43,9 @@ class Composer:
         hydra_overrides: Sequence[str],
     ) -> None:
         self.context = hydra_internals.new_context(loader)
-        self.catalog = SiteCatalog(hydra_internals.config_repository(loader, config_name, hydra_overrides))
+        files = hydra_internals.config_repository(loader, config_name, hydra_overrides)
+        refuse_hidden_files(Path(source.path) for source in files.get_sources() if source.scheme() == "file")
+        self.catalog = SiteCatalog(files)
         self._composition = Composition(
             compose_config, loader=loader, config_name=config_name, hydra_overrides=hydra_overrides
         )
@@ -49,6 +53,8 @@ class Composer:
 
     def __call__(self, num: int, overrides: Sequence[str]) -> Point:
         """Compose, check and place one point. Raises UserError, and Hydra's errors for overrides that do not fit."""
+        for override in map(parsed, overrides):
+            refuse_guessed_text(override.key_or_group, override.value())
         composed = self._composition(overrides)
         bench, config = self._composition.typed(composed)
         refuse_unused_keys(bench.site, overrides)

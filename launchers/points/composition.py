@@ -80,11 +80,11 @@ def _pickled(config: DictConfig) -> bytes:
 
 def _record_overrides(config: DictConfig, lines: Sequence[str]) -> None:
     """Write the point's own overrides into Hydra's node, as Hydra does when it composes."""
-    task = [line for line in lines if not _parsed(line).is_hydra_override()]
+    task = [line for line in lines if not parsed(line).is_hydra_override()]
     # The shared composition has recorded the choices of groups alone.
     config.hydra.overrides.task.clear()
     config.hydra.overrides.task.extend(task)
-    config.hydra.job.override_dirname = hydra_internals.override_dirname([_parsed(line) for line in task], config)
+    config.hydra.job.override_dirname = hydra_internals.override_dirname([parsed(line) for line in task], config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +143,7 @@ class Composition:
         choices: list[str] = []
         values: list[Override] = []
         for line in lines:
-            override = _parsed(line)
+            override = parsed(line)
             if self._is_group_choice(override):
                 choices.append(line)
             elif not _is_plain(override):
@@ -201,7 +201,8 @@ class Composition:
 
 
 @cache  # Hydra's parser takes as long for a line as setting its value, and most lines of a sweep are equal
-def _parsed(line: str) -> Override:
+def parsed(line: str) -> Override:
+    """Parse the override of one point. Raises Hydra's error for a line that is none."""
     (override,) = OverridesParser.create().parse_overrides([line])
     return override
 

@@ -78,20 +78,18 @@ class SiteCatalog:
         # Hundreds of points usually share one site: each variant of it is converted and checked once.
         if cache_key not in self._sites:
             base = config.site if chosen else self._load(name)
-            self._sites[cache_key] = self._typed(name, base, overrides.get(name))
+            try:
+                self._sites[cache_key] = self._typed(name, base, overrides.get(name))
+            except UserError as error:
+                if chosen or overrides.get(name):
+                    raise
+                raise ConfigFileError(f"{self.file(name)}: {error}") from None
         return self._sites[cache_key]
 
     def _load(self, name: str) -> DictConfig:
-        """Read a site file. Raises ConfigFileError, also where its keys contradict each other."""
         found = self._files.load_config(f"site/{name}")
         assert found is not None
         assert isinstance(found.config, DictConfig)
-        try:
-            self._typed(name, found.config, None)
-        except ConfigFileError:
-            raise
-        except UserError as error:
-            raise ConfigFileError(str(error)) from None
         return found.config
 
     def _typed(self, name: str, base: DictConfig, overrides: Any) -> SiteConfig:
@@ -110,9 +108,8 @@ class SiteCatalog:
         gpus = self._files.get_group_options("gpu")
         for gpu in site.gpus:
             if gpu not in gpus:
-                raise UserError(
-                    f"{no_such_key(f'sites.{name}.gpus.{gpu}', gpus)} Another GPU needs a file in conf/gpu."
-                )
+                unknown = no_such_key(f"sites.{name}.gpus.{gpu}", gpus)
+                raise UserError(f"{unknown}; another GPU needs a file in conf/gpu")
         # The file says how to reach the site from elsewhere; on its own machines sbatch is there.
         if site.connect.method in ("ssh", "bundle") and is_site_host(site):
             site.connect.method = "slurm"

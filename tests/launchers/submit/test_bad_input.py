@@ -4,21 +4,26 @@ import errno
 import io
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from inpaint_bench.cli import app
+from inpaint_bench.cli.doctor.site_report import site_files
 from inpaint_bench.cli.exit_codes import guarded
 from inpaint_bench.core.console import shell_command, table
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_json
+from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.records import Manifest, Quality
 from inpaint_bench.core.schema import Status
 from inpaint_bench.launch import main
+from launchers.points import site_catalog
 from tests.launchers.sweeps import a_point, a_sweep, plan
 
 
@@ -42,6 +47,20 @@ from tests.launchers.sweeps import a_point, a_sweep, plan
         ("workload.save_weights=true", r"workload\.save_weights=true: only training"),
         ("workload.sample_images=4", r"workload\.sample_images=4: only training"),
         ("workload.resume=false", r"workload\.resume=false: only training"),
+        ("+batchs=8,16", r"batchs: no such key at the top\. Did you mean batch\?"),
+        ("site=delta +site.qoss=x", r"site\.qoss: no such key in site\. Did you mean qos\?"),
+        ("gpu=null", r"Config group override must be a string"),
+        ("gpu=h200 site.account.value=x", r"site\.account\.value: is not read with site=auto.*sites\.<name>\.account"),
+        ("gpu=h200 site.requeue.request=false", r"site\.requeue\.request: is not read with site=auto"),
+        ("gpu=h200 sites.delta.qos=true", r"sites\.delta\.qos=true: a text is needed.*'sites\.delta\.qos=\"true\"'"),
+        ("gpu=h200 site=delta site.environment.variables.X=1.5", r"variables\.X=1\.5: a text is needed"),
+        ("sites.delta=5 gpu=h200", r"sites\.delta=5: needs keys and values"),
+        ("sites.delta.preempt.signal=SIGTREM gpu=h200", r"preempt\.signal=SIGTREM: not one of.*Did you mean SIGTERM\?"),
+        ("sites.delta.preempt.signal=null gpu=h200", r"preempt\.grace_s=300: needs signal too"),
+        ("sites.delta.gpus.h20.partition=x gpu=h200", r"gpus\.h20: no such key.*h200.*needs a file in conf/gpu"),
+        ("sites.delta.gpus.h200.max_minutes=null gpu=h200", r"max_minutes=null: must be a time limit.*or UNLIMITED"),
+        ("site=delta site.gpus.h200.max_minutes=1:00:00 gpu=h200 time_min=1-1", r"time_min=1500: .*allows 60"),
+        ("time_min=UNLIMITED", r"time_min=UNLIMITED: must be a time limit in minutes or as .*, or auto"),
         ("sites.nowhere.qos=x", r"sites\.nowhere: no such site; have: delta, grace, local"),
         ("sites.grace.gpus.a100.partitio=x", r"gpus\.a100\.partitio: no such key.*Did you mean partition\?"),
         ("sites.grace.template=nope.sh.j2 dry_run=true", r"template nope\.sh\.j2: .*have: base\.sh\.j2"),
@@ -145,6 +164,83 @@ def test_unreadable_site_file_is_named(text, message, capsys, tmp_path):
     # Nobody else's command is stopped.
     assert main(command) == 0
     assert capsys.readouterr().out.startswith(f"site mine is left out: {tmp_path}/site/mine.yaml:")
+
+
+def _site(folder: Path, name: str, *changes: tuple[str, str]) -> Path:
+    """Write a copy of delta's site file under another name into a folder for --config-dir."""
+    text = (conf_dir() / "site" / "delta.yaml").read_text()
+    for old, new in (("name: delta\n", f"name: {name}\n"), *changes):
+        assert old in text
+        text = text.replace(old, new)
+    file = folder / "site" / f"{name}.yaml"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+def _dry_run(folder: Path, *arguments: str) -> int:
+    return main(["-m", "--config-dir", str(folder), "dry_run=true", f"hydra.sweep.dir={folder}/s", *arguments])
+
+
+def test_times_and_accounts_reach_the_script_as_they_were_written(capsys, tmp_path):
+    account = ("value: null # <code>-delta-gpu", "value: 000123456789")
+    _site(tmp_path, "mine", account, ("'[a-z0-9]{4}-delta-gpu'", "'\\d{12}'"), ("2880", "2-00:00:00"))
+    assert _dry_run(tmp_path, "site=mine", "gpu=h200", "time_min=1:30:00,2-0") == 0
+    scripts = [file.read_text() for file in sorted((tmp_path / "s" / "sbatch").iterdir())]
+    assert [re.findall("--(account|time)=(.*)", script) for script in scripts] == [
+        [("account", "000123456789"), ("time", "90")],
+        [("account", "000123456789"), ("time", "2880")],
+    ]
+    assert _dry_run(tmp_path, "site=mine", "gpu=h200", "time_min=2-0:01") == 2
+    assert "time_min=2881: partition gpuH200x8 of mine allows 2880" in capsys.readouterr().err
+
+
+def test_home_site_with_a_broken_file_is_not_replaced_by_another(capsys, tmp_path):
+    _site(tmp_path, "mine", ("  method", "\tmethod"))
+    (tmp_path / "gpu").mkdir()
+    h201 = (conf_dir() / "gpu" / "h200.yaml").read_text().replace("name: h200", "name: h201")
+    (tmp_path / "gpu" / "h201.yaml").write_text(h201.replace("home_site: delta", "home_site: mine"))
+    _site(tmp_path, "other", ("  h200:", "  h201:"))
+    assert _dry_run(tmp_path, "gpu=h201") == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path}/site/mine.yaml:5: not YAML")
+
+
+def test_two_sites_that_claim_this_machine_are_to_be_chosen_between(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(site_catalog, "_host_names", lambda: ("dt-login01",))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "sbatch").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    _site(tmp_path, "mine")
+    # Neither is the home site of the A100.
+    assert _dry_run(tmp_path, "gpu=a100") == 2
+    error = capsys.readouterr().err
+    assert "gpu=a100: this machine belongs to delta and mine by their connect.hostnames; choose with site=" in error
+    assert _dry_run(tmp_path, "gpu=a100", "site=mine") == 0
+
+
+def test_file_that_hydra_would_pass_by_is_refused(capsys, tmp_path):
+    file = _site(tmp_path, "delta")
+    assert _dry_run(tmp_path, "gpu=h200") == 0  # an equal copy
+    file.write_text(file.read_text().replace("max_minutes: 2880", "max_minutes: 60"))
+    assert _dry_run(tmp_path, "gpu=h200") == 2
+    assert capsys.readouterr().err.startswith(f"error: {file}: is not read, since {conf_dir()}/site/delta.yaml comes")
+
+
+def test_broken_site_is_listed_by_doctor_and_stops_no_other_site(capsys, tmp_path, monkeypatch):
+    conf = tmp_path / "conf"
+    shutil.copytree(conf_dir(), conf)
+    (conf / "site" / "grace.yaml").write_text("name: grace\nqos: a\nqos: b\n")
+    monkeypatch.setattr("launchers.points.compose.conf_dir", lambda: conf)
+    rows = {row[0]: row for row in site_files([])}
+    assert rows["grace"][2:4] == (
+        "no",
+        f"{conf}/site/grace.yaml:3: qos: is given twice, first in line 2; keep one of them",
+    )
+    assert rows["local"][2] == "yes"
+    assert app.main(["doctor", "site", "grace"]) == 2
+    assert f"error: {conf}/site/grace.yaml:3: qos" in capsys.readouterr().err
+    assert app.main(["doctor", "site", "delta"]) == 2
+    assert "delta cannot be reached from here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("key", ["sites.grace.account.pattern", "sites.grace.connect.hostnames", "gpu.nvml_name"])
