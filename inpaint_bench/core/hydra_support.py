@@ -99,7 +99,10 @@ def explain(error: Exception, prefix: str = "") -> str:
 
 
 def _explain_unknown_key(error: OmegaConfBaseException, parent: DictConfig, prefix: str) -> str:
-    return no_such_key(f"{prefix}{error.full_key or error.key}", (str(key) for key in parent if key != "hydra"))
+    path = f"{prefix}{error.full_key or error.key}"
+    if OmegaConf.get_type(parent) is dict:  # of any keys
+        return f"{path}: no such key in {path.rpartition('.')[0]}; +{path}=... adds one"
+    return no_such_key(path, (str(key) for key in parent if key != "hydra"))
 
 
 def _describe_range(error: ValidationError) -> str:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from inpaint_bench.core.config_file import ConfigFileError
+from inpaint_bench.core.config_file import ConfigFileError, read_config_file
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.site import SiteConfig, check_connect, check_preempt
 from inpaint_bench.core.validation import check, no_such_key
 
@@ -93,27 +94,43 @@ class SiteCatalog:
         return found.config
 
     def _typed(self, name: str, base: DictConfig, overrides: Any) -> SiteConfig:
-        if not isinstance(overrides, DictConfig | None):
-            raise UserError(f"sites.{name}={overrides}: needs keys and values, such as sites.{name}.qos=...")
-        try:
-            site = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SiteConfig), base, overrides or {}))
-        except OmegaConfBaseException as error:
-            from inpaint_bench.core.hydra_support import explain  # Hydra, which `status` does without
-
-            raise UserError(explain(error, prefix=f"sites.{name}.")) from None
-        assert isinstance(site, SiteConfig)
-        check(site, f"sites.{name}")
-        check_connect(site)
-        check_preempt(site)
+        site = _typed_site(name, base, overrides)
         gpus = self._files.get_group_options("gpu")
         for gpu in site.gpus:
             if gpu not in gpus:
                 unknown = no_such_key(f"sites.{name}.gpus.{gpu}", gpus)
                 raise UserError(f"{unknown}; another GPU needs a file in conf/gpu")
-        # The file says how to reach the site from elsewhere; on its own machines sbatch is there.
-        if site.connect.method in ("ssh", "bundle") and is_site_host(site):
-            site.connect.method = "slurm"
         return site
+
+
+def own_site(name: str) -> SiteConfig | None:
+    """Return a site as this installation's own file describes it, without Hydra; None where there is no valid file."""
+    if not re.fullmatch(r"\w[\w-]*", name, re.ASCII):
+        return None
+    try:
+        content = OmegaConf.create(read_config_file(conf_dir() / "site" / f"{name}.yaml", "site"))
+        return _typed_site(name, content, None)
+    except UserError:
+        return None
+
+
+def _typed_site(name: str, base: DictConfig, overrides: Any) -> SiteConfig:
+    if not isinstance(overrides, DictConfig | None):
+        raise UserError(f"sites.{name}={overrides}: needs keys and values, such as sites.{name}.qos=...")
+    try:
+        site = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SiteConfig), base, overrides or {}))
+    except OmegaConfBaseException as error:
+        from inpaint_bench.core.hydra_support import explain  # Hydra, which `status` does without
+
+        raise UserError(explain(error, prefix=f"sites.{name}.")) from None
+    assert isinstance(site, SiteConfig)
+    check(site, f"sites.{name}")
+    check_connect(site)
+    check_preempt(site)
+    # The file says how to reach the site from elsewhere; on its own machines sbatch is there.
+    if site.connect.method in ("ssh", "bundle") and is_site_host(site):
+        site.connect.method = "slurm"
+    return site
 
 
 def refuse_unused_keys(site: SiteConfig, overrides: Sequence[str]) -> None:

@@ -53,7 +53,11 @@ from tests.launchers.sweeps import a_point, a_sweep, plan
         ("gpu=h200 site.account.value=x", r"site\.account\.value: is not read with site=auto.*sites\.<name>\.account"),
         ("gpu=h200 site.requeue.request=false", r"site\.requeue\.request: is not read with site=auto"),
         ("gpu=h200 sites.delta.qos=true", r"sites\.delta\.qos=true: a text is needed.*'sites\.delta\.qos=\"true\"'"),
-        ("gpu=h200 site=delta site.environment.variables.X=1.5", r"variables\.X=1\.5: a text is needed"),
+        ("gpu=h200 site=delta +site.environment.variables.X=1.5", r"variables\.X=1\.5: a text is needed"),
+        (
+            "gpu=h200 site=delta site.environment.variables.X=a",
+            r"no such key.*; \+site\.environment.*=... adds",
+        ),
         ("sites.delta=5 gpu=h200", r"sites\.delta=5: needs keys and values"),
         ("sites.delta.preempt.signal=SIGTREM gpu=h200", r"preempt\.signal=SIGTREM: not one of.*Did you mean SIGTERM\?"),
         ("sites.delta.preempt.signal=null gpu=h200", r"preempt\.grace_s=300: needs signal too"),
@@ -202,7 +206,7 @@ def test_home_site_with_a_broken_file_is_not_replaced_by_another(capsys, tmp_pat
     (tmp_path / "gpu" / "h201.yaml").write_text(h201.replace("home_site: delta", "home_site: mine"))
     _site(tmp_path, "other", ("  h200:", "  h201:"))
     assert _dry_run(tmp_path, "gpu=h201") == 2
-    assert capsys.readouterr().err.startswith(f"error: {tmp_path}/site/mine.yaml:5: not YAML")
+    assert re.match(rf"error: {tmp_path}/site/mine\.yaml:\d+: not YAML", capsys.readouterr().err)
 
 
 def test_two_sites_that_claim_this_machine_are_to_be_chosen_between(capsys, tmp_path, monkeypatch):
