@@ -15,7 +15,7 @@ from analysis.columns import hive_value
 from inpaint_bench.core import schema
 from inpaint_bench.core.attempt_state import RunArtifacts, SchedulerState, resolve_attempt_state
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.records import Manifest, Window
+from inpaint_bench.core.records import Manifest, TelemetryReport, Window
 from inpaint_bench.core.schema import PointState, Reason, Status
 
 from . import untrusted
@@ -34,6 +34,7 @@ class Run:
     folder: Path
     manifest: Manifest
     windows: list[Window]
+    sidecar: TelemetryReport | None = None
     tables: dict[str, TableFiles] = field(default_factory=dict)
     sample_grid: bytes | None = None  # a PNG
     content_hash: str = ""
@@ -160,26 +161,27 @@ def read_run(folder: Path) -> tuple[Run | None, list[SkippedFile]]:
         text = f"part of a run without a usable manifest: {problem.reason}"
         skips += [skipped(path, problem.code, text) for path in orphans]
         return None, [skipped(folder / schema.MANIFEST, problem.code, problem.reason), *skips]
-    windows: list[Window] = []
-    path = folder / schema.WINDOWS
-    try:
-        contents[schema.WINDOWS] = untrusted.read_bytes(path, untrusted.MAX_RECORD_BYTES)
-        windows = msgspec.convert(untrusted.decode_record(contents[schema.WINDOWS]), list[Window])
-    except FileNotFoundError:
-        # A recipe that is unavailable ends its run before any window opens: no file is as it should be.
-        if manifest.reason != Reason.UNAVAILABLE:
-            skips.append(skipped(path, "missing", "no such file: no window to measure", run_id))
-    except ValueError as error:  # msgspec.ValidationError is one
-        skips.append(skipped(path, "damaged", f"windows damaged: {error}", run_id))
-    except OSError as error:
-        skips.append(skipped(path, "unreadable", f"cannot be read ({describe(error)})", run_id))
-    try:
-        contents[schema.TELEMETRY] = untrusted.read_bytes(folder / schema.TELEMETRY, untrusted.MAX_RECORD_BYTES)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        skips.append(skipped(folder / schema.TELEMETRY, "unreadable", f"cannot be read ({describe(error)})", run_id))
-    run = Run(folder=folder, manifest=_with_final_state(folder, manifest), windows=windows, tables=tables)
+    found: dict[str, Any] = {}
+    for name, kind in ((schema.WINDOWS, list[Window]), (schema.TELEMETRY, TelemetryReport)):
+        path = folder / name
+        try:
+            contents[name] = untrusted.read_bytes(path, untrusted.MAX_RECORD_BYTES)
+            found[name] = msgspec.convert(untrusted.decode_record(contents[name]), kind)
+        except FileNotFoundError:
+            # A recipe that is unavailable ends its run before any window opens: no file is as it should be.
+            if name == schema.WINDOWS and manifest.reason != Reason.UNAVAILABLE:
+                skips.append(skipped(path, "missing", "no such file: no window to measure", run_id))
+        except ValueError as error:  # msgspec.ValidationError is one
+            skips.append(skipped(path, "damaged", f"damaged: {error}", run_id))
+        except OSError as error:
+            skips.append(skipped(path, "unreadable", f"cannot be read ({describe(error)})", run_id))
+    run = Run(
+        folder=folder,
+        manifest=_with_final_state(folder, manifest),
+        windows=found.get(schema.WINDOWS, []),
+        sidecar=found.get(schema.TELEMETRY),
+        tables=tables,
+    )
     if manifest.quality and manifest.quality.pictures:
         try:
             run.sample_grid = contents[manifest.quality.pictures] = _read_image(folder, manifest.quality.pictures)
