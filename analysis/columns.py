@@ -141,6 +141,13 @@ SCHEMA: dict[str, pl.DataType] = {
     **{name: pl.Int64() for name in INT},
     **{name: pl.Float64() for name in FLOAT},
 }
+# The version of a column's definition, 1 if it is not named here. To be raised whenever the same run directory gives
+# another value than before: a report then says so of datasets that were merged earlier.
+DEFINITIONS = {
+    "throttle_power_pct": 2,  # 2: of the time measured, interpolated at its edges; before, of the time between samples
+    "throttle_thermal_pct": 2,
+    "flags": 2,  # of throttling, by these shares
+}
 WINDOW_SCHEMA: dict[str, pl.DataType] = {
     **dict.fromkeys(("run_id", "site", "gpu", "window_id", "kind", "status", "reason", "flags"), pl.String()),
     **dict.fromkeys(

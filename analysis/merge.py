@@ -25,10 +25,10 @@ import pyarrow as pa
 from inpaint_bench.core import files, records, schema
 from inpaint_bench.core.errors import UserError
 
-from . import across_runs, comparability, dataset
+from . import across_runs, comparability, dataset, seal
 from .columns import SAMPLE_GRIDS, SCHEMA, SKIPPED_SCHEMA, WINDOW_SCHEMA, WINDOWS, hive_value
 from .ingest import incremental, parts, run_dir, untrusted
-from .ingest.incremental import DirectoryRecord, MergeOutcome, PreviousDataset
+from .ingest.incremental import DirectoryRecord, MergeOutcome, PreviousDataset, WrittenFile
 from .ingest.parts import SkippedFile
 from .ingest.untrusted import LeftOutError
 from .metrics import flags, run_row
@@ -42,7 +42,7 @@ _TYPES: dict[type[pl.DataType], type | tuple[type, ...]] = {
     pl.Datetime: dt.datetime,
 }
 # All that a merge writes into a dataset folder.
-_OUTPUT = {schema.DATASET, *incremental.INDEX, schema.SKIPPED, SAMPLE_GRIDS, *schema.TABLES}
+_OUTPUT = {schema.DATASET, *incremental.INDEX, SAMPLE_GRIDS, *schema.TABLES}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +89,8 @@ def merge(
             "unchanged": sum(task.previous is not None for task in tasks),
             **summary,
             "analysis": incremental.code_version(),
-            "index": incremental.index_hashes(new),
         }
+        metadata = seal.seal(metadata, new)
         files.replace_json(new / schema.DATASET, metadata)
     return metadata
 
@@ -215,7 +215,7 @@ def _merge_run(task: _Task, out: Path, written: list[Path]) -> MergeOutcome:
             written[-1].write_bytes(run.sample_grid)
     except OSError as error:  # not this run's fault: the next one could not be written either
         raise UserError(f"{out}: cannot be written ({error})") from error
-    record.files = [_file_entry(path, out) for path in written]
+    record.files = [WrittenFile.read(path, out) for path in written]
     return MergeOutcome(record=record, row=row, windows=windows)
 
 
@@ -229,11 +229,6 @@ def _check_row(row: dict[str, Any]) -> None:
             raise LeftOutError("figure", f"{name} is {value:g}, which no measurement gives")
         if value is not None and not isinstance(value, _TYPES[type(kind)]):
             raise LeftOutError("figure", f"{name} is {untrusted.printable(repr(value), 50)}, which is no {kind}")
-
-
-def _file_entry(path: Path, out: Path) -> tuple[str, int, int]:
-    stat = path.stat()
-    return str(path.relative_to(out)), stat.st_size, stat.st_mtime_ns
 
 
 def _write(

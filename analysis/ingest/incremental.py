@@ -27,7 +27,39 @@ from . import untrusted
 from .parts import SkippedFile
 
 DIRECTORIES = "directories.json"  # a DirectoryRecord per run directory that the merge saw
-INDEX = (DIRECTORIES, schema.RUNS, WINDOWS)  # read back by the next merge
+INDEX = (DIRECTORIES, schema.RUNS, WINDOWS, schema.SKIPPED)  # read back by the next merge, or by a report
+
+
+class WrittenFile(msgspec.Struct, kw_only=True, frozen=True):
+    """A file of the dataset as the merge wrote it."""
+
+    name: str  # in the dataset
+    size_bytes: int
+    mtime_ns: int
+    sha256: str
+
+    @classmethod
+    def read(cls, path: Path, dataset: Path) -> Self:
+        """Describe a file that was just written."""
+        stat = path.stat()
+        name, digest = str(path.relative_to(dataset)), _file_sha256(path)
+        return cls(name=name, size_bytes=stat.st_size, mtime_ns=stat.st_mtime_ns, sha256=digest)
+
+    def matches(self, dataset: Path, *, by_content: bool = True) -> bool:
+        """Return whether the file has its size and time, or else, if asked for, its content."""
+        path = dataset / self.name
+        try:
+            stat = path.stat()
+            if stat.st_size != self.size_bytes:
+                return False
+            return stat.st_mtime_ns == self.mtime_ns or (by_content and _file_sha256(path) == self.sha256)
+        except OSError:
+            return False
+
+
+def _file_sha256(path: Path) -> str:
+    with path.open("rb") as raw:
+        return hashlib.file_digest(raw, "sha256").hexdigest()
 
 
 class DirectoryRecord(msgspec.Struct, kw_only=True):
@@ -40,7 +72,7 @@ class DirectoryRecord(msgspec.Struct, kw_only=True):
     left_out: bool = False  # with the reason among the skips; its run id is not merged
     row_counts: dict[str, int] = {}  # of each long table; empty: not merged, by its manifest or as a duplicate
     row_digests: dict[str, list[int]] = {}  # across_runs.row_digests of all tables
-    files: list[tuple[str, int, int]] = []  # name in the dataset, size, modification time in ns
+    files: list[WrittenFile] = []
     file_skips: list[SkippedFile] = []  # known from names and footers
     row_skips: list[SkippedFile] = []  # known from reading the rows
 
@@ -66,8 +98,8 @@ def code_version() -> str:
 
 
 def index_hashes(dataset: Path) -> dict[str, str]:
-    """Return the SHA-256 of the files that the next merge reads back."""
-    return {name: hashlib.sha256((dataset / name).read_bytes()).hexdigest() for name in INDEX}
+    """Return the SHA-256 of the files of the index."""
+    return {name: _file_sha256(dataset / name) for name in INDEX}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +145,7 @@ class PreviousDataset:
         if duplicate or record.run_id is None:
             return MergeOutcome(record=msgspec.structs.replace(record, row_counts={}, files=[], row_skips=[]))
         # Last time it was a duplicate and was not merged, or a file of it was changed or deleted in the dataset.
-        if not record.row_counts or not all(self._unchanged(*file) for file in record.files):
+        if not record.row_counts or not all(file.matches(self.dataset, by_content=False) for file in record.files):
             return None
         row = self.rows[record.run_id]
         # Not valid beside a run that may be gone now: its own verdict is not in the dataset.
@@ -121,16 +153,9 @@ class PreviousDataset:
             return None
         return MergeOutcome(record=record, row=row, windows=self.windows.get(record.run_id, []))
 
-    def _unchanged(self, name: str, size: int, time_ns: int) -> bool:
-        try:
-            stat = (self.dataset / name).stat()
-        except OSError:
-            return False
-        return (stat.st_size, stat.st_mtime_ns) == (size, time_ns)
-
     def link(self, outcome: MergeOutcome, target: Path) -> None:
         """Link the outcome's files into the new dataset, or copy them where the file system has no hard links."""
-        for name, _, _ in outcome.record.files:
+        for name in (file.name for file in outcome.record.files):
             path = target / name
             path.parent.mkdir(parents=True, exist_ok=True)
             try:

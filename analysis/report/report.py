@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import polars as pl
 
-from analysis import published, recipe_labels
+from analysis import published, recipe_labels, seal
 from analysis.dataset import Dataset, open_dataset
 from analysis.metrics.run_row import is_unavailable
 from analysis.stats import bottleneck, study
@@ -42,6 +42,7 @@ class Report:
 
     dataset: Dataset
     demonstration: str  # why the report is a demonstration; empty if it is none
+    notes: list[str]  # what to know of how the dataset was merged
     headline: str
     facts: dict[str, str]
     quality: dict[str, str]
@@ -59,6 +60,7 @@ def make_report(dataset: Dataset, build: TableBuilder) -> Report:
     return Report(
         dataset=dataset,
         demonstration=_demonstration(runs),
+        notes=seal.check(dataset.folder, dataset.metadata),
         headline=headline(build),
         facts=_facts(dataset),
         quality=_quality(dataset, build.cells),
@@ -242,6 +244,8 @@ def print_tables(report: Report) -> None:
         console.print(Text(f"DEMONSTRATION: {sanitize(report.demonstration)}\n", style="bold reverse"))
     for path in report.conflicts:
         console.print(Text(f"CONFLICT: {sanitize(path)}: see skipped files\n", style="bold red"))
+    for note in report.notes:
+        console.print(Text(f"NOTE: {sanitize(note)}\n", style="bold"))
     console.print(Text(sanitize(report.headline) + "\n", style="bold"))
     console.print(Text(sanitize("   ".join(f"{name}: {value}" for name, value in report.quality.items())) + "\n"))
     for table in report.all_tables():
@@ -252,6 +256,7 @@ def markdown(report: Report) -> str:
     """Return the report without figures as Markdown."""
     title = f"# {'Demonstration: ' if report.demonstration else ''}Benchmark report"
     banner = [f"> **Demonstration.** {render.inline(report.demonstration)}"] if report.demonstration else []
+    banner += [f"> **Note.** {render.inline(note)}" for note in report.notes]
     facts = [f"- {name}: {render.inline(value)}" for name, value in (*report.facts.items(), *report.quality.items())]
     tables = "\n".join(map(render.to_markdown, report.all_tables()))
     return "\n\n".join([title, render.inline(report.headline), *banner, "\n".join(facts), tables])

@@ -1,0 +1,77 @@
+"""What a merge wrote, so that a report of files that were changed since is refused.
+
+dataset.json holds the SHA-256 of the small files and of itself; directories.json, one of them, holds size, modification
+time and SHA-256 of every other file. A file of the same size and time is taken as unchanged; of others the content
+decides, because copying a dataset changes times.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from inpaint_bench.core import records, schema
+from inpaint_bench.core.errors import UserError
+
+from .columns import DEFINITIONS, SAMPLE_GRIDS
+from .ingest.incremental import DIRECTORIES, DirectoryRecord, index_hashes
+
+_FILES_NAMED = 3
+
+
+def seal(metadata: dict[str, Any], dataset: Path) -> dict[str, Any]:
+    """Return the content of dataset.json with the hashes of the files beside it and of itself."""
+    metadata = {**metadata, "definitions": DEFINITIONS, "index": index_hashes(dataset)}
+    return {**metadata, "seal": _digest(metadata)}
+
+
+def check(dataset: Path, metadata: dict[str, Any]) -> list[str]:
+    """Return what a reader has to know of how the dataset was merged: nothing, if by this code.
+
+    Raises UserError where a file was changed, added or removed since.
+    """
+    notes = []
+    if "seal" not in metadata:
+        notes.append("Merged by older code, which did not record what it wrote: changes since cannot be seen.")
+    elif changes := list(_changes(dataset, metadata)):
+        more = f" and {len(changes) - _FILES_NAMED} more" if len(changes) > _FILES_NAMED else ""
+        raise UserError(
+            f"{dataset} was changed after its merge: {', '.join(changes[:_FILES_NAMED])}{more}. "
+            "Merge the run directories again."
+        )
+    definitions = metadata.get("definitions")
+    known = definitions if isinstance(definitions, dict) else {}
+    if other := [name for name, version in DEFINITIONS.items() if known.get(name, 1) != version]:
+        verb = "was" if len(other) == 1 else "were"
+        notes.append(f"Merged by other code, in which {', '.join(other)} {verb} defined differently; merge again.")
+    return notes
+
+
+def _changes(dataset: Path, metadata: dict[str, Any]) -> Iterator[str]:
+    if metadata["seal"] != _digest({name: value for name, value in metadata.items() if name != "seal"}):
+        yield f"{schema.DATASET} was edited"
+        return
+    try:
+        found = index_hashes(dataset)
+    except OSError as error:
+        yield f"{Path(str(error.filename)).name} cannot be read"
+        return
+    edited = [name for name, digest in found.items() if metadata["index"].get(name) != digest]
+    yield from (f"{name} was edited" for name in edited)
+    if DIRECTORIES in edited:
+        return
+    directories = records.read_record(dataset / DIRECTORIES, list[DirectoryRecord]) or []
+    listed = {file.name: file for record in directories for file in record.files}
+    folders = (dataset / name for name in (*schema.TABLES, SAMPLE_GRIDS))
+    present = {str(path.relative_to(dataset)) for folder in folders for path in folder.rglob("*") if not path.is_dir()}
+    yield from (f"{name} is missing" for name in sorted(listed.keys() - present))
+    yield from (f"{name} was added" for name in sorted(present - listed.keys()))
+    yield from (f"{name} was edited" for name in sorted(listed.keys() & present) if not listed[name].matches(dataset))
+
+
+def _digest(metadata: dict[str, Any]) -> str:
+    return hashlib.sha256(msgspec.json.encode(metadata, order="deterministic")).hexdigest()

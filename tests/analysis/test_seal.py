@@ -1,0 +1,130 @@
+"""A report refuses a dataset that was changed after its merge, and says what older code defined differently."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from analysis import merge
+from analysis.report.report import write_report
+from inpaint_bench.cli import app
+from inpaint_bench.core.errors import UserError
+
+from .build import write_run
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    for name in ("r-01", "r-02"):
+        folder = write_run(tmp_path / "runs", name)
+    (folder / "steps" / "notes.txt").touch()  # so that a file is skipped
+    merge.merge([tmp_path / "runs"], tmp_path / "ds")
+    return tmp_path / "ds"
+
+
+def report(dataset: Path) -> str:
+    return write_report(dataset, dataset.parent / "report", formats=()).read_text()
+
+
+def part_of(dataset: Path, run_id: str = "r-01", table: str = "samples_fast") -> Path:
+    (path,) = dataset.glob(f"{table}/*/*/run={run_id}/*.parquet")
+    return path
+
+
+def speed_up(dataset: Path) -> None:
+    path = dataset / "runs.parquet"
+    pl.read_parquet(path).with_columns(pl.col("images_per_s") * 1.1).write_parquet(path)
+
+
+def empty_skipped(dataset: Path) -> None:
+    path = dataset / "skipped_files.parquet"
+    pl.read_parquet(path).with_columns(reason=pl.lit("x")).write_parquet(path)
+
+
+def edit_metadata(dataset: Path) -> None:
+    path = dataset / "dataset.json"
+    path.write_text(path.read_text().replace('"skipped": 1', '"skipped": 0'))
+
+
+def edit_directories(dataset: Path) -> None:
+    path = dataset / "directories.json"
+    path.write_text(path.read_text().replace("r-01", "r-03"))
+
+
+def swap(dataset: Path) -> None:
+    shutil.copy(part_of(dataset, "r-02"), part_of(dataset))
+
+
+def flip(dataset: Path) -> None:
+    path = part_of(dataset, table="steps")
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (speed_up, "runs.parquet was edited"),
+        (empty_skipped, "skipped_files.parquet was edited"),
+        (edit_metadata, "dataset.json was edited"),
+        (edit_directories, "directories.json was edited"),
+        (lambda dataset: (dataset / "directories.json").unlink(), "directories.json cannot be read"),
+        (lambda dataset: part_of(dataset).unlink(), "samples_fast/site=grace/gpu=a40/run=r-01/part-000000.parquet is"),
+        (lambda dataset: shutil.copy(part_of(dataset), part_of(dataset).with_name("part-000001.parquet")), "was added"),
+        (swap, "run=r-01/part-000000.parquet was edited"),
+        (flip, "run=r-01/part-000000.parquet was edited"),
+    ],
+)
+def test_a_changed_dataset_is_refused(dataset: Path, change: Callable[[Path], object], words: str) -> None:
+    change(dataset)
+    with pytest.raises(UserError, match="was changed after its merge") as caught:
+        report(dataset)
+    assert words in str(caught.value)
+
+
+def test_a_refused_dataset_is_one_sentence_with_exit_code_2(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    speed_up(dataset)
+    assert app.main(["report", str(dataset), "-o", str(dataset.parent / "out")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not (dataset.parent / "out").exists()
+
+
+def test_a_copied_dataset_is_not_changed(dataset: Path) -> None:
+    shutil.copytree(dataset, dataset.parent / "copy", copy_function=shutil.copyfile)
+    os.utime(part_of(dataset))
+    for folder in (dataset, dataset.parent / "copy"):
+        assert "Merged by" not in report(folder)
+
+
+def test_merging_again_accepts_a_changed_dataset(dataset: Path) -> None:
+    speed_up(dataset)
+    merge.merge([dataset.parent / "runs"], dataset)
+    assert "Merged by" not in report(dataset)
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [
+        (("seal", "definitions"), ["did not record what it wrote", "throttle_power_pct, throttle_thermal_pct, flags"]),
+        (("seal",), ["did not record what it wrote"]),
+    ],
+)
+def test_a_dataset_of_older_code_says_so(
+    dataset: Path, missing: tuple[str, ...], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = dataset / "dataset.json"
+    metadata = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in metadata.items() if name not in missing}))
+    page = report(dataset)
+    markdown = (dataset.parent / "report" / "report.md").read_text()
+    assert app.main(["report", str(dataset), "-o", str(dataset.parent / "report"), "--export", "none"]) == 0
+    terminal = capsys.readouterr().out
+    for text in words:
+        assert all(text in " ".join(output.replace("\\_", "_").split()) for output in (page, markdown, terminal))
