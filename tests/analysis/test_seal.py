@@ -11,12 +11,14 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from analysis import merge
+from analysis import merge, seal
 from analysis.report.report import write_report
 from inpaint_bench.cli import app
 from inpaint_bench.core.errors import UserError
 
 from .build import write_run
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 @pytest.fixture
@@ -128,3 +130,9 @@ def test_a_dataset_of_older_code_says_so(
     terminal = capsys.readouterr().out
     for text in words:
         assert all(text in " ".join(output.replace("\\_", "_").split()) for output in (page, markdown, terminal))
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*/dataset.json")), ids=lambda path: path.parent.name)
+def test_committed_datasets_are_unchanged_and_of_the_present_definitions(path: Path) -> None:
+    """After a change of `columns.DEFINITIONS`, benchmarks/rebuild_results.py has to be run on them."""
+    assert seal.check(path.parent, json.loads(path.read_text())) == []
