@@ -24,7 +24,7 @@ _FILES_NAMED = 3
 
 
 def seal(metadata: dict[str, Any], dataset: Path) -> dict[str, Any]:
-    """Return the content of dataset.json with the hashes of the files beside it and of itself."""
+    """Return the content of dataset.json with the hashes of the files beside it and of itself, in place of older ones."""
     metadata = {**metadata, "definitions": DEFINITIONS, "index": index_hashes(dataset)}
     return {**metadata, "seal": _digest(metadata)}
 
@@ -52,7 +52,7 @@ def check(dataset: Path, metadata: dict[str, Any]) -> list[str]:
 
 
 def _changes(dataset: Path, metadata: dict[str, Any]) -> Iterator[str]:
-    if metadata["seal"] != _digest({name: value for name, value in metadata.items() if name != "seal"}):
+    if metadata["seal"] != _digest(metadata):
         yield f"{schema.DATASET} was edited"
         return
     try:
@@ -74,4 +74,5 @@ def _changes(dataset: Path, metadata: dict[str, Any]) -> Iterator[str]:
 
 
 def _digest(metadata: dict[str, Any]) -> str:
-    return hashlib.sha256(msgspec.json.encode(metadata, order="deterministic")).hexdigest()
+    content = {name: value for name, value in metadata.items() if name != "seal"}
+    return hashlib.sha256(msgspec.json.encode(content, order="deterministic")).hexdigest()

@@ -64,7 +64,7 @@ def rebuild(dataset: Dataset) -> None:
     pl.DataFrame(rows, schema=SCHEMA).write_parquet(dataset.folder / schema.RUNS)
     pl.DataFrame(windows, schema=WINDOW_SCHEMA).write_parquet(dataset.folder / WINDOWS)
     records.write_record(dataset.folder / DIRECTORIES, directories)
-    metadata = {name: value for name, value in dataset.metadata.items() if name not in ("seal", "analysis")}
+    metadata = {name: value for name, value in dataset.metadata.items() if name != "analysis"}
     files.replace_json(dataset.folder / schema.DATASET, seal.seal(metadata, dataset.folder))
     print(dataset.folder.name)
     print(f"  filled: {', '.join(sorted(filled)) or 'none'}")

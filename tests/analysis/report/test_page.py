@@ -11,8 +11,10 @@ from typing import Any
 import polars as pl
 import pytest
 
+from analysis import seal
 from analysis.report.report import write_report
 from inpaint_bench.core import schema
+from tests.analysis.build import rewrite_json
 from tests.browser import Browser, Page, packages
 from tests.browser.chromium import LOCAL
 from tests.testbed.errors import PackagesError
@@ -59,6 +61,7 @@ def many(few: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         for seed in range(MANY // runs.height)
     ]
     pl.concat(copies).write_parquet(folder / "ds" / schema.RUNS)
+    rewrite_json(folder / "ds", schema.DATASET, lambda metadata: seal.seal(metadata, folder / "ds"))
     return write_report(folder / "ds", folder / "out")
 
 
