@@ -24,7 +24,7 @@ _FILES_NAMED = 3
 
 
 def seal(metadata: dict[str, Any], dataset: Path) -> dict[str, Any]:
-    """Return the content of dataset.json with the hashes of the files beside it and of itself, in place of older ones."""
+    """Return the content of dataset.json with the hashes of the files beside it and of itself."""
     metadata = {**metadata, "definitions": DEFINITIONS, "index": index_hashes(dataset)}
     return {**metadata, "seal": _digest(metadata)}
 
