@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from inpaint_bench.core import schema as contract
@@ -31,6 +32,7 @@ _KEYS = {
     "events": ["t_mono_ns", "kind", "gpu_uuid", "detail"],
 }
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError)
+_ANY_NUMBER = ("loss", "lr")  # a training that diverges has losses that are not finite
 _TEXT_BYTES = {"detail": untrusted.MAX_DETAIL}  # of columns that are no dictionaries
 
 
@@ -227,7 +229,10 @@ def _read_journal(raw: bytes, table: str) -> tuple[pa.Table, str]:
 
 
 def _conform(rows: pa.Table, table: str) -> pa.Table:
-    """Return the rows in our types, with printable texts. Raise ValueError for a null where none belongs."""
+    """Return the rows in our types, with printable texts.
+
+    Raise ValueError for a null where none belongs, and for what no sensor or clock gives: writers leave it null.
+    """
     schema = table_schema(table)
     rows = rows.select(schema.names)
     for index, column in enumerate(rows.columns):
@@ -241,6 +246,10 @@ def _conform(rows: pa.Table, table: str) -> pa.Table:
     for kind in contract.SCHEMAS[table]:
         if not kind.nullable and rows[kind.name].null_count:
             raise ValueError(f"{rows[kind.name].null_count} rows without {kind.name}")
+        if pa.types.is_floating(kind.type) and kind.name not in _ANY_NUMBER:
+            within = pc.less(pc.abs(rows[kind.name]), untrusted.MAX_READING)  # false for NaN
+            if pc.all(within).as_py() is False:  # None where all are null
+                raise ValueError(f"{kind.name} is not a number below {untrusted.MAX_READING:g} in some rows")
     return rows
 
 

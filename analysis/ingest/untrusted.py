@@ -22,6 +22,7 @@ MAX_ENTRIES = 50_000  # files in one folder: a part per minute fills 35 days
 MAX_PART_BYTES = 256 * 2**20  # of one part or journal: of 6,000 rows or a minute they have less than 1 MiB
 # Of one table in memory. Three days of eight GPUs at 10 Hz are 1.5 GiB.
 MAX_TABLE_BYTES = 2 * 2**30
+MAX_READING = 1e12  # of a sensor, in any unit that a column has
 MAX_DETAIL = 1_000  # characters of one text in a table
 _INTEGERS = range(-(2**63), 2**63)
 _YEARS_NS = range(946_684_800 * 10**9, 4_102_444_800 * 10**9)  # 2000 to 2100
