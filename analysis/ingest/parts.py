@@ -270,6 +270,8 @@ def _printable(column: pa.ChunkedArray) -> pa.ChunkedArray:
 def read_table(table: str, files: TableFiles, run_id: str) -> tuple[pa.Table, list[SkippedFile]]:
     """Return all rows of a table in written order, one chunk per column, and what was skipped.
 
+    Raise LeftOutError for too many events or GPUs.
+
     A part whose pages are damaged is skipped. Rows of a journal that a closed part already holds are dropped; nothing
     else is deduplicated or sorted, because the audit must see what the writer did.
     """
@@ -291,14 +293,26 @@ def read_table(table: str, files: TableFiles, run_id: str) -> tuple[pa.Table, li
         skips.append(skipped(path, "journal", f"{reason}, {problem}" if problem else reason, run_id))
     closed = _concat(pieces, schema)
     if not journals:
-        return closed, skips
+        return _bounded(closed, table), skips
     # Rows that are in a closed part and in a journal too, e.g. after a kill between renaming and removing, count once.
     keys, rows = _KEYS[table], _concat(journals, schema)
     journal_keys, closed_keys = (_as_text(part.select(keys)) for part in (rows, closed))
     new = journal_keys.with_row_index("_row").join(
         closed_keys, on=keys, how="anti", nulls_equal=True, maintain_order="left"
     )
-    return _concat([closed, rows.take(new["_row"].to_arrow())], schema), skips
+    return _bounded(_concat([closed, rows.take(new["_row"].to_arrow())], schema), table), skips
+
+
+def _bounded(rows: pa.Table, table: str) -> pa.Table:
+    """Return the rows. Raise LeftOutError for more GPUs or events than a node can have."""
+    if table == "events" and rows.num_rows > untrusted.MAX_EVENTS:
+        raise LeftOutError("too_large", f"{rows.num_rows:,} events; the limit is {untrusted.MAX_EVENTS:,}")
+    if "gpu_uuid" in rows.column_names:
+        num_gpus = len(rows["gpu_uuid"].unique())
+        if num_gpus > untrusted.MAX_DEVICES:
+            reason = f"{table} of {num_gpus:,} GPUs; the limit is {untrusted.MAX_DEVICES}"
+            raise LeftOutError("too_large", reason)
+    return rows
 
 
 def _as_text(rows: pa.Table) -> pl.DataFrame:

@@ -175,10 +175,14 @@ def read_run(folder: Path) -> tuple[Run | None, list[SkippedFile]]:
             skips.append(skipped(path, "damaged", f"damaged: {error}", run_id))
         except OSError as error:
             skips.append(skipped(path, "unreadable", f"cannot be read ({describe(error)})", run_id))
+    windows = found.get(schema.WINDOWS, [])
+    if len(windows) > untrusted.MAX_WINDOWS:
+        reason = f"{len(windows):,} windows; the limit is {untrusted.MAX_WINDOWS:,}"
+        raise LeftOutError("too_large", reason, folder / schema.WINDOWS)
     run = Run(
         folder=folder,
         manifest=_with_final_state(folder, manifest),
-        windows=found.get(schema.WINDOWS, []),
+        windows=windows,
         sidecar=found.get(schema.TELEMETRY),
         tables=tables,
     )
@@ -284,6 +288,8 @@ def _check_types(manifest: Manifest) -> None:
             msgspec.convert(value, kind)
         except msgspec.ValidationError as error:
             raise ValueError(str(error).replace("`$", f"`$.{place}")) from None
+    if len(manifest.devices) > untrusted.MAX_DEVICES:
+        raise ValueError(f"{len(manifest.devices):,} devices; the limit is {untrusted.MAX_DEVICES}")
     # They become folders of the dataset.
     for name in ("run_id", "site", "gpu"):
         length = len(hive_value(getattr(manifest, name) or ""))

@@ -22,6 +22,10 @@ MAX_ENTRIES = 50_000  # files in one folder: a part per minute fills 35 days
 MAX_PART_BYTES = 256 * 2**20  # of one part or journal: of 6,000 rows or a minute they have less than 1 MiB
 # Of one table in memory. Three days of eight GPUs at 10 Hz are 1.5 GiB.
 MAX_TABLE_BYTES = 2 * 2**30
+# What is compared one by one: without a bound a small file keeps the merge busy for hours.
+MAX_DEVICES = 256  # of a node with sixteen GPUs, each in seven MIG instances, and more
+MAX_WINDOWS = 5_000
+MAX_EVENTS = 20_000  # the sidecar writes at most some hundred per GPU
 MAX_READING = 1e12  # of a sensor, in any unit that a column has
 MAX_DETAIL = 1_000  # characters of one text in a table
 _INTEGERS = range(-(2**63), 2**63)

@@ -103,15 +103,14 @@ def change(field: str, value: Any) -> Callable[[Any], Any]:
         ("message", "x" * 100_000, "text of 100,000 characters at $.message"),
         ("run_id", "r" * 300, "run_id takes 300 characters as a folder name"),
         ("gpu", "\u00e9" * 100, "gpu takes 602 characters as a folder name"),
-        ("devices", [], ""),
+        ("devices", [{"uuid": "GPU-1"}] * 300, "300 devices; the limit is 256"),
     ],
 )
 def test_manifest_with_a_value_that_nothing_can_hold(
     bad: Path, check: Callable[..., str], field: str, value: Any, message: str
 ) -> None:
     rewrite_json(bad, schema.MANIFEST, change(field, value))
-    if message:
-        assert message in check(code="manifest_damaged")
+    assert message in check(code="manifest_damaged")
 
 
 @pytest.mark.parametrize(
@@ -235,6 +234,28 @@ class TestLargeTables:
         assert set(dataset.runs["run_id"]) == {*SOUND, BAD}
         texts = dataset.scan("events", BAD).select(pl.col("detail").cast(pl.String).unique()).collect()["detail"]
         assert texts.to_list() == ["x" * 1_000 + " ... (1,000,000 characters)"]
+
+    @pytest.mark.parametrize(
+        ("table", "column", "rows", "message"),
+        [
+            ("samples_fast", "gpu_uuid", 300, "samples_fast of 300 GPUs; the limit is 256"),
+            ("events", "detail", 20_001, "20,001 events; the limit is 20,000"),
+        ],
+    )
+    def test_more_gpus_or_events_than_a_node_can_have(
+        self, bad: Path, check: Callable[..., str], table: str, column: str, rows: int, message: str
+    ) -> None:
+        part = sorted((bad / table).iterdir())[0]
+        first = pq.read_table(part, partitioning=None).take(pa.array([0] * rows))
+        names = pa.array([f"name {index}" for index in range(rows)])
+        pq.write_table(first.set_column(first.schema.get_field_index(column), column, names), part)
+        for other in sorted((bad / table).iterdir())[1:]:
+            other.unlink()
+        assert message in check(code="too_large")
+
+    def test_more_windows_than_can_be_compared(self, bad: Path, check: Callable[..., str]) -> None:
+        rewrite_json(bad, schema.WINDOWS, lambda windows: windows * 2_501)
+        assert check(code="too_large") == "run left out: 5,002 windows; the limit is 5,000"
 
     def test_too_many_files(self, bad: Path, check: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(untrusted, "MAX_ENTRIES", 3)
