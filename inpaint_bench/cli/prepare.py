@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,21 +12,25 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from inpaint_bench.core.config import BenchConfig, parse_config
-from inpaint_bench.core.console import console
+from inpaint_bench.core.console import console, sanitize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.data.prepared import layout
 from inpaint_bench.data.prepared.formats import ReportProgress
-from inpaint_bench.data.prepared.layout import DatasetManifest
+from inpaint_bench.data.prepared.layout import DatasetManifest, Split
 from inpaint_bench.data.prepared.prepare import prepare_dataset, verify_dataset
-from inpaint_bench.data.prepared.source import PreparedSource
+from inpaint_bench.data.prepared.source import PreparedSource, read_index
+from inpaint_bench.data.split import METRES_PER_DEGREE
 
 LOG_INTERVAL_S = 10.0  # of progress where there is no terminal
 NAMES_PER_REASON = 3
+REASONS = 20
 
 log = logging.getLogger(__name__)
 
@@ -78,12 +83,16 @@ def _build_caches(bench: BenchConfig, root: Path) -> None:
 def _log_summary(root: Path, manifest: DatasetManifest, seconds: float) -> None:
     inventory, split = manifest.inventory, manifest.split
     beyond = f", {inventory.beyond_limit:,} beyond data.num_images" if inventory.beyond_limit else ""
-    counts = f"{inventory.found:,} found, {inventory.used:,} used, {len(inventory.skipped):,} skipped"
+    counts = f"{inventory.found:,} found, {inventory.used:,} used, {len(inventory.skipped):,} left out"
     log.info("%s%s", counts, beyond)
-    for reason, count in Counter(image.reason for image in inventory.skipped).most_common():
-        names = [image.file for image in inventory.skipped if image.reason == reason]
-        more = f" and {count - NAMES_PER_REASON} more" if count > NAMES_PER_REASON else ""
-        log.info("  %d skipped: %s (%s%s)", count, reason, ", ".join(names[:NAMES_PER_REASON]), more)
+    reasons = Counter(image.reason for image in inventory.skipped).most_common()
+    for reason, count in reasons[:REASONS]:
+        names = [sanitize(image.file) for image in inventory.skipped if image.reason == reason]
+        more = f" and {count - NAMES_PER_REASON:,} more" if count > NAMES_PER_REASON else ""
+        log.info("  %d left out: %s (%s%s)", count, sanitize(reason), ", ".join(names[:NAMES_PER_REASON]), more)
+    if others := sum(count for _, count in reasons[REASONS:]):
+        log.info("  %d left out for other reasons; all are in %s", others, root / layout.MANIFEST)
+    log.info("%s", _describe_positions(read_index(root, manifest), split))
     blocks = f"{split.validation_blocks} of {split.blocks} blocks of {split.block_m:g} m"
     log.info("%s for training, %s for validation: %s", f"{split.train:,}", f"{split.validation:,}", blocks)
     if split.validation > 2 * split.share * manifest.num_images:
@@ -94,7 +103,25 @@ def _log_summary(root: Path, manifest: DatasetManifest, seconds: float) -> None:
     total = sum(entry.bytes for entry in layout.list_entries(manifest))
     formats, rate = ", ".join(manifest.formats), manifest.images_per_s
     log.info("%.1f MB as %s; %.1f s now, images at %.0f/s", total / 1e6, formats, seconds, rate)
-    log.info("use it: %s", layout.usage_overrides(root, manifest))
+    log.info("use it: %s", layout.usage_overrides(root))
+
+
+def _describe_positions(index: pa.Table, split: Split) -> str:
+    """Say how many positions there are and where they lie."""
+    latitude, longitude = index["latitude"].to_numpy(), index["longitude"].to_numpy()
+    # Both sides of the antimeridian are one area.
+    if np.ptp(longitude) > 180:
+        longitude = longitude % 360
+    middle = (latitude.min() + latitude.max()) / 2
+    north_km = np.ptp(latitude) * METRES_PER_DEGREE / 1000
+    east_km = np.ptp(longitude) * METRES_PER_DEGREE / 1000 * math.cos(math.radians(middle))
+    centre = np.median(latitude), (np.median(longitude) + 180) % 360 - 180
+    low, high = ((edge + 180) % 360 - 180 for edge in (longitude.min(), longitude.max()))
+    return (
+        f"{len(index):,} positions: latitude {latitude.min():.4f} to {latitude.max():.4f}, longitude {low:.4f} to "
+        f"{high:.4f} degrees ({north_km:.3g} km from south to north, {east_km:.3g} km from west to east), centre "
+        f"{centre[0]:.4f}, {centre[1]:.4f}, in {split.blocks:,} blocks of {split.block_m:g} m"
+    )
 
 
 @contextmanager

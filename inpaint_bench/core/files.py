@@ -18,6 +18,11 @@ from .signals import defer_signals
 MAX_RECORD_BYTES = 2**28  # of a file that is read as a whole; a ledger of 100,000 attempts has 2**26
 
 
+def expand_path(text: str) -> Path:
+    """Return a path of the configuration with `~` and `$VARIABLE` replaced, as the machine that reads it has them."""
+    return Path(os.path.expandvars(text)).expanduser()
+
+
 def open_plain(path: Path, flags: int = os.O_RDONLY, *, follow_links: bool = False, mode: int = 0o666) -> int:
     """Open a plain file and return its descriptor. Never waits at a pipe, and never follows a link unless told to.
 

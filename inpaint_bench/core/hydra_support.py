@@ -6,6 +6,7 @@ import filecmp
 import os
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from . import recipe
-from .config import BenchConfig
+from .config import BenchConfig, DataConfig
 from .config_file import ConfigFileError, read_config_file, read_config_text
 from .errors import UserError
+from .files import expand_path, read_json
 from .paths import testbed_dir
+from .schema import PREPARED
 from .validation import no_such_key
 
 _RESOLVER_PREFIX = "UserError raised while resolving interpolation: "
@@ -30,6 +33,7 @@ _RESOLVER_PREFIX = "UserError raised while resolving interpolation: "
 def register() -> None:
     """Register the root schema and the resolvers of our configuration files; may be called again."""
     OmegaConf.register_new_resolver("testbed", lambda: str(testbed_dir()), replace=True)
+    OmegaConf.register_new_resolver("prepared", _prepared, replace=True)
     OmegaConf.register_new_resolver("recipes", recipe.sweep, replace=True)
     schema = OmegaConf.structured(BenchConfig)
     # Overrides of site files may name any key: they are checked once the site is known.
@@ -75,6 +79,26 @@ def refuse_hidden_files(folders: Iterable[Path]) -> None:
 
 # By the name of a class Hydra recognises one that it would register again.
 CheckedFiles.__name__ = FileConfigSource.__name__
+
+
+def _prepared(key: str, root: str | None) -> Any:
+    """Return a setting of the dataset that `prepare` wrote at `root`; the default where this machine cannot read it.
+
+    Opening the data, where it is used, says what is wrong with it.
+    """
+    path = expand_path(root or "") / PREPARED
+    try:
+        return _prepared_settings(path, path.stat().st_mtime_ns)[key]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {spec.name: spec.default for spec in fields(DataConfig)}[key]
+
+
+@lru_cache  # a megabyte, and read for every key of every point
+def _prepared_settings(path: Path, _modified_ns: int) -> dict[str, Any]:
+    content: Any = read_json(path)
+    split = content["split"]
+    settings = {"resolution_px": content["resolution_px"], "seed": split["seed"], "block_m": split["block_m"]}
+    return settings | {"validation_share": split["share"]}
 
 
 def explain(error: Exception, prefix: str = "") -> str:

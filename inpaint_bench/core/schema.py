@@ -38,6 +38,7 @@ MULTIRUN: Final = "multirun.yaml"  # Hydra's own record of a sweep
 LEDGER: Final = "ledger.jsonl"  # append-only: planned, submitted, refused, cancelled
 JOBS: Final = "jobs"  # submitit's pickles and logs, a folder per array
 CODE: Final = "code"  # snapshot of the code at submission
+PREPARED: Final = "prepared.json"  # of a dataset that `prepare` wrote
 SNAPSHOT: Final = "snapshot.json"  # in the snapshot: its hash and git state
 PLAN_PATTERN: Final = "plan.{site}.yaml"
 

@@ -8,16 +8,18 @@ import io
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import UnidentifiedImageError
 
 from inpaint_bench.core.config import DataConfig
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import expand_path, read_plain
 from inpaint_bench.core.records import SkippedImage
 
 from . import geotags, transform
@@ -25,7 +27,24 @@ from .geotags import MetadataRow, PositionError
 from .source import Inventory, Mask, Pixels, Source
 from .transform import UnusableImageError
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+HEIC_SUFFIXES = (".heic", ".heif")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".avif", *(HEIC_SUFFIXES if transform.HEIC else ()))
+# Why a file of another suffix is left out.
+OTHER_FILES = {
+    **dict.fromkeys(HEIC_SUFFIXES, transform.NEEDS_HEIC),
+    **dict.fromkeys(
+        (
+            *(".3fr", ".arw", ".cr2", ".cr3", ".dng", ".erf", ".iiq", ".kdc", ".mrw", ".nef", ".nrw", ".orf"),
+            *(".pef", ".raf", ".raw", ".rw2", ".rwl", ".sr2", ".srf", ".srw", ".x3f"),
+        ),
+        "RAW file of a camera: export it as JPEG or TIFF",
+    ),
+    **dict.fromkeys((".bmp", ".gif", ".jp2", ".jxl", ".psd", ".svg"), "image of a format that is not read: convert it"),
+    **dict.fromkeys((".aae", ".json", ".pp3", ".thm", ".xmp"), "sidecar file of an image"),
+    **dict.fromkeys((".avi", ".insv", ".m4v", ".mkv", ".mov", ".mp4"), "video"),
+}
+SHOWN = 20  # files that are left out, in the log; all are in the inventory
+MAX_FILE_BYTES = 2**30  # read at once, by every thread
 THREADS = 8  # Pillow decodes outside the interpreter lock
 CHUNK = 256
 LOG_INTERVAL_S = 5.0
@@ -65,37 +84,48 @@ class FolderSource(Source):
 
         Raises UserError if the folder is missing or holds no usable image.
         """
-        root = Path(config.root or "")
-        if not root.is_dir():
-            raise UserError(f"data.root={root}: no such folder")
+        root = check_folder(config.root)
         rows = geotags.read_metadata(root)
         # Masks may lie beside the photographs; they are not images of their own.
         masks = {row.mask for row in (rows or {}).values()}
-        names = [name for name in list_images(root) if name not in masks]
-        skipped = rows_without_image(root, rows or {}, set(names))
+        files, skipped = list_files(root)
+        names = [name for name in files if name not in masks]
+        skipped += rows_without_image(root, rows or {}, {*names, *(image.file for image in skipped)})
         found = len(names) + len(skipped)
         photos: list[Photo] = []
+        seen: set[tuple[str, float, float, str]] = set()  # content, position and text
+        examined = 0
         # Results come in the order of the names, so data.num_images selects the same images on every machine.
         for result in _examine_all(root, names, rows, config.resolution_px):
+            examined += 1
             if isinstance(result, SkippedImage):
                 skipped.append(result)
-            else:
-                photos.append(result)
-                if len(photos) == config.num_images:
-                    break
+                continue
+            key = (result.sha256, result.latitude, result.longitude, result.text)
+            if key in seen:
+                skipped.append(SkippedImage(file=result.name, reason="duplicate: an image before it is the same"))
+                continue
+            seen.add(key)
+            photos.append(result)
+            if len(photos) == config.num_images:
+                break
         if not photos:
-            reasons = "; ".join(sorted({image.reason for image in skipped})[:3]) or f"only {', '.join(SUFFIXES)} count"
-            raise UserError(f"data.root={root}: no usable image, {found} found, {len(skipped)} skipped; {reasons}")
-        for image in skipped:
-            log.warning("skipped %s: %s", image.file, image.reason)
-        beyond = found - len(photos) - len(skipped)
+            counts = Counter(image.reason for image in skipped).most_common(3)
+            reasons = "; ".join(f"{count} {reason}" for reason, count in counts) or "the folder is empty"
+            raise UserError(f"data.root={root}: no usable image, {found} found, {len(skipped)} left out: {reasons}")
+        for image in skipped[:SHOWN]:
+            log.warning("left out %s: %s", image.file, image.reason)
+        if len(skipped) > SHOWN:
+            log.warning("left out %d more", len(skipped) - SHOWN)
+        beyond = len(names) - examined
+        assert found == len(photos) + len(skipped) + beyond, "every file is counted once"
         inventory = Inventory(kind="folder", found=found, used=len(photos), beyond_limit=beyond, skipped=skipped)
         return cls(root, photos, inventory, config.resolution_px)
 
     def pixels(self, index: int) -> Pixels:
         """Return the image upright, cropped to the centre square and resized."""
         path = self._root / self.names[index]
-        with transform.naming(path), Image.open(path) as image:
+        with transform.naming(path), transform.open_image(path) as image:
             return transform.center_square(transform.upright(image), self.resolution_px)
 
     def own_mask(self, index: int) -> Mask | None:
@@ -104,18 +134,70 @@ class FolderSource(Source):
         if name is None:
             return None
         path = self._root / name
-        with transform.naming(path), Image.open(self._root / self.names[index]) as image, Image.open(path) as mask:
+        image_path = self._root / self.names[index]
+        with transform.naming(path), transform.open_image(image_path) as image, transform.open_image(path) as mask:
             return transform.center_square_mask(mask, transform.upright_size(image), self.resolution_px)
 
 
-def list_images(root: Path) -> list[str]:
-    """Return the images below `root`, relative and sorted: an index means the same image on every machine.
+def check_folder(root: str | None) -> Path:
+    """Return `data.root`. Raises UserError where it is no folder, cannot be read, or holds no file of an image."""
+    path = expand_path(root or "")
+    if not path.is_dir():
+        what = "is a file, not a folder" if path.exists() else "no such folder"
+        raise UserError(f"data.root={path}: {what}")
+    if not os.access(path, os.R_OK | os.X_OK):
+        raise UserError(f"data.root={path}: you may not read this folder")
+    if not any(_why_no_image(path, name) is None for name in _walk(path)):
+        _, left_out = list_files(path)
+        counts = Counter(image.reason for image in left_out).most_common(3)
+        reasons = "; ".join(f"{count} {reason}" for reason, count in counts) or "it is empty"
+        raise UserError(f"data.root={path}: no image in this folder ({', '.join(SUFFIXES)}): {reasons}")
+    return path
 
-    Broken symbolic links are included, so that they are reported; hidden files are not.
+
+def list_files(root: Path) -> tuple[list[str], list[SkippedImage]]:
+    """Return the images below `root`, and every other file with the reason why it is none.
+
+    Both are relative and sorted: an index means the same image on every machine. The metadata file is in neither.
     """
-    images = (path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES and not path.is_dir())
-    names = (path.relative_to(root) for path in sorted(images))
-    return [name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts)]
+    images, left_out = [], []
+    for name in sorted(_walk(root), key=lambda name: Path(name).parts):
+        if (reason := _why_no_image(root, name)) is None:
+            images.append(name)
+        elif name not in geotags.METADATA_NAMES:
+            left_out.append(SkippedImage(file=escape_invalid(name), reason=reason))
+    return images, left_out
+
+
+def list_images(root: Path) -> list[str]:
+    """Return the images below `root`, as `list_files` does."""
+    return list_files(root)[0]
+
+
+def _walk(root: Path) -> Iterator[str]:
+    """Yield everything below `root` but folders that were walked: files, links, and folders that cannot be read."""
+
+    def relative(path: str) -> str:
+        return Path(path).relative_to(root).as_posix()
+
+    unreadable: list[str] = []
+    for folder, folders, files in os.walk(root, onerror=lambda error: unreadable.append(str(error.filename))):
+        yield from (relative(f"{folder}/{name}") for name in files)
+        # A link to a folder is not followed: it may lead out of this one, or back into it.
+        yield from (relative(f"{folder}/{name}") for name in folders if Path(folder, name).is_symlink())
+    yield from map(relative, unreadable)
+
+
+def _why_no_image(root: Path, name: str) -> str | None:
+    """Return why a name below `root` is left out unopened, or None. A broken link of an image's name is not."""
+    path = root / name
+    if any(part.startswith(".") for part in Path(name).parts):
+        return "hidden file"
+    if path.is_dir():
+        return "link to a folder, which is not followed" if path.is_symlink() else "folder that cannot be read"
+    if path.suffix.lower() in SUFFIXES:
+        return None
+    return OTHER_FILES.get(path.suffix.lower(), "not an image")
 
 
 def rows_without_image(root: Path, rows: dict[str, MetadataRow], images: set[str]) -> list[SkippedImage]:
@@ -148,10 +230,13 @@ def _examine(root: Path, name: str, rows: dict[str, MetadataRow] | None, side: i
     row = (rows or {}).get(name, MetadataRow())
     try:
         check_row(name, row)
-        content = (root / name).read_bytes()
+        content = read_plain(root / name, follow_links=True, max_bytes=MAX_FILE_BYTES)
         if not content:
             raise UnusableImageError("empty file")
-        with Image.open(io.BytesIO(content)) as image:
+        # Phones send such files with the name of a JPEG.
+        if not transform.HEIC and content[4:12] in (b"ftypheic", b"ftypheix", b"ftyphevc"):
+            raise UnusableImageError(transform.NEEDS_HEIC)
+        with transform.open_image(io.BytesIO(content)) as image:
             upright = transform.upright(image)  # as `pixels` will: damaged EXIF must show now
             (latitude, longitude), _ = geotags.find_position(row, image)
         if row.mask is not None:
@@ -176,10 +261,10 @@ def _examine_mask(root: Path, name: str, size: tuple[int, int], side: int) -> by
     if not path.is_file():
         raise UnusableImageError(f"its mask {name} is missing")
     try:
-        content = path.read_bytes()
+        content = read_plain(path, follow_links=True, max_bytes=MAX_FILE_BYTES)
         if not content:
             raise UnusableImageError(f"its mask {name} is an empty file")
-        with Image.open(io.BytesIO(content)) as mask:
+        with transform.open_image(io.BytesIO(content)) as mask:
             # As `own_mask` will decode it, for the errors alone.
             transform.center_square_mask(mask, size, side)
     except UnusableImageError:

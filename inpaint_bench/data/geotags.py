@@ -108,8 +108,9 @@ def _degrees(value: Any) -> float:
         degrees, minutes, seconds = (float(part) for part in value)
     except (TypeError, ValueError, ZeroDivisionError):
         raise PositionError("EXIF position is damaged: not degrees, minutes and seconds") from None
-    if not (0 <= minutes < 60 and 0 <= seconds < 60):
-        raise PositionError(f"EXIF position is damaged: {minutes:g} minutes, {seconds:g} seconds")
+    # 0/0, which cameras write without a fix, is NaN. The sign is in the reference, so nothing may be negative.
+    if not (degrees >= 0 and 0 <= minutes < 60 and 0 <= seconds < 60):
+        raise PositionError(f"EXIF position is damaged: {degrees:g} degrees, {minutes:g} minutes, {seconds:g} seconds")
     return degrees + minutes / 60 + seconds / 3600
 
 
@@ -139,7 +140,8 @@ def _parse_number(name: str, value: Any) -> float:
 
 def _checked(latitude: float, longitude: float) -> tuple[float, float]:
     if not (math.isfinite(latitude) and abs(latitude) <= 90):
-        raise PositionError(f"position out of range: latitude {latitude:g} is not within -90..90")
+        swapped = "; are latitude and longitude swapped?" if abs(latitude) <= 180 and abs(longitude) <= 90 else ""
+        raise PositionError(f"position out of range: latitude {latitude:g} is not within -90..90{swapped}")
     if not (math.isfinite(longitude) and abs(longitude) <= 180):
         raise PositionError(f"position out of range: longitude {longitude:g} is not within -180..180")
     if latitude == longitude == 0:

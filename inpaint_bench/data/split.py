@@ -6,6 +6,7 @@ Two images at either side of a block's edge may still show the same house; a lar
 from __future__ import annotations
 
 import hashlib
+import logging
 
 import numpy as np
 import numpy.typing as npt
@@ -19,33 +20,43 @@ METRES_PER_DEGREE = 111_320.0  # of latitude, within 0.6 % everywhere
 
 Indices = npt.NDArray[np.int64]
 
+log = logging.getLogger(__name__)
 
-def open_split(source: Source, config: DataConfig) -> tuple[Indices, Indices]:
+
+def open_split(source: Source, config: DataConfig, *, required: bool = False) -> tuple[Indices, Indices]:
     """Return the indices for training and for validation, ascending; of prepared data, its stored split.
 
-    Raises UserError where all images lie in one block.
+    Raises UserError where a split is `required` and there is none, because all images lie in one block.
     """
     held_out = source.validation
     if held_out is None:
         held_out = split(source.positions, config.validation_share, config.block_m, config.seed)
+    if required and config.validation_share and not held_out.any():
+        raise UserError(
+            "workload.validate_every and workload.sample_images need images that are held out, and none is: "
+            f"{_one_block(len(held_out), config.block_m)}; data.validation_share=0 does without"
+        )
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)
+
+
+def _one_block(count: int, block_m: float) -> str:
+    return f"all {count} images lie in one geographic block of data.block_m={block_m:g}; a smaller one may split them"
 
 
 def split(positions: npt.NDArray[np.float64], share: float, block_m: float, seed: int) -> npt.NDArray[np.bool_]:
     """Return [N], True where held out: whole blocks in seeded order, until `share` of the images is reached.
 
     One block always stays for training, so few blocks may give less than `share`, and large ones more. A block's place
-    in the order depends on its name and the seed alone. Raises UserError where all images lie in one block.
+    in the order depends on its name and the seed alone. Where all images lie in one block, none is held out, with a
+    warning.
     """
     held_out = np.zeros(len(positions), np.bool_)
     if share == 0:
         return held_out
     names, block_of_image = np.unique(blocks(positions, block_m), return_inverse=True)
     if len(names) == 1:
-        raise UserError(
-            f"data.block_m={block_m:g}: all {len(positions)} images lie in one geographic block, so none can be held "
-            "out; set a smaller data.block_m, or data.validation_share=0 to hold out nothing"
-        )
+        log.warning("no validation split: %s", _one_block(len(positions), block_m))
+        return held_out
     # By hash and not by a shuffle: images in new blocks leave the order of the other blocks as it was.
     order = sorted(range(len(names)), key=lambda block: hashlib.sha256(f"{seed}/{names[block]}".encode()).digest())
     for block in order[:-1]:

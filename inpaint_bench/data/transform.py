@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 import struct
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
@@ -14,9 +18,24 @@ from .source import Mask, Pixels
 
 VERSION = 1  # part of every prepared dataset's identity: increase it when other pixels come out
 MIN_SIDE_PX = 16  # resizing a smaller image would only invent detail
+MAX_PIXELS = 178_956_970  # Pillow's own limit; decoded by every thread at once, 0.5 GB each
+HEIC = ("HEIF",) if importlib.util.find_spec("pillow_heif") else ()
+# Pillow reads more formats, and runs Ghostscript on PostScript of any name. JPEG includes MPO, of phones.
+FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "AVIF", *HEIC)
+ONE_PICTURE = ("PNG", "WEBP", "AVIF")  # further ones make it an animation; elsewhere they are previews and pages
+NEEDS_HEIC = "HEIC, which needs pillow-heif: pip install 'inpaint-bench[heic]'"
 WHITE, BLACK = (255, 255, 255, 255), (0, 0, 0, 255)  # behind transparent images and masks
-# What Pillow raises for damaged files; the last two for EXIF values of another type than their tag's.
-DECODE_ERRORS = (OSError, ValueError, SyntaxError, Image.DecompressionBombError, TypeError, struct.error)
+# What Pillow raises for damaged files; RuntimeError for AVIF, the last two for EXIF values of another type than their
+# tag's.
+DECODE_ERRORS = (OSError, ValueError, SyntaxError, Image.DecompressionBombError, RuntimeError, TypeError, struct.error)
+
+# Pillow says of damaged files on stderr what it raises too, and warns of large images and of metadata not read here.
+warnings.filterwarnings("ignore", module="PIL")
+logging.getLogger("PIL").setLevel(logging.CRITICAL)
+if HEIC:
+    import pillow_heif  # type: ignore[import-not-found,unused-ignore]
+
+    pillow_heif.register_heif_opener()
 
 
 class UnusableImageError(ValueError):
@@ -30,6 +49,17 @@ def naming(path: Path) -> Iterator[None]:
         yield
     except DECODE_ERRORS as error:
         raise RuntimeError(f"{path}: cannot be read: {error}") from error
+
+
+@contextmanager
+def open_image(source: Path | BinaryIO) -> Iterator[Image.Image]:
+    """Open an image without decoding it; of several pictures, the first. Raises DECODE_ERRORS."""
+    with Image.open(source, formats=FORMATS) as image:
+        if image.width * image.height > MAX_PIXELS:
+            raise UnusableImageError(f"too large: {image.width} x {image.height} px, at most {MAX_PIXELS:,} in all")
+        if image.format in ONE_PICTURE and getattr(image, "is_animated", False):
+            raise UnusableImageError("animated: it has several pictures")
+        yield image
 
 
 def upright(image: Image.Image) -> Image.Image:

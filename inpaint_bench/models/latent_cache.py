@@ -25,7 +25,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from numpy.lib.format import open_memmap
@@ -35,50 +34,38 @@ from torch.utils.data import DataLoader, Dataset
 
 from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.files import replacing_folder
-from inpaint_bench.core.records import read_record, write_record
+from inpaint_bench.core.files import expand_path, replacing_folder
+from inpaint_bench.core.records import write_record
 from inpaint_bench.core.schema import PRODUCER
 from inpaint_bench.core.signals import defer_signals
 from inpaint_bench.data.masks import make_mask
+from inpaint_bench.data.prepared.caches import (
+    CACHES,
+    DESCRIPTION,
+    CacheDescription,
+    data_inputs,
+    describe_mismatch,
+    read_description,
+)
 from inpaint_bench.data.samples import FULL_MASK, Batch
 from inpaint_bench.data.source import Source
 
 from .components import StepComponents
 from .networks import FROZEN_SEED, Networks, build_networks
 
-CACHES = "cache"
-DESCRIPTION = "cache.json"
 ARRAYS = ("image", "masked", "masks", "full", "text")
-VERSION = 1  # of how the arrays are computed; part of the key
 BATCH, TEXT_BATCH = 32, 256  # encoded at once
 
 Progress = Callable[[int, int], None]  # images done, images in total
 
 
-class CacheDescription(msgspec.Struct, kw_only=True):
-    """What a cache was computed from, and how long that took."""
-
-    producer: str
-    key: str
-    inputs: dict[str, Any]
-    images: int
-    encoding_s: float  # of all images, without compilation
-    device: str
-    bytes: dict[str, int]  # by array
-
-
 def cache_inputs(bench: BenchConfig, networks: Networks, source: Source) -> dict[str, Any]:
     """Return everything that determines a cache: equal inputs give equal content but for rounding."""
     return {
-        "version": VERSION,
-        "data": source.identity,
-        "resolution_px": bench.data.resolution_px,
+        **data_inputs(bench, source.identity),
         "vae": weights_hash(networks.vae),
         "text_encoder": weights_hash(networks.text_encoder),
         "texts": hashlib.sha256("\0".join(sorted(set(source.texts))).encode()).hexdigest()[:16],
-        "masks": bench.data.masks,
-        "mask_pool": bench.recipe.mask_pool,
-        "mask_seed": bench.data.seed,
     }
 
 
@@ -94,14 +81,6 @@ def weights_hash(network: nn.Module) -> str:
         digest.update(name.encode())
         digest.update(tensor.detach().float().contiguous().cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-def read_description(folder: Path) -> CacheDescription | None:
-    """Return the description of the cache in `folder`, None where there is none. Raises UserError on damage."""
-    try:
-        return read_record(folder / DESCRIPTION, CacheDescription)
-    except ValueError as error:
-        raise UserError(f"{error}; remove the folder and prepare the cache again") from None
 
 
 class LatentCache:
@@ -128,12 +107,12 @@ class LatentCache:
     @classmethod
     def open(cls, bench: BenchConfig, networks: Networks, source: Source, device: torch.device) -> LatentCache:
         """Open the cache that fits the run. Raises UserError where none does, with what differs from the nearest."""
-        root = Path(bench.data.root or "") / CACHES
+        root = expand_path(bench.data.root or "") / CACHES
         inputs = cache_inputs(bench, networks, source)
         folder = root / cache_key(inputs)
         description = read_description(folder)
         if description is None:
-            raise UserError(_mismatch(root, inputs))
+            raise UserError(describe_mismatch(root, inputs))
         recipe = bench.recipe
         arrays = {"image"} if recipe.cache_image else set()
         arrays |= {"masked", "masks", "full"} if recipe.cache_masked else set()
@@ -192,23 +171,6 @@ class LatentCache:
         return torch.from_numpy(np.array(self._mapped[name][index]))
 
 
-def _mismatch(root: Path, inputs: dict[str, Any]) -> str:
-    """Say that there is no cache for these inputs, and what differs from the most similar one."""
-
-    def differences(other: CacheDescription) -> list[str]:
-        return [name for name, value in inputs.items() if other.inputs.get(name) != value]
-
-    others = [other for path in sorted(root.glob(f"*/{DESCRIPTION}")) if (other := read_description(path.parent))]
-    if not others:
-        return f"{root}: no cache of the frozen networks; `prepare ... prepare.caches=true` with this model creates one"
-    nearest = min(others, key=lambda other: len(differences(other)))
-    parts = [f"{name} {nearest.inputs.get(name)}, here {inputs[name]}" for name in differences(nearest)]
-    return (
-        f"{root}: no cache fits; the nearest, {nearest.key}, was made with {'; '.join(parts)}. "
-        "`prepare ... prepare.caches=true` with these settings creates one"
-    )
-
-
 # --- building a cache ----------------------------------------------------------------------------
 
 
@@ -243,7 +205,7 @@ def build_cache(
     torch.manual_seed(FROZEN_SEED)
     networks = build_networks(bench.model, device)
     inputs = cache_inputs(bench, networks, source)
-    root = Path(bench.data.root or "") / CACHES
+    root = expand_path(bench.data.root or "") / CACHES
     folder = root / cache_key(inputs)
     if existing := read_description(folder):
         return folder, existing

@@ -13,6 +13,7 @@ from transformers import CLIPTextConfig, CLIPTextModel
 
 from inpaint_bench.core.config import ModelConfig
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import expand_path
 
 from . import location, pipeline_folder, tokenizer
 from .location import LocationEncoder
@@ -67,7 +68,7 @@ def build_networks(config: ModelConfig, device: torch.device, centre: tuple[floa
     Weights saved with a location encoder bring it, with their own centre, unless `config.location_tokens` is 0.
     Raises UserError for a configuration or a folder that does not describe SD inpainting.
     """
-    folder = Path(config.weights) if config.weights else None
+    folder = expand_path(config.weights) if config.weights else None
     if folder:
         unet, vae, text_encoder, scheduler = pipeline_folder.load_networks(folder)
         # A text-to-image model: its UNet takes the noisy latents alone.

@@ -29,12 +29,12 @@ from inpaint_bench.core.records import read_record, write_record
 
 from .location import LocationDescription, LocationEncoder
 from .tokenizer import first_line, save_byte_tokenizer
+from .weights_folder import check_weights_folder
 
 if TYPE_CHECKING:
     from .networks import Networks
 
 NETWORKS = {"unet": UNet2DConditionModel, "vae": AutoencoderKL, "text_encoder": CLIPTextModel}
-PARTS = (*NETWORKS, "tokenizer", "scheduler")
 INDEX = "model_index.json"
 LOCATION = "location"
 LOCATION_WEIGHTS = "model.safetensors"
@@ -102,24 +102,13 @@ def load_networks(folder: Path) -> tuple[Any, Any, Any, Any]:
 
     Raises UserError where a part is missing, damaged, incomplete or pickled.
     """
-    if not folder.is_dir():
-        raise UserError(f"model.weights={folder}: no such folder")
-    if missing := [name for name in PARTS if not (folder / name).is_dir()]:
-        raise UserError(
-            f"model.weights={folder}: not a diffusers folder, {', '.join(missing)} missing (of {', '.join(PARTS)})"
-        )
+    check_weights_folder(folder, str(folder))
     with _no_progress_bars():
         unet, vae, text_encoder = (_load_network(folder, name) for name in NETWORKS)
     return unet, vae, text_encoder, _load_part(folder, "scheduler", DDPMScheduler.from_pretrained)
 
 
 def _load_network(folder: Path, name: str) -> nn.Module:
-    suffixes = {path.suffix for path in (folder / name).iterdir()}
-    if ".safetensors" not in suffixes and suffixes & {".bin", ".ckpt", ".pt", ".pth"}:
-        raise UserError(
-            f"model.weights={folder}: {name} holds pickled weights only, and reading those may run code; "
-            "save them as safetensors"
-        )
     settings: dict[str, Any] = {"use_safetensors": True, "output_loading_info": True}
     if name != "text_encoder":
         settings["low_cpu_mem_usage"] = False  # else diffusers complains that accelerate is not installed

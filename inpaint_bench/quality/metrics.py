@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from inpaint_bench.core.config import QualityConfig
+from inpaint_bench.core.files import expand_path
 
 MAX_PSNR_DB = 100.0
 DATA_RANGE = 2.0  # of images in -1..1
@@ -46,8 +47,8 @@ class ImageMetrics:
         self._count = 0
         self._unavailable: dict[str, str] = {}
         # A missing weight file costs its own metric, not the others and not the run.
-        self._lpips_network = self._load("lpips", lambda: load_lpips(quality.lpips_weights).to(device))
-        self._fid = self._load("fid", lambda: load_fid(quality.inception_weights, num_images).to(device))
+        self._lpips_network = self._load("lpips", lambda: load_lpips(_expand(quality.lpips_weights)).to(device))
+        self._fid = self._load("fid", lambda: load_fid(_expand(quality.inception_weights), num_images).to(device))
 
     def _load(self, name: str, load: Callable[[], Any]) -> Any:
         try:
@@ -168,6 +169,10 @@ def load_fid(path: str | None, num_images: int) -> Any:
         return FrechetInceptionDistance(feature_extractor_weights_path=path, antialias=False)
     except ImportError as error:
         raise MetricUnavailableError(_not_installed("torch-fidelity", error)) from None
+
+
+def _expand(path: str | None) -> str | None:
+    return str(expand_path(path)) if path else None
 
 
 def _load_weights(key: str, path: str | None) -> Mapping[str, Tensor]:

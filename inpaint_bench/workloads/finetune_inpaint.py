@@ -155,7 +155,8 @@ def build(config: BenchConfig, device: torch.device) -> FinetuneInpaint:
     if isinstance(batch_requested, str):
         # Before the networks are built: the search builds its own, and needs all of the GPU's memory.
         config = replace(config, batch=batch_search.search(config, device, source))
-    train, held_out = _split(config, source)
+    judged = bool(config.workload.validate_every or config.workload.sample_images)
+    train, held_out = open_split(source, config.data, required=judged)
     components = StepComponents.baseline(config, device, _build_networks(config, device, source), source)
     # Both passes use the same weights: before and after the levers change networks and switches.
     reference = parity.reference(components)
@@ -170,17 +171,6 @@ def build(config: BenchConfig, device: torch.device) -> FinetuneInpaint:
         "setup_s": round(time.monotonic() - start_s, 3),
     }
     return workload
-
-
-def _split(config: BenchConfig, source: Source) -> tuple[Indices, Indices]:
-    """Split images for training and validation. All are for training if they cannot be split and none is needed."""
-    try:
-        return open_split(source, config.data)
-    except UserError as error:
-        if config.workload.validate_every or config.workload.sample_images:
-            raise
-        log.warning("no validation split: %s", error)
-        return np.arange(len(source)), np.arange(0)
 
 
 def _build_networks(config: BenchConfig, device: torch.device, source: Source) -> Networks:

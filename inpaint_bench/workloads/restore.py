@@ -278,7 +278,7 @@ class RestoreFolder:
     def _read(self, name: str) -> RestoreInput:
         row = self.rows.get(name, MetadataRow())
         check_row(name, row)
-        with Image.open(self.root / name) as image:
+        with transform.open_image(self.root / name) as image:
             upright = transform.upright(image)
             position, position_from = _position(row, image)
         mask, mask_from = self._mask(name, row, upright.size)
@@ -307,7 +307,7 @@ class RestoreFolder:
         if not path.is_file():
             raise UnusableImageError(f"no mask {path}")
         try:
-            with Image.open(path) as mask:
+            with transform.open_image(path) as mask:
                 return transform.center_square_mask(mask, size, self.resolution_px), str(path)
         except UnusableImageError:
             raise

@@ -22,6 +22,7 @@ from launchers.sweep.sweep_record import LaunchContext
 
 from . import hydra_internals
 from .composition import Composition, parsed
+from .input_paths import InputPaths
 from .placement import choose_site, service_units, slurm_request
 from .point import Point
 from .site_catalog import SiteCatalog, refuse_unused_keys
@@ -50,6 +51,7 @@ class Composer:
             compose_config, loader=loader, config_name=config_name, hydra_overrides=hydra_overrides
         )
         self._history = RunHistory()
+        self._input_paths = InputPaths()
 
     def __call__(self, num: int, overrides: Sequence[str]) -> Point:
         """Compose, check and place one point. Raises UserError, and Hydra's errors for overrides that do not fit."""
@@ -61,6 +63,7 @@ class Composer:
         # The site is chosen first: time limit and exporter depend on what it has for this GPU.
         site, reachability = choose_site(bench, config, self.catalog)
         check_account(site)
+        self._input_paths.check(bench, site, reachability)
         gpu = site.gpus[bench.gpu.name]
         edits: dict[str, Any] = {"hydra.job.num": num}
         limit_basis = ""

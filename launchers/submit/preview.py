@@ -8,6 +8,7 @@ from pathlib import Path
 
 from inpaint_bench.core.console import console, pluralize
 from inpaint_bench.core.schema import CODE
+from launchers.points.input_paths import given_paths, is_visible
 from launchers.points.point import Group, Point, by_site, group_points
 from launchers.slurm.start_estimate import UNKNOWN, estimate_starts
 from launchers.status import tables
@@ -35,6 +36,10 @@ def preview(points: Sequence[Point], folder: Path, sweep_id: str, first_group_nu
         if not members[0].reachable:
             reason = members[0].reachability.reason
             log.info(f"{site} cannot be reached from here ({reason}): a launch would write a plan file for it")
+    for site, members in by_site(points).items():
+        paths = dict.fromkeys(path for point in members for path in given_paths(point.bench))
+        if paths and not is_visible(members[0].site, members[0].reachability):
+            log.info(f"{', '.join(paths)}: at {site}, which this machine does not see, so this was not looked at")
     for line in missing_accounts(points):
         log.info(line)
     log.info("Dry run: nothing was submitted.")

@@ -8,18 +8,21 @@ import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from PIL.TiffImagePlugin import IFDRational
 
 from inpaint_bench.cli import app
 from inpaint_bench.core.config import DataConfig
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.data import geotags, transform
 from inpaint_bench.data.folder import FolderSource
+from inpaint_bench.data.geotags import MetadataRow, PositionError
 from tests.run.support import photo
 
 from .support import SMALL, batches, open_prepared, samples, take
@@ -70,7 +73,6 @@ class TestFolder:
         photo(tmp_path / "nowhere.jpg", position=None)
         photo(tmp_path / "hemisphere.jpg", references=False)
         photo(tmp_path / "north.jpg", position=(91.5, 13.0))
-        (tmp_path / "notes.txt").write_text("not looked at")
         source = folder(tmp_path)
         assert (source.inventory.found, source.inventory.used) == (8, 2)
         skipped = reasons(source)
@@ -84,7 +86,7 @@ class TestFolder:
 
     def test_folder_without_usable_image_is_refused_with_counts(self, tmp_path: Path) -> None:
         photo(tmp_path / "nowhere.jpg", position=None)
-        with pytest.raises(UserError, match=rf"{tmp_path}: no usable image, 1 found, 1 skipped"):
+        with pytest.raises(UserError, match=rf"{tmp_path}: no usable image, 1 found, 1 left out: 1 no position"):
             folder(tmp_path)
         with pytest.raises(UserError, match="no such folder"):
             folder(tmp_path / "missing")
@@ -139,8 +141,8 @@ class TestFolder:
         assert upright[-12:].min() > 215
 
     def test_images_beyond_the_limit_are_counted_but_not_read(self, tmp_path: Path) -> None:
-        for name in "abcd":
-            photo(tmp_path / f"{name}.jpg")
+        for number, name in enumerate("abcd"):
+            photo(tmp_path / f"{name}.jpg", colour=(50 * number, 0, 0))
         inventory = folder(tmp_path, num_images=3).inventory
         assert (inventory.found, inventory.used, inventory.beyond_limit) == (4, 3, 1)
 
@@ -151,6 +153,126 @@ class TestFolder:
         source = folder(Path(root))
         assert source.inventory.used == source.inventory.found > 0
         assert np.ptp(source.positions, axis=0).max() < 1
+
+
+class TestEveryFileIsCounted:
+    def test_with_the_reason_why_it_is_left_out(self, tmp_path: Path) -> None:
+        photo(tmp_path / "good.jpg")
+        photo(tmp_path / "twice.jpg")
+        (tmp_path / "metadata.jsonl").write_text("")
+        (tmp_path / ".cache").mkdir()
+        (tmp_path / "folder").mkdir()
+        (tmp_path / "linked").symlink_to(tmp_path / "folder", target_is_directory=True)
+        os.mkfifo(tmp_path / "pipe.jpg")
+        others = ["a.CR2", "b.nef", "c.gif", "d.xmp", "e.mov", "f", ".DS_Store", ".cache/g.jpg", "folder/h.txt"]
+        for name in others:
+            (tmp_path / name).write_bytes(b"content")
+        source = folder(tmp_path)
+        assert source.names == ["good.jpg"]
+        assert reasons(source) == {
+            ".DS_Store": "hidden file",
+            ".cache/g.jpg": "hidden file",
+            "a.CR2": "RAW file of a camera: export it as JPEG or TIFF",
+            "b.nef": "RAW file of a camera: export it as JPEG or TIFF",
+            "c.gif": "image of a format that is not read: convert it",
+            "d.xmp": "sidecar file of an image",
+            "e.mov": "video",
+            "f": "not an image",
+            "folder/h.txt": "not an image",
+            "linked": "link to a folder, which is not followed",
+            "pipe.jpg": "cannot be read: is not a plain file",
+            "twice.jpg": "duplicate: an image before it is the same",
+        }
+        assert (source.inventory.found, source.inventory.used) == (13, 1)
+
+    @pytest.mark.skipif(bool(transform.HEIC), reason="HEIC can be read here")
+    def test_heic_names_the_extra_also_under_another_name(self, tmp_path: Path) -> None:
+        photo(tmp_path / "good.jpg")
+        for name in ("a.HEIC", "b.jpg"):
+            (tmp_path / name).write_bytes(bytes.fromhex("00000018") + b"ftypheic" + bytes(100))
+        reason = "HEIC, which needs pillow-heif: pip install 'inpaint-bench[heic]'"
+        assert reasons(folder(tmp_path)) == {"a.HEIC": reason, "b.jpg": reason}
+
+    def test_row_of_a_file_that_is_left_out_is_counted_once(self, tmp_path: Path) -> None:
+        photo(tmp_path / "good.jpg")
+        (tmp_path / "a.gif").touch()
+        describe(tmp_path, {"file_name": "good.jpg"}, {"file_name": "a.gif"})
+        assert folder(tmp_path).inventory.found == 2
+
+    def test_folder_without_an_image_says_what_it_holds(self, tmp_path: Path) -> None:
+        (tmp_path / "a.arw").touch()
+        with pytest.raises(UserError, match=r"no image in this folder \(\.jpg.*: 1 RAW file of a camera"):
+            folder(tmp_path)
+        (tmp_path / "a.arw").unlink()
+        with pytest.raises(UserError, match="it is empty"):
+            folder(tmp_path)
+        photo(tmp_path / "a.jpg")
+        with pytest.raises(UserError, match=r"a\.jpg: is a file, not a folder"):
+            folder(tmp_path / "a.jpg")
+
+    def test_home_and_variables_are_replaced(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        photo(tmp_path / "a.jpg")
+        monkeypatch.setenv("HOME", str(tmp_path.parent))
+        monkeypatch.setenv("SCRATCH", str(tmp_path.parent))
+        assert len(folder(Path("~", tmp_path.name))) == len(folder(Path("$SCRATCH", tmp_path.name))) == 1
+
+
+class TestFormats:
+    def test_tiff_and_avif_are_read_with_their_positions(self, tmp_path: Path) -> None:
+        photo(tmp_path / "a.avif", colour=(200, 10, 10))
+        exif = Image.Exif()
+        exif.get_ifd(0x8825).update({1: "S", 2: (33.0, 30.0, 0.0), 3: "E", 4: (151.0, 0.0, 0.0)})
+        exif[0x8825] = 0  # for TIFF, Pillow writes only directories that the main one names
+        page = Image.new("RGB", (60, 40), (10, 200, 10))
+        page.save(tmp_path / "b.TIFF", exif=exif, save_all=True, append_images=[Image.new("RGB", (60, 40))])
+        source = folder(tmp_path)
+        assert source.names == ["a.avif", "b.TIFF"]
+        assert source.positions[1].tolist() == [-33.5, 151.0]
+        assert source.pixels(0)[16, 16, 0] > 150
+        assert source.pixels(1)[16, 16].tolist() == [10, 200, 10], "the first page"
+
+    def test_animation_bomb_and_postscript_are_left_out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        frames = [grey(value) for value in (1, 100, 200)]
+        save(tmp_path, ("good.png", grey(1)), ("huge.png", grey(2, (400, 400))))
+        frames[0].save(tmp_path / "moving.webp", save_all=True, append_images=frames[1:])
+        (tmp_path / "script.jpg").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 99 99\n")
+        monkeypatch.setattr(transform, "MAX_PIXELS", 100_000)
+        found = reasons(folder(tmp_path))
+        assert found["moving.webp"] == "animated: it has several pictures"
+        assert found["huge.png"] == "too large: 400 x 400 px, at most 100,000 in all"
+        assert found["script.jpg"] == "not an image that can be read"
+
+    @pytest.mark.parametrize(
+        ("gps", "reason"),
+        [
+            ({2: (0.0, 0.0, 0.0), 4: (0.0, 0.0, 0.0)}, "position is 0, 0"),
+            ({2: (IFDRational(0, 0),) * 3}, "EXIF position is damaged: nan degrees"),
+            ({2: (-33.0, 30.0, 0.0)}, "EXIF position is damaged: -33 degrees"),
+            ({2: (151.0, 0.0, 0.0), 4: (33.0, 0.0, 0.0)}, "latitude 151 .* are latitude and longitude swapped?"),
+            ({2: 33.5}, "EXIF position is damaged: not degrees"),
+            ({1: "X"}, "EXIF position does not say N or S"),
+            ({4: (200.0, 0.0, 0.0)}, "longitude 200 is not within"),
+            ({2: (33.0, 75.0, 0.0)}, "EXIF position is damaged: 33 degrees, 75 minutes"),
+        ],
+        ids=str,
+    )
+    def test_impossible_exif_position_has_its_reason(self, tmp_path: Path, gps: dict[int, Any], reason: str) -> None:
+        right = {1: "N", 2: (33.0, 30.0, 0.0), 3: "E", 4: (151.0, 0.0, 0.0)}
+        with pytest.raises(PositionError, match=reason):
+            geotags.find_position(MetadataRow(), cast(Image.Image, _WithGps({**right, **gps})))
+
+
+class _WithGps:
+    """An image with this EXIF, which Pillow would not write."""
+
+    def __init__(self, gps: dict[int, Any]) -> None:
+        self._gps = gps
+
+    def getexif(self) -> _WithGps:
+        return self
+
+    def get_ifd(self, _: int) -> dict[int, Any]:
+        return self._gps
 
 
 class TestColourModes:
@@ -238,7 +360,8 @@ class TestMetadata:
         )
         assert reasons(folder(tmp_path)) == {
             "half.png": "longitude is missing",
-            "north.png": "position out of range: latitude 90.5 is not within -90..90",
+            "north.png": "position out of range: latitude 90.5 is not within -90..90; "
+            "are latitude and longitude swapped?",
             "east.png": "position out of range: longitude -180.5 is not within -180..180",
             "word.png": "latitude='here' is not a number",
             "nan.png": "position out of range: latitude inf is not within -90..90",

@@ -317,9 +317,17 @@ class TestCommand:
     def test_summary_ends_with_the_overrides_to_use(self, tmp_path: Path) -> None:
         command = [*PREPARE, *FACADES, *SMALL, f"prepare.out={tmp_path / 'set'}"]
         lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-        assert lines[0] == "40 found, 40 used, 0 skipped"
-        assert re.fullmatch(r"\d+ for training, \d+ for validation: 1 of 5 blocks of 200 m", lines[1])
-        assert lines[-1] == f"use it: data=prepared data.root={tmp_path / 'set'} data.resolution_px=32"
+        assert lines[0] == "40 found, 40 used, 0 left out"
+        place = r"40 positions: latitude [\d.]+ to [\d.]+, longitude -[\d.]+ to -[\d.]+ degrees \(0\.\d+ km .*"
+        assert re.fullmatch(place + r" centre [\d.]+, -[\d.]+, in 5 blocks of 200 m", lines[1])
+        assert re.fullmatch(r"\d+ for training, \d+ for validation: 1 of 5 blocks of 200 m", lines[2])
+        assert lines[-1] == f"use it: data=prepared data.root={tmp_path / 'set'}"
+
+    def test_images_in_one_block_are_all_for_training_with_a_warning(self, tmp_path: Path) -> None:
+        command = [*PREPARE, *FACADES, *SMALL, "data.num_images=3", f"prepare.out={tmp_path / 'set'}"]
+        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        assert any(line.startswith("no validation split: all 3 images lie in one geographic block") for line in lines)
+        assert "3 for training, 0 for validation: 0 of 1 blocks of 200 m" in lines
 
     def test_terminal_gets_a_progress_bar(self, tmp_path: Path) -> None:
         leader, follower = pty.openpty()
@@ -353,7 +361,6 @@ class TestCommand:
             ),
             (["data=folder", "data.root=tests", "prepare.out=tests/data/out"], "lies inside data.root"),
             (["data=prepared", "data.root=tests"], "`prepare` did not write it"),
-            (["data=synthetic", "prepare.out=x", "data.num_images=3"], "all 3 images lie in one geographic block"),
             (["data=synthetic", "prepare.out=x", "data.colour=red"], "colour"),
             (["data=folder", "data.root=/nowhere/at/all", "prepare.out=x"], "no such folder"),
         ],

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import hydra
 import pytest
 
 from inpaint_bench.cli import app
+from inpaint_bench.core.config import DataConfig, parse_config
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.hydra_support import register
+from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.data.prepared.source import PreparedSource
+from tests.run.support import TINY
 
 from .support import open_prepared, prepared
 
@@ -63,3 +69,29 @@ class TestOpen:
     def test_settings_that_differ_from_the_dataset_are_refused(self, facades: Path, setting: dict[str, float]) -> None:
         with pytest.raises(UserError, match=f"data.{next(iter(setting))}=.* \\(prepared: "):
             open_prepared(facades, **setting)
+
+
+def composed(*overrides: str) -> DataConfig:
+    """Return `data` as the command line gives it."""
+    register()
+    tiny = [override for override in TINY if not override.startswith("data.")]
+    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return parse_config(hydra.compose("config", overrides=[*tiny, "data=prepared", *overrides])).data
+
+
+class TestFactsOfTheDataset:
+    """data=prepared takes them from prepared.json; before, they had to be typed."""
+
+    def test_need_not_be_given(self, tmp_path: Path) -> None:
+        root = prepared(tmp_path / "a set", *FACADES, "data.block_m=50", "data.seed=3", "data.validation_share=0.2")
+        data = composed(f"data.root='{root}'")
+        assert (data.resolution_px, data.block_m, data.seed, data.validation_share) == (32, 50, 3, 0.2)
+        assert len(PreparedSource.open(data)) == 40
+
+    def test_other_values_are_refused(self, facades: Path) -> None:
+        with pytest.raises(UserError, match=r"data\.block_m=70 \(prepared: 200\); leave out data\.block_m, which"):
+            PreparedSource.open(composed(f"data.root={facades}", "data.block_m=70"))
+
+    def test_that_this_machine_cannot_see_has_the_defaults(self) -> None:
+        data = composed("data.root=/nowhere", "data.resolution_px=64")
+        assert (data.resolution_px, data.block_m) == (64, 200)

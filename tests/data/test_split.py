@@ -57,10 +57,17 @@ def test_blocks_are_square_at_any_latitude(latitude: float) -> None:
     assert len({name.split(":")[0] for name in blocks(line, 200)}) == pytest.approx(10, abs=1)
 
 
-def test_single_block_is_refused_with_advice() -> None:
-    with pytest.raises(UserError, match=r"smaller data\.block_m, or data\.validation_share=0"):
-        split(scattered(5), 0.1, 1e6, 0)
+def test_single_block_is_not_split_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     assert not split(scattered(5), 0, 1e6, 0).any()
+    assert not caplog.text
+    assert not split(scattered(5), 0.1, 1e6, 0).any()
+    assert "no validation split: all 5 images lie in one geographic block of data.block_m=1e+06" in caplog.text
+
+
+def test_required_split_of_a_single_block_is_refused() -> None:
+    config = DataConfig(kind="synthetic", num_images=5, resolution_px=32, block_m=1e6)
+    with pytest.raises(UserError, match=r"validate_every and .*none is: all 5 images lie in one .* a smaller one"):
+        open_split(open_source(config), config, required=True)
 
 
 def test_prepared_data_has_the_same_split_as_its_source(facades: Path) -> None:

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 
 import msgspec
@@ -23,13 +23,13 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from inpaint_bench.core.config import DataConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import read_record
+from inpaint_bench.core.schema import PREPARED
 from inpaint_bench.data.source import Inventory, Pixels
 
 SCHEMA_VERSION = 2
-MANIFEST = "prepared.json"
+MANIFEST = PREPARED
 INDEX = "index.parquet"
 IMAGE_PATTERN = "images/{:06d}.jpg"
 MASK_PATTERN = "masks/{:06d}.png"
@@ -151,11 +151,12 @@ def list_entries(manifest: DatasetManifest, *formats: str) -> list[Entry]:
     return [manifest.index, *manifest.masks, *(entry for name in names for entry in manifest.formats[name].files)]
 
 
-def usage_overrides(root: Path, manifest: DatasetManifest) -> str:
-    """Return the overrides that read the dataset: settings that differ from the defaults must be given."""
-    defaults = {spec.name: spec.default for spec in fields(DataConfig)}
-    overrides = [f"data.{name}={value:g}" for name, value in manifest.settings().items() if value != defaults[name]]
-    return shlex.join(["data=prepared", f"data.root={root}", *overrides])
+def usage_overrides(root: Path) -> str:
+    """Return the overrides that read the dataset, as they are typed in a shell."""
+    text = str(root)
+    # Hydra's own quotes: without them a comma makes a sweep.
+    value = text if re.fullmatch(r"[\w./+@%-]+", text) else f"'{text.replace(chr(39), chr(92) + chr(39))}'"
+    return shlex.join(["data=prepared", f"data.root={value}"])
 
 
 def find_damaged(root: Path, expected: Sequence[Entry]) -> list[str]:

@@ -35,6 +35,7 @@ from PIL import Image, features
 from inpaint_bench.core import files
 from inpaint_bench.core.config import BenchConfig, PrepareConfig
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import expand_path
 from inpaint_bench.core.records import write_record
 from inpaint_bench.core.schema import PRODUCER
 from inpaint_bench.core.signals import defer_signals
@@ -67,12 +68,12 @@ def prepare_dataset(bench: BenchConfig, report: ReportProgress) -> tuple[Path, D
     if data.kind == "prepared":
         if settings.out is not None:
             raise UserError("prepare.out: data=prepared adds formats to data.root itself; do not set prepare.out")
-        root = Path(data.root or "").resolve()
+        root = expand_path(data.root or "").resolve()
         return root, _add_missing(root, PreparedSource.open(data).manifest, settings, settings.formats, report)
     if not settings.out:
         raise UserError("prepare.out is empty: prepare needs prepare.out=<the folder to make>")
-    out = Path(settings.out).resolve()
-    if data.kind == "folder" and Path(data.root or "").resolve() in (out, *out.parents):
+    out = expand_path(settings.out).resolve()
+    if data.kind == "folder" and expand_path(data.root or "").resolve() in (out, *out.parents):
         raise UserError(f"prepare.out={out}: lies inside data.root={data.root}, whose images it would join")
     existing = _read_existing(out)
     source = open_source(data)

@@ -14,6 +14,7 @@ from PIL import Image
 
 from inpaint_bench.core.config import DataConfig
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import expand_path
 from inpaint_bench.data import transform
 from inpaint_bench.data.source import Mask, Pixels, Source
 
@@ -62,24 +63,9 @@ class PreparedSource(Source):
         Raises UserError for a folder that `prepare` did not write, a format that is missing, damage that sizes and
         the index's hash show, and settings that are not the dataset's.
         """
-        root = Path(config.root or "")
-        if not root.is_dir():
-            raise UserError(f"data.root={root}: no such folder")
-        manifest = layout.read_manifest(root)
-        if manifest is None:
-            raise UserError(
-                f"data.root={root}: has no {layout.MANIFEST}, so `prepare` did not write it; "
-                "photographs are read with data=folder"
-            )
-        _check_settings(config, manifest)
-        if format not in manifest.formats:
-            raise UserError(
-                f"recipe.format={format}: {root} was prepared as {', '.join(manifest.formats)}; this adds it: "
-                f"inpaint-bench prepare {layout.usage_overrides(root, manifest)} prepare.formats=[{format}]"
-            )
+        root, manifest = check_prepared(config, format)
         # `images` are the masks and the files of the format: what is read again and again, and therefore staged.
-        index, *images = layout.list_entries(manifest, format)
-        layout.check_sizes(root, [index, *images])
+        _, *images = layout.list_entries(manifest, format)
         staged = stage(root, images, stage_to) if stage_to != "none" else None  # the index is read only once
         return cls(root, manifest, format, staged)
 
@@ -123,6 +109,28 @@ class PreparedSource(Source):
             return layout.decode_jpeg(self.jpeg(index))
 
 
+def check_prepared(config: DataConfig, format: str) -> tuple[Path, DatasetManifest]:
+    """Return `data.root` and its manifest. Raises UserError as `PreparedSource.open` does."""
+    root = expand_path(config.root or "")
+    if not root.is_dir():
+        what = "is a file, not a folder" if root.exists() else "no such folder"
+        raise UserError(f"data.root={root}: {what}")
+    manifest = layout.read_manifest(root)
+    if manifest is None:
+        raise UserError(
+            f"data.root={root}: has no {layout.MANIFEST}, so `prepare` did not write it; "
+            "photographs are read with data=folder"
+        )
+    _check_settings(config, manifest)
+    if format not in manifest.formats:
+        raise UserError(
+            f"recipe.format={format}: {root} was prepared as {', '.join(manifest.formats)}; this adds it: "
+            f"inpaint-bench prepare {layout.usage_overrides(root)} prepare.formats=[{format}]"
+        )
+    layout.check_sizes(root, layout.list_entries(manifest, format))
+    return root, manifest
+
+
 def _check_settings(config: DataConfig, manifest: DatasetManifest) -> None:
     """Raise UserError if the configuration differs from the dataset: results are filed under the configuration."""
     # data.num_images=null accepts as many images as were prepared.
@@ -130,8 +138,11 @@ def _check_settings(config: DataConfig, manifest: DatasetManifest) -> None:
     wrong = {name: value for name, value in prepared.items() if getattr(config, name) != value}
     if wrong:
         differences = ", ".join(f"data.{n}={getattr(config, n):g} (prepared: {wrong[n]:g})" for n in wrong)
-        right = " ".join(f"data.{name}={value:g}" for name, value in wrong.items())
-        raise UserError(f"data.root={config.root}: not what was prepared: {differences}; set {right}")
+        keys = " and ".join(f"data.{name}" for name in wrong)
+        raise UserError(
+            f"data.root={config.root}: not what was prepared: {differences}; leave out {keys}, which data=prepared "
+            "takes from the dataset, or prepare another one"
+        )
 
 
 def read_index(root: Path, manifest: DatasetManifest) -> pa.Table:

@@ -1,0 +1,103 @@
+"""Whether a folder can be read as a diffusers pipeline: files and headers, without torch and diffusers.
+
+`launch` asks before anything is queued, `pipeline_folder` before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from inpaint_bench.core.errors import UserError
+
+NETWORKS = {"unet": "diffusion_pytorch_model", "vae": "diffusion_pytorch_model", "text_encoder": "model"}
+PARTS = (*NETWORKS, "tokenizer", "scheduler")
+PICKLES = (".bin", ".ckpt", ".pt", ".pth")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
+
+
+def check_weights_folder(folder: Path, given: str) -> None:
+    """Raise UserError where `folder` is no complete pipeline; `given` is `model.weights` as it was written."""
+    label = f"model.weights={given}"
+    if folder.is_file():
+        raise UserError(
+            f"{label}: is a file, and a diffusers folder is needed; in Python, "
+            f'StableDiffusionInpaintPipeline.from_single_file("{given}").save_pretrained("FOLDER") writes one'
+        )
+    if not folder.is_dir():
+        check_hub_id(given)
+        raise UserError(f"{label}: no such folder")
+    if missing := [name for name in PARTS if not (folder / name).is_dir()]:
+        raise UserError(f"{label}: not a diffusers folder, {', '.join(missing)} missing (of {', '.join(PARTS)})")
+    configs = {**dict.fromkeys(NETWORKS, "config.json"), "scheduler": "scheduler_config.json"}
+    for part, name in configs.items():
+        if not _is_json_object(folder / part / name):
+            raise UserError(f"{label}: {part} cannot be loaded ({name} is missing or damaged)")
+    tokenizer = {path.name for path in (folder / "tokenizer").iterdir()}
+    if "tokenizer.json" not in tokenizer and not {"vocab.json", "merges.txt"} <= tokenizer:
+        raise UserError(f"{label}: the tokenizer cannot be loaded (vocab.json or merges.txt is missing)")
+    for part, stem in NETWORKS.items():
+        if problem := _find_problem(folder / part, stem):
+            raise UserError(f"{label}: {part} {problem}")
+
+
+def _is_json_object(path: Path) -> bool:
+    try:
+        return isinstance(json.loads(path.read_bytes()), dict)
+    except (OSError, ValueError):
+        return False
+
+
+def check_hub_id(given: str) -> None:
+    """Raise UserError where `model.weights` looks like a model of the Hugging Face hub, and no such folder is here."""
+    if not _HUB_ID.fullmatch(given) or Path(given).exists():
+        return
+    target = given.rpartition("/")[2]
+    raise UserError(
+        f"model.weights={given}: no such folder, and a run downloads nothing. Of the Hugging Face hub, "
+        f"`hf download {given} --local-dir {target} --exclude '*.bin' '*.ckpt' '*.fp16.*'` downloads a model, and "
+        f'`model.weights="$PWD/{target}"` names it'
+    )
+
+
+def _find_problem(folder: Path, stem: str) -> str | None:
+    """Return what is wrong with the weight files of one network, or None."""
+    files = sorted(path.name for path in folder.iterdir())
+    index = folder / f"{stem}.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError, OSError):
+            return f"cannot be loaded ({index.name} is damaged)"
+    else:
+        names = [f"{stem}.safetensors"]
+    if missing := [name for name in names if name not in files]:
+        others = [name for name in files if name.endswith(".safetensors")]
+        if not others and any(name.endswith(PICKLES) for name in files):
+            return "holds pickled weights only, and reading those may run code; save them as safetensors"
+        have = f"; it has {', '.join(others)}, rename or save it again" if others else ""
+        return f"cannot be loaded ({', '.join(missing)} is missing{have})"
+    damaged = next((problem for name in names if (problem := _damage(folder / name))), None)
+    return f"cannot be loaded ({damaged})" if damaged else None
+
+
+def _damage(path: Path) -> str | None:
+    """Return what the header of a safetensors file shows: another format, or an incomplete download."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(40)
+        if start.startswith(b"version https://git-lfs"):
+            return f"{path.name} is a Git LFS pointer: run `git lfs pull` there"
+        length = int.from_bytes(start[:8], "little")
+        if length > min(size - 8, _MAX_HEADER_BYTES):
+            return f"{path.name} is damaged"
+        file.seek(8)
+        try:
+            tensors = json.loads(file.read(length))
+            ends = [tensor["data_offsets"][1] for name, tensor in tensors.items() if name != "__metadata__"]
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+            return f"{path.name} is damaged"
+    expected = 8 + length + max(ends, default=0)
+    return None if size == expected else f"{path.name} has {size:,} bytes, and its header says {expected:,}"

@@ -1,0 +1,76 @@
+"""Data and weights of a point, looked at before it is queued: a job would wait for hours to say that they are missing.
+
+Only where this machine is the one that runs the point, or shares its file systems. The job checks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import astuple
+
+from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import expand_path
+from inpaint_bench.core.site import SiteConfig
+from inpaint_bench.models.weights_folder import check_hub_id, check_weights_folder
+
+from .site_catalog import Reachability
+
+
+class InputPaths:
+    """The checks of a sweep, each made once however many points share its paths."""
+
+    def __init__(self) -> None:
+        self._checked: set[object] = set()
+
+    def check(self, bench: BenchConfig, site: SiteConfig, reachability: Reachability) -> None:
+        """Raise UserError for paths that the point's job would refuse."""
+        weights, quality = bench.model.weights, bench.quality
+        if weights:
+            # An id of the hub is no path at any site.
+            self._once(("hub", weights), lambda: check_hub_id(weights))
+        if not is_visible(site, reachability):
+            return
+        recipe = astuple(bench.recipe)
+        self._once(("data", astuple(bench.data), recipe), lambda: _check_data(bench))
+        if weights:
+            self._once(("weights", weights), lambda: check_weights_folder(expand_path(weights), weights))
+        for key in ("lpips_weights", "inception_weights"):
+            if (path := getattr(quality, key)) and not expand_path(path).is_file():
+                raise UserError(f"quality.{key}={path}: no such file")
+
+    def _once(self, key: object, check: Callable[[], None]) -> None:
+        if key not in self._checked:
+            check()
+            self._checked.add(key)
+
+
+def is_visible(site: SiteConfig, reachability: Reachability) -> bool:
+    """Return whether this machine sees the file systems of the site: it is the site's, or the site is this machine."""
+    return reachability.ok and site.connect.method in ("local", "slurm")
+
+
+def given_paths(bench: BenchConfig) -> list[str]:
+    """Return the overrides of a point that name files at its site."""
+    paths = {
+        "data.root": bench.data.root if bench.data.kind != "synthetic" else None,
+        "model.weights": bench.model.weights,
+        "quality.lpips_weights": bench.quality.lpips_weights,
+        "quality.inception_weights": bench.quality.inception_weights,
+    }
+    return [f"{key}={path}" for key, path in paths.items() if path]
+
+
+def _check_data(bench: BenchConfig) -> None:
+    # Imported here: Pillow and Arrow take a while, and most sweeps use generated images.
+    if bench.data.kind == "folder":
+        from inpaint_bench.data.folder import check_folder
+
+        check_folder(bench.data.root)
+    elif bench.data.kind == "prepared":
+        from inpaint_bench.data.prepared.caches import check_caches, data_inputs
+        from inpaint_bench.data.prepared.source import check_prepared
+
+        root, manifest = check_prepared(bench.data, bench.recipe.format)
+        if bench.recipe.cache_image or bench.recipe.cache_masked or bench.recipe.cache_text:
+            check_caches(root, data_inputs(bench, manifest.identity))

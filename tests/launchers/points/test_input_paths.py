@@ -1,0 +1,91 @@
+"""Data and weights that a job could not read: refused before anything is queued, where this machine sees them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inpaint_bench.cli import app
+from tests.data.support import prepared
+from tests.quality.support import listening
+from tests.run.support import photo
+
+HERE = ("gpu=cpu", "recipe=cpu", "model=tiny_inpaint", "telemetry=none", "site=local", "dry_run=true")
+
+
+@pytest.fixture
+def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Launch a sweep here, which has to be refused, and return the message."""
+
+    def launch(*overrides: str) -> str:
+        folder = tmp_path / "sweep"
+        assert app.main(["launch", "-m", *HERE, "seed=0,1", f"hydra.sweep.dir={folder}", *overrides]) == 2
+        assert not folder.exists()
+        return capsys.readouterr().err
+
+    return launch
+
+
+class TestData:
+    def test_folder_without_images(self, refused, tmp_path: Path) -> None:
+        root = tmp_path / "photos"
+        assert f"data.root={root}: no such folder" in refused("data=folder", f"data.root={root}")
+        root.mkdir()
+        assert "no image in this folder" in refused("data=folder", f"data.root={root}")
+        (root / "a.nef").touch()
+        assert "1 RAW file of a camera" in refused("data=folder", f"data.root={root}")
+        photo(root / "a.jpg")
+        assert "is a file, not a folder" in refused("data=folder", f"data.root={root / 'a.jpg'}")
+
+    def test_prepared_dataset_and_its_caches(self, refused, tmp_path: Path) -> None:
+        assert "no prepared.json" in refused("data=prepared", f"data.root={tmp_path}")
+        root = prepared(tmp_path / "set", "data.num_images=8", "data.validation_share=0", "prepare.formats=[files]")
+        given = ("data=prepared", f"data.root={root}")
+        assert "leave out data.resolution_px" in refused(*given, "data.resolution_px=64")
+        assert "was prepared as files; this adds it" in refused(*given, "recipe.format=memmap")
+        assert "no cache of the frozen networks" in refused(*given, "recipe.cache_image=true")
+        (root / "images" / "000003.jpg").unlink()
+        assert "000003.jpg is missing" in refused(*given)
+
+
+class TestWeights:
+    def test_folder_that_is_no_pipeline(self, refused, tmp_path: Path) -> None:
+        from inpaint_bench.models.pipeline_folder import save_pipeline
+
+        folder = tmp_path / "weights"
+        assert "no such folder" in refused(f"model.weights={folder}")
+        save_pipeline(listening(), folder)
+        assert app.main(["launch", "-m", *HERE, f"model.weights={folder}"]) == 0
+        (unet,) = (folder / "unet").glob("*.safetensors")
+        assert "is a file, and a diffusers folder is needed" in refused(f"model.weights={unet}")
+        content = unet.read_bytes()
+        unet.write_bytes(content[:-100])
+        assert "unet cannot be loaded (diffusion_pytorch_model.safetensors has" in refused(f"model.weights={folder}")
+        unet.write_text("version https://git-lfs.github.com/spec/v1")
+        assert "is a Git LFS pointer: run `git lfs pull`" in refused(f"model.weights={folder}")
+        unet.rename(unet.with_suffix(".fp16.safetensors"))
+        assert "it has diffusion_pytorch_model.fp16.safetensors" in refused(f"model.weights={folder}")
+        (folder / "vae" / "config.json").write_text("[")
+        assert "vae cannot be loaded (config.json is missing or damaged)" in refused(f"model.weights={folder}")
+        (folder / "tokenizer").rename(folder / "other")
+        assert "not a diffusers folder, tokenizer missing" in refused(f"model.weights={folder}")
+
+    @pytest.mark.parametrize(
+        "place", [(), ("site=delta", "gpu=h200", "recipe=baseline", "sites.delta.account.value=abcd-delta-gpu")]
+    )
+    def test_id_of_the_hub_gets_the_commands(self, refused, place: tuple[str, ...]) -> None:
+        message = refused(*place, "model.weights=stable-diffusion-v1-5/stable-diffusion-inpainting")
+        assert "hf download stable-diffusion-v1-5/stable-diffusion-inpainting --local-dir" in message
+        assert 'model.weights="$PWD/stable-diffusion-inpainting"' in message
+
+    def test_missing_weights_of_a_metric(self, refused, tmp_path: Path) -> None:
+        assert "no such file" in refused(f"quality.lpips_weights={tmp_path / 'none.pth'}")
+
+
+def test_paths_of_another_site_are_not_looked_at_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = [*HERE, "site=delta", "gpu=h200", "recipe=baseline", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    paths = ["data=folder", "data.root=/scratch/photos", "model.weights=/scratch/sd"]
+    assert app.main(["launch", "-m", *sweep, *paths]) == 0
+    said = "data.root=/scratch/photos, model.weights=/scratch/sd: at delta, which this machine does not see"
+    assert said in capsys.readouterr().out
