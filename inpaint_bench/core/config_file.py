@@ -13,6 +13,7 @@ import types
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 from ruamel.yaml import YAML
@@ -26,6 +27,7 @@ from .validation import check_field, no_such_key
 MAX_BYTES: Final = 64 * 1024  # the longest of ours has 4 KB; YAML of this size takes seconds at worst
 MAX_VALUES: Final = 10_000  # with what aliases repeat: a few nested ones stand for billions
 MAX_DEPTH: Final = 50
+MAX_MESSAGE: Final = 1000  # a value may be as long as the file
 NAMED_GROUPS: Final = ("gpu", "site")  # other files refer to these by name
 _TAG: Final = "tag:yaml.org,2002:"
 _TAGS: Final = {_TAG + name for name in ("str", "int", "float", "bool", "null", "timestamp", "map", "seq", "merge")}
@@ -36,7 +38,11 @@ _BOOLEANS: Final = {"true": True, "yes": True, "on": True, "false": False, "no":
 
 
 class ConfigFileError(UserError):
-    """A configuration file that cannot be used: which, where, and what would be right."""
+    """A configuration file that cannot be used: which, where, and what would be right; on one line."""
+
+    def __init__(self, message: str) -> None:
+        shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in message)
+        super().__init__(shown if len(shown) <= MAX_MESSAGE else f"{shown[:MAX_MESSAGE]} ...")
 
 
 def read_config_file(path: Path, group: str = "", package: str | None = None) -> dict[str, Any]:
@@ -244,7 +250,7 @@ class _Reader:
             return _BOOLEANS[text.lower()]
         if str in options:
             return text
-        raise self._refusal(node, f"{key}={text}", f"must be {_describe(options, limits)}")
+        raise self._refusal(node, f"{key}={shorten(text, 60)}", f"must be {_describe(options, limits)}")
 
     @staticmethod
     def _is_null(node: Node) -> bool:

@@ -23,6 +23,7 @@ MODULES = matching(r"[\w.+@:/-]+", "one module, such as GCC/13.2.0, without spac
 # one partition: with several, the GPU would be a matter of chance
 PARTITION = matching(r"[\w.+@:-]+", "the name of one partition")
 GRES = matching(r"[\w.+-]+", "a GPU type without its number, such as a100")
+DATE = matching(r"|\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])", "a date such as 2026-11-20")
 
 
 @dataclass(kw_only=True)
@@ -30,7 +31,7 @@ class SiteBlock:
     """Base of every block of a site file: the source of its values, and whether they were verified on the cluster."""
 
     source: str = ""  # what, date of the source; what, date of the next source
-    checked_on: str = ""  # ISO date on which the sources were read
+    checked_on: str = field(default="", metadata=DATE)  # on which the sources were read
     verified: bool = False  # every value was compared with the cluster itself
     seen: dict[str, str] = field(default_factory=dict)  # if only some values were: their keys, with the date
 

@@ -100,6 +100,10 @@ class SiteCatalog:
             if gpu not in gpus:
                 unknown = no_such_key(f"sites.{name}.gpus.{gpu}", gpus)
                 raise UserError(f"{unknown}; another GPU needs a file in conf/gpu")
+        for key in ("mem_gb_per_unit", "units_per_gpu", "upper_bounds"):
+            for gpu in getattr(site.charging, key):
+                if gpu not in site.gpus:
+                    raise UserError(no_such_key(f"sites.{name}.charging.{key}.{gpu}", site.gpus))
         return site
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from inpaint_bench.core.config_file import MAX_BYTES, ConfigFileError, read_config_file
+from inpaint_bench.core.paths import conf_dir
 
 A100 = "name: mine\ngpus:\n  a100:\n    "
 
@@ -144,6 +147,10 @@ BOMB = "name: mine\na: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
         (f"{A100}max_minutes: [1]", r"max_minutes: needs"),
         (f"{A100}max_minutes: 400-0", r"max_minutes=576000: must lie between 1 and 527,040"),
         (f"{A100}partition: gpu,gpu-a40", r"partition='gpu,gpu-a40': must be the name of one partition"),
+        (
+            "name: mine\nlimits: {checked_on: 2026-13-01}",
+            r":2: limits\.checked_on='2026-13-01': must be a date",
+        ),
         ("name: other", r": name is other, it must be mine, as the file"),
         ("qos: x", r": name is None, it must be mine"),
     ],
@@ -209,3 +216,33 @@ def test_values_of_a_profile(tmp_path: Path, text: str, content: dict[str, Any])
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     assert content.items() <= read_config_file(path, "profile", "_global_").items()
+
+
+FILES = sorted(conf_dir().rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(conf_dir())))
+def test_our_own_files_have_the_values_that_omegaconf_reads(path: Path):
+    group = "" if path.parent == conf_dir() else str(path.parent.relative_to(conf_dir()))
+    package = "_global_" if "@package _global_" in path.read_text() else None
+    assert OmegaConf.create(read_config_file(path, group, package)) == OmegaConf.load(path)
+
+
+def test_damaged_site_file_is_read_or_refused_in_one_line(site: Path):
+    """Regression: a block that became one text was printed in full."""
+    original = (conf_dir() / "site" / "delta.yaml").read_bytes().replace(b"name: delta", b"name: mine")
+    drawn = random.Random(11)
+    pieces = b"\t,\n,  ,: ,- ,*,&a ,<<: ,[,},',\",#,|,!,\x00,\xe9,%".split(b",")
+    refused = []
+    for _ in range(150):
+        content = bytearray(original)
+        for _ in range(drawn.randint(1, 3)):
+            start = drawn.randrange(len(content))
+            content[start : start + drawn.choice((0, 1, 40))] = drawn.choice(pieces)
+        site.write_bytes(content)
+        try:
+            read_config_file(site, "site")
+        except ConfigFileError as error:
+            refused.append(str(error))
+    assert len(refused) > 50
+    assert [error for error in refused if not re.fullmatch(rf"{site}(:\d+)?: .+", error)] == []

@@ -62,6 +62,7 @@ from tests.launchers.sweeps import a_point, a_sweep, plan
         ("sites.delta.preempt.signal=SIGTREM gpu=h200", r"preempt\.signal=SIGTREM: not one of.*Did you mean SIGTERM\?"),
         ("sites.delta.preempt.signal=null gpu=h200", r"preempt\.grace_s=300: needs signal too"),
         ("sites.delta.gpus.h20.partition=x gpu=h200", r"gpus\.h20: no such key.*h200.*needs a file in conf/gpu"),
+        ("sites.delta.charging.mem_gb_per_unit={h20:9} gpu=h200", r"mem_gb_per_unit\.h20: no such key.*mean h200\?"),
         ("sites.delta.gpus.h200.max_minutes=null gpu=h200", r"max_minutes=null: must be a time limit.*or UNLIMITED"),
         ("site=delta site.gpus.h200.max_minutes=1:00:00 gpu=h200 time_min=1-1", r"time_min=1500: .*allows 60"),
         ("time_min=UNLIMITED", r"time_min=UNLIMITED: must be a time limit in minutes or as .*, or auto"),
