@@ -70,7 +70,8 @@ def guarded(call: Callable[[], int | None]) -> int:
 
             message = explain(error)
         elif isinstance(error, OSError) and error.errno in _REFUSALS:
-            message = f"{error.filename or 'a file'}: {error.strerror}"
+            # The second of two names is the target of a copy.
+            message = f"{error.filename2 or error.filename or 'a file'}: {error.strerror}"
         else:
             raise
         print_error(message)

@@ -82,7 +82,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     except BaseException as error:
         with suppress(OSError):
             temporary.unlink()
-        if isinstance(error, OSError) and error.filename == str(temporary):
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):  # None: a full disk
             error.filename = str(path)  # the name that the user knows
         raise
     # The rename survives a power cut only after the folder is synced too.

@@ -90,7 +90,13 @@ def submit_groups(groups: Sequence[Group], ledger: Ledger, hydra: HydraState, co
                 silent_sites.add(site.name)
             continue
         # Before the next call: so at most one array is ever in Slurm without its id in the ledger.
-        ledger.append(Submitted(group=group.name, job_id=f"{array}_%a", attempts=_attempts(group)))
+        try:
+            ledger.append(Submitted(group=group.name, job_id=f"{array}_%a", attempts=_attempts(group)))
+        except OSError as error:
+            raise UserError(
+                f"{site.name}: array {array} was submitted, and that could not be recorded ({error.filename}: "
+                f"{error.strerror}). `status` and `rerun` find it by its name; later arrays were not submitted"
+            ) from None
         log.info(f"{site.name}: array {array} with {_point_count(group)} in {group.request.partition}")
     return outcome
 

@@ -341,7 +341,10 @@ def cancel_in_slurm(site: SiteConfig, ledger: Ledger, attempts: Sequence[Attempt
     cancellable = [attempt for attempt in attempts if attempt.job_id in job_ids]
     if cancellable:
         # Recorded first: a job that ends in the meantime is then known to have been cancelled.
-        ledger.append(Cancelled(attempts=[attempt.key for attempt in cancellable]))
+        try:
+            ledger.append(Cancelled(attempts=[attempt.key for attempt in cancellable]))
+        except OSError as error:  # on a full disk jobs are cancelled all the same
+            problems.append(f"the cancellation is not recorded ({error.filename}: {error.strerror})")
         problems += filter(None, [cancel_jobs(site, job_ids)])
     return len(cancellable), problems
 

@@ -13,8 +13,10 @@ from launchers.slurm.query import queued_arrays
 from launchers.slurm.sbatch import job_command
 from launchers.slurm.script import render
 from launchers.sweep.events import Planned
-from launchers.sweep.ledger import Ledger, job_name
+from launchers.sweep.ledger import MAX_NAME_BYTES, Ledger, job_name
 from launchers.sweep.sweep_record import LaunchContext
+
+LONGEST_SWEEP_ID = "s" * 13  # as new_sweep_id makes them
 
 
 def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchContext) -> None:
@@ -36,6 +38,12 @@ def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchCo
             )
     # Every script is rendered once and dropped: a mistake in a template or value must not stop a half-done submission.
     for group in group_points(points):
+        length = len(job_name(group.name, LONGEST_SWEEP_ID))
+        if length > MAX_NAME_BYTES:
+            raise UserError(
+                f"{group.site.name}: the name of the array would have {length} characters, and folders and jobs take "
+                f"{MAX_NAME_BYTES}; shorten the names of partition and GPU, of which it is made"
+            )
         if group.site.connect.method != "local":
             script_of(group, folder, folder, "check")
 

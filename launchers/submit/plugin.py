@@ -94,11 +94,11 @@ class SweepSweeper(Sweeper):
         expanded = expand_sweep(overrides)
         points = [split_choices(point) for point in expanded]
         folder = Path(self.config.hydra.sweep.dir)
+        check_path(folder.absolute())
         # mkdir would fail only after all points are composed, and its message would not name the key.
         nearest = next(path for path in (folder, *folder.parents) if path.exists())
         if not nearest.is_dir():
             raise UserError(f"hydra.sweep.dir={folder}: {nearest} is a file; a sweep needs a folder")
-        check_path(folder.absolute())
         # Our launcher checks every point itself, and writes the record under the sweep's lock.
         if not isinstance(self.launcher, SweepLauncher):
             check_unused(folder)

@@ -301,6 +301,10 @@ def _apply(event: Event, points: dict[int, PointRecord], sites: Container[str]) 
                 attempt(key).cancelled = True
 
 
+MAX_NAME_BYTES = 255  # of a file on every common file system
+# Linux takes 4,096, and programs that keep a path in a buffer often 1,024; the files of a sweep need up to 200 of them.
+MAX_PATH_BYTES = 800
+
 # Quotes do not help: each is read by a program that knows none, or other ones.
 _REFUSED_IN_PATHS = {
     ":": "PYTHONPATH ends a folder at a colon, so jobs would run other code",
@@ -317,10 +321,15 @@ def check_path(folder: Path) -> None:
         problem = "it has a character that cannot be printed, or bytes that are not UTF-8, and a script has to name it"
     elif any(name != name.strip() or name.startswith("-") for name in folder.parts):
         problem = "a name in it begins with a dash, or begins or ends with a space"
+    elif long := [name for name in folder.parts if len(os.fsencode(name)) > MAX_NAME_BYTES]:
+        problem = f"a name in it has {len(os.fsencode(long[0]))} bytes, and file systems take {MAX_NAME_BYTES}"
+    elif len(os.fsencode(path)) > MAX_PATH_BYTES:
+        problem = f"it has {len(os.fsencode(path))} bytes; more than {MAX_PATH_BYTES} leave no room for the files below"
     else:
         problem = next((reason for text, reason in _REFUSED_IN_PATHS.items() if text in path), None)
     if problem:
-        raise UserError(f"hydra.sweep.dir={path!r}: {problem}; choose another")
+        shown = path if len(path) <= 2 * MAX_NAME_BYTES else f"{path[:MAX_NAME_BYTES]}..."
+        raise UserError(f"hydra.sweep.dir={shown!r}: {problem}; choose another")
 
 
 def check_unused(folder: Path) -> None:

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from inpaint_bench.core.console import pluralize, sanitize
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.files import read_plain
+from inpaint_bench.core.files import read_plain, replace_bytes
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.records import write_record
 from inpaint_bench.core.schema import JOBS, LEDGER, MULTIRUN, SWEEP
@@ -180,8 +180,7 @@ class SweepRecord(msgspec.Struct, kw_only=True):
 
 def save_multirun(config: DictConfig, folder: Path) -> None:
     """Write Hydra's own record of a sweep, as its basic sweeper does; nothing here reads it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(config, folder / MULTIRUN)
+    replace_bytes(folder / MULTIRUN, OmegaConf.to_yaml(config).encode())
 
 
 def has_runs(folder: Path) -> bool:

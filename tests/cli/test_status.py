@@ -179,7 +179,7 @@ class TestCommandsThatHang:
         folder = sweep_of_jobs(tmp_path / "sweep", ["7_0", "7_1"], site)
         ledger = Ledger(folder)
         ledger.add_points([a_point(2)], {})
-        plan(ledger, [a_point(2)], group="h", job_name="unanswered")
+        plan(ledger, [a_point(2)], group="h", job_name="inpaint-s1-h")
         return folder
 
     def test_squeue_and_sacct(self, hung, capsys):
@@ -199,7 +199,7 @@ class TestCommandsThatHang:
         assert as_json(hung, capsys)["counts"] == {"unknown": 3}
 
     def test_scancel(self, hung, fake_command, capsys):
-        fake_command("squeue", "echo '7_0|RUNNING|None|n1|N/A|N/A|1:00|n'")
+        fake_command("squeue", "echo '7_0|RUNNING|None|n1|N/A|N/A|1:00|inpaint-s1-g'")
         assert app.main(["cancel", str(hung)]) == 2
         assert "scancel did not answer within 1 s" in capsys.readouterr().err
 

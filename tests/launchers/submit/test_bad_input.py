@@ -384,3 +384,32 @@ def test_closed_pipe_ends_with_its_exit_code(prints):
     with os.fdopen(written, "wb") as closed:
         done = subprocess.run(command, env=buffered, stdout=closed, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("x" * 300, "a name in it has 300 bytes, and file systems take 255"),
+        ("\u00e9" * 130, "a name in it has 260 bytes, and file systems take 255"),
+        ("/".join(["y" * 100] * 12), "more than 800 leave no room for the files below"),
+        ("/".join(["y" * 250] * 20), "more than 800 leave no room for the files below"),
+    ],
+)
+def test_names_that_are_too_long_are_refused_before_anything_is_made(path, message, capsys, tmp_path):
+    assert main(["-m", "gpu=a40", "batch=2,3", f"hydra.sweep.dir='{tmp_path / path}'"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error) < 1000
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_name_that_is_too_long_is_refused(capsys, tmp_path):
+    long = f"sites.grace.gpus.a40.partition={'p' * 230}"
+    assert main(["-m", "gpu=a40", "site=grace", "batch=2,3", long, f"hydra.sweep.dir={tmp_path / 'sweep'}"]) == 2
+    assert "the name of the array would have 26" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["status", "rerun", "cancel", "collect"])
+def test_a_sweep_path_that_is_too_long_is_one_sentence(verb, capsys, tmp_path):
+    assert app.main([verb, str(tmp_path / ("x" * 300))]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
