@@ -24,7 +24,7 @@ from launchers.points.compose import Composer, composer
 from launchers.points.point import Point
 from launchers.points.repetitions import next_examined_size, relative_half_width, repetition_of
 from launchers.status import tables
-from launchers.status.cost import check_budget
+from launchers.status.cost import check_budget, rate_note
 from launchers.status.survey import PointStatus, poll_sweep, sites_of, slowest_site
 from launchers.submit.rerun_policy import check_changes
 from launchers.submit.submit import Submission
@@ -246,6 +246,7 @@ def _apply_budget(cells: Sequence[Cell], decisions: Sequence[RepeatDecision]) ->
             unit = cell.next.site.charging.unit
             decision.more = 0
             decision.reason = f"budget={budget:g}: {spent:.1f} {unit} so far, {cost:.1f} {unit} more would exceed it"
+            decision.reason += rate_note([cell.next])
         else:
             spent += cost
 

@@ -35,6 +35,13 @@ class SiteBlock:
     verified: bool = False  # every value was compared with the cluster itself
     seen: dict[str, str] = field(default_factory=dict)  # if only some values were: their keys, with the date
 
+    @property
+    def sources(self) -> list[str]:
+        """Return the sources, without remarks that no public text supports: those have no date."""
+        return [
+            each.strip() for each in self.source.split(";") if re.search(r"\d{4}-\d\d-\d\d$|, undated$", each.strip())
+        ]
+
 
 @dataclass(kw_only=True)
 class ConnectConfig(SiteBlock):

@@ -66,6 +66,11 @@ class Point:
         return self.composed.build()
 
     @property
+    def has_bounded_rate(self) -> bool:
+        """Return whether the site's rate of its GPU is an upper bound."""
+        return self.bench.gpu.name in self.site.charging.upper_bounds
+
+    @property
     def starts(self) -> int:
         """Return how often its job may run up to its time limit."""
         return 1 + time_limit.max_requeues(self.bench, self.site)

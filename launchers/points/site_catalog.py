@@ -185,8 +185,13 @@ def reachability(site: SiteConfig) -> Reachability:
 
 
 def is_site_host(site: SiteConfig) -> bool:
-    """Return whether this machine is one of the site's own."""
-    return any(re.fullmatch(pattern, host) for pattern in site.connect.hostnames for host in _host_names())
+    """Return whether this machine is a login or compute node of the site."""
+    names = _host_names()
+    if any(re.fullmatch(pattern, name) for pattern in site.connect.hostnames for name in names):
+        return True
+    # c001 is a node of many clusters; where the machine has a full name, only that decides.
+    full_names = [name for name in names if "." in name and not name.startswith("localhost")]
+    return any(re.fullmatch(pattern, name) for pattern in site.connect.compute_nodes for name in full_names or names)
 
 
 @cache

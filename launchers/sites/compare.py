@@ -29,6 +29,8 @@ def compare(site: SiteConfig, cluster: Cluster) -> list[Finding]:
     """Return a finding per key, in the order of a site file. Never raises: a missing fact is a finding too."""
     gpus = [GpuComparison(site, model, cluster) for model in site.gpus]
     findings = [finding for gpu in gpus for finding in gpu.findings()]
+    if site.charging.units_per_gpu:
+        findings.append(Finding("charging.units_per_gpu", site.charging.units_per_gpu).compare(partial(_rates, gpus)))
     if site.constraint:
         findings.append(Finding("constraint", site.constraint).compare(lambda c: compare_constraint(c, gpus)))
     partitions = []
@@ -45,6 +47,16 @@ def cluster_summary(cluster: Cluster) -> dict[str, str]:
         return {key: value for key in SUMMARY if (value := none_if_empty(cluster.config.get(key)))}
     except NotReportedError:
         return {}
+
+
+def _rates(gpus: Sequence[GpuComparison], rates: Finding) -> Finding:
+    """Show the billing weights, which may hold the rates that are only upper bounds in the site file."""
+    weights = [f"{gpu.model}: {value}" for gpu in gpus if (value := gpu.billing_weights)]
+    bounds = gpus[0].site.charging.upper_bounds if gpus else []
+    note = f"; upper bound: {', '.join(bounds)}" if bounds else ""
+    return rates.unknown(
+        "charging is the site's own rule" + note, f"TRESBillingWeights: {'; '.join(weights) or 'none'}"
+    )
 
 
 class _Policies:

@@ -171,8 +171,13 @@ class GpuComparison:
 
     def _charge_factor(self, factor: Finding) -> Finding:
         """Show the billing weights: they are only relative, and a site may charge by another rule."""
-        weights = self.partition.values.get("TRESBillingWeights")
-        return factor.unknown("charging is the site's own rule", f"TRESBillingWeights={weights or 'none'}")
+        weights = self.billing_weights or "none"
+        return factor.unknown("charging is the site's own rule", f"TRESBillingWeights={weights}")
+
+    @property
+    def billing_weights(self) -> str | None:
+        """Return TRESBillingWeights of the partition. Raises NotReportedError."""
+        return self.partition.values.get("TRESBillingWeights")
 
 
 def compare_constraint(constraint: Finding, gpus: Sequence[GpuComparison]) -> Finding:

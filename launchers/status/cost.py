@@ -31,6 +31,7 @@ class AttemptCost:
     gpu: str
     limit_min: float | None  # None: of a sweep from before time limits were recorded
     planned: float | None  # service units up to the time limit; None: the site's charging rule is not known
+    is_upper_bound: bool = False  # the rate of the GPU is
     elapsed_min: float | None  # None: not known, or not started
     source: str  # of elapsed_min
 
@@ -62,6 +63,7 @@ def attempt_costs(ledger: Ledger, sweep: SweepStatus) -> list[AttemptCost]:
                 gpu=str(entry.gpu),
                 limit_min=entry.total_time_min,
                 planned=entry.service_units,
+                is_upper_bound=entry.gpu in sweep.sites[attempt.site].charging.upper_bounds,
                 elapsed_min=None if seconds is None else seconds / 60,
                 source="unknown" if seconds is None else source,
             )
@@ -93,8 +95,8 @@ def cost_table(costs: Sequence[AttemptCost], units: Mapping[str, str]) -> Table:
             _sum(cost.limit_min for cost in group),
             _sum(cost.elapsed_min for cost in group),
             units[site],
-            _sum(cost.planned for cost in group),
-            _sum(cost.actual for cost in group),
+            _at_most(_sum(cost.planned for cost in group), group[0].is_upper_bound),
+            _at_most(_sum(cost.actual for cost in group), group[0].is_upper_bound),
             ", ".join(sorted({cost.source for cost in group})),
         )
         for (site, gpu), group in groups.items()
@@ -136,6 +138,18 @@ def _sum(values: Iterable[float | None]) -> str | float | None:
     return f"{sum(known):.4g} ({len(known)} of {len(listed)})"
 
 
+def _at_most(cost: str | float | None, is_upper_bound: bool) -> str | float | None:
+    if cost is None or not is_upper_bound:
+        return cost
+    return f"<= {cost if isinstance(cost, str) else f'{cost:.4g}'}"
+
+
+def rate_note(points: Iterable[Point]) -> str:
+    """Return a remark on the rates that are upper bounds, with a space before it; empty where none is."""
+    names = sorted({f"{point.bench.gpu.name} at {point.site.name}" for point in points if point.has_bounded_rate})
+    return f" (an upper bound: the rate of {', '.join(names)} is not known)" if names else ""
+
+
 def cost_lines(points: Sequence[Point]) -> Iterator[str]:
     """Yield a line per site: the cost of its points if all of them run up to their time limits."""
     for name, members in by_site(points).items():
@@ -145,7 +159,7 @@ def cost_lines(points: Sequence[Point]) -> Iterator[str]:
         unit = members[0].site.charging.unit
         cost = f"at most {sum(known):.1f} {unit}" if known else "cost unknown (no charging rule configured)"
         partly = f" for {len(known)} of them" if 0 < len(known) < len(members) else ""
-        yield f"{name}: {pluralize(len(members), 'point')}, {cost}{partly}"
+        yield f"{name}: {pluralize(len(members), 'point')}, {cost}{partly}{rate_note(members)}"
 
 
 # --- budget --------------------------------------------------------------------------------------
@@ -175,7 +189,18 @@ def check_budget(points: Sequence[Point], budget: float | None, ledger: Ledger |
     spent, total = (sum(amount or 0.0 for _, amount in group) for group in (earlier, expenses))
     if total > budget:
         of_it = f", {spent:.1f} {units[0]} of it for earlier attempts" if spent else ""
+        of_it += _by_site(expenses) + rate_note(points)
         raise UserError(f"budget={budget:g}: this sweep may cost {total:.1f} {units[0]}{of_it}; nothing was submitted")
+
+
+def _by_site(expenses: Sequence[Expense]) -> str:
+    """Return what each site charges, where there are several: their units have one name, but not one value."""
+    amounts: dict[str, float] = {}
+    for site, amount in expenses:
+        amounts[site.name] = amounts.get(site.name, 0.0) + (amount or 0.0)
+    if len(amounts) < 2:
+        return ""
+    return ", " + " and ".join(f"{amount:.1f} at {name}" for name, amount in sorted(amounts.items()))
 
 
 def _earlier_expenses(ledger: Ledger, resubmitted: Collection[int]) -> list[Expense]:

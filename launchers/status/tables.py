@@ -37,6 +37,8 @@ def plan_table(points: Sequence[Point], starts: Mapping[str, str] | None = None)
         # A unit that all sites share is in the heading of the column instead.
         if cost is not None and len(units) > 1:
             cost = f"{cost:.4g} {point.site.charging.unit}"
+        if cost is not None and point.has_bounded_rate:
+            cost = f"<= {cost if isinstance(cost, str) else f'{cost:.4g}'}"
         rows.append(
             (
                 point.num,

@@ -97,9 +97,9 @@ def run_probe_result(folder: Path) -> bool:
     return not node_report.lacks_essentials(result)
 
 
-def site_files(overrides: Sequence[str]) -> list[tuple[str, str, str, str, str]]:
-    """Return a row per site file: name, path, whether it can be reached and why (not), verified blocks."""
-    rows = []
+def site_files(overrides: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return a row per site file: name, path, whether it can be reached and why (not), and what is known how well."""
+    rows: list[tuple[str, ...]] = []
     with composer() as composed:
         config = _config(overrides)
         for name in composed.catalog.names:
@@ -107,12 +107,13 @@ def site_files(overrides: Sequence[str]) -> list[tuple[str, str, str, str, str]]
             try:
                 site = composed.catalog.site(name, config)
             except ConfigFileError as error:
-                rows.append((name, path, "no", str(error), "-"))
+                rows.append((name, path, "no", str(error), "-", "-"))
                 continue
             reach = reachability(site)
-            blocks = [block for block in (vars(site) | site.gpus).values() if getattr(block, "source", "")]
-            verified = f"{sum(block.verified for block in blocks)} of {len(blocks)}"
-            rows.append((name, path, "yes" if reach.ok else "no", reach.reason, verified))
+            blocks = {key: block for key, block in (vars(site) | site.gpus).items() if getattr(block, "source", "")}
+            verified = f"{sum(block.verified for block in blocks.values())} of {len(blocks)}"
+            doubtful = [key for key, block in blocks.items() if not block.verified and len(block.sources) < 2]
+            rows.append((name, path, "yes" if reach.ok else "no", reach.reason, verified, ", ".join(doubtful)))
     return rows
 
 
@@ -163,6 +164,8 @@ def _print_check(out: Console, check: SiteCheck, summary: Mapping[str, str]) -> 
     out.print(table(("key", "site file", "Slurm", "comparison", "note"), rows, title=f"{name}: {path}"))
     if summary:
         print(", ".join(f"{key}={value}" for key, value in summary.items()))
+    if quotas := check.site.storage.file_quotas:
+        print("quotas of files: " + ", ".join(f"{folder} {number:,}" for folder, number in quotas.items()))
     counts = {kind: sum(f.agreement is kind for f in check.findings) for kind in Agreement}
     print(f"{name}: " + ", ".join(f"{number} {kind}" for kind, number in counts.items() if number))
     if corrections := _corrections(check):

@@ -17,7 +17,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import ROOT, conf_dir
 from inpaint_bench.core.recipe import STUDIES
-from inpaint_bench.core.site import SiteConfig, SiteGpu
+from inpaint_bench.core.site import SiteBlock, SiteConfig, SiteGpu
 from inpaint_bench.core.validation import check
 from launchers.points.hydra_internals import expand_sweep
 
@@ -111,4 +111,8 @@ def test_every_block_of_a_site_file_has_source_and_date():
         assert blocks
         for block in blocks:
             assert block.get("source"), (name, block)
-            assert block.get("checked_on"), (name, block)
+            assert re.fullmatch(r"\d{4}-\d\d-\d\d", str(block["checked_on"])), (name, block)
+            if block["source"].startswith(("Slurm's default", "not stated")):
+                continue
+            for source in SiteBlock(source=block["source"]).sources or [""]:
+                assert re.match(r"https://|[\w-]+/[\w-]+(@[0-9a-f]{7})? |TAMU Libraries' guide", source), (name, source)

@@ -3,16 +3,22 @@
 import os
 
 import pytest
+from hydra import compose
 
 from inpaint_bench import launch
 from inpaint_bench.core.errors import UserError
 from launchers.points import site_catalog
+from launchers.points.compose import composer
 from launchers.points.point import group_points
 from launchers.submit.submit import Submission
 from launchers.sweep.sweep_record import SweepRecord
 from tests.launchers.conftest import ACCOUNT
 
 pytestmark = pytest.mark.slow
+
+SSH = " ".join(
+    f"sites.delta.{key}" for key in ["connect.method=ssh", "connect.host=h", "connect.folder=/f", "python=/p"]
+)
 
 
 def test_auto_chooses_the_home_site_of_the_gpu(points):
@@ -22,6 +28,41 @@ def test_auto_chooses_the_home_site_of_the_gpu(points):
         "delta",
         "local",
     ]
+
+
+@pytest.mark.parametrize(
+    ("names", "sites"),
+    [
+        (("dt-login03", "dt-login03.delta.ncsa.illinois.edu"), ["delta"]),
+        (("gpua001.delta.ncsa.illinois.edu",) * 2, ["delta"]),
+        (("gpub045", "gpub045.delta.internal.ncsa.edu"), ["delta"]),
+        (("gpue08.hsn.cm.delta.internal.ncsa.edu",) * 2, ["delta"]),
+        (("cn001", "localhost.localdomain"), ["delta"]),
+        (("gh-login01.delta.ncsa.illinois.edu", "gh001.hsn.cm.delta.internal.ncsa.edu"), []),  # DeltaAI
+        (("grace4.hprc.tamu.edu",) * 2, ["grace"]),
+        (("g101", "g101"), ["grace"]),
+        (("c123", "c123.cluster"), ["grace"]),
+        (("g102", "g102.grace.hprc.tamu.edu"), ["grace"]),
+        (("c123", "c123.hpc.example.edu"), []),  # another cluster's
+        (("cn001", "cn001.hpc.example.edu"), []),
+        (("g101", "g101.delta.ncsa.illinois.edu"), []),
+    ],
+)
+def test_login_and_compute_nodes_belong_to_their_site(monkeypatch, names, sites):
+    monkeypatch.setattr(site_catalog, "_host_names", lambda: names)
+    with composer() as composed:
+        config = compose("config")
+        catalog = composed.catalog
+        assert [name for name in catalog.names if site_catalog.is_site_host(catalog.site(name, config))] == sites
+
+
+def test_launch_from_a_compute_node_submits_to_its_cluster(monkeypatch, tmp_path, points):
+    monkeypatch.setattr(site_catalog, "_host_names", lambda: ("gpua001", "gpua001.delta.ncsa.illinois.edu"))
+    (tmp_path / "sbatch").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    a40, ssh = points(f"gpu=a40 {ACCOUNT}", f"gpu=h200 {ACCOUNT} {SSH}")
+    assert (a40.site.name, a40.request.partition, a40.reachable) == ("delta", "gpuA40x4", True)
+    assert ssh.site.connect.method == "slurm"  # Slurm is here
 
 
 @pytest.fixture

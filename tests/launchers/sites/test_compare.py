@@ -176,6 +176,14 @@ def test_charge_factor_is_unknown_and_shown_with_the_billing_weights():
     assert delta()["gpus.a40.charge_factor"].reported == "TRESBillingWeights=none"
 
 
+def test_rates_that_are_upper_bounds_are_shown_with_the_billing_weights():
+    finding = grace()["charging.units_per_gpu"]
+    assert (finding.agreement, finding.corrections) == (UNKNOWN, {})
+    assert "upper bound: a40" in finding.note
+    assert "GRES/gpu:nvidia_a100-pcie-40gb=20" in finding.reported
+    assert "charging.units_per_gpu" not in delta()
+
+
 def test_constraint_that_no_node_has_differs():
     assert delta()["constraint"].agreement is SAME
     finding = delta(constraint=["work", "burst", "a&b"])["constraint"]

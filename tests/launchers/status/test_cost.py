@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import re
@@ -35,7 +36,9 @@ def test_dry_run_sums_cost_per_site_by_its_own_rule(tmp_path, capsys):
     assert launch.main(["-m", *overrides]) == 0
     out = capsys.readouterr().out
     assert "delta: 2 points, at most 6.0 SU" in out
-    assert "grace: 2 points, at most 176.0 SU" in out  # 16 cores and a GPU that counts 72, added
+    # 16 cores and a GPU that counts 72, added
+    assert "grace: 2 points, at most 176.0 SU (an upper bound: the rate of a40 at grace is not known)" in out
+    assert out.count("  <= 88  ") == 2
     added = [
         f"sites.delta.charging.{rule}" for rule in ("combine=sum", "mem_gb_per_unit.h200=1e6", "cores_per_unit=12")
     ]
@@ -59,6 +62,10 @@ def test_elapsed_time_comes_from_the_manifest_without_accounting(tmp_path, monke
     out = io.StringIO()
     Console(file=out, width=200).print(cost_table([ran, pending], {"delta": "SU"}))
     assert "1 (1 of 2)" in out.getvalue()  # the cost of one attempt is unknown
+    assert "<=" not in out.getvalue()
+    bounded = dataclasses.replace(ran, is_upper_bound=True)
+    Console(file=out, width=200).print(cost_table([bounded], {"delta": "SU"}))
+    assert re.search(r"<= 3 +<= 1 ", out.getvalue())
 
 
 def test_planned_and_actual_cost_on_slurm(testbed, tmp_path, capsys, monkeypatch):

@@ -75,7 +75,10 @@ from tests.launchers.sweeps import a_point, a_sweep, plan
             "sites.delta.account.value=me gpu=h200",
             r"account\.value=me: not an account of delta.*`accounts` lists yours",
         ),
-        ("budget=1 gpu=h200", r"budget=1: this sweep may cost 3\.0 SU"),
+        ("budget=1 gpu=h200", r"budget=1: this sweep may cost 3\.0 SU; nothing was submitted"),
+        ("budget=87 gpu=a100 site=grace", r"budget=87: this sweep may cost 88\.0 SU; nothing was submitted"),
+        ("budget=87 gpu=a40", r"may cost 88\.0 SU \(an upper bound: the rate of a40 at grace is not known\); nothing"),
+        ("budget=178 gpu=a40,a100,h200", r"may cost 179\.0 SU, 3\.0 at delta and 176\.0 at grace \(an upper bound"),
         ("budget=1 gpu=h200 sites.delta.gpus.h200.charge_factor=null", r"charging rule of delta is not known"),
         ("batch=[", r"batch="),
         ("study=ladder study.levers=[adamw_fusd]", r"^error: study: adamw_fusd: .*Did you mean adamw_fused"),
@@ -93,6 +96,11 @@ def test_wrong_override_is_refused_in_one_sentence(arguments, message, capsys, t
     assert "Traceback" not in error
     assert len(error.strip().splitlines()) == 1
     assert not list(tmp_path.rglob("sweep.json"))
+
+
+def test_budget_that_both_sites_keep_is_accepted(capsys, tmp_path):
+    assert main(["-m", "gpu=a40,a100,h200", "budget=179", "dry_run=true", f"hydra.sweep.dir={tmp_path}"]) == 0
+    assert "Dry run: nothing was submitted" in capsys.readouterr().out
 
 
 def test_single_run_on_another_site_is_refused(capsys, tmp_path):
