@@ -43,12 +43,18 @@ def check(dataset: Path, metadata: dict[str, Any]) -> list[str]:
             f"{dataset} was changed after its merge: {', '.join(changes[:_FILES_NAMED])}{more}. "
             "Merge the run directories again."
         )
+    return [*notes, *filter(None, [definitions_note(metadata)])]
+
+
+def definitions_note(metadata: dict[str, Any]) -> str:
+    """Return a sentence on the columns that the merge defined differently, empty if there are none."""
     definitions = metadata.get("definitions")
     known = definitions if isinstance(definitions, dict) else {}
-    if other := [name for name, version in DEFINITIONS.items() if known.get(name, 1) != version]:
-        verb = "was" if len(other) == 1 else "were"
-        notes.append(f"Merged by other code, in which {', '.join(other)} {verb} defined differently; merge again.")
-    return notes
+    other = [name for name, version in DEFINITIONS.items() if known.get(name, 1) != version]
+    verb = "was" if len(other) == 1 else "were"
+    return (
+        f"Merged by other code, in which {', '.join(other)} {verb} defined differently; merge again." if other else ""
+    )
 
 
 def _changes(dataset: Path, metadata: dict[str, Any]) -> Iterator[str]:

@@ -65,7 +65,7 @@ def _blocks(table: Table, width: int) -> list[list[int]]:
     blocks = [keys]
     for index in range(len(keys), len(table.columns)):
         # However narrow the terminal, a block has at least one column beside the keys.
-        full = sum(_min_width(table, i) for i in [*blocks[-1], index]) > width
+        full = 1 + sum(_min_width(table, i) for i in [*blocks[-1], index]) > width  # 1 at the left edge
         if keys and full and blocks[-1] != keys:
             blocks.append(keys)
         blocks[-1] = [*blocks[-1], index]

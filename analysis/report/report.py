@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ import polars as pl
 from analysis import published, recipe_labels, seal
 from analysis.dataset import Dataset, open_dataset
 from analysis.metrics.run_row import is_unavailable
-from analysis.stats import bottleneck, study
-from analysis.stats.cells import CELL_KEYS, WORK_KEYS, build_cells, is_distinguishable, withhold_means
+from analysis.stats import agreement, bottleneck, study
+from analysis.stats.cells import CELL_KEYS, WORK_KEYS, is_distinguishable
 from analysis.units import gpu_label, gpu_order, number
 from inpaint_bench.core import files
 from inpaint_bench.core.console import sanitize
@@ -54,13 +54,13 @@ class Report:
         return [table for tables in self.tables.values() for table in tables]
 
 
-def make_report(dataset: Dataset, build: TableBuilder) -> Report:
+def make_report(dataset: Dataset, build: TableBuilder, notes: list[str]) -> Report:
     """Compute the report of a dataset. Reads the table of runs only, not the samples."""
     runs = dataset.runs
     return Report(
         dataset=dataset,
         demonstration=_demonstration(runs),
-        notes=seal.check(dataset.folder, dataset.metadata),
+        notes=notes,
         headline=headline(build),
         facts=_facts(dataset),
         quality=_quality(dataset, build.cells),
@@ -77,7 +77,7 @@ def make_report(dataset: Dataset, build: TableBuilder) -> Report:
             ],
             **poster.sections(build),
             "training": build.training_quality(),
-            "runs": [build.run_list()],
+            "runs": [build.run_list(), build.cell_remarks()],
             "excluded": [build.excluded(), build.skipped_files(dataset.skipped), build.skipped_images()],
             "environment": [build.environment()],
         },
@@ -98,7 +98,7 @@ def headline(build: TableBuilder) -> str:
     """Return how many runs are valid, and the fastest and the most efficient cell with their ties."""
     runs = build.runs
     sentences = [f"{runs.filter('valid').height} of {runs.height} runs are valid."]
-    cells = withhold_means(build_cells(runs))  # those of studies too: the fastest is the fastest
+    cells = build.all_cells  # those of studies too: the fastest is the fastest
     # Among different kinds of work, a smaller model or image would always be the fastest.
     comparable = cells.select(WORK_KEYS).n_unique() <= 1
     for metric, lower_is_better, label, unit in (
@@ -180,24 +180,37 @@ def _range(values: list[Any], form: str) -> str:
 
 
 def write_report(
-    dataset_dir: Path, out: Path, *, terminal: bool = False, formats: Collection[str] = export.DEFAULT_FORMATS
+    dataset_dir: Path,
+    out: Path,
+    *,
+    terminal: bool = False,
+    formats: Collection[str] = export.DEFAULT_FORMATS,
+    accept_disagreement: bool = False,
 ) -> Path:
     """Write the page and its files, print the tables if `terminal`, and return the path of the page.
+
+    `accept_disagreement` shows means of cells whose runs disagree (stats.agreement).
 
     Raises UserError if `out` cannot hold the report, or holds files that no report wrote.
     """
     dataset = open_dataset(dataset_dir)
+    if accept_disagreement:
+        dataset = replace(dataset, runs=agreement.accept(dataset.runs))
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is not a folder; give a folder for the report.")
     if out.resolve() == dataset_dir.resolve() or dataset_dir.resolve() in out.resolve().parents:
         raise UserError(f"{out} lies inside the dataset, which the next merge replaces; choose another folder.")
     previous = _previous_files(out)
-    build = TableBuilder(runs=dataset.runs)
-    report = make_report(dataset, build)
+    notes = seal.check(dataset.folder, dataset.metadata)
+    build = TableBuilder(runs=dataset.runs, definitions_note=seal.definitions_note(dataset.metadata))
+    report = make_report(dataset, build, notes)
     if terminal:
         print_tables(report)
     # Drawn and exported before the first file is removed: an error here leaves the older report.
-    figures, missing = overview.draw(dataset, build.cells)
+    figures, missing = overview.draw(dataset, build.cells.filter(~pl.col("withheld")))
+    missing += (
+        [f"Cells whose runs disagree: see {build.cell_remarks().title}."] if build.cells["withheld"].any() else []
+    )
     all_figures = [figure for section in figures.values() for figure in section]
     exports = export.export(report.all_tables(), all_figures, formats, demonstration=bool(report.demonstration))
     names = [PAGE, TEXT, CSV, *exports]
@@ -210,7 +223,7 @@ def write_report(
     files.replace_json(out / MARKER, {"files": names})
     for name, content in exports.items():
         files.replace_bytes(out / name, content)
-    render.runs_csv(dataset.runs.drop(recipe_labels.COLUMN), out / CSV)
+    render.runs_csv(dataset.runs.drop(recipe_labels.COLUMN, agreement.ACCEPTED, strict=False), out / CSV)
     files.replace_bytes(out / TEXT, markdown(report).encode())
     # Last, because it links to the others.
     files.replace_bytes(out / PAGE, page(report, figures, missing, out, formats).encode())

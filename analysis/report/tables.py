@@ -13,7 +13,7 @@ import polars as pl
 
 from analysis import recipe_labels
 from analysis.metrics.run_row import is_unavailable
-from analysis.stats import best_batch, bottleneck, study
+from analysis.stats import agreement, best_batch, bottleneck, study
 from analysis.stats.cells import (
     CELL_KEYS,
     GPU_COMPARISON_KEYS,
@@ -71,12 +71,17 @@ class TableBuilder:
 
     runs: pl.DataFrame
     cells: pl.DataFrame = field(init=False)  # without the recipes that ran in studies only
+    all_cells: pl.DataFrame = field(init=False)
+    definitions_note: str = ""  # which columns the merge defined differently
     study_recipes: list[str] = field(init=False)  # those recipes
+    disagreeing_runs: set[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.runs = recipe_labels.add_short_names(self.runs)
         shown = study.overview_runs(self.runs)
         self.cells = withhold_means(build_cells(shown))
+        self.all_cells = withhold_means(build_cells(self.runs))
+        self.disagreeing_runs = set(self.all_cells.drop_nulls("disagreement")["run_ids"].explode())
         self.study_recipes = sorted(set(self.runs["recipe"].drop_nulls()) - set(shown["recipe"]))
 
     @property
@@ -166,8 +171,34 @@ class TableBuilder:
             keys += [gpu_label(row["gpu"]), batch, status, "yes" if row["valid"] else "no"]
             rows.append([*keys, *(number(row[metric]) for metric in metrics), row["source"] or DASH])
         columns = ["Run", *facts, "Site", "GPU", "Batch", "Status", "Valid", *map(self.heading, metrics), "Telemetry"]
+        if any(remarks := [self._run_remark(row) for row in self.runs.iter_rows(named=True)]):
+            columns.append("Remark")
+            rows = [[*row, remark or DASH] for row, remark in zip(rows, remarks, strict=True)]
         note = f"Every attempt, valid or not. {PROJECTED}"
         return self.table("runs", "Runs", columns, rows, note=note, run_column=0, key_columns=1)
+
+    def _run_remark(self, row: dict[str, Any]) -> str:
+        """Return what to know of a run beside its figures."""
+        remarks = [f"{row['inactive_levers']} not active"] if row["inactive_levers"] else []
+        remarks += ["disagrees with runs of its cell"] if row["run_id"] in self.disagreeing_runs else []
+        return "; ".join(remarks)
+
+    def cell_remarks(self) -> Table:
+        """Return the cells, also of studies, whose runs differ or disagree."""
+        rows = [
+            [row["series"], str(row["batch"]), str(row["n"]), row["differences"] or DASH, row["disagreement"] or DASH]
+            for row in self.all_cells.filter(
+                pl.col("disagreement").is_not_null() | (pl.col("differences") != "")
+            ).to_dicts()
+        ]
+        columns = ["Cell", "Batch", "n", "Its runs differ in", "Its runs disagree in"]
+        limits = (f"{100 * limit:g} %" for limit in (agreement.MAX_RANGE, agreement.OUTLIER))
+        note = (
+            "Runs disagree where images/s or J/image of one exceeds that of another by more than {}, or where one of "
+            f"at least three is off the mean of the others by more than {{}} and {agreement.OUTLIER_RANGES:g} times "
+            "their range. Such a cell has no mean, unless on a CPU, of demonstrations, or with --accept-disagreement."
+        ).format(*limits)
+        return self.table("cell-remarks", "Cells whose runs differ", columns, rows, note=note if rows else "")
 
     def excluded(self) -> Table:
         """Return failed, unfinished and invalid runs, each with the reason."""
@@ -230,7 +261,7 @@ class TableBuilder:
     def bottlenecks(self) -> list[Table]:
         """Return the bottleneck class of every run, and what to try for each class, GPU and recipe."""
         # Cells of all runs, also of studies: every run is to have a class.
-        sweeps = bottleneck.sweep_evidence(withhold_means(build_cells(self.runs)), self.runs)
+        sweeps = bottleneck.sweep_evidence(self.all_cells, self.runs)
         rows = []
         suggestions: dict[tuple[str, ...], list[int]] = {}
         # A run that ran out of memory is never valid, but that is its class.
@@ -247,6 +278,7 @@ class TableBuilder:
         columns = ["Run", "GPU", "Batch", "Class", "Tier", "Evidence", "Runner-up"]
         tiers = "; ".join(f"{tier} {text}" for tier, text in bottleneck.TIERS.items())
         note = f"Tiers of evidence: {tiers}. The first rule that matches decides; docs/bottlenecks.md lists all rules."
+        note = " ".join(filter(None, [note, self.definitions_note]))
         classes = self.table("bottleneck", "Bottleneck of each run", columns, rows, note=note, run_column=0)
         advised = [
             [*key[:4], ", ".join(str(batch or DASH) for batch in sorted(set(batches))), str(len(batches)), key[4]]
@@ -300,15 +332,16 @@ class TableBuilder:
         return self.table("skipped-files", "Skipped files", ["Kind", "Path", "Reason"], rows)
 
     def environment(self) -> Table:
-        """Return the number of runs per node, card, driver and versions."""
+        """Return the number of runs per node, card, driver and versions, also of the code."""
         keys = ["site", "node", "gpu_name", "power_limit_w", "driver", "torch", "cuda", "precision", "source"]
+        keys += ["code_version"]
         counts = self.runs.group_by(keys).agg(n=pl.len()).sort(keys, nulls_last=True)
         rows = [
             [number(value) if key == "power_limit_w" else str(value or DASH) for key, value in row.items()]
             for row in counts.iter_rows(named=True)
         ]
         columns = ["Site", "Node", "GPU name", "Power limit [W]", "Driver", "torch", "CUDA", "Precision"]
-        return self.table("environment", "Environment", [*columns, "Telemetry", "Runs"], rows)
+        return self.table("environment", "Environment", [*columns, "Telemetry", "Code", "Runs"], rows)
 
 
 _HEADINGS = {"resolution_px": "Resolution [px]", "gpus": "GPUs", "comparability_key": "GPU name, driver, power"}

@@ -136,11 +136,11 @@ def _differences(ignore: tuple[str, ...] = ()) -> pl.Expr:
     differing = [pl.when(count > 1).then(pl.format("{} " + text, count)) for text, count in counts.items()]
     known = pl.col("sweep_id").is_not_null() & pl.col("point").is_not_null()
     points, attempts = (pl.struct("sweep_id", "point", *more).filter(known).n_unique() for more in ([], ["attempt"]))
-    repeated = pl.format("{} more attempts of the same points", attempts - points)
+    repeated = pl.format("further attempts of a point: {}", attempts - points)
     differing.append(pl.when(attempts > points).then(repeated))
     # Without a digest of the code nothing tells what was changed.
     unknown = pl.col("code_version").str.ends_with("-dirty").fill_null(False).sum()
-    differing.append(pl.when((unknown > 0) & (pl.len() > 1)).then(pl.format("{} runs of uncommitted code", unknown)))
+    differing.append(pl.when((unknown > 0) & (pl.len() > 1)).then(pl.format("uncommitted code: {} runs", unknown)))
     return pl.concat_str(differing, separator=", ", ignore_nulls=True)
 
 
@@ -212,7 +212,7 @@ def key_text(row: Cell, name: str) -> str:
     """Return the value of a key as tables and labels show it; empty where there is nothing to say."""
     value = row[name]
     if name == "encodes_online":
-        return "" if value is None else f"{value} latents online" if value else "latents cached"
+        return "" if value is None else "latents online" if value else "latents cached"
     if name == "text_online":
         return "" if value is None else "text online" if value else "text cached"
     if name == "inactive_levers":
@@ -253,7 +253,7 @@ def differences_note(table: pl.DataFrame) -> str:
 def disagreement_note(table: pl.DataFrame) -> str:
     """Return the sentences that list the cells whose runs disagree, or an empty string."""
     sentences = []
-    for withheld, text in ((True, "Runs disagree, so their cell has no mean"), (False, "Runs disagree")):
+    for withheld, text in ((True, "Runs disagree, so no mean without --accept-disagreement"), (False, "Runs disagree")):
         cells = [
             f"{row['series']} batch {row['batch']}: {row['disagreement']}"
             for row in table.filter(pl.col("disagreement").is_not_null(), pl.col("withheld") == withheld).to_dicts()

@@ -200,6 +200,9 @@ def report(
     export: Annotated[str, Option(metavar="FORMATS", help="csv, latex, pdf, png, by commas; or all, none.")] = (
         "csv,latex,pdf"
     ),
+    accept_disagreement: Annotated[
+        bool, Option("--accept-disagreement", help="Show means of cells whose runs disagree.")
+    ] = False,
 ) -> None:
     """Print a dataset's tables and write the report.
 
@@ -208,7 +211,7 @@ def report(
     """
     from .report import run_report
 
-    run_report(dataset, output, export=export)
+    run_report(dataset, output, export=export, accept_disagreement=accept_disagreement)
 
 
 @app.command(epilog=_examples("restore runs/trained/weights photos -o restored --masks photos/masks --device cuda"))

@@ -12,6 +12,8 @@ from analysis.report import report
 from analysis.report.tables import TableBuilder
 from analysis.stats import agreement, study
 from analysis.stats.cells import build_cells
+from inpaint_bench.cli import app
+from tests.analysis.build import write_run
 from tests.analysis.report.test_tables import frame
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
@@ -57,7 +59,10 @@ class TestDisagreeingRuns:
         table = build.throughput()
         speeds = [row[table.columns.index("Images/s")] for row in table.rows]
         assert speeds == ["runs disagree (10.0\u201320.0)", "30.1 (range 30.0 to 30.1)"]
-        assert "Runs disagree, so their cell has no mean: A40 batch 8: images/s 10 (r-0-8) to 20 (r-1-8);" in table.note
+        assert (
+            "Runs disagree, so no mean without --accept-disagreement: A40 batch 8: images/s 10 (r-0-8) to 20 (r-1-8);"
+            in table.note
+        )
 
     def test_are_in_no_headline_ratio_or_recommendation(self) -> None:
         rows = runs_of(10.0, 20.0, 90.0) + runs_of(1.0, 1.01, 1.02, batch=16)
@@ -100,7 +105,7 @@ class TestDifferencesOfACell:
         assert differences({"code_version": "a1"}, {"code_version": None}) == ""
 
     def test_are_uncommitted_changes(self) -> None:
-        assert differences(*[{"code_version": "a1-dirty"}] * 2) == "2 runs of uncommitted code"
+        assert differences(*[{"code_version": "a1-dirty"}] * 2) == "uncommitted code: 2 runs"
 
     def test_are_what_mfu_rests_on(self) -> None:
         found = differences(
@@ -110,7 +115,7 @@ class TestDifferencesOfACell:
 
     def test_are_several_attempts_of_one_point(self) -> None:
         first = {"sweep_id": "s-1", "point": 3, "attempt": 1}
-        assert differences(first, {**first, "attempt": 2}) == "1 more attempts of the same points"
+        assert differences(first, {**first, "attempt": 2}) == "further attempts of a point: 1"
         assert differences(first, {**first, "point": 4, "attempt": 2}) == ""
 
 
@@ -136,3 +141,27 @@ def test_a_lever_that_is_not_active_makes_a_cell_of_its_own_that_says_so() -> No
     rows[1] |= {"inactive_levers": "compile"}
     series = build_cells(frame(*rows))["series"].to_list()
     assert series == ["A40", "A40 \u00b7 compile not active"]
+
+
+def test_every_output_of_a_report_lists_disagreeing_runs_and_inactive_levers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for index, rate in enumerate((2.0, 2.02, 2.9)):
+        write_run(tmp_path / "runs", f"r-{index}", steps_per_s=rate, point=index, seed=index)
+    lever = {"name": "compile", "field": "compile", "requested": True, "active": False}
+    write_run(tmp_path / "runs", "r-lever", recipe="compile", levers=[lever], window_s=60.0)
+    assert app.main(["merge", str(tmp_path / "runs"), "-o", str(tmp_path / "ds")]) == 0
+    command = ["report", str(tmp_path / "ds"), "-o", str(tmp_path / "out")]
+    assert app.main([*command, "--export", "csv,latex"]) == 0
+    texts = [capsys.readouterr().out, *((tmp_path / "out" / name).read_text() for name in ("report.md", "report.html"))]
+    for text in texts:
+        words = " ".join(text.split())
+        assert "runs disagree" in words
+        assert "disagrees with runs of its cell" in words
+        assert "compile not active" in words
+    for name in ("cell-remarks.csv", "cell-remarks.tex"):
+        assert "r-2" in (tmp_path / "out" / "tables" / name).read_text().replace("{-}", "-")
+    assert "runs disagree (16.0\u201323.2)" in (tmp_path / "out" / "tables" / "throughput.csv").read_text()
+    assert app.main([*command, "--accept-disagreement"]) == 0
+    assert "runs disagree (" not in (tmp_path / "out" / "tables" / "throughput.csv").read_text()
+    assert "r-2" in (tmp_path / "out" / "tables" / "cell-remarks.csv").read_text()
