@@ -124,11 +124,14 @@ FLOAT = [
     "joules_per_image_error",
     "step_drift_pct",  # over the measured time; above 0: steps became slower
     "step_block_cv_pct",
+    "stall_s",  # of steps that took far longer than the median, beyond the median: stalls.py
+    "stall_pct",  # of the measure windows
+    "images_per_s_steady",  # over the measured time without stalls
 ]
 PARITY = [name for name in FLOAT if name.startswith("parity_")]
 INT = ["batch", "gpus", "n_steps", "images", "epochs", "dataset_images", "resolution_px"]
 INT += ["images_found", "images_used", "images_skipped", "seed", "encodes_online"]
-INT += ["validation_first_step", "validation_last_step", "resumed_from_step", "step_blocks"]
+INT += ["validation_first_step", "validation_last_step", "resumed_from_step", "step_blocks", "stalls"]
 SCHEMA: dict[str, pl.DataType] = {
     **{name: pl.String() for name in TEXT},
     "valid": pl.Boolean(),

@@ -32,6 +32,7 @@ from .ingest.incremental import DirectoryRecord, MergeOutcome, PreviousDataset, 
 from .ingest.parts import SkippedFile
 from .ingest.untrusted import LeftOutError
 from .metrics import flags, run_row
+from .metrics.audit.evidence import RunFiles
 
 MAX_CELL = 200_000  # characters: the JSON of fifty skipped images, of levers, of a validation every few steps
 _TYPES: dict[type[pl.DataType], type | tuple[type, ...]] = {
@@ -192,11 +193,11 @@ def _merge_run(task: _Task, out: Path, written: list[Path]) -> MergeOutcome:
     frames = {name: parts.to_polars(rows) for name, rows in tables.items()}
     for name, rows in frames.items():
         record.row_digests |= across_runs.row_digests(name, rows)
-    row = run_row.summarise(manifest, run.windows, frames)
+    row = run_row.summarise(manifest, run.windows, frames, run_files(run, record))
     row |= {"run_dir": folder, "content_hash": run.content_hash}
     if run.sample_grid:
         row["sample_grid"] = f"{SAMPLE_GRIDS}/{quote(run_id, safe='')}.png"
-    window_flags = flags.window_flags(manifest, run.windows, frames["samples_slow"], frames["events"])
+    window_flags = flags.window_flags(manifest, run.windows, frames)
     row["flags"] = flags.join(flags.run_flags(manifest, run.windows, window_flags, frames["events"]))
     _check_row(row)
     keys = {"run_id": run_id, "site": manifest.site, "gpu": manifest.gpu}
@@ -217,6 +218,12 @@ def _merge_run(task: _Task, out: Path, written: list[Path]) -> MergeOutcome:
         raise UserError(f"{out}: cannot be written ({error})") from error
     record.files = [WrittenFile.read(path, out) for path in written]
     return MergeOutcome(record=record, row=row, windows=windows)
+
+
+def run_files(run: run_dir.Run, record: DirectoryRecord) -> RunFiles:
+    """Return what the audit compares the rows with. Of a table with a skipped file rows may be missing."""
+    incomplete = {Path(skip.path).parent.name for skip in [*record.file_skips, *record.row_skips]}
+    return RunFiles(folder=run.folder, sidecar=run.sidecar, footers=run.footers(), incomplete=frozenset(incomplete))
 
 
 def _check_row(row: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 
 from analysis.columns import hive_value
 from inpaint_bench.core import schema
@@ -38,6 +39,11 @@ class Run:
     tables: dict[str, TableFiles] = field(default_factory=dict)
     sample_grid: bytes | None = None  # a PNG
     content_hash: str = ""
+
+    def footers(self) -> dict[str, list[dict[str, str]]]:
+        """Return the metadata in the footer of every usable part, by table."""
+        parts = {table: files.parts.values() for table, files in self.tables.items()}
+        return {table: [_metadata(part.schema_arrow) for part in opened] for table, opened in parts.items()}
 
 
 def find_run_dirs(roots: list[Path]) -> tuple[list[Path], list[SkippedFile]]:
@@ -193,6 +199,11 @@ def read_run(folder: Path) -> tuple[Run | None, list[SkippedFile]]:
             skips.append(skipped(folder / manifest.quality.pictures, "picture", str(error), run_id))
     run.content_hash = _content_hash(run, contents)
     return run, skips
+
+
+def _metadata(part: pa.Schema) -> dict[str, str]:
+    texts = [tuple(text.decode(errors="replace") for text in pair) for pair in (part.metadata or {}).items()]
+    return {key: untrusted.printable(value, untrusted.MAX_ID) for key, value in texts}
 
 
 def _read_image(folder: Path, name: str) -> bytes:

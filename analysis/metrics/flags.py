@@ -7,7 +7,7 @@ Codes are separated by commas, in the order of `Flag`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 import polars as pl
@@ -15,8 +15,10 @@ import polars as pl
 from inpaint_bench.core.records import Manifest, Window
 from inpaint_bench.core.schema import Reason, Status, WindowKind
 
-from .audit import own_events
+from .audit.events import own_events
+from .audit.identity import inactive_levers
 from .gpu_samples import GpuSamples
+from .stalls import find_stalls
 
 
 class Flag(StrEnum):
@@ -33,6 +35,8 @@ class Flag(StrEnum):
     XID = "xid"
     GPU_LOST = "gpu_lost"
     ECC = "ecc"  # the error counts grew during the run
+    STALLED = "stalled"  # a step took far longer than the others: stalls.py
+    LEVER_INACTIVE = "lever_inactive"  # of a run: the recipe names a lever that was not found active
 
 
 THERMAL_PCT, POWER_CAP_PCT = 1.0, 5.0  # of a window; the bottleneck rules use the same limits
@@ -48,14 +52,22 @@ _THROTTLING = {
 }
 
 
-def window_flags(
-    manifest: Manifest, windows: list[Window], samples_slow: pl.DataFrame, events: pl.DataFrame
-) -> list[set[Flag]]:
+def window_flags(manifest: Manifest, windows: list[Window], tables: Mapping[str, pl.DataFrame]) -> list[set[Flag]]:
     """Return the flags of each window, in the windows' order."""
     columns = [name for counters, _ in _THROTTLING.values() for name in counters]
-    samples = GpuSamples.split(samples_slow, columns) if windows else []
-    times = own_events(events, manifest).select("kind", "t_mono_ns").rows()
-    return [_window_flags(manifest, window, samples, times) for window in windows]
+    samples = GpuSamples.split(tables["samples_slow"], columns) if windows else []
+    times = own_events(tables["events"], manifest).select("kind", "t_mono_ns").rows()
+    return [
+        _window_flags(manifest, window, samples, times) | _stalled(window, tables["steps"]) for window in windows
+    ]
+
+
+def _stalled(window: Window, steps: pl.DataFrame) -> set[Flag]:
+    rows = steps.filter(pl.col("window_id") == window.window_id).sort("step", maintain_order=True)
+    end = window.t_end_mono_ns
+    if end is None or rows.is_empty() or rows.height != window.steps:
+        return set()
+    return {Flag.STALLED} if find_stalls(rows, (window.t_start_mono_ns, end)).count else set()
 
 
 def _window_flags(
@@ -94,6 +106,8 @@ def run_flags(manifest: Manifest, windows: list[Window], flags: list[set[Flag]],
         result.add(Flag.REQUEUED)
     if manifest.reason == Reason.PREEMPTED:
         result.add(Flag.PREEMPTED)
+    if inactive_levers(manifest):
+        result.add(Flag.LEVER_INACTIVE)
     return result
 
 

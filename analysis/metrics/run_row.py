@@ -17,16 +17,20 @@ from analysis.columns import FLOAT
 from inpaint_bench.core.records import Manifest, Window
 from inpaint_bench.core.schema import Reason, Status, WindowKind
 
-from . import audit, manifest_facts, steadiness
+from . import audit, manifest_facts, stalls, steadiness
+from .audit import board, bounds, events, samples
+from .audit.evidence import Evidence, RunFiles, number
 from .draft import RowDraft
 from .gpu_samples import Span
 from .telemetry import fill_telemetry
 
 
-def summarise(manifest: Manifest, windows: list[Window], tables: Mapping[str, pl.DataFrame]) -> dict[str, Any]:
+def summarise(
+    manifest: Manifest, windows: list[Window], tables: Mapping[str, pl.DataFrame], files: RunFiles | None = None
+) -> dict[str, Any]:
     """Return the row of one run, with a value or None for every column of runs.parquet.
 
-    `tables` holds the rows of every long table, in written order.
+    `tables` holds the rows of every long table, in written order; `files` is what else the directory holds.
     """
     draft = RowDraft()
     row = draft.row
@@ -47,26 +51,31 @@ def summarise(manifest: Manifest, windows: list[Window], tables: Mapping[str, pl
         return row
     spans = [span for window in usable if (span := _span(window))]
     draft.null_reasons.update(manifest_facts.null_reasons(manifest))
-    # What the audit sees in the windows and steps alone, with or without telemetry.
-    for window, span in zip(usable, spans, strict=True):
-        draft.warnings += audit.check_length(window, span)
-        draft.problems += audit.check_clocks(window, span)
-        draft.problems += audit.check_counts(window, manifest, row["batch"])
-        draft.problems += audit.check_overlaps(window, windows)
-        draft.problems += audit.check_steps(window, span, tables["steps"])
+    evidence = Evidence(
+        manifest=manifest,
+        windows=windows,
+        measured=list(zip(usable, spans, strict=True)),
+        tables=tables,
+        files=files or RunFiles(),
+        batch=row["batch"],
+    )
+    draft.problems += audit.problems(evidence)
+    draft.warnings += audit.warnings(evidence)
     if len(usable) < len(measured):
         draft.warnings.append(f"{len(measured) - len(usable)} measure window(s) cut short and left out")
     draft.warnings += manifest_facts.warnings(manifest)
     # In this order: the runtime is projected from the rate, what is per joule needs the energy.
     _fill_throughput(draft, usable, spans, tables["steps"])
+    _fill_stalls(draft, evidence)
     _fill_runtime(draft, windows)
     if len(kinds) > 1:
         draft.problems.append(f"telemetry of several kinds: {row['source']}")
     fill_telemetry(draft, manifest, tables, spans)
-    draft.warnings += audit.check_incidents(tables["events"], manifest, spans)
+    draft.warnings += events.check_incidents(tables["events"], manifest, spans)
     fill_per_joule(row)
-    draft.problems += audit.check_power_limit(row["power_w"], manifest)
-    _fill_mfu(draft, manifest)
+    draft.problems += samples.check_power(row["power_w"], manifest)
+    _fill_mfu(draft, evidence)
+    draft.problems += bounds.check_row(row)
     row["valid"] = not draft.problems
     row["invalid_reason"] = "; ".join(draft.problems) or None
     row["warnings"] = "; ".join(draft.warnings) or None
@@ -166,14 +175,33 @@ def fill_per_joule(row: dict[str, Any]) -> None:
         row["steps_per_s_per_w"] = row["n_steps"] / joules
 
 
-def _fill_mfu(draft: RowDraft, manifest: Manifest) -> None:
+def _fill_stalls(draft: RowDraft, evidence: Evidence) -> None:
+    """Fill what stalled steps cost, and images/s over the time without them."""
+    row, found = draft.row, stalls.Stalls()
+    if any(evidence.steps_of(window).height != window.steps for window, _ in evidence.measured):
+        draft.set_reason(("stall_s", "stall_pct", "images_per_s_steady"), "not every step is in the table")
+        return
+    for window, span in evidence.measured:
+        found += stalls.find_stalls(evidence.steps_of(window), span)
+    row["stalls"], row["stall_s"], row["stall_pct"] = found.count, found.seconds, 100 * found.seconds / row["window_s"]
+    row["images_per_s_steady"] = row["images"] / (row["window_s"] - found.seconds)
+    if found.count:
+        cost = f"{found.seconds:.1f} s, {row['stall_pct']:.1f} % of the measure window"
+        without = f"{row['images_per_s_steady']:.4g} images/s in place of {row['images_per_s']:.4g}"
+        draft.warnings.append(f"{found.count} step(s) stalled for {cost}; without them {without}")
+
+
+def _fill_mfu(draft: RowDraft, evidence: Evidence) -> None:
     """Fill model FLOP/s over the GPU's dense BF16 peak, both from the manifest; only for 16-bit precision."""
-    row, facts = draft.row, manifest.workload_facts or {}
-    flop, peak = facts.get("flop_per_image"), manifest.gpu_facts.bf16_dense_tflops if manifest.gpu_facts else None
+    row, manifest = draft.row, evidence.manifest
+    flop = number((manifest.workload_facts or {}).get("flop_per_image"))
+    peak = manifest.gpu_facts.bf16_dense_tflops if manifest.gpu_facts else None
     if not flop or not peak or not row["images_per_s"]:
         draft.set_reason(["mfu_pct"], "FLOP per image or peak unknown")
     elif row["precision"] not in ("bf16", "fp16"):
         draft.set_reason(["mfu_pct"], f"the BF16 peak does not apply to {row['precision']}")
+    elif problem := board.peak_problem(evidence):
+        draft.set_reason(["mfu_pct"], problem)
     else:
         # The rate is of all GPUs together, the peak of one.
         row["mfu_pct"] = 100 * flop * row["images_per_s"] / (peak * 1e12 * (row["gpus"] or 1))

@@ -14,7 +14,8 @@ import polars as pl
 from analysis.columns import COUNTERS
 from inpaint_bench.core.records import Manifest
 
-from . import audit, energy, gpm_counters
+from . import energy, gpm_counters
+from .audit import events, samples as audit
 from .draft import RowDraft
 from .flags import POWER_CAP_COUNTERS, THERMAL_COUNTERS, THERMAL_PCT
 from .gpu_samples import GpuSamples, Span, null_reasons
@@ -63,7 +64,7 @@ def fill_telemetry(draft: RowDraft, manifest: Manifest, tables: Mapping[str, pl.
     draft.problems += audit.check_devices(fast, slow, manifest) if fast else []
     for gpu, span in product(fast, spans):
         draft.problems += [f"GPU {gpu.uuid}: {problem}" for problem in audit.check_samples(gpu, span, hz)]
-    draft.problems += audit.check_events(tables["events"], manifest, uuids)
+    draft.problems += events.check_events(tables["events"], manifest, uuids)
     draft.row["coverage_pct"] = _coverage_pct(fast, spans, hz)
     # Null values cost a column its own figures, with a warning; missing rows were a problem above.
     gaps = _gaps(fast, _FAST, spans, lambda _: audit.gap_limit_s(hz))
@@ -128,7 +129,7 @@ def _fill_slow(draft: RowDraft, samples: list[GpuSamples], spans: list[Span], ga
     peak = {name: _maximum(gpu.maximum(name, spans) for gpu in covered[name]) for name in _SLOW}
     row["temp_gpu_c_max"], row["vram_used_mib_peak"] = peak["temp_gpu_c"], peak["vram_used_mib"]
     used, total, reserved = (peak[f"vram_{kind}_mib"] for kind in ("used", "total", "reserved"))
-    if used is not None and total is not None and reserved is not None:
+    if used is not None and total is not None and reserved is not None and total > reserved:
         # "Used" excludes what the driver reserves, so the memory that it is a share of must too.
         row["vram_pct"] = 100 * used / (total - reserved)
     for column, counters in (("throttle_power_pct", POWER_CAP_COUNTERS), ("throttle_thermal_pct", THERMAL_COUNTERS)):

@@ -32,6 +32,7 @@ class GpuConfig:
     bandwidth_gb_s: float = within(0, 20000, 0.0)
     bf16_dense_tflops: float = within(0, 20000, 0.0)
     power_limit_w: float = within(0, 5000, 0.0)  # board default; the enforced limit is in the manifest
+    max_sm_clock_mhz: int = within(0, 10000, 0)  # as NVML reports it; 0: not known
     home_site: str | None = None  # site that `site=auto` prefers; null: only a named site
     capture: str | None = None  # recording that telemetry=replay plays for this GPU
     source: str = ""

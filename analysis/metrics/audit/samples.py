@@ -1,35 +1,27 @@
-"""Checks whether a measure window can be trusted. Each problem that is yielded makes the run invalid, unless the check
-says that it warns.
-
-Of the rows in the events table, two kinds are problems, whoever writes them: `co_tenant`, detail `pid N`, for another
-process on one of its GPUs, and `power_limit`, detail `300 W to 250 W`, for a limit that changed.
-"""
+"""Checks of the samples around the measure windows: GPUs, edges, order, gaps, clocks, counters, power limit."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 import polars as pl
 
-from inpaint_bench.core.records import Manifest, Window
-from inpaint_bench.core.schema import WindowKind
+from analysis.metrics.gpu_samples import GpuSamples, Span
+from inpaint_bench.core.records import Manifest
 
-from .gpu_samples import GpuSamples, Span
+from .events import device_uuids
+from .evidence import CLOCKS_AGREE_S, REPLAY, Evidence
+from .windows import CLOCK_TOLERANCE, CLOCK_TOLERANCE_S
 
 MAX_GAP_PERIODS = 5.0  # 0.5 s at 10 Hz: the energy counter is interpolated over less than this
 MAX_GAP_S = 3.0  # however slowly a run was sampled
 DEFAULT_HZ = 10.0
+LATE_TICK_S = 1.0  # of 67 H200 runs the latest tick was 0.35 s late
 STUCK_COUNTER_S = 1.0  # ten updates of an energy counter; an H200's moved at each of 400 readings at 10 Hz
+MIN_POWER_SHARE = 0.02  # of the limit; idle boards draw 5 to 15 %
 POWER_LIMIT_MARGIN = 1.05  # mean power over the limit: +/- 5 W of the sensor, and what the regulator lets pass
-SHORT_WINDOW_S, SHORT_WINDOW_STEPS = 20.0, 50
-# The wall clock and the monotonic clock may differ by the larger of the two.
-CLOCK_TOLERANCE_S, CLOCK_TOLERANCE = 0.5, 0.01
-INCIDENTS = {"xid": "Xid", "ecc": "memory errors:"}
-INVALIDATING_EVENTS = {
-    "co_tenant": "another process was on GPU",
-    "power_limit": "the power limit changed during the run on GPU",
-}
 # Limits are floats: a gap of exactly the limit must pass.
 _EPS = 1 + 1e-9
 
@@ -39,109 +31,16 @@ def gap_limit_s(hz: float) -> float:
     return min(MAX_GAP_PERIODS / hz, MAX_GAP_S)
 
 
-def check_length(window: Window, span: Span) -> Iterator[str]:
-    """Warn of a measure window that is too short to say much."""
-    seconds = (span[1] - span[0]) * 1e-9
-    if seconds < SHORT_WINDOW_S or window.steps < SHORT_WINDOW_STEPS:
-        yield f"short window: {seconds:.1f} s, {window.steps} steps"
-
-
-def check_clocks(window: Window, span: Span) -> Iterator[str]:
-    """Compare how long the window was by the wall clock and by the monotonic clock."""
-    if window.t_end_unix_ns is None:
-        return
-    seconds, wall_s = (span[1] - span[0]) * 1e-9, (window.t_end_unix_ns - window.t_start_unix_ns) * 1e-9
-    if abs(wall_s - seconds) > max(CLOCK_TOLERANCE_S, CLOCK_TOLERANCE * seconds):
-        yield f"clock jump: the window lasted {seconds:.2f} s by the monotonic clock, {wall_s:.2f} s by the wall clock"
-
-
-def check_overlaps(window: Window, windows: list[Window]) -> Iterator[str]:
-    """Look for time that a measure window shares with another window of the run.
-
-    Windows of an earlier boot may have equal monotonic times by chance: both clocks must agree.
-    """
-    for other in windows:
-        shared_ns = [_shared_ns(window, other, clock) for clock in ("mono", "unix")]
-        if other is not window and min(shared_ns) > 0:
-            prefix = "warm-up included: " if other.kind == WindowKind.WARMUP else ""
-            time = "the start" if other.t_end_mono_ns is None else f"{shared_ns[0] * 1e-9:.2f} s"
-            yield f"{prefix}the measure window shares {time} with {other.kind} window {other.window_id}"
-
-
-def _shared_ns(window: Window, other: Window, clock: str) -> int:
-    """Return how long both are open at once. A window without an end is open at its start only."""
-    starts, ends = ([getattr(w, f"t_{edge}_{clock}_ns") for w in (window, other)] for edge in ("start", "end"))
-    ends = [start + 1 if end is None else end for start, end in zip(starts, ends, strict=True)]
-    return int(min(ends) - max(starts))
-
-
-def check_steps(window: Window, span: Span, steps: pl.DataFrame) -> Iterator[str]:
-    """Check that the window's steps lie inside it, one after the other."""
-    rows = steps.filter(pl.col("window_id") == window.window_id).sort("step", maintain_order=True)
-    start, end = pl.col("t_start_mono_ns"), pl.col("t_end_mono_ns")
-    problems = {
-        "warm-up included: {} step(s) began before the measure window opened": start < span[0],
-        "{} step(s) ended after the measure window closed": end > span[1],
-        "clock jump: the times of steps go back in {} places": (start.diff() < 0) | (end < start),
-    }
-    counts = rows.select(condition.sum().alias(text) for text, condition in problems.items()).row(0, named=True)
-    yield from (text.format(count) for text, count in counts.items() if count)
-
-
-def check_counts(window: Window, manifest: Manifest, batch: int | None) -> Iterator[str]:
-    """Check that the images processed are steps times batch times GPUs."""
-    gpus = manifest.gpus or 1
-    if not window.images:
-        yield "the measure window counts no images"
-    elif batch is not None and window.images != window.steps * batch * gpus:
-        yield f"{window.images} images are not {window.steps} steps of batch {batch} on {gpus} GPU(s)"
-
-
-def own_events(events: pl.DataFrame, manifest: Manifest, uuids: set[str] | None = None) -> pl.DataFrame:
-    """Return the events of these GPUs, by default the manifest's, or of no GPU in particular, since this start.
-
-    A requeued job keeps its directory: its earlier events belong to another node.
-    """
-    if events.is_empty():
-        return events
-    own = pl.col("t_unix_ns") >= (manifest.started_unix_ns or 0)
-    uuids = uuids if uuids is not None else device_uuids(manifest) or None
-    if uuids is not None:
-        own &= pl.col("gpu_uuid").is_in(sorted(uuids)) | pl.col("gpu_uuid").is_null()
-    return events.filter(own)
-
-
-def device_uuids(manifest: Manifest) -> set[str]:
-    """Return the UUIDs of the GPUs that the manifest lists."""
-    return {device.uuid for device in manifest.devices if device.uuid}
-
-
-def check_events(events: pl.DataFrame, manifest: Manifest, uuids: set[str]) -> Iterator[str]:
-    """Look for events that make the run invalid, on the GPUs that were sampled."""
-    rows = own_events(events, manifest, uuids).select("kind", "gpu_uuid", "detail").unique(maintain_order=True)
-    for kind, uuid, detail in rows.iter_rows():
-        if kind in INVALIDATING_EVENTS:
-            yield f"{INVALIDATING_EVENTS[kind]} {uuid or '(not named)'}: {detail or 'no detail'}"
-
-
-def check_incidents(events: pl.DataFrame, manifest: Manifest, spans: list[Span]) -> Iterator[str]:
-    """Warn of errors that the driver reported during the measurement; not every Xid spoils the figures."""
-    rows = own_events(events, manifest).select("kind", "t_mono_ns", "gpu_uuid", "detail")
-    for kind, t_ns, uuid, detail in rows.iter_rows():
-        start = next((start for start, end in spans if start <= t_ns <= end), None)
-        if kind in INCIDENTS and start is not None:
-            where = f"on GPU {uuid or '(not named)'} at {(t_ns - start) * 1e-9:.1f} s"
-            yield f"{INCIDENTS[kind]} {detail or 'no detail'} {where}"
-
-
-def check_power_limit(power_w: float | None, manifest: Manifest) -> Iterator[str]:
-    """Compare the mean power with the power limits in the manifest."""
+def check_power(power_w: float | None, manifest: Manifest) -> Iterator[str]:
+    """Compare the mean power with the power limits in the manifest: not above, and not next to nothing."""
     limits = [device.power_limit_w for device in manifest.devices if device.power_limit_w is not None]
     # Only with the limit of every GPU: the mean power is of all of them.
     if power_w is None or not len(limits) == len(manifest.devices) == (manifest.gpus or 1):
         return
     if power_w > POWER_LIMIT_MARGIN * (limit_w := sum(limits)):
         yield f"mean power of {power_w:.0f} W, over the limit of {limit_w:.0f} W in the manifest: it was not in force"
+    elif power_w < MIN_POWER_SHARE * limit_w:
+        yield f"mean power of {power_w:.3g} W, of a board with a limit of {limit_w:.0f} W: not even idle boards draw so little"
 
 
 def check_column(samples: GpuSamples, column: str, span: Span, limit_s: float) -> str | None:
@@ -161,6 +60,9 @@ def check_column(samples: GpuSamples, column: str, span: Span, limit_s: float) -
 def check_devices(fast: list[GpuSamples], slow: list[GpuSamples], manifest: Manifest) -> Iterator[str]:
     """Compare the sampled GPUs with the manifest's. A replay on a machine without GPU has none to compare."""
     listed, sampled = device_uuids(manifest), {gpu.uuid for gpu in fast}
+    # Images are counted for every GPU of the run, and energy for every one that is sampled.
+    if listed and len(listed) != (manifest.gpus or 1):
+        yield f"the manifest lists {len(listed)} GPU(s) in a run on {manifest.gpus or 1}"
     if listed and sampled != listed:
         extra, missing = sorted(sampled - listed), sorted(listed - sampled)
         parts = [f"samples of {', '.join(extra)}, which the manifest does not list"] if extra else []
@@ -168,7 +70,7 @@ def check_devices(fast: list[GpuSamples], slow: list[GpuSamples], manifest: Mani
         yield "GPUs differ: " + "; ".join(parts)
     elif not listed:
         source = (manifest.telemetry.source if manifest.telemetry else None) or ""
-        if not source.startswith("replay"):
+        if not source.startswith(REPLAY):
             yield "the manifest lists no GPU to compare the samples with"
         elif len(sampled) != (manifest.gpus or 1):
             yield f"samples of {len(sampled)} GPUs in a run of {manifest.gpus or 1}"
@@ -237,3 +139,69 @@ def counter_fell(samples: GpuSamples) -> bool:
     """Return whether the cumulative energy counter decreases between two readings."""
     counter = samples.columns["energy_mj"]
     return bool((np.diff(counter[~np.isnan(counter)]) < 0).any())
+
+
+def check_clock_offsets(evidence: Evidence) -> Iterator[str]:
+    """Compare the clocks of worker and sidecar: on one host the wall clock leads the monotonic clock by the same.
+
+    Where only one edge of a window disagrees, the wall clock was set between them, which `check_clocks` judges.
+    """
+    for (window, span), (table, rows) in product(evidence.measured, evidence.samples.items()):
+        inside = rows.filter(pl.col("t_mono_ns").is_between(*span)).sort("t_mono_ns", maintain_order=True)
+        if inside.is_empty():
+            continue
+        leads = inside.select(pl.col("t_unix_ns") - pl.col("t_mono_ns")).to_series()
+        differences = [leads[0] - (window.t_start_unix_ns - span[0])]
+        if window.t_end_unix_ns is not None:
+            differences.append(leads[-1] - (window.t_end_unix_ns - span[1]))
+        ahead_s = min(differences, key=abs) * 1e-9
+        if abs(ahead_s) > CLOCKS_AGREE_S:
+            yield (
+                f"clocks disagree: from monotonic clock to wall clock it is {ahead_s:+.2f} s more in {table} "
+                f"than in {window.window_id}"
+            )
+
+
+def check_ticks(evidence: Evidence) -> Iterator[str]:
+    """Check that samples were taken when their tick was due, by its number and the rate."""
+    rates = {name: stream.hz for name, stream in evidence.files.sidecar.streams.items()} if evidence.files.sidecar else {}
+    state = evidence.manifest.telemetry
+    if state is not None and state.hz:
+        rates.setdefault("fast", state.hz)
+    for name, hz in rates.items():
+        rows = evidence.samples[f"samples_{name}"]
+        if hz <= 0 or rows.is_empty():
+            continue
+        # By window: a sidecar that was started again counts from 0.
+        for _, span in evidence.measured:
+            inside = rows.filter(pl.col("t_mono_ns").is_between(*span))
+            for (uuid,), ticks in inside.group_by("gpu_uuid", maintain_order=True):
+                due_s = ticks["t_mono_ns"].cast(pl.Float64) * 1e-9 - ticks["tick_seq"].cast(pl.Float64) / hz
+                # A row has the time of the middle of its read, and a slow driver delays it.
+                off_s = (due_s - due_s.median()).abs() - ticks["read_us"].fill_null(0).cast(pl.Float64) * 1e-6
+                if (worst_s := float(off_s.max())) > max(LATE_TICK_S, gap_limit_s(hz)):  # type: ignore[arg-type]
+                    yield f"GPU {uuid}: samples_{name} is up to {worst_s:.2f} s off the times of its ticks at {hz:g} Hz"
+
+
+def check_throttle_counters(evidence: Evidence) -> Iterator[str]:
+    """Check that no counter of throttled time grows faster than time."""
+    counters = [name for name in evidence.tables["samples_slow"].columns if name.startswith("throttle_") and name.endswith("_ns")]
+    for gpu in GpuSamples.split(evidence.samples["samples_slow"], counters):
+        for (_, span), name in product(evidence.measured, counters):
+            grown_s, seconds = (gpu.growth(name, span) or 0.0) * 1e-9, (span[1] - span[0]) * 1e-9
+            if grown_s > seconds + max(CLOCK_TOLERANCE_S, CLOCK_TOLERANCE * seconds):
+                yield f"GPU {gpu.uuid}: {name} grows by {grown_s:.2f} s in a window of {seconds:.2f} s"
+
+
+def check_sources(evidence: Evidence) -> Iterator[str]:
+    """Compare where samples say that they come from with what the manifest says."""
+    state = evidence.manifest.telemetry
+    if state is None or state.source in (None, "none"):
+        return
+    for table, rows in evidence.samples.items():
+        sources = {str(source) for source in rows["source"].unique().drop_nulls()}
+        if other := sorted(source for source in sources if not source.startswith(str(state.source))):
+            yield f"{table} is from {', '.join(other)}, and the manifest says {state.source}"
+
+
+CHECKS = (check_clock_offsets, check_ticks, check_throttle_counters, check_sources)

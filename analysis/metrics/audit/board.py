@@ -1,0 +1,89 @@
+"""Checks of the GPU's label, `gpu=a100`, against the board that NVML describes, by the facts in conf/gpu."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from functools import cache
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from inpaint_bench.core.config import GpuConfig
+from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.core.records import Device
+
+from .evidence import Evidence
+
+# NVML's total over the GiB on the label: H100 0.996, H200 0.997, A100 40 GB 1.0; A40 and L40S 0.937, because ECC takes
+# a sixteenth of GDDR6.
+MEMORY_SHARE = 0.92, 1.03
+MIN_POWER_LIMIT_SHARE = 0.2  # NVML accepts limits down to 25 to 35 % of a board's default
+MAX_POWER_LIMIT_SHARE = 1.01
+CLOCK_TOLERANCE = 0.05  # the limits of two types are at least 14 % apart, but for H100 and H200
+MIB_PER_GB = 1024  # the labels are GiB
+
+
+@cache
+def gpu_config(name: str) -> GpuConfig | None:
+    """Return conf/gpu/<name>.yaml, None where there is no such file that can be read."""
+    path = conf_dir() / "gpu" / f"{name}.yaml"
+    if not re.fullmatch(r"[\w-]+", name) or not path.is_file():
+        return None
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(GpuConfig), OmegaConf.load(path)))  # type: ignore[return-value]
+    except (OmegaConfBaseException, ValueError, OSError):  # a user's file: `launch` says what is wrong with it
+        return None
+
+
+def check_label(evidence: Evidence) -> Iterator[str]:
+    """Compare the boards with the label. A replayed board is that of a recording."""
+    manifest = evidence.manifest
+    config = gpu_config(manifest.gpu or "")
+    if config is None or evidence.replayed:
+        return
+    if config.nvml_name is None and manifest.devices:
+        yield f"gpu={manifest.gpu} is no GPU, and the manifest lists {len(manifest.devices)}"
+        return
+    for device in manifest.devices:
+        for problem in _problems(device, config):
+            yield f"gpu={manifest.gpu}: GPU {device.uuid} {problem}"
+
+
+def _problems(device: Device, config: GpuConfig) -> Iterator[str]:
+    if device.name is not None and config.nvml_name and not re.match(config.nvml_name, device.name):
+        yield f"is named {device.name!r}, not {config.nvml_name!r}"
+    if device.mig_mode:
+        yield "is in MIG mode: power and utilisation belong to no single slice"
+    low_gb, high_gb = (share * config.memory_gb for share in MEMORY_SHARE)
+    if device.memory_mib is not None and config.memory_gb and not low_gb <= device.memory_mib / MIB_PER_GB <= high_gb:
+        yield f"has {device.memory_mib / MIB_PER_GB:.1f} GiB, not about {config.memory_gb:g}"
+    clocks = device.max_sm_clock_mhz, config.max_sm_clock_mhz
+    if clocks[0] is not None and clocks[1] and not math.isclose(*clocks, rel_tol=CLOCK_TOLERANCE):  # type: ignore[arg-type]
+        yield f"has a clock limit of {device.max_sm_clock_mhz} MHz, not {config.max_sm_clock_mhz} MHz"
+    low_w, high_w = MIN_POWER_LIMIT_SHARE * config.power_limit_w, MAX_POWER_LIMIT_SHARE * config.power_limit_w
+    if device.power_limit_w is not None and config.power_limit_w and not low_w <= device.power_limit_w <= high_w:
+        yield f"has a power limit of {device.power_limit_w:g} W, outside {low_w:g} to {config.power_limit_w:g} W"
+
+
+def check_samples(evidence: Evidence) -> Iterator[str]:
+    """Compare the total memory that was sampled with that of the board in the manifest."""
+    totals = {device.uuid: device.memory_mib for device in evidence.manifest.devices}
+    for uuid, total in evidence.samples["samples_slow"].select("gpu_uuid", "vram_total_mib").unique().rows():
+        listed = totals.get(str(uuid))
+        if listed is not None and total is not None and not math.isclose(total, listed, rel_tol=0.01):
+            yield f"GPU {uuid}: {total:.0f} MiB of memory were sampled, and the manifest has {listed:.0f} MiB"
+
+
+def peak_problem(evidence: Evidence) -> str | None:
+    """Return why no share of a peak can be known: the manifest's peak of the GPU is not that of conf/gpu."""
+    facts, config = evidence.manifest.gpu_facts, gpu_config(evidence.manifest.gpu or "")
+    if config is None or facts is None or not facts.bf16_dense_tflops or not config.bf16_dense_tflops:
+        return None
+    if math.isclose(facts.bf16_dense_tflops, config.bf16_dense_tflops, rel_tol=0.01):
+        return None
+    return f"the manifest has a peak of {facts.bf16_dense_tflops:g} TFLOP/s, conf/gpu {config.bf16_dense_tflops:g}"
+
+
+CHECKS = (check_label, check_samples)

@@ -1,0 +1,150 @@
+"""Bounds of every physical quantity, by table and column. A value outside of them is a defect of what wrote it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import polars as pl
+
+from analysis.units import number
+from inpaint_bench.core.records import Device
+
+from .evidence import Evidence
+
+TINY = 1e-12  # more than nothing
+FLOAT32 = 3.4e38  # what is beyond, or no number, is not finite
+# Over the enforced limit: the readings of 71 H200 runs went up to 1.26 within 25 ms, and to 1.003 in one second.
+INSTANT, AVERAGE = 2.0, 1.15
+CLOCK_STEP = 1.02  # NVML rounds to steps of 15 MHz
+MAX_PCIE_MIB_S = 1e6  # PCIe 6 x16 carries 0.12 of it, all links of NVLink 5 one and a half
+ROUNDING_PCT = 100.5
+
+
+class Bound(NamedTuple):
+    """Least and largest value; where `of` names a fact of the GPU and it is known, `high` is a multiple of it."""
+
+    low: float
+    high: float
+    of: str | None = None
+
+
+PCT, TEMPERATURE = Bound(0, 100), Bound(-20, 130)
+COUNT, POSITIVE, FINITE = Bound(0, math.inf), Bound(TINY, FLOAT32), Bound(-FLOAT32, FLOAT32)
+MEMORY = Bound(0, 1.01, "memory_mib")
+SAMPLES: dict[str, dict[str, Bound]] = {
+    "samples_fast": {
+        "power_instant_w": Bound(0, INSTANT, "power_limit_w"),
+        "power_avg1s_w": Bound(0, AVERAGE, "power_limit_w"),
+        "gpu_util_pct": PCT,
+        "mem_active_pct": PCT,
+        "read_us": Bound(0, FLOAT32),
+    },
+    "samples_slow": {
+        "sm_clock_mhz": Bound(0, CLOCK_STEP, "max_sm_clock_mhz"),
+        "mem_clock_mhz": Bound(0, 50_000),
+        "temp_gpu_c": TEMPERATURE,
+        "temp_mem_c": TEMPERATURE,
+        "power_mem_avg_w": Bound(0, AVERAGE, "power_limit_w"),
+        "vram_total_mib": Bound(1, 1.01, "memory_mib"),
+        "vram_reserved_mib": MEMORY,
+        "vram_used_mib": MEMORY,
+        "vram_free_mib": MEMORY,
+        "read_us": Bound(0, FLOAT32),
+    },
+    "samples_gpm": {
+        "window_ms": Bound(0, 1e7),
+        **dict.fromkeys(("sm_active_pct", "sm_occupancy_pct", "tensor_active_pct", "dram_active_pct"), Bound(0, 101)),
+        **dict.fromkeys(("pcie_tx_mib_s", "pcie_rx_mib_s"), Bound(0, MAX_PCIE_MIB_S)),
+        **dict.fromkeys(("nvlink_tx_mib_s", "nvlink_rx_mib_s"), Bound(0, 2 * MAX_PCIE_MIB_S)),
+    },
+}
+STEPS = {"device_ms": POSITIVE, "data_wait_ns": COUNT, "images": Bound(1, math.inf), "lr": Bound(0, FLOAT32)}
+DEVICE = {
+    "power_limit_w": Bound(1, 5000),
+    "memory_mib": Bound(1, 2**21),
+    "max_sm_clock_mhz": Bound(1, 10_000),
+}
+ROW = {
+    **dict.fromkeys(("batch", "gpus", "resolution_px", "epochs", "dataset_images", "images", "n_steps"), Bound(1, 2**53)),
+    **dict.fromkeys(("window_s", "images_per_s", "steps_per_s", "step_ms_p50", "step_ms_p95"), POSITIVE),
+    **dict.fromkeys(("energy_j", "joules_per_image", "images_per_s_per_w", "steps_per_s_per_w"), POSITIVE),
+    **dict.fromkeys(("data_wait_pct", "vram_pct", "coverage_pct"), Bound(0, ROUNDING_PCT)),
+    **dict.fromkeys(("compile_s", "setup_s", "runtime_h"), Bound(0, 1e9)),
+    **dict.fromkeys(("torch_allocated_peak_mib", "torch_reserved_peak_mib"), Bound(0, 2**21)),
+    **dict.fromkeys(("validation_first_loss", "validation_last_loss"), FINITE),
+    "mfu_pct": Bound(0, 100),
+}
+
+
+def check_samples(evidence: Evidence) -> Iterator[str]:
+    """Check the samples of the manifest's GPUs in the measure windows."""
+    inside = pl.any_horizontal(pl.col("t_mono_ns").is_between(*span) for _, span in evidence.measured)
+    for table, bounds in SAMPLES.items():
+        rows = evidence.tables[table].filter(inside)
+        devices: list[Device | None] = [*evidence.manifest.devices]
+        for device in devices or [None]:
+            own = rows if device is None else rows.filter(pl.col("gpu_uuid") == device.uuid)
+            where = table if device is None else f"GPU {device.uuid}: {table}"
+            yield from _outside(own, bounds, where, device)
+
+
+def check_memory(evidence: Evidence) -> Iterator[str]:
+    """Check that used, free and reserved memory add up to the total, as NVML defines them."""
+    rows = evidence.samples["samples_slow"]
+    parts = pl.sum_horizontal("vram_reserved_mib", "vram_used_mib", "vram_free_mib", ignore_nulls=False)
+    count = rows.select(((parts - pl.col("vram_total_mib")).abs() > 0.01 * pl.col("vram_total_mib")).sum()).item()
+    if count:
+        yield f"samples_slow: in {count} row(s) used, free and reserved memory do not add up to the total"
+
+
+def check_steps(evidence: Evidence) -> Iterator[str]:
+    """Check the steps of the measure windows."""
+    for window, _ in evidence.measured:
+        yield from _outside(evidence.steps_of(window), STEPS, window.window_id, None)
+
+
+def _outside(rows: pl.DataFrame, bounds: Mapping[str, Bound], where: str, device: Device | None) -> Iterator[str]:
+    for name, bound in bounds.items():
+        low, high = bound.low, _high(bound, device)
+        # A NaN is above every number; a null is no value.
+        values = rows[name].drop_nulls()
+        if len(outside := values.filter(~values.is_between(low, high))):
+            listed = f"{len(outside)} of {len(values)} values of {name}, e.g. {number(outside[0])}"
+            yield f"{where}: {listed}, outside {number(low)} to {number(high)}"
+
+
+def _high(bound: Bound, device: Device | None) -> float:
+    if bound.of is None:
+        return bound.high
+    fact = getattr(device, bound.of) if device is not None else None
+    return bound.high * fact if fact else DEVICE[bound.of].high
+
+
+def check_manifest(evidence: Evidence) -> Iterator[str]:
+    """Check what the manifest says of the GPUs, and of PyTorch's memory, which is theirs."""
+    manifest = evidence.manifest
+    for device in manifest.devices:
+        for name, (low, high, _) in DEVICE.items():
+            value = getattr(device, name)
+            if value is not None and not low <= value <= high:
+                yield f"GPU {device.uuid}: {name} is {number(value)}, outside {number(low)} to {number(high)}"
+    if memory := manifest.memory:
+        total = max((device.memory_mib or math.inf for device in manifest.devices), default=math.inf)
+        sizes = [0, memory.allocated_peak_mib, memory.reserved_peak_mib, total]
+        known = [size for size in sizes if size is not None]
+        if known != sorted(known) and not evidence.replayed:
+            texts = [f"{number(size)} MiB" for size in known[1:]]
+            yield f"peaks of memory, allocated up to reserved up to the GPU's, do not ascend: {', '.join(texts)}"
+
+
+def check_row(row: Mapping[str, Any]) -> Iterator[str]:
+    """Check the figures that were derived."""
+    for name, (low, high, _) in ROW.items():
+        value = row[name]
+        if isinstance(value, int | float) and not low <= value <= high:
+            yield f"{name} is {number(value)}, outside {number(low)} to {number(high)}"
+
+
+CHECKS = (check_samples, check_memory, check_steps, check_manifest)

@@ -1,0 +1,145 @@
+"""Checks of whose files these are, and of facts that the manifest states twice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import polars as pl
+
+from inpaint_bench.core.records import Manifest
+
+from .evidence import Evidence, number
+
+AUTO = "auto"
+_ATTEMPT = re.compile(r"attempt-(\d+)")
+FLOP_TOLERANCE = 1e-6
+# Field of the recipe: name among the workload's facts.
+STATED_LEVERS = {"tf32": "tf32", "channels_last": "channels_last", "precision": "precision", "weights": "weights_precision"}
+
+
+def check_run_id(evidence: Evidence) -> Iterator[str]:
+    """Compare the run id in rows and in parts with the manifest's."""
+    run_id = evidence.manifest.run_id
+    for table, rows in evidence.tables.items():
+        others = {str(other) for other in rows["run_id"].unique().cast(pl.String).drop_nulls()}
+        others |= {footer["run_id"] for footer in evidence.files.footers.get(table, []) if "run_id" in footer}
+        if foreign := sorted(others - {run_id}):
+            yield f"{table} has rows of run {', '.join(foreign)}"
+
+
+def check_footers(evidence: Evidence) -> Iterator[str]:
+    """Compare the source and, of a run that started once, the boot in parts with the manifest's."""
+    manifest = evidence.manifest
+    source = manifest.telemetry.source if manifest.telemetry else None
+    expected = {"source": source, "boot_id": None if evidence.started_before else manifest.boot_id}
+    for table, footers in evidence.files.footers.items():
+        for name, value in expected.items():
+            found = {footer[name] for footer in footers if name in footer}
+            if value and (other := sorted(found - {value, "unknown"})):
+                yield f"parts of {table} were written with {name} {', '.join(other)}, the manifest has {value}"
+
+
+def check_place(evidence: Evidence) -> Iterator[str]:
+    """Compare point and attempt with the run directory, `<sweep>/<point>/attempt-<k>`."""
+    folder, manifest = evidence.files.folder, evidence.manifest
+    match = _ATTEMPT.fullmatch(folder.name) if folder is not None else None
+    # A single run in a directory that the user chose belongs to no sweep.
+    if folder is None or match is None or manifest.sweep_id is None:
+        return
+    if manifest.attempt is not None and manifest.attempt != int(match[1]):
+        yield f"{folder.name} holds the manifest of attempt {manifest.attempt}"
+    point = folder.parent.name
+    if manifest.point is not None and point.isdecimal() and manifest.point != int(point):
+        yield f"the directory of point {point} holds the manifest of point {manifest.point}"
+
+
+def check_overrides(evidence: Evidence) -> Iterator[str]:
+    """Compare the overrides of the command line with what the manifest says that was run."""
+    manifest, facts = evidence.manifest, evidence.manifest.workload_facts or {}
+    state, study = manifest.telemetry, manifest.study
+    stated = {
+        "gpu": manifest.gpu,
+        "batch": manifest.batch,
+        "gpus": manifest.gpus,
+        "seed": manifest.seed,
+        "data.resolution_px": facts.get("resolution_px"),
+        "telemetry.fast_hz": state and state.hz,
+        "study": study and study.name,
+        "recipe.precision": facts.get("precision") if facts.get("weights_precision") in (None, "fp32") else None,
+    }
+    # Of a key that is given twice the last one counts.
+    requested = dict(text.lstrip("+").split("=", 1) for text in manifest.overrides if "=" in text)
+    for name, value in stated.items():
+        text = requested.get(name, AUTO).strip("'\"")
+        if value is not None and text not in (AUTO, "null") and "$" not in text and not _is_equal(text, value):
+            yield f"{name}={text} was requested, and the manifest says {value}"
+    if evidence.batch is not None and isinstance(manifest.batch, int) and _number_of(facts, "batch", manifest.batch) != manifest.batch:
+        yield f"the manifest has batch {manifest.batch}, its workload facts {facts['batch']}"
+
+
+def _is_equal(text: str, value: object) -> bool:
+    try:
+        return float(text) == float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return text.lower() == str(value).lower()
+
+
+def _number_of(facts: Mapping[str, Any], name: str, default: float) -> float:
+    found = number(facts.get(name))
+    return default if found is None else found
+
+
+def check_levers(evidence: Evidence) -> Iterator[str]:
+    """Compare the levers that the manifest lists with the workload's and the loader's own facts."""
+    manifest, facts = evidence.manifest, evidence.manifest.workload_facts or {}
+    levers = {lever.field: lever for lever in manifest.levers or []}
+    for name, fact in STATED_LEVERS.items():
+        lever, stated = levers.get(name), facts.get(fact)
+        # Weights in 16 bits decide the precision of the step.
+        if stated is None or (name == "precision" and facts.get("weights_precision") not in (None, "fp32")):
+            continue
+        if lever is not None and lever.requested != stated:
+            yield f"lever {lever.name} was requested, and the workload ran with {fact} {stated}"
+        elif lever is None and manifest.levers is not None and stated is True:
+            yield f"the workload ran with {fact}, which is not among the levers of recipe {manifest.recipe}"
+    loader = manifest.data.loader if manifest.data else {}
+    for name, lever in levers.items():
+        effective = loader.get(name, {}).get("effective", lever.requested)
+        if lever.active and effective != lever.requested:
+            yield f"lever {lever.name} is called active, and the loader had {name} {effective}"
+
+
+def inactive_levers(manifest: Manifest) -> dict[str, str]:
+    """Return the levers that the recipe names and that were not found active, with what was found."""
+    found = {lever.name: lever.evidence or "no evidence" for lever in manifest.levers or [] if lever.active is False}
+    if manifest.levers is not None and manifest.recipe:
+        # Of a name the first part may be `baseline`, `cpu` or a bundle, whose levers are not spelled out.
+        listed, spelled = {lever.name for lever in manifest.levers}, manifest.recipe.split("+")[1:]
+        found |= {name: "the workload did not read it back" for name in spelled if name not in listed}
+    return found
+
+
+def warnings(evidence: Evidence) -> Iterator[str]:
+    """Warn of levers that were requested and not found active."""
+    for name, found in inactive_levers(evidence.manifest).items():
+        yield f"lever {name} was requested and not found active: {found}"
+
+
+def check_flop(evidence: Evidence) -> Iterator[str]:
+    """Compare the operations of an image with the sum of their parts: forward and backward of the UNet, and encoders."""
+    facts = evidence.manifest.workload_facts or {}
+    parts = facts.get("flop_parts")
+    flop, encodes = number(facts.get("flop_per_image")), number(facts.get("encodes_online"))
+    if not isinstance(parts, dict) or flop is None or encodes is None:
+        return
+    unet, image, text = (number(parts.get(name)) for name in ("unet_forward", "vae_encode", "text_encode"))
+    if unet is None or image is None or text is None or len(parts) != 3:
+        return
+    total = 3 * unet + encodes * image + (text if facts.get("text_online") else 0)
+    if abs(flop - total) > FLOP_TOLERANCE * total:
+        yield f"flop_per_image is {flop:.4g}, and its parts add up to {total:.4g}"
+
+
+CHECKS = (check_run_id, check_footers, check_place, check_overrides, check_levers, check_flop)

@@ -1,0 +1,160 @@
+"""Checks of telemetry.json, the sidecar's own account, against the manifest, the windows and the rows on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from inpaint_bench.core.records import Device, DeviceReport, TelemetryReport
+
+from .events import INVALIDATING_EVENTS, own_events
+from .evidence import CLOCKS_AGREE_S, Evidence
+
+COMPLETE = "complete"
+XIDS_IN_EVENTS = 100  # per GPU; the rest is counted in telemetry.json alone
+# What NVML says of a GPU once, in the manifest and in telemetry.json.
+FACTS = ("name", "power_limit_w", "memory_mib", "max_sm_clock_mhz", "pci_bus_id", "mig_mode", "vbios", "energy_start_mj")
+
+
+def check_identity(evidence: Evidence) -> Iterator[str]:
+    """Compare run, boot, host, source, status, rate and GPUs with the manifest's."""
+    manifest, report = evidence.manifest, evidence.files.sidecar
+    if report is None:
+        return
+    state, host = manifest.telemetry, manifest.environment.hostname if manifest.environment else None
+    fast = report.streams.get("fast")
+    pairs = {
+        "run": (report.run_id, manifest.run_id),
+        "boot": (report.boot_id, manifest.boot_id),
+        "host": (report.host, host),
+        "source": (report.source, state and state.source),
+        "status": (report.status, state and state.status),
+        "rate in Hz": (fast and round(fast.hz, 3), state and state.hz and round(state.hz, 3)),
+    }
+    for name, (reported, expected) in pairs.items():
+        if reported is not None and expected is not None and reported != expected:
+            yield f"telemetry.json has {name} {reported}, the manifest {expected}"
+    if report.devices:
+        yield from _compare_devices({gpu.uuid: gpu for gpu in report.devices}, {gpu.uuid: gpu for gpu in manifest.devices})
+
+
+def _compare_devices(reported: dict[str, DeviceReport], listed: dict[str, Device]) -> Iterator[str]:
+    if reported.keys() != listed.keys():
+        yield f"telemetry.json has GPU {', '.join(sorted(reported))}, the manifest {', '.join(sorted(listed)) or 'none'}"
+        return
+    for uuid, gpu in listed.items():
+        for name in FACTS:
+            values = getattr(reported[uuid], name), getattr(gpu, name)
+            if None not in values and values[0] != values[1]:
+                yield f"GPU {uuid}: telemetry.json has {name} {values[0]}, the manifest {values[1]}"
+
+
+def check_times(evidence: Evidence) -> Iterator[str]:
+    """Check that the sidecar ran from before the measure windows to after them, and that it sampled only then."""
+    report = evidence.files.sidecar
+    if report is None or report.started_mono_ns is None:
+        return
+    ended_ns = report.ended_mono_ns
+    own = {window.window_id for window in evidence.own_windows}
+    for window, (start_ns, end_ns) in evidence.measured:
+        if window.window_id not in own:  # another sidecar's
+            continue
+        if (late_s := (report.started_mono_ns - start_ns) * 1e-9) > CLOCKS_AGREE_S:
+            yield f"telemetry.json says that the sidecar started {late_s:.2f} s after {window.window_id} opened"
+        if ended_ns is not None and (early_s := (end_ns - ended_ns) * 1e-9) > CLOCKS_AGREE_S:
+            yield f"telemetry.json says that the sidecar ended {early_s:.2f} s before {window.window_id} closed"
+    for table, rows in _own_rows(evidence, report).items():
+        times = rows["t_mono_ns"].cast(pl.Int64)
+        early_s = (report.started_mono_ns - int(times.min() or 0)) * 1e-9  # type: ignore[arg-type]
+        if len(times) and early_s > CLOCKS_AGREE_S:
+            yield f"{table} begins {early_s:.2f} s before the sidecar started, by telemetry.json"
+        if ended_ns is not None and (late_s := (int(times.max() or 0) - ended_ns) * 1e-9) > CLOCKS_AGREE_S:  # type: ignore[arg-type]
+            yield f"{table} ends {late_s:.2f} s after the sidecar ended, by telemetry.json"
+
+
+def check_rows(evidence: Evidence) -> Iterator[str]:
+    """Compare the rows and the parts that the sidecar says it wrote with those on disk."""
+    report = evidence.files.sidecar
+    if report is None:
+        return
+    for table, rows in _own_rows(evidence, report, exporter=True).items():
+        counts = report.tables.get(table)
+        if counts is None or table in evidence.files.incomplete:
+            continue
+        # Of a sidecar that was killed, telemetry.json is older than its last rows.
+        lost = rows.height != counts.rows if report.status == COMPLETE else rows.height < counts.rows
+        if lost:
+            yield f"{table} holds {rows.height} rows, and the sidecar wrote {counts.rows}"
+        num_parts = len(evidence.files.footers.get(table, []))
+        if evidence.files.footers and report.status == COMPLETE and not evidence.started_before:
+            if num_parts != counts.parts:
+                yield f"{table} has {num_parts} part(s), and the sidecar closed {counts.parts}"
+
+
+def check_ticks(evidence: Evidence) -> Iterator[str]:
+    """Compare the ticks that the sidecar took and skipped with the numbers of the ticks in the rows."""
+    report = evidence.files.sidecar
+    if report is None or report.status != COMPLETE:
+        return
+    lost = any(gpu.lost for gpu in report.devices)  # has no rows from then on
+    for name, stream in report.streams.items():
+        if stream.ticks_due != stream.ticks_done + stream.ticks_skipped:
+            taken = f"{stream.ticks_done} taken and {stream.ticks_skipped} skipped"
+            yield f"telemetry.json counts {stream.ticks_due} {name} ticks, which are not {taken}"
+        table = f"samples_{name}"
+        # The first read of GPM gives no row.
+        if name == "gpm" or lost or table in evidence.files.incomplete:
+            continue
+        rows = _own_rows(evidence, report)[table]
+        for (uuid,), ticks in rows.group_by("gpu_uuid", maintain_order=True):
+            if (num_ticks := ticks["tick_seq"].n_unique()) != stream.ticks_done:
+                yield f"GPU {uuid}: {table} has {num_ticks} ticks, and the sidecar took {stream.ticks_done}"
+
+
+def check_incidents(evidence: Evidence) -> Iterator[str]:
+    """Look for co-tenants and changed power limits that telemetry.json has and the events table has not."""
+    report = evidence.files.sidecar
+    events = own_events(evidence.tables["events"], evidence.manifest)
+    known = set(events.select(pl.col("kind").cast(pl.String)).to_series())
+    for gpu in report.devices if report else ():
+        if "co_tenant" not in known and (gpu.processes.verdict == "co_tenant" or gpu.processes.num_co_tenants):
+            yield f"{INVALIDATING_EVENTS['co_tenant']} {gpu.uuid}: {_co_tenants(gpu)}, by telemetry.json"
+        limits = gpu.power_limit_w, gpu.power_limit_last_w
+        if "power_limit" not in known and None not in limits and limits[0] != limits[1]:
+            change = f"{limits[0]:g} W to {limits[1]:g} W, by telemetry.json"
+            yield f"{INVALIDATING_EVENTS['power_limit']} {gpu.uuid}: {change}"
+
+
+def _co_tenants(gpu: DeviceReport) -> str:
+    return ", ".join(f"pid {process.pid}" for process in gpu.processes.co_tenants) or "no pid"
+
+
+def warnings(evidence: Evidence) -> Iterator[str]:
+    """Warn of what the sidecar reports and no table shows."""
+    report, state = evidence.files.sidecar, evidence.manifest.telemetry
+    if report is None:
+        if evidence.files.folder is not None and state is not None and state.source not in (None, "none"):
+            yield "no telemetry.json to compare the samples with"
+        return
+    if report.status not in (COMPLETE, "none"):
+        yield f"the sidecar ended as {report.status}"
+    kinds = own_events(evidence.tables["events"], evidence.manifest)["kind"].cast(pl.String)
+    for gpu in report.devices:
+        if (num_xids := gpu.xids.count or 0) > (in_table := int((kinds == "xid").sum())) and in_table < XIDS_IN_EVENTS:
+            yield f"GPU {gpu.uuid}: {num_xids} Xid(s) by telemetry.json, {in_table} in the events table"
+        if gpu.lost and "gpu_lost" not in set(kinds):
+            yield f"GPU {gpu.uuid} was lost, by telemetry.json"
+
+
+def _own_rows(evidence: Evidence, report: TelemetryReport, *, exporter: bool = False) -> dict[str, pl.DataFrame]:
+    """Return what this sidecar wrote: all rows, but of those of an earlier start in the directory."""
+    samples = evidence.samples if not exporter else {name: evidence.tables[name] for name in evidence.samples}
+    tables = {**samples, "events": evidence.tables["events"]}
+    if not evidence.started_before:
+        return tables
+    started_ns = (report.started_unix_ns or 0) - round(CLOCKS_AGREE_S * 1e9)
+    return {name: rows.filter(pl.col("t_unix_ns") >= started_ns) for name, rows in tables.items()}
+
+
+CHECKS = (check_identity, check_times, check_rows, check_ticks, check_incidents)
