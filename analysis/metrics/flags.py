@@ -57,9 +57,7 @@ def window_flags(manifest: Manifest, windows: list[Window], tables: Mapping[str,
     columns = [name for counters, _ in _THROTTLING.values() for name in counters]
     samples = GpuSamples.split(tables["samples_slow"], columns) if windows else []
     times = own_events(tables["events"], manifest).select("kind", "t_mono_ns").rows()
-    return [
-        _window_flags(manifest, window, samples, times) | _stalled(window, tables["steps"]) for window in windows
-    ]
+    return [_window_flags(manifest, window, samples, times) | _stalled(window, tables["steps"]) for window in windows]
 
 
 def _stalled(window: Window, steps: pl.DataFrame) -> set[Flag]:

@@ -15,7 +15,8 @@ from analysis.columns import COUNTERS
 from inpaint_bench.core.records import Manifest
 
 from . import energy, gpm_counters
-from .audit import events, samples as audit
+from .audit import events
+from .audit import samples as audit
 from .draft import RowDraft
 from .flags import POWER_CAP_COUNTERS, THERMAL_COUNTERS, THERMAL_PCT
 from .gpu_samples import GpuSamples, Span, null_reasons

@@ -110,7 +110,7 @@ def manifest(run_id: str, **changes: Any) -> dict[str, Any]:
         demonstration=False,
         config_hash="0123456789ab",
         started_unix_ns=unix_offset_ns(run_id),
-        ended_unix_ns=unix_offset_ns(run_id) + 60 * S,
+        ended_unix_ns=unix_offset_ns(run_id) + 10_000 * S,
         devices=[
             {
                 "uuid": f"GPU-{gpu}",
@@ -167,7 +167,7 @@ def write_run(
         facts["telemetry"]["source"] = source
     folder.mkdir(parents=True, exist_ok=True)
     (folder / contract.MANIFEST).write_text(json.dumps(facts))
-    (folder / contract.TELEMETRY).write_text(json.dumps({"status": "complete", "source": source}))
+    (folder / contract.TELEMETRY).write_text(json.dumps({"status": "complete", "source": facts["telemetry"]["source"]}))
     batch, rng = facts["batch"], np.random.default_rng(len(run_id) + facts["batch"])
     start, end = 1000 * S, 1000 * S + round(window_s * S)
     num_steps = round(steps_per_s * window_s)

@@ -144,6 +144,11 @@ def _device(index: int) -> dict[str, Any]:
     }
 
 
+def _images_per_s(window: dict[str, Any]) -> float:
+    """Return the rate that the worker records when it closes a window."""
+    return float(window["images"] / ((window["t_end_mono_ns"] - window["t_start_mono_ns"]) * 1e-9))
+
+
 def _manifest(run_id: str, index: int, last_window: dict[str, Any]) -> records.Manifest:
     first_ns = _recorded("samples_fast")["t_unix_ns"][0].as_py() + index * BETWEEN_RUNS_NS
     return records.Manifest(
@@ -157,7 +162,10 @@ def _manifest(run_id: str, index: int, last_window: dict[str, Any]) -> records.M
         slurm=records.SlurmJob(cluster="delta", job_id=str(4700 + index), node="gpue01", partition="gpuH200x8"),
         telemetry=records.TelemetryState(source=SOURCE, hz=10.0, status="complete"),
         progress=records.Progress(
-            step=60, steps_total=60, images_per_s=40.39, t_unix_ns=last_window["t_end_unix_ns"] + 10**8
+            step=60,
+            steps_total=60,
+            images_per_s=_images_per_s(last_window),
+            t_unix_ns=last_window["t_end_unix_ns"] + 10**6,
         ),
         sweep_id="s261121eb4156",
         point=index,
@@ -197,7 +205,12 @@ def _manifest(run_id: str, index: int, last_window: dict[str, Any]) -> records.M
             "precision": "bf16",
             "own_shapes": False,
             "parameters": 859_535_364,
-            "flop_per_image": 4.657e12,
+            "flop_per_image": 4657804152832,
+            "flop_parts": {
+                "unet_forward": 803729571840,
+                "vae_encode": 1116658466816,
+                "text_encode": 13298503680,
+            },
             "encodes_online": 2,
             "text_online": True,
             "cache": None,

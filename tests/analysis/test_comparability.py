@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,9 @@ def test_invalid_run_is_no_conflict(tmp_path: Path) -> None:
 
 def test_unknown_value_is_not_a_different_value(tmp_path: Path) -> None:
     write_run(tmp_path / "runs", "r-1")
-    write_run(tmp_path / "runs", "r-2", environment={"driver": None}, telemetry={"source": "none"})
+    folder = write_run(tmp_path / "runs", "r-2", environment={"driver": None}, telemetry={"source": "none"})
+    for name in ("samples_fast", "samples_slow"):
+        shutil.rmtree(folder / name)
     dataset = merged(tmp_path)
     assert cells.build_cells(dataset.runs)["n"].to_list() == [2]
 
@@ -95,7 +98,7 @@ def test_replays_of_one_capture_are_comparable_and_of_two_are_not(tmp_path: Path
 
 
 def test_memory_limit_of_a_separate_cell_is_that_of_its_board(tmp_path: Path) -> None:
-    for index, (name, oom) in enumerate((("NVIDIA A100 40GB", 16), ("NVIDIA A100 80GB", 32))):
+    for index, (name, oom) in enumerate((("NVIDIA A100-PCIE-40GB", 16), ("NVIDIA A100-SXM4-40GB", 32))):
         card = {"uuid": "GPU-a100", "name": name, "index_visible": 0, "power_limit_w": 250.0}
         facts: dict[str, Any] = {"gpu": "a100", "devices": [card]}
         write_run(tmp_path / "runs", f"r-{index}-ran", batch=8, **facts)
@@ -103,8 +106,8 @@ def test_memory_limit_of_a_separate_cell_is_that_of_its_board(tmp_path: Path) ->
     dataset = merged(tmp_path, "board")
     decisions = best_batch.decide_batches(cells.build_cells(dataset.runs), dataset.runs)
     assert {decision.series: decision.smallest_oom for decision in decisions} == {
-        "A100 \u00b7 NVIDIA A100 40GB": 16,
-        "A100 \u00b7 NVIDIA A100 80GB": 32,
+        "A100 \u00b7 NVIDIA A100-PCIE-40GB": 16,
+        "A100 \u00b7 NVIDIA A100-SXM4-40GB": 32,
     }
 
 

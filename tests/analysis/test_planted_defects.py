@@ -164,9 +164,9 @@ class TestEnergyCounter:
         assert row["energy_source"] == "counter"
 
     def test_deviation_from_the_integral_is_a_warning_with_both_numbers(self, tmp_path: Path) -> None:
-        rewrite(defective(tmp_path), "samples_fast", column("energy_mj", pl.col("energy_mj") // 10 * 9))
+        rewrite(defective(tmp_path), "samples_fast", column("energy_mj", pl.col("energy_mj") // 100 * 93))
         row, _ = valid_row_and_cell(tmp_path)
-        both = "-10.0 % from the integral of sampled power: 5400 J by the counter, 6000 J by the integral"
+        both = "-7.0 % from the integral of sampled power: 5580 J by the counter, 6000 J by the integral"
         assert f"energy counter deviates {both}" in row["warnings"]
 
 
@@ -318,10 +318,13 @@ def test_another_driver_is_a_conflict(tmp_path: Path) -> None:
 
 
 def test_another_board_is_a_conflict(tmp_path: Path) -> None:
-    folder = defective(tmp_path)
-    rewrite_json(folder, schema.MANIFEST, lambda m: {**m, "devices": [{**m["devices"][0], "name": "NVIDIA A40-48Q"}]})
+    write_run(tmp_path / "grace", SOUND, gpu="a100")
+    folder = write_run(tmp_path / "grace", DEFECTIVE, gpu="a100")
+    sxm = {"name": "NVIDIA A100-SXM4-40GB"}
+    rewrite_json(folder, schema.MANIFEST, lambda m: {**m, "devices": [m["devices"][0] | sxm]})
     reason = refused_conflict(tmp_path, "board")
-    assert f"board NVIDIA A40 (1 run(s): {SOUND}) and NVIDIA A40-48Q (1 run(s): {DEFECTIVE})" in reason
+    boards = f"NVIDIA A100-PCIE-40GB (1 run(s): {SOUND}) and NVIDIA A100-SXM4-40GB (1 run(s): {DEFECTIVE})"
+    assert f"board {boards}" in reason
 
 
 class TestThrottledRun:
@@ -437,7 +440,8 @@ def valid_runs(draw: st.DrawFn) -> dict[str, Any]:
     batch, rng = draw(st.integers(1, 256)), np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     start = draw(st.integers(10**10, 10**15))
     end = start + round(seconds * S)
-    facts = manifest("r-1", batch=batch, telemetry={"hz": hz})
+    times = {"started_unix_ns": start + UNIX0 - 3 * S, "ended_unix_ns": end + UNIX0}
+    facts = manifest("r-1", batch=batch, telemetry={"hz": hz}, **times)
     head = {"run_id": "r-1", "gpu_uuid": "GPU-a40", "source": "nvml", "read_us": 100.0}
     heads = []
     for rate in (hz, 1.0):

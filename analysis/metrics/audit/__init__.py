@@ -27,3 +27,4 @@ def warnings(evidence: Evidence) -> Iterator[str]:
         yield from windows.check_length(window, span)
     yield from sidecar.warnings(evidence)
     yield from identity.warnings(evidence)
+    yield from board.warnings(evidence)

@@ -76,6 +76,12 @@ def check_samples(evidence: Evidence) -> Iterator[str]:
             yield f"GPU {uuid}: {total:.0f} MiB of memory were sampled, and the manifest has {listed:.0f} MiB"
 
 
+def warnings(evidence: Evidence) -> Iterator[str]:
+    """Warn of a label that nothing is known of."""
+    if gpu_config(evidence.manifest.gpu or "") is None:
+        yield f"gpu={evidence.manifest.gpu} has no file in conf/gpu: nothing says whether the board has this label"
+
+
 def peak_problem(evidence: Evidence) -> str | None:
     """Return why no share of a peak can be known: the manifest's peak of the GPU is not that of conf/gpu."""
     facts, config = evidence.manifest.gpu_facts, gpu_config(evidence.manifest.gpu or "")

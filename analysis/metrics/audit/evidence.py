@@ -42,7 +42,10 @@ class Evidence:
     def samples(self) -> dict[str, pl.DataFrame]:
         """Return the sample tables, without what an exporter of the site measured by its own clock."""
         tables = {name: rows for name, rows in self.tables.items() if name.startswith("samples_")}
-        return {name: rows.filter(~pl.col("source").cast(pl.String).str.starts_with("dcgm")) for name, rows in tables.items()}
+        return {
+            name: rows.filter(~pl.col("source").cast(pl.String).str.starts_with("dcgm"))
+            for name, rows in tables.items()
+        }
 
     @property
     def replayed(self) -> bool:

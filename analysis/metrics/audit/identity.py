@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import polars as pl
 
+from inpaint_bench.core.recipe import requested_parts
 from inpaint_bench.core.records import Manifest
 
 from .evidence import Evidence, number
@@ -16,7 +16,14 @@ AUTO = "auto"
 _ATTEMPT = re.compile(r"attempt-(\d+)")
 FLOP_TOLERANCE = 1e-6
 # Field of the recipe: name among the workload's facts.
-STATED_LEVERS = {"tf32": "tf32", "channels_last": "channels_last", "precision": "precision", "weights": "weights_precision"}
+REQUIRED = ("workload", "recipe", "model", "gpu", "gpus", "batch", "started_unix_ns", "ended_unix_ns")
+PRECISIONS = ("fp32", "bf16", "fp16")
+STATED_LEVERS = {
+    "tf32": "tf32",
+    "channels_last": "channels_last",
+    "precision": "precision",
+    "weights": "weights_precision",
+}
 
 
 def check_run_id(evidence: Evidence) -> Iterator[str]:
@@ -75,7 +82,7 @@ def check_overrides(evidence: Evidence) -> Iterator[str]:
         text = requested.get(name, AUTO).strip("'\"")
         if value is not None and text not in (AUTO, "null") and "$" not in text and not _is_equal(text, value):
             yield f"{name}={text} was requested, and the manifest says {value}"
-    if evidence.batch is not None and isinstance(manifest.batch, int) and _number_of(facts, "batch", manifest.batch) != manifest.batch:
+    if isinstance(manifest.batch, int) and number(facts.get("batch")) not in (None, manifest.batch):
         yield f"the manifest has batch {manifest.batch}, its workload facts {facts['batch']}"
 
 
@@ -84,11 +91,6 @@ def _is_equal(text: str, value: object) -> bool:
         return float(text) == float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return text.lower() == str(value).lower()
-
-
-def _number_of(facts: Mapping[str, Any], name: str, default: float) -> float:
-    found = number(facts.get(name))
-    return default if found is None else found
 
 
 def check_levers(evidence: Evidence) -> Iterator[str]:
@@ -111,24 +113,37 @@ def check_levers(evidence: Evidence) -> Iterator[str]:
             yield f"lever {lever.name} is called active, and the loader had {name} {effective}"
 
 
+def check_required(evidence: Evidence) -> Iterator[str]:
+    """Look for facts that every worker records, and that tell one cell from another."""
+    manifest, facts = evidence.manifest, evidence.manifest.workload_facts or {}
+    if absent := [name for name in REQUIRED if getattr(manifest, name) in (None, "")]:
+        yield f"the manifest of a completed run has no {', '.join(absent)}"
+    precision = facts.get("precision")
+    if "precision" in facts and precision not in PRECISIONS:
+        yield f"precision is {precision!r}, none of {', '.join(PRECISIONS)}"
+
+
 def inactive_levers(manifest: Manifest) -> dict[str, str]:
     """Return the levers that the recipe names and that were not found active, with what was found."""
     found = {lever.name: lever.evidence or "no evidence" for lever in manifest.levers or [] if lever.active is False}
     if manifest.levers is not None and manifest.recipe:
         # Of a name the first part may be `baseline`, `cpu` or a bundle, whose levers are not spelled out.
-        listed, spelled = {lever.name for lever in manifest.levers}, manifest.recipe.split("+")[1:]
+        listed = {lever.name for lever in manifest.levers} | {"baseline", "cpu", *requested_parts(manifest.overrides)}
+        spelled = manifest.recipe.split("+")
         found |= {name: "the workload did not read it back" for name in spelled if name not in listed}
     return found
 
 
 def warnings(evidence: Evidence) -> Iterator[str]:
     """Warn of levers that were requested and not found active."""
+    if not evidence.manifest.workload_facts:
+        yield "the manifest has no facts of the workload"
     for name, found in inactive_levers(evidence.manifest).items():
         yield f"lever {name} was requested and not found active: {found}"
 
 
 def check_flop(evidence: Evidence) -> Iterator[str]:
-    """Compare the operations of an image with the sum of their parts: forward and backward of the UNet, and encoders."""
+    """Compare the operations of an image with their sum: forward and backward of the UNet, and the encoders."""
     facts = evidence.manifest.workload_facts or {}
     parts = facts.get("flop_parts")
     flop, encodes = number(facts.get("flop_per_image")), number(facts.get("encodes_online"))
@@ -142,4 +157,4 @@ def check_flop(evidence: Evidence) -> Iterator[str]:
         yield f"flop_per_image is {flop:.4g}, and its parts add up to {total:.4g}"
 
 
-CHECKS = (check_run_id, check_footers, check_place, check_overrides, check_levers, check_flop)
+CHECKS = (check_run_id, check_footers, check_place, check_required, check_overrides, check_levers, check_flop)

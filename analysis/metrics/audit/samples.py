@@ -40,7 +40,7 @@ def check_power(power_w: float | None, manifest: Manifest) -> Iterator[str]:
     if power_w > POWER_LIMIT_MARGIN * (limit_w := sum(limits)):
         yield f"mean power of {power_w:.0f} W, over the limit of {limit_w:.0f} W in the manifest: it was not in force"
     elif power_w < MIN_POWER_SHARE * limit_w:
-        yield f"mean power of {power_w:.3g} W, of a board with a limit of {limit_w:.0f} W: not even idle boards draw so little"
+        yield f"mean power of {power_w:.3g} W, of a board limited to {limit_w:.0f} W: even idle ones draw more"
 
 
 def check_column(samples: GpuSamples, column: str, span: Span, limit_s: float) -> str | None:
@@ -164,7 +164,9 @@ def check_clock_offsets(evidence: Evidence) -> Iterator[str]:
 
 def check_ticks(evidence: Evidence) -> Iterator[str]:
     """Check that samples were taken when their tick was due, by its number and the rate."""
-    rates = {name: stream.hz for name, stream in evidence.files.sidecar.streams.items()} if evidence.files.sidecar else {}
+    rates = (
+        {name: stream.hz for name, stream in evidence.files.sidecar.streams.items()} if evidence.files.sidecar else {}
+    )
     state = evidence.manifest.telemetry
     if state is not None and state.hz:
         rates.setdefault("fast", state.hz)
@@ -185,7 +187,11 @@ def check_ticks(evidence: Evidence) -> Iterator[str]:
 
 def check_throttle_counters(evidence: Evidence) -> Iterator[str]:
     """Check that no counter of throttled time grows faster than time."""
-    counters = [name for name in evidence.tables["samples_slow"].columns if name.startswith("throttle_") and name.endswith("_ns")]
+    counters = [
+        name
+        for name in evidence.tables["samples_slow"].columns
+        if name.startswith("throttle_") and name.endswith("_ns")
+    ]
     for gpu in GpuSamples.split(evidence.samples["samples_slow"], counters):
         for (_, span), name in product(evidence.measured, counters):
             grown_s, seconds = (gpu.growth(name, span) or 0.0) * 1e-9, (span[1] - span[0]) * 1e-9

@@ -14,7 +14,16 @@ from .evidence import CLOCKS_AGREE_S, Evidence
 COMPLETE = "complete"
 XIDS_IN_EVENTS = 100  # per GPU; the rest is counted in telemetry.json alone
 # What NVML says of a GPU once, in the manifest and in telemetry.json.
-FACTS = ("name", "power_limit_w", "memory_mib", "max_sm_clock_mhz", "pci_bus_id", "mig_mode", "vbios", "energy_start_mj")
+FACTS = (
+    "name",
+    "power_limit_w",
+    "memory_mib",
+    "max_sm_clock_mhz",
+    "pci_bus_id",
+    "mig_mode",
+    "vbios",
+    "energy_start_mj",
+)
 
 
 def check_identity(evidence: Evidence) -> Iterator[str]:
@@ -36,12 +45,15 @@ def check_identity(evidence: Evidence) -> Iterator[str]:
         if reported is not None and expected is not None and reported != expected:
             yield f"telemetry.json has {name} {reported}, the manifest {expected}"
     if report.devices:
-        yield from _compare_devices({gpu.uuid: gpu for gpu in report.devices}, {gpu.uuid: gpu for gpu in manifest.devices})
+        yield from _compare_devices(
+            {gpu.uuid: gpu for gpu in report.devices}, {gpu.uuid: gpu for gpu in manifest.devices}
+        )
 
 
 def _compare_devices(reported: dict[str, DeviceReport], listed: dict[str, Device]) -> Iterator[str]:
     if reported.keys() != listed.keys():
-        yield f"telemetry.json has GPU {', '.join(sorted(reported))}, the manifest {', '.join(sorted(listed)) or 'none'}"
+        uuids = [", ".join(sorted(gpus)) or "none" for gpus in (reported, listed)]
+        yield f"telemetry.json has GPU {uuids[0]}, the manifest {uuids[1]}"
         return
     for uuid, gpu in listed.items():
         for name in FACTS:
@@ -87,9 +99,9 @@ def check_rows(evidence: Evidence) -> Iterator[str]:
         if lost:
             yield f"{table} holds {rows.height} rows, and the sidecar wrote {counts.rows}"
         num_parts = len(evidence.files.footers.get(table, []))
-        if evidence.files.footers and report.status == COMPLETE and not evidence.started_before:
-            if num_parts != counts.parts:
-                yield f"{table} has {num_parts} part(s), and the sidecar closed {counts.parts}"
+        countable = evidence.files.footers and report.status == COMPLETE and not evidence.started_before
+        if countable and num_parts != counts.parts:
+            yield f"{table} has {num_parts} part(s), and the sidecar closed {counts.parts}"
 
 
 def check_ticks(evidence: Evidence) -> Iterator[str]:

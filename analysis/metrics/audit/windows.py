@@ -124,10 +124,11 @@ def check_progress(evidence: Evidence) -> Iterator[str]:
     rate = last.images / last.seconds
     if progress.images_per_s is not None and abs(progress.images_per_s / rate - 1) > RATE_TOLERANCE:
         recorded = f"the manifest recorded {progress.images_per_s:.6g} images/s as it closed"
-        yield f"{last.images} images in the {last.seconds:.3f} s of {last.window_id} are {rate:.6g} images/s; {recorded}"
-    numbers = evidence.steps_of(last)["step"]
-    if len(numbers) and progress.step != int(numbers.max()) + 1:  # type: ignore[arg-type]
-        yield f"the manifest counts {progress.step} steps, and the step table ends with number {numbers.max()}"
+        counted = f"{last.images} images in the {last.seconds:.3f} s of {last.window_id}"
+        yield f"{counted} are {rate:.6g} images/s; {recorded}"
+    numbers = evidence.steps_of(last)["step"].to_list()
+    if numbers and progress.step != max(numbers) + 1:
+        yield f"the manifest counts {progress.step} steps, and the step table ends with number {max(numbers)}"
 
 
 CHECKS = (check_clocks, check_overlaps, check_names, check_counts, check_run_times, check_progress)

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis import merge
-from analysis.metrics import audit
+from analysis.metrics.audit import samples as audit
 from analysis.metrics.gpu_samples import GpuSamples
 from tests.analysis.build import rewrite, write_run
 

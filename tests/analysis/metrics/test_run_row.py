@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from analysis.columns import FLOAT
 from analysis.ingest import parts
 from analysis.metrics import run_row
-from analysis.metrics.audit import counter_fell
+from analysis.metrics.audit.samples import counter_fell
 from analysis.metrics.energy import uncertainty_pct
 from analysis.metrics.gpu_samples import GpuSamples
 from inpaint_bench.core import schema
-from inpaint_bench.core.records import Manifest, Window
+from inpaint_bench.core.records import Window
 from inpaint_bench.core.schema import Status, WindowKind
-from tests.analysis.build import S, load_run, manifest, write_run
+from tests.analysis.build import S, load_run, write_run
 
 
 def row_of(folder: Path, windows: list[Window] | None = None, **changes: pl.DataFrame) -> dict[str, Any]:
@@ -162,13 +162,11 @@ def test_run_that_did_not_complete_has_a_row_without_figures(tmp_path: Path, sta
     assert (reason or "") in row["invalid_reason"]
 
 
-def test_without_requested_telemetry_there_is_throughput_only() -> None:
-    edges = {f"t_{edge}_{clock}_ns": at for edge, at in (("start", 0), ("end", 10 * S)) for clock in ("mono", "unix")}
-    window = {"window_id": "w", "kind": "measure", "status": "completed", "steps": 20, "images": 160, **edges}
-    facts = msgspec.convert(manifest("r-1", telemetry={"source": "none", "hz": None}), Manifest)
-    empty = {name: parts.empty_frame(name) for name in schema.TABLES}
-    row = run_row.summarise(facts, [msgspec.convert(window, Window)], empty)
-    assert row["valid"]
+def test_without_requested_telemetry_there_is_throughput_only(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, telemetry={"source": "none", "hz": None})
+    samples = {name: parts.empty_frame(name) for name in schema.TABLES if name.startswith("samples_")}
+    row = row_of(folder, **samples)
+    assert row["valid"], row["invalid_reason"]
     assert row["images_per_s"] == pytest.approx(16)
     assert row["power_w"] is None
     assert "power_w=telemetry off" in row["null_reasons"]
