@@ -19,7 +19,7 @@ import polars as pl
 
 from inpaint_bench.core.schema import WindowKind
 
-from .metrics.audit import CLOCK_TOLERANCE, CLOCK_TOLERANCE_S
+from .metrics.audit.windows import CLOCK_TOLERANCE, CLOCK_TOLERANCE_S
 
 Row = dict[str, Any]  # of runs.parquet, or of windows.parquet
 Digests = Mapping[str, Sequence[int]]  # by table
