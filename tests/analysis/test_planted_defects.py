@@ -252,7 +252,7 @@ class TestWarmUpIncluded:
                 windows[0][f"t_{edge}_unix_ns"] -= 5000 * S
             return windows
 
-        rewrite_json(defective(tmp_path), schema.WINDOWS, earlier)
+        rewrite_json(defective(tmp_path, slurm={"restart_count": 1}), schema.WINDOWS, earlier)
         valid_row_and_cell(tmp_path)
 
 
