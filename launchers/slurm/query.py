@@ -61,8 +61,8 @@ class SlurmReply:
 
     def missing_reason(self, job_id: str) -> str:
         """Return why this job has no state."""
-        if name := self.foreign.get(_array_id(job_id)):
-            return f"this Slurm has another job under id {_array_id(job_id)}, named {name}"
+        if name := self.foreign.get(array_id(job_id)):
+            return f"this Slurm has another job under id {array_id(job_id)}, named {name}"
         if self.foreign and self.complete:
             return f"this Slurm has other jobs under ids of this sweep ({', '.join(sorted(self.foreign))})"
         return self.no_answer_reason
@@ -95,7 +95,7 @@ def query_jobs(
             missing = SchedulerState(state=LEFT_QUEUE, detail=f"it has left the queue, and sacct {sacct}")
         for job_id in unresolved:
             # The database has such a job, only not its name yet: the next poll decides.
-            if _array_id(job_id) not in names.unnamed:
+            if array_id(job_id) not in names.unnamed:
                 states.setdefault(job_id, missing)
     return SlurmReply(states=states, squeue=squeue, sacct=sacct, owner=owner, foreign=names.foreign)
 
@@ -104,13 +104,13 @@ class _KnownNames:
     """The names of this sweep's arrays, compared with those that Slurm has under their ids."""
 
     def __init__(self, jobs: JobNames) -> None:
-        self._names = {_array_id(job_id): name for job_id, name in jobs.items()}
+        self._names = {array_id(job_id): name for job_id, name in jobs.items()}
         self.foreign: dict[str, str] = {}
         self.unnamed: set[str] = set()
 
     def claim(self, job_id: str, name: str) -> bool:
         """Return whether a listed job belongs to this sweep; record one that only has an id of it."""
-        array = _array_id(job_id)
+        array = array_id(job_id)
         if array not in self._names:
             return False
         if name == self._names[array]:
@@ -122,7 +122,7 @@ class _KnownNames:
         return False
 
 
-def _array_id(job_id: str) -> str:
+def array_id(job_id: str) -> str:
     """Return 123 for "123_4", "123_[0-4]" and "123"."""
     return job_id.split("_")[0]
 
@@ -155,7 +155,7 @@ def _query_squeue(
 def _query_sacct(
     site: SiteConfig, job_ids: Sequence[str], names: _KnownNames
 ) -> tuple[dict[str, SchedulerState] | None, str]:
-    arrays = sorted(set(map(_array_id, job_ids)))
+    arrays = sorted(set(map(array_id, job_ids)))
     # -X: jobs without their steps; -P: columns separated by "|" and not cut off.
     columns = ("JobID", "State", "ExitCode", "Reason", "NodeList", "JobName")
     command = ["sacct", "-X", "-P", "-n", "-o", ",".join(columns), "-j", ",".join(arrays)]
@@ -184,16 +184,17 @@ def find_arrays(site: SiteConfig, names: Iterable[str], since_unix: float) -> tu
     start = datetime.fromtimestamp(min(max(since_unix, 0.0), time.time()) - DAY_S).isoformat(timespec="seconds")
     queued, squeue = _rows(site, ["squeue", "--me", "-h", "-t", "all", "-n", joined, "-o", "%F|%j"], 2)
     ended, sacct = _rows(site, ["sacct", "-X", "-P", "-n", "-S", start, f"--name={joined}", "-o", "JobID,JobName"], 2)
-    arrays = {name: _array_id(job_id) for job_id, name in [*(ended or []), *(queued or [])]}
+    arrays = {name: array_id(job_id) for job_id, name in [*(ended or []), *(queued or [])]}
     return arrays, SlurmReply(squeue=squeue, sacct=sacct)
 
 
-def queued_arrays(site: SiteConfig, prefix: str) -> tuple[list[tuple[str, str]] | None, str]:
-    """Return id and job name of every array in the queue whose name begins so, or None, with squeue's result."""
-    rows, result = _rows(site, ["squeue", "--me", "-h", "-t", "all", "-o", "%F|%j"], 2)
+def jobs_named(site: SiteConfig, prefix: str) -> tuple[list[tuple[str, str, bool]] | None, str]:
+    """Return id, name and whether it has not ended of every job in squeue whose name begins so, and squeue's result."""
+    rows, result = _rows(site, ["squeue", "--me", "-h", "-r", "-t", "all", "-o", "%i|%T|%j"], 3)
     if rows is None:
         return None, result
-    return sorted({(array, name) for array, name in rows if name.startswith(prefix)}), result
+    jobs = [(job_id, SchedulerState(state=state), name) for job_id, state, name in rows if name.startswith(prefix)]
+    return [(job_id, name, not state.ended) for job_id, state, name in jobs], result
 
 
 def expand_array(job_id: str) -> Iterator[str]:
@@ -226,7 +227,7 @@ def cancel_jobs(site: SiteConfig, job_ids: Iterable[str]) -> str | None:
 
 def elapsed_s(site: SiteConfig, jobs: JobNames) -> dict[str, float]:
     """Return how long each job held its resources, over all its starts; empty if sacct did not answer."""
-    arrays, names = ",".join(sorted(set(map(_array_id, jobs)))), _KnownNames(jobs)
+    arrays, names = ",".join(sorted(set(map(array_id, jobs)))), _KnownNames(jobs)
     # -D: also the earlier starts of a requeued job.
     rows, _ = _rows(site, ["sacct", "-X", "-D", "-P", "-n", "-o", "JobID,Elapsed,JobName", "-j", arrays], 3)
     elapsed: dict[str, float] = {}

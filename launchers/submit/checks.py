@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.schema import CODE, JOBS
+from inpaint_bench.core.schema import CODE, JOBS, SWEEP
 from launchers.points.point import Group, Point, by_site, group_points
+from launchers.points.site_catalog import reachability
 from launchers.remote import client
-from launchers.slurm.query import queued_arrays
+from launchers.slurm.query import array_id, jobs_named
 from launchers.slurm.sbatch import job_command
 from launchers.slurm.script import render
-from launchers.sweep.events import Planned
+from launchers.status.survey import sites_of
 from launchers.sweep.ledger import MAX_NAME_BYTES, Ledger, job_name
 from launchers.sweep.sweep_record import LaunchContext
 
@@ -49,32 +50,34 @@ def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchCo
 
 
 def check_queue(points: Sequence[Point], ledger: Ledger, sweep_id: str) -> None:
-    """Raise UserError where Slurm has an array of this sweep that the ledger does not record, or under another id.
+    """Raise UserError where a Slurm has a job of this sweep that the ledger does not record, or one of these points.
 
-    So a record that was lost, cut off or copied is found out before a point is submitted twice.
+    So a record that was lost, cut off, edited or copied is found out before a point is submitted twice.
     """
+    is_recorded = (ledger.folder / SWEEP).exists()  # not yet, for the first launch of a plan file
+    attempts = [attempt for record in (ledger.points() if is_recorded else {}).values() for attempt in record.attempts]
     # Arrays whose submission was not confirmed have no id here: they are found by their name.
-    recorded = {event.job_name: "" for event in ledger.events(Planned)}
-    recorded |= {
-        attempt.job_name: attempt.job_id.partition("_")[0]
-        for record in (ledger.points() if recorded else {}).values()  # a new sweep has no record yet
-        for attempt in record.attempts
-        if attempt.job_id
-    }
-    for name, members in by_site(points).items():
-        site = members[0].site
-        if site.connect.method != "slurm" or not members[0].reachable:
+    arrays = {attempt.job_name: "" for attempt in attempts}
+    arrays |= {attempt.job_name: array_id(attempt.job_id) for attempt in attempts if attempt.job_id}
+    nums = {point.num for point in points}
+    chosen = {(attempt.job_name, str(attempt.task)) for attempt in attempts if attempt.point in nums}
+    # Also the sites where the record says that attempts went: points may be placed elsewhere now.
+    sites = (sites_of(ledger) if is_recorded else {}) | {point.site.name: point.site for point in points}
+    for name, site in sites.items():
+        if site.connect.method != "slurm" or not reachability(site).ok:
             continue
-        arrays, result = queued_arrays(site, job_name("", sweep_id))
-        if arrays is None:
+        jobs, result = jobs_named(site, job_name("", sweep_id))
+        if jobs is None and any(point.site.name == name for point in points):
             raise UserError(f"{name}: squeue {result}, so it is not known what was submitted there; try again later")
-        names = [array_name for _, array_name in arrays]
-        for array, array_name in arrays:
-            known = recorded.get(array_name)
-            if known is None:
-                raise ledger.refusal(f"does not record array {array} ({array_name}), which {name} has")
-            if known not in ("", array) or names.count(array_name) > 1:
-                raise ledger.refusal(f"does not record {name}'s array {array} as {array_name}")
+        for job_id, listed_name, active in jobs or ():
+            recorded = arrays.get(listed_name)
+            if recorded is None:
+                raise ledger.refusal(f"does not record job {job_id} ({listed_name}), which {name} has")
+            if recorded not in ("", array_id(job_id)):
+                raise ledger.refusal(f"records array {recorded} as {listed_name}, and {name} has {job_id} of that name")
+            arrays[listed_name] = array_id(job_id)  # a second array of this name is one too many
+            if active and (listed_name, job_id.partition("_")[2]) in chosen:
+                raise ledger.refusal(f"does not show that {name} still has job {job_id} ({listed_name})")
 
 
 def check_accounts(points: Sequence[Point]) -> None:

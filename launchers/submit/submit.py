@@ -68,6 +68,8 @@ class Submission:
         ledger = Ledger(self.folder)
         log.info(f"sweep directory: {self.folder}")
         if self.preview_only:
+            if not self.new_sweep:
+                ledger.check_complete()
             return self._preview(choose_points(), ledger)
         with ledger.lock():
             # Under the lock: of two launches into one folder, the second must find what the first has written.

@@ -19,6 +19,7 @@ from tests.launchers.sweeps import age
 pytestmark = pytest.mark.subprocess
 
 ACCEPTS = "echo Submitted batch job 7"
+LONG = "Priority||N/A|N/A|1:00:00|"  # the other columns of the survey
 TIMES_OUT = "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1"
 
 
@@ -31,9 +32,18 @@ class Slurm:
         self.calls = command("sbatch", ACCEPTS)
         self.lists()
 
-    def lists(self, *arrays: str) -> None:
-        """Let squeue list these arrays, "ID|NAME", and sacct nothing."""
-        self.command("squeue", f'case "$*" in *%F*) printf "%s\\n" {" ".join(map(repr, arrays))};; esac')
+    def lists(self, array: int | None = None, name: str = "", state: str = "PENDING") -> None:
+        """Let squeue list both tasks of an array, or nothing, and sacct nothing."""
+        script = "exit 0"
+        if array is not None:
+            tasks = [f"{array}_{task}|{state}" for task in range(2)]
+            short, long = (" ".join(f"'{task}|{more}{name}'" for task in tasks) for more in ("", LONG))
+            script = f"""case "$*" in
+            *'%F|%j') echo '{array}|{name}';;
+            *'%i|%T|%j') printf '%s\\n' {short};;
+            *) printf '%s\\n' {long};;
+            esac"""
+        self.command("squeue", script)
         self.command("sacct", "exit 0")
 
     def launch(self) -> int:
@@ -97,18 +107,12 @@ def test_array_that_slurm_accepts_late_is_found(slurm: Slurm, monkeypatch: pytes
 
     def wait(seconds: float) -> None:
         waits.append(seconds)
-        slurm.lists(f"9|{slurm.name()}")
-        slurm.command("squeue", f'case "$*" in *%F*) echo "9|{slurm.name()}";; *) {rows(9, slurm.name())};; esac')
+        slurm.lists(9, slurm.name())
 
     monkeypatch.setattr(rerun.time, "sleep", wait)
     assert slurm.rerun() == 0
     assert 0 < waits[0] <= rerun.CONFIRM_S
     assert slurm.submissions() == 1
-
-
-def rows(array: int, name: str) -> str:
-    """A shell command that lists both tasks of an array as pending."""
-    return "; ".join(f"echo '{array}_{task}|PENDING|Priority||N/A|N/A|1:00:00|{name}'" for task in range(2))
 
 
 def test_array_that_slurm_never_accepted_is_submitted_after_a_while(
@@ -131,8 +135,7 @@ class TestDamagedRecord:
     @pytest.fixture
     def queued(self, launched: Slurm) -> Slurm:
         """Slurm has the array, of which no trace but its name is left in the sweep directory."""
-        name = launched.name()
-        launched.command("squeue", f'case "$*" in *%F*) echo "7|{name}";; *) {rows(7, name)};; esac')
+        launched.lists(7, launched.name())
         for path in sorted(launched.folder.glob("jobs/**/*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()
         (launched.folder / "jobs").rmdir()
@@ -150,13 +153,12 @@ class TestDamagedRecord:
             case "torn":
                 os.truncate(queued.ledger, 40)
         assert queued.rerun() == 2
-        assert "does not record array 7 (inpaint-s" in capsys.readouterr().err
+        assert "does not record job 7_0 (inpaint-s" in capsys.readouterr().err
         assert queued.submissions() == 1
 
     def test_array_without_its_id_is_found_by_its_name(self, queued: Slurm, capsys: pytest.CaptureFixture[str]) -> None:
         without(queued.ledger, '"submitted"')
         age(Ledger(queued.folder))
-        queued.command("squeue", f'case "$*" in *%F*) echo "7|{queued.name()}";; *) {rows(7, queued.name())};; esac')
         assert queued.rerun() == 0
         assert "Nothing to submit" in capsys.readouterr().out
 
@@ -166,8 +168,25 @@ class TestDamagedRecord:
         queued.ledger.write_text(queued.ledger.read_text().replace("7_%a", "8_%a"))
         age(Ledger(queued.folder))
         assert queued.rerun() == 2
-        assert "does not record delta's array 7" in capsys.readouterr().err
+        assert "records array 8 as inpaint-s" in capsys.readouterr().err
         assert queued.submissions() == 1
+
+    def test_site_that_the_record_says_to_be_another_kind(
+        self, queued: Slurm, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """The job is not searched for by its name then, but is in the queue that the points would go to."""
+        without(queued.ledger, '"submitted"')
+        record = json.loads((queued.folder / "sweep.json").read_text())
+        record["sites"]["delta"]["connect"]["method"] = "local"
+        (queued.folder / "sweep.json").write_text(json.dumps(record))
+        assert queued.rerun() == 2
+        assert "does not show that delta still has job 7_0" in capsys.readouterr().err
+        assert queued.submissions() == 1
+
+    def test_task_that_has_failed_is_submitted_again_while_squeue_lists_it(self, queued: Slurm) -> None:
+        queued.lists(7, queued.name(), "FAILED")
+        assert queued.rerun() == 0
+        assert queued.submissions() == 2
 
     def test_queue_that_does_not_answer_is_no_empty_queue(
         self, queued: Slurm, capsys: pytest.CaptureFixture[str]
@@ -184,5 +203,5 @@ class TestDamagedRecord:
         (queued.folder / "sweep.json").write_text(json.dumps(record))
         queued.ledger.write_text("")
         assert app.main(["rerun", str(queued.folder), "--repeats", "2"]) == 2
-        assert "does not record array 7" in capsys.readouterr().err
+        assert "does not record job 7_0" in capsys.readouterr().err
         assert queued.submissions() == 1
