@@ -12,6 +12,7 @@ import stat
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
@@ -106,11 +107,19 @@ def _refuse_guessed_text(key: str, value: Any, kind: Any, limits: Mapping[str, A
         raise UserError(f"{key}={text}: a text is needed, and this is no text unless quoted: '{key}=\"{text}\"'")
 
 
+@cache  # it takes a millisecond, and the points of a sweep have thousands of overrides
+def _declared_fields(kind: Any) -> dict[str, tuple[Any, Mapping[str, Any]]]:
+    """Return type and limits of the fields of a dataclass; nothing for another type."""
+    if not is_dataclass(kind):
+        return {}
+    hints = get_type_hints(kind)
+    return {spec.name: (hints[spec.name], spec.metadata) for spec in fields(kind)}
+
+
 def _declared_child(kind: Any, name: str, limits: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
     """Return type and limits of a key in a block, or of an item of a list; Any where nothing is declared."""
-    if is_dataclass(kind):
-        metadata = {spec.name: spec.metadata for spec in fields(kind)}
-        return get_type_hints(kind).get(name, Any), metadata.get(name, {})
+    if declared := _declared_fields(kind):
+        return declared.get(name, (Any, {}))
     return limits.get("values") or (get_args(kind) or (Any,))[-1], {}
 
 
@@ -121,7 +130,7 @@ def _declared_type(group: str, package: str | None, text: str) -> Any:
     if package == "_global_":
         # The primary configuration of another application has another schema.
         return BenchConfig if group or "bench_schema" in text else Any
-    kind = get_type_hints(BenchConfig).get(str(package), Any)
+    kind, _ = _declared_fields(BenchConfig).get(str(package), (Any, {}))
     return kind if is_dataclass(kind) else Any
 
 
@@ -196,7 +205,7 @@ class _Reader:
 
     def _mapping(self, node: MappingNode, kind: Any, key: str, limits: Mapping[str, Any], depth: int) -> dict[Any, Any]:
         prefix = f"{key}." if key else ""
-        valid = {spec.name for spec in fields(kind)} if is_dataclass(kind) else set()
+        valid = set(_declared_fields(kind))
         if not key:
             # Hydra's own: the defaults list of every file, and its node in those that are at the top.
             valid |= {"defaults", "hydra"} if kind is BenchConfig else {"defaults"}

@@ -26,7 +26,7 @@ def choose_site(bench: BenchConfig, config: DictConfig, catalog: SiteCatalog) ->
         # A site that the user names is taken even if it is out of reach: its points then wait in a plan file.
         site = catalog.site(bench.site.name, config)
         if gpu not in site.gpus:
-            raise UserError(f"gpu={gpu}: not on site {site.name}; it has: {', '.join(sorted(site.gpus))}")
+            raise UserError(f"gpu={gpu}: not on site {site.name}; it has: {', '.join(sorted(site.gpus)) or 'none'}")
         return site, reachability(site)
     home = bench.gpu.home_site
     # `local` can always be reached and would win for every GPU that it lists: it counts only for gpu=cpu.
