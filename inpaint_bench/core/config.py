@@ -88,7 +88,8 @@ class RecipeConfig:
     device: str = one_of("cuda", "cpu", default="cuda")
     precision: str = one_of("bf16", "fp16", "fp32", default="bf16")  # autocast
     tf32: bool = False  # what stays fp32 may use TF32; pinned either way, PyTorch's own default is mixed
-    weights: str = one_of("fp32", "bf16_master", "bf16_stochastic", default="fp32")  # of the trained networks
+    unet: str = one_of("diffusers", "nhwc", default="diffusers")  # nhwc: models/nhwc_unet.py, with fused kernels
+    weights: str = one_of("fp32", "bf16_master", "bf16_split", "bf16_stochastic", default="fp32")  # of the UNet
     channels_last: bool = False
     cudnn_benchmark: bool = False
     attention: str = one_of("default", "math", "efficient", "flash", "cudnn", default="default")

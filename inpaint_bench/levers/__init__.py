@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from inpaint_bench.models.components import StepComponents
     from inpaint_bench.models.training_step import TrainingStep
 
-# In the order in which they are applied: weights and layout before what wraps the networks.
+# In the order in which they are applied: networks, weights and layout before what wraps the networks.
 REGISTRY: tuple[Lever, ...] = (
+    execution.Unet(),
     numerics.Autocast(),
     numerics.Tf32(),
     numerics.Weights(),

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from inpaint_bench.kernels import dispatch
 from inpaint_bench.models.components import StepComponents
+from inpaint_bench.models.nhwc_unet import NhwcUNet
 
 from .base import Lever, Verification
-from .observe import GRAPH_LAUNCH, KERNEL_LAUNCH, channels_last_inputs, unet_kernels
+from .observe import GRAPH_LAUNCH, KERNEL_LAUNCH, LAYOUT_COPIES, channels_last_inputs, unet_kernels
 
 if TYPE_CHECKING:
     from inpaint_bench.core.config import BenchConfig
@@ -35,6 +37,38 @@ ATTENTION_KERNELS = {
 }
 
 
+class Unet(Lever):
+    """The channels-last UNet. On a CPU its plain PyTorch reference runs."""
+
+    field = "unet"
+
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        if device.type == "cuda" and bench.recipe.weights == "fp32":
+            return "its kernels do not know autocast: set 16-bit weights too (recipe.weights=bf16_split)"
+        if device.type == "cuda" and dispatch.triton is None:
+            return "its kernels need Triton on a GPU, which is not installed"
+        return None
+
+    def apply(self, components: StepComponents) -> None:
+        networks = components.networks
+        networks.unet = NhwcUNet.from_diffusers(networks.unet, networks.location)
+        components.unet = networks.unet
+        components.memory_format = torch.channels_last
+
+    def verify(self, observed: StepObservation) -> Verification:
+        kind = type(observed.components.networks.unet).__name__
+        if observed.step.device.type != "cuda":
+            return Verification(kind, kind == NhwcUNet.__name__, f"{kind}, by its reference in plain PyTorch")
+        if observed.problem:
+            return Verification(kind, None, observed.problem)
+        kernels = observed.count("_group_norm_|_layer_norm_|_geglu_|_cross_attention_")
+        copies = observed.count(LAYOUT_COPIES)
+        text = f"{kind}; {kernels} of its Triton kernels and {copies} layout conversions in a step"
+        # diffusers' VAE, where images are encoded in the step, may convert layouts of its own.
+        cached = observed.recipe.cache_image and observed.recipe.cache_masked
+        return Verification(kind, kernels > 0 and not (cached and copies), text)
+
+
 class ChannelsLast(Lever):
     """NHWC. diffusers' UNet makes some inputs contiguous again in training: the remaining share is reported."""
 
@@ -50,7 +84,7 @@ class ChannelsLast(Lever):
         share = round(count / total, 3) if total else None
         text = f"{count} of {total} convolution inputs are channels_last in the eager UNet"
         if observed.kernels:
-            text += f"; {observed.count('nchwToNhwc|nhwcToNchw')} layout conversions by cuDNN in a step"
+            text += f"; {observed.count(LAYOUT_COPIES)} layout conversions by cuDNN in a step"
         return Verification(share, share is not None and share > 0.5, text)
 
 
@@ -110,6 +144,9 @@ class GradCheckpoint(Lever):
 
     field = "grad_checkpoint"
 
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        return "the channels-last UNet keeps its activations" if bench.recipe.unet == "nhwc" else None
+
     def apply(self, components: StepComponents) -> None:
         components.networks.unet.enable_gradient_checkpointing()
 
@@ -153,6 +190,10 @@ class Compile(Lever):
             return "torch.compile needs a C++ compiler on the CPU, none is on the PATH"
         if bench.recipe.cuda_graph and bench.recipe.compile in ("reduce-overhead", "max-autotune"):
             return f"compile={bench.recipe.compile} makes CUDA graphs of its own, cuda_graph cannot enclose them"
+        if bench.recipe.unet == "nhwc":
+            return (
+                "the channels-last UNet has its own kernels, and torch.compile could only break its graph around them"
+            )
         return None
 
     def apply(self, components: StepComponents) -> None:

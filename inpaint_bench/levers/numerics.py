@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from inpaint_bench.kernels.adamw import SplitMasterAdamW
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.networks import DTYPES, set_fp32_precision
 from inpaint_bench.models.optimizers import ADAMW, Bf16AdamW, baseline_adamw
@@ -80,7 +81,7 @@ class Weights(Lever):
         return None
 
     def apply(self, components: StepComponents) -> None:
-        stochastic = components.recipe.weights == "bf16_stochastic"
+        kind = components.recipe.weights
         nn.Module.to(components.networks.unet, torch.bfloat16)  # diffusers' own `to` warns about modules it lacks
         components.unet_dtype = torch.bfloat16
         components.autocast_dtype = torch.bfloat16  # of the frozen networks and the location encoder, which stay fp32
@@ -89,14 +90,20 @@ class Weights(Lever):
             # The location encoder stays fp32, and is updated as in the baseline.
             narrow = [p for p in parameters if p.dtype == torch.bfloat16]
             wide = [p for p in parameters if p.dtype != torch.bfloat16]
-            return [Bf16AdamW(narrow, lr=lr, stochastic=stochastic), *(baseline_adamw(wide, lr) if wide else [])]
+            first = (
+                SplitMasterAdamW(narrow, lr=lr, **ADAMW)
+                if kind == "bf16_split"
+                else Bf16AdamW(narrow, lr=lr, stochastic=kind == "bf16_stochastic")
+            )
+            return [first, *(baseline_adamw(wide, lr) if wide else [])]
 
         components.make_optimizers = make_optimizers
 
     def verify(self, observed: StepObservation) -> Verification:
         types = sorted({_name(p.dtype) for p in observed.components.networks.unet.parameters()})
         first = observed.step.optimizers[0]
-        moments = _name(first.buffers["exp_avg"].dtype) if isinstance(first, Bf16AdamW) else "fp32"
+        buffers = first.buffers if isinstance(first, Bf16AdamW | SplitMasterAdamW) else {}
+        moments = _name(buffers["exp_avg"].dtype) if buffers else "fp32"
         text = f"UNet parameters {', '.join(types)}, moments {moments}, optimizer {type(first).__name__}"
         return Verification(", ".join(types), types == ["bf16"], text)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.profiler import DeviceType, ProfilerActivity, profile
 
 from inpaint_bench.models.components import unet_inputs
+from inpaint_bench.models.nhwc_unet import NhwcUNet
 
 if TYPE_CHECKING:
     from inpaint_bench.core.config import RecipeConfig
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from inpaint_bench.models.training_step import TrainingStep
 
 KERNEL_LAUNCH = re.compile(r"^(cuda|cu)LaunchKernel")
+LAYOUT_COPIES = "nchwToNhwc|nhwcToNchw"  # kernels of cuDNN
 GRAPH_LAUNCH = re.compile(r"^cudaGraphLaunch")
 
 
@@ -109,8 +111,9 @@ def _counted_calls(observed: StepObservation) -> Iterator[None]:
     def count_block(*_: Any) -> None:
         observed.calls["block"] += 1
 
-    # Gradient checkpointing shows here: it runs a block once more in the backward pass.
-    first_block = components.networks.unet.down_blocks[0].resnets[0]
+    # Gradient checkpointing shows here: it runs a block once more in the backward pass. NhwcUNet excludes it.
+    unet = components.networks.unet
+    first_block = unet.resnets[0] if isinstance(unet, NhwcUNet) else unet.down_blocks[0].resnets[0]
     hook = first_block.register_forward_pre_hook(count_block)
     for name, function in originals.items():
         setattr(components, name, counted(name, function))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from inpaint_bench.core.files import expand_path
 
 from . import location, pipeline_folder, tokenizer
 from .location import LocationEncoder
+from .nhwc_unet import NhwcUNet
 
 LATENT_CHANNELS = 4
 INPUT_CHANNELS = 9  # noisy latents 4, mask 1, masked-image latents 4: the checkpoint's order
@@ -57,9 +59,16 @@ class Networks:
     def parameter_counts(self) -> dict[str, int]:
         """Return the number of parameters by network; `unet` is 859,535,364 for SD 1.5 with nine channels."""
         networks = {"unet": self.unet, "vae": self.vae, "text_encoder": self.text_encoder}
+        counts = {name: int(network.num_parameters()) for name, network in networks.items()}
         if self.location:
-            networks["location"] = self.location
-        return {name: sum(p.numel() for p in network.parameters()) for name, network in networks.items()}
+            counts["location"] = sum(p.numel() for p in self.location.parameters())
+        return counts
+
+    def unet_gradients(self) -> dict[str, Tensor]:
+        """Return the gradients of the UNet's parameters by diffusers' names. After a backward pass all have one."""
+        if isinstance(self.unet, NhwcUNet):
+            return self.unet.unpack(attrgetter("grad"))
+        return {name: p.grad for name, p in self.unet.named_parameters()}
 
 
 def build_networks(config: ModelConfig, device: torch.device, centre: tuple[float, float] = (0.0, 0.0)) -> Networks:

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from inpaint_bench.kernels.adamw import SplitMasterAdamW
+
 # torch.optim.AdamW's own defaults, written out: they are part of what is measured.
 ADAMW: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2}
 
@@ -148,7 +150,7 @@ def round_stochastically(value: Tensor) -> Tensor:
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return an optimizer's state, without the parameters, as tensors by name."""
-    if isinstance(optimizer, Bf16AdamW):
+    if isinstance(optimizer, Bf16AdamW | SplitMasterAdamW):
         return dict(optimizer.buffers)
     return {
         f"{number}.{name}": value if isinstance(value, Tensor) else torch.tensor(value)
@@ -169,7 +171,7 @@ def _flatten(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 @torch.no_grad()
 def load_state_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """Restore what `state_tensors` returned."""
-    if isinstance(optimizer, Bf16AdamW):
+    if isinstance(optimizer, Bf16AdamW | SplitMasterAdamW):
         for name, buffer in optimizer.buffers.items():
             buffer.copy_(tensors[name])
         return

@@ -214,7 +214,7 @@ def _facts(step: TrainingStep) -> dict[str, Any]:
         "weights": bench.model.weights,
         "own_shapes": _has_own_shapes(bench.model.unet, networks.unet.config),
         "parameters": parameters["unet"],  # without the location encoder
-        "parameters_trained": sum(p.numel() for p in step.parameters),
+        "parameters_trained": parameters["unet"] + parameters.get("location", 0),
         "parameters_by_network": parameters,
         "flop_per_image": flops.training(parts, encodes=encodes, text=text),
         "flop_parts": parts,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +38,7 @@ class Results:
 
     prediction: Tensor
     loss: Tensor
-    gradients: Tensor  # of some parameters, concatenated
+    gradients: dict[str, Tensor]  # of some of the UNet's parameters, by diffusers' names
     moments: Tensor | None  # of the VAE's encoder, unless caches replace it
 
 
@@ -63,7 +64,7 @@ def compare(components: StepComponents, baseline: Results | None) -> tuple[Parit
     errors: dict[str, Any] = {
         "prediction_rel": _relative_error(baseline.prediction, results.prediction),
         "loss_rel": _relative_error(baseline.loss, results.loss),
-        "gradient_rel": _relative_error(baseline.gradients, results.gradients),
+        "gradient_rel": _relative_error(_flat(baseline.gradients.values()), _flat(results.gradients.values())),
         "update_rel": _update_error(components, baseline.gradients),
         "encoder_rel": None
         if results.moments is None or baseline.moments is None
@@ -84,11 +85,12 @@ def _run(components: StepComponents) -> Results:
     prediction, loss = _forward(components)
     scale = FP16_SCALE if components.autocast_dtype is torch.float16 else 1.0
     (loss * scale).backward()
-    gradients = [p.grad.detach().float() / scale for p in _compared_parameters(components) if p.grad is not None]
+    every = components.networks.unet_gradients()
+    gradients = {name: every[name].detach().float() / scale for name in _compared(every)}
     results = Results(
         prediction=prediction.detach().float(),
         loss=loss.detach(),
-        gradients=torch.cat([gradient.flatten() for gradient in gradients]),
+        gradients=gradients,
         moments=_encode(components),
     )
     _clear_gradients(components)
@@ -123,9 +125,13 @@ def _encode(components: StepComponents) -> Tensor | None:
         return components.vae_moments(image).float()
 
 
-def _compared_parameters(components: StepComponents) -> list[nn.Parameter]:
-    parameters = list(components.networks.unet.parameters())
-    return parameters[:: max(1, len(parameters) // PARAMETERS_COMPARED)]
+def _compared(names: Iterable[str]) -> list[str]:
+    ordered = sorted(names)
+    return ordered[:: max(1, len(ordered) // PARAMETERS_COMPARED)]
+
+
+def _flat(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in tensors])
 
 
 def _clear_gradients(components: StepComponents) -> None:
@@ -139,19 +145,20 @@ def _relative_error(a: Tensor, b: Tensor) -> float:
     return float((a - b).norm() / a.norm())
 
 
-def _update_error(components: StepComponents, gradients: Tensor) -> float | None:
+def _update_error(components: StepComponents, gradients: dict[str, Tensor]) -> float | None:
     """Compare the first update on equal gradients; None for bf16 weights, whose rounding it would measure."""
-    if components.unet_dtype != torch.float32:
+    if components.unet_dtype != torch.float32 or components.recipe.unet != "diffusers":
         return None
-    parameters = _compared_parameters(components)
+    by_name = dict(components.networks.unet.named_parameters())
+    parameters = [by_name[name] for name in gradients]
     updates = []
     # Equal weights and gradients on both sides, so that only the optimizers differ.
     for make_optimizers in (baseline_adamw, components.make_optimizers):
         copies = [nn.Parameter(p.detach().clone()) for p in parameters]
-        for copy, gradient in zip(copies, gradients.split([p.numel() for p in parameters]), strict=True):
+        for copy, gradient in zip(copies, gradients.values(), strict=True):
             # In the memory layout of its weight, as autograd makes gradients: channels_last perhaps.
-            copy.grad = torch.empty_like(copy).copy_(gradient.view(copy.shape))
+            copy.grad = torch.empty_like(copy).copy_(gradient)
         for optimizer in make_optimizers(copies, 1e-3):
             optimizer.step()
-        updates.append(torch.cat([(copy - p).detach().flatten() for copy, p in zip(copies, parameters, strict=True)]))
+        updates.append(_flat((copy - p).detach() for copy, p in zip(copies, parameters, strict=True)))
     return _relative_error(updates[0], updates[1])

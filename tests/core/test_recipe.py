@@ -12,7 +12,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
 from tests.run.support import bench
 
-BUNDLES = {"baseline", "cpu", "poster_baseline", "poster_optimized", "tuned"}
+BUNDLES = {"baseline", "compiled", "cpu", "poster_baseline", "poster_optimized", "tuned"}
 LEVERS = sorted({path.stem for path in (conf_dir() / "recipe").glob("*.yaml")} - BUNDLES)
 
 
@@ -42,11 +42,11 @@ class TestRecipeName:
         assert named("tuned", "tf32") == "tuned+tf32"
         changed = bench("recipe=[tuned,channels_last]", "recipe.num_workers=8").recipe
         assert recipe.name(changed) == "tuned+channels_last+num_workers=8"
-        assert named("tuned", "compile") == "tuned", "it has that lever already"
+        assert named("compiled", "compile") == "compiled", "it has that lever already"
 
     def test_bundle_with_a_removed_lever_names_it(self) -> None:
         assert recipe.name(bench("recipe=tuned", "recipe.cuda_graph=false").recipe) == "tuned+no_cuda_graph"
-        assert recipe.name(bench("recipe=tuned", "recipe.optimizer=adamw").recipe) == "tuned+adamw"
+        assert recipe.name(bench("recipe=compiled", "recipe.optimizer=adamw").recipe) == "compiled+adamw"
 
     def test_bundle_on_a_cpu_is_marked(self) -> None:
         assert named("poster_baseline", "cpu").startswith("cpu+poster_baseline")

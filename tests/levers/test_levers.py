@@ -72,6 +72,18 @@ class TestUnavailable:
         with pytest.raises(UnavailableError, match="lever attn_math: grad_checkpoint recomputes"):
             build("attn_math", "grad_checkpoint")
 
+    @pytest.mark.parametrize(
+        ("lever", "why"),
+        [("compile", "has its own kernels"), ("grad_checkpoint", "keeps its activations")],
+    )
+    def test_levers_of_diffusers_unet_exclude_the_channels_last_unet(self, lever: str, why: str) -> None:
+        with pytest.raises(UnavailableError, match=why):
+            build(lever, "unet_nhwc")
+
+    def test_channels_last_unet_needs_16_bit_weights_on_a_gpu(self) -> None:
+        with pytest.raises(UnavailableError, match=r"recipe\.weights=bf16_split"):
+            levers.require(bench("recipe=[baseline,unet_nhwc]"), torch.device("cuda"))
+
     def test_batch_not_divisible_by_accumulate_is_refused(self) -> None:
         with pytest.raises(UnavailableError, match="batch 3 cannot be divided into 2"):
             build("accumulate=2", batch=3)
@@ -97,6 +109,13 @@ class TestVerification:
     def test_bf16_weights_report_the_type_of_the_moments(self) -> None:
         assert "moments bf16" in verified("bf16_stochastic")["weights"].evidence
         assert "moments fp32" in verified("bf16_master")["weights"].evidence
+        assert "optimizer SplitMasterAdamW" in verified("bf16_split")["weights"].evidence
+
+    def test_channels_last_unet_is_verified_by_its_class(self) -> None:
+        rows = verified("unet_nhwc", "bf16_split")
+        assert rows["unet"].effective == "NhwcUNet"
+        assert rows["unet"].active
+        assert rows["weights"].active
 
     def test_attention_counts_operators_of_the_unet(self) -> None:
         for name in ("flash", "math"):
@@ -195,7 +214,14 @@ class TestTraining:
     def test_channels_last_gives_equal_losses(self) -> None:
         assert losses(build("channels_last")) == pytest.approx(losses(build()), rel=1e-4)
 
-    @pytest.mark.parametrize("lever", ["bf16_master", "bf16_stochastic"])
+    def test_channels_last_unet_gives_equal_losses(self) -> None:
+        workload = build("unet_nhwc")
+        assert workload.parity
+        assert workload.parity.gradient_rel < 1e-4
+        assert workload.facts["parameters"] == build().facts["parameters"]
+        assert losses(workload) == pytest.approx(losses(build()), rel=1e-4)
+
+    @pytest.mark.parametrize("lever", ["bf16_master", "bf16_split", "bf16_stochastic"])
     def test_bf16_weights_learn_like_fp32(self, lever: str) -> None:
         """At a learning rate whose updates rounding to nearest in bf16 would lose."""
         plain, narrow = build(workload__learning_rate=3e-4), build(lever, workload__learning_rate=3e-4)
@@ -237,7 +263,14 @@ class TestState:
 
     @pytest.mark.parametrize(
         "names",
-        [(), ("ema", "adamw_fused"), ("bf16_master",), ("bf16_stochastic",), ("channels_last", "adamw_fused")],
+        [
+            (),
+            ("ema", "adamw_fused"),
+            ("bf16_master",),
+            ("bf16_stochastic",),
+            ("channels_last", "adamw_fused"),
+            ("unet_nhwc", "bf16_split", "ema"),
+        ],
     )
     def test_restored_state_gives_bit_identical_losses(self, names: tuple[str, ...]) -> None:
         whole = build(*names)

@@ -1,0 +1,176 @@
+"""Elementwise operations with a bias, whose gradient comes from the same pass: GEGLU, and bias plus residual."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .dispatch import cdiv, largest_power_of_two_divisor, use_triton
+from .reduce import column_sums, sum_partials
+
+# Rows and columns of a tile, tiles of a program, warps: by measurement on an H200 (benchmarks/README.md).
+GEGLU_FORWARD = {"rows": 8, "columns": 256, "warps": 4}
+GEGLU_BACKWARD = {"rows": 16, "columns": 128, "tiles": 16, "warps": 4}
+ADD_BIAS = {"rows": 16, "columns": 64, "warps": 2}
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    pass
+else:
+
+    @triton.jit
+    def _geglu_forward(x, bias, y, M, INNER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr):
+        m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+        c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+        inside = m[:, None] < M
+        at = m[:, None].to(tl.int64) * (2 * INNER) + c[None, :]
+        value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) + tl.load(bias + c).to(tl.float32)[None, :]
+        gate = tl.load(x + at + INNER, mask=inside, other=0.0).to(tl.float32)
+        gate += tl.load(bias + INNER + c).to(tl.float32)[None, :]
+        out = value * gate * 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
+        tl.store(y + m[:, None].to(tl.int64) * INNER + c[None, :], out.to(y.dtype.element_ty), mask=inside)
+
+    @triton.jit
+    def _geglu_backward(
+        dy,
+        x,
+        bias,
+        dx,
+        partials,
+        M,
+        INNER: tl.constexpr,
+        TILES: tl.constexpr,
+        BLOCK_M: tl.constexpr,
+        BLOCK_C: tl.constexpr,
+    ):
+        """Write dx [M, 2 * INNER], and per program its column sums."""
+        c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+        value_bias = tl.load(bias + c).to(tl.float32)[None, :]
+        gate_bias = tl.load(bias + INNER + c).to(tl.float32)[None, :]
+        value_sum = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
+        gate_sum = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
+        for tile in range(TILES):
+            m = (tl.program_id(0) * TILES + tile) * BLOCK_M + tl.arange(0, BLOCK_M)
+            inside = m[:, None] < M
+            at = m[:, None].to(tl.int64) * (2 * INNER) + c[None, :]
+            value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) + value_bias
+            gate = tl.load(x + at + INNER, mask=inside, other=0.0).to(tl.float32) + gate_bias
+            g = tl.load(dy + m[:, None].to(tl.int64) * INNER + c[None, :], mask=inside, other=0.0).to(tl.float32)
+            normal = 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
+            density = 0.3989422804014327 * tl.exp(-0.5 * gate * gate)
+            dvalue = g * gate * normal
+            dgate = g * value * (normal + gate * density)
+            tl.store(dx + at, dvalue.to(dx.dtype.element_ty), mask=inside)
+            tl.store(dx + at + INNER, dgate.to(dx.dtype.element_ty), mask=inside)
+            value_sum += tl.where(inside, dvalue, 0.0)
+            gate_sum += tl.where(inside, dgate, 0.0)
+        out = partials + tl.program_id(0) * (2 * INNER) + c
+        tl.store(out, tl.sum(value_sum, axis=0))
+        tl.store(out + INNER, tl.sum(gate_sum, axis=0))
+
+    @triton.jit
+    def _add_bias(x, bias, residual, y, M, C: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr):
+        m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+        c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+        inside = m[:, None] < M
+        at = m[:, None].to(tl.int64) * C + c[None, :]
+        out = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) + tl.load(bias + c).to(tl.float32)[None, :]
+        out += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(y + at, out.to(y.dtype.element_ty), mask=inside)
+
+
+class _Geglu(torch.autograd.Function):
+    """The kernels as one differentiable operation; see `geglu`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+        inner = x.shape[-1] // 2
+        rows = x.numel() // (2 * inner)
+        y = torch.empty(*x.shape[:-1], inner, dtype=x.dtype, device=x.device)
+        block_m, block_c = GEGLU_FORWARD["rows"], largest_power_of_two_divisor(inner, GEGLU_FORWARD["columns"])
+        _geglu_forward[(cdiv(rows, block_m), inner // block_c)](
+            x, bias, y, rows, INNER=inner, BLOCK_M=block_m, BLOCK_C=block_c, num_warps=GEGLU_FORWARD["warps"]
+        )
+        ctx.save_for_backward(x, bias)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
+        x, bias = ctx.saved_tensors
+        inner = x.shape[-1] // 2
+        rows = x.numel() // (2 * inner)
+        block_m, block_c = GEGLU_BACKWARD["rows"], largest_power_of_two_divisor(inner, GEGLU_BACKWARD["columns"])
+        tiles = max(1, min(GEGLU_BACKWARD["tiles"], rows // (block_m * 128)))
+        programs = cdiv(rows, block_m * tiles)
+        dx = torch.empty_like(x)
+        partials = torch.empty(programs, 2 * inner, dtype=torch.float32, device=x.device)
+        _geglu_backward[(programs, inner // block_c)](
+            dy.contiguous(), x, bias, dx, partials, rows, INNER=inner, TILES=tiles, BLOCK_M=block_m, BLOCK_C=block_c,
+            num_warps=GEGLU_BACKWARD["warps"],
+        )  # fmt: skip
+        return dx, sum_partials(partials, bias.dtype)
+
+
+def geglu(x: Tensor, bias: Tensor) -> Tensor:
+    """Return value * gelu(gate) of [value; gate] = x + bias, [..., 2I] -> [..., I]; gelu by erf, as diffusers."""
+    if use_triton(x):
+        result: Tensor = _Geglu.apply(x.contiguous(), bias)
+        return result
+    value, gate = (x + bias).chunk(2, dim=-1)
+    return value * F.gelu(gate)
+
+
+class _AddBias(torch.autograd.Function):
+    """The kernel as a differentiable operation; see `add_bias`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+        channels = x.shape[-1]
+        rows = x.numel() // channels
+        y = torch.empty_like(x)
+        block_m, block_c = ADD_BIAS["rows"], largest_power_of_two_divisor(channels, ADD_BIAS["columns"])
+        _add_bias[(cdiv(rows, block_m), channels // block_c)](
+            x, bias, residual, y, rows, C=channels, BLOCK_M=block_m, BLOCK_C=block_c, num_warps=ADD_BIAS["warps"]
+        )
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        dy = dy.contiguous()
+        return dy, column_sums(dy), dy
+
+
+def add_bias(x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+    """Return x + bias + residual, [..., C]."""
+    if use_triton(x):
+        result: Tensor = _AddBias.apply(x.contiguous(), bias, residual.contiguous())
+        return result
+    return x + bias + residual
+
+
+class _Linear(torch.autograd.Function):
+    """A linear layer whose bias gradient is our column sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        rows = dy.reshape(-1, dy.shape[-1])
+        return dy @ weight, rows.t() @ x.reshape(-1, x.shape[-1]), column_sums(dy)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return x @ weight.T + bias, [..., I] -> [..., O]."""
+    if use_triton(x):
+        result: Tensor = _Linear.apply(x, weight, bias)
+        return result
+    return F.linear(x, weight, bias)

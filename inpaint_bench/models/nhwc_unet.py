@@ -1,0 +1,445 @@
+"""The UNet of Stable Diffusion 1.x for training on GPUs: channels-last throughout, with fused kernels.
+
+It computes what diffusers' UNet2DConditionModel computes and holds the same numbers: `NhwcUNet.from_diffusers` packs
+its weights, `unpack` returns them by diffusers' names. Differences in execution:
+
+- Maps are [N, H, W, C] in memory from the first convolution to the last, so that no kernel re-lays out anything.
+  1x1 convolutions are linear layers.
+- GroupNorm and SiLU, residual addition and LayerNorm, GEGLU, biases: one fused kernel each (inpaint_bench.kernels).
+- What shares an input is one matrix product: queries, keys and values of self-attention; keys and values of all
+  cross-attentions; the time projections of all residual blocks.
+- Skip connections are never concatenated: the norm and the shortcut read both maps where they lie.
+- 9 input and 4 output channels are padded with zeros to 16 and 8, which convolution kernels want. Padding stays zero:
+  its gradient is zero, and AdamW moves no zero by weight decay.
+
+Shapes: N images, H x W latents, C channels, P = H * W, S text tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from diffusers import UNet2DConditionModel
+from torch import Tensor, nn
+
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.kernels.cross_attention import cross_attention
+from inpaint_bench.kernels.group_norm import group_norm
+from inpaint_bench.kernels.layer_norm import add_layer_norm
+from inpaint_bench.kernels.pointwise import add_bias, geglu, linear
+
+# What this network assumes of diffusers' configuration. `attention_head_dim` is the number of heads there.
+SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "act_fn": ("silu",),
+    "center_input_sample": (False,),
+    "conv_in_kernel": (3,),
+    "conv_out_kernel": (3,),
+    "downsample_padding": (1,),
+    "dropout": (0.0,),
+    "dual_cross_attention": (False,),
+    "flip_sin_to_cos": (True,),
+    "freq_shift": (0,),
+    "mid_block_scale_factor": (1,),
+    "mid_block_type": ("UNetMidBlock2DCrossAttn",),
+    "only_cross_attention": (False,),
+    "resnet_time_scale_shift": ("default",),
+    "time_embedding_type": ("positional",),
+    "transformer_layers_per_block": (1,),
+    "upcast_attention": (False,),
+    "use_linear_projection": (False,),
+}
+PAD_IN, PAD_OUT = 16, 8  # channels of the first convolution's input and of the last one's output, at least
+TRANSFORMER_NORM_EPS = 1e-6  # fixed in diffusers' Transformer2DModel
+
+
+def conv3x3(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 1) -> Tensor:
+    """Convolve [N, H, W, I] by [O, I, 3, 3] with padding 1 -> [N, H / stride, W / stride, O]."""
+    return F.conv2d(x.permute(0, 3, 1, 2), weight, bias, stride, 1).permute(0, 2, 3, 1)
+
+
+def _conv_weight(inputs: int, outputs: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(outputs, inputs, 3, 3, memory_format=torch.channels_last))
+
+
+def _vector(size: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(size))
+
+
+def _matrix(inputs: int, outputs: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(outputs, inputs))
+
+
+class Norm(nn.Module):
+    """Scale and offset of a norm."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight, self.bias = _vector(channels), _vector(channels)
+
+
+class ResnetBlock(nn.Module):
+    """Two normed convolutions around the time embedding, and a residual."""
+
+    def __init__(self, channels: int, skip_channels: int, outputs: int, groups: int, eps: float) -> None:
+        super().__init__()
+        inputs = channels + skip_channels
+        self.settings: dict[str, Any] = {"groups": groups, "eps": eps, "silu": True}
+        self.split = [channels, skip_channels] if skip_channels else [channels]
+        self.outputs = outputs
+        self.norm1, self.norm2 = Norm(inputs), Norm(outputs)
+        self.conv1, self.conv2 = _conv_weight(inputs, outputs), _conv_weight(outputs, outputs)
+        self.conv2_bias = _vector(outputs)
+        self.shortcut = _matrix(inputs, outputs) if inputs != outputs else None
+        self.shortcut_bias = _vector(outputs) if inputs != outputs else None
+
+    def forward(
+        self, x: Tensor, shift: Tensor, skip: Tensor | None = None, uses: int = 1
+    ) -> tuple[Tensor, Tensor | None]:
+        """[N, H, W, C], time shift [N, O] with conv1's bias -> [N, H, W, O], and an alias of `x` if `uses` is 2."""
+        n, h, w, _ = x.shape
+        flat = x.flatten(1, 2)
+        joined = None if skip is None else skip.flatten(1, 2)
+        norm = self.norm1
+        y, *aliases = group_norm(flat, norm.weight, norm.bias, joined=joined, uses=uses, **self.settings)
+        y = conv3x3(y.unflatten(1, (h, w)), self.conv1).flatten(1, 2)
+        (y,) = group_norm(y, self.norm2.weight, self.norm2.bias, shift=shift, **self.settings)
+        y = conv3x3(y.unflatten(1, (h, w)), self.conv2).flatten(1, 2)
+        residual: Tensor = aliases[0]
+        bias: Tensor = self.conv2_bias
+        if self.shortcut is not None and self.shortcut_bias is not None:
+            weights = self.shortcut.split(self.split, dim=1)
+            residual = F.linear(aliases[0], weights[0])
+            if joined is not None:  # accumulated onto the first product, inside the second one's kernel
+                rows = torch.addmm(residual.flatten(0, 1), aliases[-1].flatten(0, 1), weights[1].t())
+                residual = rows.unflatten(0, (n, h * w))
+            bias = bias + self.shortcut_bias
+        further = aliases[1].unflatten(1, (h, w)) if joined is None and uses == 2 else None
+        return add_bias(y, bias, residual).unflatten(1, (h, w)), further
+
+
+class TransformerBlock(nn.Module):
+    """Self-attention, cross-attention and a gated feed-forward layer over the pixels of a map."""
+
+    def __init__(self, channels: int, heads: int, groups: int) -> None:
+        super().__init__()
+        self.heads, self.groups, self.channels = heads, groups, channels
+        self.norm = Norm(channels)
+        self.norm1, self.norm2, self.norm3 = Norm(channels), Norm(channels), Norm(channels)
+        self.proj_in, self.proj_in_bias = _matrix(channels, channels), _vector(channels)
+        self.qkv = _matrix(channels, 3 * channels)
+        self.out1, self.out1_bias = _matrix(channels, channels), _vector(channels)
+        self.query = _matrix(channels, channels)
+        self.out2, self.out2_bias = _matrix(channels, channels), _vector(channels)
+        self.up, self.up_bias = _matrix(channels, 8 * channels), _vector(8 * channels)
+        self.down, self.down_bias = _matrix(4 * channels, channels), _vector(channels)
+        self.proj_out, self.proj_out_bias = _matrix(channels, channels), _vector(channels)
+
+    def forward(self, x: Tensor, kv: Tensor, gate: Tensor, text: int) -> Tensor:
+        """[N, H, W, C], keys and values [N, S, 2C] of which the first `text` are text -> [N, H, W, C]."""
+        h, w = x.shape[1:3]
+        y, residual = group_norm(
+            x.flatten(1, 2),
+            self.norm.weight,
+            self.norm.bias,
+            groups=self.groups,
+            eps=TRANSFORMER_NORM_EPS,
+            silu=False,
+            uses=1,
+        )
+        y = linear(y, self.proj_in, self.proj_in_bias)
+        y, stream = add_layer_norm(y, None, None, self.norm1.weight, self.norm1.bias)
+        y = F.linear(self_attention(F.linear(y, self.qkv), self.heads), self.out1)
+        y, stream = add_layer_norm(y, stream, self.out1_bias, self.norm2.weight, self.norm2.bias)
+        y = F.linear(cross_attention(F.linear(y, self.query), kv, gate, self.heads, text), self.out2)
+        y, stream = add_layer_norm(y, stream, self.out2_bias, self.norm3.weight, self.norm3.bias)
+        y = F.linear(geglu(F.linear(y, self.up), self.up_bias), self.down)
+        y = F.linear(add_bias(y, self.down_bias, stream), self.proj_out)
+        return add_bias(y, self.proj_out_bias, residual).unflatten(1, (h, w))
+
+
+class Resample(nn.Module):
+    """A convolution that halves the sides of a map, or one after doubling them."""
+
+    def __init__(self, channels: int, up: bool) -> None:
+        super().__init__()
+        self.up, self.conv, self.bias = up, _conv_weight(channels, channels), _vector(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, H, W, C] -> [N, 2H, 2W, C] or [N, H / 2, W / 2, C]."""
+        if not self.up:
+            return conv3x3(x, self.conv, self.bias, stride=2)
+        doubled = F.interpolate(x.permute(0, 3, 1, 2), scale_factor=2.0, mode="nearest").permute(0, 2, 3, 1)
+        return conv3x3(doubled, self.conv, self.bias)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """How one of our parameters is made of diffusers': joined along the first dimension, padded with zeros."""
+
+    names: tuple[str, ...]
+    pad: tuple[int, int] = (0, 0)  # outputs, inputs added
+
+
+class NhwcUNet(nn.Module):
+    """See the module. `location` brings the gate of its tokens, which stand behind the text; None: text alone."""
+
+    def __init__(self, config: Any, location: Any = None) -> None:
+        super().__init__()
+        check_supported(config)
+        self.config = config
+        self.location: Any = [location]  # in a list: its parameters belong to the location encoder alone
+        channels, groups, eps = list(config.block_out_channels), config.norm_num_groups, config.norm_eps
+        heads, layers = config.attention_head_dim, config.layers_per_block
+        self.pad_in = max(PAD_IN, config.in_channels) - config.in_channels
+        self.pad_out = max(PAD_OUT, config.out_channels) - config.out_channels
+        self.conv_in = _conv_weight(config.in_channels + self.pad_in, channels[0])
+        self.conv_in_bias = _vector(channels[0])
+        self.packing: dict[str, Packed] = {
+            "conv_in": Packed(("conv_in.weight",), (0, self.pad_in)),
+            "conv_in_bias": Packed(("conv_in.bias",)),
+            "conv_out": Packed(("conv_out.weight",), (self.pad_out, 0)),
+            "conv_out_bias": Packed(("conv_out.bias",), (self.pad_out, 0)),
+            "norm_out.weight": Packed(("conv_norm_out.weight",)),
+            "norm_out.bias": Packed(("conv_norm_out.bias",)),
+        }
+        self.resnets, self.transformers, self.resamples = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
+        self.program: list[tuple[str, int]] = []  # (operation, number of the module), in order
+        resnet_names: list[str] = []
+        attention_names: list[str] = []
+
+        def resnet(x: int, skip: int, out: int, name: str) -> None:
+            self.program.append(("join" if skip else "resnet", len(self.resnets)))
+            self.resnets.append(ResnetBlock(x, skip, out, groups, eps))
+            resnet_names.append(name)
+
+        def transformer(c: int, name: str) -> None:
+            self.program.append(("transformer", len(self.transformers)))
+            self.transformers.append(TransformerBlock(c, heads, groups))
+            attention_names.append(name)
+
+        def resample(c: int, up: bool, name: str) -> None:
+            self.program.append(("resample", len(self.resamples)))
+            self._pack(f"resamples.{len(self.resamples)}", {"conv": f"{name}.weight", "bias": f"{name}.bias"})
+            self.resamples.append(Resample(c, up))
+
+        skips, current = [channels[0]], channels[0]
+        self.program.append(("push", 0))
+        for level, width in enumerate(channels):
+            attends = config.down_block_types[level] == "CrossAttnDownBlock2D"
+            for layer in range(layers):
+                resnet(current, 0, width, f"down_blocks.{level}.resnets.{layer}")
+                current = width
+                if attends:
+                    transformer(width, f"down_blocks.{level}.attentions.{layer}")
+                skips.append(width)
+                self.program.append(("push", 0))
+            if level < len(channels) - 1:
+                resample(width, False, f"down_blocks.{level}.downsamplers.0.conv")
+                skips.append(width)
+                self.program.append(("push", 0))
+        resnet(current, 0, current, "mid_block.resnets.0")
+        transformer(current, "mid_block.attentions.0")
+        resnet(current, 0, current, "mid_block.resnets.1")
+        for level, width in enumerate(reversed(channels)):
+            attends = config.up_block_types[level] == "CrossAttnUpBlock2D"
+            for layer in range(layers + 1):
+                resnet(current, skips.pop(), width, f"up_blocks.{level}.resnets.{layer}")
+                current = width
+                if attends:
+                    transformer(width, f"up_blocks.{level}.attentions.{layer}")
+            if level < len(channels) - 1:
+                resample(width, True, f"up_blocks.{level}.upsamplers.0.conv")
+        self.norm_out = Norm(channels[0])
+        self.conv_out = _conv_weight(channels[0], config.out_channels + self.pad_out)
+        self.conv_out_bias = _vector(config.out_channels + self.pad_out)
+
+        embedding = 4 * channels[0]
+        self.time1, self.time1_bias = _matrix(channels[0], embedding), _vector(embedding)
+        self.time2, self.time2_bias = _matrix(embedding, embedding), _vector(embedding)
+        self.shift_sizes: list[int] = [block.outputs for block in self.resnets]  # type: ignore[misc]
+        self.shift = _matrix(embedding, sum(self.shift_sizes))
+        self.shift_bias, self.conv1_bias = _vector(sum(self.shift_sizes)), _vector(sum(self.shift_sizes))
+        self.kv_sizes: list[int] = [2 * block.channels for block in self.transformers]  # type: ignore[misc, operator]
+        self.kv = _matrix(config.cross_attention_dim, sum(self.kv_sizes))
+        self._pack_shared(resnet_names, attention_names)
+        for number, name in enumerate(resnet_names):
+            self._pack_resnet(f"resnets.{number}", name, self.resnets[number])
+        for number, name in enumerate(attention_names):
+            self._pack_transformer(f"transformers.{number}", name)
+        self.register_buffer("no_gate", torch.zeros(()), persistent=False)
+
+    # --- forward ---------------------------------------------------------------------------------
+
+    def forward(
+        self, sample: Tensor, timestep: Tensor, encoder_hidden_states: Tensor, return_dict: bool = False
+    ) -> tuple[Tensor]:
+        """[N, in, H, W] noisy latents, mask and masked latents, [N] steps, [N, S, D] text -> ([N, out, H, W],)."""
+        assert not return_dict
+        shifts = self._shifts(timestep)
+        keys_values = F.linear(encoder_hidden_states, self.kv).split(self.kv_sizes, dim=2)
+        location = self.location[0]
+        text = encoder_hidden_states.shape[1] - (location.tokens if location else 0)
+        gate = location.gate if location else self.no_gate
+        x = F.pad(sample.permute(0, 2, 3, 1), (0, self.pad_in))
+        x = conv3x3(x, self.conv_in, self.conv_in_bias)
+        skips: list[Tensor] = []
+        pushed = False  # `x` is a skip connection too: the next norm hands it out
+        for operation, number in self.program:
+            if operation == "push":
+                pushed = True
+            elif operation == "transformer":
+                x = self.transformers[number](x, keys_values[number], gate, text)
+            elif operation == "resample":
+                if pushed:
+                    skips.append(x)
+                x, pushed = self.resamples[number](x), False
+            else:
+                skip = skips.pop() if operation == "join" else None
+                x, further = self.resnets[number](x, shifts[number], skip, uses=2 if pushed else 1)
+                if further is not None:
+                    skips.append(further)
+                pushed = False
+        h, w = x.shape[1:3]
+        (y,) = group_norm(
+            x.flatten(1, 2),
+            self.norm_out.weight,
+            self.norm_out.bias,
+            groups=self.config.norm_num_groups,
+            eps=self.config.norm_eps,
+            silu=True,
+        )
+        y = conv3x3(y.unflatten(1, (h, w)), self.conv_out, self.conv_out_bias)
+        return (y[..., : self.config.out_channels].permute(0, 3, 1, 2),)
+
+    def _shifts(self, timestep: Tensor) -> tuple[Tensor, ...]:
+        """[N] -> per residual block [N, C]: its projection of the time embedding, and its first convolution's bias."""
+        waves = time_waves(timestep, self.config.block_out_channels[0]).to(self.time1.dtype)
+        embedding = F.linear(F.silu(F.linear(waves, self.time1, self.time1_bias)), self.time2, self.time2_bias)
+        return F.linear(F.silu(embedding), self.shift, self.shift_bias + self.conv1_bias).split(self.shift_sizes, dim=1)
+
+    # --- weights ---------------------------------------------------------------------------------
+
+    @classmethod
+    def from_diffusers(cls, unet: Any, location: Any = None) -> NhwcUNet:
+        """Make one of a UNet2DConditionModel's configuration and weights, on its device and in its type.
+
+        Raises UserError for a configuration that differs from SD 1.x's in kind.
+        """
+        with torch.device("meta"):
+            network = cls(unet.config, location)
+        first = next(unet.parameters())
+        network.to_empty(device=first.device).to(first.dtype)
+        network.no_gate = torch.zeros((), device=first.device)
+        network.load_diffusers(unet.state_dict())
+        network.train(unet.training)
+        return network
+
+    @torch.no_grad()
+    def load_diffusers(self, state: dict[str, Tensor]) -> None:
+        """Copy weights by diffusers' names into our packed parameters."""
+        unknown = set(state) - {name for packed in self.packing.values() for name in packed.names}
+        if unknown:
+            raise UserError(f"the UNet holds weights that SD 1.x does not have: {', '.join(sorted(unknown)[:3])}")
+        self.shapes = {name: value.shape for name, value in state.items()}
+        for name, parameter in self.named_parameters():
+            packed = self.packing[name]
+            values = torch.cat([_squeezed(state[part], parameter) for part in packed.names])
+            parameter.zero_()
+            parameter[tuple(slice(size) for size in values.shape)] = values.to(parameter)
+
+    @torch.no_grad()
+    def unpack(self, of: Callable[[nn.Parameter], Tensor] = torch.Tensor.detach) -> dict[str, Tensor]:
+        """Return the weights, or what `of` returns of each parameter in its shape, by diffusers' names and shapes."""
+        unpacked = {}
+        for name, parameter in self.named_parameters():
+            values, first = of(parameter), 0
+            for part in self.packing[name].names:
+                shape = self.shapes[part]
+                rows = values[first : first + shape[0]]
+                first += shape[0]
+                if rows.ndim > 1:
+                    rows = rows[:, : shape[1]]
+                unpacked[part] = rows.reshape(shape)
+        return unpacked
+
+    def num_parameters(self) -> int:
+        """Return the number of diffusers' parameters: without the padding."""
+        return sum(shape.numel() for shape in self.shapes.values())
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write the weights as diffusers' UNet2DConditionModel does."""
+        with torch.device("meta"):
+            unet = UNet2DConditionModel.from_config(self.config)
+        unet.load_state_dict({name: value.cpu() for name, value in self.unpack().items()}, assign=True)
+        unet.save_pretrained(folder)
+
+    def _pack(self, prefix: str, names: dict[str, str]) -> None:
+        self.packing |= {f"{prefix}.{name}": Packed((diffusers_name,)) for name, diffusers_name in names.items()}
+
+    def _pack_shared(self, resnets: list[str], attentions: list[str]) -> None:
+        for own, layer in (("time1", "linear_1"), ("time2", "linear_2")):
+            self.packing[own] = Packed((f"time_embedding.{layer}.weight",))
+            self.packing[f"{own}_bias"] = Packed((f"time_embedding.{layer}.bias",))
+        self.packing["shift"] = Packed(tuple(f"{name}.time_emb_proj.weight" for name in resnets))
+        self.packing["shift_bias"] = Packed(tuple(f"{name}.time_emb_proj.bias" for name in resnets))
+        self.packing["conv1_bias"] = Packed(tuple(f"{name}.conv1.bias" for name in resnets))
+        blocks = [f"{name}.transformer_blocks.0.attn2" for name in attentions]
+        self.packing["kv"] = Packed(tuple(f"{name}.to_{kind}.weight" for name in blocks for kind in "kv"))
+
+    def _pack_resnet(self, prefix: str, name: str, block: Any) -> None:
+        names = {f"norm{i}.{kind}": f"{name}.norm{i}.{kind}" for i in (1, 2) for kind in ("weight", "bias")}
+        names |= {"conv1": f"{name}.conv1.weight", "conv2": f"{name}.conv2.weight", "conv2_bias": f"{name}.conv2.bias"}
+        if block.shortcut is not None:
+            names |= {"shortcut": f"{name}.conv_shortcut.weight", "shortcut_bias": f"{name}.conv_shortcut.bias"}
+        self._pack(prefix, names)
+
+    def _pack_transformer(self, prefix: str, name: str) -> None:
+        block = f"{name}.transformer_blocks.0"
+        names = {f"norm.{kind}": f"{name}.norm.{kind}" for kind in ("weight", "bias")}
+        names |= {f"norm{i}.{kind}": f"{block}.norm{i}.{kind}" for i in (1, 2, 3) for kind in ("weight", "bias")}
+        for own, layer in (
+            ("proj_in", f"{name}.proj_in"), ("proj_out", f"{name}.proj_out"),
+            ("out1", f"{block}.attn1.to_out.0"), ("out2", f"{block}.attn2.to_out.0"),
+            ("up", f"{block}.ff.net.0.proj"), ("down", f"{block}.ff.net.2"),
+        ):  # fmt: skip
+            names |= {own: f"{layer}.weight", f"{own}_bias": f"{layer}.bias"}
+        names["query"] = f"{block}.attn2.to_q.weight"
+        self._pack(prefix, names)
+        self.packing[f"{prefix}.qkv"] = Packed(tuple(f"{block}.attn1.to_{kind}.weight" for kind in "qkv"))
+
+
+def self_attention(qkv: Tensor, heads: int) -> Tensor:
+    """Attend within each image: [N, S, 3C], queries, keys and values side by side -> [N, S, C]."""
+    q, k, v = qkv.unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+def check_supported(config: Any) -> None:
+    """Raise UserError where a configuration of diffusers' UNet differs in kind from SD 1.x's."""
+    for name, allowed in SUPPORTED.items():
+        if (value := getattr(config, name, allowed[0])) not in allowed:
+            raise UserError(f"the channels-last UNet needs {name}={allowed[0]}, this model has {value}")
+    if not isinstance(config.attention_head_dim, int) or not isinstance(config.layers_per_block, int):
+        raise UserError("the channels-last UNet needs one number of heads and of layers for all levels")
+    kinds = {*config.down_block_types, *config.up_block_types}
+    if other := kinds - {"CrossAttnDownBlock2D", "DownBlock2D", "UpBlock2D", "CrossAttnUpBlock2D"}:
+        raise UserError(f"the channels-last UNet has no {', '.join(sorted(other))}")
+
+
+def time_waves(timestep: Tensor, channels: int) -> Tensor:
+    """[N] steps -> [N, channels] float32: cosines, then sines, at angular frequencies from 1 down to 1/10,000."""
+    half = channels // 2
+    exponents = torch.arange(half, dtype=torch.float32, device=timestep.device) / half
+    angles = timestep.float()[:, None] * torch.exp(-math.log(10000.0) * exponents)
+    return torch.cat([angles.cos(), angles.sin()], dim=1)
+
+
+def _squeezed(value: Tensor, like: Tensor) -> Tensor:
+    """Drop the two sides of a 1x1 convolution's weight where `like` is a matrix."""
+    return value.flatten(1) if value.ndim == 4 and like.ndim == 2 else value

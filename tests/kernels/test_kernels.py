@@ -1,0 +1,164 @@
+"""Every kernel, in Triton's interpreter and float32, against its PyTorch reference in float64, gradients included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from inpaint_bench.kernels import dispatch
+from inpaint_bench.kernels.adamw import SplitMasterAdamW, masters
+from inpaint_bench.kernels.cross_attention import cross_attention
+from inpaint_bench.kernels.group_norm import group_norm
+from inpaint_bench.kernels.layer_norm import add_layer_norm
+from inpaint_bench.kernels.pointwise import add_bias, geglu, linear
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+TOLERANCE = 2e-6  # relative, of float32 sums
+
+
+def normal(*shape: int, mean: float = 0.0) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64) + mean
+
+
+def outputs_and_gradients(call: Callable[..., Any], arguments: list[Tensor | None], dtype: torch.dtype) -> list[Tensor]:
+    """Return what `call` gives of the arguments in `dtype`, and the gradients of a random scalar of it."""
+    leaves = [None if a is None else a.to(dtype).requires_grad_() for a in arguments]
+    results = call(*leaves)
+    results = results if isinstance(results, tuple) else (results,)
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(r.shape, generator=generator, dtype=torch.float64).to(dtype) for r in results]
+    torch.autograd.backward(results, weights)
+    return [*(r.detach() for r in results), *(leaf.grad for leaf in leaves if leaf is not None)]
+
+
+def assert_kernel_equals_reference(call: Callable[..., Any], *arguments: Tensor | None) -> None:
+    """Compare float32 (the kernel) with float64, which has none and so runs the reference."""
+    kernel = outputs_and_gradients(call, list(arguments), torch.float32)
+    reference = outputs_and_gradients(call, list(arguments), torch.float64)
+    assert len(kernel) == len(reference)
+    for ours, theirs in zip(kernel, reference, strict=True):
+        assert float((ours.double() - theirs).norm()) <= TOLERANCE * max(1.0, float(theirs.norm()))
+
+
+def test_float64_runs_the_reference() -> None:
+    assert not dispatch.use_triton(normal(2))
+    assert dispatch.use_triton(normal(2).float())
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+class TestGroupNorm:
+    @pytest.mark.parametrize("silu", [True, False])
+    @pytest.mark.parametrize("uses", [0, 1, 2])
+    def test_one_map_with_further_uses(self, silu: bool, uses: int) -> None:
+        def call(x: Tensor, w: Tensor, b: Tensor) -> Any:
+            return group_norm(x, w, b, groups=4, eps=1e-5, silu=silu, uses=uses)
+
+        assert_kernel_equals_reference(call, normal(2, 70, 16), normal(16, mean=1), normal(16))
+
+    def test_two_maps_whose_groups_straddle_the_seam(self) -> None:
+        def call(x: Tensor, skip: Tensor, w: Tensor, b: Tensor) -> Any:
+            return group_norm(x, w, b, groups=4, eps=1e-5, silu=True, joined=skip, uses=1)
+
+        assert_kernel_equals_reference(call, normal(2, 40, 32), normal(2, 40, 8), normal(40), normal(40))
+
+    def test_a_shift_whose_rows_lie_apart(self) -> None:
+        def call(x: Tensor, shifts: Tensor, w: Tensor, b: Tensor) -> Any:
+            return group_norm(x, w, b, groups=2, eps=1e-6, silu=True, shift=shifts[:, 3:11])
+
+        assert_kernel_equals_reference(call, normal(3, 33, 8), normal(3, 20), normal(8), normal(8))
+
+    def test_a_mean_far_above_the_deviation_costs_no_digits(self) -> None:
+        x = torch.randn(1, 256, 8) + 1000
+        weight, bias = torch.ones(8), torch.zeros(8)
+        (y,) = group_norm(x, weight, bias, groups=2, eps=0.0, silu=False)
+        (right,) = group_norm(x.double(), weight.double(), bias.double(), groups=2, eps=0.0, silu=False)
+        assert float((y.double() - right).abs().max()) < 1e-3
+
+    def test_the_weight_gradient_of_wide_maps_with_four_channels_a_group(self) -> None:
+        """Regression of others: a compiled GroupNorm was silently wrong here (pytorch issue 140913)."""
+
+        def call(x: Tensor, w: Tensor, b: Tensor) -> Any:
+            return group_norm(x, w, b, groups=2, eps=1e-5, silu=False)
+
+        assert_kernel_equals_reference(call, normal(1, 64 * 64, 8), normal(8), normal(8))
+
+
+class TestLayerNorm:
+    def test_alone(self) -> None:
+        def call(x: Tensor, w: Tensor, b: Tensor) -> Any:
+            return add_layer_norm(x, None, None, w, b)
+
+        assert_kernel_equals_reference(call, normal(2, 9, 24), normal(24), normal(24))
+
+    def test_of_a_residual_sum_with_a_bias(self) -> None:
+        arguments = (normal(2, 37, 24), normal(2, 37, 24), normal(24), normal(24), normal(24))
+        assert_kernel_equals_reference(add_layer_norm, *arguments)
+
+
+class TestPointwise:
+    def test_geglu(self) -> None:
+        assert_kernel_equals_reference(geglu, normal(3, 21, 64), normal(64))
+
+    def test_bias_and_residual(self) -> None:
+        assert_kernel_equals_reference(add_bias, normal(3, 21, 24), normal(24), normal(3, 21, 24))
+
+    def test_linear(self) -> None:
+        assert_kernel_equals_reference(linear, normal(3, 70, 24), normal(40, 24), normal(40))
+
+
+class TestCrossAttention:
+    @pytest.mark.parametrize(("queries", "text", "location", "size"), [(40, 9, 4, 24), (16, 77, 4, 8), (20, 10, 0, 72)])
+    def test_text_and_gated_location(self, queries: int, text: int, location: int, size: int) -> None:
+        def call(q: Tensor, kv: Tensor, gate: Tensor) -> Tensor:
+            return cross_attention(q, kv, gate, 2, text) + 0 * gate  # without location tokens the gate is unused
+
+        keys = text + location
+        assert_kernel_equals_reference(call, normal(2, queries, 2 * size), normal(2, keys, 4 * size), normal())
+
+    def test_a_location_far_less_attractive_than_the_text_still_counts(self) -> None:
+        q, kv = torch.ones(1, 4, 8), torch.ones(1, 5, 16)
+        kv[:, :3, :8] *= 100
+        kv[:, 3:, 8:] = 7.0
+        y = cross_attention(q, kv, torch.tensor(1.0), 1, 3)
+        torch.testing.assert_close(y, torch.full_like(y, 8.0))
+
+
+class TestAdamW:
+    def test_masters_follow_fp32_adamw(self) -> None:
+        """The masters are exact; only the stochastically rounded moments differ."""
+        initial = [torch.randn(shape).bfloat16() for shape in ((8,), (40, 16), (16, 8, 3, 3))]
+        parameters = [torch.nn.Parameter(t.clone()) for t in initial]
+        parameters[2].data = parameters[2].data.contiguous(memory_format=torch.channels_last)
+        references = [torch.nn.Parameter(t.float()) for t in initial]
+        ours, theirs = SplitMasterAdamW(parameters, lr=1e-3), torch.optim.AdamW(references, lr=1e-3)
+        for _ in range(20):
+            for p, q in zip(parameters, references, strict=True):
+                q.grad = (torch.randn(p.shape) + 0.3).bfloat16().float()
+                p.grad = torch.empty_like(p).copy_(q.grad)
+            ours.step()
+            theirs.step()
+        for p, q, first, master in zip(parameters, references, initial, masters(ours), strict=True):
+            exact = torch.as_strided(master, p.shape, p.stride())
+            moved = float((q.detach() - first.float()).norm())
+            assert float((exact - q.detach()).norm()) < 0.02 * moved
+            half_a_place = 2**-8 * exact.abs() * (1 + 1e-6)
+            assert bool(((p.detach().float() - exact).abs() <= half_a_place).all())
+
+    def test_a_small_second_moment_still_decays(self) -> None:
+        """Rounded to nearest, bf16 would keep it for ever: one step changes it by a thousandth."""
+        parameter = torch.nn.Parameter(torch.zeros(4096, dtype=torch.bfloat16))
+        optimizer = SplitMasterAdamW([parameter], lr=0.0)
+        optimizer.buffers["exp_avg_sq"].fill_(1.0)
+        for _ in range(100):
+            parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
+        assert float(optimizer.buffers["exp_avg_sq"].float().mean()) == pytest.approx(0.999**100, rel=0.01)
