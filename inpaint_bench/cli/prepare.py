@@ -17,7 +17,7 @@ import pyarrow as pa
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from inpaint_bench.core.config import BenchConfig, parse_config
-from inpaint_bench.core.console import console, sanitize
+from inpaint_bench.core.console import console, pluralize, sanitize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
@@ -93,7 +93,7 @@ def _log_summary(root: Path, manifest: DatasetManifest, seconds: float) -> None:
     if others := sum(count for _, count in reasons[REASONS:]):
         log.info("  %d left out for other reasons; all are in %s", others, root / layout.MANIFEST)
     log.info("%s", _describe_positions(read_index(root, manifest), split))
-    blocks = f"{split.validation_blocks} of {split.blocks} blocks of {split.block_m:g} m"
+    blocks = f"{split.validation_blocks} of {pluralize(split.blocks, 'block')} of {split.block_m:g} m"
     log.info("%s for training, %s for validation: %s", f"{split.train:,}", f"{split.validation:,}", blocks)
     if split.validation > 2 * split.share * manifest.num_images:
         log.warning(
@@ -118,9 +118,9 @@ def _describe_positions(index: pa.Table, split: Split) -> str:
     centre = np.median(latitude), (np.median(longitude) + 180) % 360 - 180
     low, high = ((edge + 180) % 360 - 180 for edge in (longitude.min(), longitude.max()))
     return (
-        f"{len(index):,} positions: latitude {latitude.min():.4f} to {latitude.max():.4f}, longitude {low:.4f} to "
-        f"{high:.4f} degrees ({north_km:.3g} km from south to north, {east_km:.3g} km from west to east), centre "
-        f"{centre[0]:.4f}, {centre[1]:.4f}, in {split.blocks:,} blocks of {split.block_m:g} m"
+        f"{pluralize(len(index), 'position')}: latitude {latitude.min():.4f} to {latitude.max():.4f}, longitude "
+        f"{low:.4f} to {high:.4f} degrees ({north_km:.3g} km from south to north, {east_km:.3g} km from west to east), centre "
+        f"{centre[0]:.4f}, {centre[1]:.4f}, in {pluralize(split.blocks, 'block')} of {split.block_m:g} m"
     )
 
 

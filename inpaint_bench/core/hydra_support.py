@@ -117,7 +117,10 @@ def explain(error: Exception, prefix: str = "") -> str:
         return f"{group}={name}: no such choice; have: {', '.join(error.options)}"
     if isinstance(error, OverrideParseException):
         message = str(error).splitlines()[0].removeprefix("LexerNoViableAltException: ")
-        return f"{error.override}: not KEY=VALUE as Hydra reads it ({message})"
+        key, _, value = str(error.override).partition("=")
+        # Quotes that the shell leaves: for file names with a tilde, comma or bracket.
+        quoted = f"; a value with such characters needs two pairs of quotes, {key}='\"{value}\"'" if value else ""
+        return f"{error.override}: not KEY=VALUE as Hydra reads it ({message}){quoted}"
     message = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
     return message.removeprefix(_RESOLVER_PREFIX)
 

@@ -108,8 +108,9 @@ def _degrees(value: Any) -> float:
         degrees, minutes, seconds = (float(part) for part in value)
     except (TypeError, ValueError, ZeroDivisionError):
         raise PositionError("EXIF position is damaged: not degrees, minutes and seconds") from None
-    # 0/0, which cameras write without a fix, is NaN. The sign is in the reference, so nothing may be negative.
-    if not (degrees >= 0 and 0 <= minutes < 60 and 0 <= seconds < 60):
+    # 0/0, which cameras write without a fix, is NaN. The sign is in the reference, so nothing may be negative. 60 comes
+    # from software that rounds up.
+    if not (degrees >= 0 and 0 <= minutes <= 60 and 0 <= seconds <= 60):
         raise PositionError(f"EXIF position is damaged: {degrees:g} degrees, {minutes:g} minutes, {seconds:g} seconds")
     return degrees + minutes / 60 + seconds / 3600
 

@@ -31,16 +31,24 @@ def open_split(source: Source, config: DataConfig, *, required: bool = False) ->
     held_out = source.validation
     if held_out is None:
         held_out = split(source.positions, config.validation_share, config.block_m, config.seed)
-    if required and config.validation_share and not held_out.any():
-        raise UserError(
-            "workload.validate_every and workload.sample_images need images that are held out, and none is: "
-            f"{_one_block(len(held_out), config.block_m)}; data.validation_share=0 does without"
-        )
+    if required and not held_out.any():
+        refuse_unsplit(len(held_out), config)
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)
 
 
+def refuse_unsplit(count: int, config: DataConfig) -> None:
+    """Raise UserError because none of `count` images is held out, unless the configuration holds out none."""
+    if config.validation_share:
+        where = " in `prepare`" if config.kind == "prepared" else ""
+        raise UserError(
+            "workload.validate_every and workload.sample_images need images that are held out, and none is: "
+            f"{_one_block(count, config.block_m)}{where}. Or leave out both keys"
+        )
+
+
 def _one_block(count: int, block_m: float) -> str:
-    return f"all {count} images lie in one geographic block of data.block_m={block_m:g}; a smaller one may split them"
+    images = "the only image lies" if count == 1 else f"all {count:,} images lie"
+    return f"{images} in one geographic block of data.block_m={block_m:g}; a smaller one may split them"
 
 
 def split(positions: npt.NDArray[np.float64], share: float, block_m: float, seed: int) -> npt.NDArray[np.bool_]:

@@ -31,8 +31,8 @@ class InputPaths:
             self._once(("hub", weights), lambda: check_hub_id(weights))
         if not is_visible(site, reachability):
             return
-        recipe = astuple(bench.recipe)
-        self._once(("data", astuple(bench.data), recipe), lambda: _check_data(bench))
+        judged = bool(bench.workload.validate_every or bench.workload.sample_images)
+        self._once((astuple(bench.data), astuple(bench.recipe), judged), lambda: _check_data(bench))
         if weights:
             self._once(("weights", weights), lambda: check_weights_folder(expand_path(weights), weights))
         for key in ("lpips_weights", "inception_weights"):
@@ -70,7 +70,10 @@ def _check_data(bench: BenchConfig) -> None:
     elif bench.data.kind == "prepared":
         from inpaint_bench.data.prepared.caches import check_caches, data_inputs
         from inpaint_bench.data.prepared.source import check_prepared
+        from inpaint_bench.data.split import refuse_unsplit
 
         root, manifest = check_prepared(bench.data, bench.recipe.format)
+        if not manifest.split.validation and (bench.workload.validate_every or bench.workload.sample_images):
+            refuse_unsplit(manifest.num_images, bench.data)
         if bench.recipe.cache_image or bench.recipe.cache_masked or bench.recipe.cache_text:
             check_caches(root, data_inputs(bench, manifest.identity))

@@ -327,7 +327,7 @@ class TestCommand:
         command = [*PREPARE, *FACADES, *SMALL, "data.num_images=3", f"prepare.out={tmp_path / 'set'}"]
         lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
         assert any(line.startswith("no validation split: all 3 images lie in one geographic block") for line in lines)
-        assert "3 for training, 0 for validation: 0 of 1 blocks of 200 m" in lines
+        assert "3 for training, 0 for validation: 0 of 1 block of 200 m" in lines
 
     def test_terminal_gets_a_progress_bar(self, tmp_path: Path) -> None:
         leader, follower = pty.openpty()

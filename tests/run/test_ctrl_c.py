@@ -157,3 +157,9 @@ def test_sweep_on_this_machine_saves_its_running_point_and_names_the_others(
     assert f"inpaint-bench rerun {folder}" in output
     assert app.main(["status", str(folder)]) != 2
     assert "running" not in capsys.readouterr().out
+
+
+def test_run_directory_that_is_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run").touch()
+    assert app.main(["launch", *TINY, f"hydra.run.dir={tmp_path / 'run'}"]) == 2
+    assert f"error: {tmp_path / 'run'}: File exists" in capsys.readouterr().err

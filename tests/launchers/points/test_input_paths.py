@@ -89,3 +89,11 @@ def test_paths_of_another_site_are_not_looked_at_and_named(tmp_path: Path, capsy
     assert app.main(["launch", "-m", *sweep, *paths]) == 0
     said = "data.root=/scratch/photos, model.weights=/scratch/sd: at delta, which this machine does not see"
     assert said in capsys.readouterr().out
+
+
+def test_validation_of_data_in_one_block_is_refused(refused, tmp_path: Path) -> None:
+    root = prepared(tmp_path / "set", "data.num_images=3", "prepare.formats=[files]")
+    message = refused("data=prepared", f"data.root={root}", "workload.train_steps=2", "workload.validate_every=1")
+    assert (
+        "all 3 images lie in one geographic block of data.block_m=200; a smaller one may split them in `pre" in message
+    )
