@@ -16,7 +16,7 @@ from inpaint_bench.core.signals import Terminated, terminable
 # Errors of the disk, of its permissions and of what lies there, which are not bugs of ours. The last three of the
 # second line are also those of core/files.py for a link, for what is not a plain file and for an endless one.
 _REFUSALS = (
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EISDIR, errno.ENOTDIR),
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EISDIR, errno.ENOTDIR, errno.EEXIST),
     *(errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO, errno.EFBIG),
 )
 

@@ -119,8 +119,8 @@ def _describe_positions(index: pa.Table, split: Split) -> str:
     low, high = ((edge + 180) % 360 - 180 for edge in (longitude.min(), longitude.max()))
     return (
         f"{pluralize(len(index), 'position')}: latitude {latitude.min():.4f} to {latitude.max():.4f}, longitude "
-        f"{low:.4f} to {high:.4f} degrees ({north_km:.3g} km from south to north, {east_km:.3g} km from west to east), centre "
-        f"{centre[0]:.4f}, {centre[1]:.4f}, in {pluralize(split.blocks, 'block')} of {split.block_m:g} m"
+        f"{low:.4f} to {high:.4f} degrees ({north_km:.3g} km from south to north, {east_km:.3g} km from west to east), "
+        f"centre {centre[0]:.4f}, {centre[1]:.4f}, in {pluralize(split.blocks, 'block')} of {split.block_m:g} m"
     )
 
 
