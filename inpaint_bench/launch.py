@@ -40,7 +40,7 @@ def _launch(arguments: list[str]) -> None:
 
     # Hydra answers a wrong option with a page of usage, so options are parsed here first.
     options = _Parser(parents=[args_parser()], add_help=False).parse_args(arguments)
-    if options.config_dir:
+    if options.config_dir and not options.config_path:
         refuse_hidden_files([conf_dir(), Path(options.config_dir)])
     sys.argv = ["launch", *arguments]  # where Hydra reads them
     SweepLauncher.ended_auto_sweeps.clear()
