@@ -78,11 +78,24 @@ def _launch_plan(arguments: list[str]) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the plan and write the scripts, submit nothing")
     parser.add_argument("--wait", action="store_true", help="return when all points have finished")
     options = parser.parse_args(arguments)
+    _refuse_another_users(options.plan)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     if options.plan.suffix == ".tar":
         _launch_packed_plan(options)
     else:
         run_plan(options.plan, task, config_dir=options.config_dir, dry_run=options.dry_run, wait=options.wait)
+
+
+def _refuse_another_users(plan: Path) -> None:
+    """Raise UserError for the plan of another user: a tar file has code, and any plan can name configuration files."""
+    try:
+        owner = plan.stat().st_uid
+    except OSError:
+        return  # reading it says why
+    if owner != os.geteuid():
+        raise UserError(
+            f"{plan}: belongs to user {owner}, and its code would run as you; copy it if you trust its author"
+        )
 
 
 def _launch_packed_plan(options: argparse.Namespace) -> None:

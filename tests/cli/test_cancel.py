@@ -8,6 +8,8 @@ import time
 import pytest
 
 from inpaint_bench.cli import app, cancel
+from inpaint_bench.core.site import ConnectConfig, SiteConfig
+from launchers.submit.submit import site_content
 from launchers.sweep.ledger import Ledger
 from tests.launchers import sweeps
 from tests.launchers.sweeps import a_point, plan, sweep_of_jobs
@@ -53,7 +55,7 @@ def submit(ledger: Ledger, job: subprocess.Popen) -> None:
 def test_cancel_stops_jobs_submitted_after_its_first_poll(busy, job, capsys):
     ledger, free, last = busy
     last.append(lambda: submit(ledger, job))
-    threading.Timer(0.5, free.set).start()
+    threading.Timer(5, free.set).start()  # long after the first poll, on a busy machine too
     assert app.main(["cancel", str(ledger.folder)]) == 0
     out = capsys.readouterr().out
     assert "Another command is submitting from this sweep" in out
@@ -71,3 +73,13 @@ def test_cancel_stops_known_jobs_and_reports_a_command_that_does_not_end(busy, j
     assert time.monotonic() - start < 5
     assert "has not ended: cancel again when it has" in capsys.readouterr().err
     assert job.wait(10) is not None
+
+
+def test_points_that_wait_in_a_plan_were_never_submitted_and_cancel_says_so(tmp_path, capsys):
+    site = {"delta": site_content(SiteConfig(name="delta", connect=ConnectConfig(method="bundle")))}
+    ledger = sweeps.a_sweep(tmp_path / "sweep", [a_point(0), a_point(1)], site)
+    sweeps.defer(ledger, [0, 1])
+    assert app.main(["cancel", str(ledger.folder)]) == 0
+    out = capsys.readouterr().out
+    assert f"{ledger.folder}/plan.delta.yaml: its 2 points were not submitted from here" in out
+    assert "delete the file to keep them from being submitted" in out

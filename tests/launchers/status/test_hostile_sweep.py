@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from inpaint_bench import launch
 from inpaint_bench.cli import app
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.schema import LEDGER, MANIFEST, SCHEDULER, SWEEP
@@ -227,3 +228,21 @@ def test_control_characters_in_any_record_do_not_reach_the_terminal(tmp_path, ca
         app.main([verb, str(ledger.folder), *options])
         shown = "".join(capsys.readouterr())
         assert not set(nasty) & set(shown) - set("[2J31mgnp"), (verb, options)
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["plan.delta.yaml", "plan.delta.tar"])
+def test_another_users_plan_is_not_run(name, tmp_path, capsys):
+    (tmp_path / name).write_bytes(b"sweep_id: s1")
+    give_away(tmp_path / name)
+    assert launch.main(["--plan", str(tmp_path / name), "--dry-run"]) == 2
+    assert "belongs to user 65534, and its code would run as you" in capsys.readouterr().err
+
+
+def test_an_endless_result_file_is_left_out_of_an_archive(hostile, tmp_path, capsys):
+    part = hostile / "0" / "attempt-1" / "samples_fast" / "part-000000.parquet"
+    part.parent.mkdir()
+    with part.open("wb") as out:
+        out.truncate(2**40)
+    assert app.main(["collect", str(hostile), "--export", str(tmp_path / "out.tar")]) == 1
+    assert "a file above 1 GiB is not copied" in capsys.readouterr().out
