@@ -71,9 +71,7 @@ def list_results(folder: Path, points: Iterable[PointRecord], open_points: Colle
             try:
                 status = source.lstat()
                 if status.st_size > MAX_RESULT_BYTES:
-                    reply.skipped.append(
-                        f"{path}: {status.st_size:,} bytes, and a larger file than 1 GiB is not copied"
-                    )
+                    reply.skipped.append(f"{path}: {status.st_size:,} bytes; a file above 1 GiB is not copied")
                 elif stat.S_ISREG(status.st_mode):
                     entry = {"path": path, "size": status.st_size, "mtime_s": int(status.st_mtime)}
                     files.append(msgspec.convert(entry, ResultFile))
