@@ -116,3 +116,14 @@ def test_every_block_of_a_site_file_has_source_and_date():
                 continue
             for source in SiteBlock(source=block["source"]).sources or [""]:
                 assert re.match(r"https://|[\w-]+/[\w-]+(@[0-9a-f]{7})? |TAMU Libraries' guide", source), (name, source)
+
+
+def test_account_pattern_of_grace_takes_both_lengths_that_are_in_use():
+    site = yaml.safe_load((conf_dir() / "site" / "grace.yaml").read_text())
+    accounts = ("132667767747", "1228000223136", "12345", "bbxx-delta-gpu")
+    assert [bool(re.fullmatch(site["account"]["pattern"], account)) for account in accounts] == [
+        True,
+        True,
+        False,
+        False,
+    ]
