@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import polars as pl
 
 from analysis.metrics.gpu_samples import Span
+from analysis.metrics.stalls import find_stalls
 
 from .evidence import Evidence
 
@@ -63,7 +64,9 @@ def check_device_time(evidence: Evidence) -> Iterator[str]:
             kind, busy_s = "on the GPU", float(rows["device_ms"].cast(pl.Float64).sum()) * 1e-3
             if busy_s > MAX_DEVICE_SHARE * seconds:
                 yield f"the steps took {busy_s:.2f} s on the GPU, in a window of {seconds:.2f} s"
-        explained_s = busy_s + (0 if kind == "on the host" else wait_s) + _idle_host_s(rows, span)
+        # Stalls are told elsewhere; on the host, steps include the wait for data.
+        explained_s = busy_s + _idle_host_s(rows, span) + find_stalls(rows, span).seconds
+        explained_s += 0 if kind == "on the host" else wait_s
         if explained_s < MIN_EXPLAINED_SHARE * seconds:
             yield (
                 f"the steps took {busy_s:.2f} s {kind}, and waited {wait_s:.2f} s for data: "

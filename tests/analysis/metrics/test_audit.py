@@ -1,0 +1,229 @@
+"""Contradictions planted in a run that a real H200 gave: each makes it invalid, with a sentence that says which."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow.parquet as pq
+import pytest
+
+from analysis import merge
+from analysis.dataset import open_dataset
+from inpaint_bench.core import schema
+from tests.analysis import real_run
+
+S = 10**9
+RUN_ID = "r-20261121T092412-audited"
+Change = Callable[[Path], None]
+
+
+@pytest.fixture(scope="module")
+def sound_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return real_run.write_run(tmp_path_factory.mktemp("audit") / "run", RUN_ID)
+
+
+def merged_row(tmp_path: Path, sound_run: Path, *changes: Change) -> dict[str, Any]:
+    """Return the row of a changed copy of the run."""
+    folder = tmp_path / "sweep" / "0" / "attempt-1"
+    shutil.copytree(sound_run, folder)
+    for change in changes:
+        change(folder)
+    merge.merge([tmp_path / "sweep"], tmp_path / "ds")
+    return open_dataset(tmp_path / "ds").runs.row(0, named=True)
+
+
+def record(name: str, **values: Any) -> Change:
+    """Return a change of a JSON file: keys are paths with `__` between their names."""
+
+    def change(folder: Path) -> None:
+        content = json.loads((folder / name).read_text())
+        for path, value in values.items():
+            *parents, last = [int(key) if key.isdecimal() else key for key in path.split("__")]
+            place = content
+            for key in parents:
+                place = place[key]
+            place[last] = value(place[last]) if callable(value) else value
+        (folder / name).write_text(json.dumps(content))
+
+    return change
+
+
+def rows(table: str, change: Callable[[pl.DataFrame], pl.DataFrame]) -> Change:
+    """Return a change of the rows of every part of a table; parts keep their metadata."""
+
+    def apply(folder: Path) -> None:
+        for path in sorted((folder / table).glob("part-*.parquet")):
+            part = pq.read_table(path, partitioning=None)
+            frame = pl.from_arrow(part)
+            assert isinstance(frame, pl.DataFrame)
+            pq.write_table(change(frame).to_arrow().select(part.schema.names).cast(part.schema), path)
+
+    return apply
+
+
+def column(table: str, name: str, value: pl.Expr) -> Change:
+    return rows(table, lambda frame: frame.with_columns(value.cast(frame.schema[name]).alias(name)))
+
+
+def later(table: str, *clocks: str, by_s: float) -> Change:
+    return rows(table, lambda frame: frame.with_columns(pl.col(f"t_{clock}_ns") + round(by_s * S) for clock in clocks))
+
+
+def manifest(**values: Any) -> Change:
+    return record(schema.MANIFEST, **values)
+
+
+def windows_later(*clocks: str, by_s: float) -> Change:
+    places = [(index, edge, clock) for index in (0, 1) for edge in ("start", "end") for clock in clocks]
+    return record(schema.WINDOWS, **{f"{i}__t_{e}_{c}_ns": lambda t: t + round(by_s * S) for i, e, c in places})
+
+
+def test_sound_run_is_valid_without_a_stall(tmp_path: Path, sound_run: Path) -> None:
+    row = merged_row(tmp_path, sound_run)
+    assert row["valid"], row["invalid_reason"]
+    assert (row["stalls"], row["stall_s"]) == (0, 0)
+    assert row["images_per_s_steady"] == pytest.approx(row["images_per_s"])
+
+
+CONTRADICTIONS: dict[str, tuple[list[Change], str]] = {
+    "rows of the step table were dropped": (
+        [rows("steps", lambda frame: frame.filter(pl.col("step") != 30))],
+        "the step table holds 49 steps of measure-1, which counts 50",
+    ),
+    "rows of the step table were doubled": (
+        [rows("steps", lambda frame: pl.concat([frame, frame.tail(1)]))],
+        "the step table repeats 1 step(s) of measure-1",
+    ),
+    "steps are numbered with a gap": (
+        [column("steps", "step", pl.when(pl.col("step") > 30).then(pl.col("step") + 5).otherwise("step"))],
+        "the 50 steps of measure-1 are numbered 10 to 64",
+    ),
+    "images per step are another batch's": (
+        [column("steps", "images", pl.lit(16))],
+        "the step table counts 800 images in measure-1, which counts 1600",
+    ),
+    "the GPU worked longer than the window": (
+        [column("steps", "device_ms", pl.col("device_ms") * 1.2)],
+        "s on the GPU, in a window of 39.",
+    ),
+    "the GPU worked half as long as the window": (
+        [column("steps", "device_ms", pl.col("device_ms") / 2)],
+        "that does not explain a window of 39.",
+    ),
+    "losses are not finite": (
+        [column("steps", "loss", pl.lit(1e38) * 1e3)],
+        "50 of 50 losses of measure-1 are not finite",
+    ),
+    "the batch is another": ([manifest(batch=16)], "batch=32 was requested, and the manifest says 16"),
+    "two GPUs and one device": ([manifest(gpus=2)], "the manifest lists 1 GPU(s) in a run on 2"),
+    "a measure window is called a warm-up": (
+        [record(schema.WINDOWS, **{"0__kind": "measure"})],
+        "windows.json calls warmup-0 a measure window",
+    ),
+    "windows shifted by 2 s on one clock": ([windows_later("unix", by_s=2)], "clocks disagree"),
+    "samples shifted by 2 s on one clock": ([later("samples_fast", "mono", by_s=2)], "clocks disagree"),
+    "samples shifted by an hour": (
+        [later("samples_fast", "mono", "unix", by_s=3600)],
+        "no telemetry samples in the measure window",
+    ),
+    "samples shifted by 2 s on both clocks": (
+        [later("samples_fast", "mono", "unix", by_s=2)],
+        "samples_fast ends 1.90 s after the sidecar ended, by telemetry.json",
+    ),
+    "windows shifted by 2 s on both clocks": (
+        [windows_later("mono", "unix", by_s=2)],
+        "measure-1 closed 2.00 s after the manifest recorded its end",
+    ),
+    "a window stretched on both clocks": (
+        [record(schema.WINDOWS, **{f"1__t_end_{clock}_ns": lambda t: t - 4 * S for clock in ("mono", "unix")})],
+        "the manifest recorded 40.3",
+    ),
+    "the counter is a tenth off": (
+        [column("samples_fast", "energy_mj", pl.col("energy_mj") // 10 * 9)],
+        "energy counter deviates -10.",
+    ),
+    "power in milliwatts": (
+        [column("samples_fast", "power_instant_w", pl.col("power_instant_w") * 1000)],
+        "values of power_instant_w, e.g.",
+    ),
+    "an H200 called an A100": (
+        [manifest(gpu="a100", overrides=[])],
+        "is named 'NVIDIA H200', not 'NVIDIA A100-(PCIE|PCIe|SXM4)-40GB'",
+    ),
+    "another size of memory": ([manifest(devices__0__memory_mib=81559.0)], "has 79.6 GiB, not about 141"),
+    "another clock limit": ([manifest(devices__0__max_sm_clock_mhz=1410)], "has a clock limit of 1410 MHz, not 1980"),
+    "MIG": ([manifest(devices__0__mig_mode=1)], "is in MIG mode"),
+    "a sample is missing": (
+        [rows("samples_fast", lambda frame: frame.filter(pl.col("tick_seq") != 200))],
+        "rows, and the sidecar wrote",
+    ),
+    "a part is missing": (
+        [lambda folder: (folder / "samples_gpm" / "part-000000.parquet").unlink()],
+        "samples_gpm has 0 part(s), and the sidecar closed 1",
+    ),
+    "late ticks that no row lacks": (
+        [record(schema.TELEMETRY, streams__fast__ticks_skipped=40)],
+        "which are not",
+    ),
+    "a co-tenant that no event shows": (
+        [record(schema.TELEMETRY, devices__0__processes__verdict="co_tenant")],
+        "another process was on GPU",
+    ),
+    "a power limit that changed without an event": (
+        [record(schema.TELEMETRY, devices__0__power_limit_last_w=500.0)],
+        "700 W to 500 W, by telemetry.json",
+    ),
+    "telemetry.json of another run": ([record(schema.TELEMETRY, run_id="r-other")], "telemetry.json has run r-other"),
+    "telemetry of another boot": ([record(schema.TELEMETRY, boot_id="b")], "telemetry.json has boot b"),
+    "rows of another run": ([column("steps", "run_id", pl.lit("r-other"))], "steps has rows of run r-other"),
+    "the manifest of another point": ([manifest(point=7)], "the directory of point 0 holds the manifest of point 7"),
+    "the manifest of another attempt": ([manifest(attempt=2)], "attempt-1 holds the manifest of attempt 2"),
+    "another resolution": (
+        [manifest(overrides=["data.resolution_px=256"])],
+        "data.resolution_px=256 was requested, and the manifest says 512",
+    ),
+    "a lever that the workload did not have": (
+        [manifest(levers=[{"name": "tf32", "field": "tf32", "requested": True}], workload_facts__tf32=False)],
+        "lever tf32 was requested, and the workload ran with tf32 False",
+    ),
+    "ten times the operations": (
+        [manifest(workload_facts__flop_per_image=4.66e13)],
+        "and its parts add up to 4.658e+12",
+    ),
+    "utilisation over 100 %": (
+        [column("samples_fast", "gpu_util_pct", pl.lit(150.0))],
+        "values of gpu_util_pct, e.g. 150, outside 0 to 100",
+    ),
+    "a temperature of 540": ([column("samples_slow", "temp_gpu_c", pl.lit(540.0))], "e.g. 540, outside -20.0 to 130"),
+    "no memory": ([column("samples_slow", "vram_total_mib", pl.lit(0.0))], "values of vram_total_mib, e.g. 0"),
+    "clocks beyond the limit": ([column("samples_slow", "sm_clock_mhz", pl.lit(2500))], "values of sm_clock_mhz, e.g."),
+    "more allocated than reserved": ([manifest(memory__allocated_peak_mib=70000.0)], "do not ascend"),
+    "a run that ended before it started": ([manifest(ended_unix_ns=lambda t: t - 3600 * S)], "before it started"),
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_contradiction_makes_the_run_invalid(tmp_path: Path, sound_run: Path, name: str) -> None:
+    changes, sentence = CONTRADICTIONS[name]
+    row = merged_row(tmp_path, sound_run, *changes)
+    assert not row["valid"]
+    assert sentence in row["invalid_reason"]
+
+
+def test_lever_that_was_not_active_is_a_flag_and_a_warning(tmp_path: Path, sound_run: Path) -> None:
+    lever = {"name": "attn_flash", "field": "attention", "requested": "flash", "active": False, "evidence": "cutlass"}
+    row = merged_row(tmp_path, sound_run, manifest(levers=[lever], recipe="attn_flash", overrides=[]))
+    assert row["valid"], row["invalid_reason"]
+    assert "lever_inactive" in row["flags"].split(",")
+    assert "lever attn_flash was requested and not found active: cutlass" in row["warnings"]
+
+
+def test_peak_that_is_not_the_boards_gives_no_mfu(tmp_path: Path, sound_run: Path) -> None:
+    row = merged_row(tmp_path, sound_run, manifest(gpu_facts__bf16_dense_tflops=1979.0))
+    assert (row["valid"], row["mfu_pct"]) == (True, None)
+    assert "mfu_pct=the manifest has a peak of 1979 TFLOP/s, conf/gpu 989.5" in row["null_reasons"]
