@@ -18,6 +18,7 @@ import numpy as np
 from PIL import UnidentifiedImageError
 
 from inpaint_bench.core.config import DataConfig
+from inpaint_bench.core.console import sanitize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path, read_plain
 from inpaint_bench.core.records import SkippedImage
@@ -114,7 +115,7 @@ class FolderSource(Source):
             reasons = "; ".join(f"{count} {reason}" for reason, count in counts) or "the folder is empty"
             raise UserError(f"data.root={root}: no usable image, {found} found, {len(skipped)} left out: {reasons}")
         for image in skipped[:SHOWN]:
-            log.warning("left out %s: %s", image.file, image.reason)
+            log.warning("left out %s", sanitize(f"{image.file}: {image.reason}"))
         if len(skipped) > SHOWN:
             log.warning("left out %d more", len(skipped) - SHOWN)
         beyond = len(names) - examined

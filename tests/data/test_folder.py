@@ -193,6 +193,14 @@ class TestEveryFileIsCounted:
         reason = "HEIC, which needs pillow-heif: pip install 'inpaint-bench[heic]'"
         assert reasons(folder(tmp_path)) == {"a.HEIC": reason, "b.jpg": reason}
 
+    def test_control_characters_of_a_name_are_not_printed(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        photo(tmp_path / "good.jpg")
+        (tmp_path / "red\x1b[31m.txt").touch()
+        folder(tmp_path)
+        assert "left out red?[31m.txt: not an image" in caplog.text
+
     def test_row_of_a_file_that_is_left_out_is_counted_once(self, tmp_path: Path) -> None:
         photo(tmp_path / "good.jpg")
         (tmp_path / "a.gif").touch()
