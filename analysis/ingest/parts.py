@@ -124,7 +124,7 @@ def open_table(folder: Path, table: str, run_id: str | None) -> tuple[TableFiles
         return files, [skipped(folder, "unreadable", reason, run_id)]
     for path in paths:
         if contract.JOURNAL_NAME.fullmatch(path.name):
-            problem = _open_journal(path, files)
+            problem = _open_journal(path, table, files)
         elif path.name.startswith(".") and path.name.endswith(".tmp"):
             problem = "temporary", "temporary file of a write that never finished"
         elif not contract.PART_NAME.fullmatch(path.name):
@@ -149,14 +149,27 @@ def list_folder(folder: Path) -> list[Path]:
     return sorted(paths)
 
 
-def _open_journal(path: Path, files: TableFiles) -> tuple[str, str] | None:
+def _open_journal(path: Path, table: str, files: TableFiles) -> tuple[str, str] | None:
     try:
         raw = untrusted.read_bytes(path, untrusted.MAX_PART_BYTES)
     except OSError as error:
         return "unreadable", f"cannot be read ({describe(error)})"
-    files.add(path, raw, len(raw))
+    num_rows = 0
+    try:
+        # Without any column nothing is decoded: a stream may be compressed, and hold more rows than memory.
+        options = pa.ipc.IpcReadOptions(included_fields=[])
+        with pa.ipc.open_stream(pa.BufferReader(raw), options=options) as stream:
+            for batch in stream:
+                num_rows += batch.num_rows
+    except _UNREADABLE:
+        pass  # its tail is lost, which `_read_journal` tells
+    files.add(path, raw, len(raw) + num_rows * _row_bytes(table))
     files.journals[path] = raw
     return None
+
+
+def _row_bytes(table: str) -> int:
+    return sum(_TEXT_BYTES.get(f.name, 4 if pa.types.is_dictionary(f.type) else 8) for f in contract.SCHEMAS[table])
 
 
 def _open_part(path: Path, table: str, files: TableFiles) -> tuple[str, str] | None:
@@ -194,20 +207,19 @@ def _decoded_bytes(metadata: pq.FileMetaData, table: str) -> int:
 
     A row that repeats costs next to nothing in a file: what the footer calls uncompressed is not what is decoded.
     """
-    row = sum(_TEXT_BYTES.get(f.name, 4 if pa.types.is_dictionary(f.type) else 8) for f in contract.SCHEMAS[table])
     total = 0
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         if any(group.column(index).num_values != group.num_rows for index in range(group.num_columns)):
             raise ValueError("its footer gives a column another number of rows than the others")
-        total += max(group.num_rows * row, group.total_byte_size)
+        total += max(group.num_rows * _row_bytes(table), group.total_byte_size)
     return total
 
 
 def _read_journal(raw: bytes, table: str) -> tuple[pa.Table, str]:
     """Return every complete batch of an Arrow IPC stream that may simply end, and what is wrong with its tail."""
     batches: list[pa.RecordBatch] = []
-    problem, size_bytes = "", 0
+    problem = ""
     try:
         with pa.ipc.open_stream(pa.BufferReader(raw)) as stream:
             # Before any batch: rows of another schema version must not be taken.
@@ -216,11 +228,7 @@ def _read_journal(raw: bytes, table: str) -> tuple[pa.Table, str]:
             while not problem:
                 batch = stream.read_next_batch()
                 batch.validate(full=True)  # of a Parquet part the decoder does so
-                size_bytes += batch.nbytes
-                if size_bytes > untrusted.MAX_PART_BYTES:
-                    problem = f"more than {untrusted.MAX_PART_BYTES:,} bytes are not read"
-                else:
-                    batches.append(batch)
+                batches.append(batch)
     except StopIteration:
         pass
     except (pa.ArrowException, OSError, EOFError) as error:

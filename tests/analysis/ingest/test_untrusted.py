@@ -220,6 +220,19 @@ class TestLargeTables:
         with pytest.raises(LeftOutError, match=r"GiB or more in memory; the limit is .* for one table of a run"):
             run_dir.read_run(bad)
 
+    def test_compressed_journal_that_expands_is_left_out_unread(
+        self, bad: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(untrusted, "MAX_TABLE_BYTES", 64 * 2**20)
+        journal = bad / "steps" / schema.JOURNAL
+        rows = pq.read_table(bad / "steps" / "part-000001.parquet", partitioning=None).slice(0, 1)
+        compressed = pa.ipc.IpcWriteOptions(compression="zstd")
+        with pa.OSFile(str(journal), "wb") as raw, pa.ipc.new_stream(raw, rows.schema, options=compressed) as stream:
+            stream.write_table(rows.take(pa.array([0] * 1_000_000)))
+        assert journal.stat().st_size < 2**16
+        with pytest.raises(LeftOutError, match="GiB or more in memory"):
+            run_dir.read_run(bad)
+
     def test_long_text_in_every_row_is_in_memory_once_and_cut(self, tmp_path: Path, bad: Path) -> None:
         part = bad / "events" / "part-000000.parquet"
         rows = pq.read_table(part, partitioning=None).take(pa.array([0] * 10_000))
