@@ -344,19 +344,7 @@ def config_hash(config: DictConfig) -> str:
     """
     content = OmegaConf.to_container(without_hydra(config), resolve=True)
     assert isinstance(content, dict)
-    placement = (
-        "site",
-        "sites",
-        "out",
-        "name",
-        "wait",
-        "dry_run",
-        "max_points",
-        "budget",
-        "time_min",
-        "mem_gb",
-        "rerun",
-    )
+    placement = ("site", "sites", "out", "name", "wait", "dry_run", "max_points", "budget", "time_min", "mem_gb")
     replication = ("seed", "repeats", "repeats_target", "repeats_max", "order_seed")
     for key in ("identity", "study", "prepare", "rerun", *placement, *replication):
         content.pop(key, None)
