@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, repeat
 from typing import Any
 
 import polars as pl
@@ -28,6 +28,7 @@ DIGESTS = 32  # kept of a table
 # No two of 99 real runs had an equal row: three are no coincidence. A copied tenth of a table gives as many.
 SHARED = 3
 _RUNS_NAMED = 3
+_ALL_PAIRS = 20
 _LABELS = ("workload", "model", "site", "gpu", "gpus", "batch", "recipe", "precision", "resolution_px", "demonstration")
 _SAMPLE_TIMING = (pl.col("t_mono_ns").diff().alias("since_last"), pl.col("read_us"))
 _STEP_TIMING = (
@@ -118,7 +119,8 @@ def _shared_tables(digests: Mapping[str, Digests], run_ids: list[str]) -> dict[t
             for digest in digests.get(run_id, {}).get(name, ()):
                 holders[digest].append(run_id)
         for ids in holders.values():
-            for pair in combinations(ids, 2):
+            # Of many copies of one run each is compared with the first.
+            for pair in combinations(ids, 2) if len(ids) <= _ALL_PAIRS else zip(repeat(ids[0]), ids[1:], strict=False):
                 counts[pair][name] += 1
     shared = {}
     for pair, count in counts.items():
@@ -173,9 +175,10 @@ def _same_gpu_and_time(by_id: Mapping[str, Row], windows: Sequence[Row]) -> dict
         # A window whose clocks contradict each other makes its own run invalid; of other runs it says nothing.
         if not _clocks_agree(window):
             continue
-        started_ns = 0 if row["started"] is None else int(row["started"].timestamp() * 1e9) - 1000
-        # Of an earlier start of the job the boot is not known.
-        boot = row["boot_id"] if window["t_start_unix_ns"] >= started_ns else None
+        # A requeued job: an earlier start may have been on another GPU, and the row has those of the last one.
+        if row["started"] is not None and window["t_start_unix_ns"] < row["started"].timestamp() * 1e9 - 1e6:
+            continue
+        boot = row["boot_id"]
         clocks = {"wall": "unix", **({f"boot {boot}": "mono"} if boot else {})}
         for (clock, name), uuid in ((pair, uuid) for pair in clocks.items() for uuid in row["gpu_uuid"].split(", ")):
             start_ns, end_ns = window[f"t_start_{name}_ns"], window[f"t_end_{name}_ns"]
@@ -188,16 +191,16 @@ def _same_gpu_and_time(by_id: Mapping[str, Row], windows: Sequence[Row]) -> dict
                     boot=boot,
                 )
             )
-    found: dict[str, list[str]] = defaultdict(list)
+    found: dict[str, dict[str, None]] = defaultdict(dict)
     for (_, clock), group in spans.items():
         for first, second in _overlaps(group):
             # The wall clock may have been set back between two runs of one boot.
             if clock == "wall" and first.boot is not None and first.boot == second.boot:
                 continue
             for own, other in ((first, second), (second, first)):
-                if own.measured and other.run_id not in found[own.run_id]:
-                    found[own.run_id].append(other.run_id)
-    return found
+                if own.measured:
+                    found[own.run_id][other.run_id] = None
+    return {run_id: list(others) for run_id, others in found.items()}
 
 
 def _clocks_agree(window: Row) -> bool:

@@ -46,6 +46,7 @@ TEXT = [
     "precision",
     "config_hash",
     "git_commit",
+    "code_sha256",  # of the snapshot that ran
     "code_version",  # digest of the snapshot that ran, else the commit, with -dirty where files were changed
     "data_identity",  # digest of images, positions, texts and masks
     "slurm_job_id",

@@ -66,11 +66,16 @@ def _changes(dataset: Path, metadata: dict[str, Any]) -> Iterator[str]:
     except OSError as error:
         yield f"{Path(str(error.filename)).name} cannot be read"
         return
-    edited = [name for name, digest in found.items() if metadata["index"].get(name) != digest]
+    index = metadata.get("index")
+    edited = [name for name, digest in found.items() if not isinstance(index, dict) or index.get(name) != digest]
     yield from (f"{name} was edited" for name in edited)
     if DIRECTORIES in edited:
         return
-    directories = records.read_record(dataset / DIRECTORIES, list[DirectoryRecord]) or []
+    try:
+        directories = records.read_record(dataset / DIRECTORIES, list[DirectoryRecord]) or []
+    except ValueError:
+        yield f"{DIRECTORIES} is damaged"
+        return
     listed = {file.name: file for record in directories for file in record.files}
     folders = (dataset / name for name in (*schema.TABLES, SAMPLE_GRIDS))
     present = {str(path.relative_to(dataset)) for folder in folders for path in folder.rglob("*") if not path.is_dir()}

@@ -82,7 +82,8 @@ def _code_columns(git: records.GitState) -> dict[str, Any]:
     version = git.commit and git.commit[:12] + ("-dirty" if git.dirty else "")
     # The digest tells two states of changed files apart.
     version = git.content_sha256[:12] if git.content_sha256 else version
-    return {"git_commit": git.commit, "git_dirty": git.dirty, "code_version": version}
+    known = {"git_commit": git.commit, "git_dirty": git.dirty, "code_sha256": git.content_sha256}
+    return {**known, "code_version": version}
 
 
 def null_reasons(manifest: Manifest) -> dict[str, str]:

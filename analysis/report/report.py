@@ -159,6 +159,7 @@ def _quality(dataset: Dataset, cells: pl.DataFrame) -> dict[str, str]:
     invalid = runs.filter((pl.col("status") == "completed") & ~pl.col("valid")).height
     unavailable = sum(map(is_unavailable, runs.select("status", "reason").to_dicts()))
     coverage = valid["coverage_pct"].drop_nulls().to_list()
+    versions = valid["code_version"].drop_nulls().n_unique()
     return {
         "Run directories": str(dataset.metadata.get("run_directories")),
         "Runs merged": str(runs.height),
@@ -169,6 +170,7 @@ def _quality(dataset: Dataset, cells: pl.DataFrame) -> dict[str, str]:
         "Skipped files": str(dataset.skipped.height),
         "Lowest sample coverage": f"{min(coverage):.1f} %" if coverage else "no samples",
         "Energy counter / integral": _range(valid["energy_ratio"].drop_nulls().to_list(), ".3f"),
+        **({"Code versions": str(versions)} if versions > 1 else {}),
         "Runs per cell": _range(cells["n"].to_list(), "d"),
     }
 

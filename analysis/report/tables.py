@@ -229,11 +229,13 @@ class TableBuilder:
             "By batch: ratio of geometric means (95 % confidence interval; none with fewer than three runs, or cards "
             "if several were used, on either side). Tie: the interval contains 1. One card says nothing about others."
         )
-        drivers = sorted(self.runs.filter("valid")["driver"].drop_nulls().unique())
+        valid = self.runs.filter("valid")
+        drivers, versions = (sorted(valid[name].drop_nulls().unique()) for name in ("driver", "code_version"))
         note = self.note(
             "Ratio of images/s at equal batch size; the range is over batch sizes.",
             ONE_RUN if self.one_run_per_cell else method,
             f"Driver versions differ between runs: {', '.join(drivers)}." if len(drivers) > 1 else "",
+            f"Code versions differ between runs: {', '.join(versions)}." if len(versions) > 1 else "",
         )
         return self.table("ratios", "Speedup between GPUs", ["Pair", "Range", "By batch"], rows, note=note)
 
