@@ -95,7 +95,7 @@ def _compute(row: Row, windows: list[Row], tables: dict[str, pl.DataFrame]) -> t
     )
     typed = [msgspec.convert(window, Window) for window in windows]
     new = run_row.summarise(manifest, typed, tables)
-    codes = flags.window_flags(manifest, typed, tables["samples_slow"], tables["events"])
+    codes = flags.window_flags(manifest, typed, tables)
     new["flags"] = flags.join(flags.run_flags(manifest, typed, codes, tables["events"]))
     return new, [flags.join(own) for own in codes]
 

@@ -15,6 +15,8 @@ from inpaint_bench.core import records
 from inpaint_bench.core.recipe import requested_parts
 from inpaint_bench.core.records import Manifest
 
+from .audit.identity import inactive_levers
+
 _WORKLOAD_FACTS = ["precision", "resolution_px", "epochs", "compile_s", "setup_s", "encodes_online", "text_online"]
 _WORKLOAD_FACTS += ["flop_per_image"]
 SKIPPED_SHOWN = 50  # skipped images listed per run; all of them are counted
@@ -52,7 +54,7 @@ def manifest_columns(manifest: Manifest) -> dict[str, Any]:
         "driver": env.driver,
         **_code_columns(env.git or records.GitState()),
         "peak_tflops": manifest.gpu_facts.bf16_dense_tflops if manifest.gpu_facts else None,
-        "inactive_levers": _join(lever.name for lever in manifest.levers or [] if lever.active is False),
+        "inactive_levers": _join(inactive_levers(manifest)),
         "torch": env.torch,
         "cuda": env.cuda,
         "dataset_images": facts.get("dataset_images") or facts.get("num_images"),
