@@ -329,13 +329,12 @@ def test_checkpoints_and_validation_are_averaged_over_all_images(tmp_path: Path)
     assert "Checkpoint: outside the measurement windows" in figure.caption
 
 
-def test_a_run_with_an_incomplete_table_of_steps_is_omitted_with_a_note(tmp_path: Path) -> None:
+def test_a_run_with_an_incomplete_table_of_steps_is_not_valid_and_omitted(tmp_path: Path) -> None:
     write_run(tmp_path / "in", "r-01")
     run = write_run(tmp_path / "in", "r-02", batch=16)
     rewrite(run, "steps", lambda rows: rows.head(5))
-    figure = bars(dataset_of(tmp_path))
-    assert figure.run_ids == ["r-01"]
-    assert "1 cell without a complete table of steps omitted." in figure.caption
+    dataset = dataset_of(tmp_path)
+    assert dataset.runs.filter("valid")["run_id"].to_list() == bars(dataset).run_ids == ["r-01"]
 
 
 # --- cards and nodes -----------------------------------------------------------------------------
@@ -557,14 +556,14 @@ def test_without_valid_runs_nothing_is_drawn(tmp_path: Path) -> None:
 
 def test_figures_without_data_are_listed_with_the_reason(tmp_path: Path) -> None:
     run = write_run(tmp_path / "in", "r-01", telemetry={"source": "none"})
-    for table in ("samples_fast", "samples_slow", "steps"):
+    for table in ("samples_fast", "samples_slow"):
         for part in (run / table).iterdir():
             part.unlink()
     dataset = dataset_of(tmp_path)
     assert dataset.runs["valid"].to_list() == [True]
     figures, reasons = overview.overview(dataset, build_cells(dataset.runs))
-    assert {figure.id for figure in figures} == {"fig-runtime_h", "fig-images_per_s"}
-    absent = [pareto.ABSENT, step_time.ABSENT, variation.ABSENT, energy_audit.ABSENT, roofline.ABSENT]
+    assert {figure.id for figure in figures} == {"fig-runtime_h", "fig-images_per_s", "fig-step-time"}
+    absent = [pareto.ABSENT, variation.ABSENT, energy_audit.ABSENT, roofline.ABSENT]
     assert reasons == absent
     assert timelines(dataset) == []
 
