@@ -15,7 +15,7 @@ import polars as pl
 
 from .gpu_samples import Floats, Span
 
-# By convention, not fitted: of 71 runs on H200 cards the longest step took 1.6 medians.
+# By convention, not fitted: of 89 runs on H200 cards the longest step took 1.6 medians.
 STALL_STEPS = 5.0
 STALL_S = 1.0
 

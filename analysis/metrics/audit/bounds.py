@@ -15,7 +15,7 @@ from .evidence import Evidence
 
 TINY = 1e-12  # more than nothing
 FLOAT32 = 3.4e38  # what is beyond, or no number, is not finite
-# Over the enforced limit: the readings of 71 H200 runs went up to 1.26 within 25 ms, and to 1.003 in one second.
+# Over the enforced limit: the readings of 89 H200 runs went up to 1.26 within 25 ms, and to 1.003 in one second.
 INSTANT, AVERAGE = 2.0, 1.15
 CLOCK_STEP = 1.02  # NVML rounds to steps of 15 MHz
 MAX_PCIE_MIB_S = 1e6  # PCIe 6 x16 carries 0.12 of it, all links of NVLink 5 one and a half

@@ -18,7 +18,7 @@ from .windows import CLOCK_TOLERANCE, CLOCK_TOLERANCE_S
 MAX_GAP_PERIODS = 5.0  # 0.5 s at 10 Hz: the energy counter is interpolated over less than this
 MAX_GAP_S = 3.0  # however slowly a run was sampled
 DEFAULT_HZ = 10.0
-LATE_TICK_S = 1.0  # of 67 H200 runs the latest tick was 0.35 s late
+LATE_TICK_S = 1.0  # of 89 H200 runs the latest tick was 0.35 s late
 STUCK_COUNTER_S = 1.0  # ten updates of an energy counter; an H200's moved at each of 400 readings at 10 Hz
 MIN_POWER_SHARE = 0.02  # of the limit; idle boards draw 5 to 15 %
 POWER_LIMIT_MARGIN = 1.05  # mean power over the limit: +/- 5 W of the sensor, and what the regulator lets pass
