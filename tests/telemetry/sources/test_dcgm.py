@@ -442,7 +442,7 @@ class TestAddress:
     def test_wrong_address_is_refused_before_anything_is_submitted(self) -> None:
         lines = {
             "telemetry.dcgm_url": ["gpu=a40", "telemetry.dcgm_url=ftp://node"],
-            "site.delta.gpus.a100.dcgm_url": ["gpu=a100", "site=delta", "sites.delta.gpus.a100.dcgm_url=ftp://node"],
+            "sites.delta.gpus.a100.dcgm_url": ["gpu=a100", "site=delta", "sites.delta.gpus.a100.dcgm_url=ftp://node"],
         }
         with composer() as compose:
             for key, line in lines.items():
