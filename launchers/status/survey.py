@@ -274,7 +274,8 @@ class _Poll:
         if not job_id.startswith("pid:"):
             reply = self.replies.get(attempt.site, SlurmReply())
             state, reason = reply.states.get(job_id), reply.missing_reason(job_id)
-            if state and state.state is None and self.is_recent:
+            # One that was cancelled was in the queue: Slurm knew it, and it is gone.
+            if state and state.state is None and self.is_recent and not attempt.cancelled:
                 state, reason = None, "neither squeue nor sacct lists it yet, minutes after the last submission"
         elif (pid := process_id(job_id)) is None:
             state, reason = None, f"its process is on {job_id.partition('@')[2]} and cannot be checked from here"
