@@ -34,6 +34,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from inpaint_bench.core import schema as contract
@@ -221,7 +222,8 @@ def make(root: Path, runs: int, samples: int, part_rows: int) -> list[Path]:
         which = index % len(cells)
         if which not in drawn:
             drawn[which] = _cell(*cells[which], samples, np.random.default_rng(which))
-        manifest, window, tables = drawn[which]
+        # One run after the other: two on a GPU at one time, or with equal samples, would not be valid.
+        manifest, window, tables = _later(drawn[which], index * round(samples / HZ + 60) * S)
         run_id = f"r-{index:06d}"
         folder = root / run_id
         folder.mkdir(parents=True)
@@ -248,6 +250,24 @@ def _write(folder: Path, table: str, rows: pa.Table, run_id: str, part_rows: int
     for part, start in enumerate(range(0, rows.num_rows, part_rows)):
         path = folder / contract.PART_PATTERN.format(part)
         pq.write_table(rows.slice(start, part_rows), path, compression="zstd", use_dictionary=strings)
+
+
+def _later(
+    cell: tuple[Manifest, Window, dict[str, pa.Table]], offset_ns: int
+) -> tuple[Manifest, Window, dict[str, pa.Table]]:
+    """Return a run with all of its times moved by `offset_ns`."""
+    manifest, window, tables = cell
+    moved = {name: getattr(window, name) + offset_ns for name in window.__struct_fields__ if name.startswith("t_")}
+    started, ended = manifest.started_unix_ns, manifest.ended_unix_ns
+    assert started is not None
+    assert ended is not None
+    manifest = msgspec.structs.replace(manifest, started_unix_ns=started + offset_ns, ended_unix_ns=ended + offset_ns)
+    for table, rows in tables.items():
+        for index, name in enumerate(rows.column_names):
+            if name.startswith("t_") and name.endswith("_ns"):
+                rows = rows.set_column(index, rows.schema.field(index), pc.add(rows.column(index), offset_ns))
+        tables = {**tables, table: rows}
+    return manifest, msgspec.structs.replace(window, **moved), tables
 
 
 def _cell(gpu: str, batch: int, samples: int, rng: np.random.Generator) -> tuple[Manifest, Window, dict[str, pa.Table]]:

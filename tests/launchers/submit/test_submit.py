@@ -21,7 +21,7 @@ from launchers.sweep.ledger import Ledger
 from launchers.sweep.sweep_record import SweepRecord
 
 QUICK = ["data.num_images=16", "workload.warmup_steps=1", "workload.measure_steps=2", "workload.min_measure_s=1"]
-BROKEN = "model.weights=null,/no/such/weights"  # the second of two points raises
+BROKEN = "workload.module=inpaint_bench.workloads.finetune_inpaint,no.such.module"  # the second of two points raises
 
 
 def sweep(folder: Path, *overrides: str) -> int:
@@ -53,7 +53,7 @@ class TestThisMachine:
         good, bad = status_of(folder, capsys)
         assert good["state"] == "completed"
         assert (bad["state"], bad["reason"]) == ("failed", "app_error")
-        assert "/no/such/weights" in bad["message"]
+        assert "no.such.module" in bad["message"]
 
     def test_manifest_identifies_the_attempt(self, broken):
         folder, _ = broken
@@ -106,7 +106,7 @@ class TestThisMachine:
 
     def test_rerun_takes_overrides(self, broken, capsys):
         folder, _ = broken
-        changes = ["--only", "app_error", "model.weights=null", "batch=3"]
+        changes = ["--only", "app_error", "workload.module=inpaint_bench.workloads.finetune_inpaint", "batch=3"]
         assert app.main(["rerun", str(folder), *changes]) == 0
         assert [point["overrides"][-1] for point in status_of(folder, capsys)][1] == "batch=3"
         assert [point["state"] for point in status_of(folder, capsys)] == ["completed", "completed"]
@@ -305,7 +305,7 @@ class TestTwoClusters:
         good, bad = status_of(folder, capsys)
         assert testbed.ended("delta", [good["job_id"], bad["job_id"]]) == ["COMPLETED", "FAILED"]
         assert (bad["reason"], bad["state"]) == ("app_error", "failed")
-        assert "/no/such/weights" in bad["message"]
+        assert "no.such.module" in bad["message"]
         assert app.main(["rerun", str(folder), "--only", "app_error", "--wait"]) == 1
         assert [point["attempt"] for point in status_of(folder, capsys)] == [1, 2]
 
