@@ -199,6 +199,10 @@ CONTRADICTIONS: dict[str, tuple[list[Change], str]] = {
         [column("samples_fast", "gpu_util_pct", pl.lit(150.0))],
         "values of gpu_util_pct, e.g. 150, outside 0 to 100",
     ),
+    "a GPU that is idle while its SMs are active": (
+        [column("samples_fast", "gpu_util_pct", pl.lit(0.0))],
+        "and cannot exceed gpu_util_pct, which is 0",
+    ),
     "a temperature of 540": ([column("samples_slow", "temp_gpu_c", pl.lit(540.0))], "e.g. 540, outside -20.0 to 130"),
     "no memory": ([column("samples_slow", "vram_total_mib", pl.lit(0.0))], "values of vram_total_mib, e.g. 0"),
     "clocks beyond the limit": ([column("samples_slow", "sm_clock_mhz", pl.lit(2500))], "values of sm_clock_mhz, e.g."),
