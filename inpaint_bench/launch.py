@@ -15,7 +15,7 @@ import hydra
 
 from inpaint_bench.cli.exit_codes import guarded
 from inpaint_bench.core.errors import PointsFailedError, UserError
-from inpaint_bench.core.hydra_support import refuse_hidden_files, register
+from inpaint_bench.core.hydra_support import refuse_hidden_files, refuse_wrong_choices, register
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.secrets import find_secret
 from inpaint_bench.run.task import task
@@ -42,6 +42,7 @@ def _launch(arguments: list[str]) -> None:
     options = _Parser(parents=[args_parser()], add_help=False).parse_args(arguments)
     if options.config_dir and not options.config_path:
         refuse_hidden_files([conf_dir(), Path(options.config_dir)])
+    refuse_wrong_choices(options.overrides, [conf_dir(), *([Path(options.config_dir)] if options.config_dir else [])])
     sys.argv = ["launch", *arguments]  # where Hydra reads them
     SweepLauncher.ended_auto_sweeps.clear()
     failed: PointsFailedError | None = None

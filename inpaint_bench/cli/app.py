@@ -106,7 +106,7 @@ def launch(arguments: Annotated[list[str] | None, Argument()] = None) -> int:
     return launch.main(arguments or [])
 
 
-@app.command(epilog=_examples("status runs/2026-11-21/08-30-00-inpaint"))
+@app.command(epilog=_examples("status runs/2026-11-21/08-30-00-123456-inpaint"))
 def status(
     sweep: Sweep,
     watch: Annotated[bool, Option("--watch", help="Refresh until all points have finished.")] = False,
@@ -129,7 +129,7 @@ def status(
     )
 
 
-@app.command(epilog=_examples("rerun runs/2026-11-21/08-30-00-inpaint time_min=120 --only timeout"))
+@app.command(epilog=_examples("rerun runs/2026-11-21/08-30-00-123456-inpaint time_min=120 --only timeout"))
 def rerun(
     sweep: Sweep,
     changes: Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Overrides for this rerun.")] = None,
@@ -149,7 +149,7 @@ def rerun(
     run_rerun(sweep, changes or [], only=only, repeats=repeats, dry_run=dry_run, wait=wait)
 
 
-@app.command(epilog=_examples("cancel runs/2026-11-21/08-30-00-inpaint"))
+@app.command(epilog=_examples("cancel runs/2026-11-21/08-30-00-123456-inpaint"))
 def cancel(sweep: Sweep) -> None:
     """Cancel every queued or running point of a sweep."""
     from .cancel import run_cancel
@@ -157,7 +157,7 @@ def cancel(sweep: Sweep) -> None:
     run_cancel(sweep)
 
 
-@app.command(epilog=_examples("collect runs/2026-11-21/08-30-00-inpaint"))
+@app.command(epilog=_examples("collect runs/2026-11-21/08-30-00-123456-inpaint"))
 def collect(
     source: Annotated[Path, Argument(metavar="SWEEP|FILE", help="Sweep directory, or a file that --export wrote.")],
     export: Annotated[Path | None, Option(metavar="FILE", help="Write the results into a file to carry.")] = None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,21 +11,21 @@ def run_merge(roots: Sequence[Path], output: Path, *, threads: int | None, allow
     """Merge the run directories below `roots` into `output`, and list what is left out and what is not valid."""
     from analysis.dataset import open_dataset
     from analysis.merge import merge
-    from inpaint_bench.core.console import sanitize
+    from inpaint_bench.core.console import echo
 
     metadata = merge(list(roots), output, threads=threads or min(8, _usable_cores()), allow_mixed=allow_mixed)
     dataset = open_dataset(output)
     for row in dataset.skipped.iter_rows(named=True):
         prefix = "WARNING: " if row["code"] == "conflict" else ""
-        print(sanitize(f"{prefix}skipped [{row['code']}] {row['path']}: {row['reason']}"), file=sys.stderr)
+        echo(f"{prefix}skipped [{row['code']}] {row['path']}: {row['reason']}", error=True)
     for row in dataset.runs.filter(~dataset.runs["valid"]).iter_rows(named=True):
-        print(sanitize(f"not valid: {row['run_id']}: {row['invalid_reason']}"), file=sys.stderr)
+        echo(f"not valid: {row['run_id']}: {row['invalid_reason']}", error=True)
     for description in metadata["mixed"]:
-        print(sanitize(f"separate cells: {description}"), file=sys.stderr)
+        echo(f"separate cells: {description}", error=True)
     counts = f"{metadata['runs']} runs merged, {metadata['runs_valid']} valid; {metadata['skipped']} entries skipped"
     unchanged = f"{metadata['unchanged']} unchanged since the last merge"
     print(f"{metadata['run_directories']} run directories: {counts}; {unchanged}")
-    print(f"dataset: {output}")
+    echo(f"dataset: {output}")
 
 
 def _usable_cores() -> int:

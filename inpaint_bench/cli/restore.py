@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
+from inpaint_bench.core.console import echo
 from inpaint_bench.workloads.restore import GRID, Options, restore_folder
 
 
@@ -11,14 +10,14 @@ def run_restore(options: Options) -> None:
     """Restore a folder of images and list what was skipped. Raises UserError."""
     report = restore_folder(options)
     for image in report.skipped:
-        print(f"skipped {image.file}: {image.reason}", file=sys.stderr)
+        echo(f"skipped {image.file}: {image.reason}", error=True)
     unknown = [image for image in report.restored if image.position is None]
     if report.location_tokens:
         for restored in unknown:
-            print(f"{restored.file}: restored with unknown position ({restored.position_from})", file=sys.stderr)
+            echo(f"{restored.file}: restored with unknown position ({restored.position_from})", error=True)
     print(f"images: {len(report.restored)} restored, {len(report.skipped)} skipped")
     if report.location_tokens:
         print(f"positions: {len(report.restored) - len(unknown)} known, {len(unknown)} unknown")
     else:
         print("positions: not used, the weights have no location encoder")
-    print(options.output / GRID)
+    echo(str(options.output / GRID))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -13,7 +13,9 @@ from typing import Any
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_store import ConfigStore
-from hydra.errors import MissingConfigException, OverrideParseException
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
@@ -75,6 +77,28 @@ def refuse_hidden_files(folders: Iterable[Path]) -> None:
             first = used.setdefault(file.relative_to(folder), file)
             if not filecmp.cmp(first, file, shallow=False):
                 raise UserError(f"{file}: is not read, since {first} comes first on Hydra's search path; rename it")
+
+
+def refuse_wrong_choices(overrides: Sequence[str], folders: Iterable[Path]) -> None:
+    """Raise UserError for a choice of a group that is no name: a number, null, or a list, whose files Hydra would mix.
+
+    The group `recipe` takes a list. Overrides that cannot be parsed are left to Hydra.
+    """
+    groups = {path.name for folder in folders for path in folder.glob("*") if path.is_dir()}
+    lines = [line for line in overrides if line.lstrip("+").partition("=")[0].partition("@")[0] in groups]
+    try:
+        parsed = OverridesParser.create().parse_overrides(lines)
+    except HydraException:
+        return
+    for override in parsed:
+        value, group = override.value(), override.key_or_group
+        values = value.list if isinstance(value, ChoiceSweep) else [value]
+        lists = group == "recipe"
+        for choice in values if isinstance(values, list) else []:
+            if isinstance(choice, int | float | None) or (isinstance(choice, list) and not lists):
+                several = f"; several are swept with -m {group}=a,b" if isinstance(choice, list) else ""
+                kind = "the name of a file" + (" or a list of them" if lists else "")
+                raise UserError(f"{override.input_line}: needs {kind} in conf/{group}{several}")
 
 
 # By the name of a class Hydra recognises one that it would register again.

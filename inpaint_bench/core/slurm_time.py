@@ -22,6 +22,13 @@ def duration_s(text: str) -> float | None:
 
 
 def limit_min(text: str) -> int | None:
-    """Parse a time limit into minutes, rounded up as Slurm does; None for any other text, UNLIMITED included."""
+    """Parse a time limit into minutes, rounded up as Slurm does; None for any other text, UNLIMITED included.
+
+    Nor are 1:90:00 and 1-30 accepted, which Slurm takes: a part that exceeds its unit is a slip of the pen.
+    """
     seconds = duration_s(text)
-    return None if seconds is None else math.ceil(seconds / 60)
+    parts = [int(part) for part in re.split("[-:]", text)[1:]] if seconds is not None else []
+    largest = [23, 59, 59] if "-" in text else [59, 59]
+    if seconds is None or any(part > limit for part, limit in zip(parts, largest, strict=False)):
+        return None
+    return math.ceil(seconds / 60)

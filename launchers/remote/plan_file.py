@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import yaml
 
 from inpaint_bench.core import console
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.files import replace_bytes, replacing
+from inpaint_bench.core.files import read_plain, replace_bytes, replacing
 from inpaint_bench.core.schema import CODE, PLAN_PATTERN
 from launchers.points.point import Point
 from launchers.sweep.sweep_record import LaunchContext, RunOrder, SweepRecord
@@ -20,8 +22,10 @@ from launchers.sweep.sweep_record import LaunchContext, RunOrder, SweepRecord
 from .archive import ArchiveError, read_archive, write_archive
 from .messages import Name, Number
 
+MAX_DEPTH = 20  # a value of `order` is a few levels deep; libyaml overruns the stack at some ten thousand
 
-class PlannedPoint(msgspec.Struct, kw_only=True, omit_defaults=True):
+
+class PlannedPoint(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A point under the number that it has in the sweep."""
 
     num: Number
@@ -30,7 +34,7 @@ class PlannedPoint(msgspec.Struct, kw_only=True, omit_defaults=True):
     run_id: Name | None = None  # None: the machine that submits it makes one
 
 
-class Plan(msgspec.Struct, kw_only=True):
+class Plan(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Points to be submitted by another machine."""
 
     sweep_id: Name
@@ -79,11 +83,25 @@ def remove_points(folder: Path, site: str, nums: Collection[int]) -> None:
 def read(path: Path) -> Plan:
     """Read a plan file. Raises UserError."""
     try:
-        return msgspec.yaml.decode(path.read_bytes(), type=Plan)
+        content = read_plain(path, follow_links=True)
+        _check_nesting(content)
+        plan = msgspec.yaml.decode(content, type=Plan)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, yaml.YAMLError) as error:
         raise UserError(f"{path}: not a plan file ({console.sanitize(str(error).splitlines()[0])})") from None
+    if twice := [num for num, count in Counter(point.num for point in plan.points).items() if count > 1]:
+        raise UserError(f"{path}: lists point {twice[0]} twice, and it would run twice; keep one of them")
+    return plan
+
+
+def _check_nesting(content: bytes) -> None:
+    """Raise ValueError for deep nesting, and for aliases, with which a small file stands for billions of values."""
+    depth = 0
+    for event in yaml.parse(content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH or isinstance(event, yaml.AliasEvent):
+            raise ValueError("nested too deeply, or with an alias")
 
 
 def _write(path: Path, plan: Plan) -> None:

@@ -93,6 +93,9 @@ class SweepSweeper(Sweeper):
             check_size(overrides, defaults)
         expanded = expand_sweep(overrides)
         points = [split_choices(point) for point in expanded]
+        for key in ("out", "hydra.sweep.dir"):  # as `out=$OUT` where the shell has no such variable
+            if OmegaConf.select(self.config, key) == "":
+                raise UserError(f"{key}: is empty; name a folder")
         folder = Path(self.config.hydra.sweep.dir)
         check_path(folder.absolute())
         # mkdir would fail only after all points are composed, and its message would not name the key.
@@ -193,6 +196,10 @@ class SweepLauncher(Launcher):
         """Raise UserError for what does not fit a sweep as a whole."""
         if self._config.hydra.sweeper.get("max_batch_size") is not None:
             raise UserError("hydra.sweeper.max_batch_size: a sweep is submitted as a whole; leave it out")
+        if any(
+            override.lstrip("+").startswith("hydra.sweep.subdir") for override in self._config.hydra.overrides.hydra
+        ):
+            raise UserError("hydra.sweep.subdir: run directories are named by point and attempt; leave it out")
         study = cells[0].bench.study.name
         recipes = [override for override in typed_overrides if override.split("=")[0] == "recipe"]
         if study != "none" and recipes:

@@ -9,6 +9,7 @@ from itertools import islice
 
 from hydra.core.override_parser.types import Override
 
+from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
 
 MAX_COUNTED = 10**6  # values of one key; more are not counted
@@ -29,7 +30,7 @@ def check_size(overrides: Sequence[Override], defaults: dict[str, object]) -> No
     if total <= limit:
         return
     largest = max(zip(numbers, (override.key_or_group for override in swept), strict=True), default=(1, "repeats"))
-    count = f"{total:,} points ({largest[0]:,} values of {largest[1]})" if largest[0] > 1 else f"{total:,} points"
+    count = pluralize(total, "point") + (f" ({largest[0]:,} values of {largest[1]})" if largest[0] > 1 else "")
     if sys.stdin.isatty() and sys.stderr.isatty():
         print(f"This launches {count}, more than max_points={limit}. Continue? [y/N] ", end="", file=sys.stderr)
         sys.stderr.flush()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from inpaint_bench.core.console import table
+from inpaint_bench.core.console import echo, table
 from inpaint_bench.run.node_probe import Check, NodeFindings
 
 
@@ -18,7 +18,7 @@ def show(out: Console, site: str, findings: NodeFindings) -> None:
     title = f"{site}: node {findings.node}, partition {findings.partition}, {findings.seconds:g} s"
     out.print(table(("compute node", "found"), rows, title=title))
     for command, output in findings.quotas.items():
-        print(f"$ {command}\n{output}")
+        echo(f"$ {command}\n{output}")
 
 
 def lacks_essentials(findings: NodeFindings) -> bool:

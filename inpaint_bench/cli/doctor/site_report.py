@@ -16,7 +16,7 @@ from rich.console import Console
 
 from inpaint_bench.core.config import parse_unchecked
 from inpaint_bench.core.config_file import ConfigFileError, read_config_file
-from inpaint_bench.core.console import console, shell_command, table
+from inpaint_bench.core.console import console, echo, shell_command, table
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.site import SiteConfig
 from inpaint_bench.run.node_probe import NodeFindings
@@ -72,7 +72,7 @@ def run_site(name: str, overrides: Sequence[str], *, write: bool, probe: bool, w
             if check.reach.ok:
                 checks.append(check)
             else:
-                print(f"{check.site.name}: skipped, it cannot be reached from here ({check.reach.reason})")
+                echo(f"{check.site.name}: skipped, it cannot be reached from here ({check.reach.reason})")
         if not checks:
             raise UserError("no site can be reached from here; run this on a login node")
         if write:
@@ -163,14 +163,14 @@ def _print_check(out: Console, check: SiteCheck, summary: Mapping[str, str]) -> 
     rows = [(f.key, _text(f.configured), f.reported, str(f.agreement), f.note) for f in check.findings]
     out.print(table(("key", "site file", "Slurm", "comparison", "note"), rows, title=f"{name}: {path}"))
     if summary:
-        print(", ".join(f"{key}={value}" for key, value in summary.items()))
+        echo(", ".join(f"{key}={value}" for key, value in summary.items()))
     if quotas := check.site.storage.file_quotas:
-        print("quotas of files: " + ", ".join(f"{folder} {number:,}" for folder, number in quotas.items()))
+        echo("quotas of files: " + ", ".join(f"{folder} {number:,}" for folder, number in quotas.items()))
     counts = {kind: sum(f.agreement is kind for f in check.findings) for kind in Agreement}
-    print(f"{name}: " + ", ".join(f"{number} {kind}" for kind, number in counts.items() if number))
+    echo(f"{name}: " + ", ".join(f"{number} {kind}" for kind, number in counts.items() if number))
     if corrections := _corrections(check):
-        print(f"\ncorrections for {path}:")
-        print("\n".join(f"  {line}" for line in corrections))
+        echo(f"\ncorrections for {path}:")
+        echo("\n".join(f"  {line}" for line in corrections))
     print()
 
 
@@ -204,7 +204,7 @@ def _write(check: SiteCheck) -> bool:
             changes |= _dates(check, block, uncorrected)
     if changes:
         print(check.file.write(check.file.edited(changes)), end="")
-    print(f"{check.file.path}: {'written' if changes else 'nothing to write'}")
+    echo(f"{check.file.path}: {'written' if changes else 'nothing to write'}")
     return not uncorrected
 
 
@@ -212,7 +212,7 @@ def _dates(check: SiteCheck, block: str, uncorrected: Sequence[Finding]) -> dict
     """Return the keys that say when a block was verified: all of it, or the keys of it in `seen`."""
     findings = [finding for finding in check.findings if finding.block == block]
     if any(check.is_overridden(finding) for finding in findings):
-        print(f"{block}: not marked as verified, because an override replaces a value of the file")
+        echo(f"{block}: not marked as verified, because an override replaces a value of the file")
         return {}
     today = datetime.date.today()
     # Differences that have a correction agree as soon as the file is written.
@@ -246,10 +246,10 @@ def _probe(
         try:
             job = probe.submit(composed, check.site, overrides)
         except UserError as error:
-            print(f"no probe: {error}")
+            echo(f"no probe: {error}")
             failed = True
             continue
-        print(f"{job.site}: submitted probe as job {job.job_id}, result in {job.folder}", flush=True)
+        echo(f"{job.site}: submitted probe as job {job.job_id}, result in {job.folder}")
         jobs.append((check, job))
     deadline = time.monotonic() + 60 * wait_min
     for check, job in jobs:
@@ -261,9 +261,9 @@ def _probe(
             check.findings += _storage(result)
             continue
         failed = failed or ended
-        print(f"{job.site}: job {job.job_id}: {state}. Later: {shell_command('doctor', 'probe-result', job.folder)}")
+        echo(f"{job.site}: job {job.job_id}: {state}. Later: {shell_command('doctor', 'probe-result', job.folder)}")
         if job.log_tail:
-            print(f"its log ends with\n{job.log_tail}")
+            echo(f"its log ends with\n{job.log_tail}")
     return failed
 
 

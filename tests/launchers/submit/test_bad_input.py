@@ -26,6 +26,8 @@ from inpaint_bench.launch import main
 from launchers.points import site_catalog
 from tests.launchers.sweeps import a_point, a_sweep, plan
 
+PLAN = "sweep_id: s1\nsite: delta\npoints:\n- {num: 0, overrides: [gpu=h200]}\n"
+
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -49,7 +51,18 @@ from tests.launchers.sweeps import a_point, a_sweep, plan
         ("workload.resume=false", r"workload\.resume=false: only training"),
         ("+batchs=8,16", r"batchs: no such key at the top\. Did you mean batch\?"),
         ("site=delta +site.qoss=x", r"site\.qoss: no such key in site\. Did you mean qos\?"),
-        ("gpu=null", r"Config group override must be a string"),
+        ("gpu=null", r"gpu=null: needs the name of a file in conf/gpu"),
+        ("gpu=h200,5", r"gpu=h200,5: needs the name of a file in conf/gpu"),
+        (
+            "gpu=[a40,h200]",
+            r"gpu=\[a40,h200\]: needs the name of a file in conf/gpu; several are swept with -m gpu=a,b",
+        ),
+        ("recipe=true", r"recipe=true: needs the name of a file or a list of them in conf/recipe"),
+        ("hydra.sweep.dir=", r"hydra\.sweep\.dir: is empty; name a folder"),
+        ("gpu=h200 hydra.sweep.subdir=x", r"hydra\.sweep\.subdir: run directories are named by point and attempt"),
+        ("gpu=h200 time_min=1:90:00", r"time_min=1:90:00: must be a time limit in minutes"),
+        ("gpu=h200 time_min=1-24", r"time_min=1-24: must be a time limit in minutes"),
+        ("repeats=2000", r"2,000 points are more than max_points=1000"),
         ("gpu=h200 site.account.value=x", r"site\.account\.value: is not read with site=auto.*sites\.<name>\.account"),
         ("gpu=h200 site.requeue.request=false", r"site\.requeue\.request: is not read with site=auto"),
         ("gpu=h200 sites.delta.qos=true", r"sites\.delta\.qos=true: a text is needed.*'sites\.delta\.qos=\"true\"'"),
@@ -123,6 +136,31 @@ def test_plan_file_that_is_a_folder_or_binary_is_refused(capsys, tmp_path):
         error = capsys.readouterr().err
         assert f"{path}: {message}" in error
         assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("points: " + "[" * 50_000, "nested too deeply, or with an alias"),
+        ("a: &a [x]\npoints: *a\n", "nested too deeply, or with an alias"),
+        (PLAN + "wait: true\n", "unknown field `wait`"),
+        (PLAN + "- {num: 0, overrides: [gpu=h200]}\n", "lists point 0 twice, and it would run twice"),
+        (None, "is not a plain file"),
+    ],
+)
+def test_plan_file_that_cannot_be_one_is_refused(text, message, tmp_path):
+    file = tmp_path / "plan.yaml"
+    if text is None:
+        os.mkfifo(file)
+    else:
+        file.write_text(text)
+    # In a process of its own, which a segmentation fault or a pipe without a writer ends.
+    command = [sys.executable, "-m", "inpaint_bench", "launch", "--plan", str(file), "--dry-run"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.returncode == 2
+    assert f"{file}: " in done.stderr
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_sweep_directory_that_is_a_file_is_refused(capsys, tmp_path):
