@@ -38,7 +38,7 @@ _NO_ANSWER = re.compile(
     "Unable to contact slurm controller|Socket timed out|Zero Bytes were transmitted|in standby mode|"
     "Resource temporarily unavailable|Message (send|receive) failure|Communication (connection|shutdown) failure|"
     "Unexpected message received|Insane message length|Header lengths are longer|Connection (refused|reset|timed out)|"
-    "Broken pipe|Transport endpoint"
+    "Broken pipe|Transport endpoint|sbatch printed no job id"
 )
 _REFUSED = re.compile("[Bb]atch job submission failed: ")  # sbatch may print more before it, also a site's own text
 

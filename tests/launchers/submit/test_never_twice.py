@@ -205,3 +205,12 @@ class TestDamagedRecord:
         assert app.main(["rerun", str(queued.folder), "--repeats", "2"]) == 2
         assert "does not record job 7_0" in capsys.readouterr().err
         assert queued.submissions() == 1
+
+
+def test_array_without_a_printed_job_id_is_not_called_refused(slurm: Slurm, capsys: pytest.CaptureFixture[str]) -> None:
+    slurm.command("sbatch", "echo accepted: 7")
+    assert slurm.launch() == 1
+    out = capsys.readouterr().out
+    assert "sbatch printed no job id (accepted: 7)" in out
+    assert "Slurm may have accepted it nevertheless" in out
+    assert "refused" not in out
