@@ -79,7 +79,7 @@ ROW = {
 }
 
 
-# Shares of the same time, of which the first is part of the second, and how much the two sensors may differ in points: a
+# Shares of the same time, of which the first is part of the second, and how far in points the sensors may differ: a
 # kernel runs (gpu_util) whenever an SM is active, and an SM is active when it holds warps. In 29 runs on H200 cards no
 # first one came within 0.7 points.
 PARTS = (
