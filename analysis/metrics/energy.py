@@ -71,6 +71,8 @@ def fill_energy(
         row["energy_j"], row["energy_source"] = integral_j, "integral"
         cause = "energy counter does not move" if stuck else "no energy counter"
         draft.warnings.append(f"{cause}: energy is the integral of sampled power")
+        if averaged_j:
+            _compare(draft, pairs, spans, {"power_avg1s_w": averaged_j})
     elif averaged_j is not None:
         reasons["energy_j"] = "only one-second averages of power are known, and those are not mixed with instant power"
         draft.warnings.append(f"no energy: {reasons['energy_j']}")
@@ -91,6 +93,7 @@ def fill_energy(
         draft.set_reason(UNCERTAINTY, reasons.get("energy_j", "no energy counter to derive it from"))
     elif not sampled_j:
         draft.set_reason(UNCERTAINTY, "no sampled power to check the energy counter against")
+        draft.warnings.append("no sampled power to check the energy counter against")
     else:
         _fill_uncertainty(draft, pairs, spans, sampled_j)
         _compare(draft, pairs, spans, sampled)
@@ -99,20 +102,24 @@ def fill_energy(
 def _compare(
     draft: RowDraft, pairs: list[tuple[GpuSamples, Span]], spans: list[Span], sampled: Mapping[str, float | None]
 ) -> None:
-    """Compare the counter with each integral of sampled power: a warning, or a problem where one of them is wrong."""
+    """Compare the energy with each integral of sampled power: a warning, or a problem where one of them is wrong."""
     joules, seconds = draft.row["energy_j"], sum(end - start for start, end in spans) * 1e-9
+    by_counter = draft.row["energy_source"] == "counter"
+    source, subject = ("counter", "energy counter") if by_counter else ("integral of instant power", "instant power")
+    sampled_name = "sampled power" if by_counter else "its one-second average"
     warning = None
     for name, sampled_j in sampled.items():
         if not sampled_j:
             continue
         deviation_pct = 100 * (joules / sampled_j - 1)
-        values = f"{joules:.0f} J by the counter, {sampled_j:.0f} J by the integral"
-        text = f"energy counter deviates {deviation_pct:+.1f} % from the integral of sampled power: {values}"
+        values = f"{joules:.0f} J by the {source}, {sampled_j:.0f} J by the integral"
+        text = f"{subject} deviates {deviation_pct:+.1f} % from the integral of {sampled_name}: {values}"
         sensor_pct = 100 * (len(pairs) // len(spans)) * SENSOR_W * seconds / sampled_j
         edge_pct = draft.row["energy_edge_pct"] or 0.0
         # What lags misses the change of power from the start to the end of a window.
         lag_pct = 100 * LAG_S[name] * sum(float(np.ptp(gpu.values(name, span)[1])) for gpu, span in pairs) / sampled_j
-        if abs(deviation_pct) > CONTRADICTION_PCT[name] + sensor_pct + edge_pct + lag_pct:
+        limit_pct = CONTRADICTION_PCT[name if by_counter else "power_instant_w"]
+        if abs(deviation_pct) > limit_pct + sensor_pct + edge_pct + lag_pct:
             draft.problems.append(f"{text} of {name}")
             return
         if abs(deviation_pct) > 100 * MAX_COUNTER_DEVIATION:

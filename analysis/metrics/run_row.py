@@ -76,6 +76,7 @@ def summarise(
     draft.problems += samples.check_power(row["power_w"], manifest)
     _fill_mfu(draft, evidence)
     draft.problems += bounds.check_row(row)
+    draft.problems += bounds.check_use(evidence, row)
     row["valid"] = not draft.problems
     row["invalid_reason"] = "; ".join(draft.problems) or None
     row["warnings"] = "; ".join(draft.warnings) or None

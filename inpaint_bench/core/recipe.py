@@ -88,6 +88,14 @@ def _bundle(name: str) -> dict[str, Any]:
     return {field: value for field, value in content.items() if field in FIELDS}
 
 
+@cache
+def is_lever(name: str) -> bool:
+    """Return whether this YAML of conf/recipe sets one lever: no baseline, and no bundle with a name of its own."""
+    path = _files().get(name)
+    content: Any = OmegaConf.load(path) if path else {}
+    return len(content) == 1 and next(iter(content)) in FIELDS
+
+
 def _files() -> dict[str, Path]:
     """Return the YAMLs of conf/recipe by name."""
     return {path.stem: path for path in sorted((conf_dir() / "recipe").glob("*.yaml"))}

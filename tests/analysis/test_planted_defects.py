@@ -456,7 +456,7 @@ def valid_runs(draw: st.DrawFn) -> dict[str, Any]:
     fast |= {name: rng.uniform(0, 100, len(watts)) for name in ("gpu_util_pct", "mem_active_pct")}
     for name in ("throttle_power_cap_ns", "throttle_sw_thermal_ns", "throttle_hw_thermal_ns"):
         slow[name] = np.round((slow["t_mono_ns"] - slow["t_mono_ns"][0]) * draw(SHARE)).astype(np.uint64)
-    slow |= {"vram_total_mib": 46068.0, "vram_reserved_mib": 600.0, "vram_used_mib": draw(SHARE) * 45468}
+    slow |= {"vram_total_mib": 46068.0, "vram_reserved_mib": 600.0, "vram_used_mib": 22000 + draw(SHARE) * 23468}
     slow |= {"temp_gpu_c": 60.0, "sm_clock_mhz": 1410}
     edges = np.linspace(start, end, num_steps + 1).astype(np.int64)
     steps = {

@@ -25,6 +25,7 @@ def warnings(evidence: Evidence) -> Iterator[str]:
     """Yield what to know about a run that may be valid all the same."""
     for window, span in evidence.measured:
         yield from windows.check_length(window, span)
+    yield from windows.check_record(evidence)
     yield from sidecar.warnings(evidence)
     yield from identity.warnings(evidence)
     yield from board.warnings(evidence)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from inpaint_bench.core.recipe import requested_parts
+from inpaint_bench.core import recipe
 from inpaint_bench.core.records import Manifest
 
 from .evidence import Evidence, number
@@ -17,6 +17,7 @@ _ATTEMPT = re.compile(r"attempt-(\d+)")
 FLOP_TOLERANCE = 1e-6
 # Field of the recipe: name among the workload's facts.
 REQUIRED = ("workload", "recipe", "model", "gpu", "gpus", "batch", "started_unix_ns", "ended_unix_ns")
+CACHES = {"cache_image", "cache_masked", "cache_text"}
 PRECISIONS = ("fp32", "bf16", "fp16")
 STATED_LEVERS = {
     "tf32": "tf32",
@@ -72,6 +73,8 @@ def check_overrides(evidence: Evidence) -> Iterator[str]:
         "gpus": manifest.gpus,
         "seed": manifest.seed,
         "data.resolution_px": facts.get("resolution_px"),
+        "workload.epochs": facts.get("epochs"),
+        "workload.dataset_images": facts.get("dataset_images"),
         "telemetry.fast_hz": state and state.hz,
         "study": study and study.name,
         "recipe.precision": facts.get("precision") if facts.get("weights_precision") in (None, "fp32") else None,
@@ -84,6 +87,9 @@ def check_overrides(evidence: Evidence) -> Iterator[str]:
             yield f"{name}={text} was requested, and the manifest says {value}"
     if isinstance(manifest.batch, int) and number(facts.get("batch")) not in (None, manifest.batch):
         yield f"the manifest has batch {manifest.batch}, its workload facts {facts['batch']}"
+    asked = facts.get("batch_requested")
+    if isinstance(manifest.batch, int) and isinstance(asked, int) and asked != manifest.batch:
+        yield f"the manifest has batch {manifest.batch}, and its workload facts say that {asked} was requested"
 
 
 def _is_equal(text: str, value: object) -> bool:
@@ -97,6 +103,7 @@ def check_levers(evidence: Evidence) -> Iterator[str]:
     """Compare the levers that the manifest lists with the workload's and the loader's own facts."""
     manifest, facts = evidence.manifest, evidence.manifest.workload_facts or {}
     levers = {lever.field: lever for lever in manifest.levers or []}
+    baseline = recipe.baseline("cpu" if (manifest.recipe or "").split("+")[0] == "cpu" else "cuda")
     for name, fact in STATED_LEVERS.items():
         lever, stated = levers.get(name), facts.get(fact)
         # Weights in 16 bits decide the precision of the step.
@@ -104,8 +111,16 @@ def check_levers(evidence: Evidence) -> Iterator[str]:
             continue
         if lever is not None and lever.requested != stated:
             yield f"lever {lever.name} was requested, and the workload ran with {fact} {stated}"
-        elif lever is None and manifest.levers is not None and stated is True:
-            yield f"the workload ran with {fact}, which is not among the levers of recipe {manifest.recipe}"
+        elif lever is None and manifest.levers is not None and stated != getattr(baseline, name):
+            ran = fact if stated is True else f"{fact} {stated}"
+            yield f"the workload ran with {ran}, which is not among the levers of recipe {manifest.recipe}"
+    online, text = number(facts.get("encodes_online")), facts.get("text_online")
+    if manifest.levers is not None and online is not None and text is not None:
+        cached = len(levers.keys() & {"cache_image", "cache_masked"})
+        if online != 2 - cached or text == ("cache_text" in levers):
+            names = ", ".join(sorted(levers.keys() & CACHES)) or "none"
+            stated = f"encoded {online:g} image(s) per sample and {'the' if text else 'no'} text online"
+            yield f"of the caches the levers name {names}, and the workload {stated}"
     loader = manifest.data.loader if manifest.data else {}
     for name, lever in levers.items():
         effective = loader.get(name, {}).get("effective", lever.requested)
@@ -128,7 +143,9 @@ def inactive_levers(manifest: Manifest) -> dict[str, str]:
     found = {lever.name: lever.evidence or "no evidence" for lever in manifest.levers or [] if lever.active is False}
     if manifest.levers is not None and manifest.recipe:
         # Of a name the first part may be `baseline`, `cpu` or a bundle, whose levers are not spelled out.
-        listed = {lever.name for lever in manifest.levers} | {"baseline", "cpu", *requested_parts(manifest.overrides)}
+        requested = recipe.requested_parts(manifest.overrides)
+        listed = {lever.name for lever in manifest.levers} | {"baseline", "cpu"}
+        listed |= {name for name in requested if not recipe.is_lever(name)}
         spelled = manifest.recipe.split("+")
         found |= {name: "the workload did not read it back" for name in spelled if name not in listed}
     return found

@@ -38,6 +38,8 @@ def check_identity(evidence: Evidence) -> Iterator[str]:
         "boot": (report.boot_id, manifest.boot_id),
         "host": (report.host, host),
         "source": (report.source, state and state.source),
+        # A recording has the driver of another machine.
+        "driver": (None if evidence.replayed else report.driver, manifest.environment and manifest.environment.driver),
         "status": (report.status, state and state.status),
         "rate in Hz": (fast and round(fast.hz, 3), state and state.hz and round(state.hz, 3)),
     }
@@ -122,6 +124,9 @@ def check_ticks(evidence: Evidence) -> Iterator[str]:
         for (uuid,), ticks in rows.group_by("gpu_uuid", maintain_order=True):
             if (num_ticks := ticks["tick_seq"].n_unique()) != stream.ticks_done:
                 yield f"GPU {uuid}: {table} has {num_ticks} ticks, and the sidecar took {stream.ticks_done}"
+            elif num_ticks and (due := int(ticks["tick_seq"].max()) + 1) != stream.ticks_due:  # type: ignore[arg-type]
+                counted = f"the sidecar counts {stream.ticks_due} due and {stream.ticks_skipped} skipped"
+                yield f"GPU {uuid}: {table} ends with tick {due - 1} and lacks {due - num_ticks}; {counted}"
 
 
 def check_incidents(evidence: Evidence) -> Iterator[str]:
@@ -155,8 +160,15 @@ def warnings(evidence: Evidence) -> Iterator[str]:
     for gpu in report.devices:
         if (num_xids := gpu.xids.count or 0) > (in_table := int((kinds == "xid").sum())) and in_table < XIDS_IN_EVENTS:
             yield f"GPU {gpu.uuid}: {num_xids} Xid(s) by telemetry.json, {in_table} in the events table"
+        if "ecc" not in set(kinds) and (errors := _new_errors(gpu)):
+            yield f"GPU {gpu.uuid}: {errors} new uncorrectable memory error(s), by telemetry.json"
         if gpu.lost and "gpu_lost" not in set(kinds):
             yield f"GPU {gpu.uuid} was lost, by telemetry.json"
+
+
+def _new_errors(gpu: DeviceReport) -> int:
+    counts = [health and health.ecc_uncorrected_volatile for health in (gpu.health_start, gpu.health_end)]
+    return counts[1] - counts[0] if None not in counts else 0  # type: ignore[operator]
 
 
 def _own_rows(evidence: Evidence, report: TelemetryReport, *, exporter: bool = False) -> dict[str, pl.DataFrame]:

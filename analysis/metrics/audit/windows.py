@@ -18,6 +18,7 @@ SHORT_WINDOW_S, SHORT_WINDOW_STEPS = 20.0, 50
 CLOCK_TOLERANCE_S, CLOCK_TOLERANCE = 0.5, 0.01
 EARLIEST_NS = int(dt.datetime(2020, 1, 1, tzinfo=dt.UTC).timestamp()) * 10**9  # before any version of this program
 LATEST_NS = int(dt.datetime(2100, 1, 1, tzinfo=dt.UTC).timestamp()) * 10**9
+LATE_RECORD_S = 1.5  # losses are read and some rows written in between
 RATE_TOLERANCE = 1e-6  # the manifest's last rate is computed from the same window
 
 
@@ -129,6 +130,18 @@ def check_progress(evidence: Evidence) -> Iterator[str]:
     numbers = evidence.steps_of(last)["step"].to_list()
     if numbers and progress.step != max(numbers) + 1:
         yield f"the manifest counts {progress.step} steps, and the step table ends with number {max(numbers)}"
+
+
+def check_record(evidence: Evidence) -> Iterator[str]:
+    """Warn of a window that the manifest recorded long after its end: only the end of its rows lies in between."""
+    progress = evidence.manifest.progress
+    last = next((window for window in reversed(evidence.own_windows) if window.steps), None)
+    if progress is None or progress.t_unix_ns is None or last is None or last.t_end_unix_ns is None:
+        return
+    late_s = (progress.t_unix_ns - last.t_end_unix_ns) * 1e-9
+    if late_s > LATE_RECORD_S:
+        reasons = "the disk was slow, or the times of the worker are not those of the run"
+        yield f"the manifest recorded the end of {last.window_id} {late_s:.2f} s after it: {reasons}"
 
 
 CHECKS = (check_clocks, check_overlaps, check_names, check_counts, check_run_times, check_progress)

@@ -170,6 +170,55 @@ CONTRADICTIONS: dict[str, tuple[list[Change], str]] = {
         [record(schema.TELEMETRY, streams__fast__ticks_skipped=40)],
         "which are not",
     ),
+    "late ticks of which all rows are there": (
+        [
+            record(
+                schema.TELEMETRY,
+                streams__fast__ticks_skipped=40,
+                streams__fast__ticks_due=lambda count: count + 40,
+            )
+        ],
+        "samples_fast ends with tick 577 and lacks 0; the sidecar counts 618 due and 40 skipped",
+    ),
+    "less memory in use than PyTorch reserved": (
+        [
+            column("samples_slow", "vram_free_mib", pl.col("vram_free_mib") + pl.col("vram_used_mib") / 2),
+            column("samples_slow", "vram_used_mib", pl.col("vram_used_mib") / 2),
+        ],
+        "were in use by NVML, and PyTorch had reserved 62,070 MiB",
+    ),
+    "utilisation as a fraction": (
+        [column("samples_fast", "gpu_util_pct", pl.col("gpu_util_pct") / 100)],
+        "a utilisation of 1 % by NVML, and the steps took 100 % of the window on the GPU",
+    ),
+    "no temperature": ([column("samples_slow", "temp_gpu_c", pl.lit(0.0))], "values of temp_gpu_c, e.g. 0"),
+    "a driver that the sidecar did not find": (
+        [manifest(environment__driver="570.1")],
+        "telemetry.json has driver 580.159.04, the manifest 570.1",
+    ),
+    "a batch that was not requested": (
+        [manifest(workload_facts__batch_requested=64)],
+        "the manifest has batch 32, and its workload facts say that 64 was requested",
+    ),
+    "epochs that were not requested": (
+        [manifest(overrides=["workload.epochs=16"], workload_facts__epochs=1)],
+        "workload.epochs=16 was requested, and the manifest says 1",
+    ),
+    "a precision that no lever gives": (
+        [manifest(workload_facts__precision="fp32")],
+        "the workload ran with precision fp32, which is not among the levers of recipe baseline",
+    ),
+    "a cache that the workload did not use": (
+        [manifest(levers=[{"name": "cache_image", "field": "cache_image", "requested": True}])],
+        "of the caches the levers name cache_image, and the workload encoded 2 image(s) per sample",
+    ),
+    "no counter, and instant power that its average contradicts": (
+        [
+            column("samples_fast", "energy_mj", pl.lit(None)),
+            column("samples_fast", "power_instant_w", pl.col("power_instant_w") * 0.8),
+        ],
+        "instant power deviates -20.0 % from the integral of its one-second average",
+    ),
     "a co-tenant that no event shows": (
         [record(schema.TELEMETRY, devices__0__processes__verdict="co_tenant")],
         "another process was on GPU",
@@ -203,7 +252,7 @@ CONTRADICTIONS: dict[str, tuple[list[Change], str]] = {
         [column("samples_fast", "gpu_util_pct", pl.lit(0.0))],
         "and cannot exceed gpu_util_pct, which is 0",
     ),
-    "a temperature of 540": ([column("samples_slow", "temp_gpu_c", pl.lit(540.0))], "e.g. 540, outside -20.0 to 130"),
+    "a temperature of 540": ([column("samples_slow", "temp_gpu_c", pl.lit(540.0))], "e.g. 540, outside 1.00 to 130"),
     "no memory": ([column("samples_slow", "vram_total_mib", pl.lit(0.0))], "values of vram_total_mib, e.g. 0"),
     "clocks beyond the limit": ([column("samples_slow", "sm_clock_mhz", pl.lit(2500))], "values of sm_clock_mhz, e.g."),
     "more allocated than reserved": ([manifest(memory__allocated_peak_mib=70000.0)], "do not ascend"),
@@ -231,3 +280,42 @@ def test_peak_that_is_not_the_boards_gives_no_mfu(tmp_path: Path, sound_run: Pat
     row = merged_row(tmp_path, sound_run, manifest(gpu_facts__bf16_dense_tflops=1979.0))
     assert (row["valid"], row["mfu_pct"]) == (True, None)
     assert "mfu_pct=the manifest has a peak of 1979 TFLOP/s, conf/gpu 989.5" in row["null_reasons"]
+
+
+def worker_later(by_s: float) -> Change:
+    """Return a change of all times of the worker but that of its last record of progress."""
+
+    def change(folder: Path) -> None:
+        windows_later("mono", "unix", by_s=by_s)(folder)
+        later("steps", "start_mono", "end_mono", by_s=by_s)(folder)
+
+    return change
+
+
+# The figures may be right all the same.
+WARNINGS: dict[str, tuple[list[Change], str]] = {
+    "the times of the worker shifted back": (
+        [worker_later(-2)],
+        "the manifest recorded the end of measure-1 2.00 s after it",
+    ),
+    "a counter that nothing confirms": (
+        [column("samples_fast", name, pl.lit(None)) for name in ("power_instant_w", "power_avg1s_w")],
+        "no sampled power to check the energy counter against",
+    ),
+    "a lever that nothing found": (
+        [manifest(recipe="tf32", overrides=["recipe=[baseline,tf32]"])],
+        "lever tf32 was requested and not found active",
+    ),
+    "memory errors that no event shows": (
+        [record(schema.TELEMETRY, devices__0__health_end__ecc_uncorrected_volatile=5)],
+        "5 new uncorrectable memory error(s), by telemetry.json",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WARNINGS)
+def test_doubt_gives_a_warning(tmp_path: Path, sound_run: Path, name: str) -> None:
+    changes, sentence = WARNINGS[name]
+    row = merged_row(tmp_path, sound_run, *changes)
+    assert row["valid"], row["invalid_reason"]
+    assert sentence in (row["warnings"] or "")
