@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import hydra
 
@@ -46,8 +47,20 @@ def _launch(arguments: list[str]) -> None:
     sys.argv = ["launch", *arguments]  # where Hydra reads them
     SweepLauncher.ended_auto_sweeps.clear()
     failed: PointsFailedError | None = None
+    refused: list[UserError] = []
+
+    @functools.wraps(task)
+    def single_run(config: Any) -> Any:
+        # Hydra prints a line with all overrides above an error that passes through it.
+        try:
+            return task(config)
+        except UserError as error:
+            refused.append(error)
+
+    # Jobs of a sweep import the function by its name, which a local one does not have.
+    function = task if options.multirun else single_run
     try:
-        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task)()
+        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(function)()
     except PointsFailedError as error:
         # Repetitions of the other points are still added; the failure is raised at the end.
         failed = error
@@ -60,6 +73,8 @@ def _launch(arguments: list[str]) -> None:
             failed = failed or error
     if failed:
         raise failed
+    if refused:
+        raise refused[0]
 
 
 class _Parser(argparse.ArgumentParser):

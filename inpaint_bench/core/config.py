@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from .errors import UserError
 from .site import SiteConfig
-from .validation import check, http_address, one_of, regular_expression, time_limit, within
+from .validation import check, file_path, http_address, one_of, regular_expression, time_limit, within
 
 
 @dataclass(kw_only=True)
@@ -43,7 +43,7 @@ class ModelConfig:
     """Stable Diffusion inpainting: a 9-channel UNet, the VAE and the text encoder around it."""
 
     name: str
-    weights: str | None = None  # a diffusers folder; null: random weights of these shapes
+    weights: str | None = file_path()  # a diffusers folder; null: random weights of these shapes
     unet: dict[str, Any] = field(default_factory=dict)
     vae: dict[str, Any] = field(default_factory=dict)
     text_encoder: dict[str, Any] = field(default_factory=dict)
@@ -163,8 +163,8 @@ del TRAINING_ONLY[: TRAINING_ONLY.index("train_steps") + 1]
 class QualityConfig:
     """Weight files of the networks that judge pictures. Without one its metric is unavailable, not zero."""
 
-    lpips_weights: str | None = None
-    inception_weights: str | None = None
+    lpips_weights: str | None = file_path()
+    inception_weights: str | None = file_path()
 
 
 @dataclass(kw_only=True)

@@ -52,6 +52,11 @@ def regular_expression() -> Any:
     return field(default=None, metadata=REGULAR_EXPRESSIONS)
 
 
+def file_path() -> Any:
+    """Declare a path, or null; an empty one, as of `key=$UNSET` in a shell, would pass for null."""
+    return field(default=None, metadata=matching(r"[\s\S]+", "a path, or null"))
+
+
 def http_address() -> Any:
     """Declare an http:// or https:// address, or null."""
     return field(default=None, metadata={"http_address": True})

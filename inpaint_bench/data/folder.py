@@ -111,8 +111,11 @@ class FolderSource(Source):
             if len(photos) == config.num_images:
                 break
         if not photos:
-            counts = Counter(image.reason for image in skipped).most_common(3)
-            reasons = "; ".join(f"{count} {reason}" for reason, count in counts) or "the folder is empty"
+            counts = Counter(image.reason for image in skipped)
+            shown = [f"{count} {reason}" for reason, count in counts.most_common(3)]
+            if others := len(skipped) - sum(count for _, count in counts.most_common(3)):
+                shown.append(f"{others} for other reasons")
+            reasons = "; ".join(shown) or "the folder is empty"
             raise UserError(f"data.root={root}: no usable image, {found} found, {len(skipped)} left out: {reasons}")
         for image in skipped[:SHOWN]:
             log.warning("left out %s", sanitize(f"{image.file}: {image.reason}"))

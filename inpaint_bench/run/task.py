@@ -32,6 +32,8 @@ def task(config: DictConfig) -> Manifest:
         raise UserError(f"repeats={config.repeats} needs -m: without it, launch runs one point here and now")
     if config.site.name not in ("auto", "local"):
         raise UserError(f"site={config.site.name} needs -m: without it, launch runs one point here and now")
+    if not hydra_config.run.dir:  # as `hydra.run.dir=$RUN` where the shell has no such variable
+        raise UserError("hydra.run.dir: is empty; name a folder")
     print(f"run directory: {run_dir}", flush=True)
     try:
         manifest = run(config, run_dir, overrides)

@@ -90,6 +90,10 @@ class TestFolder:
             folder(tmp_path)
         with pytest.raises(UserError, match="no such folder"):
             folder(tmp_path / "missing")
+        for name in ("a.heic", "b.txt", "c.mp4", "d.jpg"):
+            (tmp_path / name).write_bytes(b"")
+        with pytest.raises(UserError, match="5 left out: .*; 2 for other reasons"):
+            folder(tmp_path)
 
     @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
     def test_metadata_file_gives_position_and_text(self, tmp_path: Path, form: str) -> None:

@@ -58,6 +58,8 @@ PLAN = "sweep_id: s1\nsite: delta\npoints:\n- {num: 0, overrides: [gpu=h200]}\n"
             r"gpu=\[a40,h200\]: needs the name of a file in conf/gpu; several are swept with -m gpu=a,b",
         ),
         ("recipe=true", r"recipe=true: needs the name of a file or a list of them in conf/recipe"),
+        ("model.weights= gpu=h200", r"model\.weights='': must be a path, or null"),
+        ("quality.lpips_weights= gpu=h200", r"quality\.lpips_weights='': must be a path, or null"),
         ("hydra.sweep.dir=", r"hydra\.sweep\.dir: is empty; name a folder"),
         ("gpu=h200 hydra.sweep.subdir=x", r"hydra\.sweep\.subdir: run directories are named by point and attempt"),
         ("gpu=h200 time_min=1:90:00", r"time_min=1:90:00: must be a time limit in minutes"),
@@ -116,9 +118,18 @@ def test_budget_that_both_sites_keep_is_accepted(capsys, tmp_path):
     assert "Dry run: nothing was submitted" in capsys.readouterr().out
 
 
+def test_single_run_into_an_empty_name_is_refused(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["gpu=cpu", "recipe=cpu", "hydra.run.dir="]) == 2
+    assert capsys.readouterr().err == "error: hydra.run.dir: is empty; name a folder\n"
+    assert not (tmp_path / "manifest.json").exists()
+
+
 def test_single_run_on_another_site_is_refused(capsys, tmp_path):
     assert main(["site=delta", "gpu=h200", f"out={tmp_path}"]) == 2
-    assert "site=delta needs -m" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "site=delta needs -m" in error
+    assert len(error.splitlines()) == 1
 
 
 def test_plan_file_that_is_not_yaml_is_refused(capsys, tmp_path):
