@@ -92,7 +92,7 @@ class TestFolder:
             folder(tmp_path / "missing")
         for name in ("a.heic", "b.txt", "c.mp4", "d.jpg"):
             (tmp_path / name).write_bytes(b"")
-        with pytest.raises(UserError, match="5 left out: .*; 2 for other reasons"):
+        with pytest.raises(UserError, match=r"5 left out: .*; 2 for other reasons"):
             folder(tmp_path)
 
     @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
