@@ -16,7 +16,7 @@ from launchers.remote import client
 from launchers.slurm import local_executor
 from launchers.status.survey import cancel_in_slurm, poll_sweep, sites_of
 from launchers.sweep.events import Cancelled
-from launchers.sweep.ledger import Attempt, Ledger
+from launchers.sweep.ledger import RERUN_REFUSES, Attempt, Ledger
 from launchers.sweep.lock import BUSY, BusyError
 from launchers.sweep.owner import check_own
 
@@ -38,7 +38,13 @@ def run_cancel(sweep: Path) -> None:
                 number += more
         except BusyError:
             problems.append(f"another command {BUSY}, and has not ended: cancel again when it has")
-    for plan, waiting in sorted(Counter(record.plan for record in ledger.points().values() if record.plan).items()):
+    notes: list[str] = []
+    records = ledger.points(notes).values()
+    if any(RERUN_REFUSES in note for note in notes):
+        problems.append(
+            f"{sweep}: its ledger lacks attempts, whose jobs were not looked for; `squeue --me` lists yours"
+        )
+    for plan, waiting in sorted(Counter(record.plan for record in records if record.plan).items()):
         # The plan may have been carried away and submitted there, which nothing here can know.
         echo(
             f"{sweep / plan}: its {pluralize(waiting, 'point')} were not submitted from here, so there is nothing to "

@@ -91,7 +91,8 @@ def folded_job_ids(job_ids: Iterable[str]) -> list[str]:
 def next_steps(sweep: SweepStatus, folder: Path) -> Iterator[str]:
     """Yield the commands to run next."""
     path = shlex.quote(str(folder))
-    failed = [point for point in sweep.points if point.reason and not point.record.plan]  # also those never submitted
+    # Also those that were never submitted.
+    failed = [point for point in sweep.points if sweep.can_rerun and point.reason and not point.record.plan]
     resubmitted = Counter(str(point.reason) for point in failed if _is_resubmitted(point))
     permanent = [p for p in failed if not _is_resubmitted(p) and p.reason is not Reason.UNAVAILABLE]
     if resubmitted:

@@ -32,7 +32,7 @@ from launchers.slurm.pending_reasons import PendingReason, explain
 from launchers.slurm.query import OK, SlurmReply, cancel_jobs, cancellable_jobs, find_arrays, query_jobs
 from launchers.sweep import private_dirs
 from launchers.sweep.events import AttemptKey, Cancelled
-from launchers.sweep.ledger import Attempt, Ledger, PointRecord
+from launchers.sweep.ledger import RERUN_REFUSES, Attempt, Ledger, PointRecord
 from launchers.sweep.owner import other_owner
 
 T = TypeVar("T")
@@ -95,6 +95,7 @@ class SweepStatus:
     sites: dict[str, SiteConfig]
     replies: dict[str, SlurmReply]  # by site
     notes: list[str]  # problems that concern no single point's state
+    can_rerun: bool = True  # else it is another user's, or its ledger lacks attempts
     polled_unix: float = field(default_factory=time.time)
 
 
@@ -126,7 +127,13 @@ def poll_sweep(ledger: Ledger, *, holding_lock: bool = False) -> SweepStatus:
     points = [poll.point_status(record) for _, record in sorted(records.items())]
     if not poll.owner:
         poll.save_states(attempt for point in points for attempt in point.attempts)
-    return SweepStatus(points=points, sites=sites, replies=poll.replies, notes=[*notes, *_superseded(points)])
+    return SweepStatus(
+        points=points,
+        sites=sites,
+        replies=poll.replies,
+        notes=[*notes, *_superseded(points)],
+        can_rerun=not poll.owner and not any(RERUN_REFUSES in note for note in notes),
+    )
 
 
 class _Poll:

@@ -33,6 +33,7 @@ E = TypeVar("E", bound=Event)
 _RUN_DIR = re.compile(r"(\d+)/attempt-(\d+)")
 _PLAN = re.compile(PLAN_PATTERN.format(site=r"[\w-]+"))
 READERS = 16  # directories listed at once: on a network file system each listing waits for the server
+RERUN_REFUSES = "`rerun` refuses this sweep"
 
 
 @dataclass(kw_only=True)
@@ -160,7 +161,7 @@ class Ledger:
         if problems is not None:
             problems += skipped
             if gaps:
-                problems.append(f"{LEDGER} {_listed(gaps)}. `rerun` refuses this sweep: it could submit a point twice")
+                problems.append(f"{LEDGER} {_listed(gaps)}. {RERUN_REFUSES}: it could submit a point twice")
         return points
 
     def check_complete(self) -> None:

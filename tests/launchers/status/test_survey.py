@@ -129,6 +129,10 @@ class TestIncompleteRecord:
         notes = as_json(folder, capsys)["notes"]
         assert gap in notes[0]
         assert "`rerun` refuses this sweep" in notes[0]
+        assert "inpaint-bench rerun" not in run(capsys, "status", str(folder))[1]
+        code, output = run(capsys, "cancel", str(folder))
+        assert code == 2
+        assert "its ledger lacks attempts" in output
         for more in ([], ["--repeats", "2"]):
             code, output = run(capsys, "rerun", str(folder), *more)
             assert code == 2
