@@ -100,9 +100,20 @@ def find_problems(rows: Sequence[Row], windows: Sequence[Row], digests: Mapping[
     return problems
 
 
-def add_problems(rows: Sequence[Row], windows: Sequence[Row], digests: Mapping[str, Digests]) -> None:
-    """Make the rows invalid that are not valid beside the others, with the reason."""
+def add_problems(
+    rows: Sequence[Row],
+    windows: Sequence[Row],
+    digests: Mapping[str, Digests],
+    conflicts: Mapping[str, Sequence[str]] | None = None,
+) -> None:
+    """Make the rows invalid that are not valid beside the others, with the reason.
+
+    `conflicts` lists by run id the directories that have it too, with other content: which is right, nothing tells.
+    """
     problems = find_problems(rows, windows, digests)
+    for run_id, folders in (conflicts or {}).items():
+        more = f" and {len(folders) - 1} more" if len(folders) > 1 else ""
+        problems.setdefault(run_id, []).append(f"other content under this run id in {folders[0]}{more}; remove one")
     for row in rows:
         if found := problems.get(row["run_id"]):
             row["invalid_across_runs"] = "; ".join(found)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import math
+from collections import defaultdict
 from collections.abc import Collection, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -247,6 +248,7 @@ def _write(
     skips = list(unread)
     directories: list[DirectoryRecord] = []
     merged: dict[str, DirectoryRecord] = {}  # by folder in the dataset
+    conflicting: dict[str, list[str]] = defaultdict(list)  # directories with other content, by run id
     # In the order of the plan, whichever thread ends first: the first directory of a run id is the one that counts.
     for outcome in outcomes:
         record = outcome.record
@@ -257,9 +259,13 @@ def _write(
             windows += outcome.windows
             merged[hive_value(outcome.row["run_id"])] = record
         elif record.run_id is not None and not record.left_out:
-            skips.append(_duplicate(record, merged.get(hive_value(record.run_id))))
+            first = merged.get(hive_value(record.run_id))
+            skips.append(_duplicate(record, first))
+            if first is not None and skips[-1].code == "conflict":
+                conflicting[str(first.run_id)].append(record.folder)
     # Runs of all sites are known only now; a refusal here leaves the older dataset in place.
-    across_runs.add_problems(rows, windows, {str(record.run_id): record.row_digests for record in merged.values()})
+    digests = {str(record.run_id): record.row_digests for record in merged.values()}
+    across_runs.add_problems(rows, windows, digests, conflicting)
     runs = comparability.add_comparability_key(pl.DataFrame(rows, schema=SCHEMA, strict=False))
     conflicts = comparability.find_conflicts(runs)
     comparability.refuse_conflicts(conflicts, allow_mixed)
@@ -288,8 +294,8 @@ def _duplicate(record: DirectoryRecord, first: DirectoryRecord | None) -> Skippe
     else:
         code = "conflict"
         reason = (
-            f"CONFLICT: run id also in {where} with other content; the first one in order was merged, "
-            "which does not make it the right one. Remove one of the two and merge again"
+            f"CONFLICT: run id also in {where} with other content; nothing tells which is right, so neither counts: "
+            "that one is listed as not valid. Remove one of the two and merge again"
         )
     return parts.skipped(Path(record.folder), code, reason, record.run_id)
 

@@ -215,7 +215,8 @@ def sweep_evidence(cells: pl.DataFrame, runs: pl.DataFrame) -> dict[str, SweepEv
 
 def _elasticity(small: Row, large: Row) -> float | None:
     rates = small["images_per_s"], large["images_per_s"]
-    if None in rates:
+    # Labels that differ in case, e.g. of GPUs without a file in conf/gpu, give one series.
+    if None in rates or small["batch"] == large["batch"]:
         return None
     # 1: the rate doubles with the batch, so there was room on the GPU. 0: a larger batch gains nothing.
     return math.log(rates[1] / rates[0]) / math.log(large["batch"] / small["batch"])

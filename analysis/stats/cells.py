@@ -212,7 +212,8 @@ def key_text(row: Cell, name: str) -> str:
     """Return the value of a key as tables and labels show it; empty where there is nothing to say."""
     value = row[name]
     if name == "encodes_online":
-        return "" if value is None else "latents online" if value else "latents cached"
+        known = {None: "", 0: "latents cached", 1: "half of the latents cached"}
+        return known.get(value, "latents online")
     if name == "text_online":
         return "" if value is None else "text online" if value else "text cached"
     if name == "inactive_levers":

@@ -110,7 +110,12 @@ def test_one_run_id_with_two_contents_is_a_conflict(tmp_path: Path) -> None:
     dataset = merged(tmp_path, tmp_path / "grace", tmp_path / "other")
     assert dataset.metadata["conflicts"] == 1
     assert dataset.skipped["code"].to_list() == ["conflict"]
-    assert "CONFLICT" in dataset.skipped["reason"][0]
+    assert "neither counts" in dataset.skipped["reason"][0]
+    assert not dataset.runs["valid"].any()
+    assert f"other content under this run id in {tmp_path / 'other' / 'run-r-01'}" in dataset.runs["invalid_reason"][0]
+    shutil.rmtree(tmp_path / "other" / "run-r-01")
+    dataset = merged(tmp_path, tmp_path / "grace", tmp_path / "other")
+    assert dataset.runs["valid"].all()
     assert dataset.runs["power_w"][0] == pytest.approx(200)
 
 
@@ -256,7 +261,8 @@ def test_merging_again_reads_only_what_is_new_or_changed(tmp_path: Path, read_di
     assert len(read_dirs) == 7
     read_dirs.clear()
     dataset = merged(tmp_path, *roots)
-    assert (read_dirs, dataset.metadata["unchanged"]) == ([], 7)
+    # The run that the conflict makes invalid: its own verdict is not in the dataset.
+    assert (read_dirs, dataset.metadata["unchanged"]) == (["run-r-02"], 6)
     assert equals_fresh_merge(tmp_path, *roots)
 
     write_run(roots[0], "r-00")

@@ -121,7 +121,11 @@ class TestDifferencesOfACell:
 
 @pytest.mark.parametrize(
     ("change", "label"),
-    [({"encodes_online": 0}, "latents cached"), ({"text_online": False}, "text cached")],
+    [
+        ({"encodes_online": 0}, "latents cached"),
+        ({"encodes_online": 1}, "half of the latents cached"),
+        ({"text_online": False}, "text cached"),
+    ],
 )
 def test_cached_and_online_are_separate_cells(change: dict[str, Any], label: str) -> None:
     rows = runs_of(10.0, 10.1, encodes_online=2, text_online=True)
