@@ -279,13 +279,14 @@ def test_merge_lists_skipped_files_and_report_prints_the_page_last(
 ) -> None:
     write_run(tmp_path / "in" / "a", "r-01")
     write_run(tmp_path / "in" / "b", "r-01", power_w=1.0)
+    write_run(tmp_path / "in" / "c", "r-02")
     assert app.main(["merge", str(tmp_path / "in"), "-o", str(tmp_path / "ds")]) == 0
     assert "WARNING: skipped [conflict]" in capsys.readouterr().err
     assert app.main(["report", str(tmp_path / "ds"), "-o", str(tmp_path / "out")]) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[-1] == f"report: {tmp_path / 'out' / 'report.html'}"
     assert "CONFLICT" in out
-    headings = ["1 of 1 runs are valid. Fastest:", "Best batch size per GPU", "Throughput", "Runs", "Skipped files"]
+    headings = ["1 of 2 runs are valid. Fastest:", "Best batch size per GPU", "Throughput", "Runs", "Skipped files"]
     places = [next(at for at, line in enumerate(out.splitlines()) if line.startswith(heading)) for heading in headings]
     assert places == sorted(places), "the recommendation first, the records last"
 
