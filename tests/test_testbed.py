@@ -391,6 +391,10 @@ class TestProcesses:
         log, env = tmp_path / "log", processes.daemon_env(tmp_path, {})
         pid = processes.spawn(["sleep", "100"], pid_file=file, log=log, env=env)
         try:
+            # Until the child has called exec, its environment is this process's.
+            deadline = time.monotonic() + 30
+            while processes.ours(file, tmp_path) is None and time.monotonic() < deadline:
+                time.sleep(0.05)
             assert processes.ours(file, tmp_path) == pid
             assert processes.ours(file, tmp_path / "other") is None
             file.write_text(f"{pid} 1\n")

@@ -78,7 +78,11 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
         }
         facts = {"num_images": IMAGES // 16, "epochs": 16}
         # 400 W: 283 and 286 W are more than an A100 as a PCIe card may draw, and the audit would say so
-        board = {"uuid": f"GPU-{gpu}", "name": CARDS[gpu][0], "power_limit_w": max(400.0, CARDS[gpu][1])}
+        board = {
+            "uuid": f"GPU-{gpu}",
+            "name": CARDS[gpu][0],
+            "power_limit_w": 400.0 if gpu == "a100" else CARDS[gpu][1],
+        }
         place["devices"] = [{**board, "memory_mib": CARDS[gpu][2]}]
         telemetry = {"window_s": STEPS / rate, "steps_per_s": rate, "power_w": watt, "util_pct": busy}
         point = f"{gpu}-{batch}-{recipe}"

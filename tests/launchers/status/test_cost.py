@@ -24,7 +24,7 @@ from launchers.status.cost import attempt_costs, check_budget, cost_table
 from launchers.status.survey import poll_sweep
 from launchers.status.tables import plan_table
 from launchers.sweep.events import Refused
-from launchers.sweep.ledger import Ledger
+from launchers.sweep.ledger import Ledger, job_name
 from tests.launchers.conftest import ACCOUNT
 from tests.launchers.sweeps import a_point, a_sweep, defer, plan, submit
 
@@ -123,8 +123,10 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
 
 
 def submit_all(ledger: Ledger, attempt: int) -> None:
-    plan(ledger, [a_point(num, **ENTRY) for num in range(2)], attempt=attempt)
-    submit(ledger, range(2), job_id=f"7{attempt}_%a", attempt=attempt)
+    group = f"{attempt:02d}"
+    name = job_name(group, ledger.sweep.sweep_id)
+    plan(ledger, [a_point(num, **ENTRY) for num in range(2)], attempt=attempt, group=group, job_name=name)
+    submit(ledger, range(2), job_id=f"7{attempt}_%a", attempt=attempt, group=group)
 
 
 def end(ledger: Ledger, num: int, attempt: int, status: str = "failed") -> None:
@@ -156,8 +158,8 @@ def test_every_attempt_counts_unless_slurm_refused_it(ledger, points: Points):
     end(ledger, 0, 1)
     submit_all(ledger, 2)
     assert max_cost([first], ledger) == 1 + 3 + (3 + 3) + 3, "of point 1 nothing is known"
-    plan(ledger, [a_point(num, **ENTRY) for num in range(2)], attempt=3, group="01", job_name="k")
-    ledger.append(Refused(group="01", attempts=[(num, 3) for num in range(2)], message="no"))
+    plan(ledger, [a_point(num, **ENTRY) for num in range(2)], attempt=3, group="03", job_name="k")
+    ledger.append(Refused(group="03", attempts=[(num, 3) for num in range(2)], message="no"))
     assert max_cost([first], ledger) == 1 + 3 + (3 + 3) + 3
 
 

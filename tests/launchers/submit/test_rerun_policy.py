@@ -154,7 +154,7 @@ class TestGpuOutOfMemory:
 
 class TestHostOutOfMemory:
     def test_memory_doubles_up_to_the_nodes(self, decide_one):
-        share = 58
+        share = 56
         for before, after in ((None, 2 * share), (150, 4 * share)):
             overrides = [] if before is None else [f"mem_gb={before}"]
             decision, point = decide_one(Reason.OOM_HOST, *overrides, only="oom_host")
@@ -162,15 +162,15 @@ class TestHostOutOfMemory:
             assert decision.changes == (f"mem_gb={after}",)
         decision, point = decide_one(Reason.OOM_HOST, f"mem_gb={4 * share}", only="oom_host")
         assert point is None
-        assert "the 232 G of a node" in decision.action
+        assert "the 224 G of a node" in decision.action
 
     def test_more_memory_than_a_node_has_is_refused(self, decide_one):
-        with pytest.raises(UserError, match=r"mem_gb=233: a node with a100 of delta has 232 G"):
-            decide_one(Reason.OOM_HOST, only="oom_host", changes=["mem_gb=233"])
+        with pytest.raises(UserError, match=r"mem_gb=225: a node with a100 of delta has 224 G"):
+            decide_one(Reason.OOM_HOST, only="oom_host", changes=["mem_gb=225"])
 
     def test_more_memory_costs_more(self, decide_one):
         _, point = decide_one(Reason.OOM_HOST, only="oom_host")
-        assert point.service_units == pytest.approx(2 * 58 * 2**30 / 62.5e9)
+        assert point.service_units == pytest.approx(2 * 56 * 2**30 / 62.5e9)
 
 
 def test_point_with_max_attempts_is_left_alone_even_if_named(decide_one):

@@ -396,7 +396,7 @@ class TestTwoClusters:
         folder = tmp_path / "sweep"
         assert sweep(folder, "gpu=h200", "batch=2", "profile=testbed", "wait=true") == 0
         (snapshot,) = (folder / "code").iterdir()
-        script = next((folder / "jobs").rglob("*_submission.sh")).read_text()
+        script = next((folder / "jobs").rglob("sbatch.sh")).read_text()
         assert f"export PYTHONPATH={snapshot}" in script
         code = manifests(folder)[0]["environment"]["git"]
         assert code["content_sha256"] == json.loads((snapshot / "snapshot.json").read_text())["content_sha256"]
