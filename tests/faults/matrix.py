@@ -81,8 +81,9 @@ def _submit_all(matrix: Matrix, disk: Path) -> None:
     submit_sweep(matrix["causes"], "gpu=h200", f"workload.name={','.join(CAUSES)}", "workload.min_measure_s=12")
     submit_sweep(matrix["stopped"], "gpu=h200", "seed=0,1,2", LONG)
     submit_sweep(matrix["undisturbed"], "gpu=a100", "site=delta", limited, other_node)
+    # Longer than the other submissions take on a busy machine: it is requeued after them.
     submit_sweep(
-        matrix["requeued"], "gpu=a40", "site=delta", f"workload.train_steps=null,{STEPS}", "workload.min_measure_s=20"
+        matrix["requeued"], "gpu=a40", "site=delta", f"workload.train_steps=null,{STEPS}", "workload.min_measure_s=60"
     )
     matrix.bed.run("grace", "scontrol", "update", "nodename=gr02", "state=drain", "reason=one node for both")
     submit_sweep(matrix["node"], "gpu=a100", "site=grace", LONG, "sites.grace.requeue.request=false")
