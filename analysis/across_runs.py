@@ -89,8 +89,8 @@ def find_problems(rows: Sequence[Row], windows: Sequence[Row], digests: Mapping[
             tables[run_id] |= shared
     problems: dict[str, list[str]] = defaultdict(list)
     for run_id, others in copies.items():
-        what = ", ".join(name for name in _TIMING if name in tables[run_id])
-        problems[run_id].append(f"{what}: same rows as in run {_names(others)}; one of them is a copy, remove it")
+        copied = ", ".join(name for name in _TIMING if name in tables[run_id])
+        problems[run_id].append(f"{copied}: same rows as in run {_names(others)}; one of them is a copy, remove it")
     for run_id, others in _same_gpu_and_time(by_id, windows).items():
         # A copy did not use the GPU a second time.
         others = [other for other in others if shared_tables.keys().isdisjoint({(run_id, other), (other, run_id)})]
@@ -115,9 +115,9 @@ def add_problems(
         more = f" and {len(folders) - 1} more" if len(folders) > 1 else ""
         problems.setdefault(run_id, []).append(f"other content under this run id in {folders[0]}{more}; remove one")
     for row in rows:
-        if found := problems.get(row["run_id"]):
-            row["invalid_across_runs"] = "; ".join(found)
-            row["invalid_reason"] = "; ".join(filter(None, [row["invalid_reason"], *found]))
+        if own_problems := problems.get(row["run_id"]):
+            row["invalid_across_runs"] = "; ".join(own_problems)
+            row["invalid_reason"] = "; ".join(filter(None, [row["invalid_reason"], *own_problems]))
             row["valid"] = False
 
 
@@ -135,14 +135,14 @@ def _shared_tables(digests: Mapping[str, Digests], run_ids: list[str]) -> dict[t
                 counts[pair][name] += 1
     shared = {}
     for pair, count in counts.items():
-        found = {name for name in count if count[name] >= SHARED}
-        same = {name for name in found if not name.endswith(_SHIFTED)}
+        names = {name for name in count if count[name] >= SHARED}
+        same = {name for name in names if not name.endswith(_SHIFTED)}
         # Without times only a run as a whole is known: its steps and its power.
         key = [
             name for name in (f"samples_fast{_SHIFTED}", f"steps{_SHIFTED}") if any(name in digests[i] for i in pair)
         ]
-        if f"steps{_SHIFTED}" in found and found.issuperset(key):
-            same |= {name.removesuffix(_SHIFTED) for name in found}
+        if f"steps{_SHIFTED}" in names and names.issuperset(key):
+            same |= {name.removesuffix(_SHIFTED) for name in names}
         if same:
             shared[pair] = same
     return shared
@@ -202,7 +202,7 @@ def _same_gpu_and_time(by_id: Mapping[str, Row], windows: Sequence[Row]) -> dict
                     boot=boot,
                 )
             )
-    found: dict[str, dict[str, None]] = defaultdict(dict)
+    overlapping: dict[str, dict[str, None]] = defaultdict(dict)
     for (_, clock), group in spans.items():
         for first, second in _overlaps(group):
             # The wall clock may have been set back between two runs of one boot.
@@ -210,8 +210,8 @@ def _same_gpu_and_time(by_id: Mapping[str, Row], windows: Sequence[Row]) -> dict
                 continue
             for own, other in ((first, second), (second, first)):
                 if own.measured:
-                    found[own.run_id][other.run_id] = None
-    return {run_id: list(others) for run_id, others in found.items()}
+                    overlapping[own.run_id][other.run_id] = None
+    return {run_id: list(others) for run_id, others in overlapping.items()}
 
 
 def _clocks_agree(window: Row) -> bool:

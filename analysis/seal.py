@@ -62,12 +62,12 @@ def _changes(dataset: Path, metadata: dict[str, Any]) -> Iterator[str]:
         yield f"{schema.DATASET} was edited"
         return
     try:
-        found = index_hashes(dataset)
+        hashes = index_hashes(dataset)
     except OSError as error:
         yield f"{Path(str(error.filename)).name} cannot be read"
         return
     index = metadata.get("index")
-    edited = [name for name, digest in found.items() if not isinstance(index, dict) or index.get(name) != digest]
+    edited = [name for name, digest in hashes.items() if not isinstance(index, dict) or index.get(name) != digest]
     yield from (f"{name} was edited" for name in edited)
     if DIRECTORIES in edited:
         return

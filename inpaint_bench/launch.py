@@ -18,8 +18,8 @@ from inpaint_bench.cli.exit_codes import guarded
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.hydra_support import refuse_hidden_files, refuse_wrong_choices, register
 from inpaint_bench.core.paths import conf_dir
-from inpaint_bench.core.secrets import find_secret
 from inpaint_bench.run.task import task
+from launchers.sweep.secrets import find_secret
 
 
 def main(argv: Sequence[str] | None = None) -> int:

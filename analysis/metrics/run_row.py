@@ -178,18 +178,22 @@ def fill_per_joule(row: dict[str, Any]) -> None:
 
 def _fill_stalls(draft: RowDraft, evidence: Evidence) -> None:
     """Fill what stalled steps cost, and images/s over the time without them."""
-    row, found = draft.row, stalls.Stalls()
+    row, stalled = draft.row, stalls.Stalls()
     if any(evidence.steps_of(window).height != window.steps for window, _ in evidence.measured):
         draft.set_reason(("stall_s", "stall_pct", "images_per_s_steady"), "not every step is in the table")
         return
     for window, span in evidence.measured:
-        found += stalls.find_stalls(evidence.steps_of(window), span)
-    row["stalls"], row["stall_s"], row["stall_pct"] = found.count, found.seconds, 100 * found.seconds / row["window_s"]
-    row["images_per_s_steady"] = row["images"] / (row["window_s"] - found.seconds)
-    if found.count:
-        cost = f"{found.seconds:.1f} s, {row['stall_pct']:.1f} % of the measure window"
+        stalled += stalls.find_stalls(evidence.steps_of(window), span)
+    row["stalls"], row["stall_s"], row["stall_pct"] = (
+        stalled.count,
+        stalled.seconds,
+        100 * stalled.seconds / row["window_s"],
+    )
+    row["images_per_s_steady"] = row["images"] / (row["window_s"] - stalled.seconds)
+    if stalled.count:
+        cost = f"{stalled.seconds:.1f} s, {row['stall_pct']:.1f} % of the measure window"
         without = f"{row['images_per_s_steady']:.4g} images/s in place of {row['images_per_s']:.4g}"
-        draft.warnings.append(f"{found.count} step(s) stalled for {cost}; without them {without}")
+        draft.warnings.append(f"{stalled.count} step(s) stalled for {cost}; without them {without}")
 
 
 def _fill_mfu(draft: RowDraft, evidence: Evidence) -> None:

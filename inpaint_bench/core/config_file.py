@@ -6,9 +6,8 @@ where a text is meant, and 1:30:00 is a time. Only keys without a declared type 
 
 from __future__ import annotations
 
-import os
+import errno
 import re
-import stat
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -23,6 +22,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from .config import BenchConfig
 from .errors import UserError
+from .files import read_plain
 from .validation import check_field, no_such_key
 
 MAX_BYTES: Final = 64 * 1024  # the longest of ours has 4 KB; YAML of this size takes seconds at worst
@@ -35,6 +35,10 @@ _TAGS: Final = {_TAG + name for name in ("str", "int", "float", "bool", "null", 
 _INTEGER: Final = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
 _LEADING_ZERO: Final = re.compile(r"[-+]?0[0-9_]+")
 _NUMBER: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_READ_PROBLEMS: Final = {
+    errno.ENXIO: "is not a file with text",
+    errno.EFBIG: f"is larger than {MAX_BYTES // 1024} KiB, so it is no configuration file",
+}
 _BOOLEANS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
@@ -66,15 +70,10 @@ def read_config_file(path: Path, group: str = "", package: str | None = None) ->
 def read_config_text(path: Path) -> str:
     """Return the text of a configuration file. Raises ConfigFileError for what cannot be one."""
     try:
-        # A pipe would block without O_NONBLOCK.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ConfigFileError(f"{path}: is not a file with text")
-            content = file.read(MAX_BYTES + 1)
+        content = read_plain(path, follow_links=True, max_bytes=MAX_BYTES)
     except OSError as error:
-        raise ConfigFileError(f"{path}: cannot be read ({error.strerror})") from None
-    if len(content) > MAX_BYTES:
-        raise ConfigFileError(f"{path}: is larger than {MAX_BYTES // 1024} KiB, so it is no configuration file")
+        problem = _READ_PROBLEMS.get(error.errno or 0, f"cannot be read ({error.strerror})")
+        raise ConfigFileError(f"{path}: {problem}") from None
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -32,7 +32,7 @@ def open_plain(path: Path, flags: int = os.O_RDONLY, *, follow_links: bool = Fal
     try:
         handle = os.open(path, flags, mode)
     except OSError as error:
-        if error.errno == errno.ELOOP:
+        if error.errno == errno.ELOOP and not follow_links:
             raise OSError(errno.ELOOP, "is a link, which is not followed", str(path)) from None
         if error.errno == errno.ENXIO:  # a pipe that nobody reads, or a socket
             raise OSError(errno.ENXIO, "is not a plain file", str(path)) from None

@@ -120,22 +120,9 @@ class _CrossAttention(torch.autograd.Function):
         y = torch.empty(n, s, channels, dtype=q.dtype, device=q.device)
         blocks = {"BLOCK_K": max(16, next_power_of_two(kv.shape[1])), "BLOCK_D": max(16, next_power_of_two(size))}
         _cross_attention_forward[(cdiv(s, FORWARD["queries"]), n * heads)](
-            q,
-            kv,
-            gate,
-            y,
-            s,
-            kv.shape[1],
-            text,
-            q.stride(1),
-            kv.stride(1),
-            size**-0.5,
-            H=heads,
-            D=size,
-            BLOCK_M=FORWARD["queries"],
-            **blocks,
-            num_warps=FORWARD["warps"],
-        )
+            q, kv, gate, y, s, kv.shape[1], text, q.stride(1), kv.stride(1), size**-0.5,
+            H=heads, D=size, BLOCK_M=FORWARD["queries"], **blocks, num_warps=FORWARD["warps"],
+        )  # fmt: skip
         ctx.save_for_backward(q, kv, gate)
         ctx.heads, ctx.text, ctx.blocks = heads, text, blocks
         return y

@@ -97,17 +97,9 @@ else:
 
     @triton.jit
     def _normalised(
-        x,
-        shift,
-        shift_row,
-        group_mean,
-        group_rstd,
-        image,
-        c,
-        C: tl.constexpr,
-        GROUPS: tl.constexpr,
-        HAS_SHIFT: tl.constexpr,
-    ):
+        x, shift, shift_row, group_mean, group_rstd, image, c,
+        C: tl.constexpr, GROUPS: tl.constexpr, HAS_SHIFT: tl.constexpr,
+    ):  # fmt: skip
         """Return (x + shift - mean) / std of a tile and 1/std per channel."""
         group = image * GROUPS + c // (C // GROUPS)
         mean, rstd = tl.load(group_mean + group), tl.load(group_rstd + group)
@@ -164,26 +156,9 @@ else:
         c0 = tl.program_id(1) * BLOCK_C
         p = block * BLOCK_P + tl.arange(0, BLOCK_P)
         dz, xhat, _, _ = _backward_tile(
-            dy,
-            x1,
-            x2,
-            shift,
-            shift_row,
-            weight,
-            bias,
-            group_mean,
-            group_rstd,
-            image,
-            p,
-            c0,
-            P,
-            C1,
-            C2,
-            GROUPS,
-            SILU,
-            HAS_SHIFT,
-            BLOCK_C,
-        )
+            dy, x1, x2, shift, shift_row, weight, bias, group_mean, group_rstd, image, p, c0, P,
+            C1, C2, GROUPS, SILU, HAS_SHIFT, BLOCK_C,
+        )  # fmt: skip
         out = tl.program_id(0) * (C1 + C2) + c0 + tl.arange(0, BLOCK_C)
         tl.store(sums + out, tl.sum(dz, axis=0))
         tl.store(products + out, tl.sum(dz * xhat, axis=0))
@@ -231,26 +206,9 @@ else:
         p = block * BLOCK_P + tl.arange(0, BLOCK_P)
         inside = p[:, None] < P
         dz, xhat, w, rstd = _backward_tile(
-            dy,
-            x1,
-            x2,
-            shift,
-            shift_row,
-            weight,
-            bias,
-            group_mean,
-            group_rstd,
-            image,
-            p,
-            c0,
-            P,
-            C1,
-            C2,
-            GROUPS,
-            SILU,
-            HAS_SHIFT,
-            BLOCK_C,
-        )
+            dy, x1, x2, shift, shift_row, weight, bias, group_mean, group_rstd, image, p, c0, P,
+            C1, C2, GROUPS, SILU, HAS_SHIFT, BLOCK_C,
+        )  # fmt: skip
         group = image * GROUPS + (c0 + c) // ((C1 + C2) // GROUPS)
         c1, c2 = tl.load(mean_dz + group), tl.load(mean_product + group)
         dx = rstd[None, :] * (dz * w[None, :] - c1[None, :] - xhat * c2[None, :])
@@ -314,20 +272,8 @@ class _GroupNorm(torch.autograd.Function):
             "BLOCK_C": block_c,
         }
         _group_norm_forward[grid](
-            x1,
-            other,
-            added,
-            added.stride(0),
-            weight,
-            bias,
-            mean,
-            rstd,
-            y,
-            pixels,
-            blocks,
-            **fixed,
-            num_warps=WARPS,
-        )
+            x1, other, added, added.stride(0), weight, bias, mean, rstd, y, pixels, blocks, **fixed, num_warps=WARPS,
+        )  # fmt: skip
         ctx.save_for_backward(x1, x2, weight, bias, shift, mean, rstd, channel_mean)
         ctx.set_materialize_grads(False)  # a further use without a gradient adds nothing
         ctx.fixed, ctx.joint, ctx.grid, ctx.uses = fixed, joint, grid, uses

@@ -37,17 +37,9 @@ else:
 
     @triton.jit
     def _geglu_backward(
-        dy,
-        x,
-        bias,
-        dx,
-        partials,
-        M,
-        INNER: tl.constexpr,
-        TILES: tl.constexpr,
-        BLOCK_M: tl.constexpr,
-        BLOCK_C: tl.constexpr,
-    ):
+        dy, x, bias, dx, partials, M,
+        INNER: tl.constexpr, TILES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+    ):  # fmt: skip
         """Write dx [M, 2 * INNER], and per program its column sums."""
         c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
         value_bias = tl.load(bias + c).to(tl.float32)[None, :]

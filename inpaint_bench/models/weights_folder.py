@@ -11,8 +11,8 @@ from pathlib import Path
 
 from inpaint_bench.core.errors import UserError
 
-NETWORKS = {"unet": "diffusion_pytorch_model", "vae": "diffusion_pytorch_model", "text_encoder": "model"}
-PARTS = (*NETWORKS, "tokenizer", "scheduler")
+WEIGHT_STEMS = {"unet": "diffusion_pytorch_model", "vae": "diffusion_pytorch_model", "text_encoder": "model"}
+PARTS = (*WEIGHT_STEMS, "tokenizer", "scheduler")
 PICKLES = (".bin", ".ckpt", ".pt", ".pth")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
@@ -31,14 +31,14 @@ def check_weights_folder(folder: Path, given: str) -> None:
         raise UserError(f"{label}: no such folder")
     if missing := [name for name in PARTS if not (folder / name).is_dir()]:
         raise UserError(f"{label}: not a diffusers folder, {', '.join(missing)} missing (of {', '.join(PARTS)})")
-    configs = {**dict.fromkeys(NETWORKS, "config.json"), "scheduler": "scheduler_config.json"}
+    configs = {**dict.fromkeys(WEIGHT_STEMS, "config.json"), "scheduler": "scheduler_config.json"}
     for part, name in configs.items():
         if not _is_json_object(folder / part / name):
             raise UserError(f"{label}: {part} cannot be loaded ({name} is missing or damaged)")
     tokenizer = {path.name for path in (folder / "tokenizer").iterdir()}
     if "tokenizer.json" not in tokenizer and not {"vocab.json", "merges.txt"} <= tokenizer:
         raise UserError(f"{label}: the tokenizer cannot be loaded (vocab.json or merges.txt is missing)")
-    for part, stem in NETWORKS.items():
+    for part, stem in WEIGHT_STEMS.items():
         if problem := _find_problem(folder / part, stem):
             raise UserError(f"{label}: {part} {problem}")
 

@@ -23,8 +23,8 @@ from typing import Any
 
 from inpaint_bench.core.console import sanitize
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.processes import run_bounded
 from inpaint_bench.core.site import ConnectConfig
+from launchers.slurm.processes import run_bounded
 
 SSH_ERROR = 255  # exit code of ssh itself
 CONTROL_TIMEOUT_S = 5.0  # for the local master process, which answers at once

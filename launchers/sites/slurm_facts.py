@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-from inpaint_bench.core.processes import run_bounded
 from inpaint_bench.core.site import SiteConfig
 from inpaint_bench.core.slurm_time import UNLIMITED, duration_s
 from launchers.remote.ssh import Completed, Connection, UnreachableError, last_lines, shell
 from launchers.slurm.environment import slurm_environment
+from launchers.slurm.processes import run_bounded
 
 ASSOCIATION_FIELDS = ("Account", "QOS", "DefaultQOS", "MaxSubmitJobs")
 QOS_FIELDS = ("Name", "GraceTime", "MaxWall", "MaxSubmitJobsPerUser")

@@ -21,7 +21,6 @@ from inpaint_bench.core.attempt_state import RunArtifacts
 from inpaint_bench.core.console import console, pluralize, shell_command
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.schema import CODE, JOBS
-from inpaint_bench.core.secrets import find_secret
 from inpaint_bench.core.site import SiteConfig
 from inpaint_bench.run.manifest import new_run_id
 from launchers.points.point import Group, Point, SubmitOutcome, by_site, group_points
@@ -35,6 +34,7 @@ from launchers.status.waiting import wait
 from launchers.sweep import private_dirs, snapshot
 from launchers.sweep.events import Deferred, Planned, PlannedAttempt, Submitted
 from launchers.sweep.ledger import Ledger, check_path, check_unused, job_name
+from launchers.sweep.secrets import find_secret
 from launchers.sweep.sweep_record import SweepRecord, save_multirun
 
 from .checks import check_accounts, check_points, check_queue

@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterator
 from functools import cache
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from inpaint_bench.core.config import GpuConfig
+from inpaint_bench.core.config_file import read_config_file
+from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.records import Device
 
@@ -32,8 +31,8 @@ def gpu_config(name: str) -> GpuConfig | None:
     if not re.fullmatch(r"[\w-]+", name) or not path.is_file():
         return None
     try:
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(GpuConfig), OmegaConf.load(path)))  # type: ignore[return-value]
-    except (OmegaConfBaseException, ValueError, OSError):  # a user's file: `launch` says what is wrong with it
+        return GpuConfig(**read_config_file(path, "gpu"))
+    except UserError:  # a user's file: `launch` says what is wrong with it
         return None
 
 

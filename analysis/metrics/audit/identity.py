@@ -44,8 +44,8 @@ def check_footers(evidence: Evidence) -> Iterator[str]:
     expected = {"source": source, "boot_id": None if evidence.started_before else manifest.boot_id}
     for table, footers in evidence.files.footers.items():
         for name, value in expected.items():
-            found = {footer[name] for footer in footers if name in footer}
-            if value and (other := sorted(found - {value, "unknown"})):
+            written = {footer[name] for footer in footers if name in footer}
+            if value and (other := sorted(written - {value, "unknown"})):
                 yield f"parts of {table} were written with {name} {', '.join(other)}, the manifest has {value}"
 
 
@@ -140,23 +140,23 @@ def check_required(evidence: Evidence) -> Iterator[str]:
 
 def inactive_levers(manifest: Manifest) -> dict[str, str]:
     """Return the levers that the recipe names and that were not found active, with what was found."""
-    found = {lever.name: lever.evidence or "no evidence" for lever in manifest.levers or [] if lever.active is False}
+    inactive = {lever.name: lever.evidence or "no evidence" for lever in manifest.levers or [] if lever.active is False}
     if manifest.levers is not None and manifest.recipe:
         # Of a name the first part may be `baseline`, `cpu` or a bundle, whose levers are not spelled out.
         requested = recipe.requested_parts(manifest.overrides)
         listed = {lever.name for lever in manifest.levers} | {"baseline", "cpu"}
         listed |= {name for name in requested if not recipe.is_lever(name)}
         spelled = manifest.recipe.split("+")
-        found |= {name: "the workload did not read it back" for name in spelled if name not in listed}
-    return found
+        inactive |= {name: "the workload did not read it back" for name in spelled if name not in listed}
+    return inactive
 
 
 def warnings(evidence: Evidence) -> Iterator[str]:
     """Warn of levers that were requested and not found active."""
     if not evidence.manifest.workload_facts:
         yield "the manifest has no facts of the workload"
-    for name, found in inactive_levers(evidence.manifest).items():
-        yield f"lever {name} was requested and not found active: {found}"
+    for name, reason in inactive_levers(evidence.manifest).items():
+        yield f"lever {name} was requested and not found active: {reason}"
 
 
 def check_flop(evidence: Evidence) -> Iterator[str]:

@@ -113,15 +113,12 @@ def check_run_times(evidence: Evidence) -> Iterator[str]:
 
 def check_progress(evidence: Evidence) -> Iterator[str]:
     """Compare the last window of steps with the rate, the step and the time that the manifest recorded as it closed."""
+    last, late_s = _last_recorded(evidence)
     progress = evidence.manifest.progress
-    last = next((window for window in reversed(evidence.own_windows) if window.steps), None)
-    if progress is None or progress.t_unix_ns is None or last is None or last.t_end_unix_ns is None:
+    if progress is None or last is None or last.status != Status.COMPLETED or not last.seconds or last.seconds <= 0:
         return
-    if last.status != Status.COMPLETED or not last.seconds or last.seconds <= 0:
-        return
-    early_s = (last.t_end_unix_ns - progress.t_unix_ns) * 1e-9
-    if early_s > CLOCKS_AGREE_S:
-        yield f"{last.window_id} closed {early_s:.2f} s after the manifest recorded its end"
+    if late_s < -CLOCKS_AGREE_S:
+        yield f"{last.window_id} closed {-late_s:.2f} s after the manifest recorded its end"
     rate = last.images / last.seconds
     if progress.images_per_s is not None and abs(progress.images_per_s / rate - 1) > RATE_TOLERANCE:
         recorded = f"the manifest recorded {progress.images_per_s:.6g} images/s as it closed"
@@ -134,14 +131,19 @@ def check_progress(evidence: Evidence) -> Iterator[str]:
 
 def check_record(evidence: Evidence) -> Iterator[str]:
     """Warn of a window that the manifest recorded long after its end: only the end of its rows lies in between."""
+    last, late_s = _last_recorded(evidence)
+    if last is not None and late_s > LATE_RECORD_S:
+        reasons = "the disk was slow, or the times of the worker are not those of the run"
+        yield f"the manifest recorded the end of {last.window_id} {late_s:.2f} s after it: {reasons}"
+
+
+def _last_recorded(evidence: Evidence) -> tuple[Window | None, float]:
+    """Return the last window of steps, None where its end is unknown, and how much later the manifest recorded it."""
     progress = evidence.manifest.progress
     last = next((window for window in reversed(evidence.own_windows) if window.steps), None)
     if progress is None or progress.t_unix_ns is None or last is None or last.t_end_unix_ns is None:
-        return
-    late_s = (progress.t_unix_ns - last.t_end_unix_ns) * 1e-9
-    if late_s > LATE_RECORD_S:
-        reasons = "the disk was slow, or the times of the worker are not those of the run"
-        yield f"the manifest recorded the end of {last.window_id} {late_s:.2f} s after it: {reasons}"
+        return None, 0.0
+    return last, (progress.t_unix_ns - last.t_end_unix_ns) * 1e-9
 
 
 CHECKS = (check_clocks, check_overlaps, check_names, check_counts, check_run_times, check_progress)

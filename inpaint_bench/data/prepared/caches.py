@@ -72,8 +72,8 @@ def describe_mismatch(folder: Path, inputs: Mapping[str, Any]) -> str:
 
 
 def _read_all(folder: Path) -> list[CacheDescription]:
-    found = [read_description(path.parent) for path in sorted(folder.glob(f"*/{DESCRIPTION}"))]
-    return [cache for cache in found if cache]
+    descriptions = [read_description(path.parent) for path in sorted(folder.glob(f"*/{DESCRIPTION}"))]
+    return [cache for cache in descriptions if cache]
 
 
 def _differences(cache: CacheDescription, inputs: Mapping[str, Any]) -> list[str]:

@@ -9,8 +9,8 @@ import pytest
 
 from inpaint_bench import launch
 from inpaint_bench.core.schema import LEDGER, SWEEP
-from inpaint_bench.core.secrets import find_secret
 from launchers.sweep import lock, private_dirs
+from launchers.sweep.secrets import find_secret
 
 QUICK = ["profile=demo", "gpu=a40", "data.num_images=16", "workload.warmup_steps=1", "workload.measure_steps=2"]
 QUICK += ["workload.min_measure_s=1"]

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from inpaint_bench.core.processes import run_bounded
+from launchers.slurm.processes import run_bounded
 
 
 @pytest.mark.parametrize(
