@@ -18,7 +18,7 @@ Shapes: N images, H x W latents, C channels, P = H * W, S text tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -281,10 +281,16 @@ class NhwcUNet(nn.Module):
     ) -> tuple[Tensor]:
         """[N, in, H, W] noisy latents, mask and masked latents, [N] steps, [N, S, D] text -> ([N, out, H, W],)."""
         assert not return_dict
-        shifts = self._shifts(timestep)
-        keys_values = F.linear(encoder_hidden_states, self.kv).split(self.kv_sizes, dim=2)
+        return (self.predict(sample, self.shifts(timestep), self.keys_values(encoder_hidden_states)),)
+
+    def keys_values(self, encoder_hidden_states: Tensor) -> tuple[Tensor, ...]:
+        """[N, S, D] text -> per transformer block [N, S, 2C]: the same for every step of a sampling loop."""
+        return F.linear(encoder_hidden_states, self.kv).split(self.kv_sizes, dim=2)
+
+    def predict(self, sample: Tensor, shifts: Sequence[Tensor], keys_values: Sequence[Tensor]) -> Tensor:
+        """[N, in, H, W], what `shifts` and `keys_values` return -> predicted noise [N, out, H, W]."""
         location = self.location[0]
-        text = encoder_hidden_states.shape[1] - (location.tokens if location else 0)
+        text = keys_values[0].shape[1] - (location.tokens if location else 0)
         gate = location.gate if location else self.no_gate
         x = F.pad(sample.permute(0, 2, 3, 1), (0, self.pad_in))
         x = conv3x3(x, self.conv_in, self.conv_in_bias)
@@ -315,9 +321,9 @@ class NhwcUNet(nn.Module):
             silu=True,
         )
         y = conv3x3(y.unflatten(1, (h, w)), self.conv_out, self.conv_out_bias)
-        return (y[..., : self.config.out_channels].permute(0, 3, 1, 2),)
+        return y[..., : self.config.out_channels].permute(0, 3, 1, 2)
 
-    def _shifts(self, timestep: Tensor) -> tuple[Tensor, ...]:
+    def shifts(self, timestep: Tensor) -> tuple[Tensor, ...]:
         """[N] -> per residual block [N, C]: its projection of the time embedding, and its first convolution's bias."""
         waves = time_waves(timestep, self.config.block_out_channels[0]).to(self.time1.dtype)
         embedding = F.linear(F.silu(F.linear(waves, self.time1, self.time1_bias)), self.time2, self.time2_bias)
