@@ -259,7 +259,8 @@ class _GroupNorm(torch.autograd.Function):
         added = x1 if shift is None else shift
         _group_norm_groups[(n, groups)](
             means, deviations, added, added.stride(0), mean, rstd, channel_mean, pixels, blocks, eps,
-            C=channels, GROUPS=groups, HAS_SHIFT=shift is not None, BLOCK_P=BLOCK_P, **joint, num_warps=4,
+            C=channels, GROUPS=groups, HAS_SHIFT=shift is not None, BLOCK_P=BLOCK_P, **joint,
+            num_warps=4 if blocks <= 128 else 16,  # maps of an encoder have thousands of blocks, too many for registers
         )  # fmt: skip
         y = torch.empty(n, pixels, channels, dtype=x1.dtype, device=x1.device)
         fixed = {

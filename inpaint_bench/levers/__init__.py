@@ -15,7 +15,7 @@ from inpaint_bench.core import recipe as recipes
 from inpaint_bench.core.errors import UnavailableError
 from inpaint_bench.core.records import LeverReport
 
-from . import data_path, execution, numerics
+from . import data_path, execution, nhwc, numerics
 from .base import Lever
 
 if TYPE_CHECKING:
@@ -28,18 +28,22 @@ if TYPE_CHECKING:
 
 # In the order in which they are applied: networks, weights and layout before what wraps the networks.
 REGISTRY: tuple[Lever, ...] = (
-    execution.Unet(),
+    nhwc.Unet(),
+    nhwc.VaeEncoder(),
     numerics.Autocast(),
     numerics.Tf32(),
     numerics.Weights(),
     execution.ChannelsLast(),
     execution.CudnnBenchmark(),
+    execution.CudnnBenchmarkLimit(),
     execution.Attention(),
     execution.GradCheckpoint(),
     execution.Accumulate(),
     numerics.Ema(),
     numerics.Optimizer(),
     *data_path.LEVERS,
+    execution.ForceLayout(),
+    execution.DependentLaunch(),
     execution.Compile(),
     execution.CudaGraph(),
 )

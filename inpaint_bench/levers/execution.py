@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from inpaint_bench.kernels import dispatch
 from inpaint_bench.models.components import StepComponents
-from inpaint_bench.models.nhwc_unet import NhwcUNet
 
 from .base import Lever, Verification
 from .observe import GRAPH_LAUNCH, KERNEL_LAUNCH, LAYOUT_COPIES, channels_last_inputs, unet_kernels
@@ -35,38 +33,6 @@ ATTENTION_KERNELS = {
     "efficient": "fmha_cutlass|efficient_attention|AttentionKernel",
     "math": "softmax",
 }
-
-
-class Unet(Lever):
-    """The channels-last UNet. On a CPU its plain PyTorch reference runs."""
-
-    field = "unet"
-
-    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        if device.type == "cuda" and bench.recipe.weights == "fp32":
-            return "its kernels do not know autocast: set 16-bit weights too (recipe.weights=bf16_split)"
-        if device.type == "cuda" and dispatch.triton is None:
-            return "its kernels need Triton on a GPU, which is not installed"
-        return None
-
-    def apply(self, components: StepComponents) -> None:
-        networks = components.networks
-        networks.unet = NhwcUNet.from_diffusers(networks.unet, networks.location)
-        components.unet = networks.unet
-        components.memory_format = torch.channels_last
-
-    def verify(self, observed: StepObservation) -> Verification:
-        kind = type(observed.components.networks.unet).__name__
-        if observed.step.device.type != "cuda":
-            return Verification(kind, kind == NhwcUNet.__name__, f"{kind}, by its reference in plain PyTorch")
-        if observed.problem:
-            return Verification(kind, None, observed.problem)
-        kernels = observed.count("_group_norm_|_layer_norm_|_geglu_|_cross_attention_")
-        copies = observed.count(LAYOUT_COPIES)
-        text = f"{kind}; {kernels} of its Triton kernels and {copies} layout conversions in a step"
-        # diffusers' VAE, where images are encoded in the step, may convert layouts of its own.
-        cached = observed.recipe.cache_image and observed.recipe.cache_masked
-        return Verification(kind, kernels > 0 and not (cached and copies), text)
 
 
 class ChannelsLast(Lever):
@@ -102,6 +68,25 @@ class CudnnBenchmark(Lever):
     def verify(self, observed: StepObservation) -> Verification:
         enabled = bool(torch.backends.cudnn.benchmark)
         return Verification(enabled, enabled, "torch.backends.cudnn.benchmark read back")
+
+
+class CudnnBenchmarkLimit(Lever):
+    """How many plans cuDNN measures for a new shape: the first ten of those it offers, or all."""
+
+    field = "cudnn_benchmark_limit"
+
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        if not bench.recipe.cudnn_benchmark:
+            return "without recipe.cudnn_benchmark=true cuDNN measures nothing"
+        return None if device.type == "cuda" else "cuDNN needs a GPU"
+
+    def apply(self, components: StepComponents) -> None:
+        torch.backends.cudnn.benchmark_limit = components.recipe.cudnn_benchmark_limit
+
+    def verify(self, observed: StepObservation) -> Verification:
+        limit = torch.backends.cudnn.benchmark_limit
+        active = limit == observed.recipe.cudnn_benchmark_limit
+        return Verification(limit, active, "torch.backends.cudnn.benchmark_limit read back; 0: all plans")
 
 
 class Attention(Lever):
@@ -206,13 +191,62 @@ class Compile(Lever):
         # dynamic=False, because the shapes of a step never change within a run.
         options: dict[str, Any] = {"mode": components.recipe.compile, "dynamic": False}
         components.unet = torch.compile(components.networks.unet, **options)
-        components.vae_encoder = torch.compile(components.networks.vae.encoder, **options)
+        if components.recipe.vae_encoder == "diffusers":
+            components.vae_encoder = torch.compile(components.networks.vae.encoder, **options)
 
     def verify(self, observed: StepObservation) -> Verification:
         counters = torch._dynamo.utils.counters
         graphs, breaks = int(counters["stats"]["unique_graphs"]), sum(counters["graph_break"].values())
         text = f"{graphs} graphs, {breaks} graph breaks; {observed.count('triton')} Triton kernels in a step"
         return Verification({"graphs": graphs, "breaks": breaks}, graphs > 0, text)
+
+
+class _InductorSwitch(Lever):
+    """A switch of inductor that is read when a network is compiled."""
+
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        if bench.recipe.compile == "none":
+            return "it is a switch of torch.compile: set recipe.compile too"
+        return None if device.type == "cuda" else f"{self.field} needs a GPU"
+
+
+class ForceLayout(_InductorSwitch):
+    """Let inductor lay out convolutions channels_last.
+
+    By itself it does not: `decide_layout_opt` leaves a network with one narrowing convolution alone, and this UNet has
+    many (torch/_inductor/graph.py, 2.11 to 2.15).
+    """
+
+    field = "force_layout"
+
+    def apply(self, components: StepComponents) -> None:
+        torch._inductor.config.force_layout_optimization = True
+
+    def verify(self, observed: StepObservation) -> Verification:
+        enabled = bool(torch._inductor.config.force_layout_optimization)
+        text = f"inductor's switch read back; {observed.count(LAYOUT_COPIES)} layout conversions by cuDNN in a step"
+        return Verification(enabled, enabled, text)
+
+
+class DependentLaunch(_InductorSwitch):
+    """Let each Triton kernel of inductor start while the one before it ends (Hopper and later)."""
+
+    field = "pdl"
+
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        if reason := super().available(bench, device):
+            return reason
+        if torch.cuda.get_device_capability(device) < (9, 0):
+            return "programmatic dependent launch needs compute capability 9 (Hopper) or later"
+        known = hasattr(torch._inductor.config.triton, "enable_pdl")
+        return None if known else f"inductor of PyTorch {torch.__version__} has no programmatic dependent launch"
+
+    def apply(self, components: StepComponents) -> None:
+        torch._inductor.config.triton.enable_pdl = True
+
+    def verify(self, observed: StepObservation) -> Verification:
+        enabled = bool(torch._inductor.config.triton.enable_pdl)
+        return Verification(enabled, enabled, "inductor's switch read back")
 
 
 class CudaGraph(Lever):

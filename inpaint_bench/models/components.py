@@ -67,6 +67,9 @@ class StepComponents:
         """Return the components of the device's baseline. Resets PyTorch's global switches to it."""
         # The search for batch=auto may have applied the recipe's levers in this process before.
         torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.benchmark_limit = RecipeConfig.cudnn_benchmark_limit
+        torch._inductor.config.force_layout_optimization = False
+        torch._inductor.config.triton.enable_pdl = False
         text_encoder = networks.text_encoder
         return cls(
             bench=bench,

@@ -53,6 +53,12 @@ class TestUnavailable:
             ("pin_memory", "needs a GPU"),
             ("non_blocking", "no copy to a GPU"),
             ("cudnn_benchmark", "needs a GPU"),
+            ("cudnn_all_plans", "cuDNN measures nothing"),
+            ("cudnn_all_plans,cudnn_benchmark", "needs a GPU"),
+            ("force_layout", "set recipe.compile too"),
+            ("force_layout,compile", "force_layout needs a GPU"),
+            ("pdl", "set recipe.compile too"),
+            ("pdl,compile", "pdl needs a GPU"),
             ("memmap", "needs data=prepared"),
             ("stage_shm", "needs data=prepared"),
             ("cache_image", "needs data=prepared"),
@@ -83,6 +89,10 @@ class TestUnavailable:
     def test_channels_last_unet_needs_16_bit_weights_on_a_gpu(self) -> None:
         with pytest.raises(UnavailableError, match=r"recipe\.weights=bf16_split"):
             levers.require(bench("recipe=[baseline,unet_nhwc]"), torch.device("cuda"))
+
+    def test_channels_last_encoder_without_an_image_to_encode_is_refused(self) -> None:
+        with pytest.raises(UnavailableError, match="no image is encoded in the step"):
+            levers.require(bench("recipe=[baseline,vae_encoder_nhwc,cache_image,cache_masked]"), torch.device("cuda"))
 
     def test_batch_not_divisible_by_accumulate_is_refused(self) -> None:
         with pytest.raises(UnavailableError, match="batch 3 cannot be divided into 2"):
@@ -116,6 +126,11 @@ class TestVerification:
         assert rows["unet"].effective == "NhwcUNet"
         assert rows["unet"].active
         assert rows["weights"].active
+
+    def test_channels_last_encoder_is_verified_by_its_class_and_calls(self) -> None:
+        row = verified("vae_encoder_nhwc")["vae_encoder"]
+        assert row.active
+        assert row.evidence == "NhwcEncoder; 2 calls in a step, by its reference in plain PyTorch"
 
     def test_attention_counts_operators_of_the_unet(self) -> None:
         for name in ("flash", "math"):
@@ -219,6 +234,12 @@ class TestTraining:
         assert workload.parity
         assert workload.parity.gradient_rel < 1e-4
         assert workload.facts["parameters"] == build().facts["parameters"]
+        assert losses(workload) == pytest.approx(losses(build()), rel=1e-4)
+
+    def test_channels_last_encoder_gives_equal_losses(self) -> None:
+        workload = build("vae_encoder_nhwc")
+        assert workload.parity
+        assert 0 < workload.parity.encoder_rel < 1e-5
         assert losses(workload) == pytest.approx(losses(build()), rel=1e-4)
 
     @pytest.mark.parametrize("lever", ["bf16_master", "bf16_split", "bf16_stochastic"])

@@ -1,4 +1,4 @@
-"""The channels-last UNet computes what diffusers' does: outputs, gradients, weights."""
+"""The channels-last UNet and encoder compute what diffusers' do: outputs, gradients, weights."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import UNet2DConditionModel
+from diffusers import AutoencoderKL, UNet2DConditionModel
 
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.kernels import dispatch
 from inpaint_bench.models import location
+from inpaint_bench.models.nhwc_encoder import NhwcEncoder
 from inpaint_bench.models.nhwc_unet import NhwcUNet
 
 WIDTH = 24
@@ -96,3 +97,42 @@ def test_packed_weights_equal_those_of_diffusers(tmp_path: Path) -> None:
 def test_another_kind_of_unet_is_refused() -> None:
     with pytest.raises(UserError, match="use_linear_projection=False, this model has True"):
         NhwcUNet.from_diffusers(diffusers_unet(torch.float32, use_linear_projection=True))
+
+
+def diffusers_vae(**changes: object) -> AutoencoderKL:
+    torch.manual_seed(0)
+    settings = {
+        "latent_channels": 4,
+        "block_out_channels": [16, 32, 32, 32],
+        "layers_per_block": 2,
+        "down_block_types": ["DownEncoderBlock2D"] * 4,
+        "up_block_types": ["UpDecoderBlock2D"] * 4,
+        "norm_num_groups": 8,
+        **changes,
+    }
+    vae = AutoencoderKL(**settings)
+    with torch.no_grad():
+        for parameter in vae.parameters():  # no norm at its initial ones and zeros
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+    return vae
+
+
+def test_the_encoder_equals_that_of_diffusers() -> None:
+    vae, image = diffusers_vae().double(), torch.randn(2, 3, 64, 64, dtype=torch.float64)
+    with torch.no_grad():
+        hidden = vae.encoder(image)
+    torch.testing.assert_close(NhwcEncoder(vae, torch.float64)(image), hidden, rtol=1e-10, atol=1e-10)
+
+
+def test_the_kernels_of_the_encoder_equal_its_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    vae, image = diffusers_vae(layers_per_block=1), torch.randn(1, 3, 32, 32)
+    expected = NhwcEncoder(vae, torch.float64)(image)
+    monkeypatch.setattr(dispatch, "interpret", True)
+    computed = NhwcEncoder(vae, torch.float32)(image)
+    assert float((computed - expected).norm()) <= 1e-5 * float(expected.norm())
+
+
+def test_another_kind_of_vae_is_refused() -> None:
+    with pytest.raises(UserError, match="4 latent channels"):
+        NhwcEncoder(diffusers_vae(latent_channels=6), torch.float32)
