@@ -94,7 +94,7 @@ class RecipeConfig:
     channels_last: bool = False
     cudnn_benchmark: bool = False
     cudnn_benchmark_limit: int = within(0, 1_000_000, 10)  # plans that cuDNN measures of each shape; 0: all
-    attention: str = one_of("default", "math", "efficient", "flash", "cudnn", default="default")
+    attention: str = one_of("default", "math", "efficient", "flash", "cudnn", "flash4", default="default")
     compile: str = one_of(
         "none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", default="none"
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from inpaint_bench.kernels.self_attention import unavailable_reason
 from inpaint_bench.models.components import StepComponents
 
 from .base import Lever, Verification
@@ -28,6 +29,7 @@ ATTENTION_BACKENDS = {
 }
 # Patterns of kernel names, on the CPU of operator names, by which a profile shows the backend.
 ATTENTION_KERNELS = {
+    "flash4": "FlashAttentionForwardSm90|flash_attncuteflash",
     "flash": "flash_(fwd|bwd)|flash::|flash_attention",
     "cudnn": "cudnn.*(sdpa|flash|fprop|bprop)|sdpa.*cudnn",
     "efficient": "fmha_cutlass|efficient_attention|AttentionKernel",
@@ -96,6 +98,10 @@ class Attention(Lever):
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         recipe, name = bench.recipe, bench.recipe.attention
+        if name == "flash4":
+            if recipe.unet != "nhwc":
+                return "FlashAttention-4 is called by the channels-last UNet only: set recipe.unet=nhwc too"
+            return unavailable_reason(device)
         if recipe.grad_checkpoint:
             return "grad_checkpoint recomputes activations outside the choice of a kernel: use one of the two"
         if name == "math" or (name == "flash" and device.type == "cpu"):
@@ -107,6 +113,9 @@ class Attention(Lever):
         return None
 
     def apply(self, components: StepComponents) -> None:
+        if components.recipe.attention == "flash4":
+            components.networks.unet.flash4 = True
+            return
         backends = ATTENTION_BACKENDS[components.recipe.attention]
         # A new context at each call: one can be entered only once. set_priority: in the order of the list.
         components.attention_kernels = lambda: sdpa_kernel(backends, set_priority=True)

@@ -33,6 +33,7 @@ from inpaint_bench.kernels.cross_attention import cross_attention
 from inpaint_bench.kernels.group_norm import group_norm
 from inpaint_bench.kernels.layer_norm import add_layer_norm
 from inpaint_bench.kernels.pointwise import add_bias, geglu, linear
+from inpaint_bench.kernels.self_attention import self_attention
 
 # What this network assumes of diffusers' configuration. `attention_head_dim` is the number of heads there.
 SUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -140,7 +141,7 @@ class TransformerBlock(nn.Module):
         self.down, self.down_bias = _matrix(4 * channels, channels), _vector(channels)
         self.proj_out, self.proj_out_bias = _matrix(channels, channels), _vector(channels)
 
-    def forward(self, x: Tensor, kv: Tensor, gate: Tensor, text: int) -> Tensor:
+    def forward(self, x: Tensor, kv: Tensor, gate: Tensor, text: int, flash4: bool) -> Tensor:
         """[N, H, W, C], keys and values [N, S, 2C] of which the first `text` are text -> [N, H, W, C]."""
         h, w = x.shape[1:3]
         y, residual = group_norm(
@@ -154,7 +155,7 @@ class TransformerBlock(nn.Module):
         )
         y = linear(y, self.proj_in, self.proj_in_bias)
         y, stream = add_layer_norm(y, None, None, self.norm1.weight, self.norm1.bias)
-        y = F.linear(self_attention(F.linear(y, self.qkv), self.heads), self.out1)
+        y = F.linear(self_attention(F.linear(y, self.qkv), self.heads, flash4=flash4), self.out1)
         y, stream = add_layer_norm(y, stream, self.out1_bias, self.norm2.weight, self.norm2.bias)
         y = F.linear(cross_attention(F.linear(y, self.query), kv, gate, self.heads, text), self.out2)
         y, stream = add_layer_norm(y, stream, self.out2_bias, self.norm3.weight, self.norm3.bias)
@@ -194,6 +195,7 @@ class NhwcUNet(nn.Module):
         check_supported(config)
         self.config = config
         self.location: Any = [location]  # in a list: its parameters belong to the location encoder alone
+        self.flash4 = False  # FlashAttention-4 in self-attention
         channels, groups, eps = list(config.block_out_channels), config.norm_num_groups, config.norm_eps
         heads, layers = config.attention_head_dim, config.layers_per_block
         self.pad_in = max(PAD_IN, config.in_channels) - config.in_channels
@@ -300,7 +302,7 @@ class NhwcUNet(nn.Module):
             if operation == "push":
                 pushed = True
             elif operation == "transformer":
-                x = self.transformers[number](x, keys_values[number], gate, text)
+                x = self.transformers[number](x, keys_values[number], gate, text, self.flash4)
             elif operation == "resample":
                 if pushed:
                     skips.append(x)
@@ -418,12 +420,6 @@ class NhwcUNet(nn.Module):
         names["query"] = f"{block}.attn2.to_q.weight"
         self._pack(prefix, names)
         self.packing[f"{prefix}.qkv"] = Packed(tuple(f"{block}.attn1.to_{kind}.weight" for kind in "qkv"))
-
-
-def self_attention(qkv: Tensor, heads: int) -> Tensor:
-    """Attend within each image: [N, S, 3C], queries, keys and values side by side -> [N, S, C]."""
-    q, k, v = qkv.unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4)
-    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
 def check_supported(config: Any) -> None:

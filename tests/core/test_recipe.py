@@ -12,7 +12,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
 from tests.run.support import bench
 
-BUNDLES = {"baseline", "compiled", "cpu", "poster_baseline", "poster_optimized", "tuned"}
+BUNDLES = {"baseline", "compiled", "cpu", "poster_baseline", "poster_optimized", "tuned", "tuned_hopper"}
 LEVERS = sorted({path.stem for path in (conf_dir() / "recipe").glob("*.yaml")} - BUNDLES)
 
 

@@ -94,6 +94,12 @@ class TestUnavailable:
         with pytest.raises(UnavailableError, match="no image is encoded in the step"):
             levers.require(bench("recipe=[baseline,vae_encoder_nhwc,cache_image,cache_masked]"), torch.device("cuda"))
 
+    def test_flash_attention_4_needs_the_channels_last_unet_and_a_hopper_gpu(self) -> None:
+        with pytest.raises(UnavailableError, match=r"set recipe\.unet=nhwc too"):
+            build("attn_flash4")
+        with pytest.raises(UnavailableError, match="Hopper GPUs only"):
+            build("attn_flash4", "unet_nhwc")
+
     def test_batch_not_divisible_by_accumulate_is_refused(self) -> None:
         with pytest.raises(UnavailableError, match="batch 3 cannot be divided into 2"):
             build("accumulate=2", batch=3)

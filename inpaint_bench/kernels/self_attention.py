@@ -1,0 +1,127 @@
+"""Self-attention over a fused query-key-value projection: PyTorch's, or FlashAttention-4 on Hopper.
+
+FlashAttention-4 pads SD 1.5's head dimension of 40 to 48 on Hopper, where every other kernel pads to 64. Two things of
+4.0.0b36 are set right here:
+
+- Two helper kernels of its backward pass round the head dimension to 32 where the main one rounds to 16, which makes dQ
+  silently wrong. Up to 128 both are given 16; beyond, its own choice is right (checked against float64 at 40, 80, 160).
+- It starts its backward kernels while the kernel before still runs (programmatic dependent launch). Processes in which
+  other kernels were loaded meanwhile ended with an illegal instruction (4 of 5 on an H200): they start in order here.
+
+It writes dQ, dK and dV into one gradient of the projection.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CHECKED_VERSION = "4.0.0b36"
+CAPABILITY = 9  # compute capability 9.x, Hopper
+LARGEST_ROUNDED_HEAD = 128  # up to which the main kernel rounds the head dimension to 16
+
+
+def unavailable_reason(device: torch.device) -> str | None:
+    """Return why FlashAttention-4 cannot run on the device, None where it can."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != CAPABILITY:
+        return "FlashAttention-4 was checked on Hopper GPUs only (compute capability 9)"
+    try:
+        installed = version("flash-attn-4")
+        _interface()
+    except PackageNotFoundError:
+        return "flash-attn-4 is not installed: pip install 'inpaint-bench[flash4]'"
+    except (ImportError, OSError, RuntimeError) as error:
+        return f"flash-attn-4 cannot be imported ({error})"
+    if installed != CHECKED_VERSION:
+        return f"flash-attn-4 {installed} is installed; its gradients were checked with {CHECKED_VERSION} only"
+    return None
+
+
+@functools.cache
+def _interface() -> Any:
+    # Kernels compiled here start in order, others' of the same sources do not: a folder of its own for them.
+    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "inpaint_bench" / "flash_attn_4"
+    os.environ["FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"] = "1"
+    os.environ["FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"] = str(folder)
+    import flash_attn.cute.interface
+
+    return flash_attn.cute.interface
+
+
+def _rounding_to_16(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a helper of the backward pass so that it rounds the head dimension to 16, as the main kernel does."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **{**kwargs, "hdim_multiple_of": 16})
+
+    return functools.update_wrapper(call, function)  # the helpers keep their compiled kernels as attributes
+
+
+@contextmanager
+def _corrected(interface: Any, size: int) -> Iterator[None]:
+    """Set the backward pass for a head dimension of `size` right, see the module; it compiles on its first call."""
+    import cutlass
+
+    check = cutlass.LaunchConfig.__post_init__
+
+    def start_in_order(config: Any) -> None:
+        config.use_pdl = False
+        check(config)
+
+    replaced = [(cutlass.LaunchConfig, "__post_init__", start_in_order)]
+    for name in ("_bwd_preprocess", "_bwd_postprocess_convert") if size <= LARGEST_ROUNDED_HEAD else ():
+        replaced.append((interface, name, _rounding_to_16(getattr(interface, name))))
+    original = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
+    for owner, name, function in replaced:
+        setattr(owner, name, function)
+    try:
+        yield
+    finally:
+        for owner, name, function in original:
+            setattr(owner, name, function)
+
+
+class _FlashAttention4(torch.autograd.Function):
+    """FlashAttention-4 over [N, S, 3, H, D] as one differentiable operation."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor) -> Tensor:
+        q, k, v = qkv.unbind(2)
+        out, lse = _interface()._flash_attn_fwd(q, k, v, softmax_scale=q.shape[-1] ** -0.5, return_lse=True)[:2]
+        ctx.save_for_backward(qkv, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> Tensor:
+        qkv, out, lse = ctx.saved_tensors
+        q, k, v = qkv.unbind(2)
+        dqkv = torch.empty_like(qkv)
+        dq, dk, dv = dqkv.unbind(2)
+        interface, size = _interface(), q.shape[-1]
+        with _corrected(interface, size):
+            interface._flash_attn_bwd(
+                q, k, v, out, dout.contiguous(), lse, softmax_scale=size**-0.5, dq=dq, dk=dk, dv=dv
+            )
+        return dqkv
+
+
+def self_attention(qkv: Tensor, heads: int, *, flash4: bool = False) -> Tensor:
+    """Attend within each image: [N, S, 3C], queries, keys and values side by side -> [N, S, C].
+
+    `flash4` calls FlashAttention-4; else PyTorch chooses its kernel (`torch.nn.attention.sdpa_kernel`).
+    """
+    split = qkv.unflatten(2, (3, heads, -1))  # [N, S, 3, H, D]
+    if flash4:
+        out: Tensor = _FlashAttention4.apply(split)
+        return out.flatten(2)
+    q, k, v = split.permute(2, 0, 3, 1, 4)
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)

@@ -1,0 +1,61 @@
+"""Self-attention against a softmax in float64; FlashAttention-4 only where a Hopper GPU and its package are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from inpaint_bench.kernels.self_attention import self_attention, unavailable_reason
+
+HEADS = 8
+GPU = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def outputs_and_gradient(qkv: Tensor, weights: Tensor, flash4: bool) -> tuple[Tensor, Tensor]:
+    leaf = qkv.clone().requires_grad_()
+    out = self_attention(leaf, HEADS, flash4=flash4)
+    out.backward(weights)
+    assert leaf.grad is not None
+    return out.detach(), leaf.grad
+
+
+def softmax_attention(qkv: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    leaf = qkv.double().requires_grad_()
+    q, k, v = leaf.unflatten(2, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+    out = ((q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5).softmax(-1) @ v
+    out = out.transpose(1, 2).flatten(2)
+    out.backward(weights.double())
+    assert leaf.grad is not None
+    return out.detach(), leaf.grad
+
+
+def relative_error(value: Tensor, exact: Tensor) -> float:
+    return float((value.double() - exact).norm() / exact.norm())
+
+
+def test_pytorch_attention_equals_a_softmax() -> None:
+    generator = torch.Generator().manual_seed(0)
+    qkv = torch.randn(2, 12, 3 * HEADS * 5, generator=generator, dtype=torch.float64)
+    weights = torch.randn(2, 12, HEADS * 5, generator=generator, dtype=torch.float64)
+    for ours, exact in zip(
+        outputs_and_gradient(qkv, weights, flash4=False), softmax_attention(qkv, weights), strict=True
+    ):
+        assert relative_error(ours, exact) < 1e-12
+
+
+def test_flash_attention_4_is_unavailable_without_a_hopper_gpu() -> None:
+    assert "Hopper GPUs only" in (unavailable_reason(torch.device("cpu")) or "")
+
+
+@pytest.mark.skipif(unavailable_reason(GPU) is not None, reason=f"runs FlashAttention-4: {unavailable_reason(GPU)}")
+@pytest.mark.parametrize(("pixels", "head"), [(4096, 40), (1024, 80), (256, 160), (64, 160)])
+def test_flash_attention_4_and_its_gradients_are_right(pixels: int, head: int) -> None:
+    generator = torch.Generator(GPU).manual_seed(0)
+    qkv = torch.randn(2, pixels, 3 * HEADS * head, generator=generator, device=GPU).bfloat16()
+    weights = torch.randn(2, pixels, HEADS * head, generator=generator, device=GPU).bfloat16()
+    out, gradient = outputs_and_gradient(qkv, weights, flash4=True)
+    exact, exact_gradient = softmax_attention(qkv, weights)
+    assert relative_error(out, exact) < 0.005  # bf16; 0.0024 seen
+    for part, exact_part in zip(gradient.chunk(3, 2), exact_gradient.chunk(3, 2), strict=True):
+        assert relative_error(part, exact_part) < 0.005
