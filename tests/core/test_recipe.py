@@ -12,7 +12,16 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
 from tests.run.support import bench
 
-BUNDLES = {"baseline", "compiled", "cpu", "poster_baseline", "poster_optimized", "tuned", "tuned_hopper"}
+BUNDLES = {
+    "baseline",
+    "compiled",
+    "cpu",
+    "poster_baseline",
+    "poster_optimized",
+    "tuned",
+    "tuned_hopper",
+    "tuned_online",
+}
 LEVERS = sorted({path.stem for path in (conf_dir() / "recipe").glob("*.yaml")} - BUNDLES)
 
 
