@@ -16,11 +16,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from inpaint_bench.core.config import ModelConfig
 
-from .networks import INPUT_CHANNELS, Networks, build_networks
+from .networks import INPUT_CHANNELS, LATENT_CHANNELS, Networks, build_networks
 
 
 def count(config: ModelConfig, resolution_px: int, loaded: Networks | None = None) -> dict[str, int]:
-    """Count the operations for one image: `unet_forward`, `vae_encode`, `text_encode`.
+    """Count the operations for one image: `unet_forward`, `vae_encode`, `text_encode`, `vae_decode`.
 
     `loaded`: networks whose shapes override the configuration's, as those of a weights folder may.
     """
@@ -33,12 +33,13 @@ def count(config: ModelConfig, resolution_px: int, loaded: Networks | None = Non
         )
     meta = torch.device("meta")
     # Without the folder's weights: only shapes count, and nothing is read from disk.
-    networks = build_networks(replace(config, weights=None), meta)
+    networks = build_networks(replace(config, weights=None), meta, inputs=(LATENT_CHANNELS, INPUT_CHANNELS))
     width = networks.unet.config.cross_attention_dim
     length = networks.context_length + config.location_tokens
     side = resolution_px // networks.downscale
     with torch.no_grad(), meta:
-        sample, timestep = torch.empty(1, INPUT_CHANNELS, side, side), torch.zeros(1, dtype=torch.long)
+        sample = torch.empty(1, networks.unet.config.in_channels, side, side)
+        timestep, latents = torch.zeros(1, dtype=torch.long), torch.empty(1, LATENT_CHANNELS, side, side)
         states = torch.empty(1, length, width)
         image = torch.empty(1, 3, resolution_px, resolution_px)
         tokens = torch.zeros(1, networks.context_length, dtype=torch.long)
@@ -46,12 +47,19 @@ def count(config: ModelConfig, resolution_px: int, loaded: Networks | None = Non
             "unet_forward": _operations(lambda: networks.unet(sample, timestep, states)),
             "vae_encode": _operations(lambda: networks.vae.quant_conv(networks.vae.encoder(image))),
             "text_encode": _operations(lambda: networks.text_encoder(tokens)),
+            "vae_decode": _operations(lambda: networks.vae.decode(latents)),
         }
 
 
 def training(parts: dict[str, int], *, encodes: int, text: bool) -> int:
     """Return the operations of a training step per image, with so many VAE encodes and the text encoder in the step."""
     return 3 * parts["unet_forward"] + encodes * parts["vae_encode"] + text * parts["text_encode"]
+
+
+def generation(parts: dict[str, int], *, evaluations: int, texts: int, inpaints: bool) -> int:
+    """Return the operations of making one image: so many UNet evaluations and texts, and the masked image's encode."""
+    unet, text = evaluations * parts["unet_forward"], texts * parts["text_encode"]
+    return unet + text + parts["vae_decode"] + inpaints * parts["vae_encode"]
 
 
 def _operations(run: Callable[[], Any]) -> int:

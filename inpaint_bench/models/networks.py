@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -71,9 +72,17 @@ class Networks:
         return {name: p.grad for name, p in self.unet.named_parameters()}
 
 
-def build_networks(config: ModelConfig, device: torch.device, centre: tuple[float, float] = (0.0, 0.0)) -> Networks:
+def build_networks(
+    config: ModelConfig,
+    device: torch.device,
+    centre: tuple[float, float] = (0.0, 0.0),
+    *,
+    inputs: Collection[int] = (INPUT_CHANNELS,),
+) -> Networks:
     """Build the networks of `config` on `device` (also `meta`), with positions relative to `centre` (degrees).
 
+    `inputs` are the allowed numbers of the UNet's input channels: 4 make images of texts, 9 inpaint. A folder's UNet of
+    4 is widened to 9 unless `config.unet` says 4.
     Weights saved with a location encoder bring it, with their own centre, unless `config.location_tokens` is 0.
     Raises UserError for a configuration or a folder that does not describe SD inpainting.
     """
@@ -81,11 +90,11 @@ def build_networks(config: ModelConfig, device: torch.device, centre: tuple[floa
     if folder:
         unet, vae, text_encoder, scheduler = pipeline_folder.load_networks(folder)
         # A text-to-image model: its UNet takes the noisy latents alone.
-        if unet.config.in_channels == LATENT_CHANNELS:
+        if unet.config.in_channels == LATENT_CHANNELS and config.unet.get("in_channels") != LATENT_CHANNELS:
             widen_input(unet)
     else:
         unet, vae, text_encoder, scheduler = _build_random(config, device)
-    _check_shapes(config.name, unet.config, vae.config, text_encoder.config, scheduler.config)
+    _check_shapes(config.name, unet.config, vae.config, text_encoder.config, scheduler.config, inputs)
     length = text_encoder.config.max_position_embeddings
     if folder:
         try:
@@ -117,9 +126,10 @@ def build_networks(config: ModelConfig, device: torch.device, centre: tuple[floa
     )
 
 
-def _check_shapes(name: str, unet: Any, vae: Any, text_encoder: Any, scheduler: Any) -> None:
+def _check_shapes(name: str, unet: Any, vae: Any, text_encoder: Any, scheduler: Any, inputs: Collection[int]) -> None:
+    allowed = unet.in_channels if unet.in_channels in inputs else max(inputs)
     needed = {
-        "unet.in_channels": (unet.in_channels, INPUT_CHANNELS),
+        "unet.in_channels": (unet.in_channels, allowed),
         "unet.out_channels": (unet.out_channels, LATENT_CHANNELS),
         "unet.cross_attention_dim": (unet.cross_attention_dim, text_encoder.hidden_size),
         # UNets with such embeddings, SDXL's for example, need inputs that the training step does not have.
