@@ -19,8 +19,10 @@ from inpaint_bench.core.config import ModelConfig
 from .networks import INPUT_CHANNELS, LATENT_CHANNELS, Networks, build_networks
 
 
-def count(config: ModelConfig, resolution_px: int, loaded: Networks | None = None) -> dict[str, int]:
-    """Count the operations for one image: `unet_forward`, `vae_encode`, `text_encode`, `vae_decode`.
+def count(
+    config: ModelConfig, resolution_px: int, loaded: Networks | None = None, *, decode: bool = False
+) -> dict[str, int]:
+    """Count the operations for one image: `unet_forward`, `vae_encode`, `text_encode`; with `decode` `vae_decode` too.
 
     `loaded`: networks whose shapes override the configuration's, as those of a weights folder may.
     """
@@ -43,12 +45,14 @@ def count(config: ModelConfig, resolution_px: int, loaded: Networks | None = Non
         states = torch.empty(1, length, width)
         image = torch.empty(1, 3, resolution_px, resolution_px)
         tokens = torch.zeros(1, networks.context_length, dtype=torch.long)
-        return {
+        parts = {
             "unet_forward": _operations(lambda: networks.unet(sample, timestep, states)),
             "vae_encode": _operations(lambda: networks.vae.quant_conv(networks.vae.encoder(image))),
             "text_encode": _operations(lambda: networks.text_encoder(tokens)),
-            "vae_decode": _operations(lambda: networks.vae.decode(latents)),
         }
+        if decode:
+            parts["vae_decode"] = _operations(lambda: networks.vae.decode(latents))
+        return parts
 
 
 def training(parts: dict[str, int], *, encodes: int, text: bool) -> int:
