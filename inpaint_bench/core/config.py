@@ -142,6 +142,7 @@ class WorkloadConfig:
     name: str
     module: str  # Python module with the workload
     warmup_steps: int = within(0, 1_000_000, 10)
+    min_warmup_s: float = within(0, 1e6, 0.0)  # after warmup_steps, which may compile: load the GPU for so long
     measure_steps: int = within(1, 100_000_000, 50)
     min_measure_s: float = within(0, 1e6, 20.0)  # the window goes on until both are reached
     epochs: int = within(1, 100_000, 16)  # what "runtime" stands for
@@ -321,6 +322,11 @@ def _check_config(bench: BenchConfig) -> None:
         raise UserError(f"data.root is empty: data={bench.data.kind} needs data.root=<{NEEDS_ROOT[bench.data.kind]}>")
     if bench.data.resolution_px % 8:  # the VAE's downscaling factor
         raise UserError(f"data.resolution_px={bench.data.resolution_px}: must be a multiple of 8")
+    if bench.workload.min_warmup_s and bench.workload.train_steps is not None:
+        raise UserError(
+            f"workload.min_warmup_s={bench.workload.min_warmup_s:g}: a training does not read this. "
+            "Set workload.warmup_steps, or leave workload.train_steps empty to benchmark."
+        )
     # A key of training that no training reads would go unnoticed, for example where train_steps was forgotten.
     for spec in fields(bench.workload):
         value = getattr(bench.workload, spec.name)

@@ -79,6 +79,7 @@ class WindowPlan:
     steps: int
     min_s: float = 0.0
     steps_total: int | None = None  # of the whole run, for the progress; None: estimated from this window
+    steps_after: int = 0  # at least so many follow in later windows, for that estimate
     stream_rows: bool = False  # write rows while the window is open, not only when it closes
     should_stop: Callable[[], bool] = lambda: False
     stop_signal: Callable[[], str | None] = lambda: None
@@ -92,11 +93,12 @@ class WindowPlan:
         """Estimate the steps of the whole run; None while that is not possible."""
         if self.steps_total is not None:
             return self.steps_total
+        outside = steps_before + self.steps_after
         if not self.min_s:
-            return steps_before + self.steps
+            return outside + self.steps
         if done < 2 or elapsed_s <= 0:
             return None
-        return steps_before + max(self.steps, math.ceil(self.min_s * done / elapsed_s))
+        return outside + max(self.steps, math.ceil(self.min_s * done / elapsed_s))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -130,6 +132,7 @@ class Loop:
         self.workload, self.device, self.windows = workload, device, windows
         self.step = 0  # steps begun, over all windows
         self.not_finite = 0  # losses that were NaN or infinite
+        self.warmup_s = 0.0  # seconds of the warm-up windows
         self.memory: MemoryPeaks | None = None  # the largest peaks of the measured windows
         self._rows, self._on_progress = rows, on_progress
         self._pending: deque[_Step] = deque()  # steps of the current window whose rows are not written yet
@@ -158,6 +161,8 @@ class Loop:
                 if time.monotonic() - self._progress_s >= PROGRESS_INTERVAL_S:
                     self._report_progress(plan, steps_before, done, elapsed_s)
             window.reason = plan.stop_signal()
+        if plan.kind is WindowKind.WARMUP:
+            self.warmup_s += window.seconds or 0.0
         self._report_progress(plan, steps_before, done, window.seconds or 0.0)
         return window
 

@@ -141,9 +141,11 @@ def _run_windows(
     try:
         # A benchmark is one window after its warm-up; a training has many, whose rows must survive a kill.
         if config.train_steps is None:
-            if config.warmup_steps:
-                total = config.warmup_steps + config.measure_steps
-                loop.run(WindowPlan(kind=WindowKind.WARMUP, steps=config.warmup_steps, steps_total=total))
+            # Two windows: the first steps compile and capture, which is no load and must not count as such.
+            for steps, min_s in ((config.warmup_steps, 0.0), (0, config.min_warmup_s)):
+                if steps or min_s:
+                    after = config.measure_steps
+                    loop.run(WindowPlan(kind=WindowKind.WARMUP, steps=steps, min_s=min_s, steps_after=after))
             loop.run(WindowPlan(kind=WindowKind.MEASURE, steps=config.measure_steps, min_s=config.min_measure_s))
         else:
             with saving_in_background(rows, settings.journal_s):
@@ -162,6 +164,7 @@ def _record_results(manifest: ManifestFile, workload: Workload, loop: Loop) -> N
     except RuntimeError:  # a device in an error state does not answer
         skipped = None
     facts = {**workload.facts, "skipped_steps": skipped, "losses_not_finite": loop.not_finite}
+    facts["warmup_s"] = round(loop.warmup_s, 3)
     manifest.update(workload_facts=facts, memory=loop.memory)
 
 

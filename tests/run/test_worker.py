@@ -88,6 +88,20 @@ class TestCompletedRun:
         assert window["t_end_mono_ns"] - window["t_start_mono_ns"] >= 1e9
         assert window["steps"] > 3
 
+    def test_load_before_the_measurement_is_a_warmup_of_its_own_that_lasts_min_warmup_s(self, tmp_path: Path) -> None:
+        manifest = worker.run(compose("workload.min_warmup_s=1"), tmp_path, [])
+        first, load, measure = json.loads((tmp_path / "windows.json").read_text())
+        assert [w["kind"] for w in (first, load, measure)] == ["warmup", "warmup", "measure"]
+        assert first["steps"] == 1
+        assert load["t_end_mono_ns"] - load["t_start_mono_ns"] >= 1e9
+        assert measure["t_start_mono_ns"] >= load["t_end_mono_ns"]
+        assert manifest.workload_facts is not None and manifest.workload_facts["warmup_s"] >= 1
+        assert manifest.progress is not None and manifest.progress.steps_total == 1 + load["steps"] + 3
+
+    def test_load_before_the_measurement_is_refused_for_a_training(self) -> None:
+        with pytest.raises(UserError, match=r"min_warmup_s=5: a training does not read this\. Set workload\.warmup"):
+            bench("workload.min_warmup_s=5", "workload.train_steps=4")
+
 
 class TestLearning:
     @pytest.mark.parametrize("precision", ["fp32", "bf16"])
