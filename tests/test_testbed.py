@@ -16,7 +16,7 @@ import pytest
 import submitit
 
 from tests.testbed.errors import PackagesError
-from tests.testbed.plan import STATE_PATH_LIMIT, free_port, port_is_taken
+from tests.testbed.plan import STATE_PATH_LIMIT, free_port, machine_gpus, port_is_taken
 
 from .testbed import SITES, Bed, BedError, Plan, fixtures, packages, processes, unpack
 
@@ -71,6 +71,15 @@ def traces(state: Path) -> list[str]:
         if str(state).encode() in text or any(name.startswith(str(state)) for name in opened):
             found.append(entry.name)
     return found
+
+
+@pytest.fixture
+def real_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Let this machine have two GPUs, whose numbers do not begin at 0."""
+    monkeypatch.setattr("tests.testbed.plan.DEVICES", tmp_path)
+    for name in ("nvidia10", "nvidia3", "nvidiactl", "nvidia-caps"):
+        (tmp_path / name).symlink_to("/dev/null")
+    return [tmp_path / "nvidia3", tmp_path / "nvidia10"]
 
 
 def command_line(*words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -268,6 +277,24 @@ class TestUpAndDown:
             bed.down()
         assert others <= set(traces(testbed_light.state)), "the other bed lives on"
 
+    def test_jobs_at_once_get_a_gpu_each_of_those_that_the_machine_has(
+        self, real_gpus: list[Path], tmp_path: Path
+    ) -> None:
+        with fixtures.temporary_bed(light=True, sites=("delta",), gpus=2) as bed:
+            links = [link.readlink() for link in sorted((bed.plan.home("delta") / "dev").iterdir())]
+            assert links == real_gpus
+            # H100s have a partition of their own, on the same node; a third job waits for the first two.
+            wrap = 'srun sh -c "echo $CUDA_VISIBLE_DEVICES"; until test -e go; do sleep 0.1; done'
+            request = ("--gpus-per-node=1", "--cpus-per-task=12", "--mem=232G")
+            partitions = ("gpuH200x8", "gpuH100", "gpuH100")
+            jobs = [submit(bed, "delta", f"-p{name}", *request, wrap=wrap, cwd=tmp_path) for name in partitions]
+            bed.wait(lambda: [states(bed, "delta", job) for job in jobs[:2]] == [["RUNNING"]] * 2)
+            bed.wait(lambda: reason(bed, "delta", jobs[2]) == "Resources")
+            outputs = [tmp_path / f"{job}.out" for job in jobs]
+            bed.wait(lambda: sorted(file.read_text() for file in outputs[:2]) == ["0\n", "1\n"])
+            (tmp_path / "go").touch()
+            assert bed.ended("delta", jobs) == ["COMPLETED"] * 3
+
     def test_up_refuses_a_port_in_use_and_starts_nothing(self, testbed_light: Bed, tmp_path: Path) -> None:
         state = tmp_path.parent / "b"
         taken = testbed_light.plan.port
@@ -341,24 +368,25 @@ class TestPlan:
         assert len(used) == len(set(used)) == sum(len(plan.nodes(site)) + 1 for site in SITES)
         assert {int(port) for port in used} | {plan.slurmdbd_port, plan.mariadb_port} <= set(plan.ports())
 
-    def test_one_gpu_bed_is_one_node_with_this_machines_gpu_cores_and_memory(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(os, "cpu_count", lambda: 24)
-        monkeypatch.setattr("tests.testbed.plan.machine_memory_mb", lambda: 200_000)
-        plan = Plan(state=Path("/x/bed"), sites=("delta",), light=True, one_gpu=True)
+    def test_bed_with_real_gpus_is_one_node_that_numbers_them_from_zero(self, real_gpus: list[Path]) -> None:
+        plan = Plan(state=Path("/x/bed"), sites=("delta",), light=True, gpus=2)
         texts = plan.render("delta")
         assert plan.nodes("delta") == ["gpuh001"]
-        assert "NodeName=gpuh001 Name=gpu Type=h200 File=/dev/nvidia0\n" in texts["gres.conf"]
-        assert "CPUs=24 RealMemory=200000 Gres=gpu:h200:1 " in texts["slurm.conf"]
+        assert "NodeName=gpuh001 Name=gpu File=/x/bed/delta/dev/nvidia[0-1]\n" in texts["gres.conf"]
+        assert " Gres=gpu:2 " in texts["slurm.conf"]
         assert re.search(r"^PartitionName=gpuH200x8 .*Default=YES", texts["slurm.conf"], re.MULTILINE)
+        assert machine_gpus() == real_gpus
+
+    def test_more_gpus_than_the_machine_has_are_refused(self, real_gpus: list[Path]) -> None:
+        with pytest.raises(BedError, match="gpus=3: this machine has 2"):
+            Plan(state=Path("/x/bed"), sites=("delta",), light=True, gpus=3)
 
     @pytest.mark.parametrize(
         ("wrong", "words"),
         [
             ({"sites": ("grace", "nowhere")}, "of: grace, delta"),
             ({"sites": ("grace", "grace")}, "once"),
-            ({"one_gpu": True}, "--sites delta"),
+            ({"gpus": 1}, "--sites delta"),
             ({"port": 65530}, "ports"),
             ({"state": Path("/x y")}, "blanks"),
             ({"state": Path("/" + "x" * STATE_PATH_LIMIT)}, "shorter folder"),

@@ -95,8 +95,10 @@ class TestCompletedRun:
         assert first["steps"] == 1
         assert load["t_end_mono_ns"] - load["t_start_mono_ns"] >= 1e9
         assert measure["t_start_mono_ns"] >= load["t_end_mono_ns"]
-        assert manifest.workload_facts is not None and manifest.workload_facts["warmup_s"] >= 1
-        assert manifest.progress is not None and manifest.progress.steps_total == 1 + load["steps"] + 3
+        assert manifest.workload_facts is not None
+        assert manifest.workload_facts["warmup_s"] >= 1
+        assert manifest.progress is not None
+        assert manifest.progress.steps_total == 1 + load["steps"] + 3
 
     def test_load_before_the_measurement_is_refused_for_a_training(self) -> None:
         with pytest.raises(UserError, match=r"min_warmup_s=5: a training does not read this\. Set workload\.warmup"):

@@ -2,7 +2,7 @@
 
 Everything lies under one state folder and on ports of its own; a Slurm already on the machine is neither
 read nor touched. What is real: submission rules, scheduling, arrays, requeue, preemption, node failure,
-accounting. What is not: GPUs (except with one_gpu), memory limits, CPU confinement.
+accounting. What is not: GPUs (except with --gpus), memory limits, CPU confinement.
 """
 
 from .bed import Bed

@@ -20,8 +20,8 @@ def _up(asked: argparse.Namespace) -> int:
     plan = Plan(
         state=asked.state,
         sites=tuple(asked.sites.split(",")),
-        light=asked.light or asked.one_gpu,
-        one_gpu=asked.one_gpu,
+        light=asked.light or bool(asked.gpus),
+        gpus=asked.gpus,
         port=asked.port,
     )
     if Plan.load(asked.state) == plan and Bed(plan).is_up():
@@ -105,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
 
     up = commands.add_parser("up", parents=[state], help="start it; returns when all nodes are idle")
     up.add_argument("--light", action="store_true", help="no database; a stand-in answers for sacct")
-    up.add_argument("--one-gpu", action="store_true", help="delta as one node with /dev/nvidia0, light")
+    up.add_argument("--gpus", type=int, default=0, metavar="N", help="delta as one node with N real GPUs, light")
     up.add_argument("--sites", default=",".join(SITES), help="which clusters (default: %(default)s)")
     up.add_argument("--port", type=int, default=DEFAULT_PORT, help="first port (default: %(default)s)")
     up.set_defaults(do=_up)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from . import database, packages, processes
 from .errors import BedError, PortsTakenError
-from .plan import PLAN_FILE, TEMPLATES, Plan, port_is_taken
+from .plan import PLAN_FILE, TEMPLATES, Plan, machine_gpus, port_is_taken
 from .processes import NODE, daemon_env, login_env, ours, spawn, wait_until
 
 # A requeued job may start again once its old steps are dead: KillWait (5 s) and 3 s. Sooner, slurmd answers
@@ -288,8 +288,10 @@ class Bed:
         home = self.plan.home(site)
         for folder in ("etc", "log", "pids", "state", "dev", "munge"):
             (home / folder).mkdir(parents=True, exist_ok=True)
-        for index in range(8):
-            (home / "dev" / f"nvidia{index}").symlink_to("/dev/null")
+        # Numbered from 0: a job's CUDA_VISIBLE_DEVICES is the number in the name that Slurm sees.
+        devices = machine_gpus()[: self.plan.gpus] or [Path("/dev/null")] * 8
+        for index, device in enumerate(devices):
+            (home / "dev" / f"nvidia{index}").symlink_to(device)
         cached = home / "state" / "env_cache" / getpass.getuser()
         cached.parent.mkdir()
         cached.write_text("".join(f"{name}={value}\n" for name, value in login_env().items()), encoding="utf-8")

@@ -27,13 +27,13 @@ _refusals: list[str] = []
 
 
 @contextmanager
-def temporary_bed(*, light: bool = False, sites: tuple[str, ...] = SITES) -> Iterator[Bed]:
+def temporary_bed(*, light: bool = False, sites: tuple[str, ...] = SITES, gpus: int = 0) -> Iterator[Bed]:
     """Run a test bed within the block and remove it afterwards. Installs packages if possible."""
     packages.install(light=light)
     # Not pytest's tmp_path: sockets need a short path.
     folder = Path(tempfile.mkdtemp(prefix="testbed-"))
     try:
-        bed = _up_on_free_ports(folder / "bed", light=light, sites=sites)
+        bed = _up_on_free_ports(folder / "bed", light=light, sites=sites, gpus=gpus)
         try:
             yield bed
         finally:
@@ -42,9 +42,9 @@ def temporary_bed(*, light: bool = False, sites: tuple[str, ...] = SITES) -> Ite
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _up_on_free_ports(state: Path, *, light: bool, sites: tuple[str, ...], tries: int = 5) -> Bed:
+def _up_on_free_ports(state: Path, *, light: bool, sites: tuple[str, ...], gpus: int, tries: int = 5) -> Bed:
     for left in reversed(range(tries)):
-        bed = Bed(Plan(state=state, sites=sites, light=light, port=free_port()))
+        bed = Bed(Plan(state=state, sites=sites, light=light, gpus=gpus, port=free_port()))
         try:
             bed.up()
         except PortsTakenError:  # another process took a port meanwhile

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import json
-import os
 import random
 import re
 import secrets
@@ -22,6 +21,7 @@ PORTS_PER_SITE = 10  # slurmctld and up to nine nodes
 PORT_RANGE = PORTS_PER_SITE * len(SITES) + 2  # and slurmdbd, mariadbd
 TEMPLATES = Path(__file__).parent / "sites"
 PLAN_FILE = "testbed.json"
+DEVICES = Path("/dev")
 
 # A socket's path holds 107 characters; slurmstepd's is
 # STATE/delta/gpua001/gpua001_<8-digit job>.<10-digit step>
@@ -35,15 +35,17 @@ class Plan:
     state: Path  # all files of the bed
     sites: tuple[str, ...] = SITES
     light: bool = False  # no database; sacct is a stand-in
-    one_gpu: bool = False  # delta as one node with the machine's own /dev/nvidia0
+    gpus: int = 0  # if not 0: delta as one node with so many of the machine's own GPUs
     port: int = DEFAULT_PORT  # first of PORT_RANGE ports
 
     def __post_init__(self) -> None:
         unknown = [site for site in self.sites if site not in SITES]
         if unknown or not self.sites or len(set(self.sites)) != len(self.sites):
             raise BedError(f"sites={','.join(self.sites)!r}: name each once, of: {', '.join(SITES)}")
-        if self.one_gpu and self.sites != ("delta",):
-            raise BedError("one-gpu is a variant of delta alone: give --sites delta as well")
+        if self.gpus and self.sites != ("delta",):
+            raise BedError(f"gpus={self.gpus}: real GPUs are a variant of delta alone, give --sites delta as well")
+        if not 0 <= self.gpus <= (have := len(machine_gpus())):
+            raise BedError(f"gpus={self.gpus}: this machine has {have} (/dev/nvidia0 and so on)")
         if not 1024 <= self.port <= 65535 - PORT_RANGE:
             raise BedError(f"port={self.port}: the bed needs {PORT_RANGE} ports from 1024 to 65535")
         text = str(self.state)
@@ -57,7 +59,7 @@ class Plan:
 
     @property
     def variant(self) -> str:
-        return "one GPU, light" if self.one_gpu else "light" if self.light else "full"
+        return f"light, real GPUs: {self.gpus}" if self.gpus else "light" if self.light else "full"
 
     @property
     def slurmdbd_port(self) -> int:
@@ -111,8 +113,8 @@ class Plan:
             "slurmdbd_port": self.slurmdbd_port,
             # Job ids differ between sites and beds; 20 and 40 million stay below Slurm's limit of 67 million.
             "first_job_id": (SITES.index(site) + 1) * 20_000_000 + int(time.time()) % 10_000_000,
-            "machine_cpus": os.cpu_count() or 1,
-            "machine_memory_mb": machine_memory_mb(),
+            "gpus": self.gpus,
+            "last_gpu": self.gpus - 1,
         }
         gres = (TEMPLATES / self._folder(site) / "gres.conf").read_text(encoding="utf-8")
         return {
@@ -150,13 +152,12 @@ class Plan:
         return cls(**data | {"state": state, "sites": tuple(data["sites"])})
 
     def _folder(self, site: str) -> str:
-        return f"{site}_one_gpu" if self.one_gpu else site
+        return f"{site}_real_gpus" if self.gpus else site
 
 
-def machine_memory_mb() -> int:
-    """Return the memory of a node on this machine in MB: 90 % of the total."""
-    pages, page_bytes = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-    return int(pages * page_bytes / 2**20 * 0.9)
+def machine_gpus() -> list[Path]:
+    """Return the device files of this machine's GPUs, by number."""
+    return sorted(DEVICES.glob("nvidia[0-9]*"), key=lambda path: int(path.name.removeprefix("nvidia")))
 
 
 def port_is_taken(port: int) -> bool:
