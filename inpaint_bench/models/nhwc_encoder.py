@@ -39,6 +39,11 @@ class NhwcEncoder:
     @torch.no_grad()
     def __call__(self, image: Tensor) -> Tensor:
         """[N, 3, R, R] in -1..1 -> [N, 8, R/8, R/8] hidden states."""
+        # Every type is chosen here: autocast would make the softmax return fp32.
+        with torch.autocast(image.device.type, enabled=False):
+            return self._encode(image)
+
+    def _encode(self, image: Tensor) -> Tensor:
         w = self.weights
         x = image.to(w["conv_in.weight"].dtype).permute(0, 2, 3, 1)
         x = conv3x3(F.pad(x, (0, PAD_IN - x.shape[3])), w["conv_in.weight"], w["conv_in.bias"])
