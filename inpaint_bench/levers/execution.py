@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from inpaint_bench.core.kernel_names import KernelClass
 from inpaint_bench.kernels.self_attention import unavailable_reason
 from inpaint_bench.models.components import StepComponents
 
 from .base import Lever, Verification
-from .observe import GRAPH_LAUNCH, KERNEL_LAUNCH, LAYOUT_COPIES, channels_last_inputs, unet_kernels
+from .observe import GRAPH_LAUNCH, KERNEL_LAUNCH, channels_last_inputs, unet_kernels
 
 if TYPE_CHECKING:
     from inpaint_bench.core.config import BenchConfig
@@ -27,13 +28,13 @@ ATTENTION_BACKENDS = {
     "flash": [SDPBackend.FLASH_ATTENTION],
     "cudnn": [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION],
 }
-# Patterns of kernel names, on the CPU of operator names, by which a profile shows the backend.
-ATTENTION_KERNELS = {
-    "flash4": "FlashAttentionForwardSm90|flash_attncuteflash",
-    "flash": "flash_(fwd|bwd)|flash::|flash_attention",
-    "cudnn": "cudnn.*(sdpa|flash|fprop|bprop)|sdpa.*cudnn",
-    "efficient": "fmha_cutlass|efficient_attention|AttentionKernel",
-    "math": "softmax",
+# The word of core/kernel_names.py for each backend.
+ATTENTION_WORDS = {
+    "flash4": "FlashAttention-4",
+    "flash": "flash",
+    "cudnn": "cuDNN",
+    "efficient": "efficient",
+    "math": "math",
 }
 
 
@@ -52,7 +53,7 @@ class ChannelsLast(Lever):
         share = round(count / total, 3) if total else None
         text = f"{count} of {total} convolution inputs are channels_last in the eager UNet"
         if observed.kernels:
-            text += f"; {observed.count(LAYOUT_COPIES)} layout conversions by cuDNN in a step"
+            text += f"; {observed.layout_copies} layout conversions by cuDNN in a step"
         return Verification(share, share is not None and share > 0.5, text)
 
 
@@ -124,7 +125,7 @@ class Attention(Lever):
         unet = unet_kernels(observed)
         if unet.problem:
             return Verification(None, None, unet.problem)
-        counts = {name: unet.count(pattern) for name, pattern in ATTENTION_KERNELS.items()}
+        counts = {name: unet.count_class(KernelClass.ATTENTION, word) for name, word in ATTENTION_WORDS.items()}
         text = "kernels by name in a forward pass of the UNet: " + ", ".join(f"{k} {n}" for k, n in counts.items())
         name = observed.recipe.attention
         # cudnn leaves head dimensions above 128 to flash, see ATTENTION_BACKENDS.
@@ -233,7 +234,7 @@ class ForceLayout(_InductorSwitch):
 
     def verify(self, observed: StepObservation) -> Verification:
         enabled = bool(torch._inductor.config.force_layout_optimization)
-        text = f"inductor's switch read back; {observed.count(LAYOUT_COPIES)} layout conversions by cuDNN in a step"
+        text = f"inductor's switch read back; {observed.layout_copies} layout conversions by cuDNN in a step"
         return Verification(enabled, enabled, text)
 
 

@@ -13,7 +13,6 @@ from inpaint_bench.models.nhwc_encoder import NhwcEncoder
 from inpaint_bench.models.nhwc_unet import NhwcUNet
 
 from .base import Lever, Verification
-from .observe import LAYOUT_COPIES
 
 if TYPE_CHECKING:
     from inpaint_bench.core.config import BenchConfig
@@ -50,7 +49,7 @@ class Unet(Lever):
         if observed.problem:
             return Verification(kind, None, observed.problem)
         kernels = observed.count("_group_norm_|_layer_norm_|_geglu_|_cross_attention_")
-        copies = observed.count(LAYOUT_COPIES)
+        copies = observed.layout_copies
         text = f"{kind}; {kernels} of its Triton kernels and {copies} layout conversions in a step"
         # diffusers' VAE, where images are encoded in the step, may convert layouts of its own.
         cached = observed.recipe.cache_image and observed.recipe.cache_masked

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import DeviceType, ProfilerActivity, profile
 
+from inpaint_bench.core.kernel_names import KernelClass, classify
 from inpaint_bench.models.components import unet_inputs
 from inpaint_bench.models.nhwc_unet import NhwcUNet
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from inpaint_bench.models.training_step import TrainingStep
 
 KERNEL_LAUNCH = re.compile(r"^(cuda|cu)LaunchKernel")
-LAYOUT_COPIES = "nchwToNhwc|nhwcToNchw"  # kernels of cuDNN
 GRAPH_LAUNCH = re.compile(r"^cudaGraphLaunch")
 
 
@@ -53,8 +53,19 @@ class StepObservation:
 
     def count(self, pattern: str) -> int:
         """Count the kernels whose name matches; on the CPU, the operators."""
-        names = self.kernels or self.host_events
-        return sum(n for name, n in names.items() if re.search(pattern, name, re.IGNORECASE))
+        return sum(n for name, n in self._names() if re.search(pattern, name, re.IGNORECASE))
+
+    def count_class(self, kind: KernelClass, detail: str) -> int:
+        """Count the kernels of a class with this second word; on the CPU, the operators."""
+        return sum(n for name, n in self._names() if classify(name) == (kind, detail))
+
+    @property
+    def layout_copies(self) -> int:
+        """Return the number of cuDNN's layout conversions."""
+        return self.count_class(KernelClass.LAYOUT, "cuDNN")
+
+    def _names(self) -> Iterable[tuple[str, int]]:
+        return (self.kernels or self.host_events).items()
 
     def launches(self, pattern: re.Pattern[str]) -> int:
         """Count the runtime calls whose name matches."""
