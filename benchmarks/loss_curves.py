@@ -1,0 +1,230 @@
+"""Does an optimizer train like another one, within the noise of training? Compares losses of the same steps and seeds.
+
+usage: python -m benchmarks.loss_curves DATASET --reference RECIPE --tested RECIPE... [--block 50] [-o FOLDER]
+
+Exit code 0 if every tested recipe stays within the noise, 1 if one does not or nothing can be shown. The runs:
+
+    launch -m site=local gpu=h200 data=prepared data.root=DATA recipe=tuned,[tuned,bf16_master],[tuned,bf16_stochastic]
+              seed=0,1,2 workload.train_steps=500 hydra.sweep.dir=SWEEP
+    merge SWEEP -o DATASET
+    python -m benchmarks.loss_curves DATASET --reference tuned+bf16_master --tested tuned tuned+bf16_stochastic
+
+Runs of one seed have the same initial weights, batches, timesteps and noise, so that their losses differ by what their
+recipes compute alone. A loss is averaged over blocks of steps. With L the block means, s the seeds:
+
+- noise: standard deviation over the seeds of the reference's L, pooled over the blocks (root mean square);
+- difference of a block: mean over s of L(tested, s) - L(reference, s);
+- within the noise: (1) no block's difference is larger than the noise, and (2) the 95 % interval of the difference over
+  the last two blocks (Student's t over the seeds) lies wholly between -noise and +noise. (2) is a test of equivalence:
+  few seeds or scattered differences make it fail, where a test for a difference would pass.
+
+A reference that does not learn would agree with anything: its loss must fall by more than 3 times the noise.
+Runs count if they are completed, valid or not: company on the GPU changes rates, not losses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import altair as alt
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from analysis.dataset import Dataset, open_dataset
+from analysis.report.figures import base, svg
+from analysis.stats.intervals import mean_interval
+from inpaint_bench.cli.exit_codes import print_error
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.schema import Status
+
+LEAST_FALL = 3.0  # of the reference's loss, in multiples of the noise
+LAST_BLOCKS = 2
+SAME = ("gpu", "model", "batch", "resolution_px", "data_identity")  # what runs that are compared must agree in
+
+Curves = dict[int, NDArray[np.float64]]  # by seed: the loss of every step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Block means of a tested recipe against those of the reference; arrays are [seeds, blocks]."""
+
+    reference: NDArray[np.float64]
+    tested: NDArray[np.float64]
+
+    @property
+    def difference(self) -> NDArray[np.float64]:
+        return self.tested - self.reference
+
+    @property
+    def spread(self) -> NDArray[np.float64]:
+        """Standard deviation of the reference over the seeds, per block."""
+        return self.reference.std(axis=0, ddof=1)
+
+    @property
+    def noise(self) -> float:
+        return float(np.sqrt(np.mean(self.spread**2)))
+
+    @property
+    def fall(self) -> float:
+        """How far the reference's loss fell from the first block to the last."""
+        means = self.reference.mean(axis=0)
+        return float(means[0] - means[-1])
+
+    @property
+    def largest(self) -> float:
+        """The largest difference of a block, in absolute value."""
+        return float(np.abs(self.difference.mean(axis=0)).max())
+
+    @property
+    def last(self) -> tuple[float, float]:
+        """The 95 % interval of the difference over the last blocks."""
+        ends = self.difference[:, -LAST_BLOCKS:].mean(axis=1)
+        interval = mean_interval([("one card", float(end)) for end in ends])
+        assert interval is not None  # `compare` has at least two seeds
+        return interval
+
+    def problems(self) -> list[str]:
+        """Return why the tested recipe is not shown to be within the noise; nothing where it is."""
+        found, (low, high) = [], self.last
+        if not self.fall > LEAST_FALL * self.noise:
+            found.append(f"the reference's loss fell by {self.fall:.2g} only, so nothing is shown")
+        if not self.largest <= self.noise:
+            found.append(f"a block differs by {self.largest:.2g}, more than the noise")
+        if not (-self.noise < low and high < self.noise):
+            found.append("the interval of the last steps is not within the noise")
+        return found
+
+
+def compare(reference: Curves, tested: Curves, block: int) -> Comparison:
+    """Average the steps of the seeds that both have in blocks. Raises UserError for too few seeds or steps."""
+    seeds = sorted(reference.keys() & tested.keys())
+    steps = min((len(curves[seed]) for curves in (reference, tested) for seed in seeds), default=0)
+    if len(seeds) < 2 or steps < 2 * LAST_BLOCKS * block:
+        raise UserError(
+            f"{len(seeds)} seeds of both recipes with {steps} steps: at least 2 seeds and {2 * LAST_BLOCKS * block} "
+            "steps are needed"
+        )
+    means = [np.stack([_block_means(curves[seed][:steps], block) for seed in seeds]) for curves in (reference, tested)]
+    return Comparison(reference=means[0], tested=means[1])
+
+
+def _block_means(losses: NDArray[np.float64], block: int) -> NDArray[np.float64]:
+    whole = len(losses) // block * block
+    return losses[:whole].reshape(-1, block).mean(axis=1)
+
+
+def read_curves(dataset: Dataset, recipes: list[str]) -> dict[str, Curves]:
+    """Return the losses of the completed runs of each recipe, by seed. Raises UserError where they do not compare."""
+    runs = dataset.runs.filter((pl.col("status") == Status.COMPLETED.value) & pl.col("recipe").is_in(recipes))
+    differing = [f"{name} ({', '.join(map(str, runs[name].unique()))})" for name in SAME if runs[name].n_unique() > 1]
+    if differing:
+        raise UserError(f"{dataset.folder}: the runs differ in {', '.join(differing)}")
+    curves: dict[str, Curves] = {recipe: {} for recipe in recipes}
+    for run in runs.select("run_id", "recipe", "seed").to_dicts():
+        if run["seed"] in curves[run["recipe"]]:
+            raise UserError(f"{dataset.folder}: two runs of {run['recipe']} with seed {run['seed']}")
+        # A step that was done again after a resume counts once.
+        steps = dataset.scan("steps", run["run_id"]).sort("t_start_mono_ns").collect().unique("step", keep="last")
+        losses = steps.sort("step")["loss"].to_numpy().astype(np.float64)
+        if not np.isfinite(losses).all():
+            raise UserError(f"{run['run_id']} ({run['recipe']}, seed {run['seed']}): not all losses are finite")
+        curves[run["recipe"]][run["seed"]] = losses
+    return curves
+
+
+def describe(name: str, reference: str, found: Comparison, block: int) -> list[str]:
+    """Return the table of blocks and the verdict as lines of Markdown."""
+    seeds = len(found.reference)
+    lines = [
+        f"{name} against {reference}, {seeds} seeds, blocks of {block} steps, noise {found.noise:.4g}",
+        "",
+        "| steps | loss of the reference | difference | its range over seeds | standard deviation over seeds |",
+        "|---|---|---|---|---|",
+    ]
+    for number in range(found.reference.shape[1]):
+        difference = found.difference[:, number]
+        lines.append(
+            f"| {number * block + 1}-{(number + 1) * block} | {found.reference[:, number].mean():.5f} "
+            f"| {difference.mean():+.2e} | {difference.min():+.2e} to {difference.max():+.2e} "
+            f"| {found.spread[number]:.2e} |"
+        )
+    low, high = found.last
+    problems = found.problems()
+    lines += [
+        "",
+        f"largest difference of a block: {found.largest:.2e} ({found.largest / found.noise:.1%} of the noise)",
+        f"last {LAST_BLOCKS * block} steps: {low:+.2e} to {high:+.2e} (95 %, n = {seeds}), noise +/- {found.noise:.2e}",
+        f"loss of the reference fell by {found.fall:.4g}, {found.fall / found.noise:.1f} times the noise",
+        f"verdict: {'; '.join(problems) if problems else 'within the noise'}",
+        "",
+    ]
+    return lines
+
+
+def block_rows(found: dict[str, Comparison], reference: str, block: int) -> pl.DataFrame:
+    """Return the block means of all recipes, one row per recipe, seed in order, and block."""
+    sides = {reference: next(iter(found.values())).reference} | {name: one.tested for name, one in found.items()}
+    return pl.DataFrame(
+        {"recipe": recipe, "seed": seed, "last_step": (number + 1) * block, "loss": float(mean)}
+        for recipe, means in sides.items()
+        for seed, row in enumerate(means)
+        for number, mean in enumerate(row)
+    )
+
+
+def draw(found: dict[str, Comparison], reference: str, block: int) -> base.Figure:
+    """Draw curves per seed above, differences from the reference with the noise below."""
+    rows = block_rows(found, reference, block)
+    own = rows.filter(pl.col("recipe") == reference).rename({"loss": "own"}).drop("recipe")
+    differences = rows.filter(pl.col("recipe") != reference).join(own, on=["seed", "last_step"])
+    differences = differences.with_columns(difference=pl.col("loss") - pl.col("own"))
+    noise = next(iter(found.values())).noise
+    colour = alt.Color("recipe:N", scale=alt.Scale(domain=[reference, *found], range=list(svg.SERIES)))
+    x = alt.X("last_step:Q", title="Steps")
+    curves = alt.Chart(alt.InlineData(values=rows.to_dicts())).mark_line(strokeWidth=1.2)
+    lines = alt.Chart(alt.InlineData(values=differences.to_dicts())).mark_line(strokeWidth=1.2)
+    band = alt.Chart(alt.InlineData(values=[{"low": -noise, "high": noise}])).mark_rect(color=svg.GRID)
+    upper = curves.encode(x, alt.Y("loss:Q", title="Loss", scale=alt.Scale(zero=False)), colour, detail="seed:N")
+    lower = alt.layer(
+        band.encode(y=alt.Y("low:Q"), y2="high:Q"),
+        lines.encode(x, alt.Y("difference:Q", title="Difference from the first"), colour, detail="seed:N"),
+    )
+    subtitle = [f"Means of {block} steps, a line per seed", "Band: the noise, one standard deviation over the seeds"]
+    return base.figure("loss-curves", "Losses of equal steps", subtitle, [], alt.vconcat(upper, lower), [])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset", type=Path)
+    parser.add_argument("--reference", required=True, metavar="RECIPE")
+    parser.add_argument("--tested", required=True, nargs="+", metavar="RECIPE")
+    parser.add_argument("--block", type=int, default=50, metavar="STEPS")
+    parser.add_argument("-o", "--output", type=Path, metavar="FOLDER", help="for loss_curves.md, .csv and .svg")
+    options = parser.parse_args()
+    try:
+        curves = read_curves(open_dataset(options.dataset), [options.reference, *options.tested])
+        reference = curves[options.reference]
+        found = {name: compare(reference, curves[name], options.block) for name in options.tested}
+    except UserError as error:
+        print_error(str(error))
+        return error.exit_code
+    text = "\n".join(
+        line for name, one in found.items() for line in describe(name, options.reference, one, options.block)
+    )
+    print(text)
+    if options.output:
+        options.output.mkdir(parents=True, exist_ok=True)
+        (options.output / "loss_curves.md").write_text(text)
+        block_rows(found, options.reference, options.block).write_csv(options.output / "loss_curves.csv")
+        (options.output / "loss_curves.svg").write_text(
+            svg.standalone(draw(found, options.reference, options.block).svg)
+        )
+    return int(any(one.problems() for one in found.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""Losses of two recipes on equal seeds: the criterion, and the whole way from tiny trainings to a verdict."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analysis.merge import merge
+from benchmarks import loss_curves
+from benchmarks.loss_curves import Curves, compare
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.run import worker
+from tests.run.support import compose
+
+STEPS, BLOCK = 500, 50
+
+
+def curves(*, seeds: int = 3, shift: float = 0.0, own_noise: float = 0.0) -> Curves:
+    """Falling losses with the noise of their seed; `own_noise` differs between recipes, as rounding does."""
+    found: Curves = {}
+    fall = 0.3 + 0.7 * np.exp(-np.arange(STEPS) / 100)
+    for seed in range(seeds):
+        shared = np.random.default_rng(seed).normal(0, 0.05, STEPS)
+        own = np.random.default_rng(100 + seed).normal(0, own_noise, STEPS)
+        found[seed] = fall + shared + own + shift
+    return found
+
+
+class TestCriterion:
+    def test_rounding_is_within_the_noise(self) -> None:
+        assert compare(curves(), curves(own_noise=0.002), BLOCK).problems() == []
+
+    def test_noise_is_the_deviation_of_block_means_over_seeds(self) -> None:
+        found = compare(curves(seeds=40), curves(seeds=40), BLOCK)
+        assert found.noise == pytest.approx(0.05 / BLOCK**0.5, rel=0.1)
+        assert found.largest == 0
+
+    def test_constant_difference_above_the_noise_is_outside(self) -> None:
+        (first, second) = compare(curves(), curves(shift=0.02), BLOCK).problems()
+        assert "a block differs by 0.02" in first
+        assert "last steps" in second
+
+    def test_difference_in_one_block_is_outside(self) -> None:
+        bent = {seed: losses + 0.03 * (np.arange(STEPS) // BLOCK == 2) for seed, losses in curves().items()}
+        (problem,) = compare(curves(), bent, BLOCK).problems()
+        assert "a block differs by 0.03" in problem
+
+    def test_scattered_differences_at_the_end_show_no_equivalence(self) -> None:
+        drifts = {0: 0.006, 1: -0.006, 2: 0.0}
+        drifting = {seed: losses + drifts[seed] for seed, losses in curves().items()}
+        (problem,) = compare(curves(), drifting, BLOCK).problems()
+        assert "last steps" in problem
+
+    def test_reference_that_does_not_learn_shows_nothing(self) -> None:
+        flat = {seed: np.random.default_rng(seed).normal(1, 0.05, STEPS) for seed in range(3)}
+        assert "nothing is shown" in compare(flat, flat, BLOCK).problems()[0]
+
+    def test_one_seed_or_few_steps_are_refused(self) -> None:
+        with pytest.raises(UserError, match="1 seeds"):
+            compare(curves(seeds=1), curves(), BLOCK)
+        with pytest.raises(UserError, match="500 steps: at least 2 seeds and 800"):
+            compare(curves(), curves(), 200)
+
+
+@pytest.mark.timeout(1200)
+def test_split_masters_train_like_fp32_masters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real trainings of the tiny model, by the references of the kernels."""
+    for seed in range(3):
+        for weights in ("bf16_master", "bf16_split"):
+            overrides = [f"recipe=[cpu,unet_nhwc,{weights}]", f"seed={seed}", "workload.train_steps=40"]
+            overrides += ["workload.learning_rate=1e-3", "workload.resume=false"]
+            worker.run(compose(*overrides), tmp_path / "sweep" / f"{weights}-{seed}", overrides)
+    merge([tmp_path / "sweep"], tmp_path / "dataset")
+    words = [str(tmp_path / "dataset"), "--reference", "cpu+unet_nhwc+bf16_master", "--block", "10"]
+    out = ["-o", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["loss_curves", *words, "--tested", "cpu+unet_nhwc+bf16_split", *out])
+    assert loss_curves.main() == 0
+    printed = capsys.readouterr().out
+    assert "verdict: within the noise" in printed
+    assert "| 31-40 |" in printed
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        f"loss_curves.{end}" for end in ("md", "csv", "svg")
+    }
+    assert len((tmp_path / "out/loss_curves.csv").read_text().splitlines()) == 1 + 2 * 3 * 4
+
+    monkeypatch.setattr(sys, "argv", ["loss_curves", *words, "--tested", "cpu+unet_nhwc"])
+    assert loss_curves.main() == 2
+    assert "0 seeds of both recipes" in capsys.readouterr().err
