@@ -12,7 +12,7 @@ from diffusers import AutoencoderKL, UNet2DConditionModel
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.kernels import dispatch
 from inpaint_bench.models import location
-from inpaint_bench.models.nhwc_encoder import NhwcEncoder
+from inpaint_bench.models.nhwc_vae import NhwcDecoder, NhwcEncoder
 from inpaint_bench.models.nhwc_unet import NhwcUNet
 
 WIDTH = 24
@@ -99,6 +99,10 @@ def test_another_kind_of_unet_is_refused() -> None:
         NhwcUNet.from_diffusers(diffusers_unet(torch.float32, use_linear_projection=True))
 
 
+CODERS = {"encoder": NhwcEncoder, "decoder": NhwcDecoder}
+INPUTS = {"encoder": (3, 64, 64), "decoder": (4, 8, 8)}
+
+
 def diffusers_vae(**changes: object) -> AutoencoderKL:
     torch.manual_seed(0)
     settings = {
@@ -117,19 +121,22 @@ def diffusers_vae(**changes: object) -> AutoencoderKL:
     return vae
 
 
-def test_the_encoder_equals_that_of_diffusers() -> None:
-    vae, image = diffusers_vae().double(), torch.randn(2, 3, 64, 64, dtype=torch.float64)
+@pytest.mark.parametrize("coder", ["encoder", "decoder"])
+def test_encoder_and_decoder_equal_those_of_diffusers(coder: str) -> None:
+    vae, given = diffusers_vae().double(), torch.randn(2, *INPUTS[coder], dtype=torch.float64)
     with torch.no_grad():
-        hidden = vae.encoder(image)
-    torch.testing.assert_close(NhwcEncoder(vae, torch.float64)(image), hidden, rtol=1e-10, atol=1e-10)
+        expected = getattr(vae, coder)(given)
+    torch.testing.assert_close(CODERS[coder](vae, torch.float64)(given), expected, rtol=1e-10, atol=1e-10)
 
 
-def test_the_kernels_of_the_encoder_equal_its_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("coder", ["encoder", "decoder"])
+def test_their_kernels_equal_the_reference(coder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    vae, image = diffusers_vae(layers_per_block=1), torch.randn(1, 3, 32, 32)
-    expected = NhwcEncoder(vae, torch.float64)(image)
+    channels, *sides = INPUTS[coder]
+    vae, given = diffusers_vae(layers_per_block=1), torch.randn(1, channels, *(side // 2 for side in sides))
+    expected = CODERS[coder](vae, torch.float64)(given)
     monkeypatch.setattr(dispatch, "interpret", True)
-    computed = NhwcEncoder(vae, torch.float32)(image)
+    computed = CODERS[coder](vae, torch.float32)(given)
     assert float((computed - expected).norm()) <= 1e-5 * float(expected.norm())
 
 

@@ -1,0 +1,135 @@
+"""Encoder and decoder of Stable Diffusion's VAE, channels-last with fused kernels.
+
+They compute what those of diffusers' AutoencoderKL compute, and have no gradients: the VAE is frozen.
+Maps are [N, H, W, C] in memory; 1x1 convolutions are linear layers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.kernels.group_norm import group_norm
+from inpaint_bench.kernels.pointwise import add_bias
+
+from .nhwc_unet import conv3x3
+
+EPS = 1e-6  # of every norm, fixed in diffusers' encoder
+PAD_IN = 8  # channels of images and latents, with zeros behind the three or four
+
+
+class NhwcBlocks:
+    """Blocks that encoder and decoder share, with the weights of `network`, in `dtype` on its device."""
+
+    def __init__(self, vae: Any, network: Any, dtype: torch.dtype) -> None:
+        if vae.config.latent_channels * 2 % 8 or not vae.config.get("mid_block_add_attention", True):
+            raise UserError("the channels-last VAE needs SD 1.x's: 4 latent channels and attention in the middle")
+        self.groups = vae.config.norm_num_groups
+        state = {name: value.detach().to(dtype) for name, value in network.state_dict().items()}
+        self.weights = {name: _prepared(name, value) for name, value in state.items()}
+
+    def _norm(self, x: Tensor, name: str, silu: bool, bias: str | None = None) -> Tensor:
+        """Normalise [N, H, W, C]; `bias` names that of the convolution before, which is added first."""
+        weight, offset = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
+        shift = None if bias is None else self.weights[bias].expand(len(x), -1)
+        (y,) = group_norm(x.flatten(1, 2), weight, offset, groups=self.groups, eps=EPS, silu=silu, shift=shift)
+        return y.unflatten(1, x.shape[1:3])
+
+    def _resnet(self, x: Tensor, name: str) -> Tensor:
+        w = self.weights
+        y = conv3x3(self._norm(x, f"{name}.norm1", silu=True), w[f"{name}.conv1.weight"])
+        y = conv3x3(self._norm(y, f"{name}.norm2", silu=True, bias=f"{name}.conv1.bias"), w[f"{name}.conv2.weight"])
+        bias = w[f"{name}.conv2.bias"]
+        if f"{name}.conv_shortcut.weight" in w:
+            x, bias = F.linear(x, w[f"{name}.conv_shortcut.weight"]), bias + w[f"{name}.conv_shortcut.bias"]
+        return add_bias(y, bias, x)
+
+    def _attention(self, x: Tensor, name: str) -> Tensor:
+        """Attend over all pixels with one head, wider than any fused attention kernel: as matrix products."""
+        w = self.weights
+        y = self._norm(x, f"{name}.group_norm", silu=False).flatten(1, 2)
+        q, k, v = (F.linear(y, w[f"{name}.to_{part}.weight"], w[f"{name}.to_{part}.bias"]) for part in "qkv")
+        scores = torch.softmax((q * q.shape[2] ** -0.5) @ k.transpose(1, 2), dim=2)
+        y = F.linear(scores @ v, w[f"{name}.to_out.0.weight"]).unflatten(1, x.shape[1:3])
+        return add_bias(y, w[f"{name}.to_out.0.bias"], x)
+
+
+class NhwcEncoder(NhwcBlocks):
+    """Encode images with the weights of a diffusers AutoencoderKL, in `dtype` on its device."""
+
+    def __init__(self, vae: Any, dtype: torch.dtype) -> None:
+        super().__init__(vae, vae.encoder, dtype)
+        self.blocks = [(len(block.resnets), block.downsamplers is not None) for block in vae.encoder.down_blocks]
+
+    @torch.no_grad()
+    def __call__(self, image: Tensor) -> Tensor:
+        """[N, 3, R, R] in -1..1 -> [N, 8, R/8, R/8] hidden states."""
+        # Every type is chosen here: autocast would make the softmax return fp32.
+        with torch.autocast(image.device.type, enabled=False):
+            return self._encode(image)
+
+    def _encode(self, image: Tensor) -> Tensor:
+        w = self.weights
+        x = image.to(w["conv_in.weight"].dtype).permute(0, 2, 3, 1)
+        x = conv3x3(F.pad(x, (0, PAD_IN - x.shape[3])), w["conv_in.weight"], w["conv_in.bias"])
+        for level, (layers, halves) in enumerate(self.blocks):
+            for layer in range(layers):
+                x = self._resnet(x, f"down_blocks.{level}.resnets.{layer}")
+            if halves:
+                x = self._downsample(x, f"down_blocks.{level}.downsamplers.0.conv")
+        x = self._resnet(x, "mid_block.resnets.0")
+        x = self._attention(x, "mid_block.attentions.0")
+        x = self._resnet(x, "mid_block.resnets.1")
+        x = conv3x3(self._norm(x, "conv_norm_out", silu=True), w["conv_out.weight"], w["conv_out.bias"])
+        return x.permute(0, 3, 1, 2)
+
+    def _downsample(self, x: Tensor, name: str) -> Tensor:
+        """Halve the sides; diffusers pads below and to the right only."""
+        padded = F.pad(x, (0, 0, 0, 1, 0, 1)).permute(0, 3, 1, 2)
+        return F.conv2d(padded, self.weights[f"{name}.weight"], self.weights[f"{name}.bias"], 2).permute(0, 2, 3, 1)
+
+
+class NhwcDecoder(NhwcBlocks):
+    """Decode latents with the weights of a diffusers AutoencoderKL, in `dtype` on its device."""
+
+    def __init__(self, vae: Any, dtype: torch.dtype) -> None:
+        super().__init__(vae, vae.decoder, dtype)
+        self.colours = vae.config.out_channels
+        for name, sides in (("weight", (0, 0, 0, 0, 0, 0)), ("bias", ())):  # output channels too, as convolutions want
+            value = F.pad(self.weights[f"conv_out.{name}"], (*sides, 0, PAD_IN - self.colours))
+            self.weights[f"conv_out.{name}"] = _prepared(f"conv_out.{name}", value)
+        self.blocks = [(len(block.resnets), block.upsamplers is not None) for block in vae.decoder.up_blocks]
+
+    @torch.no_grad()
+    def __call__(self, latents: Tensor) -> Tensor:
+        """[N, 4, R/8, R/8] -> images [N, 3, R, R]."""
+        w = self.weights
+        x = latents.to(w["conv_in.weight"].dtype).permute(0, 2, 3, 1)
+        x = conv3x3(F.pad(x, (0, PAD_IN - x.shape[3])), w["conv_in.weight"], w["conv_in.bias"])
+        x = self._resnet(x, "mid_block.resnets.0")
+        x = self._attention(x, "mid_block.attentions.0")
+        x = self._resnet(x, "mid_block.resnets.1")
+        for level, (layers, doubles) in enumerate(self.blocks):
+            for layer in range(layers):
+                x = self._resnet(x, f"up_blocks.{level}.resnets.{layer}")
+            if doubles:
+                doubled = F.interpolate(x.permute(0, 3, 1, 2), scale_factor=2.0, mode="nearest").permute(0, 2, 3, 1)
+                name = f"up_blocks.{level}.upsamplers.0.conv"
+                x = conv3x3(doubled, w[f"{name}.weight"], w[f"{name}.bias"])
+        x = conv3x3(self._norm(x, "conv_norm_out", silu=True), w["conv_out.weight"], w["conv_out.bias"])
+        return x[..., : self.colours].permute(0, 3, 1, 2)
+
+
+def _prepared(name: str, value: Tensor) -> Tensor:
+    """Make a convolution's weight channels-last, that of a 1x1 convolution a matrix; pad the first one's input."""
+    if value.ndim != 4:
+        return value.contiguous()
+    if name.endswith("conv_shortcut.weight"):
+        return value.flatten(1).contiguous()
+    if name == "conv_in.weight":
+        value = F.pad(value, (0, 0, 0, 0, 0, PAD_IN - value.shape[1]))
+    return value.contiguous(memory_format=torch.channels_last)
