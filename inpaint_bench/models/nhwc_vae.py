@@ -32,6 +32,16 @@ class NhwcBlocks:
         state = {name: value.detach().to(dtype) for name, value in network.state_dict().items()}
         self.weights = {name: _prepared(name, value) for name, value in state.items()}
 
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return what diffusers' network returns of images or latents [N, C, H, W]."""
+        # Every type is chosen here: autocast would make the softmax return fp32.
+        with torch.autocast(x.device.type, enabled=False):
+            return self._run(x)
+
+    def _run(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
     def _norm(self, x: Tensor, name: str, silu: bool, bias: str | None = None) -> Tensor:
         """Normalise [N, H, W, C]; `bias` names that of the convolution before, which is added first."""
         weight, offset = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
@@ -65,14 +75,8 @@ class NhwcEncoder(NhwcBlocks):
         super().__init__(vae, vae.encoder, dtype)
         self.blocks = [(len(block.resnets), block.downsamplers is not None) for block in vae.encoder.down_blocks]
 
-    @torch.no_grad()
-    def __call__(self, image: Tensor) -> Tensor:
+    def _run(self, image: Tensor) -> Tensor:
         """[N, 3, R, R] in -1..1 -> [N, 8, R/8, R/8] hidden states."""
-        # Every type is chosen here: autocast would make the softmax return fp32.
-        with torch.autocast(image.device.type, enabled=False):
-            return self._encode(image)
-
-    def _encode(self, image: Tensor) -> Tensor:
         w = self.weights
         x = image.to(w["conv_in.weight"].dtype).permute(0, 2, 3, 1)
         x = conv3x3(F.pad(x, (0, PAD_IN - x.shape[3])), w["conv_in.weight"], w["conv_in.bias"])
@@ -104,8 +108,7 @@ class NhwcDecoder(NhwcBlocks):
             self.weights[f"conv_out.{name}"] = _prepared(f"conv_out.{name}", value)
         self.blocks = [(len(block.resnets), block.upsamplers is not None) for block in vae.decoder.up_blocks]
 
-    @torch.no_grad()
-    def __call__(self, latents: Tensor) -> Tensor:
+    def _run(self, latents: Tensor) -> Tensor:
         """[N, 4, R/8, R/8] -> images [N, 3, R, R]."""
         w = self.weights
         x = latents.to(w["conv_in.weight"].dtype).permute(0, 2, 3, 1)
