@@ -20,7 +20,7 @@ import polars as pl
 import pyarrow as pa
 
 from analysis.columns import WINDOWS
-from inpaint_bench.core import attempt_state, files, records, schema
+from inpaint_bench.core import attempt_state, files, records, schema, workloads
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
 
@@ -92,6 +92,7 @@ def code_version() -> str:
     """Return a digest of all that a merged row depends on besides its run directory: this code and its libraries."""
     digest = hashlib.sha256(f"{schema.SCHEMA_VERSION} {schema.PRODUCER} {pl.__version__} {pa.__version__}".encode())
     sources = [Path(str(module.__file__)) for module in (schema, records, files, attempt_state)]
+    sources += sorted(Path(str(workloads.__file__)).parent.glob("*.py"))  # columns of the results
     sources += sorted((conf_dir() / "gpu").glob("*.yaml"))  # what a board is compared with
     # All of this package, although not every module affects a row: a needless re-read is cheap, a stale row is not.
     for path in (*sorted(Path(__file__).parents[1].rglob("*.py")), *sources):

@@ -30,6 +30,7 @@ _KEYS = {
     "samples_gpm": ["gpu_uuid", "tick_seq"],
     "steps": ["window_id", "step", "t_start_mono_ns"],
     "events": ["t_mono_ns", "kind", "gpu_uuid", "detail"],
+    **{table: ["window_id", "step"] for table in contract.TABLES if table.startswith(contract.RESULTS)},
 }
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError)
 _ANY_NUMBER = ("loss", "lr")  # a training that diverges has losses that are not finite

@@ -254,6 +254,7 @@ class _Facts(msgspec.Struct):
     encodes_online: int | None = None
     text_online: bool | None = None
     own_shapes: bool | None = None
+    uniform_steps: bool | None = None
     parameters: int | None = None
     skipped_steps: int | None = None
     losses_not_finite: int | None = None

@@ -24,6 +24,13 @@ from .draft import RowDraft
 from .gpu_samples import Span
 from .telemetry import fill_telemetry
 
+# Of the steps of a run: they mean something where every step does the same work.
+_RATES = (
+    *("images_per_s", "steps_per_s", "step_ms_p50", "step_ms_p95", "data_wait_pct", "runtime_h", "mfu_pct"),
+    *("joules_per_image", "joules_per_image_error", "images_per_s_per_w", "steps_per_s_per_w", "images_per_s_steady"),
+    *("step_drift_pct", "step_block_cv_pct", "stall_s", "stall_pct"),
+)
+
 
 def summarise(
     manifest: Manifest, windows: list[Window], tables: Mapping[str, pl.DataFrame], files: RunFiles | None = None
@@ -65,16 +72,25 @@ def summarise(
         draft.warnings.append(f"{len(measured) - len(usable)} measure window(s) cut short and left out")
     draft.warnings += manifest_facts.warnings(manifest)
     # In this order: the runtime is projected from the rate, what is per joule needs the energy.
-    _fill_throughput(draft, usable, spans, tables["steps"])
-    _fill_stalls(draft, evidence)
-    _fill_runtime(draft, windows)
+    row["window_s"] = sum(end - start for start, end in spans) * 1e-9
+    row["images"], row["n_steps"] = sum(window.images for window in usable), sum(window.steps for window in usable)
+    if evidence.uniform_steps:
+        _fill_throughput(draft, usable, spans, tables["steps"])
+        _fill_stalls(draft, evidence)
+        _fill_runtime(draft, windows)
+    else:
+        draft.set_reason(_RATES, "the steps of this workload differ in their work: see its results")
     if len(kinds) > 1:
         draft.problems.append(f"telemetry of several kinds: {row['source']}")
     fill_telemetry(draft, manifest, tables, spans)
     draft.warnings += events.check_incidents(tables["events"], manifest, spans)
-    fill_per_joule(row)
+    if evidence.uniform_steps:
+        fill_per_joule(row)
+    elif row["energy_j"]:
+        row["power_w"] = row["energy_j"] / row["window_s"]
     draft.problems += samples.check_power(row["power_w"], manifest)
-    _fill_mfu(draft, evidence)
+    if evidence.uniform_steps:
+        _fill_mfu(draft, evidence)
     draft.problems += bounds.check_row(row)
     draft.problems += bounds.check_use(evidence, row)
     row["valid"] = not draft.problems
@@ -106,9 +122,7 @@ def _span(window: Window) -> Span | None:
 
 def _fill_throughput(draft: RowDraft, usable: list[Window], spans: list[Span], steps: pl.DataFrame) -> None:
     """Fill N/T and S/T over the measure windows; percentiles and data wait from the step table."""
-    row = draft.row
-    row["window_s"] = seconds = sum(end - start for start, end in spans) * 1e-9
-    row["images"], row["n_steps"] = sum(window.images for window in usable), sum(window.steps for window in usable)
+    row, seconds = draft.row, draft.row["window_s"]
     row["images_per_s"], row["steps_per_s"] = row["images"] / seconds, row["n_steps"] / seconds
     # Measured time before each window minus its start: the time between two windows does not count.
     lengths_ns = [end - start for start, end in spans]

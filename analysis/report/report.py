@@ -24,7 +24,7 @@ from inpaint_bench.core import files
 from inpaint_bench.core.console import sanitize
 from inpaint_bench.core.errors import UserError
 
-from . import export, poster, render, sample_grids, study_tables
+from . import export, poster, render, sample_grids, study_tables, workloads
 from .figures import base, overview, svg
 from .figures.base import Figure
 from .tables import LONG_TABLE, Table, TableBuilder
@@ -48,14 +48,16 @@ class Report:
     quality: dict[str, str]
     conflicts: list[str]  # run directories that have the id of another run
     tables: dict[str, list[Table]]  # by section of the page
+    workloads: list[workloads.Section]  # of those workloads that have results of their own
 
     def all_tables(self) -> list[Table]:
         """Return every table in the order of Markdown and terminal."""
-        return [table for tables in self.tables.values() for table in tables]
+        own = [table for section in self.workloads for table in section.tables]
+        return [*own, *(table for tables in self.tables.values() for table in tables)]
 
 
 def make_report(dataset: Dataset, build: TableBuilder, notes: list[str]) -> Report:
-    """Compute the report of a dataset. Reads the table of runs only, not the samples."""
+    """Compute the report of a dataset. Reads the table of runs and the workloads' results, not the samples."""
     runs = dataset.runs
     return Report(
         dataset=dataset,
@@ -81,6 +83,7 @@ def make_report(dataset: Dataset, build: TableBuilder, notes: list[str]) -> Repo
             "excluded": [build.excluded(), build.skipped_files(dataset.skipped), build.skipped_images()],
             "environment": [build.environment()],
         },
+        workloads=workloads.sections(dataset, build),
     )
 
 
@@ -214,6 +217,7 @@ def write_report(
         [f"Cells whose runs disagree: see {build.cell_remarks().title}."] if build.cells["withheld"].any() else []
     )
     all_figures = [figure for section in figures.values() for figure in section]
+    all_figures += [figure for section in report.workloads for figure in section.figures]
     exports = export.export(report.all_tables(), all_figures, formats, demonstration=bool(report.demonstration))
     names = [PAGE, TEXT, CSV, *exports]
     if foreign := [name for name in names if name not in previous and (out / name).exists()]:

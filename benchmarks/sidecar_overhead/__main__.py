@@ -122,7 +122,7 @@ def _compose(overrides: list[str]) -> BenchConfig:
         bench = parse_config(compose("config", overrides=overrides))
     if bench.telemetry.source == "none":
         raise UserError("telemetry=none has no sidecar to measure; set nvml or replay")
-    if bench.workload.train_steps is not None:
+    if bench.workload.resumes:
         raise UserError("workload.train_steps: the cost is measured in the benchmark's loop; leave train_steps unset")
     return bench
 

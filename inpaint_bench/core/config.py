@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -17,6 +17,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from .errors import UserError
 from .site import SiteConfig
 from .validation import check, file_path, http_address, one_of, regular_expression, time_limit, within
+from .workloads import WorkloadConfig
+from .workloads.finetune_inpaint import Config as FinetuneConfig
 
 
 @dataclass(kw_only=True)
@@ -133,35 +135,6 @@ class TelemetryConfig:
     dcgm_url: str | None = http_address()  # dcgm-exporter for GPUs without GPM; null: that of the site file, if any
     dcgm_every_s: float = within(0.5, 600, 5.0)  # an exporter updates every 30 s by default
     ready_timeout_s: float = within(1, 600, 10.0)
-
-
-@dataclass(kw_only=True)
-class WorkloadConfig:
-    """What is executed and measured. Only training reads the keys after train_steps."""
-
-    name: str
-    module: str  # Python module with the workload
-    warmup_steps: int = within(0, 1_000_000, 10)
-    min_warmup_s: float = within(0, 1e6, 0.0)  # after warmup_steps, which may compile: load the GPU for so long
-    measure_steps: int = within(1, 100_000_000, 50)
-    min_measure_s: float = within(0, 1e6, 20.0)  # the window goes on until both are reached
-    epochs: int = within(1, 100_000, 16)  # what "runtime" stands for
-    dataset_images: int = within(1, 1_000_000_000, 6500)  # images in one such epoch
-    learning_rate: float = within(0, 10, 1.0e-5)
-    train_steps: int | None = within(1, 1_000_000_000, None)  # null: only warm-up and one measured stretch
-    validate_every: int = within(0, 1_000_000_000, 0)  # steps; 0: never. Also before the first and after the last
-    validation_images: int = within(1, 1_000_000, 64)  # at most so many of those held out
-    sample_images: int = within(0, 64, 0)  # held-out images restored at the end, for metrics and a grid
-    sample_steps: int = within(1, 1000, 20)
-    checkpoint_every_s: float = within(0, 1e7, 0.0)  # 0: only on a signal and at the end of training
-    keep_checkpoints: int = within(1, 1000, 2)
-    save_weights: bool = False  # a diffusers pipeline folder when training ends
-    resume: bool = True  # from the last good checkpoint of this point
-
-
-# Keys that mean nothing without train_steps: those declared after it.
-TRAINING_ONLY = [spec.name for spec in fields(WorkloadConfig)]
-del TRAINING_ONLY[: TRAINING_ONLY.index("train_steps") + 1]
 
 
 @dataclass(kw_only=True)
@@ -287,6 +260,12 @@ class BenchConfig:
     dry_run: bool = False  # print the plan and write the scripts, submit nothing
     demonstration: bool = False  # tables and figures of such a run are marked as a demonstration
 
+    @property
+    def finetune(self) -> FinetuneConfig:
+        """Return the keys of fine-tuning, where that is the workload."""
+        assert isinstance(self.workload, FinetuneConfig)
+        return self.workload
+
 
 def parse_config(config: DictConfig) -> BenchConfig:
     """Return a composed configuration as checked objects, without Hydra's own node. Raises UserError."""
@@ -322,17 +301,7 @@ def _check_config(bench: BenchConfig) -> None:
         raise UserError(f"data.root is empty: data={bench.data.kind} needs data.root=<{NEEDS_ROOT[bench.data.kind]}>")
     if bench.data.resolution_px % 8:  # the VAE's downscaling factor
         raise UserError(f"data.resolution_px={bench.data.resolution_px}: must be a multiple of 8")
-    if bench.workload.min_warmup_s and bench.workload.train_steps is not None:
-        raise UserError(
-            f"workload.min_warmup_s={bench.workload.min_warmup_s:g}: a training does not read this. "
-            "Set workload.warmup_steps, or leave workload.train_steps empty to benchmark."
-        )
-    # A key of training that no training reads would go unnoticed, for example where train_steps was forgotten.
-    for spec in fields(bench.workload):
-        value = getattr(bench.workload, spec.name)
-        if spec.name in TRAINING_ONLY and value != spec.default and bench.workload.train_steps is None:
-            key = f"workload.{spec.name}={json.dumps(value)}"
-            raise UserError(f"{key}: only training reads this. Set workload.train_steps to train.")
+    bench.workload.check(bench)
 
 
 def without_hydra(config: DictConfig) -> DictConfig:

@@ -20,7 +20,7 @@ from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from . import recipe
+from . import recipe, workloads
 from .config import BenchConfig, DataConfig
 from .config_file import ConfigFileError, read_config_file, read_config_text
 from .errors import UserError
@@ -41,6 +41,9 @@ def register() -> None:
     # Overrides of site files may name any key: they are checked once the site is known.
     OmegaConf.set_struct(schema.sites, False)
     ConfigStore.instance().store(name="bench_schema", node=schema)
+    # Not in the group `workload`, where they would be offered as choices.
+    for name, declaration in workloads.declarations().items():
+        ConfigStore.instance().store(name=f"{name}_schema", node=declaration.Config)
     # Hydra finds the class of a search path entry by its scheme, and has no public way to replace one.
     SourcesRegistry.instance().types["file"] = CheckedFiles
 

@@ -15,6 +15,8 @@ import pyarrow as pa
 
 from inpaint_bench import __version__
 
+from .workloads import Result, result_columns, results
+
 SCHEMA_VERSION: Final = 2
 PRODUCER: Final = f"inpaint_bench {__version__}"  # stored in every file we write
 
@@ -23,7 +25,12 @@ MANIFEST: Final = "manifest.json"
 WINDOWS: Final = "windows.json"
 TELEMETRY: Final = "telemetry.json"  # the sidecar's report on itself
 SCHEDULER: Final = "scheduler.json"  # the last state that Slurm reported; Slurm purges old jobs
-TABLES: Final = ("samples_fast", "samples_slow", "samples_gpm", "steps", "events")  # one folder of parts each
+RESULTS: Final = "results_"  # begins the name of the table of a workload's own results
+# One folder of parts each; a run has the results of its own workload only.
+TABLES: Final = (
+    *("samples_fast", "samples_slow", "samples_gpm", "steps", "events"),
+    *(f"{RESULTS}{name}" for name in results()),
+)
 PART_PATTERN: Final = "part-{:06d}.parquet"
 # Earlier versions wrote the events as part-000000.sidecar.parquet.
 PART_NAME: Final = re.compile(r"part-(\d{6,})(\.[\w-]+)?\.parquet", re.ASCII)
@@ -205,10 +212,23 @@ EVENTS: Final = _table(
     ("detail", pa.string(), True),
 )
 
+
+def results_table(workload: str) -> str:
+    """Return the name of the table with a workload's own results."""
+    return f"{RESULTS}{workload}"
+
+
+def _results(result: type[Result]) -> pa.Schema:
+    types: dict[type, pa.DataType] = {str: _DICT, int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+    columns = ((name, types[kind], nullable) for name, kind, nullable in result_columns(result))
+    return _table(*columns)
+
+
 SCHEMAS: Final[dict[str, pa.Schema]] = {
     "samples_fast": SAMPLES_FAST,
     "samples_slow": SAMPLES_SLOW,
     "samples_gpm": SAMPLES_GPM,
     "steps": STEPS,
     "events": EVENTS,
+    **{results_table(name): _results(result) for name, result in results().items()},
 }

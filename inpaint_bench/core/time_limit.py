@@ -17,12 +17,12 @@ MIN_LIMIT_OVER_WARNING = 10
 def max_requeues(bench: BenchConfig, site: SiteConfig) -> int:
     """Return how often a job at this site may requeue itself at its time limit; 0 for a benchmark."""
     allowed = site.requeue.request and site.connect.method != "local"
-    return bench.rerun.timeout.requeues if allowed and bench.workload.train_steps is not None else 0
+    return bench.rerun.timeout.requeues if allowed and bench.workload.resumes else 0
 
 
 def warning_s(bench: BenchConfig, site: SiteConfig) -> int:
     """Return how long before its limit Slurm signals a job; 0: not at all. Only steps that srun started get it."""
     seconds = bench.rerun.timeout.warn_s
-    if bench.workload.train_steps is None or not site.use_srun or site.connect.method == "local":
+    if not bench.workload.resumes or not site.use_srun or site.connect.method == "local":
         return 0
     return seconds if 60 * int(bench.time_min) >= MIN_LIMIT_OVER_WARNING * seconds else 0

@@ -99,7 +99,7 @@ class _Header(msgspec.Struct, kw_only=True):
 
 def identity(bench: BenchConfig) -> dict[str, Any]:
     """Return what a checkpoint and a run must have in common, by dotted key: model, data, numerics, batch, seed."""
-    workload = bench.workload
+    workload = bench.finetune
     nested = {
         "model": asdict(bench.model),
         "data": asdict(bench.data),

@@ -25,7 +25,7 @@ from inpaint_bench.core.schema import WINDOWS, Status, WindowKind
 
 if TYPE_CHECKING:
     from inpaint_bench.telemetry.storage.parts import PartWriter
-    from inpaint_bench.workloads import Workload
+    from inpaint_bench.workloads import TrainingWorkload
 
 PROGRESS_INTERVAL_S = 0.5
 LOSS_SLOTS = 4096  # losses that may be on their way to the host: more steps than a CUDA stream queues
@@ -123,7 +123,7 @@ class Loop:
 
     def __init__(
         self,
-        workload: Workload,
+        workload: TrainingWorkload,
         device: torch.device,
         windows: Windows,
         rows: PartWriter,

@@ -140,7 +140,7 @@ def _initial_record(bench: BenchConfig, config: DictConfig, overrides: list[str]
         status=Status.RUNNING,
         workload=bench.workload.name,
         recipe=recipe.name(bench.recipe),
-        model=bench.model.name,
+        model=bench.workload.model(bench),
         # A single point that was not placed by the launcher runs on this machine.
         site="local" if bench.site.name == "auto" else bench.site.name,
         gpu=bench.gpu.name,

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from inpaint_bench.core.console import shell_command
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import Manifest
 from inpaint_bench.core.schema import CHECKPOINTS
 from inpaint_bench.core.signals import Terminated
+from inpaint_bench.core.workloads import WorkloadConfig
 
 
 def task(config: DictConfig) -> Manifest:
@@ -45,7 +46,8 @@ def task(config: DictConfig) -> Manifest:
 
 
 def _how_to_go_on(config: DictConfig, run_dir: Path) -> str:
-    if config.workload.train_steps is None:
+    workload = OmegaConf.to_object(config.workload)
+    if not (isinstance(workload, WorkloadConfig) and workload.resumes):
         return "A benchmark does not resume; the same command starts it again."
     fixed = {"hydra.run.dir": run_dir, "workload.resume": "true"}
     typed = [argument for argument in sys.argv[1:] if argument.partition("=")[0].lstrip("+") not in fixed]

@@ -36,7 +36,7 @@ from .manifest import ManifestFile
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from inpaint_bench.workloads import Workload
+    from inpaint_bench.workloads import TrainingWorkload
 
 WORKLOAD, RNG = "workload.", "random."  # prefixes of the tensors in a checkpoint
 
@@ -61,11 +61,11 @@ class Trainer:
         bench: BenchConfig,
         run_dir: Path,
         manifest: ManifestFile,
-        workload: Workload,
+        workload: TrainingWorkload,
         loop: Loop,
         stop_signal: StopSignal,
     ) -> None:
-        self.config, self.run_dir, self.manifest = bench.workload, run_dir, manifest
+        self.config, self.run_dir, self.manifest = bench.finetune, run_dir, manifest
         self.workload, self.loop, self.stop_signal = workload, loop, stop_signal
         self.checkpoints = CheckpointStore(
             run_dir / CHECKPOINTS, self.config.keep_checkpoints, identity(bench), sibling_folders(run_dir)

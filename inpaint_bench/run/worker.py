@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import torch
 
     from inpaint_bench.telemetry.client import SidecarClient
-    from inpaint_bench.workloads import Workload
+    from inpaint_bench.workloads import MeasuringWorkload, TrainingWorkload
 
     from .loop import Loop
 
@@ -115,16 +115,30 @@ def _run_attempt(bench: BenchConfig, run_dir: Path, manifest: ManifestFile, stop
                 levers=levers.requested(bench),
                 parity=workload.parity,
             )
-            _run_windows(bench, run_dir, manifest, workload, device, stop_signal)
+            if isinstance(workload, workloads.MeasuringWorkload):
+                _measure(bench, run_dir, manifest, workload, device)
+            else:
+                _run_windows(bench, run_dir, manifest, workload, device, stop_signal)
         finally:
             workload.close()
+
+
+def _measure(
+    bench: BenchConfig, run_dir: Path, manifest: ManifestFile, workload: MeasuringWorkload, device: torch.device
+) -> None:
+    from .recorder import RunRecorder
+
+    manifest.update(workload_facts={**workload.facts, "uniform_steps": workload.uniform_steps})
+    with RunRecorder(bench, run_dir, manifest, workload.images_per_step, device) as recorder:
+        workload.measure(recorder)
+    manifest.update(levers=workload.verify_levers(), memory=recorder.memory)
 
 
 def _run_windows(
     bench: BenchConfig,
     run_dir: Path,
     manifest: ManifestFile,
-    workload: Workload,
+    workload: TrainingWorkload,
     device: torch.device,
     stop_signal: StopSignal,
 ) -> None:
@@ -135,7 +149,7 @@ def _run_windows(
     from .trainer import Trainer
 
     metadata = {"schema_version": str(SCHEMA_VERSION), "run_id": manifest.record.run_id, "producer": PRODUCER}
-    settings, config = bench.telemetry, bench.workload
+    settings, config = bench.telemetry, bench.finetune
     rows = PartWriter(run_dir / "steps", STEPS, metadata, settings.part_s)
     loop = Loop(workload, device, Windows(run_dir), rows, manifest.progress)
     try:
@@ -157,7 +171,7 @@ def _run_windows(
     manifest.update(levers=workload.verify_levers())
 
 
-def _record_results(manifest: ManifestFile, workload: Workload, loop: Loop) -> None:
+def _record_results(manifest: ManifestFile, workload: TrainingWorkload, loop: Loop) -> None:
     """Record what is known only after the last window, also after one that failed."""
     try:
         skipped: int | None = workload.skipped_steps()

@@ -1,8 +1,15 @@
-"""What is executed. A workload is a module with `build(config, device) -> Workload`."""
+"""What is executed. A workload is a module with `build(config, device)`, which returns one of the classes here.
+
+A `TrainingWorkload` does one step after another in the windows of run/loop.py; a `MeasuringWorkload` has a protocol of
+its own. Its configuration keys, and the columns of its results, are declared in core/workloads/<name>.py.
+"""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,23 +21,86 @@ if TYPE_CHECKING:
 
     from inpaint_bench.core.config import BenchConfig
     from inpaint_bench.core.records import DataFacts, LeverReport, Parity
+    from inpaint_bench.core.schema import WindowKind
+    from inpaint_bench.core.workloads import Result
 
 
 class Workload(Protocol):
-    """One step after another on one device, over endless batches.
-
-    WorkloadConfig has the keys of all workloads; a workload that needs another key adds it there.
-    `step` queues its work and returns at once: it neither synchronises with the device nor reads a value from it
-    (fp16 does, once per step: PyTorch's gradient scaler checks whether the update is finite).
-    """
+    """What the worker asks of every workload."""
 
     images_per_step: int
     facts: dict[str, Any]  # the manifest's workload_facts: plain JSON
     parity: Parity | None
 
     @property
-    def data(self) -> DataFacts:
-        """Return the images of this run, and the loader's settings."""
+    def data(self) -> DataFacts | None:
+        """Return the images of this run, and the loader's settings; None where it reads none."""
+
+    def verify_levers(self) -> list[LeverReport]:
+        """Return the levers with what is really in effect. May run more steps: only after the last that counts."""
+
+    def close(self) -> None:
+        """End worker processes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A timed call: a row of the step table. Sizes are MiB; without CUDA all but the host's time is None."""
+
+    window_id: str
+    step: int
+    host_ms: float  # the device is idle before and after it
+    device_ms: float | None  # between CUDA events
+    allocated_before_mib: float | None  # by PyTorch's allocator
+    allocated_peak_mib: float | None
+    reserved_peak_mib: float | None
+    nvml_used_mib: float | None  # of the whole GPU, right after the call; None also where NVML does not answer
+
+
+class Recorder(Protocol):
+    """Where a `MeasuringWorkload` writes what it measures: windows, steps and results."""
+
+    def window(self, kind: WindowKind) -> AbstractContextManager[None]:
+        """Record the block as a window. All calls are made inside one; those of a warm-up are rows of it too."""
+
+    def call(self, work: Callable[[], Any], *, empty_cache: bool = False) -> Call:
+        """Time one step. `empty_cache`: return unused memory to the GPU first, so that the reserved peak is its own."""
+
+    def result(self, row: Result) -> None:
+        """Write a row of results. It is on disk when the window closes."""
+
+
+class MeasuringWorkload:
+    """A workload that is no training: it makes timed calls of its own, and writes rows of results.
+
+    With `uniform_steps` every step does the same work: then images/s, J/image and percentiles of the step time mean
+    something, and are computed from the measure windows as for a training. Else they stay empty.
+    """
+
+    images_per_step: int
+    uniform_steps: bool
+    facts: dict[str, Any]
+    parity: Parity | None = None
+    data: DataFacts | None = None
+
+    def measure(self, recorder: Recorder) -> None:
+        """Do all there is to measure. A signal raises Terminated in it; rows of closed windows are kept."""
+        raise NotImplementedError
+
+    def verify_levers(self) -> list[LeverReport]:
+        """Return the levers with what is really in effect."""
+        return []
+
+    def close(self) -> None:
+        """Release what `build` opened."""
+
+
+class TrainingWorkload(Workload, Protocol):
+    """One step after another on one device, over endless batches.
+
+    `step` queues its work and returns at once: it neither synchronises with the device nor reads a value from it
+    (fp16 does, once per step: PyTorch's gradient scaler checks whether the update is finite).
+    """
 
     @property
     def prefetched_batches(self) -> int:
@@ -57,17 +127,11 @@ class Workload(Protocol):
     def finish(self, run_dir: Path) -> dict[str, Any]:
         """Write what a finished training leaves and return the manifest's quality: weights, pictures, metrics."""
 
-    def verify_levers(self) -> list[LeverReport]:
-        """Return the levers with what is really in effect. May run more steps: only after the last that counts."""
-
     def skipped_steps(self) -> int:
         """Return the number of steps whose update fp16 overflow suppressed. Synchronises: at window edges only."""
 
-    def close(self) -> None:
-        """End worker processes."""
 
-
-def load(config: BenchConfig, device: torch.device) -> Workload:
+def load(config: BenchConfig, device: torch.device) -> TrainingWorkload | MeasuringWorkload:
     """Build the workload that the configuration names. Raises UserError where there is no such module."""
     name = config.workload.module
     try:
@@ -79,5 +143,5 @@ def load(config: BenchConfig, device: torch.device) -> Workload:
     build = getattr(module, "build", None)
     if build is None:
         raise UserError(f"workload.module={name}: has no function build(config, device)")
-    workload: Workload = build(config, device)
+    workload: TrainingWorkload | MeasuringWorkload = build(config, device)
     return workload

@@ -31,7 +31,7 @@ def validate(components: StepComponents, held_out: Indices) -> dict[str, float]:
 
     In the latter every image has another one's position. Empty where nothing is held out.
     """
-    chosen = _evenly_spaced(held_out, components.bench.workload.validation_images)
+    chosen = _evenly_spaced(held_out, components.bench.finetune.validation_images)
     if not len(chosen):
         return {}
 
@@ -54,7 +54,7 @@ def finish(components: StepComponents, held_out: Indices, run_dir: Path, ema: EM
 
     With EMA, the averaged weights are judged and saved.
     """
-    config = components.bench.workload
+    config = components.bench.finetune
     result: dict[str, Any] = {"metrics": {}, "pictures": None, "weights": None}
     with ema.applied() if ema else nullcontext():
         chosen = _evenly_spaced(held_out, config.sample_images)
@@ -79,7 +79,7 @@ def _restore(components: StepComponents, chosen: Indices, run_dir: Path) -> dict
                 batch["tokens"],
                 batch["latitude"],
                 batch["longitude"],
-                bench.workload.sample_steps,
+                bench.finetune.sample_steps,
                 # A seed per image: the result does not depend on the others of its batch.
                 [MASK_SEED + int(index) for index in batch["index"]],
                 predict=_unet_prediction(components),

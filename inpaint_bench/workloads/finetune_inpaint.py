@@ -29,12 +29,12 @@ from inpaint_bench.models.networks import FROZEN_SEED, Networks, build_networks
 from inpaint_bench.models.optimizers import ADAMW
 from inpaint_bench.models.training_step import TrainingStep
 
-from . import Workload, batch_search, evaluation, parity
+from . import TrainingWorkload, batch_search, evaluation, parity
 
 log = logging.getLogger(__name__)
 
 
-class FinetuneInpaint(Workload):
+class FinetuneInpaint(TrainingWorkload):
     """The workload `finetune_inpaint`."""
 
     def __init__(self, step: TrainingStep, train: Indices, held_out: Indices) -> None:
@@ -155,13 +155,13 @@ def build(config: BenchConfig, device: torch.device) -> FinetuneInpaint:
     if isinstance(batch_requested, str):
         # Before the networks are built: the search builds its own, and needs all of the GPU's memory.
         config = replace(config, batch=batch_search.search(config, device, source))
-    judged = bool(config.workload.validate_every or config.workload.sample_images)
+    judged = config.workload.validates
     train, held_out = open_split(source, config.data, required=judged)
     components = StepComponents.baseline(config, device, _build_networks(config, device, source), source)
     # Both passes use the same weights: before and after the levers change networks and switches.
     reference = parity.reference(components)
     levers.apply(components)
-    step = TrainingStep(components, config.workload.learning_rate, config.seed)
+    step = TrainingStep(components, config.finetune.learning_rate, config.seed)
     workload = FinetuneInpaint(step, train, held_out)
     workload.parity, first_pass_s = parity.compare(components, reference)
     workload.facts = {
@@ -226,14 +226,14 @@ def _facts(step: TrainingStep) -> dict[str, Any]:
             "class": type(optimizer).__name__,
             "foreach": optimizer.defaults.get("foreach"),
             "fused": optimizer.defaults.get("fused"),
-            "lr": bench.workload.learning_rate,
+            "lr": bench.finetune.learning_rate,
             **ADAMW,
             "betas": list(ADAMW["betas"]),
             "grad_scaler": step.scaler.is_enabled(),
         },
         "skipped_steps": 0,
-        "epochs": bench.workload.epochs,
-        "dataset_images": bench.workload.dataset_images,
+        "epochs": bench.finetune.epochs,
+        "dataset_images": bench.finetune.dataset_images,
         "num_images": len(components.source),
     }
 

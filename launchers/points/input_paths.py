@@ -31,7 +31,7 @@ class InputPaths:
             self._once(("hub", weights), lambda: check_hub_id(weights))
         if not is_visible(site, reachability):
             return
-        judged = bool(bench.workload.validate_every or bench.workload.sample_images)
+        judged = bench.workload.validates
         self._once((astuple(bench.data), astuple(bench.recipe), judged), lambda: _check_data(bench))
         if weights:
             self._once(("weights", weights), lambda: check_weights_folder(expand_path(weights), weights))
@@ -73,7 +73,7 @@ def _check_data(bench: BenchConfig) -> None:
         from inpaint_bench.data.split import refuse_unsplit
 
         root, manifest = check_prepared(bench.data, bench.recipe.format)
-        if not manifest.split.validation and (bench.workload.validate_every or bench.workload.sample_images):
+        if not manifest.split.validation and bench.workload.validates:
             refuse_unsplit(manifest.num_images, bench.data)
         if bench.recipe.cache_image or bench.recipe.cache_masked or bench.recipe.cache_text:
             check_caches(root, data_inputs(bench, manifest.identity))

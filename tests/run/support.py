@@ -153,7 +153,7 @@ class TinyTraining:
         self.seed, self.images_per_step = config.seed, int(config.batch)
         self.net = TiedNet(width=8)
         self.average = {name: value.clone() for name, value in self.net.state_dict().items()}
-        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=config.workload.learning_rate)
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=config.finetune.learning_rate)
         self.generator = torch.Generator().manual_seed(config.seed)
         self.facts: dict[str, Any] = {}
         self.data = DataFacts()

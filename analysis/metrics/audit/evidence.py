@@ -54,6 +54,11 @@ class Evidence:
         return (source or "").startswith(REPLAY)
 
     @property
+    def uniform_steps(self) -> bool:
+        """Return whether every step does the same work, so that rates and percentiles over steps mean something."""
+        return (self.manifest.workload_facts or {}).get("uniform_steps") is not False
+
+    @property
     def own_windows(self) -> list[Window]:
         """Return the windows since the start that the manifest describes: a requeued job keeps its directory."""
         started_ns = (self.manifest.started_unix_ns or 0) - round(CLOCKS_AGREE_S * 1e9)

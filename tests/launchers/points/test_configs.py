@@ -12,13 +12,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import filter_overrides
 from hydra.types import RunMode
 
-from inpaint_bench.core.config import NEEDS_ROOT, TRAINING_ONLY, WorkloadConfig, config_hash, parse_config
+from inpaint_bench.core.config import NEEDS_ROOT, config_hash, parse_config
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import ROOT, conf_dir
 from inpaint_bench.core.recipe import STUDIES
 from inpaint_bench.core.site import SiteBlock, SiteConfig, SiteGpu
 from inpaint_bench.core.validation import check
+from inpaint_bench.core.workloads.finetune_inpaint import TRAINING_ONLY, Config
 from launchers.points.hydra_internals import expand_sweep
 
 pytestmark = pytest.mark.slow
@@ -101,7 +102,7 @@ def test_impossible_value_in_a_site_file_names_its_key():
 
 
 def test_training_only_keys_exist():
-    assert set(TRAINING_ONLY) <= {spec.name for spec in fields(WorkloadConfig)}
+    assert set(TRAINING_ONLY) <= {spec.name for spec in fields(Config)}
 
 
 def test_every_block_of_a_site_file_has_source_and_date():

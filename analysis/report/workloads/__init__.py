@@ -1,0 +1,51 @@
+"""Sections of the report with the results of one workload: a module per workload, named as it is, with `section`.
+
+`section(build, results, runs)` gets the rows of the table `results_<name>` with the run's columns `gpu`, `site`,
+`recipe`, `precision`, `valid` and `demonstration`, and the runs themselves.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from dataclasses import dataclass, field, replace
+
+import polars as pl
+
+from analysis.dataset import Dataset
+from analysis.report.figures.base import Figure
+from analysis.report.tables import Table, TableBuilder
+from inpaint_bench.core import schema
+
+RUN_COLUMNS = ("run_id", "site", "gpu", "recipe", "precision", "valid", "demonstration")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """What the report shows of one workload."""
+
+    title: str
+    workload: str = ""  # filled in by `sections`
+    paragraphs: list[str] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
+
+
+def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
+    """Return the section of each workload that has valid runs with results."""
+    found = []
+    # Only our own modules: the names of workloads come from manifests that somebody else may have written.
+    for name in sorted(module.name for module in pkgutil.iter_modules(__path__)):
+        runs = dataset.runs.filter((pl.col("workload") == name) & pl.col("valid"))
+        table = schema.results_table(name)
+        if runs.is_empty() or table not in schema.TABLES:
+            continue
+        rows = dataset.scan(table).drop("site", "gpu", "run").collect()
+        rows = rows.with_columns(pl.selectors.categorical().cast(pl.String))
+        rows = rows.join(runs.select(RUN_COLUMNS), on="run_id").sort("run_id", "step")
+        if rows.height:
+            section = importlib.import_module(f"{__name__}.{name}").section(build, rows, runs)
+            prefix = "Demonstration: " if build.demonstration else ""
+            figures = [replace(figure, title=prefix + figure.title) for figure in section.figures]
+            found.append(replace(section, workload=name, figures=figures))
+    return found

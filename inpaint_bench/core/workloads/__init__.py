@@ -1,0 +1,79 @@
+"""Declarations of the workloads: a module per workload, named as it is, with `Config` and, where it has one, `Result`.
+
+`Config` is the dataclass of its keys below `workload`, chosen by `/<name>_schema@_here_` in the defaults of its YAML.
+`Result` is a row of its own figures; merge collects them as the table `results_<name>` of the dataset. Nothing here
+loads torch: launcher, sidecar and analysis read these declarations too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import types
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from inpaint_bench.core.validation import within
+
+if TYPE_CHECKING:
+    from inpaint_bench.core.config import BenchConfig
+
+
+@dataclass(kw_only=True)
+class WorkloadConfig:
+    """What is executed and measured: the keys that every workload has."""
+
+    name: str
+    module: str  # Python module with the workload
+    warmup_steps: int = within(0, 1_000_000, 10)
+    measure_steps: int = within(1, 100_000_000, 50)
+    min_measure_s: float = within(0, 1e6, 20.0)  # measuring goes on until both are reached
+
+    @property
+    def resumes(self) -> bool:
+        """Return whether a job that is stopped continues where it was: it may requeue itself at its time limit."""
+        return False
+
+    @property
+    def validates(self) -> bool:
+        """Return whether images have to be held out."""
+        return False
+
+    def check(self, bench: BenchConfig) -> None:
+        """Raise UserError for keys of the whole configuration that this workload cannot use. Before submission."""
+
+    def model(self, bench: BenchConfig) -> str:
+        """Return the name of the model in manifest and report."""
+        return bench.model.name
+
+
+class Result(msgspec.Struct, kw_only=True):
+    """A row of a workload's own table: its figures of one timed call. Columns are texts, numbers and truth values."""
+
+    window_id: str  # of the call in the step table
+    step: int
+
+
+def result_columns(result: type[Result]) -> list[tuple[str, type, bool]]:
+    """Return name, type (str, int, float or bool) and whether it may be null, of each column."""
+    columns = []
+    for name, hint in get_type_hints(result).items():
+        options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+        (kind,) = (option for option in options if option is not type(None))
+        columns.append((name, kind, type(None) in options))
+    return columns
+
+
+@cache
+def declarations() -> dict[str, Any]:
+    """Return the modules of this package by the name of their workload."""
+    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return {name: importlib.import_module(f"{__name__}.{name}") for name in names}
+
+
+def results() -> dict[str, type[Result]]:
+    """Return the record of results of each workload that has one."""
+    return {name: module.Result for name, module in declarations().items() if hasattr(module, "Result")}

@@ -1,0 +1,60 @@
+"""Keys of the workload `finetune_inpaint`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.validation import within
+
+from . import WorkloadConfig
+
+if TYPE_CHECKING:
+    from inpaint_bench.core.config import BenchConfig
+
+
+@dataclass(kw_only=True)
+class Config(WorkloadConfig):
+    """Fine-tuning. Only training reads the keys after train_steps."""
+
+    min_warmup_s: float = within(0, 1e6, 0.0)  # after warmup_steps, which may compile: load the GPU for so long
+    epochs: int = within(1, 100_000, 16)  # what "runtime" stands for
+    dataset_images: int = within(1, 1_000_000_000, 6500)  # images in one such epoch
+    learning_rate: float = within(0, 10, 1.0e-5)
+    train_steps: int | None = within(1, 1_000_000_000, None)  # null: only warm-up and one measured stretch
+    validate_every: int = within(0, 1_000_000_000, 0)  # steps; 0: never. Also before the first and after the last
+    validation_images: int = within(1, 1_000_000, 64)  # at most so many of those held out
+    sample_images: int = within(0, 64, 0)  # held-out images restored at the end, for metrics and a grid
+    sample_steps: int = within(1, 1000, 20)
+    checkpoint_every_s: float = within(0, 1e7, 0.0)  # 0: only on a signal and at the end of training
+    keep_checkpoints: int = within(1, 1000, 2)
+    save_weights: bool = False  # a diffusers pipeline folder when training ends
+    resume: bool = True  # from the last good checkpoint of this point
+
+    @property
+    def resumes(self) -> bool:
+        return self.train_steps is not None
+
+    @property
+    def validates(self) -> bool:
+        return bool(self.validate_every or self.sample_images)
+
+    def check(self, bench: BenchConfig) -> None:
+        if self.min_warmup_s and self.train_steps is not None:
+            raise UserError(
+                f"workload.min_warmup_s={self.min_warmup_s:g}: a training does not read this. "
+                "Set workload.warmup_steps, or leave workload.train_steps empty to benchmark."
+            )
+        # A key of training that no training reads would go unnoticed, for example where train_steps was forgotten.
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            if spec.name in TRAINING_ONLY and value != spec.default and self.train_steps is None:
+                key = f"workload.{spec.name}={json.dumps(value)}"
+                raise UserError(f"{key}: only training reads this. Set workload.train_steps to train.")
+
+
+# Keys that mean nothing without train_steps: those declared after it.
+TRAINING_ONLY = [spec.name for spec in fields(Config)]
+del TRAINING_ONLY[: TRAINING_ONLY.index("train_steps") + 1]

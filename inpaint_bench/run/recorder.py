@@ -1,0 +1,170 @@
+"""What a workload with a protocol of its own measures: timed calls in windows, and rows of results.
+
+Each call begins and ends with the device idle, so its time is that of the host's clock too. Rows are on disk when their
+window closes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+import torch
+
+from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.records import MemoryPeaks, Window
+from inpaint_bench.core.schema import PRODUCER, SCHEMA_VERSION, SCHEMAS, STEPS, Status, WindowKind, results_table
+from inpaint_bench.telemetry.storage.parts import PartWriter
+from inpaint_bench.workloads import Call
+
+from .loop import Windows
+
+if TYPE_CHECKING:
+    from inpaint_bench.core.workloads import Result
+
+    from .manifest import ManifestFile
+
+MIB = 2**20
+
+
+class RunRecorder:
+    """The `workloads.Recorder` of a run directory. Closing it writes what is left."""
+
+    def __init__(
+        self, bench: BenchConfig, run_dir: Path, manifest: ManifestFile, images_per_step: int, device: torch.device
+    ) -> None:
+        metadata = {"schema_version": str(SCHEMA_VERSION), "run_id": manifest.record.run_id, "producer": PRODUCER}
+        self.memory: MemoryPeaks | None = None  # the largest peaks of all measured calls
+        self._manifest, self._images, self._device = manifest, images_per_step, device
+        self._windows = Windows(run_dir)
+        self._steps = PartWriter(run_dir / "steps", STEPS, metadata, bench.telemetry.part_s)
+        table = results_table(bench.workload.name)
+        schema = SCHEMAS.get(table)
+        # A run of a workload without results has no such table.
+        self._results = PartWriter(run_dir / table, schema, metadata, bench.telemetry.part_s) if schema else None
+        self._window: Window | None = None
+        self._step = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close_parts()
+
+    @contextmanager
+    def window(self, kind: WindowKind) -> Iterator[None]:
+        """Record the block as a window; the device is idle at its edges."""
+        self._synchronize()
+        self._window = window = self._windows.open(kind)
+        try:
+            yield
+            self._synchronize()
+        except BaseException as error:
+            interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
+            window.reason = type(error).__name__
+            with suppress(RuntimeError):  # of a device in an error state
+                self._synchronize()
+            self._windows.close(window, Status.INTERRUPTED if interrupted else Status.FAILED)
+            raise
+        else:
+            self._windows.close(window, Status.COMPLETED)
+            rate = window.images / window.seconds if window.seconds else None
+            self._manifest.progress(self._step, None, rate)
+        finally:
+            self._window = None
+            self._close_parts()
+
+    def call(self, work: Callable[[], Any], *, empty_cache: bool = False) -> Call:
+        """Time one step of the open window."""
+        window = self._window
+        assert window is not None, "a call is made in a window"
+        cuda = self._device.type == "cuda"
+        before = None
+        events = None
+        if cuda:
+            self._synchronize()
+            if empty_cache:
+                torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self._device)
+            before = torch.cuda.memory_allocated(self._device) / MIB
+            events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start_ns = time.monotonic_ns()
+        if events:
+            events[0].record()
+        result = work()
+        if events:
+            events[1].record()
+        self._synchronize()
+        end_ns = time.monotonic_ns()
+        peaks = self._peaks()
+        del result  # until here its memory counts
+        call = Call(
+            window_id=window.window_id,
+            step=self._step,
+            host_ms=(end_ns - start_ns) / 1e6,
+            device_ms=events[0].elapsed_time(events[1]) if events else None,
+            allocated_before_mib=before,
+            allocated_peak_mib=peaks.allocated_peak_mib,
+            reserved_peak_mib=peaks.reserved_peak_mib,
+            nvml_used_mib=self._used_mib(),
+        )
+        self._steps.append(
+            window_id=window.window_id,
+            step=self._step,
+            t_start_mono_ns=start_ns,
+            t_end_mono_ns=end_ns,
+            data_wait_ns=0,
+            device_ms=call.device_ms,
+            images=self._images,
+        )
+        if window.kind is WindowKind.MEASURE and cuda:
+            self._raise_peaks(peaks)
+        self._step += 1
+        window.steps += 1
+        window.images += self._images
+        self._manifest.progress(self._step, None, None)
+        return call
+
+    def result(self, row: Result) -> None:
+        """Write a row of results."""
+        assert self._results is not None, "this workload declares no Result"
+        self._results.append(**msgspec.structs.asdict(row))
+
+    def _peaks(self) -> MemoryPeaks:
+        if self._device.type != "cuda":
+            return MemoryPeaks()
+        return MemoryPeaks(
+            allocated_peak_mib=torch.cuda.max_memory_allocated(self._device) / MIB,
+            reserved_peak_mib=torch.cuda.max_memory_reserved(self._device) / MIB,
+        )
+
+    def _raise_peaks(self, peaks: MemoryPeaks) -> None:
+        known = self.memory or MemoryPeaks(allocated_peak_mib=0.0, reserved_peak_mib=0.0)
+        self.memory = MemoryPeaks(
+            allocated_peak_mib=max(known.allocated_peak_mib or 0.0, round(peaks.allocated_peak_mib or 0.0, 1)),
+            reserved_peak_mib=max(known.reserved_peak_mib or 0.0, round(peaks.reserved_peak_mib or 0.0, 1)),
+        )
+
+    def _used_mib(self) -> float | None:
+        if self._device.type != "cuda":
+            return None
+        try:
+            return torch.cuda.device_memory_used(self._device) / MIB
+        except (AttributeError, ModuleNotFoundError, RuntimeError):  # torch before 2.7, or NVML does not answer
+            return None
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _close_parts(self) -> None:
+        self._steps.close()
+        if self._results is not None:
+            self._results.close()
