@@ -92,14 +92,16 @@ class RecipeConfig:
     tf32: bool = False  # what stays fp32 may use TF32; pinned either way, PyTorch's own default is mixed
     unet: str = one_of("diffusers", "nhwc", default="diffusers")  # nhwc: models/nhwc_unet.py, with fused kernels
     vae_encoder: str = one_of("diffusers", "nhwc", default="diffusers")  # of images in the step, without a cache
-    weights: str = one_of("fp32", "bf16_master", "bf16_split", "bf16_stochastic", default="fp32")  # of the UNet
+    # of the UNet; half: all networks in the type of `precision`, without masters, to make images
+    weights: str = one_of("fp32", "bf16_master", "bf16_split", "bf16_stochastic", "half", default="fp32")
     channels_last: bool = False
     cudnn_benchmark: bool = False
     cudnn_benchmark_limit: int = within(0, 1_000_000, 10)  # plans that cuDNN measures of each shape; 0: all
     attention: str = one_of("default", "math", "efficient", "flash", "cudnn", "flash4", default="default")
     compile: str = one_of(
-        "none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", default="none"
-    )
+        *("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "tensorrt"),
+        default="none",
+    )  # tensorrt: to make images only
     force_layout: bool = False  # inductor's channels_last layouts, which it does not choose for this UNet by itself
     pdl: bool = False  # inductor's programmatic dependent launch: a kernel starts while the last one ends
     cuda_graph: bool = False  # the whole step as one CUDA graph

@@ -179,6 +179,8 @@ class Compile(Lever):
     field = "compile"
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        if bench.recipe.compile == "tensorrt":
+            return "TensorRT has no backward pass: it is for making images (workload=sd_inference)"
         if device.type == "cuda" and find_spec("triton") is None:
             return "torch.compile needs Triton on a GPU, which is not installed"
         if device.type == "cpu" and not any(shutil.which(name) for name in ("c++", "g++", "clang++")):

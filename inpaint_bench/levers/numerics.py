@@ -74,6 +74,8 @@ class Weights(Lever):
     field = "weights"
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        if bench.recipe.weights == "half":
+            return "without fp32 masters small updates are lost: it is for making images (workload=sd_inference)"
         if bench.recipe.precision == "fp16":
             return "bf16 weights and fp16 autocast exclude each other"
         if bench.recipe.optimizer != "adamw":

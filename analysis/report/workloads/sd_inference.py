@@ -1,0 +1,117 @@
+"""Making images: latency by stages, rate and energy, the agreement of images, and the NeMo page's figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+
+from analysis import recipe_labels
+from analysis.report import nemo
+from analysis.report.estimate import Estimate
+from analysis.report.tables import DASH, ONE_RUN, Table, TableBuilder
+from analysis.stats.intervals import MIN_DF, mean_interval, pairing_key
+from analysis.units import gpu_label, gpu_order, number
+from inpaint_bench.core.schema import WindowKind
+
+from . import Section
+
+STAGES = {
+    "text_ms": "Text [ms]",
+    "image_ms": "Masked image [ms]",
+    "sampling_ms": "Sampling [ms]",
+    "decode_ms": "Decoding [ms]",
+}
+_WORK = ["inpaints", "sampler", "sampler_steps", "guidance", "resolution_px", "model"]
+_CELL = ["site", "gpu", "batch", *_WORK, "precision", "recipe", "demonstration", "comparability_key"]
+
+
+def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> Section:
+    """Return tables of latency and of the stages, and the published ones."""
+    per_run = _per_run(results, build.runs.filter(pl.col("run_id").is_in(runs["run_id"].to_list())))
+    cells = per_run.partition_by(_CELL, maintain_order=True)
+    cells.sort(key=lambda cell: (gpu_order(cell["gpu"][0]), *map(str, cell.select(_WORK).row(0)), cell["batch"][0]))
+    return Section(
+        title="Making images",
+        paragraphs=_paragraphs(per_run),
+        tables=[_latency(build, cells), _stages(build, cells), *nemo.tables(build)],
+    )
+
+
+def _per_run(results: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
+    """Return a row per run: median and 95th percentile of its measured calls, median of each stage, lowest PSNR."""
+    measured = results.filter(pl.col("window_id").str.starts_with(WindowKind.MEASURE.value))
+    timed = measured.group_by("run_id").agg(
+        pl.len().alias("calls"),
+        pl.col("total_ms").median().alias("p50_ms"),
+        pl.col("total_ms").quantile(0.95, "linear").alias("p95_ms"),
+        *(pl.col(name).median() for name in STAGES),
+        pl.col("psnr_db").min(),
+        (~pl.col("finite")).sum().alias("not_finite"),
+        pl.col("inpaints", "sampler", "sampler_steps", "guidance").first(),
+    )
+    columns = ["run_id", "seed", "gpu_uuid", "node", "site", "gpu", "batch", "model", "precision", "recipe"]
+    columns += [recipe_labels.COLUMN, "resolution_px", "demonstration", "comparability_key", "joules_per_image"]
+    columns += ["vram_used_mib_peak", "images_per_s"]
+    return timed.join(runs.select(columns), on="run_id").sort("run_id")
+
+
+def _paragraphs(per_run: pl.DataFrame) -> list[str]:
+    texts = [
+        "A call makes one batch, from the prompt to the decoded images; the device is idle before and after it. Times "
+        "lie between CUDA events at the boundaries of the stages, on a CPU between readings of the host's clock. PLMS "
+        "evaluates the UNet once more than it has steps; with guidance every image is predicted twice."
+    ]
+    if count := int(per_run["not_finite"].sum()):
+        texts.append(f"{count} calls gave images with pixels that are NaN or infinite.")
+    return texts
+
+
+def _latency(build: TableBuilder, cells: list[pl.DataFrame]) -> Table:
+    columns = ["GPU", "Site", "Task", "Batch", "Recipe", "Precision", "n", "Calls", "p50 [ms]", "p95 [ms]"]
+    columns += ["Images/s", "Energy [J/image]", "VRAM peak [MiB]", "PSNR [dB]"]
+    rows = []
+    for cell in cells:
+        estimates = [_mean(cell, name) for name in ("p50_ms", "p95_ms", "images_per_s", "joules_per_image")]
+        lowest = cell["psnr_db"].min()
+        psnr = DASH if lowest is None else number(lowest)  # type: ignore[arg-type]
+        calls = str(cell["calls"].sum())
+        rows.append([*_keys(cell), calls, *estimates, _mean(cell, "vram_used_mib_peak"), psnr])
+    note = (
+        "Mean over n runs of each run's percentile; in parentheses the 95 % interval, or with fewer than three runs "
+        "their range. PSNR: the lowest of any image of the first batch against the eager baseline with the same "
+        "weights, prompts and noise; at most 100 dB."
+    )
+    if all(cell.height == 1 for cell in cells):
+        note += f" {ONE_RUN}"
+    return build.table("inference-latency", "Latency, rate and energy of making images", columns, rows, note=note)
+
+
+def _stages(build: TableBuilder, cells: list[pl.DataFrame]) -> Table:
+    columns = ["GPU", "Site", "Task", "Batch", "Recipe", "Precision", "n", *STAGES.values()]
+    rows = [[*_keys(cell), *(_mean(cell, name) for name in STAGES)] for cell in cells]
+    note = "Medians over the calls of a run, mean over runs. Encoding of the masked image: inpainting only."
+    return build.table("inference-stages", "Stages of making images", columns, rows, note=note)
+
+
+def _keys(cell: pl.DataFrame) -> list[str]:
+    row = cell.row(0, named=True)
+    task = "inpainting" if row["inpaints"] else "text to image"
+    task += f", {row['resolution_px']} px, {row['sampler']} {row['sampler_steps']}, guidance {row['guidance']:g}"
+    recipe = row[recipe_labels.COLUMN] or DASH
+    keys = [gpu_label(row["gpu"]), row["site"], task, str(row["batch"]), recipe, row["precision"] or DASH]
+    return [*keys, str(cell.height)]
+
+
+def _mean(cell: pl.DataFrame, column: str) -> str:
+    """Return the mean over the runs that have a figure, with its interval or range."""
+    known = [row for row in cell.iter_rows(named=True) if row[column] is not None]
+    if not known:
+        return DASH
+    values: list[Any] = [
+        (pairing_key(row["gpu_uuid"] or row["node"], row["seed"], row["run_id"]), row[column]) for row in known
+    ]
+    low, high = mean_interval(values, min_df=MIN_DF) or (None, None)
+    figures = [value for _, value in values]
+    mean = sum(figures) / len(figures)
+    return Estimate(mean, low, high, least=min(figures), most=max(figures), form=number, narrow=False)

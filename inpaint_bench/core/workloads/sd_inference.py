@@ -1,0 +1,68 @@
+"""Keys and results of the workload `sd_inference`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.validation import one_of, within
+
+from . import Result as BaseResult
+from . import WorkloadConfig
+
+if TYPE_CHECKING:
+    from inpaint_bench.core.config import BenchConfig
+
+# Levers of a recipe that mean something where images are made; the others belong to training.
+LEVERS = (
+    *("precision", "tf32", "unet", "weights", "channels_last", "cudnn_benchmark", "cudnn_benchmark_limit"),
+    *("attention", "compile", "force_layout", "pdl", "cuda_graph"),
+)
+
+
+@dataclass(kw_only=True)
+class Config(WorkloadConfig):
+    """From prompts to decoded images, `batch` at once. The model's UNet decides: text to image, or inpainting."""
+
+    warmup_steps: int = within(0, 1_000_000, 2)
+    measure_steps: int = within(1, 100_000_000, 10)
+    min_measure_s: float = within(0, 1e6, 5.0)
+    sampler: str = one_of("plms", "ddim", "dpmpp", default="plms")
+    steps: int = within(1, 500, 50)  # of the sampler; PLMS evaluates the UNet once more
+    guidance: float = within(1, 50, 7.5)  # 1: none, and half the work
+
+    def check(self, bench: BenchConfig) -> None:
+        from inpaint_bench.core import recipe  # which imports the configuration
+
+        if isinstance(bench.batch, str):
+            raise UserError(f"batch={bench.batch} searches the largest batch of a training; set a number")
+        for field in recipe.levers(bench.recipe):
+            if field not in LEVERS:
+                raise UserError(
+                    f"recipe.{field}={getattr(bench.recipe, field)}: this is a lever of training. Set a recipe for "
+                    f"workload=sd_inference (baseline, compile, generate_tuned), or of these: {', '.join(LEVERS)}"
+                )
+        if bench.recipe.weights not in ("fp32", "half"):
+            raise UserError(f"recipe.weights={bench.recipe.weights} trains; workload=sd_inference takes fp32 or half")
+
+    def model(self, bench: BenchConfig) -> str:
+        # Another sampler, number of steps or guidance is another amount of work: never in one cell.
+        return f"{bench.model.name}, {self.sampler} {self.steps}, guidance {self.guidance:g}"
+
+
+class Result(BaseResult, kw_only=True):
+    """One batch of images: between CUDA events, on a CPU by the host's clock."""
+
+    sampler: str
+    sampler_steps: int
+    guidance: float
+    evaluations: int  # of the UNet for one image, with guidance twice as many as the sampler asks for
+    inpaints: bool
+    text_ms: float
+    image_ms: float | None  # encoding of the masked image; None where there is none
+    sampling_ms: float
+    decode_ms: float
+    total_ms: float
+    psnr_db: float | None  # of the run's first batch against the baseline's, the lowest; None for the baseline
+    finite: bool  # no pixel is NaN or infinite

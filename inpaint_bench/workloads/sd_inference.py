@@ -1,0 +1,397 @@
+"""Latency and rate of making images with Stable Diffusion: prompt to decoded image, by stages.
+
+A call makes one batch of images, and the device is idle before and after it: its time is what one request waits.
+Prompts, images, masks and positions are those of the data; tokenizing and drawing the noise are not timed. All recipes
+start from the same weights, prompts and noise, so that their images can be compared.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention import sdpa_kernel
+
+from inpaint_bench import levers
+from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.errors import UnavailableError, UserError
+from inpaint_bench.core.records import DataFacts, LeverReport, Parity
+from inpaint_bench.core.schema import WindowKind
+from inpaint_bench.core.workloads.sd_inference import Config, Result
+from inpaint_bench.data.samples import Samples
+from inpaint_bench.data.source import Source, open_source
+from inpaint_bench.kernels import dispatch
+from inpaint_bench.levers.execution import ATTENTION_BACKENDS
+from inpaint_bench.models import flops
+from inpaint_bench.models.generation import CapturedStage, Generation, initial_noise
+from inpaint_bench.models.networks import (
+    DTYPES,
+    FROZEN_SEED,
+    INPUT_CHANNELS,
+    LATENT_CHANNELS,
+    Networks,
+    build_networks,
+    set_fp32_precision,
+)
+from inpaint_bench.models.nhwc_unet import NhwcUNet
+from inpaint_bench.models.nhwc_vae import NhwcDecoder
+from inpaint_bench.models.samplers import Sampler
+
+from . import MeasuringWorkload, Recorder
+
+MAX_PSNR_DB = 100.0
+TEXT, IMAGE, SAMPLING, DECODE = "text_ms", "image_ms", "sampling_ms", "decode_ms"  # stages, as columns of Result
+
+
+@dataclass(kw_only=True)
+class Inputs:
+    """A request on the device: what the stages take. N is the batch, with guidance twice that."""
+
+    text: tuple[Tensor, Tensor, Tensor]  # token ids [N, L], latitude and longitude [N]
+    image: tuple[Tensor, Tensor] | None  # [B, 3, R, R] and mask [B, 1, R, R]; None for text-to-image
+    noise: Tensor  # [B, 4, r, r]
+
+
+class StageClock:
+    """Marks the boundaries of stages: CUDA events on a GPU, the host's clock elsewhere."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._marks: list[tuple[str, Any]] = []
+
+    def mark(self, stage: str) -> None:
+        """Record the end of a stage; the first mark is the beginning."""
+        mark: Any = time.perf_counter()
+        if self._cuda:
+            mark = torch.cuda.Event(enable_timing=True)
+            mark.record()
+        self._marks.append((stage, mark))
+
+    def read(self) -> dict[str, float]:
+        """Return milliseconds by stage, and `total_ms`. The device must be idle."""
+        pairs = list(zip(self._marks, self._marks[1:], strict=False))
+        times = {stage: self._ms(before, after) for (_, before), (stage, after) in pairs}
+        return {**times, "total_ms": self._ms(self._marks[0][1], self._marks[-1][1])}
+
+    def _ms(self, start: Any, end: Any) -> float:
+        return float(start.elapsed_time(end)) if self._cuda else (end - start) * 1e3
+
+
+class Pipeline:
+    """The stages of a generation one after the other, each captured as a CUDA graph or not."""
+
+    def __init__(self, generation: Generation, *, captured: bool) -> None:
+        self.generation = generation
+        self.captured = captured
+        wrap: Callable[[Callable[..., Tensor]], Callable[..., Tensor]] = CapturedStage if captured else lambda f: f
+        self._text, self._image = wrap(generation.encode_text), wrap(generation.encode_image)
+        self._sample, self._decode = wrap(generation.sample), wrap(generation.decode)
+
+    def __call__(self, inputs: Inputs, clock: StageClock) -> Tensor:
+        """Return images [B, 3, R, R] in -1..1; the next call may overwrite them."""
+        clock.mark("")
+        states = self._text(*inputs.text)
+        clock.mark(TEXT)
+        channels = []
+        if inputs.image:
+            channels = [self._image(*inputs.image)]
+            clock.mark(IMAGE)
+        latents = self._sample(inputs.noise, states, *channels)
+        clock.mark(SAMPLING)
+        images = self._decode(latents)
+        clock.mark(DECODE)
+        return images
+
+
+class SdInference(MeasuringWorkload):
+    """The workload `sd_inference`."""
+
+    uniform_steps = True
+
+    def __init__(self, bench: BenchConfig, device: torch.device, source: Source, networks: Networks) -> None:
+        assert isinstance(bench.workload, Config)
+        self.bench, self.config, self.device, self.source = bench, bench.workload, device, source
+        self.networks = networks
+        self.images_per_step = int(bench.batch)
+        self.inpaints = networks.unet.config.in_channels == INPUT_CHANNELS
+        samples = Samples(
+            source, networks.tokenize, bench.seed, masks=bench.data.masks, full_mask_share=0, pixels=self.inpaints
+        )
+        # Read once: the requests differ in their noise, and their cost in nothing.
+        indices = [number % len(source) for number in range(self.images_per_step)]
+        self._samples = [samples[index, 0] for index in indices]
+        self._empty = networks.tokenize([""])
+        inventory = msgspec.to_builtins(source.inventory)
+        self.data = msgspec.convert({**inventory, "root": bench.data.root, "identity": source.identity}, DataFacts)
+        self.psnr_db: float | None = None
+        self.pipeline = Pipeline(self._generation(), captured=False)
+        self._calls = 0
+
+    def _generation(self) -> Generation:
+        """Return the baseline: diffusers' networks under autocast."""
+        networks, precision = self.networks, self.bench.recipe.precision
+        return Generation(
+            networks=networks,
+            sampler=Sampler(self.config.sampler, networks.scheduler, self.config.steps),
+            guidance=self.config.guidance,
+            autocast_dtype=None if precision == "fp32" else DTYPES[precision],
+        )
+
+    def inputs(self, number: int) -> Inputs:
+        """Return the request of this number, the same for every recipe."""
+
+        def stacked(name: str) -> Tensor:
+            return torch.stack([sample[name] for sample in self._samples]).to(self.device)
+
+        guided, batch = self.pipeline.generation.guided, self.images_per_step
+        tokens, degrees = stacked("tokens"), [stacked("latitude"), stacked("longitude")]
+        if guided:  # first all without text and position
+            tokens = torch.cat([self._empty.expand(batch, -1).to(self.device), tokens])
+            degrees = [torch.cat([torch.full_like(values, torch.nan), values]) for values in degrees]
+        seeds = [self.bench.seed * 1_000_003 + number * batch + image for image in range(batch)]
+        noise = initial_noise(seeds, self.bench.data.resolution_px // self.networks.downscale)
+        return Inputs(
+            text=(tokens, degrees[0], degrees[1]),
+            image=(stacked("image"), stacked("mask")) if self.inpaints else None,
+            noise=noise.to(self.device),
+        )
+
+    def images(self, number: int) -> Tensor:
+        """Return the images of a request, on the CPU."""
+        return self.pipeline(self.inputs(number), StageClock(self.device)).cpu()
+
+    # --- measuring -------------------------------------------------------------------------------
+
+    def measure(self, recorder: Recorder) -> None:
+        if self.config.warmup_steps:
+            with recorder.window(WindowKind.WARMUP):
+                for _ in range(self.config.warmup_steps):
+                    self._call(recorder)
+        with recorder.window(WindowKind.MEASURE):
+            began_s, done = time.monotonic(), 0
+            while done < self.config.measure_steps or time.monotonic() - began_s < self.config.min_measure_s:
+                self._call(recorder)
+                done += 1
+
+    def _call(self, recorder: Recorder) -> None:
+        inputs, clock = self.inputs(self._calls), StageClock(self.device)
+        self._calls += 1
+        images: list[Tensor] = []
+        call = recorder.call(lambda: images.append(self.pipeline(inputs, clock)))
+        generation = self.pipeline.generation
+        times: dict[str, Any] = {IMAGE: None, **clock.read()}
+        recorder.result(
+            Result(
+                window_id=call.window_id,
+                step=call.step,
+                sampler=self.config.sampler,
+                sampler_steps=self.config.steps,
+                guidance=self.config.guidance,
+                evaluations=generation.evaluations,
+                inpaints=self.inpaints,
+                psnr_db=self.psnr_db,
+                finite=bool(images[0].isfinite().all()),
+                **times,
+            )
+        )
+
+    # --- levers ----------------------------------------------------------------------------------
+
+    def apply(self) -> None:
+        """Change the baseline's networks and switches into the recipe's."""
+        recipe, networks = self.bench.recipe, self.networks
+        torch.backends.cudnn.benchmark = recipe.cudnn_benchmark
+        torch.backends.cudnn.benchmark_limit = recipe.cudnn_benchmark_limit
+        set_fp32_precision(tf32=recipe.tf32)
+        dtype = DTYPES[recipe.precision] if recipe.weights == "half" else torch.float32
+        for network in (networks.unet, networks.vae, networks.text_encoder):
+            torch.nn.Module.to(network, dtype)
+        if recipe.unet == "nhwc":
+            networks.unet = NhwcUNet.from_diffusers(networks.unet, networks.location)
+            networks.unet.eval().requires_grad_(False)
+            networks.unet.flash4 = recipe.attention == "flash4"
+        elif recipe.channels_last:
+            networks.unet.to(memory_format=torch.channels_last)
+            networks.vae.to(memory_format=torch.channels_last)
+        generation = self._generation()
+        generation.dtype = dtype
+        if dtype != torch.float32:
+            generation.autocast_dtype = None  # it would make norms return fp32
+        if recipe.unet == "nhwc" or recipe.channels_last:
+            generation.memory_format = torch.channels_last
+        if recipe.unet == "nhwc":
+            generation.vae_decoder = NhwcDecoder(networks.vae, dtype)
+        if recipe.attention not in ("default", "flash4"):
+            backends = ATTENTION_BACKENDS[recipe.attention]
+            generation.attention_kernels = lambda: sdpa_kernel(backends, set_priority=True)
+        if recipe.compile != "none":
+            self._compile(generation)
+        generation.cache_casts = not recipe.cuda_graph
+        self.pipeline = Pipeline(generation, captured=recipe.cuda_graph)
+
+    def _compile(self, generation: Generation) -> None:
+        recipe, networks = self.bench.recipe, self.networks
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        torch._inductor.config.force_layout_optimization = recipe.force_layout
+        torch._inductor.config.triton.enable_pdl = recipe.pdl
+        options: dict[str, Any] = {"dynamic": False, "mode": recipe.compile}
+        if recipe.compile == "tensorrt":
+            import_module("torch_tensorrt")  # registers its backend
+            settings = {"enabled_precisions": {DTYPES[recipe.precision]}}
+            options = {"dynamic": False, "backend": "torch_tensorrt", "options": settings}
+        generation.unet = torch.compile(networks.unet, **options)
+        generation.vae_decoder = torch.compile(networks.vae.decoder, **options)
+
+    def verify_levers(self) -> list[LeverReport]:
+        return [
+            msgspec.structs.replace(report, **self._read_back(report.field)) for report in levers.requested(self.bench)
+        ]
+
+    def _read_back(self, field: str) -> dict[str, Any]:
+        """Return what is in effect of a lever, and by what evidence; `active` None where that cannot be told."""
+        recipe, generation, unet = self.bench.recipe, self.pipeline.generation, self.networks.unet
+        weight = next(unet.parameters())
+        effective: Any = getattr(recipe, field)
+        active: bool | None = None
+        evidence = "set; the kernels were not read back"
+        if field == "unet":
+            effective, active = type(unet).__name__, isinstance(unet, NhwcUNet)
+            evidence = f"UNet {effective}, decoder {type(generation.vae_decoder).__name__}"
+        elif field == "weights":
+            effective, active = str(weight.dtype), weight.dtype == DTYPES[recipe.precision]
+            evidence = "type of the UNet's weights"
+        elif field == "precision":
+            effective = str(generation.autocast_dtype or generation.dtype)
+            active, evidence = effective == str(DTYPES[recipe.precision]), "autocast, or the type of the weights"
+        elif field == "tf32":
+            active = effective = torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32
+            evidence = "PyTorch's switches read back"
+        elif field in ("cudnn_benchmark", "cudnn_benchmark_limit"):
+            effective = getattr(torch.backends.cudnn, field.removeprefix("cudnn_"))
+            active, evidence = effective == getattr(recipe, field), "PyTorch's switch read back"
+        elif field == "channels_last":
+            shapes = [p for p in unet.parameters() if p.ndim == 4]
+            active = effective = all(p.is_contiguous(memory_format=torch.channels_last) for p in shapes)
+            evidence = f"{len(shapes)} weights of convolutions in the UNet"
+        elif field == "attention" and recipe.attention == "flash4":
+            active, evidence = bool(getattr(unet, "flash4", False)), "called by the channels-last UNet itself"
+        elif field == "compile":
+            graphs = int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+            effective, active, evidence = {"graphs": graphs}, graphs > 0, "graphs that torch.compile made"
+        elif field == "cuda_graph":
+            active, evidence = self.pipeline.captured, "every stage is replayed, the whole sampling loop as one graph"
+        return {"effective": effective, "active": active, "evidence": evidence}
+
+    def close(self) -> None:
+        self.source.close()
+
+
+def build(config: BenchConfig, device: torch.device) -> SdInference:
+    """Build data and networks on `device` and make the first images. Raises UserError, and UnavailableError."""
+    start_s = time.monotonic()
+    if reason := _unavailable(config, device):
+        raise UnavailableError(reason)
+    source = open_source(config.data, config.recipe)
+    workload = SdInference(config, device, source, _build_networks(config, device, source))
+    # Before the first reference, or a former run of this process would have left its own.
+    torch.backends.cudnn.benchmark = False
+    set_fp32_precision(tf32=False)
+    reference = workload.images(0) if levers.of_recipe(config) else None
+    parameters = workload.networks.parameter_counts()
+    parts = flops.count(config.model, config.data.resolution_px, workload.networks, decode=True)
+    workload.apply()
+    first_s = time.monotonic()
+    images = workload.images(0)
+    first_pass_s = time.monotonic() - first_s
+    if reference is not None:
+        workload.psnr_db = psnr_db(reference, images)
+        error = float((images - reference).norm() / reference.norm())
+        workload.parity = Parity(reference="baseline", prediction_rel=error)
+    workload.facts = {
+        **_facts(workload, parameters, parts),
+        "compile_s": round(first_pass_s, 3) if config.recipe.compile != "none" else None,
+        "setup_s": round(time.monotonic() - start_s, 3),
+    }
+    return workload
+
+
+def psnr_db(reference: Tensor, images: Tensor) -> float:
+    """Return the lowest PSNR of any image [B, 3, R, R] in -1..1 against its reference, in dB; at most 100."""
+    errors = (images.double() - reference.double()).square().flatten(1).mean(1)
+    return min(MAX_PSNR_DB, float((10 * (4 / errors.clamp(min=1e-30)).log10()).min()))
+
+
+def _build_networks(config: BenchConfig, device: torch.device, source: Source) -> Networks:
+    torch.manual_seed(FROZEN_SEED)  # random weights are the same for every recipe and seed
+    latitude, longitude = np.median(source.positions, axis=0).tolist()
+    networks = build_networks(config.model, device, (latitude, longitude), inputs=(LATENT_CHANNELS, INPUT_CHANNELS))
+    networks.unet.eval().requires_grad_(False)
+    if networks.location:
+        networks.location.eval().requires_grad_(False)
+    # The VAE halves the sides of an image, then the UNet those of the latents, at every level but the last.
+    multiple = networks.downscale * 2 ** (len(networks.unet.config.block_out_channels) - 1)
+    if config.data.resolution_px % multiple:
+        raise UserError(
+            f"data.resolution_px={config.data.resolution_px}: model {config.model.name} needs a multiple of {multiple}"
+        )
+    return networks
+
+
+def _unavailable(config: BenchConfig, device: torch.device) -> str | None:
+    """Return why a lever of the recipe cannot run here, or None."""
+    recipe = config.recipe
+    for lever, name in levers.of_recipe(config).items():
+        reason = None
+        if lever.field == "compile" and recipe.compile == "tensorrt":
+            if device.type != "cuda":
+                reason = "TensorRT needs a GPU"
+            elif find_spec("torch_tensorrt") is None:
+                reason = "Torch-TensorRT is not installed: pip install 'inpaint-bench[tensorrt]'"
+            elif recipe.unet == "nhwc" or recipe.cuda_graph:
+                reason = (
+                    "it compiles diffusers' UNet, and not within a CUDA graph: set neither unet=nhwc nor cuda_graph"
+                )
+        elif lever.field != "weights":
+            reason = lever.available(config, device)
+        if reason:
+            return f"lever {name}: {reason}"
+    if recipe.weights == "half" and recipe.unet == "nhwc" and device.type == "cuda" and dispatch.triton is None:
+        return "lever unet_nhwc: its kernels need Triton on a GPU, which is not installed"
+    return None
+
+
+def _facts(workload: SdInference, parameters: dict[str, int], parts: dict[str, int]) -> dict[str, Any]:
+    bench, recipe, generation = workload.bench, workload.bench.recipe, workload.pipeline.generation
+    sampler = workload.config
+    return {
+        "resolution_px": bench.data.resolution_px,
+        "precision": recipe.precision,
+        "weights_precision": recipe.weights,
+        "tf32": recipe.tf32,
+        "channels_last": recipe.channels_last,
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "weights": bench.model.weights,
+        "parameters": parameters["unet"],
+        "parameters_by_network": parameters,
+        "flop_per_image": flops.generation(
+            parts, evaluations=generation.evaluations, texts=2 if generation.guided else 1, inpaints=workload.inpaints
+        ),
+        "flop_parts": parts,
+        "location_tokens": bench.model.location_tokens,
+        "task": "inpainting" if workload.inpaints else "text_to_image",
+        "sampler": sampler.sampler,
+        "sampler_steps": sampler.steps,
+        "guidance": sampler.guidance,
+        "evaluations": generation.evaluations,
+        "psnr_db": workload.psnr_db,
+        "num_images": len(workload.source),
+    }

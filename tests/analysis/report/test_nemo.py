@@ -1,0 +1,46 @@
+"""The NeMo page's figures, through the report's tables, give every speedup that the page prints."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from analysis import published
+from analysis.report import nemo
+from analysis.report.tables import Table, TableBuilder
+from tests.analysis.report.test_tables import frame
+
+
+@pytest.fixture(scope="module")
+def tables() -> dict[str, Table]:
+    return {table.id: table for table in nemo.tables(TableBuilder(runs=frame({})))}
+
+
+@pytest.mark.parametrize(
+    ("table", "file", "column"),
+    [
+        ("nemo-latency", "nemo_inference_latency.csv", "speedup_printed"),
+        ("nemo-scaling", "nemo_scaling.csv", "speedup_printed"),
+        ("nemo-gpus", "nemo_gpu_comparison.csv", "speedup_printed"),
+        ("nemo-controlnet", "nemo_controlnet_ablation.csv", "gain"),
+    ],
+)
+def test_every_printed_speedup_is_within_one_unit_of_its_last_place(
+    tables: dict[str, Table], table: str, file: str, column: str
+) -> None:
+    place = tables[table].columns.index("Speedup")
+    printed = pl.read_csv(published._FOLDER / file, infer_schema=False)[column].to_list()
+    computed = [row[place] for row in tables[table].rows]
+    assert len(computed) == len(printed) > 0
+    for ours, theirs in zip(computed, printed, strict=True):
+        unit = 10.0 ** -len(theirs.partition(".")[2])
+        assert abs(float(ours) - float(theirs)) <= unit + 1e-9, (ours, theirs)
+
+
+def test_efficiency_falls_on_both_gpus_and_more_on_the_faster(tables: dict[str, Table]) -> None:
+    table = tables["nemo-scaling"]
+    at_64 = {row[0]: row for row in table.rows if row[1] == "64"}
+    efficiency, over = table.columns.index("Efficiency [%]"), table.columns.index("Over A100-80GB")
+    assert [at_64[gpu][efficiency] for gpu in ("A100-80GB", "H100-80GB")] == ["92.7", "79.2"]
+    assert at_64["H100-80GB"][over] == "1.63"
+    assert "Published" in table.title
