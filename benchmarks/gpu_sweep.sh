@@ -32,7 +32,7 @@ pack() {
 trap pack EXIT
 
 if num_gpus=$(nvidia-smi -L 2>/dev/null | wc -l) && ((num_gpus)); then
-    model=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1 | awk '{print tolower($2)}')
+    model=$(nvidia-smi --query-gpu=name --format=csv,noheader | awk 'NR == 1 {print tolower($2)}')
     bed=(--gpus "$num_gpus")
     options=(profile=testbed_gpu "gpu=$model" "sites.delta.name=$model-testbed")
     data=()

@@ -1,0 +1,194 @@
+"""Profile one training step of each recipe: kernel time by class, achieved rates, floors, heaviest kernels, idle gaps.
+
+The arguments are those of `launch`, sweeps included; every point is built by its workload as in a run. With a CUDA
+graph two steps are profiled, the last eager one before the capture and a replay. A table per step is printed and
+written as JSON to `--out`, with `--trace` also the trace, for Perfetto. On a CPU the table shows operators.
+
+usage: python -m benchmarks.step_profile [--out FOLDER] [--trace] OVERRIDE ...
+    python -m benchmarks.step_profile --out profiles gpu=h200 data=prepared data.root=DATA batch=16 \\
+        recipe=baseline,compiled,tuned,tuned_hopper
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from pathlib import Path
+
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import DeviceType, ProfilerActivity, profile
+
+from inpaint_bench import workloads
+from inpaint_bench.cli.exit_codes import guarded
+from inpaint_bench.core import recipe
+from inpaint_bench.core.config import BenchConfig, parse_config
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.hydra_support import register
+from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.core.records import write_record
+from inpaint_bench.models.training_step import WARMUP_STEPS
+from inpaint_bench.run.worker import choose_device
+
+from . import step_record, step_work
+from .step_record import GAPS, KernelEvent, StepProfile
+
+TIMED_STEPS = 10  # without the profiler
+
+
+def points(overrides: list[str]) -> Iterator[list[str]]:
+    """Return the overrides of every point of a sweep. Raises UserError for what Hydra does not read."""
+    parser, choices = OverridesParser.create(), []
+    for text in overrides:
+        try:
+            override = parser.parse_override(text)
+        except HydraException as error:
+            raise UserError(f"{text}: {str(error).splitlines()[0]}; give overrides as `launch` takes them") from None
+        key = override.get_key_element()
+        sweep = override.is_sweep_override()
+        choices.append([f"{key}={value}" for value in override.sweep_string_iterator()] if sweep else [text])
+    for point in product(*choices):
+        yield recipe.split_choices(point)
+
+
+def profile_point(bench: BenchConfig, overrides: list[str], trace: Path | None) -> Iterator[StepProfile]:
+    """Build the point's workload and profile a step of each phase. Raises UserError where it cannot run here."""
+    device, _ = choose_device(bench)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    workload = workloads.load(bench, device)
+    try:
+        size = workload.images_per_step
+        bench.batch = size  # as found, for batch=auto
+        work = step_work.count(bench, workload.facts)
+
+        def run_step() -> None:
+            workload.step(workload.next_batch())
+
+        def profiled(phase: str, step_ms: float | None) -> StepProfile:
+            batch = workload.next_batch()
+            file = None if trace is None else trace.with_name(f"{trace.name}-{phase}.trace.json.gz")
+            events = _record(lambda: workload.step(batch), device, file)
+            kernels = step_record.kernel_totals(events)
+            idle = step_record.idle_gaps(events) if device.type == "cuda" else []
+            ends = [event.end_us for event in events]
+            return StepProfile(
+                recipe=recipe.name(bench.recipe),
+                overrides=overrides,
+                phase=phase,
+                gpu=bench.gpu.name,
+                device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+                torch=str(torch.__version__),
+                model=bench.model.name,
+                batch=size,
+                resolution_px=bench.data.resolution_px,
+                images=size,
+                step_ms=step_ms,
+                span_ms=(max(ends) - min(event.start_us for event in events)) / 1e3,
+                kernel_ms=sum(kernel.ms for kernel in kernels),
+                idle_ms=sum(gap.us for gap in idle) / 1e3,
+                idle_gaps=len(idle),
+                norm_pointwise_floor_ms=work.norm_pointwise_floor_ms,
+                classes=step_record.class_totals(kernels, work.flop, work.floors_ms),
+                kernels=kernels,
+                gaps=idle[:GAPS],
+            )
+
+        if bench.recipe.cuda_graph:
+            # The capture follows WARMUP_STEPS eager steps; the last of them is profiled.
+            for _ in range(WARMUP_STEPS - 1):
+                run_step()
+            yield profiled("eager", None)
+            run_step()  # captures
+            yield profiled("replay", _time_steps(run_step, device))
+        else:
+            for _ in range(WARMUP_STEPS):
+                run_step()
+            phase = "eager" if device.type == "cuda" else "operators"
+            yield profiled(phase, _time_steps(run_step, device))
+    finally:
+        workload.close()
+
+
+def _time_steps(run_step: Callable[[], None], device: torch.device) -> float:
+    """Return the mean time of a few steps, in ms."""
+    run_step()
+    _synchronize(device)
+    start_s = time.perf_counter()
+    for _ in range(TIMED_STEPS):
+        run_step()
+    _synchronize(device)
+    return (time.perf_counter() - start_s) * 1e3 / TIMED_STEPS
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _record(call: Callable[[], object], device: torch.device, trace: Path | None) -> list[KernelEvent]:
+    """Return the kernels of `call`; on a CPU its operators, each with the time of its own."""
+    cuda = device.type == "cuda"
+    _synchronize(device)
+    # Only what runs on the device: recording the host's operators too would delay the launches.
+    with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiler:
+        call()
+        _synchronize(device)
+    if trace is not None:
+        profiler.export_chrome_trace(str(trace))
+    events = [event for event in profiler.events() or [] if _is_work(event, cuda)]
+    if not events:
+        raise UserError("the profiler recorded nothing: is another profiler active, or are counters locked?")
+    return [
+        KernelEvent(
+            name=event.name,
+            start_us=event.time_range.start,
+            end_us=event.time_range.end if cuda else event.time_range.start + event.self_cpu_time_total,
+        )
+        for event in events
+    ]
+
+
+def _is_work(event: FunctionEvent, cuda: bool) -> bool:
+    """Tell whether an event is a kernel; on a CPU, an operator. A range such as Optimizer.step contains kernels."""
+    if not cuda:
+        return event.device_type == DeviceType.CPU
+    annotation = getattr(event, "is_user_annotation", False) or event.name.startswith(("Optimizer.", "ProfilerStep"))
+    return event.device_type == DeviceType.CUDA and not annotation
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("profiles"))
+    parser.add_argument("--trace", action="store_true", help="keep the traces, tens of megabytes each")
+    options, overrides = parser.parse_known_args(argv)
+    register()
+    options.out.mkdir(parents=True, exist_ok=True)
+    failed, began_s = 0, time.monotonic()
+    for number, point in enumerate(points(overrides)):
+        try:
+            with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
+                bench = parse_config(compose("config", overrides=point))
+            name = f"{number}-{recipe.name(bench.recipe)}-batch-{bench.batch}"
+            for result in profile_point(bench, point, options.out / name if options.trace else None):
+                write_record(options.out / f"{name}-{result.phase}.json", result)
+                print(f"[{time.monotonic() - began_s:.1f} s]\n{step_record.describe(result)}\n", flush=True)
+        # The other points are profiled all the same: time on a GPU is scarce.
+        except (UserError, HydraException, RuntimeError) as error:
+            failed += 1
+            print(f"{' '.join(point)}: {error}", file=sys.stderr, flush=True)
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+    return 2 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

@@ -1,0 +1,106 @@
+"""One training step by classes of kernels."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from benchmarks import step_profile, step_record, step_work
+from benchmarks.step_record import KernelEvent
+from inpaint_bench.core.config import BenchConfig, parse_config
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.hydra_support import register
+from inpaint_bench.core.kernel_names import KernelClass
+from inpaint_bench.core.paths import conf_dir
+
+TINY = shlex.split("gpu=cpu model=tiny_inpaint telemetry=none data.resolution_px=64 batch=2 data.num_images=4")
+
+
+def config(*overrides: str) -> BenchConfig:
+    register()
+    with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
+        return parse_config(compose("config", overrides=list(overrides)))
+
+
+class TestProfileOnACpu:
+    def test_the_operators_of_a_step_are_written_by_class_and_one_point_failing_stops_no_other(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        code = step_profile.main(["--out", str(tmp_path), *TINY, "recipe=[cpu,cudnn_benchmark],cpu"])
+        assert code == 2
+        text = capsys.readouterr()
+        assert "cuDNN needs a GPU" in text.err
+        (file,) = tmp_path.glob("*.json")
+        profile = step_record.read_profile(file)
+        assert (profile.recipe, profile.phase, profile.batch) == ("cpu", "operators", 2)
+        kinds = {row.kind for row in profile.classes}
+        assert {KernelClass.CONV_FORWARD, KernelClass.GEMM, KernelClass.NORM, KernelClass.OPTIMIZER} <= kinds
+        assert sum(row.share for row in profile.classes) == pytest.approx(1)
+        (forward,) = (row for row in profile.classes if row.kind == KernelClass.CONV_FORWARD)
+        assert forward.flop is not None
+        assert forward.tflops is not None
+        assert forward.floor_ms is None
+        assert "aten::mkldnn_convolution" in text.out
+
+    def test_a_mistake_in_the_overrides_is_a_sentence(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert step_profile.main(["--out", str(tmp_path), *TINY, "recipe=fastest"]) == 2
+        assert "fastest" in capsys.readouterr().err
+        with pytest.raises(UserError, match=r"^batch=\[4: "):
+            list(step_profile.points(["batch=[4"]))
+
+
+def test_a_sweep_is_all_combinations() -> None:
+    found = list(step_profile.points(["recipe=baseline,[tuned,tf32]", "batch=4,8", "seed=1"]))
+    assert len(found) == 4
+    assert ["recipe=[tuned,tf32]", "batch=8", "seed=1"] in found
+
+
+class TestTotals:
+    def test_rates_are_operations_over_the_time_of_the_class(self) -> None:
+        events = [
+            KernelEvent(name="sm90_xmma_fprop_implicit_gemm", start_us=0, end_us=2000),
+            KernelEvent(name="sm90_xmma_fprop_implicit_gemm", start_us=2000, end_us=4000),
+            KernelEvent(name="_add_bias", start_us=4000, end_us=5000),
+        ]
+        kernels = step_record.kernel_totals(events)
+        first, second = step_record.class_totals(kernels, {KernelClass.CONV_FORWARD: 2e12}, {})
+        assert (first.kind, first.ms, first.launches, first.tflops) == (KernelClass.CONV_FORWARD, 4.0, 2, 500.0)
+        assert (second.kind, second.share, second.tflops) == (KernelClass.POINTWISE, 0.2, None)
+
+    def test_time_is_idle_only_where_no_kernel_of_any_stream_runs(self) -> None:
+        times = [(0, 10), (5, 30), (8, 12), (34, 40), (36, 38), (41, 50)]
+        events = [KernelEvent(name=f"k{i}", start_us=a, end_us=b) for i, (a, b) in enumerate(times)]
+        gaps = step_record.idle_gaps(events)
+        assert [(gap.us, gap.after, gap.before) for gap in gaps] == [(4, "k1", "k3"), (1, "k3", "k5")]
+
+    def test_a_file_that_is_no_profile_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "x.json").write_text("{}")
+        with pytest.raises(UserError, match=r"x\.json.*step_profile"):
+            step_record.read_profile(tmp_path / "x.json")
+
+
+class TestWork:
+    """Of the SD 1.5 inpainting UNet at 512 px and batch 16."""
+
+    SD15 = ("gpu=h200", "batch=16", "data=prepared", "data.root=/photos")
+    FACTS = {"encodes_online": 0, "parameters_trained": 859_535_364}
+
+    def test_operations_of_the_channels_last_unet(self) -> None:
+        work = step_work.count(config(*self.SD15, "recipe=tuned"), self.FACTS)
+        flop = {kind: value / 1e12 for kind, value in work.flop.items()}
+        assert flop[KernelClass.CONV_FORWARD] == flop[KernelClass.CONV_WGRAD] == pytest.approx(6.41, abs=0.01)
+        assert flop[KernelClass.GEMM] == pytest.approx(13.30, abs=0.01)
+        # Queries times keys of all levels, 3.5 forward passes.
+        assert flop[KernelClass.ATTENTION] == pytest.approx(6.86, abs=0.01)
+        assert work.floors_ms[KernelClass.OPTIMIZER] == pytest.approx(3.64, abs=0.01)
+        assert work.norm_pointwise_floor_ms == pytest.approx(8.1, abs=0.1)
+
+    def test_images_that_are_encoded_in_the_step_count_as_forward_convolutions(self) -> None:
+        cached = step_work.count(config(*self.SD15, "recipe=baseline"), self.FACTS)
+        online = step_work.count(config(*self.SD15, "recipe=baseline"), {**self.FACTS, "encodes_online": 2})
+        more = {kind: online.flop[kind] - cached.flop[kind] for kind in cached.flop}
+        assert more[KernelClass.CONV_FORWARD] == pytest.approx(34.1e12, rel=0.01)
+        assert more[KernelClass.CONV_DGRAD] == 0
