@@ -11,7 +11,7 @@ standard deviation of 1 / sqrt(fan-in), scales and biases as trained. The slowes
     python -m benchmarks.weight_values write TRAINING/weights WEIGHTS
     launch -m --config-dir WEIGHTS/conf site=local gpu=h200 data=prepared data.root=DATA recipe=tuned
            model=sd15_inpaint,sd15_inpaint_trained,sd15_inpaint_fan_in workload.learning_rate=1e-9
-           workload.warmup_steps=200 repeats=3 hydra.sweep.dir=SWEEP
+           workload.min_warmup_s=20 repeats=3 hydra.sweep.dir=SWEEP
     merge SWEEP -o DATASET
     python -m benchmarks.weight_values show DATASET
 
