@@ -18,7 +18,9 @@ from transformers.utils import logging as transformers_logging
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.models import pipeline_folder
 from inpaint_bench.models.location import LocationEncoder
+from inpaint_bench.models.nhwc_unet import NhwcUNet
 from inpaint_bench.models.pipeline_folder import save_pipeline
+from inpaint_bench.workloads import finetune_inpaint
 from tests.quality.support import CENTRE, listening, loaded, noise, tiny
 from tests.run.support import bench
 
@@ -126,6 +128,47 @@ class TestSavedPipeline:
     def test_too_small_vocabulary_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="vocab_size=400: saving a pipeline needs at least 514 ids"):
             save_pipeline(tiny("model.text_encoder.vocab_size=400"), tmp_path / "trained")
+
+
+class TestTrainedChannelsLast:
+    """The UNet of `tuned`, by its reference: what a training leaves is an ordinary pipeline of diffusers."""
+
+    @pytest.mark.parametrize(("weights", "tolerance"), [("fp32", 1e-5), ("bf16_split", 0.02)])
+    def test_is_loaded_and_run_by_diffusers(self, tmp_path: Path, weights: str, tolerance: float) -> None:
+        recipe = ["recipe=[cpu,unet_nhwc]", f"recipe.weights={weights}", "workload.learning_rate=1e-3"]
+        config = bench(*recipe, "workload.train_steps=4", "workload.save_weights=true")
+        workload = finetune_inpaint.build(config, torch.device("cpu"))
+        ours = workload.components.networks.unet
+        assert isinstance(ours, NhwcUNet)
+        initial = {name: value.float().clone() for name, value in ours.unpack().items()}
+        for _ in range(4):
+            workload.step(workload.next_batch())
+        folder = tmp_path / workload.finish(tmp_path)["weights"]
+        workload.close()
+
+        pipeline: Any = StableDiffusionInpaintPipeline.from_pretrained(folder, safety_checker=None)
+        saved = pipeline.unet.state_dict()
+        trained = {name: value.float() for name, value in ours.unpack().items()}
+        assert saved.keys() == trained.keys()
+        assert all(torch.equal(saved[name].float(), trained[name]) for name in saved)
+        moved = [name for name in trained if not torch.equal(trained[name], initial[name])]
+        assert len(moved) > len(trained) / 2, "the training changed the weights"
+
+        ours.location = [None]  # diffusers knows no positions
+        generator = torch.Generator().manual_seed(1)
+        inputs = torch.randn(2, 9, 8, 8, generator=generator), torch.tensor([10, 900])
+        text = torch.randn(2, 77, 32, generator=generator)
+        dtype = next(ours.parameters()).dtype
+        with torch.no_grad():
+            (predicted,) = ours(inputs[0].to(dtype), inputs[1], text.to(dtype))
+            (expected,) = pipeline.unet.float()(*inputs, text, return_dict=False)
+        assert float((predicted.float() - expected).norm()) <= tolerance * float(expected.norm())
+
+        pipeline.set_progress_bar_config(disable=True)
+        picture, mask = Image.new("RGB", (64, 64), "red"), Image.new("L", (64, 64), 255)
+        (restored,) = pipeline("a street", picture, mask, num_inference_steps=2, height=64, width=64).images
+        assert restored.size == (64, 64)
+        assert len(restored.getcolors(64 * 64)) > 1
 
 
 class TestDamagedFolder:
