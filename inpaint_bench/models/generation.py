@@ -23,8 +23,6 @@ from .networks import LATENT_CHANNELS, Networks
 from .nhwc_unet import NhwcUNet
 from .samplers import Sampler
 
-WARMUP_CALLS = 2  # before a capture: kernels are compiled and chosen there
-
 
 @dataclass(kw_only=True)
 class Generation:
@@ -158,9 +156,8 @@ class CapturedStage:
         self._inputs = [value.clone() for value in inputs]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARMUP_CALLS):
-                self._stage(*self._inputs)
+        with torch.cuda.stream(stream):  # kernels are compiled and chosen in this call
+            self._stage(*self._inputs)
         torch.cuda.synchronize()
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, stream=stream):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from inpaint_bench import launch
 from inpaint_bench.cli import app
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.files import read_json
@@ -16,6 +17,7 @@ from inpaint_bench.core.workloads.sd_inference import Result
 from inpaint_bench.run import worker
 from inpaint_bench.workloads import sd_inference
 from tests.run.support import bench, compose
+from tests.testbed import Bed
 
 SHORT = ("workload=sd_inference", "workload.steps=2", "workload.warmup_steps=1", "workload.measure_steps=2")
 SHORT = (*SHORT, "workload.min_measure_s=0")
@@ -124,3 +126,21 @@ def test_a_lever_that_cannot_run_is_unavailable_with_its_reason(overrides: tuple
 def test_a_resolution_that_the_model_cannot_halve_is_refused() -> None:
     with pytest.raises(UserError, match="needs a multiple of 16"):
         sd_inference.build(bench(*SHORT, "model=tiny", "data.resolution_px=40"), torch.device("cpu"))
+
+
+def test_a_sweep_over_recipes_runs_through_slurm_merge_and_report(
+    testbed_light: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed_light.state))
+    sweep, dataset, report = tmp_path / "sweep", tmp_path / "ds", tmp_path / "report"
+    recipes = "recipe=[cpu],[cpu,unet_nhwc,half],[cpu,compile_tensorrt]"
+    overrides = [*SHORT, "profile=testbed", "gpu=h200", "model=tiny", "batch=2", recipes, "wait=true"]
+    # One of three points cannot run: a result, not a failure.
+    assert launch.main(["-m", *overrides, f'hydra.sweep.dir="{sweep}"']) == 0
+    assert app.main(["merge", str(sweep), "-o", str(dataset)]) == 0
+    assert app.main(["report", str(dataset), "-o", str(report)]) == 0
+    text = (report / "report.md").read_text()
+    row = r"\| H200 \| delta \| text to image, 64 px, plms 2, guidance 7.5 \| 2 \| cpu(\S*) \| fp32 \| 1 \| 2 \|"
+    assert re.findall(row, text) == ["", "+unet_nhwc+half"]
+    assert "lever compile_tensorrt: TensorRT needs a GPU" in text
+    assert "Unavailable: 1" in text

@@ -30,12 +30,17 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
     """Return tables of latency and of the stages, and the published ones."""
     per_run = _per_run(results, build.runs.filter(pl.col("run_id").is_in(runs["run_id"].to_list())))
     cells = per_run.partition_by(_CELL, maintain_order=True)
-    cells.sort(key=lambda cell: (gpu_order(cell["gpu"][0]), *map(str, cell.select(_WORK).row(0)), cell["batch"][0]))
+    cells.sort(key=_order)
     return Section(
         title="Making images",
         paragraphs=_paragraphs(per_run),
         tables=[_latency(build, cells), _stages(build, cells), *nemo.tables(build)],
     )
+
+
+def _order(cell: pl.DataFrame) -> tuple[Any, ...]:
+    row = cell.row(0, named=True)
+    return (gpu_order(row["gpu"]), *(str(row[name]) for name in _WORK), row["batch"], str(row["recipe"]), row["site"])
 
 
 def _per_run(results: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
