@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -170,6 +171,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--trace", action="store_true", help="keep the traces, tens of megabytes each")
     options, overrides = parser.parse_known_args(argv)
     register()
+    # As PyTorch sets them for graphs of its own: a graph does not survive that the profiler detaches from CUDA.
+    os.environ |= {"TEARDOWN_CUPTI": "0", "DISABLE_CUPTI_LAZY_REINIT": "1"}
     options.out.mkdir(parents=True, exist_ok=True)
     failed, began_s = 0, time.monotonic()
     for number, point in enumerate(points(overrides)):

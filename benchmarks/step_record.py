@@ -1,13 +1,18 @@
-"""The profile of one training step as a file, and how a list of kernels becomes one. Loads no torch."""
+"""The profile of one training step as a file, and how a list of kernels becomes one. Loads no torch.
+
+usage: python -m benchmarks.step_record PROFILE.json ...     prints their classes side by side, each beside the first
+"""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
+from inpaint_bench.cli.exit_codes import guarded
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.kernel_names import CONVOLUTIONS, KernelClass, classify
 from inpaint_bench.core.records import read_record
@@ -175,3 +180,40 @@ def describe(profile: StepProfile) -> str:
 
 def _text(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
+
+
+def side_by_side(profiles: Sequence[StepProfile]) -> str:
+    """Return the milliseconds of every class in each profile, and the change from the first one."""
+    names = [f"{profile.recipe}, batch {profile.batch}, {profile.phase}" for profile in profiles]
+    lines = [
+        f"[{number}] {name}, {profile.device}"
+        for number, (name, profile) in enumerate(zip(names, profiles, strict=True))
+    ]
+    lines.append(f"{'ms':30}" + "".join(f"{f'[{number}]':>20}" for number in range(len(profiles))))
+    times = [{row.kind: row.ms for row in profile.classes} for profile in profiles]
+    rows: list[tuple[str, list[float]]] = [
+        (kind, [time.get(kind, 0.0) for time in times])
+        for kind in sorted(KernelClass, key=lambda kind: -max(time.get(kind, 0.0) for time in times))
+        if any(kind in time for time in times) or kind is KernelClass.LAYOUT
+    ]
+    rows.append(("all kernels", [profile.kernel_ms for profile in profiles]))
+    rows.append(("idle", [profile.idle_ms for profile in profiles]))
+    for name, values in rows:
+        cells = [
+            f"{value:.2f}" + (f" ({value - values[0]:+.2f})" if place else "") for place, value in enumerate(values)
+        ]
+        lines.append(f"{name:30}" + "".join(f"{cell:>20}" for cell in cells))
+    lines.append(f"{'step, not profiled':30}" + "".join(f"{_text(profile.step_ms, 2):>20}" for profile in profiles))
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    paths = sys.argv[1:] if argv is None else argv
+    if not paths:
+        raise UserError("name the JSON files that benchmarks/step_profile.py wrote")
+    print(side_by_side([read_profile(Path(path)) for path in paths]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

@@ -15,6 +15,8 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.kernel_names import KernelClass
 from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.core.records import write_record
+from tests.benchmarks.test_predict_cards import made_up
 
 TINY = shlex.split("gpu=cpu model=tiny_inpaint telemetry=none data.resolution_px=64 batch=2 data.num_images=4")
 
@@ -80,6 +82,26 @@ class TestTotals:
         (tmp_path / "x.json").write_text("{}")
         with pytest.raises(UserError, match=r"x\.json.*step_profile"):
             step_record.read_profile(tmp_path / "x.json")
+
+
+class TestSideBySide:
+    def test_a_class_that_a_profile_lacks_takes_no_time_and_the_change_is_from_the_first(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for file, times in (("a", {"nvjet_sm90": 20.0, "nchwToNhwcKernel": 6.5}), ("b", {"nvjet_sm90": 20.0})):
+            events = [KernelEvent(name=name, start_us=0, end_us=1e3 * ms) for name, ms in times.items()]
+            kernels = step_record.kernel_totals(events)
+            profile = made_up(kernels=kernels, classes=step_record.class_totals(kernels, {}, {}), step_ms=30.0)
+            write_record(tmp_path / f"{file}.json", profile)
+        assert step_record.main([str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 0
+        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+        assert ["layout", "conversion", "6.50", "0.00", "(-6.50)"] in lines
+        assert ["GEMM", "20.00", "20.00", "(+0.00)"] in lines
+        assert ["step,", "not", "profiled", "30.00", "30.00"] in lines
+
+    def test_without_a_file_the_sentence_says_what_to_give(self) -> None:
+        with pytest.raises(UserError, match="step_profile"):
+            step_record.main([])
 
 
 class TestWork:
