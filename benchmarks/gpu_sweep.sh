@@ -18,6 +18,7 @@ shift 3
 cd "$(dirname "$0")/.."
 limit_s=${LIMIT_S:-540}
 prepared=${PREPARED:-/tmp/prepared}
+unset PYTHONDONTWRITEBYTECODE # every job would compile again what it imports: seconds each
 export INPAINT_BENCH_TESTBED=${INPAINT_BENCH_TESTBED:-/tmp/testbed}
 
 say() { printf '%4d s  %s\n' "$SECONDS" "$*"; }
