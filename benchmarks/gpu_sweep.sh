@@ -6,7 +6,8 @@
 #   OUT     folder that gets SWEEP as a .tgz without its copy of the code, however the script ends
 #   SWEEP   sweep directory: launched with the overrides if it does not exist yet, else only waited for
 # gpu=... and the name of the site are those of the machine: h200-testbed, h100-testbed. PREPARED (/tmp/prepared) is the
-# dataset, made once. CANCEL=1 cancels what LIMIT_S leaves over. Without a GPU: a tiny model and simulated GPUs.
+# dataset, made once. CANCEL=1, for the last call: after LIMIT_S no further job starts, and those that run get 45 s.
+# Without a GPU, or with GPUS=0: a tiny model and simulated GPUs. PORT is the first of Slurm's.
 # Exit code: 0 all points completed; 3 some are left; 1 some failed; 2 wrong command.
 set -euo pipefail
 if (($# < 3)); then
@@ -32,7 +33,8 @@ pack() {
 }
 trap pack EXIT
 
-if num_gpus=$(nvidia-smi -L 2>/dev/null | wc -l) && ((num_gpus)); then
+num_gpus=${GPUS:-$({ nvidia-smi -L 2>/dev/null || true; } | wc -l)}
+if ((num_gpus)); then
     model=$(nvidia-smi --query-gpu=name --format=csv,noheader | awk 'NR == 1 {print tolower($2)}')
     bed=(--gpus "$num_gpus")
     options=(profile=testbed_gpu "gpu=$model" "sites.delta.name=$model-testbed")
@@ -44,7 +46,7 @@ else
 fi
 
 command -v sbatch >/dev/null || python3 tests/testbed/unpack.py "$debs"
-python3 -m tests.testbed up "${bed[@]}" --sites delta
+python3 -m tests.testbed up "${bed[@]}" --sites delta --port "${PORT:-17000}"
 source "$INPAINT_BENCH_TESTBED/delta/env.sh"
 
 if [[ ! -e $prepared.complete ]]; then
@@ -60,17 +62,22 @@ if [[ ! -e $sweep ]]; then
     say "launched $sweep"
 fi
 
-shown=
-while left=$(squeue -h -r -o %i | wc -l) && ((left && SECONDS < limit_s)); do
-    [[ $left == "$shown" ]] || say "$left jobs left"
-    shown=$left
-    sleep 1
-done
+wait_until() { # SECOND; prints and sets how many jobs are left
+    local shown=
+    while left=$(squeue -h -r -o %i | wc -l) && ((left && SECONDS < $1)); do
+        [[ $left == "$shown" ]] || say "$left jobs left"
+        shown=$left
+        sleep 1
+    done
+}
+wait_until "$limit_s"
 if ((left)) && [[ ${CANCEL:-} ]]; then
-    python3 -m inpaint_bench cancel "$sweep"
-    for _ in {1..10}; do [[ $(squeue -h -o %i) ]] && sleep 1; done
+    scancel --state=PENDING --user="$(id -un)"
+    wait_until $((limit_s + 45))
+    ((!left)) || python3 -m inpaint_bench cancel "$sweep"
+    wait_until $((SECONDS + 10))
 fi
 code=0
 python3 -m inpaint_bench status "$sweep" --all || code=$?
-((left)) && [[ ! ${CANCEL:-} ]] || python3 -m tests.testbed down
+((left)) || python3 -m tests.testbed down
 exit "$code"
