@@ -130,6 +130,8 @@ class Attention(Lever):
         name = observed.recipe.attention
         # cudnn leaves head dimensions above 128 to flash, see ATTENTION_BACKENDS.
         allowed = {name, "flash"} if name == "cudnn" else {name}
+        if observed.recipe.unet == "nhwc":
+            allowed.add("math")  # its cross-attention of wide heads, which is not scaled_dot_product_attention
         active = counts[name] > 0 and not any(n for kind, n in counts.items() if kind not in allowed)
         return Verification(counts, active, text)
 

@@ -144,6 +144,12 @@ class TestVerification:
             assert row.active
             assert {kind for kind, count in row.effective.items() if count} == {name}
 
+    def test_attention_ignores_the_cross_attention_of_the_channels_last_unet(self) -> None:
+        """Regression: its softmaxes made every backend look inactive."""
+        row = verified("unet_nhwc", "attn_flash")["attention"]
+        assert row.effective["flash"] > 0
+        assert row.active
+
     def test_attention_ignores_the_frozen_networks(self) -> None:
         workload = build("attn_flash")
         workload.components.attention_kernels = lambda: sdpa_kernel(SDPBackend.MATH)
