@@ -34,6 +34,8 @@ LEVERS = [
     *("attn_math", "attn_efficient", "attn_flash", "attn_cudnn"),
     *("adamw_fused", "adamw_loop", "adamw_8bit"),
     *("compile", "compile_reduce-overhead", "cuda_graph"),
+    *("compile+channels_last", "compile+channels_last+force_layout", "compile+pdl"),
+    *("cudnn_benchmark+cudnn_all_plans", "vae_encoder_nhwc"),
     *("grad_checkpoint", "accumulate=2", "ema"),
     *("num_workers=0", "num_workers=8", "pin_memory", "pin_memory+non_blocking", "prefetch_factor=4"),
     *("memmap", "hdf5", "webdataset", "stage_shm"),

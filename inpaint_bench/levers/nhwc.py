@@ -27,7 +27,7 @@ def _kernels_problem(device: torch.device) -> str | None:
 
 
 class Unet(Lever):
-    """The channels-last UNet. On a CPU its plain PyTorch reference runs."""
+    """The channels-last UNet, its first and last convolution padded. On a CPU its plain PyTorch reference runs."""
 
     field = "unet"
 
