@@ -62,9 +62,9 @@ if [[ ! -e $sweep ]]; then
     say "launched $sweep"
 fi
 
-wait_until() { # SECOND; prints and sets how many jobs are left
+wait_until() { # SECOND [STATES]; prints and sets how many jobs are left
     local shown=
-    while left=$(squeue -h -r -o %i | wc -l) && ((left && SECONDS < $1)); do
+    while left=$(squeue -h -r -o %i -t "${2:-PENDING,RUNNING,COMPLETING}" | wc -l) && ((left && SECONDS < $1)); do
         [[ $left == "$shown" ]] || say "$left jobs left"
         shown=$left
         sleep 1
@@ -72,9 +72,9 @@ wait_until() { # SECOND; prints and sets how many jobs are left
 }
 wait_until "$limit_s"
 if ((left)) && [[ ${CANCEL:-} ]]; then
-    scancel --state=PENDING --user="$(id -un)"
-    wait_until $((limit_s + 45))
-    ((!left)) || python3 -m inpaint_bench cancel "$sweep"
+    scontrol update nodename=gpuh001 state=drain reason="the time is over"
+    wait_until $((limit_s + 45)) RUNNING,COMPLETING
+    python3 -m inpaint_bench cancel "$sweep"
     wait_until $((SECONDS + 10))
 fi
 code=0
