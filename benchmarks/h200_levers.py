@@ -17,6 +17,7 @@ import time
 import traceback
 from importlib import import_module
 from pathlib import Path
+from typing import TypeVar
 
 from hydra import compose, initialize_config_dir
 
@@ -50,6 +51,7 @@ PRELOADED = [
     "inpaint_bench.workloads.finetune_inpaint",
 ]
 
+T = TypeVar("T")
 Point = tuple[str, list[str]]  # its sweep; its overrides, recipe= first
 
 
@@ -152,7 +154,7 @@ def main() -> None:
         print(f"{ended - began:6.1f} s {ended - started:5.1f} s seed {seed} {' '.join(overrides)} {result}", flush=True)
 
 
-def shuffled(points: list[Point], seed: int) -> list[tuple[int, Point]]:
+def shuffled(points: list[T], seed: int) -> list[tuple[int, T]]:
     """Return the points with their numbers, in the order of that repeat."""
     order = list(enumerate(points))
     random.Random(seed).shuffle(order)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.kernels import dispatch
 from inpaint_bench.models import flops
 from inpaint_bench.models.generation import Generation, initial_noise
 from inpaint_bench.models.networks import Networks, build_networks
@@ -48,6 +49,19 @@ def test_both_unets_make_the_same_images(sampler: str, guidance: float) -> None:
     assert torch.allclose(images(nets, sampler=sampler, guidance=guidance), expected, atol=1e-4)
     assert expected.shape == (2, 3, 32, 32)
     assert -1 <= expected.min() < expected.max() <= 1
+
+
+def test_kernels_take_time_projections_that_all_images_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    nets = networks("tiny_inpaint")
+    unet = NhwcUNet.from_diffusers(nets.unet, nets.location)
+    sample, states, timestep = torch.randn(2, 9, 8, 8), torch.randn(2, 77 + 4, 32), torch.tensor([300])
+    with torch.no_grad():
+        expected = unet(sample, timestep.expand(2), states)[0]
+        monkeypatch.setattr(dispatch, "interpret", True)
+        shifts = [shift.expand(2, -1) for shift in unet.shifts(timestep)]
+        computed = unet.predict(sample, shifts, unet.keys_values(states))
+    assert float((computed - expected).norm()) <= 1e-4 * float(expected.norm())
 
 
 def test_a_second_batch_does_not_depend_on_the_first() -> None:
