@@ -4,7 +4,7 @@ The arguments are those of `launch`, sweeps included; every point is built by it
 graph two steps are profiled, the last eager one before the capture and a replay. A table per step is printed and
 written as JSON to `--out`, with `--trace` also the trace, for Perfetto. On a CPU the table shows operators.
 
-usage: python -m benchmarks.step_profile [--out FOLDER] [--trace] OVERRIDE ...
+usage: python -m benchmarks.step_profile [--out FOLDER] [--load-s SECONDS] [--trace] OVERRIDE ...
     python -m benchmarks.step_profile --out profiles gpu=h200 data=prepared data.root=DATA batch=16 \\
         recipe=baseline,compiled,tuned,tuned_hopper
 """
@@ -59,8 +59,10 @@ def points(overrides: list[str]) -> Iterator[list[str]]:
         yield recipe.split_choices(point)
 
 
-def profile_point(bench: BenchConfig, overrides: list[str], trace: Path | None) -> Iterator[StepProfile]:
+def profile_point(bench: BenchConfig, overrides: list[str], load_s: float, trace: Path | None) -> Iterator[StepProfile]:
     """Build the point's workload and profile a step of each phase. Raises UserError where it cannot run here."""
+    if bench.workload.name != "finetune_inpaint":
+        raise UserError(f"workload={bench.workload.name} has no training step; profile finetune_inpaint")
     device, _ = choose_device(bench)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -108,25 +110,28 @@ def profile_point(bench: BenchConfig, overrides: list[str], trace: Path | None) 
                 run_step()
             yield profiled("eager", None)
             run_step()  # captures
-            yield profiled("replay", _time_steps(run_step, device))
+            yield profiled("replay", _time_steps(run_step, device, load_s))
         else:
             for _ in range(WARMUP_STEPS):
                 run_step()
             phase = "eager" if device.type == "cuda" else "operators"
-            yield profiled(phase, _time_steps(run_step, device))
+            yield profiled(phase, _time_steps(run_step, device, load_s))
     finally:
         workload.close()
 
 
-def _time_steps(run_step: Callable[[], None], device: torch.device) -> float:
-    """Return the mean time of a few steps, in ms."""
-    run_step()
-    _synchronize(device)
-    start_s = time.perf_counter()
-    for _ in range(TIMED_STEPS):
-        run_step()
-    _synchronize(device)
-    return (time.perf_counter() - start_s) * 1e3 / TIMED_STEPS
+def _time_steps(run_step: Callable[[], None], device: torch.device, load_s: float) -> float:
+    """Return the mean time of a few steps, in ms, after so many seconds of load: clocks fall at the power limit."""
+    began_s = time.perf_counter()
+    while True:
+        _synchronize(device)
+        start_s = time.perf_counter()
+        for _ in range(TIMED_STEPS):
+            run_step()
+        _synchronize(device)
+        end_s = time.perf_counter()
+        if end_s - began_s >= load_s:
+            return (end_s - start_s) * 1e3 / TIMED_STEPS
 
 
 def _synchronize(device: torch.device) -> None:
@@ -169,6 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("profiles"))
     parser.add_argument("--trace", action="store_true", help="keep the traces, tens of megabytes each")
+    parser.add_argument("--load-s", type=float, default=5.0, help="load before the timed and profiled step (5)")
     options, overrides = parser.parse_known_args(argv)
     register()
     # As PyTorch sets them for graphs of its own: a graph does not survive that the profiler detaches from CUDA.
@@ -180,7 +186,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
                 bench = parse_config(compose("config", overrides=point))
             name = f"{number}-{recipe.name(bench.recipe)}-batch-{bench.batch}"
-            for result in profile_point(bench, point, options.out / name if options.trace else None):
+            trace = options.out / name if options.trace else None
+            for result in profile_point(bench, point, options.load_s, trace):
                 write_record(options.out / f"{name}-{result.phase}.json", result)
                 print(f"[{time.monotonic() - began_s:.1f} s]\n{step_record.describe(result)}\n", flush=True)
         # The other points are profiled all the same: time on a GPU is scarce.

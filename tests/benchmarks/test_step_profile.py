@@ -31,7 +31,7 @@ class TestProfileOnACpu:
     def test_the_operators_of_a_step_are_written_by_class_and_one_point_failing_stops_no_other(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        code = step_profile.main(["--out", str(tmp_path), *TINY, "recipe=[cpu,cudnn_benchmark],cpu"])
+        code = step_profile.main(["--out", str(tmp_path), "--load-s", "0", *TINY, "recipe=[cpu,cudnn_benchmark],cpu"])
         assert code == 2
         text = capsys.readouterr()
         assert "cuDNN needs a GPU" in text.err
