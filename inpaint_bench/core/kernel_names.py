@@ -43,7 +43,9 @@ CONVOLUTIONS = (KernelClass.CONV_FORWARD, KernelClass.CONV_DGRAD, KernelClass.CO
 
 _C = KernelClass
 _FUSED = "^triton_(poi|red|per|for|mix|spl)_fused"  # inductor: pointwise, reduction, persistent reduction, foreach ...
-_COPIES = "(_to_copy|clone|copy|permute|transpose|view|convolution|convolution_backward)"
+# Operators that compute nothing. Before an attention kernel they lay out its inputs.
+_COPIES = "_to_copy|_unsafe_view|clone|copy|expand|permute|t|transpose|view|convolution|convolution_backward"
+_COPIES = f"({_COPIES}|_scaled_dot_product_([a-z]+_)*attention(_backward)?)"
 # The first pattern found in the name decides; the case of letters does not matter.
 RULES: tuple[tuple[str, KernelClass, str], ...] = (
     ("^autograd::|Backward[0-9]+$", _C.OTHER, "autograd"),  # on a CPU: they contain the operators that count
@@ -51,6 +53,17 @@ RULES: tuple[tuple[str, KernelClass, str], ...] = (
     ("^Memcpy", _C.COPY, "memcpy"),
     ("^Memset", _C.COPY, "memset"),
     ("multi_tensor_apply|adam|^Optimizer[.]|kOptimizer|kPreconditionOptimizer|_foreach_", _C.OPTIMIZER, ""),
+    # Templates of inductor are named after the product, and after what was fused behind it.
+    ("^triton_tem_fused.*attention", _C.ATTENTION, "Triton"),
+    ("^triton_tem_fused.*(convolution|conv2d)", _C.CONV_FORWARD, "Triton"),
+    ("^triton_tem_fused", _C.GEMM, "Triton"),
+    # A fused kernel with a norm reads what the norm reads, so it counts as one.
+    (f"{_FUSED}.*(norm_|var_mean)", _C.NORM, "Triton"),
+    (f"{_FUSED}.*softmax", _C.ATTENTION, "math"),
+    # Copies change the layout, the type or both. A bias alone is called "convolution" too: counted here all the same,
+    # so that no conversion is missed.
+    (f"{_FUSED}(_{_COPIES})+_[0-9]+$", _C.LAYOUT, "copy or cast"),
+    (_FUSED, _C.POINTWISE, "Triton"),
     # Before GEMM and convolution, whose words are in the names of attention kernels ("cutlass", "fprop").
     ("cross_attention", _C.CROSS_ATTENTION, "Triton"),
     ("sdpa|cudnn::fusion::", _C.ATTENTION, "cuDNN"),
@@ -59,25 +72,17 @@ RULES: tuple[tuple[str, KernelClass, str], ...] = (
     ("fmha|efficient_attention|AttentionKernel", _C.ATTENTION, "efficient"),
     ("flex_attention|scaled_dot_product", _C.ATTENTION, ""),
     ("softmax", _C.ATTENTION, "math"),  # no other softmax is in these models
-    # Templates of inductor are named after the product, and after what was fused behind it.
-    ("^triton_tem_fused.*(convolution|conv2d)", _C.CONV_FORWARD, "Triton"),
-    ("^triton_tem_fused", _C.GEMM, "Triton"),
-    # A fused kernel with a norm reads what the norm reads, so it counts as one.
-    (f"{_FUSED}.*(norm_|var_mean)", _C.NORM, "Triton"),
-    # Copies change the layout, the type or both. A bias alone is called "convolution" too: counted here all the same,
-    # so that no conversion is missed.
-    (f"{_FUSED}(_{_COPIES})+_[0-9]+$", _C.LAYOUT, "copy or cast"),
-    (_FUSED, _C.POINTWISE, "Triton"),
     ("nchwToNhwc|nhwcToNchw|tensorTransform|AddPadding|convertTensor", _C.LAYOUT, "cuDNN"),
+    ("cublasTranspose", _C.LAYOUT, "cuBLAS"),
     ("vol2col|col2vol|im2col|col2im", _C.LAYOUT, "columns"),
     ("(group|layer|batch|rms|instance)_?norm|bn_fw|bn_bw|Welford", _C.NORM, ""),
     ("RowwiseMoments|ComputeFusedParams|ComputeInternalGradients|ComputeBackwardFusedParams|GammaBeta", _C.NORM, ""),
-    ("wgrad|grad_weight", _C.CONV_WGRAD, "algorithm"),
+    ("wgrad|grad_weight|scudnn.*stridedB_splitK", _C.CONV_WGRAD, "algorithm"),
     # cuDNN adds up the parts of a sum over pixels, which gradients of weights are.
     ("cutlass_*[a-z0-9]*_cudnn::reduction", _C.CONV_WGRAD, "algorithm"),
     ("dgrad|conv_depthwise[23]d_backward", _C.CONV_DGRAD, "algorithm"),
+    ("fft[12]d|scudnn.*stridedB|convolution_backward|cudnn.*computeOffsets", _C.CONVOLUTION, "algorithm"),
     ("winograd|fprop|scudnn|convolve|conv_depthwise|direct_kernel|implicit_gemm", _C.CONV_FORWARD, "algorithm"),
-    ("fft[12]d|convolution_backward|cudnn.*computeOffsets", _C.CONVOLUTION, "algorithm"),
     ("convolution|conv[123]d", _C.CONV_FORWARD, "algorithm"),
     ("nvjet|cublas|gemv|gemmk1|reduce_1Block|splitKreduce|[a-z0-9]+_gemm_", _C.GEMM, "cuBLAS"),
     ("cutlass.*gemm|GemmUniversal|Gemm[A-Za-z]*Sm[0-9]+", _C.GEMM, "CUTLASS"),
