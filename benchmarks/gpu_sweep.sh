@@ -46,6 +46,8 @@ else
 fi
 
 command -v sbatch >/dev/null || python3 tests/testbed/unpack.py "$debs"
+# Slurm resolves no name on a machine that has no address but 127.0.0.1.
+[[ $(hostname -I) ]] || ip address replace 127.0.0.2/8 dev lo
 python3 -m tests.testbed up "${bed[@]}" --sites delta --port "${PORT:-17000}"
 source "$INPAINT_BENCH_TESTBED/delta/env.sh"
 
