@@ -14,7 +14,7 @@ if (($# < 3)); then
     sed -n 's/^# usage: /usage: /p' "$0" >&2
     exit 2
 fi
-debs=$(realpath "$1") out=$(realpath "$2") sweep=$(realpath "$3")
+debs=$(realpath -m "$1") out=$(realpath "$2") sweep=$(realpath -m "$3")
 shift 3
 cd "$(dirname "$0")/.."
 limit_s=${LIMIT_S:-540}
