@@ -1,24 +1,18 @@
 """Self-attention over a fused query-key-value projection: PyTorch's, or FlashAttention-4 on Hopper.
 
-FlashAttention-4 pads SD 1.5's head dimension of 40 to 48 on Hopper, where every other kernel pads to 64. Two things of
-4.0.0b36 are set right here:
-
-- Two helper kernels of its backward pass round the head dimension to 32 where the main one rounds to 16, which makes dQ
-  silently wrong. Up to 128 both are given 16; beyond, its own choice is right (checked against float64 at 40, 80, 160).
-- It starts its backward kernels while the kernel before still runs (programmatic dependent launch). Processes in which
-  other kernels were loaded meanwhile ended with an illegal instruction (4 of 5 on an H200): they start in order here.
-
+FlashAttention-4 pads SD 1.5's head dimension of 40 to 48 on Hopper, where every other kernel pads to 64. But up to a
+head dimension of 128 two helper kernels of its backward pass (4.0.0b36) round the head dimension to 32, where the main
+one rounds to 16: dQ is silently wrong. They are given 16 here (see `_corrected`); beyond 128 its own choice is right.
 It writes dQ, dK and dV into one gradient of the projection.
 """
 
 from __future__ import annotations
 
 import functools
-import os
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,46 +42,44 @@ def unavailable_reason(device: torch.device) -> str | None:
 
 @functools.cache
 def _interface() -> Any:
-    # Kernels compiled here start in order, others' of the same sources do not: a folder of its own for them.
-    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "inpaint_bench" / "flash_attn_4"
-    os.environ["FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"] = "1"
-    os.environ["FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"] = str(folder)
     import flash_attn.cute.interface
 
     return flash_attn.cute.interface
 
 
-def _rounding_to_16(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a helper of the backward pass so that it rounds the head dimension to 16, as the main kernel does."""
+@functools.cache
+def _with_corrected_rounding(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a helper of the backward pass so that it rounds the head dimension to 16, as the main kernel does.
+
+    The first helper copies O and dO in rows of the largest power of two that divides the rounded head dimension of the
+    values. Rows of 16 columns are more rows than a tile has at a head dimension of 80, and their sums would be written
+    behind the end of a buffer. So it is told another one, which rounds to the next multiple of 32 and differs from it:
+    then it reads the columns that the tensors really have.
+    """
+    parameters = inspect.signature(function)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **{**kwargs, "hdim_multiple_of": 16})
+        bound = parameters.bind(*args, **kwargs)
+        bound.arguments["hdim_multiple_of"] = 16
+        if size := bound.arguments.get("head_dim_v"):
+            bound.arguments["head_dim_v"] = -(-size // 32) * 32 - 8
+        return function(*bound.args, **bound.kwargs)
 
     return functools.update_wrapper(call, function)  # the helpers keep their compiled kernels as attributes
 
 
 @contextmanager
 def _corrected(interface: Any, size: int) -> Iterator[None]:
-    """Set the backward pass for a head dimension of `size` right, see the module; it compiles on its first call."""
-    import cutlass
-
-    check = cutlass.LaunchConfig.__post_init__
-
-    def start_in_order(config: Any) -> None:
-        config.use_pdl = False
-        check(config)
-
-    replaced = [(cutlass.LaunchConfig, "__post_init__", start_in_order)]
-    for name in ("_bwd_preprocess", "_bwd_postprocess_convert") if size <= LARGEST_ROUNDED_HEAD else ():
-        replaced.append((interface, name, _rounding_to_16(getattr(interface, name))))
-    original = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
-    for owner, name, function in replaced:
-        setattr(owner, name, function)
+    """Make the helpers of the backward pass agree with its main kernel on the rounded head dimension."""
+    names = ("_bwd_preprocess", "_bwd_postprocess_convert") if size <= LARGEST_ROUNDED_HEAD else ()
+    original = {name: getattr(interface, name) for name in names}
+    for name, function in original.items():
+        setattr(interface, name, _with_corrected_rounding(function))
     try:
         yield
     finally:
-        for owner, name, function in original:
-            setattr(owner, name, function)
+        for name, function in original.items():
+            setattr(interface, name, function)
 
 
 class _FlashAttention4(torch.autograd.Function):

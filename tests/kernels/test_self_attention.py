@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -48,8 +50,13 @@ def test_flash_attention_4_is_unavailable_without_a_hopper_gpu() -> None:
     assert "Hopper GPUs only" in (unavailable_reason(torch.device("cpu")) or "")
 
 
-@pytest.mark.skipif(unavailable_reason(GPU) is not None, reason=f"runs FlashAttention-4: {unavailable_reason(GPU)}")
-@pytest.mark.parametrize(("pixels", "head"), [(4096, 40), (1024, 80), (256, 160), (64, 160)])
+NO_FLASH4 = unavailable_reason(GPU)
+needs_flash4 = pytest.mark.skipif(NO_FLASH4 is not None, reason=f"runs FlashAttention-4: {NO_FLASH4}")
+SHAPES = [(4096, 40), (1024, 80), (256, 160), (64, 160)]  # pixels and head dimensions of SD 1.5's UNet
+
+
+@needs_flash4
+@pytest.mark.parametrize(("pixels", "head"), SHAPES)
 def test_flash_attention_4_and_its_gradients_are_right(pixels: int, head: int) -> None:
     generator = torch.Generator(GPU).manual_seed(0)
     qkv = torch.randn(2, pixels, 3 * HEADS * head, generator=generator, device=GPU).bfloat16()
@@ -59,3 +66,30 @@ def test_flash_attention_4_and_its_gradients_are_right(pixels: int, head: int) -
     assert relative_error(out, exact) < 0.005  # bf16; 0.0024 seen
     for part, exact_part in zip(gradient.chunk(3, 2), exact_gradient.chunk(3, 2), strict=True):
         assert relative_error(part, exact_part) < 0.005
+
+
+@needs_flash4
+@pytest.mark.parametrize(("pixels", "head"), SHAPES)
+def test_flash_attention_4_writes_nothing_outside_its_buffers(
+    pixels: int, head: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard, mark = 1 << 16, 0x5A
+    empty, buffers = torch.empty, []
+
+    def guarded(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        size = math.prod(shape)
+        buffer = empty(size + 2 * guard, dtype=dtype, device=device)
+        buffer.view(torch.uint8).fill_(mark)
+        buffers.append((buffer[:guard], buffer[guard + size :]))
+        return buffer[guard : guard + size].view(shape)
+
+    qkv = torch.randn(2, pixels, 3 * HEADS * head, device=GPU).bfloat16()
+    weights = torch.randn(2, pixels, HEADS * head, device=GPU).bfloat16()
+    monkeypatch.setattr(torch, "empty", guarded)
+    monkeypatch.setattr(torch, "empty_like", lambda t: guarded(*t.shape, dtype=t.dtype, device=t.device))
+    outputs_and_gradient(qkv, weights, flash4=True)
+    monkeypatch.undo()
+    assert len(buffers) >= 4
+    for sides in buffers:
+        for side in sides:
+            assert bool((side.view(torch.uint8) == mark).all())
