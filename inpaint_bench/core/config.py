@@ -145,6 +145,7 @@ class QualityConfig:
 
     lpips_weights: str | None = file_path()
     inception_weights: str | None = file_path()
+    clip_model: str | None = file_path()  # a folder in the format of transformers, with its tokenizer
 
 
 @dataclass(kw_only=True)

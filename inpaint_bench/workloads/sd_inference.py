@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -27,7 +27,7 @@ from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.records import DataFacts, LeverReport, Parity
 from inpaint_bench.core.schema import WindowKind
 from inpaint_bench.core.workloads.sd_inference import Config, Result
-from inpaint_bench.data.samples import Samples
+from inpaint_bench.data.samples import Batch, Samples
 from inpaint_bench.data.source import Source, open_source
 from inpaint_bench.kernels import dispatch
 from inpaint_bench.levers.execution import ATTENTION_BACKENDS
@@ -46,8 +46,9 @@ from inpaint_bench.models.nhwc_unet import NhwcUNet
 from inpaint_bench.models.nhwc_vae import NhwcDecoder
 from inpaint_bench.models.samplers import Sampler
 
-from . import MeasuringWorkload, Recorder
+from . import Call, MeasuringWorkload, Recorder
 
+T = TypeVar("T", bound="SdInference")
 MAX_PSNR_DB = 100.0
 TEXT, IMAGE, SAMPLING, DECODE = "text_ms", "image_ms", "sampling_ms", "decode_ms"  # stages, as columns of Result
 
@@ -123,12 +124,11 @@ class SdInference(MeasuringWorkload):
         self.networks = networks
         self.images_per_step = int(bench.batch)
         self.inpaints = networks.unet.config.in_channels == INPUT_CHANNELS
-        samples = Samples(
+        self._samples = Samples(
             source, networks.tokenize, bench.seed, masks=bench.data.masks, full_mask_share=0, pixels=self.inpaints
         )
         # Read once: the requests differ in their noise, and their cost in nothing.
-        indices = [number % len(source) for number in range(self.images_per_step)]
-        self._samples = [samples[index, 0] for index in indices]
+        self._first = [self._samples[index, 0] for index in self.indices(0)]
         self._empty = networks.tokenize([""])
         inventory = msgspec.to_builtins(source.inventory)
         self.data = msgspec.convert({**inventory, "root": bench.data.root, "identity": source.identity}, DataFacts)
@@ -146,11 +146,21 @@ class SdInference(MeasuringWorkload):
             autocast_dtype=None if precision == "fp32" else DTYPES[precision],
         )
 
+    def indices(self, number: int) -> list[int]:
+        """Return which images of the data give the prompts, masks and positions of a request."""
+        first = number * self.images_per_step
+        return [index % len(self.source) for index in range(first, first + self.images_per_step)]
+
+    def samples(self, number: int) -> list[Batch]:
+        """Return the samples behind a request."""
+        return self._first
+
     def inputs(self, number: int) -> Inputs:
         """Return the request of this number, the same for every recipe."""
+        samples = self.samples(number)
 
         def stacked(name: str) -> Tensor:
-            return torch.stack([sample[name] for sample in self._samples]).to(self.device)
+            return torch.stack([sample[name] for sample in samples]).to(self.device)
 
         guided, batch = self.pipeline.generation.guided, self.images_per_step
         tokens, degrees = stacked("tokens"), [stacked("latitude"), stacked("longitude")]
@@ -182,11 +192,15 @@ class SdInference(MeasuringWorkload):
                 self._call(recorder)
                 done += 1
 
-    def _call(self, recorder: Recorder) -> None:
-        inputs, clock = self.inputs(self._calls), StageClock(self.device)
-        self._calls += 1
-        images: list[Tensor] = []
+    def timed(self, recorder: Recorder, number: int) -> tuple[Call, StageClock, Tensor]:
+        """Make the images of a request in a timed call; the next one may overwrite them."""
+        inputs, clock, images = self.inputs(number), StageClock(self.device), list[Tensor]()
         call = recorder.call(lambda: images.append(self.pipeline(inputs, clock)))
+        return call, clock, images[0]
+
+    def _call(self, recorder: Recorder) -> None:
+        call, clock, images = self.timed(recorder, self._calls)
+        self._calls += 1
         generation = self.pipeline.generation
         times: dict[str, Any] = {IMAGE: None, **clock.read()}
         recorder.result(
@@ -199,7 +213,7 @@ class SdInference(MeasuringWorkload):
                 evaluations=generation.evaluations,
                 inpaints=self.inpaints,
                 psnr_db=self.psnr_db,
-                finite=bool(images[0].isfinite().all()),
+                finite=bool(images.isfinite().all()),
                 **times,
             )
         )
@@ -301,11 +315,16 @@ class SdInference(MeasuringWorkload):
 
 def build(config: BenchConfig, device: torch.device) -> SdInference:
     """Build data and networks on `device` and make the first images. Raises UserError, and UnavailableError."""
+    return build_as(SdInference, config, device)
+
+
+def build_as(kind: type[T], config: BenchConfig, device: torch.device) -> T:
+    """Build a workload that makes images."""
     start_s = time.monotonic()
     if reason := _unavailable(config, device):
         raise UnavailableError(reason)
     source = open_source(config.data, config.recipe)
-    workload = SdInference(config, device, source, _build_networks(config, device, source))
+    workload = kind(config, device, source, _build_networks(config, device, source))
     # Before the first reference, or a former run of this process would have left its own.
     torch.backends.cudnn.benchmark = False
     set_fp32_precision(tf32=False)

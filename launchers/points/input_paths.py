@@ -57,6 +57,7 @@ def given_paths(bench: BenchConfig) -> list[str]:
         "model.weights": bench.model.weights,
         "quality.lpips_weights": bench.quality.lpips_weights,
         "quality.inception_weights": bench.quality.inception_weights,
+        "quality.clip_model": bench.quality.clip_model,
     }
     return [f"{key}={path}" for key, path in paths.items() if path]
 

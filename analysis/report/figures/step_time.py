@@ -38,6 +38,7 @@ ABSENT = "Time per step: no valid run has a table of its steps."
 
 def draw(dataset: Dataset, cells: pl.DataFrame) -> Figure | str:
     """Draw the milliseconds per image of the fastest cells; return the reason if no cell has them."""
+    cells = cells.drop_nulls("images_per_s")  # of a workload whose steps differ in their work there is none
     parts_of_run = per_run(dataset, base.run_ids_of(cells))
     known = [(cell, parts) for cell in cells.to_dicts() if (parts := per_cell(cell, parts_of_run))]
     if not known:

@@ -1,0 +1,50 @@
+"""Keys and results of the workload `fid_clip`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.validation import one_of, within
+
+from . import Result as BaseResult
+from . import sd_inference
+
+if TYPE_CHECKING:
+    from inpaint_bench.core.config import BenchConfig
+
+
+@dataclass(kw_only=True)
+class Config(sd_inference.Config):
+    """FID and CLIP score of so many images at one guidance; sweep workload.guidance for the curve."""
+
+    warmup_steps: int = within(0, 1_000_000, 0)
+    images: int = within(32, 10_000_000, 30_000)  # what ends a run, instead of measure_steps and min_measure_s
+    judges: str = one_of("files", "tiny", default="files")  # tiny: seeded random networks, for tests
+
+    def check(self, bench: BenchConfig) -> None:
+        super().check(bench)
+        if self.images % int(bench.batch):
+            raise UserError(f"workload.images={self.images}: must be a multiple of batch={bench.batch}")
+        if self.judges == "files" and not bench.model.weights:
+            raise UserError(
+                "model.weights is empty: FID and CLIP score of random weights say nothing. Name a diffusers folder, or "
+                "set workload.judges=tiny to try the workload"
+            )
+
+
+class Result(BaseResult, kw_only=True):
+    """One guidance."""
+
+    guidance: float
+    sampler: str
+    sampler_steps: int
+    fid: float
+    clip_mean: float  # cosine, not times 100
+    clip_std: float  # over the images
+    images: int
+    real_images: int  # of the reference set
+    reference: str  # kind of the data and digest of its content
+    judges: str
+    prompts_sha256: str

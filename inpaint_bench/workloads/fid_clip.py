@@ -1,0 +1,77 @@
+"""FID and CLIP score of a model at one guidance; a sweep over workload.guidance gives the curve.
+
+Prompts and the reference set are those of the data: image i is made of text i modulo their number, from a seed of its
+own, so that neither the batch nor the recipe decides about its noise. A point that failed is submitted again alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.errors import UnavailableError, UserError
+from inpaint_bench.core.schema import WindowKind
+from inpaint_bench.core.workloads.fid_clip import Config, Result
+from inpaint_bench.data.samples import Batch
+from inpaint_bench.data.source import Source
+from inpaint_bench.models.networks import Networks
+from inpaint_bench.quality.judges import Judges
+
+from . import Recorder
+from .sd_inference import SdInference, build_as
+
+
+class FidClip(SdInference):
+    """The workload `fid_clip`."""
+
+    uniform_steps = False  # between two batches they are judged: images/s of the window would mean nothing
+
+    def __init__(self, bench: BenchConfig, device: torch.device, source: Source, networks: Networks) -> None:
+        super().__init__(bench, device, source, networks)
+        assert isinstance(bench.workload, Config)
+        self.keys = bench.workload
+        if self.inpaints:
+            raise UserError(f"model={bench.model.name} inpaints: workload=fid_clip needs a text-to-image model")
+        if not any(source.texts):
+            raise UnavailableError("the data has no texts: prompts are those of its metadata")
+        self.judges = Judges(self.keys.judges, bench.quality, device, images=self.keys.images, real=len(source))
+
+    def samples(self, number: int) -> list[Batch]:
+        return [self._samples[index, 0] for index in self.indices(number)]
+
+    def measure(self, recorder: Recorder) -> None:
+        for index in range(len(self.source)):
+            pixels = torch.from_numpy(self.source.pixels(index).copy()).permute(2, 0, 1)[None]
+            self.judges.add_real(pixels.float() / 127.5 - 1)
+        digest = hashlib.sha256()
+        with recorder.window(WindowKind.MEASURE):
+            for number in range(self.keys.images // self.images_per_step):
+                call, _, images = self.timed(recorder, number)
+                prompts = [self.source.texts[index] for index in self.indices(number)]
+                digest.update("\n".join([*prompts, ""]).encode())
+                self.judges.add(images, prompts)
+            scores = self.judges.scores()
+            recorder.result(
+                Result(
+                    window_id=call.window_id,
+                    step=call.step,
+                    guidance=self.keys.guidance,
+                    sampler=self.keys.sampler,
+                    sampler_steps=self.keys.steps,
+                    fid=scores.fid,
+                    clip_mean=scores.clip_mean,
+                    clip_std=scores.clip_std,
+                    images=self.keys.images,
+                    real_images=len(self.source),
+                    reference=f"{self.source.inventory.kind} {self.source.identity[:12]}",
+                    judges=self.keys.judges,
+                    prompts_sha256=digest.hexdigest(),
+                )
+            )
+
+
+def build(config: BenchConfig, device: torch.device) -> FidClip:
+    """Build data, networks and judges. Raises UserError, and UnavailableError where a weight file is missing."""
+    return build_as(FidClip, config, device)

@@ -1,0 +1,91 @@
+"""FID and CLIP score over guidance, with tiny random networks: from the configuration to the curve."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from inpaint_bench.cli import app
+from inpaint_bench.core.config import QualityConfig
+from inpaint_bench.core.errors import UnavailableError, UserError
+from inpaint_bench.quality.judges import Judges
+from inpaint_bench.run import worker
+from tests.run.support import bench, compose
+
+TINY = ("workload=fid_clip", "model=tiny", "workload.steps=1", "workload.images=32", "batch=16", "data.num_images=40")
+TINY = (*TINY, "workload.judges=tiny")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def curve(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[float, dict[str, Any]], Path]:
+    """Return the result of each guidance, and the report."""
+    root = tmp_path_factory.mktemp("fid-clip")
+    for guidance in (1.5, 8):
+        worker.run(compose(*TINY, f"workload.guidance={guidance}"), root / "in" / str(guidance), [])
+    assert app.main(["merge", str(root / "in"), "-o", str(root / "ds")]) == 0
+    assert app.main(["report", str(root / "ds"), "-o", str(root / "report")]) == 0
+    rows = [pq.read_table(run / "results_fid_clip").to_pylist() for run in sorted((root / "in").iterdir())]
+    return {row["guidance"]: row for (row,) in rows}, root / "report"
+
+
+def test_each_guidance_has_one_result_on_the_same_prompts(curve: tuple[dict[float, dict[str, Any]], Path]) -> None:
+    low, high = curve[0][1.5], curve[0][8.0]
+    assert low["prompts_sha256"] == high["prompts_sha256"]
+    assert (low["images"], low["real_images"]) == (32, 40)
+    assert low["fid"] > 0
+    assert low["fid"] != high["fid"]
+    assert -1 <= low["clip_mean"] <= 1
+    assert low["clip_std"] > 0
+
+
+def test_the_report_draws_the_curve_and_names_the_reference_set(
+    curve: tuple[dict[float, dict[str, Any]], Path],
+) -> None:
+    text, page = (curve[1] / "report.md").read_text(), (curve[1] / "report.html").read_text()
+    assert re.search(r"\| 1.5 \| [\d.]+ \| -?0\.\d{4} \|", text)
+    assert "32 generated images per point; reference set: 40 images (synthetic " in page
+    assert "these figures say nothing about the model" in page
+    assert "fig-fid-clip-0" in page
+
+
+def test_fid_of_a_set_with_itself_is_zero_and_grows_with_the_difference() -> None:
+    images = torch.rand(40, 3, 32, 32, generator=torch.Generator().manual_seed(0)) * 2 - 1
+
+    def fid(generated: torch.Tensor) -> float:
+        judges = Judges("tiny", QualityConfig(), CPU, images=40, real=40)
+        for part in images.chunk(4):
+            judges.add_real(part)
+        for part in generated.chunk(5):
+            judges.add(part, [""] * len(part))
+        return judges.scores().fid
+
+    same, near, far = fid(images), fid(images * 0.9), fid(images * 0.2)
+    assert same == pytest.approx(0, abs=1e-4)
+    assert same < near < far
+
+
+def test_missing_files_are_named_together() -> None:
+    with pytest.raises(UnavailableError) as caught:
+        Judges("files", QualityConfig(), CPU, images=3000, real=100)
+    message = str(caught.value)
+    assert "quality.inception_weights is empty" in message
+    assert "quality.clip_model is empty" in message
+    assert "at least 2,049 images in the reference set, there are 100" in message
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("workload.images=33", "workload.images=33: must be a multiple of batch=16"),
+        ("workload.judges=files", "model.weights is empty: FID and CLIP score of random weights say nothing"),
+    ],
+)
+def test_what_gives_no_curve_is_refused_before_submission(override: str, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        bench(*[key for key in TINY if key.partition("=")[0] != override.partition("=")[0]], override)
