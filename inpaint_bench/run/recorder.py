@@ -20,7 +20,7 @@ from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.records import MemoryPeaks, Window
 from inpaint_bench.core.schema import PRODUCER, SCHEMA_VERSION, SCHEMAS, STEPS, Status, WindowKind, results_table
 from inpaint_bench.telemetry.storage.parts import PartWriter
-from inpaint_bench.workloads import Call
+from inpaint_bench.workloads import Call, MeasuringWorkload
 
 from .loop import Windows
 
@@ -36,11 +36,17 @@ class RunRecorder:
     """The `workloads.Recorder` of a run directory. Closing it writes what is left."""
 
     def __init__(
-        self, bench: BenchConfig, run_dir: Path, manifest: ManifestFile, images_per_step: int, device: torch.device
+        self,
+        bench: BenchConfig,
+        run_dir: Path,
+        manifest: ManifestFile,
+        workload: MeasuringWorkload,
+        device: torch.device,
     ) -> None:
         metadata = {"schema_version": str(SCHEMA_VERSION), "run_id": manifest.record.run_id, "producer": PRODUCER}
         self.memory: MemoryPeaks | None = None  # the largest peaks of all measured calls
-        self._manifest, self._images, self._device = manifest, images_per_step, device
+        self._manifest, self._device = manifest, device
+        self._images, self._uniform = workload.images_per_step, workload.uniform_steps
         self._windows = Windows(run_dir)
         self._steps = PartWriter(run_dir / "steps", STEPS, metadata, bench.telemetry.part_s)
         table = results_table(bench.workload.name)
@@ -75,7 +81,7 @@ class RunRecorder:
             raise
         else:
             self._windows.close(window, Status.COMPLETED)
-            rate = window.images / window.seconds if window.seconds else None
+            rate = window.images / window.seconds if self._uniform and window.seconds else None
             self._manifest.progress(self._step, None, rate)
         finally:
             self._window = None

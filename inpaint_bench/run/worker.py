@@ -129,7 +129,7 @@ def _measure(
     from .recorder import RunRecorder
 
     manifest.update(workload_facts={**workload.facts, "uniform_steps": workload.uniform_steps})
-    with RunRecorder(bench, run_dir, manifest, workload.images_per_step, device) as recorder:
+    with RunRecorder(bench, run_dir, manifest, workload, device) as recorder:
         workload.measure(recorder)
     manifest.update(levers=workload.verify_levers(), memory=recorder.memory)
 

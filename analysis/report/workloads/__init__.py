@@ -35,7 +35,7 @@ def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
     """Return the section of each workload that has valid runs with results."""
     found = []
     # Only our own modules: the names of workloads come from manifests that somebody else may have written.
-    for name in sorted(module.name for module in pkgutil.iter_modules(__path__)):
+    for name in sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name[0] != "_"):
         runs = dataset.runs.filter((pl.col("workload") == name) & pl.col("valid"))
         table = schema.results_table(name)
         if runs.is_empty() or table not in schema.TABLES:

@@ -70,7 +70,7 @@ def result_columns(result: type[Result]) -> list[tuple[str, type, bool]]:
 @cache
 def declarations() -> dict[str, Any]:
     """Return the modules of this package by the name of their workload."""
-    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    names = sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
     return {name: importlib.import_module(f"{__name__}.{name}") for name in names}
 
 

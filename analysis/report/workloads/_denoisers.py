@@ -1,0 +1,135 @@
+"""What the sections of both denoiser workloads share: means over runs, measured against predicted memory, figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import altair as alt
+import polars as pl
+
+from analysis.report.figures import base, svg
+from analysis.report.figures.base import Figure
+from analysis.report.tables import DASH
+from analysis.units import gpu_label, number
+
+NAMES = {"drunet": "DRUNet", "unet": "UNet", "dncnn": "DnCNN"}
+SOURCE = 'the page "GPU Performance Under the Hood" (benchmark_invprob_inference)'
+TOLERANCE = 0.10  # of the prediction
+MIB_PER_GB = 1e9 / 2**20
+MEMORY = ("weights_mib", "allocated_peak_mib", "reserved_peak_mib", "nvml_used_mib")
+SETTING = ["site", "gpu", "recipe", "precision", "tiling", "input_mode"]
+SPIKE = (
+    "Why DRUNet's memory rises and falls with the width: where both sides are multiples of 8 the library passes the "
+    "whole image through the network once; otherwise it cuts it into four overlapping tiles, one after another, which "
+    "need a third of the memory and about 11 % more arithmetic. Every second width of the series by 68 px is a "
+    "multiple of 8, so the curve alternates. It is this branch and not cuDNN: the prediction counts live tensors "
+    "alone. Rounding sides up to multiples of 8 therefore raises the peak; tiles of a chosen size "
+    "(workload.tiling=explicit) lower it for any network."
+)
+MEASURES = (
+    "Allocated and reserved: peaks of PyTorch's allocator during the call. NVML: memory in use on the whole GPU right "
+    "after it, with the CUDA context and what other processes hold. Above weights: allocated peak less what was "
+    "allocated between two cases."
+)
+
+
+def means(rows: pl.DataFrame, keys: Sequence[str], rates: Sequence[str]) -> pl.DataFrame:
+    """Return a row per case: means over runs of the means over their calls, the calls' standard deviation, n runs.
+
+    Of `rates` the harmonic mean over the calls: all of their work over all of their time.
+    """
+    keys = [*SETTING, *keys]
+    tensors = pl.col("allocated_peak_mib") - pl.col("weights_mib")
+    rows = rows.with_columns(tensors_mib=tensors)
+    columns = ["time_ms", *rates, *MEMORY, "tensors_mib"]
+    per_run = rows.group_by([*keys, "run_id"], maintain_order=True).agg(
+        *((1 / (1 / pl.col(name)).mean() if name in rates else pl.col(name).mean()).alias(name) for name in columns),
+        time_sd=pl.col("time_ms").std(),
+    )
+    return per_run.group_by(keys, maintain_order=True).agg(
+        *(pl.col(name).mean() for name in columns),
+        pl.col("time_sd").mean(),
+        n=pl.len(),
+        run_ids=pl.col("run_id"),
+    )
+
+
+def add_predictions(cases: pl.DataFrame, table: pl.DataFrame, keys: list[str], applies: pl.Expr) -> pl.DataFrame:
+    """Add `predicted_mib`, the peak of live fp32 tensors; null where `applies` is false: it is of another setting.
+
+    `table` has the peak of each network in a column of its own, at `keys`.
+    """
+    peaks = table.unpivot([f"{model}_peak_mib" for model in NAMES], index=keys, value_name="predicted_mib")
+    model = pl.col("variable").str.replace("_peak_mib", "")
+    peaks = peaks.select(*keys, model.alias("model"), pl.col("predicted_mib").cast(pl.Float64))
+    joined = cases.join(peaks, ["model", *keys], how="left", maintain_order="left")
+    applies = applies & (pl.col("precision") == "fp32") & pl.col("published_plan")
+    return joined.with_columns(predicted_mib=pl.when(applies).then("predicted_mib"))
+
+
+def explain(measured: float | None, predicted: float | None, branch: str, calls: int, tile: str) -> str:
+    """Return what explains a measured peak: the algorithm where the prediction is met, else the backend's rest."""
+    if measured is None:
+        return "no GPU: memory not measured"
+    if predicted is None:
+        return "no prediction for this setting"
+    rest = measured - predicted
+    how = {"direct": "whole image at once", "onesplit4": f"{calls} tiles of {tile} px"}.get(branch, branch)
+    if abs(rest) <= TOLERANCE * predicted:
+        return f"algorithm: {how}"
+    return (
+        f"algorithm ({how}) and {rest:+,.0f} MiB of the backend" if rest > 0 else f"{rest:,.0f} MiB to the prediction"
+    )
+
+
+def setting_text(row: dict[str, object]) -> list[str]:
+    """Return site, GPU and recipe of a case, and what else was set."""
+    return [str(row["site"]), gpu_label(str(row["gpu"])), f"{row['recipe']}, {row['tiling']}, {row['input_mode']}"]
+
+
+def cell(value: float | None) -> str:
+    """Return a number as tables print it, a dash for none."""
+    return DASH if value is None else number(value)
+
+
+def panels(
+    name: str,
+    title: str,
+    cases: pl.DataFrame,
+    *,
+    x: tuple[str, str],
+    y: tuple[str, str],
+    panel: tuple[str, str],
+    caption: str,
+) -> Figure | None:
+    """Draw one figure of a panel per value of a column: a line per model and setting; all share the range of values.
+
+    `x`, `y` and `panel` are a column and its label. None where nothing was measured.
+    """
+    cases = cases.drop_nulls(y[0])
+    if cases.is_empty():
+        return None
+    several = cases.select(SETTING).n_unique() > 1
+    series = [pl.col("model").replace(NAMES), *(["gpu", "recipe", "tiling", "input_mode"] if several else [])]
+    cases = cases.with_columns(series=pl.concat_str(series, separator=", "))
+    names = cases["series"].unique(maintain_order=True).to_list()[: len(svg.SERIES)]
+    cases = cases.filter(pl.col("series").is_in(names))
+    low, high = cases[y[0]].min(), cases[y[0]].max()
+    assert isinstance(low, float)
+    assert isinstance(high, float)
+    margin = 0.05 * ((high - low) or high or 1.0)  # as the page draws its panels
+    values = cases[panel[0]].unique(maintain_order=True).to_list()
+    width = max(110, svg.WIDTH // len(values) - 20)
+    charts = []
+    for index, value in enumerate(values):
+        axis = alt.Y(f"{y[0]}:Q").title(y[1] if index == 0 else None)
+        axis = axis.scale(domain=[max(0.0, low - margin), high + margin], zero=False, nice=False)
+        at = cases.filter(pl.col(panel[0]) == value).select(x[0], y[0], "series")
+        chart = alt.Chart(at).mark_line(point=True, strokeWidth=1.6)
+        chart = chart.encode(
+            alt.X(f"{x[0]}:Q").title(x[1]).scale(zero=False).axis(tickCount=4), axis, base.colour(names)
+        )
+        charts.append(chart.properties(title=panel[1].format(value), width=width))
+    runs = [run for ids in cases["run_ids"].to_list() for run in ids]
+    notes = [caption, base.n_note(runs, cases.height)]
+    return base.figure(name, title, "Means over the calls of a run, then over runs", notes, alt.hconcat(*charts), runs)

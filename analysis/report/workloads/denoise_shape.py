@@ -1,0 +1,96 @@
+"""The section of the workload `denoise_shape`."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from analysis import published
+from analysis.report.tables import DASH, Table, TableBuilder
+
+from . import Section, _denoisers
+from ._denoisers import NAMES, SETTING, cell
+
+KEYS = ["model", "series_px", "height_px", "width_px", "batch", "published_plan"]
+KEYS += ["branch", "calls", "tile_h_px", "tile_w_px"]
+PREDICTED_HEIGHT_PX = 2048
+
+
+def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> Section:
+    """Return tables and panels of memory and time over the width of the image."""
+    cases = _add_predictions(_denoisers.means(results, KEYS, ["mpx_per_s"]))
+    caption = "Panels share the range of values."
+    figures = [
+        _denoisers.panels(
+            f"fig-denoise-shape-{name}",
+            title,
+            cases,
+            x=("width_px", "Width [px]"),
+            y=(column, label),
+            panel=("series_px", "widths by {} px"),
+            caption=caption,
+        )
+        for name, title, column, label in (
+            ("time", "Denoisers: time by width", "time_ms", "Time [ms]"),
+            ("memory", "Denoisers: peak memory by width", "allocated_peak_mib", "Allocated peak [MiB]"),
+            ("rate", "Denoisers: throughput by width", "mpx_per_s", "Mpx/s"),
+        )
+    ]
+    return Section(
+        title="Denoisers: image shape",
+        paragraphs=[_denoisers.SPIKE],
+        tables=[_cases(build, cases), _reference(build, cases)],
+        figures=[figure for figure in figures if figure],
+    )
+
+
+def _add_predictions(cases: pl.DataFrame) -> pl.DataFrame:
+    table = published.read("denoiser_predicted_shape.csv").rename({"width": "width_px", "step": "series_px"})
+    image = (pl.col("height_px") == PREDICTED_HEIGHT_PX) & (pl.col("batch") == 1)
+    return _denoisers.add_predictions(cases, table, ["series_px", "width_px"], image & (pl.col("tiling") == "library"))
+
+
+def _cases(build: TableBuilder, cases: pl.DataFrame) -> Table:
+    columns = ["Site", "GPU", "Setting", "Model", "Series [px]", "Image [px]", "Batch", "Branch", "Calls", "Tile [px]"]
+    columns += ["Time [ms]", "SD [ms]", "Mpx/s", "Allocated peak [MiB]", "Reserved peak [MiB]", "NVML [MiB]"]
+    columns += ["Above weights [MiB]", "Predicted [MiB]", "Explained by", "n"]
+    rows = []
+    for case in cases.iter_rows(named=True):
+        tile = f"{case['tile_h_px']}x{case['tile_w_px']}"
+        reason = _denoisers.explain(case["tensors_mib"], case["predicted_mib"], case["branch"], case["calls"], tile)
+        rows.append(
+            [
+                *_denoisers.setting_text(case),
+                NAMES[case["model"]],
+                str(case["series_px"]),
+                f"{case['height_px']}x{case['width_px']}",
+                *(str(case["batch"]), case["branch"], str(case["calls"]), tile),
+                *(cell(case[name]) for name in ("time_ms", "time_sd", "mpx_per_s")),
+                *(cell(case[name]) for name in _denoisers.MEMORY[1:]),
+                *(cell(case[name]) for name in ("tensors_mib", "predicted_mib")),
+                reason,
+                str(case["n"]),
+            ]
+        )
+    note = (
+        f"{_denoisers.MEASURES} SD: standard deviation of a run's calls. Predicted: peak of the live fp32 tensors, "
+        "worked out without any workspace. Explained by: the algorithm where the prediction is met within "
+        f"{_denoisers.TOLERANCE:.0%}, else what the backend needs beyond it."
+    )
+    return build.table("denoise-shape", "Denoisers by image shape", columns, rows, note=note, key_columns=3)
+
+
+def _reference(build: TableBuilder, cases: pl.DataFrame) -> Table:
+    """Return the points that the page states, beside what was measured at the same width."""
+    points = published.read("denoiser_reference_points.csv").filter(pl.col("study") == "shape")
+    own = cases.filter((pl.col("model") == "drunet") & pl.col("predicted_mib").is_not_null())
+    rows = []
+    for point in points.iter_rows(named=True):
+        at = own.filter(pl.col("width_px") == int(point["width_or_patch"]))
+        stated = [point["model"], point["width_or_patch"], f"{point['value']:g}"]
+        for case in at.iter_rows(named=True) if at.height else [dict.fromkeys(SETTING)]:
+            peak = case.get("allocated_peak_mib")
+            where = _denoisers.setting_text(case) if case["gpu"] else [DASH] * 3
+            rows.append([*stated, *where, cell(peak and peak / _denoisers.MIB_PER_GB), case.get("branch") or DASH])
+    columns = ["Model", "Width [px]", "Published peak [GB]", "Site", "GPU", "Setting", "Measured peak [GB]", "Branch"]
+    note = f"Published: {_denoisers.SOURCE}; GPU and software are not stated. GB: 10^9 bytes."
+    return build.table("denoise-shape-published", "Denoisers: stated by the page", columns, rows, note=note)

@@ -1,0 +1,56 @@
+"""Keys that both workloads of denoisers have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.validation import one_of, within
+
+from . import WorkloadConfig
+
+if TYPE_CHECKING:
+    from inpaint_bench.core.config import BenchConfig
+
+MODELS = {"drunet": "DRUNet", "unet": "UNet", "dncnn": "DnCNN"}
+CHANNELS = [64, 128, 256, 512]
+LEVERS = {"precision", "tf32", "channels_last", "cudnn_benchmark"}  # fields of the recipe that they obey
+
+
+@dataclass(kw_only=True)
+class DenoiserConfig(WorkloadConfig):
+    """Memory and time of denoisers with random weights, as a published study measured them."""
+
+    warmup_steps: int = within(0, 1000, 3)  # of each case
+    measure_steps: int = within(1, 100_000, 3)  # of each case
+    min_measure_s: float = within(0, 1e4, 0.0)  # of each case
+    models: list[str] = field(default_factory=lambda: list(MODELS))
+    models_resident: str = one_of("all", "one", default="all")  # whose weights are on the GPU at a time
+    channels: list[int] = field(default_factory=lambda: list(CHANNELS))  # of the levels; DnCNN has the first
+    sigma: float = within(0, 1, 0.1)
+    tiling: str = one_of("library", "off", "explicit", default="library")  # models/denoisers.py says what each does
+    tile_px: int = within(64, 8192, 512)  # explicit: side of a tile
+    overlap_px: int = within(0, 1024, 32)  # explicit: neighbours share at least twice as much
+    input_mode: str = one_of("device_resident", "host_random", "pinned", default="device_resident")
+
+    def check(self, bench: BenchConfig) -> None:
+        from inpaint_bench.core import recipe
+
+        if not self.models or len(set(self.models)) < len(self.models) or not set(self.models) <= MODELS.keys():
+            raise UserError(f"workload.models={list(self.models)}: name some of {', '.join(MODELS)}, none twice")
+        if len(self.channels) != 4 or any(channels < 1 for channels in self.channels):
+            raise UserError(f"workload.channels={list(self.channels)}: must be four numbers of 1 or more")
+        if self.tile_px % 8 or 2 * self.overlap_px >= self.tile_px:
+            values = f"workload.tile_px={self.tile_px}, overlap_px={self.overlap_px}"
+            raise UserError(f"{values}: tile_px must be a multiple of 8 and more than twice overlap_px")
+        if unused := [name for key, name in recipe.levers(bench.recipe).items() if key not in LEVERS]:
+            raise UserError(f"{', '.join(unused)}: workload={self.name} has no use for it; levers: {', '.join(LEVERS)}")
+        if bench.batch == "auto":
+            raise UserError(f"batch=auto: workload={self.name} trains nothing; give a number")
+        if bench.model.weights or bench.data.kind != "synthetic":
+            raise UserError(f"model.weights and data: workload={self.name} has random weights and images of its own")
+
+    def model(self, bench: BenchConfig) -> str:
+        names = ", ".join(MODELS[name] for name in self.models)
+        return names if list(self.channels) == CHANNELS else f"{names} ({'-'.join(map(str, self.channels))} channels)"

@@ -1,0 +1,60 @@
+"""Keys and results of the workload `denoise_patch`: an image as patches, over their size and how many are a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.validation import one_of, within
+
+from . import Result as BaseResult
+from ._denoisers import DenoiserConfig
+
+if TYPE_CHECKING:
+    from inpaint_bench.core.config import BenchConfig
+
+
+@dataclass(kw_only=True)
+class Config(DenoiserConfig):
+    """A square image, all of whose patches are one step. They do not overlap and are not put together."""
+
+    warmup_steps: int = within(0, 1000, 2)
+    image_px: int = within(16, 16384, 2048)
+    patches_px: list[int] = field(default_factory=lambda: [128, 256, 512])
+    patch_batches: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16])
+    # host_random, as published: drawn on the CPU and copied within the timed call
+    input_mode: str = one_of("device_resident", "host_random", "pinned", default="host_random")
+
+    def check(self, bench: BenchConfig) -> None:
+        super().check(bench)
+        if bench.batch != 1:
+            raise UserError(f"batch={bench.batch}: a step is one image; patches of a batch are workload.patch_batches")
+        if not self.patch_batches or min(self.patch_batches) < 1:
+            raise UserError(f"workload.patch_batches={list(self.patch_batches)}: give at least one, of 1 or more")
+        if not self.patches_px or any(patch < 16 or self.image_px % patch for patch in self.patches_px):
+            text = f"must be divisors of image_px={self.image_px}, of 16 or more"
+            raise UserError(f"workload.patches_px={list(self.patches_px)}: {text}")
+
+
+class Result(BaseResult):
+    """One image, passed to the network as batches of patches. Memory without CUDA is null."""
+
+    model: str
+    patch_px: int
+    num_patches: int
+    batch: int
+    published_plan: bool  # its channels are the published ones
+    tiling: str
+    input_mode: str
+    branch: str  # of each batch
+    calls: int  # of the network, for the whole image
+    tile_h_px: int
+    tile_w_px: int
+    time_ms: float
+    patches_per_s: float
+    images_per_s: float
+    weights_mib: float | None = None  # all that is allocated between two cases
+    allocated_peak_mib: float | None = None
+    reserved_peak_mib: float | None = None
+    nvml_used_mib: float | None = None

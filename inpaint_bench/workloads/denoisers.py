@@ -1,0 +1,239 @@
+"""The workloads `denoise_shape` and `denoise_patch`: memory and time of denoisers on random images.
+
+Protocol of "GPU Performance Under the Hood" (benchmark_invprob_inference): evaluation mode, no gradients, noise 0.1,
+warm-ups and timed calls of each case, the peak reset before each call. The cache is emptied before each case, in the
+study of shapes also before each call, whose time then includes the allocations.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from inpaint_bench import levers
+from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.records import LeverReport
+from inpaint_bench.core.schema import WindowKind
+from inpaint_bench.core.workloads import Result, _denoisers, denoise_patch, denoise_shape
+from inpaint_bench.models import denoisers
+from inpaint_bench.models.denoisers import Denoiser, TilePlan
+from inpaint_bench.models.networks import DTYPES, FROZEN_SEED, set_fp32_precision
+
+from . import Call, MeasuringWorkload, Recorder
+
+MIB = 2**20
+
+
+class Denoisers(MeasuringWorkload):
+    """What both workloads share: networks, inputs, and how a case is measured."""
+
+    uniform_steps = False
+    empty_cache_before_calls = False
+
+    def __init__(self, bench: BenchConfig, device: torch.device) -> None:
+        config, recipe = bench.workload, bench.recipe
+        assert isinstance(config, _denoisers.DenoiserConfig)
+        self.bench, self.device, self.config = bench, device, config
+        self.images_per_step = int(bench.batch)
+        levers.require(bench, device)
+        self.fp32_precision = set_fp32_precision(tf32=recipe.tf32)
+        torch.backends.cudnn.benchmark = recipe.cudnn_benchmark
+        self.networks = {name: self._build(name) for name in config.models}
+        self.published_plan = tuple(config.channels) == denoisers.CHANNELS
+        counts = {name: sum(p.numel() for p in network.parameters()) for name, network in self.networks.items()}
+        self.facts: dict[str, Any] = {
+            "precision": recipe.precision,
+            "tf32": recipe.tf32,
+            "fp32_precision": self.fp32_precision,
+            "channels_last": recipe.channels_last,
+            "cudnn_benchmark": torch.backends.cudnn.benchmark,
+            "weights": None,
+            "channels": list(config.channels),
+            "parameters_by_network": counts,
+            "tiling": config.tiling,
+            "input_mode": config.input_mode,
+            "models_resident": config.models_resident,
+        }
+        self._generator = torch.Generator().manual_seed(bench.seed)
+        self._input_strides_last: bool | None = None  # of the last input: whether channels were innermost
+
+    def _build(self, name: str) -> Denoiser:
+        torch.manual_seed(FROZEN_SEED)
+        network = denoisers.NETWORKS[name](tuple(self.config.channels)).eval()
+        layout = torch.channels_last if self.bench.recipe.channels_last else torch.contiguous_format
+        network.to(self.device if self.config.models_resident == "all" else "cpu", memory_format=layout)  # type: ignore[call-overload]
+        return network
+
+    # --- the protocol ----------------------------------------------------------------------------
+
+    def measure(self, recorder: Recorder) -> None:
+        """Measure every case of every model in one window; warm-ups lie between the timed calls."""
+        with torch.no_grad(), recorder.window(WindowKind.MEASURE):
+            for name, network in self.networks.items():
+                network.to(self.device)
+                self._measure_model(recorder, name, network)
+                if self.config.models_resident == "one":
+                    network.to("cpu")
+
+    def _measure_model(self, recorder: Recorder, name: str, network: Denoiser) -> None:
+        raise NotImplementedError
+
+    def _calls(self, recorder: Recorder, work: Callable[[], Any]) -> Iterator[Call]:
+        """Warm up and time one case."""
+        cuda = self.device.type == "cuda"
+        if cuda:
+            torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()
+        for _ in range(self.config.warmup_steps):
+            work()
+        done, start_s = 0, time.monotonic()
+        while done < self.config.measure_steps or time.monotonic() - start_s < self.config.min_measure_s:
+            yield recorder.call(work, empty_cache=self.empty_cache_before_calls)
+            done += 1
+
+    def _host_image(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, generator=self._generator)
+
+    def _source(self, shape: tuple[int, ...]) -> Callable[[], Tensor]:
+        """Return the function that gives the input of a call: what it does is part of the timed work.
+
+        device_resident: nothing. pinned: a copy from page-locked memory. host_random: drawn on the CPU, then copied.
+        """
+        layout = torch.channels_last if self.bench.recipe.channels_last else torch.contiguous_format
+        mode = self.config.input_mode
+        if mode == "host_random":
+            return lambda: self._host_image(shape).to(self.device, memory_format=layout)
+        image = self._host_image(shape)
+        if mode == "pinned":
+            page_locked = image.pin_memory() if self.device.type == "cuda" else image
+            return lambda: page_locked.to(self.device, non_blocking=True, memory_format=layout)
+        resident = image.to(self.device, memory_format=layout)
+        return lambda: resident
+
+    def _denoise(self, network: Denoiser, image: Tensor, tiles: TilePlan) -> Tensor:
+        precision = self.bench.recipe.precision
+        self._input_strides_last = image.is_contiguous(memory_format=torch.channels_last)
+        with torch.autocast(self.device.type, dtype=DTYPES.get(precision), enabled=precision != "fp32"):
+            return denoisers.denoise(network, image, self.config.sigma, tiles)
+
+    def _plan(self, name: str, height: int, width: int) -> TilePlan:
+        config = self.config
+        return denoisers.plan(name, config.tiling, height, width, config.tile_px, config.overlap_px)
+
+    def _allocated_mib(self) -> float | None:
+        return torch.cuda.memory_allocated(self.device) / MIB if self.device.type == "cuda" else None
+
+    def _common(self, name: str, tiles: TilePlan, call: Call, weights_mib: float | None) -> dict[str, Any]:
+        return {
+            "window_id": call.window_id,
+            "step": call.step,
+            "model": name,
+            "published_plan": self.published_plan,
+            "tiling": self.config.tiling,
+            "input_mode": self.config.input_mode,
+            "branch": tiles.branch,
+            "tile_h_px": tiles.tile[0],
+            "tile_w_px": tiles.tile[1],
+            "time_ms": call.host_ms,
+            "weights_mib": weights_mib,
+            "allocated_peak_mib": call.allocated_peak_mib,
+            "reserved_peak_mib": call.reserved_peak_mib,
+            "nvml_used_mib": call.nvml_used_mib,
+        }
+
+    def verify_levers(self) -> list[LeverReport]:
+        """Read back switches and strides."""
+        matmul, conv = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+        effective: dict[str, tuple[Any, str]] = {
+            "precision": (self.bench.recipe.precision, "autocast around every call, or none for fp32"),
+            "tf32": (matmul and conv, f"matmul {matmul}, convolution {conv}"),
+            "channels_last": (self._input_strides_last, "strides of the last input"),
+            "cudnn_benchmark": (torch.backends.cudnn.benchmark, "torch.backends.cudnn.benchmark"),
+        }
+        return [
+            LeverReport(
+                name=lever.name,
+                field=lever.field,
+                requested=lever.requested,
+                effective=effective[lever.field][0],
+                active=effective[lever.field][0] == lever.requested,
+                evidence=effective[lever.field][1],
+            )
+            for lever in levers.requested(self.bench)
+        ]
+
+
+class DenoiseShape(Denoisers):
+    """The workload `denoise_shape`."""
+
+    empty_cache_before_calls = True
+
+    def _measure_model(self, recorder: Recorder, name: str, network: Denoiser) -> None:
+        config = self.bench.workload
+        assert isinstance(config, denoise_shape.Config)
+        for series in config.width_steps_px:
+            for width in range(config.width_min_px, config.width_max_px + 1, series):
+                self._measure_width(recorder, name, network, series, width)
+
+    def _measure_width(self, recorder: Recorder, name: str, network: Denoiser, series: int, width: int) -> None:
+        config, batch = self.bench.workload, self.images_per_step
+        assert isinstance(config, denoise_shape.Config)
+        weights_mib, height = self._allocated_mib(), config.height_px
+        tiles, source = self._plan(name, height, width), self._source((batch, 3, height, width))
+        for call in self._calls(recorder, lambda: self._denoise(network, source(), tiles)):
+            row: Result = denoise_shape.Result(
+                **self._common(name, tiles, call, weights_mib),
+                series_px=series,
+                height_px=height,
+                width_px=width,
+                batch=batch,
+                calls=tiles.calls,
+                mpx_per_s=batch * height * width / call.host_ms / 1000,
+            )
+            recorder.result(row)
+
+
+class DenoisePatch(Denoisers):
+    """The workload `denoise_patch`."""
+
+    def _measure_model(self, recorder: Recorder, name: str, network: Denoiser) -> None:
+        config = self.bench.workload
+        assert isinstance(config, denoise_patch.Config)
+        for patch in config.patches_px:
+            for batch in config.patch_batches:
+                self._measure_patches(recorder, name, network, patch, batch)
+
+    def _measure_patches(self, recorder: Recorder, name: str, network: Denoiser, patch: int, batch: int) -> None:
+        config = self.bench.workload
+        assert isinstance(config, denoise_patch.Config)
+        num_patches = (config.image_px // patch) ** 2
+        weights_mib, tiles = self._allocated_mib(), self._plan(name, patch, patch)
+        # The last batch of an image may be smaller.
+        sizes = [min(batch, num_patches - first) for first in range(0, num_patches, batch)]
+        sources = {size: self._source((size, 3, patch, patch)) for size in set(sizes)}
+
+        def work() -> None:
+            for size in sizes:
+                self._denoise(network, sources[size](), tiles)
+
+        for call in self._calls(recorder, work):
+            row: Result = denoise_patch.Result(
+                **self._common(name, tiles, call, weights_mib),
+                patch_px=patch,
+                num_patches=num_patches,
+                batch=batch,
+                calls=tiles.calls * len(sizes),
+                patches_per_s=1000 * num_patches / call.host_ms,
+                images_per_s=1000 / call.host_ms,
+            )
+            recorder.result(row)
+
+
+def build(config: BenchConfig, device: torch.device) -> Denoisers:
+    """Build the networks with random weights."""
+    kinds: dict[type, type[Denoisers]] = {denoise_shape.Config: DenoiseShape, denoise_patch.Config: DenoisePatch}
+    return kinds[type(config.workload)](config, device)
