@@ -26,11 +26,8 @@ WINDOWS: Final = "windows.json"
 TELEMETRY: Final = "telemetry.json"  # the sidecar's report on itself
 SCHEDULER: Final = "scheduler.json"  # the last state that Slurm reported; Slurm purges old jobs
 RESULTS: Final = "results_"  # begins the name of the table of a workload's own results
-# One folder of parts each; a run has the results of its own workload only.
-TABLES: Final = (
-    *("samples_fast", "samples_slow", "samples_gpm", "steps", "events"),
-    *(f"{RESULTS}{name}" for name in results()),
-)
+RUN_TABLES: Final = ("samples_fast", "samples_slow", "samples_gpm", "steps", "events")  # of a run of any workload
+TABLES: Final = (*RUN_TABLES, *(f"{RESULTS}{name}" for name in results()))  # one folder of parts each
 PART_PATTERN: Final = "part-{:06d}.parquet"
 # Earlier versions wrote the events as part-000000.sidecar.parquet.
 PART_NAME: Final = re.compile(r"part-(\d{6,})(\.[\w-]+)?\.parquet", re.ASCII)

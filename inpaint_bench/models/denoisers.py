@@ -99,7 +99,7 @@ class UNet(nn.Module):
         self.down = nn.ModuleList(_DoubleConv(a, b) for a, b in levels)
         self.pool = nn.MaxPool2d(2)
         self.up = nn.ModuleList(nn.Sequential(nn.Upsample(scale_factor=2), *_conv_norm(b, a)) for a, b in levels[::-1])
-        self.merge = nn.ModuleList(_DoubleConv(b, a) for a, b in levels[::-1])
+        self.merge = nn.ModuleList(_DoubleConv(2 * a, a) for a, _ in levels[::-1])
         self.last = nn.Conv2d(channels[0], IMAGE_CHANNELS, 1)
 
     def prepare(self, image: Tensor, sigma: float) -> Tensor:

@@ -253,7 +253,7 @@ def _column_of(values: list[Any], kind: pa.DataType, length: int) -> pa.Array:
 
 def mutate_table(folder: Path, rng: random.Random) -> Mutation:
     """Change one column, or rows, of one table, in one of its parts or in all."""
-    table = rng.choice(schema.TABLES)
+    table = rng.choice(schema.RUN_TABLES)
     parts = sorted((folder / table).iterdir())
     if len(parts) > 1 and rng.random() < 0.3:
         parts = [rng.choice(parts)]
@@ -333,10 +333,10 @@ FOLDERS: dict[str, Callable[[Path, Path, random.Random], Any]] = {
 def mutate_file(folder: Path, rng: random.Random, donor: Path) -> Mutation:
     """Damage, replace, copy, remove or link one file or one table's folder."""
     if rng.random() < 0.25:
-        table, kind = rng.choice(schema.TABLES), rng.choice(list(FOLDERS))
+        table, kind = rng.choice(schema.RUN_TABLES), rng.choice(list(FOLDERS))
         FOLDERS[kind](folder / table, donor / table, rng)
         return Mutation(file=table, field="", kind=kind)
-    name = rng.choice([*JSON_FILES, *schema.TABLES])
+    name = rng.choice([*JSON_FILES, *schema.RUN_TABLES])
     path = folder / name
     if path.is_dir():
         path = rng.choice(sorted(path.iterdir()))

@@ -106,7 +106,7 @@ def write_run(folder: Path, run_id: str, index: int = 0) -> Path:
     """Write the run directory of run number `index`."""
     counts: dict[str, records.TableCounts] = {}
     fast: dict[str, Any] = {}
-    for table in schema.TABLES:
+    for table in schema.RUN_TABLES:
         columns = columns_of(table, run_id, index)
         fast = columns if table == "samples_fast" else fast
         rows = len(columns["run_id"])

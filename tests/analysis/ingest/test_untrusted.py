@@ -321,7 +321,7 @@ def test_texts_hold_no_control_character(tmp_path: Path, bad: Path) -> None:
     hostile = "\x1b]0;title\x07\x1b[2J\u202egnp.exe\r\nb\u2028c"
     rewrite_json(bad, schema.MANIFEST, lambda manifest: manifest | {"recipe": hostile, "message": hostile})
     rewrite_json(bad, schema.WINDOWS, lambda windows: [window | {"reason": hostile} for window in windows])
-    for table in schema.TABLES:
+    for table in schema.RUN_TABLES:
         for part in (bad / table).iterdir():
             rows = pq.read_table(part, partitioning=None)
             name = "gpu_uuid" if "gpu_uuid" in rows.column_names else "window_id"
@@ -330,7 +330,7 @@ def test_texts_hold_no_control_character(tmp_path: Path, bad: Path) -> None:
     dataset = merged(tmp_path)
     row = figures(dataset, BAD)
     assert row["recipe"] == row["message"] == "\\x1b]0;title\\x07\\x1b[2J\\x202egnp.exe  b\\x2028c"
-    frames = [dataset.runs, dataset.windows, dataset.skipped, *(dataset.scan(t).collect() for t in schema.TABLES)]
+    frames = [dataset.runs, dataset.windows, dataset.skipped, *(dataset.scan(t).collect() for t in schema.RUN_TABLES)]
     for frame in frames:
         for column in frame.select(pl.col(pl.String, pl.Categorical).cast(pl.String)):
             for text in column.drop_nulls().unique():

@@ -1,0 +1,101 @@
+"""The denoiser workloads through launch, merge and report, on this machine and on two real Slurm clusters."""
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from analysis.dataset import open_dataset
+from analysis.report import report
+from inpaint_bench import launch
+from inpaint_bench.cli import app
+
+SMALL = ["workload.channels=[4,8,8,8]", "workload.warmup_steps=1", "workload.measure_steps=2"]
+SHAPES = ["workload.height_px=64", "workload.width_min_px=64", "workload.width_max_px=136"]
+PATCHES = ["workload.image_px=64", "workload.patches_px=[32,64]", "workload.patch_batches=[1,3]"]
+KIND = {"denoise_shape": SHAPES, "denoise_patch": PATCHES}
+
+
+def sweep(folder: Path, workload: str, *overrides: str) -> int:
+    options = [f"workload={workload}", "gpu=h200", "wait=true", *SMALL, *KIND[workload]]
+    # The profiles are made for training; their time per window would be spent on each case.
+    options += ["workload.min_measure_s=0", *overrides, f"hydra.sweep.dir={folder}"]
+    return launch.main(["-m", *options])
+
+
+def merged(folder: Path, tmp_path: Path) -> Path:
+    assert app.main(["merge", str(folder), "-o", str(tmp_path / "dataset")]) == 0
+    return tmp_path / "dataset"
+
+
+def results(dataset: Path, workload: str) -> list[dict[str, Any]]:
+    return open_dataset(dataset).scan(f"results_{workload}").collect().to_dicts()
+
+
+def test_shapes_on_this_machine_become_rows_and_a_section(tmp_path):
+    assert sweep(tmp_path / "sweep", "denoise_shape", "profile=demo") == 0
+    dataset = merged(tmp_path / "sweep", tmp_path)
+    run = open_dataset(dataset).runs.row(0, named=True)
+    assert (run["valid"], run["model"]) == (True, "DRUNet, UNet, DnCNN (4-8-8-8 channels)"), run["invalid_reason"]
+    assert (run["images_per_s"], run["joules_per_image"]) == (None, None)
+    assert run["n_steps"] == 3 * 4 * 2
+    assert run["power_w"] > 0
+    rows = results(dataset, "denoise_shape")
+    assert len(rows) == run["n_steps"]
+    drunet = {row["width_px"]: row for row in rows if row["model"] == "drunet" and row["series_px"] == 68}
+    assert [(row["branch"], row["calls"], row["tile_w_px"]) for row in drunet.values()] == [
+        ("direct", 1, 64),
+        ("onesplit4", 4, 128),
+    ]
+    assert all(row["time_ms"] > 0 and row["allocated_peak_mib"] is None for row in rows)
+    page = report.write_report(dataset, tmp_path / "report").read_text()
+    assert "Why DRUNet's memory rises and falls" in page.replace("&#39;", "'")
+    assert "fig-denoise-shape-time" in page
+
+
+def test_patches_on_this_machine_become_rows_and_a_section(tmp_path):
+    assert sweep(tmp_path / "sweep", "denoise_patch", "profile=demo", "workload.models=[dncnn]") == 0
+    dataset = merged(tmp_path / "sweep", tmp_path)
+    rows = results(dataset, "denoise_patch")
+    # Four patches in batches of three are two calls, of three and of one.
+    assert {(row["patch_px"], row["batch"]): (row["num_patches"], row["calls"]) for row in rows} == {
+        (32, 1): (4, 4),
+        (32, 3): (4, 2),
+        (64, 1): (1, 1),
+        (64, 3): (1, 1),
+    }
+    assert all(row["images_per_s"] == pytest.approx(1000 / row["time_ms"]) for row in rows)
+    assert "fig-denoise-patch-images" in report.write_report(dataset, tmp_path / "report").read_text()
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("recipe=[cpu,ema]", "ema: workload=denoise_patch has no use for it"),
+        ("workload.models=[drunet,vit]", "name some of drunet, unet, dncnn"),
+        ("workload.patches_px=[48]", "must be divisors of image_px=64"),
+        ("workload.tile_px=66", "tile_px must be a multiple of 8"),
+        ("batch=2", "a step is one image"),
+        ("workload.epochs=3", "workload.epochs"),
+    ],
+)
+def test_what_the_workload_cannot_use_is_refused_before_submission(tmp_path, capsys, override, sentence):
+    assert sweep(tmp_path / "sweep", "denoise_patch", "profile=demo", override) == 2
+    assert sentence in capsys.readouterr().err
+
+
+class TestTwoClusters:
+    @pytest.fixture(autouse=True)
+    def _reach(self, testbed, monkeypatch):
+        monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed.state))
+
+    def test_a_denoiser_study_runs_under_slurm_and_is_merged_into_a_report(self, testbed, tmp_path):
+        models = "workload.models=[drunet],[dncnn]"
+        assert sweep(tmp_path / "sweep", "denoise_shape", "profile=testbed", models) == 0
+        dataset = merged(tmp_path / "sweep", tmp_path)
+        runs = open_dataset(dataset).runs
+        assert runs["site"].to_list() == ["delta", "delta"]
+        assert runs["valid"].all(), runs["invalid_reason"].to_list()
+        assert pl.DataFrame(results(dataset, "denoise_shape"))["model"].unique().sort().to_list() == ["dncnn", "drunet"]
+        assert "Denoisers by image shape" in report.write_report(dataset, tmp_path / "report").read_text()
