@@ -19,8 +19,8 @@ KIND = {"denoise_shape": SHAPES, "denoise_patch": PATCHES}
 
 def sweep(folder: Path, workload: str, *overrides: str) -> int:
     options = [f"workload={workload}", "gpu=h200", "wait=true", *SMALL, *KIND[workload]]
-    # The profiles are made for training; their time per window would be spent on each case.
-    options += ["workload.min_measure_s=0", *overrides, f"hydra.sweep.dir={folder}"]
+    # Of each case: together a few seconds, as telemetry needs to be checked.
+    options += ["workload.min_measure_s=0.5", *overrides, f"hydra.sweep.dir={folder}"]
     return launch.main(["-m", *options])
 
 
@@ -39,7 +39,7 @@ def test_shapes_on_this_machine_become_rows_and_a_section(tmp_path):
     run = open_dataset(dataset).runs.row(0, named=True)
     assert (run["valid"], run["model"]) == (True, "DRUNet, UNet, DnCNN (4-8-8-8 channels)"), run["invalid_reason"]
     assert (run["images_per_s"], run["joules_per_image"]) == (None, None)
-    assert run["n_steps"] == 3 * 4 * 2
+    assert run["n_steps"] >= 3 * 4 * 2
     assert run["power_w"] > 0
     rows = results(dataset, "denoise_shape")
     assert len(rows) == run["n_steps"]
@@ -55,7 +55,7 @@ def test_shapes_on_this_machine_become_rows_and_a_section(tmp_path):
 
 
 def test_patches_on_this_machine_become_rows_and_a_section(tmp_path):
-    assert sweep(tmp_path / "sweep", "denoise_patch", "profile=demo", "workload.models=[dncnn]") == 0
+    assert sweep(tmp_path / "sweep", "denoise_patch", "profile=demo", "workload.models=[unet,dncnn]") == 0
     dataset = merged(tmp_path / "sweep", tmp_path)
     rows = results(dataset, "denoise_patch")
     # Four patches in batches of three are two calls, of three and of one.
