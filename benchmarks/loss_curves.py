@@ -1,13 +1,14 @@
 """Does an optimizer train like another one, within the noise of training? Compares losses of the same steps and seeds.
 
-usage: python -m benchmarks.loss_curves DATASET --reference RECIPE --tested RECIPE... [--block 50] [-o FOLDER]
+usage: python -m benchmarks.loss_curves DATASET [--reference RECIPE] [--tested RECIPE...] [--block 50] [-o FOLDER]
 
-Exit code 0 if every tested recipe stays within the noise, 1 if one does not or nothing can be shown. The runs:
+Exit code 0 if every tested recipe stays within the noise, 1 if one does not or nothing can be shown. By default the
+reference is the recipe with bf16_master in its name, fp32 masters and moments, and all others are tested. The runs, of
+which h200_validity.sh makes the most important ones:
 
     launch -m site=local gpu=h200 data=prepared data.root=DATA recipe=tuned,[tuned,bf16_master],[tuned,bf16_stochastic]
-              seed=0,1,2 workload.train_steps=500 hydra.sweep.dir=SWEEP
+              seed=0,1,2 workload.warmup_steps=10 workload.measure_steps=490 workload.min_measure_s=0
     merge SWEEP -o DATASET
-    python -m benchmarks.loss_curves DATASET --reference tuned+bf16_master --tested tuned tuned+bf16_stochastic
 
 Runs of one seed have the same initial weights, batches, timesteps and noise, so that their losses differ by what their
 recipes compute alone. A loss is averaged over blocks of steps. With L the block means, s the seeds:
@@ -43,6 +44,7 @@ from inpaint_bench.core.schema import Status
 
 LEAST_FALL = 3.0  # of the reference's loss, in multiples of the noise
 LAST_BLOCKS = 2
+MASTERS = "bf16_master"  # in the name of a recipe whose optimizer has fp32 masters and moments
 SAME = ("gpu", "model", "batch", "resolution_px", "data_identity")  # what runs that are compared must agree in
 
 Curves = dict[int, NDArray[np.float64]]  # by seed: the loss of every step
@@ -115,6 +117,17 @@ def compare(reference: Curves, tested: Curves, block: int) -> Comparison:
 def _block_means(losses: NDArray[np.float64], block: int) -> NDArray[np.float64]:
     whole = len(losses) // block * block
     return losses[:whole].reshape(-1, block).mean(axis=1)
+
+
+def choose(dataset: Dataset, reference: str | None, tested: list[str] | None) -> tuple[str, list[str]]:
+    """Return the reference and the tested recipes: as given, else as the dataset has them. Raises UserError."""
+    recipes = sorted(dataset.runs["recipe"].drop_nulls().unique())
+    if reference is None:
+        masters = [recipe for recipe in recipes if MASTERS in recipe]
+        if len(masters) != 1:
+            raise UserError(f"{dataset.folder}: --reference is needed, of {', '.join(recipes)}")
+        (reference,) = masters
+    return reference, tested or [recipe for recipe in recipes if recipe != reference]
 
 
 def read_curves(dataset: Dataset, recipes: list[str]) -> dict[str, Curves]:
@@ -200,29 +213,26 @@ def draw(found: dict[str, Comparison], reference: str, block: int) -> base.Figur
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", type=Path)
-    parser.add_argument("--reference", required=True, metavar="RECIPE")
-    parser.add_argument("--tested", required=True, nargs="+", metavar="RECIPE")
+    parser.add_argument("--reference", metavar="RECIPE")
+    parser.add_argument("--tested", nargs="+", metavar="RECIPE")
     parser.add_argument("--block", type=int, default=50, metavar="STEPS")
     parser.add_argument("-o", "--output", type=Path, metavar="FOLDER", help="for loss_curves.md, .csv and .svg")
     options = parser.parse_args()
     try:
-        curves = read_curves(open_dataset(options.dataset), [options.reference, *options.tested])
-        reference = curves[options.reference]
-        found = {name: compare(reference, curves[name], options.block) for name in options.tested}
+        dataset = open_dataset(options.dataset)
+        reference, tested = choose(dataset, options.reference, options.tested)
+        curves = read_curves(dataset, [reference, *tested])
+        found = {name: compare(curves[reference], curves[name], options.block) for name in tested}
     except UserError as error:
         print_error(str(error))
         return error.exit_code
-    text = "\n".join(
-        line for name, one in found.items() for line in describe(name, options.reference, one, options.block)
-    )
+    text = "\n".join(line for name, one in found.items() for line in describe(name, reference, one, options.block))
     print(text)
     if options.output:
         options.output.mkdir(parents=True, exist_ok=True)
         (options.output / "loss_curves.md").write_text(text)
-        block_rows(found, options.reference, options.block).write_csv(options.output / "loss_curves.csv")
-        (options.output / "loss_curves.svg").write_text(
-            svg.standalone(draw(found, options.reference, options.block).svg)
-        )
+        block_rows(found, reference, options.block).write_csv(options.output / "loss_curves.csv")
+        (options.output / "loss_curves.svg").write_text(svg.standalone(draw(found, reference, options.block).svg))
     return int(any(one.problems() for one in found.values()))
 
 

@@ -4,16 +4,9 @@ usage: python -m benchmarks.weight_values write TRAINED OUT [--model sd15_inpain
        python -m benchmarks.weight_values show DATASET
 
 The same recipe is measured with three kinds of weights: as they are initialised, after training, and normal with a
-standard deviation of 1 / sqrt(fan-in), scales and biases as trained. The slowest is the speed to report. The commands:
-
-    launch site=local gpu=h200 data=prepared data.root=DATA recipe=tuned workload.train_steps=500
-           workload.save_weights=true hydra.run.dir=TRAINING
-    python -m benchmarks.weight_values write TRAINING/weights WEIGHTS
-    launch -m --config-dir WEIGHTS/conf site=local gpu=h200 data=prepared data.root=DATA recipe=tuned
-           model=sd15_inpaint,sd15_inpaint_trained,sd15_inpaint_fan_in workload.learning_rate=1e-9
-           workload.min_warmup_s=20 repeats=3 hydra.sweep.dir=SWEEP
-    merge SWEEP -o DATASET
-    python -m benchmarks.weight_values show DATASET
+standard deviation of 1 / sqrt(fan-in), scales and biases as trained. The slowest is the speed to report. `write` takes
+the weights of a training and writes two configurations of a model, `MODEL_trained` and `MODEL_fan_in`; h200_validity.sh
+has the commands.
 
 The learning rate of 1e-9 keeps the values as they are: at 1e-5 the warm-up and the measured steps would be a training.
 """

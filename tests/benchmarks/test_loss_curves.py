@@ -76,9 +76,8 @@ def test_split_masters_train_like_fp32_masters(
             overrides += ["workload.learning_rate=1e-3", "workload.resume=false"]
             worker.run(compose(*overrides), tmp_path / "sweep" / f"{weights}-{seed}", overrides)
     merge([tmp_path / "sweep"], tmp_path / "dataset")
-    words = [str(tmp_path / "dataset"), "--reference", "cpu+unet_nhwc+bf16_master", "--block", "10"]
-    out = ["-o", str(tmp_path / "out")]
-    monkeypatch.setattr(sys, "argv", ["loss_curves", *words, "--tested", "cpu+unet_nhwc+bf16_split", *out])
+    words = [str(tmp_path / "dataset"), "--block", "10"]
+    monkeypatch.setattr(sys, "argv", ["loss_curves", *words, "-o", str(tmp_path / "out")])
     assert loss_curves.main() == 0
     printed = capsys.readouterr().out
     assert "verdict: within the noise" in printed
