@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Whether the figures of a recipe are those of a real training: its losses beside those of fp32 masters, its speed with
 # other weights, its resumption. DATA is prepared, with caches. PARTS is one or more of "losses weights resume".
-# usage: [RECIPE=tuned] [GPU=h200] [MODEL=sd15_inpaint] benchmarks/h200_validity.sh DATA OUT PARTS [KEY=VALUE...]
+# usage: [RECIPE=tuned] [GPU=h200] [MODEL=sd15_inpaint] [REPEATS=3] benchmarks/h200_validity.sh DATA OUT PARTS [KEY=VALUE...]
 set -euo pipefail
 data=$1 out=$2 parts=$3 recipe=${RECIPE:-tuned} gpu=${GPU:-h200} model=${MODEL:-sd15_inpaint}
 shift 3
@@ -29,7 +29,7 @@ if [[ $parts == *weights* ]]; then
     python -m benchmarks.weight_values write "$out/training/weights" "$out/weights" --model "$model"
     python -m inpaint_bench.launch -m --config-dir "$out/weights/conf" "${common[@]}" "recipe=[$recipe]" \
         "model=$model,${model}_trained,${model}_fan_in" workload.learning_rate=1e-9 workload.min_warmup_s=10 \
-        repeats=3 wait=true "hydra.sweep.dir=$out/weights-sweep" 2>&1 | tail -n 14
+        "repeats=${REPEATS:-3}" wait=true "hydra.sweep.dir=$out/weights-sweep" 2>&1 | tail -n 14
     inpaint-bench merge "$out/weights-sweep" -o "$out/weights-dataset"
     python -m benchmarks.weight_values show "$out/weights-dataset"
 fi

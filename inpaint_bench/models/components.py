@@ -69,7 +69,8 @@ class StepComponents:
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.benchmark_limit = RecipeConfig.cudnn_benchmark_limit
         torch._inductor.config.force_layout_optimization = False
-        torch._inductor.config.triton.enable_pdl = False
+        if hasattr(torch._inductor.config.triton, "enable_pdl"):  # not in the oldest PyTorch that we support
+            torch._inductor.config.triton.enable_pdl = False
         text_encoder = networks.text_encoder
         return cls(
             bench=bench,
