@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from operator import attrgetter
@@ -197,6 +198,12 @@ def widen_input(unet: Any) -> None:
         new.bias.copy_(old.bias)  # type: ignore[union-attr]
     unet.conv_in = new
     unet.register_to_config(in_channels=INPUT_CHANNELS)
+
+
+def has_own_shapes(configured: dict[str, Any], loaded: Any) -> bool:
+    """Tell whether loaded weights have other shapes than the model whose name the run carries."""
+    names = ("block_out_channels", "layers_per_block", "cross_attention_dim")
+    return any(json.dumps(loaded[name]) != json.dumps(configured[name]) for name in names if name in configured)
 
 
 def set_fp32_precision(tf32: bool) -> dict[str, str]:

@@ -7,6 +7,7 @@ own, so that neither the batch nor the recipe decides about its noise. A point t
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 
 import torch
 
@@ -20,13 +21,13 @@ from inpaint_bench.models.networks import Networks
 from inpaint_bench.quality.judges import Judges
 
 from . import Recorder
-from .sd_inference import SdInference, build_as
+from .sd_inference import Inputs, SdInference, StageClock, build_as
 
 
 class FidClip(SdInference):
     """The workload `fid_clip`."""
 
-    uniform_steps = False  # between two batches they are judged: images/s of the window would mean nothing
+    uniform_steps = False  # a step makes images and judges them: its rate would mean nothing
 
     def __init__(self, bench: BenchConfig, device: torch.device, source: Source, networks: Networks) -> None:
         super().__init__(bench, device, source, networks)
@@ -41,6 +42,9 @@ class FidClip(SdInference):
     def samples(self, number: int) -> list[Batch]:
         return [self._samples[index, 0] for index in self.indices(number)]
 
+    def _make_and_judge(self, inputs: Inputs, prompts: list[str]) -> None:
+        self.judges.add(self.pipeline(inputs, StageClock(self.device)), prompts)
+
     def measure(self, recorder: Recorder) -> None:
         for index in range(len(self.source)):
             pixels = torch.from_numpy(self.source.pixels(index).copy()).permute(2, 0, 1)[None]
@@ -48,28 +52,27 @@ class FidClip(SdInference):
         digest = hashlib.sha256()
         with recorder.window(WindowKind.MEASURE):
             for number in range(self.keys.images // self.images_per_step):
-                call, _, images = self.timed(recorder, number)
                 prompts = [self.source.texts[index] for index in self.indices(number)]
                 digest.update("\n".join([*prompts, ""]).encode())
-                self.judges.add(images, prompts)
-            scores = self.judges.scores()
-            recorder.result(
-                Result(
-                    window_id=call.window_id,
-                    step=call.step,
-                    guidance=self.keys.guidance,
-                    sampler=self.keys.sampler,
-                    sampler_steps=self.keys.steps,
-                    fid=scores.fid,
-                    clip_mean=scores.clip_mean,
-                    clip_std=scores.clip_std,
-                    images=self.keys.images,
-                    real_images=len(self.source),
-                    reference=f"{self.source.inventory.kind} {self.source.identity[:12]}",
-                    judges=self.keys.judges,
-                    prompts_sha256=digest.hexdigest(),
-                )
+                call = recorder.call(partial(self._make_and_judge, self.inputs(number), prompts))
+        scores = self.judges.scores()
+        recorder.result(
+            Result(
+                window_id=call.window_id,
+                step=call.step,
+                guidance=self.keys.guidance,
+                sampler=self.keys.sampler,
+                sampler_steps=self.keys.steps,
+                fid=scores.fid,
+                clip_mean=scores.clip_mean,
+                clip_std=scores.clip_std,
+                images=self.keys.images,
+                real_images=len(self.source),
+                reference=f"{self.source.inventory.kind} {self.source.identity[:12]}",
+                judges=self.keys.judges,
+                prompts_sha256=digest.hexdigest(),
             )
+        )
 
 
 def build(config: BenchConfig, device: torch.device) -> FidClip:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from dataclasses import replace
@@ -25,7 +24,7 @@ from inpaint_bench.data.split import Indices, open_split
 from inpaint_bench.models import flops
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.location import LONGEST_M
-from inpaint_bench.models.networks import FROZEN_SEED, Networks, build_networks
+from inpaint_bench.models.networks import FROZEN_SEED, Networks, build_networks, has_own_shapes
 from inpaint_bench.models.optimizers import ADAMW
 from inpaint_bench.models.training_step import TrainingStep
 
@@ -212,7 +211,7 @@ def _facts(step: TrainingStep) -> dict[str, Any]:
         "channels_last": recipe.channels_last,
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "weights": bench.model.weights,
-        "own_shapes": _has_own_shapes(bench.model.unet, networks.unet.config),
+        "own_shapes": has_own_shapes(bench.model.unet, networks.unet.config),
         "parameters": parameters["unet"],  # without the location encoder
         "parameters_trained": parameters["unet"] + parameters.get("location", 0),
         "parameters_by_network": parameters,
@@ -236,9 +235,3 @@ def _facts(step: TrainingStep) -> dict[str, Any]:
         "dataset_images": bench.finetune.dataset_images,
         "num_images": len(components.source),
     }
-
-
-def _has_own_shapes(configured: dict[str, Any], loaded: Any) -> bool:
-    """Tell whether loaded weights have other shapes than the model whose name the run carries."""
-    names = ("block_out_channels", "layers_per_block", "cross_attention_dim")
-    return any(json.dumps(loaded[name]) != json.dumps(configured[name]) for name in names if name in configured)

@@ -40,13 +40,14 @@ from inpaint_bench.models.networks import (
     LATENT_CHANNELS,
     Networks,
     build_networks,
+    has_own_shapes,
     set_fp32_precision,
 )
 from inpaint_bench.models.nhwc_unet import NhwcUNet
 from inpaint_bench.models.nhwc_vae import NhwcDecoder
 from inpaint_bench.models.samplers import Sampler
 
-from . import Call, MeasuringWorkload, Recorder
+from . import MeasuringWorkload, Recorder
 
 T = TypeVar("T", bound="SdInference")
 MAX_PSNR_DB = 100.0
@@ -192,15 +193,10 @@ class SdInference(MeasuringWorkload):
                 self._call(recorder)
                 done += 1
 
-    def timed(self, recorder: Recorder, number: int) -> tuple[Call, StageClock, Tensor]:
-        """Make the images of a request in a timed call; the next one may overwrite them."""
-        inputs, clock, images = self.inputs(number), StageClock(self.device), list[Tensor]()
-        call = recorder.call(lambda: images.append(self.pipeline(inputs, clock)))
-        return call, clock, images[0]
-
     def _call(self, recorder: Recorder) -> None:
-        call, clock, images = self.timed(recorder, self._calls)
+        inputs, clock, images = self.inputs(self._calls), StageClock(self.device), list[Tensor]()
         self._calls += 1
+        call = recorder.call(lambda: images.append(self.pipeline(inputs, clock)))
         generation = self.pipeline.generation
         times: dict[str, Any] = {IMAGE: None, **clock.read()}
         recorder.result(
@@ -213,7 +209,7 @@ class SdInference(MeasuringWorkload):
                 evaluations=generation.evaluations,
                 inpaints=self.inpaints,
                 psnr_db=self.psnr_db,
-                finite=bool(images.isfinite().all()),
+                finite=bool(images[0].isfinite().all()),
                 **times,
             )
         )
@@ -403,6 +399,7 @@ def _facts(workload: SdInference, parameters: dict[str, int], parts: dict[str, i
         "channels_last": recipe.channels_last,
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "weights": bench.model.weights,
+        "own_shapes": has_own_shapes(bench.model.unet, workload.networks.unet.config),
         "parameters": parameters["unet"],
         "parameters_by_network": parameters,
         "flop_per_image": flops.generation(

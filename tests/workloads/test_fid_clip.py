@@ -10,12 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from inpaint_bench import launch
 from inpaint_bench.cli import app
 from inpaint_bench.core.config import QualityConfig
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.quality.judges import Judges
 from inpaint_bench.run import worker
 from tests.run.support import bench, compose
+from tests.testbed import Bed
 
 TINY = ("workload=fid_clip", "model=tiny", "workload.steps=1", "workload.images=32", "batch=16", "data.num_images=40")
 TINY = (*TINY, "workload.judges=tiny")
@@ -89,3 +91,15 @@ def test_missing_files_are_named_together() -> None:
 def test_what_gives_no_curve_is_refused_before_submission(override: str, message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
         bench(*[key for key in TINY if key.partition("=")[0] != override.partition("=")[0]], override)
+
+
+def test_a_sweep_over_guidance_runs_through_slurm_merge_and_report(
+    testbed_light: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed_light.state))
+    overrides = [*TINY, "profile=testbed", "gpu=h200", "data.resolution_px=32", "workload.guidance=2,4", "wait=true"]
+    assert launch.main(["-m", *overrides, f'hydra.sweep.dir="{tmp_path}/sweep"']) == 0
+    assert app.main(["merge", str(tmp_path / "sweep"), "-o", str(tmp_path / "ds")]) == 0
+    assert app.main(["report", str(tmp_path / "ds"), "-o", str(tmp_path / "report")]) == 0
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert re.findall(r"\| ([24]) \| [\d.,]+ \| -?0\.\d{4} \|", text) == ["2", "4"]
