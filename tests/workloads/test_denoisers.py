@@ -77,6 +77,7 @@ def test_patches_on_this_machine_become_rows_and_a_section(tmp_path):
         ("workload.patches_px=[48]", "must be divisors of image_px=64"),
         ("workload.tile_px=66", "tile_px must be a multiple of 8"),
         ("batch=2", "a step is one image"),
+        ("repeats=auto", "has no images/s to judge by"),
         ("workload.epochs=3", "workload.epochs"),
     ],
 )

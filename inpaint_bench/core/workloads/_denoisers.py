@@ -48,6 +48,8 @@ class DenoiserConfig(WorkloadConfig):
             raise UserError(f"{', '.join(unused)}: workload={self.name} has no use for it; levers: {', '.join(LEVERS)}")
         if bench.batch == "auto":
             raise UserError(f"batch=auto: workload={self.name} trains nothing; give a number")
+        if bench.repeats == "auto":
+            raise UserError(f"repeats=auto: workload={self.name} has no images/s to judge by; give a number")
         if bench.model.weights or bench.data.kind != "synthetic":
             raise UserError(f"model.weights and data: workload={self.name} has random weights and images of its own")
 

@@ -1,0 +1,126 @@
+"""What the report says of the denoisers' memory, fed with the predicted peaks as if they had been measured."""
+
+from typing import Any
+
+import polars as pl
+import pytest
+
+from analysis import published
+from analysis.columns import SCHEMA
+from analysis.report.tables import TableBuilder
+from analysis.report.workloads import Section, denoise_patch, denoise_shape
+from inpaint_bench.core.workloads import result_columns, results
+
+WEIGHTS_MIB = 160.0
+RUN = {"run_id": "r-1", "site": "delta", "gpu": "h200", "recipe": "fp32", "precision": "fp32"}
+NO_RUNS = pl.DataFrame(schema=SCHEMA)
+
+
+def _shape_rows(**changes: Any) -> pl.DataFrame:
+    """A row per width and network, whose peak is the prediction and 3 %."""
+    rows = []
+    for at in published.read("denoiser_predicted_shape.csv").to_dicts():
+        for model in ("drunet", "unet", "dncnn"):
+            row: dict[str, Any] = {
+                **RUN,
+                "model": model,
+                "series_px": at["step"],
+                "height_px": 2048,
+                "width_px": at["width"],
+                "batch": 1,
+                "published_plan": True,
+                "tiling": "library",
+                "input_mode": "device_resident",
+                "branch": at["drunet_branch"] if model == "drunet" else "direct",
+                "calls": at["drunet_unet_calls"] if model == "drunet" else 1,
+                "tile_h_px": at["drunet_tile_h"],
+                "tile_w_px": at["drunet_tile_w"],
+                "time_ms": 0.1 * at["width"],
+                "mpx_per_s": 20.0,
+                "weights_mib": WEIGHTS_MIB,
+                "allocated_peak_mib": WEIGHTS_MIB + 1.03 * at[f"{model}_peak_mib"],
+                "reserved_peak_mib": 7000.0,
+                "nvml_used_mib": 7600.0,
+            }
+            rows.append(row | changes)
+    assert {name for name, _, _ in result_columns(results()["denoise_shape"])} <= {*rows[0], "window_id", "step"}
+    return pl.DataFrame(rows)
+
+
+def _column(section: Section, name: str, table: int = 0) -> list[str]:
+    shown = section.tables[table]
+    return [row[shown.columns.index(name)] for row in shown.rows]
+
+
+def _section(rows: pl.DataFrame) -> Section:
+    return denoise_shape.section(TableBuilder(runs=NO_RUNS), rows, NO_RUNS)
+
+
+def test_peaks_that_meet_the_prediction_are_the_algorithms():
+    section = _section(_shape_rows())
+    reasons = dict(
+        zip(
+            zip(_column(section, "Model"), _column(section, "Image [px]"), strict=True),
+            _column(section, "Explained by"),
+            strict=True,
+        )
+    )
+    assert reasons["DRUNet", "2048x1228"] == "algorithm: 4 tiles of 1088x640 px"
+    assert reasons["DRUNet", "2048x1296"] == "algorithm: whole image at once"
+    assert all(reason.startswith("algorithm: ") for reason in reasons.values())
+
+
+def test_what_exceeds_the_prediction_by_more_than_a_tenth_is_the_backends():
+    rows = _shape_rows().with_columns(pl.col("allocated_peak_mib") + 1000)
+    assert "algorithm (4 tiles of 1088x640 px) and +1,033 MiB of the backend" in _column(_section(rows), "Explained by")
+
+
+@pytest.mark.parametrize("change", [{"tiling": "off"}, {"batch": 2}, {"precision": "bf16"}, {"published_plan": False}])
+def test_a_setting_of_another_kind_has_no_prediction(change):
+    section = _section(_shape_rows(**change))
+    assert set(_column(section, "Explained by")) == {"no prediction for this setting"}
+
+
+def test_stated_points_stand_beside_what_was_measured():
+    section = _section(_shape_rows())
+    pairs = zip(_column(section, "Published peak [GB]", 1), _column(section, "Measured peak [GB]", 1), strict=True)
+    # Predicted peak and weights, in units of 10^9 bytes: the two points of the page.
+    assert list(pairs) == [("1.3", "1.35"), ("4", "4.37")]
+
+
+def test_panels_show_time_memory_and_throughput_by_series():
+    section = _section(_shape_rows())
+    assert [figure.id.rpartition("-")[2] for figure in section.figures] == ["time", "memory", "rate"]
+    assert all("widths by 68 px" in figure.svg for figure in section.figures)
+
+
+def test_patches_have_a_panel_per_size_for_each_figure():
+    rows = [
+        {
+            **RUN,
+            "model": model,
+            "patch_px": at["patch"],
+            "num_patches": at["num_patches"],
+            "batch": at["batch"],
+            "published_plan": True,
+            "tiling": "library",
+            "input_mode": "host_random",
+            "branch": "direct",
+            "calls": at["num_patches"] // at["batch"],
+            "tile_h_px": at["patch"],
+            "tile_w_px": at["patch"],
+            "time_ms": 100.0,
+            "patches_per_s": 10.0 * at["num_patches"],
+            "images_per_s": 10.0,
+            "weights_mib": WEIGHTS_MIB,
+            "allocated_peak_mib": WEIGHTS_MIB + at[f"{model}_peak_mib"],
+            "reserved_peak_mib": 7000.0,
+            "nvml_used_mib": 7600.0,
+        }
+        for at in published.read("denoiser_predicted_batch.csv").to_dicts()
+        for model in ("drunet", "unet", "dncnn")
+    ]
+    section = denoise_patch.section(TableBuilder(runs=NO_RUNS), pl.DataFrame(rows), NO_RUNS)
+    assert [figure.id.rpartition("-")[2] for figure in section.figures] == ["time", "memory", "patches", "images"]
+    assert all(f"patches of {size} px" in figure.svg for figure in section.figures for size in (128, 256, 512))
+    assert set(_column(section, "Explained by")) == {"algorithm: whole image at once"}
