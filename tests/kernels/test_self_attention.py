@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -76,7 +77,8 @@ def test_flash_attention_4_writes_nothing_outside_its_buffers(
     guard, mark = 1 << 16, 0x5A
     empty, buffers = torch.empty, []
 
-    def guarded(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def guarded(*sizes: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+        shape = sizes[0] if isinstance(sizes[0], tuple) else sizes
         size = math.prod(shape)
         buffer = empty(size + 2 * guard, dtype=dtype, device=device)
         buffer.view(torch.uint8).fill_(mark)
