@@ -71,7 +71,7 @@ def table(dataset: Dataset) -> list[str]:
 
     Raises UserError without valid runs of at least two models.
     """
-    runs = dataset.runs.filter(pl.col("valid"))
+    runs = dataset.runs.filter(pl.col("valid")).sort("recipe", "batch", "model")
     lines = [f"| recipe | batch | weights | {' | '.join(COLUMNS.values())} | n |", "|---" * (4 + len(COLUMNS)) + "|"]
     verdicts = []
     for (recipe, batch), group in runs.group_by("recipe", "batch", maintain_order=True):

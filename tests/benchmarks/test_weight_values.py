@@ -81,7 +81,7 @@ class TestShown:
         merge([tmp_path / "in"], tmp_path / "ds")
         lines = table(open_dataset(tmp_path / "ds"))
         assert lines[0].endswith("| images/s | J/image | W | SM MHz | n |")
-        assert [line.split(" | ")[2] for line in lines[2:5]] == ["one", "one_trained", "one_fan_in"]
+        assert [line.split(" | ")[2] for line in lines[2:5]] == ["one", "one_fan_in", "one_trained"]
         assert lines[-1].endswith("slowest with one_trained, 15.2 images/s, 5.0% below one")
 
     def test_one_kind_of_weights_is_no_comparison(self, tmp_path: Path) -> None:
