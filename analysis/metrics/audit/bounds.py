@@ -162,7 +162,9 @@ def check_use(evidence: Evidence, row: Mapping[str, Any]) -> Iterator[str]:
     if evidence.replayed:
         return
     used, reserved = row["vram_used_mib_peak"], row["torch_reserved_peak_mib"]
-    if used is not None and reserved is not None and used < MIN_USED_SHARE * reserved:
+    # Steps of different work reach their peaks for less than the second between two samples.
+    known = used is not None and reserved is not None and evidence.uniform_steps
+    if known and used < MIN_USED_SHARE * reserved:
         by_torch = f"PyTorch had reserved {number(reserved)} MiB"
         yield f"at most {number(used)} MiB of memory were in use by NVML, and {by_torch}"
     util_pct, seconds = row["gpu_util_pct"], row["window_s"]

@@ -282,6 +282,17 @@ def test_peak_that_is_not_the_boards_gives_no_mfu(tmp_path: Path, sound_run: Pat
     assert "mfu_pct=the manifest has a peak of 1979 TFLOP/s, conf/gpu 989.5" in row["null_reasons"]
 
 
+def test_steps_of_different_work_give_no_rates_and_may_peak_between_two_samples(
+    tmp_path: Path, sound_run: Path
+) -> None:
+    less_memory, _ = CONTRADICTIONS["less memory in use than PyTorch reserved"]
+    row = merged_row(tmp_path, sound_run, *less_memory, manifest(workload_facts__uniform_steps=False))
+    assert row["valid"], row["invalid_reason"]
+    assert row["power_w"] == pytest.approx(row["energy_j"] / row["window_s"])
+    assert {row[name] for name in ("images_per_s", "joules_per_image", "step_ms_p50", "mfu_pct", "runtime_h")} == {None}
+    assert "images_per_s=the steps of this workload differ in their work: see its results" in row["null_reasons"]
+
+
 def worker_later(by_s: float) -> Change:
     """Return a change of all times of the worker but that of its last record of progress."""
 
