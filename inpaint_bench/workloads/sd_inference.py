@@ -256,7 +256,8 @@ class SdInference(MeasuringWorkload):
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         torch._inductor.config.force_layout_optimization = recipe.force_layout
-        torch._inductor.config.triton.enable_pdl = recipe.pdl
+        if recipe.pdl:  # not every PyTorch that we support has the switch
+            torch._inductor.config.triton.enable_pdl = True
         options: dict[str, Any] = {"dynamic": False, "mode": recipe.compile}
         if recipe.compile == "tensorrt":
             import_module("torch_tensorrt")  # registers its backend

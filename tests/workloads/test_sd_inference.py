@@ -86,6 +86,7 @@ def test_the_report_shows_latency_stages_and_published_figures(finished: tuple[P
     assert "Stages of making images" in text
     assert "Published: latency of making images" in text
     assert "| SD1.5 | 1 | 3.3 | 0.9 |" in text
+    assert "Time per image by stage" in (finished[0] / "report" / "report.html").read_text()
 
 
 def test_psnr_is_that_of_the_worst_image() -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import altair as alt
 import polars as pl
 
 from analysis import recipe_labels
 from analysis.report import nemo
 from analysis.report.estimate import Estimate
+from analysis.report.figures import base
+from analysis.report.figures.base import Figure
 from analysis.report.tables import DASH, ONE_RUN, Table, TableBuilder
 from analysis.stats.intervals import MIN_DF, mean_interval, pairing_key
 from analysis.units import gpu_label, gpu_order, number
@@ -35,6 +38,7 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
         title="Making images",
         paragraphs=_paragraphs(per_run),
         tables=[_latency(build, cells), _stages(build, cells), *nemo.tables(build)],
+        figures=[_figure(cells)],
     )
 
 
@@ -97,6 +101,33 @@ def _stages(build: TableBuilder, cells: list[pl.DataFrame]) -> Table:
     rows = [[*_keys(cell), *(_mean(cell, name) for name in STAGES)] for cell in cells]
     note = "Medians over the calls of a run, mean over runs. Encoding of the masked image: inpainting only."
     return build.table("inference-stages", "Stages of making images", columns, rows, note=note)
+
+
+def _figure(cells: list[pl.DataFrame]) -> Figure:
+    """Draw the milliseconds per image of every cell by stage."""
+    names = [heading.removesuffix(" [ms]") for heading in STAGES.values()]
+    firsts = [cell.row(0, named=True) for cell in cells]
+    # What is the same in all cells needs no place in the label; `model` has sampler, steps and guidance in it.
+    keys = ["model", "resolution_px", "precision", "site", "comparability_key"]
+    varying = [key for key in keys if len({first[key] for first in firsts}) > 1]
+    rows: list[dict[str, Any]] = []
+    labels = []
+    for cell, first in zip(cells, firsts, strict=True):
+        more = [str(first[key]) for key in varying]
+        labels.append(
+            ", ".join([gpu_label(first["gpu"]), str(first[recipe_labels.COLUMN]), *more, str(first["batch"])])
+        )
+        for order, (column, stage) in enumerate(zip(STAGES, names, strict=True)):
+            mean = cell[column].drop_nulls().mean()
+            ms = 0.0 if mean is None else float(mean) / first["batch"]  # type: ignore[arg-type]
+            rows.append({"label": labels[-1], "stage": stage, "ms": ms, "order": order})
+    data = pl.DataFrame(rows)
+    x = alt.X("ms:Q").title("ms per image").scale(nice=False)
+    bars = alt.Chart(data).mark_bar().encode(x, base.row_axis(labels), base.colour(names, "stage"), order="order:Q")
+    run_ids = [run_id for cell in cells for run_id in cell["run_id"]]
+    caption = ["Medians over the calls of a run, mean over runs.", base.n_note(run_ids, len(cells))]
+    chart = base.layer(bars).properties(width=base.plot_width(labels))
+    return base.figure("fig-inference", "Time per image by stage", "Labels end with the batch", caption, chart, run_ids)
 
 
 def _keys(cell: pl.DataFrame) -> list[str]:
