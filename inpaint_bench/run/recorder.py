@@ -1,14 +1,14 @@
 """What a workload with a protocol of its own measures: timed calls in windows, and rows of results.
 
-Each call begins and ends with the device idle, so its time is that of the host's clock too. Rows are on disk when their
-window closes.
+Each call begins and ends with the device idle, so its time is that of the host's clock too. Rows are in the journal
+seconds after their call, and in a closed part when their window closes.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -19,6 +19,7 @@ import torch
 from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.records import MemoryPeaks, Window
 from inpaint_bench.core.schema import PRODUCER, SCHEMA_VERSION, SCHEMAS, STEPS, Status, WindowKind, results_table
+from inpaint_bench.telemetry.storage.background import saving_in_background
 from inpaint_bench.telemetry.storage.parts import PartWriter
 from inpaint_bench.workloads import Call, MeasuringWorkload
 
@@ -53,15 +54,19 @@ class RunRecorder:
         schema = SCHEMAS.get(table)
         # A run of a workload without results has no such table.
         self._results = PartWriter(run_dir / table, schema, metadata, bench.telemetry.part_s) if schema else None
+        self._journal_s, self._saving = bench.telemetry.journal_s, ExitStack()
         self._window: Window | None = None
         self._step = 0
 
     def __enter__(self) -> Self:
+        for writer in filter(None, (self._steps, self._results)):
+            self._saving.enter_context(saving_in_background(writer, self._journal_s))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._saving.close()
         self._close_parts()
 
     @contextmanager

@@ -7,6 +7,7 @@ study of shapes also before each call, whose time then includes the allocations.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,6 +27,8 @@ from inpaint_bench.models.networks import DTYPES, FROZEN_SEED, set_fp32_precisio
 from . import Call, MeasuringWorkload, Recorder
 
 MIB = 2**20
+
+log = logging.getLogger(__name__)
 
 
 class Denoisers(MeasuringWorkload):
@@ -82,8 +85,8 @@ class Denoisers(MeasuringWorkload):
     def _measure_model(self, recorder: Recorder, name: str, network: Denoiser) -> None:
         raise NotImplementedError
 
-    def _calls(self, recorder: Recorder, work: Callable[[], Any]) -> Iterator[Call]:
-        """Warm up and time one case."""
+    def _calls(self, recorder: Recorder, case: str, work: Callable[[], Any]) -> Iterator[Call]:
+        """Warm up and time one case; tell its last call."""
         cuda = self.device.type == "cuda"
         if cuda:
             torch.cuda.synchronize(self.device)
@@ -92,8 +95,11 @@ class Denoisers(MeasuringWorkload):
             work()
         done, start_s = 0, time.monotonic()
         while done < self.config.measure_steps or time.monotonic() - start_s < self.config.min_measure_s:
-            yield recorder.call(work, empty_cache=self.empty_cache_before_calls)
+            call = recorder.call(work, empty_cache=self.empty_cache_before_calls)
+            yield call
             done += 1
+        peak = "" if call.allocated_peak_mib is None else f", allocated peak {call.allocated_peak_mib:,.0f} MiB"
+        log.info("%s: %.1f ms%s", case, call.host_ms, peak)
 
     def _host_image(self, shape: tuple[int, ...]) -> Tensor:
         return torch.randn(shape, generator=self._generator)
@@ -184,7 +190,8 @@ class DenoiseShape(Denoisers):
         assert isinstance(config, denoise_shape.Config)
         weights_mib, height = self._allocated_mib(), config.height_px
         tiles, source = self._plan(name, height, width), self._source((batch, 3, height, width))
-        for call in self._calls(recorder, lambda: self._denoise(network, source(), tiles)):
+        case = f"{name} {height}x{width}, {tiles.branch}"
+        for call in self._calls(recorder, case, lambda: self._denoise(network, source(), tiles)):
             row: Result = denoise_shape.Result(
                 **self._common(name, tiles, call, weights_mib),
                 series_px=series,
@@ -220,7 +227,7 @@ class DenoisePatch(Denoisers):
             for size in sizes:
                 self._denoise(network, sources[size](), tiles)
 
-        for call in self._calls(recorder, work):
+        for call in self._calls(recorder, f"{name} patches of {patch} px by {batch}", work):
             row: Result = denoise_patch.Result(
                 **self._common(name, tiles, call, weights_mib),
                 patch_px=patch,
