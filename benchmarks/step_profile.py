@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +23,6 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from torch.autograd.profiler_util import FunctionEvent
-from torch.profiler import DeviceType, ProfilerActivity, profile
 
 from inpaint_bench import workloads
 from inpaint_bench.cli.exit_codes import guarded
@@ -36,10 +33,12 @@ from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.records import write_record
 from inpaint_bench.models.training_step import WARMUP_STEPS
+from inpaint_bench.profiling.kernel_times import idle_gaps, kernel_totals
+from inpaint_bench.profiling.record import keep_profiler_attached, record, synchronize
 from inpaint_bench.run.worker import choose_device
 
 from . import step_record, step_work
-from .step_record import GAPS, KernelEvent, StepProfile
+from .step_record import GAPS, StepProfile
 
 TIMED_STEPS = 10  # without the profiler
 
@@ -78,9 +77,9 @@ def profile_point(bench: BenchConfig, overrides: list[str], load_s: float, trace
         def profiled(phase: str, step_ms: float | None) -> StepProfile:
             batch = workload.next_batch()
             file = None if trace is None else trace.with_name(f"{trace.name}-{phase}.trace.json.gz")
-            events = _record(lambda: workload.step(batch), device, file)
-            kernels = step_record.kernel_totals(events)
-            idle = step_record.idle_gaps(events) if device.type == "cuda" else []
+            events = record(lambda: workload.step(batch), device, file)
+            kernels = kernel_totals(events)
+            idle = idle_gaps(events) if device.type == "cuda" else []
             ends = [event.end_us for event in events]
             return StepProfile(
                 recipe=recipe.name(bench.recipe),
@@ -124,50 +123,14 @@ def _time_steps(run_step: Callable[[], None], device: torch.device, load_s: floa
     """Return the mean time of a few steps, in ms, after so many seconds of load: clocks fall at the power limit."""
     began_s = time.perf_counter()
     while True:
-        _synchronize(device)
+        synchronize(device)
         start_s = time.perf_counter()
         for _ in range(TIMED_STEPS):
             run_step()
-        _synchronize(device)
+        synchronize(device)
         end_s = time.perf_counter()
         if end_s - began_s >= load_s:
             return (end_s - start_s) * 1e3 / TIMED_STEPS
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _record(call: Callable[[], object], device: torch.device, trace: Path | None) -> list[KernelEvent]:
-    """Return the kernels of `call`; on a CPU its operators, each with the time of its own."""
-    cuda = device.type == "cuda"
-    _synchronize(device)
-    # Only what runs on the device: recording the host's operators too would delay the launches.
-    with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiler:
-        call()
-        _synchronize(device)
-    if trace is not None:
-        profiler.export_chrome_trace(str(trace))
-    events = [event for event in profiler.events() or [] if _is_work(event, cuda)]
-    if not events:
-        raise UserError("the profiler recorded nothing: is another profiler active, or are counters locked?")
-    return [
-        KernelEvent(
-            name=event.name,
-            start_us=event.time_range.start,
-            end_us=event.time_range.end if cuda else event.time_range.start + event.self_cpu_time_total,
-        )
-        for event in events
-    ]
-
-
-def _is_work(event: FunctionEvent, cuda: bool) -> bool:
-    """Tell whether an event is a kernel; on a CPU, an operator. A range such as Optimizer.step contains kernels."""
-    if not cuda:
-        return event.device_type == DeviceType.CPU
-    annotation = getattr(event, "is_user_annotation", False) or event.name.startswith(("Optimizer.", "ProfilerStep"))
-    return event.device_type == DeviceType.CUDA and not annotation
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -177,8 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--load-s", type=float, default=5.0, help="load before the timed and profiled step (5)")
     options, overrides = parser.parse_known_args(argv)
     register()
-    # As PyTorch sets them for graphs of its own: a graph does not survive that the profiler detaches from CUDA.
-    os.environ |= {"TEARDOWN_CUPTI": "0", "DISABLE_CUPTI_LAZY_REINIT": "1"}
+    keep_profiler_attached()
     options.out.mkdir(parents=True, exist_ok=True)
     failed, began_s = 0, time.monotonic()
     for number, point in enumerate(points(overrides)):

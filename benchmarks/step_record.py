@@ -1,4 +1,4 @@
-"""The profile of one training step as a file, and how a list of kernels becomes one. Loads no torch.
+"""The profile of one training step as a file, with rates and floors. Loads no torch.
 
 usage: python -m benchmarks.step_record PROFILE.json ...     prints their classes side by side, each beside the first
 """
@@ -14,28 +14,11 @@ import msgspec
 
 from inpaint_bench.cli.exit_codes import guarded
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.kernel_names import CONVOLUTIONS, KernelClass, classify
+from inpaint_bench.core.kernel_names import CONVOLUTIONS, KernelClass
 from inpaint_bench.core.records import read_record
+from inpaint_bench.profiling.kernel_times import Gap, KernelTotal
 
 GAPS = 10  # the longest ones are kept
-
-
-class KernelEvent(msgspec.Struct, kw_only=True):
-    """One kernel on the device; on a CPU the time of an operator without the operators that it calls."""
-
-    name: str
-    start_us: float
-    end_us: float
-
-
-class KernelTotal(msgspec.Struct, kw_only=True):
-    """All launches of the kernels of one name."""
-
-    name: str
-    kind: KernelClass
-    detail: str
-    ms: float
-    launches: int
 
 
 class ClassTotal(msgspec.Struct, kw_only=True):
@@ -48,14 +31,6 @@ class ClassTotal(msgspec.Struct, kw_only=True):
     flop: float | None
     tflops: float | None
     floor_ms: float | None
-
-
-class Gap(msgspec.Struct, kw_only=True):
-    """Time in which no kernel ran, between two kernels."""
-
-    us: float
-    after: str
-    before: str
 
 
 class StepProfile(msgspec.Struct, kw_only=True):
@@ -82,19 +57,6 @@ class StepProfile(msgspec.Struct, kw_only=True):
     gaps: list[Gap]  # the longest first
 
 
-def kernel_totals(events: Iterable[KernelEvent]) -> list[KernelTotal]:
-    """Return the kernels by name, the heaviest first."""
-    us: Counter[str] = Counter()
-    launches: Counter[str] = Counter()
-    for event in events:
-        us[event.name] += event.end_us - event.start_us
-        launches[event.name] += 1
-    return [
-        KernelTotal(name=name, kind=kind, detail=detail, ms=us[name] / 1e3, launches=launches[name])
-        for name, (kind, detail) in ((name, classify(name)) for name in sorted(us, key=lambda name: (-us[name], name)))
-    ]
-
-
 def class_totals(
     kernels: Iterable[KernelTotal], flop: Mapping[KernelClass, float], floors_ms: Mapping[KernelClass, float]
 ) -> list[ClassTotal]:
@@ -117,20 +79,6 @@ def class_totals(
         )
         for kind, time in ms.most_common()
     ]
-
-
-def idle_gaps(events: Iterable[KernelEvent]) -> list[Gap]:
-    """Return the stretches between the first and the last kernel in which none ran, the longest first.
-
-    Kernels may overlap: on several streams, or launched before their predecessor has ended.
-    """
-    gaps, last = [], None
-    for event in sorted(events, key=lambda event: event.start_us):
-        if last is not None and event.start_us > last.end_us:
-            gaps.append(Gap(us=event.start_us - last.end_us, after=last.name, before=event.name))
-        if last is None or event.end_us > last.end_us:
-            last = event
-    return sorted(gaps, key=lambda gap: -gap.us)
 
 
 def read_profile(path: Path) -> StepProfile:

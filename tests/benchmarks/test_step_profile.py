@@ -9,13 +9,13 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from benchmarks import step_profile, step_record, step_work
-from benchmarks.step_record import KernelEvent
 from inpaint_bench.core.config import BenchConfig, parse_config
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.kernel_names import KernelClass
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.records import write_record
+from inpaint_bench.profiling.kernel_times import KernelEvent, idle_gaps, kernel_totals
 from tests.benchmarks.test_predict_cards import made_up
 
 TINY = shlex.split("gpu=cpu model=tiny_inpaint telemetry=none data.resolution_px=64 batch=2 data.num_images=4")
@@ -67,7 +67,7 @@ class TestTotals:
             KernelEvent(name="sm90_xmma_fprop_implicit_gemm", start_us=2000, end_us=4000),
             KernelEvent(name="_add_bias", start_us=4000, end_us=5000),
         ]
-        kernels = step_record.kernel_totals(events)
+        kernels = kernel_totals(events)
         first, second = step_record.class_totals(kernels, {KernelClass.CONV_FORWARD: 2e12}, {})
         assert (first.kind, first.ms, first.launches, first.tflops) == (KernelClass.CONV_FORWARD, 4.0, 2, 500.0)
         assert (second.kind, second.share, second.tflops) == (KernelClass.POINTWISE, 0.2, None)
@@ -75,7 +75,7 @@ class TestTotals:
     def test_time_is_idle_only_where_no_kernel_of_any_stream_runs(self) -> None:
         times = [(0, 10), (5, 30), (8, 12), (34, 40), (36, 38), (41, 50)]
         events = [KernelEvent(name=f"k{i}", start_us=a, end_us=b) for i, (a, b) in enumerate(times)]
-        gaps = step_record.idle_gaps(events)
+        gaps = idle_gaps(events)
         assert [(gap.us, gap.after, gap.before) for gap in gaps] == [(4, "k1", "k3"), (1, "k3", "k5")]
 
     def test_a_file_that_is_no_profile_is_named(self, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ class TestSideBySide:
     ) -> None:
         for file, times in (("a", {"nvjet_sm90": 20.0, "nchwToNhwcKernel": 6.5}), ("b", {"nvjet_sm90": 20.0})):
             events = [KernelEvent(name=name, start_us=0, end_us=1e3 * ms) for name, ms in times.items()]
-            kernels = step_record.kernel_totals(events)
+            kernels = kernel_totals(events)
             profile = made_up(kernels=kernels, classes=step_record.class_totals(kernels, {}, {}), step_ms=30.0)
             write_record(tmp_path / f"{file}.json", profile)
         assert step_record.main([str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 0
