@@ -1,0 +1,227 @@
+"""A 3-D UNet for diffusion of volumes that are conditioned on their segmentation, and its diffusion process.
+
+Structure of OpenAI's guided diffusion (MIT) with 3-D convolutions, in the shapes of two published models: residual
+blocks to which the time is added, one attention head, strided convolutions down, trilinear interpolation up.
+B volumes of D x H x W voxels; C channels.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+GROUPS = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class VolumeShape:
+    """What decides the shapes of a network."""
+
+    image_channels: int
+    label_channels: int
+    volume: tuple[int, int, int]  # voxels that it was published for
+    channels: int = 64
+    multipliers: tuple[int, ...] = (1, 1, 2, 3, 4)
+    blocks: int = 1  # residual blocks per level
+    attention_at: tuple[int, ...] = ()  # downsampling factors with attention, besides the middle
+
+    @property
+    def multiple(self) -> int:
+        """Return what the sides of a volume must be multiples of."""
+        return int(2 ** (len(self.multipliers) - 1))
+
+
+SHAPES = {
+    "whole_head": VolumeShape(image_channels=1, label_channels=2, volume=(128, 128, 128), attention_at=(8,)),
+    "brats": VolumeShape(image_channels=4, label_channels=4, volume=(192, 192, 144), blocks=2),
+    # For tests and demonstrations, never for results.
+    "tiny": VolumeShape(
+        image_channels=1, label_channels=2, volume=(16, 16, 16), channels=32, multipliers=(1, 2), attention_at=(2,)
+    ),
+}
+
+
+class ResidualBlock(nn.Module):
+    """[B, C, D, H, W] and the time [B, E] -> [B, out, D, H, W]."""
+
+    def __init__(self, channels: int, out: int, time_channels: int) -> None:
+        super().__init__()
+        self.norm_in = nn.GroupNorm(GROUPS, channels)
+        self.conv_in = nn.Conv3d(channels, out, 3, padding=1)
+        self.time = nn.Linear(time_channels, out)
+        self.norm_out = nn.GroupNorm(GROUPS, out)
+        self.conv_out = nn.Conv3d(out, out, 3, padding=1)
+        self.skip = nn.Conv3d(channels, out, 1) if channels != out else nn.Identity()
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        hidden = self.conv_in(F.silu(self.norm_in(x))) + self.time(F.silu(time))[..., None, None, None]
+        return cast(Tensor, self.skip(x) + self.conv_out(F.silu(self.norm_out(hidden))))
+
+
+class Attention(nn.Module):
+    """One head over all voxels. Its linear maps read channels-last volumes without a copy."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(GROUPS, channels)
+        self.qkv = nn.Linear(channels, 3 * channels)
+        self.out = nn.Linear(channels, channels)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        tokens = self.norm(x).flatten(2).transpose(1, 2)
+        query, key, value = self.qkv(tokens).unsqueeze(1).chunk(3, dim=-1)
+        attended = F.scaled_dot_product_attention(query, key, value).squeeze(1)
+        return x + self.out(attended).transpose(1, 2).reshape(x.shape)
+
+
+class Down(nn.Module):
+    """Halve the sides."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv3d(channels, channels, 3, stride=2, padding=1)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        return cast(Tensor, self.conv(x))
+
+
+class Up(nn.Module):
+    """Double the sides."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv3d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        return cast(Tensor, self.conv(F.interpolate(x, scale_factor=2.0, mode="trilinear")))
+
+
+class Stage(nn.ModuleList):
+    """Blocks one after the other, all of which know the time."""
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        for block in self:
+            x = block(x, time)
+        return x
+
+
+class VolumeUNet(nn.Module):
+    """Predicts the noise in volumes: noisy volume and one-hot labels as channels, and the step -> noise."""
+
+    def __init__(self, shape: VolumeShape) -> None:
+        super().__init__()
+        self.shape = shape
+        time_channels = 4 * shape.channels
+        self.time = nn.Sequential(
+            nn.Linear(shape.channels, time_channels), nn.SiLU(), nn.Linear(time_channels, time_channels)
+        )
+        channels = shape.channels * shape.multipliers[0]
+        self.conv_in = nn.Conv3d(shape.image_channels + shape.label_channels, channels, 3, padding=1)
+        self.down, self.up = nn.ModuleList(), nn.ModuleList()
+        skips, factor = [channels], 1
+        for level, multiplier in enumerate(shape.multipliers):
+            for _ in range(shape.blocks):
+                blocks: list[nn.Module] = [ResidualBlock(channels, multiplier * shape.channels, time_channels)]
+                channels = multiplier * shape.channels
+                blocks += [Attention(channels)] if factor in shape.attention_at else []
+                self.down.append(Stage(blocks))
+                skips.append(channels)
+            if level < len(shape.multipliers) - 1:
+                self.down.append(Stage([Down(channels)]))
+                skips.append(channels)
+                factor *= 2
+        self.middle = Stage(
+            [
+                ResidualBlock(channels, channels, time_channels),
+                Attention(channels),
+                ResidualBlock(channels, channels, time_channels),
+            ]
+        )
+        for level, multiplier in reversed(list(enumerate(shape.multipliers))):
+            for index in range(shape.blocks + 1):
+                blocks = [ResidualBlock(channels + skips.pop(), multiplier * shape.channels, time_channels)]
+                channels = multiplier * shape.channels
+                blocks += [Attention(channels)] if factor in shape.attention_at else []
+                if level and index == shape.blocks:
+                    blocks.append(Up(channels))
+                    factor //= 2
+                self.up.append(Stage(blocks))
+        self.norm_out = nn.GroupNorm(GROUPS, channels)
+        self.conv_out = nn.Conv3d(channels, shape.image_channels, 3, padding=1)
+
+    def forward(self, x: Tensor, steps: Tensor) -> Tensor:
+        """[B, image + label channels, D, H, W] and steps [B] -> [B, image channels, D, H, W]."""
+        time = self.time(embed_steps(steps, self.shape.channels))
+        x = self.conv_in(x)
+        skips = [x]
+        for stage in self.down:
+            x = stage(x, time)
+            skips.append(x)
+        x = self.middle(x, time)
+        for stage in self.up:
+            x = stage(torch.cat([x, skips.pop()], dim=1), time)
+        return cast(Tensor, self.conv_out(F.silu(self.norm_out(x))))
+
+    @torch.no_grad()
+    def zero_last_layers(self) -> None:
+        """Start a training as published: each residual block and attention as the identity, the noise as zero."""
+        layers: list[nn.Module] = [self.conv_out]
+        for module in self.modules():
+            if isinstance(module, ResidualBlock):
+                layers.append(module.conv_out)
+            elif isinstance(module, Attention):
+                layers.append(module.out)
+        for layer in layers:
+            for parameter in layer.parameters():
+                parameter.zero_()
+
+
+def embed_steps(steps: Tensor, channels: int) -> Tensor:
+    """Return cosines and sines of the steps, [B, channels]."""
+    half = channels // 2
+    frequencies = torch.exp(-math.log(10_000) * torch.arange(half, device=steps.device, dtype=torch.float32) / half)
+    angles = steps.float()[:, None] * frequencies
+    return torch.cat([angles.cos(), angles.sin()], dim=1)
+
+
+class Diffusion:
+    """The cosine schedule (s = 0.008): adding noise, and removing it step by step."""
+
+    def __init__(self, steps: int, device: torch.device) -> None:
+        times = torch.linspace(0, steps, steps + 1, dtype=torch.float64) / steps
+        signal = ((times + 0.008) / 1.008 * math.pi / 2).cos().square()
+        kept = (1 - (1 - signal[1:] / signal[:-1]).clamp(max=0.999)).cumprod(0)
+        self.steps = steps
+        self.device = device
+        self.kept = kept  # share of the signal's variance after each step
+        self._kept = kept.to(device, torch.float32)
+
+    def add_noise(self, volumes: Tensor, noise: Tensor, steps: Tensor) -> Tensor:
+        """Return the noisy volumes [B, C, D, H, W] at steps [B]."""
+        kept = self._kept[steps][:, None, None, None, None]
+        return volumes * kept.sqrt() + noise * (1 - kept).sqrt()
+
+    def estimate(self, noisy: Tensor, noise: Tensor, steps: Tensor) -> Tensor:
+        """Return the volumes without the predicted noise, in -1..1."""
+        kept = self._kept[steps][:, None, None, None, None]
+        return ((noisy - noise * (1 - kept).sqrt()) / kept.sqrt()).clamp(-1, 1)
+
+    def subset(self, count: int) -> list[int]:
+        """Return so many steps, evenly from the last to the first: fewer evaluations than the schedule has steps."""
+        return [round(step) for step in torch.linspace(self.steps - 1, 0, count, dtype=torch.float64).tolist()]
+
+    def denoise(self, noisy: Tensor, noise: Tensor, step: int, following: int | None, fresh: Tensor) -> Tensor:
+        """Return the volumes at the following step; None: without noise. `fresh` is noise of their shape."""
+        kept = float(self.kept[step])
+        after = 1.0 if following is None else float(self.kept[following])
+        ratio = kept / after
+        volumes = ((noisy - noise * math.sqrt(1 - kept)) / math.sqrt(kept)).clamp(-1, 1)
+        mean = volumes * (math.sqrt(after) * (1 - ratio) / (1 - kept)) + noisy * (
+            math.sqrt(ratio) * (1 - after) / (1 - kept)
+        )
+        return mean + fresh * math.sqrt((1 - ratio) * (1 - after) / (1 - kept))

@@ -1,0 +1,68 @@
+"""The 3-D UNet: the published shapes, its diffusion process, and its memory layouts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from analysis import published
+from inpaint_bench.models.volume_unet import SHAPES, Attention, Diffusion, VolumeUNet
+
+PUBLISHED = {"whole_head": "whole_head", "brats": "brats_4mod"}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_shapes_are_the_published_ones(name):
+    models = {row["variant"]: row for row in published.read("medddpm_models.csv").to_dicts()}
+    expected, shape = models[PUBLISHED[name]], SHAPES[name]
+    with torch.device("meta"):
+        network = VolumeUNet(shape)
+        volume = torch.empty(1, shape.image_channels + shape.label_channels, *shape.volume)
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            out = network(volume, torch.zeros(1, dtype=torch.long))
+    kinds = [type(module) for module in network.modules()]
+    counted = [kinds.count(kind) for kind in (nn.Conv3d, nn.GroupNorm, Attention)]
+    assert out.shape == (1, expected["out_ch"], *shape.volume)
+    assert sum(p.numel() for p in network.parameters()) == expected["params"]
+    assert counted == [expected[key] for key in ("conv3d", "groupnorm", "attn_blocks")]
+    assert counter.get_total_flops() / 1e12 == pytest.approx(expected["fwd_tflop"], rel=0.002)
+
+
+def tiny() -> tuple[VolumeUNet, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    return VolumeUNet(SHAPES["tiny"]), torch.randn(2, 3, 16, 16, 16), torch.tensor([3, 200])
+
+
+def test_channels_last_computes_the_same():
+    network, volume, steps = tiny()
+    expected = network(volume, steps)
+    network.to(memory_format=torch.channels_last_3d)
+    actual = network(volume.contiguous(memory_format=torch.channels_last_3d), steps)
+    assert torch.allclose(actual, expected, atol=1e-4)
+
+
+def test_a_training_starts_with_no_predicted_noise():
+    network, volume, steps = tiny()
+    assert network(volume, steps).abs().max() > 0
+    network.zero_last_layers()
+    assert network(volume, steps).abs().max() == 0
+
+
+def test_noise_grows_with_the_steps_and_is_removed_again():
+    diffusion = Diffusion(250, torch.device("cpu"))
+    kept = diffusion.kept.tolist()
+    assert kept == sorted(kept, reverse=True)
+    assert kept[0] > 0.999
+    assert kept[-1] < 0.001
+    volume, noise, steps = torch.rand(1, 1, 4, 4, 4), torch.randn(1, 1, 4, 4, 4), torch.tensor([100])
+    noisy = diffusion.add_noise(volume, noise, steps)
+    assert torch.allclose(diffusion.estimate(noisy, noise, steps), volume, atol=1e-4)
+    assert torch.allclose(diffusion.denoise(noisy, noise, 100, None, noise), volume, atol=1e-4)
+
+
+def test_a_subset_of_the_steps_has_the_first_and_the_last():
+    diffusion = Diffusion(250, torch.device("cpu"))
+    assert diffusion.subset(250) == list(range(249, -1, -1))
+    assert diffusion.subset(3) == [249, 124, 0]
