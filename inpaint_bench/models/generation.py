@@ -10,7 +10,7 @@ with guidance 2 B: first all without, then all with the text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,7 +65,7 @@ class Generation:
     # --- stages ----------------------------------------------------------------------------------
 
     def encode_text(self, tokens: Tensor, latitude: Tensor, longitude: Tensor) -> Tensor:
-        """[N, L] token ids, [N] and [N] degrees (NaN: unknown) -> [N, L + P, D] text and location states."""
+        """Encode [N, L] token ids, [N] and [N] degrees (NaN: unknown) -> [N, L + P, D] text and location states."""
         with self.inference():
             states: Tensor = self.networks.text_encoder(tokens).last_hidden_state
             if location := self.networks.location:
@@ -74,7 +74,7 @@ class Generation:
         return states.to(self.dtype)
 
     def encode_image(self, image: Tensor, mask: Tensor) -> Tensor:
-        """[B, 3, R, R] in -1..1 and [B, 1, R, R] (1 = repaint) -> the UNet's [B, 5, r, r] after the noisy latents."""
+        """Encode [B, 3, R, R] in -1..1, [B, 1, R, R] (1 = repaint) -> the UNet's [B, 5, r, r] after the latents."""
         with self.inference():
             vae = self.networks.vae
             masked = (image * (mask < 0.5)).to(self.dtype).contiguous(memory_format=self.memory_format)
@@ -83,7 +83,10 @@ class Generation:
             return torch.cat([F.interpolate(mask, size=latents.shape[-2:], mode="nearest"), latents], dim=1)
 
     def sample(self, noise: Tensor, states: Tensor, channels: Tensor | None = None) -> Tensor:
-        """[B, 4, r, r] noise, text states [N, ...] and what `encode_image` returned -> latents [B, 4, r, r] float32."""
+        """Turn noise [B, 4, r, r] into latents [B, 4, r, r] float32.
+
+        `states` [N, L + P, D] and `channels` [B, 5, r, r] are what `encode_text` and `encode_image` returned.
+        """
         with self.inference(), self.attention_kernels():
             predict = self._predictor(states)
 
@@ -100,7 +103,7 @@ class Generation:
             return self.sampler.run(noise, guided_noise)
 
     def decode(self, latents: Tensor) -> Tensor:
-        """[B, 4, r, r] latents -> images [B, 3, R, R] float32 in -1..1."""
+        """Decode [B, 4, r, r] latents -> images [B, 3, R, R] float32 in -1..1."""
         with self.inference():
             vae = self.networks.vae
             scaled = (latents / vae.config.scaling_factor).to(self.dtype).contiguous(memory_format=self.memory_format)
@@ -164,7 +167,7 @@ class CapturedStage:
             self._result = self._stage(*self._inputs)
 
 
-def initial_noise(seeds: list[int], side: int) -> Tensor:
+def initial_noise(seeds: Sequence[int], side: int) -> Tensor:
     """Return [B, 4, side, side], an image's from its own seed and drawn on the CPU: the same on every device."""
     shape = (LATENT_CHANNELS, side, side)
     return torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds])

@@ -286,11 +286,11 @@ class NhwcUNet(nn.Module):
         return (self.predict(sample, self.shifts(timestep), self.keys_values(encoder_hidden_states)),)
 
     def keys_values(self, encoder_hidden_states: Tensor) -> tuple[Tensor, ...]:
-        """[N, S, D] text -> per transformer block [N, S, 2C]: the same for every step of a sampling loop."""
+        """Project [N, S, D] text -> per transformer block [N, S, 2C]: the same for every step of a sampling loop."""
         return F.linear(encoder_hidden_states, self.kv).split(self.kv_sizes, dim=2)
 
     def predict(self, sample: Tensor, shifts: Sequence[Tensor], keys_values: Sequence[Tensor]) -> Tensor:
-        """[N, in, H, W], what `shifts` and `keys_values` return -> predicted noise [N, out, H, W]."""
+        """Predict noise: [N, in, H, W], what `shifts` and `keys_values` return -> [N, out, H, W]."""
         location = self.location[0]
         text = keys_values[0].shape[1] - (location.tokens if location else 0)
         gate = location.gate if location else self.no_gate
@@ -326,7 +326,7 @@ class NhwcUNet(nn.Module):
         return y[..., : self.config.out_channels].permute(0, 3, 1, 2)
 
     def shifts(self, timestep: Tensor) -> tuple[Tensor, ...]:
-        """[N] -> per residual block [N, C]: its projection of the time embedding, and its first convolution's bias."""
+        """Project [N] steps -> per residual block [N, C]: its time embedding, and its first convolution's bias."""
         waves = time_waves(timestep, self.config.block_out_channels[0]).to(self.time1.dtype)
         embedding = F.linear(F.silu(F.linear(waves, self.time1, self.time1_bias)), self.time2, self.time2_bias)
         return F.linear(F.silu(embedding), self.shift, self.shift_bias + self.conv1_bias).split(self.shift_sizes, dim=1)

@@ -16,17 +16,18 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.kernels.group_norm import group_norm
 from inpaint_bench.kernels.pointwise import add_bias
 
+from .networks import LATENT_CHANNELS
 from .nhwc_unet import conv3x3
 
 EPS = 1e-6  # of every norm, fixed in diffusers' encoder
-PAD_IN = 8  # channels of images and latents, with zeros behind the three or four
+PADDED = 8  # channels of images and latents, with zeros behind the three or four
 
 
 class NhwcBlocks:
     """Blocks that encoder and decoder share, with the weights of `network`, in `dtype` on its device."""
 
     def __init__(self, vae: Any, network: Any, dtype: torch.dtype) -> None:
-        if vae.config.latent_channels * 2 % 8 or not vae.config.get("mid_block_add_attention", True):
+        if vae.config.latent_channels != LATENT_CHANNELS or not vae.config.get("mid_block_add_attention", True):
             raise UserError("the channels-last VAE needs SD 1.x's: 4 latent channels and attention in the middle")
         self.groups = vae.config.norm_num_groups
         state = {name: value.detach().to(dtype) for name, value in network.state_dict().items()}
@@ -76,10 +77,10 @@ class NhwcEncoder(NhwcBlocks):
         self.blocks = [(len(block.resnets), block.downsamplers is not None) for block in vae.encoder.down_blocks]
 
     def _run(self, image: Tensor) -> Tensor:
-        """[N, 3, R, R] in -1..1 -> [N, 8, R/8, R/8] hidden states."""
+        """Encode [N, 3, R, R] in -1..1 -> [N, 8, R/8, R/8] hidden states."""
         w = self.weights
         x = image.to(w["conv_in.weight"].dtype).permute(0, 2, 3, 1)
-        x = conv3x3(F.pad(x, (0, PAD_IN - x.shape[3])), w["conv_in.weight"], w["conv_in.bias"])
+        x = conv3x3(F.pad(x, (0, PADDED - x.shape[3])), w["conv_in.weight"], w["conv_in.bias"])
         for level, (layers, halves) in enumerate(self.blocks):
             for layer in range(layers):
                 x = self._resnet(x, f"down_blocks.{level}.resnets.{layer}")
@@ -103,16 +104,17 @@ class NhwcDecoder(NhwcBlocks):
     def __init__(self, vae: Any, dtype: torch.dtype) -> None:
         super().__init__(vae, vae.decoder, dtype)
         self.colours = vae.config.out_channels
-        for name, sides in (("weight", (0, 0, 0, 0, 0, 0)), ("bias", ())):  # output channels too, as convolutions want
-            value = F.pad(self.weights[f"conv_out.{name}"], (*sides, 0, PAD_IN - self.colours))
-            self.weights[f"conv_out.{name}"] = _prepared(f"conv_out.{name}", value)
+        for name in ("conv_out.weight", "conv_out.bias"):  # output channels too, as convolution kernels want
+            value = self.weights[name]
+            zeros = value.new_zeros(PADDED - self.colours, *value.shape[1:])
+            self.weights[name] = _prepared(name, torch.cat([value, zeros]))
         self.blocks = [(len(block.resnets), block.upsamplers is not None) for block in vae.decoder.up_blocks]
 
     def _run(self, latents: Tensor) -> Tensor:
-        """[N, 4, R/8, R/8] -> images [N, 3, R, R]."""
+        """Decode [N, 4, R/8, R/8] -> images [N, 3, R, R]."""
         w = self.weights
         x = latents.to(w["conv_in.weight"].dtype).permute(0, 2, 3, 1)
-        x = conv3x3(F.pad(x, (0, PAD_IN - x.shape[3])), w["conv_in.weight"], w["conv_in.bias"])
+        x = conv3x3(F.pad(x, (0, PADDED - x.shape[3])), w["conv_in.weight"], w["conv_in.bias"])
         x = self._resnet(x, "mid_block.resnets.0")
         x = self._attention(x, "mid_block.attentions.0")
         x = self._resnet(x, "mid_block.resnets.1")
@@ -134,5 +136,5 @@ def _prepared(name: str, value: Tensor) -> Tensor:
     if name.endswith("conv_shortcut.weight"):
         return value.flatten(1).contiguous()
     if name == "conv_in.weight":
-        value = F.pad(value, (0, 0, 0, 0, 0, PAD_IN - value.shape[1]))
+        value = F.pad(value, (0, 0, 0, 0, 0, PADDED - value.shape[1]))
     return value.contiguous(memory_format=torch.channels_last)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from inpaint_bench.models.networks import LATENT_CHANNELS, Networks
-from inpaint_bench.models.pipeline_folder import ddim_scheduler
+from inpaint_bench.models.generation import initial_noise
+from inpaint_bench.models.networks import Networks
+from inpaint_bench.models.samplers import Sampler
 
 from .inputs import Predict, encoder_states, evaluation_mode, inpainting_channels, unet_prediction
 
@@ -31,20 +32,19 @@ def restore(
     starts from its own noise, drawn on the CPU, so that its result depends neither on the rest of the batch nor on the
     device (but for rounding). `predict` replaces the plain UNet. Returns float32 on the networks' device.
     """
-    scheduler, device = ddim_scheduler(networks.scheduler), networks.device
-    scheduler.set_timesteps(steps, device=device)
+    sampler, device = Sampler("ddim", networks.scheduler, steps), networks.device
     images, masks = images.to(device).float(), masks.to(device)
-    predict = predict or unet_prediction(networks)
+    predict_noise = predict or unet_prediction(networks)
     with evaluation_mode(networks):
         channels = inpainting_channels(networks, images, masks)
         states = encoder_states(networks, tokens.to(device), latitude.to(device), longitude.to(device))
-        shape = (LATENT_CHANNELS, *channels.shape[-2:])
-        latents = torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
-        latents = latents.to(device) * scheduler.init_noise_sigma
-        for timestep in scheduler.timesteps:
+
+        def predict_step(latents: Tensor, number: int) -> Tensor:
             sample = torch.cat([latents, channels], dim=1)
-            noise = predict(sample, timestep.expand(len(sample)), states).float()
-            latents = scheduler.step(noise, timestep, latents).prev_sample
+            timesteps = torch.full((len(sample),), sampler.timesteps[number], device=device)
+            return predict_noise(sample, timesteps, states).float()
+
+        latents = sampler.run(initial_noise(seeds, channels.shape[-1]).to(device), predict_step)
         weight = next(networks.vae.parameters())
         decoded = networks.vae.decode((latents / networks.vae.config.scaling_factor).to(weight.dtype)).sample
     # The VAE changes kept pixels slightly when it encodes and decodes them, so the originals are pasted back.
