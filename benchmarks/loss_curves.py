@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +39,7 @@ from numpy.typing import NDArray
 from analysis.dataset import Dataset, open_dataset
 from analysis.report.figures import base, svg
 from analysis.stats.intervals import mean_interval
-from inpaint_bench.cli.exit_codes import print_error
+from inpaint_bench.cli.exit_codes import guarded
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import Status
 
@@ -59,31 +60,33 @@ class Comparison:
 
     @property
     def difference(self) -> NDArray[np.float64]:
+        """Return tested minus reference."""
         return self.tested - self.reference
 
     @property
     def spread(self) -> NDArray[np.float64]:
-        """Standard deviation of the reference over the seeds, per block."""
+        """Return the standard deviation of the reference over the seeds, per block."""
         return self.reference.std(axis=0, ddof=1)
 
     @property
     def noise(self) -> float:
+        """Return the spread, pooled over the blocks as a root mean square."""
         return float(np.sqrt(np.mean(self.spread**2)))
 
     @property
     def fall(self) -> float:
-        """How far the reference's loss fell from the first block to the last."""
+        """Return how far the reference's loss fell from the first block to the last."""
         means = self.reference.mean(axis=0)
         return float(means[0] - means[-1])
 
     @property
     def largest(self) -> float:
-        """The largest difference of a block, in absolute value."""
+        """Return the largest difference of a block, in absolute value."""
         return float(np.abs(self.difference.mean(axis=0)).max())
 
     @property
     def last(self) -> tuple[float, float]:
-        """The 95 % interval of the difference over the last blocks."""
+        """Return the 95 % interval of the difference over the last blocks."""
         ends = self.difference[:, -LAST_BLOCKS:].mean(axis=1)
         interval = mean_interval([("one card", float(end)) for end in ends])
         assert interval is not None  # `compare` has at least two seeds
@@ -91,14 +94,14 @@ class Comparison:
 
     def problems(self) -> list[str]:
         """Return why the tested recipe is not shown to be within the noise; nothing where it is."""
-        found, (low, high) = [], self.last
+        texts, (low, high) = [], self.last
         if not self.fall > LEAST_FALL * self.noise:
-            found.append(f"the reference's loss fell by {self.fall:.2g} only, so nothing is shown")
+            texts.append(f"the reference's loss fell by {self.fall:.2g} only, so nothing is shown")
         if not self.largest <= self.noise:
-            found.append(f"a block differs by {self.largest:.2g}, more than the noise")
+            texts.append(f"a block differs by {self.largest:.2g}, more than the noise")
         if not (-self.noise < low and high < self.noise):
-            found.append("the interval of the last steps is not within the noise")
-        return found
+            texts.append("the interval of the last steps is not within the noise")
+        return texts
 
 
 def compare(reference: Curves, tested: Curves, block: int) -> Comparison:
@@ -115,8 +118,8 @@ def compare(reference: Curves, tested: Curves, block: int) -> Comparison:
 
 
 def _block_means(losses: NDArray[np.float64], block: int) -> NDArray[np.float64]:
-    whole = len(losses) // block * block
-    return losses[:whole].reshape(-1, block).mean(axis=1)
+    count = len(losses) // block * block
+    return losses[:count].reshape(-1, block).mean(axis=1)
 
 
 def choose(dataset: Dataset, reference: str | None, tested: list[str] | None) -> tuple[str, list[str]]:
@@ -149,38 +152,39 @@ def read_curves(dataset: Dataset, recipes: list[str]) -> dict[str, Curves]:
     return curves
 
 
-def describe(name: str, reference: str, found: Comparison, block: int) -> list[str]:
+def describe(name: str, reference: str, comparison: Comparison, block: int) -> list[str]:
     """Return the table of blocks and the verdict as lines of Markdown."""
-    seeds = len(found.reference)
+    seeds = len(comparison.reference)
     lines = [
-        f"{name} against {reference}, {seeds} seeds, blocks of {block} steps, noise {found.noise:.4g}",
+        f"{name} against {reference}, {seeds} seeds, blocks of {block} steps, noise {comparison.noise:.4g}",
         "",
         "| steps | loss of the reference | difference | its range over seeds | standard deviation over seeds |",
         "|---|---|---|---|---|",
     ]
-    for number in range(found.reference.shape[1]):
-        difference = found.difference[:, number]
+    for number in range(comparison.reference.shape[1]):
+        difference = comparison.difference[:, number]
         lines.append(
-            f"| {number * block + 1}-{(number + 1) * block} | {found.reference[:, number].mean():.5f} "
+            f"| {number * block + 1}-{(number + 1) * block} | {comparison.reference[:, number].mean():.5f} "
             f"| {difference.mean():+.2e} | {difference.min():+.2e} to {difference.max():+.2e} "
-            f"| {found.spread[number]:.2e} |"
+            f"| {comparison.spread[number]:.2e} |"
         )
-    low, high = found.last
-    problems = found.problems()
+    (low, high), noise, largest = comparison.last, comparison.noise, comparison.largest
+    problems = comparison.problems()
     lines += [
         "",
-        f"largest difference of a block: {found.largest:.2e} ({found.largest / found.noise:.1%} of the noise)",
-        f"last {LAST_BLOCKS * block} steps: {low:+.2e} to {high:+.2e} (95 %, n = {seeds}), noise +/- {found.noise:.2e}",
-        f"loss of the reference fell by {found.fall:.4g}, {found.fall / found.noise:.1f} times the noise",
+        f"largest difference of a block: {largest:.2e} ({largest / noise:.1%} of the noise)",
+        f"last {LAST_BLOCKS * block} steps: {low:+.2e} to {high:+.2e} (95 %, n = {seeds}), noise +/- {noise:.2e}",
+        f"loss of the reference fell by {comparison.fall:.4g}, {comparison.fall / noise:.1f} times the noise",
         f"verdict: {'; '.join(problems) if problems else 'within the noise'}",
         "",
     ]
     return lines
 
 
-def block_rows(found: dict[str, Comparison], reference: str, block: int) -> pl.DataFrame:
+def block_rows(comparisons: dict[str, Comparison], reference: str, block: int) -> pl.DataFrame:
     """Return the block means of all recipes, one row per recipe, seed in order, and block."""
-    sides = {reference: next(iter(found.values())).reference} | {name: one.tested for name, one in found.items()}
+    sides = {reference: next(iter(comparisons.values())).reference}
+    sides |= {name: comparison.tested for name, comparison in comparisons.items()}
     return pl.DataFrame(
         {"recipe": recipe, "seed": seed, "last_step": (number + 1) * block, "loss": float(mean)}
         for recipe, means in sides.items()
@@ -189,14 +193,14 @@ def block_rows(found: dict[str, Comparison], reference: str, block: int) -> pl.D
     )
 
 
-def draw(found: dict[str, Comparison], reference: str, block: int) -> base.Figure:
+def draw(comparisons: dict[str, Comparison], reference: str, block: int) -> base.Figure:
     """Draw curves per seed above, differences from the reference with the noise below."""
-    rows = block_rows(found, reference, block)
+    rows = block_rows(comparisons, reference, block)
     own = rows.filter(pl.col("recipe") == reference).rename({"loss": "own"}).drop("recipe")
     differences = rows.filter(pl.col("recipe") != reference).join(own, on=["seed", "last_step"])
     differences = differences.with_columns(difference=pl.col("loss") - pl.col("own"))
-    noise = next(iter(found.values())).noise
-    colour = alt.Color("recipe:N", scale=alt.Scale(domain=[reference, *found], range=list(svg.SERIES)))
+    noise = next(iter(comparisons.values())).noise
+    colour = alt.Color("recipe:N", scale=alt.Scale(domain=[reference, *comparisons], range=list(svg.SERIES)))
     x = alt.X("last_step:Q", title="Steps")
     curves = alt.Chart(alt.InlineData(values=rows.to_dicts())).mark_line(strokeWidth=1.2)
     lines = alt.Chart(alt.InlineData(values=differences.to_dicts())).mark_line(strokeWidth=1.2)
@@ -210,31 +214,28 @@ def draw(found: dict[str, Comparison], reference: str, block: int) -> base.Figur
     return base.figure("loss-curves", "Losses of equal steps", subtitle, [], alt.vconcat(upper, lower), [])
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", type=Path)
     parser.add_argument("--reference", metavar="RECIPE")
     parser.add_argument("--tested", nargs="+", metavar="RECIPE")
     parser.add_argument("--block", type=int, default=50, metavar="STEPS")
     parser.add_argument("-o", "--output", type=Path, metavar="FOLDER", help="for loss_curves.md, .csv and .svg")
-    options = parser.parse_args()
-    try:
-        dataset = open_dataset(options.dataset)
-        reference, tested = choose(dataset, options.reference, options.tested)
-        curves = read_curves(dataset, [reference, *tested])
-        found = {name: compare(curves[reference], curves[name], options.block) for name in tested}
-    except UserError as error:
-        print_error(str(error))
-        return error.exit_code
-    text = "\n".join(line for name, one in found.items() for line in describe(name, reference, one, options.block))
+    options = parser.parse_args(argv)
+    dataset = open_dataset(options.dataset)
+    reference, tested = choose(dataset, options.reference, options.tested)
+    curves = read_curves(dataset, [reference, *tested])
+    comparisons = {name: compare(curves[reference], curves[name], options.block) for name in tested}
+    blocks = [describe(name, reference, each, options.block) for name, each in comparisons.items()]
+    text = "\n".join(line for lines in blocks for line in lines)
     print(text)
     if options.output:
         options.output.mkdir(parents=True, exist_ok=True)
         (options.output / "loss_curves.md").write_text(text)
-        block_rows(found, reference, options.block).write_csv(options.output / "loss_curves.csv")
-        (options.output / "loss_curves.svg").write_text(svg.standalone(draw(found, reference, options.block).svg))
-    return int(any(one.problems() for one in found.values()))
+        block_rows(comparisons, reference, options.block).write_csv(options.output / "loss_curves.csv")
+        (options.output / "loss_curves.svg").write_text(svg.standalone(draw(comparisons, reference, options.block).svg))
+    return int(any(comparison.problems() for comparison in comparisons.values()))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

@@ -37,13 +37,15 @@ class Difference(NamedTuple):
 
 
 def start(run_dir: Path, overrides: list[str]) -> subprocess.Popen[bytes]:
+    """Start a training in `run_dir`, or go on with one; its output is appended to run.log."""
     run_dir.mkdir(parents=True, exist_ok=True)
     with (run_dir / "run.log").open("ab") as log:
-        words = [sys.executable, "-m", "inpaint_bench.launch", *overrides, f"hydra.run.dir={run_dir}"]
-        return subprocess.Popen(words, stdout=log, stderr=log)
+        command = [sys.executable, "-m", "inpaint_bench.launch", *overrides, f"hydra.run.dir={run_dir}"]
+        return subprocess.Popen(command, stdout=log, stderr=log)
 
 
 def step(run_dir: Path) -> int:
+    """Return the last step that a training reported, 0 before the first."""
     try:
         return int((json.loads((run_dir / "manifest.json").read_text())["progress"] or {"step": 0})["step"])
     except FileNotFoundError:
@@ -51,13 +53,15 @@ def step(run_dir: Path) -> int:
 
 
 def losses(run_dir: Path) -> dict[int, float]:
+    """Return the loss of every step."""
     tables = [pq.read_table(part, columns=["step", "loss"]) for part in sorted((run_dir / "steps").glob("*.parquet"))]
     return {row["step"]: row["loss"] for table in tables for row in table.to_pylist()}
 
 
-def compare(one: dict[int, float], other: dict[int, float]) -> Difference:
-    assert one.keys() == other.keys(), (sorted(one), sorted(other))
-    errors = [abs(one[k] - other[k]) / abs(one[k]) for k in sorted(one)]
+def compare(expected: dict[int, float], actual: dict[int, float]) -> Difference:
+    """Return how far the losses of two trainings are apart. Both must have the same steps."""
+    assert expected.keys() == actual.keys(), (sorted(expected), sorted(actual))
+    errors = [abs(expected[k] - actual[k]) / abs(expected[k]) for k in sorted(expected)]
     return Difference(sum(e == 0 for e in errors), len(errors), max(errors))
 
 
@@ -85,19 +89,19 @@ def measure(root: Path, recipe: str, overrides: list[str]) -> bool:
         print(f"{recipe}: the training was not cut in its midst, so nothing is shown", flush=True)
         return False
     first = losses(root / "unbroken")
-    found = {name: compare(first, losses(root / name)) for name in ("again", "cut")}
-    for name, (equal, steps, largest) in found.items():
+    differences = {name: compare(first, losses(root / name)) for name in ("again", "cut")}
+    for name, (equal, steps, largest) in differences.items():
         text = f"{equal} of {steps} losses equal to the bit, largest relative difference {largest:.3g}"
         print(f"{recipe}: unbroken against {name}: {text}", flush=True)
-    limit = tolerance(found["again"])
-    within = found["cut"].largest <= limit
+    limit = tolerance(differences["again"])
+    within = differences["cut"].largest <= limit
     print(f"{recipe}: {'within' if within else 'OUTSIDE'} the tolerance of {limit:.3g}", flush=True)
     return within
 
 
 def main() -> int:
-    data, out, *words = sys.argv[1:]
-    recipes, more = [w for w in words if "=" not in w], [w for w in words if "=" in w]
+    data, out, *arguments = sys.argv[1:]
+    recipes, more = [text for text in arguments if "=" not in text], [text for text in arguments if "=" in text]
     common = ["site=local", "data=prepared", f"data.root={data}", f"workload.train_steps={STEPS}", *more]
     within = []
     for number, recipe in enumerate(recipes):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import polars as pl
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from analysis.dataset import Dataset, open_dataset
 from analysis.stats.intervals import mean_interval
-from inpaint_bench.cli.exit_codes import print_error
+from inpaint_bench.cli.exit_codes import guarded
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.models.weights_folder import check_weights_folder
@@ -105,7 +106,7 @@ def _cell(rows: pl.DataFrame, name: str) -> str:
     return f"{text} ({interval[0]:.4g} to {interval[1]:.4g})" if interval else text
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
     writing = verbs.add_parser("write")
@@ -114,17 +115,13 @@ def main() -> int:
     writing.add_argument("--model", default="sd15_inpaint")
     showing = verbs.add_parser("show")
     showing.add_argument("dataset", type=Path)
-    options = parser.parse_args()
-    try:
-        if options.verb == "write":
-            write(options.trained, options.out, options.model)
-        else:
-            print("\n".join(table(open_dataset(options.dataset))))
-    except UserError as error:
-        print_error(str(error))
-        return error.exit_code
+    options = parser.parse_args(argv)
+    if options.verb == "write":
+        write(options.trained, options.out, options.model)
+    else:
+        print("\n".join(table(open_dataset(options.dataset))))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

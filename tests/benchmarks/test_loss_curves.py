@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -66,9 +65,7 @@ class TestCriterion:
 
 
 @pytest.mark.timeout(1200)
-def test_split_masters_train_like_fp32_masters(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_split_masters_train_like_fp32_masters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Real trainings of the tiny model, by the references of the kernels."""
     for seed in range(3):
         for weights in ("bf16_master", "bf16_split"):
@@ -76,9 +73,8 @@ def test_split_masters_train_like_fp32_masters(
             overrides += ["workload.learning_rate=1e-3", "workload.resume=false"]
             worker.run(compose(*overrides), tmp_path / "sweep" / f"{weights}-{seed}", overrides)
     merge([tmp_path / "sweep"], tmp_path / "dataset")
-    words = [str(tmp_path / "dataset"), "--block", "10"]
-    monkeypatch.setattr(sys, "argv", ["loss_curves", *words, "-o", str(tmp_path / "out")])
-    assert loss_curves.main() == 0
+    arguments = [str(tmp_path / "dataset"), "--block", "10"]
+    assert loss_curves.main([*arguments, "-o", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     assert "verdict: within the noise" in printed
     assert "| 31-40 |" in printed
@@ -87,6 +83,5 @@ def test_split_masters_train_like_fp32_masters(
     }
     assert len((tmp_path / "out/loss_curves.csv").read_text().splitlines()) == 1 + 2 * 3 * 4
 
-    monkeypatch.setattr(sys, "argv", ["loss_curves", *words, "--tested", "cpu+unet_nhwc"])
-    assert loss_curves.main() == 2
-    assert "0 seeds of both recipes" in capsys.readouterr().err
+    with pytest.raises(UserError, match="0 seeds of both recipes"):
+        loss_curves.main([*arguments, "--tested", "cpu+unet_nhwc"])

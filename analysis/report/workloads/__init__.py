@@ -33,7 +33,7 @@ class Section:
 
 def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
     """Return the section of each workload that has valid runs with results."""
-    found = []
+    shown = []
     # Only our own modules: the names of workloads come from manifests that somebody else may have written.
     for name in sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name[0] != "_"):
         runs = dataset.runs.filter((pl.col("workload") == name) & pl.col("valid"))
@@ -47,5 +47,5 @@ def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
             section = importlib.import_module(f"{__name__}.{name}").section(build, rows, runs)
             prefix = "Demonstration: " if build.demonstration else ""
             figures = [replace(figure, title=prefix + figure.title) for figure in section.figures]
-            found.append(replace(section, workload=name, figures=figures))
-    return found
+            shown.append(replace(section, workload=name, figures=figures))
+    return shown
