@@ -32,6 +32,7 @@ TEXT = [
     "workload",
     "recipe",
     "model",
+    "variant",  # changed keys of the workload, and digest of loaded weights: part of the cell
     "source",
     "status",
     "reason",

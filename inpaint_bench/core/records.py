@@ -270,6 +270,7 @@ class Manifest(ManifestHead, kw_only=True):
     workload: str | None = None
     recipe: str | None = None
     model: str | None = None
+    variant: str | None = None  # the workload's keys that change what is executed, where they are not the defaults
     site: str | None = None
     gpu: str | None = None
     gpu_facts: GpuFacts | None = None

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -15,6 +16,7 @@ WEIGHT_STEMS = {"unet": "diffusion_pytorch_model", "vae": "diffusion_pytorch_mod
 PARTS = (*WEIGHT_STEMS, "tokenizer", "scheduler")
 PICKLES = (".bin", ".ckpt", ".pt", ".pth")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_DIGEST_READS, _DIGEST_BYTES = 64, 65536  # of each file: 4 MiB, spread evenly
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 
 
@@ -41,6 +43,27 @@ def check_weights_folder(folder: Path, given: str) -> None:
     for part, stem in WEIGHT_STEMS.items():
         if problem := _find_problem(folder / part, stem):
             raise UserError(f"{label}: {part} {problem}")
+
+
+def weights_digest(folder: Path) -> str | None:
+    """Return 8 hex digits that tell the weights of two folders apart, wherever they lie. None where none can be read.
+
+    Samples of the files are enough: training changes every weight, and whole files take seconds on a shared disk.
+    """
+    digest, found = hashlib.sha256(), False
+    for part, stem in WEIGHT_STEMS.items():
+        for path in sorted([*folder.glob(f"{part}/{stem}.safetensors"), *folder.glob(f"{part}/{stem}-*.safetensors")]):
+            try:
+                with path.open("rb") as file:
+                    size = path.stat().st_size
+                    digest.update(f"{part}/{path.name} {size};".encode())
+                    for index in range(_DIGEST_READS):
+                        file.seek(max(0, size - _DIGEST_BYTES) * index // (_DIGEST_READS - 1))
+                        digest.update(file.read(_DIGEST_BYTES))
+            except OSError:  # the model is loaded later, and says so
+                return None
+            found = True
+    return digest.hexdigest()[:8] if found else None
 
 
 def _is_json_object(path: Path) -> bool:

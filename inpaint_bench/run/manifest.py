@@ -26,9 +26,10 @@ from omegaconf import DictConfig
 from inpaint_bench.core import recipe
 from inpaint_bench.core.config import BenchConfig, config_hash
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.files import read_json, replace_bytes
+from inpaint_bench.core.files import expand_path, read_json, replace_bytes
 from inpaint_bench.core.records import GpuFacts, Manifest, Progress, Study, TelemetryState, encode_record, read_record
 from inpaint_bench.core.schema import MANIFEST, PRODUCER, SCHEDULER, SCHEMA_VERSION, TABLES, Reason, Status
+from inpaint_bench.models.weights_folder import weights_digest
 
 WRITE_INTERVAL_S = 5.0
 MESSAGE_CHARS = 400
@@ -141,6 +142,7 @@ def _initial_record(bench: BenchConfig, config: DictConfig, overrides: list[str]
         workload=bench.workload.name,
         recipe=recipe.name(bench.recipe),
         model=bench.workload.model(bench),
+        variant=_variant(bench),
         # A single point that was not placed by the launcher runs on this machine.
         site="local" if bench.site.name == "auto" else bench.site.name,
         gpu=bench.gpu.name,
@@ -155,6 +157,12 @@ def _initial_record(bench: BenchConfig, config: DictConfig, overrides: list[str]
         study=msgspec.convert(asdict(bench.study), Study),
         telemetry=TelemetryState(source=bench.telemetry.source),
     )
+
+
+def _variant(bench: BenchConfig) -> str | None:
+    # Not the folder's name: that differs between sites, and the values of weights change time and power.
+    digest = weights_digest(expand_path(bench.model.weights)) if bench.model.weights else None
+    return ", ".join(filter(None, [bench.workload.variant(), digest and f"weights={digest}"])) or None
 
 
 def _rename_earlier(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from inpaint_bench.models import pipeline_folder
 from inpaint_bench.models.location import LocationEncoder
 from inpaint_bench.models.nhwc_unet import NhwcUNet
 from inpaint_bench.models.pipeline_folder import save_pipeline
+from inpaint_bench.models.weights_folder import weights_digest
 from inpaint_bench.workloads import finetune_inpaint
 from tests.quality.support import CENTRE, listening, loaded, noise, tiny
 from tests.run.support import bench
@@ -88,6 +90,16 @@ class TestSavedPipeline:
         assert torch.equal(ids[1], ids[2])
         assert len(set(ids[3].tolist())) > 10
         assert 0 <= ids.min() <= ids.max() < 1000
+
+    def test_digest_tells_weights_apart_wherever_they_lie(self, folder: Path, tmp_path: Path) -> None:
+        copy = shutil.copytree(folder, tmp_path / "copy")
+        assert weights_digest(copy) == weights_digest(folder)
+        path = copy / "unet" / "diffusion_pytorch_model.safetensors"
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+        assert weights_digest(copy) != weights_digest(folder)
+        assert weights_digest(tmp_path) is None
 
     def test_tokenizer_of_loaded_weights_is_saved_again(self, folder: Path, tmp_path: Path) -> None:
         save_pipeline(loaded(folder), tmp_path / "again")

@@ -1,7 +1,7 @@
 """Sections of the report with the results of one workload: a module per workload, named as it is, with `section`.
 
 `section(build, results, runs)` gets the rows of the table `results_<name>` with the run's columns `gpu`, `site`,
-`recipe`, `precision`, `valid` and `demonstration`, and the runs themselves.
+`recipe`, `variant`, `precision`, `valid` and `demonstration`, and the runs themselves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from analysis.report.figures.base import Figure
 from analysis.report.tables import Table, TableBuilder
 from inpaint_bench.core import schema
 
-RUN_COLUMNS = ("run_id", "site", "gpu", "recipe", "precision", "valid", "demonstration")
+RUN_COLUMNS = ("run_id", "site", "gpu", "recipe", "variant", "precision", "valid", "demonstration")
 
 
 @dataclass(frozen=True, kw_only=True)

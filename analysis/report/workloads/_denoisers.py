@@ -17,7 +17,7 @@ SOURCE = 'the page "GPU Performance Under the Hood" (benchmark_invprob_inference
 TOLERANCE = 0.10  # of the prediction
 MIB_PER_GB = 1e9 / 2**20
 MEMORY = ("weights_mib", "allocated_peak_mib", "reserved_peak_mib", "nvml_used_mib")
-SETTING = ["site", "gpu", "recipe", "precision", "tiling", "input_mode"]
+SETTING = ["site", "gpu", "recipe", "variant", "precision", "tiling", "input_mode"]
 SPIKE = (
     "Why DRUNet's memory rises and falls with the width: where both sides are multiples of 8 the library passes the "
     "whole image through the network once; otherwise it cuts it into four overlapping tiles, one after another, which "
@@ -84,7 +84,15 @@ def explain(measured: float | None, predicted: float | None, branch: str, calls:
 
 def setting_text(row: dict[str, object]) -> list[str]:
     """Return site, GPU and recipe of a case, and what else was set."""
-    return [str(row["site"]), gpu_label(str(row["gpu"])), f"{row['recipe']}, {row['tiling']}, {row['input_mode']}"]
+    # The variant may name tiling and input mode once more, each where it is not the default.
+    told = {f"{name}={row[name]}" for name in ("tiling", "input_mode")}
+    more = [part for part in _split_variant(row["variant"]) if part not in told]
+    setting = ", ".join([str(row["recipe"]), str(row["tiling"]), str(row["input_mode"]), *more])
+    return [str(row["site"]), gpu_label(str(row["gpu"])), setting]
+
+
+def _split_variant(variant: object) -> list[str]:
+    return str(variant).split(", ") if variant else []
 
 
 def cell(value: float | None) -> str:
@@ -110,8 +118,10 @@ def panels(
     if cases.is_empty():
         return None
     several = cases.select(SETTING).n_unique() > 1
-    series = [pl.col("model").replace(NAMES), *(["gpu", "recipe", "tiling", "input_mode"] if several else [])]
-    cases = cases.with_columns(series=pl.concat_str(series, separator=", "))
+    series = [
+        ", ".join([NAMES[row["model"]], *(setting_text(row) if several else [])]) for row in cases.iter_rows(named=True)
+    ]
+    cases = cases.with_columns(pl.Series("series", series))
     names = cases["series"].unique(maintain_order=True).to_list()[: len(svg.SERIES)]
     cases = cases.filter(pl.col("series").is_in(names))
     low, high = cases[y[0]].min(), cases[y[0]].max()

@@ -12,14 +12,14 @@ from analysis.units import gpu_label, number
 
 from . import Section
 
-_CURVE = ["label", "model", "recipe", "precision", "sampler", "sampler_steps", "images", "reference", "judges"]
+_CURVE = ["label", "recipe", "precision", "sampler", "sampler_steps", "images", "reference", "judges"]
 
 
 def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> Section:
     """Return the table of all runs, and a curve per model, recipe, sampler and reference set."""
     names = runs.select("run_id", model=pl.col("model").str.replace(r", guidance .*$", ""))
     rows = results.join(names, on="run_id").sort("guidance", "run_id")
-    rows = rows.with_columns(label=pl.format("{}, {}", "model", "recipe"))
+    rows = rows.with_columns(label=pl.concat_str("model", "recipe", "variant", separator=", ", ignore_nulls=True))
     curves = rows.partition_by(_CURVE, maintain_order=True)
     sets = sorted({f"{row['real_images']:,} images ({row['reference']})" for row in rows.to_dicts()})
     counts = sorted({f"{count:,}" for count in rows["images"]})

@@ -25,7 +25,7 @@ STAGES = {
     "sampling_ms": "Sampling [ms]",
     "decode_ms": "Decoding [ms]",
 }
-_WORK = ["inpaints", "sampler", "sampler_steps", "guidance", "resolution_px", "model"]
+_WORK = ["inpaints", "sampler", "sampler_steps", "guidance", "resolution_px", "model", "variant"]
 _CELL = ["site", "gpu", "batch", *_WORK, "precision", "recipe", "demonstration", "comparability_key"]
 
 
@@ -59,7 +59,7 @@ def _per_run(results: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
         (~pl.col("finite")).sum().alias("not_finite"),
         pl.col("inpaints", "sampler", "sampler_steps", "guidance").first(),
     )
-    columns = ["run_id", "seed", "gpu_uuid", "node", "site", "gpu", "batch", "model", "precision", "recipe"]
+    columns = ["run_id", "seed", "gpu_uuid", "node", "site", "gpu", "batch", "model", "variant", "precision", "recipe"]
     columns += [recipe_labels.COLUMN, "resolution_px", "demonstration", "comparability_key", "joules_per_image"]
     columns += ["vram_used_mib_peak", "images_per_s"]
     return timed.join(runs.select(columns), on="run_id").sort("run_id")
@@ -108,12 +108,12 @@ def _figure(cells: list[pl.DataFrame]) -> Figure:
     names = [heading.removesuffix(" [ms]") for heading in STAGES.values()]
     firsts = [cell.row(0, named=True) for cell in cells]
     # What is the same in all cells needs no place in the label; `model` has sampler, steps and guidance in it.
-    keys = ["model", "resolution_px", "precision", "site", "comparability_key"]
+    keys = ["model", "variant", "resolution_px", "precision", "site", "comparability_key"]
     varying = [key for key in keys if len({first[key] for first in firsts}) > 1]
     rows: list[dict[str, Any]] = []
     labels = []
     for cell, first in zip(cells, firsts, strict=True):
-        more = [str(first[key]) for key in varying]
+        more = [str(first[key]) for key in varying if first[key] is not None]
         labels.append(
             ", ".join([gpu_label(first["gpu"]), str(first[recipe_labels.COLUMN]), *more, str(first["batch"])])
         )
@@ -134,6 +134,7 @@ def _keys(cell: pl.DataFrame) -> list[str]:
     row = cell.row(0, named=True)
     task = "inpainting" if row["inpaints"] else "text to image"
     task += f", {row['resolution_px']} px, {row['sampler']} {row['sampler_steps']}, guidance {row['guidance']:g}"
+    task += f", {row['variant']}" if row["variant"] else ""
     recipe = row[recipe_labels.COLUMN] or DASH
     keys = [gpu_label(row["gpu"]), row["site"], task, str(row["batch"]), recipe, row["precision"] or DASH]
     return [*keys, str(cell.height)]

@@ -10,9 +10,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import types
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from functools import cache
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -24,7 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class WorkloadConfig:
-    """What is executed and measured: the keys that every workload has."""
+    """What is executed and measured: the keys that every workload has.
+
+    Every other key is part of `variant`: only runs that agree in it are averaged. `not_in_variant` of a subclass lists
+    more keys that do not change the work of a step, or that `model` tells.
+    """
+
+    not_in_variant: ClassVar[tuple[str, ...]] = ()
 
     name: str
     module: str  # Python module with the workload
@@ -48,6 +54,17 @@ class WorkloadConfig:
     def model(self, bench: BenchConfig) -> str:
         """Return the name of the model in manifest and report."""
         return bench.model.name
+
+    def variant(self) -> str | None:
+        """Return the keys that differ from their defaults and change what is executed, e.g. `tiling=off`."""
+        same = {*(spec.name for spec in fields(WorkloadConfig)), *self.not_in_variant}
+        changed = []
+        for spec in fields(self):
+            default = spec.default if spec.default_factory is MISSING else spec.default_factory()
+            if spec.name not in same and (value := getattr(self, spec.name)) != default:
+                text = f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
+                changed.append(f"{spec.name}={text}")
+        return ", ".join(changed) or None
 
 
 class Result(msgspec.Struct, kw_only=True):

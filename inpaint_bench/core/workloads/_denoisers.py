@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.validation import one_of, within
@@ -21,6 +21,8 @@ LEVERS = {"precision", "tf32", "channels_last", "cudnn_benchmark"}  # fields of 
 @dataclass(kw_only=True)
 class DenoiserConfig(WorkloadConfig):
     """Memory and time of denoisers with random weights, as a published study measured them."""
+
+    not_in_variant: ClassVar[tuple[str, ...]] = ("models", "channels")  # the model's name tells them
 
     warmup_steps: int = within(0, 1000, 3)  # of each case
     measure_steps: int = within(1, 100_000, 3)  # of each case

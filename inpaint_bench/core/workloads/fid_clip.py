@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.validation import one_of, within
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True)
 class Config(sd_inference.Config):
     """FID and CLIP score of so many images at one guidance; sweep workload.guidance for the curve."""
+
+    not_in_variant: ClassVar[tuple[str, ...]] = (*sd_inference.Config.not_in_variant, "images")
 
     warmup_steps: int = within(0, 1_000_000, 0)
     images: int = within(32, 10_000_000, 30_000)  # what ends a run, instead of measure_steps and min_measure_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.validation import within
@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True)
 class Config(WorkloadConfig):
     """Fine-tuning. Only training reads the keys after train_steps."""
+
+    # Lengths, and what happens between steps.
+    not_in_variant: ClassVar[tuple[str, ...]] = (
+        *("min_warmup_s", "epochs", "dataset_images", "train_steps", "validate_every", "validation_images"),
+        *("sample_images", "sample_steps", "checkpoint_every_s", "keep_checkpoints", "save_weights", "resume"),
+    )
 
     min_warmup_s: float = within(0, 1e6, 0.0)  # after warmup_steps, which may compile: load the GPU for so long
     epochs: int = within(1, 100_000, 16)  # what "runtime" stands for

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.validation import one_of, within
@@ -24,6 +24,8 @@ LEVERS = (
 @dataclass(kw_only=True)
 class Config(WorkloadConfig):
     """From prompts to decoded images, `batch` at once. The model's UNet decides: text to image, or inpainting."""
+
+    not_in_variant: ClassVar[tuple[str, ...]] = ("sampler", "steps", "guidance")  # the model's name tells them
 
     warmup_steps: int = within(0, 1_000_000, 2)
     measure_steps: int = within(1, 100_000_000, 10)

@@ -12,7 +12,9 @@ from analysis.report.workloads import Section, denoise_patch, denoise_shape
 from inpaint_bench.core.workloads import result_columns, results
 
 WEIGHTS_MIB = 160.0
-RUN = {"run_id": "r-1", "site": "delta", "gpu": "h200", "recipe": "fp32", "precision": "fp32"}
+RUN: dict[str, Any] = {"run_id": "r-1", "site": "delta", "gpu": "h200", "recipe": "fp32", "variant": None}
+RUN |= {"precision": "fp32"}
+
 NO_RUNS = pl.DataFrame(schema=SCHEMA)
 
 
@@ -124,3 +126,9 @@ def test_patches_have_a_panel_per_size_for_each_figure():
     assert [figure.id.rpartition("-")[2] for figure in section.figures] == ["time", "memory", "patches", "images"]
     assert all(f"patches of {size} px" in figure.svg for figure in section.figures for size in (128, 256, 512))
     assert set(_column(section, "Explained by")) == {"algorithm: whole image at once"}
+
+
+def test_runs_of_another_variant_are_cases_of_their_own():
+    rows = pl.concat([_shape_rows(variant=text, run_id=text) for text in ("tiling=library, sigma=0.2", "sigma=0.3")])
+    settings = _column(_section(rows), "Setting")
+    assert set(settings) == {f"fp32, library, device_resident, sigma={sigma}" for sigma in (0.2, 0.3)}

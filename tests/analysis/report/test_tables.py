@@ -108,6 +108,20 @@ def test_incomparable_runs_are_not_averaged_or_the_mix_is_noted() -> None:
     assert tables.mean_text(pooled, "images_per_s") == "11.0 (range 10.0 to 12.0)"  # two cards
 
 
+def test_runs_of_another_variant_are_a_cell_of_their_own() -> None:
+    variants = [None, None, "tiling=off", "weights=0a1b2c3d"]
+    runs = frame(*({"run_id": f"r-{i}", "variant": name, "power_w": 100.0 + i} for i, name in enumerate(variants)))
+    cells = build_cells(runs)
+    assert cells.sort("power_w").select("variant", "n", "power_w").rows() == [
+        (None, 2, 100.5),
+        ("tiling=off", 1, 102.0),
+        ("weights=0a1b2c3d", 1, 103.0),
+    ]
+    assert set(cells["series"]) == {"A40", "A40 \u00b7 tiling=off", "A40 \u00b7 weights=0a1b2c3d"}
+    table = tables.TableBuilder(runs=runs).throughput()
+    assert {row[table.columns.index("Variant")] for row in table.rows} == {"\u2013", "tiling=off", "weights=0a1b2c3d"}
+
+
 def test_gpus_are_compared_only_with_the_same_model_and_recipe() -> None:
     runs = frame(
         {"run_id": "r-1", "gpu": "a40", "images_per_s": 10.0},

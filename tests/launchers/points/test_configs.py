@@ -97,6 +97,24 @@ def test_config_hash_ignores_placement_and_repetitions():
     assert config_hash(compose("config", overrides=["batch=8"])) != base
 
 
+@pytest.mark.parametrize(
+    ("overrides", "variant"),
+    [
+        (["profile=demo"], None),
+        (["workload.measure_steps=7", "workload.min_warmup_s=3", "workload.epochs=2"], None),
+        (["workload.learning_rate=1e-4"], "learning_rate=0.0001"),
+        (["workload=denoise_shape", "recipe=fp32", "workload.models=[drunet]", "workload.min_measure_s=3"], None),
+        (
+            ["workload=denoise_shape", "workload.tiling=off", "workload.width_steps_px=[64]"],
+            "tiling=off, width_steps_px=[64]",
+        ),
+        (["workload=sd_inference", "workload.steps=20"], None),  # in the name of the model
+    ],
+)
+def test_variant_of_a_workload_names_what_changes_the_work(overrides, variant):
+    assert parse_config(compose("config", overrides=overrides)).workload.variant() == variant
+
+
 def test_impossible_value_in_a_site_file_names_its_key():
     with pytest.raises(UserError, match=r"site\.here\.gpus\.x\.max_per_node=0: must lie between 1 and 64"):
         check(SiteConfig(name="here", gpus={"x": SiteGpu(max_per_node=0)}), "site.here")
