@@ -1,8 +1,8 @@
 """What a CUDA kernel does, by its name: convolution forward, GEMM, norm, attention ...
 
 The names are those of cuDNN, cuBLAS, CUTLASS, FlashAttention, PyTorch's own kernels, Triton (those of inductor and of
-inpaint_bench.kernels) and NCCL; on a CPU the names of operators, as the profiler gives both. A name may say less than
-one wants: two operators in one fused kernel, a copy that may be a cast. What is assumed then is said beside the rule.
+inpaint_bench.kernels) and NCCL; on a CPU the names of operators, as the profiler gives both. A name may say too
+little: two operators in one fused kernel, a copy that may be a cast. What is assumed then is said beside the rule.
 """
 
 from __future__ import annotations
@@ -120,4 +120,4 @@ def classify(name: str) -> Kernel:
 
 
 def _algorithm(name: str) -> str:
-    return next((word for pattern, word in ALGORITHMS if re.search(pattern, name, re.IGNORECASE)), "")
+    return next((algorithm for pattern, algorithm in ALGORITHMS if re.search(pattern, name, re.IGNORECASE)), "")

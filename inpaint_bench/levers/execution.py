@@ -28,8 +28,8 @@ ATTENTION_BACKENDS = {
     "flash": [SDPBackend.FLASH_ATTENTION],
     "cudnn": [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION],
 }
-# The word of core/kernel_names.py for each backend.
-ATTENTION_WORDS = {
+# The library that core/kernel_names.py names for each backend.
+ATTENTION_LIBRARIES = {
     "flash4": "FlashAttention-4",
     "flash": "flash",
     "cudnn": "cuDNN",
@@ -125,7 +125,9 @@ class Attention(Lever):
         unet = unet_kernels(observed)
         if unet.problem:
             return Verification(None, None, unet.problem)
-        counts = {name: unet.count_class(KernelClass.ATTENTION, word) for name, word in ATTENTION_WORDS.items()}
+        counts = {
+            name: unet.count_class(KernelClass.ATTENTION, library) for name, library in ATTENTION_LIBRARIES.items()
+        }
         text = "kernels by name in a forward pass of the UNet: " + ", ".join(f"{k} {n}" for k, n in counts.items())
         name = observed.recipe.attention
         # cudnn leaves head dimensions above 128 to flash, see ATTENTION_BACKENDS.

@@ -56,7 +56,7 @@ class StepObservation:
         return sum(n for name, n in self._names() if re.search(pattern, name, re.IGNORECASE))
 
     def count_class(self, kind: KernelClass, detail: str) -> int:
-        """Count the kernels of a class with this second word; on the CPU, the operators."""
+        """Count the kernels of a class with this detail; on the CPU, the operators."""
         return sum(n for name, n in self._names() if classify(name) == (kind, detail))
 
     @property

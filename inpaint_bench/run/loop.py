@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from inpaint_bench.workloads import TrainingWorkload
 
 PROGRESS_INTERVAL_S = 0.5
+MIB = 2**20
 LOSS_SLOTS = 4096  # losses that may be on their way to the host: more steps than a CUDA stream queues
 
 
@@ -193,8 +194,9 @@ class Loop:
         # The end is taken first: reading losses and writing rows take time, and may fail.
         self.windows.close(window, status)
         # A warm-up counts only if the run ended in it, because its peak includes building the workload.
-        if window.kind is WindowKind.MEASURE or (window.kind is WindowKind.WARMUP and window.reason):
-            self._record_peak_memory()
+        counts = window.kind is WindowKind.MEASURE or (window.kind is WindowKind.WARMUP and window.reason)
+        if counts and self.device.type == "cuda":
+            self.memory = larger_peaks(self.memory, allocator_peaks(self.device))
         try:
             self._write_rows(window, list(self._pending))
         finally:
@@ -264,21 +266,26 @@ class Loop:
         total = plan.expected_total(steps_before, done, elapsed_s)
         self._on_progress(self.step, None if total is None else max(total, self.step), rate)
 
-    def _record_peak_memory(self) -> None:
-        """Raise the recorded peaks to those of PyTorch's allocator, where these are larger."""
-        if self.device.type != "cuda":
-            return
-        before, mib = self.memory or MemoryPeaks(allocated_peak_mib=0.0, reserved_peak_mib=0.0), 2**20
-        allocated = round(torch.cuda.max_memory_allocated(self.device) / mib, 1)
-        reserved = round(torch.cuda.max_memory_reserved(self.device) / mib, 1)
-        self.memory = MemoryPeaks(
-            allocated_peak_mib=max(allocated, before.allocated_peak_mib or 0.0),
-            reserved_peak_mib=max(reserved, before.reserved_peak_mib or 0.0),
-        )
-
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def allocator_peaks(device: torch.device) -> MemoryPeaks:
+    """Return the peaks of PyTorch's allocator on a GPU since they were reset."""
+    return MemoryPeaks(
+        allocated_peak_mib=torch.cuda.max_memory_allocated(device) / MIB,
+        reserved_peak_mib=torch.cuda.max_memory_reserved(device) / MIB,
+    )
+
+
+def larger_peaks(known: MemoryPeaks | None, peaks: MemoryPeaks) -> MemoryPeaks:
+    """Return the larger of each peak, to a tenth of a MiB."""
+    known = known or MemoryPeaks()
+    return MemoryPeaks(
+        allocated_peak_mib=max(known.allocated_peak_mib or 0.0, round(peaks.allocated_peak_mib or 0.0, 1)),
+        reserved_peak_mib=max(known.reserved_peak_mib or 0.0, round(peaks.reserved_peak_mib or 0.0, 1)),
+    )
 
 
 def take_completed(pending: deque[_Step]) -> list[_Step]:

@@ -23,14 +23,12 @@ from inpaint_bench.telemetry.storage.background import saving_in_background
 from inpaint_bench.telemetry.storage.parts import PartWriter
 from inpaint_bench.workloads import Call, MeasuringWorkload
 
-from .loop import Windows
+from .loop import MIB, Windows, allocator_peaks, larger_peaks
 
 if TYPE_CHECKING:
     from inpaint_bench.core.workloads import Result
 
     from .manifest import ManifestFile
-
-MIB = 2**20
 
 
 class RunRecorder:
@@ -97,14 +95,12 @@ class RunRecorder:
         window = self._window
         assert window is not None, "a call is made in a window"
         cuda = self._device.type == "cuda"
-        before = None
         events = None
         if cuda:
             self._synchronize()
             if empty_cache:
                 torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self._device)
-            before = torch.cuda.memory_allocated(self._device) / MIB
             events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start_ns = time.monotonic_ns()
         if events:
@@ -114,14 +110,13 @@ class RunRecorder:
             events[1].record()
         self._synchronize()
         end_ns = time.monotonic_ns()
-        peaks = self._peaks()
+        peaks = allocator_peaks(self._device) if cuda else MemoryPeaks()
         del result  # until here its memory counts
         call = Call(
             window_id=window.window_id,
             step=self._step,
             host_ms=(end_ns - start_ns) / 1e6,
             device_ms=events[0].elapsed_time(events[1]) if events else None,
-            allocated_before_mib=before,
             allocated_peak_mib=peaks.allocated_peak_mib,
             reserved_peak_mib=peaks.reserved_peak_mib,
             nvml_used_mib=self._used_mib(),
@@ -136,7 +131,7 @@ class RunRecorder:
             images=self._images,
         )
         if window.kind is WindowKind.MEASURE and cuda:
-            self._raise_peaks(peaks)
+            self.memory = larger_peaks(self.memory, peaks)
         self._step += 1
         window.steps += 1
         window.images += self._images
@@ -147,21 +142,6 @@ class RunRecorder:
         """Write a row of results."""
         assert self._results is not None, "this workload declares no Result"
         self._results.append(**msgspec.structs.asdict(row))
-
-    def _peaks(self) -> MemoryPeaks:
-        if self._device.type != "cuda":
-            return MemoryPeaks()
-        return MemoryPeaks(
-            allocated_peak_mib=torch.cuda.max_memory_allocated(self._device) / MIB,
-            reserved_peak_mib=torch.cuda.max_memory_reserved(self._device) / MIB,
-        )
-
-    def _raise_peaks(self, peaks: MemoryPeaks) -> None:
-        known = self.memory or MemoryPeaks(allocated_peak_mib=0.0, reserved_peak_mib=0.0)
-        self.memory = MemoryPeaks(
-            allocated_peak_mib=max(known.allocated_peak_mib or 0.0, round(peaks.allocated_peak_mib or 0.0, 1)),
-            reserved_peak_mib=max(known.reserved_peak_mib or 0.0, round(peaks.reserved_peak_mib or 0.0, 1)),
-        )
 
     def _used_mib(self) -> float | None:
         if self._device.type != "cuda":

@@ -51,7 +51,6 @@ class Call:
     step: int
     host_ms: float  # the device is idle before and after it
     device_ms: float | None  # between CUDA events
-    allocated_before_mib: float | None  # by PyTorch's allocator
     allocated_peak_mib: float | None
     reserved_peak_mib: float | None
     nvml_used_mib: float | None  # of the whole GPU, right after the call; None also where NVML does not answer

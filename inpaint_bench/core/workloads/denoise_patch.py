@@ -37,7 +37,7 @@ class Config(DenoiserConfig):
             raise UserError(f"workload.patches_px={list(self.patches_px)}: {text}")
 
 
-class Result(BaseResult):
+class Result(BaseResult, kw_only=True):
     """One image, passed to the network as batches of patches. Memory without CUDA is null."""
 
     model: str

@@ -32,7 +32,7 @@ class Config(DenoiserConfig):
             raise UserError(f"workload.width_steps_px={list(self.width_steps_px)}: give at least one, of 1 or more")
 
 
-class Result(BaseResult):
+class Result(BaseResult, kw_only=True):
     """One denoised batch of images. Memory without CUDA is null."""
 
     model: str
