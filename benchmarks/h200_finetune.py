@@ -31,11 +31,10 @@ from rich.console import Console
 from analysis import seal
 from analysis.dataset import Dataset, open_dataset
 from analysis.report import render, study_tables
-from analysis.report.estimate import Estimate
+from analysis.report.estimate import Estimate, mean_of_runs
 from analysis.report.tables import DASH, INTERVALS, Table, TableBuilder, card_count, mean_text
 from analysis.stats import study
 from analysis.stats.cells import Cell, compare, disagreement_note
-from analysis.stats.intervals import MIN_DF, mean_interval, pairing_key
 from analysis.units import gpu_label, number
 from inpaint_bench.cli.exit_codes import guarded
 from inpaint_bench.core.errors import UserError
@@ -162,10 +161,12 @@ def warmup_rows(dataset: Dataset, cells: pl.DataFrame) -> list[list[str]]:
         if cell is None or not own:
             rows.append([*head, DASH, DASH, "not measured", number(must), number(aim), *[DASH] * 7])
             continue
-        value, worst, text = _mean(own)
-        verdict = reached(value, worst, must, aim, lower_is_better=True)
-        row = [*head, cell["recipe_short"], str(cell["batch"]), text, number(must), number(aim), verdict]
-        rows.append([*row, _mean(plain)[2] if plain else DASH, DASH, DASH, DASH, str(len(own)), card_count(cell)])
+        mean = mean_of_runs(own, "warmup_s")
+        assert mean is not None  # every run in `own` has a figure
+        verdict = reached(mean.value, mean.high, must, aim, lower_is_better=True)
+        row = [*head, cell["recipe_short"], str(cell["batch"]), mean, number(must), number(aim), verdict]
+        plain_text = mean_of_runs(plain, "warmup_s") or DASH
+        rows.append([*row, plain_text, DASH, DASH, DASH, str(len(own)), card_count(cell)])
     return rows
 
 
@@ -179,16 +180,6 @@ def _warmups(dataset: Dataset, cell: Cell, state: str | None = None) -> list[dic
     seconds = warmup_s(dataset, {"cold": cold, "warm": warm}.get(state or "", cell["run_ids"]))
     rows = dataset.runs.filter(pl.col("run_id").is_in(list(seconds))).to_dicts()
     return [{**row, "warmup_s": seconds[row["run_id"]]} for row in rows]
-
-
-def _mean(runs: list[dict[str, Any]]) -> tuple[float, float | None, str]:
-    """Return the mean of the warm-ups, the upper end of its interval, and the text."""
-    values = [row["warmup_s"] for row in runs]
-    known = [(pairing_key(row["gpu_uuid"] or row["node"], row["seed"], row["run_id"]), row["warmup_s"]) for row in runs]
-    mean = sum(values) / len(values)
-    low, high = mean_interval(known, min_df=MIN_DF) or (None, None)
-    text = Estimate(mean, low, high, least=min(values), most=max(values), form=number, narrow=False)
-    return mean, high, text
 
 
 def goals_table(dataset: Dataset, build: TableBuilder, gpu: str) -> Table:

@@ -20,10 +20,10 @@ QUICK = (
 )
 
 
-def gpu_sweep(folder: Path, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+def gpu_sweep(folder: Path, *arguments: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return subprocess.run(
-        [SCRIPT, *words],
+        [SCRIPT, *arguments],
         cwd=folder,
         env=os.environ | {"PATH": path, "GPUS": "0", **env},
         capture_output=True,
@@ -47,12 +47,12 @@ def test_a_second_call_goes_on_where_the_first_ran_out_of_time(testbed_light: ob
     # Sockets need a short path.
     state = Path(f"/tmp/gpu-sweep-{os.getpid()}")
     env = {"INPAINT_BENCH_TESTBED": str(state), "PREPARED": str(data), "PORT": str(free_port())}
-    words = ("debs", tmp_path, "sweep", "batch=2", *QUICK)
+    arguments = ("debs", tmp_path, "sweep", "batch=2", *QUICK)
     try:
-        first = gpu_sweep(tmp_path, *words, **env, LIMIT_S="0")
+        first = gpu_sweep(tmp_path, *arguments, **env, LIMIT_S="0")
         assert first.returncode == 3, first.stdout + first.stderr
         assert (tmp_path / "sweep.tgz").exists()
-        second = gpu_sweep(tmp_path, *words, **env, LIMIT_S="200")
+        second = gpu_sweep(tmp_path, *arguments, **env, LIMIT_S="200")
         assert second.returncode == 0, second.stdout + second.stderr
         assert "launched" not in second.stdout
         assert not state.exists(), "the bed is down"

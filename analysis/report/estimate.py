@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from analysis.stats.intervals import MIN_DF, mean_interval, pairing_key
+from analysis.units import number
 
 
 class Estimate(str):
@@ -54,3 +58,18 @@ class Estimate(str):
         self.shown, self.range = (form(value), *ends), span
         self.unit, self.remarks = unit, tuple(filter(None, (verdict, *remarks)))
         return self
+
+
+def mean_of_runs(runs: Iterable[Mapping[str, Any]], column: str) -> Estimate | None:
+    """Return the mean over the runs that have a figure, with its 95 % interval, or the range of too few runs.
+
+    `runs` have the columns `gpu_uuid`, `node`, `seed` and `run_id` too. None where no run has a figure.
+    """
+    known = [run for run in runs if run[column] is not None]
+    if not known:
+        return None
+    keys = [pairing_key(run["gpu_uuid"] or run["node"], run["seed"], run["run_id"]) for run in known]
+    values = [float(run[column]) for run in known]
+    low, high = mean_interval(list(zip(keys, values, strict=True)), min_df=MIN_DF) or (None, None)
+    mean = sum(values) / len(values)
+    return Estimate(mean, low, high, least=min(values), most=max(values), form=number, narrow=False)

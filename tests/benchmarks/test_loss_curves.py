@@ -19,13 +19,13 @@ STEPS, BLOCK = 500, 50
 
 def curves(*, seeds: int = 3, shift: float = 0.0, own_noise: float = 0.0) -> Curves:
     """Falling losses with the noise of their seed; `own_noise` differs between recipes, as rounding does."""
-    found: Curves = {}
+    result: Curves = {}
     fall = 0.3 + 0.7 * np.exp(-np.arange(STEPS) / 100)
     for seed in range(seeds):
         shared = np.random.default_rng(seed).normal(0, 0.05, STEPS)
         own = np.random.default_rng(100 + seed).normal(0, own_noise, STEPS)
-        found[seed] = fall + shared + own + shift
-    return found
+        result[seed] = fall + shared + own + shift
+    return result
 
 
 class TestCriterion:
@@ -33,9 +33,9 @@ class TestCriterion:
         assert compare(curves(), curves(own_noise=0.002), BLOCK).problems() == []
 
     def test_noise_is_the_deviation_of_block_means_over_seeds(self) -> None:
-        found = compare(curves(seeds=40), curves(seeds=40), BLOCK)
-        assert found.noise == pytest.approx(0.05 / BLOCK**0.5, rel=0.1)
-        assert found.largest == 0
+        comparison = compare(curves(seeds=40), curves(seeds=40), BLOCK)
+        assert comparison.noise == pytest.approx(0.05 / BLOCK**0.5, rel=0.1)
+        assert comparison.largest == 0
 
     def test_constant_difference_above_the_noise_is_outside(self) -> None:
         (first, second) = compare(curves(), curves(shift=0.02), BLOCK).problems()

@@ -50,15 +50,15 @@ class TestWritten:
     def test_configurations_name_the_folders(self, trained: Path, tmp_path: Path) -> None:
         write(trained, tmp_path / "out", "tiny_inpaint")
         register()
-        found = {}
+        weights = {}
         for kind in ("trained", "fan_in"):
             with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
-                here = f"hydra.searchpath=[file://{tmp_path}/out/conf]"
-                config = compose("config", [here, f"model=tiny_inpaint_{kind}", "gpu=cpu", "site=local"])
+                search_path = f"hydra.searchpath=[file://{tmp_path}/out/conf]"
+                config = compose("config", [search_path, f"model=tiny_inpaint_{kind}", "gpu=cpu", "site=local"])
             model = parse_config(config).model
-            found[model.name] = model.weights
+            weights[model.name] = model.weights
             assert model.unet["block_out_channels"] == [32, 64]
-        assert found == {
+        assert weights == {
             "tiny_inpaint_trained": str(trained),
             "tiny_inpaint_fan_in": str(tmp_path / "out" / "fan_in"),
         }

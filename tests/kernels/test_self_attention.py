@@ -41,10 +41,10 @@ def test_pytorch_attention_equals_a_softmax() -> None:
     generator = torch.Generator().manual_seed(0)
     qkv = torch.randn(2, 12, 3 * HEADS * 5, generator=generator, dtype=torch.float64)
     weights = torch.randn(2, 12, HEADS * 5, generator=generator, dtype=torch.float64)
-    for ours, exact in zip(
+    for computed, exact in zip(
         outputs_and_gradient(qkv, weights, flash4=False), softmax_attention(qkv, weights), strict=True
     ):
-        assert relative_error(ours, exact) < 1e-12
+        assert relative_error(computed, exact) < 1e-12
 
 
 def test_flash_attention_4_is_unavailable_without_a_hopper_gpu() -> None:

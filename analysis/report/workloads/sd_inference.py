@@ -9,11 +9,10 @@ import polars as pl
 
 from analysis import recipe_labels
 from analysis.report import nemo
-from analysis.report.estimate import Estimate
+from analysis.report.estimate import mean_of_runs
 from analysis.report.figures import base
 from analysis.report.figures.base import Figure
 from analysis.report.tables import DASH, ONE_RUN, Table, TableBuilder
-from analysis.stats.intervals import MIN_DF, mean_interval, pairing_key
 from analysis.units import gpu_label, gpu_order, number
 from inpaint_bench.core.schema import WindowKind
 
@@ -141,14 +140,4 @@ def _keys(cell: pl.DataFrame) -> list[str]:
 
 
 def _mean(cell: pl.DataFrame, column: str) -> str:
-    """Return the mean over the runs that have a figure, with its interval or range."""
-    known = [row for row in cell.iter_rows(named=True) if row[column] is not None]
-    if not known:
-        return DASH
-    values: list[Any] = [
-        (pairing_key(row["gpu_uuid"] or row["node"], row["seed"], row["run_id"]), row[column]) for row in known
-    ]
-    low, high = mean_interval(values, min_df=MIN_DF) or (None, None)
-    figures = [value for _, value in values]
-    mean = sum(figures) / len(figures)
-    return Estimate(mean, low, high, least=min(figures), most=max(figures), form=number, narrow=False)
+    return mean_of_runs(cell.to_dicts(), column) or DASH

@@ -32,9 +32,9 @@ def test_every_printed_speedup_is_within_one_unit_of_its_last_place(
     printed = pl.read_csv(published._FOLDER / file, infer_schema=False)[column].to_list()
     computed = [row[place] for row in tables[table].rows]
     assert len(computed) == len(printed) > 0
-    for ours, theirs in zip(computed, printed, strict=True):
-        unit = 10.0 ** -len(theirs.partition(".")[2])
-        assert abs(float(ours) - float(theirs)) <= unit + 1e-9, (ours, theirs)
+    for value, text in zip(computed, printed, strict=True):
+        unit = 10.0 ** -len(text.partition(".")[2])
+        assert abs(float(value) - float(text)) <= unit + 1e-9, (value, text)
 
 
 def test_efficiency_falls_on_both_gpus_and_more_on_the_faster(tables: dict[str, Table]) -> None:
