@@ -218,8 +218,8 @@ def key_text(row: Cell, name: str) -> str:
         return "" if value is None else "text online" if value else "text cached"
     if name == "inactive_levers":
         return f"{value} not active" if value else ""
-    if name == "variant":
-        return value or ""
+    if value is None:  # a model that has no variant, a workload that has no resolution
+        return ""
     text = {"gpus": f"{row['gpus']} GPUs", "demonstration": "demo" if row["demonstration"] else "real"}
     text |= {"resolution_px": f"{row['resolution_px']} px", "recipe": str(row[recipe_labels.COLUMN])}
     return text.get(name, str(value))

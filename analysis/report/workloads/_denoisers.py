@@ -84,15 +84,26 @@ def explain(measured: float | None, predicted: float | None, branch: str, calls:
 
 def setting_text(row: dict[str, object]) -> list[str]:
     """Return site, GPU and recipe of a case, and what else was set."""
-    # The variant may name tiling and input mode once more, each where it is not the default.
-    told = {f"{name}={row[name]}" for name in ("tiling", "input_mode")}
-    more = [part for part in _split_variant(row["variant"]) if part not in told]
-    setting = ", ".join([str(row["recipe"]), str(row["tiling"]), str(row["input_mode"]), *more])
+    setting = ", ".join([str(row["recipe"]), str(row["tiling"]), str(row["input_mode"]), *_variant(row)])
     return [str(row["site"]), gpu_label(str(row["gpu"])), setting]
 
 
-def _split_variant(variant: object) -> list[str]:
-    return str(variant).split(", ") if variant else []
+def _variant(row: dict[str, object]) -> list[str]:
+    # It may name tiling and input mode once more, each where it is not the default.
+    told = {f"{name}={row[name]}" for name in ("tiling", "input_mode")}
+    return [part for part in str(row["variant"] or "").split(", ") if part and part not in told]
+
+
+def _series_text(row: dict[str, object], varying: Sequence[str]) -> str:
+    parts = [NAMES[str(row["model"])]]
+    for name in varying:
+        texts = {
+            "gpu": gpu_label(str(row["gpu"])),
+            "batch": f"batch {row['batch']}",
+            "variant": ", ".join(_variant(row)),
+        }
+        parts.append(texts.get(name, str(row[name])))
+    return ", ".join(filter(None, parts))
 
 
 def cell(value: float | None) -> str:
@@ -110,19 +121,20 @@ def panels(
     panel: tuple[str, str],
     caption: str,
 ) -> Figure | None:
-    """Draw one figure of a panel per value of a column: a line per model and setting; all share the range of values.
+    """Draw one figure of a panel per value of a column: a line per model, setting and batch; all share the range.
 
     `x`, `y` and `panel` are a column and its label. None where nothing was measured.
     """
     cases = cases.drop_nulls(y[0])
     if cases.is_empty():
         return None
-    several = cases.select(SETTING).n_unique() > 1
-    series = [
-        ", ".join([NAMES[row["model"]], *(setting_text(row) if several else [])]) for row in cases.iter_rows(named=True)
-    ]
+    varying = [name for name in [*SETTING, "batch"] if name != x[0] and cases[name].n_unique() > 1]
+    series = [_series_text(row, varying) for row in cases.iter_rows(named=True)]
     cases = cases.with_columns(pl.Series("series", series))
-    names = cases["series"].unique(maintain_order=True).to_list()[: len(svg.SERIES)]
+    names = cases["series"].unique(maintain_order=True).to_list()
+    if left_out := names[len(svg.SERIES) :]:
+        caption += f" Not drawn, but in the table: {'; '.join(left_out)}."
+    names = names[: len(svg.SERIES)]
     cases = cases.filter(pl.col("series").is_in(names))
     low, high = cases[y[0]].min(), cases[y[0]].max()
     assert isinstance(low, float)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MODELS = {"drunet": "DRUNet", "unet": "UNet", "dncnn": "DnCNN"}
 CHANNELS = [64, 128, 256, 512]
-LEVERS = {"precision", "tf32", "channels_last", "cudnn_benchmark"}  # fields of the recipe that they obey
+LEVERS = ("precision", "tf32", "channels_last", "cudnn_benchmark")  # fields of the recipe that they obey
 
 
 @dataclass(kw_only=True)

@@ -132,3 +132,10 @@ def test_runs_of_another_variant_are_cases_of_their_own():
     rows = pl.concat([_shape_rows(variant=text, run_id=text) for text in ("tiling=library, sigma=0.2", "sigma=0.3")])
     settings = _column(_section(rows), "Setting")
     assert set(settings) == {f"fp32, library, device_resident, sigma={sigma}" for sigma in (0.2, 0.3)}
+
+
+def test_batches_are_lines_of_their_own_and_the_figure_names_what_it_leaves_out():
+    rows = pl.concat([_shape_rows(run_id=f"r-{batch}", batch=batch) for batch in (1, 2, 4)])
+    figure = _section(rows).figures[0]
+    assert all(f"DRUNet, batch {batch}" in figure.svg for batch in (1, 2, 4))
+    assert "Not drawn, but in the table: DnCNN, batch 4." in figure.caption

@@ -173,6 +173,15 @@ def test_other_precisions_and_resolutions_are_separate_cells_without_ratio() -> 
     assert all("published" in row[0] for row in build.gpu_ratios().rows)
 
 
+def test_a_workload_without_a_resolution_has_none_in_tables_and_labels() -> None:
+    rows = [{"workload": "denoise_shape", "model": "UNet"}, {"resolution_px": 512, "images_per_s": 10.0}]
+    build = tables.TableBuilder(runs=frame(*rows))
+    assert build.cells["n"].to_list() == [1, 1]
+    assert not [label for label in build.cells["series"] if "None" in label]
+    table = build.throughput()
+    assert [row[table.columns.index("Resolution [px]")] for row in table.rows] == [tables.DASH, "512 px"]
+
+
 def test_n_is_the_number_of_runs_that_have_the_metric() -> None:
     runs = frame({"run_id": "r-1", "images_per_s": 10.0, "power_w": 5.0}, {"run_id": "r-2", "images_per_s": 12.0})
     cell = build_cells(runs).row(0, named=True)
