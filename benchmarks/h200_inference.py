@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from benchmarks.h200_levers import PRELOADED, forks, in_child, shuffled
+from inpaint_bench.cli.exit_codes import guarded
 from inpaint_bench.core.hydra_support import register
 
 POINTS = ("baseline:1", "generate_tuned:1", "generate_tuned:16")
@@ -51,28 +53,27 @@ def describe(folder: Path) -> str:
 
 def list_kernels(overrides: list[str]) -> None:
     """Print the kernels of one batch of images, by total time. The profiler makes every kernel a little slower."""
-    import torch
     from hydra import compose, initialize_config_dir
 
     from inpaint_bench.core.config import parse_config
-    from inpaint_bench.core.kernel_names import classify
     from inpaint_bench.core.paths import conf_dir
+    from inpaint_bench.profiling.kernel_times import kernel_totals
+    from inpaint_bench.profiling.record import keep_profiler_attached, record
     from inpaint_bench.run.worker import choose_device
     from inpaint_bench.workloads import sd_inference
 
     with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
         bench = parse_config(compose("config", overrides=overrides))
     device, _ = choose_device(bench)
+    keep_profiler_attached()
     workload = sd_inference.build(bench, device)
     workload.images(1)
-    with torch.profiler.profile(activities=list(torch.profiler.supported_activities())) as profile:
-        workload.images(2)
-    device_events = [event for event in profile.key_averages() if event.self_device_time_total]
-    events = device_events or profile.key_averages()
-    timed = [(e.self_device_time_total or e.self_cpu_time_total, e.count, str(e.key)) for e in events]
-    for us, count, name in sorted(timed, reverse=True)[:KERNELS]:
-        print(f"{us / 1e3:9.3f} ms {count:7d} {us / count:8.1f} us  {classify(name).kind.value:22} {name[:90]}")
-    print(f"{sum(us for us, _, _ in timed) / 1e3:9.3f} ms {sum(count for _, count, _ in timed):7d} in all", flush=True)
+    totals = kernel_totals(record(lambda: workload.images(2), device))
+    for kernel in totals[:KERNELS]:
+        us = 1e3 * kernel.ms / kernel.launches
+        print(f"{kernel.ms:9.3f} ms {kernel.launches:7d} {us:8.1f} us  {kernel.kind:22} {kernel.name[:90]}")
+    ms, launches = sum(kernel.ms for kernel in totals), sum(kernel.launches for kernel in totals)
+    print(f"{ms:9.3f} ms {launches:7d} in all", flush=True)
     workload.close()
 
 
@@ -116,4 +117,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded(main))
