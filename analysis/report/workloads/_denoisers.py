@@ -11,8 +11,9 @@ from analysis.report.figures import base, svg
 from analysis.report.figures.base import Figure
 from analysis.report.tables import DASH
 from analysis.units import gpu_label, number
+from inpaint_bench.core.workloads._denoisers import MODELS
 
-NAMES = {"drunet": "DRUNet", "unet": "UNet", "dncnn": "DnCNN"}
+NAMES = MODELS
 SOURCE = 'the page "GPU Performance Under the Hood" (benchmark_invprob_inference)'
 TOLERANCE = 0.10  # of the prediction
 MIB_PER_GB = 1e9 / 2**20
