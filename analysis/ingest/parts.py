@@ -30,6 +30,7 @@ _KEYS = {
     "samples_gpm": ["gpu_uuid", "tick_seq"],
     "steps": ["window_id", "step", "t_start_mono_ns"],
     "events": ["t_mono_ns", "kind", "gpu_uuid", "detail"],
+    contract.KERNEL_TIMES: ["call", "kernel"],
     **{table: ["window_id", "step"] for table in contract.TABLES if table.startswith(contract.RESULTS)},
 }
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError)
@@ -301,6 +302,10 @@ def read_table(table: str, files: TableFiles, run_id: str) -> tuple[pa.Table, li
         reason = f"journal of a part that was never closed: {rows.num_rows} rows taken from it"
         skips.append(skipped(path, "journal", f"{reason}, {problem}" if problem else reason, run_id))
     closed = _concat(pieces, schema)
+    if table == contract.KERNEL_TIMES and closed.num_rows > untrusted.MAX_KERNELS:
+        reason = f"profile left out: {closed.num_rows:,} kernels; the limit is {untrusted.MAX_KERNELS:,}"
+        skips.append(skipped(next(iter(files.parts)), "too_large", reason, run_id))
+        closed = schema.empty_table()
     if not journals:
         return _bounded(closed, table), skips
     # Rows that are in a closed part and in a journal too, e.g. after a kill between renaming and removing, count once.

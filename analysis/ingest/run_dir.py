@@ -158,8 +158,16 @@ def read_run(folder: Path) -> tuple[Run | None, list[SkippedFile]]:
     tables: dict[str, TableFiles] = {}
     skips: list[SkippedFile] = []
     for table in schema.TABLES:
-        tables[table], unusable = open_table(folder / table, table, run_id)
-        skips += unusable
+        try:
+            tables[table], unusable = open_table(folder / table, table, run_id)
+            skips += unusable
+        except LeftOutError as error:
+            if table != schema.KERNEL_TIMES:
+                raise
+            # No figure of the run depends on its profile.
+            tables[table] = TableFiles()
+            reason = f"profile left out: {error.reason}"
+            skips.append(skipped(error.path or folder / table, error.code, reason, run_id))
     if manifest is None:
         assert problem is not None
         # Without a run id nothing of them can be merged, but each is listed.

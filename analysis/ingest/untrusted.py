@@ -25,6 +25,7 @@ MAX_TABLE_BYTES = 2 * 2**30
 # What is compared one by one: without a bound a small file keeps the merge busy for hours.
 MAX_DEVICES = 256  # of a node with sixteen GPUs, each in seven MIG instances, and more
 MAX_WINDOWS = 5_000
+MAX_KERNELS = 50_000  # rows of a profile; a step of Stable Diffusion has some hundred
 MAX_EVENTS = 20_000  # the sidecar writes at most some hundred per GPU
 MAX_READING = 1e12  # of a sensor, in any unit that a column has
 MAX_DETAIL = 1_000  # characters of one text in a table

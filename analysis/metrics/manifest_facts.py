@@ -62,6 +62,7 @@ def manifest_columns(manifest: Manifest) -> dict[str, Any]:
         "torch_reserved_peak_mib": memory.reserved_peak_mib,
         "recipe_parts": ",".join(requested_parts(manifest.overrides)) or None,
         "levers": _json(manifest.levers),
+        "profile": _json(manifest.profile),
         "cache": _json(facts.get("cache")),
         "resumed_from_step": resumed[-1] if resumed else None,
         "data_identity": data.identity,

@@ -24,7 +24,7 @@ from inpaint_bench.core import files
 from inpaint_bench.core.console import sanitize
 from inpaint_bench.core.errors import UserError
 
-from . import export, poster, render, sample_grids, study_tables, workloads
+from . import export, poster, profiles, render, sample_grids, study_tables, workloads
 from .figures import base, overview, svg
 from .figures.base import Figure
 from .tables import LONG_TABLE, Table, TableBuilder
@@ -48,7 +48,7 @@ class Report:
     quality: dict[str, str]
     conflicts: list[str]  # run directories that have the id of another run
     tables: dict[str, list[Table]]  # by section of the page
-    workloads: list[workloads.Section]  # of those workloads that have results of their own
+    workloads: list[workloads.Section]  # the profiles, and of those workloads that have results of their own
 
     def all_tables(self) -> list[Table]:
         """Return every table in the order of Markdown and terminal."""
@@ -83,7 +83,7 @@ def make_report(dataset: Dataset, build: TableBuilder, notes: list[str]) -> Repo
             "excluded": [build.excluded(), build.skipped_files(dataset.skipped), build.skipped_images()],
             "environment": [build.environment()],
         },
-        workloads=workloads.sections(dataset, build),
+        workloads=[*profiles.sections(dataset, build), *workloads.sections(dataset, build)],
     )
 
 

@@ -261,6 +261,8 @@ class BenchConfig:
     out: str = "runs"  # parent of all sweep directories
     wait: bool = False  # return when all points have finished
     dry_run: bool = False  # print the plan and write the scripts, submit nothing
+    # profile a step after the measured windows, by classes of kernels; never part of a measurement
+    profiler: str = one_of("none", "torch", default="none")
     demonstration: bool = False  # tables and figures of such a run are marked as a demonstration
 
     @property
@@ -319,7 +321,7 @@ def without_hydra(config: DictConfig) -> DictConfig:
 
 
 def config_hash(config: DictConfig) -> str:
-    """Return 12 hex digits over the configuration without what only places or repeats a point.
+    """Return 12 hex digits over the configuration without what only places, repeats or profiles a point.
 
     Sites are left out, so that the same point on two of them is comparable, and so is the seed, because it makes
     replicates. Paths that say what is executed (data.root, model.weights) are included.
@@ -328,7 +330,8 @@ def config_hash(config: DictConfig) -> str:
     assert isinstance(content, dict)
     placement = ("site", "sites", "out", "name", "wait", "dry_run", "max_points", "budget", "time_min", "mem_gb")
     replication = ("seed", "repeats", "repeats_target", "repeats_max", "order_seed")
-    for key in ("identity", "study", "prepare", "rerun", *placement, *replication):
+    # A profile begins when everything is measured.
+    for key in ("identity", "study", "prepare", "rerun", "profiler", *placement, *replication):
         content.pop(key, None)
     for key in ("dcgm_url", "dcgm_every_s"):  # depend on the site
         content["telemetry"].pop(key, None)

@@ -39,6 +39,7 @@ class Kernel(NamedTuple):
     detail: str = ""
 
 
+IDLE = "idle"  # in a table of kernels by class: time in which none ran
 CONVOLUTIONS = (KernelClass.CONV_FORWARD, KernelClass.CONV_DGRAD, KernelClass.CONV_WGRAD, KernelClass.CONVOLUTION)
 
 _C = KernelClass

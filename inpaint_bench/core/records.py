@@ -223,6 +223,15 @@ class MemoryPeaks(msgspec.Struct, kw_only=True):
     reserved_peak_mib: float | None = None
 
 
+class ProfileFacts(msgspec.Struct, kw_only=True):
+    """What was profiled after the measured windows; the kernels are in the table `kernel_times`."""
+
+    profiler: str
+    calls: list[str] = []
+    traces: list[str] = []  # relative to the run directory
+    problems: list[str] = []  # why a call or a trace is missing
+
+
 class TelemetryState(msgspec.Struct, kw_only=True):
     """The sidecar as the worker knows it; its own report is telemetry.json."""
 
@@ -290,6 +299,7 @@ class Manifest(ManifestHead, kw_only=True):
     quality: Quality | None = None  # of a training
     resumed: list[ResumeEvent] | None = None  # of a training
     memory: MemoryPeaks | None = None  # null without CUDA
+    profile: ProfileFacts | None = None  # null where none was asked for
 
 
 # --- telemetry.json ------------------------------------------------------------------------------

@@ -27,7 +27,9 @@ TELEMETRY: Final = "telemetry.json"  # the sidecar's report on itself
 SCHEDULER: Final = "scheduler.json"  # the last state that Slurm reported; Slurm purges old jobs
 RESULTS: Final = "results_"  # begins the name of the table of a workload's own results
 RUN_TABLES: Final = ("samples_fast", "samples_slow", "samples_gpm", "steps", "events")  # of a run of any workload
-TABLES: Final = (*RUN_TABLES, *(f"{RESULTS}{name}" for name in results()))  # one folder of parts each
+KERNEL_TIMES: Final = "kernel_times"  # of a run with a profile
+TRACES: Final = "traces"  # of its profile, for Perfetto: <call>.json.gz; not merged
+TABLES: Final = (*RUN_TABLES, KERNEL_TIMES, *(f"{RESULTS}{name}" for name in results()))  # one folder of parts each
 PART_PATTERN: Final = "part-{:06d}.parquet"
 # Earlier versions wrote the events as part-000000.sidecar.parquet.
 PART_NAME: Final = re.compile(r"part-(\d{6,})(\.[\w-]+)?\.parquet", re.ASCII)
@@ -210,6 +212,19 @@ EVENTS: Final = _table(
 )
 
 
+# A profiled call of the workload, after the measured windows: a row per kernel, the heaviest first (on a CPU per
+# operator), and on a GPU a row of kind "idle" whose launches are the gaps. No speed: the profiler slows a call down.
+_KERNEL_TIMES: Final = _table(
+    ("call", _DICT, False),  # "CUDA graph replay", "step", ...
+    ("measured", pa.bool_(), False),  # whether the windows ran this call, or another way to run the same
+    ("kind", _DICT, False),  # a KernelClass or "idle"
+    ("detail", _DICT, False),  # algorithm of a convolution, library, kind of copy; may be empty
+    ("kernel", _DICT, False),
+    ("launches", pa.int64(), False),
+    ("ms", pa.float64(), False),
+)
+
+
 def results_table(workload: str) -> str:
     """Return the name of the table with a workload's own results."""
     return f"{RESULTS}{workload}"
@@ -227,5 +242,6 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
     "samples_gpm": SAMPLES_GPM,
     "steps": STEPS,
     "events": EVENTS,
+    KERNEL_TIMES: _KERNEL_TIMES,
     **{results_table(name): _results(result) for name, result in results().items()},
 }

@@ -152,9 +152,18 @@ class TrainingStep:
     def __call__(self, batch: Batch) -> Tensor:
         """Train on one batch in host or device memory. Return the loss, a detached scalar on the device."""
         self.steps += 1
-        non_blocking = self.components.non_blocking
-        batch = {name: value.to(self.device, non_blocking=non_blocking) for name, value in batch.items()}
+        batch = self._to_device(batch)
         return self.graph(batch) if self.graph else self._train(batch)
+
+    def eager(self, batch: Batch) -> Tensor:
+        """Train on one batch without replaying a CUDA graph; needs memory beside that of the graph."""
+        self.steps += 1
+        batch = self._to_device(batch)
+        return self.graph.eager(batch) if self.graph else self._train(batch)
+
+    def _to_device(self, batch: Batch) -> Batch:
+        non_blocking = self.components.non_blocking
+        return {name: value.to(self.device, non_blocking=non_blocking) for name, value in batch.items()}
 
     def _train(self, batch: Batch) -> Tensor:
         size, micro_batch_size = int(self.components.bench.batch), self.components.micro_batch_size
@@ -245,7 +254,7 @@ class CudaGraphStep:
         if self._graph is None:
             if self._calls < WARMUP_STEPS:
                 self._calls += 1
-                return self._warm_up(batch)
+                return self.eager(batch)
             # A capture runs nothing: the replay below is the step of this batch.
             self._capture(batch)
         assert self._graph is not None
@@ -256,7 +265,7 @@ class CudaGraphStep:
         # The next replay overwrites it.
         return self._loss.clone()
 
-    def _warm_up(self, batch: Batch) -> Tensor:
+    def eager(self, batch: Batch) -> Tensor:
         """Run a step on the stream of the capture: allocations made there stay usable there."""
         # Each stream waits for the other: the batch comes from the current one, and the loss is read there.
         self._stream.wait_stream(torch.cuda.current_stream())

@@ -132,6 +132,7 @@ def _measure(
     with RunRecorder(bench, run_dir, manifest, workload, device) as recorder:
         workload.measure(recorder)
     manifest.update(levers=workload.verify_levers(), memory=recorder.memory)
+    _profile(bench, run_dir, manifest, workload, device)
 
 
 def _run_windows(
@@ -169,6 +170,21 @@ def _run_windows(
         _record_results(manifest, workload, loop)
     # Only after windows that succeeded: reading the levers back takes two more steps.
     manifest.update(levers=workload.verify_levers())
+    _profile(bench, run_dir, manifest, workload, device)
+
+
+def _profile(
+    bench: BenchConfig,
+    run_dir: Path,
+    manifest: ManifestFile,
+    workload: TrainingWorkload | MeasuringWorkload,
+    device: torch.device,
+) -> None:
+    if bench.profiler == "none":
+        return
+    from .profile import profile_calls
+
+    manifest.update(profile=profile_calls(bench, run_dir, manifest.record.run_id, workload, device))
 
 
 def _record_results(manifest: ManifestFile, workload: TrainingWorkload, loop: Loop) -> None:

@@ -7,7 +7,7 @@ its own. Its configuration keys, and the columns of its results, are declared in
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,15 @@ if TYPE_CHECKING:
     from inpaint_bench.core.workloads import Result
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProfiledCall:
+    """One step or call, as a profile shows it; `work` may be run any number of times."""
+
+    name: str
+    work: Callable[[], object]
+    measured: bool = True  # false: the windows ran it in another way
+
+
 class Workload(Protocol):
     """What the worker asks of every workload."""
 
@@ -38,6 +47,9 @@ class Workload(Protocol):
 
     def verify_levers(self) -> list[LeverReport]:
         """Return the levers with what is really in effect. May run more steps: only after the last that counts."""
+
+    def profiled_calls(self) -> Iterator[ProfiledCall]:
+        """Yield what a profile shows. Each is used before the next one is asked for, all after the last window."""
 
     def close(self) -> None:
         """End worker processes."""
@@ -89,6 +101,10 @@ class MeasuringWorkload:
     def verify_levers(self) -> list[LeverReport]:
         """Return the levers with what is really in effect."""
         return []
+
+    def profiled_calls(self) -> Iterator[ProfiledCall]:
+        """Yield what a profile shows. Each is used before the next one is asked for, all after the last window."""
+        yield from ()
 
     def close(self) -> None:
         """Release what `build` opened."""

@@ -24,7 +24,7 @@ from inpaint_bench.models import denoisers
 from inpaint_bench.models.denoisers import Denoiser, TilePlan
 from inpaint_bench.models.networks import DTYPES, FROZEN_SEED, set_fp32_precision
 
-from . import Call, MeasuringWorkload, Recorder
+from . import Call, MeasuringWorkload, ProfiledCall, Recorder
 
 MIB = 2**20
 
@@ -83,6 +83,18 @@ class Denoisers(MeasuringWorkload):
                     network.to("cpu")
 
     def _measure_model(self, recorder: Recorder, name: str, network: Denoiser) -> None:
+        raise NotImplementedError
+
+    def profiled_calls(self) -> Iterator[ProfiledCall]:
+        """Yield the last case of every model."""
+        with torch.no_grad():
+            for name, network in self.networks.items():
+                network.to(self.device)
+                yield self._last_case(name, network)
+                if self.config.models_resident == "one":
+                    network.to("cpu")
+
+    def _last_case(self, name: str, network: Denoiser) -> ProfiledCall:
         raise NotImplementedError
 
     def _calls(self, recorder: Recorder, case: str, work: Callable[[], Any]) -> Iterator[Call]:
@@ -203,6 +215,14 @@ class DenoiseShape(Denoisers):
             )
             recorder.result(row)
 
+    def _last_case(self, name: str, network: Denoiser) -> ProfiledCall:
+        config, batch = self.bench.workload, self.images_per_step
+        assert isinstance(config, denoise_shape.Config)
+        width = range(config.width_min_px, config.width_max_px + 1, config.width_steps_px[-1])[-1]
+        tiles, source = self._plan(name, config.height_px, width), self._source((batch, 3, config.height_px, width))
+        case = f"{name} {config.height_px}x{width}, {tiles.branch}"
+        return ProfiledCall(name=case, work=lambda: self._denoise(network, source(), tiles))
+
 
 class DenoisePatch(Denoisers):
     """The workload `denoise_patch`."""
@@ -238,6 +258,15 @@ class DenoisePatch(Denoisers):
                 images_per_s=1000 / call.host_ms,
             )
             recorder.result(row)
+
+    def _last_case(self, name: str, network: Denoiser) -> ProfiledCall:
+        config = self.bench.workload
+        assert isinstance(config, denoise_patch.Config)
+        patch, batch = config.patches_px[-1], config.patch_batches[-1]
+        batch = min(batch, (config.image_px // patch) ** 2)
+        tiles, source = self._plan(name, patch, patch), self._source((batch, 3, patch, patch))
+        case = f"{name}, one batch of {batch} patches of {patch} px"
+        return ProfiledCall(name=case, work=lambda: self._denoise(network, source(), tiles))
 
 
 def build(config: BenchConfig, device: torch.device) -> Denoisers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from inpaint_bench.models.networks import FROZEN_SEED, Networks, build_networks,
 from inpaint_bench.models.optimizers import ADAMW
 from inpaint_bench.models.training_step import TrainingStep
 
-from . import TrainingWorkload, batch_search, evaluation, parity
+from . import ProfiledCall, TrainingWorkload, batch_search, evaluation, parity
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +100,13 @@ class FinetuneInpaint(TrainingWorkload):
 
     def verify_levers(self) -> list[LeverReport]:
         return levers.verify(self.training_step, self.batches)
+
+    def profiled_calls(self) -> Iterator[ProfiledCall]:
+        step, batch = self.training_step, self.next_batch()
+        name = "CUDA graph replay" if step.graph and step.graph.captured else "step"
+        yield ProfiledCall(name=name, work=lambda: step(batch))
+        if step.graph:
+            yield ProfiledCall(name="eager step", work=lambda: step.eager(batch), measured=False)
 
     def validate(self) -> dict[str, float]:
         return evaluation.validate(self.components, self._held_out)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -47,7 +47,7 @@ from inpaint_bench.models.nhwc_unet import NhwcUNet
 from inpaint_bench.models.nhwc_vae import NhwcDecoder
 from inpaint_bench.models.samplers import Sampler
 
-from . import MeasuringWorkload, Recorder
+from . import MeasuringWorkload, ProfiledCall, Recorder
 
 T = TypeVar("T", bound="SdInference")
 MAX_PSNR_DB = 100.0
@@ -213,6 +213,11 @@ class SdInference(MeasuringWorkload):
                 **times,
             )
         )
+
+    def profiled_calls(self) -> Iterator[ProfiledCall]:
+        inputs = self.inputs(0)
+        name = "CUDA graph replay" if self.pipeline.captured else "call"
+        yield ProfiledCall(name=name, work=lambda: self.pipeline(inputs, StageClock(self.device)))
 
     # --- levers ----------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from analysis import recipe_labels
 from analysis.dataset import Dataset
 from analysis.units import number
 from inpaint_bench.core.console import pluralize
-from inpaint_bench.core.schema import Status, WindowKind
+from inpaint_bench.core.schema import KERNEL_TIMES, Status, WindowKind
 
 from . import base, svg
 from .base import Figure, Row
@@ -33,6 +33,8 @@ _COLOURS = {
 }
 _ORDER = list(_COLOURS)  # of the stack
 _OUTSIDE_STEPS = {WindowKind.VALIDATION: VALIDATION, WindowKind.CHECKPOINT: CHECKPOINT}
+ONE_PART = 0.95  # a bar of which one part has this share shows nothing else
+DIVIDED = f"Time per step: one part is at least {ONE_PART:.0%} of every bar; the profiles below divide it by kernels."
 ABSENT = "Time per step: no valid run has a table of its steps."
 
 
@@ -45,6 +47,8 @@ def draw(dataset: Dataset, cells: pl.DataFrame) -> Figure | str:
         return ABSENT
     fastest = sorted(range(len(known)), key=lambda index: -known[index][0]["images_per_s"])[:MAX_CELLS]
     shown = [known[index] for index in sorted(fastest)]  # in the order of the tables
+    if min(max(parts.values()) / sum(parts.values()) for _, parts in shown) >= ONE_PART and _profiled(dataset, shown):
+        return DIVIDED
     rows, totals = [], []
     for cell, parts in shown:
         label, total = f"{cell['series']}, {cell['batch']}", sum(parts.values())
@@ -64,6 +68,12 @@ def draw(dataset: Dataset, cells: pl.DataFrame) -> Figure | str:
     ]
     subtitle = "Milliseconds per image, mean over runs; rows: series, batch size"
     return base.figure("fig-step-time", "Time per step", subtitle, caption, _chart(rows, totals, used), run_ids)
+
+
+def _profiled(dataset: Dataset, shown: list[tuple[Row, dict[str, float]]]) -> bool:
+    """Tell whether a run of every cell has a profile."""
+    profiled = set(dataset.scan(KERNEL_TIMES).select(pl.col("run_id").cast(pl.String)).unique().collect()["run_id"])
+    return all(profiled.intersection(cell["run_ids"]) for cell, _ in shown)
 
 
 def per_run(dataset: Dataset, run_ids: list[str]) -> dict[str, dict[str, float]]:
