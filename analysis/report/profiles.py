@@ -14,7 +14,7 @@ import polars as pl
 
 from analysis import recipe_labels
 from analysis.dataset import Dataset
-from analysis.units import number
+from analysis.units import gpu_label, number
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.kernel_names import IDLE
 from inpaint_bench.core.schema import KERNEL_TIMES
@@ -43,7 +43,7 @@ class Profile:
     @property
     def label(self) -> str:
         """Return what the profile is called in a row of the figure."""
-        return f"{self.cell['series']}, {self.cell['batch']}, {self.call}"
+        return f"{self.cell['series']}, batch {self.cell['batch']}, {self.call}"
 
     @property
     def name(self) -> str:
@@ -129,7 +129,7 @@ def _figure(profiles: list[Profile], build: TableBuilder) -> base.Figure:
     bars = [(profile.label, {kind: ms for kind, (ms, _) in profile.classes.items()}) for profile in profiles]
     run_ids = [run_id for profile in profiles for run_id in profile.run_ids]
     caption = [
-        "Of a profiled step, which is no measurement of speed. Rows: series, batch size, what was profiled.",
+        "Of a profiled step, which is no measurement of speed. Shades of a colour: in the order of its legend.",
         "Idle: from the first to the last kernel, no kernel ran." if any(IDLE in times for _, times in bars) else "",
         base.n_note(run_ids, len({profile.cell["series"] for profile in profiles})),
         recipe_labels.legend_text(build.all_cells),
@@ -175,8 +175,8 @@ def _change(build: TableBuilder, before: Profile, after: Profile) -> Table:
         [name, *_side(a, before.ms), *_side(b, after.ms), f"{b[0] - a[0]:+.2f}", _percent(a[0], b[0])]
         for name, a, b in lines
     ]
-    place = f"{before.cell['series'].split(',')[0]}, batch {before.cell['batch']}"
-    title = f"{before.name} against {after.name}, {place}: what each class of kernels lost or gained"
+    place = f"{gpu_label(before.cell['gpu'])}, batch {before.cell['batch']}"
+    title = f"From {before.name} to {after.name}, {place}: what each class of kernels lost or gained"
     note = f"Before: {before.name}; after: {after.name}. {_runs_note(before, after)} Launches of idle: gaps."
     id = f"kernels-{_slug(before)}-{_slug(after)}"
     return build.table(base.shorten(id, 100), title, columns, rows, note=note)

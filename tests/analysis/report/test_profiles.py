@@ -1,0 +1,89 @@
+"""The report's section of profiles, of made-up kernels."""
+
+from pathlib import Path
+from typing import Any
+
+from analysis.dataset import open_dataset
+from analysis.merge import merge
+from analysis.report import profiles
+from analysis.report.figures import step_time
+from analysis.report.tables import TableBuilder
+from analysis.report.workloads import Section
+from tests.analysis.build import write_part, write_run
+
+PROFILE = {"profiler": "torch", "calls": ["step"], "traces": [], "problems": []}
+SLOW = {"nchwToNhwcKernel": ("layout conversion", 30.0, 10), "nvjet_sm90": ("GEMM", 20.0, 4), "": ("idle", 5.0, 13)}
+FAST = {"nvjet_sm90": ("GEMM", 21.0, 4), "flash_fwd": ("attention", 4.0, 2), "": ("idle", 1.0, 5)}
+
+
+def write(
+    root: Path, run_id: str, recipe: str, times: dict[str, tuple[str, float, int]], call: str = "step", **changes: Any
+) -> None:
+    folder = write_run(root, run_id, recipe=recipe, gpu="h200", profile=PROFILE, wait_share=0.001, **changes)
+    columns = {
+        "run_id": run_id,
+        "call": call,
+        "measured": True,
+        "detail": "",
+        "kernel": list(times),
+        "kind": [kind for kind, _, _ in times.values()],
+        "ms": [ms for _, ms, _ in times.values()],
+        "launches": [launches for _, _, launches in times.values()],
+    }
+    write_part(folder / "kernel_times", "kernel_times", columns)
+
+
+def section(tmp_path: Path) -> list[Section]:
+    merge([tmp_path / "runs"], tmp_path / "dataset")
+    dataset = open_dataset(tmp_path / "dataset")
+    return profiles.sections(dataset, TableBuilder(runs=dataset.runs))
+
+
+def test_the_change_between_two_recipes_says_what_each_class_lost_or_gained(tmp_path):
+    write(tmp_path / "runs", "r-1", "baseline", SLOW)
+    write(tmp_path / "runs", "r-2", "tuned", FAST, call="CUDA graph replay", power_w=300.0)
+    (found,) = section(tmp_path)
+    change, *heaviest = found.tables
+    assert change.title.startswith("From baseline (step) to tuned (CUDA graph replay), H200, batch 8")
+    rows = {row[0]: row[1:] for row in change.rows}
+    assert rows["layout conversion"] == ["30.00", "54.5 %", "10", "0.00", "0.0 %", "\u2013", "-30.00", "-100 %"]
+    assert rows["GEMM"][-2:] == ["+1.00", "+5 %"]
+    assert rows["attention"][-2:] == ["+4.00", "\u2013"]
+    assert rows["all kernels"][-2:] == ["-25.00", "-50 %"]
+    assert rows["together"][-2:] == ["-29.00", "-53 %"]
+    assert [table.rows[0][0] for table in heaviest] == ["nchwToNhwcKernel", "nvjet_sm90"]
+
+
+def test_the_figure_has_a_bar_per_profile_and_means_over_runs(tmp_path):
+    write(tmp_path / "runs", "r-1", "baseline", SLOW)
+    twice = {name: (kind, 3 * ms, launches) for name, (kind, ms, launches) in SLOW.items()}
+    write(tmp_path / "runs", "r-2", "baseline", twice, power_w=300.0, seed=1)
+    (found,) = section(tmp_path)
+    (figure,) = found.figures
+    assert "batch 8, step: 110.0 ms, idle 9.1 %" in figure.svg
+    assert "layout conversion, copy" in figure.svg
+    assert "communication" not in figure.svg
+    assert figure.run_ids == ["r-1", "r-2"]
+
+
+def test_a_class_of_a_later_version_counts_as_other(tmp_path):
+    write(tmp_path / "runs", "r-1", "baseline", {"quantize": ("quantization", 4.0, 1)})
+    (found,) = section(tmp_path)
+    assert "other, communication" in found.figures[0].svg
+
+
+def test_why_a_call_was_not_profiled_is_a_sentence_and_without_profiles_there_is_no_section(tmp_path):
+    write_run(tmp_path / "runs", "r-1")
+    assert section(tmp_path) == []
+    problems = {"profiler": "torch", "calls": [], "traces": [], "problems": ["eager step: CUDA out of memory"]}
+    write_run(tmp_path / "runs", "r-2", batch=16, profile=problems, power_w=300.0)
+    (found,) = section(tmp_path)
+    assert "Run r-2: eager step: CUDA out of memory." in found.paragraphs
+    assert not found.figures
+
+
+def test_bars_of_one_colour_give_way_to_the_profiles(tmp_path):
+    write(tmp_path / "runs", "r-1", "baseline", SLOW)
+    merge([tmp_path / "runs"], tmp_path / "dataset")
+    dataset = open_dataset(tmp_path / "dataset")
+    assert step_time.draw(dataset, TableBuilder(runs=dataset.runs).cells) == step_time.DIVIDED
