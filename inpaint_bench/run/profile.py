@@ -49,6 +49,8 @@ def profile_calls(
                 facts.problems.append(f"{call.name}: {str(error).splitlines()[0]}")
     except (RuntimeError, UserError) as error:
         facts.problems.append(f"calls to profile could not be prepared: {str(error).splitlines()[0]}")
+    if not facts.calls and not facts.problems:
+        facts.problems.append(f"workload={bench.workload.name} names no call to profile")
     try:
         rows.close()
     except OSError as error:

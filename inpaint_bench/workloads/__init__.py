@@ -50,6 +50,7 @@ class Workload(Protocol):
 
     def profiled_calls(self) -> Iterator[ProfiledCall]:
         """Yield what a profile shows. Each is used before the next one is asked for, all after the last window."""
+        yield from ()
 
     def close(self) -> None:
         """End worker processes."""
