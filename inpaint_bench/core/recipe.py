@@ -17,7 +17,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from .config import RecipeConfig
+from .config import BenchConfig, RecipeConfig
 from .errors import UserError
 from .paths import conf_dir
 
@@ -48,6 +48,18 @@ def baseline(device: str) -> RecipeConfig:
     if device == "cpu":
         return RecipeConfig(device="cpu", precision="fp32", num_workers=0)
     return RecipeConfig()
+
+
+def check_device(bench: BenchConfig) -> None:
+    """Raise UserError where the recipe runs on a GPU and `gpu` is none, or the other way round."""
+    gpu, label = bench.gpu, name(bench.recipe)
+    if bench.recipe.device == "cpu" and gpu.nvml_name and not bench.demonstration:
+        raise UserError(
+            f"recipe {label} runs on the CPU, which would be recorded as gpu={gpu.name}: "
+            "set gpu=cpu, or demonstration=true"
+        )
+    if bench.recipe.device != "cpu" and not gpu.nvml_name:
+        raise UserError(f"recipe {label} needs a GPU, but gpu={gpu.name} is none: set recipe=cpu")
 
 
 def levers(recipe: RecipeConfig) -> dict[str, str]:

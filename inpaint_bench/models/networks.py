@@ -128,9 +128,10 @@ def build_networks(
 
 
 def _check_shapes(name: str, unet: Any, vae: Any, text_encoder: Any, scheduler: Any, inputs: Collection[int]) -> None:
-    allowed = unet.in_channels if unet.in_channels in inputs else max(inputs)
+    if unet.in_channels not in inputs:
+        allowed = " or ".join(str(channels) for channels in sorted(inputs))
+        raise UserError(f"model {name}: unet.in_channels is {unet.in_channels}, this workload needs {allowed}")
     needed = {
-        "unet.in_channels": (unet.in_channels, allowed),
         "unet.out_channels": (unet.out_channels, LATENT_CHANNELS),
         "unet.cross_attention_dim": (unet.cross_attention_dim, text_encoder.hidden_size),
         # UNets with such embeddings, SDXL's for example, need inputs that the training step does not have.
@@ -143,7 +144,7 @@ def _check_shapes(name: str, unet: Any, vae: Any, text_encoder: Any, scheduler: 
     for key, values in needed.items():
         if values[0] != values[1]:
             actual, expected = ("none" if value is None else value for value in values)
-            raise UserError(f"model {name}: {key} is {actual}, SD 1.5 inpainting needs {expected}")
+            raise UserError(f"model {name}: {key} is {actual}, SD 1.5 has {expected}")
 
 
 def _build_location(

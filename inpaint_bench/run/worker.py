@@ -22,6 +22,7 @@ from omegaconf import DictConfig
 from inpaint_bench.core import environment, snapshot, time_limit
 from inpaint_bench.core.config import BenchConfig, parse_config
 from inpaint_bench.core.errors import UnavailableError, UserError
+from inpaint_bench.core.recipe import check_device
 from inpaint_bench.core.recipe import name as recipe_name
 from inpaint_bench.core.records import Environment, Manifest, SlurmJob, TelemetryState
 from inpaint_bench.core.schema import PRODUCER, SCHEMA_VERSION, STEPS, Reason, Status, WindowKind
@@ -204,15 +205,10 @@ def choose_device(bench: BenchConfig) -> tuple[torch.device, list[str]]:
 
     gpu, recipe = bench.gpu, bench.recipe
     label = recipe_name(recipe)
+    check_device(bench)
     if recipe.device == "cpu":
-        if gpu.nvml_name and not bench.demonstration:
-            raise UserError(
-                f"recipe {label} runs on the CPU, which would be recorded as gpu={gpu.name}: "
-                "set gpu=cpu, or demonstration=true"
-            )
         return torch.device("cpu"), []
-    if not gpu.nvml_name:
-        raise UserError(f"recipe {label} needs a GPU, but gpu={gpu.name} is none: set recipe=cpu")
+    assert gpu.nvml_name
     if not torch.cuda.is_available():
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "not set") or "empty"
         raise UserError(

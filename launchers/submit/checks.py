@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from inpaint_bench.core import recipe
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import CODE, JOBS, SWEEP
 from launchers.points.point import Group, Point, by_site, group_points
@@ -22,6 +23,8 @@ LONGEST_SWEEP_ID = "s" * 13  # as new_sweep_id makes them
 
 def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchContext) -> None:
     """Raise UserError for mistakes that sbatch would report later, or that nothing would report."""
+    for point in points:
+        recipe.check_device(point.bench)
     for name, members in by_site(points).items():
         site = members[0].site
         most = site.limits.max_submit_jobs

@@ -247,11 +247,11 @@ class TestOtherModel:
     @pytest.mark.parametrize(
         ("part", "changes", "sentence"),
         [
-            ("vae", {"latent_channels": 16}, "vae.latent_channels is 16, SD 1.5 inpainting needs 4"),
-            ("unet", {"in_channels": 5}, "unet.in_channels is 5, SD 1.5 inpainting needs 9"),
-            ("unet", {"out_channels": 8}, "unet.out_channels is 8, SD 1.5 inpainting needs 4"),
-            ("unet", {"cross_attention_dim": 48}, "unet.cross_attention_dim is 48, SD 1.5 inpainting needs 32"),
-            ("unet", {"num_class_embeds": 10}, "unet.num_class_embeds is 10, SD 1.5 inpainting needs none"),
+            ("vae", {"latent_channels": 16}, "vae.latent_channels is 16, SD 1.5 has 4"),
+            ("unet", {"in_channels": 5}, "unet.in_channels is 5, this workload needs 9"),
+            ("unet", {"out_channels": 8}, "unet.out_channels is 8, SD 1.5 has 4"),
+            ("unet", {"cross_attention_dim": 48}, "unet.cross_attention_dim is 48, SD 1.5 has 32"),
+            ("unet", {"num_class_embeds": 10}, "unet.num_class_embeds is 10, SD 1.5 has none"),
             (
                 "unet",
                 {
@@ -259,7 +259,7 @@ class TestOtherModel:
                     "addition_time_embed_dim": 8,
                     "projection_class_embeddings_input_dim": 64,
                 },
-                "unet.addition_embed_type is text_time, SD 1.5 inpainting needs none",
+                "unet.addition_embed_type is text_time, SD 1.5 has none",
             ),
             ("scheduler", {"prediction_type": "v_prediction"}, "scheduler.prediction_type is v_prediction, SD 1.5"),
         ],

@@ -85,6 +85,7 @@ def test_missing_files_are_named_together() -> None:
     ("override", "message"),
     [
         ("workload.images=33", "workload.images=33: must be a multiple of batch=16"),
+        ("repeats=auto", "repeats=auto: workload=fid_clip has no images/s to judge by"),
         ("workload.judges=files", "model.weights is empty: FID and CLIP score of random weights say nothing"),
     ],
 )

@@ -27,6 +27,8 @@ class Config(sd_inference.Config):
 
     def check(self, bench: BenchConfig) -> None:
         super().check(bench)
+        if bench.repeats == "auto":
+            raise UserError(f"repeats=auto: workload={self.name} has no images/s to judge by; give a number")
         if self.images % int(bench.batch):
             raise UserError(f"workload.images={self.images}: must be a multiple of batch={bench.batch}")
         if self.judges == "files" and not bench.model.weights:

@@ -40,6 +40,8 @@ PLAN = "sweep_id: s1\nsite: delta\npoints:\n- {num: 0, overrides: [gpu=h200]}\n"
         ("batch=abc", r"batch=abc: must be an integer between 1 and 1,000,000, or auto"),
         ("batch=2.5", r"batch: .*'2\.5'.*; allowed: an integer between 1 and 1,000,000, or auto"),
         ("batch=0", r"batch=0: must lie between 1 and"),
+        ("gpu=cpu site=local", r"recipe baseline needs a GPU, but gpu=cpu is none: set recipe=cpu"),
+        ("gpu=h200 recipe=cpu", r"recipe cpu runs on the CPU, which would be recorded as gpu=h200"),
         ("recipe.precision=int8", r"recipe\.precision=int8: not one of bf16, fp16, fp32"),
         ("time_min=9999 gpu=h200", r"time_min=9999: partition gpuH200x8 of delta allows 2880"),
         ("data=folder", r"data\.root is empty"),
