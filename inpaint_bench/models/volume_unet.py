@@ -8,42 +8,33 @@ B volumes of D x H x W voxels; C channels.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from inpaint_bench.core.workloads._volumes import VolumeShape
+
 GROUPS = 32
 
 
-@dataclass(frozen=True, kw_only=True)
-class VolumeShape:
-    """What decides the shapes of a network."""
+class GroupNorm(nn.GroupNorm):
+    """PyTorch's, but channels-last volumes stay as they are: PyTorch would make them contiguous first."""
 
-    image_channels: int
-    label_channels: int
-    volume: tuple[int, int, int]  # voxels that it was published for
-    channels: int = 64
-    multipliers: tuple[int, ...] = (1, 1, 2, 3, 4)
-    blocks: int = 1  # residual blocks per level
-    attention_at: tuple[int, ...] = ()  # downsampling factors with attention, besides the middle
+    def __init__(self, channels: int) -> None:
+        super().__init__(GROUPS, channels)
 
-    @property
-    def multiple(self) -> int:
-        """Return what the sides of a volume must be multiples of."""
-        return int(2 ** (len(self.multipliers) - 1))
-
-
-SHAPES = {
-    "whole_head": VolumeShape(image_channels=1, label_channels=2, volume=(128, 128, 128), attention_at=(8,)),
-    "brats": VolumeShape(image_channels=4, label_channels=4, volume=(192, 192, 144), blocks=2),
-    # For tests and demonstrations, never for results.
-    "tiny": VolumeShape(
-        image_channels=1, label_channels=2, volume=(16, 16, 16), channels=32, multipliers=(1, 2), attention_at=(2,)
-    ),
-}
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_contiguous() or not x.is_contiguous(memory_format=torch.channels_last_3d):
+            return super().forward(x)
+        x = x.float()  # as autocast does before PyTorch's
+        grouped = x.permute(0, 2, 3, 4, 1).reshape(len(x), -1, GROUPS, x.shape[1] // GROUPS)  # a view
+        variance, mean = torch.var_mean(grouped, dim=(1, 3), correction=0)
+        scale = self.weight.view(GROUPS, -1) * (variance + self.eps).rsqrt()[..., None]
+        shift = self.bias.view(GROUPS, -1) - mean[..., None] * scale
+        size = (len(x), x.shape[1], 1, 1, 1)
+        return torch.addcmul(shift.view(size), x, scale.view(size))
 
 
 class ResidualBlock(nn.Module):
@@ -51,10 +42,10 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, channels: int, out: int, time_channels: int) -> None:
         super().__init__()
-        self.norm_in = nn.GroupNorm(GROUPS, channels)
+        self.norm_in = GroupNorm(channels)
         self.conv_in = nn.Conv3d(channels, out, 3, padding=1)
         self.time = nn.Linear(time_channels, out)
-        self.norm_out = nn.GroupNorm(GROUPS, out)
+        self.norm_out = GroupNorm(out)
         self.conv_out = nn.Conv3d(out, out, 3, padding=1)
         self.skip = nn.Conv3d(channels, out, 1) if channels != out else nn.Identity()
 
@@ -68,7 +59,7 @@ class Attention(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.norm = nn.GroupNorm(GROUPS, channels)
+        self.norm = GroupNorm(channels)
         self.qkv = nn.Linear(channels, 3 * channels)
         self.out = nn.Linear(channels, channels)
 
@@ -151,7 +142,7 @@ class VolumeUNet(nn.Module):
                     blocks.append(Up(channels))
                     factor //= 2
                 self.up.append(Stage(blocks))
-        self.norm_out = nn.GroupNorm(GROUPS, channels)
+        self.norm_out = GroupNorm(channels)
         self.conv_out = nn.Conv3d(channels, shape.image_channels, 3, padding=1)
 
     def forward(self, x: Tensor, steps: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from inpaint_bench.core.config import BenchConfig, parse_config
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.recipe import check_device
 from inpaint_bench.core.recipe import name as recipe_name
-from inpaint_bench.core.records import Environment, Manifest, SlurmJob, TelemetryState
+from inpaint_bench.core.records import Environment, Manifest, Quality, SlurmJob, TelemetryState
 from inpaint_bench.core.schema import PRODUCER, SCHEMA_VERSION, STEPS, Reason, Status, WindowKind
 from inpaint_bench.core.signals import StopSignal, Terminated, defer_signals, terminable
 
@@ -133,6 +133,8 @@ def _measure(
     with RunRecorder(bench, run_dir, manifest, workload, device) as recorder:
         workload.measure(recorder)
     manifest.update(levers=workload.verify_levers(), memory=recorder.memory)
+    if written := workload.finish(run_dir):
+        manifest.update(quality=msgspec.convert(written, Quality))
     _profile(bench, run_dir, manifest, workload, device)
 
 

@@ -107,6 +107,10 @@ class MeasuringWorkload:
         """Yield what a profile shows. Each is used before the next one is asked for, all after the last window."""
         yield from ()
 
+    def finish(self, run_dir: Path) -> dict[str, Any]:
+        """Write what the run leaves beside its tables; return it as fields of records.Quality, empty for nothing."""
+        return {}
+
     def close(self) -> None:
         """Release what `build` opened."""
 

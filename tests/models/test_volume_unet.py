@@ -8,7 +8,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from analysis import published
-from inpaint_bench.models.volume_unet import SHAPES, Attention, Diffusion, VolumeUNet
+from inpaint_bench.core.workloads._volumes import SHAPES
+from inpaint_bench.models.volume_unet import Attention, Diffusion, GroupNorm, VolumeUNet
 
 PUBLISHED = {"whole_head": "whole_head", "brats": "brats_4mod"}
 
@@ -22,8 +23,8 @@ def test_shapes_are_the_published_ones(name):
         volume = torch.empty(1, shape.image_channels + shape.label_channels, *shape.volume)
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             out = network(volume, torch.zeros(1, dtype=torch.long))
-    kinds = [type(module) for module in network.modules()]
-    counted = [kinds.count(kind) for kind in (nn.Conv3d, nn.GroupNorm, Attention)]
+    modules = list(network.modules())
+    counted = [sum(isinstance(m, kind) for m in modules) for kind in (nn.Conv3d, nn.GroupNorm, Attention)]
     assert out.shape == (1, expected["out_ch"], *shape.volume)
     assert sum(p.numel() for p in network.parameters()) == expected["params"]
     assert counted == [expected[key] for key in ("conv3d", "groupnorm", "attn_blocks")]
@@ -37,10 +38,24 @@ def tiny() -> tuple[VolumeUNet, torch.Tensor, torch.Tensor]:
 
 def test_channels_last_computes_the_same():
     network, volume, steps = tiny()
-    expected = network(volume, steps)
-    network.to(memory_format=torch.channels_last_3d)
-    actual = network(volume.contiguous(memory_format=torch.channels_last_3d), steps)
-    assert torch.allclose(actual, expected, atol=1e-4)
+    results = []
+    for layout in (torch.contiguous_format, torch.channels_last_3d):
+        network.to(memory_format=layout)
+        out = network(volume.contiguous(memory_format=layout), steps)
+        network.zero_grad()
+        out.square().mean().backward()
+        results.append([out, *(p.grad.clone() for p in network.parameters())])
+    for contiguous, channels_last in zip(*results, strict=True):
+        assert torch.allclose(channels_last, contiguous, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_norm_leaves_the_layout_as_it_is(count):
+    norm, volume = GroupNorm(64), torch.randn(count, 64, 4, 6, 8) + 3
+    out = norm(volume.contiguous(memory_format=torch.channels_last_3d))
+    assert out.is_contiguous(memory_format=torch.channels_last_3d)
+    assert torch.allclose(out, norm(volume), atol=1e-5)
+    assert norm(volume).is_contiguous()
 
 
 def test_a_training_starts_with_no_predicted_noise():

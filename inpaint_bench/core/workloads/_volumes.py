@@ -1,0 +1,90 @@
+"""Keys that both workloads of volume diffusion have, and the shapes of their networks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.validation import one_of, within
+
+from . import WorkloadConfig
+
+if TYPE_CHECKING:
+    from inpaint_bench.core.config import BenchConfig
+
+MAX_SIDE = 512  # voxels
+
+
+@dataclass(frozen=True, kw_only=True)
+class VolumeShape:
+    """What decides the shapes of a network."""
+
+    image_channels: int
+    label_channels: int
+    volume: tuple[int, int, int]  # voxels that it was published for
+    channels: int = 64
+    multipliers: tuple[int, ...] = (1, 1, 2, 3, 4)
+    blocks: int = 1  # residual blocks per level
+    attention_at: tuple[int, ...] = ()  # downsampling factors with attention, besides the middle
+
+    @property
+    def multiple(self) -> int:
+        """Return what the sides of a volume must be multiples of."""
+        return int(2 ** (len(self.multipliers) - 1))
+
+
+SHAPES = {
+    "whole_head": VolumeShape(image_channels=1, label_channels=2, volume=(128, 128, 128), attention_at=(8,)),
+    "brats": VolumeShape(image_channels=4, label_channels=4, volume=(192, 192, 144), blocks=2),
+    # For tests and demonstrations, never for results.
+    "tiny": VolumeShape(
+        image_channels=1, label_channels=2, volume=(16, 16, 16), channels=32, multipliers=(1, 2), attention_at=(2,)
+    ),
+}
+
+
+@dataclass(kw_only=True)
+class VolumeConfig(WorkloadConfig):
+    """A 3-D UNet that removes noise from volumes, conditioned on their segmentation."""
+
+    variant: str = one_of("whole_head", "brats", "tiny", default="whole_head")  # SHAPES
+    volume: list[int] = field(default_factory=list)  # voxels of the three sides; empty: as published for the variant
+    diffusion_steps: int = within(2, 4000, 250)  # of the noise schedule
+
+    @property
+    def shape(self) -> VolumeShape:
+        """Return the shapes of the network."""
+        return SHAPES[self.variant]
+
+    @property
+    def sides(self) -> tuple[int, int, int]:
+        """Return depth, height and width in voxels."""
+        depth, height, width = self.volume or self.shape.volume
+        return depth, height, width
+
+    @property
+    def levers(self) -> tuple[str, ...]:
+        """Return the fields of a recipe that it obeys."""
+        return ("precision", "tf32", "channels_last", "cudnn_benchmark", "cudnn_benchmark_limit", "compile")
+
+    def check(self, bench: BenchConfig) -> None:
+        from inpaint_bench.core import recipe  # which imports the configuration
+
+        multiple = self.shape.multiple
+        if self.volume and (len(self.volume) != 3 or any(s % multiple or not 0 < s <= MAX_SIDE for s in self.volume)):
+            raise UserError(
+                f"workload.volume={list(self.volume)}: must be three multiples of {multiple}, at most {MAX_SIDE}"
+            )
+        if unused := [name for key, name in recipe.levers(bench.recipe).items() if key not in self.levers]:
+            levers = ", ".join(self.levers)
+            raise UserError(f"{', '.join(unused)}: workload={self.name} has no use for it; levers: {levers}")
+        if bench.recipe.precision == "fp16":
+            raise UserError(f"recipe.precision=fp16: workload={self.name} takes fp32 or bf16")
+        if bench.batch == "auto":
+            raise UserError(f"batch=auto: workload={self.name} does not search a batch; give a number")
+        if bench.model.weights or bench.data.kind != "synthetic":
+            raise UserError(f"model.weights and data: workload={self.name} has a network and volumes of its own")
+
+    def model(self, bench: BenchConfig) -> str:
+        return f"{self.variant} {'x'.join(map(str, self.sides))}"

@@ -1,0 +1,52 @@
+"""Keys and results of the workload `volume3d_sample`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.validation import file_path, within
+
+from . import Result as BaseResult
+from ._volumes import VolumeConfig
+
+if TYPE_CHECKING:
+    from inpaint_bench.core.config import BenchConfig
+
+
+@dataclass(kw_only=True)
+class Config(VolumeConfig):
+    """From noise and segmentations to volumes, `batch` at once."""
+
+    warmup_steps: int = within(0, 1_000_000, 1)
+    measure_steps: int = within(1, 100_000_000, 3)
+    min_measure_s: float = within(0, 1e6, 0.0)
+    steps: int = within(2, 4000, 250)  # of the schedule's, evenly spread
+    reference_steps: int = within(2, 4000, 10)  # of the sample that is compared with the baseline's
+    weights: str | None = file_path()  # of volume3d_train; null: random
+
+    def check(self, bench: BenchConfig) -> None:
+        super().check(bench)
+        for name in ("steps", "reference_steps"):
+            if (steps := getattr(self, name)) > self.diffusion_steps:
+                raise UserError(f"workload.{name}={steps}: must be at most diffusion_steps={self.diffusion_steps}")
+
+    def model(self, bench: BenchConfig) -> str:
+        return f"{super().model(bench)}, {self.steps} steps"  # another number of steps is another amount of work
+
+
+class Result(BaseResult, kw_only=True):
+    """One batch of volumes."""
+
+    variant: str
+    depth: int
+    height: int
+    width: int
+    sampler_steps: int
+    total_ms: float
+    finite: bool  # no voxel is NaN or infinite
+    ms_ssim: float | None  # of the first batch against the volumes that its segmentations are of
+    baseline_l1: float | None  # of a sample of reference_steps against the fp32 baseline's, with the same noise
+    baseline_ms_ssim: float | None
+    ms_ssim_scales: int

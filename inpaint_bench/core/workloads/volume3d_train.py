@@ -1,0 +1,43 @@
+"""Keys and results of the workload `volume3d_train`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inpaint_bench.core.validation import within
+
+from . import Result as BaseResult
+from ._volumes import VolumeConfig
+
+
+@dataclass(kw_only=True)
+class Config(VolumeConfig):
+    """Training on volumes that stay on the device. All recipes start from the same weights and see the same volumes."""
+
+    warmup_steps: int = within(0, 1_000_000, 5)
+    measure_steps: int = within(1, 100_000_000, 20)
+    min_measure_s: float = within(0, 1e6, 10.0)
+    volumes: int = within(1, 10_000, 4)  # to train on
+    validation_volumes: int = within(1, 10_000, 2)  # held out
+    learning_rate: float = within(0, 1, 1e-5)
+    save_weights: bool = False  # as weights.safetensors in the run directory
+
+    @property
+    def levers(self) -> tuple[str, ...]:
+        return (*super().levers, "accumulate")
+
+
+class Result(BaseResult, kw_only=True):
+    """One training step. What is validated is the network after warmup_steps + measure_steps, however long it ran."""
+
+    variant: str
+    depth: int
+    height: int
+    width: int
+    parameters: int
+    forward_tflop: float  # of one volume
+    loss: float | None  # mean absolute error of the noise; None: not finite
+    trained_steps: int | None = None  # where it was validated
+    validation_l1: float | None = None  # of the noise in held-out volumes
+    validation_ms_ssim: float | None = None  # of the volumes without the predicted noise
+    ms_ssim_scales: int | None = None

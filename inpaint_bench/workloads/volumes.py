@@ -1,0 +1,462 @@
+"""The workloads `volume3d_train` and `volume3d_sample`: diffusion of volumes, conditioned on their segmentation.
+
+Protocol of Med-DDPM: noise of 250 steps by a cosine schedule, mean absolute error of the predicted noise, Adam; no
+average of the weights, which it starts at step 2000. Volumes stay on the device, so that no loader is measured. Every
+recipe starts from the same weights, volumes and noise, and is compared with fp32 (IEEE), contiguous, eager.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from inpaint_bench import levers
+from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import expand_path
+from inpaint_bench.core.records import LeverReport, Parity
+from inpaint_bench.core.schema import WindowKind
+from inpaint_bench.core.workloads import Result, volume3d_sample, volume3d_train
+from inpaint_bench.core.workloads._volumes import VolumeConfig
+from inpaint_bench.data import volumes as data
+from inpaint_bench.models.networks import DTYPES, FROZEN_SEED, set_fp32_precision
+from inpaint_bench.models.volume_unet import Diffusion, VolumeUNet
+from inpaint_bench.quality import volumes as quality
+
+from . import Call, MeasuringWorkload, Recorder
+from .parity import TOLERANCE
+
+WEIGHTS, SLICES = "weights.safetensors", "slices.png"
+HELD_OUT = 1_000_000  # number of the first volume that is never trained on
+
+
+class VolumeDiffusion(MeasuringWorkload):
+    """What both workloads share: the network, its levers, and its inputs."""
+
+    uniform_steps = True
+
+    def __init__(self, bench: BenchConfig, device: torch.device) -> None:
+        config, recipe = bench.workload, bench.recipe
+        assert isinstance(config, VolumeConfig)
+        self.bench, self.device, self.shape, self.sides = bench, device, config.shape, config.sides
+        self.images_per_step = int(bench.batch)
+        levers.require(bench, device)
+        self.at_once = self.images_per_step // recipe.accumulate  # volumes in a micro-batch
+        # The baseline first, from whose results the recipe's differences are measured.
+        set_fp32_precision(tf32=False)
+        torch.backends.cudnn.benchmark = False
+        torch.manual_seed(FROZEN_SEED)
+        self.network = VolumeUNet(self.shape).to(device)
+        self.diffusion = Diffusion(config.diffusion_steps, device)
+        self.forward: Callable[..., Any] = self.network  # what a step calls: compiled perhaps
+        self.autocast_dtype: torch.dtype | None = None
+        self.memory_format = torch.contiguous_format
+        self.flop = _forward_flop(config)
+        self.facts: dict[str, Any] = {
+            "precision": recipe.precision,
+            "tf32": recipe.tf32,
+            "channels_last": recipe.channels_last,
+            "cudnn_benchmark": recipe.cudnn_benchmark,
+            "weights": None,
+            "variant": config.variant,
+            "volume": list(self.sides),
+            "diffusion_steps": config.diffusion_steps,
+            "parameters": sum(p.numel() for p in self.network.parameters()),
+            "cudnn": torch.backends.cudnn.version(),
+        }
+
+    def predict(self, volumes: Tensor, labels: Tensor, steps: Tensor) -> Tensor:
+        """Return the noise that the network predicts in noisy volumes."""
+        inputs = torch.cat([volumes, labels], dim=1).contiguous(memory_format=self.memory_format)
+        dtype = self.autocast_dtype
+        with torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
+            predicted: Tensor = self.forward(inputs, steps)
+        return predicted.float()
+
+    def draw(self, first: int, count: int) -> tuple[Tensor, Tensor]:
+        """Return images and labels of `count` volumes on the device."""
+        images, labels = self.shape.image_channels, self.shape.label_channels
+        drawn = [
+            data.synthetic(self.bench.data.seed, number, self.sides, images, labels)
+            for number in range(first, first + count)
+        ]
+        pairs = (torch.stack([torch.from_numpy(pair[side]) for pair in drawn]) for side in (0, 1))
+        volumes, one_hot = (tensor.to(self.device) for tensor in pairs)
+        return volumes, one_hot
+
+    def generator(self, number: int) -> torch.Generator:
+        """Return the source of noise of a call, on the device."""
+        return torch.Generator(self.device).manual_seed(self.bench.seed * 1_000_003 + number)
+
+    def noise(self, count: int, generator: torch.Generator) -> Tensor:
+        """Return noise of the shape of so many volumes."""
+        size = (count, self.shape.image_channels, *self.sides)
+        return torch.randn(size, generator=generator, device=self.device)
+
+    def apply(self) -> None:
+        """Change the baseline's network and switches into the recipe's."""
+        recipe = self.bench.recipe
+        self.facts["fp32_precision"] = set_fp32_precision(tf32=recipe.tf32)
+        torch.backends.cudnn.benchmark = recipe.cudnn_benchmark
+        torch.backends.cudnn.benchmark_limit = recipe.cudnn_benchmark_limit
+        self.autocast_dtype = None if recipe.precision == "fp32" else DTYPES[recipe.precision]
+        if recipe.channels_last:
+            self.memory_format = torch.channels_last_3d
+            self.network.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
+        if recipe.compile != "none":
+            torch._dynamo.reset()
+            torch._dynamo.utils.counters.clear()
+            if self.device.type == "cpu":  # see levers.execution.Compile
+                torch._inductor.config.layout_optimization = False
+            self.forward = torch.compile(self.network, mode=recipe.compile, dynamic=False)
+
+    def compare(self, results: Callable[[], dict[str, Tensor]]) -> None:
+        """Apply the recipe, and measure how far what it computes is from the baseline."""
+        try:
+            baseline: dict[str, Tensor] | None = results()
+        except torch.cuda.OutOfMemoryError:  # the recipe may need less
+            baseline = None
+        self._clear()
+        self.apply()
+        start_s = time.monotonic()
+        computed = results()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.facts["compile_s"] = round(time.monotonic() - start_s, 3)
+        if baseline is None:
+            self.parity = Parity(unavailable=f"the baseline does not fit on this GPU at {self.images_per_step} volumes")
+        else:
+            errors = {name: float((value - computed[name]).norm() / value.norm()) for name, value in baseline.items()}
+            far = [name for name, error in errors.items() if not error <= TOLERANCE]  # NaN too
+            not_finite = [name for name, error in errors.items() if not math.isfinite(error)]
+            known: dict[str, Any] = {name: error for name, error in errors.items() if name not in not_finite}
+            self.parity = Parity(reference="fp32 ieee, eager", far=bool(far), not_finite=not_finite, **known)
+        self._clear()
+
+    def _clear(self) -> None:
+        self.network.zero_grad(set_to_none=True)
+        if self.device.type == "cuda":  # the recipe's peaks are not to hold the baseline's memory
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    # --- measuring -------------------------------------------------------------------------------
+
+    def measure(self, recorder: Recorder) -> None:
+        config = self.bench.workload
+        if config.warmup_steps:
+            with recorder.window(WindowKind.WARMUP):
+                for _ in range(config.warmup_steps):
+                    self.step(recorder)
+        with recorder.window(WindowKind.MEASURE):
+            start_s, done = time.monotonic(), 0
+            while done < config.measure_steps or time.monotonic() - start_s < config.min_measure_s:
+                self.step(recorder)
+                done += 1
+        self.judge(recorder)
+
+    def step(self, recorder: Recorder) -> None:
+        """Make one timed call and write its row."""
+        raise NotImplementedError
+
+    def judge(self, recorder: Recorder) -> None:
+        """Write what is only known after the last window."""
+
+    def row(self, call: Call) -> dict[str, Any]:
+        """Return the columns that both results have."""
+        config = self.bench.workload
+        assert isinstance(config, VolumeConfig)
+        depth, height, width = self.sides
+        sizes = {"variant": config.variant, "depth": depth, "height": height, "width": width}
+        return {"window_id": call.window_id, "step": call.step, **sizes}
+
+    # --- levers ----------------------------------------------------------------------------------
+
+    def verify_levers(self) -> list[LeverReport]:
+        return [msgspec.structs.replace(r, **self._read_back(r.field)) for r in levers.requested(self.bench)]
+
+    def _read_back(self, field: str) -> dict[str, Any]:
+        recipe = self.bench.recipe
+        effective: Any = getattr(recipe, field)
+        active, evidence = True, "in the loop of the workload"
+        if field == "precision":
+            effective = "fp32" if self.autocast_dtype is None else recipe.precision
+            active, evidence = effective == recipe.precision, "autocast around every call, or none for fp32"
+        elif field == "tf32":
+            matmul, conv = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+            effective, active, evidence = matmul and conv, matmul and conv, f"matmul {matmul}, convolution {conv}"
+        elif field in ("cudnn_benchmark", "cudnn_benchmark_limit"):
+            effective = getattr(torch.backends.cudnn, field.removeprefix("cudnn_"))
+            active, evidence = effective == getattr(recipe, field), "PyTorch's switch read back"
+        elif field == "channels_last":
+            count, total = self._channels_last_inputs()
+            effective, active = round(count / total, 3), count > total / 2
+            evidence = f"{count} of {total} convolution inputs are channels_last_3d in the eager network"
+        elif field == "compile":
+            graphs = int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+            breaks = sum(torch._dynamo.utils.counters["graph_break"].values())
+            effective, active = {"graphs": graphs, "breaks": breaks}, graphs > 0
+            evidence = f"{graphs} graphs, {breaks} graph breaks"
+        return {"effective": effective, "active": active, "evidence": evidence}
+
+    def _channels_last_inputs(self) -> tuple[int, int]:
+        found: list[bool] = []
+
+        def look(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            found.append(inputs[0].is_contiguous(memory_format=torch.channels_last_3d))
+
+        hooks = [m.register_forward_pre_hook(look) for m in self.network.modules() if isinstance(m, nn.Conv3d)]
+        forward, self.forward = self.forward, self.network
+        try:
+            volumes, labels = self.draw(HELD_OUT, self.at_once)  # layouts may depend on how many there are
+            with torch.no_grad():
+                self.predict(volumes, labels, torch.zeros(self.at_once, dtype=torch.long, device=self.device))
+        finally:
+            self.forward = forward
+            for hook in hooks:
+                hook.remove()
+        return sum(found), len(found)
+
+
+class VolumeTraining(VolumeDiffusion):
+    """The workload `volume3d_train`."""
+
+    def __init__(self, bench: BenchConfig, device: torch.device) -> None:
+        super().__init__(bench, device)
+        assert isinstance(bench.workload, volume3d_train.Config)
+        self.config = bench.workload
+        self.micro_batches = bench.recipe.accumulate
+        self.volumes, self.labels = self.draw(0, self.config.volumes)
+        self.facts |= {"flop_per_image": 3 * self.flop, "learning_rate": self.config.learning_rate}
+        self.facts["volumes"] = self.config.volumes
+        self.compare(self._results)
+        self.network.zero_last_layers()  # only now: a network that predicts zero shows no difference
+        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=self.config.learning_rate)
+        self._order = torch.Generator().manual_seed(bench.seed)
+        self._done = 0
+        self._last = self.config.warmup_steps + self.config.measure_steps  # the step that is validated
+        self._trained: dict[str, Tensor] = {}
+        self._held: volume3d_train.Result | None = None
+        self._pictures: dict[str, Tensor] = {}
+
+    def _loss(self, indices: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return prediction and loss of a micro-batch."""
+        volumes, labels = self.volumes[indices], self.labels[indices]
+        noise = self.noise(len(indices), generator)
+        steps = torch.randint(self.diffusion.steps, (len(indices),), generator=generator, device=self.device)
+        predicted = self.predict(self.diffusion.add_noise(volumes, noise, steps), labels, steps)
+        return predicted, F.l1_loss(predicted, noise)
+
+    def _results(self) -> dict[str, Tensor]:
+        indices = torch.arange(self.at_once, device=self.device) % len(self.volumes)
+        predicted, loss = self._loss(indices, self.generator(0))
+        loss.backward()
+        gradients = [p.grad.flatten() for p in self.network.parameters() if p.grad is not None]
+        return {
+            "prediction_rel": predicted.detach().cpu(),
+            "loss_rel": loss.detach().cpu(),
+            "gradient_rel": torch.cat(gradients).cpu(),
+        }
+
+    def _train(self, indices: Tensor, generator: torch.Generator) -> Tensor:
+        """Train on a batch; return its loss on the device."""
+        self.optimizer.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=self.device)
+        for micro in indices.chunk(self.micro_batches):
+            _, loss = self._loss(micro, generator)
+            (loss / self.micro_batches).backward()
+            total += loss.detach() / self.micro_batches
+        self.optimizer.step()
+        return total
+
+    def step(self, recorder: Recorder) -> None:
+        indices = torch.randint(len(self.volumes), (self.images_per_step,), generator=self._order).to(self.device)
+        losses: list[Tensor] = []
+        call = recorder.call(lambda: losses.append(self._train(indices, self.generator(self._done))))
+        self._done += 1
+        loss = float(losses[0])
+        row = volume3d_train.Result(
+            **self.row(call),
+            parameters=self.facts["parameters"],
+            forward_tflop=self.flop / 1e12,
+            loss=loss if math.isfinite(loss) else None,
+        )
+        if self._done == self._last:
+            # A faster recipe takes more steps in the same time: only these weights can be compared.
+            self._trained = {name: value.clone() for name, value in self.network.state_dict().items()}
+            self._held = row
+        else:
+            recorder.result(row)
+
+    def judge(self, recorder: Recorder) -> None:
+        assert self._held is not None
+        self.network.load_state_dict(self._trained)
+        l1, similarity = self._validate()
+        row = msgspec.structs.replace(
+            self._held,
+            trained_steps=self._last,
+            validation_l1=l1 if math.isfinite(l1) else None,
+            validation_ms_ssim=similarity if math.isfinite(similarity) else None,
+            ms_ssim_scales=quality.scales(self.sides),
+        )
+        recorder.result(row)
+
+    @torch.no_grad()
+    def _validate(self) -> tuple[float, float]:
+        """Return L1 of the noise and MS-SSIM of the volumes without it, at steps over the whole schedule."""
+        forward, self.forward = self.forward, self.network  # compiled for another batch perhaps
+        volumes, labels = self.draw(HELD_OUT, self.config.validation_volumes)
+        generator = torch.Generator().manual_seed(FROZEN_SEED)
+        errors, noisy, estimates = [], [], []
+        count = len(volumes)
+        for index in range(count):
+            steps = torch.tensor([(2 * index + 1) * self.diffusion.steps // (2 * count)], device=self.device)
+            noise = torch.randn(volumes[:1].shape, generator=generator).to(self.device)
+            noisy.append(self.diffusion.add_noise(volumes[index : index + 1], noise, steps))
+            predicted = self.predict(noisy[-1], labels[index : index + 1], steps)
+            errors.append(float(F.l1_loss(predicted, noise)))
+            estimates.append(self.diffusion.estimate(noisy[-1], predicted, steps))
+        self.forward = forward
+        self._pictures = {
+            "Labels": _label_slices(labels),
+            "Volume": volumes[:, 0],
+            "With noise": torch.cat(noisy)[:, 0],
+            "Noise removed": torch.cat(estimates)[:, 0],
+        }
+        return sum(errors) / count, _ieee_ms_ssim(self.bench, torch.cat(estimates), volumes)
+
+    def finish(self, run_dir: Path) -> dict[str, Any]:
+        quality.write_slices(run_dir / SLICES, self._pictures)
+        written = {"pictures": SLICES}
+        if self.config.save_weights:
+            weights = {name: value.contiguous().cpu() for name, value in self._trained.items()}
+            save_file(weights, run_dir / WEIGHTS)
+            written["weights"] = WEIGHTS
+        return written
+
+
+class VolumeSampling(VolumeDiffusion):
+    """The workload `volume3d_sample`."""
+
+    def __init__(self, bench: BenchConfig, device: torch.device) -> None:
+        super().__init__(bench, device)
+        assert isinstance(bench.workload, volume3d_sample.Config)
+        self.config = bench.workload
+        self.network.eval().requires_grad_(False)
+        if self.config.weights:
+            self._load(expand_path(self.config.weights))
+        self.facts |= {
+            "weights": self.config.weights,
+            "sampler_steps": self.config.steps,
+            "flop_per_image": self.config.steps * self.flop,
+        }
+        self.volumes, self.labels = self.draw(HELD_OUT, self.images_per_step)
+        self._samples: list[Tensor] = []
+        self.compare(self._results)
+        baseline, own = self._samples if len(self._samples) == 2 else (None, None)
+        self._samples = []
+        known = baseline is not None and own is not None
+        l1 = float(F.l1_loss(own, baseline)) if known else math.nan  # type: ignore[arg-type]
+        similarity = _ieee_ms_ssim(bench, own, baseline) if known else math.nan  # type: ignore[arg-type]
+        self._to_baseline: dict[str, Any] = {
+            "baseline_l1": l1 if math.isfinite(l1) else None,
+            "baseline_ms_ssim": similarity if math.isfinite(similarity) else None,
+        }
+        self._done = 0
+        self._similarity: float | None = None
+        self._first: Tensor | None = None
+
+    def _load(self, path: Path) -> None:
+        try:
+            self.network.load_state_dict(load_file(path))
+        except Exception as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(
+                f"workload.weights={path}: not weights of variant {self.config.variant} ({reason})"
+            ) from None
+
+    def _results(self) -> dict[str, Tensor]:
+        sample = self.sample(self.config.reference_steps, self.generator(0))
+        self._samples.append(sample)
+        return {"prediction_rel": sample.cpu()}
+
+    @torch.no_grad()
+    def sample(self, count: int, generator: torch.Generator) -> Tensor:
+        """Return volumes [B, C, D, H, W] after `count` evaluations of the network."""
+        volumes = self.noise(self.images_per_step, generator)
+        schedule = self.diffusion.subset(count)
+        for step, following in zip(schedule, [*schedule[1:], None], strict=True):
+            steps = torch.full((len(volumes),), step, device=self.device)
+            noise = self.predict(volumes, self.labels, steps)
+            volumes = self.diffusion.denoise(volumes, noise, step, following, self.noise(len(volumes), generator))
+        return volumes
+
+    def step(self, recorder: Recorder) -> None:
+        samples: list[Tensor] = []
+        generator = self.generator(self._done)
+        call = recorder.call(lambda: samples.append(self.sample(self.config.steps, generator)))
+        if self._first is None:
+            self._first = samples[0]
+            similarity = _ieee_ms_ssim(self.bench, self._first.clamp(-1, 1), self.volumes)
+            self._similarity = similarity if math.isfinite(similarity) else None
+        self._done += 1
+        row: Result = volume3d_sample.Result(
+            **self.row(call),
+            sampler_steps=self.config.steps,
+            total_ms=call.host_ms if call.device_ms is None else call.device_ms,
+            finite=bool(samples[0].isfinite().all()),
+            ms_ssim=self._similarity,
+            **self._to_baseline,
+            ms_ssim_scales=quality.scales(self.sides),
+        )
+        recorder.result(row)
+
+    def finish(self, run_dir: Path) -> dict[str, Any]:
+        assert self._first is not None
+        columns = {"Labels": _label_slices(self.labels), "Volume": self.volumes[:, 0], "Sample": self._first[:, 0]}
+        quality.write_slices(run_dir / SLICES, columns)
+        return {"pictures": SLICES}
+
+
+def _label_slices(labels: Tensor) -> Tensor:
+    """Return one-hot labels [N, L, D, H, W] as grey values [N, D, H, W] in -1..1."""
+    numbers = torch.arange(1, labels.shape[1] + 1, device=labels.device, dtype=labels.dtype)
+    grey: Tensor = (labels * numbers[None, :, None, None, None]).sum(1) * 2 / labels.shape[1] - 1
+    return grey
+
+
+def _ieee_ms_ssim(bench: BenchConfig, volumes: Tensor, reference: Tensor) -> float:
+    """Return MS-SSIM whose own convolutions do not use TF32."""
+    set_fp32_precision(tf32=False)
+    try:
+        return quality.ms_ssim(volumes, reference)
+    finally:
+        set_fp32_precision(tf32=bench.recipe.tf32)
+
+
+def _forward_flop(config: VolumeConfig) -> int:
+    """Count the operations of the network for one volume, on shapes alone."""
+    shape = config.shape
+    with torch.device("meta"), FlopCounterMode(display=False) as counter, torch.no_grad():
+        inputs = torch.empty(1, shape.image_channels + shape.label_channels, *config.sides)
+        VolumeUNet(shape)(inputs, torch.zeros(1, dtype=torch.long))
+    return int(counter.get_total_flops())
+
+
+def build(config: BenchConfig, device: torch.device) -> VolumeDiffusion:
+    """Build the network with random weights, and the volumes."""
+    kinds: dict[type, type[VolumeDiffusion]] = {
+        volume3d_train.Config: VolumeTraining,
+        volume3d_sample.Config: VolumeSampling,
+    }
+    return kinds[type(config.workload)](config, device)
