@@ -69,7 +69,7 @@ class VolumeDiffusion(MeasuringWorkload):
             "channels_last": recipe.channels_last,
             "cudnn_benchmark": recipe.cudnn_benchmark,
             "weights": None,
-            "variant": config.variant,
+            "network": config.network,
             "volume": list(self.sides),
             "diffusion_steps": config.diffusion_steps,
             "parameters": sum(p.numel() for p in self.network.parameters()),
@@ -177,7 +177,7 @@ class VolumeDiffusion(MeasuringWorkload):
         config = self.bench.workload
         assert isinstance(config, VolumeConfig)
         depth, height, width = self.sides
-        sizes = {"variant": config.variant, "depth": depth, "height": height, "width": width}
+        sizes = {"network": config.network, "depth": depth, "height": height, "width": width}
         return {"window_id": call.window_id, "step": call.step, **sizes}
 
     # --- levers ----------------------------------------------------------------------------------
@@ -382,7 +382,7 @@ class VolumeSampling(VolumeDiffusion):
         except Exception as error:
             reason = " ".join(str(error).split())[:200]
             raise UserError(
-                f"workload.weights={path}: not weights of variant {self.config.variant} ({reason})"
+                f"workload.weights={path}: not weights of network {self.config.network} ({reason})"
             ) from None
 
     def _results(self) -> dict[str, Tensor]:

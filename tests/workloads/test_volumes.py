@@ -24,8 +24,8 @@ from inpaint_bench.run import worker
 from inpaint_bench.workloads import volumes
 from tests.run.support import bench, compose
 
-TRAIN = ("workload=volume3d_train", "recipe=cpu", "workload.variant=tiny", "workload.validation_volumes=1")
-SAMPLE = ("workload=volume3d_sample", "recipe=cpu", "workload.variant=tiny", "batch=1")
+TRAIN = ("workload=volume3d_train", "recipe=cpu", "workload.network=tiny", "workload.validation_volumes=1")
+SAMPLE = ("workload=volume3d_sample", "recipe=cpu", "workload.network=tiny", "batch=1")
 SAMPLE = (*SAMPLE, "workload.steps=3", "workload.reference_steps=2")
 
 
@@ -74,7 +74,7 @@ def test_saved_weights_make_samples_and_both_leave_pictures(tmp_path):
 
 
 def test_runs_go_through_launch_and_merge(tmp_path):
-    options = ["gpu=h200", "profile=demo", "batch=1", "workload.min_measure_s=3", "workload.variant=tiny"]
+    options = ["gpu=h200", "profile=demo", "batch=1", "workload.min_measure_s=3", "workload.network=tiny"]
     options.append("workload.measure_steps=2")
     recipes = "recipe=[cpu],[cpu,channels_last]"
     for workload, extra in (("volume3d_train", [recipes]), ("volume3d_sample", ["workload.steps=2"])):
@@ -118,7 +118,7 @@ def test_weights_of_another_network_are_refused(tmp_path):
     from safetensors.torch import save_file
 
     save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
-    with pytest.raises(UserError, match="not weights of variant tiny"):
+    with pytest.raises(UserError, match="not weights of network tiny"):
         volumes.build(bench(*SAMPLE, f"workload.weights={tmp_path / 'other.safetensors'}"), torch.device("cpu"))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.validation import one_of, within
@@ -48,14 +48,15 @@ SHAPES = {
 class VolumeConfig(WorkloadConfig):
     """A 3-D UNet that removes noise from volumes, conditioned on their segmentation."""
 
-    variant: str = one_of("whole_head", "brats", "tiny", default="whole_head")  # SHAPES
-    volume: list[int] = field(default_factory=list)  # voxels of the three sides; empty: as published for the variant
+    not_in_variant: ClassVar[tuple[str, ...]] = ("network", "volume")  # the model's name tells them
+    network: str = one_of("whole_head", "brats", "tiny", default="whole_head")  # SHAPES
+    volume: list[int] = field(default_factory=list)  # voxels of the three sides; empty: as published for the network
     diffusion_steps: int = within(2, 4000, 250)  # of the noise schedule
 
     @property
     def shape(self) -> VolumeShape:
         """Return the shapes of the network."""
-        return SHAPES[self.variant]
+        return SHAPES[self.network]
 
     @property
     def sides(self) -> tuple[int, int, int]:
@@ -87,4 +88,4 @@ class VolumeConfig(WorkloadConfig):
             raise UserError(f"model.weights and data: workload={self.name} has a network and volumes of its own")
 
     def model(self, bench: BenchConfig) -> str:
-        return f"{self.variant} {'x'.join(map(str, self.sides))}"
+        return f"{self.network} {'x'.join(map(str, self.sides))}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.validation import file_path, within
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 class Config(VolumeConfig):
     """From noise and segmentations to volumes, `batch` at once."""
 
+    not_in_variant: ClassVar[tuple[str, ...]] = (*VolumeConfig.not_in_variant, "steps")
     warmup_steps: int = within(0, 1_000_000, 1)
     measure_steps: int = within(1, 100_000_000, 3)
     min_measure_s: float = within(0, 1e6, 0.0)
@@ -39,7 +40,7 @@ class Config(VolumeConfig):
 class Result(BaseResult, kw_only=True):
     """One batch of volumes."""
 
-    variant: str
+    network: str
     depth: int
     height: int
     width: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from inpaint_bench.core.validation import within
 
@@ -14,6 +15,7 @@ from ._volumes import VolumeConfig
 class Config(VolumeConfig):
     """Training on volumes that stay on the device. All recipes start from the same weights and see the same volumes."""
 
+    not_in_variant: ClassVar[tuple[str, ...]] = (*VolumeConfig.not_in_variant, "save_weights")
     warmup_steps: int = within(0, 1_000_000, 5)
     measure_steps: int = within(1, 100_000_000, 20)
     min_measure_s: float = within(0, 1e6, 10.0)
@@ -30,7 +32,7 @@ class Config(VolumeConfig):
 class Result(BaseResult, kw_only=True):
     """One training step. What is validated is the network after warmup_steps + measure_steps, however long it ran."""
 
-    variant: str
+    network: str
     depth: int
     height: int
     width: int
