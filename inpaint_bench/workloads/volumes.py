@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from inpaint_bench.models.networks import DTYPES, FROZEN_SEED, set_fp32_precisio
 from inpaint_bench.models.volume_unet import Diffusion, VolumeUNet
 from inpaint_bench.quality import volumes as quality
 
-from . import Call, MeasuringWorkload, Recorder
+from . import Call, MeasuringWorkload, ProfiledCall, Recorder
 from .parity import TOLERANCE
 
 WEIGHTS, SLICES = "weights.safetensors", "slices.png"
@@ -298,6 +298,10 @@ class VolumeTraining(VolumeDiffusion):
         else:
             recorder.result(row)
 
+    def profiled_calls(self) -> Iterator[ProfiledCall]:
+        indices = torch.arange(self.images_per_step, device=self.device) % len(self.volumes)
+        yield ProfiledCall(name="training step", work=lambda: self._train(indices, self.generator(0)))
+
     def judge(self, recorder: Recorder) -> None:
         assert self._held is not None
         self.network.load_state_dict(self._trained)
@@ -420,6 +424,14 @@ class VolumeSampling(VolumeDiffusion):
             ms_ssim_scales=quality.scales(self.sides),
         )
         recorder.result(row)
+
+    def profiled_calls(self) -> Iterator[ProfiledCall]:
+        # All steps do the same work, so that two of them show where the time goes.
+        yield ProfiledCall(
+            name="two steps of sampling",
+            work=lambda: self.sample(2, self.generator(0)),
+            measured=self.config.steps == 2,
+        )
 
     def finish(self, run_dir: Path) -> dict[str, Any]:
         assert self._first is not None
