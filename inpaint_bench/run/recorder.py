@@ -44,7 +44,7 @@ class RunRecorder:
     ) -> None:
         metadata = {"schema_version": str(SCHEMA_VERSION), "run_id": manifest.record.run_id, "producer": PRODUCER}
         self.memory: MemoryPeaks | None = None  # the largest peaks of all measured calls
-        self._manifest, self._device = manifest, device
+        self._manifest, self._device, self._workload = manifest, device, workload
         self._images, self._uniform = workload.images_per_step, workload.uniform_steps
         self._windows = Windows(run_dir)
         self._steps = PartWriter(run_dir / "steps", STEPS, metadata, bench.telemetry.part_s)
@@ -68,12 +68,12 @@ class RunRecorder:
         self._close_parts()
 
     @contextmanager
-    def window(self, kind: WindowKind) -> Iterator[None]:
-        """Record the block as a window; the device is idle at its edges."""
+    def window(self, kind: WindowKind) -> Iterator[str]:
+        """Record the block as a window, and give its id; the device is idle at its edges."""
         self._synchronize()
         self._window = window = self._windows.open(kind)
         try:
-            yield
+            yield window.window_id
             self._synchronize()
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
@@ -85,7 +85,7 @@ class RunRecorder:
         else:
             self._windows.close(window, Status.COMPLETED)
             rate = window.images / window.seconds if self._uniform and window.seconds else None
-            self._manifest.progress(self._step, None, rate)
+            self._note_progress(rate)
         finally:
             self._window = None
             self._close_parts()
@@ -135,13 +135,18 @@ class RunRecorder:
         self._step += 1
         window.steps += 1
         window.images += self._images
-        self._manifest.progress(self._step, None, None)
+        self._note_progress(None)
         return call
 
     def result(self, row: Result) -> None:
         """Write a row of results."""
         assert self._results is not None, "this workload declares no Result"
         self._results.append(**msgspec.structs.asdict(row))
+
+    def _note_progress(self, rate: float | None) -> None:
+        total = self._workload.calls_total
+        # An estimate may turn out too low.
+        self._manifest.progress(self._step, None if total is None else max(total, self._step), rate)
 
     def _used_mib(self) -> float | None:
         if self._device.type != "cuda":

@@ -72,8 +72,8 @@ class Call:
 class Recorder(Protocol):
     """Where a `MeasuringWorkload` writes what it measures: windows, steps and results."""
 
-    def window(self, kind: WindowKind) -> AbstractContextManager[None]:
-        """Record the block as a window. All calls are made inside one; those of a warm-up are rows of it too."""
+    def window(self, kind: WindowKind) -> AbstractContextManager[str]:
+        """Record the block as a window and give its id. All calls are made inside one, also those of a warm-up."""
 
     def call(self, work: Callable[[], Any], *, empty_cache: bool = False) -> Call:
         """Time one step. `empty_cache`: return unused memory to the GPU first, so that the reserved peak is its own."""
@@ -94,6 +94,7 @@ class MeasuringWorkload:
     facts: dict[str, Any]
     parity: Parity | None = None
     data: DataFacts | None = None
+    calls_total: int | None = None  # of all windows, for the progress; None while it cannot be estimated
 
     def measure(self, recorder: Recorder) -> None:
         """Do all there is to measure. A signal raises Terminated in it; rows of closed windows are kept."""

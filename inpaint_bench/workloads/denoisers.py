@@ -2,12 +2,15 @@
 
 Protocol of "GPU Performance Under the Hood" (benchmark_invprob_inference): evaluation mode, no gradients, noise 0.1,
 warm-ups and timed calls of each case, the peak reset before each call. The cache is emptied before each case, in the
-study of shapes also before each call, whose time then includes the allocations.
+study of shapes also before each call, whose time then includes the allocations. A case that does not fit into the GPU's
+memory is a row that says so, and the run goes on.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,6 +28,7 @@ from inpaint_bench.models.denoisers import Denoiser, TilePlan
 from inpaint_bench.models.networks import DTYPES, FROZEN_SEED, set_fp32_precision
 
 from . import Call, MeasuringWorkload, ProfiledCall, Recorder
+from .batch_search import is_cuda_oom
 
 MIB = 2**20
 
@@ -62,6 +66,8 @@ class Denoisers(MeasuringWorkload):
             "models_resident": config.models_resident,
         }
         self._generator = torch.Generator().manual_seed(bench.seed)
+        self._calls_done = self._cases_done = self._cases_failed = 0
+        self._update_total()
         self._input_strides_last: bool | None = None  # of the last input: whether channels were innermost
 
     def _build(self, name: str) -> Denoiser:
@@ -75,7 +81,7 @@ class Denoisers(MeasuringWorkload):
 
     def measure(self, recorder: Recorder) -> None:
         """Measure every case of every model in one window; warm-ups lie between the timed calls."""
-        with torch.no_grad(), recorder.window(WindowKind.MEASURE):
+        with torch.no_grad(), recorder.window(WindowKind.MEASURE) as self._window_id:
             for name, network in self.networks.items():
                 network.to(self.device)
                 self._measure_model(recorder, name, network)
@@ -96,6 +102,49 @@ class Denoisers(MeasuringWorkload):
 
     def _last_case(self, name: str, network: Denoiser) -> ProfiledCall:
         raise NotImplementedError
+
+    def _num_cases(self) -> int:
+        """Return the number of cases of one model."""
+        raise NotImplementedError
+
+    def _update_total(self) -> None:
+        config, left = self.config, len(self.networks) * self._num_cases() - self._cases_done - self._cases_failed
+        per_case: float | None = config.measure_steps
+        if config.min_measure_s:  # as many as the cases until now had
+            per_case = self._calls_done / self._cases_done if self._cases_done else None
+        self.calls_total = None if per_case is None else self._calls_done + round(left * per_case)
+
+    def _measure_case(
+        self,
+        recorder: Recorder,
+        case: str,
+        prepare: Callable[[], Callable[[], Any]],
+        row: Callable[[dict[str, Any], float | None], Result],
+    ) -> None:
+        """Measure one case. `prepare` makes its inputs and tells what a call does; `row` adds to what all rows have.
+
+        `row` gets the milliseconds of the call, None for a case that does not fit into memory.
+        """
+        weights_mib, before = self._allocated_mib(), self._calls_done
+        try:
+            for call in self._calls(recorder, case, prepare()):
+                self._calls_done += 1
+                recorder.result(row(self._measured(call, weights_mib), call.host_ms))
+            self._cases_done += 1
+            failure = None
+        except RuntimeError as error:
+            if not is_cuda_oom(error):
+                raise
+            failure = str(error)
+        if failure is not None:  # outside of `except`, whose traceback keeps the tensors alive
+            gc.collect()
+            self._cases_failed += 1
+            asked = re.search(r"[Tt]ried to allocate [\d.]+ \w+", failure)
+            text = asked[0] if asked else failure.partition("\n")[0][:200]
+            log.warning("%s: out of memory after %d call(s): %s", case, self._calls_done - before, text)
+            common = {"window_id": self._window_id, "step": -self._cases_failed, "weights_mib": weights_mib}
+            recorder.result(row({**common, "out_of_memory": text}, None))
+        self._update_total()
 
     def _calls(self, recorder: Recorder, case: str, work: Callable[[], Any]) -> Iterator[Call]:
         """Warm up and time one case; tell its last call."""
@@ -145,10 +194,19 @@ class Denoisers(MeasuringWorkload):
     def _allocated_mib(self) -> float | None:
         return torch.cuda.memory_allocated(self.device) / MIB if self.device.type == "cuda" else None
 
-    def _common(self, name: str, tiles: TilePlan, call: Call, weights_mib: float | None) -> dict[str, Any]:
+    def _measured(self, call: Call, weights_mib: float | None) -> dict[str, Any]:
         return {
             "window_id": call.window_id,
             "step": call.step,
+            "time_ms": call.host_ms,
+            "weights_mib": weights_mib,
+            "allocated_peak_mib": call.allocated_peak_mib,
+            "reserved_peak_mib": call.reserved_peak_mib,
+            "nvml_used_mib": call.nvml_used_mib,
+        }
+
+    def _setting(self, name: str, tiles: TilePlan) -> dict[str, Any]:
+        return {
             "model": name,
             "published_plan": self.published_plan,
             "tiling": self.config.tiling,
@@ -156,11 +214,6 @@ class Denoisers(MeasuringWorkload):
             "branch": tiles.branch,
             "tile_h_px": tiles.tile[0],
             "tile_w_px": tiles.tile[1],
-            "time_ms": call.host_ms,
-            "weights_mib": weights_mib,
-            "allocated_peak_mib": call.allocated_peak_mib,
-            "reserved_peak_mib": call.reserved_peak_mib,
-            "nvml_used_mib": call.nvml_used_mib,
         }
 
     def verify_levers(self) -> list[LeverReport]:
@@ -190,30 +243,42 @@ class DenoiseShape(Denoisers):
 
     empty_cache_before_calls = True
 
-    def _measure_model(self, recorder: Recorder, name: str, network: Denoiser) -> None:
-        config = self.bench.workload
+    def _widths(self) -> list[tuple[int, int]]:
+        config = self.config
         assert isinstance(config, denoise_shape.Config)
-        for series in config.width_steps_px:
-            for width in range(config.width_min_px, config.width_max_px + 1, series):
-                self._measure_width(recorder, name, network, series, width)
+        widths = {step: range(config.width_min_px, config.width_max_px + 1, step) for step in config.width_steps_px}
+        return [(series, width) for series, each in widths.items() for width in each]
+
+    def _num_cases(self) -> int:
+        return len(self._widths())
+
+    def _measure_model(self, recorder: Recorder, name: str, network: Denoiser) -> None:
+        for series, width in self._widths():
+            self._measure_width(recorder, name, network, series, width)
 
     def _measure_width(self, recorder: Recorder, name: str, network: Denoiser, series: int, width: int) -> None:
         config, batch = self.bench.workload, self.images_per_step
         assert isinstance(config, denoise_shape.Config)
-        weights_mib, height = self._allocated_mib(), config.height_px
-        tiles, source = self._plan(name, height, width), self._source((batch, 3, height, width))
-        case = f"{name} {height}x{width}, {tiles.branch}"
-        for call in self._calls(recorder, case, lambda: self._denoise(network, source(), tiles)):
-            row: Result = denoise_shape.Result(
-                **self._common(name, tiles, call, weights_mib),
+        height, px = config.height_px, batch * config.height_px * width
+        tiles = self._plan(name, height, width)
+
+        def prepare() -> Callable[[], Tensor]:
+            source = self._source((batch, 3, height, width))
+            return lambda: self._denoise(network, source(), tiles)
+
+        def row(values: dict[str, Any], time_ms: float | None) -> Result:
+            return denoise_shape.Result(
+                **self._setting(name, tiles),
+                **values,
                 series_px=series,
                 height_px=height,
                 width_px=width,
                 batch=batch,
                 calls=tiles.calls,
-                mpx_per_s=batch * height * width / call.host_ms / 1000,
+                mpx_per_s=time_ms and px / time_ms / 1000,
             )
-            recorder.result(row)
+
+        self._measure_case(recorder, f"{name} {height}x{width}, {tiles.branch}", prepare, row)
 
     def _last_case(self, name: str, network: Denoiser) -> ProfiledCall:
         config, batch = self.bench.workload, self.images_per_step
@@ -227,6 +292,11 @@ class DenoiseShape(Denoisers):
 class DenoisePatch(Denoisers):
     """The workload `denoise_patch`."""
 
+    def _num_cases(self) -> int:
+        config = self.config
+        assert isinstance(config, denoise_patch.Config)
+        return len(config.patches_px) * len(config.patch_batches)
+
     def _measure_model(self, recorder: Recorder, name: str, network: Denoiser) -> None:
         config = self.bench.workload
         assert isinstance(config, denoise_patch.Config)
@@ -238,26 +308,32 @@ class DenoisePatch(Denoisers):
         config = self.bench.workload
         assert isinstance(config, denoise_patch.Config)
         num_patches = (config.image_px // patch) ** 2
-        weights_mib, tiles = self._allocated_mib(), self._plan(name, patch, patch)
+        tiles = self._plan(name, patch, patch)
         # The last batch of an image may be smaller.
         sizes = [min(batch, num_patches - first) for first in range(0, num_patches, batch)]
-        sources = {size: self._source((size, 3, patch, patch)) for size in set(sizes)}
 
-        def work() -> None:
-            for size in sizes:
-                self._denoise(network, sources[size](), tiles)
+        def prepare() -> Callable[[], None]:
+            sources = {size: self._source((size, 3, patch, patch)) for size in set(sizes)}
 
-        for call in self._calls(recorder, f"{name} patches of {patch} px by {batch}", work):
-            row: Result = denoise_patch.Result(
-                **self._common(name, tiles, call, weights_mib),
+            def work() -> None:
+                for size in sizes:
+                    self._denoise(network, sources[size](), tiles)
+
+            return work
+
+        def row(values: dict[str, Any], time_ms: float | None) -> Result:
+            return denoise_patch.Result(
+                **self._setting(name, tiles),
+                **values,
                 patch_px=patch,
                 num_patches=num_patches,
                 batch=batch,
                 calls=tiles.calls * len(sizes),
-                patches_per_s=1000 * num_patches / call.host_ms,
-                images_per_s=1000 / call.host_ms,
+                patches_per_s=time_ms and 1000 * num_patches / time_ms,
+                images_per_s=time_ms and 1000 / time_ms,
             )
-            recorder.result(row)
+
+        self._measure_case(recorder, f"{name} patches of {patch} px by {batch}", prepare, row)
 
     def _last_case(self, name: str, network: Denoiser) -> ProfiledCall:
         config = self.bench.workload

@@ -50,6 +50,7 @@ class FidClip(SdInference):
             pixels = torch.from_numpy(self.source.pixels(index).copy()).permute(2, 0, 1)[None]
             self.judges.add_real(pixels.float() / 127.5 - 1)
         digest = hashlib.sha256()
+        self.calls_total = self.keys.images // self.images_per_step
         with recorder.window(WindowKind.MEASURE):
             for number in range(self.keys.images // self.images_per_step):
                 prompts = [self.source.texts[index] for index in self.indices(number)]

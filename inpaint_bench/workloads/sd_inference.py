@@ -8,6 +8,7 @@ start from the same weights, prompts and noise, so that their images can be comp
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -183,13 +184,18 @@ class SdInference(MeasuringWorkload):
     # --- measuring -------------------------------------------------------------------------------
 
     def measure(self, recorder: Recorder) -> None:
-        if self.config.warmup_steps:
+        config = self.config
+        self.calls_total = None if config.min_measure_s else config.warmup_steps + config.measure_steps
+        if config.warmup_steps:
             with recorder.window(WindowKind.WARMUP):
-                for _ in range(self.config.warmup_steps):
+                for _ in range(config.warmup_steps):
                     self._call(recorder)
         with recorder.window(WindowKind.MEASURE):
             began_s, done = time.monotonic(), 0
-            while done < self.config.measure_steps or time.monotonic() - began_s < self.config.min_measure_s:
+            while done < config.measure_steps or (time.monotonic() - began_s) < config.min_measure_s:
+                if config.min_measure_s and done:
+                    expected = math.ceil(config.min_measure_s * done / (time.monotonic() - began_s))
+                    self.calls_total = config.warmup_steps + max(config.measure_steps, expected)
                 self._call(recorder)
                 done += 1
 

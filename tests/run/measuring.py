@@ -20,6 +20,7 @@ class Sleeping(MeasuringWorkload):
         self.facts: dict[str, Any] = {"precision": "fp32"}
 
     def measure(self, recorder: Recorder) -> None:
+        self.calls_total = 2 + CALLS
         for kind, calls in ((WindowKind.WARMUP, 2), (WindowKind.MEASURE, CALLS)):
             with recorder.window(kind):
                 for _ in range(calls):

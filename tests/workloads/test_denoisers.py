@@ -1,5 +1,6 @@
 """The denoiser workloads through launch, merge and report, on this machine and on two real Slurm clusters."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,24 @@ def test_patches_on_this_machine_become_rows_and_a_section(tmp_path):
     }
     assert all(row["images_per_s"] == pytest.approx(1000 / row["time_ms"]) for row in rows)
     assert "fig-denoise-patch-images" in report.write_report(dataset, tmp_path / "report").read_text()
+
+
+def test_a_case_that_needs_more_memory_is_a_row_and_the_run_goes_on(tmp_path):
+    options = ["workload.module=tests.workloads.small_memory", "workload.models=[dncnn]", "workload.min_measure_s=2"]
+    assert sweep(tmp_path / "sweep", "denoise_patch", "profile=demo", *options) == 0
+    dataset = merged(tmp_path / "sweep", tmp_path)
+    run = open_dataset(dataset).runs.row(0, named=True)
+    assert run["valid"], run["invalid_reason"]
+    rows = results(dataset, "denoise_patch")
+    failed = {(row["patch_px"], row["batch"]): row for row in rows if row["out_of_memory"]}
+    assert failed.keys() == {(32, 3), (64, 1), (64, 3)}
+    assert {row["out_of_memory"] for row in failed.values()} == {"Tried to allocate 2.00 GiB"}
+    assert all(row["time_ms"] is None and row["step"] < 0 for row in failed.values())
+    assert len(rows) - len(failed) == run["n_steps"] >= 2
+    progress = json.loads((Path(run["run_dir"]) / "manifest.json").read_text())["progress"]
+    assert progress["step"] == progress["steps_total"] == run["n_steps"]
+    page = report.write_report(dataset, tmp_path / "report").read_text()
+    assert "out of memory: Tried to allocate 2.00 GiB" in page
 
 
 @pytest.mark.parametrize(

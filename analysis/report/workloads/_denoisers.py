@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import altair as alt
 import polars as pl
@@ -46,10 +47,12 @@ def means(rows: pl.DataFrame, keys: Sequence[str], rates: Sequence[str]) -> pl.D
     per_run = rows.group_by([*keys, "run_id"], maintain_order=True).agg(
         *((1 / (1 / pl.col(name)).mean() if name in rates else pl.col(name).mean()).alias(name) for name in columns),
         time_sd=pl.col("time_ms").std(),
+        out_of_memory=pl.col("out_of_memory").drop_nulls().first(),
     )
     return per_run.group_by(keys, maintain_order=True).agg(
         *(pl.col(name).mean() for name in columns),
         pl.col("time_sd").mean(),
+        pl.col("out_of_memory").drop_nulls().first(),
         n=pl.len(),
         run_ids=pl.col("run_id"),
     )
@@ -68,8 +71,11 @@ def add_predictions(cases: pl.DataFrame, table: pl.DataFrame, keys: list[str], a
     return joined.with_columns(predicted_mib=pl.when(applies).then("predicted_mib"))
 
 
-def explain(measured: float | None, predicted: float | None, branch: str, calls: int, tile: str) -> str:
+def explain(case: dict[str, Any], tile: str) -> str:
     """Return what explains a measured peak: the algorithm where the prediction is met, else the backend's rest."""
+    measured, predicted, branch, calls = (case[name] for name in ("tensors_mib", "predicted_mib", "branch", "calls"))
+    if case["out_of_memory"]:
+        return f"out of memory: {case['out_of_memory']}"
     if measured is None:
         return "no GPU: memory not measured"
     if predicted is None:

@@ -56,7 +56,7 @@ def _cases(build: TableBuilder, cases: pl.DataFrame) -> Table:
     rows = []
     for case in cases.iter_rows(named=True):
         tile = f"{case['tile_h_px']}x{case['tile_w_px']}"
-        reason = _denoisers.explain(case["tensors_mib"], case["predicted_mib"], case["branch"], case["calls"], tile)
+        reason = _denoisers.explain(case, tile)
         rows.append(
             [
                 *_denoisers.setting_text(case),

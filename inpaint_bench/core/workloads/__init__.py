@@ -71,7 +71,7 @@ class Result(msgspec.Struct, kw_only=True):
     """A row of a workload's own table: its figures of one timed call. Columns are texts, numbers and truth values."""
 
     window_id: str  # of the call in the step table
-    step: int
+    step: int  # negative: no call of this row could be made
 
 
 def result_columns(result: type[Result]) -> list[tuple[str, type, bool]]:

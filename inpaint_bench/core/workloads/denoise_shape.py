@@ -47,9 +47,10 @@ class Result(BaseResult, kw_only=True):
     calls: int  # of the network
     tile_h_px: int
     tile_w_px: int
-    time_ms: float
-    mpx_per_s: float
+    time_ms: float | None = None
+    mpx_per_s: float | None = None
     weights_mib: float | None = None  # all that is allocated between two cases
     allocated_peak_mib: float | None = None
     reserved_peak_mib: float | None = None
     nvml_used_mib: float | None = None
+    out_of_memory: str | None = None  # what was asked for; time and peaks are null

@@ -43,6 +43,7 @@ def _shape_rows(**changes: Any) -> pl.DataFrame:
                 "allocated_peak_mib": WEIGHTS_MIB + 1.03 * at[f"{model}_peak_mib"],
                 "reserved_peak_mib": 7000.0,
                 "nvml_used_mib": 7600.0,
+                "out_of_memory": None,
             }
             rows.append(row | changes)
     assert {name for name, _, _ in result_columns(results()["denoise_shape"])} <= {*rows[0], "window_id", "step"}
@@ -118,6 +119,7 @@ def test_patches_have_a_panel_per_size_for_each_figure():
             "allocated_peak_mib": WEIGHTS_MIB + at[f"{model}_peak_mib"],
             "reserved_peak_mib": 7000.0,
             "nvml_used_mib": 7600.0,
+            "out_of_memory": None,
         }
         for at in published.read("denoiser_predicted_batch.csv").to_dicts()
         for model in ("drunet", "unet", "dncnn")
@@ -126,6 +128,22 @@ def test_patches_have_a_panel_per_size_for_each_figure():
     assert [figure.id.rpartition("-")[2] for figure in section.figures] == ["time", "memory", "patches", "images"]
     assert all(f"patches of {size} px" in figure.svg for figure in section.figures for size in (128, 256, 512))
     assert set(_column(section, "Explained by")) == {"algorithm: whole image at once"}
+
+
+def test_a_case_out_of_memory_has_no_figures_and_says_what_was_asked_for():
+    failed = pl.col("width_px") == 2048
+    nothing = [
+        pl.when(~failed).then(name).alias(name)
+        for name in ("time_ms", "mpx_per_s", "allocated_peak_mib", "reserved_peak_mib", "nvml_used_mib")
+    ]
+    asked = pl.when(failed).then(pl.lit("Tried to allocate 2.00 GiB")).alias("out_of_memory")
+    section = _section(_shape_rows(out_of_memory="").with_columns(asked, *nothing))
+    rows = [row for row in section.tables[0].rows if "2048x2048" in row]
+    column = section.tables[0].columns.index
+    assert rows
+    assert {(row[column("Time [ms]")], row[column("Explained by")]) for row in rows} == {
+        ("\u2013", "out of memory: Tried to allocate 2.00 GiB")
+    }
 
 
 def test_runs_of_another_variant_are_cases_of_their_own():
