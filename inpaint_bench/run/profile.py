@@ -18,7 +18,7 @@ from inpaint_bench.core.kernel_names import IDLE
 from inpaint_bench.core.records import ProfileFacts
 from inpaint_bench.core.schema import KERNEL_TIMES, PRODUCER, SCHEMA_VERSION, SCHEMAS, TRACES
 from inpaint_bench.profiling.kernel_times import idle_gaps, kernel_totals
-from inpaint_bench.profiling.record import keep_profiler_attached, record, synchronize
+from inpaint_bench.profiling.record import record, synchronize
 from inpaint_bench.telemetry.storage.parts import PartWriter
 from inpaint_bench.workloads import MeasuringWorkload, ProfiledCall, TrainingWorkload
 
@@ -63,7 +63,6 @@ def profile_calls(
 def _profile_call(
     call: ProfiledCall, run_dir: Path, device: torch.device, rows: PartWriter, facts: ProfileFacts
 ) -> None:
-    keep_profiler_attached()
     for _ in range(WARM_CALLS if device.type == "cuda" else 1):
         call.work()
     synchronize(device)

@@ -96,7 +96,11 @@ def _run_attempt(bench: BenchConfig, run_dir: Path, manifest: ManifestFile, stop
         import torch
 
         from inpaint_bench import levers, workloads
+        from inpaint_bench.profiling.record import keep_profiler_attached
 
+    if bench.profiler != "none":
+        # Before the levers are read back, which profiles a step too: graphs are replayed once more after it.
+        keep_profiler_attached()
     manifest.update(
         environment=msgspec.convert(environment.fingerprint(), Environment),
         boot_id=environment.boot_id(),
