@@ -8,7 +8,8 @@ import polars as pl
 import pytest
 
 from analysis.dataset import open_dataset
-from analysis.report import report
+from analysis.report import report, workloads
+from analysis.report.tables import TableBuilder
 from inpaint_bench import launch
 from inpaint_bench.cli import app
 
@@ -71,7 +72,7 @@ def test_patches_on_this_machine_become_rows_and_a_section(tmp_path):
 
 
 def test_a_case_that_needs_more_memory_is_a_row_and_the_run_goes_on(tmp_path):
-    options = ["workload.module=tests.workloads.small_memory", "workload.models=[dncnn]", "workload.min_measure_s=2"]
+    options = ["workload.module=tests.workloads.small_memory", "workload.models=[dncnn]", "workload.min_measure_s=3"]
     assert sweep(tmp_path / "sweep", "denoise_patch", "profile=demo", *options) == 0
     dataset = merged(tmp_path / "sweep", tmp_path)
     run = open_dataset(dataset).runs.row(0, named=True)
@@ -86,6 +87,10 @@ def test_a_case_that_needs_more_memory_is_a_row_and_the_run_goes_on(tmp_path):
     assert progress["step"] == progress["steps_total"] == run["n_steps"]
     page = report.write_report(dataset, tmp_path / "report").read_text()
     assert "out of memory: Tried to allocate 2.00 GiB" in page
+    (section,) = workloads.sections(open_dataset(dataset), TableBuilder(runs=open_dataset(dataset).runs))
+    energies = [row[section.tables[0].columns.index("J per call")] for row in section.tables[0].rows]
+    # Three seconds are enough for the counter of the recording; what did not run has no energy.
+    assert [energy == "\u2013" for energy in energies] == [False, True, True, True]
 
 
 @pytest.mark.parametrize(

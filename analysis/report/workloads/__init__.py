@@ -1,7 +1,8 @@
 """Sections of the report with the results of one workload: a module per workload, named as it is, with `section`.
 
 `section(build, results, runs)` gets the rows of the table `results_<name>` with the run's columns `gpu`, `site`,
-`recipe`, `variant`, `precision`, `valid` and `demonstration`, and the runs themselves.
+`recipe`, `variant`, `precision`, `valid` and `demonstration`, with the times of their call and the energy
+counter at them (metrics/call_energy.py), and the runs themselves.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import polars as pl
 
 from analysis.dataset import Dataset
+from analysis.metrics import call_energy
 from analysis.report.figures.base import Figure
 from analysis.report.tables import Table, TableBuilder
 from inpaint_bench.core import schema
@@ -42,10 +44,22 @@ def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
             continue
         rows = dataset.scan(table).drop("site", "gpu", "run").collect()
         rows = rows.with_columns(pl.selectors.categorical().cast(pl.String))
-        rows = rows.join(runs.select(RUN_COLUMNS), on="run_id").sort("run_id", "step")
+        rows = rows.join(runs.select(RUN_COLUMNS), on="run_id")
+        rows = rows.sort("run_id", pl.col("step") < 0, pl.col("step").abs())  # last what could not run
         if rows.height:
+            rows = pl.concat(_add_calls(dataset, run) for run in rows.partition_by("run_id", maintain_order=True))
             section = importlib.import_module(f"{__name__}.{name}").section(build, rows, runs)
             prefix = "Demonstration: " if build.demonstration else ""
             figures = [replace(figure, title=prefix + figure.title) for figure in section.figures]
             shown.append(replace(section, workload=name, figures=figures))
     return shown
+
+
+def _add_calls(dataset: Dataset, rows: pl.DataFrame) -> pl.DataFrame:
+    """Add times and energy counter of their calls to the rows of one run."""
+    run_id = rows["run_id"][0]
+    calls = dataset.scan("steps", run_id).select("window_id", "step", "t_start_mono_ns", "t_end_mono_ns").collect()
+    calls = calls.with_columns(pl.col("window_id").cast(pl.String), pl.col("step").cast(pl.Int64))
+    rows = rows.join(calls, on=["window_id", "step"], how="left", maintain_order="left")
+    samples = dataset.scan("samples_fast", run_id).select("gpu_uuid", "t_mono_ns", "tick_seq", "energy_mj").collect()
+    return call_energy.add_counter(rows, samples)

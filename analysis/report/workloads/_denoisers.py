@@ -8,6 +8,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
+from analysis.metrics.call_energy import MIN_UPDATES
 from analysis.report.figures import base, svg
 from analysis.report.figures.base import Figure
 from analysis.report.tables import DASH
@@ -35,6 +36,13 @@ MEASURES = (
 )
 
 
+ENERGY = (
+    "J per call: growth of the energy counter from the first call of a case to the end of its last, over their number, "
+    f"with what lies between them; none where a case lasts less than {MIN_UPDATES} updates of the counter "
+    "(workload.min_measure_s makes it longer), or where the counter is not known."
+)
+
+
 def means(rows: pl.DataFrame, keys: Sequence[str], rates: Sequence[str]) -> pl.DataFrame:
     """Return a row per case: means over runs of the means over their calls, the calls' standard deviation, n runs.
 
@@ -44,14 +52,18 @@ def means(rows: pl.DataFrame, keys: Sequence[str], rates: Sequence[str]) -> pl.D
     tensors = pl.col("allocated_peak_mib") - pl.col("weights_mib")
     rows = rows.with_columns(tensors_mib=tensors)
     columns = ["time_ms", *rates, *MEMORY, "tensors_mib"]
+    seconds = (pl.col("t_end_mono_ns").max() - pl.col("t_start_mono_ns").min()) / 1e9
     per_run = rows.group_by([*keys, "run_id"], maintain_order=True).agg(
         *((1 / (1 / pl.col(name)).mean() if name in rates else pl.col(name).mean()).alias(name) for name in columns),
         time_sd=pl.col("time_ms").std(),
         out_of_memory=pl.col("out_of_memory").drop_nulls().first(),
+        joules_per_call=pl.when(seconds >= MIN_UPDATES * pl.col("counter_update_s").max()).then(
+            (pl.col("counter_end_j").max() - pl.col("counter_start_j").min()) / pl.col("counter_end_j").count()
+        ),
     )
     return per_run.group_by(keys, maintain_order=True).agg(
         *(pl.col(name).mean() for name in columns),
-        pl.col("time_sd").mean(),
+        pl.col("time_sd", "joules_per_call").mean(),
         pl.col("out_of_memory").drop_nulls().first(),
         n=pl.len(),
         run_ids=pl.col("run_id"),

@@ -56,8 +56,8 @@ def _add_predictions(cases: pl.DataFrame) -> pl.DataFrame:
 
 def _cases(build: TableBuilder, cases: pl.DataFrame) -> Table:
     columns = ["Site", "GPU", "Setting", "Model", "Patch [px]", "Patches", "Batch", "Branch", "Calls", "Tile [px]"]
-    columns += ["Time [ms]", "SD [ms]", "Patches/s", "Images/s", "Allocated peak [MiB]", "Reserved peak [MiB]"]
-    columns += ["NVML [MiB]", "Above weights [MiB]", "Predicted [MiB]", "Explained by", "n"]
+    columns += ["Time [ms]", "SD [ms]", "J per call", "Patches/s", "Images/s", "Allocated peak [MiB]"]
+    columns += ["Reserved peak [MiB]", "NVML [MiB]", "Above weights [MiB]", "Predicted [MiB]", "Explained by", "n"]
     rows = []
     for case in cases.iter_rows(named=True):
         tile = f"{case['tile_h_px']}x{case['tile_w_px']}"
@@ -68,7 +68,8 @@ def _cases(build: TableBuilder, cases: pl.DataFrame) -> Table:
                 NAMES[case["model"]],
                 *(str(case[name]) for name in ("patch_px", "num_patches", "batch", "branch", "calls")),
                 tile,
-                *(cell(case[name]) for name in ("time_ms", "time_sd", "patches_per_s", "images_per_s")),
+                *(cell(case[name]) for name in ("time_ms", "time_sd", "joules_per_call")),
+                *(cell(case[name]) for name in ("patches_per_s", "images_per_s")),
                 *(cell(case[name]) for name in _denoisers.MEMORY[1:]),
                 *(cell(case[name]) for name in ("tensors_mib", "predicted_mib")),
                 reason,
@@ -76,7 +77,8 @@ def _cases(build: TableBuilder, cases: pl.DataFrame) -> Table:
             ]
         )
     note = (
-        f"{_denoisers.MEASURES} A step is one image, i.e. all of its patches. SD: standard deviation of a run's calls. "
+        f"{_denoisers.MEASURES} {_denoisers.ENERGY} "
+        "A step is one image, i.e. all of its patches. SD: standard deviation of a run's calls. "
         f"Predicted: peak of the live fp32 tensors, without any workspace. Protocol: {_denoisers.SOURCE}; of its "
         "figures it states only that patches of 128 px in batches of 16 give the most images/s."
     )

@@ -51,8 +51,8 @@ def _add_predictions(cases: pl.DataFrame) -> pl.DataFrame:
 
 def _cases(build: TableBuilder, cases: pl.DataFrame) -> Table:
     columns = ["Site", "GPU", "Setting", "Model", "Series [px]", "Image [px]", "Batch", "Branch", "Calls", "Tile [px]"]
-    columns += ["Time [ms]", "SD [ms]", "Mpx/s", "Allocated peak [MiB]", "Reserved peak [MiB]", "NVML [MiB]"]
-    columns += ["Above weights [MiB]", "Predicted [MiB]", "Explained by", "n"]
+    columns += ["Time [ms]", "SD [ms]", "J per call", "Mpx/s", "Allocated peak [MiB]", "Reserved peak [MiB]"]
+    columns += ["NVML [MiB]", "Above weights [MiB]", "Predicted [MiB]", "Explained by", "n"]
     rows = []
     for case in cases.iter_rows(named=True):
         tile = f"{case['tile_h_px']}x{case['tile_w_px']}"
@@ -64,7 +64,7 @@ def _cases(build: TableBuilder, cases: pl.DataFrame) -> Table:
                 str(case["series_px"]),
                 f"{case['height_px']}x{case['width_px']}",
                 *(str(case["batch"]), case["branch"], str(case["calls"]), tile),
-                *(cell(case[name]) for name in ("time_ms", "time_sd", "mpx_per_s")),
+                *(cell(case[name]) for name in ("time_ms", "time_sd", "joules_per_call", "mpx_per_s")),
                 *(cell(case[name]) for name in _denoisers.MEMORY[1:]),
                 *(cell(case[name]) for name in ("tensors_mib", "predicted_mib")),
                 reason,
@@ -72,7 +72,8 @@ def _cases(build: TableBuilder, cases: pl.DataFrame) -> Table:
             ]
         )
     note = (
-        f"{_denoisers.MEASURES} SD: standard deviation of a run's calls. Predicted: peak of the live fp32 tensors, "
+        f"{_denoisers.MEASURES} {_denoisers.ENERGY} "
+        "SD: standard deviation of a run's calls. Predicted: peak of the live fp32 tensors, "
         "worked out without any workspace. Explained by: the algorithm where the prediction is met within "
         f"{_denoisers.TOLERANCE:.0%}, else what the backend needs beyond it."
     )

@@ -14,6 +14,8 @@ from inpaint_bench.core.workloads import result_columns, results
 WEIGHTS_MIB = 160.0
 RUN: dict[str, Any] = {"run_id": "r-1", "site": "delta", "gpu": "h200", "recipe": "fp32", "variant": None}
 RUN |= {"precision": "fp32"}
+RUN |= {"t_start_mono_ns": 0, "t_end_mono_ns": 2_000_000_000, "counter_update_s": 0.1}
+RUN |= {"counter_start_j": 100.0, "counter_end_j": 500.0}
 
 NO_RUNS = pl.DataFrame(schema=SCHEMA)
 
@@ -128,6 +130,13 @@ def test_patches_have_a_panel_per_size_for_each_figure():
     assert [figure.id.rpartition("-")[2] for figure in section.figures] == ["time", "memory", "patches", "images"]
     assert all(f"patches of {size} px" in figure.svg for figure in section.figures for size in (128, 256, 512))
     assert set(_column(section, "Explained by")) == {"algorithm: whole image at once"}
+
+
+def test_energy_of_a_case_is_shown_where_it_lasts_for_enough_updates_of_the_counter():
+    assert set(_column(_section(_shape_rows()), "J per call")) == {"400"}
+    for change in ({"t_end_mono_ns": 1_900_000_000}, {"counter_end_j": None}):
+        section = _section(_shape_rows().with_columns(pl.lit(v).alias(name) for name, v in change.items()))
+        assert set(_column(section, "J per call")) == {"\u2013"}
 
 
 def test_a_case_out_of_memory_has_no_figures_and_says_what_was_asked_for():
