@@ -76,8 +76,11 @@ def check_samples(evidence: Evidence) -> Iterator[str]:
 
 
 def warnings(evidence: Evidence) -> Iterator[str]:
-    """Warn of a label that nothing is known of."""
-    if gpu_config(evidence.manifest.gpu or "") is None:
+    """Warn of a label that nothing is known of, and of another architecture than its board has."""
+    facts, config = evidence.manifest.gpu_facts, gpu_config(evidence.manifest.gpu or "")
+    if config is not None and facts is not None and facts.architecture not in (None, config.architecture):
+        yield f"the manifest has a GPU of architecture {facts.architecture}, conf/gpu {config.architecture}"
+    if config is None:
         yield f"gpu={evidence.manifest.gpu} has no file in conf/gpu: nothing says whether the board has this label"
 
 

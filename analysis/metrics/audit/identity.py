@@ -16,7 +16,7 @@ AUTO = "auto"
 _ATTEMPT = re.compile(r"attempt-(\d+)")
 FLOP_TOLERANCE = 1e-6
 # Field of the recipe: name among the workload's facts.
-REQUIRED = ("workload", "recipe", "model", "gpu", "gpus", "batch", "started_unix_ns", "ended_unix_ns")
+REQUIRED = ("site", "workload", "recipe", "model", "gpu", "gpus", "batch", "started_unix_ns", "ended_unix_ns")
 CACHES = {"cache_image", "cache_masked", "cache_text"}
 PRECISIONS = ("fp32", "bf16", "fp16")
 STATED_LEVERS = {
@@ -134,7 +134,7 @@ def check_required(evidence: Evidence) -> Iterator[str]:
     if absent := [name for name in REQUIRED if getattr(manifest, name) in (None, "")]:
         yield f"the manifest of a completed run has no {', '.join(absent)}"
     precision = facts.get("precision")
-    if "precision" in facts and precision not in PRECISIONS:
+    if facts and precision not in PRECISIONS:
         yield f"precision is {precision!r}, none of {', '.join(PRECISIONS)}"
 
 
