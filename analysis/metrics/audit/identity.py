@@ -131,7 +131,7 @@ def check_levers(evidence: Evidence) -> Iterator[str]:
 def check_required(evidence: Evidence) -> Iterator[str]:
     """Look for facts that every worker records, and that tell one cell from another."""
     manifest, facts = evidence.manifest, evidence.manifest.workload_facts or {}
-    if absent := [name for name in REQUIRED if getattr(manifest, name) in (None, "")]:
+    if absent := [name for name in REQUIRED if getattr(manifest, name) in (None, "", "unknown")]:
         yield f"the manifest of a completed run has no {', '.join(absent)}"
     precision = facts.get("precision")
     if facts and precision not in PRECISIONS:
