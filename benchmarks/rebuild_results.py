@@ -16,7 +16,6 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import polars as pl
 
 from analysis import across_runs, seal
@@ -26,7 +25,7 @@ from analysis.ingest.incremental import DIRECTORIES, DirectoryRecord, WrittenFil
 from analysis.metrics import flags, run_row
 from analysis.metrics.manifest_facts import manifest_columns
 from inpaint_bench.core import files, records, schema
-from inpaint_bench.core.records import Device, Manifest, TelemetryState, Window
+from inpaint_bench.core.records import Device, Manifest, TelemetryState, Window, to_record
 
 Row = dict[str, Any]
 
@@ -93,7 +92,7 @@ def _compute(row: Row, windows: list[Row], tables: dict[str, pl.DataFrame]) -> t
         devices=[Device(uuid=uuid, name=row["gpu_name"]) for uuid in uuids],
         telemetry=TelemetryState(source=row["source"], hz=10.0),
     )
-    typed = [msgspec.convert(window, Window) for window in windows]
+    typed = [to_record(window, Window) for window in windows]
     new = run_row.summarise(manifest, typed, tables)
     codes = flags.window_flags(manifest, typed, tables)
     new["flags"] = flags.join(flags.run_flags(manifest, typed, codes, tables["events"]))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from inpaint_bench.core.errors import PointsFailedError, UserError
+from inpaint_bench.core.records import decode_record
 from inpaint_bench.core.schema import SWEEP, PointState
 from launchers.remote.archive import write_archive
 from launchers.remote.messages import ARCHIVE_FOLLOWS, MARKER, AttemptReply, CancelRequest, SubmitReply, SweepReply
@@ -145,14 +146,14 @@ def handle(verb: str, folder: Path, request: bytes, out: BinaryIO) -> None:
     """Handle one request; `out` gets the reply after a line that begins with the marker."""
     if verb == "read":
         # Result files follow as a tar stream: as JSON they would have to fit into memory.
-        paths = msgspec.json.decode(request, type=list[str])
+        paths = decode_record(request, list[str])
         out.write(b"\n" + ARCHIVE_FOLLOWS)
         write_archive(out, [(path, folder / source_path(path)) for path in paths])
         return
     function, request_type = VERBS[verb]
     reply: dict[str, Any]
     try:
-        reply = {"result": function(folder, msgspec.json.decode(request, type=request_type))}
+        reply = {"result": function(folder, decode_record(request, request_type))}
     except Exception as error:
         # A bug is raised again: no reply is written, and its traceback is on standard error.
         reply = {"error": _message(error)}

@@ -16,7 +16,7 @@ from analysis.columns import hive_value
 from inpaint_bench.core import schema
 from inpaint_bench.core.attempt_state import RunArtifacts, SchedulerState, resolve_attempt_state
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.records import Manifest, TelemetryReport, Window
+from inpaint_bench.core.records import Manifest, TelemetryReport, Window, to_record
 from inpaint_bench.core.schema import PointState, Reason, Status
 
 from . import untrusted
@@ -180,7 +180,7 @@ def read_run(folder: Path) -> tuple[Run | None, list[SkippedFile]]:
         path = folder / name
         try:
             contents[name] = untrusted.read_bytes(path, untrusted.MAX_RECORD_BYTES)
-            found[name] = msgspec.convert(untrusted.decode_record(contents[name]), kind)
+            found[name] = to_record(untrusted.decode_record(contents[name]), kind)
         except FileNotFoundError:
             # A recipe that is unavailable ends its run before any window opens: no file is as it should be.
             if name == schema.WINDOWS and manifest.reason != Reason.UNAVAILABLE:
@@ -291,7 +291,7 @@ def _read_manifest(path: Path) -> tuple[Manifest, bytes]:
             raise ValueError("it has no run_id")
         if problem := version_problem(value.get("schema_version")):
             raise LeftOutError("schema_version", f"manifest: {problem}")
-        manifest = msgspec.convert(value, Manifest)
+        manifest = to_record(value, Manifest)
         _check_types(manifest)
     except (ValueError, RecursionError) as error:  # msgspec.ValidationError is a ValueError
         raise LeftOutError("manifest_damaged", f"manifest damaged: {error}") from None
@@ -305,7 +305,7 @@ def _check_types(manifest: Manifest) -> None:
         ("quality.validation", manifest.quality and manifest.quality.validation, list[_Validation] | None),
     ):
         try:
-            msgspec.convert(value, kind)
+            to_record(value, kind)
         except msgspec.ValidationError as error:
             raise ValueError(str(error).replace("`$", f"`$.{place}")) from None
     if len(manifest.devices) > untrusted.MAX_DEVICES:

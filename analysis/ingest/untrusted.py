@@ -10,9 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from inpaint_bench.core import files
+from inpaint_bench.core import files, records
 
 MAX_RECORD_BYTES = 64 * 2**20  # a manifest lists every skipped image, with some 100 bytes each
 MAX_DEPTH = 30  # levels of a record; ours have six
@@ -75,7 +73,7 @@ def decode_record(content: bytes) -> Any:
     Raise ValueError where a bound is exceeded, and for what is not JSON, NaN among it.
     """
     try:
-        value = msgspec.json.decode(content)
+        value = records.decode_record(content, Any)
     except RecursionError:
         raise ValueError(f"more than {MAX_DEPTH} levels deep") from None
     return _bounded(value, "$")

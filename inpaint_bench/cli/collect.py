@@ -11,6 +11,7 @@ import msgspec
 from inpaint_bench.core.console import echo, pluralize
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.files import replacing
+from inpaint_bench.core.records import decode_record
 from launchers.remote.archive import ArchiveError, read_archive, write_archive
 from launchers.remote.client import RemoteError, RemoteSweep
 from launchers.remote.messages import SweepReply
@@ -87,7 +88,7 @@ def _from_archive(path: Path, ledger: Ledger) -> bool:
             read_archive(archive, lambda name, content, _: headers.append(content) if name == HEADER else None)
         if not headers:
             raise ArchiveError(f"holds no results; a plan is submitted by `launch --plan {path}`")
-        reply = msgspec.json.decode(headers[0], type=SweepReply)
+        reply = decode_record(headers[0], SweepReply)
         with path.open("rb") as archive:
             report = copy_results(ledger, reply, partial(extract, archive, folder=ledger.folder), site=None)
     except (ArchiveError, msgspec.DecodeError) as error:

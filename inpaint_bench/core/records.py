@@ -6,8 +6,10 @@ is null. Floats that are not finite are written as null: JSON has no such number
 
 from __future__ import annotations
 
+import threading
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import msgspec
 
@@ -15,6 +17,39 @@ from .files import read_plain, replace_bytes
 from .schema import PRODUCER, SCHEMA_VERSION, Reason, Status, WindowKind
 
 T = TypeVar("T")
+
+_FIRST_USE = threading.Lock()
+
+
+@cache
+def _describe(kind: Any) -> None:
+    """Let msgspec work out the fields of a record, in one thread.
+
+    It does so at the first use of a class, and msgspec 0.22 crashes the interpreter where another thread uses the class
+    in the meantime.
+    """
+    with _FIRST_USE:
+        msgspec.json.Decoder(kind)
+
+
+@overload
+def decode_record(content: bytes | str, kind: type[T]) -> T: ...
+@overload
+def decode_record(content: bytes | str, kind: Any) -> Any: ...
+def decode_record(content: bytes | str, kind: Any) -> Any:
+    """Return the value in JSON text, from any thread. Raise msgspec.DecodeError where it is not of that type."""
+    _describe(kind)
+    return msgspec.json.decode(content, type=kind)
+
+
+@overload
+def to_record(value: Any, kind: type[T]) -> T: ...
+@overload
+def to_record(value: Any, kind: Any) -> Any: ...
+def to_record(value: Any, kind: Any) -> Any:
+    """Return the record in dictionaries and lists, from any thread. Raise msgspec.ValidationError if it is another."""
+    _describe(kind)
+    return msgspec.convert(value, kind)
 
 
 def read_record(path: Path, kind: type[T], *, follow_links: bool = True) -> T | None:
@@ -28,7 +63,7 @@ def read_record(path: Path, kind: type[T], *, follow_links: bool = True) -> T | 
     except FileNotFoundError:
         return None
     try:
-        return msgspec.json.decode(content, type=kind)
+        return decode_record(content, kind)
     # A missing field or a wrong type is a msgspec.ValidationError, which is a DecodeError.
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from None

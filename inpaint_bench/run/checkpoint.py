@@ -32,6 +32,7 @@ from torch import Tensor
 
 from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.files import fsync_path
+from inpaint_bench.core.records import to_record
 from inpaint_bench.core.schema import CHECKPOINT, CHECKPOINTS, PRODUCER
 
 TENSORS, VALUES = "tensors.safetensors", "values.json"
@@ -316,7 +317,7 @@ def _read(path: Path, expected_identity: dict[str, Any]) -> Checkpoint:
 def _read_header(path: Path) -> _Header:
     try:
         sealed = json.loads((path / CHECKPOINT).read_bytes())
-        header = msgspec.convert(sealed["content"], _Header)
+        header = to_record(sealed["content"], _Header)
         intact = sealed["sha256"] == _checksum(sealed["content"]) and header.step == _order(path)[0]
     except (ValueError, KeyError, TypeError, msgspec.ValidationError):
         intact = False

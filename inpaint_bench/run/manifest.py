@@ -18,7 +18,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from omegaconf import DictConfig
@@ -27,7 +26,16 @@ from inpaint_bench.core import recipe
 from inpaint_bench.core.config import BenchConfig, config_hash
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path, read_json, replace_bytes
-from inpaint_bench.core.records import GpuFacts, Manifest, Progress, Study, TelemetryState, encode_record, read_record
+from inpaint_bench.core.records import (
+    GpuFacts,
+    Manifest,
+    Progress,
+    Study,
+    TelemetryState,
+    encode_record,
+    read_record,
+    to_record,
+)
 from inpaint_bench.core.schema import MANIFEST, PRODUCER, SCHEDULER, SCHEMA_VERSION, TABLES, Reason, Status
 from inpaint_bench.models.weights_folder import weights_digest
 
@@ -146,7 +154,7 @@ def _initial_record(bench: BenchConfig, config: DictConfig, overrides: list[str]
         # A single point that was not placed by the launcher runs on this machine.
         site="local" if bench.site.name == "auto" else bench.site.name,
         gpu=bench.gpu.name,
-        gpu_facts=msgspec.convert(asdict(bench.gpu), GpuFacts),
+        gpu_facts=to_record(asdict(bench.gpu), GpuFacts),
         batch=bench.batch,
         gpus=bench.gpus,
         seed=bench.seed,
@@ -154,7 +162,7 @@ def _initial_record(bench: BenchConfig, config: DictConfig, overrides: list[str]
         config_hash=config_hash(config),
         overrides=overrides,
         started_unix_ns=time.time_ns(),
-        study=msgspec.convert(asdict(bench.study), Study),
+        study=to_record(asdict(bench.study), Study),
         telemetry=TelemetryState(source=bench.telemetry.source),
     )
 

@@ -16,7 +16,7 @@ import msgspec
 
 from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.records import Quality, ResumeEvent
+from inpaint_bench.core.records import Quality, ResumeEvent, decode_record, to_record
 from inpaint_bench.core.schema import CHECKPOINTS, WindowKind
 from inpaint_bench.core.signals import StopSignal, Terminated
 
@@ -215,7 +215,7 @@ class Trainer:
     def _resume(self) -> None:
         """Continue from the newest usable checkpoint, if there is one."""
         while (checkpoint := self.checkpoints.load_latest()) is not None:
-            state = msgspec.convert(checkpoint.values, TrainerState)
+            state = to_record(checkpoint.values, TrainerState)
             try:
                 self.workload.restore(_with_prefix(WORKLOAD, checkpoint.tensors), state.workload)
             except UserError as error:
@@ -250,7 +250,7 @@ class Trainer:
             for path, reason in self.checkpoints.rejected.items()
         ]
         self.manifest.update(
-            quality=msgspec.convert({**results, "validation": list(self.validation)}, Quality),
+            quality=to_record({**results, "validation": list(self.validation)}, Quality),
             resumed=[*self.resumed, *rejected, *self.problems],
         )
 
@@ -265,5 +265,5 @@ def _with_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _json_safe(value: dict[str, Any]) -> dict[str, Any]:
     """Return the values as JSON holds them: numbers that are not finite become None."""
-    result: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(value))
+    result: dict[str, Any] = decode_record(msgspec.json.encode(value), Any)
     return result

@@ -24,7 +24,7 @@ from inpaint_bench.core.config import BenchConfig, parse_config
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.recipe import check_device
 from inpaint_bench.core.recipe import name as recipe_name
-from inpaint_bench.core.records import Environment, Manifest, Quality, SlurmJob, TelemetryState
+from inpaint_bench.core.records import Environment, Manifest, Quality, SlurmJob, TelemetryState, to_record
 from inpaint_bench.core.schema import PRODUCER, SCHEMA_VERSION, STEPS, Reason, Status, WindowKind
 from inpaint_bench.core.signals import StopSignal, Terminated, defer_signals, terminable
 
@@ -102,9 +102,9 @@ def _run_attempt(bench: BenchConfig, run_dir: Path, manifest: ManifestFile, stop
         # Before the levers are read back, which profiles a step too: graphs are replayed once more after it.
         keep_profiler_attached()
     manifest.update(
-        environment=msgspec.convert(environment.fingerprint(), Environment),
+        environment=to_record(environment.fingerprint(), Environment),
         boot_id=environment.boot_id(),
-        slurm=msgspec.convert(environment.slurm(), SlurmJob | None),
+        slurm=to_record(environment.slurm(), SlurmJob | None),
     )
     # Not before the environment is recorded: a run that finds no GPU names its node and its job all the same.
     device, uuids = choose_device(bench)
@@ -138,7 +138,7 @@ def _measure(
         workload.measure(recorder)
     manifest.update(levers=workload.verify_levers(), memory=recorder.memory)
     if written := workload.finish(run_dir):
-        manifest.update(quality=msgspec.convert(written, Quality))
+        manifest.update(quality=to_record(written, Quality))
     _profile(bench, run_dir, manifest, workload, device)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from inpaint_bench.core.records import Device, TelemetryReport, read_record, write_record
+from inpaint_bench.core.records import Device, TelemetryReport, decode_record, read_record, write_record
 from inpaint_bench.core.schema import TELEMETRY
 from inpaint_bench.telemetry.storage.parts import recover_run
 
@@ -138,7 +138,7 @@ class SidecarClient:
 def _decode(line: bytes) -> Message | None:
     """Return the message in a line, None if it is empty or incomplete: the process was killed."""
     try:
-        return msgspec.json.decode(line, type=Message)
+        return decode_record(line, Message)
     except msgspec.DecodeError:
         return None
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pynvml
 
 from inpaint_bench.core.environment import boot_id
-from inpaint_bench.core.records import CaptureMeta, StorageReport, TelemetryReport, write_record
+from inpaint_bench.core.records import CaptureMeta, StorageReport, TelemetryReport, decode_record, write_record
 from inpaint_bench.core.schema import PRODUCER, SCHEMA_VERSION, SCHEMAS, TELEMETRY
 from inpaint_bench.core.validation import Endpoint
 from inpaint_bench.telemetry.nvml.api import Nvml, NvmlError, gpu_uuid
@@ -261,7 +261,7 @@ def run_sidecar(spec_json: str) -> int:
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
     try:
-        return SidecarProcess(msgspec.json.decode(spec_json, type=SidecarSpec)).run()
+        return SidecarProcess(decode_record(spec_json, SidecarSpec)).run()
     except (NvmlError, CaptureError, ValueError, TypeError, OSError) as error:
         send(NotReady(_start_error(error)))
         log(repr(error))

@@ -17,7 +17,7 @@ from torch import Tensor
 from inpaint_bench import levers
 from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.records import DataFacts, LeverReport, Parity
+from inpaint_bench.core.records import DataFacts, LeverReport, Parity, to_record
 from inpaint_bench.data.loader import Batches
 from inpaint_bench.data.samples import Batch
 from inpaint_bench.data.source import Source, open_source
@@ -75,7 +75,7 @@ class FinetuneInpaint(TrainingWorkload):
             "validation": len(self._held_out),
             "loader": self.batches.settings,
         }
-        return msgspec.convert(facts, DataFacts)
+        return to_record(facts, DataFacts)
 
     @property
     def prefetched_batches(self) -> int:

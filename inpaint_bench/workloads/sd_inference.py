@@ -25,7 +25,7 @@ from torch.nn.attention import sdpa_kernel
 from inpaint_bench import levers
 from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.errors import UnavailableError, UserError
-from inpaint_bench.core.records import DataFacts, LeverReport, Parity
+from inpaint_bench.core.records import DataFacts, LeverReport, Parity, to_record
 from inpaint_bench.core.schema import WindowKind
 from inpaint_bench.core.workloads.sd_inference import Config, Result
 from inpaint_bench.data.samples import Batch, Samples
@@ -133,7 +133,7 @@ class SdInference(MeasuringWorkload):
         self._first = [self._samples[index, 0] for index in self.indices(0)]
         self._empty = networks.tokenize([""])
         inventory = msgspec.to_builtins(source.inventory)
-        self.data = msgspec.convert({**inventory, "root": bench.data.root, "identity": source.identity}, DataFacts)
+        self.data = to_record({**inventory, "root": bench.data.root, "identity": source.identity}, DataFacts)
         self.psnr_db: float | None = None
         self.pipeline = Pipeline(self._generation(), captured=False)
         self._calls = 0

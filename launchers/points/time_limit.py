@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from inpaint_bench.core.console import pluralize
+from inpaint_bench.core.records import decode_record
 from inpaint_bench.core.schema import MANIFEST, SWEEP, Reason, Status
 
 AUTO = "auto"
@@ -67,7 +68,7 @@ def _read_durations(out: Path) -> dict[Cell, list[float]]:
     for record in islice(newest, MAX_SWEEPS):
         for file in record.parent.glob(f"*/attempt-*/{MANIFEST}"):
             try:
-                run = msgspec.json.decode(file.read_bytes(), type=_Run)
+                run = decode_record(file.read_bytes(), _Run)
             except (OSError, ValueError):
                 continue
             if run.counts:

@@ -20,6 +20,7 @@ import msgspec
 
 from inpaint_bench.core.attempt_state import RunArtifacts, SchedulerState
 from inpaint_bench.core.console import pluralize, sanitize
+from inpaint_bench.core.records import decode_record
 from inpaint_bench.core.schema import CODE, SNAPSHOT
 from inpaint_bench.core.site import SiteConfig
 from launchers.points.point import Group, Point, SubmitOutcome, by_site
@@ -87,9 +88,9 @@ class RemoteSweep:
         if not lines:
             raise UnreachableError(f"{name}: the agent there did not reply ({done.err or f'exit code {done.code}'})")
         try:
-            reply = msgspec.json.decode(lines[-1], type=Reply)
+            reply = decode_record(lines[-1], Reply)
             if reply.error is None:
-                return msgspec.json.decode(reply.result, type=result)
+                return decode_record(reply.result, result)
         except (ValueError, RecursionError) as error:
             raise UnreachableError(f"{name}: the agent's reply cannot be read ({one_line(str(error))})") from None
         raise RemoteError(f"{name}: {one_line(reply.error)}")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from msgspec import Meta, Raw, Struct, convert
+from msgspec import Meta, Raw, Struct
 
 from inpaint_bench.core.attempt_state import RunArtifacts, SchedulerState
+from inpaint_bench.core.records import to_record
 from launchers.sweep.ledger import Attempt
 
 MARKER = b"inpaint-bench: "  # begins the line of a reply: a login shell may print lines of its own
@@ -75,7 +76,7 @@ class AttemptReply(Struct, kw_only=True):
     def of(cls, attempt: Attempt, **content: Any) -> AttemptReply:
         """Return what this ledger records of an attempt, with `content` for the other fields."""
         names = [name for name in cls.__struct_fields__ if hasattr(attempt, name)]
-        return convert({name: getattr(attempt, name) for name in names} | content, cls)
+        return to_record({name: getattr(attempt, name) for name in names} | content, cls)
 
     @property
     def key(self) -> tuple[int, int]:

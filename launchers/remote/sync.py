@@ -24,6 +24,7 @@ import msgspec
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_bytes
+from inpaint_bench.core.records import to_record
 from inpaint_bench.core.schema import CHECKPOINTS, JOBS, JOURNAL_NAME, MANIFEST, SCHEDULER, TELEMETRY, WINDOWS
 from launchers.sweep.events import AttemptKey, Cancelled, Planned, PlannedAttempt, Refused, Submitted
 from launchers.sweep.ledger import Attempt, Ledger, PointRecord
@@ -74,7 +75,7 @@ def list_results(folder: Path, points: Iterable[PointRecord], open_points: Colle
                     reply.skipped.append(f"{path}: {status.st_size:,} bytes; a file above 1 GiB is not copied")
                 elif stat.S_ISREG(status.st_mode):
                     entry = {"path": path, "size": status.st_size, "mtime_s": int(status.st_mtime)}
-                    files.append(msgspec.convert(entry, ResultFile))
+                    files.append(to_record(entry, ResultFile))
             except FileNotFoundError:  # a journal that has just become a part
                 pass
             except msgspec.ValidationError:

@@ -23,6 +23,7 @@ import msgspec
 from inpaint_bench.core.console import sanitize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import open_plain, read_plain
+from inpaint_bench.core.records import decode_record
 from inpaint_bench.core.schema import JOBS, LEDGER, PLAN_PATTERN, SWEEP
 
 from .events import AttemptKey, Cancelled, Deferred, Event, Planned, Refused, Submitted
@@ -233,10 +234,9 @@ class Ledger:
             lines = read_plain(self.folder / LEDGER).splitlines()
         except FileNotFoundError:
             return
-        decoder = msgspec.json.Decoder(Event)
         for number, line in enumerate(lines, start=1):
             try:
-                yield number, decoder.decode(line)
+                yield number, decode_record(line, Event)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 yield number, None
 

@@ -18,7 +18,7 @@ from inpaint_bench.core.console import pluralize, sanitize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_plain, replace_bytes
 from inpaint_bench.core.paths import conf_dir
-from inpaint_bench.core.records import write_record
+from inpaint_bench.core.records import decode_record, write_record
 from inpaint_bench.core.schema import JOBS, LEDGER, MULTIRUN, SWEEP
 
 FORMAT_VERSION = 2
@@ -154,13 +154,13 @@ class SweepRecord(msgspec.Struct, kw_only=True):
         try:
             content = read_plain(path)
             # The version first: the fields of another format would only give a puzzling message.
-            version = msgspec.json.decode(content, type=_Version).format_version
+            version = decode_record(content, _Version).format_version
             if version != FORMAT_VERSION:
                 raise UserError(
                     f"{path}: has format {version}, and this version of inpaint_bench reads {FORMAT_VERSION}; use the "
                     "version that launched the sweep, or `merge`, which reads the runs without it"
                 )
-            record = msgspec.json.decode(content, type=cls)
+            record = decode_record(content, cls)
             for point in record.points:
                 if point.site not in record.sites:
                     raise msgspec.ValidationError(f"point {point.point}: no site named {point.site}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,3 +100,33 @@ def test_an_open_window_has_no_duration() -> None:
     assert window.seconds is None
     window.t_end_mono_ns = 1_500_000_001
     assert window.seconds == 1.5
+
+
+FIRST_USE_BY_TWO_THREADS = """
+import sys, threading
+import msgspec
+from inpaint_bench.core.records import {function}
+sys.setswitchinterval(1e-4)
+names = [f"field_{{i}}" for i in range(8)]
+value = {{name: {{"number": 1}} for name in names}}
+for _ in range(10):
+    inner = [(name, msgspec.defstruct(name, [("number", int)])) for name in names]
+    record, barrier = msgspec.defstruct("Outer", inner), threading.Barrier(2)
+    def use():
+        barrier.wait()
+        {function}({argument}, record)
+    threads = [threading.Thread(target=use) for _ in range(2)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+print("done")
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "argument"), [("to_record", "value"), ("decode_record", "msgspec.json.encode(value)")]
+)
+def test_threads_may_use_a_record_for_the_first_time_together(function: str, argument: str) -> None:
+    """msgspec alone ends the process with a segmentation fault here."""
+    code = FIRST_USE_BY_TWO_THREADS.format(function=function, argument=argument)
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (process.returncode, process.stdout) == (0, "done\n"), process.stderr

@@ -98,7 +98,9 @@ def test_a_sweep_over_guidance_runs_through_slurm_merge_and_report(
     testbed_light: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed_light.state))
-    overrides = [*TINY, "profile=testbed", "gpu=h200", "data.resolution_px=32", "workload.guidance=2,4", "wait=true"]
+    enough_samples = ["workload.images=640", "data.num_images=650"]  # a few seconds
+    overrides = [*TINY, *enough_samples, "profile=testbed", "gpu=h200", "data.resolution_px=32", "wait=true"]
+    overrides.append("workload.guidance=2,4")
     assert launch.main(["-m", *overrides, f'hydra.sweep.dir="{tmp_path}/sweep"']) == 0
     assert app.main(["merge", str(tmp_path / "sweep"), "-o", str(tmp_path / "ds")]) == 0
     assert app.main(["report", str(tmp_path / "ds"), "-o", str(tmp_path / "report")]) == 0

@@ -21,7 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from inpaint_bench.core.files import replace_bytes
-from inpaint_bench.core.records import CaptureMeta
+from inpaint_bench.core.records import CaptureMeta, decode_record
 
 FORMAT: Final = 1
 SUFFIX: Final = ".json.gz"
@@ -81,7 +81,7 @@ def load(name: str) -> Capture:
     if not path.is_file():
         raise CaptureError(f"no capture {name!r}; available: {', '.join(available()) or 'none'}")
     try:
-        capture = msgspec.json.decode(gzip.decompress(path.read_bytes()), type=Capture)
+        capture = decode_record(gzip.decompress(path.read_bytes()), Capture)
     except (OSError, ValueError, EOFError) as error:
         raise CaptureError(f"{path} is not a readable capture: {error}") from None
     if capture.format != FORMAT:
