@@ -44,6 +44,12 @@ Output = Annotated[Path, Option("-o", "--output", metavar="DIR", help="Folder to
 Overrides = Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Configuration, as for launch.")]
 
 
+ConfigDir = Annotated[
+    Path | None,
+    Option(metavar="DIR", exists=True, file_okay=False, help="Folder with files of your own, such as site/mine.yaml."),
+]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code of the process."""
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
@@ -249,17 +255,18 @@ def _machine_by_default(ctx: typer.Context) -> None:
 
 
 @doctor.command("machine")
-def doctor_machine(overrides: Overrides = None) -> None:
+def doctor_machine(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
     """List this machine's software, GPUs and reachable sites."""
     from .doctor.machine import run_machine
 
-    run_machine(overrides or [])
+    run_machine(overrides or [], config_dir)
 
 
 @doctor.command("site", epilog=_examples("doctor site delta --write"))
 def doctor_site(
     site: Annotated[str, Argument(metavar="NAME|all", help="Name of the site file, or all of them.")],
     overrides: Overrides = None,
+    config_dir: ConfigDir = None,
     write: Annotated[bool, Option("--write", help="Write the corrections into the site file.")] = False,
     probe: Annotated[bool, Option("--probe", help="Submit a job that checks a compute node.")] = False,
     wait_min: Annotated[float, Option(metavar="MIN", min=0, help="Minutes to wait for the probe job.")] = 10.0,
@@ -272,7 +279,8 @@ def doctor_site(
     from .doctor.site_report import run_site
 
     with unwind_on_signals():
-        return int(not run_site(site, overrides or [], write=write, probe=probe, wait_min=wait_min))
+        agrees = run_site(site, overrides or [], config_dir=config_dir, write=write, probe=probe, wait_min=wait_min)
+        return int(not agrees)
 
 
 @doctor.command("probe-result")

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from importlib import metadata
+from pathlib import Path
 
 from rich.console import Console
 
@@ -22,9 +23,9 @@ SBATCH_TIMEOUT_S = 10
 DISTRIBUTION = "inpaint-bench"
 
 
-def run_machine(overrides: Sequence[str]) -> None:
+def run_machine(overrides: Sequence[str], config_dir: Path | None) -> None:
     """Print this machine's software and GPUs, and which sites can be reached from it."""
-    _print_machine(console(), site_files(overrides))
+    _print_machine(console(), site_files(overrides, config_dir))
 
 
 def _print_machine(out: Console, sites: Sequence[Sequence[str]]) -> None:

@@ -18,6 +18,8 @@ from inpaint_bench.core.config import parse_unchecked
 from inpaint_bench.core.config_file import ConfigFileError, read_config_file
 from inpaint_bench.core.console import console, echo, shell_command, table
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.hydra_support import refuse_hidden_files
+from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.site import SiteConfig
 from inpaint_bench.run.node_probe import NodeFindings
 from launchers.points.compose import Composer, composer
@@ -27,6 +29,7 @@ from launchers.sites.compare import cluster_summary, compare
 from launchers.sites.findings import Agreement, Finding
 from launchers.sites.site_file import SiteFile, as_yaml, not_writable
 from launchers.sites.slurm_facts import query_cluster
+from launchers.sweep.sweep_record import LaunchContext
 
 from . import node_report
 
@@ -59,13 +62,16 @@ class SiteCheck:
         return bool(OmegaConf.select(self.values, finding.key) != finding.configured)
 
 
-def run_site(name: str, overrides: Sequence[str], *, write: bool, probe: bool, wait_min: float) -> bool:
+def run_site(
+    name: str, overrides: Sequence[str], *, config_dir: Path | None, write: bool, probe: bool, wait_min: float
+) -> bool:
     """Compare a site file, or ALL, with the live Slurm; return whether nothing differs any more at the end.
 
-    Raises UserError if no site can be reached.
+    `config_dir` has further configuration files, as --config-dir of the launch. Raises UserError if no site can be
+    reached.
     """
     out = console()
-    with composer() as composed:
+    with composer(_launch_context(config_dir)) as composed:
         config = _config(overrides)
         checks = []
         for check in _site_checks(composed.catalog, name, config):
@@ -97,10 +103,10 @@ def run_probe_result(folder: Path) -> bool:
     return not node_report.lacks_essentials(result)
 
 
-def site_files(overrides: Sequence[str]) -> list[tuple[str, ...]]:
+def site_files(overrides: Sequence[str], config_dir: Path | None = None) -> list[tuple[str, ...]]:
     """Return a row per site file: name, path, whether it can be reached and why (not), and what is known how well."""
     rows: list[tuple[str, ...]] = []
-    with composer() as composed:
+    with composer(_launch_context(config_dir)) as composed:
         config = _config(overrides)
         for name in composed.catalog.names:
             path = str(composed.catalog.file(name))
@@ -115,6 +121,13 @@ def site_files(overrides: Sequence[str]) -> list[tuple[str, ...]]:
             doubtful = [key for key, block in blocks.items() if not block.verified and len(block.sources) < 2]
             rows.append((name, path, "yes" if reach.ok else "no", reach.reason, verified, ", ".join(doubtful)))
     return rows
+
+
+def _launch_context(config_dir: Path | None) -> LaunchContext:
+    if config_dir is None:
+        return LaunchContext()
+    refuse_hidden_files([conf_dir(), config_dir])
+    return LaunchContext(config_dirs=(str(config_dir.absolute()),))
 
 
 def _config(overrides: Sequence[str]) -> DictConfig:

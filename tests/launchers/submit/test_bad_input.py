@@ -290,6 +290,17 @@ def test_file_that_hydra_would_pass_by_is_refused(capsys, tmp_path):
     assert capsys.readouterr().err.startswith(f"error: {file}: is not read, since {conf_dir()}/site/delta.yaml comes")
 
 
+def test_doctor_reads_a_folder_of_site_files(capsys, tmp_path):
+    file = _site(tmp_path, "mine")
+    assert {row[0]: row[1] for row in site_files([], tmp_path)}["mine"] == str(file)
+    command = ["doctor", "site", "mine", "--config-dir", str(tmp_path)]
+    assert app.main(command) == 2
+    assert "mine cannot be reached from here" in capsys.readouterr().err
+    (file := _site(tmp_path, "delta")).write_text("name: delta\n")
+    assert app.main(command) == 2
+    assert capsys.readouterr().err.startswith(f"error: {file}: is not read, since {conf_dir()}/site/delta.yaml comes")
+
+
 def test_broken_site_is_listed_by_doctor_and_stops_no_other_site(capsys, tmp_path, monkeypatch):
     conf = tmp_path / "conf"
     shutil.copytree(conf_dir(), conf)
