@@ -1,8 +1,15 @@
 # Two commands on a bare machine with Python 3.11 or 3.12: `make demo` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
-STAMP := .venv/.installed
+INSTALLED := .venv/.installed-
+# The build of PyTorch: cpu, cu126 (CUDA 12) or cu130 (CUDA 13). Default: the one in .venv, else cpu.
+TORCH ?= $(or $(patsubst $(INSTALLED)%,%,$(firstword $(wildcard $(INSTALLED)*))),cpu)
+ifeq ($(filter cpu cu126 cu130,$(TORCH)),)
+$(error TORCH=$(TORCH): must be cpu, cu126 (CUDA 12) or cu130 (CUDA 13))
+endif
+STAMP := $(INSTALLED)$(TORCH)
 DEMO ?= demo
+DEMO_OUTPUT := $(DEMO)/sweep $(DEMO)/dataset $(DEMO)/report
 
 .DEFAULT_GOAL := help
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -12,15 +19,22 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 help:  ## list targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1 - /p' Makefile | awk -F ' - ' '{printf "  %-14s %s\n", $$1, $$2}'
 
-install: $(STAMP)  ## install everything into .venv
+install: $(STAMP)  ## install everything into .venv, for CPUs; for GPUs TORCH=cu126 (CUDA 12) or TORCH=cu130 (CUDA 13)
 
+# An environment without the stamp is of a try that failed or of another build: it is made anew.
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt --editable '.[dev]'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:3]; sys.exit(None if (3, 11) <= v < (3, 13) else "inpaint_bench \
+	needs Python 3.11 or 3.12, and $(PYTHON) is %d.%d.%d: name another one, such as make PYTHON=python3.12 install" % v)'
+	@test -e $@ || $(PYTHON) -m venv --clear .venv
+	@echo 'Installing into .venv, with the $(TORCH) build of PyTorch: minutes without output.'
+	@$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt torch \
+	  --index-url https://download.pytorch.org/whl/$(TORCH)
+	@$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt --editable '.[dev]'
 	@touch $@
+	@echo 'Installed. To use it: source .venv/bin/activate && inpaint-bench --help'
 
 demo: install  ## run the main sweep on this machine, without GPU and Slurm; merge and report
-	@rm -rf $(DEMO)
+	@rm -rf $(DEMO_OUTPUT)
 	$(BIN)/python -m inpaint_bench.launch -m gpu=a40,a100,h200 batch=8,16,32 profile=demo hydra.sweep.dir=$(DEMO)/sweep
 	$(BIN)/python -m inpaint_bench merge $(DEMO)/sweep -o $(DEMO)/dataset
 	$(BIN)/python -m inpaint_bench report $(DEMO)/dataset -o $(DEMO)/report
@@ -51,5 +65,5 @@ testbed-down: install  ## stop them and remove their files
 	$(BIN)/python -m tests.testbed down
 
 clean:  ## remove .venv and the output of all targets
-	rm -rf .venv $(DEMO) dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv $(DEMO_OUTPUT) dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
