@@ -1,0 +1,84 @@
+"""The wheel works from an empty folder, with site files of the user's own, and the lock file fits the project."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+TINY = ("model=tiny_inpaint", "recipe=cpu", "data.num_images=16", "data.resolution_px=32")
+SHORT = ("workload.warmup_steps=1", "workload.measure_steps=2", "workload.min_measure_s=0")
+
+
+def run(*command: str | Path, cwd: Path, **env: str) -> str:
+    """Return what a command printed; fail with it where the command does."""
+    done = subprocess.run(command, cwd=cwd, env=os.environ | env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the wheel alone into a new environment; its dependencies are those of the tests. Return its bin/."""
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=ROOT)
+    run(sys.executable, "-m", "venv", "--without-pip", folder / "env", cwd=folder)
+    python = folder / "env" / "bin" / "python"
+    options = ("--no-deps", "--no-index", "--quiet")
+    run(sys.executable, "-m", "pip", "--python", python, "install", *options, *folder.glob("*.whl"), cwd=folder)
+    # .pth files are not read in a folder that another one adds, so the editable installation stays out.
+    packages = next((folder / "env" / "lib").glob("python*/site-packages"))
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    return python.parent
+
+
+@pytest.mark.timeout(1200)
+def test_wheel_runs_from_an_empty_folder_with_sites_of_the_user(installed: Path, tmp_path: Path) -> None:
+    def bench(*arguments: str) -> str:
+        return run(installed / "inpaint-bench", *arguments, cwd=tmp_path, PYTHONPATH="")
+
+    (conf,) = installed.parent.glob("lib/python*/site-packages/inpaint_bench/_data/conf")
+    (tmp_path / "my" / "site").mkdir(parents=True)
+    own_file = tmp_path / "my" / "site" / "mine.yaml"
+    own_file.write_text((conf / "site" / "delta.yaml").read_text().replace("name: delta", "name: mine"))
+
+    listed = bench("doctor", "machine", "--config-dir", "my")
+    assert str(own_file) in re.sub(r"\s", "", listed)
+    own = ("--config-dir", "my", "site=mine", "gpu=h200", "batch=8,16", "sites.mine.account.value=abcd-delta-gpu")
+    bench("launch", "-m", *own, "dry_run=true", "hydra.sweep.dir=planned")
+    (script,) = (tmp_path / "planned" / "sbatch").iterdir()
+    assert "--account=abcd-delta-gpu" in script.read_text()
+    bench("launch", "-m", "gpu=h200", "batch=2", "profile=demo", *TINY, *SHORT, "hydra.sweep.dir=sweep")
+    bench("merge", "sweep", "-o", "dataset")
+    bench("report", "dataset", "-o", "report")
+    assert (tmp_path / "report" / "report.html").is_file()
+
+
+def test_lock_file_fits_the_project_and_names_public_hosts_only() -> None:
+    lock_text = (ROOT / "uv.lock").read_text()
+    assert set(re.findall(r"https?://([^/\"]+)", lock_text)) == {"pypi.org", "files.pythonhosted.org"}
+    assert "file:" not in lock_text
+    packages = {package["name"]: package for package in tomllib.loads(lock_text)["package"]}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [line for lines in project["optional-dependencies"].values() for line in lines]
+    asked = {requirement(line) for line in project["dependencies"] + extras}
+    locked = packages["inpaint-bench"]["metadata"]["requires-dist"]
+    assert {requirement(entry["name"] + entry.get("specifier", "")) for entry in locked} == asked, "run `uv lock`"
+    pinned = re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert {canonicalize_name(name): version for name, version in pinned} == {
+        canonicalize_name(name): packages[canonicalize_name(name)]["version"] for name, _ in pinned
+    }
+
+
+def requirement(line: str) -> tuple[str, str]:
+    parsed = Requirement(line)
+    return canonicalize_name(parsed.name), ",".join(sorted(map(str, parsed.specifier)))
