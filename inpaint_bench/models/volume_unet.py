@@ -51,7 +51,8 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
         hidden = self.conv_in(F.silu(self.norm_in(x))) + self.time(F.silu(time))[..., None, None, None]
-        return cast(Tensor, self.skip(x) + self.conv_out(F.silu(self.norm_out(hidden))))
+        # The first operand decides the layout of a sum; that of a 1x1x1 convolution depends on the CPU's threads.
+        return cast(Tensor, self.conv_out(F.silu(self.norm_out(hidden))) + self.skip(x))
 
 
 class Attention(nn.Module):

@@ -49,6 +49,26 @@ def test_channels_last_computes_the_same():
         assert torch.allclose(channels_last, contiguous, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_every_convolution_reads_channels_last(threads):
+    """With one thread PyTorch computes 1x1x1 convolutions on a CPU with a kernel whose results are contiguous."""
+    network, volume, steps = tiny()
+    network.to(memory_format=torch.channels_last_3d)
+    layouts = []
+    for module in network.modules():
+        if isinstance(module, nn.Conv3d):
+            module.register_forward_pre_hook(
+                lambda _, inputs: layouts.append(inputs[0].is_contiguous(memory_format=torch.channels_last_3d))
+            )
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        network(volume.contiguous(memory_format=torch.channels_last_3d), steps)
+    finally:
+        torch.set_num_threads(before)
+    assert layouts == [True] * 25
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_norm_leaves_the_layout_as_it_is(count):
     norm, volume = GroupNorm(64), torch.randn(count, 64, 4, 6, 8) + 3
