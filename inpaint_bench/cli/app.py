@@ -87,6 +87,7 @@ def _before_every_verb(
         "prepare data=synthetic data.num_images=6500 prepare.out=facades",
         "prepare data=folder data.root=photos prepare.out=prepared prepare.formats=[files,memmap,hdf5]",
         "prepare data=prepared data.root=prepared prepare.formats=[webdataset]",
+        "prepare workload=volume3d_train workload.volumes=8 prepare.out=volumes",
     )
 )
 def prepare(
@@ -96,7 +97,8 @@ def prepare(
     """Prepare a dataset from a folder of images or the generator.
 
     Writes prepare.out with a manifest, checksums and a split by geographic blocks. Run it again to add formats. The
-    keys are those of data, data.* and prepare.*; prepare.caches=true also needs a model and a recipe.
+    keys are those of data, data.* and prepare.*; prepare.caches=true also needs a model and a recipe. With
+    workload=volume3d_train it writes synthetic labelled volumes as NIfTI files, in the shape of that network.
     """
     from .prepare import run_prepare
 

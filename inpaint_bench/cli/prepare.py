@@ -19,14 +19,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from inpaint_bench.core.config import BenchConfig, parse_config
 from inpaint_bench.core.console import console, pluralize, sanitize
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import expand_path
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.core.workloads._volumes import VolumeConfig
+from inpaint_bench.data.nifti import write_synthetic
 from inpaint_bench.data.prepared import layout
 from inpaint_bench.data.prepared.formats import ReportProgress
 from inpaint_bench.data.prepared.layout import DatasetManifest, Split
 from inpaint_bench.data.prepared.prepare import prepare_dataset, verify_dataset
 from inpaint_bench.data.prepared.source import PreparedSource, read_index
 from inpaint_bench.data.split import METRES_PER_DEGREE
+from inpaint_bench.data.volumes import SyntheticVolumes
 
 LOG_INTERVAL_S = 10.0  # of progress where there is no terminal
 NAMES_PER_REASON = 3
@@ -45,12 +49,30 @@ def run_prepare(overrides: Sequence[str], *, verify: Path | None) -> None:
         log.info("%s: all %s files are as they were written", verify, f"{len(layout.list_entries(manifest)):,}")
         return
     bench = _compose(list(overrides))
+    if isinstance(bench.workload, VolumeConfig):
+        _write_volumes(bench, bench.workload)
+        return
     start = time.monotonic()
     with _progress() as report:
         root, manifest = prepare_dataset(bench, report)
     _log_summary(root, manifest, time.monotonic() - start)
     if bench.prepare.caches:
         _build_caches(bench, root)
+
+
+def _write_volumes(bench: BenchConfig, workload: VolumeConfig) -> None:
+    """Write the synthetic volumes of a run as NIfTI files."""
+    train, held_out = workload.volumes_needed(bench)
+    if not train or bench.data.kind != "synthetic" or not bench.prepare.out:
+        raise UserError(
+            "prepare writes volumes for workload=volume3d_train, with data=synthetic and prepare.out=<folder>"
+        )
+    out = expand_path(bench.prepare.out)
+    source = SyntheticVolumes(bench.data, train + held_out, 0)
+    write_synthetic(out, source.draw(workload.shape, workload.sides, held_out=False))
+    root, share = out.resolve(), held_out / (train + held_out)
+    log.info("%s of %s voxels: %s", pluralize(train + held_out, "volume"), "x".join(map(str, workload.sides)), root)
+    log.info("use it: %s data.validation_share=%.4g", layout.usage_overrides(root, "nifti"), share)
 
 
 def _compose(overrides: list[str]) -> BenchConfig:

@@ -53,16 +53,21 @@ class ModelConfig:
     location_tokens: int = within(0, 64, 4)  # latitude and longitude as this many tokens after the text's
 
 
-NEEDS_ROOT = {"folder": "a folder of images", "prepared": "a dataset that `prepare` wrote"}
+NEEDS_ROOT = {
+    "folder": "a folder of images",
+    "prepared": "a dataset that `prepare` wrote",
+    "nifti": "a folder with images/ and labels/",
+}
 
 
 @dataclass(kw_only=True)
 class DataConfig:
     """Images, their train/validation split, and the masks."""
 
-    kind: str = one_of("synthetic", "folder", "prepared")
-    root: str | None = None  # folder: images with EXIF positions or a metadata file; prepared: a dataset
-    num_images: int | None = within(1, 10_000_000, None)  # synthetic: exactly; folder: at most
+    kind: str = one_of("synthetic", "folder", "prepared", "nifti")
+    # folder: images with EXIF positions or a metadata file; prepared: a dataset; nifti: images/ and labels/
+    root: str | None = None
+    num_images: int | None = within(1, 10_000_000, None)  # synthetic: exactly; folder, nifti: at most
     resolution_px: int = within(32, 4096, 512)
     seed: int = within(0, 2**31 - 1, 0)
     masks: str = one_of("sd", "disaster", default="sd")  # sd: strokes and boxes; disaster: debris, water, smoke, walls
@@ -304,6 +309,8 @@ def _check_config(bench: BenchConfig) -> None:
     check(bench)
     if bench.data.kind in NEEDS_ROOT and not bench.data.root:
         raise UserError(f"data.root is empty: data={bench.data.kind} needs data.root=<{NEEDS_ROOT[bench.data.kind]}>")
+    if bench.data.kind not in (kinds := bench.workload.data_kinds):
+        raise UserError(f"data={bench.data.kind}: workload={bench.workload.name} takes {' or '.join(kinds)}")
     if bench.data.resolution_px % 8:  # the VAE's downscaling factor
         raise UserError(f"data.resolution_px={bench.data.resolution_px}: must be a multiple of 8")
     bench.workload.check(bench)

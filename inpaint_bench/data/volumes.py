@@ -1,15 +1,63 @@
-"""Labelled volumes from a seed: ellipsoids in one another, with a texture and noise. Nothing is read from disk."""
+"""Labelled volumes of a run: files, or from a seed ellipsoids in one another, with a texture and noise."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator
+from typing import Protocol
+
 import numpy as np
-import numpy.typing as npt
 
-Volume = npt.NDArray[np.float32]
+from inpaint_bench.core.config import DataConfig
+from inpaint_bench.core.records import DataFacts
+from inpaint_bench.core.workloads._volumes import VolumeShape
+
+from .nifti import NiftiFolder, Sides, Volume
+
+VERSION = 1  # part of the identity: increase it when other volumes come out
 NOISE = 0.05
+HELD_OUT = 1_000_000  # number of the first synthetic volume that is never trained on
 
 
-def synthetic(seed: int, index: int, sides: tuple[int, int, int], images: int, labels: int) -> tuple[Volume, Volume]:
+class Volumes(Protocol):
+    """The volumes that a run trains on, and those that are held out."""
+
+    @property
+    def facts(self) -> DataFacts:
+        """Return what was read: complete once all of it is."""
+
+    def read(self, shape: VolumeShape, sides: Sides, *, held_out: bool) -> list[tuple[Volume, Volume]]:
+        """Return images [C, *sides] in -1..1 and one-hot labels [L, *sides] of each volume. Raises UserError."""
+
+
+class SyntheticVolumes:
+    """As many volumes as a run needs, each a function of seed and number."""
+
+    def __init__(self, config: DataConfig, train: int, held_out: int) -> None:
+        self._seed, self._counts = config.seed, {False: train, True: held_out}
+        identity = hashlib.sha256(f"volumes/{VERSION}/{config.seed}/{train}/{held_out}".encode()).hexdigest()
+        count = train + held_out
+        self.facts = DataFacts(
+            kind="synthetic", found=count, used=count, identity=identity, train=train, validation=held_out
+        )
+
+    def read(self, shape: VolumeShape, sides: Sides, *, held_out: bool) -> list[tuple[Volume, Volume]]:
+        """Return what `draw` gives."""
+        return list(self.draw(shape, sides, held_out=held_out))
+
+    def draw(self, shape: VolumeShape, sides: Sides, *, held_out: bool) -> Iterator[tuple[Volume, Volume]]:
+        """Yield the volumes one by one."""
+        first, channels = HELD_OUT if held_out else 0, (shape.image_channels, shape.label_channels)
+        numbers = range(first, first + self._counts[held_out])
+        yield from (synthetic(self._seed, number, sides, *channels) for number in numbers)
+
+
+def open_volumes(config: DataConfig, train: int, held_out: int) -> Volumes:
+    """Choose the volumes of a run: so many to train on, so many held out. Raises UserError where files are too few."""
+    return (NiftiFolder if config.kind == "nifti" else SyntheticVolumes)(config, train, held_out)
+
+
+def synthetic(seed: int, index: int, sides: Sides, images: int, labels: int) -> tuple[Volume, Volume]:
     """Draw volume `index`: images [images, D, H, W] in -1..1 and one-hot labels [labels, D, H, W].
 
     The first label is the largest ellipsoid, each further one lies inside the one before; outside there is none.

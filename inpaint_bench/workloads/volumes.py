@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
@@ -38,7 +39,6 @@ from . import Call, MeasuringWorkload, ProfiledCall, Recorder
 from .parity import TOLERANCE
 
 WEIGHTS, SLICES = "weights.safetensors", "slices.png"
-HELD_OUT = 1_000_000  # number of the first volume that is never trained on
 
 
 class VolumeDiffusion(MeasuringWorkload):
@@ -63,6 +63,7 @@ class VolumeDiffusion(MeasuringWorkload):
         self.autocast_dtype: torch.dtype | None = None
         self.memory_format = torch.contiguous_format
         self.flop = _forward_flop(config)
+        self.source = data.open_volumes(bench.data, *config.volumes_needed(bench))
         self.facts: dict[str, Any] = {
             "precision": recipe.precision,
             "tf32": recipe.tf32,
@@ -84,16 +85,10 @@ class VolumeDiffusion(MeasuringWorkload):
             predicted: Tensor = self.forward(inputs, steps)
         return predicted.float()
 
-    def draw(self, first: int, count: int) -> tuple[Tensor, Tensor]:
-        """Return images and labels of `count` volumes on the device."""
-        images, labels = self.shape.image_channels, self.shape.label_channels
-        drawn = [
-            data.synthetic(self.bench.data.seed, number, self.sides, images, labels)
-            for number in range(first, first + count)
-        ]
-        pairs = (torch.stack([torch.from_numpy(pair[side]) for pair in drawn]) for side in (0, 1))
-        volumes, one_hot = (tensor.to(self.device) for tensor in pairs)
-        return volumes, one_hot
+    def read(self, *, held_out: bool) -> tuple[Tensor, Tensor]:
+        """Return images [N, C, D, H, W] and one-hot labels [N, L, D, H, W] in host memory."""
+        images, labels = zip(*self.source.read(self.shape, self.sides, held_out=held_out), strict=True)
+        return torch.from_numpy(np.stack(images)), torch.from_numpy(np.stack(labels))
 
     def generator(self, number: int) -> torch.Generator:
         """Return the source of noise of a call, on the device."""
@@ -218,7 +213,8 @@ class VolumeDiffusion(MeasuringWorkload):
         hooks = [m.register_forward_pre_hook(look) for m in self.network.modules() if isinstance(m, nn.Conv3d)]
         forward, self.forward = self.forward, self.network
         try:
-            volumes, labels = self.draw(HELD_OUT, self.at_once)  # layouts may depend on how many there are
+            volumes = self.noise(self.at_once, self.generator(0))  # layouts may depend on how many there are
+            labels = volumes.new_zeros(self.at_once, self.shape.label_channels, *self.sides)
             with torch.no_grad():
                 self.predict(volumes, labels, torch.zeros(self.at_once, dtype=torch.long, device=self.device))
         finally:
@@ -236,7 +232,9 @@ class VolumeTraining(VolumeDiffusion):
         assert isinstance(bench.workload, volume3d_train.Config)
         self.config = bench.workload
         self.micro_batches = bench.recipe.accumulate
-        self.volumes, self.labels = self.draw(0, self.config.volumes)
+        self.volumes, self.labels = (tensor.to(device) for tensor in self.read(held_out=False))
+        self._held_out = self.read(held_out=True)  # now: a damaged file ends the run before its first step
+        self.data = self.source.facts
         self.facts |= {"flop_per_image": 3 * self.flop, "learning_rate": self.config.learning_rate}
         self.facts["volumes"] = self.config.volumes
         self.compare(self._results)
@@ -319,7 +317,7 @@ class VolumeTraining(VolumeDiffusion):
     def _validate(self) -> tuple[float, float]:
         """Return L1 of the noise and MS-SSIM of the volumes without it, at steps over the whole schedule."""
         forward, self.forward = self.forward, self.network  # compiled for another batch perhaps
-        volumes, labels = self.draw(HELD_OUT, self.config.validation_volumes)
+        volumes, labels = (tensor.to(self.device) for tensor in self._held_out)
         generator = torch.Generator().manual_seed(FROZEN_SEED)
         errors, noisy, estimates = [], [], []
         count = len(volumes)
@@ -364,7 +362,8 @@ class VolumeSampling(VolumeDiffusion):
             "sampler_steps": self.config.steps,
             "flop_per_image": self.config.steps * self.flop,
         }
-        self.volumes, self.labels = self.draw(HELD_OUT, self.images_per_step)
+        self.volumes, self.labels = (tensor.to(device) for tensor in self.read(held_out=True))
+        self.data = self.source.facts
         self._samples: list[Tensor] = []
         self.compare(self._results)
         baseline, own = self._samples if len(self._samples) == 2 else (None, None)

@@ -12,6 +12,7 @@ from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path
 from inpaint_bench.core.site import SiteConfig
+from inpaint_bench.core.workloads._volumes import VolumeConfig
 from inpaint_bench.models.weights_folder import check_hub_id, check_weights_folder
 
 from .site_catalog import Reachability
@@ -31,8 +32,8 @@ class InputPaths:
             self._once(("hub", weights), lambda: check_hub_id(weights))
         if not is_visible(site, reachability):
             return
-        judged = bench.workload.validates
-        self._once((astuple(bench.data), astuple(bench.recipe), judged), lambda: _check_data(bench))
+        needs = bench.workload.validates, _volumes_needed(bench)
+        self._once((astuple(bench.data), astuple(bench.recipe), needs), lambda: _check_data(bench))
         if weights:
             self._once(("weights", weights), lambda: check_weights_folder(expand_path(weights), weights))
         for key in ("lpips_weights", "inception_weights"):
@@ -62,12 +63,21 @@ def given_paths(bench: BenchConfig) -> list[str]:
     return [f"{key}={path}" for key, path in paths.items() if path]
 
 
+def _volumes_needed(bench: BenchConfig) -> tuple[int, int]:
+    workload = bench.workload
+    return workload.volumes_needed(bench) if isinstance(workload, VolumeConfig) else (0, 0)
+
+
 def _check_data(bench: BenchConfig) -> None:
     # Imported here: Pillow and Arrow take a while, and most sweeps use generated images.
     if bench.data.kind == "folder":
         from inpaint_bench.data.folder import check_folder
 
         check_folder(bench.data.root)
+    elif bench.data.kind == "nifti":
+        from inpaint_bench.data.nifti import NiftiFolder
+
+        NiftiFolder(bench.data, *_volumes_needed(bench))
     elif bench.data.kind == "prepared":
         from inpaint_bench.data.prepared.caches import check_caches, data_inputs
         from inpaint_bench.data.prepared.source import check_prepared

@@ -50,6 +50,31 @@ def test_recipes_see_the_same_volumes_and_are_validated_after_as_many_steps(tmp_
     assert manifest["parity"]["gradient_rel"] < 1e-3
 
 
+def test_files_are_trained_on_and_sampled_from_with_the_same_volumes_held_out(tmp_path):
+    pytest.importorskip("nibabel")
+    root = tmp_path / "volumes"
+    options = ["workload=volume3d_train", "workload.network=tiny", "workload.volume=[20,16,16]"]
+    assert (
+        app.main(["prepare", *options, "workload.volumes=4", "workload.validation_volumes=1", f"prepare.out={root}"])
+        == 0
+    )
+    files = ("data=nifti", f"data.root={root}", "data.num_images=null")
+    manifest, rows = train(tmp_path / "train", *files)
+    assert all(math.isfinite(row["loss"]) for row in rows)
+    assert rows[-1]["validation_ms_ssim"] > 0
+    known = {"kind": "nifti", "root": str(root), "found": 5, "used": 5, "train": 4, "validation": 1}
+    assert {key: manifest["data"][key] for key in known} == known
+    worker.run(compose(*SAMPLE, *files), tmp_path / "sample", [])
+    sampled = read_json(tmp_path / "sample" / "manifest.json")["data"]
+    assert (sampled["used"], sampled["train"], sampled["validation"], sampled["beyond_limit"]) == (1, 0, 1, 4)
+    assert sampled["identity"] != manifest["data"]["identity"]
+    broken = root / "labels" / "volume-0000.nii.gz"
+    broken.write_bytes(broken.read_bytes()[:-20])
+    with pytest.raises(UserError, match=r"volume-0000\.nii\.gz: is damaged"):
+        train(tmp_path / "broken", *files)
+    assert read_json(tmp_path / "broken" / "manifest.json")["status"] == "failed"
+
+
 def test_bf16_differs_from_the_baseline_and_is_not_far(tmp_path):
     manifest, _ = train(tmp_path, "recipe.precision=bf16")
     parity = manifest["parity"]
@@ -105,6 +130,9 @@ def test_a_lever_that_cannot_run_is_unavailable_with_its_reason():
         ((*SAMPLE, "recipe.accumulate=2"), "accumulate=2: workload=volume3d_sample has no use for it"),
         ((*TRAIN, "recipe.precision=fp16"), "takes fp32 or bf16"),
         ((*TRAIN, "batch=auto"), "does not search a batch"),
+        ((*TRAIN, "data=folder", "data.root=x"), "data=folder: workload=volume3d_train takes synthetic or nifti"),
+        (("data=nifti", "data.root=x"), "data=nifti: workload=finetune_inpaint takes synthetic or folder or prepared"),
+        ((*TRAIN, "data=nifti"), "data=nifti needs data.root=<a folder with images/ and labels/>"),
         ((*SAMPLE, "workload.steps=251"), "must be at most diffusion_steps=250"),
     ],
 )

@@ -31,6 +31,7 @@ class WorkloadConfig:
     """
 
     not_in_variant: ClassVar[tuple[str, ...]] = ()
+    data_kinds: ClassVar[tuple[str, ...]] = ("synthetic", "folder", "prepared")  # that it can read
 
     name: str
     module: str  # Python module with the workload

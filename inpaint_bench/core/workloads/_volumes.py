@@ -27,6 +27,7 @@ class VolumeShape:
     multipliers: tuple[int, ...] = (1, 1, 2, 3, 4)
     blocks: int = 1  # residual blocks per level
     attention_at: tuple[int, ...] = ()  # downsampling factors with attention, besides the middle
+    crop: bool = False  # files are cropped or padded to the sides of the network, not resampled
 
     @property
     def multiple(self) -> int:
@@ -36,7 +37,7 @@ class VolumeShape:
 
 SHAPES = {
     "whole_head": VolumeShape(image_channels=1, label_channels=2, volume=(128, 128, 128), attention_at=(8,)),
-    "brats": VolumeShape(image_channels=4, label_channels=4, volume=(192, 192, 144), blocks=2),
+    "brats": VolumeShape(image_channels=4, label_channels=4, volume=(192, 192, 144), blocks=2, crop=True),
     # For tests and demonstrations, never for results.
     "tiny": VolumeShape(
         image_channels=1, label_channels=2, volume=(16, 16, 16), channels=32, multipliers=(1, 2), attention_at=(2,)
@@ -49,6 +50,7 @@ class VolumeConfig(WorkloadConfig):
     """A 3-D UNet that removes noise from volumes, conditioned on their segmentation."""
 
     not_in_variant: ClassVar[tuple[str, ...]] = ("network", "volume")  # the model's name tells them
+    data_kinds: ClassVar[tuple[str, ...]] = ("synthetic", "nifti")
     network: str = one_of("whole_head", "brats", "tiny", default="whole_head")  # SHAPES
     volume: list[int] = field(default_factory=list)  # voxels of the three sides; empty: as published for the network
     diffusion_steps: int = within(2, 4000, 250)  # of the noise schedule
@@ -63,6 +65,10 @@ class VolumeConfig(WorkloadConfig):
         """Return depth, height and width in voxels."""
         depth, height, width = self.volume or self.shape.volume
         return depth, height, width
+
+    def volumes_needed(self, bench: BenchConfig) -> tuple[int, int]:
+        """Return how many volumes a run trains on, and how many it needs that are held out."""
+        raise NotImplementedError
 
     @property
     def levers(self) -> tuple[str, ...]:
@@ -84,8 +90,8 @@ class VolumeConfig(WorkloadConfig):
             raise UserError(f"recipe.precision=fp16: workload={self.name} takes fp32 or bf16")
         if bench.batch == "auto":
             raise UserError(f"batch=auto: workload={self.name} does not search a batch; give a number")
-        if bench.model.weights or bench.data.kind != "synthetic":
-            raise UserError(f"model.weights and data: workload={self.name} has a network and volumes of its own")
+        if bench.model.weights:
+            raise UserError(f"model.weights: workload={self.name} has a network of its own")
 
     def model(self, bench: BenchConfig) -> str:
         return f"{self.network} {'x'.join(map(str, self.sides))}"

@@ -27,6 +27,9 @@ class Config(VolumeConfig):
     reference_steps: int = within(2, 4000, 10)  # of the sample that is compared with the baseline's
     weights: str | None = file_path()  # of volume3d_train; null: random
 
+    def volumes_needed(self, bench: BenchConfig) -> tuple[int, int]:
+        return 0, int(bench.batch)
+
     def check(self, bench: BenchConfig) -> None:
         super().check(bench)
         for name in ("steps", "reference_steps"):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from inpaint_bench.core.validation import within
 
 from . import Result as BaseResult
 from ._volumes import VolumeConfig
+
+if TYPE_CHECKING:
+    from inpaint_bench.core.config import BenchConfig
 
 
 @dataclass(kw_only=True)
@@ -23,6 +26,9 @@ class Config(VolumeConfig):
     validation_volumes: int = within(1, 10_000, 2)  # held out
     learning_rate: float = within(0, 1, 1e-5)
     save_weights: bool = False  # as weights.safetensors in the run directory
+
+    def volumes_needed(self, bench: BenchConfig) -> tuple[int, int]:
+        return self.volumes, self.validation_volumes
 
     @property
     def levers(self) -> tuple[str, ...]:

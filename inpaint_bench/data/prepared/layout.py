@@ -151,12 +151,12 @@ def list_entries(manifest: DatasetManifest, *formats: str) -> list[Entry]:
     return [manifest.index, *manifest.masks, *(entry for name in names for entry in manifest.formats[name].files)]
 
 
-def usage_overrides(root: Path) -> str:
+def usage_overrides(root: Path, kind: str = "prepared") -> str:
     """Return the overrides that read the dataset, as they are typed in a shell."""
     text = str(root)
     # Hydra's own quotes: without them a comma makes a sweep.
     value = text if re.fullmatch(r"[\w./+@%-]+", text) else f"'{text.replace(chr(39), chr(92) + chr(39))}'"
-    return shlex.join(["data=prepared", f"data.root={value}"])
+    return shlex.join([f"data={kind}", f"data.root={value}"])
 
 
 def find_damaged(root: Path, expected: Sequence[Entry]) -> list[str]:

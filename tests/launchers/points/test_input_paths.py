@@ -48,6 +48,17 @@ class TestData:
         (root / "images" / "000003.jpg").unlink()
         assert "000003.jpg is missing" in refused(*given)
 
+    def test_volumes_without_labels_and_too_few_of_them(self, refused, tmp_path: Path) -> None:
+        given = ("workload=volume3d_train", "data=nifti", f"data.root={tmp_path}")
+        assert "folder images cannot be read" in refused(*given)
+        for name in ("images/a.nii.gz", "labels/b.nii.gz", "labels/a.nii.gz"):
+            path = tmp_path / name
+            path.parent.mkdir(exist_ok=True)
+            path.touch()
+        assert "labels/b has no images/b.nii.gz" in refused(*given)
+        (tmp_path / "labels" / "b.nii.gz").unlink()
+        assert "this run needs 4 to train on and 2 held out" in refused(*given)
+
 
 class TestWeights:
     def test_folder_that_is_no_pipeline(self, refused, tmp_path: Path) -> None:
