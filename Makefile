@@ -8,6 +8,8 @@ ifeq ($(filter cpu cu126 cu130,$(TORCH)),)
 $(error TORCH=$(TORCH): must be cpu, cu126 (CUDA 12) or cu130 (CUDA 13))
 endif
 STAMP := $(INSTALLED)$(TORCH)
+DEV := .venv/.dev
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 DEMO ?= demo
 DEMO_OUTPUT := $(DEMO)/sweep $(DEMO)/dataset $(DEMO)/report
 
@@ -27,19 +29,24 @@ $(STAMP): pyproject.toml constraints.txt
 	needs Python 3.11 or 3.12, and $(PYTHON) is %d.%d.%d: name another one, such as make PYTHON=python3.12 install" % v)'
 	@test -e $@ || $(PYTHON) -m venv --clear .venv
 	@echo 'Installing into .venv, with the $(TORCH) build of PyTorch: minutes without output.'
-	@$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt torch \
-	  --index-url https://download.pytorch.org/whl/$(TORCH)
-	@$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt --editable '.[dev]'
+	@$(PIP) --no-deps torch --index-url https://download.pytorch.org/whl/$(TORCH)
+	@$(PIP) --upgrade --editable .
 	@touch $@
 	@echo 'Installed. To use it: source .venv/bin/activate && inpaint-bench --help'
 
+$(DEV): $(STAMP)
+	@echo 'Installing the tools of the tests and checks.'
+	@$(PIP) --upgrade --editable '.[dev]'
+	@touch $@
+
 demo: install  ## run the main sweep on this machine, without GPU and Slurm; merge and report
 	@rm -rf $(DEMO_OUTPUT)
+	@echo 'Nine runs in turn on this processor, with a tiny model. No GPU is measured: the telemetry is recorded or invented.'
 	$(BIN)/python -m inpaint_bench.launch -m gpu=a40,a100,h200 batch=8,16,32 profile=demo hydra.sweep.dir=$(DEMO)/sweep
 	$(BIN)/python -m inpaint_bench merge $(DEMO)/sweep -o $(DEMO)/dataset
 	$(BIN)/python -m inpaint_bench report $(DEMO)/dataset -o $(DEMO)/report
 
-quick: install  ## run the tests that need no torch, Slurm, browser or subprocess
+quick: $(DEV)  ## run the tests that need no torch, Slurm, browser or subprocess
 	$(PYTEST) --quick
 
 test: check  ## run all checks and tests but the faults, on real Slurm
@@ -47,21 +54,21 @@ test: check  ## run all checks and tests but the faults, on real Slurm
 	$(BIN)/python -m tests.browser install || test -z "$(INPAINT_BENCH_REQUIRE_BROWSER)"
 	$(PYTEST) -m "not faults"
 
-faults: install  ## break sweeps in twenty ways on real Slurm: about 8 minutes
+faults: $(DEV)  ## break sweeps in twenty ways on real Slurm: about 8 minutes
 	$(BIN)/python -m tests.testbed install
 	INPAINT_BENCH_REQUIRE_TESTBED=1 $(BIN)/python -m pytest -m faults tests/faults
 
-check: install  ## check lint, format, types and import layers
+check: $(DEV)  ## check lint, format, types and import layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-testbed-up: install  ## start two real Slurm clusters, grace and delta, on this machine
+testbed-up: $(DEV)  ## start two real Slurm clusters, grace and delta, on this machine
 	$(BIN)/python -m tests.testbed install
 	$(BIN)/python -m tests.testbed up
 
-testbed-down: install  ## stop them and remove their files
+testbed-down: $(DEV)  ## stop them and remove their files
 	$(BIN)/python -m tests.testbed down
 
 clean:  ## remove .venv and the output of all targets
