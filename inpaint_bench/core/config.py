@@ -251,7 +251,8 @@ class BenchConfig:
     sites: dict[str, Any] = field(default_factory=dict, metadata={"values": SiteConfig})
     identity: Identity = field(default_factory=Identity)
     batch: int | str = within(1, 1_000_000, 16)  # images per step and GPU; auto: as many as fit
-    gpus: int = within(1, 1, 1)  # per job; no workload uses several yet
+    gpus: int = within(1, 64, 1)  # per node, with a process each
+    nodes: int = within(1, 64, 1)  # per job
     seed: int = within(0, 2**31 - 1, 0)  # of the first replicate
     repeats: int | str = within(1, 1000, 1)  # replicates of each cell, each with another seed; auto: see repeats_target
     repeats_target: float = within(0.0001, 1, 0.02)  # auto: half width of the 95 % interval of images/s over its mean
@@ -269,6 +270,11 @@ class BenchConfig:
     # profile a step after the measured windows, by classes of kernels; never part of a measurement
     profiler: str = one_of("none", "torch", default="none")
     demonstration: bool = False  # tables and figures of such a run are marked as a demonstration
+
+    @property
+    def ranks(self) -> int:
+        """Return the number of processes of the job, one per GPU."""
+        return self.gpus * self.nodes
 
     @property
     def finetune(self) -> FinetuneConfig:
@@ -313,6 +319,8 @@ def _check_config(bench: BenchConfig) -> None:
         raise UserError(f"data={bench.data.kind}: workload={bench.workload.name} takes {' or '.join(kinds)}")
     if bench.data.resolution_px % 8:  # the VAE's downscaling factor
         raise UserError(f"data.resolution_px={bench.data.resolution_px}: must be a multiple of 8")
+    if bench.ranks > 1 and not bench.workload.parallel:
+        raise UserError(f"gpus={bench.gpus} nodes={bench.nodes}: workload {bench.workload.name} uses one GPU")
     bench.workload.check(bench)
 
 

@@ -63,13 +63,17 @@ def slurm_request(bench: BenchConfig, site: SiteConfig) -> SlurmRequest:
         raise UserError(
             f"time_min={bench.time_min}: partition {entry.partition} of {site.name} allows {entry.max_minutes}"
         )
-    if bench.gpus > entry.max_per_node:
+    local = site.connect.method == "local"  # nothing is requested
+    if local and bench.nodes > 1:
+        raise UserError(f"nodes={bench.nodes}: site {site.name} is this machine alone")
+    if bench.gpus > entry.max_per_node and not local:
         raise UserError(f"gpus={bench.gpus}: a node of {site.name} has {entry.max_per_node} {bench.gpu.name}")
     if bench.mem_gb is not None and bench.mem_gb > node_mem_gb(entry):
         raise UserError(
             f"mem_gb={bench.mem_gb}: a node with {bench.gpu.name} of {site.name} has {node_mem_gb(entry)} G for jobs"
         )
-    local = site.connect.method == "local"  # nothing is requested
+    if bench.ranks > 1 and not local and not site.use_srun:
+        raise UserError(f"gpus={bench.gpus} nodes={bench.nodes}: srun starts a task per GPU; set use_srun=true")
     option = None
     if entry.request == "gres" and not local:
         option = ("gres", f"gpu:{entry.gres or bench.gpu.name}:{bench.gpus}")
@@ -78,7 +82,9 @@ def slurm_request(bench: BenchConfig, site: SiteConfig) -> SlurmRequest:
     return SlurmRequest(
         partition=None if local else entry.partition,
         gpu_option=option,
-        cpus_per_task=entry.cpus_per_gpu * bench.gpus,
+        nodes=bench.nodes,
+        tasks_per_node=bench.gpus,
+        cpus_per_task=entry.cpus_per_gpu,
         mem_gb=bench.mem_gb or entry.mem_gb_per_gpu * bench.gpus,
         time_min=time_min,
         warning_s=time_limit.warning_s(bench, site),
@@ -95,16 +101,16 @@ def service_units(bench: BenchConfig, site: SiteConfig, request: SlurmRequest) -
     gpu, rule, factor = bench.gpu.name, site.charging, site.gpus[bench.gpu.name].charge_factor
     of_gpus = of_cores = of_memory = 0.0
     if gpu in rule.units_per_gpu:
-        of_gpus = bench.gpus * rule.units_per_gpu[gpu]
+        of_gpus = bench.ranks * rule.units_per_gpu[gpu]
         factor = 1.0 if factor is None else factor  # the rate of a model needs none of its partition
     elif rule.gpus_per_unit:
-        of_gpus = bench.gpus / rule.gpus_per_unit
+        of_gpus = bench.ranks / rule.gpus_per_unit
     elif rule.units_per_gpu:
         return None
     if rule.cores_per_unit:
-        of_cores = request.cpus_per_task / rule.cores_per_unit
+        of_cores = request.cpus_per_task * request.tasks / rule.cores_per_unit
     if per_unit := rule.mem_gb_per_unit.get(gpu):
-        of_memory = request.mem_gb * 2**30 / 1e9 / per_unit  # Slurm's G is 2^30 bytes, the rule's GB 10^9
+        of_memory = request.nodes * request.mem_gb * 2**30 / 1e9 / per_unit  # Slurm's G is 2^30 bytes, the rule's GB 10^9
     combined = max(of_gpus, of_cores, of_memory)
     if rule.combine == "sum":
         combined = of_gpus + max(of_cores, math.ceil(of_memory))

@@ -26,8 +26,10 @@ class SlurmRequest:
 
     partition: str | None
     gpu_option: tuple[str, str] | None  # sbatch option and value, e.g. ("gres", "gpu:a100:1")
+    nodes: int = 1
+    tasks_per_node: int = 1  # one per GPU
     cpus_per_task: int
-    mem_gb: int
+    mem_gb: int  # per node
     time_min: int
     warning_s: int = 0  # a signal this long before the time limit; 0: none
 
@@ -35,7 +37,13 @@ class SlurmRequest:
         if self.partition is None:
             return "-"
         gpu = "{}={} ".format(*self.gpu_option) if self.gpu_option else ""
-        return f"{gpu}cpus={self.cpus_per_task} mem={self.mem_gb}G"
+        nodes = f"nodes={self.nodes} " if self.nodes > 1 else ""
+        return f"{nodes}{gpu}cpus={self.cpus_per_task * self.tasks_per_node} mem={self.mem_gb}G"
+
+    @property
+    def tasks(self) -> int:
+        """Return the number of tasks of a job, one per GPU."""
+        return self.nodes * self.tasks_per_node
 
 
 @dataclass(kw_only=True)

@@ -15,6 +15,8 @@ from launchers.points.point import Group
 
 from .environment import python_path
 
+END_WAIT_S = 120  # after the first task of a job has ended, until srun kills the others
+
 
 @cache
 def _environment() -> Environment:
@@ -67,6 +69,7 @@ def render(group: Group, *, command: str, folder: Path, code: Path, job_name: st
                 directives=[(option, _quoted(value)) for option, value in directives],
                 variables=[(name, shlex.quote(str(value))) for name, value in sorted(variables.items())],
                 command=command,
+                end_wait_s=END_WAIT_S,
             )
         )
     except TemplateError as error:
@@ -94,8 +97,8 @@ def _directives(group: Group, folder: Path, job_name: str) -> Iterator[tuple[str
         yield "constraint", "&".join(site.constraint)
     if site.exclude_nodes:
         yield "exclude", ",".join(site.exclude_nodes)
-    yield "nodes", 1
-    yield "ntasks-per-node", 1
+    yield "nodes", request.nodes
+    yield "ntasks-per-node", request.tasks_per_node
     yield "cpus-per-task", request.cpus_per_task
     yield "mem", f"{request.mem_gb}G"
     if request.gpu_option:

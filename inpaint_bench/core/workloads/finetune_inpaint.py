@@ -44,6 +44,10 @@ class Config(WorkloadConfig):
         return self.train_steps is not None
 
     @property
+    def parallel(self) -> bool:
+        return True
+
+    @property
     def validates(self) -> bool:
         return bool(self.validate_every or self.sample_images)
 
@@ -53,12 +57,25 @@ class Config(WorkloadConfig):
                 f"workload.min_warmup_s={self.min_warmup_s:g}: a training does not read this. "
                 "Set workload.warmup_steps, or leave workload.train_steps empty to benchmark."
             )
+        if bench.ranks > 1:
+            _check_parallel(bench)
         # A key of training that no training reads would go unnoticed, for example where train_steps was forgotten.
         for spec in fields(self):
             value = getattr(self, spec.name)
             if spec.name in TRAINING_ONLY and value != spec.default and self.train_steps is None:
                 key = f"workload.{spec.name}={json.dumps(value)}"
                 raise UserError(f"{key}: only training reads this. Set workload.train_steps to train.")
+
+
+def _check_parallel(bench: BenchConfig) -> None:
+    """Raise UserError for what several ranks cannot do."""
+    where = f"gpus={bench.gpus} nodes={bench.nodes}"
+    if bench.batch == "auto":
+        raise UserError(f"{where}: batch=auto searches on one GPU; find the batch with gpus=1, then set it")
+    if bench.recipe.format == "webdataset":
+        raise UserError(f"{where}: recipe.format=webdataset has one stream; choose files, memmap or hdf5")
+    if bench.recipe.cuda_graph:
+        raise UserError(f"{where}: recipe.cuda_graph=true cannot enclose the exchange of gradients yet")
 
 
 # Keys that mean nothing without train_steps: those declared after it.
