@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from inpaint_bench.core.errors import UserError
@@ -43,7 +44,8 @@ def main(argv: list[str]) -> int:
     task = os.environ.get("SLURM_ARRAY_TASK_ID")
     # The job id in submitit's own name is known only now; a requeued job has renamed its pickle before.
     if job.cluster == "slurm" and task and not job.paths.submitted_pickle.exists():
-        (folder / pickle_name(task)).rename(job.paths.submitted_pickle)
+        with suppress(FileNotFoundError):  # another task of the job has done it; submitit waits for the file
+            (folder / pickle_name(task)).rename(job.paths.submitted_pickle)
     result = job.paths.result_pickle
     # submitit refuses to write beside the unfinished result of an earlier start of a requeued job
     result.with_suffix(f"{result.suffix}.save_tmp").unlink(missing_ok=True)

@@ -113,6 +113,11 @@ class RecipeConfig:
     optimizer: str = one_of("adamw", "adamw_loop", "adamw_fused", "adamw_8bit", default="adamw")
     grad_checkpoint: bool = False
     accumulate: int = within(1, 1024, 1)  # micro-batches per step; `batch` is their sum
+    # Only with several GPUs, whose gradients DistributedDataParallel averages in buckets during the backward pass.
+    bucket_mb: int = within(1, 4096, 25)
+    bucket_view: bool = False  # gradients are views into the buckets: no copies, and memory of one gradient less
+    static_graph: bool = False  # the graph never changes: DDP need not search for parameters without a gradient
+    compress: str = one_of("none", "bf16", default="none")  # type in which gradients travel
     ema: bool = False
     num_workers: int = within(0, 256, 4)
     prefetch_factor: int = within(1, 64, 2)

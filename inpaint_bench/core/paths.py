@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -30,3 +31,10 @@ def _find(name: str) -> Path:
         if candidate.is_dir():
             return candidate
     raise FileNotFoundError(f"{name}/ is missing beside {PACKAGE} and inside it: the installation is incomplete")
+
+
+def import_path() -> str:
+    """Return the folder that this package was imported from, then the rest of the caller's path, all absolute."""
+    # First in the path: a job that runs a sweep's code snapshot must get the sidecar of that snapshot.
+    paths = [str(ROOT), *(os.path.abspath(entry) for entry in sys.path)]  # noqa: PTH100 - "" is the working directory
+    return os.pathsep.join(dict.fromkeys(paths))

@@ -267,6 +267,20 @@ class ProfileFacts(msgspec.Struct, kw_only=True):
     problems: list[str] = []  # why a call or a trace is missing
 
 
+class RankFacts(msgspec.Struct, kw_only=True):
+    """A process of a run that uses several GPUs. Rank 0 wrote the steps and windows; the figures are the others'."""
+
+    rank: int
+    local_rank: int  # on its node
+    node: str
+    pid: int
+    device: str  # cuda | cpu
+    gpu_uuid: str | None = None  # null without CUDA
+    steps: int | None = None
+    data_wait_s: float | None = None  # over its steps
+    allocated_peak_mib: float | None = None  # null without CUDA
+
+
 class TelemetryState(msgspec.Struct, kw_only=True):
     """The sidecar as the worker knows it; its own report is telemetry.json."""
 
@@ -318,7 +332,9 @@ class Manifest(ManifestHead, kw_only=True):
     site: str | None = None
     gpu: str | None = None
     gpu_facts: GpuFacts | None = None
-    gpus: int | None = None
+    gpus: int | None = None  # of the whole job
+    nodes: int | None = None
+    ranks: list[RankFacts] | None = None  # null: one
     seed: int | None = None
     demonstration: bool | None = None
     config_hash: str | None = None

@@ -36,13 +36,22 @@ log = logging.getLogger(__name__)
 class EndlessShuffle(Sampler[tuple[int, int]]):
     """(index, draw) from draw `start` on: epoch after epoch of `indices`, each in another seeded order.
 
-    A batch may span two epochs, so every batch is full, even if there are fewer images than a batch holds.
+    A batch may span two epochs, so every batch is full, even if there are fewer images than a batch holds. Of `ranks`
+    each takes `batch` draws in turn: together they take those of one rank.
     """
 
-    def __init__(self, indices: Indices, seed: int, start: int = 0) -> None:
+    def __init__(
+        self, indices: Indices, seed: int, start: int = 0, *, rank: int = 0, ranks: int = 1, batch: int = 1
+    ) -> None:
         self.indices, self.seed, self.start = indices, seed, start
+        self.rank, self.ranks, self.batch = rank, ranks, batch
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
+        for number, sample in enumerate(self._all()):
+            if number // self.batch % self.ranks == self.rank:
+                yield sample
+
+    def _all(self) -> Iterator[tuple[int, int]]:
         draw = self.start
         while True:
             # Only the first epoch may begin in the middle (after a resume); from then on `done` is 0.
@@ -56,8 +65,8 @@ class EndlessShuffle(Sampler[tuple[int, int]]):
 class Batches:
     """Iterator over batches; `settings` holds the requested and the effective value of each loader setting.
 
-    `indices` are the images to draw from (default: all). `start` is the first draw: batches taken so far times their
-    size.
+    `indices` are the images to draw from (default: all). `start` is the first draw: batches taken so far, by all
+    ranks, times their size.
     """
 
     def __init__(
@@ -69,12 +78,14 @@ class Batches:
         *,
         start: int = 0,
         indices: Indices | None = None,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
         if indices is None:
             indices = np.arange(len(samples))
         if not len(indices):
             raise UserError("no image is left for training; see data.validation_share and data.block_m")
-        dataset, sampler, workers = _make_stream(samples, batch, recipe, seed, start, indices)
+        dataset, sampler, workers = _make_stream(samples, batch, recipe, seed, start, indices, rank, ranks)
         # Pinning needs a GPU; without one PyTorch warns and does nothing.
         pin_memory = recipe.pin_memory and recipe.device == "cuda"
         # Without pinned memory a copy is synchronous even with non_blocking.
@@ -128,13 +139,20 @@ def _image_format(samples: Samples) -> str | None:
 
 
 def _make_stream(
-    samples: Samples, batch: int, recipe: RecipeConfig, seed: int, start: int, indices: Indices
+    samples: Samples,
+    batch: int,
+    recipe: RecipeConfig,
+    seed: int,
+    start: int,
+    indices: Indices,
+    rank: int,
+    ranks: int,
 ) -> tuple[Any, EndlessShuffle | None, int]:
     """Return data set, sampler (None: the data set orders its samples itself) and number of worker processes."""
     workers = _limit_workers(recipe.num_workers, len(os.sched_getaffinity(0)), "this job has {} CPU cores")
     source = samples.source
     if not isinstance(source, PreparedSource) or _image_format(samples) != "webdataset":
-        return samples, EndlessShuffle(indices, seed, start), workers
+        return samples, EndlessShuffle(indices, seed, start, rank=rank, ranks=ranks, batch=batch), workers
     # Tars have no random access: the stream shuffles shards and a buffer of images itself, without a sampler.
     from .prepared.shards import ShardStream, select_shards
 

@@ -15,7 +15,7 @@ from inpaint_bench.core import recipe as recipes
 from inpaint_bench.core.errors import UnavailableError
 from inpaint_bench.core.records import LeverReport
 
-from . import data_path, execution, nhwc, numerics
+from . import data_path, execution, nhwc, numerics, parallel
 from .base import Lever
 
 if TYPE_CHECKING:
@@ -39,6 +39,10 @@ REGISTRY: tuple[Lever, ...] = (
     execution.Attention(),
     execution.GradCheckpoint(),
     execution.Accumulate(),
+    parallel.BucketSize(),
+    parallel.BucketView(),
+    parallel.StaticGraph(),
+    parallel.Compress(),
     numerics.Ema(),
     numerics.Optimizer(),
     *data_path.LEVERS,

@@ -22,6 +22,7 @@ from . import optimizers
 from .networks import DTYPES, INPUT_CHANNELS, Networks, set_fp32_precision
 
 if TYPE_CHECKING:
+    from .data_parallel import DataParallel
     from .latent_cache import LatentCache
 
 
@@ -52,6 +53,7 @@ class StepComponents:
     cuda_graph: bool = False
     non_blocking: bool = False  # copies of batches to the device
     cache: LatentCache | None = None
+    parallel: DataParallel | None = None  # None: one rank
     # Outputs of the frozen networks for a batch. Computed by `encode_...`, unless a cache replaces the function.
     image_moments: Callable[[Batch], Tensor] = field(init=False)
     masked_moments: Callable[[Batch], tuple[Tensor, Tensor]] = field(init=False)

@@ -10,7 +10,7 @@ Shapes: B images of R x R pixels, latents of r x r (r = R / 8), L text tokens an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -49,23 +49,28 @@ class Draws:
 
 
 def draw(components: StepComponents, count: int, generator: Generator) -> Draws:
-    """Draw what is random in a step of `count` samples.
+    """Draw what is random in a step of `count` samples on each rank.
 
-    Order and shapes are the same for every recipe, so that recipes can be compared on equal noise.
+    Order and shapes are the same for every recipe, so that recipes can be compared on equal noise; and for every
+    number of ranks with the same batch in total, because each rank draws for all of them and takes its own rows.
     """
-    device, networks = components.device, components.networks
+    device, networks, parallel = components.device, components.networks, components.parallel
     side = components.bench.data.resolution_px // networks.downscale
+    dtype = torch.promote_types(components.unet_dtype, torch.float32)
+    own_rows = parallel.own_rows(count) if parallel else slice(None)
+    count *= parallel.ranks if parallel else 1
 
     def normal() -> Tensor:
-        return torch.randn(count, LATENT_CHANNELS, side, side, device=device, generator=generator)
+        return torch.randn(count, LATENT_CHANNELS, side, side, device=device, generator=generator).to(dtype)
 
-    return Draws(
+    draws = Draws(
         image_noise=normal(),
         masked_noise=normal(),
         noise=normal(),
         timesteps=torch.randint(len(networks.sqrt_alphas_cumprod), (count,), device=device, generator=generator),
         drop_location=torch.rand(count, device=device, generator=generator) < LOCATION_DROPOUT,
     )
+    return draws.rows(own_rows)
 
 
 def diffusion_loss(components: StepComponents, batch: Batch, draws: Draws) -> Tensor:
@@ -96,12 +101,12 @@ def diffusion_loss(components: StepComponents, batch: Batch, draws: Draws) -> Te
     # Predict the noise, [B, 4, r, r].
     with components.unet_context(), components.attention_kernels():
         predicted = components.unet(unet_input, draws.timesteps, encoder_hidden_states, return_dict=False)[0]
-    return F.mse_loss(predicted.float(), draws.noise)
+    return F.mse_loss(predicted.to(draws.noise.dtype), draws.noise)
 
 
 def sample_latents(moments: Tensor, noise: Tensor, scale: float) -> Tensor:
-    """[B, 8, r, r] moments and [B, 4, r, r] noise -> [B, 4, r, r] float32: a sample of the latents, scaled."""
-    mean, log_variance = moments.float().chunk(2, dim=1)
+    """[B, 8, r, r] moments and [B, 4, r, r] noise -> [B, 4, r, r] like the noise: a sample of the latents, scaled."""
+    mean, log_variance = moments.to(noise.dtype).chunk(2, dim=1)
     return (mean + torch.exp(0.5 * log_variance.clamp(*LOG_VARIANCE_RANGE)) * noise) * scale
 
 
@@ -151,22 +156,25 @@ class TrainingStep:
 
     def __call__(self, batch: Batch) -> Tensor:
         """Train on one batch in host or device memory. Return the loss, a detached scalar on the device."""
-        self.steps += 1
-        batch = self._to_device(batch)
+        batch = self._begin(batch)
         return self.graph(batch) if self.graph else self._train(batch)
 
     def eager(self, batch: Batch) -> Tensor:
         """Train on one batch without replaying a CUDA graph; needs memory beside that of the graph."""
-        self.steps += 1
-        batch = self._to_device(batch)
+        batch = self._begin(batch)
         return self.graph.eager(batch) if self.graph else self._train(batch)
 
-    def _to_device(self, batch: Batch) -> Batch:
+    def _begin(self, batch: Batch) -> Batch:
+        """Count the step, announce it to the other ranks, and return the batch on the device."""
+        self.steps += 1
+        if self.components.parallel:
+            self.components.parallel.begin()
         non_blocking = self.components.non_blocking
         return {name: value.to(self.device, non_blocking=non_blocking) for name, value in batch.items()}
 
     def _train(self, batch: Batch) -> Tensor:
         size, micro_batch_size = int(self.components.bench.batch), self.components.micro_batch_size
+        parallel = self.components.parallel
         # Drawn for the whole batch: its noise does not depend on the number of micro-batches.
         draws = draw(self.components, size, self.generator)
         losses: list[Tensor] = []
@@ -174,9 +182,14 @@ class TrainingStep:
             rows = slice(start, start + micro_batch_size)
             micro_batch = {name: value[rows] for name, value in batch.items()}
             # Micro-batches are equally large, so that the sum of these losses is the mean over the batch.
-            loss = diffusion_loss(self.components, micro_batch, draws.rows(rows)) / self.components.micro_batches
-            self.scaler.scale(loss).backward()
+            last = start + micro_batch_size == size
+            with parallel.micro_batch(last) if parallel else nullcontext():
+                loss = diffusion_loss(self.components, micro_batch, draws.rows(rows)) / self.components.micro_batches
+                self.scaler.scale(loss).backward()
             losses.append(loss.detach())
+        mean_loss = sum(losses[1:], losses[0])
+        if parallel:
+            mean_loss = parallel.average(mean_loss)
         for optimizer in self.optimizers:
             self.scaler.step(optimizer)
         self.scaler.update()
@@ -185,7 +198,7 @@ class TrainingStep:
         for optimizer in self.optimizers:
             # None before every step: a capture then allocates the gradients in the memory pool of its graph.
             optimizer.zero_grad(set_to_none=True)
-        return sum(losses[1:], losses[0])
+        return mean_loss
 
     def skipped_steps(self) -> int:
         """Return the number of updates that the gradient scaler skipped. Synchronises with the device."""

@@ -106,7 +106,7 @@ def identity(bench: BenchConfig) -> dict[str, Any]:
         "data": asdict(bench.data),
         "recipe": {name: value for name, value in asdict(bench.recipe).items() if name not in NOT_IDENTITY},
         "workload": {"name": workload.name, "module": workload.module, "learning_rate": workload.learning_rate},
-        "batch": bench.batch,
+        "batch": bench.batch if isinstance(bench.batch, str) else bench.batch * bench.ranks,
         "seed": bench.seed,
     }
     # Through JSON, as in a checkpoint: tuples become lists, which must not look like another configuration.
@@ -282,6 +282,14 @@ def _safetensors(tensors: dict[str, Tensor]) -> Iterator[Any]:
         flat = tensors[name].detach().cpu().contiguous().reshape(-1)
         # As bytes, because NumPy has neither bfloat16 nor float8.
         yield flat.view(torch.uint8).numpy().data
+
+
+def read(path: Path, bench: BenchConfig) -> Checkpoint:
+    """Read the checkpoint that another process of this run has chosen. Raises CheckpointError."""
+    try:
+        return _read(path, identity(bench))
+    except _UnusableError as error:
+        raise CheckpointError(f"checkpoint {path}: {error}") from None
 
 
 def _read(path: Path, expected_identity: dict[str, Any]) -> Checkpoint:

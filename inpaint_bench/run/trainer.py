@@ -26,6 +26,7 @@ from .checkpoint import (
     CheckpointStore,
     identity,
     preserve_rng_state,
+    read,
     rng_state,
     set_rng_state,
     sibling_folders,
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from inpaint_bench.workloads import TrainingWorkload
+
+    from .leader import Leader
 
 WORKLOAD, RNG = "workload.", "random."  # prefixes of the tensors in a checkpoint
 
@@ -64,9 +67,10 @@ class Trainer:
         workload: TrainingWorkload,
         loop: Loop,
         stop_signal: StopSignal,
+        leader: Leader | None = None,
     ) -> None:
         self.config, self.run_dir, self.manifest = bench.finetune, run_dir, manifest
-        self.workload, self.loop, self.stop_signal = workload, loop, stop_signal
+        self.workload, self.loop, self.stop_signal, self.leader = workload, loop, stop_signal, leader
         self.checkpoints = CheckpointStore(
             run_dir / CHECKPOINTS, self.config.keep_checkpoints, identity(bench), sibling_folders(run_dir)
         )
@@ -222,6 +226,8 @@ class Trainer:
                 # Intact, but of another data stream: batch=auto may have found another size. An older one may fit.
                 self.checkpoints.reject(checkpoint.path, str(error))
                 continue
+            if self.leader:
+                self.leader.restore(checkpoint.path)
             self._restore(checkpoint, state)
             return
         if self.checkpoints.rejected:
@@ -257,6 +263,12 @@ class Trainer:
     def _relative(self, checkpoint: Path) -> str:
         """Return the path from the run directory: it holds after the point was moved."""
         return os.path.relpath(checkpoint, self.run_dir)
+
+
+def read_workload_state(path: Path, bench: BenchConfig) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return what `TrainingWorkload.restore` takes. Raises CheckpointError for a checkpoint that cannot be used."""
+    saved = read(path, bench)
+    return _with_prefix(WORKLOAD, saved.tensors), msgspec.convert(saved.values, TrainerState).workload
 
 
 def _with_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -29,7 +29,9 @@ from inpaint_bench.core.schema import PRODUCER, SCHEMA_VERSION, STEPS, Reason, S
 from inpaint_bench.core.signals import StopSignal, Terminated, defer_signals, terminable
 
 from . import slurm_job
+from .leader import Leader, leading
 from .manifest import ManifestFile
+from .ranks import RankError
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +53,8 @@ def run(config: DictConfig, run_dir: Path, overrides: list[str]) -> Manifest:
     manifest = ManifestFile.start(run_dir, bench, config, overrides)
     with terminable() as stop_signal:
         try:
-            _run_attempt(bench, run_dir, manifest, stop_signal)
+            with leading(bench, run_dir, manifest) as leader:
+                _run_attempt(bench, run_dir, manifest, stop_signal, leader)
             manifest.finish(Status.COMPLETED)
         except BaseException as error:
             status, reason, message = diagnose(error, bench)
@@ -89,7 +92,9 @@ def _requeue(manifest: ManifestFile, reason: Reason, message: str) -> None:
         manifest.finish(Status.INTERRUPTED, reason, message)
 
 
-def _run_attempt(bench: BenchConfig, run_dir: Path, manifest: ManifestFile, stop_signal: StopSignal) -> None:
+def _run_attempt(
+    bench: BenchConfig, run_dir: Path, manifest: ManifestFile, stop_signal: StopSignal, leader: Leader | None
+) -> None:
     if bench.identity.code is not None:
         snapshot.check_running(Path(bench.identity.code))
     with defer_signals():  # an interrupted import leaves half a library, and may crash the interpreter
@@ -107,14 +112,16 @@ def _run_attempt(bench: BenchConfig, run_dir: Path, manifest: ManifestFile, stop
         slurm=to_record(environment.slurm(), SlurmJob | None),
     )
     # Not before the environment is recorded: a run that finds no GPU names its node and its job all the same.
-    device, uuids = choose_device(bench)
+    device, uuids = choose_device(bench, leader.place.local_rank if leader else 0)
+    if leader:
+        uuids = leader.meet(device, uuids)
     with _sidecar(bench, run_dir, manifest, uuids):
         if device.type == "cuda":
             torch.cuda.set_device(device)
         workload = workloads.load(bench, device)
         try:
             manifest.update(
-                batch=workload.images_per_step,  # as found, for batch=auto
+                batch=workload.images_per_step // bench.ranks,  # as found, for batch=auto
                 workload_facts=workload.facts,
                 data=workload.data,
                 levers=levers.requested(bench),
@@ -123,7 +130,9 @@ def _run_attempt(bench: BenchConfig, run_dir: Path, manifest: ManifestFile, stop
             if isinstance(workload, workloads.MeasuringWorkload):
                 _measure(bench, run_dir, manifest, workload, device)
             else:
-                _run_windows(bench, run_dir, manifest, workload, device, stop_signal)
+                _run_windows(bench, run_dir, manifest, workload, device, stop_signal, leader)
+                if leader:
+                    leader.finish()
         finally:
             workload.close()
 
@@ -149,6 +158,7 @@ def _run_windows(
     workload: TrainingWorkload,
     device: torch.device,
     stop_signal: StopSignal,
+    leader: Leader | None,
 ) -> None:
     from inpaint_bench.telemetry.storage.background import saving_in_background
     from inpaint_bench.telemetry.storage.parts import PartWriter
@@ -171,7 +181,7 @@ def _run_windows(
             loop.run(WindowPlan(kind=WindowKind.MEASURE, steps=config.measure_steps, min_s=config.min_measure_s))
         else:
             with saving_in_background(rows, settings.journal_s):
-                Trainer(bench, run_dir, manifest, workload, loop, stop_signal).run(config.train_steps)
+                Trainer(bench, run_dir, manifest, workload, loop, stop_signal, leader).run(config.train_steps)
     finally:
         rows.close()
         _record_results(manifest, workload, loop)
@@ -205,8 +215,8 @@ def _record_results(manifest: ManifestFile, workload: TrainingWorkload, loop: Lo
     manifest.update(workload_facts=facts, memory=loop.memory)
 
 
-def choose_device(bench: BenchConfig) -> tuple[torch.device, list[str]]:
-    """Return the recipe's device and the UUIDs of its GPUs. Raises UserError: nothing falls back to the CPU."""
+def choose_device(bench: BenchConfig, local_rank: int = 0) -> tuple[torch.device, list[str]]:
+    """Return the device of a rank and its GPU's UUID. Raises UserError: nothing falls back to the CPU."""
     import torch
 
     gpu, recipe = bench.gpu, bench.recipe
@@ -216,12 +226,16 @@ def choose_device(bench: BenchConfig) -> tuple[torch.device, list[str]]:
         return torch.device("cpu"), []
     assert gpu.nvml_name
     if not torch.cuda.is_available():
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "not set") or "empty"
+        named = os.environ.get("CUDA_VISIBLE_DEVICES", "not set") or "empty"
         raise UserError(
             f"recipe {label} needs CUDA, which is not available to PyTorch {torch.__version__} "
-            f"(CUDA_VISIBLE_DEVICES {visible}); recipe=cpu runs on the CPU"
+            f"(CUDA_VISIBLE_DEVICES {named}); recipe=cpu runs on the CPU"
         )
-    device = torch.device("cuda", 0)
+    # All GPUs of the job are visible to each rank, unless the site binds one to each task.
+    visible = torch.cuda.device_count()
+    if 1 < visible <= local_rank or (visible == 1 < bench.gpus and "SLURM_STEP_NUM_TASKS" not in os.environ):
+        raise UserError(f"gpus={bench.gpus}: {visible} GPUs are visible to this process")
+    device = torch.device("cuda", local_rank if visible > 1 else 0)
     properties = torch.cuda.get_device_properties(device)
     uuid = str(properties.uuid)  # CUDA's own, whether CUDA_VISIBLE_DEVICES holds numbers or UUIDs
     # CUDA appends the profile to the name of a slice, "MIG 1g.18gb"; its UUID may come without the prefix.
@@ -242,6 +256,8 @@ def _sidecar(bench: BenchConfig, run_dir: Path, manifest: ManifestFile, uuids: l
     from inpaint_bench.telemetry.client import SidecarClient
 
     settings = bench.telemetry
+    if settings.source == "replay" and not uuids:
+        uuids = ["replay"] * bench.gpus  # only their number counts
     if settings.source == "nvml" and not uuids:
         raise UserError("telemetry=nvml samples a GPU, and this run uses none: set telemetry=none")
     if settings.source == "replay" and not (settings.capture or bench.gpu.capture):
@@ -281,7 +297,7 @@ def diagnose(error: BaseException, bench: BenchConfig) -> tuple[Status, Reason, 
     error = _interruption(error) or error
     name, text = type(error).__name__, " ".join(str(error).split())
     # Our own errors are sentences already; others need the name of their class.
-    sentence = text if isinstance(error, UserError | Terminated) else f"{name}: {text}" if text else name
+    sentence = text if isinstance(error, UserError | Terminated | RankError) else f"{name}: {text}" if text else name
     if isinstance(error, KeyboardInterrupt):
         return Status.INTERRUPTED, Reason.CANCELLED, "interrupted from the keyboard (SIGINT)"
     if isinstance(error, Terminated):
@@ -289,6 +305,8 @@ def diagnose(error: BaseException, bench: BenchConfig) -> tuple[Status, Reason, 
     from inpaint_bench.telemetry.client import SidecarError
     from inpaint_bench.workloads.batch_search import is_cuda_oom  # imports torch: not after an interruption
 
+    if isinstance(error, RankError):
+        return Status.FAILED, error.reason, sentence
     if is_cuda_oom(error):
         return Status.FAILED, Reason.OOM_GPU, sentence
     if isinstance(error, UnavailableError):

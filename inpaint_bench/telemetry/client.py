@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from inpaint_bench.core.paths import import_path
 from inpaint_bench.core.records import Device, TelemetryReport, decode_record, read_record, write_record
 from inpaint_bench.core.schema import TELEMETRY
 from inpaint_bench.telemetry.storage.parts import recover_run
@@ -75,7 +76,7 @@ class SidecarClient:
                 stdout=subprocess.PIPE,
                 bufsize=0,  # so that what follows the first line is left for `stop`
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": _import_path()},
+                env={**os.environ, "PYTHONPATH": import_path()},
                 start_new_session=True,  # Ctrl-C goes to the worker alone, which stops the sidecar last
             )
         sidecar = cls(run_dir, process)
@@ -141,14 +142,6 @@ def _decode(line: bytes) -> Message | None:
         return decode_record(line, Message)
     except msgspec.DecodeError:
         return None
-
-
-def _import_path() -> str:
-    """Return the folder that this package was imported from, then the rest of the caller's path, all absolute."""
-    # First in the path: a job that runs a sweep's code snapshot must get the sidecar of that snapshot.
-    root = str(Path(__file__).resolve().parents[2])
-    paths = [root, *(os.path.abspath(entry) for entry in sys.path)]  # noqa: PTH100 - "" is the working directory
-    return os.pathsep.join(dict.fromkeys(paths))
 
 
 def _last_line(path: Path) -> str:

@@ -24,6 +24,7 @@ from inpaint_bench.data.source import Source, open_source
 from inpaint_bench.data.split import Indices, open_split
 from inpaint_bench.models import flops
 from inpaint_bench.models.components import StepComponents
+from inpaint_bench.models.data_parallel import DataParallel
 from inpaint_bench.models.location import LONGEST_M
 from inpaint_bench.models.networks import FROZEN_SEED, Networks, build_networks, has_own_shapes
 from inpaint_bench.models.optimizers import ADAMW
@@ -40,7 +41,7 @@ class FinetuneInpaint(TrainingWorkload):
     def __init__(self, step: TrainingStep, train: Indices, held_out: Indices) -> None:
         self.training_step, self.components = step, step.components
         self.bench = step.components.bench
-        self.images_per_step = int(self.bench.batch)
+        self.images_per_step = int(self.bench.batch) * self.bench.ranks
         self.samples_seen = 0
         self.facts: dict[str, Any] = {}
         self.parity: Parity | None = None
@@ -56,11 +57,13 @@ class FinetuneInpaint(TrainingWorkload):
         if self._batches is None:
             self._batches = Batches(
                 self._samples,
-                self.images_per_step,
+                int(self.bench.batch),
                 self.bench.recipe,
                 self.bench.seed,
                 start=self.samples_seen,
                 indices=self._train,
+                rank=self.components.parallel.rank if self.components.parallel else 0,
+                ranks=self.bench.ranks,
             )
         return self._batches
 
@@ -125,7 +128,7 @@ class FinetuneInpaint(TrainingWorkload):
         settings = self.batches.settings
         sharded = settings["format"]["effective"] == "webdataset"  # every worker reads shards of its own
         return {
-            "batch": self.images_per_step,  # as found, for batch=auto
+            "batch": self.images_per_step,  # of all ranks, and as found, for batch=auto
             "data": self.components.source.identity,
             "workers": settings["num_workers"]["effective"] if sharded else None,
         }
@@ -168,6 +171,7 @@ def build(config: BenchConfig, device: torch.device) -> FinetuneInpaint:
     # Both passes use the same weights: before and after the levers change networks and switches.
     reference = parity.reference(components)
     levers.apply(components)
+    DataParallel.wrap(components)
     step = TrainingStep(components, config.finetune.learning_rate, config.seed)
     workload = FinetuneInpaint(step, train, held_out)
     workload.parity, first_pass_s = parity.compare(components, reference)

@@ -110,7 +110,9 @@ def service_units(bench: BenchConfig, site: SiteConfig, request: SlurmRequest) -
     if rule.cores_per_unit:
         of_cores = request.cpus_per_task * request.tasks / rule.cores_per_unit
     if per_unit := rule.mem_gb_per_unit.get(gpu):
-        of_memory = request.nodes * request.mem_gb * 2**30 / 1e9 / per_unit  # Slurm's G is 2^30 bytes, the rule's GB 10^9
+        of_memory = (
+            request.nodes * request.mem_gb * 2**30 / 1e9 / per_unit
+        )  # Slurm's G is 2^30 bytes, the rule's GB 10^9
     combined = max(of_gpus, of_cores, of_memory)
     if rule.combine == "sum":
         combined = of_gpus + max(of_cores, math.ceil(of_memory))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +12,10 @@ import cloudpickle
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
+from inpaint_bench.core.config import BenchConfig, parse_config
+from inpaint_bench.core.errors import UserError
 from inpaint_bench.run.manifest import check_owner
 from launchers.points.composition import ComposedConfig
 from launchers.points.point import Point
@@ -34,6 +38,19 @@ class HydraState:
         context, task, singletons = pickle.loads(self.content)  # part of a pickle that was loaded already
         Singleton.set_state(singletons)
         return context, task
+
+
+def _follow(config: DictConfig, run_dir: Path) -> JobReturn:
+    """Run a rank other than 0, which writes neither files of Hydra's nor a result of its own."""
+    from inpaint_bench.run import follower, ranks
+
+    bench = parse_config(config)
+    place = ranks.slurm_place(bench)
+    if place is None:
+        raise UserError("srun started several tasks for a job of one GPU")
+    logging.basicConfig(level=logging.INFO, format=f"rank {place.rank}: %(message)s")
+    follower.follow(bench, run_dir, place)
+    return JobReturn()
 
 
 @dataclass(kw_only=True)
@@ -59,8 +76,11 @@ class PointJob:
         # Registers Hydra's resolvers, such as ${hydra:...}, in this process.
         setup_globals()
         config = self.composed.build()
+        run_dir = Path(config.hydra.sweep.dir, config.hydra.sweep.subdir)
+        if int(os.environ.get("SLURM_PROCID", "0")) and OmegaConf.get_type(config) is BenchConfig:
+            return _follow(config, run_dir)
         if run_id := OmegaConf.select(config, "identity.run_id"):  # before Hydra writes its own record there
-            check_owner(Path(config.hydra.sweep.dir, config.hydra.sweep.subdir), run_id)
+            check_owner(run_dir, run_id)
         result = run_job(
             hydra_context=context,
             task_function=task,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.signals import defer_signals
 from launchers.sweep import private_dirs
 
@@ -32,6 +33,7 @@ class LocalJob:
 
     call: Callable[[], JobReturn]
     time_min: float
+    gpus: int = 1
     result: JobReturn | Exception | None = None
 
 
@@ -68,39 +70,48 @@ def run_jobs(
     """
     from .submitit_internals import LocalJobExecutor  # submitit only where something runs
 
-    # One job per slot. Without a GPU there is one slot: CPU runs beside each other would disturb their timing.
-    slots = visible_gpus() or [""]
+    # A slot is a GPU. Without one there is one slot: CPU runs beside each other would disturb their timing.
+    slots = visible_gpus()
+    for job in jobs:
+        if slots and job.gpus > len(slots):
+            raise UserError(f"gpus={job.gpus}: this machine has {len(slots)} GPUs for jobs")
+    needed = [job.gpus if slots else 1 for job in jobs]
+    slots = slots or [""]
     environment = job_environment()
     if code is not None:
         environment |= {"PYTHONPATH": python_path(code), "PYTHONSAFEPATH": "1"}
     waiting = list(range(len(jobs)))
-    running: dict[str, tuple[int, Any]] = {}
+    running: dict[tuple[str, ...], tuple[int, Any]] = {}  # by the slots that a job occupies
     try:
         while waiting or running:
-            for slot in slots:
-                if slot in running or not waiting:
-                    continue
+            while waiting:
+                occupied = {slot for taken in running for slot in taken}
+                free = tuple(slot for slot in slots if slot not in occupied)
+                # In their order: a job of many GPUs waits for them, and those behind it wait too.
+                if len(free) < needed[waiting[0]]:
+                    break
                 index = waiting.pop(0)
+                taken = free[: needed[index]]
                 if not should_start(index):
-                    # Cancelled in the meantime: the slot takes the next job in the next pass.
+                    # Cancelled in the meantime: the next job takes its slots.
                     continue
                 # a folder per job: job ids are process ids here, and an old pickle of that id would be taken
                 executor = LocalJobExecutor(private_dirs.make(folder / f"task-{index}"))
                 # A terminal sends Ctrl-C to the shell and to submitit's controller too, which would kill the job within
                 # a second; the job itself receives it all the same. submitit hides all GPUs from a job that requests
                 # none; `setup` runs after that.
-                setup = ["trap '' INT", f"export CUDA_VISIBLE_DEVICES={shlex.quote(slot)}"]
+                setup = ["trap '' INT", f"export CUDA_VISIBLE_DEVICES={shlex.quote(','.join(taken))}"]
                 executor.update_parameters(timeout_min=jobs[index].time_min, setup=setup)
                 # Else a job that was started in this moment would be in no list.
                 with defer_signals():
                     with replaced_environ(environment):
                         job = executor.submit(jobs[index].call)
-                    running[slot] = (index, job)
+                    running[taken] = (index, job)
                     on_start(index, f"pid:{job.job_id}@{socket.gethostname()}")
             time.sleep(POLL_S)
-            for slot, (index, job) in list(running.items()):
+            for taken, (index, job) in list(running.items()):
                 if job.done():
-                    del running[slot]
+                    del running[taken]
                     jobs[index].result = _result(job)
                     on_end(index)
     except BaseException:

@@ -256,7 +256,11 @@ def _run_local(groups: Sequence[Group], ledger: Ledger, hydra: HydraState, code:
     if not points:
         return {}
     jobs = [
-        LocalJob(call=PointJob.of(point, hydra, f"{point.group}_{point.num}"), time_min=point.request.time_min)
+        LocalJob(
+            call=PointJob.of(point, hydra, f"{point.group}_{point.num}"),
+            time_min=point.request.time_min,
+            gpus=point.bench.gpus,
+        )
         for point in points
     ]
     started: dict[int, float] = {}

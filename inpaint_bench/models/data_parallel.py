@@ -1,0 +1,105 @@
+"""One training step over several processes, a rank each: equal weights everywhere, gradients averaged over the ranks.
+
+Rank 0 decides what happens next, step after step, and says so to the others before it begins; they follow. All ranks
+draw the numbers of the whole batch and take their own part, so that the step is that of one rank with the whole batch.
+"""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import AbstractContextManager, nullcontext
+from enum import IntEnum
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from .components import StepComponents
+
+
+class Command(IntEnum):
+    """What rank 0 tells the others to do."""
+
+    END = 0
+    STEP = 1  # one step of training
+    RESTORE = 2  # continue from a checkpoint, whose path follows
+
+
+def announce(command: Command, argument: str = "") -> None:
+    """Tell the other ranks what rank 0 does next. Queues no device work, and does not wait for them."""
+    dist.broadcast(torch.tensor(int(command)), 0)
+    if command is Command.RESTORE:
+        dist.broadcast_object_list([argument], 0)
+
+
+def next_command() -> tuple[Command, str]:
+    """Wait for what rank 0 announces. Raises RuntimeError where it has died, or after the group's timeout."""
+    number = torch.tensor(0)
+    dist.broadcast(number, 0)
+    command, arguments = Command(int(number)), [""]
+    if command is Command.RESTORE:
+        dist.broadcast_object_list(arguments, 0)
+    return command, arguments[0]
+
+
+class DataParallel:
+    """PyTorch's DistributedDataParallel around the UNet, and the same for what is trained outside of it."""
+
+    def __init__(self, components: StepComponents) -> None:
+        recipe, device = components.recipe, components.device
+        network = components.unet
+        assert isinstance(network, nn.Module)
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        with warnings.catch_warnings():
+            # Of `broadcast_buffers`, whose later name the oldest PyTorch that we support does not have.
+            warnings.simplefilter("ignore", FutureWarning)
+            self.ddp = DistributedDataParallel(
+                network,
+                device_ids=[device] if device.type == "cuda" else None,
+                broadcast_buffers=False,  # the networks have none that change
+                bucket_cap_mb=recipe.bucket_mb,
+                gradient_as_bucket_view=recipe.bucket_view,
+                static_graph=recipe.static_graph,
+            )
+        if recipe.compress == "bf16":
+            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+            self.ddp.register_comm_hook(None, bf16_compress_hook)
+        # The gate of the location tokens is used inside the UNet without being its parameter, so DDP does not see it.
+        location = components.networks.location
+        self._others = list(location.parameters()) if location else []
+        with torch.no_grad():
+            for parameter in self._others:
+                dist.broadcast(parameter, 0)
+
+    @classmethod
+    def wrap(cls, components: StepComponents) -> None:
+        """Make the step of these components one over all ranks, where there are several. After the levers."""
+        if components.bench.ranks > 1:
+            components.parallel = parallel = cls(components)
+            components.unet = parallel.ddp
+
+    def begin(self) -> None:
+        """Announce a step, on rank 0."""
+        if self.rank == 0:
+            announce(Command.STEP)
+
+    def micro_batch(self, last: bool) -> AbstractContextManager[Any]:
+        """Return the context of a micro-batch: gradients are exchanged during the last one only."""
+        return nullcontext() if last else self.ddp.no_sync()
+
+    def average(self, loss: Tensor) -> Tensor:
+        """Average the loss, and gradients that DDP does not see, over the ranks. Returns the loss."""
+        tensors = [loss, *(p.grad for p in self._others if p.grad is not None)]
+        flat = torch.cat([tensor.flatten().to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in tensors])
+        dist.all_reduce(flat)
+        flat /= self.ranks
+        for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(mean.view_as(tensor))
+        return loss
+
+    def own_rows(self, count: int) -> slice:
+        """Return the rows of this rank in what is drawn for the batches of all ranks, `count` rows each."""
+        return slice(self.rank * count, (self.rank + 1) * count)

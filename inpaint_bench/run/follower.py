@@ -1,0 +1,124 @@
+"""Every rank but 0: it has a device and a workload of its own, and does what rank 0 announces.
+
+It writes no files. Signals are for rank 0, which lets the others end at a step boundary; a follower ends at once where
+its connection to rank 0 does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+from inpaint_bench.core import snapshot
+from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.records import RankFacts
+from inpaint_bench.core.signals import SIGNALS
+
+from . import ranks
+from .ranks import Connection, Place, Rendezvous
+from .trainer import read_workload_state
+from .worker import choose_device, diagnose
+
+WATCH_S = 5.0  # until a failure of a collective operation is reported: another rank has failed before, as a rule
+
+
+class Follower:
+    """One rank from its start to its end."""
+
+    def __init__(self, bench: BenchConfig, run_dir: Path, place: Place, rendezvous: Rendezvous) -> None:
+        self._bench, self._run_dir, self._place = bench, run_dir, place
+        self._ended = False
+        self._connection = Connection.to(rendezvous)
+        self._connection.send(ranks.Hello(rendezvous.token, place.rank))
+
+    def run(self) -> None:
+        """Follow rank 0 to the end. What ends it early is reported to rank 0, and raised."""
+        import torch.distributed as dist
+
+        try:
+            facts = self._follow()
+            self._ended = True
+            self._connection.send(ranks.Done(facts))
+            dist.destroy_process_group()
+        except Exception as error:
+            if dist.is_initialized() and isinstance(error, RuntimeError) and "peer" in str(error):
+                time.sleep(WATCH_S)  # rank 0 ends this process, with what has really happened in its manifest
+            _, reason, message = diagnose(error, self._bench)
+            self._connection.send(ranks.Failure(reason, message))
+            raise
+
+    def _follow(self) -> RankFacts:
+        import torch
+        import torch.distributed as dist
+
+        from inpaint_bench import workloads
+        from inpaint_bench.models.data_parallel import Command, next_command
+
+        device, uuids = choose_device(self._bench, self._place.local_rank)
+        facts = ranks.rank_facts(self._place, device, uuids)
+        self._connection.send(ranks.Ready(facts))
+        meeting = self._connection.receive()
+        if not isinstance(meeting, ranks.Meet):
+            raise ConnectionError("rank 0 has ended")
+        threading.Thread(target=self._watch, daemon=True).start()
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        store = dist.TCPStore(meeting.host, meeting.port, self._place.ranks, False)
+        ranks.join_group(self._place, device, store)
+        workload = workloads.load(self._bench, device)
+        assert not isinstance(workload, workloads.MeasuringWorkload)
+        steps = data_wait_ns = 0
+        try:
+            while True:
+                command, path = next_command()
+                if command is Command.END:
+                    break
+                if command is Command.RESTORE:
+                    workload.restore(*read_workload_state(Path(path), self._bench))
+                    continue
+                start = time.monotonic_ns()
+                batch = workload.next_batch()
+                data_wait_ns += time.monotonic_ns() - start
+                workload.step(batch)
+                steps += 1
+        finally:
+            workload.close()
+        mib = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
+        return msgspec.structs.replace(
+            facts, steps=steps, data_wait_s=round(data_wait_ns / 1e9, 6), allocated_peak_mib=mib
+        )
+
+    def _watch(self) -> None:
+        """End this process when rank 0 ends, wherever it waits."""
+        self._connection.receive()
+        if not self._ended:
+            os._exit(1)
+
+
+def follow(bench: BenchConfig, run_dir: Path, place: Place, rendezvous: Rendezvous | None = None) -> None:
+    """Run one rank. Without a rendezvous, wait for the one in the run directory."""
+    for signum in SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
+    if bench.identity.code is not None:
+        snapshot.check_running(Path(bench.identity.code))
+    Follower(bench, run_dir, place, rendezvous or ranks.await_rendezvous(run_dir)).run()
+
+
+def main() -> int:
+    """Run the rank that rank 0 describes on the standard input."""
+    bench, run_dir, place, rendezvous = pickle.load(sys.stdin.buffer)
+    logging.basicConfig(level=logging.INFO, format=f"rank {place.rank}: %(message)s")
+    follow(bench, run_dir, place, rendezvous)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,258 @@
+"""Rank 0 and the others: it starts them where srun did not, meets them, and watches them to the end.
+
+A rank that fails says so; one that dies closes its connection. Either ends the run with that reason: the others are
+told to end, and rank 0 itself is ended after a grace period if it waits for the lost rank on the device.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.paths import import_path
+from inpaint_bench.core.records import RankFacts
+from inpaint_bench.core.schema import Reason, Status
+
+from . import ranks
+from .manifest import ManifestFile
+from .ranks import Connection, Place, RankError, Rendezvous
+
+if TYPE_CHECKING:
+    import torch
+
+GRACE_S = 30.0  # for rank 0 to notice by itself that another rank is lost, and to close the run
+NOTICE_S = 3.0  # for the message of a lost rank to arrive, after an operation with it has failed
+
+log = logging.getLogger(__name__)
+
+
+class Leader:
+    """The other ranks, as rank 0 sees them."""
+
+    def __init__(self, bench: BenchConfig, run_dir: Path, manifest: ManifestFile) -> None:
+        self._bench, self._run_dir, self._manifest = bench, run_dir, manifest
+        place = ranks.slurm_place(bench)
+        self.place = place or Place(0, 0, bench.ranks)
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._connections: dict[int, Connection] = {}
+        self._facts: dict[int, RankFacts] = {}
+        self._done: set[int] = set()
+        self._changed = threading.Condition()  # guards what is above
+        self._cause: RankError | None = None  # what ended the first rank that was lost
+        self._closed = False
+        # On one node the loopback interface: the name of a host need not lead back to it.
+        self._host = "127.0.0.1" if bench.nodes == 1 else socket.gethostname()
+        self._listener = socket.create_server(("" if bench.nodes > 1 else self._host, 0), backlog=bench.ranks)
+        self._rendezvous = Rendezvous(
+            start=ranks.job_start(),
+            host=self._host,
+            port=self._listener.getsockname()[1],
+            token=secrets.token_hex(16),
+        )
+        threading.Thread(target=self._accept, name="ranks", daemon=True).start()
+        if place is None:
+            self._start_children()
+        else:
+            ranks.publish(run_dir, self._rendezvous)
+
+    def meet(self, device: torch.device, uuids: list[str]) -> list[str]:
+        """Wait for all ranks and form their group. Returns the UUIDs of all GPUs on this node, in the order of ranks.
+
+        Raises RankError where one fails, dies or does not come in time.
+        """
+        import torch.distributed as dist
+
+        self._facts[0] = ranks.rank_facts(self.place, device, uuids)
+        deadline = time.monotonic() + ranks.MEETING_S
+        with self._changed:
+            while len(self._facts) < self.place.ranks and self._cause is None:
+                self._changed.wait(0.5)
+                self._check_children()
+                if time.monotonic() > deadline and self._cause is None:
+                    missing = sorted(set(range(self.place.ranks)) - set(self._facts))
+                    raise RankError(
+                        Reason.APP_ERROR, f"of {self.place.ranks} ranks {missing} did not come in {ranks.MEETING_S:g} s"
+                    )
+            if self._cause:
+                raise self._cause
+            facts = [self._facts[rank] for rank in range(self.place.ranks)]
+        gpus = [rank.gpu_uuid for rank in facts if rank.gpu_uuid]
+        if len(set(gpus)) < len(gpus):
+            raise RankError(Reason.APP_ERROR, f"ranks share a GPU ({', '.join(gpus)}): each must have one of its own")
+        self._manifest.update(ranks=facts)
+        store = dist.TCPStore(self._host, 0, self.place.ranks, True, wait_for_workers=False)
+        for connection in self._connections.values():
+            connection.send(ranks.Meet(self._host, store.port))
+        ranks.join_group(self.place, device, store)
+        return [rank.gpu_uuid for rank in facts if rank.gpu_uuid and rank.node == facts[0].node]
+
+    def restore(self, checkpoint: Path) -> None:
+        """Let the other ranks continue from a checkpoint."""
+        from inpaint_bench.models.data_parallel import Command, announce
+
+        announce(Command.RESTORE, str(checkpoint))
+
+    def finish(self) -> None:
+        """Let the other ranks end, and record what they have done. Raises RankError where one fails to."""
+        import torch.distributed as dist
+
+        from inpaint_bench.models.data_parallel import Command, announce
+
+        announce(Command.END)
+        with self._changed:
+            others = self.place.ranks - 1
+            ended = self._changed.wait_for(lambda: len(self._done) == others or self._cause, ranks.LEAVING_S)
+            if self._cause:
+                raise self._cause
+            if not ended:
+                raise RankError(Reason.APP_ERROR, f"a rank did not end within {ranks.LEAVING_S:g} s of the last step")
+            self._manifest.update(ranks=[self._facts[rank] for rank in range(self.place.ranks)])
+        dist.destroy_process_group()
+
+    def cause(self) -> RankError | None:
+        """Return what ended another rank; waits a moment, because an operation with it may fail first."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._cause, NOTICE_S)
+            return self._cause
+
+    def close(self) -> None:
+        """End the other processes that have not ended, and torch's group."""
+        with self._changed:
+            self._closed = True
+            connections = list(self._connections.values())
+        self._listener.close()
+        for connection in connections:
+            connection.close()
+        for child in self._children.values():
+            try:
+                child.wait(ranks.LEAVING_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+        (self._run_dir / ranks.RENDEZVOUS).unlink(missing_ok=True)
+
+    # --- in other threads ------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                connected, _ = self._listener.accept()
+                threading.Thread(target=self._listen, args=(Connection(connected),), daemon=True).start()
+
+    def _listen(self, connection: Connection) -> None:
+        """Receive the messages of a rank until it ends."""
+        hello = connection.receive()
+        if not isinstance(hello, ranks.Hello) or not secrets.compare_digest(hello.token, self._rendezvous.token):
+            connection.close()
+            return
+        rank = hello.rank
+        with self._changed:
+            self._connections[rank] = connection
+        while True:
+            message = connection.receive()
+            with self._changed:
+                if isinstance(message, ranks.Ready | ranks.Done):
+                    self._facts[rank] = message.facts
+                if isinstance(message, ranks.Done):
+                    self._done.add(rank)
+                self._changed.notify_all()
+                if rank in self._done or self._closed:
+                    return
+                if isinstance(message, ranks.Failure):
+                    self._lose(message.reason, f"{self._name(rank)}: {message.message}")
+                    return
+                if message is None:
+                    self._lose(Reason.APP_ERROR, f"{self._name(rank)} ended without a message{self._how(rank)}")
+                    return
+
+    def _lose(self, reason: Reason, message: str) -> None:
+        """Note why the run ends; the first reason counts."""
+        if self._cause is None and not self._closed:
+            self._cause = RankError(reason, message)
+            log.error("%s", message)
+            self._changed.notify_all()
+            threading.Thread(target=self._abandon, args=(self._cause,), daemon=True).start()
+
+    def _abandon(self, cause: RankError) -> None:
+        """End this process if it does not end by itself: it may wait on the device for a rank that is lost."""
+        time.sleep(GRACE_S)
+        with self._changed:
+            if not self._closed:
+                self._manifest.finish(Status.FAILED, cause.reason, str(cause))
+                os._exit(1)
+
+    def _name(self, rank: int) -> str:
+        facts = self._facts.get(rank)
+        return f"rank {rank} (process {facts.pid} on {facts.node})" if facts else f"rank {rank}"
+
+    def _how(self, rank: int) -> str:
+        """Return how a process ended that rank 0 has started; of srun's tasks only srun knows it."""
+        child = self._children.get(rank)
+        if child is None:
+            return "; the log of the job has what srun says about it"
+        try:
+            code = child.wait(NOTICE_S)
+        except subprocess.TimeoutExpired:
+            return ""
+        return f", by {signal.Signals(-code).name}" if code < 0 else f", with exit code {code}"
+
+    # --- without srun ----------------------------------------------------------------------------
+
+    def _start_children(self) -> None:
+        for rank in range(1, self.place.ranks):
+            child = subprocess.Popen(
+                [sys.executable, "-P", "-m", f"{__package__}.follower"],
+                stdin=subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": import_path()},
+                start_new_session=True,  # Ctrl-C goes to rank 0 alone, which decides when the others end
+            )
+            self._children[rank] = child
+            assert child.stdin is not None
+            with suppress(BrokenPipeError):  # it died: `meet` says so
+                place = Place(rank, rank, self.place.ranks)
+                pickle.dump((self._bench, self._run_dir, place, self._rendezvous), child.stdin)
+                child.stdin.close()
+
+    def _check_children(self) -> None:
+        for rank, child in self._children.items():
+            if rank not in self._connections and child.poll() is not None:
+                self._lose(Reason.APP_ERROR, f"rank {rank} ended before it connected{self._how(rank)}")
+
+
+@contextmanager
+def leading(bench: BenchConfig, run_dir: Path, manifest: ManifestFile) -> Iterator[Leader | None]:
+    """Run the other ranks beside the block; None where there is one rank. Raises RankError if one of them ends it."""
+    if bench.ranks == 1:
+        yield None
+        return
+    leader = Leader(bench, run_dir, manifest)
+    try:
+        yield leader
+    except Exception as error:
+        if isinstance(error, RankError) or (cause := leader.cause()) is None:
+            raise
+        raise cause from error
+    finally:
+        leader.close()
+        _leave_group()
+
+
+def _leave_group() -> None:
+    import torch.distributed as dist
+
+    # Not with NCCL, which may wait for a rank that is lost: there the process ends anyhow.
+    if dist.is_initialized() and dist.get_backend() == "gloo":
+        dist.destroy_process_group()

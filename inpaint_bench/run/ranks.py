@@ -1,0 +1,199 @@
+"""The processes of one run, a rank per GPU: where each belongs, how they meet, and the messages between them.
+
+Under Slurm, srun starts them, one task each; elsewhere rank 0 starts the others (leader.py). Rank 0 listens on a port
+that the kernel chooses and publishes it in the run directory, which all nodes share. The connection of every other
+rank stays open until it ends: a process that dies closes it, and TCP's keepalive notices a node that is lost.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import msgspec
+
+from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import open_plain
+from inpaint_bench.core.records import RankFacts, read_record, write_record
+from inpaint_bench.core.schema import Reason
+
+if TYPE_CHECKING:
+    import torch
+
+RENDEZVOUS = "rendezvous.json"
+MEETING_S = 300.0  # until all ranks have met: a slow file system may take minutes to import torch
+COLLECTIVE_S = 1800.0  # until a collective operation is given up: the others wait while rank 0 validates or saves
+LEAVING_S = 60.0  # until a process has ended that has nothing to do any more
+MAX_LINE = 2**16
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Which of the processes this is."""
+
+    rank: int
+    local_rank: int  # on its node: the number of its GPU there
+    ranks: int
+
+
+class Rendezvous(msgspec.Struct, kw_only=True):
+    """Where rank 0 listens, for processes that know the token."""
+
+    start: str  # of the job: an earlier start in the same directory left a file of its own
+    host: str
+    port: int
+    token: str
+
+
+class Hello(msgspec.Struct, tag="hello"):
+    """The first line of a rank."""
+
+    token: str
+    rank: int
+
+
+class Ready(msgspec.Struct, tag="ready"):
+    """It has its device."""
+
+    facts: RankFacts
+
+
+class Meet(msgspec.Struct, tag="meet"):
+    """From rank 0: all are ready, and torch's store listens here."""
+
+    host: str
+    port: int
+
+
+class Done(msgspec.Struct, tag="done"):
+    """It has done all that rank 0 announced, and ends."""
+
+    facts: RankFacts
+
+
+class Failure(msgspec.Struct, tag="failure"):
+    """It cannot go on."""
+
+    reason: Reason
+    message: str
+
+
+Message = Hello | Ready | Meet | Done | Failure
+
+
+class RankError(Exception):
+    """What ended another rank, and so the run."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def slurm_place(bench: BenchConfig) -> Place | None:
+    """Return the place that srun gave this process; None where it has started one process alone.
+
+    Raises UserError where srun started another number of tasks than there are ranks.
+    """
+    # Of the step: SLURM_NTASKS is also set in a shell of salloc, where srun starts none of the tasks.
+    tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
+    if tasks == 1:
+        return None
+    if tasks != bench.ranks:
+        raise UserError(f"srun started {tasks} tasks, but gpus={bench.gpus} nodes={bench.nodes} needs {bench.ranks}")
+    return Place(int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_LOCALID"]), tasks)
+
+
+def job_start() -> str:
+    """Return what names this start of a Slurm job."""
+    names = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID")
+    return ".".join(os.environ.get(name, "0") for name in names)
+
+
+def publish(run_dir: Path, rendezvous: Rendezvous) -> None:
+    """Write the rendezvous, readable by this user alone: whoever knows the token takes part in the run."""
+    path = run_dir / RENDEZVOUS
+    path.unlink(missing_ok=True)
+    os.close(open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode=0o600))
+    umask = os.umask(0o077)
+    try:
+        write_record(path, rendezvous)
+    finally:
+        os.umask(umask)
+
+
+def await_rendezvous(run_dir: Path) -> Rendezvous:
+    """Wait for the rendezvous of this start of the job. Raises UserError where rank 0 publishes none in time."""
+    deadline = time.monotonic() + MEETING_S
+    while time.monotonic() < deadline:
+        found = read_record(run_dir / RENDEZVOUS, Rendezvous)
+        if found and found.start == job_start():
+            return found
+        time.sleep(0.2)
+    raise UserError(f"rank 0 published no address in {run_dir / RENDEZVOUS} within {MEETING_S:g} s")
+
+
+class Connection:
+    """Lines of JSON between rank 0 and another one."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        # A lost node sends nothing: after these 10 + 4 * 5 s without an answer the kernel ends the connection.
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
+            connected.setsockopt(socket.IPPROTO_TCP, option, value)
+        self._socket = connected
+        self._lines: BinaryIO = connected.makefile("rb")
+
+    @classmethod
+    def to(cls, rendezvous: Rendezvous) -> Connection:
+        """Connect to rank 0. Raises OSError."""
+        connected = socket.create_connection((rendezvous.host, rendezvous.port), timeout=MEETING_S)
+        connected.settimeout(None)
+        return cls(connected)
+
+    def send(self, message: Message) -> None:
+        """Send a message. Raises OSError where the other end is gone."""
+        self._socket.sendall(msgspec.json.encode(message) + b"\n")
+
+    def receive(self) -> Message | None:
+        """Wait for a message; None where the other end is gone, or is none of ours."""
+        try:
+            return msgspec.json.decode(self._lines.readline(MAX_LINE), type=Message)
+        except (OSError, ValueError):
+            return None
+
+    def close(self) -> None:
+        """End the connection, also where another thread waits for a message."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+def rank_facts(place: Place, device: torch.device, uuids: list[str]) -> RankFacts:
+    """Return what describes this process."""
+    return RankFacts(
+        rank=place.rank,
+        local_rank=place.local_rank,
+        node=socket.gethostname(),
+        pid=os.getpid(),
+        device=device.type,
+        gpu_uuid=uuids[0] if uuids else None,
+    )
+
+
+def join_group(place: Place, device: torch.device, store: torch.distributed.Store) -> None:
+    """Make torch's process group of all ranks: gloo for values on the host, NCCL for GPUs."""
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        store=store,
+        rank=place.rank,
+        world_size=place.ranks,
+        timeout=timedelta(seconds=COLLECTIVE_S),
+        device_id=device if device.type == "cuda" else None,
+    )

@@ -1,0 +1,43 @@
+"""Train in float64 on the CPU and print the losses: `python -m tests.run.rank_losses RANK STORE STEPS OVERRIDE...`."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+from inpaint_bench import levers, workloads
+from inpaint_bench.models.components import StepComponents
+from inpaint_bench.models.data_parallel import next_command
+
+from .support import bench
+
+
+def apply_float64(components: StepComponents) -> None:
+    """Compute in float64 throughout, also in the frozen networks."""
+    networks = components.networks
+    for network in (networks.unet, networks.vae, networks.text_encoder, networks.location):
+        network.double()
+    encoder = components.vae_encoder
+    components.vae_encoder = lambda image: encoder(image.double())
+    components.unet_dtype = torch.float64
+
+
+def main() -> None:
+    rank, store, steps = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    torch.set_num_threads(1)
+    config = bench(*sys.argv[4:])
+    if config.ranks > 1:
+        group = dist.FileStore(store, config.ranks)
+        dist.init_process_group("gloo", store=group, rank=rank, world_size=config.ranks)
+    levers.apply = apply_float64
+    workload = workloads.load(config, torch.device("cpu"))
+    for _ in range(steps):
+        if rank:
+            next_command()
+        print(repr(float(workload.step(workload.next_batch()))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Several ranks on this machine, with gloo: they compute what one rank does, and end together. Real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from inpaint_bench.cli import app
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import read_json
+from tests.run.test_resume import ROOT, WAIT_S, start
+
+from .support import bench, steps_of
+
+pytestmark = pytest.mark.timeout(1200)
+
+STEPS = 6
+LONG = "workload.min_measure_s=900"
+
+
+def manifest(run_dir: Path) -> dict[str, Any]:
+    found: dict[str, Any] = read_json(run_dir / "manifest.json") or {}
+    return found
+
+
+def wait_for_step(run_dir: Path, step: int) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while ((manifest(run_dir).get("progress") or {}).get("step") or 0) < step:
+        assert time.monotonic() < deadline, manifest(run_dir)
+        time.sleep(0.2)
+
+
+def losses(run_dir: Path) -> list[float]:
+    return [row["loss"] for row in sorted(steps_of(run_dir), key=lambda row: row["step"])]
+
+
+def float64_losses(tmp_path: Path, ranks: int, *overrides: str) -> list[list[float]]:
+    """Losses of each rank."""
+    command = [sys.executable, "-m", "tests.run.rank_losses"]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / f"store-{ranks}"), str(STEPS), f"gpus={ranks}", *overrides],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    outputs = [process.communicate(timeout=WAIT_S)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * ranks
+    return [[float(line) for line in output.splitlines()] for output in outputs]
+
+
+@pytest.mark.parametrize("options", [(), ("recipe.accumulate=2", "recipe.bucket_view=true", "recipe.bucket_mb=1")])
+def test_losses_are_those_of_one_rank_with_the_whole_batch(tmp_path: Path, options: tuple[str, ...]) -> None:
+    options = ("workload.learning_rate=0.001", *options)
+    one, first, second = (
+        *float64_losses(tmp_path, 1, "batch=4", *options[:2]),
+        *float64_losses(tmp_path, 2, "batch=2", *options),
+    )
+    assert len(one) == STEPS
+    assert first == second
+    assert first == pytest.approx(one, rel=0, abs=1e-10)
+    assert abs(one[-1] - one[0]) > 1e-3, "the weights changed"
+
+
+class TestRun:
+    def test_counts_the_images_of_all_ranks_and_names_them(self, tmp_path: Path) -> None:
+        assert start(tmp_path / "run", "gpus=2").wait(WAIT_S) == 0
+        assert start(tmp_path / "one", "batch=4").wait(WAIT_S) == 0
+        found = manifest(tmp_path / "run")
+        assert (found["status"], found["gpus"], found["nodes"], found["batch"]) == ("completed", 2, 1, 2)
+        assert [(rank["rank"], rank["local_rank"], rank["steps"]) for rank in found["ranks"]] == [
+            (0, 0, None),
+            (1, 1, 4),
+        ]
+        assert {row["images"] for row in steps_of(tmp_path / "run")} == {4}
+        assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+        assert app.main(["merge", str(tmp_path / "run"), "-o", str(tmp_path / "merged")]) == 0
+        run = pl.read_parquet(tmp_path / "merged" / "runs.parquet").row(0, named=True)
+        assert run["valid"], run["invalid_reason"]
+        assert (run["gpus"], run["batch"], run["images"]) == (2, 2, 12)
+
+    def test_killed_rank_ends_it_with_the_reason(self, tmp_path: Path) -> None:
+        run = start(tmp_path, "gpus=2", LONG)
+        wait_for_step(tmp_path, 3)
+        victim = manifest(tmp_path)["ranks"][1]["pid"]
+        os.kill(victim, signal.SIGKILL)
+        assert run.wait(WAIT_S) == 1
+        found = manifest(tmp_path)
+        assert (found["status"], found["reason"]) == ("failed", "app_error")
+        assert found["message"].startswith(f"rank 1 (process {victim} on ")
+        assert found["message"].endswith("ended without a message, by SIGKILL")
+
+    def test_failed_rank_ends_it_with_its_own_reason(self, tmp_path: Path) -> None:
+        assert start(tmp_path, "gpus=3", LONG, "workload.module=tests.run.failing_rank").wait(WAIT_S) == 1
+        found = manifest(tmp_path)
+        assert (found["status"], found["reason"]) == ("failed", "oom_host")
+        assert found["message"].startswith("rank 2 (process ")
+        assert found["message"].endswith("MemoryError: no host memory for another batch")
+
+    def test_killed_rank_0_ends_the_others(self, tmp_path: Path) -> None:
+        run = start(tmp_path, "gpus=2", LONG)
+        wait_for_step(tmp_path, 3)
+        other = manifest(tmp_path)["ranks"][1]["pid"]
+        run.kill()
+        run.wait(WAIT_S)
+        deadline = time.monotonic() + WAIT_S
+        while Path(f"/proc/{other}").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not Path(f"/proc/{other}").exists()
+
+
+def test_training_resumes_on_another_number_of_ranks(tmp_path: Path) -> None:
+    training = ("workload.train_steps=12", "workload.validate_every=4", "data.num_images=64")
+    cut = start(tmp_path / "cut", "gpus=2", "workload.train_steps=1000", *training[1:])
+    wait_for_step(tmp_path / "cut", 3)
+    cut.send_signal(signal.SIGUSR2)
+    assert cut.wait(WAIT_S) == 128 + signal.SIGUSR2
+    trained = manifest(tmp_path / "cut")["progress"]["step"]
+    steps = f"workload.train_steps={trained + 3}"
+    assert start(tmp_path / "cut", "batch=4", steps, *training[1:]).wait(WAIT_S) == 0
+    assert manifest(tmp_path / "cut")["resumed"][0]["step"] == trained
+    steps = f"workload.train_steps={trained + 6}"
+    assert start(tmp_path / "cut", "gpus=2", steps, *training[1:]).wait(WAIT_S) == 0
+    assert start(tmp_path / "whole", "batch=4", steps, *training[1:]).wait(WAIT_S) == 0
+    assert losses(tmp_path / "cut") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
+    assert manifest(tmp_path / "cut")["quality"]["validation"] == [
+        {"step": entry["step"], "loss": pytest.approx(entry["loss"], rel=1e-4)}
+        for entry in manifest(tmp_path / "whole")["quality"]["validation"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("gpus=2", "batch=auto"), "batch=auto searches on one GPU"),
+        (("gpus=2", "recipe.cuda_graph=true"), "cannot enclose the exchange of gradients"),
+        (("gpus=2", "workload=denoise_shape"), "workload denoise_shape uses one GPU"),
+        (("nodes=2", "telemetry=replay"), "telemetry of a second node is not sampled yet"),
+    ],
+)
+def test_what_several_ranks_cannot_do_is_refused(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        bench(*overrides)
