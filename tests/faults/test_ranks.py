@@ -1,0 +1,69 @@
+"""Jobs of several ranks: srun starts them, on one node and on two; they end together, whatever ends one of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from inpaint_bench import launch
+from inpaint_bench.cli import app
+from tests.testbed.bed import Bed
+
+from .support import ROOT, manifest, reasons, wait_for_step
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
+
+SWEEP = ("-m", "profile=testbed", "gpus=2", "batch=2", "data.num_images=32")
+
+
+@pytest.fixture(autouse=True)
+def _environment(testbed: Bed, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed.state))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    yield
+    for site in ("delta", "grace"):
+        testbed.run(site, "scancel", "--me")
+
+
+def submit(folder: Path, *overrides: str) -> Path:
+    assert launch.main([*SWEEP, *overrides, f'hydra.sweep.dir="{folder}"']) == 0
+    return folder
+
+
+def test_ranks_of_both_sites_and_of_two_nodes_complete(testbed: Bed, tmp_path: Path, capsys: Any) -> None:
+    one_node = submit(tmp_path / "one", "gpu=a40,a100", "wait=true")
+    assert reasons(one_node, capsys) == [("completed", None)] * 2
+    for point in (0, 1):
+        found = manifest(one_node, point)
+        assert [rank["local_rank"] for rank in found["ranks"]] == [0, 1]
+        assert len({rank["pid"] for rank in found["ranks"]}) == 2
+        assert len(found["devices"]) == 2
+    assert app.main(["merge", str(one_node), "-o", str(tmp_path / "merged")]) == 0
+    runs = pl.read_parquet(tmp_path / "merged" / "runs.parquet")
+    assert runs["valid"].to_list() == [True, True], runs["invalid_reason"].to_list()
+    assert runs["gpus"].to_list() == [2, 2]
+    two_nodes = submit(tmp_path / "two", "gpu=a100", "site=delta", "nodes=2", "telemetry=none", "wait=true")
+    assert reasons(two_nodes, capsys) == [("completed", None)]
+    found = manifest(two_nodes)
+    assert (found["gpus"], found["nodes"]) == (4, 2)
+    assert [rank["local_rank"] for rank in found["ranks"]] == [0, 1, 0, 1]
+
+
+def test_killed_rank_fails_its_job_with_the_reason(testbed: Bed, tmp_path: Path, capsys: Any) -> None:
+    folder = submit(tmp_path / "sweep", "gpu=h200", "workload.min_measure_s=900")
+    wait_for_step(testbed, folder, 3)
+    victim = manifest(folder)["ranks"][1]["pid"]
+    os.kill(victim, signal.SIGKILL)
+    testbed.wait(lambda: manifest(folder)["status"] != "running", timeout_s=120, what="the job to end")
+    message = manifest(folder)["message"]
+    assert message.startswith(f"rank 1 (process {victim} on "), message
+    assert "ended without a message; the log of the job has what srun says about it" in message
+    testbed.wait(
+        lambda: reasons(folder, capsys) == [("failed", "app_error")], timeout_s=120, what="Slurm to record the failure"
+    )
