@@ -7,7 +7,8 @@ draw the numbers of the whole batch and take their own part, so that the step is
 from __future__ import annotations
 
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import IntEnum
 from typing import Any
 
@@ -52,7 +53,7 @@ class DataParallel:
         network = components.unet
         assert isinstance(network, nn.Module)
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _side_stream(components):
             # Of `broadcast_buffers`, whose later name the oldest PyTorch that we support does not have.
             warnings.simplefilter("ignore", FutureWarning)
             self.ddp = DistributedDataParallel(
@@ -103,3 +104,16 @@ class DataParallel:
     def own_rows(self, count: int) -> slice:
         """Return the rows of this rank in what is drawn for the batches of all ranks, `count` rows each."""
         return slice(self.rank * count, (self.rank + 1) * count)
+
+
+@contextmanager
+def _side_stream(components: StepComponents) -> Iterator[None]:
+    """Make DDP on a stream of its own, which PyTorch requires where its steps are captured in a CUDA graph."""
+    if not components.cuda_graph:
+        yield
+        return
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream().wait_stream(stream)

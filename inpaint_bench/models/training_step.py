@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.workloads.finetune_inpaint import DDP_EAGER_STEPS
 from inpaint_bench.data.samples import Batch
 
 from . import optimizers
@@ -152,7 +153,8 @@ class TrainingStep:
         self.ema = EMA(self.parameters, components.ema_decay) if components.ema_decay else None
         self.generator = Generator(self.device).manual_seed(seed)
         self.steps = 0
-        self.graph = CudaGraphStep(self._train, self.generator) if components.cuda_graph else None
+        warmup = DDP_EAGER_STEPS if components.parallel else WARMUP_STEPS
+        self.graph = CudaGraphStep(self._train, self.generator, warmup) if components.cuda_graph else None
 
     def __call__(self, batch: Batch) -> Tensor:
         """Train on one batch in host or device memory. Return the loss, a detached scalar on the device."""
@@ -243,14 +245,14 @@ class TrainingStep:
 
 
 class CudaGraphStep:
-    """Runs `step(batch)` eagerly WARMUP_STEPS times, captures it once, and replays it from then on.
+    """Runs `step(batch)` eagerly `warmup` times, captures it once, and replays it from then on.
 
     `step` must not wait for the device, and may read nothing that changes but the batch, the parameters and
     `generator`. The warm-up steps and the first replay after the capture are ordinary steps: none is lost.
     """
 
-    def __init__(self, step: Callable[[Batch], Tensor], generator: Generator) -> None:
-        self._step, self._generator = step, generator
+    def __init__(self, step: Callable[[Batch], Tensor], generator: Generator, warmup: int = WARMUP_STEPS) -> None:
+        self._step, self._generator, self._warmup = step, generator, warmup
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._stream = torch.cuda.Stream()
@@ -265,7 +267,7 @@ class CudaGraphStep:
     def __call__(self, batch: Batch) -> Tensor:
         """Run a step and return its loss, in memory of its own."""
         if self._graph is None:
-            if self._calls < WARMUP_STEPS:
+            if self._calls < self._warmup:
                 self._calls += 1
                 return self.eager(batch)
             # A capture runs nothing: the replay below is the step of this batch.

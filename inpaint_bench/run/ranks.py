@@ -19,7 +19,6 @@ import msgspec
 
 from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.files import open_plain
 from inpaint_bench.core.records import RankFacts, read_record, write_record
 from inpaint_bench.core.schema import Reason
 
@@ -116,12 +115,9 @@ def job_start() -> str:
 
 def publish(run_dir: Path, rendezvous: Rendezvous) -> None:
     """Write the rendezvous, readable by this user alone: whoever knows the token takes part in the run."""
-    path = run_dir / RENDEZVOUS
-    path.unlink(missing_ok=True)
-    os.close(open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode=0o600))
     umask = os.umask(0o077)
     try:
-        write_record(path, rendezvous)
+        write_record(run_dir / RENDEZVOUS, rendezvous)
     finally:
         os.umask(umask)
 

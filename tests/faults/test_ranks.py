@@ -13,9 +13,10 @@ import pytest
 
 from inpaint_bench import launch
 from inpaint_bench.cli import app
+from launchers.sweep.ledger import Ledger
 from tests.testbed.bed import Bed
 
-from .support import ROOT, manifest, reasons, wait_for_step
+from .support import ROOT, losses, manifest, reasons, slurm_state, starts, wait_for_restart, wait_for_step
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
@@ -67,3 +68,24 @@ def test_killed_rank_fails_its_job_with_the_reason(testbed: Bed, tmp_path: Path,
     testbed.wait(
         lambda: reasons(folder, capsys) == [("failed", "app_error")], timeout_s=120, what="Slurm to record the failure"
     )
+
+
+def test_preempted_training_resumes_with_all_its_ranks(testbed: Bed, tmp_path: Path, capsys: Any) -> None:
+    training = ("gpu=a100", "site=delta", "workload.train_steps=200")
+    partition = ("sites.delta.gpus.a100.partition=gpuA100x4-preempt", "sites.delta.exclude_nodes=[gpua002]")
+    folder = submit(tmp_path / "cut", *training, *partition)
+    wait_for_step(testbed, folder, 20)
+    (record,) = Ledger.open(folder).points().values()
+    assert record.last
+    assert record.last.job_id
+    job = record.last.job_id
+    request = ("-p", "gpuA100x4", "-w", "gpua001", "-c", "64", "--mem=1G", "--time=1", "-o", "/dev/null")
+    testbed.run("delta", "sbatch", *request, "--wrap", "sleep 1")
+    testbed.wait(lambda: slurm_state(testbed, "delta", job) == "PENDING", what="a pre-emption")
+    wait_for_restart(testbed, "delta", job)
+    testbed.wait(lambda: reasons(folder, capsys) == [("completed", None)], timeout_s=300, what="the training to end")
+    (first,) = starts(folder)
+    assert (first["reason"], manifest(folder)["resumed"][0]["step"]) == ("preempted", first["progress"]["step"])
+    undisturbed = submit(tmp_path / "whole", *training, "wait=true")
+    assert losses(folder) == losses(undisturbed)
+    assert len(losses(folder)) == 200

@@ -13,12 +13,13 @@ from typing import Any
 import polars as pl
 import pytest
 
+from inpaint_bench import launch
 from inpaint_bench.cli import app
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_json
 from tests.run.test_resume import ROOT, WAIT_S, start
 
-from .support import bench, steps_of
+from .support import TINY, bench, steps_of
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -118,6 +119,14 @@ class TestRun:
             time.sleep(0.1)
         assert not Path(f"/proc/{other}").exists()
 
+    def test_sweep_on_this_machine_starts_the_ranks_itself(self, tmp_path: Path) -> None:
+        sweep = ("-m", *TINY[3:], "gpus=1,2", "wait=true", f"hydra.sweep.dir={tmp_path}")
+        assert launch.main(list(sweep)) == 0
+        found = [manifest(tmp_path / str(point) / "attempt-1") for point in (0, 1)]
+        assert [run["status"] for run in found] == ["completed"] * 2
+        assert [run["gpus"] for run in found] == [1, 2]
+        assert [run["ranks"] and len(run["ranks"]) for run in found] == [None, 2]
+
 
 def test_training_resumes_on_another_number_of_ranks(tmp_path: Path) -> None:
     training = ("workload.train_steps=12", "workload.validate_every=4", "data.num_images=64")
@@ -141,7 +150,7 @@ def test_training_resumes_on_another_number_of_ranks(tmp_path: Path) -> None:
     ("overrides", "message"),
     [
         (("gpus=2", "batch=auto"), "batch=auto searches on one GPU"),
-        (("gpus=2", "recipe.cuda_graph=true"), "cannot enclose the exchange of gradients"),
+        (("gpus=2", "recipe.cuda_graph=true"), "set workload.warmup_steps=13 or more"),
         (("gpus=2", "workload=denoise_shape"), "workload denoise_shape uses one GPU"),
         (("nodes=2", "telemetry=replay"), "telemetry of a second node is not sampled yet"),
     ],

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from inpaint_bench.core.config import BenchConfig
 
 
+DDP_EAGER_STEPS = 11  # before DDP may be captured in a CUDA graph: PyTorch's notes on CUDA graphs
+
+
 @dataclass(kw_only=True)
 class Config(WorkloadConfig):
     """Fine-tuning. Only training reads the keys after train_steps."""
@@ -76,8 +79,11 @@ def _check_parallel(bench: BenchConfig) -> None:
         raise UserError(f"{where}: recipe.format=webdataset has one stream; choose files, memmap or hdf5")
     if bench.nodes > 1 and bench.telemetry.source != "none":
         raise UserError(f"{where}: telemetry of a second node is not sampled yet; set telemetry=none")
-    if bench.recipe.cuda_graph:
-        raise UserError(f"{where}: recipe.cuda_graph=true cannot enclose the exchange of gradients yet")
+    if bench.recipe.cuda_graph and bench.workload.warmup_steps <= DDP_EAGER_STEPS:
+        raise UserError(
+            f"{where}: recipe.cuda_graph=true captures after {DDP_EAGER_STEPS} eager steps of DDP; "
+            f"set workload.warmup_steps={DDP_EAGER_STEPS + 2} or more"
+        )
 
 
 # Keys that mean nothing without train_steps: those declared after it.

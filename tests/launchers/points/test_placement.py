@@ -116,8 +116,8 @@ def test_gpus_are_requested_in_the_syntax_of_the_site(points):
             None,
         ),
         ("gpu=h200 gpus=8 time_min=60", 24.0),
-        ("gpu=a100 site=delta gpus=4 nodes=2 time_min=60", 8.0),
-        ("gpu=a100 site=grace gpus=2 nodes=2 time_min=60", 4 * (16 + 72.0)),
+        ("gpu=a100 site=delta gpus=4 nodes=2 telemetry=none time_min=60", 8.0),
+        ("gpu=a100 site=grace gpus=2 nodes=2 telemetry=none time_min=60", 4 * (16 + 72.0)),
         ("gpu=h200 time_min=60 workload.train_steps=9", 12.0),  # it requeues itself three times at most
         ("gpu=h200 time_min=60 workload.train_steps=9 rerun.timeout.requeues=1", 6.0),
         ("gpu=h200 time_min=60 workload.train_steps=9 sites.delta.requeue.request=false", 3.0),

@@ -43,7 +43,7 @@ def _bare_shell(monkeypatch):
         ("delta-a100", f"gpu=a100 site=delta {ACCOUNT}"),
         ("delta-h200", f"gpu=h200 {ACCOUNT}"),
         ("delta-h200-of-8", f"gpu=h200 gpus=8 {ACCOUNT}"),
-        ("delta-a100-2x4", f"gpu=a100 site=delta gpus=4 nodes=2 {ACCOUNT}"),
+        ("delta-a100-2x4", f"gpu=a100 site=delta gpus=4 nodes=2 telemetry=none {ACCOUNT}"),
         ("grace-a100-of-2", "gpu=a100 site=grace gpus=2"),
         (
             "delta-h200-changed",
