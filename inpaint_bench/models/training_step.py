@@ -184,7 +184,7 @@ class TrainingStep:
             rows = slice(start, start + micro_batch_size)
             micro_batch = {name: value[rows] for name, value in batch.items()}
             # Micro-batches are equally large, so that the sum of these losses is the mean over the batch.
-            last = start + micro_batch_size == size
+            last = start + micro_batch_size >= size
             with parallel.micro_batch(last) if parallel else nullcontext():
                 loss = diffusion_loss(self.components, micro_batch, draws.rows(rows)) / self.components.micro_batches
                 self.scaler.scale(loss).backward()
