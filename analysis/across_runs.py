@@ -29,7 +29,10 @@ DIGESTS = 32  # kept of a table
 SHARED = 3
 _RUNS_NAMED = 3
 _ALL_PAIRS = 20
-_LABELS = ("workload", "model", "site", "gpu", "gpus", "batch", "recipe", "precision", "resolution_px", "demonstration")
+_LABELS = (
+    *("workload", "model", "site", "gpu", "gpus", "nodes", "batch", "recipe", "precision"),
+    *("resolution_px", "demonstration"),
+)
 _SAMPLE_TIMING = (pl.col("t_mono_ns").diff().alias("since_last"), pl.col("read_us"))
 _STEP_TIMING = (
     (pl.col("t_end_mono_ns") - pl.col("t_start_mono_ns")).alias("duration"),

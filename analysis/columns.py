@@ -132,7 +132,7 @@ FLOAT = [
     "images_per_s_steady",  # over the measured time without stalls
 ]
 PARITY = [name for name in FLOAT if name.startswith("parity_")]
-INT = ["batch", "gpus", "n_steps", "images", "epochs", "dataset_images", "resolution_px"]
+INT = ["batch", "gpus", "nodes", "n_steps", "images", "epochs", "dataset_images", "resolution_px"]
 INT += ["images_found", "images_used", "images_skipped", "seed", "encodes_online"]
 INT += ["validation_first_step", "validation_last_step", "resumed_from_step", "step_blocks", "stalls"]
 SCHEMA: dict[str, pl.DataType] = {

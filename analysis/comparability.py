@@ -14,7 +14,8 @@ import polars as pl
 from inpaint_bench.core.errors import UserError
 
 # Runs that agree in these appear side by side: batches of one series, steps of one study.
-COMPARISON_KEYS = ["workload", "model", "variant", "site", "gpu", "gpus", "resolution_px", "demonstration"]
+COMPARISON_KEYS = ["workload", "model", "variant", "site", "gpu", "gpus", "nodes"]
+COMPARISON_KEYS += ["resolution_px", "demonstration"]
 # Value of --allow-mixed: column of runs.parquet. The key lists them in this order.
 ATTRIBUTES = {
     "board": "gpu_name",
@@ -91,6 +92,7 @@ def _value(attribute: str) -> pl.Expr:
 def _setting(row: dict[str, Any]) -> str:
     parts = [f"{row['gpu']} at {row['site']}"]
     parts += [f"{row['gpus']} GPUs"] if (row["gpus"] or 1) > 1 else []
+    parts += [f"{row['nodes']} nodes"] if (row["nodes"] or 1) > 1 else []
     parts += [str(row[name]) for name in ("workload", "model", "variant") if row[name]]
     parts += [f"{row['resolution_px']} px"] if row["resolution_px"] else []
     return ", ".join(parts)

@@ -66,6 +66,7 @@ def open_dataset(folder: Path) -> Dataset:
         raise UserError(f"{folder}: {problem}. Merge again.")
     try:
         runs = _with_all_columns(pl.read_parquet(folder / schema.RUNS), SCHEMA)
+        runs = runs.with_columns(pl.col("nodes").fill_null(1))  # merges that wrote none knew of one node only
         return Dataset(
             folder=folder,
             metadata=metadata,

@@ -27,7 +27,10 @@ HEAVIEST = 10
 MAX_TABLES = 8  # of changes, and of heaviest kernels
 MAX_NAME = 100  # characters of a kernel's name
 # Profiles are compared where all of these are equal.
-_WORK = ("workload", "model", "site", "gpu", "gpus", "batch", "resolution_px", "demonstration", "comparability_key")
+_WORK = (
+    *("workload", "model", "site", "gpu", "gpus", "nodes", "batch"),
+    *("resolution_px", "demonstration", "comparability_key"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -346,7 +346,12 @@ class TableBuilder:
         return self.table("environment", "Environment", [*columns, "Telemetry", "Code", "Runs"], rows)
 
 
-_HEADINGS = {"resolution_px": "Resolution [px]", "gpus": "GPUs", "comparability_key": "GPU name, driver, power"}
+_HEADINGS = {
+    "resolution_px": "Resolution [px]",
+    "gpus": "GPUs",
+    "nodes": "Nodes",
+    "comparability_key": "GPU name, driver, power",
+}
 _HEADINGS |= {"encodes_online": "Latents", "text_online": "Texts", "inactive_levers": "Levers"}
 
 

@@ -23,18 +23,18 @@ from .intervals import MIN_DF, Gain, Observation, gain, mean_interval, pairing_k
 CACHE_KEYS = ["encodes_online", "text_online"]
 COMPUTATION_KEYS = ["precision", "resolution_px", *CACHE_KEYS]
 # A cell is the runs that agree in all of these (comparability.py explains the last one).
-CELL_KEYS = ["workload", "model", "variant", "site", "gpu", "gpus", "batch", "recipe", "demonstration"]
+CELL_KEYS = ["workload", "model", "variant", "site", "gpu", "gpus", "nodes", "batch", "recipe", "demonstration"]
 CELL_KEYS += [*COMPUTATION_KEYS, "inactive_levers", "comparability_key"]
 # Recipes are compared only where all of these are equal; `requested_batch` is the batch, or `auto`.
-RECIPE_COMPARISON_KEYS = ["workload", "model", "variant", "site", "gpu", "gpus", "requested_batch"]
+RECIPE_COMPARISON_KEYS = ["workload", "model", "variant", "site", "gpu", "gpus", "nodes", "requested_batch"]
 RECIPE_COMPARISON_KEYS += ["resolution_px", "demonstration", "comparability_key"]
 # GPUs are compared only where all of these are equal.
-GPU_COMPARISON_KEYS = ["workload", "model", "variant", "gpus", "recipe", "demonstration", *COMPUTATION_KEYS]
+GPU_COMPARISON_KEYS = ["workload", "model", "variant", "gpus", "nodes", "recipe", "demonstration", *COMPUTATION_KEYS]
 # Cells that do the same work, by whatever means: they may share a figure and a headline.
 WORK_KEYS = ["workload", "model", "variant", "resolution_px", "demonstration"]
 # Part of a series' label where they vary within a table.
-LABEL_KEYS = ["workload", "model", "variant", "recipe", "gpus", "demonstration", *COMPUTATION_KEYS, "inactive_levers"]
-LABEL_KEYS += ["comparability_key"]
+LABEL_KEYS = ["workload", "model", "variant", "recipe", "gpus", "nodes", "demonstration", *COMPUTATION_KEYS]
+LABEL_KEYS += ["inactive_levers", "comparability_key"]
 # May vary within a cell, which is then reported as a difference.
 _COVARIATES = {
     "driver": "drivers",
@@ -101,7 +101,7 @@ def build_cells(runs: pl.DataFrame) -> pl.DataFrame:
     )
     order = sorted(table["gpu"].unique().drop_nulls().to_list(), key=gpu_order)
     rank = pl.col("gpu").replace_strict(order, range(len(order)), return_dtype=pl.Int64, default=None)
-    order_by = ("site", "gpus", "recipe", *COMPUTATION_KEYS, "comparability_key", "batch")
+    order_by = ("site", "gpus", "nodes", "recipe", *COMPUTATION_KEYS, "comparability_key", "batch")
     table = _add_intervals(table.sort("workload", "model", "variant", rank, *order_by, nulls_last=True))
     return add_series(_add_disagreement(table, agreement.ACCEPTED in runs.columns))
 
@@ -220,7 +220,11 @@ def key_text(row: Cell, name: str) -> str:
         return f"{value} not active" if value else ""
     if value is None:  # a model that has no variant, a workload that has no resolution
         return ""
-    text = {"gpus": f"{row['gpus']} GPUs", "demonstration": "demo" if row["demonstration"] else "real"}
+    text = {
+        "gpus": f"{row['gpus']} GPUs",
+        "nodes": f"{row['nodes']} nodes",
+        "demonstration": "demo" if row["demonstration"] else "real",
+    }
     text |= {"resolution_px": f"{row['resolution_px']} px", "recipe": str(row[recipe_labels.COLUMN])}
     return text.get(name, str(value))
 

@@ -198,6 +198,7 @@ def _comparison(group: pl.DataFrame, index: int) -> Comparison:
         steps.append(Step(label=label, recipe=name, attempts=attempts, added=added[place]))
     workload = [first["model"] or "model unknown"]
     workload += [f"{first['gpus']} GPUs"] if (first["gpus"] or 1) > 1 else []
+    workload += [f"{first['nodes']} nodes"] if (first["nodes"] or 1) > 1 else []
     workload += [f"{px} px" for px in group["resolution_px"].drop_nulls().head(1)]
     valid = group.filter("valid")
     # With what distinguishes these runs from others of this GPU and site, e.g. the driver version.

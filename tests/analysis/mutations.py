@@ -46,6 +46,7 @@ IDENTITY = (
     "site",
     "gpu",
     "gpus",
+    "nodes",
     "batch",
     "recipe",
     "workload",

@@ -72,7 +72,7 @@ DEVICE = {
     "max_sm_clock_mhz": Bound(1, 10_000),
 }
 ROW = {
-    **dict.fromkeys(("batch", "gpus", "resolution_px", "epochs"), Bound(1, 1e6)),
+    **dict.fromkeys(("batch", "gpus", "nodes", "resolution_px", "epochs"), Bound(1, 1e6)),
     **dict.fromkeys(("dataset_images", "images", "n_steps"), Bound(1, 1e12)),
     **dict.fromkeys(("window_s", "images_per_s", "steps_per_s", "step_ms_p50", "step_ms_p95"), POSITIVE),
     **dict.fromkeys(("energy_j", "joules_per_image", "images_per_s_per_w", "steps_per_s_per_w"), POSITIVE),

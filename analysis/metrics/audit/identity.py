@@ -70,7 +70,8 @@ def check_overrides(evidence: Evidence) -> Iterator[str]:
     stated = {
         "gpu": manifest.gpu,
         "batch": manifest.batch,
-        "gpus": manifest.gpus,
+        "gpus": manifest.gpus and manifest.gpus // max(manifest.nodes, 1),  # per node
+        "nodes": manifest.nodes,
         "seed": manifest.seed,
         "data.resolution_px": facts.get("resolution_px"),
         "workload.epochs": facts.get("epochs"),
@@ -90,6 +91,16 @@ def check_overrides(evidence: Evidence) -> Iterator[str]:
     asked = facts.get("batch_requested")
     if isinstance(manifest.batch, int) and isinstance(asked, int) and asked != manifest.batch:
         yield f"the manifest has batch {manifest.batch}, and its workload facts say that {asked} was requested"
+
+
+def check_ranks(evidence: Evidence) -> Iterator[str]:
+    """Compare the processes that the manifest names with its numbers of GPUs and nodes; one process has no list."""
+    manifest = evidence.manifest
+    nodes = {rank.node for rank in manifest.ranks or []}
+    if manifest.ranks is not None and len(manifest.ranks) != manifest.gpus:
+        yield f"the manifest names {len(manifest.ranks)} ranks in a run on {manifest.gpus} GPU(s)"
+    if manifest.nodes != (len(nodes) or 1):
+        yield f"the manifest says {manifest.nodes} node(s), and its ranks ran on {len(nodes) or 1}"
 
 
 def _is_equal(text: str, value: object) -> bool:
@@ -174,4 +185,7 @@ def check_flop(evidence: Evidence) -> Iterator[str]:
         yield f"flop_per_image is {flop:.4g}, and its parts add up to {total:.4g}"
 
 
-CHECKS = (check_run_id, check_footers, check_place, check_required, check_overrides, check_levers, check_flop)
+CHECKS = (
+    *(check_run_id, check_footers, check_place, check_required, check_overrides),
+    *(check_ranks, check_levers, check_flop),
+)

@@ -19,6 +19,7 @@ from tests.analysis import real_run
 
 S = 10**9
 RUN_ID = "r-20261121T092412-audited"
+RANK = {"rank": 0, "local_rank": 0, "node": "node-1", "pid": 1, "device": "cuda"}
 Change = Callable[[Path], None]
 
 
@@ -121,6 +122,11 @@ CONTRADICTIONS: dict[str, tuple[list[Change], str]] = {
     ),
     "the batch is another": ([manifest(batch=16)], "batch=32 was requested, and the manifest says 16"),
     "two GPUs and one device": ([manifest(gpus=2)], "the manifest lists 1 GPU(s) in a run on 2"),
+    "two nodes and one process": ([manifest(nodes=2)], "the manifest says 2 node(s), and its ranks ran on 1"),
+    "three GPUs and two processes": (
+        [manifest(gpus=3, ranks=[RANK, {**RANK, "rank": 1}])],
+        "the manifest names 2 ranks in a run on 3 GPU(s)",
+    ),
     "a measure window is called a warm-up": (
         [record(schema.WINDOWS, **{"0__kind": "measure"})],
         "windows.json calls warmup-0 a measure window",
