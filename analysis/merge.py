@@ -11,7 +11,7 @@ import datetime as dt
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Collection, Generator, Iterable
+from collections.abc import Collection, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -25,15 +25,17 @@ import pyarrow as pa
 
 from inpaint_bench.core import files, records, schema
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.records import TelemetryReport
 
 from . import across_runs, comparability, dataset, seal
 from .columns import SAMPLE_GRIDS, SCHEMA, SKIPPED_SCHEMA, WINDOW_SCHEMA, WINDOWS, hive_value
 from .ingest import incremental, parts, run_dir, untrusted
 from .ingest.incremental import DirectoryRecord, MergeOutcome, PreviousDataset, WrittenFile
-from .ingest.parts import SkippedFile
+from .ingest.nodes import read_node
+from .ingest.parts import SkippedFile, TableFiles
 from .ingest.untrusted import LeftOutError
 from .metrics import flags, run_row
-from .metrics.audit.evidence import RunFiles
+from .metrics.audit.evidence import NodeTelemetry, RunFiles
 
 MAX_CELL = 200_000  # characters: the JSON of fifty skipped images, of levers, of a validation every few steps
 _TYPES: dict[type[pl.DataType], type | tuple[type, ...]] = {
@@ -191,10 +193,13 @@ def _merge_run(task: _Task, out: Path, written: list[Path]) -> MergeOutcome:
         tables[name], row_skips = parts.read_table(name, run.tables[name], run_id)
         record.row_skips += row_skips
         record.row_counts[name] = tables[name].num_rows
+    telemetry, more_rows = _read_nodes(run, record, tables) if run.nodes else ([], {})
+    tables |= more_rows
     frames = {name: parts.to_polars(rows) for name, rows in tables.items()}
     for name, rows in frames.items():
         record.row_digests |= across_runs.row_digests(name, rows)
-    row = run_row.summarise(manifest, run.windows, frames, run_files(run, record))
+    found = _run_files(run, run.sidecar, run.tables, [*record.file_skips, *record.row_skips])
+    row = run_row.summarise(manifest, run.windows, frames, found, telemetry)
     row |= {"run_dir": folder, "content_hash": run.content_hash}
     if run.sample_grid:
         row["sample_grid"] = f"{SAMPLE_GRIDS}/{quote(run_id, safe='')}.png"
@@ -221,10 +226,41 @@ def _merge_run(task: _Task, out: Path, written: list[Path]) -> MergeOutcome:
     return MergeOutcome(record=record, row=row, windows=windows)
 
 
-def run_files(run: run_dir.Run, record: DirectoryRecord) -> RunFiles:
+def _read_nodes(
+    run: run_dir.Run, record: DirectoryRecord, tables: Mapping[str, pa.Table]
+) -> tuple[list[NodeTelemetry], dict[str, pa.Table]]:
+    """Return the telemetry of each node, rank 0's first, and the tables with the rows of all nodes."""
+    own = {name: tables[name] for name in schema.NODE_TABLES}
+    nodes = [_node(run.folder.name, run, run.sidecar, run.tables, own, [*record.file_skips, *record.row_skips])]
+    total = own
+    for node in run.nodes:
+        rows, sidecar, skips = read_node(node, run.sidecar, run.manifest.run_id)
+        record.row_skips += skips
+        if rows:
+            nodes.append(_node(node.folder.name, run, sidecar, node.tables, rows, skips))
+            total = {name: parts.concat([total[name], rows[name]], total[name].schema) for name in rows}
+    record.row_counts |= {name: rows.num_rows for name, rows in total.items()}
+    return nodes, total
+
+
+def _node(
+    name: str,
+    run: run_dir.Run,
+    sidecar: TelemetryReport | None,
+    files: dict[str, TableFiles],
+    rows: Mapping[str, pa.Table],
+    skips: list[SkippedFile],
+) -> NodeTelemetry:
+    frames = {table: parts.to_polars(of_table) for table, of_table in rows.items()}
+    return NodeTelemetry(name=name, files=_run_files(run, sidecar, files, skips), tables=frames)
+
+
+def _run_files(
+    run: run_dir.Run, sidecar: TelemetryReport | None, files: dict[str, TableFiles], skips: list[SkippedFile]
+) -> RunFiles:
     """Return what the audit compares the rows with. Of a table with a skipped file rows may be missing."""
-    incomplete = {Path(skip.path).parent.name for skip in [*record.file_skips, *record.row_skips]}
-    return RunFiles(folder=run.folder, sidecar=run.sidecar, footers=run.footers(), incomplete=frozenset(incomplete))
+    incomplete = frozenset(Path(skip.path).parent.name for skip in skips)
+    return RunFiles(folder=run.folder, sidecar=sidecar, footers=run_dir.footers(files), incomplete=incomplete)
 
 
 def _check_row(row: dict[str, Any]) -> None:

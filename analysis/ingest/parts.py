@@ -301,7 +301,7 @@ def read_table(table: str, files: TableFiles, run_id: str) -> tuple[pa.Table, li
         journals.append(rows)
         reason = f"journal of a part that was never closed: {rows.num_rows} rows taken from it"
         skips.append(skipped(path, "journal", f"{reason}, {problem}" if problem else reason, run_id))
-    closed = _concat(pieces, schema)
+    closed = concat(pieces, schema)
     if table == contract.KERNEL_TIMES and closed.num_rows > untrusted.MAX_KERNELS:
         reason = f"profile left out: {closed.num_rows:,} kernels; the limit is {untrusted.MAX_KERNELS:,}"
         skips.append(skipped(next(iter(files.parts)), "too_large", reason, run_id))
@@ -309,12 +309,12 @@ def read_table(table: str, files: TableFiles, run_id: str) -> tuple[pa.Table, li
     if not journals:
         return _bounded(closed, table), skips
     # Rows that are in a closed part and in a journal too, e.g. after a kill between renaming and removing, count once.
-    keys, rows = _KEYS[table], _concat(journals, schema)
+    keys, rows = _KEYS[table], concat(journals, schema)
     journal_keys, closed_keys = (_as_text(part.select(keys)) for part in (rows, closed))
     new = journal_keys.with_row_index("_row").join(
         closed_keys, on=keys, how="anti", nulls_equal=True, maintain_order="left"
     )
-    return _bounded(_concat([closed, rows.take(new["_row"].to_arrow())], schema), table), skips
+    return _bounded(concat([closed, rows.take(new["_row"].to_arrow())], schema), table), skips
 
 
 def _bounded(rows: pa.Table, table: str) -> pa.Table:
@@ -333,7 +333,7 @@ def _as_text(rows: pa.Table) -> pl.DataFrame:
     return to_polars(rows).with_columns(pl.selectors.categorical().cast(pl.String))
 
 
-def _concat(pieces: list[pa.Table], schema: pa.Schema) -> pa.Table:
+def concat(pieces: list[pa.Table], schema: pa.Schema) -> pa.Table:
     """Return one table of one chunk per column; the dictionaries of its pieces become one."""
     if not pieces:
         return schema.empty_table()

@@ -20,12 +20,21 @@ from inpaint_bench.core.records import Manifest, TelemetryReport, Window, to_rec
 from inpaint_bench.core.schema import PointState, Reason, Status
 
 from . import untrusted
-from .parts import SkippedFile, TableFiles, open_table, skipped, version_problem
+from .parts import SkippedFile, TableFiles, list_folder, open_table, skipped, version_problem
 from .untrusted import LeftOutError, describe
 
 MAX_IMAGE_BYTES = 4 * 2**20  # of a run's grid of sample images
 _PNG = b"\x89PNG\r\n\x1a\n"
 SETTLED_S = 2  # some file systems keep whole seconds: a younger file may change and look the same
+
+
+@dataclass(kw_only=True)
+class NodeFiles:
+    """What the sidecar of a further node wrote into a folder of its own."""
+
+    folder: Path
+    sidecar: TelemetryReport | None
+    tables: dict[str, TableFiles]
 
 
 @dataclass(kw_only=True)
@@ -37,13 +46,15 @@ class Run:
     windows: list[Window]
     sidecar: TelemetryReport | None = None
     tables: dict[str, TableFiles] = field(default_factory=dict)
+    nodes: list[NodeFiles] = field(default_factory=list)  # without the node of rank 0
     sample_grid: bytes | None = None  # a PNG
     content_hash: str = ""
 
-    def footers(self) -> dict[str, list[dict[str, str]]]:
-        """Return the metadata in the footer of every usable part, by table."""
-        parts = {table: files.parts.values() for table, files in self.tables.items()}
-        return {table: [_metadata(part.schema_arrow) for part in opened] for table, opened in parts.items()}
+
+def footers(tables: dict[str, TableFiles]) -> dict[str, list[dict[str, str]]]:
+    """Return the metadata in the footer of every usable part, by table."""
+    parts = {table: files.parts.values() for table, files in tables.items()}
+    return {table: [_metadata(part.schema_arrow) for part in opened] for table, opened in parts.items()}
 
 
 def find_run_dirs(roots: list[Path]) -> tuple[list[Path], list[SkippedFile]]:
@@ -75,6 +86,7 @@ def find_run_dirs(roots: list[Path]) -> tuple[list[Path], list[SkippedFile]]:
                 folder / name
                 for name, entry in entries.items()
                 if not name.startswith(".") and name != snapshot and name not in schema.TABLES and _is_folder(entry)
+                if not (schema.MANIFEST in entries and schema.NODE_NAME.fullmatch(name))
             ]
             links += [path for path in enter if path.is_symlink()]
             pending += sorted((path for path in enter if not path.is_symlink()), reverse=True)
@@ -175,21 +187,20 @@ def read_run(folder: Path) -> tuple[Run | None, list[SkippedFile]]:
         text = f"part of a run without a usable manifest: {problem.reason}"
         skips += [skipped(path, problem.code, text) for path in orphans]
         return None, [skipped(folder / schema.MANIFEST, problem.code, problem.reason), *skips]
-    found: dict[str, Any] = {}
-    for name, kind in ((schema.WINDOWS, list[Window]), (schema.TELEMETRY, TelemetryReport)):
-        path = folder / name
-        try:
-            contents[name] = untrusted.read_bytes(path, untrusted.MAX_RECORD_BYTES)
-            found[name] = to_record(untrusted.decode_record(contents[name]), kind)
-        except FileNotFoundError:
-            # A recipe that is unavailable ends its run before any window opens: no file is as it should be.
-            if name == schema.WINDOWS and manifest.reason != Reason.UNAVAILABLE:
-                skips.append(skipped(path, "missing", "no such file: no window to measure", run_id))
-        except ValueError as error:  # msgspec.ValidationError is one
-            skips.append(skipped(path, "damaged", f"damaged: {error}", run_id))
-        except OSError as error:
-            skips.append(skipped(path, "unreadable", f"cannot be read ({describe(error)})", run_id))
-    windows = found.get(schema.WINDOWS, [])
+    # A recipe that is unavailable ends its run before any window opens: no file is as it should be.
+    if not (folder / schema.WINDOWS).exists() and manifest.reason != Reason.UNAVAILABLE:
+        skips.append(skipped(folder / schema.WINDOWS, "missing", "no such file: no window to measure", run_id))
+    windows: list[Window] = _read_record(folder, schema.WINDOWS, list[Window], contents, skips, run_id) or []
+    sidecar = _read_record(folder, schema.TELEMETRY, TelemetryReport, contents, skips, run_id)
+    nodes = []
+    for path in list_folder(folder):
+        if path.is_symlink() or not schema.NODE_NAME.fullmatch(path.name):
+            continue
+        report = _read_record(folder, f"{path.name}/{schema.TELEMETRY}", TelemetryReport, contents, skips, run_id)
+        nodes.append(NodeFiles(folder=path, sidecar=report, tables={}))
+        for table in schema.NODE_TABLES:
+            nodes[-1].tables[table], unusable = open_table(path / table, table, run_id)
+            skips += unusable
     if len(windows) > untrusted.MAX_WINDOWS:
         reason = f"{len(windows):,} windows; the limit is {untrusted.MAX_WINDOWS:,}"
         raise LeftOutError("too_large", reason, folder / schema.WINDOWS)
@@ -197,8 +208,9 @@ def read_run(folder: Path) -> tuple[Run | None, list[SkippedFile]]:
         folder=folder,
         manifest=_with_final_state(folder, manifest),
         windows=windows,
-        sidecar=found.get(schema.TELEMETRY),
+        sidecar=sidecar,
         tables=tables,
+        nodes=nodes,
     )
     if manifest.quality and manifest.quality.pictures:
         try:
@@ -207,6 +219,23 @@ def read_run(folder: Path) -> tuple[Run | None, list[SkippedFile]]:
             skips.append(skipped(folder / manifest.quality.pictures, "picture", str(error), run_id))
     run.content_hash = _content_hash(run, contents)
     return run, skips
+
+
+def _read_record(
+    folder: Path, name: str, kind: Any, contents: dict[str, bytes], skips: list[SkippedFile], run_id: str | None
+) -> Any:
+    """Return a record of the run directory, None where there is none that can be read, which is added to the skips."""
+    path = folder / name
+    try:
+        contents[name] = untrusted.read_bytes(path, untrusted.MAX_RECORD_BYTES)
+        return to_record(untrusted.decode_record(contents[name]), kind)
+    except FileNotFoundError:
+        pass
+    except ValueError as error:  # msgspec.ValidationError is one
+        skips.append(skipped(path, "damaged", f"damaged: {error}", run_id))
+    except OSError as error:
+        skips.append(skipped(path, "unreadable", f"cannot be read ({describe(error)})", run_id))
+    return None
 
 
 def _metadata(part: pa.Schema) -> dict[str, str]:
@@ -320,7 +349,7 @@ def _check_types(manifest: Manifest) -> None:
 def _content_hash(run: Run, contents: dict[str, bytes]) -> str:
     digest = hashlib.sha256()
     hashes = {name: hashlib.sha256(content).digest() for name, content in contents.items()}
-    for table in run.tables.values():
+    for table in [*run.tables.values(), *(table for node in run.nodes for table in node.tables.values())]:
         hashes |= {str(path.relative_to(run.folder)): value for path, value in table.digests.items()}
     for name, value in sorted(hashes.items()):
         digest.update(os.fsencode(name) + b"\0" + value)

@@ -7,7 +7,7 @@ With N images, S steps, T seconds and E joules of all GPUs in the completed meas
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from inpaint_bench.core.schema import Reason, Status, WindowKind
 
 from . import audit, manifest_facts, stalls, steadiness
 from .audit import board, bounds, events, samples
-from .audit.evidence import Evidence, RunFiles, number
+from .audit.evidence import Evidence, NodeTelemetry, RunFiles, number
 from .draft import RowDraft
 from .gpu_samples import Span
 from .telemetry import fill_telemetry
@@ -33,11 +33,16 @@ _RATES = (
 
 
 def summarise(
-    manifest: Manifest, windows: list[Window], tables: Mapping[str, pl.DataFrame], files: RunFiles | None = None
+    manifest: Manifest,
+    windows: list[Window],
+    tables: Mapping[str, pl.DataFrame],
+    files: RunFiles | None = None,
+    nodes: Sequence[NodeTelemetry] = (),
 ) -> dict[str, Any]:
     """Return the row of one run, with a value or None for every column of runs.parquet.
 
-    `tables` holds the rows of every long table, in written order; `files` is what else the directory holds.
+    `tables` holds the rows of every long table, in written order; `files` is what else the directory holds,
+    and `nodes` the telemetry of each node of several.
     """
     draft = RowDraft()
     row = draft.row
@@ -65,6 +70,7 @@ def summarise(
         tables=tables,
         files=files or RunFiles(),
         batch=row["batch"],
+        nodes=nodes,
     )
     draft.problems += audit.problems(evidence)
     draft.warnings += audit.warnings(evidence)

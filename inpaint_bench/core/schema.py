@@ -26,6 +26,7 @@ WINDOWS: Final = "windows.json"
 TELEMETRY: Final = "telemetry.json"  # the sidecar's report on itself
 SCHEDULER: Final = "scheduler.json"  # the last state that Slurm reported; Slurm purges old jobs
 RESULTS: Final = "results_"  # begins the name of the table of a workload's own results
+NODE_TABLES: Final = ("samples_fast", "samples_slow", "samples_gpm", "events")  # of a sidecar
 RUN_TABLES: Final = ("samples_fast", "samples_slow", "samples_gpm", "steps", "events")  # of a run of any workload
 KERNEL_TIMES: Final = "kernel_times"  # of a run with a profile
 TRACES: Final = "traces"  # of its profile, for Perfetto: <call>.json.gz; not merged
@@ -35,6 +36,8 @@ PART_PATTERN: Final = "part-{:06d}.parquet"
 PART_NAME: Final = re.compile(r"part-(\d{6,})(\.[\w-]+)?\.parquet", re.ASCII)
 CHECKPOINTS: Final = "checkpoints"  # holds step-<steps> folders; only of training
 CHECKPOINT: Final = "checkpoint.json"  # in each step folder: step, identity, checksums
+NODE: Final = "node-{}"  # folder of the telemetry of a further node: telemetry.json and tables of its GPUs
+NODE_NAME: Final = re.compile(r"node-[1-9]\d{0,3}", re.ASCII)
 JOURNAL: Final = ".journal.arrows"  # Arrow IPC stream of the open part; hidden from readers
 JOURNAL_NAME: Final = re.compile(r"\.journal(\.[\w-]+)?\.arrows", re.ASCII)  # also of earlier versions
 

@@ -1,7 +1,7 @@
 """Every rank but 0: it has a device and a workload of its own, and does what rank 0 announces.
 
-It writes no files. Signals are for rank 0, which lets the others end at a step boundary; a follower ends at once where
-its connection to rank 0 does.
+It writes no files, but for the telemetry of a node that rank 0 is not on. Signals are for rank 0, which lets the others
+end at a step boundary; a follower ends at once where its connection to rank 0 does.
 """
 
 from __future__ import annotations
@@ -10,22 +10,30 @@ import logging
 import os
 import pickle
 import signal
+import socket
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from inpaint_bench.core import snapshot
+from inpaint_bench.core import schema, snapshot
 from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import RankFacts
 from inpaint_bench.core.signals import SIGNALS
 
 from . import ranks
 from .ranks import Connection, Place, Rendezvous
 from .trainer import read_workload_state
-from .worker import choose_device, diagnose
+from .worker import choose_device, diagnose, start_sidecar
+
+if TYPE_CHECKING:
+    import torch
+
+    from inpaint_bench.telemetry.client import SidecarClient
 
 WATCH_S = 5.0  # until a failure of a collective operation is reported: another rank has failed before, as a rule
 
@@ -35,6 +43,7 @@ class Follower:
 
     def __init__(self, bench: BenchConfig, run_dir: Path, place: Place, rendezvous: Rendezvous) -> None:
         self._bench, self._run_dir, self._place = bench, run_dir, place
+        self._run_id = rendezvous.run_id
         self._ended = False
         self._connection = Connection.to(rendezvous)
         self._connection.send(ranks.Hello(rendezvous.token, place.rank))
@@ -56,15 +65,36 @@ class Follower:
             raise
 
     def _follow(self) -> RankFacts:
+        device, uuids = choose_device(self._bench, self._place.local_rank)
+        facts = ranks.rank_facts(self._place, device, uuids)
+        first = self._place.node > 0 and self._place.local_rank == 0
+        sidecar = self._start_sidecar() if first and self._bench.telemetry.source != "none" else None
+        try:
+            self._connection.send(ranks.Ready(facts, sidecar.devices if sidecar else []))
+            return self._train(device, facts)
+        finally:
+            if sidecar:
+                sidecar.stop()
+
+    def _start_sidecar(self) -> SidecarClient:
+        """Sample the GPUs of this node; rank 0 does so on its own."""
+        uuids = [uuid for local in range(self._bench.gpus) for uuid in choose_device(self._bench, local)[1]]
+        if uuids and len(set(uuids)) < self._bench.gpus:
+            raise UserError(
+                f"{socket.gethostname()}: {len(set(uuids))} GPUs are visible to its first rank, which samples "
+                f"{self._bench.gpus}; set telemetry=none, or let every task see all GPUs of its node"
+            )
+        folder = self._run_dir / schema.NODE.format(self._place.node)
+        return start_sidecar(self._bench, folder, self._run_id, uuids, self._place.node)
+
+    def _train(self, device: torch.device, facts: RankFacts) -> RankFacts:
+        """Do what rank 0 announces, until the end. Returns the facts with what was done."""
         import torch
         import torch.distributed as dist
 
         from inpaint_bench import workloads
         from inpaint_bench.models.data_parallel import Command, next_command
 
-        device, uuids = choose_device(self._bench, self._place.local_rank)
-        facts = ranks.rank_facts(self._place, device, uuids)
-        self._connection.send(ranks.Ready(facts))
         meeting = self._connection.receive()
         if not isinstance(meeting, ranks.Meet):
             raise ConnectionError("rank 0 has ended")

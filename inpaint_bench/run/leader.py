@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.paths import import_path
-from inpaint_bench.core.records import RankFacts
+from inpaint_bench.core.records import Device, RankFacts
 from inpaint_bench.core.schema import Reason, Status
 
 from . import ranks
@@ -49,6 +49,7 @@ class Leader:
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._connections: dict[int, Connection] = {}
         self._facts: dict[int, RankFacts] = {}
+        self._devices: dict[int, list[Device]] = {}  # of the nodes that other ranks sample
         self._done: set[int] = set()
         self._changed = threading.Condition()  # guards what is above
         self._cause: RankError | None = None  # what ended the first rank that was lost
@@ -61,6 +62,7 @@ class Leader:
             host=self._host,
             port=self._listener.getsockname()[1],
             token=secrets.token_hex(16),
+            run_id=manifest.record.run_id,
         )
         threading.Thread(target=self._accept, name="ranks", daemon=True).start()
         if place is None:
@@ -98,6 +100,11 @@ class Leader:
             connection.send(ranks.Meet(self._host, store.port))
         ranks.join_group(self.place, device, store)
         return [rank.gpu_uuid for rank in facts if rank.gpu_uuid and rank.node == facts[0].node]
+
+    @property
+    def devices(self) -> list[Device]:
+        """Return the GPUs that are sampled on the other nodes, in the order of ranks. After `meet`."""
+        return [device for rank in sorted(self._devices) for device in self._devices[rank]]
 
     def restore(self, checkpoint: Path) -> None:
         """Let the other ranks continue from a checkpoint."""
@@ -166,6 +173,8 @@ class Leader:
             with self._changed:
                 if isinstance(message, ranks.Ready | ranks.Done):
                     self._facts[rank] = message.facts
+                if isinstance(message, ranks.Ready):
+                    self._devices[rank] = message.devices
                 if isinstance(message, ranks.Done):
                     self._done.add(rank)
                 self._changed.notify_all()

@@ -19,7 +19,7 @@ import msgspec
 
 from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.records import RankFacts, read_record, write_record
+from inpaint_bench.core.records import Device, RankFacts, read_record, write_record
 from inpaint_bench.core.schema import Reason
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class Place(msgspec.Struct, frozen=True):
     rank: int
     local_rank: int  # on its node: the number of its GPU there
     ranks: int
+    node: int = 0
 
 
 class Rendezvous(msgspec.Struct, kw_only=True):
@@ -47,6 +48,7 @@ class Rendezvous(msgspec.Struct, kw_only=True):
     host: str
     port: int
     token: str
+    run_id: str
 
 
 class Hello(msgspec.Struct, tag="hello"):
@@ -57,9 +59,10 @@ class Hello(msgspec.Struct, tag="hello"):
 
 
 class Ready(msgspec.Struct, tag="ready"):
-    """It has its device."""
+    """It has its device; the first rank of a node other than rank 0's also samples the GPUs of that node."""
 
     facts: RankFacts
+    devices: list[Device] = []
 
 
 class Meet(msgspec.Struct, tag="meet"):
@@ -104,7 +107,8 @@ def slurm_place(bench: BenchConfig) -> Place | None:
         return None
     if tasks != bench.ranks:
         raise UserError(f"srun started {tasks} tasks, but gpus={bench.gpus} nodes={bench.nodes} needs {bench.ranks}")
-    return Place(int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_LOCALID"]), tasks)
+    rank, local_rank, node = (int(os.environ[f"SLURM_{name}"]) for name in ("PROCID", "LOCALID", "NODEID"))
+    return Place(rank, local_rank, tasks, node)
 
 
 def job_start() -> str:

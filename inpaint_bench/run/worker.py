@@ -24,7 +24,15 @@ from inpaint_bench.core.config import BenchConfig, parse_config
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.recipe import check_device
 from inpaint_bench.core.recipe import name as recipe_name
-from inpaint_bench.core.records import Environment, Manifest, Quality, SlurmJob, TelemetryState, to_record
+from inpaint_bench.core.records import (
+    Device,
+    Environment,
+    Manifest,
+    Quality,
+    SlurmJob,
+    TelemetryState,
+    to_record,
+)
 from inpaint_bench.core.schema import PRODUCER, SCHEMA_VERSION, STEPS, Reason, Status, WindowKind
 from inpaint_bench.core.signals import StopSignal, Terminated, defer_signals, terminable
 
@@ -115,7 +123,7 @@ def _run_attempt(
     device, uuids = choose_device(bench, leader.place.local_rank if leader else 0)
     if leader:
         uuids = leader.meet(device, uuids)
-    with _sidecar(bench, run_dir, manifest, uuids):
+    with _sidecar(bench, run_dir, manifest, uuids, leader.devices if leader else []):
         if device.type == "cuda":
             torch.cuda.set_device(device)
         workload = workloads.load(bench, device)
@@ -250,9 +258,8 @@ def choose_device(bench: BenchConfig, local_rank: int = 0) -> tuple[torch.device
     return device, [uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"]
 
 
-@contextmanager
-def _sidecar(bench: BenchConfig, run_dir: Path, manifest: ManifestFile, uuids: list[str]) -> Iterator[None]:
-    """Run the telemetry process around the block. How it ended is recorded, however the run ends."""
+def start_sidecar(bench: BenchConfig, folder: Path, run_id: str, uuids: list[str], node: int = 0) -> SidecarClient:
+    """Start the telemetry process of a node. Raises UserError where it has nothing to sample."""
     from inpaint_bench.telemetry.client import SidecarClient
 
     settings = bench.telemetry
@@ -262,11 +269,24 @@ def _sidecar(bench: BenchConfig, run_dir: Path, manifest: ManifestFile, uuids: l
         raise UserError("telemetry=nvml samples a GPU, and this run uses none: set telemetry=none")
     if settings.source == "replay" and not (settings.capture or bench.gpu.capture):
         raise UserError("telemetry=replay needs telemetry.capture=<name or file of a capture>, or set telemetry=none")
-    sidecar = SidecarClient.start(run_dir, manifest.record.run_id, uuids, settings, bench.gpu.capture)
+    return SidecarClient.start(folder, run_id, uuids, settings, bench.gpu.capture, first=node * bench.gpus)
+
+
+@contextmanager
+def _sidecar(
+    bench: BenchConfig, run_dir: Path, manifest: ManifestFile, uuids: list[str], others: list[Device]
+) -> Iterator[None]:
+    """Run the telemetry process around the block; the other nodes have theirs, which sample `others`.
+
+    How it ended is recorded, however the run ends.
+    """
+    settings = bench.telemetry
+    sidecar = start_sidecar(bench, run_dir, manifest.record.run_id, uuids)
     hz = None if settings.source == "none" else settings.fast_hz
     state = TelemetryState(source=sidecar.source, hz=hz, status="running")
     try:
-        devices = [msgspec.structs.replace(gpu, index_visible=i) for i, gpu in enumerate(sidecar.devices)]
+        sampled = enumerate([*sidecar.devices, *others])
+        devices = [msgspec.structs.replace(gpu, index_visible=i % bench.gpus) for i, gpu in sampled]
         software = manifest.record.environment or Environment()
         # A replayed GPU's driver says nothing about this machine.
         if settings.source == "nvml" and sidecar.driver:

@@ -52,10 +52,12 @@ class SidecarClient:
         uuids: Sequence[str],
         settings: TelemetryConfig,
         capture: str | None = None,
+        first: int = 0,
     ) -> SidecarClient:
         """Start sampling `uuids` (with or without "GPU-") into `run_dir`; returns after the first sample.
 
-        `capture` is the default of the GPU model, if settings.capture names none. Raises SidecarError.
+        `capture` is the default of the GPU model, if settings.capture names none; `first` is the number of the first
+        of these GPUs in a run on several nodes. Raises SidecarError.
         """
         if settings.source == "none":
             return cls(run_dir, None)
@@ -64,6 +66,7 @@ class SidecarClient:
             run_dir=str(run_dir.absolute()),
             uuids=list(uuids),
             capture=settings.capture or capture,
+            first=first,
             parent=os.getpid(),
             **{name: getattr(settings, name) for name in _FROM_SETTINGS},
         )

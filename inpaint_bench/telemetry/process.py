@@ -204,7 +204,7 @@ def _open_source(spec: SidecarSpec) -> tuple[str, CaptureMeta | None, Nvml, list
         return "nvml", None, RealNvml(), [gpu_uuid(text) for text in spec.uuids]
     capture = load(spec.capture or "")
     # One copy of the captured GPU per requested one; a machine without a GPU requests none and gets one.
-    replay = ReplayNvml(capture, max(1, len(spec.uuids)))
+    replay = ReplayNvml(capture, max(1, len(spec.uuids)), spec.first)
     return f"replay:{capture.meta.name}", capture.meta, replay, replay.uuids()
 
 

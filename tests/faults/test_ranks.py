@@ -13,6 +13,7 @@ import pytest
 
 from inpaint_bench import launch
 from inpaint_bench.cli import app
+from inpaint_bench.core.files import read_json
 from launchers.sweep.ledger import Ledger
 from tests.testbed.bed import Bed
 
@@ -37,7 +38,7 @@ def submit(folder: Path, *overrides: str) -> Path:
     return folder
 
 
-def test_ranks_of_both_sites_and_of_two_nodes_complete(testbed: Bed, tmp_path: Path, capsys: Any) -> None:
+def test_ranks_of_both_sites_complete(testbed: Bed, tmp_path: Path, capsys: Any) -> None:
     one_node = submit(tmp_path / "one", "gpu=a40,a100", "wait=true")
     assert reasons(one_node, capsys) == [("completed", None)] * 2
     for point in (0, 1):
@@ -49,11 +50,28 @@ def test_ranks_of_both_sites_and_of_two_nodes_complete(testbed: Bed, tmp_path: P
     runs = pl.read_parquet(tmp_path / "merged" / "runs.parquet")
     assert runs["valid"].to_list() == [True, True], runs["invalid_reason"].to_list()
     assert runs["gpus"].to_list() == [2, 2]
-    two_nodes = submit(tmp_path / "two", "gpu=a100", "site=delta", "nodes=2", "telemetry=none", "wait=true")
-    assert reasons(two_nodes, capsys) == [("completed", None)]
-    found = manifest(two_nodes)
+
+
+def test_each_node_of_a_run_has_its_own_telemetry(testbed: Bed, tmp_path: Path, capsys: Any) -> None:
+    folder = submit(tmp_path / "sweep", "gpu=a100", "site=delta", "nodes=2", "wait=true")
+    assert reasons(folder, capsys) == [("completed", None)]
+    found = manifest(folder)
     assert (found["gpus"], found["nodes"]) == (4, 2)
     assert [rank["local_rank"] for rank in found["ranks"]] == [0, 1, 0, 1]
+    reports = [read_json(path) for path in sorted((folder / "0" / "attempt-1").rglob("telemetry.json"))]
+    assert [report["status"] for report in reports] == ["complete"] * 2
+    sampled = [device["uuid"] for report in reports for device in report["devices"]]
+    assert sorted(sampled) == sorted(device["uuid"] for device in found["devices"])
+    assert len(set(sampled)) == 4
+    assert app.main(["merge", str(folder), "-o", str(tmp_path / "merged")]) == 0
+    run = pl.read_parquet(tmp_path / "merged" / "runs.parquet").row(0, named=True)
+    assert run["valid"], run["invalid_reason"]
+    assert (run["gpus"], run["nodes"], run["warnings"]) == (4, 2, None)
+    # All four play one recording at nearly the same time.
+    one = submit(tmp_path / "one", "gpu=a100", "site=delta", "wait=true", "gpus=1")
+    assert app.main(["merge", str(one), "-o", str(tmp_path / "single")]) == 0
+    alone = pl.read_parquet(tmp_path / "single" / "runs.parquet").row(0, named=True)
+    assert run["power_w"] == pytest.approx(4 * alone["power_w"], rel=0.3)
 
 
 def test_killed_rank_fails_its_job_with_the_reason(testbed: Bed, tmp_path: Path, capsys: Any) -> None:

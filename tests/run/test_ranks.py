@@ -152,7 +152,6 @@ def test_training_resumes_on_another_number_of_ranks(tmp_path: Path) -> None:
         (("gpus=2", "batch=auto"), "batch=auto searches on one GPU"),
         (("gpus=2", "recipe.cuda_graph=true"), "set workload.warmup_steps=13 or more"),
         (("gpus=2", "workload=denoise_shape"), "workload denoise_shape uses one GPU"),
-        (("nodes=2", "telemetry=replay"), "telemetry of a second node is not sampled yet"),
     ],
 )
 def test_what_several_ranks_cannot_do_is_refused(overrides: tuple[str, ...], message: str) -> None:

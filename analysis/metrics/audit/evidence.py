@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 import polars as pl
 
 from analysis.metrics.gpu_samples import Span
-from inpaint_bench.core.records import Manifest, TelemetryReport, Window
+from inpaint_bench.core.records import Environment, Manifest, TelemetryReport, TelemetryState, Window
 
 # Two processes read two clocks one after the other, and may wait for a core in between. In 89 runs on H200 cards and in
 # 76 replays on a machine without GPU they agreed within 0.04 ms.
@@ -28,6 +29,15 @@ class RunFiles:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NodeTelemetry:
+    """What one sidecar of a run on several nodes wrote; times are on the clock of rank 0."""
+
+    name: str
+    files: RunFiles
+    tables: Mapping[str, pl.DataFrame]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evidence:
     """A completed run."""
 
@@ -37,6 +47,7 @@ class Evidence:
     tables: Mapping[str, pl.DataFrame]
     files: RunFiles
     batch: int | None  # as found, where it was searched for
+    nodes: Sequence[NodeTelemetry] = ()  # of a run on several, rank 0's first; their tables are parts of `tables`
 
     @property
     def samples(self) -> dict[str, pl.DataFrame]:
@@ -70,6 +81,24 @@ class Evidence:
         slurm, folder = self.manifest.slurm, self.files.folder
         requeued = slurm is not None and (slurm.restart_count or 0) > 0
         return requeued or bool(self.manifest.resumed) or (folder is not None and any(folder.glob("manifest.*.json")))
+
+    def by_node(self) -> list[tuple[str, Evidence]]:
+        """Return what each node says by itself, and its name; of one node that is everything."""
+        manifest, result = self.manifest, []
+        per_node = (manifest.gpus or 1) // max(manifest.nodes, 1)
+        for index, node in enumerate(self.nodes):
+            own = slice(index * per_node, (index + 1) * per_node)
+            facts = msgspec.structs.replace(manifest, devices=manifest.devices[own])
+            if index:  # the manifest has the facts of rank 0's node
+                rank = next(iter((manifest.ranks or [])[own]), None)
+                environment = msgspec.structs.replace(
+                    manifest.environment or Environment(), hostname=rank and rank.node
+                )
+                state = msgspec.structs.replace(manifest.telemetry or TelemetryState(), status=None)
+                facts = msgspec.structs.replace(facts, boot_id=None, environment=environment, telemetry=state)
+            tables = {**self.tables, **node.tables}
+            result.append((node.name, replace(self, manifest=facts, files=node.files, tables=tables, nodes=())))
+        return result or [("", self)]
 
     def steps_of(self, window: Window) -> pl.DataFrame:
         """Return the rows of a window's steps, in order of their numbers."""

@@ -77,8 +77,6 @@ def _check_parallel(bench: BenchConfig) -> None:
         raise UserError(f"{where}: batch=auto searches on one GPU; find the batch with gpus=1, then set it")
     if bench.recipe.format == "webdataset":
         raise UserError(f"{where}: recipe.format=webdataset has one stream; choose files, memmap or hdf5")
-    if bench.nodes > 1 and bench.telemetry.source != "none":
-        raise UserError(f"{where}: telemetry of a second node is not sampled yet; set telemetry=none")
     if bench.recipe.cuda_graph and bench.workload.warmup_steps <= DDP_EAGER_STEPS:
         raise UserError(
             f"{where}: recipe.cuda_graph=true captures after {DDP_EAGER_STEPS} eager steps of DDP; "

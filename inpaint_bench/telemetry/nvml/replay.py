@@ -31,13 +31,14 @@ _CUMULATIVE: Final = {"total_energy_mj", *map(field_key, _CUMULATIVE_FIELDS)}
 class ReplayNvml(Nvml):
     """`num_devices` copies of the captured GPU, which all return the same values at the same time.
 
+    They are numbered from `first` on; only the copy 0 has the captured GPU's own name.
     `read_us` of the rows is the replay's own time, not the GPU's.
     """
 
-    def __init__(self, capture: Capture, num_devices: int = 1) -> None:
+    def __init__(self, capture: Capture, num_devices: int = 1, first: int = 0) -> None:
         self._capture = capture
-        copies = [f"REPLAY-{capture.meta.name}-{index}" for index in range(1, num_devices)]
-        self._uuids = [f"REPLAY-{capture.meta.name}", *copies]
+        name = f"REPLAY-{capture.meta.name}"
+        self._uuids = [f"{name}-{index}" if index else name for index in range(first, first + num_devices)]
         self._start_ns = time.monotonic_ns()
         self._last_gpm_ns: dict[str, int] = {}  # by UUID
         self._loop_gain = {key: self._gain(key) for key in _CUMULATIVE & capture.calls.keys()}
