@@ -96,11 +96,11 @@ def check_overrides(evidence: Evidence) -> Iterator[str]:
 def check_ranks(evidence: Evidence) -> Iterator[str]:
     """Compare the processes that the manifest names with its numbers of GPUs and nodes; one process has no list."""
     manifest = evidence.manifest
-    nodes = {rank.node for rank in manifest.ranks or []}
+    nodes = sum(rank.local_rank == 0 for rank in manifest.ranks or []) or 1
     if manifest.ranks is not None and len(manifest.ranks) != manifest.gpus:
         yield f"the manifest names {len(manifest.ranks)} ranks in a run on {manifest.gpus} GPU(s)"
-    if manifest.nodes != (len(nodes) or 1):
-        yield f"the manifest says {manifest.nodes} node(s), and its ranks ran on {len(nodes) or 1}"
+    if manifest.nodes != nodes:
+        yield f"the manifest says {manifest.nodes} node(s), and its ranks ran on {nodes}"
 
 
 def _is_equal(text: str, value: object) -> bool:
