@@ -17,8 +17,8 @@ _SERIES = ("a100", "h100")
 
 
 def tables(build: TableBuilder) -> list[Table]:
-    """Return all tables of the page."""
-    return [latency(build), scaling(build), gpu_comparison(build), controlnet_ladder(build)]
+    """Return the tables of the page, but for that of scaling, which is shown beside measured scaling."""
+    return [latency(build), gpu_comparison(build), controlnet_ladder(build)]
 
 
 def latency(build: TableBuilder) -> Table:

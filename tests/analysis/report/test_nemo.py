@@ -13,7 +13,8 @@ from tests.analysis.report.test_tables import frame
 
 @pytest.fixture(scope="module")
 def tables() -> dict[str, Table]:
-    return {table.id: table for table in nemo.tables(TableBuilder(runs=frame({})))}
+    build = TableBuilder(runs=frame({}))
+    return {table.id: table for table in [*nemo.tables(build), nemo.scaling(build)]}
 
 
 @pytest.mark.parametrize(

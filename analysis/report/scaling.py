@@ -1,0 +1,181 @@
+"""How training scales over GPUs: images/s beside the ideal line, efficiency, and GPU-hours per epoch.
+
+Weak scaling keeps the batch of each GPU, strong scaling the batch of all GPUs together. Efficiency is the rate per GPU
+over that of the fewest GPUs measured in the same series; its interval is that of the ratio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import altair as alt
+import polars as pl
+
+from analysis import recipe_labels
+from analysis.stats.cells import CELL_KEYS, Cell, compare
+from analysis.units import METRICS, gpu_label, number
+
+from . import nemo
+from .estimate import Estimate
+from .figures import base, svg
+from .figures.by_batch import interval_note
+from .tables import DASH, INTERVALS, ONE_RUN, Table, TableBuilder, mean_text
+from .workloads import Section
+
+WORTH = 0.9  # efficiency from which on more GPUs count as worth it: an epoch costs at most 11 % more GPU-hours
+_RATE = "images_per_s"
+_SAME = [name for name in CELL_KEYS if name not in ("gpus", "nodes", "batch")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Cells that differ in the number of GPUs only, the fewest first."""
+
+    kind: str  # weak | strong
+    batch: int  # of each GPU, or of all together
+    cells: list[Cell]
+
+    @property
+    def label(self) -> str:
+        """Return what the series is called."""
+        cell, each = self.cells[0], "per GPU" if self.kind == "weak" else "in total"
+        recipe = cell[recipe_labels.COLUMN] or DASH
+        return f"{self.kind}, {gpu_label(cell['gpu'])} ({cell['site']}), {recipe}, batch {self.batch} {each}"
+
+    def ideal(self, cell: Cell) -> float:
+        """Return the rate at the efficiency of the fewest GPUs."""
+        return float(self.cells[0][_RATE] * cell["gpus"] / self.cells[0]["gpus"])
+
+    def efficiency(self, cell: Cell) -> Estimate | None:
+        """Return the efficiency in percent, with its interval where there are enough runs; None for the reference."""
+        change = None if cell is self.cells[0] else compare(cell, self.cells[0], _RATE)
+        if change is None:
+            return None
+        share = 100 * self.cells[0]["gpus"] / cell["gpus"]
+        low, high = (None if end is None else share * (1 + end) for end in (change.low, change.high))
+        return Estimate(share * (1 + change.value), low, high, form=lambda value: f"{value:.1f}")
+
+    def worth(self) -> int:
+        """Return the most GPUs that are worth it, by the lower end of the efficiency's interval, else by the mean."""
+        known = [(cell["gpus"], self.efficiency(cell)) for cell in self.cells]
+        return max(
+            gpus
+            for gpus, share in known
+            if share is None or (share.value if share.low is None else share.low) >= 100 * WORTH
+        )
+
+
+def sections(build: TableBuilder) -> list[Section]:
+    """Return the section on scaling; empty where no cell has another number of GPUs than one like it."""
+    found = list(find_series(build.all_cells))
+    if not found:
+        return []
+    figures = [_figure(found)]
+    if build.demonstration:
+        figures = [replace(figure, title=f"Demonstration: {figure.title}") for figure in figures]
+    return [
+        Section(
+            title="Scaling over GPUs",
+            workload="scaling",
+            paragraphs=[_METHOD, *(f"{_capital(series.label)}: {_verdict(series)}." for series in found)],
+            tables=[_table(build, found), nemo.scaling(build)],
+            figures=figures,
+        )
+    ]
+
+
+_METHOD = (
+    "Weak scaling keeps the batch of each GPU, strong scaling that of all GPUs together. Efficiency is images/s per "
+    "GPU over that of the fewest GPUs measured; the ideal is 100 %. The largest number of GPUs counts as worth it that "
+    f"keeps at least {100 * WORTH:.0f} % (the lower end of the interval, where there is one): a convention."
+)
+
+
+def find_series(cells: pl.DataFrame) -> Iterator[Series]:
+    """Yield every series of at least two numbers of GPUs."""
+    known = cells.drop_nulls([_RATE, "gpus", "batch"]).with_columns(total=pl.col("batch") * pl.col("gpus"))
+    for alike in known.partition_by(_SAME, maintain_order=True):
+        for kind, column in (("weak", "batch"), ("strong", "total")):
+            for rows in alike.sort(column, "gpus", "nodes").partition_by(column, maintain_order=True):
+                if rows["gpus"].n_unique() > 1:
+                    yield Series(kind=kind, batch=rows[column][0], cells=rows.to_dicts())
+
+
+def _table(build: TableBuilder, found: list[Series]) -> Table:
+    columns = ["Scaling", "GPU", "Site", "Recipe", "Batch per GPU", "Batch in total", "GPUs", "Nodes", "n"]
+    columns += [METRICS[_RATE].heading, "Ideal [images/s]", "Efficiency [%]", "GPU-hours per epoch", "Energy [J/image]"]
+    epochs = dict(build.runs.select("run_id", "dataset_images").iter_rows())
+    rows = []
+    for series, cell in ((one, cell) for one in found for cell in one.cells):
+        keys = [gpu_label(cell["gpu"]), cell["site"], cell[recipe_labels.COLUMN] or DASH]
+        counts = [cell["batch"], cell["total"], cell["gpus"], cell["nodes"], cell["n"]]
+        images = {epochs.get(run_id) for run_id in cell["run_ids"]}
+        # Of several data sets an epoch is no quantity.
+        hours = None if len(images) > 1 else _gpu_hours(cell, images.pop())
+        rates = [mean_text(cell, _RATE), number(series.ideal(cell)), series.efficiency(cell) or DASH, number(hours)]
+        rows.append([series.kind, *keys, *map(str, counts), *rates, mean_text(cell, "joules_per_image")])
+    one_run = all(cell["n"] == 1 for series in found for cell in series.cells)
+    note = (
+        "Ideal: the rate per GPU of the fewest GPUs, which are the reference and have no efficiency. GPU-hours: GPUs "
+        f"times images of the data set over images/s. Energy is that of all GPUs. {ONE_RUN if one_run else INTERVALS}"
+    )
+    return build.table("scaling", "Scaling over GPUs", columns, rows, note=note)
+
+
+def _gpu_hours(cell: Cell, images: int | None) -> float | None:
+    return images and cell["gpus"] * images / cell[_RATE] / 3600
+
+
+def _verdict(series: Series) -> str:
+    most, worth = series.cells[-1]["gpus"], series.worth()
+    if worth == series.cells[0]["gpus"]:
+        return f"{worth} of up to {most} GPUs, because all larger numbers lose more"
+    return f"{worth} GPUs are worth it" + (f", of up to {most} measured" if most > worth else ", the most measured")
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _figure(found: list[Series]) -> base.Figure:
+    """Draw images/s over the number of GPUs, both on logarithmic axes, with the ideal of each series."""
+    shown = found[: len(svg.SERIES)]
+    points = [
+        {
+            "series": series.label,
+            "gpus": cell["gpus"],
+            "value": cell[_RATE],
+            "ideal": series.ideal(cell),
+            "n": cell["n"],
+        }
+        | {name: cell[f"{_RATE}_{end}"] for name, end in _ENDS.items()}
+        for series in shown
+        for cell in series.cells
+    ]
+    rows = pl.DataFrame(points, schema_overrides=dict.fromkeys(_ENDS, pl.Float64))
+    rates = [point[name] for point in points for name in ("value", "ideal")]
+    limits = 0.8 * min(rates), 1.25 * max(rates)
+    scale = alt.Scale(type="log", base=2, nice=False, padding=15)
+    x = alt.X("gpus:Q").title("GPUs").scale(scale).axis(values=sorted(set(rows["gpus"])))
+    y = alt.Y("value:Q").title(METRICS[_RATE].heading).scale(type="log", nice=False, domain=limits)
+    colour = base.colour([series.label for series in shown])
+    chart = alt.Chart(rows)
+    layers = base.layer(
+        chart.mark_line(strokeDash=[4, 3], strokeWidth=1.2, opacity=0.7).encode(x, colour, y="ideal:Q"),
+        chart.mark_line(strokeWidth=1.8).encode(x, y, colour),
+        *base.whiskers(rows, x, colour),
+        chart.mark_point(filled=True, size=60, opacity=1).encode(x, y, colour),
+    )
+    omitted = len(found) - len(shown)
+    run_ids = [run_id for series in shown for cell in series.cells for run_id in cell["run_ids"]]
+    caption = [
+        "Dashed: the rate per GPU of the fewest GPUs, times GPUs. Both axes are logarithmic.",
+        interval_note(rows, limits),
+        f"The table has {omitted} more series." if omitted else "",
+        base.n_note(run_ids, rows.height),
+    ]
+    return base.figure("fig-scaling", "Images/s over GPUs", "Solid: measured; dashed: ideal", caption, layers, run_ids)
+
+
+_ENDS = {"low": "low", "high": "high", "least": "min", "most": "max"}

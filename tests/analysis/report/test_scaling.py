@@ -1,0 +1,94 @@
+"""The report's section on scaling, of made-up rates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from analysis.report import scaling
+from analysis.report.estimate import Estimate
+from analysis.report.tables import Table, TableBuilder
+from analysis.report.workloads import Section
+
+from .test_tables import frame
+
+IMAGES = 6480
+
+
+def runs(*cells: tuple[int, int, int, float], n: int = 3) -> TableBuilder:
+    """Return `n` runs of each cell of nodes, GPUs, batch per GPU and images/s."""
+    rows: list[dict[str, Any]] = [
+        {
+            "run_id": f"r-{nodes}-{gpus}-{batch}-{seed}",
+            "gpu": "h200",
+            "gpu_uuid": ", ".join(f"GPU-{index}" for index in range(gpus)),
+            "nodes": nodes,
+            "gpus": gpus,
+            "batch": batch,
+            "seed": seed,
+            "dataset_images": IMAGES,
+            "images_per_s": rate + 0.01 * rate * (seed - 1),
+        }
+        for nodes, gpus, batch, rate in cells
+        for seed in range(n)
+    ]
+    return TableBuilder(runs=frame(*rows))
+
+
+def section(build: TableBuilder) -> tuple[Section, dict[tuple[str, str, str], dict[str, str]]]:
+    """Return the section, and its rows by kind, number of GPUs and of nodes."""
+    (found,) = scaling.sections(build)
+    table: Table = found.tables[0]
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    return found, {(row["Scaling"], row["GPUs"], row["Nodes"]): row for row in rows}
+
+
+def test_one_number_of_gpus_has_no_section() -> None:
+    assert scaling.sections(runs((1, 1, 8, 40.0), (1, 1, 16, 42.0))) == []
+    assert scaling.sections(runs((1, 1, 8, 40.0), (1, 2, 16, 80.0))) == [], "neither batch is the same"
+
+
+def test_weak_scaling_keeps_the_batch_of_each_gpu_and_strong_scaling_that_of_all() -> None:
+    _, rows = section(runs((1, 1, 16, 40.0), (1, 2, 16, 78.0), (1, 2, 8, 72.0)))
+    assert rows.keys() == {(kind, gpus, "1") for kind in ("weak", "strong") for gpus in ("1", "2")}
+    weak, strong = rows["weak", "2", "1"], rows["strong", "2", "1"]
+    assert (weak["Batch per GPU"], weak["Batch in total"]) == ("16", "32")
+    assert (strong["Batch per GPU"], strong["Batch in total"]) == ("8", "16")
+    assert weak["Ideal [images/s]"] == strong["Ideal [images/s]"] == "80.0"
+    efficiency = weak["Efficiency [%]"]
+    assert isinstance(efficiency, Estimate)
+    assert efficiency.value == pytest.approx(97.5)
+    assert efficiency.low is not None
+    assert efficiency.high is not None
+    assert efficiency.low < 97.5 < efficiency.high
+    assert float(weak["GPU-hours per epoch"]) == pytest.approx(2 * IMAGES / 78 / 3600, rel=0.01)
+    assert rows["weak", "1", "1"]["Efficiency [%]"] == "\u2013"
+
+
+def test_four_gpus_of_one_node_and_two_each_of_two_are_different_rows() -> None:
+    found, rows = section(runs((1, 1, 16, 40.0), (1, 4, 16, 156.0), (2, 4, 16, 120.0)))
+    assert rows["weak", "4", "1"]["Efficiency [%]"].startswith("97.5")
+    assert rows["weak", "4", "2"]["Efficiency [%]"].startswith("75.0")
+    assert any("4 GPUs are worth it" in text for text in found.paragraphs)
+
+
+def test_the_most_gpus_with_nine_tenths_of_the_efficiency_are_worth_it() -> None:
+    found, _ = section(runs((1, 1, 16, 40.0), (1, 2, 16, 79.0), (1, 4, 16, 100.0)))
+    assert (
+        "Weak, H200 (grace), baseline, batch 16 per GPU: 2 GPUs are worth it, of up to 4 measured." in found.paragraphs
+    )
+
+
+def test_a_lower_end_of_the_interval_below_the_limit_is_not_worth_it() -> None:
+    found, rows = section(runs((1, 1, 16, 40.0), (1, 2, 16, 73.0)))
+    assert rows["weak", "2", "1"]["Efficiency [%]"].startswith("91.3 (")
+    assert any(text.endswith("1 of up to 2 GPUs, because all larger numbers lose more.") for text in found.paragraphs)
+
+
+def test_published_scaling_and_a_figure_stand_beside_the_measured_one() -> None:
+    found, _ = section(runs((1, 1, 16, 40.0), (1, 2, 16, 78.0), n=1))
+    assert [table.id for table in found.tables] == ["scaling", "nemo-scaling"]
+    (figure,) = found.figures
+    assert "<svg" in figure.svg
+    assert "One run per cell: no intervals." in figure.caption
