@@ -19,7 +19,7 @@ import msgspec
 
 from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.records import Device, RankFacts, read_record, write_record
+from inpaint_bench.core.records import Device, RankFacts, decode_record, read_record, write_record
 from inpaint_bench.core.schema import Reason
 
 if TYPE_CHECKING:
@@ -162,7 +162,8 @@ class Connection:
     def receive(self) -> Message | None:
         """Wait for a message; None where the other end is gone, or is none of ours."""
         try:
-            return msgspec.json.decode(self._lines.readline(MAX_LINE), type=Message)
+            message: Message = decode_record(self._lines.readline(MAX_LINE), Message)
+            return message
         except (OSError, ValueError):
             return None
 

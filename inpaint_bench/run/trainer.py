@@ -268,7 +268,7 @@ class Trainer:
 def read_workload_state(path: Path, bench: BenchConfig) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return what `TrainingWorkload.restore` takes. Raises CheckpointError for a checkpoint that cannot be used."""
     saved = read(path, bench)
-    return _with_prefix(WORKLOAD, saved.tensors), msgspec.convert(saved.values, TrainerState).workload
+    return _with_prefix(WORKLOAD, saved.tensors), to_record(saved.values, TrainerState).workload
 
 
 def _with_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
