@@ -20,7 +20,7 @@ from inpaint_bench.core.records import Manifest, TelemetryReport, Window, to_rec
 from inpaint_bench.core.schema import PointState, Reason, Status
 
 from . import untrusted
-from .parts import SkippedFile, TableFiles, list_folder, open_table, skipped, version_problem
+from .parts import SkippedFile, TableFiles, open_table, skipped, version_problem
 from .untrusted import LeftOutError, describe
 
 MAX_IMAGE_BYTES = 4 * 2**20  # of a run's grid of sample images
@@ -193,7 +193,7 @@ def read_run(folder: Path) -> tuple[Run | None, list[SkippedFile]]:
     windows: list[Window] = _read_record(folder, schema.WINDOWS, list[Window], contents, skips, run_id) or []
     sidecar = _read_record(folder, schema.TELEMETRY, TelemetryReport, contents, skips, run_id)
     nodes = []
-    for path in list_folder(folder):
+    for path in sorted(folder.glob(schema.NODE.format("*"))):
         if path.is_symlink() or not schema.NODE_NAME.fullmatch(path.name):
             continue
         report = _read_record(folder, f"{path.name}/{schema.TELEMETRY}", TelemetryReport, contents, skips, run_id)
