@@ -10,13 +10,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import hydra
 
+from inpaint_bench.cli import app, launch_arguments
 from inpaint_bench.cli.exit_codes import guarded
 from inpaint_bench.core.errors import PointsFailedError, UserError
-from inpaint_bench.core.hydra_support import refuse_hidden_files, refuse_wrong_choices, register
+from inpaint_bench.core.hydra_support import refuse_hidden_files, refuse_wrong_overrides, register
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.run.task import task
 from launchers.sweep.secrets import find_secret
@@ -39,12 +40,17 @@ def _launch(arguments: list[str]) -> None:
     from launchers.points.hydra_internals import args_parser
     from launchers.submit.plugin import SweepLauncher
 
-    # Hydra answers a wrong option with a page of usage, so options are parsed here first.
-    options = _Parser(parents=[args_parser()], add_help=False).parse_args(arguments)
-    if options.config_dir and not options.config_path:
-        refuse_hidden_files([conf_dir(), Path(options.config_dir)])
-    refuse_wrong_choices(options.overrides, [conf_dir(), *([Path(options.config_dir)] if options.config_dir else [])])
-    sys.argv = ["launch", *arguments]  # where Hydra reads them
+    # Hydra answers a wrong option with a page of usage, and takes no options between overrides.
+    typed = launch_arguments.read(arguments, args_parser(), app.verbs())
+    folders = [conf_dir()]
+    if typed.config_dir:
+        if not typed.config_dir.is_dir():
+            raise UserError(f"--config-dir {typed.config_dir}: no such folder")
+        folders.append(typed.config_dir)
+    if not typed.config_path:
+        refuse_hidden_files(folders)
+    refuse_wrong_overrides(typed.overrides, folders, multirun=typed.multirun)
+    sys.argv = ["launch", *typed.all]  # where Hydra reads them
     SweepLauncher.ended_auto_sweeps.clear()
     failed: PointsFailedError | None = None
     refused: list[UserError] = []
@@ -58,7 +64,7 @@ def _launch(arguments: list[str]) -> None:
             refused.append(error)
 
     # Jobs of a sweep import the function by its name, which a local one does not have.
-    function = task if options.multirun else single_run
+    function = task if typed.multirun else single_run
     try:
         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(function)()
     except PointsFailedError as error:
@@ -77,16 +83,12 @@ def _launch(arguments: list[str]) -> None:
         raise refused[0]
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Raise UserError instead of printing the usage and exiting."""
-        raise UserError(message)
-
-
 def _launch_plan(arguments: list[str]) -> None:
     from launchers.submit.rerun import run_plan
 
-    parser = _Parser(prog="inpaint-bench launch", description="Submit the points of a plan file from this machine.")
+    parser = launch_arguments.Parser(
+        prog="inpaint-bench launch", description="Submit the points of a plan file from this machine."
+    )
     plan = "plan.<site>.yaml of a sweep, or plan.<site>.tar, which also holds the code that runs it"
     parser.add_argument("--plan", type=Path, required=True, metavar="FILE", help=plan)
     folder = "further configuration files, as --config-dir of the launch (default: the folder that the plan names)"

@@ -7,6 +7,7 @@ are in exit_codes.py.
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from inpaint_bench.core.errors import UserError
 from .exit_codes import guarded, print_error, unwind_on_signals
 
 PROGRAM = "inpaint-bench"
+_SYNONYMS = {"run": "launch", "submit": "launch", "train": "launch", "sweep": "launch", "help": "--help"}
 
 
 class _Guarded(TyperGroup):
@@ -57,9 +59,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Not standalone: usage errors are raised instead of printed, and the exit code of the verb is returned.
         code = _command.main(arguments, prog_name=PROGRAM, standalone_mode=False)
     except typer.TyperException as error:  # a wrong verb, option or value
-        print_error(error.format_message())
+        print_error(_usage_error(error))
         return UserError.exit_code
     return int(code or 0)
+
+
+def _usage_error(error: Any) -> str:
+    """Return the parser's sentence, and what it leaves out: what a missing argument is, and a verb of another name."""
+    message: str = error.format_message()
+    if "Missing" in message and error.param:
+        return f"{message} {error.param.help}"
+    word = next(iter(re.findall(r"No such command '(.*)'\.", message)), "")
+    if word in _SYNONYMS:
+        return f"No such command '{word}'. Did you mean '{_SYNONYMS[word]}'?"
+    return message if not word or "Did you" in message else f"{message} `{PROGRAM} --help` lists all."
 
 
 def _examples(*arguments: str) -> str:
@@ -69,14 +82,22 @@ def _examples(*arguments: str) -> str:
 
 def _print_version(requested: bool) -> None:
     if requested:
-        print(f"{PROGRAM} {__version__}")
+        from inpaint_bench.core.environment import git_state
+        from inpaint_bench.core.paths import ROOT
+
+        state = git_state(ROOT) or {}
+        changed = ", changed" if state.get("dirty") else ""
+        commit = f"commit {state['commit'][:12]}{changed}" if state.get("commit") else "commit not known"
+        print(f"{PROGRAM} {__version__} ({commit})")
         raise typer.Exit
 
 
 @app.callback(epilog=_examples("launch -m gpu=a40,a100,h200 batch=8,16,32"))
 def _before_every_verb(
     ctx: typer.Context,
-    version: Annotated[bool, Option("--version", callback=_print_version, help="Print the version and exit.")] = False,
+    version: Annotated[
+        bool, Option("--version", callback=_print_version, help="Print version and commit, and exit.")
+    ] = False,
 ) -> None:
     if ctx.invoked_subcommand != "launch":  # Hydra sets up its logging
         logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
@@ -229,8 +250,8 @@ def restore(
     output: Output,
     masks: Annotated[Path | None, Option(metavar="DIR", help="Masks with the images' names, white = repaint.")] = None,
     mask_kind: Annotated[Literal["sd", "disaster"], Option(help="Kind of the generated masks.")] = "sd",
-    steps: Annotated[int, Option(help="DDIM steps.")] = 30,
-    seed: Annotated[int, Option(help="Seed of noise and generated masks.")] = 0,
+    steps: Annotated[int, Option(min=1, help="DDIM steps.")] = 30,
+    seed: Annotated[int, Option(min=0, help="Seed of noise and generated masks.")] = 0,
     device: Annotated[Literal["cpu", "cuda"], Option(help="Device to run on.")] = "cpu",
 ) -> None:
     """Repaint the masked parts of images with saved weights.
@@ -239,12 +260,12 @@ def restore(
     metadata file or EXIF; an image without one is restored with the learned "unknown position" tokens. Without --masks,
     masks are those of the metadata file, or generated. restore.json lists what was done.
     """
-    # The parameters of this function are the fields of Options; no other local name exists yet.
+    # The parameters of this function are those of run_restore; no other local name exists yet.
     options = dict(locals())
-    from .restore import Options, run_restore
+    from .restore import run_restore
 
     with unwind_on_signals():
-        run_restore(Options(**options))
+        run_restore(**options)
 
 
 app.add_typer(doctor, name="doctor", epilog=_examples("doctor site delta --write"))
@@ -319,4 +340,9 @@ def _at_most_one(options: dict[str, bool]) -> None:
         raise UserError(f"{' and '.join(given)} cannot be combined")
 
 
-_command = typer.main.get_command(app)
+def verbs() -> list[str]:
+    """Return the names of all verbs."""
+    return list(_command.list_commands(typer.Context(_command)))
+
+
+_command: Any = typer.main.get_command(app)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from inpaint_bench.core.console import echo
-from inpaint_bench.workloads.restore import GRID, Options, restore_folder
+from inpaint_bench.core.errors import UserError
 
 
-def run_restore(options: Options) -> None:
-    """Restore a folder of images and list what was skipped. Raises UserError."""
+def run_restore(*, weights: Path, images: Path, **others: Any) -> None:
+    """Restore a folder of images and list what was skipped; `others` are those of Options. Raises UserError."""
+    for name, folder in (("WEIGHTS", weights), ("IMAGES", images)):
+        if not folder.is_dir():
+            kind = "a diffusers folder, as training saves it" if name == "WEIGHTS" else "a folder of images"
+            raise UserError(f"{folder}: no such folder; {name} is {kind}")
+    from inpaint_bench.workloads.restore import GRID, Options, restore_folder  # torch takes seconds to import
+
+    options = Options(weights=weights, images=images, **others)
     report = restore_folder(options)
     for image in report.skipped:
         echo(f"skipped {image.file}: {image.reason}", error=True)

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from .errors import UserError
 from .site import SiteConfig
-from .validation import check, file_path, http_address, one_of, regular_expression, time_limit, within
+from .validation import check, file_path, http_address, matching, one_of, regular_expression, time_limit, within
 from .workloads import WorkloadConfig
 from .workloads.finetune_inpaint import Config as FinetuneConfig
 
@@ -268,7 +268,8 @@ class BenchConfig:
     rerun: RerunConfig = field(default_factory=RerunConfig)
     max_points: int = within(1, 10**9, 1000)  # a launch of more asks at a terminal, and is refused elsewhere
     budget: float | None = within(0, 1e12, None)  # service units; a sweep that could cost more is refused
-    name: str = "inpaint"  # end of the sweep directory's name
+    # end of the sweep directory's name
+    name: str = field(default="inpaint", metadata=matching(r"[^/\x00]+", "a name without /"))
     out: str = "runs"  # parent of all sweep directories
     wait: bool = False  # return when all points have finished
     dry_run: bool = False  # print the plan and write the scripts, submit nothing
@@ -302,22 +303,28 @@ def parse_unchecked(config: DictConfig) -> BenchConfig:
     return result
 
 
-def parse_changed(config: DictConfig, base: BenchConfig, keys: Iterable[str]) -> BenchConfig:
-    """Return `parse_config(config)`, where `config` differs from that of `base` only below the top-level `keys`."""
+def parse_changed(config: DictConfig, base: BenchConfig, keys: Iterable[str], checked: set[str]) -> BenchConfig:
+    """Return `parse_config(config)`, where `config` differs from that of `base` only below the top-level `keys`.
 
-    # The conversion by OmegaConf is slow, so only what has changed is converted again; the check covers everything.
+    `checked` are blocks of `base` that are known to be within their limits; those that are checked here are added.
+    """
+    # The conversion by OmegaConf is slow, so only what has changed is converted, and checked, again.
+    keys = set(keys)
     nodes = {key: config[key] for key in keys}
     changes: dict[str, Any] = {
         key: OmegaConf.to_object(node) if OmegaConf.is_config(node) else node for key, node in nodes.items()
     }
     bench = replace(base, **changes)
-    _check_config(bench)
+    # Time limits in Slurm's formats become minutes in the object that is checked: blocks are shared with `base`.
+    blocks = {name for name, value in vars(base).items() if is_dataclass(value)} - keys
+    _check_config(bench, known=checked & blocks)
+    checked |= blocks
     return bench
 
 
-def _check_config(bench: BenchConfig) -> None:
-    """Raise UserError for values out of range and for keys that contradict each other."""
-    check(bench)
+def _check_config(bench: BenchConfig, known: Container[str] = ()) -> None:
+    """Raise UserError for values out of range, but in blocks `known` to be right, and for keys that contradict."""
+    check(bench, known=known)
     if bench.data.kind in NEEDS_ROOT and not bench.data.root:
         raise UserError(f"data.root is empty: data={bench.data.kind} needs data.root=<{NEEDS_ROOT[bench.data.kind]}>")
     if bench.data.kind not in (kinds := bench.workload.data_kinds):

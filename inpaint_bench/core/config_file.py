@@ -10,7 +10,7 @@ import errno
 import re
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from textwrap import shorten
@@ -279,12 +279,23 @@ def _alternatives(kind: Any) -> tuple[list[Any], bool]:
     return [member for member in members if member is not type(None)], type(None) in members
 
 
+def describe_type(owner: type, spec: Field[Any]) -> str:
+    """Return what a field of a dataclass takes: `an integer between 1 and 8`, `true or false` ..."""
+    options, optional = _alternatives(get_type_hints(owner)[spec.name])
+    described = _describe(options, spec.metadata)
+    if "choices" in spec.metadata:
+        described = f"one of {', '.join(spec.metadata['choices'])}"
+    if len(options) > 1:  # int | str, such as batch
+        described += ", or auto"
+    return described + ", or null" * optional
+
+
 def _describe(options: list[Any], limits: Mapping[str, Any] | None = None) -> str:
     kind = options[0]
     if kind is int or kind is float:
         low, high = (limits or {}).get("range", (None, None))
         number = "an integer" if kind is int else "a number"
-        return number if low is None else f"{number} between {low:,} and {high:,}"
+        return number if low is None else f"{number} between {low:,} and {high:,.12g}"
     if _is(kind, list):
         return "a list, such as [a, b]"
     if is_dataclass(kind) or _is(kind, dict):

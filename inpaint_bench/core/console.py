@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 PIPE_WIDTH = 240  # a row stays one line for grep
+WIDEST = 40  # of a column, when it is decided whether a table fits: longer texts wrap
 
 STYLES = {"completed": "green", "failed": "red", "running": "cyan", "queued": "yellow", "planned": "dim"}
 
@@ -48,18 +49,49 @@ def sanitize(text: str) -> str:
     return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str | None = None) -> Table:
-    """Return a table: numbers right-aligned, None as a dash, empty columns left out, states of a point in colour."""
+def table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    title: str | None = None,
+    optional: Sequence[str] = (),
+    width: int | None = None,
+) -> Table:
+    """Return a table: numbers right-aligned, None as a dash, empty columns left out, states of a point in colour.
+
+    Of the `optional` columns the first are left out, and named below the table, where it is wider than the terminal.
+    """
     shown = [index for index, _ in enumerate(columns) if not rows or any(row[index] not in (None, "") for row in rows)]
     columns, rows = [columns[i] for i in shown], [[row[i] for i in shown] for row in rows]
-    result = Table(box=SIMPLE_HEAD, title=title and Text(sanitize(title)), title_justify="left", pad_edge=False)
+    cells = [[_format_cell(value) for value in row] for row in rows]
+    widths = [max(map(len, [name, *(row[i] for row in cells)])) for i, name in enumerate(columns)]
+    left_out: list[str] = []
+    for name in optional:
+        kept = [min(w, WIDEST) + 2 for column, w in zip(columns, widths, strict=True) if column not in left_out]
+        if sum(kept) - 1 > (width or console().width) and name in columns:
+            left_out.append(name)
+    caption = f"in a wider terminal also: {', '.join(left_out)}" if left_out else None
+    result = Table(
+        box=SIMPLE_HEAD,
+        title=title and Text(sanitize(title)),
+        title_justify="left",
+        pad_edge=False,
+        caption=caption,
+        caption_justify="left",
+    )
     for index, name in enumerate(columns):
-        values = [row[index] for row in rows]
-        numeric = any(isinstance(v, int | float) for v in values)
-        result.add_column(name, justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
+        numeric = any(isinstance(row[index], int | float) for row in rows)
+        if name not in left_out:
+            result.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for values, row in zip(rows, cells, strict=True):
         # Text and not markup: a message may hold square brackets.
-        result.add_row(*(Text(_format_cell(value), style=STYLES.get(str(value), "")) for value in row))
+        result.add_row(
+            *(
+                Text(text, style=STYLES.get(str(value), ""))
+                for name, value, text in zip(columns, values, row, strict=True)
+                if name not in left_out
+            )
+        )
     return result
 
 

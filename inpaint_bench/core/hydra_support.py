@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
@@ -22,12 +23,13 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from . import recipe, workloads
 from .config import BenchConfig, DataConfig
-from .config_file import ConfigFileError, read_config_file, read_config_text
+from .config_file import ConfigFileError, describe_type, read_config_file, read_config_text
 from .errors import UserError
 from .files import expand_path, read_json
-from .paths import testbed_dir
+from .key_docs import key_elsewhere
+from .paths import conf_dir, testbed_dir
 from .schema import PREPARED
-from .validation import no_such_key
+from .validation import no_such_choice, no_such_key
 
 _RESOLVER_PREFIX = "UserError raised while resolving interpolation: "
 
@@ -82,26 +84,40 @@ def refuse_hidden_files(folders: Iterable[Path]) -> None:
                 raise UserError(f"{file}: is not read, since {first} comes first on Hydra's search path; rename it")
 
 
-def refuse_wrong_choices(overrides: Sequence[str], folders: Iterable[Path]) -> None:
-    """Raise UserError for a choice of a group that is no name: a number, null, or a list, whose files Hydra would mix.
+def refuse_wrong_overrides(overrides: Sequence[str], folders: Iterable[Path], *, multirun: bool) -> None:
+    """Raise UserError for overrides that Hydra would take for something else than was meant, or refuse at length.
 
-    The group `recipe` takes a list. Overrides that cannot be parsed are left to Hydra.
+    These are what cannot be parsed, a key that is given twice, several values without -m or one of them twice, and a
+    choice of a group that is no name: a number, null, or a list, whose files Hydra would mix. `recipe` takes a list.
     """
     groups = {path.name for folder in folders for path in folder.glob("*") if path.is_dir()}
-    lines = [line for line in overrides if line.lstrip("+").partition("=")[0].partition("@")[0] in groups]
-    try:
-        parsed = OverridesParser.create().parse_overrides(lines)
-    except HydraException:
-        return
-    for override in parsed:
-        value, group = override.value(), override.key_or_group
+    parser = OverridesParser.create()
+    given: dict[str, str] = {}
+    for line in overrides:
+        try:
+            (override,) = parser.parse_overrides([line])
+        except HydraException:
+            raise UserError(explain_override(line)) from None
+        key = override.key_or_group
+        first = given.setdefault(override.get_key_element().lstrip("+"), line)
+        if first is not line:
+            several = f"; several values are swept with -m {key}=a,b" if first != line else ""
+            raise UserError(f"{key} is given twice, {first} and {line}; keep one of them{several}")
+        value = override.value()
+        if not multirun and override.is_sweep_override():
+            raise UserError(
+                f"{line}: several values need -m, which submits a sweep: inpaint-bench launch -m {line} ..."
+            )
         values = value.list if isinstance(value, ChoiceSweep) else [value]
-        lists = group == "recipe"
-        for choice in values if isinstance(values, list) else []:
+        for index, choice in enumerate(values if isinstance(value, ChoiceSweep) else []):
+            if choice in values[:index]:
+                raise UserError(f"{line}: {choice} is given twice; repeats=2 runs each point twice, with another seed")
+        lists = key == "recipe"
+        for choice in values if key in groups and isinstance(values, list) else []:
             if isinstance(choice, int | float | None) or (isinstance(choice, list) and not lists):
-                several = f"; several are swept with -m {group}=a,b" if isinstance(choice, list) else ""
+                several = f"; several are swept with -m {key}=a,b" if isinstance(choice, list) else ""
                 kind = "the name of a file" + (" or a list of them" if lists else "")
-                raise UserError(f"{override.input_line}: needs {kind} in conf/{group}{several}")
+                raise UserError(f"{override.input_line}: needs {kind} in conf/{key}{several}")
 
 
 # By the name of a class Hydra recognises one that it would register again.
@@ -138,36 +154,59 @@ def explain(error: Exception, prefix: str = "") -> str:
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and isinstance(cause.parent_node, DictConfig):
         return _explain_unknown_key(cause, cause.parent_node, prefix)
     if isinstance(cause, ValidationError):
-        return f"{prefix}{cause.full_key}: {str(cause).splitlines()[0]}{_describe_range(cause)}"
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+        return _explain_wrong_type(cause, prefix)
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        return f"{group}={name}: no such choice; have: {', '.join(error.options)}"
+        # Hydra gives the options of a group, but not where the choice is a list.
+        return no_such_choice(f"{group}={name}", error.options or [f.stem for f in (conf_dir() / group).glob("*.yaml")])
     if isinstance(error, OverrideParseException):
-        message = str(error).splitlines()[0].removeprefix("LexerNoViableAltException: ")
-        key, _, value = str(error.override).partition("=")
-        # Quotes that the shell leaves: for file names with a tilde, comma or bracket.
-        quoted = f"; a value with such characters needs two pairs of quotes, {key}='\"{value}\"'" if value else ""
-        return f"{error.override}: not KEY=VALUE as Hydra reads it ({message}){quoted}"
+        return explain_override(str(error.override))
     message = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    if twice := re.match(r"Could not append to config. An item is already at '(.*?)'", message) or re.match(
+        r"(\S+) appears more than once in the final defaults list", message
+    ):
+        return f"+{twice[1]}: {twice[1]} has a value already; leave out the +"
+    if "nterpolation" in message and (missing := re.search(r"\$\{([^}]*)\}|[Ii]nterpolation key '([^']*)'", message)):
+        name = missing[1] or missing[2]
+        return f"${{{name}}}: no such key; in a shell, a variable stands between double quotes or none"
     return message.removeprefix(_RESOLVER_PREFIX)
+
+
+def explain_override(line: str) -> str:
+    """Return a sentence about an override that Hydra cannot parse."""
+    key, equals, value = line.partition("=")
+    if not equals or not key:
+        colon = re.fullmatch(r"([a-z_][\w.]*):(.+)", line)
+        right = f"{colon[1]}={colon[2]}" if colon else f"{key or 'batch'}=VALUE"
+        return f"{line}: is not KEY=VALUE; write it without spaces, such as {right}"
+    if value.endswith(","):
+        return f"{line}: ends with a comma; write several values without spaces, such as {key}=a,b"
+    # Quotes that the shell leaves: for file names with a tilde, comma or bracket.
+    quoted = f"{key}='\"{value}\"'"
+    return (
+        f"{line}: is not KEY=VALUE as Hydra reads it; several values are written as {key}=a,b, and a value with such "
+        f"characters needs two pairs of quotes, {quoted}"
+    )
 
 
 def _explain_unknown_key(error: OmegaConfBaseException, parent: DictConfig, prefix: str) -> str:
     path = f"{prefix}{error.full_key or error.key}"
     if OmegaConf.get_type(parent) is dict:  # of any keys
         return f"{path}: no such key in {path.rpartition('.')[0]}; +{path}=... adds one"
-    return no_such_key(path, (str(key) for key in parent if key != "hydra"))
+    keys = [str(key) for key in parent if key != "hydra"]
+    return no_such_key(path, keys, elsewhere=None if "." in path else key_elsewhere(path))
 
 
-def _describe_range(error: ValidationError) -> str:
-    """Return the range that the field's dataclass declares, or nothing."""
+def _explain_wrong_type(error: ValidationError, prefix: str) -> str:
+    """Return a sentence about a value of the wrong type, with the type and range that the key's dataclass declares."""
+    key, message = f"{prefix}{error.full_key}", str(error).splitlines()[0]
     owner: Any = OmegaConf.get_type(error.parent_node) if isinstance(error.parent_node, DictConfig) else None
-    if not is_dataclass(owner):
-        return ""
-    for spec in fields(owner):
-        if spec.name == error.key and (bounds := spec.metadata.get("range")):
-            # Fields of type `int | str`, such as batch, also take auto.
-            if "str" in str(spec.type):
-                return f"; allowed: an integer between {bounds[0]:,} and {bounds[1]:,}, or auto"
-            return f"; allowed: {bounds[0]:,} to {bounds[1]:,}"
-    return ""
+    value = re.match(r"Value '(.*?)' (of type|is not|could not)", message)
+    specs = {spec.name: spec for spec in fields(owner)} if is_dataclass(owner) else {}
+    if not value or error.key not in specs:
+        return f"{key}: {message}"
+    needed = describe_type(owner, specs[str(error.key)])
+    swept = ""
+    if value[1].startswith("[") and "list" not in needed:
+        swept = f"; several are swept with -m {key}={value[1].strip('[]').replace(' ', '')}"
+    return f"{key}={value[1].replace(', ', ',')}: must be {needed}{swept}"

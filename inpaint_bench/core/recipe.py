@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields, replace
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from omegaconf import OmegaConf
 from .config import BenchConfig, RecipeConfig
 from .errors import UserError
 from .paths import conf_dir
+from .validation import did_you_mean
 
 # Names of levers whose value is a word; other switches are called by their field, numbers `field=value`.
 _PATTERNS: dict[str, str] = {
@@ -155,9 +155,9 @@ def sweep(study: str, base: str, steps: Sequence[str]) -> str:
         known = FIELDS if "=" in part else tuple(_files())
         key = part.partition("=")[0]
         if key not in known:
-            close = get_close_matches(key, known, n=1)
-            guess = f" Did you mean {close[0]}?" if close else ""
-            raise UserError(f"study: {part}: no such recipe or lever.{guess} Have: {', '.join(known)}")
+            guess = did_you_mean(key, known)
+            have = " `inpaint-bench levers` lists all." if guess else f" Have: {', '.join(known)}"
+            raise UserError(f"study: {part}: no such recipe or lever.{guess}{have}")
     recipes = STUDIES[study](base, list(steps))
     # Hydra's override grammar needs "=" escaped inside a value.
     return ",".join("[" + ",".join(part.replace("=", r"\=") for part in recipe) + "]" for recipe in recipes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +19,7 @@ else:
     Minutes = Any  # `check` makes minutes of Slurm's formats; OmegaConf 2.3 cannot merge `int | str` in a nested block
 
 REGULAR_EXPRESSIONS: Final = {"regular_expressions": True}
+MOST_LISTED: Final = 12  # names of a long list are left to the help where there is a close one
 _PORTS: Final = {"http": 80, "https": 443}
 
 
@@ -62,22 +63,45 @@ def http_address() -> Any:
     return field(default=None, metadata={"http_address": True})
 
 
-def no_such_key(key: str, valid: Iterable[str]) -> str:
-    """Return the sentence about a key that nothing reads, with the closest one that something does."""
+def no_such_key(key: str, valid: Iterable[str], *, elsewhere: str | None = None) -> str:
+    """Return the sentence about a key that nothing reads, with the closest one that something does.
+
+    `elsewhere` is a key of that name in another block.
+    """
+    where, names = key.rpartition(".")[0], list(valid)
+    guess = f" Did you mean {elsewhere}?" if elsewhere else did_you_mean(key.rpartition(".")[2], names)
+    listing = "" if guess and len(names) > MOST_LISTED else f" Valid: {', '.join(sorted(names))}"
+    listing = listing or _how_to_list(where)
+    return f"{key}: no such key {f'in {where}' if where else 'at the top'}.{guess}{listing}"
+
+
+def no_such_choice(choice: str, valid: Iterable[str]) -> str:
+    """Return the sentence about `key=name` where no such name can be chosen, with the closest one that can."""
+    key, _, word = choice.rpartition("=")
     names = sorted(valid)
-    where = f"in {key.rpartition('.')[0]}" if "." in key else "at the top"
-    return f"{key}: no such key {where}.{_guess(key.rpartition('.')[2], names)} Valid: {', '.join(names)}"
+    guess = did_you_mean(word, names)
+    listing = "" if guess and len(names) > MOST_LISTED else f"; have: {', '.join(names)}"
+    return f"{choice}: no such choice{listing}.{guess}{'' if listing else _how_to_list(key)}".removesuffix(".")
 
 
-def _guess(word: str, valid: Iterable[str]) -> str:
-    close = get_close_matches(word, list(valid), n=1)
-    return f" Did you mean {close[0]}?" if close else ""
+def _how_to_list(key: str) -> str:
+    group = key.partition(".")[0]
+    return f" `inpaint-bench launch --help {'site' if group == 'sites' else group}".rstrip() + "` lists all."
 
 
-def check(value: Any, path: str = "") -> None:
+def did_you_mean(word: str, valid: Iterable[str]) -> str:
+    """Return a question with the closest name, upper case or lower, which may also be a part of it; or nothing."""
+    names = {name.lower(): name for name in sorted(valid, reverse=True)}
+    close = get_close_matches(word.lower(), names, n=1) or [
+        name for name in sorted(names) if len(word) > 3 and word.lower() in name.replace("_", "")
+    ]
+    return f" Did you mean {names[close[0]]}?" if close else ""
+
+
+def check(value: Any, path: str = "", *, known: Container[str] = ()) -> None:
     """Raise UserError for the first value out of its limits, with its key and what is allowed.
 
-    Time limits in one of Slurm's formats become minutes.
+    Time limits in one of Slurm's formats become minutes. Fields in `known` are not looked at.
     """
     prefix = f"{path}." if path else ""
     if isinstance(value, dict):
@@ -96,7 +120,7 @@ def check(value: Any, path: str = "") -> None:
     for name in vars(value).keys() - set(names):
         raise UserError(no_such_key(f"{prefix}{name}", names))
     for spec in fields(value):
-        item = getattr(value, spec.name)
+        item = None if spec.name in known else getattr(value, spec.name)
         if item is not None or "time_limit" in spec.metadata:
             setattr(value, spec.name, check_field(f"{prefix}{spec.name}", item, spec.metadata))
             check(item, f"{prefix}{spec.name}")
@@ -107,7 +131,7 @@ def check_field(key: str, item: Any, limits: Mapping[str, Any]) -> Any:
     if "time_limit" in limits and (not isinstance(item, int) or isinstance(item, bool)):
         item = _minutes(key, "null" if item is None else str(item), limits)
     if "choices" in limits and item not in limits["choices"]:
-        guess = _guess(str(item), limits["choices"])
+        guess = did_you_mean(str(item), limits["choices"])
         raise UserError(f"{key}={item}: not one of {', '.join(limits['choices'])}.{guess}".removesuffix("."))
     if "pattern" in limits:
         pattern, description = limits["pattern"]

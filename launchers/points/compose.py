@@ -62,7 +62,9 @@ class Composer:
         refuse_unused_keys(bench.site, overrides)
         # The site is chosen first: time limit and exporter depend on what it has for this GPU.
         site, reachability = choose_site(bench, config, self.catalog)
-        check_account(site)
+        # Also of sites that this point does not go to: the key was given for one that it might.
+        for each in [site, *(self.catalog.site(name, config) for name in bench.sites)]:
+            check_account(each)
         self._input_paths.check(bench, site, reachability)
         gpu = site.gpus[bench.gpu.name]
         edits: dict[str, Any] = {"hydra.job.num": num}

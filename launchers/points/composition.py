@@ -14,10 +14,11 @@ interpolation. Hence a point is composed by Hydra alone where
 
 from __future__ import annotations
 
+import copy
 import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any
 
@@ -92,10 +93,12 @@ class _SharedConfig:
     """What Hydra composed for a choice of groups, also as typed objects, of which points replace what they change."""
 
     base: bytes  # pickled DictConfig, with Hydra's own node
-    content: bytes  # the same without that node
+    content: DictConfig  # the same without that node; a point's values are set on it and taken back
     bench: BenchConfig | None  # None: the groups alone make no complete configuration
     interpolated_keys: frozenset[str]  # of the application, not of Hydra's node
     reading_keys: frozenset[str]  # top-level keys with an interpolation that may read another key
+    replaced: dict[str, Any] = field(default_factory=dict)  # nodes of `content` before the last point's values
+    checked: set[str] = field(default_factory=set)  # top-level keys of `bench` whose values are within their limits
 
     @classmethod
     def from_config(cls, config: DictConfig) -> _SharedConfig:
@@ -107,7 +110,7 @@ class _SharedConfig:
             bench = None
         return cls(
             base=_pickled(config),
-            content=_pickled(content),
+            content=content,
             bench=bench,
             interpolated_keys=frozenset(_interpolations(OmegaConf.to_container(content, resolve=False))),
             reading_keys=frozenset(
@@ -177,20 +180,26 @@ class Composition:
     def typed(self, composed: ComposedConfig) -> tuple[BenchConfig, DictConfig]:
         """Return typed, checked objects and the DictConfig, without Hydra's node, that they were made of.
 
-        Only keys that the point changes, and keys with interpolations, are converted anew. Raises UserError and
-        OmegaConf's errors.
+        Only keys that the point changes, and keys with interpolations, are converted anew. The DictConfig is valid
+        until the next call. Raises UserError and OmegaConf's errors.
         """
         if composed.lines is None:
             config = without_hydra(composed.build())
             return parse_config(config), config
         shared = self._by_base[composed.base]
-        config = pickle.loads(shared.content)
-        hydra_internals.apply_overrides(composed.values, config)
         changed = {value.key_or_group.split(".")[0] for value in composed.values}
         # `+note=x` adds a key that BenchConfig has no field for, so it cannot be replaced there.
         if shared.bench is None or not changed <= _KEYS:
+            config = copy.deepcopy(shared.content)
+            hydra_internals.apply_overrides(composed.values, config)
             return parse_config(config), config
-        return parse_changed(config, shared.bench, changed | shared.reading_keys), config
+        config = shared.content
+        content = config.__dict__["_content"]  # set without conversion: these nodes were there before
+        content.update(shared.replaced)
+        shared.replaced.clear()
+        shared.replaced.update({key: copy.deepcopy(content[key]) for key in changed})
+        hydra_internals.apply_overrides(composed.values, config)
+        return parse_changed(config, shared.bench, changed | shared.reading_keys, shared.checked), config
 
     def _is_group_choice(self, override: Override) -> bool:
         """Return whether it chooses a configuration file; Hydra takes `group={...}` for values."""

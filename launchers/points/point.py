@@ -135,10 +135,13 @@ def group_points(points: Sequence[Point], *, first_number: int = 0) -> list[Grou
 
     Sets `group` of each point. Names are unique in a sweep where `first_number` is above the numbers used so far.
     """
-    by_request: dict[tuple[str, str], list[Point]] = {}
+    by_request: dict[tuple[str, SlurmRequest], list[Point]] = {}
+    sites: dict[int, str] = {}  # most points share the object, and its text takes long to make
     for point in points:
         # the whole site, because a sweep may vary any of its keys
-        by_request.setdefault((repr(point.site), repr(point.request)), []).append(point)
+        if id(point.site) not in sites:
+            sites[id(point.site)] = repr(point.site)
+        by_request.setdefault((sites[id(point.site)], point.request), []).append(point)
     groups: list[Group] = []
     for members in by_request.values():
         site, request, gpu = members[0].site, members[0].request, members[0].bench.gpu.name

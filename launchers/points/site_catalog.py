@@ -19,7 +19,7 @@ from inpaint_bench.core.config_file import ConfigFileError, read_config_file
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.site import SiteConfig, check_connect, check_preempt
-from inpaint_bench.core.validation import check, no_such_key
+from inpaint_bench.core.validation import check, did_you_mean, no_such_key
 
 if TYPE_CHECKING:
     from hydra._internal.config_repository import IConfigRepository
@@ -70,10 +70,11 @@ class SiteCatalog:
         Where the point chose the site itself (`site=grace site.qos=...`), the point's `site` node replaces the file.
         Raises ConfigFileError for a broken file, and UserError for overrides that do not fit.
         """
-        overrides = OmegaConf.select(config, "sites") or {}
+        overrides = config.get("sites") or {}
         for key in overrides:
             if key not in self.names:
-                raise UserError(f"sites.{key}: no such site; have: {', '.join(self.names)}")
+                guess = did_you_mean(str(key), self.names)
+                raise UserError(f"sites.{key}: no such site; have: {', '.join(self.names)}.{guess}".rstrip("."))
         chosen = config.site.name == name
         cache_key = (name, repr(config.site) if chosen else "", repr(overrides.get(name)))
         # Hundreds of points usually share one site: each variant of it is converted and checked once.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, tzinfo
+from textwrap import shorten
 from typing import NamedTuple
 
 from ClusterShell.RangeSet import RangeSet
@@ -28,36 +29,79 @@ def differing(overrides: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def plan_table(points: Sequence[Point], starts: Mapping[str, str] | None = None) -> Table:
-    """Return a row per point before submission; `starts` is by array when Slurm expects to start it."""
+def plan_tables(points: Sequence[Point], starts: Mapping[str, str] | None = None) -> list[Table]:
+    """Return the arrays, and the points in them, before submission.
+
+    `starts` is by array when Slurm expects to start it. Of more than 100 points similar ones share a row.
+    """
     units = {point.site.charging.unit for point in points if point.service_units is not None}
-    rows = []
-    for point, overrides in zip(points, differing([point.overrides for point in points]), strict=True):
-        cost: float | str | None = point.service_units
-        # A unit that all sites share is in the heading of the column instead.
-        if cost is not None and len(units) > 1:
-            cost = f"{cost:.4g} {point.site.charging.unit}"
-        if cost is not None and point.has_bounded_rate:
-            cost = f"<= {cost if isinstance(cost, str) else f'{cost:.4g}'}"
-        rows.append(
-            (
-                point.num,
-                point.bench.gpu.name,
-                point.bench.batch,
-                overrides,
-                point.site.name,
-                point.request.partition,
-                str(point.request),
-                f"{point.request.time_min} min" + (f", up to {point.starts} times" if point.starts > 1 else ""),
-                point.limit_basis,
-                (starts or {}).get(point.group),
-                cost,
-                point.group or f"plan.{point.site.name}.yaml",
-            )
+    arrays: dict[str, list[Point]] = {}
+    for point in points:
+        arrays.setdefault(_array(point), []).append(point)
+    first = [(array, members[0], members) for array, members in arrays.items()]
+    array_rows = [
+        (
+            array,
+            point.site.name,
+            point.request.partition,
+            len(members),
+            str(point.request),
+            f"{point.request.time_min} min" + (f", up to {point.starts} times" if point.starts > 1 else ""),
+            ", ".join(dict.fromkeys(member.limit_basis for member in members if member.limit_basis)),
+            (starts or {}).get(point.group),
         )
-    columns = ("point", "gpu", "batch", "overrides", "site", "partition", "request", "time limit", "limit from")
-    max_cost = f"max {units.pop()}" if len(units) == 1 else "max cost"
-    return table((*columns, "expected start", max_cost, "array"), rows)
+        for array, point, members in first
+    ]
+    columns = ("array", "site", "partition", "points", "request", "time limit", "limit from", "expected start")
+    max_cost = f"max {next(iter(units))}" if len(units) == 1 else "max cost"
+    overrides = differing([point.overrides for point in points])
+    point_rows: list[Sequence[object]] = []
+    if len(points) <= FOLD_ABOVE:
+        for point, changed in zip(points, overrides, strict=True):
+            cost = _cost(point, units)
+            point_rows.append((point.num, point.bench.gpu.name, point.bench.batch, changed, _array(point), cost))
+    else:
+        similar: dict[object, list[tuple[Point, str]]] = {}
+        for point, changed in zip(points, overrides, strict=True):
+            key = (point.bench.gpu.name, _array(point), _cost(point, units))
+            similar.setdefault(key, []).append((point, changed))
+        point_rows = [_folded_plan(members, units) for members in similar.values()]
+    return [
+        table(columns, array_rows, optional=("limit from", "expected start", "partition")),
+        table(("point", "gpu", "batch", "overrides", "array", max_cost), point_rows),
+    ]
+
+
+def _array(point: Point) -> str:
+    """Return the number of the point's array, or the plan file that it waits in."""
+    return point.group.partition("-")[0] or f"plan.{point.site.name}.yaml"
+
+
+def _cost(point: Point, units: Collection[str]) -> float | str | None:
+    cost: float | str | None = point.service_units
+    # A unit that all sites share is in the heading of the column instead.
+    if cost is not None and len(units) > 1:
+        cost = f"{cost:.4g} {point.site.charging.unit}"
+    if cost is not None and point.has_bounded_rate:
+        cost = f"<= {cost if isinstance(cost, str) else f'{cost:.4g}'}"
+    return cost
+
+
+def _folded_plan(members: Sequence[tuple[Point, str]], units: Collection[str]) -> tuple[object, ...]:
+    """Return the row of points that differ in batch and overrides only; the cost is that of each."""
+    points = [point for point, _ in members]
+    changed = dict.fromkeys(overrides for _, overrides in members)
+    batches = dict.fromkeys(point.bench.batch for point in points)
+    whole = all(isinstance(batch, int) for batch in batches)
+    cost = _cost(points[0], units)
+    return (
+        str(RangeSet([point.num for point in points])),
+        points[0].bench.gpu.name,
+        shorten(str(RangeSet(list(batches))) if whole else ",".join(map(str, batches)), 40),
+        next(iter(changed)) if len(changed) == 1 else f"{len(changed):,} different",
+        _array(points[0]),
+        cost if cost is None else f"{cost:.4g} each" if isinstance(cost, float) else f"{cost} each",
+    )
 
 
 class _Row(NamedTuple):
@@ -94,7 +138,8 @@ def points_table(points: Sequence[PointStatus], forecasts: Mapping[int, Forecast
         else:
             numbers, job = str(RangeSet([row.point for row in similar])), folded.job and pluralize(len(similar), "job")
             rows.append(folded._replace(point=numbers, job=job))
-    return table([{"pace": "images/s"}.get(name, name) for name in _Row._fields], rows)
+    columns = [{"pace": "images/s"}.get(name, name) for name in _Row._fields]
+    return table(columns, rows, optional=("attempt", "job", "site", "earlier", "end", "overrides"))
 
 
 def _row(point: PointStatus, forecast: Forecast, overrides: str) -> _Row:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from inpaint_bench.core.console import console, pluralize
+from inpaint_bench.core.console import console
 from inpaint_bench.core.schema import CODE
 from launchers.points.input_paths import given_paths, is_visible
 from launchers.points.point import Group, Point, by_site, group_points
@@ -26,10 +26,9 @@ def preview(points: Sequence[Point], folder: Path, sweep_id: str, first_group_nu
     """Write the scripts, and print what a launch would submit."""
     groups = group_points(points, first_number=first_group_number)
     scripts = _write_scripts(groups, folder, sweep_id)
-    console().print(tables.plan_table(points, starts=_estimated_starts(groups, scripts)))
-    for group in groups:
-        if group.name in scripts:
-            log.info(f"{pluralize(len(group.points), 'point')}: {scripts[group.name]}")
+    console().print(*tables.plan_tables(points, starts=_estimated_starts(groups, scripts)))
+    if scripts:
+        log.info(f"scripts: {folder / SCRIPTS}")
     for line in cost_lines(points):
         log.info(line)
     for site, members in by_site(points).items():

@@ -92,7 +92,7 @@ class Submission:
             _defer_unreachable(points, ledger)
             # Numbers of groups continue those of earlier commands, because a group names folder and job.
             groups = group_points([p for p in points if p.reachable], first_number=_next_group_number(ledger))
-            console().print(tables.plan_table(points))
+            console().print(*tables.plan_tables(points))
             for line in cost_lines(points):
                 log.info(line)
             outcomes, results = self._submit(groups, ledger)

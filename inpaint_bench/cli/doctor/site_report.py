@@ -21,6 +21,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_support import refuse_hidden_files
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.site import SiteConfig
+from inpaint_bench.core.validation import did_you_mean
 from inpaint_bench.run.node_probe import NodeFindings
 from launchers.points.compose import Composer, composer
 from launchers.points.site_catalog import Reachability, SiteCatalog, reachability, refuse_unused_keys
@@ -138,7 +139,8 @@ def _config(overrides: Sequence[str]) -> DictConfig:
 
 def _site_checks(catalog: SiteCatalog, name: str, config: DictConfig) -> list[SiteCheck]:
     if name not in (ALL, *catalog.names):
-        raise UserError(f"{name}: no such site; have: {', '.join([*catalog.names, ALL])}")
+        names = [*catalog.names, ALL]
+        raise UserError(f"{name}: no such site; have: {', '.join(names)}.{did_you_mean(name, names)}".rstrip("."))
     sites = catalog.sites(config) if name == ALL else [catalog.site(name, config)]
     checks = [
         SiteCheck(site=site, file=SiteFile(catalog.file(site.name)), reach=reachability(site))

@@ -1,0 +1,98 @@
+"""The arguments of `launch`: Hydra's options and overrides in any order, and what is refused in a sentence."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import NoReturn
+
+from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.validation import did_you_mean
+
+# Options of other verbs, and of `launch --plan`, that are keys here.
+_KEYS = {"--dry-run": "dry_run=true", "--wait": "wait=true"}
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises UserError instead of printing the usage and exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UserError."""
+        raise UserError(message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchArguments:
+    """What was typed, in the order that Hydra reads: options, then overrides."""
+
+    options: list[str]
+    overrides: list[str]
+    multirun: bool
+    config_dir: Path | None
+    config_path: str | None
+
+    @property
+    def all(self) -> list[str]:
+        """Return the arguments of Hydra's command line."""
+        return [*self.options, *self.overrides]
+
+
+def read(arguments: Sequence[str], parser: argparse.ArgumentParser, verbs: Sequence[str]) -> LaunchArguments:
+    """Separate options and overrides. `parser` is Hydra's. Raises UserError for what is neither.
+
+    `verbs` are the commands beside `launch`, which somebody may have meant.
+    """
+    typed = [_KEYS.get(argument, argument) for argument in arguments]
+    known = Parser(parents=[parser], add_help=False, allow_abbrev=False)
+    options, unknown = known.parse_known_intermixed_args(typed)
+    overrides = list(options.overrides)
+    flags = [flag for action in known._actions for flag in action.option_strings]
+    for argument in unknown:
+        if argument.startswith("-"):
+            _refuse_option(argument, typed, [*flags, *_KEYS])
+    for position, override in enumerate(overrides):
+        following = overrides[position + 1] if position + 1 < len(overrides) else ""
+        if override in verbs or override == "help":
+            meant = "inpaint-bench launch --help" if override == "help" else f"inpaint-bench {override}"
+            raise UserError(f"{override}: is not KEY=VALUE; the command is `{meant}`")
+        if "=" in override or override.startswith("~") or ":" in override:
+            continue
+        if following.startswith("="):
+            raise UserError(f"{override} {following}: write {override}=VALUE without spaces")
+        if following and "=" not in following:
+            raise UserError(f"{override} {following}: is not KEY=VALUE; write {override}={following}")
+    return LaunchArguments(
+        options=_without(typed, overrides),
+        overrides=overrides,
+        multirun=options.multirun,
+        config_dir=Path(options.config_dir) if options.config_dir else None,
+        config_path=options.config_path,
+    )
+
+
+def _refuse_option(option: str, typed: Sequence[str], flags: Sequence[str]) -> NoReturn:
+    name, equals, value = option.partition("=")
+    key = name.lstrip("-").replace("-", "_")
+    is_key = name.startswith("--") and key.partition(".")[0] in (spec.name for spec in fields(BenchConfig))
+    if not is_key and (guess := did_you_mean(name, [flag for flag in flags if len(flag) > 2])):
+        raise UserError(f"{option}: no such option.{guess}")
+    position = typed.index(option)
+    if not equals and position + 1 < len(typed) and "=" not in typed[position + 1]:
+        value = typed[position + 1]
+    if name.startswith("--"):
+        raise UserError(f"{option}: no such option; keys are set without dashes, such as {key}={value or 'VALUE'}")
+    raise UserError(f"{option}: no such option; `inpaint-bench launch --help` lists keys and options")
+
+
+def _without(arguments: Sequence[str], removed: Sequence[str]) -> list[str]:
+    """Return the arguments that are left without `removed`, each of which is in them in this order."""
+    left, remaining = [], list(removed)
+    for argument in arguments:
+        if remaining and argument == remaining[0]:
+            remaining.pop(0)
+        else:
+            left.append(argument)
+    return left

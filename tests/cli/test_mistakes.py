@@ -1,0 +1,109 @@
+"""Mistakes that people make on the command line: each is answered by a sentence that says what would be right."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from inpaint_bench.cli import app
+
+# What was typed, and what the answer has to say.
+MISTAKES = [
+    # names of choices
+    ("launch -m gpu=A100 batch=8", "Did you mean a100?"),
+    ("launch -m gpu=a10 batch=8", "have: a100, a40, cpu, h100, h200, l40s. Did you mean a100?"),
+    ("launch recipe=tuend", "Did you mean tuned?"),
+    ("launch -m recipe=[baseline,tf23]", "recipe=tf23: no such choice. Did you mean tf32?"),
+    ("launch site=delt", "Did you mean delta?"),
+    ("launch -m site=Delta gpu=a40", "Did you mean delta?"),
+    ("launch workload=inference gpu=h200", "Did you mean sd_inference?"),
+    ("launch model=sd2", "model=sd2: no such choice; have: sd15, sd15_inpaint, tiny, tiny_inpaint"),
+    ("launch data=photos", "data=photos: no such choice; have: folder, prepared, synthetic"),
+    ("launch telemetry=dcgm", "have: none, nvml, replay"),
+    ("launch profile=demos", "Did you mean demo?"),
+    ("launch -m study=ladder study.levers=[compiel] gpu=h200", "Did you mean compile?"),
+    ("launch -m study=ladder gpu=h200", "study.levers=[]: name at least one lever"),
+    ("launch -m gpu=h200 site=grace", "gpu=h200: not on site grace; it has: a100, a40"),
+    # names of keys
+    ("launch bacth=16", "Did you mean batch?"),
+    ("launch -m gpu=a40 recipe.num_worker=8", "Did you mean num_workers?"),
+    ("launch -m gpu=a40 num_workers=8", "Did you mean recipe.num_workers?"),
+    ("launch -m gpu=a40 compile=true", "Did you mean recipe.compile?"),
+    ("launch -m gpu=a40 account=bbxx", "Did you mean sites.<name>.account?"),
+    ("launch -m gpu=a40 wait=true dry-run=true", "Did you mean dry_run?"),
+    ("launch -m gpu=a40 sites.delta.acount.value=x", "Did you mean account?"),
+    (
+        "launch -m gpu=a40 sites.dleta.account.value=bbxx-delta-gpu",
+        "sites.dleta: no such site; have: delta, grace, local",
+    ),
+    ("launch -m gpu=a40 +batch=8", "leave out the +"),
+    # values
+    ("launch -m gpu=a40 batch=0", "batch=0: must lie between 1 and 1,000,000"),
+    ("launch -m gpu=a40 batch=16.5", "must be an integer between 1 and 1,000,000, or auto"),
+    ("launch -m gpu=a40 batch=big", "must be an integer between 1 and 1,000,000, or auto"),
+    ("launch -m gpu=a40 batch=[8,16]", "several are swept with -m batch=8,16"),
+    ("launch -m gpu=a40 batch=8,8", "8 is given twice"),
+    ("launch -m gpu=a40 recipe.num_workers=many", "must be an integer between 0 and 256"),
+    ("launch -m gpu=a40 recipe.optimizer=adam", "Did you mean adamw?"),
+    ("launch -m gpu=a40 time_min=1h", "must be a time limit in minutes or as MIN"),
+    ("launch -m gpu=a40 mem_gb=4TB", "must be an integer between 1 and 65,536, or null"),
+    ("launch -m gpu=a40 repeats=three", "must be an integer between 1 and 1,000, or auto"),
+    ("launch -m gpu=a40 dry_run=maybe", "dry_run=maybe: must be true or false"),
+    ("launch -m gpu=a40 sites.delta.account.value=foo", "not an account of delta"),
+    ("launch -m gpu=a40 data=folder", "data.root is empty"),
+    ("launch -m gpu=a40 data.resolution_px=512px", "must be an integer between 32 and 4,096"),
+    ("launch -m gpu=a40 name=a/b", "must be a name without /"),
+    ("launch -m gpu=a40 'out=${nowhere}'", "${nowhere}: no such key"),
+    # the form of the command line
+    ("launch gpu=a40 batch=8,16", "several values need -m"),
+    ("launch -m gpu=a40 batch=8, 16", "ends with a comma; write several values without spaces"),
+    ("launch -m gpu=a40 'batch=8;16'", "several values are written as batch=a,b"),
+    ("launch -m gpu a40", "write gpu=a40"),
+    ("launch -m gpu = a40", "write gpu=VALUE without spaces"),
+    ("launch -m gpu:a40", "gpu=a40"),
+    ("launch -m gpu=a40 --batch 16", "keys are set without dashes, such as batch=16"),
+    ("launch -m --gpu=a40", "keys are set without dashes, such as gpu=a40"),
+    ("launch --mutlirun gpu=a40", "Did you mean --multirun?"),
+    ("launch -m gpu=a40 --dry-rum", "Did you mean --dry-run?"),
+    ("launch gpu=a40 --dry-run", "dry_run=true needs -m"),
+    ("launch -m gpu=a40 gpu=a100", "gpu is given twice, gpu=a40 and gpu=a100; keep one of them"),
+    ("launch --config-dir /nowhere gpu=a40", "--config-dir /nowhere: no such folder"),
+    ("launch --plan plan.nowhere.yaml", "plan.nowhere.yaml: No such file"),
+    ("launch help", "`inpaint-bench launch --help`"),
+    # verbs and their arguments
+    ("lauch -m gpu=a40", "Did you mean 'launch'?"),
+    ("submit gpu=a40", "Did you mean 'launch'?"),
+    ("run gpu=a40", "Did you mean 'launch'?"),
+    ("help", "Did you mean '--help'?"),
+    ("--verison", "--version"),
+    ("status", "Missing argument 'SWEEP'. Sweep directory, as `launch -m` printed it."),
+    ("status nowhere", "nowhere: not a sweep directory (no such folder)"),
+    ("rerun empty --only timeouts", "--only timeouts: no such reason"),
+    ("merge empty", "Missing option '-o' / '--output'."),
+    ("merge nowhere -o dataset", "nowhere does not exist"),
+    ("report nowhere -o page", "nowhere does not exist; merge run directories into it first"),
+    ("restore nowhere empty -o out", "nowhere: no such folder; WEIGHTS is"),
+    ("restore empty nowhere -o out", "nowhere: no such folder; IMAGES is"),
+    ("prepare data=sythetic prepare.out=p", "Did you mean synthetic?"),
+    ("prepare", "prepare.out is empty"),
+    ("doctor site delt", "delt: no such site; have: delta, grace, local, all. Did you mean delta?"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), MISTAKES, ids=[line for line, _ in MISTAKES])
+def test_a_mistake_is_answered_by_what_would_be_right(
+    line: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert app.main(shlex.split(line)) == 2
+    out, error = capfd.readouterr()
+    assert error.startswith("error: ")
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert len(re.findall(r"[.?!] [A-Z`]", error)) <= 2
+    assert not re.search(r"Traceback|Error executing job|search path|mismatched input|LexerNo|hydra\.cc", out + error)
+    assert [path.name for path in tmp_path.iterdir() if path.name != "runs"] == ["empty"]
