@@ -14,7 +14,7 @@ from typing import Any
 
 import hydra
 
-from inpaint_bench.cli import app, launch_arguments
+from inpaint_bench.cli import app, launch_arguments, launch_help
 from inpaint_bench.cli.exit_codes import guarded
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.hydra_support import refuse_hidden_files, refuse_wrong_overrides, register
@@ -40,6 +40,10 @@ def _launch(arguments: list[str]) -> None:
     from launchers.points.hydra_internals import args_parser
     from launchers.submit.plugin import SweepLauncher
 
+    if {"--help", "-h"} & set(arguments):
+        asked = launch_arguments.read_help(arguments)
+        launch_help.print_help(asked.words, [conf_dir(), *asked.config_dir])
+        return
     # Hydra answers a wrong option with a page of usage, and takes no options between overrides.
     typed = launch_arguments.read(arguments, args_parser(), app.verbs())
     folders = [conf_dir()]

@@ -73,6 +73,15 @@ def read(arguments: Sequence[str], parser: argparse.ArgumentParser, verbs: Seque
     )
 
 
+def read_help(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the `words` beside --help, and `config_dir`, a list of at most one folder."""
+    parser = Parser(add_help=False)
+    parser.add_argument("--config-dir", "-cd", type=Path, action="append", default=[])
+    parser.add_argument("words", nargs="*")
+    options, _ = parser.parse_known_intermixed_args(list(arguments))
+    return options
+
+
 def _refuse_option(option: str, typed: Sequence[str], flags: Sequence[str]) -> NoReturn:
     name, equals, value = option.partition("=")
     key = name.lstrip("-").replace("-", "_")

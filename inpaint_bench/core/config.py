@@ -25,31 +25,31 @@ from .workloads.finetune_inpaint import Config as FinetuneConfig
 class GpuConfig:
     """One GPU model. Peaks are the vendor's dense figures, never the sparse ones."""
 
-    name: str
-    title: str
+    name: str  # the name of its file, and of gpu=
+    title: str  # as tables and figures show it
     nvml_name: str | None = regular_expression()  # must match NVML's device name; null: no GPU
-    architecture: str = ""
-    memory_gb: float = within(0, 1024, 0.0)
-    memory_type: str = ""
-    bandwidth_gb_s: float = within(0, 20000, 0.0)
-    bf16_dense_tflops: float = within(0, 20000, 0.0)
+    architecture: str = ""  # the vendor's name of it, such as Hopper
+    memory_gb: float = within(0, 1024, 0.0)  # GB, the vendor's figure
+    memory_type: str = ""  # such as HBM2e
+    bandwidth_gb_s: float = within(0, 20000, 0.0)  # GB/s of the memory, the vendor's figure
+    bf16_dense_tflops: float = within(0, 20000, 0.0)  # TFLOP/s in bf16 without sparsity
     power_limit_w: float = within(0, 5000, 0.0)  # board default; the enforced limit is in the manifest
     max_sm_clock_mhz: int = within(0, 10000, 0)  # as NVML reports it; 0: not known
     home_site: str | None = None  # site that `site=auto` prefers; null: only a named site
     capture: str | None = None  # recording that telemetry=replay plays for this GPU
-    source: str = ""
+    source: str = ""  # where the figures are from, with dates
 
 
 @dataclass(kw_only=True)
 class ModelConfig:
     """Stable Diffusion inpainting: a 9-channel UNet, the VAE and the text encoder around it."""
 
-    name: str
+    name: str  # as manifest and report show it
     weights: str | None = file_path()  # a diffusers folder; null: random weights of these shapes
-    unet: dict[str, Any] = field(default_factory=dict)
-    vae: dict[str, Any] = field(default_factory=dict)
-    text_encoder: dict[str, Any] = field(default_factory=dict)
-    scheduler: dict[str, Any] = field(default_factory=dict)
+    unet: dict[str, Any] = field(default_factory=dict)  # diffusers configuration of the UNet
+    vae: dict[str, Any] = field(default_factory=dict)  # diffusers configuration of the VAE
+    text_encoder: dict[str, Any] = field(default_factory=dict)  # transformers configuration of the text encoder
+    scheduler: dict[str, Any] = field(default_factory=dict)  # diffusers configuration of the noise schedule
     location_tokens: int = within(0, 64, 4)  # latitude and longitude as this many tokens after the text's
 
 
@@ -64,12 +64,13 @@ NEEDS_ROOT = {
 class DataConfig:
     """Images, their train/validation split, and the masks."""
 
+    # where images come from: the generator, a folder, what `prepare` wrote, or volumes in NIfTI files
     kind: str = one_of("synthetic", "folder", "prepared", "nifti")
     # folder: images with EXIF positions or a metadata file; prepared: a dataset; nifti: images/ and labels/
     root: str | None = None
     num_images: int | None = within(1, 10_000_000, None)  # synthetic: exactly; folder, nifti: at most
-    resolution_px: int = within(32, 4096, 512)
-    seed: int = within(0, 2**31 - 1, 0)
+    resolution_px: int = within(32, 4096, 512)  # side of the square images in pixels, a multiple of 8
+    seed: int = within(0, 2**31 - 1, 0)  # of the generator, the split and the masks
     masks: str = one_of("sd", "disaster", default="sd")  # sd: strokes and boxes; disaster: debris, water, smoke, walls
     full_mask_share: float = within(0, 1, 0.25)  # share of the masks that repaint the whole image
     validation_share: float = within(0, 0.9, 0.1)  # share of the images, held out by whole geographic blocks
@@ -81,8 +82,9 @@ class PrepareConfig:
     """What the `prepare` command writes. Jobs do not read this."""
 
     out: str | None = None  # folder of the new dataset
+    # copies to write: files, memmap, hdf5, webdataset
     formats: list[str] = field(default_factory=lambda: ["files", "memmap"])
-    jpeg_quality: int = within(50, 100, 95)
+    jpeg_quality: int = within(50, 100, 95)  # of images that are written as JPEG
     shard_images: int = within(1, 1_000_000, 256)  # webdataset: images per tar file
     caches: bool = False  # also run the VAE and the text encoder once and store their outputs
 
@@ -92,16 +94,17 @@ class RecipeConfig:
     """How the workload is executed. The defaults are the baseline: what a plain diffusers loop does."""
 
     name: str = ""  # empty: made of the levers that differ from the baseline, see recipe.py
-    device: str = one_of("cuda", "cpu", default="cuda")
+    device: str = one_of("cuda", "cpu", default="cuda")  # where the workload runs
     precision: str = one_of("bf16", "fp16", "fp32", default="bf16")  # autocast
     tf32: bool = False  # what stays fp32 may use TF32; pinned either way, PyTorch's own default is mixed
     unet: str = one_of("diffusers", "nhwc", default="diffusers")  # nhwc: models/nhwc_unet.py, with fused kernels
     vae_encoder: str = one_of("diffusers", "nhwc", default="diffusers")  # of images in the step, without a cache
     # of the UNet; half: all networks in the type of `precision`, without masters, to make images
     weights: str = one_of("fp32", "bf16_master", "bf16_split", "bf16_stochastic", "half", default="fp32")
-    channels_last: bool = False
-    cudnn_benchmark: bool = False
+    channels_last: bool = False  # convolutions in the memory format NHWC
+    cudnn_benchmark: bool = False  # cuDNN measures its algorithms for each shape and takes the fastest
     cudnn_benchmark_limit: int = within(0, 1_000_000, 10)  # plans that cuDNN measures of each shape; 0: all
+    # kernel of scaled dot product attention; default: PyTorch chooses
     attention: str = one_of("default", "math", "efficient", "flash", "cudnn", "flash4", default="default")
     compile: str = one_of(
         *("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "tensorrt"),
@@ -110,26 +113,28 @@ class RecipeConfig:
     force_layout: bool = False  # inductor's channels_last layouts, which it does not choose for this UNet by itself
     pdl: bool = False  # inductor's programmatic dependent launch: a kernel starts while the last one ends
     cuda_graph: bool = False  # the whole step as one CUDA graph
+    # AdamW: for each, in a loop, as a fused kernel, or with 8-bit states
     optimizer: str = one_of("adamw", "adamw_loop", "adamw_fused", "adamw_8bit", default="adamw")
-    grad_checkpoint: bool = False
+    grad_checkpoint: bool = False  # recompute activations in the backward pass: less memory, more time
     accumulate: int = within(1, 1024, 1)  # micro-batches per step; `batch` is their sum
     # Only with several GPUs, whose gradients DistributedDataParallel averages in buckets during the backward pass.
+    # size of a bucket in MB
     bucket_mb: int = within(1, 4096, 25)
     bucket_view: bool = False  # gradients are views into the buckets: no copies, and memory of one gradient less
     static_graph: bool = False  # the graph never changes: DDP need not search for parameters without a gradient
     compress: str = one_of("none", "bf16", default="none")  # type in which gradients travel
-    ema: bool = False
-    num_workers: int = within(0, 256, 4)
-    prefetch_factor: int = within(1, 64, 2)
-    pin_memory: bool = False
-    non_blocking: bool = False
+    ema: bool = False  # also keep an exponential moving average of the weights
+    num_workers: int = within(0, 256, 4)  # processes of the data loader; 0: the training process loads
+    prefetch_factor: int = within(1, 64, 2)  # batches that each loader process prepares ahead
+    pin_memory: bool = False  # loader puts batches into page-locked memory, for faster copies to the GPU
+    non_blocking: bool = False  # copy batches to the GPU without waiting; needs pin_memory
     format: str = one_of("files", "memmap", "hdf5", "webdataset", default="files")  # copy of prepared data that is read
     stage_to: str = one_of("none", "tmp", "shm", default="none")  # copy the data to the node's disk or memory first
-    decode: str = one_of("pillow", "dali", default="pillow")
+    decode: str = one_of("pillow", "dali", default="pillow")  # library that decodes images; dali: on the GPU
     cache_image: bool = False  # moments of the images' latents
     cache_masked: bool = False  # moments of the masked images' latents, for a pool of masks per image
-    cache_text: bool = False
-    cache_storage: str = one_of("disk", "gpu", default="disk")
+    cache_text: bool = False  # outputs of the text encoder, instead of running it in each step
+    cache_storage: str = one_of("disk", "gpu", default="disk")  # where the caches lie while training
     mask_pool: int = within(1, 1024, 8)  # masks per image in the pool
 
 
@@ -137,24 +142,25 @@ class RecipeConfig:
 class TelemetryConfig:
     """What the NVML sidecar samples, and how often it writes."""
 
-    name: str
+    name: str  # the name of its file, and of telemetry=
+    # nvml: this machine's GPUs; replay: a recording; none: no sidecar
     source: str = one_of("nvml", "replay", "none", default="nvml")
     capture: str | None = None  # replay: file or name of a recording; null: the one of the GPU model
     fast_hz: float = within(0.1, 20, 10.0)  # above 20 Hz NVML gives spurious errors and zeros
-    slow_hz: float = within(0.1, 10, 1.0)
-    part_s: float = within(1, 3600, 60.0)
-    journal_s: float = within(0.1, 600, 5.0)
+    slow_hz: float = within(0.1, 10, 1.0)  # samples per second of clocks, temperatures and memory
+    part_s: float = within(1, 3600, 60.0)  # seconds of samples in one Parquet file
+    journal_s: float = within(0.1, 600, 5.0)  # seconds of samples that a killed sidecar may lose
     dcgm_url: str | None = http_address()  # dcgm-exporter for GPUs without GPM; null: that of the site file, if any
     dcgm_every_s: float = within(0.5, 600, 5.0)  # an exporter updates every 30 s by default
-    ready_timeout_s: float = within(1, 600, 10.0)
+    ready_timeout_s: float = within(1, 600, 10.0)  # seconds to wait until the sidecar has its first sample
 
 
 @dataclass(kw_only=True)
 class QualityConfig:
     """Weight files of the networks that judge pictures. Without one its metric is unavailable, not zero."""
 
-    lpips_weights: str | None = file_path()
-    inception_weights: str | None = file_path()
+    lpips_weights: str | None = file_path()  # file with the weights of LPIPS
+    inception_weights: str | None = file_path()  # file with the weights of Inception, for FID
     clip_model: str | None = file_path()  # a folder in the format of transformers, with its tokenizer
 
 
@@ -162,8 +168,8 @@ class QualityConfig:
 class StudyConfig:
     """Recipes to compare in one sweep; core/recipe.py expands them."""
 
-    name: str = "none"
-    base: str = "baseline"
+    name: str = "none"  # one_at_a_time, ladder, leave_one_out or none
+    base: str = "baseline"  # recipe that the levers are compared with
     levers: list[str] = field(default_factory=list)  # files of conf/recipe or num_workers=8; a+b is one step of two
 
 
@@ -187,14 +193,14 @@ class TimeoutPolicy(RerunPolicy):
 class NodeFailPolicy(RerunPolicy):
     """Rerun on other nodes."""
 
-    exclude_node: bool = True
+    exclude_node: bool = True  # ask Slurm not to use the node that failed
 
 
 @dataclass(kw_only=True)
 class OomGpuPolicy(RerunPolicy):
     """Rerun with a recipe that needs less memory, reported under that recipe's name."""
 
-    send: bool = False
+    send: bool = False  # false: only where --only names the reason
     relief: list[str] = field(
         default_factory=lambda: ["recipe.grad_checkpoint=true", "recipe.accumulate=2", "recipe.accumulate=4"]
     )  # one more per attempt, in this order
@@ -204,7 +210,7 @@ class OomGpuPolicy(RerunPolicy):
 class OomHostPolicy(RerunPolicy):
     """Rerun with more host memory."""
 
-    send: bool = False
+    send: bool = False  # false: only where --only names the reason
     mem_factor: float = within(1, 100, 2.0)  # the next host memory over the last one, up to the node's
 
 
@@ -231,10 +237,10 @@ class RerunConfig:
 class Identity:
     """Which attempt of which sweep a run is. The launcher fills it in; a single run draws its own."""
 
-    run_id: str | None = None
-    sweep_id: str | None = None
-    point: int | None = None
-    attempt: int = 1
+    run_id: str | None = None  # unique id of the attempt
+    sweep_id: str | None = None  # id of the sweep
+    point: int | None = None  # number of the point in the sweep
+    attempt: int = 1  # number of the attempt of this point
     code: str | None = None  # code snapshot that its job must run; null: whatever is imported
 
 

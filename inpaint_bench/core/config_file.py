@@ -281,6 +281,10 @@ def _alternatives(kind: Any) -> tuple[list[Any], bool]:
 
 def describe_type(owner: type, spec: Field[Any]) -> str:
     """Return what a field of a dataclass takes: `an integer between 1 and 8`, `true or false` ..."""
+    if "time_limit" in spec.metadata:
+        return "minutes, or a time in one of Slurm's formats, or " + (
+            "UNLIMITED" if spec.metadata["unlimited"] else "auto"
+        )
     options, optional = _alternatives(get_type_hints(owner)[spec.name])
     described = _describe(options, spec.metadata)
     if "choices" in spec.metadata:

@@ -51,6 +51,7 @@ class ConnectConfig(SiteBlock):
     carries. local: on this machine without Slurm. On a machine of the site itself ssh and bundle become slurm.
     """
 
+    # how this machine submits: see this block's description
     method: str = one_of("slurm", "ssh", "bundle", "local", default="slurm")
     slurm_conf: str | None = None  # SLURM_CONF of this site's cluster, where a login node serves several
     # a match means: this machine belongs to the site
@@ -68,8 +69,8 @@ class ConnectConfig(SiteBlock):
 class Account(SiteBlock):
     """The account that jobs are charged to."""
 
-    value: str | None = None
-    required: bool = False
+    value: str | None = None  # the account, or the project
+    required: bool = False  # a launch without an account is refused
     pattern: str | None = regular_expression()  # that every account of the site matches
     how_to_list: str = ""  # command that prints the user's accounts
 
@@ -78,12 +79,14 @@ class Account(SiteBlock):
 class SiteGpu(SiteBlock):
     """How to request one GPU model."""
 
-    partition: str | None = field(default=None, metadata=PARTITION)
+    partition: str | None = field(default=None, metadata=PARTITION)  # the Slurm partition with this GPU
+    # option of sbatch that asks for GPUs: --gres, --gpus-per-node or none
     request: str = one_of("gres", "gpus_per_node", "none", default="gres")
     gres: str | None = field(default=None, metadata=GRES)  # type in --gres=gpu:<type>:N; null: the model
-    max_per_node: int = within(1, 64, 1)
+    max_per_node: int = within(1, 64, 1)  # GPUs of this model in one node
+    # longest time limit of the partition, in minutes or Slurm's formats
     max_minutes: Minutes = time_limit(1, 60 * 24 * 366, 60 * 24, unlimited=True)  # noqa: RUF009 (an immutable default)
-    cpus_per_gpu: int = within(1, 512, 1)
+    cpus_per_gpu: int = within(1, 512, 1)  # cores that a job requests for each GPU
     mem_gb_per_gpu: int = within(1, 8192, 1)  # in Slurm's G, 2^30 bytes
     charge_factor: float | None = within(0, 1e6, None)  # of the partition; not needed with charging.units_per_gpu
     dcgm_url: str | None = http_address()  # of the dcgm-exporter on its nodes; used if telemetry.dcgm_url is null
@@ -100,12 +103,13 @@ class Charging(SiteBlock):
     `units_per_gpu` does not name, unless `gpus_per_unit` is given too.
     """
 
-    unit: str = "SU"
+    unit: str = "SU"  # name of the service unit
+    # how the shares of GPU, cores and memory make the charge
     combine: str = one_of("largest", "sum", default="largest")
-    gpus_per_unit: float | None = within(0.001, 1e6, None)
+    gpus_per_unit: float | None = within(0.001, 1e6, None)  # GPU-hours that cost one unit
     units_per_gpu: dict[str, float] = field(default_factory=dict, metadata=bounds(0.001, 1e6))  # by GPU model
     upper_bounds: list[str] = field(default_factory=list)  # GPU models that cost this at most: their rate is not known
-    cores_per_unit: float | None = within(0.001, 1e6, None)
+    cores_per_unit: float | None = within(0.001, 1e6, None)  # core-hours that cost one unit
     mem_gb_per_unit: dict[str, float] = field(default_factory=dict, metadata=bounds(0.001, 1e6))  # by GPU model
 
 
@@ -145,9 +149,9 @@ class SiteEnvironment(SiteBlock):
     get_user_env: str | None = None  # --get-user-env
     # exported in the script
     variables: dict[str, str] = field(default_factory=dict, metadata=VARIABLE_NAMES)
-    modules_reset: bool = False
-    modules_purge: bool = False
-    modules: list[str] = field(default_factory=list, metadata=MODULES)
+    modules_reset: bool = False  # begin with `module reset`
+    modules_purge: bool = False  # begin with `module purge`
+    modules: list[str] = field(default_factory=list, metadata=MODULES)  # loaded in this order
     setup: list[str] = field(default_factory=list)  # shell lines before the job
 
 
@@ -155,8 +159,8 @@ class SiteEnvironment(SiteBlock):
 class Storage(SiteBlock):
     """File systems of the site."""
 
-    scratch: str | None = None
-    node_tmp: str | None = None
+    scratch: str | None = None  # folder for large temporary files, visible to all nodes
+    node_tmp: str | None = None  # folder on a disk of the node
     file_quotas: dict[str, int] = field(default_factory=dict)  # how many files a project or user may have, by folder
 
 
@@ -164,13 +168,13 @@ class Storage(SiteBlock):
 class SiteConfig:
     """A cluster with its own Slurm: everything that a new cluster needs."""
 
-    name: str = "auto"
-    template: str = "base.sh.j2"
+    name: str = "auto"  # the name of its file, and of site=
+    template: str = "base.sh.j2"  # of the sbatch script, in slurm_templates
     python: str | None = None  # interpreter on the compute nodes; null: the one that runs this command
-    constraint: list[str] = field(default_factory=list)
-    qos: str | None = None
+    constraint: list[str] = field(default_factory=list)  # --constraint, joined by &
+    qos: str | None = None  # --qos of the jobs
     exclude_nodes: list[str] = field(default_factory=list)  # --exclude; `rerun` adds failed nodes
-    use_srun: bool = True
+    use_srun: bool = True  # start the job's process with srun
     connect: ConnectConfig = field(default_factory=ConnectConfig)
     account: Account = field(default_factory=Account)
     gpus: dict[str, SiteGpu] = field(default_factory=dict)

@@ -33,10 +33,10 @@ class WorkloadConfig:
     not_in_variant: ClassVar[tuple[str, ...]] = ()
     data_kinds: ClassVar[tuple[str, ...]] = ("synthetic", "folder", "prepared")  # that it can read
 
-    name: str
+    name: str  # the name of its file, and of workload=
     module: str  # Python module with the workload
-    warmup_steps: int = within(0, 1_000_000, 10)
-    measure_steps: int = within(1, 100_000_000, 50)
+    warmup_steps: int = within(0, 1_000_000, 10)  # steps before measuring begins
+    measure_steps: int = within(1, 100_000_000, 50)  # steps that are measured, at least
     min_measure_s: float = within(0, 1e6, 20.0)  # measuring goes on until both are reached
 
     @property

@@ -27,13 +27,14 @@ class DenoiserConfig(WorkloadConfig):
     warmup_steps: int = within(0, 1000, 3)  # of each case
     measure_steps: int = within(1, 100_000, 3)  # of each case
     min_measure_s: float = within(0, 1e4, 0.0)  # of each case
-    models: list[str] = field(default_factory=lambda: list(MODELS))
+    models: list[str] = field(default_factory=lambda: list(MODELS))  # networks to run
     models_resident: str = one_of("all", "one", default="all")  # whose weights are on the GPU at a time
     channels: list[int] = field(default_factory=lambda: list(CHANNELS))  # of the levels; DnCNN has the first
-    sigma: float = within(0, 1, 0.1)
+    sigma: float = within(0, 1, 0.1)  # standard deviation of the noise, of images between 0 and 1
     tiling: str = one_of("library", "off", "explicit", default="library")  # models/denoisers.py says what each does
     tile_px: int = within(64, 8192, 512)  # explicit: side of a tile
     overlap_px: int = within(0, 1024, 32)  # explicit: neighbours share at least twice as much
+    # where the input of a call comes from: the GPU, or the host's memory, pinned or not
     input_mode: str = one_of("device_resident", "host_random", "pinned", default="device_resident")
 
     def check(self, bench: BenchConfig) -> None:

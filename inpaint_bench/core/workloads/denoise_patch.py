@@ -20,9 +20,9 @@ class Config(DenoiserConfig):
     """A square image, all of whose patches are one step. They do not overlap and are not put together."""
 
     warmup_steps: int = within(0, 1000, 2)
-    image_px: int = within(16, 16384, 2048)
-    patches_px: list[int] = field(default_factory=lambda: [128, 256, 512])
-    patch_batches: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16])
+    image_px: int = within(16, 16384, 2048)  # side of the square image in pixels
+    patches_px: list[int] = field(default_factory=lambda: [128, 256, 512])  # sides of the square patches in pixels
+    patch_batches: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16])  # patches that are denoised at once
     # host_random, as published: drawn on the CPU and copied within the timed call
     input_mode: str = one_of("device_resident", "host_random", "pinned", default="host_random")
 

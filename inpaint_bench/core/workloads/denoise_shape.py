@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class Config(DenoiserConfig):
     """Images of one height and many widths."""
 
-    height_px: int = within(16, 16384, 2048)
-    width_min_px: int = within(16, 16384, 1024)
-    width_max_px: int = within(16, 16384, 2048)
+    height_px: int = within(16, 16384, 2048)  # height of the image in pixels
+    width_min_px: int = within(16, 16384, 1024)  # smallest width in pixels
+    width_max_px: int = within(16, 16384, 2048)  # largest width in pixels
     width_steps_px: list[int] = field(default_factory=lambda: [64, 68])  # a series of widths for each
 
     def check(self, bench: BenchConfig) -> None:

@@ -31,14 +31,14 @@ class Config(WorkloadConfig):
     min_warmup_s: float = within(0, 1e6, 0.0)  # after warmup_steps, which may compile: load the GPU for so long
     epochs: int = within(1, 100_000, 16)  # what "runtime" stands for
     dataset_images: int = within(1, 1_000_000_000, 6500)  # images in one such epoch
-    learning_rate: float = within(0, 10, 1.0e-5)
+    learning_rate: float = within(0, 10, 1.0e-5)  # of the optimizer, constant
     train_steps: int | None = within(1, 1_000_000_000, None)  # null: only warm-up and one measured stretch
     validate_every: int = within(0, 1_000_000_000, 0)  # steps; 0: never. Also before the first and after the last
     validation_images: int = within(1, 1_000_000, 64)  # at most so many of those held out
     sample_images: int = within(0, 64, 0)  # held-out images restored at the end, for metrics and a grid
-    sample_steps: int = within(1, 1000, 20)
+    sample_steps: int = within(1, 1000, 20)  # denoising steps of each sampled image
     checkpoint_every_s: float = within(0, 1e7, 0.0)  # 0: only on a signal and at the end of training
-    keep_checkpoints: int = within(1, 1000, 2)
+    keep_checkpoints: int = within(1, 1000, 2)  # checkpoints to keep, the newest
     save_weights: bool = False  # a diffusers pipeline folder when training ends
     resume: bool = True  # from the last good checkpoint of this point
 

@@ -30,7 +30,7 @@ class Config(WorkloadConfig):
     warmup_steps: int = within(0, 1_000_000, 2)
     measure_steps: int = within(1, 100_000_000, 10)
     min_measure_s: float = within(0, 1e6, 5.0)
-    sampler: str = one_of("plms", "ddim", "dpmpp", default="plms")
+    sampler: str = one_of("plms", "ddim", "dpmpp", default="plms")  # PLMS, DDIM or DPM-Solver++
     steps: int = within(1, 500, 50)  # of the sampler; PLMS evaluates the UNet once more
     guidance: float = within(1, 50, 7.5)  # 1: none, and half the work
 
