@@ -31,6 +31,7 @@ _KEYS = {
     "steps": ["window_id", "step", "t_start_mono_ns"],
     "events": ["t_mono_ns", "kind", "gpu_uuid", "detail"],
     contract.KERNEL_TIMES: ["call", "kernel"],
+    contract.KERNEL_COUNTERS: ["call", "launch"],
     **{table: ["window_id", "step"] for table in contract.TABLES if table.startswith(contract.RESULTS)},
 }
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError)
@@ -302,7 +303,7 @@ def read_table(table: str, files: TableFiles, run_id: str) -> tuple[pa.Table, li
         reason = f"journal of a part that was never closed: {rows.num_rows} rows taken from it"
         skips.append(skipped(path, "journal", f"{reason}, {problem}" if problem else reason, run_id))
     closed = concat(pieces, schema)
-    if table == contract.KERNEL_TIMES and closed.num_rows > untrusted.MAX_KERNELS:
+    if table in contract.PROFILE_TABLES and closed.num_rows > untrusted.MAX_KERNELS:
         reason = f"profile left out: {closed.num_rows:,} kernels; the limit is {untrusted.MAX_KERNELS:,}"
         skips.append(skipped(next(iter(files.parts)), "too_large", reason, run_id))
         closed = schema.empty_table()

@@ -174,7 +174,7 @@ def read_run(folder: Path) -> tuple[Run | None, list[SkippedFile]]:
             tables[table], unusable = open_table(folder / table, table, run_id)
             skips += unusable
         except LeftOutError as error:
-            if table != schema.KERNEL_TIMES:
+            if table not in schema.PROFILE_TABLES:
                 raise
             # No figure of the run depends on its profile.
             tables[table] = TableFiles()
@@ -187,8 +187,9 @@ def read_run(folder: Path) -> tuple[Run | None, list[SkippedFile]]:
         text = f"part of a run without a usable manifest: {problem.reason}"
         skips += [skipped(path, problem.code, text) for path in orphans]
         return None, [skipped(folder / schema.MANIFEST, problem.code, problem.reason), *skips]
-    # A recipe that is unavailable ends its run before any window opens: no file is as it should be.
-    if not (folder / schema.WINDOWS).exists() and manifest.reason != Reason.UNAVAILABLE:
+    # A recipe that is unavailable ends its run before any window opens, and where kernels are counted none is.
+    counted = manifest.profile is not None and manifest.profile.counts
+    if not (folder / schema.WINDOWS).exists() and manifest.reason != Reason.UNAVAILABLE and not counted:
         skips.append(skipped(folder / schema.WINDOWS, "missing", "no such file: no window to measure", run_id))
     windows: list[Window] = _read_record(folder, schema.WINDOWS, list[Window], contents, skips, run_id) or []
     sidecar = _read_record(folder, schema.TELEMETRY, TelemetryReport, contents, skips, run_id)

@@ -55,6 +55,9 @@ def summarise(
             "unavailable on this machine" if is_unavailable(row) else f"status {manifest.status}{reason}"
         )
         return row
+    if manifest.profile and manifest.profile.counts:  # whatever windows the directory holds
+        row["invalid_reason"] = "kernels were counted, nothing was timed (profile=ncu)"
+        return row
     measured = [window for window in windows if window.kind == WindowKind.MEASURE]
     usable = [window for window in measured if window.status == Status.COMPLETED and _span(window)]
     if not usable:

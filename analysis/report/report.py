@@ -24,7 +24,7 @@ from inpaint_bench.core import files
 from inpaint_bench.core.console import sanitize
 from inpaint_bench.core.errors import UserError
 
-from . import export, poster, profiles, render, sample_grids, scaling, study_tables, workloads
+from . import counters, export, poster, profiles, render, sample_grids, scaling, study_tables, workloads
 from .figures import base, overview, svg
 from .figures.base import Figure
 from .tables import LONG_TABLE, Table, TableBuilder
@@ -83,7 +83,12 @@ def make_report(dataset: Dataset, build: TableBuilder, notes: list[str]) -> Repo
             "excluded": [build.excluded(), build.skipped_files(dataset.skipped), build.skipped_images()],
             "environment": [build.environment()],
         },
-        workloads=[*scaling.sections(build), *profiles.sections(dataset, build), *workloads.sections(dataset, build)],
+        workloads=[
+            *scaling.sections(build),
+            *profiles.sections(dataset, build),
+            *counters.sections(dataset, build),
+            *workloads.sections(dataset, build),
+        ],
     )
 
 

@@ -279,8 +279,11 @@ class BenchConfig:
     out: str = "runs"  # parent of all sweep directories
     wait: bool = False  # return when all points have finished
     dry_run: bool = False  # print the plan and write the scripts, submit nothing
-    # profile a step after the measured windows, by classes of kernels; never part of a measurement
-    profiler: str = one_of("none", "torch", default="none")
+    # torch: profile a step after the measured windows, by classes of kernels; never part of a measurement. ncu: count
+    # the heaviest kernels with Nsight Compute, and measure nothing
+    profiler: str = one_of("none", "torch", "ncu", default="none")
+    profiler_launches: int = within(1, 100_000, 300)  # ncu: of a call; kernels are left out that have more
+    profiler_limit_s: float = within(10, 1e6, 300)  # ncu: after this time no further launch is counted
     demonstration: bool = False  # tables and figures of such a run are marked as a demonstration
 
     @property
@@ -339,6 +342,8 @@ def _check_config(bench: BenchConfig, known: Container[str] = ()) -> None:
         raise UserError(f"data.resolution_px={bench.data.resolution_px}: must be a multiple of 8")
     if bench.ranks > 1 and not bench.workload.parallel:
         raise UserError(f"gpus={bench.gpus} nodes={bench.nodes}: workload {bench.workload.name} uses one GPU")
+    if bench.ranks > 1 and bench.profiler == "ncu":
+        raise UserError(f"gpus={bench.gpus} nodes={bench.nodes}: profile=ncu counts the kernels of one GPU")
     bench.workload.check(bench)
 
 
@@ -364,7 +369,8 @@ def config_hash(config: DictConfig) -> str:
     placement = ("site", "sites", "out", "name", "wait", "dry_run", "max_points", "budget", "time_min", "mem_gb")
     replication = ("seed", "repeats", "repeats_target", "repeats_max", "order_seed")
     # A profile begins when everything is measured.
-    for key in ("identity", "study", "prepare", "rerun", "profiler", *placement, *replication):
+    profiling = ("profiler", "profiler_launches", "profiler_limit_s")
+    for key in ("identity", "study", "prepare", "rerun", *profiling, *placement, *replication):
         content.pop(key, None)
     for key in ("dcgm_url", "dcgm_every_s"):  # depend on the site
         content["telemetry"].pop(key, None)

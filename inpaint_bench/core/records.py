@@ -259,12 +259,17 @@ class MemoryPeaks(msgspec.Struct, kw_only=True):
 
 
 class ProfileFacts(msgspec.Struct, kw_only=True):
-    """What was profiled after the measured windows; the kernels are in the table `kernel_times`."""
+    """What was profiled after the measured windows; the kernels are in the tables `kernel_times`, `kernel_counters`."""
 
-    profiler: str
+    profiler: str  # torch, or ncu: then there are no measured windows
     calls: list[str] = []
     traces: list[str] = []  # relative to the run directory
-    problems: list[str] = []  # why a call or a trace is missing
+    problems: list[str] = []  # why a call, a trace or a kernel is missing
+
+    @property
+    def counts(self) -> bool:
+        """Return whether kernels were counted, and nothing was timed."""
+        return self.profiler == "ncu"
 
 
 class RankFacts(msgspec.Struct, kw_only=True):

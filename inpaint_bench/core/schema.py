@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from inpaint_bench import __version__
 
+from .kernel_counters import METRICS
 from .workloads import Result, result_columns, results
 
 SCHEMA_VERSION: Final = 2
@@ -29,8 +30,10 @@ RESULTS: Final = "results_"  # begins the name of the table of a workload's own 
 NODE_TABLES: Final = ("samples_fast", "samples_slow", "samples_gpm", "events")  # of a sidecar
 RUN_TABLES: Final = ("samples_fast", "samples_slow", "samples_gpm", "steps", "events")  # of a run of any workload
 KERNEL_TIMES: Final = "kernel_times"  # of a run with a profile
+KERNEL_COUNTERS: Final = "kernel_counters"  # of a run with profile=ncu, in which nothing is timed
+PROFILE_TABLES: Final = (KERNEL_TIMES, KERNEL_COUNTERS)  # no figure of a run depends on them
 TRACES: Final = "traces"  # of its profile, for Perfetto: <call>.json.gz; not merged
-TABLES: Final = (*RUN_TABLES, KERNEL_TIMES, *(f"{RESULTS}{name}" for name in results()))  # one folder of parts each
+TABLES: Final = (*RUN_TABLES, *PROFILE_TABLES, *(f"{RESULTS}{name}" for name in results()))  # one folder of parts each
 PART_PATTERN: Final = "part-{:06d}.parquet"
 # Earlier versions wrote the events as part-000000.sidecar.parquet.
 PART_NAME: Final = re.compile(r"part-(\d{6,})(\.[\w-]+)?\.parquet", re.ASCII)
@@ -227,6 +230,18 @@ _KERNEL_TIMES: Final = _table(
     ("ms", pa.float64(), False),
 )
 
+# Hardware counters of one launch of a kernel, by Nsight Compute. The units are in core/kernel_counters.py.
+_KERNEL_COUNTERS: Final = _table(
+    ("call", _DICT, False),
+    ("launch", pa.int64(), False),  # in the order of those that were counted
+    ("kind", _DICT, False),
+    ("detail", _DICT, False),
+    ("kernel", _DICT, False),
+    ("grid", _DICT, False),  # "(132, 1, 1)"
+    ("block", _DICT, False),
+    *((name, pa.float64(), True) for name in METRICS),  # null: the chip does not have it
+)
+
 
 def results_table(workload: str) -> str:
     """Return the name of the table with a workload's own results."""
@@ -246,5 +261,6 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
     "steps": STEPS,
     "events": EVENTS,
     KERNEL_TIMES: _KERNEL_TIMES,
+    KERNEL_COUNTERS: _KERNEL_COUNTERS,
     **{results_table(name): _results(result) for name, result in results().items()},
 }

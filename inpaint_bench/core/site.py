@@ -172,6 +172,8 @@ class SiteConfig:
     template: str = "base.sh.j2"  # of the sbatch script, in slurm_templates
     python: str | None = None  # interpreter on the compute nodes; null: the one that runs this command
     constraint: list[str] = field(default_factory=list)  # --constraint, joined by &
+    # profile=ncu: features of nodes that let a job read the GPU's counters, added to the constraint
+    counter_features: list[str] = field(default_factory=list)
     qos: str | None = None  # --qos of the jobs
     exclude_nodes: list[str] = field(default_factory=list)  # --exclude; `rerun` adds failed nodes
     use_srun: bool = True  # start the job's process with srun

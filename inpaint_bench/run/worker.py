@@ -109,6 +109,7 @@ def _run_attempt(
         import torch
 
         from inpaint_bench import levers, workloads
+        from inpaint_bench.profiling import ncu
         from inpaint_bench.profiling.record import keep_profiler_attached
 
     if bench.profiler != "none":
@@ -121,6 +122,8 @@ def _run_attempt(
     )
     # Not before the environment is recorded: a run that finds no GPU names its node and its job all the same.
     device, uuids = choose_device(bench, leader.place.local_rank if leader else 0)
+    if bench.profiler == "ncu":
+        ncu.find()  # before anything is built
     if leader:
         uuids = leader.meet(device, uuids)
     with _sidecar(bench, run_dir, manifest, uuids, leader.devices if leader else []):
@@ -135,7 +138,9 @@ def _run_attempt(
                 levers=levers.requested(bench),
                 parity=workload.parity,
             )
-            if isinstance(workload, workloads.MeasuringWorkload):
+            if bench.profiler == "ncu":
+                _profile_only(bench, run_dir, manifest, workload, device)
+            elif isinstance(workload, workloads.MeasuringWorkload):
                 _measure(bench, run_dir, manifest, workload, device)
             else:
                 _run_windows(bench, run_dir, manifest, workload, device, stop_signal, leader)
@@ -143,6 +148,9 @@ def _run_attempt(
                     leader.finish()
         finally:
             workload.close()
+            del workload
+    if bench.profiler == "ncu":
+        _count(bench, run_dir, manifest)
 
 
 def _measure(
@@ -210,6 +218,34 @@ def _profile(
     from .profile import profile_calls
 
     manifest.update(profile=profile_calls(bench, run_dir, manifest.record.run_id, workload, device))
+
+
+def _profile_only(
+    bench: BenchConfig,
+    run_dir: Path,
+    manifest: ManifestFile,
+    workload: TrainingWorkload | MeasuringWorkload,
+    device: torch.device,
+) -> None:
+    """Profile without windows: this tells which kernels to count."""
+    from .count import warm_up
+
+    if isinstance(bench.batch, str):
+        bench.batch = workload.images_per_step  # found: the process under ncu does not search again
+    warm_up(workload, device)
+    manifest.update(levers=workload.verify_levers())
+    _profile(bench, run_dir, manifest, workload, device)
+
+
+def _count(bench: BenchConfig, run_dir: Path, manifest: ManifestFile) -> None:
+    """Count kernels in a process of its own; by now the workload and the sidecar have ended."""
+    from .count import count_kernels, free_memory
+
+    free_memory()
+    facts = manifest.record.profile
+    assert facts is not None
+    problems = count_kernels(bench, run_dir, manifest.record.run_id)
+    manifest.update(profile=msgspec.structs.replace(facts, problems=[*facts.problems, *problems]))
 
 
 def _record_results(manifest: ManifestFile, workload: TrainingWorkload, loop: Loop) -> None:

@@ -88,6 +88,7 @@ def slurm_request(bench: BenchConfig, site: SiteConfig) -> SlurmRequest:
         mem_gb=bench.mem_gb or entry.mem_gb_per_gpu * bench.gpus,
         time_min=time_min,
         warning_s=time_limit.warning_s(bench, site),
+        features=tuple(site.counter_features) if bench.profiler == "ncu" else (),
     )
 
 

@@ -32,6 +32,7 @@ class SlurmRequest:
     mem_gb: int  # per node
     time_min: int
     warning_s: int = 0  # a signal this long before the time limit; 0: none
+    features: tuple[str, ...] = ()  # of the nodes, beside the site's own constraint
 
     def __str__(self) -> str:
         if self.partition is None:

@@ -92,9 +92,9 @@ def _directives(group: Group, folder: Path, job_name: str) -> Iterator[tuple[str
         yield "partition", request.partition
     if site.qos:
         yield "qos", site.qos
-    if site.constraint:
+    if constraint := [*site.constraint, *request.features]:
         # "&": a constraint that the user adds narrows the site's own
-        yield "constraint", "&".join(site.constraint)
+        yield "constraint", "&".join(constraint)
     if site.exclude_nodes:
         yield "exclude", ",".join(site.exclude_nodes)
     yield "nodes", request.nodes

@@ -1,0 +1,69 @@
+"""profile=ncu on a machine without counters, from launch to report. Nsight Compute is a script that stands in for it.
+
+The script runs the application, so that the process that would be counted is the real one, and then prints what Nsight
+Compute prints where the counters are forbidden. Counters themselves need a GPU.
+"""
+
+import json
+import os
+
+import pytest
+
+from analysis.dataset import open_dataset
+from analysis.report import report
+from inpaint_bench import launch
+from inpaint_bench.cli import app
+
+FORBIDDEN = """#!/bin/sh
+while [ "$1" != --log-file ]; do shift; done
+log=$2; shift 2
+"$@" || exit 7
+cat > "$log" <<END
+==PROF== Connected to process 87374 (/usr/bin/python3.12)
+==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters on the target \
+device 0. For instructions on enabling permissions see https://developer.nvidia.com/ERR_NVGPUCTRPERM
+==PROF== Disconnected from process 87374
+END
+exit 1
+"""
+OPTIONS = ["gpu=h200", "profile=demo", "profiler=ncu"]
+IMAGES = ["workload=sd_inference", "workload.steps=2"]
+DENOISERS = ["workload=denoise_patch", "workload.channels=[4,8,8,8]", "workload.models=[unet,dncnn]"]
+DENOISERS += ["workload.image_px=64", "workload.patches_px=[32]", "workload.patch_batches=[3]"]
+
+
+@pytest.mark.parametrize("overrides", [["batch=2"], IMAGES, DENOISERS], ids=["training", "images", "denoisers"])
+def test_where_counters_are_forbidden_a_run_is_unavailable_and_enters_no_figure(tmp_path, monkeypatch, overrides):
+    script = tmp_path / "bin" / "ncu"
+    script.parent.mkdir()
+    script.write_text(FORBIDDEN)
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(script.parent), prepend=os.pathsep)
+    sweep = tmp_path / "sweep"
+    assert launch.main(["-m", *OPTIONS, *overrides, f"hydra.sweep.dir={sweep}"]) == 1
+    run_dir = sweep / "0" / "attempt-1"
+    manifest = json.loads((run_dir / "manifest.json").read_text())
+    assert (manifest["status"], manifest["reason"]) == ("failed", "unavailable")
+    assert "may not read the GPU's performance counters (ERR_NVGPUCTRPERM)" in manifest["message"]
+    assert manifest["profile"]["profiler"] == "ncu"
+    assert manifest["profile"]["calls"]
+    assert not (run_dir / "windows.json").exists()
+    # The process under it did its work: it would have ended with another code.
+    assert "ERR_NVGPUCTRPERM" in (run_dir / "ncu.csv").read_text()
+    assert app.main(["merge", str(sweep), "-o", str(tmp_path / "dataset")]) == 0
+    dataset = open_dataset(tmp_path / "dataset")
+    assert dataset.runs["valid"].to_list() == [False]
+    assert dataset.runs["images_per_s"].to_list() == [None]
+    page = report.write_report(tmp_path / "dataset", tmp_path / "report").read_text()
+    assert "no time of such a run appears in any table or figure" in page
+    assert f"Run {manifest['run_id']} has no counters: this job may not read" in page
+
+
+def test_without_nsight_compute_a_run_ends_before_anything_is_built(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    sweep = tmp_path / "sweep"
+    assert launch.main(["-m", *OPTIONS, "batch=2", f"hydra.sweep.dir={sweep}"]) == 1
+    manifest = json.loads((sweep / "0" / "attempt-1" / "manifest.json").read_text())
+    assert (manifest["status"], manifest["reason"]) == ("failed", "unavailable")
+    assert "no `ncu` is on PATH" in manifest["message"]
+    assert manifest["workload_facts"] is None
