@@ -13,6 +13,8 @@ from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.kernel_counters import METRICS
 from inpaint_bench.core.site import SiteConfig
 
+from .record import ATTACHED
+
 SETUP_S = 1800  # a run may take this long beyond its own limit: building, compiling, printing
 
 
@@ -53,6 +55,8 @@ def run(arguments: Sequence[str], output: Path, limit_s: float, site: SiteConfig
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
+        # Two profilers cannot share a process.
+        env={name: value for name, value in os.environ.items() if name not in ATTACHED},
         start_new_session=True,  # so that a run that hangs is ended with its application
     )
     try:

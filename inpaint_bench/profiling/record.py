@@ -14,11 +14,13 @@ from inpaint_bench.core.errors import UserError
 
 from .kernel_times import KernelEvent
 
+# As PyTorch sets them where it makes CUDA graphs itself.
+ATTACHED = {"TEARDOWN_CUPTI": "0", "DISABLE_CUPTI_LAZY_REINIT": "1"}
+
 
 def keep_profiler_attached() -> None:
     """Leave the profiler attached to CUDA for the rest of the process: a CUDA graph does not survive the detaching."""
-    # As PyTorch sets them where it makes CUDA graphs itself.
-    os.environ |= {"TEARDOWN_CUPTI": "0", "DISABLE_CUPTI_LAZY_REINIT": "1"}
+    os.environ |= ATTACHED
 
 
 def record(call: Callable[[], object], device: torch.device, trace: Path | None = None) -> list[KernelEvent]:

@@ -40,7 +40,7 @@ def test_where_counters_are_forbidden_a_run_is_unavailable_and_enters_no_figure(
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(script.parent), prepend=os.pathsep)
     sweep = tmp_path / "sweep"
-    assert launch.main(["-m", *OPTIONS, *overrides, f"hydra.sweep.dir={sweep}"]) == 1
+    assert launch.main(["-m", *OPTIONS, *overrides, f"hydra.sweep.dir={sweep}"]) == 0  # a result, no failure
     run_dir = sweep / "0" / "attempt-1"
     manifest = json.loads((run_dir / "manifest.json").read_text())
     assert (manifest["status"], manifest["reason"]) == ("failed", "unavailable")
@@ -62,7 +62,7 @@ def test_where_counters_are_forbidden_a_run_is_unavailable_and_enters_no_figure(
 def test_without_nsight_compute_a_run_ends_before_anything_is_built(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     sweep = tmp_path / "sweep"
-    assert launch.main(["-m", *OPTIONS, "batch=2", f"hydra.sweep.dir={sweep}"]) == 1
+    assert launch.main(["-m", *OPTIONS, "batch=2", f"hydra.sweep.dir={sweep}"]) == 0
     manifest = json.loads((sweep / "0" / "attempt-1" / "manifest.json").read_text())
     assert (manifest["status"], manifest["reason"]) == ("failed", "unavailable")
     assert "no `ncu` is on PATH" in manifest["message"]

@@ -45,6 +45,7 @@ def _bare_shell(monkeypatch):
         ("delta-h200-of-8", f"gpu=h200 gpus=8 {ACCOUNT}"),
         ("delta-a100-2x4", f"gpu=a100 site=delta gpus=4 nodes=2 telemetry=none {ACCOUNT}"),
         ("grace-a100-of-2", "gpu=a100 site=grace gpus=2"),
+        ("delta-h200-counters", f"gpu=h200 profile=ncu {ACCOUNT}"),
         (
             "delta-h200-changed",
             f"gpu=h200 {ACCOUNT} sites.delta.qos=low sites.delta.use_srun=false "

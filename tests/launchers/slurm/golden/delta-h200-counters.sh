@@ -1,0 +1,31 @@
+#!/bin/bash
+#SBATCH --job-name=inpaint-s1-00
+#SBATCH --account=bbxx-delta-gpu
+#SBATCH --partition=gpuH200x8
+#SBATCH --constraint='work&perf&nvperf'
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=12
+#SBATCH --mem=232G
+#SBATCH --gpus-per-node=1
+#SBATCH --time=60
+#SBATCH --array=0-1
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=/sweep/jobs/00/%A_%a_0_log.out
+#SBATCH --error=/sweep/jobs/00/%A_%a_0_log.err
+#SBATCH --export=ALL
+#SBATCH --gpu-bind=closest
+
+set -eo pipefail
+
+# --- environment: nothing is relied on that is not written here
+module reset
+export PYTHONPATH=/sweep/code/0123456789ab
+export PYTHONSAFEPATH=1
+export PYTHONUNBUFFERED=1
+export SUBMITIT_EXECUTOR=slurm
+
+# --- the job, which is to know when its time is up
+export INPAINT_BENCH_END_UNIX=$(($(date +%s) + 3600))
+srun --unbuffered --cpus-per-task=12 python -u -m launchers.entry /sweep/jobs/00
