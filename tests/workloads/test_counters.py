@@ -27,12 +27,11 @@ END
 exit 1
 """
 OPTIONS = ["gpu=h200", "profile=demo", "profiler=ncu"]
-IMAGES = ["workload=sd_inference", "workload.steps=2"]
 DENOISERS = ["workload=denoise_patch", "workload.channels=[4,8,8,8]", "workload.models=[unet,dncnn]"]
 DENOISERS += ["workload.image_px=64", "workload.patches_px=[32]", "workload.patch_batches=[3]"]
 
 
-@pytest.mark.parametrize("overrides", [["batch=2"], IMAGES, DENOISERS], ids=["training", "images", "denoisers"])
+@pytest.mark.parametrize("overrides", [["batch=2"], DENOISERS], ids=["training", "denoisers"])
 def test_where_counters_are_forbidden_a_run_is_unavailable_and_enters_no_figure(tmp_path, monkeypatch, overrides):
     script = tmp_path / "bin" / "ncu"
     script.parent.mkdir()
