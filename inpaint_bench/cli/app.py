@@ -7,6 +7,7 @@ are in exit_codes.py.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -127,8 +128,16 @@ def prepare(
         run_prepare(overrides or [], verify=verify)
 
 
+def _complete_launch(incomplete: str) -> list[str]:
+    from .launch_help import complete
+
+    # bash breaks words at "=", and click drops the words before the last one.
+    words, number = os.environ.get("COMP_WORDS", "").split(), os.environ.get("COMP_CWORD", "")
+    return complete(words[: int(number)], (*words, "")[int(number)]) if number.isdecimal() else complete([], incomplete)
+
+
 @app.command(context_settings=_HYDRA, add_help_option=False)
-def launch(arguments: Annotated[list[str] | None, Argument()] = None) -> int:
+def launch(arguments: Annotated[list[str] | None, Argument(autocompletion=_complete_launch)] = None) -> int:
     """Submit a sweep to every site (-m), or run one point here."""
     from inpaint_bench import launch
 
@@ -241,6 +250,20 @@ def report(
     from .report import run_report
 
     run_report(dataset, output, export=export, accept_disagreement=accept_disagreement)
+
+
+@app.command(epilog=_examples("levers", "levers dataset --json"))
+def levers(
+    datasets: Annotated[list[Path] | None, Argument(metavar="DATASET", help="Folders that `merge` wrote.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the levers, what they do and where they were seen to help.
+
+    The effects are those of the studies in the datasets; without one, of the measurements in this checkout.
+    """
+    from .levers import run_levers
+
+    run_levers(datasets or [], as_json=as_json)
 
 
 @app.command(epilog=_examples("restore runs/trained/weights photos -o restored --masks photos/masks --device cuda"))

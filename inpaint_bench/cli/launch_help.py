@@ -9,6 +9,7 @@ from textwrap import wrap
 from inpaint_bench.core.console import console
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.key_docs import WORKLOAD, Key, groups, keys_of, summary
+from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.validation import no_such_choice
 
 _HEADER = """Usage: inpaint-bench launch [OPTIONS] KEY=VALUE ...
@@ -38,6 +39,40 @@ def choices(folders: Sequence[Path]) -> dict[str, list[str]]:
     for group, name in sorted({(path.parent.name, path.stem) for path in files}):
         found.setdefault(group, []).append(name)
     return found
+
+
+def complete(words: Sequence[str], incomplete: str) -> list[str]:
+    """Return what can stand for `incomplete`: keys with "=", or values of the key before it.
+
+    bash breaks words at "=": there `words` end with the key, or with the key and "=".
+    """
+    key, equals, value = incomplete.rpartition("=")
+    if words and words[-1] == "=" and len(words) > 1:
+        key, equals, value = words[-2], "=", incomplete
+    elif words and incomplete == "=":
+        key, equals, value = words[-1], "=", ""
+    offered = choices([conf_dir()])
+    blocks = groups()
+    if not equals:
+        if "." in incomplete:
+            group = incomplete.partition(".")[0]
+            group = f"{WORKLOAD}=finetune_inpaint" if group == WORKLOAD else group
+            keys = [f"{key.path}=" for key in keys_of(group)] if group in blocks else []
+        else:
+            keys = [f"{key.path}=" for key in keys_of("")] + [f"{group}=" for group in offered]
+            keys += [f"{group.partition('=')[0]}." for group in blocks if group] * bool(incomplete)
+        flags = ["--multirun", "--dry-run", "--wait", "--config-dir", "--plan", "--help"]
+        return sorted({word for word in [*keys, *flags] if word.startswith(incomplete) and "<name>" not in word})
+    done, comma, last = value.rpartition(",")
+    names = offered.get(key, [])
+    if not names:
+        block = key.partition(".")[0] if "." in key else ""
+        found = next((each for each in keys_of(block) if each.path == key), None) if block in blocks else None
+        takes = found.values if found else ""
+        names = takes.removeprefix("one of ").split(", ") if takes.startswith("one of ") else []
+        names = ["true", "false"] if takes == "true or false" else names
+    prefix = f"{key}=" if "=" in incomplete and incomplete != "=" else ""
+    return [f"{prefix}{done}{comma}{name}" for name in names if name.startswith(last)]
 
 
 def print_help(words: Sequence[str], folders: Sequence[Path]) -> None:

@@ -39,6 +39,8 @@ from inpaint_bench.core.records import (
 from inpaint_bench.core.schema import MANIFEST, PRODUCER, SCHEDULER, SCHEMA_VERSION, TABLES, Reason, Status
 from inpaint_bench.models.weights_folder import weights_digest
 
+from .progress_log import ProgressLog
+
 WRITE_INTERVAL_S = 5.0
 MESSAGE_CHARS = 400
 RESERVE = ".reserve"  # space set aside for the final status, in case the disk or quota is full by then
@@ -62,6 +64,7 @@ class ManifestFile:
         self._write_lock = threading.Lock()  # guards the file
         self._writer: threading.Thread | None = None
         self._ended = threading.Event()
+        self._progress_log = ProgressLog()
         self._dirty = False  # there is progress that is not on disk yet
 
     @classmethod
@@ -89,6 +92,7 @@ class ManifestFile:
         with self._lock:
             self.record.progress = progress
             self._dirty = True
+        self._progress_log.add(progress)
         if self._writer is None:
             self._writer = threading.Thread(target=self._write_periodically, name="manifest", daemon=True)
             self._writer.start()

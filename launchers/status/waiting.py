@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
 from inpaint_bench.core.console import console, pluralize, sanitize
 from inpaint_bench.core.errors import PointsFailedError
 from inpaint_bench.core.schema import PointState, Reason
 from launchers.sweep.ledger import Ledger
 
-from .forecast import forecast_points
-from .survey import poll_sweep, sites_of, slowest_site
-from .tables import points_table
+from .forecast import forecast_points, sweep_end
+from .survey import PointStatus, poll_sweep, sites_of, slowest_site
+from .tables import clock, points_table
 
 log = logging.getLogger(__name__)
 
 LOCAL_POLL_S = 2.0  # if no Slurm is polled
+MOST_TOLD = 4  # running points that a line tells one by one
 
 
 def wait(ledger: Ledger, nums: set[int]) -> None:
@@ -38,6 +40,8 @@ def wait(ledger: Ledger, nums: set[int]) -> None:
             states[num] = point.state
         if not any(point.is_open for point in points):
             break
+        if line := progress_line(points):
+            log.info(line)
         time.sleep(site.limits.poll_s if site else LOCAL_POLL_S)
     console().print(points_table(points, forecast_points(points)))
     incomplete = [point for point in points if point.state is not PointState.COMPLETED]
@@ -50,3 +54,24 @@ def wait(ledger: Ledger, nums: set[int]) -> None:
         raise PointsFailedError(
             f"{failed} of {pluralize(len(points), 'point')} did not complete; `rerun` shows which it would resubmit"
         )
+
+
+def progress_line(points: Sequence[PointStatus]) -> str:
+    """Return how far the running points are: counts, each point's step and pace, and when all end; empty if none runs.
+
+    More than a few running points are only counted.
+    """
+    running = [point for point in points if point.state is PointState.RUNNING]
+    if not running:
+        return ""
+    forecasts = forecast_points(points)
+    parts = [f"{len(running)} running", f"{sum(point.is_open for point in points) - len(running)} waiting"]
+    for point in running if len(running) <= MOST_TOLD else ():
+        forecast = forecasts[point.record.num]
+        pace = f", {forecast.images_per_s:.4g} images/s" if forecast.images_per_s else ""
+        if forecast.step is not None:
+            parts.append(f"point {point.record.num}: step {forecast.step} of {forecast.steps_total or '?'}{pace}")
+    end_unix, basis = sweep_end(points, forecasts)
+    if end_unix is not None:
+        parts.append(f"all end {'by' if basis == 'at the latest' else 'at about'} {clock(end_unix)}")
+    return sanitize("; ".join(parts))

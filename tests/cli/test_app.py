@@ -12,7 +12,7 @@ import pytest
 
 from inpaint_bench.cli import app
 
-VERBS = ["prepare", "status", "rerun", "cancel", "collect", "merge", "report", "restore", "doctor"]
+VERBS = ["prepare", "status", "rerun", "cancel", "collect", "merge", "report", "levers", "restore", "doctor"]
 SUBJECTS = [["doctor", "machine"], ["doctor", "site"], ["doctor", "gpu"], ["doctor", "probe-result"]]
 HEAVY = {"torch", "hydra", "diffusers", "polars", "pyarrow", "altair", "rich", "numpy"}
 
@@ -130,3 +130,29 @@ def test_shells_can_complete_verbs(shell: str) -> None:
     done = subprocess.run([sys.executable, "-m", "inpaint_bench"], env=environment, capture_output=True, text=True)
     assert "status" in done.stdout
     assert "merge" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "expected", "left_out"),
+    [
+        ("launch gp", "gpu=", "batch="),
+        ("launch gpu = a", "a100", "h200"),  # as bash splits gpu=a
+        ("launch recipe =", "tuned", "a100"),
+        ("launch -m recipe.precision = f", "fp32", "bf16"),
+    ],
+)
+def test_bash_completes_keys_and_choices_of_launch(words: str, expected: str, left_out: str) -> None:
+    line = f"inpaint-bench {words}"
+    environment = {**os.environ, "_INPAINT_BENCH_COMPLETE": "complete_bash"}
+    environment |= {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    done = subprocess.run([sys.executable, "-m", "inpaint_bench"], env=environment, capture_output=True, text=True)
+    assert expected in done.stdout
+    assert left_out not in done.stdout.split()
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_zsh_and_fish_complete_choices_of_launch(shell: str) -> None:
+    environment = {**os.environ, "_INPAINT_BENCH_COMPLETE": f"complete_{shell}"}
+    environment |= {"_TYPER_COMPLETE_ARGS": "inpaint-bench launch gpu=a40,h", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    done = subprocess.run([sys.executable, "-m", "inpaint_bench"], env=environment, capture_output=True, text=True)
+    assert "gpu=a40,h200" in done.stdout

@@ -56,6 +56,11 @@ class TestWaiting:
             waiting.wait(Ledger.open(folder), {0})
         return slept
 
+    def test_says_how_many_points_run(self, tmp_path, monkeypatch, caplog):
+        caplog.set_level("INFO")
+        self.pauses(swept(tmp_path / "sweep", grace=GRACE), monkeypatch, "RUNNING", "FAILED")
+        assert "1 running; 0 waiting" in caplog.text
+
     def test_polls_once_a_minute(self, tmp_path, monkeypatch):
         folder = swept(tmp_path / "sweep", grace=GRACE)
         assert self.pauses(folder, monkeypatch, "PENDING", "RUNNING", "PENDING", "RUNNING", "FAILED") == [60] * 4

@@ -1,0 +1,73 @@
+"""`levers`: every recipe file with what it does, and where measurements of this checkout show that it helps or not."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from textwrap import fill
+
+from inpaint_bench.core.console import console, echo
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.paths import ROOT, conf_dir
+
+RESULTS = "benchmarks/results"
+
+
+def run_levers(datasets: list[Path], *, as_json: bool) -> None:
+    """Print the levers. `datasets` are merged datasets to derive their effects from; none: those of the checkout."""
+    chosen = datasets or sorted(path.parent for path in (ROOT / RESULTS).glob("*/runs.parquet"))
+    seen = _effects(chosen)
+    levers = [
+        {"name": path.stem, "description": _description(path), "seen": seen.get(path.stem, [])}
+        for path in sorted((conf_dir() / "recipe").glob("*.yaml"))
+    ]
+    if as_json:
+        echo(json.dumps(levers, indent=1))
+        return
+    width = min(console().width, 120)
+    for lever in levers:
+        lines = [f"{lever['name']}: {lever['description']}", *(f"  {text}" for text in lever["seen"])]
+        for text in lines:
+            echo(fill(text, width, subsequent_indent="    "))
+    echo(f"Measured in: {', '.join(str(path) for path in chosen) or 'no dataset'}")
+
+
+def _description(path: Path) -> str:
+    """Return the comment at the head of a recipe file."""
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        if not line.startswith("# @package"):
+            lines.append(line.lstrip("# "))
+    return " ".join(lines)
+
+
+def _effects(datasets: list[Path]) -> dict[str, list[str]]:
+    """Return by lever what each study shows about it; a step of several levers is told with each of them."""
+    from analysis.dataset import open_dataset
+    from analysis.stats.study import LEAVE_ONE_OUT, comparisons, step_gain
+
+    found: dict[str, list[str]] = defaultdict(list)
+    for folder in datasets:
+        if not (folder / "runs.parquet").is_file():
+            raise UserError(f"{folder}: is not a dataset that `merge` wrote")
+        for study in comparisons(open_dataset(folder).runs):
+            if study.kind == LEAVE_ONE_OUT:
+                continue
+            for number, step in enumerate(study.steps[1:], start=1):
+                before = study.steps[number - 1 if study.kind == "ladder" else 0]
+                gain = step_gain(step, before)
+                if gain is None:
+                    continue
+                interval, verdict = "no interval", "provisional"
+                if gain.low is not None and gain.high is not None:
+                    interval = f"95 %: {100 * gain.low:+.1f} to {100 * gain.high:+.1f}"
+                    verdict = "no difference" if gain.tie else "helps" if gain.value > 0 else "slower"
+                figures = f"{100 * gain.value:+.1f} % images/s ({interval}, n = {gain.n})"
+                text = f"{verdict}: {study.setting}: {figures} over {before.recipe}"
+                for lever in step.added:
+                    others = f", together with {'+'.join(o for o in step.added if o != lever)}"
+                    found[lever].append(text + (others if len(step.added) > 1 else ""))
+    return found

@@ -1,0 +1,41 @@
+"""Lines about the progress of a run, for its terminal or its Slurm log."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from inpaint_bench.core.records import Progress
+
+INTERVAL_S = 10.0  # rarer than progress is noted: a log of days stays short
+
+log = logging.getLogger(__name__)
+
+
+class ProgressLog:
+    """Logs step, pace and the time that is left, at most every INTERVAL_S."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, int] | None = None  # when, and at which step
+        self._logged_s = 0.0
+
+    def add(self, progress: Progress) -> None:
+        """Log the progress if the last line is old enough. The first is not logged: nothing has been timed yet."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first, self._logged_s = (now, progress.step), now
+        if now - self._logged_s < INTERVAL_S:
+            return
+        self._logged_s = now
+        log.info(describe(progress, now - self._first[0], progress.step - self._first[1]))
+
+
+def describe(progress: Progress, elapsed_s: float, steps: int) -> str:
+    """Return `step 40 of 60, 35.7 images/s, 12 s left`, where `steps` took `elapsed_s`."""
+    parts = [f"step {progress.step}" + (f" of {progress.steps_total}" if progress.steps_total else "")]
+    if progress.images_per_s:
+        parts.append(f"{progress.images_per_s:.4g} images/s")
+    if progress.steps_total and steps > 0:
+        left_s = (progress.steps_total - progress.step) * elapsed_s / steps
+        parts.append(f"about {left_s:.0f} s left" if left_s < 120 else f"about {left_s / 60:.0f} min left")
+    return ", ".join(parts)

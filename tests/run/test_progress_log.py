@@ -1,0 +1,43 @@
+"""Progress of a run, as its terminal and its Slurm log show it."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from inpaint_bench.core.records import Progress
+from inpaint_bench.run import progress_log
+
+
+@pytest.mark.parametrize(
+    ("progress", "elapsed_s", "steps", "line"),
+    [
+        (
+            Progress(step=40, steps_total=60, images_per_s=35.71),
+            40.0,
+            40,
+            "step 40 of 60, 35.71 images/s, about 20 s left",
+        ),
+        (Progress(step=1000, steps_total=2000), 1000.0, 500, "step 1000 of 2000, about 33 min left"),
+        (Progress(step=7), 10.0, 0, "step 7"),
+    ],
+)
+def test_a_line_has_step_pace_and_time_left(progress: Progress, elapsed_s: float, steps: int, line: str) -> None:
+    assert progress_log.describe(progress, elapsed_s, steps) == line
+
+
+def test_lines_are_rarer_than_progress(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress_log.time, "monotonic", lambda: now[0])
+    lines = progress_log.ProgressLog()
+    with caplog.at_level(logging.INFO):
+        for step in range(50):
+            now[0] = float(step)
+            lines.add(Progress(step=step, steps_total=50))
+    assert [record.message for record in caplog.records] == [
+        "step 10 of 50, about 40 s left",
+        "step 20 of 50, about 30 s left",
+        "step 30 of 50, about 20 s left",
+        "step 40 of 50, about 10 s left",
+    ]
