@@ -60,6 +60,7 @@ TEXT = [
     "study_name",
     "study_base",
     "study_levers",  # its steps in order, separated by commas
+    "overrides",  # of the launch, as the run recorded them, separated by blanks
     "recipe_parts",  # the requested value of recipe=, separated by commas: base, lever, lever ...
     "levers",  # JSON: [{name, field, requested, effective, active, evidence}]
     "inactive_levers",  # requested, and found not active: names separated by commas

@@ -63,6 +63,11 @@ def shown() -> pl.DataFrame:
     return load().filter(pl.col("status").is_in(SHOWN))
 
 
+def is_comparable() -> pl.Expr:
+    """Select the runs or cells of the poster's workload. A demonstration says nothing about the GPU that it names."""
+    return ((pl.col("workload") == WORKLOAD) & ~pl.col("demonstration")).fill_null(False)
+
+
 def same_training_images() -> pl.Expr:
     """Select the cells whose runtimes are for as many images as the published hours are."""
     return pl.all_horizontal(

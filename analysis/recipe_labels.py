@@ -1,7 +1,8 @@
-"""Short names of recipes for figures and tables, and the legend that lists their levers.
+"""Names of recipes that a reader can say, and the legend that lists their levers.
 
-`compile+cuda_graph+adamw_fused+cache_text` becomes `compile+cuda_graph +2`: its first levers, and how many more. Two
-recipes that would read alike keep their full names.
+A recipe of many levers is named by its bundle, by `cached`, `compiled` and `graph`, and by its other levers only where
+two recipes would read alike: `compile+cuda_graph+adamw_fused+cache_image+cache_text` becomes `cached+compiled+graph`.
+Without any of these words it is named by its first levers and the number of the others.
 """
 
 from __future__ import annotations
@@ -11,16 +12,27 @@ from collections.abc import Iterable
 
 import polars as pl
 
-NAMED = 2  # levers that a short name still spells out
+from inpaint_bench.core.recipe import is_lever
+
+NAMED = 2  # levers that a name spells out where none of the words below fits
 FEWEST = 4  # levers from which on a name is shortened
 COLUMN = "recipe_short"
+_WORDS = {
+    "cached": ("cache_image", "cache_masked", "cache_text", "on_gpu"),
+    "compiled": ("compile",),
+    "graph": ("cuda_graph",),
+}
 
 
 def short_names(recipes: Iterable[str]) -> dict[str, str]:
-    """Return the short name of each recipe, unique among these recipes."""
-    short = {recipe: _short(recipe) for recipe in recipes}
-    used = Counter(short.values())
-    return {recipe: name if used[name] == 1 else recipe for recipe, name in short.items()}
+    """Return the short name of each recipe, unique among these recipes: the shortest that no other one has."""
+    recipes = list(recipes)
+    names = dict.fromkeys(recipes, "")
+    for form in (_short, _with_other_levers, str):
+        proposed = {recipe: form(recipe) for recipe in recipes if not names[recipe]}
+        used = Counter([*proposed.values(), *names.values()])
+        names |= {recipe: name for recipe, name in proposed.items() if used[name] == 1}
+    return {recipe: name or recipe for recipe, name in names.items()}
 
 
 def add_short_names(runs: pl.DataFrame) -> pl.DataFrame:
@@ -44,7 +56,36 @@ def legend_text(runs: pl.DataFrame) -> str:
     return f"Recipes: {'; '.join(entries)}." if entries else ""
 
 
+def overrides(recipe: str | None, parts: str | None) -> list[str]:
+    """Return the overrides of a launch command that choose a recipe; none where the recipe is not known.
+
+    `parts` is what the point requested, separated by commas; without it the name has to tell.
+    """
+    names = parts.split(",") if parts else (recipe or "").split("+")
+    if not parts and is_lever(names[0]):  # a name leaves the baseline out
+        names = ["baseline", *names]
+    files = [name for name in names if "=" not in name]
+    keys = [f"recipe.{name}" for name in names if "=" in name]
+    return [f"recipe=[{','.join(files)}]", *keys] if any(files) else []
+
+
 def _short(recipe: str) -> str:
     levers = recipe.split("+")
-    rest = len(levers) - NAMED
-    return recipe if len(levers) < FEWEST else f"{'+'.join(levers[:NAMED])} +{rest}"
+    if len(levers) < FEWEST:
+        return recipe
+    words, others = _words(levers)
+    return "+".join(words) if words else f"{'+'.join(others[:NAMED])} and {len(others) - NAMED} more"
+
+
+def _with_other_levers(recipe: str) -> str:
+    words, others = _words(recipe.split("+"))
+    return "+".join([*words, *others])
+
+
+def _words(levers: list[str]) -> tuple[list[str], list[str]]:
+    """Return the words that stand for levers, after the name of a bundle, and the levers without a word."""
+    bundle = [] if is_lever(levers[0]) or len(levers) == 1 else levers[:1]
+    rest = levers[len(bundle) :]
+    words = [word for word, names in _WORDS.items() if set(names) & set(rest)]
+    known = {name for word in words for name in _WORDS[word]}
+    return [*bundle, *words], [lever for lever in rest if lever not in known]

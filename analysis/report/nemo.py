@@ -1,6 +1,7 @@
 """Tables of the NeMo page: published figures of Stable Diffusion on NVIDIA GPUs, with their ratios worked out here.
 
-They are shown beside measurements and never averaged with them. The page prints single numbers without error bars.
+Each is shown only beside runs of its own kind of work, and never averaged with them. The page prints single numbers
+without error bars.
 """
 
 from __future__ import annotations
@@ -14,11 +15,6 @@ from .tables import Table, TableBuilder
 
 SOURCE = "NVIDIA NeMo Framework, Stable Diffusion performance page"
 _SERIES = ("a100", "h100")
-
-
-def tables(build: TableBuilder) -> list[Table]:
-    """Return the tables of the page, but for that of scaling, which is shown beside measured scaling."""
-    return [latency(build), gpu_comparison(build), controlnet_ladder(build)]
 
 
 def latency(build: TableBuilder) -> Table:
@@ -66,23 +62,3 @@ def gpu_comparison(build: TableBuilder) -> Table:
     note = f"Published: {SOURCE}. Training under fp16 AMP, micro-batch 32."
     title = "Published: A100 and H100"
     return build.table("nemo-gpus", title, [*columns, "Speedup", "Speedup as printed"], rows, note=note)
-
-
-def controlnet_ladder(build: TableBuilder) -> Table:
-    """Return the one-lever ladder of ControlNet training."""
-    steps = published.read("nemo_controlnet_ablation.csv").to_dicts()
-    levers = ("flash_attention", "channels_last", "inductor")
-    rows = [
-        [
-            str(row["batch"]),
-            ", ".join(name for name in levers if row[name]) or "none",
-            f"{row['samples_per_s']:.2f}",
-            f"{row['memory_gb']:g}",
-            f"{row['samples_per_s'] / steps[0]['samples_per_s']:.2f}",
-            f"{row['gain']:g}",
-        ]
-        for row in steps
-    ]
-    columns = ["Batch", "Levers", "Samples/s", "Memory [GB]", "Speedup", "Speedup as printed"]
-    note = "Published: NVIDIA NeMo Framework, ControlNet performance page. One A100."
-    return build.table("nemo-controlnet", "Published: levers of ControlNet training", columns, rows, note=note)

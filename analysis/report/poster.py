@@ -28,6 +28,10 @@ METRICS = (
     "images_per_s_per_w",
 )
 BASELINE, OPTIMIZED = "poster_baseline", "poster_optimized"
+MEMORY_READING = (
+    "The poster reads this figure as the use of memory bandwidth; NVML defines it as the share of time in which memory "
+    "was read or written at all, so it says nothing about the bandwidth."
+)
 _PIPELINE_CELL = ("h200", "16")  # GPU and batch of the poster's second study
 PIPELINE_COLUMNS = {  # our metric -> the column of poster_input_pipeline.csv
     "steps_per_s": "steps_per_s",
@@ -44,7 +48,7 @@ PIPELINE_COLUMNS = {  # our metric -> the column of poster_input_pipeline.csv
 
 
 def sections(build: TableBuilder) -> dict[str, list[Table]]:
-    """Return the tables of the section by part; none if no run has the poster's workload."""
+    """Return the tables of the section by part; none if no run can stand beside the poster's."""
     if not is_comparable(build.runs):
         return {"pipeline": [], "poster": [], "contradictions": []}
     metrics = [comparison(build, metric) for metric in METRICS]
@@ -52,31 +56,31 @@ def sections(build: TableBuilder) -> dict[str, list[Table]]:
 
 
 def is_comparable(runs: pl.DataFrame) -> bool:
-    """Return whether any run has the poster's workload."""
-    return bool((runs["workload"] == published.WORKLOAD).any())
+    """Return whether any run has the poster's workload and is no demonstration."""
+    return bool(runs.select(published.is_comparable().any()).item())
 
 
 def ratios(runs: pl.DataFrame) -> list[cells.Ratio]:
-    """Return the poster's speedups, computed from its hours as ours are; none beside another workload."""
-    if not is_comparable(runs):
-        return []
-    hours = published.shown().filter(pl.col("metric") == "runtime_h")
+    """Return the poster's speedups between GPUs that have runs here, computed from its hours as ours are."""
+    gpus = runs.filter(published.is_comparable())["gpu"].unique().to_list()
+    hours = published.shown().filter(pl.col("metric") == "runtime_h", pl.col("gpu").is_in(gpus))
     speeds = hours.with_columns(value=1 / pl.col("value"), series=pl.col("gpu").map_elements(gpu_label, pl.String))
     return cells.series_ratios(speeds, "value")
 
 
 def comparison(build: TableBuilder, metric: str) -> Table:
     """Return measured and published values at the same GPU and batch size."""
-    measured = build.cells.filter((pl.col("workload") == published.WORKLOAD) & pl.col(metric).is_not_null())
+    measured = build.cells.filter(published.is_comparable() & pl.col(metric).is_not_null())
     # Hours depend on how many images were trained; the other metrics are rates, means or peaks.
     measured = measured.with_columns(comparable=published.same_training_images() | pl.lit(metric != "runtime_h"))
-    values = published.shown().filter(pl.col("metric") == metric)
-    # Full, so that what only one side has gets its row too.
+    values = published.shown().filter(pl.col("metric") == metric, pl.col("gpu").is_in(measured["gpu"].to_list()))
+    # Full, so that what only one side has gets its row too, of a GPU that was measured.
     pairs = measured.join(values, on=["gpu", "batch"], how="full", coalesce=True, suffix="_published")
-    rows, incomparable = [], False
+    rows, run_ids, incomparable = [], {}, False
     for row in pairs.iter_rows(named=True):
         name = row["series"] or gpu_label(row["gpu"])
         own = [name, str(row["batch"]), mean_text(row, metric), str(row[f"{metric}_n"] or 0), card_count(row)]
+        run_ids[tuple(own[:2])] = row["run_ids"] or []
         # The poster optimized one cell only: see `pipeline`.
         if row["value"] is None or row["recipe"] == OPTIMIZED:
             rows.append([*own, DASH, DASH, DASH])
@@ -90,18 +94,19 @@ def comparison(build: TableBuilder, metric: str) -> Table:
     notes = [
         f"Published: {published.SOURCE}. Measured model: {models}. Ratio: measured / published.",
         PARENTHESES if (measured[f"{metric}_n"] > 1).any() else "",
+        MEMORY_READING if metric == "mem_active_pct" else "",
         f"No ratio unless epochs times images are {published.IMAGES:,} as in the poster." if incomparable else "",
         cells.differences_note(measured),
         build.study_note(),
-        "The measured side is a demonstration: the ratio says nothing about the GPU." if build.demonstration else "",
     ]
     title = f"Measured and published: {build.heading(metric)}"
-    return build.table(f"poster-{metric}", title, columns, rows, note=" ".join(filter(None, notes)))
+    row_runs = [run_ids[tuple(row[:2])] for row in rows]
+    return build.table(f"poster-{metric}", title, columns, rows, note=" ".join(filter(None, notes)), row_runs=row_runs)
 
 
 def pipeline(build: TableBuilder) -> list[Table]:
     """Return the poster's second study, its two recipes on one GPU at one batch size: a table per pair of them."""
-    both = pl.col("recipe").is_in([BASELINE, OPTIMIZED]) & (pl.col("workload") == published.WORKLOAD)
+    both = pl.col("recipe").is_in([BASELINE, OPTIMIZED]) & published.is_comparable()
     runs = build.runs.filter(both).with_columns(study.requested_batch())
     # Both recipes must have run side by side, and at least one of the runs must be valid.
     groups = [group for group in study.comparable_groups(runs) if group["recipe"].n_unique() == 2]
@@ -136,6 +141,7 @@ def _pipeline_table(build: TableBuilder, runs: list[dict[str, Any]], index: int)
         "poster."
     )
     if same_cell:
+        notes.append(f"{build.heading('mem_active_pct')}: {MEMORY_READING}")
         notes.append(f"Published: {published.SOURCE}, without error bars; hours for {published.IMAGES:,} images.")
     title = f"The poster's input pipeline: {gpu_label(first['gpu'])}, batch {first['requested_batch']}, {first['site']}"
     return build.table(f"pipeline-{index}", title, columns, rows, note=" ".join(notes))

@@ -47,7 +47,9 @@ def to_terminal(table: Table, console: Console) -> None:
             heading = sanitize(table.columns[index])
             # Broken at words here: a column with `no_wrap` is not broken by rich.
             heading = textwrap.fill(heading, width) if fits else heading
-            grid.add_column(Text(heading), justify=justify, overflow="fold", no_wrap=fits or index == table.run_column)
+            # A column with line breaks of its own gets no others.
+            fixed = fits or index == table.run_column or any("\n" in row[index] for row in table.rows)
+            grid.add_column(Text(heading), justify=justify, overflow="fold", no_wrap=fixed)
         for number, row in enumerate(table.rows):
             style = "dim" if number in table.muted_rows else None
             grid.add_row(*(Text(sanitize(row[index])) for index in block), style=style)

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import os
-import re
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import polars as pl
 
-from analysis import published, recipe_labels, seal
+from analysis import recipe_labels, seal
 from analysis.dataset import Dataset, open_dataset
 from analysis.metrics.run_row import is_unavailable
-from analysis.stats import agreement, bottleneck, study
-from analysis.stats.cells import CELL_KEYS, WORK_KEYS, is_distinguishable
+from analysis.stats import agreement, study
+from analysis.stats.cells import WORK_KEYS, is_distinguishable
 from analysis.units import gpu_label, gpu_order, number
 from inpaint_bench.core import files
 from inpaint_bench.core.console import sanitize
 from inpaint_bench.core.errors import UserError
 
-from . import counters, export, poster, profiles, render, sample_grids, scaling, study_tables, workloads
-from .figures import base, overview, svg
-from .figures.base import Figure
-from .tables import LONG_TABLE, Table, TableBuilder
+from . import counters, decision, export, page, poster, profiles, render, scaling, study_tables, workloads
+from .figures import overview
+from .tables import Table, TableBuilder
 
+_INVENTED = "synthetic"  # in the name of a recording that benchmarks/make_synthetic_captures.py made
 PAGE, TEXT, CSV = "report.html", "report.md", "runs.csv"
 MARKER = ".inpaint-report"  # JSON: the files of the last report, the only ones that the next one removes
-_UNITS = re.compile(r"(?<=\d) (?=%|W\b|s\b|MiB\b|h\b)|(?<=\bn) (?==)|(?<=\bn =) ")
-_RANGE = re.compile(r"(?<=\d)\u2013(?=\d)")
-_TEMPLATES = Path(__file__).parent / "templates"
+TERMINAL_WIDTH = 80  # characters, where the output is a file or a pipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +46,18 @@ class Report:
     workloads: list[workloads.Section]  # the profiles, and of those workloads that have results of their own
 
     def all_tables(self) -> list[Table]:
-        """Return every table in the order of Markdown and terminal."""
+        """Return every table in the order of Markdown."""
         own = [table for section in self.workloads for table in section.tables]
-        return [*own, *(table for tables in self.tables.values() for table in tables)]
+        rest = [table for name, tables in self.tables.items() for table in tables if name != "decision"]
+        return [*self.tables["decision"], *own, *rest]
 
 
 def make_report(dataset: Dataset, build: TableBuilder, notes: list[str]) -> Report:
     """Compute the report of a dataset. Reads the table of runs and the workloads' results, not the samples."""
     runs = dataset.runs
+    decisions = decision.tables(build)
+    ratios = [table for table in [build.gpu_ratios(poster.ratios(runs))] if table.rows]  # none with one GPU
+    skipped_images = [table for table in [build.skipped_images()] if table.rows]
     return Report(
         dataset=dataset,
         demonstration=_demonstration(runs),
@@ -68,19 +67,25 @@ def make_report(dataset: Dataset, build: TableBuilder, notes: list[str]) -> Repo
         quality=_quality(dataset, build.cells),
         conflicts=dataset.skipped.filter(pl.col("code") == "conflict")["path"].to_list(),
         tables={  # the recommendation first, then the results behind it, the records last
-            "best": [build.best_batch()],
+            "decision": decisions[:1],
             "recipes": build.recipes(),
-            "results": [build.throughput(), build.energy(), build.memory()],
+            "results": [
+                *decisions[1:],
+                build.compared_batches(),
+                build.throughput(),
+                build.energy(),
+                build.memory(),
+            ],
             "levers": [study_tables.table(build, comparison) for comparison in study.comparisons(runs)],
             "findings": [
-                build.gpu_ratios(poster.ratios(runs)),
+                *ratios,
                 *study_tables.recipe_comparison(build),
-                *build.bottlenecks(),
+                *reversed(build.bottlenecks()),  # what to do before the reason of each run
             ],
             **poster.sections(build),
             "training": build.training_quality(),
             "runs": [build.run_list(), build.cell_remarks()],
-            "excluded": [build.excluded(), build.skipped_files(dataset.skipped), build.skipped_images()],
+            "excluded": [build.excluded(), build.skipped_files(dataset.skipped), *skipped_images],
             "environment": [build.environment()],
         },
         workloads=[
@@ -96,10 +101,15 @@ def _demonstration(runs: pl.DataFrame) -> str:
     marked = runs.filter("demonstration")
     if marked.is_empty():
         return ""
-    replayed = marked.filter(pl.col("source").str.contains("replay", literal=True)).height
+    sources = marked["source"].fill_null("").str.to_lowercase()
+    replayed = int(sources.str.contains("replay", literal=True).sum())
     text = f"{marked.height} of {runs.height} runs are demonstrations"
-    text += f", {replayed} of them with telemetry replayed from a recording" if replayed else ""
-    return f"{text}. Their numbers show how the pipeline works; they say nothing about the GPUs they name."
+    text += f", {replayed} of them with telemetry replayed from a recording. " if replayed else ". "
+    invented = marked.filter(sources.str.contains(_INVENTED, literal=True))["gpu"].unique().to_list()
+    if invented:
+        names = " and ".join(map(gpu_label, sorted(invented, key=gpu_order)))
+        text += f"The telemetry of {names} is invented: a program made the recording, no card was measured. "
+    return f"{text}The numbers show how the pipeline works; they say nothing about the GPUs they name."
 
 
 def headline(build: TableBuilder) -> str:
@@ -214,8 +224,6 @@ def write_report(
     notes = seal.check(dataset.folder, dataset.metadata)
     build = TableBuilder(runs=dataset.runs, definitions_note=seal.definitions_note(dataset.metadata))
     report = make_report(dataset, build, notes)
-    if terminal:
-        print_tables(report)
     # Drawn and exported before the first file is removed: an error here leaves the older report.
     figures, missing = overview.draw(dataset, build.cells.filter(~pl.col("withheld")))
     missing += (
@@ -237,7 +245,10 @@ def write_report(
     render.runs_csv(dataset.runs.drop(recipe_labels.COLUMN, agreement.ACCEPTED, strict=False), out / CSV)
     files.replace_bytes(out / TEXT, markdown(report).encode())
     # Last, because it links to the others.
-    files.replace_bytes(out / PAGE, page(report, figures, missing, out, formats).encode())
+    files.replace_bytes(out / PAGE, page.html(report, build, figures, missing, out, formats).encode())
+    # After every file: a pipe that its reader has closed ends the process here.
+    if terminal:
+        print_answer(report)
     return out / PAGE
 
 
@@ -257,23 +268,28 @@ def _previous_files(out: Path) -> list[str]:
     return [name for name in names if home in (home / name).parent.resolve().joinpath(Path(name).name).parents]
 
 
-def print_tables(report: Report) -> None:
-    """Print the tables, as wide as they need to be if the output is a file or a pipe."""
+def print_answer(report: Report) -> None:
+    """Print what to know before the figures, the headline, and the decision table with what to run next."""
     from rich.text import Text
 
     from inpaint_bench.core.console import Terminal
 
-    console = Terminal(highlight=False, width=None if sys.stdout.isatty() else 160)
+    console = Terminal(highlight=False, width=None if sys.stdout.isatty() else TERMINAL_WIDTH)
+
+    def show(text: str, style: str = "") -> None:
+        console.print(Text(sanitize(text), style=style), soft_wrap=text.startswith("Fastest: "))
+
     if report.demonstration:
-        console.print(Text(f"DEMONSTRATION: {sanitize(report.demonstration)}\n", style="bold reverse"))
+        show(f"DEMONSTRATION: {report.demonstration}", "bold reverse")
     for path in report.conflicts:
-        console.print(Text(f"CONFLICT: {sanitize(path)}: see skipped files\n", style="bold red"))
+        show(f"CONFLICT: {path}: see skipped files", "bold red")
     for note in report.notes:
-        console.print(Text(f"NOTE: {sanitize(note)}\n", style="bold"))
-    console.print(Text(sanitize(report.headline) + "\n", style="bold"))
-    console.print(Text(sanitize("   ".join(f"{name}: {value}" for name, value in report.quality.items())) + "\n"))
-    for table in report.all_tables():
-        render.to_terminal(table, console)
+        show(f"NOTE: {note}", "bold")
+    show(report.headline, "bold")
+    for table in report.tables["decision"]:
+        render.to_terminal(decision.brief(table), console)
+        for line in decision.suggestions(table):
+            show(line)
 
 
 def markdown(report: Report) -> str:
@@ -284,60 +300,3 @@ def markdown(report: Report) -> str:
     facts = [f"- {name}: {render.inline(value)}" for name, value in (*report.facts.items(), *report.quality.items())]
     tables = "\n".join(map(render.to_markdown, report.all_tables()))
     return "\n\n".join([title, render.inline(report.headline), *banner, "\n".join(facts), tables])
-
-
-def page(
-    report: Report, figures: dict[str, list[Figure]], missing: list[str], out: Path, formats: Collection[str]
-) -> str:
-    """Return the HTML. Everything is escaped except our own SVG, whose text is escaped already."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
-
-    # StrictUndefined makes a misspelt name in the template an error, not an empty place on the page.
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals.update(svg=lambda figure: Markup(figure.svg), anchor=anchor)
-    environment.globals.update(long_table=LONG_TABLE, mark=study_tables.NOT_ACTIVE, formats=formats)
-    environment.globals.update(figure_font=Markup(svg.FONT), figure_css=Markup(svg.css()))
-    environment.filters["unbroken"] = _unbroken
-    samples, samples_note = sample_grids.embed(report.dataset.folder, report.dataset.runs, CELL_KEYS)
-    return environment.get_template("report.html.j2").render(
-        report=report,
-        tables=report.tables,
-        figures=figures,
-        missing=missing,
-        samples=samples,
-        samples_note=samples_note,
-        runs=_run_entries(report.dataset, out),
-        rules=bottleneck.describe_rules(),
-        source=published.SOURCE,
-    )
-
-
-def _unbroken(text: str) -> str:
-    """Keep a number and its unit, `n = 3` and `1.6\u20131.7` on one line."""
-    # A word joiner (U+2060) on either side of the dash, a no-break space (U+00A0) before the unit.
-    return _RANGE.sub("\u2060\u2013\u2060", _UNITS.sub("\u00a0", text))
-
-
-def anchor(run_id: str) -> str:
-    """Return an id that is safe in an attribute and in a link."""
-    return "run-" + quote(run_id, safe="").replace("%", "_")
-
-
-def _run_entries(dataset: Dataset, out: Path) -> list[dict[str, Any]]:
-    """Return each run with a title, and its files as links relative to the page."""
-    entries = []
-    for run in dataset.runs.iter_rows(named=True):
-        # `=` stays as it is: it is in the folder names of the dataset (site=, gpu=, run=).
-        links = {
-            quote(os.path.relpath(path.resolve(), out.resolve()), safe="/="): str(path.relative_to(dataset.folder))
-            for path in dataset.files(run["run_id"])
-        }
-        entries.append({**run, "links": links, "title": base.run_title(run)})
-    return entries

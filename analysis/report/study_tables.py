@@ -45,6 +45,7 @@ def table(build: TableBuilder, study: Comparison) -> Table:
         columns,
         [_row(study, index) for index in range(len(study.steps))],
         note=_note(study),
+        row_runs=[[run["run_id"] for run in step.runs] for step in study.steps],
         key_columns=1,
         muted_rows=frozenset(index for index, step in enumerate(study.steps) if not step.runs),
     )
@@ -52,7 +53,7 @@ def table(build: TableBuilder, study: Comparison) -> Table:
 
 def recipe_comparison(build: TableBuilder) -> list[Table]:
     """Compare the recipes that ran outside a study with the baseline, or else the slowest."""
-    rows = []
+    rows, row_runs = [], []
     # Cells know the batch that ran, not the one that was requested.
     keys = ["batch" if name == "requested_batch" else name for name in cells.RECIPE_COMPARISON_KEYS]
     for group in build.cells.drop_nulls("images_per_s").partition_by(keys, maintain_order=True):
@@ -64,9 +65,11 @@ def recipe_comparison(build: TableBuilder) -> list[Table]:
                 names = [row[recipe_labels.COLUMN] or DASH for row in (cell, base)]
                 gain = gain_text(cells.compare(cell, base, "images_per_s"), cell["n"])
                 rows.append([gpu_label(base["gpu"]), str(base["batch"]), base["site"], *names, gain])
+                row_runs.append(cell["run_ids"])
     columns = ["GPU", "Batch", "Site", "Recipe", "Reference", "Change of images/s"]
     note = f"At equal batch size, model and resolution. {METHOD}"
-    return [build.table("recipe-ratios", "Recipe comparison", columns, rows, note=note)] if rows else []
+    table = build.table("recipe-ratios", "Recipe comparison", columns, rows, note=note, row_runs=row_runs)
+    return [table] if rows else []
 
 
 def gain_text(gain: Gain | None, runs: int | None = None, reference: str | None = None) -> str:

@@ -62,7 +62,9 @@ class Table:
     text_columns: frozenset[int] = frozenset()  # aligned left; the others hold numbers
     run_column: int | None = None  # holds run ids, which the page links
     muted_rows: frozenset[int] = frozenset()  # rows without values, shown in grey
+    strong_rows: frozenset[int] = frozenset()  # printed in bold
     key_columns: int = 0  # columns that identify a row: repeated where a terminal is too narrow for the table
+    row_runs: list[list[str]] = field(default_factory=list)  # per row the runs behind its numbers, which the page links
 
 
 @dataclass(kw_only=True)
@@ -129,12 +131,15 @@ class TableBuilder:
         ]
         columns = [*keys, *(_HEADINGS.get(name, name.capitalize()) for name in varying), *map(self.heading, metrics)]
         note = self.note(note, ONE_RUN if self.one_run_per_cell else INTERVALS)
-        return self.table(id, title, columns, rows, note=note, key_columns=len(keys))
+        row_runs = self.cells["run_ids"].to_list()
+        return self.table(id, title, columns, rows, note=note, key_columns=len(keys), row_runs=row_runs)
 
     def recipes(self) -> list[Table]:
         """Return the levers behind every short name, if any name was shortened."""
         rows = [[short, recipe.replace("+", ", ")] for short, recipe in recipe_labels.legend(self.runs).items()]
-        note = "A recipe of many levers is named by the first ones and the number of the others."
+        note = (
+            "Named by bundle, caches (cached), compile (compiled), CUDA graph (graph), and what else tells them apart."
+        )
         return [self.table("recipes", "Recipes", ["Recipe", "Levers"], rows, note=note)] if rows else []
 
     def throughput(self) -> Table:
@@ -239,26 +244,22 @@ class TableBuilder:
         )
         return self.table("ratios", "Speedup between GPUs", ["Pair", "Range", "By batch"], rows, note=note)
 
-    def best_batch(self) -> Table:
-        """Return a row per GPU: the batch size to use, and the run that could change it."""
+    def compared_batches(self) -> Table:
+        """Return a row per GPU and recipe: the best batches by speed and by energy with their ties, and the memory."""
         rows = []
         for decision in best_batch.decide_batches(self.cells, self.runs):
             choices = [text for choice in (decision.fastest, decision.cheapest) for text in _choice(choice)]
-            # Not the fastest mean but the smallest of its ties: it loses nothing measurable and leaves memory free.
-            recommended = str(decision.fastest.smallest) if decision.fastest else DASH
             memory = [str(batch or DASH) for batch in (decision.largest_completed, decision.smallest_oom)]
-            suggested, reason = decision.next_run, decision.next_run_reason
-            suggestion = f"{suggested} ({reason})" if suggested else f"none: {reason}"
-            rows.append([decision.series, recommended, *choices, *memory, suggestion])
+            rows.append([decision.series, *choices, *memory])
         rows.sort(key=lambda row: gpu_order(row[0]))
-        columns = ["GPU", "Recommended", "Fastest", "Images/s", "Ties (speed)", "Least energy", "J/image"]
-        columns += ["Ties (energy)", "Largest completed", "Smallest out of memory", "Suggested run"]
+        columns = ["GPU and recipe", "Fastest", "Images/s", "Ties (speed)", "Least energy", "J/image"]
+        columns += ["Ties (energy)", "Largest completed", "Smallest out of memory"]
         note = self.note(
             "Batch sizes. Tie: the 95 % confidence interval of the ratio contains 1, over runs paired by card and "
             "seed where there are such pairs; with too few runs for an interval, runs that overlap or means within "
-            f"{100 * TIE_THRESHOLD:g} %. Recommended: the smallest batch that ties with the fastest."
+            f"{100 * TIE_THRESHOLD:g} %."
         )
-        return self.table("best", "Best batch size per GPU", columns, rows, note=note, key_columns=1)
+        return self.table("batches", "Batches compared", columns, rows, note=note, key_columns=1)
 
     def bottlenecks(self) -> list[Table]:
         """Return the bottleneck class of every run, and what to try for each class, GPU and recipe."""

@@ -17,6 +17,7 @@ from .intervals import MIN_DF
 
 MIN_RUNS = MIN_DF + 1  # of one card, for an interval
 EXTRA_SEEDS = MIN_RUNS - 1  # beside the first run
+FREE_MEMORY_PCT = 50.0  # in use: below that twice the batch fits, because only a part of the memory grows with it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,7 @@ class BatchDecision:
     series: str
     fastest: Choice | None
     cheapest: Choice | None
+    cell: Cell  # that of the batch to use, or the first one where no cell has a speed
     largest_completed: int | None
     smallest_oom: int | None
     next_run: str  # overrides of a launch command; empty where no run would change the decision
@@ -67,6 +69,7 @@ def decide_batches(cells: pl.DataFrame, runs: pl.DataFrame) -> list[BatchDecisio
                 series=str(series),
                 fastest=fastest,
                 cheapest=cheapest,
+                cell=next(c for c in group.to_dicts() if not fastest or c["batch"] == fastest.smallest),
                 largest_completed=largest,
                 smallest_oom=oom,
                 next_run=next_run,
@@ -118,14 +121,19 @@ def memory_limit(cell: Cell, runs: pl.DataFrame) -> tuple[int | None, int | None
 
 def _next_run(group: pl.DataFrame, choices: list[Choice], completed: int | None, oom: int | None) -> tuple[str, str]:
     """Return overrides of the run that could change the decision, and the reason."""
+    # First the range, where it is known that more fits: the curve may go on rising.
+    is_best = any(completed in (choice.batch, *choice.ties) for choice in choices)
+    if is_best and completed is not None and (oom is None or 2 * completed < oom):
+        used = max(group.filter(pl.col("batch") == completed)["vram_pct"].drop_nulls(), default=FREE_MEMORY_PCT)
+        if used < FREE_MEMORY_PCT:
+            return f"batch={2 * completed}", f"batch {completed} uses only {used:.0f} % of the memory"
     tied = {batch for choice in choices if choice.open_ties for batch in (choice.batch, *choice.open_ties)}
-    # First the decision itself: a tie that may hide more than 2 % is broken by further seeds.
+    # Then the decision itself: a tie that may hide more than 2 % is broken by further seeds.
     if tied:
         return _more_seeds(group, tied), "to break the tie"
-    largest = max((choice.batch for choice in choices), default=None)
-    # Then the range: the curve may go on rising, and memory has not ended yet.
-    if largest is not None and largest == completed and oom is None:
-        return f"batch={2 * largest}", "the best batch is the largest tried, and it did not run out of memory"
+    # Then the range where nobody measured the memory in use.
+    if is_best and completed is not None and oom is None:
+        return f"batch={2 * completed}", "the best batch is the largest tried, and it did not run out of memory"
     # Last the certainty: the two best batches with too few runs for an interval.
     few = [choice.ranking[:2] for choice in choices if choice.n < MIN_RUNS and len(choice.ranking) > 1]
     if few:

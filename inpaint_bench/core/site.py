@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 
@@ -111,6 +112,28 @@ class Charging(SiteBlock):
     upper_bounds: list[str] = field(default_factory=list)  # GPU models that cost this at most: their rate is not known
     cores_per_unit: float | None = within(0.001, 1e6, None)  # core-hours that cost one unit
     mem_gb_per_unit: dict[str, float] = field(default_factory=dict, metadata=bounds(0.001, 1e6))  # by GPU model
+    price_per_unit: float | None = within(0, 1e6, None)  # money for a unit; null: the report shows none
+    currency: str = "USD"  # of price_per_unit
+
+    def units_per_hour(self, gpu: str, entry: SiteGpu, gpus: int, cpus: int, mem_gb: int) -> float | None:
+        """Return the units that a job with these GPUs, cores and memory costs in an hour; None: rule not known."""
+        factor = entry.charge_factor
+        of_gpus = of_cores = of_memory = 0.0
+        if gpu in self.units_per_gpu:
+            of_gpus = gpus * self.units_per_gpu[gpu]
+            factor = 1.0 if factor is None else factor  # the rate of a model needs none of its partition
+        elif self.gpus_per_unit:
+            of_gpus = gpus / self.gpus_per_unit
+        elif self.units_per_gpu:
+            return None
+        if self.cores_per_unit:
+            of_cores = cpus / self.cores_per_unit
+        if per_unit := self.mem_gb_per_unit.get(gpu):
+            of_memory = mem_gb * 2**30 / 1e9 / per_unit  # Slurm's G is 2^30 bytes, the rule's GB 10^9
+        combined = max(of_gpus, of_cores, of_memory)
+        if self.combine == "sum":
+            combined = of_gpus + max(of_cores, math.ceil(of_memory))
+        return combined * factor if combined and factor is not None else None
 
 
 @dataclass(kw_only=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from omegaconf import DictConfig
 
 from inpaint_bench.core import time_limit
@@ -99,25 +97,10 @@ def node_mem_gb(entry: SiteGpu) -> int:
 
 def service_units(bench: BenchConfig, site: SiteConfig, request: SlurmRequest) -> float | None:
     """Return the service units if each start of the job runs to its time limit. None: charging rule not known."""
-    gpu, rule, factor = bench.gpu.name, site.charging, site.gpus[bench.gpu.name].charge_factor
-    of_gpus = of_cores = of_memory = 0.0
-    if gpu in rule.units_per_gpu:
-        of_gpus = bench.ranks * rule.units_per_gpu[gpu]
-        factor = 1.0 if factor is None else factor  # the rate of a model needs none of its partition
-    elif rule.gpus_per_unit:
-        of_gpus = bench.ranks / rule.gpus_per_unit
-    elif rule.units_per_gpu:
-        return None
-    if rule.cores_per_unit:
-        of_cores = request.cpus_per_task * request.tasks / rule.cores_per_unit
-    if per_unit := rule.mem_gb_per_unit.get(gpu):
-        of_memory = (
-            request.nodes * request.mem_gb * 2**30 / 1e9 / per_unit
-        )  # Slurm's G is 2^30 bytes, the rule's GB 10^9
-    combined = max(of_gpus, of_cores, of_memory)
-    if rule.combine == "sum":
-        combined = of_gpus + max(of_cores, math.ceil(of_memory))
-    if not combined or factor is None or site.connect.method == "local":
+    entry = site.gpus[bench.gpu.name]
+    cpus, mem_gb = request.cpus_per_task * request.tasks, request.nodes * request.mem_gb
+    rate = site.charging.units_per_hour(bench.gpu.name, entry, bench.ranks, cpus, mem_gb)
+    if rate is None or site.connect.method == "local":
         return None
     hours = (1 + time_limit.max_requeues(bench, site)) * request.time_min / 60
-    return combined * factor * hours
+    return rate * hours

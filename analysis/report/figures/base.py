@@ -11,6 +11,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
+from analysis import recipe_labels
 from analysis.units import gpu_label
 from inpaint_bench.core.console import pluralize
 
@@ -105,7 +106,9 @@ def gpu_colours(cells: pl.DataFrame) -> dict[str, str]:
 
 def run_title(run: Row) -> str:
     """Return what a run is called beside its id."""
-    return f"{gpu_label(run['gpu'])}, batch {run['batch']}, {run['site']}"
+    return ", ".join(
+        filter(None, (gpu_label(run["gpu"]), run[recipe_labels.COLUMN], f"batch {run['batch']}", run["site"]))
+    )
 
 
 def label_width(labels: list[str]) -> float:

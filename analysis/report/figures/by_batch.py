@@ -140,7 +140,7 @@ def _published(cells: pl.DataFrame, metric: str, *, bars: bool) -> pl.DataFrame:
     That is the series of the recipe that the poster used, if it was measured, else the first of that GPU. Bars are
     drawn beside it at each site.
     """
-    comparable = pl.col("workload") == published.WORKLOAD
+    comparable = published.is_comparable()
     if metric == "runtime_h":
         # Hours of training on another number of images cannot stand beside the published ones.
         comparable &= published.same_training_images()

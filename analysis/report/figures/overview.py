@@ -8,7 +8,7 @@ import polars as pl
 
 from analysis.dataset import Dataset
 from analysis.stats.cells import build_cells
-from analysis.stats.study import comparisons, is_study_run
+from analysis.stats.study import comparisons
 
 from . import base, by_batch, energy_audit, pareto, quality, roofline, step_time, study, timeline, variation
 from .base import Figure
@@ -17,18 +17,15 @@ from .base import Figure
 def draw(dataset: Dataset, cells: pl.DataFrame) -> tuple[dict[str, list[Figure]], list[str]]:
     """Draw the figures of each section; return them, and the reason for each one of the overview that is missing.
 
-    `cells` are those of the overview, without the recipes that ran in studies only; these have timelines of their own.
+    `cells` are those of the overview, without the recipes that ran in studies only.
     """
     runs = dataset.runs
     overview_figures, missing = overview(dataset, cells)
-    timelines = timeline.draw(dataset, base.gpu_colours(cells))
-    study_runs = set(runs.filter(is_study_run())["run_id"]) - set(base.run_ids_of(cells))
     sections = {
         "overview": overview_figures,
         "levers": study.draw(comparisons(runs)),
         "training": quality.draw(runs),
-        "timelines": [figure for figure in timelines if not study_runs.intersection(figure.run_ids)],
-        "study_timelines": [figure for figure in timelines if study_runs.intersection(figure.run_ids)],
+        "timelines": timeline.draw(dataset, base.gpu_colours(cells)),
     }
     prefix = "Demonstration: " if runs["demonstration"].any() else ""
     marked = {name: [replace(f, title=prefix + f.title) for f in figures] for name, figures in sections.items()}

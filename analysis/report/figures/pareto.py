@@ -47,7 +47,7 @@ def _figure(cells: pl.DataFrame, index: int, kinds: int) -> Figure:
         *columns, key=pl.when(key.is_in(names)).then(key).otherwise(pl.lit(OTHERS)), frontier=on_frontier
     )
     first = cells.row(0, named=True)
-    poster = _published(first["workload"])
+    poster = _published(cells)
     if field == "gpu":
         names += [name for name in poster["key"].unique(maintain_order=True) if name not in names]
     else:  # the colours are recipes, to which the poster's points do not belong
@@ -78,11 +78,11 @@ def _colour_key(cells: pl.DataFrame, best: pl.DataFrame) -> tuple[str, list[str]
     return recipe_labels.COLUMN, names if len(names) <= len(svg.SERIES) else [*names[: len(svg.SERIES) - 1], OTHERS]
 
 
-def _published(workload: str | None) -> pl.DataFrame:
-    """Return the poster's points (key, batch, images/s, J/image), of every GPU with both; none for other workloads."""
+def _published(cells: pl.DataFrame) -> pl.DataFrame:
+    """Return the poster's points (key, batch, images/s, J/image), of every GPU with both; none for other work."""
     values = published.shown().filter(pl.col("metric").is_in([_X, _Y]))
     points = values.pivot("metric", index=["gpu", "batch"], values="value").drop_nulls()
-    points = points.filter(pl.lit(workload == published.WORKLOAD))
+    points = points.filter(pl.lit(cells.select(published.is_comparable().any()).item()))
     return points.select("batch", _X, _Y, key=pl.col("gpu").map_elements(gpu_label, pl.String))
 
 

@@ -35,7 +35,7 @@ def _figure(study: Comparison) -> Figure:
         notes = ["Not significant if the interval contains 0. Hollow: too few runs for an interval."]
         notes += [base.CUT_NOTE] if base.is_cut(rows, limits) else []
     run_ids = [row["run_id"] for step in study.steps for row in step.runs]
-    notes += [f"{study.workload_label}.", base.n_note(run_ids, sum(bool(step.runs) for step in study.steps))]
+    notes += [f"Workload: {study.workload_label}.", base.n_note(run_ids, sum(bool(step.runs) for step in study.steps))]
     chart = _chart(study, rows, limits).properties(height=alt.Step(30))
     return base.figure(f"fig-{study.name}", f"{TITLES[study.kind]}: {study.setting}", subtitle, notes, chart, run_ids)
 

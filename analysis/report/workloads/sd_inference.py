@@ -36,7 +36,7 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
     return Section(
         title="Making images",
         paragraphs=_paragraphs(per_run),
-        tables=[_latency(build, cells), _stages(build, cells), *nemo.tables(build)],
+        tables=[_latency(build, cells), _stages(build, cells), nemo.latency(build)],
         figures=[_figure(cells)],
     )
 
