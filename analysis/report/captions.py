@@ -21,6 +21,7 @@ _GENERAL = (
     "Mean (95 %",
     "No whisker: ",
     "One card says ",
+    "One run per cell",
     "Published: Kim",
     "Recipes: ",
     "Runs differ within ",

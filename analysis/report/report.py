@@ -15,7 +15,7 @@ from analysis import recipe_labels, seal
 from analysis.dataset import Dataset, open_dataset
 from analysis.metrics.run_row import is_unavailable
 from analysis.stats import agreement, study
-from analysis.stats.cells import WORK_KEYS, is_distinguishable
+from analysis.stats.cells import WORK_KEYS, disagreement_note, is_distinguishable
 from analysis.units import gpu_label, gpu_order, number
 from inpaint_bench.core import files
 from inpaint_bench.core.console import sanitize
@@ -39,6 +39,7 @@ class Report:
     demonstration: str  # why the report is a demonstration; empty if it is none
     notes: list[str]  # what to know of how the dataset was merged
     headline: str
+    disagreement: str  # cells whose runs disagree, so that they have no mean; empty if there are none
     facts: dict[str, str]
     quality: dict[str, str]
     conflicts: list[str]  # run directories that have the id of another run
@@ -63,6 +64,7 @@ def make_report(dataset: Dataset, build: TableBuilder, notes: list[str]) -> Repo
         demonstration=_demonstration(runs),
         notes=notes,
         headline=headline(build),
+        disagreement=disagreement_note(build.all_cells),
         facts=_facts(dataset),
         quality=_quality(dataset, build.cells),
         conflicts=dataset.skipped.filter(pl.col("code") == "conflict")["path"].to_list(),
@@ -290,6 +292,8 @@ def print_answer(report: Report) -> None:
         render.to_terminal(decision.brief(table), console)
         for line in decision.suggestions(table):
             show(line)
+    if report.disagreement:
+        show(f"NOTE: {report.disagreement}", "bold")
 
 
 def markdown(report: Report) -> str:

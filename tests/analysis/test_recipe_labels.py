@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import polars as pl
+import pytest
 
 from analysis import recipe_labels
 from analysis.report.tables import TableBuilder
@@ -12,15 +13,38 @@ from tests.analysis.report.test_tables import frame
 LONG = "adamw_fused+cache_image+cache_masked+cache_text+on_gpu"
 
 
-def test_few_levers_are_spelt_out_and_of_many_the_first_with_the_number_of_the_rest() -> None:
-    names = recipe_labels.short_names(["baseline", "tf32+compile", "tf32+compile+on_gpu", LONG])
-    assert list(names.values())[:3] == ["baseline", "tf32+compile", "tf32+compile+on_gpu"]
-    assert names[LONG] == "adamw_fused+cache_image +3"
+def test_few_levers_are_spelt_out_and_many_are_named_by_words_that_a_reader_can_say() -> None:
+    few = ["baseline", "tf32+compile", "tf32+compile+on_gpu"]
+    many = [LONG, f"compile+{LONG}", f"compile+cuda_graph+{LONG}", f"tuned+{LONG}", "tf32+ema+pdl+pin_memory"]
+    names = recipe_labels.short_names([*few, *many])
+    assert [names[recipe] for recipe in few] == few
+    said = ["cached", "cached+compiled", "cached+compiled+graph", "tuned+cached", "tf32+ema and 2 more"]
+    assert [names[recipe] for recipe in many] == said
+
+
+def test_recipes_of_the_same_words_are_told_apart_by_their_other_levers() -> None:
+    other = LONG.replace("adamw_fused", "tf32+ema")
+    assert recipe_labels.short_names([LONG, other]) == {LONG: "cached+adamw_fused", other: "cached+tf32+ema"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "parts", "words"),
+    [
+        ("tf32+compile", None, ["recipe=[baseline,tf32,compile]"]),
+        ("tuned+tf32", None, ["recipe=[tuned,tf32]"]),
+        ("x", "baseline,tf32,num_workers=8", ["recipe=[baseline,tf32]", "recipe.num_workers=8"]),
+        (None, None, []),
+    ],
+)
+def test_overrides_of_a_recipe_are_what_was_requested_or_else_follow_from_its_name(
+    recipe: str | None, parts: str | None, words: list[str]
+) -> None:
+    assert recipe_labels.overrides(recipe, parts) == words
 
 
 def test_recipes_that_would_read_alike_keep_their_full_names() -> None:
     alike = {"a+b+c+d": "a+b+c+d", "a+b+c+e": "a+b+c+e"}
-    assert recipe_labels.short_names([*alike, LONG]) == alike | {LONG: "adamw_fused+cache_image +3"}
+    assert recipe_labels.short_names([*alike, LONG]) == alike | {LONG: "cached"}
 
 
 def test_a_part_of_the_runs_has_the_names_of_the_whole() -> None:
@@ -34,7 +58,7 @@ def test_a_part_of_the_runs_has_the_names_of_the_whole() -> None:
 def test_the_tables_have_a_key_and_none_where_nothing_is_short() -> None:
     build = TableBuilder(runs=frame({"recipe": LONG}, {"run_id": "r-2", "recipe": "baseline"}))
     (key,) = build.recipes()
-    assert key.rows == [["adamw_fused+cache_image +3", "adamw_fused, cache_image, cache_masked, cache_text, on_gpu"]]
-    assert [row[3] for row in build.throughput().rows] == ["adamw_fused+cache_image +3", "baseline"]
+    assert key.rows == [["cached", "adamw_fused, cache_image, cache_masked, cache_text, on_gpu"]]
+    assert [row[3] for row in build.throughput().rows] == ["cached", "baseline"]
     assert TableBuilder(runs=frame({"recipe": "baseline"})).recipes() == []
     assert set(cells.build_cells(build.runs)["recipe"]) == {LONG, "baseline"}

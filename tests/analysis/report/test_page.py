@@ -162,9 +162,52 @@ def test_missing_browser_error_says_how_to_install_one(
         packages.install()
 
 
-def test_data_quality_is_the_first_section(page: Page, few: Path) -> None:
+def test_the_first_section_answers_and_data_quality_comes_behind_it(page: Page, few: Path) -> None:
     page.open(few)
-    assert page.evaluate("document.querySelector('main h2').textContent") == "Data quality"
+    heads = page.evaluate("[...document.querySelectorAll('h2')].map(head => head.textContent)")
+    assert heads[0] == "Which batch to take, and what it costs"
+    assert heads.index("Figures") < heads.index("Results") < heads.index("Data quality") < heads.index("Runs")
+
+
+@pytest.mark.parametrize("report", ["few", "many"], indirect=True)
+def test_no_column_is_cut_off_on_a_wide_screen_and_no_answer_on_a_narrow_one(page: Page, report: Path) -> None:
+    cut = """[...document.querySelectorAll('SELECTOR')].filter(box => box.scrollWidth > box.clientWidth + 1)
+        .map(box => box.getAttribute('aria-label'))"""
+    page.open(report)
+    top, height = page.evaluate("[document.querySelector('#decision').getBoundingClientRect().top, innerHeight]")
+    assert top < height / 2
+    expand(page)
+    assert page.evaluate(cut.replace("SELECTOR", ".scroll")) == []
+    page.emulate(width=NARROW)
+    assert page.evaluate(cut.replace("SELECTOR", "#decision .scroll")) == []
+    assert page.evaluate("Math.max(...[...document.querySelectorAll('#decision td')]"
+                         ".map(cell => cell.getBoundingClientRect().right))") <= NARROW  # fmt: skip
+
+
+def test_a_table_is_sorted_by_a_click_on_a_heading_and_filtered_by_words(page: Page, many: Path) -> None:
+    page.open(many)
+    expand(page)
+    cells = """[...document.querySelectorAll('#throughput tbody tr')].filter(row => !row.hidden)
+        .map(row => row.cells[COLUMN].textContent.trim())"""
+    heads = page.evaluate("[...document.querySelectorAll('#throughput th')].map(head => head.textContent)")
+    rates, gpus = (cells.replace("COLUMN", str(heads.index(name))) for name in ("Images/s", "GPU"))
+    for order in (False, True):
+        page.evaluate(f"document.querySelectorAll('#throughput th button')[{heads.index('Images/s')}].click()")
+        values = [float(text.split(" ")[0].split("(")[0].replace(",", "")) for text in page.evaluate(rates)]
+        assert values == sorted(values, reverse=order)
+        assert len(set(values)) > 1
+    page.evaluate("""(() => { const field = document.querySelector('#throughput input'); field.value = 'h200';
+        field.dispatchEvent(new Event('input')); })()""")
+    assert set(page.evaluate(gpus)) == {"H200"}
+
+
+def test_every_number_of_the_decision_leads_to_its_runs(page: Page, few: Path) -> None:
+    page.open(few)
+    speeds = "[...document.querySelectorAll('#decision tbody tr')].map(row => row.cells[2].querySelector('a').hash)"
+    for link in page.evaluate(speeds):
+        cards = page.evaluate(f"[...document.querySelectorAll('{link} .run')].map(card => card.textContent)")
+        assert cards
+        assert all("Overrides" in card and "commit" in card and "Images/s" in card for card in cards)
 
 
 def test_every_image_has_a_label_for_screen_readers(page: Page, few: Path) -> None:
@@ -182,7 +225,8 @@ def test_a_long_table_expands_on_a_click(page: Page, many: Path) -> None:
     row = "document.querySelector('#runs tbody tr:nth-child(900)')"
     assert page.evaluate(f"{row}.checkVisibility()") is False
     spot = page.evaluate(
-        """(() => { const fold = document.querySelector('#runs summary'); fold.scrollIntoView({block: 'center'});
+        """(() => { document.querySelector('#runs').closest('details').open = true;
+        const fold = document.querySelector('#runs summary'); fold.scrollIntoView({block: 'center'});
         const box = fold.getBoundingClientRect(); return [box.x + 20, box.y + box.height / 2]; })()"""
     )
     for kind in ("mousePressed", "mouseReleased"):
@@ -192,7 +236,7 @@ def test_a_long_table_expands_on_a_click(page: Page, many: Path) -> None:
 
 def test_a_link_to_a_run_expands_the_list_it_is_in(page: Page, many: Path) -> None:
     page.open(many)
-    target = "document.querySelector('.run:last-of-type')"
+    target = "[...document.querySelectorAll('.run')].at(-1)"
     assert page.evaluate(f"{target}.checkVisibility()") is False
     page.evaluate(f"location.hash = {target}.id")
     assert page.evaluate(f"{target}.checkVisibility()") is True

@@ -140,7 +140,7 @@ def test_the_page_of_a_study_has_its_figures_and_tables(ladder: tuple[Path, str,
     assert {"levers", "training", "ladder-0", "fig-ladder-0", "fig-validation-0", "training-quality"} <= set(page.ids)
     assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
     assert not re.search(r"https?://|@import|url\((?!#)", text)
-    assert re.search(r"\d timelines of runs in studies", text)
+    assert re.search(r"\d more timelines", text)
     assert "unavailable: no weights at assets.lpips.path" in text
 
 

@@ -33,7 +33,8 @@ def frame(*rows: dict[str, Any]) -> pl.DataFrame:
 
 
 def test_the_posters_hours_give_its_printed_speedups() -> None:
-    ratios = {f"{r.fast}_over_{r.slow}": r for r in poster.ratios(frame({}))}
+    runs = frame(*({"gpu": gpu} for gpu in ("a40", "a100", "h200")))
+    ratios = {f"{r.fast}_over_{r.slow}": r for r in poster.ratios(runs)}
     for claim in published.read("poster_speedup_claims.csv").iter_rows(named=True):
         ratio = ratios[claim["comparison"]]
         assert ratio.text == f"{claim['low']}\u2013{claim['high']}"
@@ -200,7 +201,7 @@ def test_cards_are_counted_and_every_table_notes_mixed_cells() -> None:
     build = tables.TableBuilder(runs=runs)
     hours = poster.comparison(build, "runtime_h")
     assert build.throughput().rows[0][4:6] == ["2", "2"]
-    for table in (build.throughput(), build.best_batch(), build.gpu_ratios(), hours):
+    for table in (build.throughput(), build.compared_batches(), build.gpu_ratios(), hours):
         assert "A40 batch 8: 2 cards, 2 nodes" in table.note
 
 
@@ -213,9 +214,19 @@ def test_published_hours_have_a_ratio_only_for_the_same_number_of_images() -> No
         assert ("No ratio unless" in table.note) is not known
 
 
-def test_published_speedups_appear_only_beside_the_same_workload() -> None:
-    assert poster.ratios(frame({"workload": "other", "images_per_s": 1.0})) == []
-    assert poster.ratios(frame({"images_per_s": 1.0}))
+def test_published_speedups_appear_only_between_gpus_that_have_runs_of_the_same_workload() -> None:
+    both = [{"images_per_s": 1.0}, {"images_per_s": 2.0, "gpu": "h200"}]
+    assert [f"{r.fast}/{r.slow}" for r in poster.ratios(frame(*both))] == ["H200/A40"]
+    for change in ({"workload": "other"}, {"demonstration": True}):
+        assert poster.ratios(frame(*(row | change for row in both))) == []
+    assert poster.ratios(frame(both[0])) == []
+
+
+def test_the_posters_reading_of_memory_active_is_told_where_its_figures_stand() -> None:
+    runs = frame({"gpu": "h200", "batch": 16, "mem_active_pct": 50.0, "images_per_s": 1.0})
+    table = poster.comparison(tables.TableBuilder(runs=runs), "mem_active_pct")
+    assert any(row[5] != "\u2013" for row in table.rows)
+    assert "says nothing about the bandwidth" in table.note
 
 
 def test_skipped_images_are_listed_once_and_up_to_a_limit() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from analysis.dataset import open_dataset
-from analysis.report import report
+from analysis.report import decision, report
 from analysis.report.tables import TableBuilder
 from analysis.stats import agreement, study
 from analysis.stats.cells import build_cells
@@ -70,7 +70,7 @@ class TestDisagreeingRuns:
         build = TableBuilder(runs=frame(*rows))
         assert "Fastest: A100 at batch 8" in report.headline(build)
         assert build.gpu_ratios().rows == []
-        assert [row[1] for row in build.best_batch().rows if row[0] == "A40"] == ["16"]
+        assert [row[1] for row in decision.tables(build)[0].rows if row[0] == "A40"] == ["16"]
 
     @pytest.mark.parametrize("more", [{"demonstration": True}, {"gpu": "cpu"}])
     def test_of_a_demonstration_or_a_cpu_have_a_mean_and_a_note(self, more: dict[str, Any]) -> None:
@@ -160,9 +160,10 @@ def test_every_output_of_a_report_lists_disagreeing_runs_and_inactive_levers(
     texts = [capsys.readouterr().out, *((tmp_path / "out" / name).read_text() for name in ("report.md", "report.html"))]
     for text in texts:
         words = " ".join(text.split())
-        assert "runs disagree" in words
-        assert "disagrees with runs of its cell" in words
+        assert "runs disagree" in words.lower()
         assert "compile not active" in words
+    for text in texts[1:]:
+        assert "disagrees with runs of its cell" in " ".join(text.split())
     for name in ("cell-remarks.csv", "cell-remarks.tex"):
         assert "r-2" in (tmp_path / "out" / "tables" / name).read_text().replace("{-}", "-")
     assert "runs disagree (16.0\u201323.2)" in (tmp_path / "out" / "tables" / "throughput.csv").read_text()

@@ -192,11 +192,26 @@ def test_larger_batch_is_proposed_where_the_largest_is_best_and_fits() -> None:
     assert decide(*runs_of(8, 10.0), *runs_of(16, 19.0)).next_run == "batch=32"
 
 
+@pytest.mark.parametrize(
+    ("vram_pct", "speeds", "next_run"),
+    [
+        (30.0, (19.7, 20.0), "batch=64"),  # tied, but a larger batch may be faster than both
+        (60.0, (19.7, 20.0), "batch=16,32 seed=1,2"),
+        (30.0, (20.0, 15.0), "batch=16,32 seed=1,2"),  # a larger batch was slower already
+    ],
+)
+def test_larger_batch_is_proposed_before_all_where_half_of_the_memory_is_free(
+    vram_pct: float, speeds: tuple[float, float], next_run: str
+) -> None:
+    rows = [*runs_of(16, speeds[0], vram_pct=vram_pct / 2), *runs_of(32, speeds[1], vram_pct=vram_pct)]
+    assert decide(*rows).next_run == next_run
+
+
 def test_every_series_has_a_row_also_without_energy() -> None:
     rows = runs_of(8, 10.0, joules_per_image=None) + runs_of(8, 20.0, gpu="a100")
-    table = TableBuilder(runs=frame(*rows)).best_batch()
+    table = TableBuilder(runs=frame(*rows)).compared_batches()
     assert [row[0] for row in table.rows] == ["A40", "A100"]
-    assert table.rows[0][1:8] == ["8", "8", "10.0", "only one batch measured; n = 1", "\u2013", "\u2013", "\u2013"]
+    assert table.rows[0][1:7] == ["8", "10.0", "only one batch measured; n = 1", "\u2013", "\u2013", "\u2013"]
 
 
 @pytest.mark.parametrize("lower_is_better", [True, False])
