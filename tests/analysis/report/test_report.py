@@ -323,7 +323,7 @@ def test_a_report_into_a_closed_pipe_has_all_its_files(study: tuple[Path, str, P
         assert process.stderr is not None
         assert b"Traceback" not in process.stderr.read()
         assert process.wait() == 141
-    assert (tmp_path / "out" / "report.html").read_text().endswith("</html>\n")
+    assert (tmp_path / "out" / "report.html").read_text().endswith("</html>")
     assert (tmp_path / "out" / "figures" / "fig-images_per_s.svg").exists()
 
 
