@@ -79,7 +79,7 @@ def sections(build: TableBuilder) -> list[Section]:
             title="Scaling over GPUs",
             workload="scaling",
             paragraphs=[_METHOD, *(f"{_capital(series.label)}: {_verdict(series)}." for series in found)],
-            tables=[_table(build, found), nemo.scaling(build)],
+            tables=[_table(build, found), nemo.scaling(build), nemo.gpu_comparison(build)],
             figures=figures,
         )
     ]

@@ -88,7 +88,7 @@ def test_a_lower_end_of_the_interval_below_the_limit_is_not_worth_it() -> None:
 
 def test_published_scaling_and_a_figure_stand_beside_the_measured_one() -> None:
     found, _ = section(runs((1, 1, 16, 40.0), (1, 2, 16, 78.0), n=1))
-    assert [table.id for table in found.tables] == ["scaling", "nemo-scaling"]
+    assert [table.id for table in found.tables] == ["scaling", "nemo-scaling", "nemo-gpus"]
     (figure,) = found.figures
     assert "<svg" in figure.svg
     assert "One run per cell: no intervals." in figure.caption
