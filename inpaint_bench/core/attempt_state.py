@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from .records import ManifestHead, TableCounts, read_record, write_record
-from .schema import MANIFEST, SCHEDULER, TELEMETRY, PointState, Reason, Status
+from .schema import MANIFEST, NODE, NODE_NAME, SCHEDULER, TELEMETRY, PointState, Reason, Status
 
 # Slurm's job states in the long form of sacct and squeue. A state that is not named here counts as running.
 COMPLETED = "COMPLETED"
@@ -103,13 +103,16 @@ class RunArtifacts:
             if manifest is None:
                 return cls(run_dir_exists=run_dir.is_dir())
             age_s = max(0.0, time.time() - path.stat().st_mtime)
-            report = read_record(run_dir / TELEMETRY, _SidecarReport, follow_links=False) or _SidecarReport()
-            missing = _missing_parts(run_dir, report.tables) if manifest.status == Status.COMPLETED else None
+            reports = _sidecar_reports(run_dir)
+            # Of several nodes the first whose sidecar did not complete decides.
+            status = next((report.status for report in reports.values() if report.status != "complete"), "complete")
+            ended = reports.items() if manifest.status == Status.COMPLETED else ()
+            missing = next(filter(None, (_missing_parts(folder, report.tables) for folder, report in ended)), None)
         except ValueError as error:
             return cls(damage=str(error))
         except OSError as error:
             return cls(damage=f"{error.filename}: {error.strerror}")
-        return cls(manifest=manifest, sidecar_status=report.status, missing_parts=missing, manifest_age_s=age_s)
+        return cls(manifest=manifest, sidecar_status=status, missing_parts=missing, manifest_age_s=age_s)
 
 
 class _SidecarReport(msgspec.Struct):
@@ -117,6 +120,16 @@ class _SidecarReport(msgspec.Struct):
 
     status: str | None = None
     tables: dict[str, TableCounts] = {}
+
+
+def _sidecar_reports(run_dir: Path) -> dict[Path, _SidecarReport]:
+    """Return what the sidecar of each node reports, by its folder; empty reports where there is none."""
+    nodes = [path for path in run_dir.glob(NODE.format("*")) if NODE_NAME.fullmatch(path.name)]
+    folders = [run_dir, *sorted(path for path in nodes if not path.is_symlink())]
+    return {
+        folder: read_record(folder / TELEMETRY, _SidecarReport, follow_links=False) or _SidecarReport()
+        for folder in folders
+    }
 
 
 def _missing_parts(run_dir: Path, tables: dict[str, TableCounts]) -> str | None:

@@ -204,6 +204,20 @@ def test_missing_parts_that_were_closed_are_reported(tmp_path):
     assert "1 of 2 parts of samples_fast" in result.message
 
 
+def test_incomplete_telemetry_of_a_further_node_is_reported(tmp_path):
+    (tmp_path / MANIFEST).write_text(json.dumps(manifest("completed")))
+    (tmp_path / "node-1").mkdir()
+    (tmp_path / TELEMETRY).write_text(json.dumps({"status": "complete"}))
+    (tmp_path / "node-1" / TELEMETRY).write_text(json.dumps({"status": "died"}))
+    result = resolve("COMPLETED", artifacts=RunArtifacts.read(tmp_path))
+    assert (result.state, result.reason) == (FAILED, Reason.TELEMETRY_INCOMPLETE)
+    assert result.message == "the sidecar ended with status died"
+    tables = {"samples_fast": {"rows": 9, "parts": 1}}
+    (tmp_path / "node-1" / TELEMETRY).write_text(json.dumps({"status": "complete", "tables": tables}))
+    result = resolve("COMPLETED", artifacts=RunArtifacts.read(tmp_path))
+    assert "only 0 of 1 parts of samples_fast exist" in result.message
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"state": "FAI'])
 def test_damaged_saved_state_is_ignored(text, tmp_path):
     (tmp_path / "scheduler.json").write_text(text)

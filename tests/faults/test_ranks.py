@@ -67,15 +67,19 @@ def test_each_node_of_a_run_has_its_own_telemetry(testbed: Bed, tmp_path: Path, 
     run = pl.read_parquet(tmp_path / "merged" / "runs.parquet").row(0, named=True)
     assert run["valid"], run["invalid_reason"]
     assert (run["gpus"], run["nodes"]) == (4, 2)
-    # All four play one recording at nearly the same time.
     one = submit(tmp_path / "one", "gpu=a100", "site=delta", "wait=true", "gpus=1")
-    assert app.main(["merge", str(one), "-o", str(tmp_path / "single")]) == 0
-    alone = pl.read_parquet(tmp_path / "single" / "runs.parquet").row(0, named=True)
+    assert app.main(["merge", str(folder), str(one), "-o", str(tmp_path / "both")]) == 0
+    assert app.main(["report", str(tmp_path / "both"), "-o", str(tmp_path / "report")]) == 0
+    assert "Scaling over GPUs" in (tmp_path / "report" / "report.md").read_text()
+    # All four play one recording at nearly the same time.
+    alone = pl.read_parquet(tmp_path / "both" / "runs.parquet").filter(gpus=1).row(0, named=True)
     assert run["power_w"] == pytest.approx(4 * alone["power_w"], rel=0.3)
 
 
-def test_killed_rank_fails_its_job_with_the_reason(testbed: Bed, tmp_path: Path, capsys: Any) -> None:
-    folder = submit(tmp_path / "sweep", "gpu=h200", "workload.min_measure_s=900")
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_killed_rank_fails_its_job_with_the_reason(testbed: Bed, tmp_path: Path, capsys: Any, nodes: int) -> None:
+    place = ("gpu=a100", "site=delta", f"gpus={3 - nodes}", f"nodes={nodes}")
+    folder = submit(tmp_path / "sweep", *place, "workload.min_measure_s=900")
     wait_for_step(testbed, folder, 3)
     victim = manifest(folder)["ranks"][1]["pid"]
     os.kill(victim, signal.SIGKILL)
@@ -88,9 +92,11 @@ def test_killed_rank_fails_its_job_with_the_reason(testbed: Bed, tmp_path: Path,
     )
 
 
-def test_preempted_training_resumes_with_all_its_ranks(testbed: Bed, tmp_path: Path, capsys: Any) -> None:
-    training = ("gpu=a100", "site=delta", "workload.train_steps=200")
-    partition = ("sites.delta.gpus.a100.partition=gpuA100x4-preempt", "sites.delta.exclude_nodes=[gpua002]")
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_preempted_training_resumes_with_all_its_ranks(testbed: Bed, tmp_path: Path, capsys: Any, nodes: int) -> None:
+    training = ("gpu=a100", "site=delta", "workload.train_steps=200", f"gpus={3 - nodes}", f"nodes={nodes}")
+    partition = ("sites.delta.gpus.a100.partition=gpuA100x4-preempt",)
+    partition += ("sites.delta.exclude_nodes=[gpua002]",) if nodes == 1 else ()
     folder = submit(tmp_path / "cut", *training, *partition)
     wait_for_step(testbed, folder, 20)
     (record,) = Ledger.open(folder).points().values()
@@ -107,3 +113,7 @@ def test_preempted_training_resumes_with_all_its_ranks(testbed: Bed, tmp_path: P
     undisturbed = submit(tmp_path / "whole", *training, "wait=true")
     assert losses(folder) == losses(undisturbed)
     assert len(losses(folder)) == 200
+    assert app.main(["merge", str(folder), "-o", str(tmp_path / "merged")]) == 0
+    run = pl.read_parquet(tmp_path / "merged" / "runs.parquet").row(0, named=True)
+    assert run["valid"], run["invalid_reason"]
+    assert (run["gpus"], run["nodes"], run["resumed_from_step"] is not None) == (2, nodes, True)
