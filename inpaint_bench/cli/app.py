@@ -99,9 +99,17 @@ def _before_every_verb(
     version: Annotated[
         bool, Option("--version", callback=_print_version, help="Print version and commit, and exit.")
     ] = False,
+    quiet: Annotated[bool, Option("-q", "--quiet", help="Print results, warnings and errors only.")] = False,
 ) -> None:
     if ctx.invoked_subcommand != "launch":  # Hydra sets up its logging
-        logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+        level = logging.WARNING if quiet else logging.INFO
+        logging.basicConfig(level=level, format="%(message)s", stream=sys.stdout)
+        if quiet:
+            from inpaint_bench.core.console import output
+
+            output.quiet = True
+    elif quiet:
+        raise UserError("-q: write it after launch, as in `inpaint-bench launch -q -m ...`")
 
 
 @app.command(
@@ -218,6 +226,7 @@ def merge(
     output: Output,
     threads: Annotated[int | None, Option(metavar="N", help="Run directories to read at once.")] = None,
     allow_mixed: Annotated[str, Option(metavar="ATTRIBUTES", help="Keep runs that differ in these apart.")] = "",
+    as_json: Annotated[bool, Option("--json", help="Print JSON instead of sentences.")] = False,
 ) -> None:
     """Merge run directories of all sites into one dataset.
 
@@ -228,7 +237,8 @@ def merge(
     from .merge import run_merge
 
     with unwind_on_signals():
-        run_merge(roots, output, threads=threads, allow_mixed=[name for name in allow_mixed.split(",") if name])
+        mixed = [name for name in allow_mixed.split(",") if name]
+        run_merge(roots, output, threads=threads, allow_mixed=mixed, as_json=as_json)
 
 
 @app.command(epilog=_examples("report dataset -o report"))
@@ -241,6 +251,7 @@ def report(
     accept_disagreement: Annotated[
         bool, Option("--accept-disagreement", help="Show means of cells whose runs disagree.")
     ] = False,
+    as_json: Annotated[bool, Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Print a dataset's tables and write the report.
 
@@ -249,7 +260,7 @@ def report(
     """
     from .report import run_report
 
-    run_report(dataset, output, export=export, accept_disagreement=accept_disagreement)
+    run_report(dataset, output, export=export, accept_disagreement=accept_disagreement, as_json=as_json)
 
 
 @app.command(epilog=_examples("levers", "levers dataset --json"))

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.console import output
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.validation import did_you_mean
 
 # Options of other verbs, and of `launch --plan`, that are keys here.
 _KEYS = {"--dry-run": "dry_run=true", "--wait": "wait=true"}
+
+_QUIET, _JSON = {"-q", "--quiet"}, "--json"
 
 
 class Parser(argparse.ArgumentParser):
@@ -45,14 +48,15 @@ def read(arguments: Sequence[str], parser: argparse.ArgumentParser, verbs: Seque
 
     `verbs` are the commands beside `launch`, which somebody may have meant.
     """
-    typed = [_KEYS.get(argument, argument) for argument in arguments]
+    output.quiet, output.as_json = bool(_QUIET & set(arguments)), _JSON in arguments
+    typed = [_KEYS.get(argument, argument) for argument in arguments if argument not in _QUIET | {_JSON}]
     known = Parser(parents=[parser], add_help=False, allow_abbrev=False)
     options, unknown = known.parse_known_intermixed_args(typed)
     overrides = list(options.overrides)
     flags = [flag for action in known._actions for flag in action.option_strings]
     for argument in unknown:
         if argument.startswith("-"):
-            _refuse_option(argument, typed, [*flags, *_KEYS])
+            _refuse_option(argument, typed, [*flags, *_KEYS, *_QUIET, _JSON])
     for position, override in enumerate(overrides):
         following = overrides[position + 1] if position + 1 < len(overrides) else ""
         if override in verbs or override == "help":
@@ -64,6 +68,8 @@ def read(arguments: Sequence[str], parser: argparse.ArgumentParser, verbs: Seque
             raise UserError(f"{override} {following}: write {override}=VALUE without spaces")
         if following and "=" not in following:
             raise UserError(f"{override} {following}: is not KEY=VALUE; write {override}={following}")
+    if output.as_json and "dry_run=true" not in overrides:
+        raise UserError("--json: only together with --dry-run; `status --json` tells about a sweep that was submitted")
     return LaunchArguments(
         options=_without(typed, overrides),
         overrides=overrides,

@@ -27,6 +27,8 @@ Options:
   --dry-run           dry_run=true: print the plan and write the scripts, submit nothing
   --wait              wait=true: return when all points have finished
   --config-dir DIR    a folder with further configuration files: site/, gpu/, recipe/ ...
+  -q, --quiet         print warnings and errors only
+  --json              print the plan of a dry run as JSON
   --plan FILE         submit the points of a plan file (see launch --plan FILE --help)
   --help [GROUP ...]  this, or every key of a group
 """

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 
-def run_merge(roots: Sequence[Path], output: Path, *, threads: int | None, allow_mixed: Sequence[str]) -> None:
+def run_merge(
+    roots: Sequence[Path], output: Path, *, threads: int | None, allow_mixed: Sequence[str], as_json: bool
+) -> None:
     """Merge the run directories below `roots` into `output`, and list what is left out and what is not valid."""
     from analysis.dataset import open_dataset
     from analysis.merge import merge
@@ -15,6 +18,12 @@ def run_merge(roots: Sequence[Path], output: Path, *, threads: int | None, allow
 
     metadata = merge(list(roots), output, threads=threads or min(8, _usable_cores()), allow_mixed=allow_mixed)
     dataset = open_dataset(output)
+    if as_json:
+        invalid = dataset.runs.filter(~dataset.runs["valid"]).select("run_id", "invalid_reason")
+        lists = {"skipped": dataset.skipped.to_dicts(), "not_valid": invalid.to_dicts()}
+        names = ("run_directories", "runs", "runs_valid", "unchanged", "mixed")
+        echo(json.dumps({"dataset": str(output), **{name: metadata[name] for name in names}, **lists}, indent=1))
+        return
     for row in dataset.skipped.iter_rows(named=True):
         prefix = "WARNING: " if row["code"] == "conflict" else ""
         echo(f"{prefix}skipped [{row['code']}] {row['path']}: {row['reason']}", error=True)

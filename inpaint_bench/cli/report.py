@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import csv
+import json
 from pathlib import Path
 
+from inpaint_bench.core.errors import UserError
 
-def run_report(dataset: Path, output: Path, *, export: str, accept_disagreement: bool) -> None:
+
+def run_report(dataset: Path, output: Path, *, export: str, accept_disagreement: bool, as_json: bool) -> None:
     """Write the report of `dataset` into `output` and print its tables."""
     from analysis.report.export import parse_formats
     from analysis.report.report import write_report
     from inpaint_bench.core.console import echo
 
     formats = parse_formats(export)
-    page = write_report(dataset, output, terminal=True, formats=formats, accept_disagreement=accept_disagreement)
-    echo(f"report: {page}")
+    page = write_report(dataset, output, terminal=not as_json, formats=formats, accept_disagreement=accept_disagreement)
+    if not as_json:
+        echo(f"report: {page}")
+        return
+    if "csv" not in formats:
+        raise UserError(f"--json: prints the tables as --export csv writes them, and --export is {export}")
+    tables = {}
+    for path in sorted((output / "tables").glob("*.csv")):
+        with path.open(encoding="utf-8", newline="") as file:
+            tables[path.stem] = list(csv.DictReader(file))
+    echo(json.dumps({"report": str(page), "tables": tables}, indent=1))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -17,6 +19,25 @@ WIDEST = 40  # of a column, when it is decided whether a table fits: longer text
 STYLES = {"completed": "green", "failed": "red", "running": "cyan", "queued": "yellow", "planned": "dim"}
 
 
+@dataclass
+class Output:
+    """What the command line asked for."""
+
+    quiet: bool = False  # no tables, and of the log only warnings
+    as_json: bool = False  # one JSON document on standard output; what is logged goes to standard error
+
+    def adjust_log(self) -> None:
+        """Apply it to the log as it was configured just before."""
+        if self.quiet:
+            logging.getLogger().setLevel(logging.WARNING)
+        for handler in logging.getLogger().handlers if self.as_json else ():
+            if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stdout:
+                handler.setStream(sys.stderr)
+
+
+output = Output()
+
+
 class Terminal(Console):
     """Rich's console, except that a closed pipe raises as with `print`; rich would exit with 1."""
 
@@ -26,8 +47,8 @@ class Terminal(Console):
 
 def console() -> Terminal:
     """Return a console as wide as the terminal, or PIPE_WIDTH wide where the output is a pipe or a file."""
-    terminal = Terminal()
-    return terminal if terminal.is_terminal else Terminal(width=PIPE_WIDTH)
+    terminal = Terminal(quiet=output.quiet)
+    return terminal if terminal.is_terminal else Terminal(width=PIPE_WIDTH, quiet=output.quiet)
 
 
 def shell_command(verb: str, *arguments: object) -> str:

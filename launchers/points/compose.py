@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from inpaint_bench.core.config import config_hash
 from inpaint_bench.core.config_file import refuse_guessed_text
+from inpaint_bench.core.console import output
 from inpaint_bench.core.hydra_support import refuse_hidden_files, register
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.site import check_account
@@ -106,4 +107,5 @@ def composer(launch_context: LaunchContext | None = None) -> Iterator[Composer]:
         setup_globals()
         # Hydra sets up logging only in its own main function, and `rerun` does not start there.
         configure_log(compose_config([]).hydra.hydra_logging)
+        output.adjust_log()
         yield Composer(compose_config, loader=loader, config_name=launched.config_name, hydra_overrides=hydra_overrides)

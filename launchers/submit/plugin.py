@@ -19,7 +19,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from inpaint_bench.core.config import BenchConfig
-from inpaint_bench.core.console import shell_command
+from inpaint_bench.core.console import output, shell_command
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.recipe import split_choices
 from launchers.points.compose import Composer
@@ -137,6 +137,7 @@ class SweepLauncher(Launcher):
         """
         setup_globals()
         configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
+        output.adjust_log()
         folder = Path(str(self._config.hydra.sweep.dir)).absolute()
         if OmegaConf.get_type(self._config) is not BenchConfig:
             return self._launch_other_application(job_overrides, initial_job_idx, folder)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from inpaint_bench.core.console import console
-from inpaint_bench.core.schema import CODE
+import msgspec
+
+from inpaint_bench.core.console import console, echo, output
+from inpaint_bench.core.schema import CODE, SCHEMA_VERSION
 from launchers.points.input_paths import given_paths, is_visible
 from launchers.points.point import Group, Point, by_site, group_points
 from launchers.slurm.start_estimate import UNKNOWN, estimate_starts
@@ -26,7 +30,11 @@ def preview(points: Sequence[Point], folder: Path, sweep_id: str, first_group_nu
     """Write the scripts, and print what a launch would submit."""
     groups = group_points(points, first_number=first_group_number)
     scripts = _write_scripts(groups, folder, sweep_id)
-    console().print(*tables.plan_tables(points, starts=_estimated_starts(groups, scripts)))
+    starts = _estimated_starts(groups, scripts)
+    if output.as_json:
+        echo(json.dumps(_as_json(groups, starts, folder), indent=1))
+    else:
+        console().print(*tables.plan_tables(points, starts=starts))
     if scripts:
         log.info(f"scripts: {folder / SCRIPTS}")
     for line in cost_lines(points):
@@ -42,6 +50,27 @@ def preview(points: Sequence[Point], folder: Path, sweep_id: str, first_group_nu
     for line in missing_accounts(points):
         log.info(line)
     log.info("Dry run: nothing was submitted.")
+
+
+def _as_json(groups: Sequence[Group], starts: Mapping[str, str], folder: Path) -> dict[str, Any]:
+    """Return the arrays with their points, as `--json` prints them: fields may be added, none is removed."""
+    arrays = []
+    for group in groups:
+        points = [msgspec.to_builtins(point.spec()) for point in group.points]
+        arrays.append(
+            {
+                "array": group.name,
+                "site": group.site.name,
+                "reachable": group.points[0].reachable,
+                "partition": group.request.partition,
+                "request": str(group.request),
+                "time_min": group.request.time_min,
+                "expected_start": starts.get(group.name),
+                "unit": group.site.charging.unit,
+                "points": points,
+            }
+        )
+    return {"schema_version": SCHEMA_VERSION, "sweep": str(folder), "arrays": arrays}
 
 
 def _write_scripts(groups: Sequence[Group], folder: Path, sweep_id: str) -> dict[str, Path]:
