@@ -88,8 +88,8 @@ def table(
     widths = [max(map(len, [name, *(row[i] for row in cells)])) for i, name in enumerate(columns)]
     left_out: list[str] = []
     for name in optional:
-        kept = [min(w, WIDEST) + 2 for column, w in zip(columns, widths, strict=True) if column not in left_out]
-        if sum(kept) - 1 > (width or console().width) and name in columns:
+        kept = [min(w, WIDEST) + 3 for column, w in zip(columns, widths, strict=True) if column not in left_out]
+        if sum(kept) > (width or console().width) and name in columns:
             left_out.append(name)
     caption = f"in a wider terminal also: {', '.join(left_out)}" if left_out else None
     result = Table(

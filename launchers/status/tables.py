@@ -67,7 +67,7 @@ def plan_tables(points: Sequence[Point], starts: Mapping[str, str] | None = None
             similar.setdefault(key, []).append((point, changed))
         point_rows = [_folded_plan(members, units) for members in similar.values()]
     return [
-        table(columns, array_rows, optional=("limit from", "expected start", "partition")),
+        table(columns, array_rows, optional=("limit from", "expected start")),
         table(("point", "gpu", "batch", "overrides", "array", max_cost), point_rows),
     ]
 

@@ -10,6 +10,7 @@ import pytest
 from inpaint_bench.cli import app
 from inpaint_bench.core import console
 from inpaint_bench.core.paths import ROOT
+from tests.analysis.build import write_run
 
 DATASET = ROOT / "benchmarks/results/2026-11-21-h200-batches"
 
@@ -25,6 +26,13 @@ def test_dry_run_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     plan = json.loads(capsys.readouterr().out)
     assert [(array["site"], len(array["points"])) for array in plan["arrays"]] == [("grace", 2), ("delta", 2)]
     assert {point["batch"] for array in plan["arrays"] for point in array["points"]} == {8, 16}
+
+
+def test_merge_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "grace", "r-01")
+    assert app.main(["merge", str(tmp_path / "grace"), "-o", str(tmp_path / "dataset"), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["runs"], printed["runs_valid"], printed["skipped"]) == (1, 1, [])
 
 
 def test_report_as_json_has_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
