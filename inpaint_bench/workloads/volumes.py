@@ -1,4 +1,4 @@
-"""The workloads `volume3d_train` and `volume3d_sample`: diffusion of volumes, conditioned on their segmentation.
+"""What `volume3d_train` and `volume3d_sample` share: diffusion of volumes, conditioned on their segmentation.
 
 Protocol of Med-DDPM: noise of 250 steps by a cosine schedule, mean absolute error of the predicted noise, Adam; no
 average of the weights, which it starts at step 2000. Volumes stay on the device, so that no loader is measured. Every
@@ -10,39 +10,33 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import numpy as np
 import torch
-import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from inpaint_bench import levers
 from inpaint_bench.core.config import BenchConfig
-from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.files import expand_path
 from inpaint_bench.core.records import LeverReport, Parity
 from inpaint_bench.core.schema import WindowKind
-from inpaint_bench.core.workloads import Result, volume3d_sample, volume3d_train
 from inpaint_bench.core.workloads._volumes import VolumeConfig
 from inpaint_bench.data import volumes as data
 from inpaint_bench.models.networks import DTYPES, FROZEN_SEED, set_fp32_precision
 from inpaint_bench.models.volume_unet import Diffusion, VolumeUNet
 from inpaint_bench.quality import volumes as quality
 
-from . import Call, MeasuringWorkload, ProfiledCall, Recorder
+from . import Call, MeasuringWorkload, Recorder
 from .parity import TOLERANCE
 
-WEIGHTS, SLICES = "weights.safetensors", "slices.png"
+SLICES = "slices.png"
 
 
 class VolumeDiffusion(MeasuringWorkload):
-    """What both workloads share: the network, its levers, and its inputs."""
+    """The network, its levers, its inputs, and the comparison of a recipe with the baseline."""
 
     uniform_steps = True
 
@@ -224,229 +218,14 @@ class VolumeDiffusion(MeasuringWorkload):
         return sum(found), len(found)
 
 
-class VolumeTraining(VolumeDiffusion):
-    """The workload `volume3d_train`."""
-
-    def __init__(self, bench: BenchConfig, device: torch.device) -> None:
-        super().__init__(bench, device)
-        assert isinstance(bench.workload, volume3d_train.Config)
-        self.config = bench.workload
-        self.micro_batches = bench.recipe.accumulate
-        self.volumes, self.labels = (tensor.to(device) for tensor in self.read(held_out=False))
-        self._held_out = self.read(held_out=True)  # now: a damaged file ends the run before its first step
-        self.data = self.source.facts
-        self.facts |= {"flop_per_image": 3 * self.flop, "learning_rate": self.config.learning_rate}
-        self.facts["volumes"] = self.config.volumes
-        self.compare(self._results)
-        self.network.zero_last_layers()  # only now: a network that predicts zero shows no difference
-        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=self.config.learning_rate)
-        self._order = torch.Generator().manual_seed(bench.seed)
-        self._done = 0
-        self._last = self.config.warmup_steps + self.config.measure_steps  # the step that is validated
-        self._trained: dict[str, Tensor] = {}
-        self._held: volume3d_train.Result | None = None
-        self._pictures: dict[str, Tensor] = {}
-
-    def _loss(self, indices: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return prediction and loss of a micro-batch."""
-        volumes, labels = self.volumes[indices], self.labels[indices]
-        noise = self.noise(len(indices), generator)
-        steps = torch.randint(self.diffusion.steps, (len(indices),), generator=generator, device=self.device)
-        predicted = self.predict(self.diffusion.add_noise(volumes, noise, steps), labels, steps)
-        return predicted, F.l1_loss(predicted, noise)
-
-    def _results(self) -> dict[str, Tensor]:
-        indices = torch.arange(self.at_once, device=self.device) % len(self.volumes)
-        predicted, loss = self._loss(indices, self.generator(0))
-        loss.backward()
-        gradients = [p.grad.flatten() for p in self.network.parameters() if p.grad is not None]
-        return {
-            "prediction_rel": predicted.detach().cpu(),
-            "loss_rel": loss.detach().cpu(),
-            "gradient_rel": torch.cat(gradients).cpu(),
-        }
-
-    def _train(self, indices: Tensor, generator: torch.Generator) -> Tensor:
-        """Train on a batch; return its loss on the device."""
-        self.optimizer.zero_grad(set_to_none=True)
-        total = torch.zeros((), device=self.device)
-        for micro in indices.chunk(self.micro_batches):
-            _, loss = self._loss(micro, generator)
-            (loss / self.micro_batches).backward()
-            total += loss.detach() / self.micro_batches
-        self.optimizer.step()
-        return total
-
-    def step(self, recorder: Recorder) -> None:
-        indices = torch.randint(len(self.volumes), (self.images_per_step,), generator=self._order).to(self.device)
-        losses: list[Tensor] = []
-        call = recorder.call(lambda: losses.append(self._train(indices, self.generator(self._done))))
-        self._done += 1
-        loss = float(losses[0])
-        row = volume3d_train.Result(
-            **self.row(call),
-            parameters=self.facts["parameters"],
-            forward_tflop=self.flop / 1e12,
-            loss=loss if math.isfinite(loss) else None,
-        )
-        if self._done == self._last:
-            # A faster recipe takes more steps in the same time: only these weights can be compared.
-            self._trained = {name: value.clone() for name, value in self.network.state_dict().items()}
-            self._held = row
-        else:
-            recorder.result(row)
-
-    def profiled_calls(self) -> Iterator[ProfiledCall]:
-        indices = torch.arange(self.images_per_step, device=self.device) % len(self.volumes)
-        yield ProfiledCall(name="training step", work=lambda: self._train(indices, self.generator(0)))
-
-    def judge(self, recorder: Recorder) -> None:
-        assert self._held is not None
-        self.network.load_state_dict(self._trained)
-        l1, similarity = self._validate()
-        row = msgspec.structs.replace(
-            self._held,
-            trained_steps=self._last,
-            validation_l1=l1 if math.isfinite(l1) else None,
-            validation_ms_ssim=similarity if math.isfinite(similarity) else None,
-            ms_ssim_scales=quality.scales(self.sides),
-        )
-        recorder.result(row)
-
-    @torch.no_grad()
-    def _validate(self) -> tuple[float, float]:
-        """Return L1 of the noise and MS-SSIM of the volumes without it, at steps over the whole schedule."""
-        forward, self.forward = self.forward, self.network  # compiled for another batch perhaps
-        volumes, labels = (tensor.to(self.device) for tensor in self._held_out)
-        generator = torch.Generator().manual_seed(FROZEN_SEED)
-        errors, noisy, estimates = [], [], []
-        count = len(volumes)
-        for index in range(count):
-            steps = torch.tensor([(2 * index + 1) * self.diffusion.steps // (2 * count)], device=self.device)
-            noise = torch.randn(volumes[:1].shape, generator=generator).to(self.device)
-            noisy.append(self.diffusion.add_noise(volumes[index : index + 1], noise, steps))
-            predicted = self.predict(noisy[-1], labels[index : index + 1], steps)
-            errors.append(float(F.l1_loss(predicted, noise)))
-            estimates.append(self.diffusion.estimate(noisy[-1], predicted, steps))
-        self.forward = forward
-        self._pictures = {
-            "Labels": _label_slices(labels),
-            "Volume": volumes[:, 0],
-            "With noise": torch.cat(noisy)[:, 0],
-            "Noise removed": torch.cat(estimates)[:, 0],
-        }
-        return sum(errors) / count, _ieee_ms_ssim(self.bench, torch.cat(estimates), volumes)
-
-    def finish(self, run_dir: Path) -> dict[str, Any]:
-        quality.write_slices(run_dir / SLICES, self._pictures)
-        written = {"pictures": SLICES}
-        if self.config.save_weights:
-            weights = {name: value.contiguous().cpu() for name, value in self._trained.items()}
-            save_file(weights, run_dir / WEIGHTS)
-            written["weights"] = WEIGHTS
-        return written
-
-
-class VolumeSampling(VolumeDiffusion):
-    """The workload `volume3d_sample`."""
-
-    def __init__(self, bench: BenchConfig, device: torch.device) -> None:
-        super().__init__(bench, device)
-        assert isinstance(bench.workload, volume3d_sample.Config)
-        self.config = bench.workload
-        self.network.eval().requires_grad_(False)
-        if self.config.weights:
-            self._load(expand_path(self.config.weights))
-        self.facts |= {
-            "weights": self.config.weights,
-            "sampler_steps": self.config.steps,
-            "flop_per_image": self.config.steps * self.flop,
-        }
-        self.volumes, self.labels = (tensor.to(device) for tensor in self.read(held_out=True))
-        self.data = self.source.facts
-        self._samples: list[Tensor] = []
-        self.compare(self._results)
-        baseline, own = self._samples if len(self._samples) == 2 else (None, None)
-        self._samples = []
-        known = baseline is not None and own is not None
-        l1 = float(F.l1_loss(own, baseline)) if known else math.nan  # type: ignore[arg-type]
-        similarity = _ieee_ms_ssim(bench, own, baseline) if known else math.nan  # type: ignore[arg-type]
-        self._to_baseline: dict[str, Any] = {
-            "baseline_l1": l1 if math.isfinite(l1) else None,
-            "baseline_ms_ssim": similarity if math.isfinite(similarity) else None,
-        }
-        self._done = 0
-        self._similarity: float | None = None
-        self._first: Tensor | None = None
-
-    def _load(self, path: Path) -> None:
-        try:
-            self.network.load_state_dict(load_file(path))
-        except Exception as error:
-            reason = " ".join(str(error).split())[:200]
-            raise UserError(
-                f"workload.weights={path}: not weights of network {self.config.network} ({reason})"
-            ) from None
-
-    def _results(self) -> dict[str, Tensor]:
-        sample = self.sample(self.config.reference_steps, self.generator(0))
-        self._samples.append(sample)
-        return {"prediction_rel": sample.cpu()}
-
-    @torch.no_grad()
-    def sample(self, count: int, generator: torch.Generator) -> Tensor:
-        """Return volumes [B, C, D, H, W] after `count` evaluations of the network."""
-        volumes = self.noise(self.images_per_step, generator)
-        schedule = self.diffusion.subset(count)
-        for step, following in zip(schedule, [*schedule[1:], None], strict=True):
-            steps = torch.full((len(volumes),), step, device=self.device)
-            noise = self.predict(volumes, self.labels, steps)
-            volumes = self.diffusion.denoise(volumes, noise, step, following, self.noise(len(volumes), generator))
-        return volumes
-
-    def step(self, recorder: Recorder) -> None:
-        samples: list[Tensor] = []
-        generator = self.generator(self._done)
-        call = recorder.call(lambda: samples.append(self.sample(self.config.steps, generator)))
-        if self._first is None:
-            self._first = samples[0]
-            similarity = _ieee_ms_ssim(self.bench, self._first.clamp(-1, 1), self.volumes)
-            self._similarity = similarity if math.isfinite(similarity) else None
-        self._done += 1
-        row: Result = volume3d_sample.Result(
-            **self.row(call),
-            sampler_steps=self.config.steps,
-            total_ms=call.host_ms if call.device_ms is None else call.device_ms,
-            finite=bool(samples[0].isfinite().all()),
-            ms_ssim=self._similarity,
-            **self._to_baseline,
-            ms_ssim_scales=quality.scales(self.sides),
-        )
-        recorder.result(row)
-
-    def profiled_calls(self) -> Iterator[ProfiledCall]:
-        # All steps do the same work, so that two of them show where the time goes.
-        yield ProfiledCall(
-            name="two steps of sampling",
-            work=lambda: self.sample(2, self.generator(0)),
-            measured=self.config.steps == 2,
-        )
-
-    def finish(self, run_dir: Path) -> dict[str, Any]:
-        assert self._first is not None
-        columns = {"Labels": _label_slices(self.labels), "Volume": self.volumes[:, 0], "Sample": self._first[:, 0]}
-        quality.write_slices(run_dir / SLICES, columns)
-        return {"pictures": SLICES}
-
-
-def _label_slices(labels: Tensor) -> Tensor:
+def label_slices(labels: Tensor) -> Tensor:
     """Return one-hot labels [N, L, D, H, W] as grey values [N, D, H, W] in -1..1."""
     numbers = torch.arange(1, labels.shape[1] + 1, device=labels.device, dtype=labels.dtype)
     grey: Tensor = (labels * numbers[None, :, None, None, None]).sum(1) * 2 / labels.shape[1] - 1
     return grey
 
 
-def _ieee_ms_ssim(bench: BenchConfig, volumes: Tensor, reference: Tensor) -> float:
+def ieee_ms_ssim(bench: BenchConfig, volumes: Tensor, reference: Tensor) -> float:
     """Return MS-SSIM whose own convolutions do not use TF32."""
     set_fp32_precision(tf32=False)
     try:
@@ -462,12 +241,3 @@ def _forward_flop(config: VolumeConfig) -> int:
         inputs = torch.empty(1, shape.image_channels + shape.label_channels, *config.sides)
         VolumeUNet(shape)(inputs, torch.zeros(1, dtype=torch.long))
     return int(counter.get_total_flops())
-
-
-def build(config: BenchConfig, device: torch.device) -> VolumeDiffusion:
-    """Build the network with random weights, and the volumes."""
-    kinds: dict[type, type[VolumeDiffusion]] = {
-        volume3d_train.Config: VolumeTraining,
-        volume3d_sample.Config: VolumeSampling,
-    }
-    return kinds[type(config.workload)](config, device)

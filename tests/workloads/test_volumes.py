@@ -21,7 +21,7 @@ from inpaint_bench.core.files import read_json
 from inpaint_bench.data import volumes as data
 from inpaint_bench.quality import volumes as quality
 from inpaint_bench.run import worker
-from inpaint_bench.workloads import volumes
+from inpaint_bench.workloads import load
 from tests.run.support import bench, compose
 
 TRAIN = ("workload=volume3d_train", "recipe=cpu", "workload.network=tiny", "workload.validation_volumes=1")
@@ -118,7 +118,7 @@ def test_runs_go_through_launch_and_merge(tmp_path):
 
 def test_a_lever_that_cannot_run_is_unavailable_with_its_reason():
     with pytest.raises(UnavailableError, match="lever tf32: TF32 needs an NVIDIA GPU"):
-        volumes.build(bench(*TRAIN, "recipe.tf32=true"), torch.device("cpu"))
+        load(bench(*TRAIN, "recipe.tf32=true"), torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_weights_of_another_network_are_refused(tmp_path):
 
     save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
     with pytest.raises(UserError, match="not weights of network tiny"):
-        volumes.build(bench(*SAMPLE, f"workload.weights={tmp_path / 'other.safetensors'}"), torch.device("cpu"))
+        load(bench(*SAMPLE, f"workload.weights={tmp_path / 'other.safetensors'}"), torch.device("cpu"))
 
 
 def test_synthetic_volumes_follow_from_their_seed_and_labels_lie_in_one_another():
