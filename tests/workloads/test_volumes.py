@@ -163,6 +163,16 @@ def test_synthetic_volumes_follow_from_their_seed_and_labels_lie_in_one_another(
     assert (image[0][labels.sum(0) == 0] == -1).all()
 
 
+def test_slices_are_axial_with_the_front_at_the_top(tmp_path):
+    volume = torch.full((1, 12, 16, 8), -1.0)
+    volume[0, :3, 8:, 4] = 1  # left and front, in the middle of the height
+    quality.write_slices(tmp_path / "slices.png", {"Volume": volume})
+    with Image.open(tmp_path / "slices.png") as picture:
+        cell = np.asarray(picture)[quality.HEADER_PX :, quality.GAP_PX :][: quality.CELL_PX, : quality.CELL_PX * 3 // 4]
+    assert cell[:80, :30].min() == 255
+    assert cell[80:].max() == cell[:, 30:].max() == 0
+
+
 def test_ms_ssim_falls_with_noise_and_has_as_many_scales_as_fit():
     assert [quality.scales((side, 256, 256)) for side in (8, 16, 32, 64, 96, 128, 176)] == [0, 1, 2, 3, 3, 4, 5]
     volume = torch.from_numpy(data.synthetic(0, 0, (32, 32, 32), 1, 2)[0])[None]
