@@ -78,6 +78,7 @@ def html(
         svg=lambda figure: Markup(figure.svg),
     )
     environment.filters |= {"unbroken": _unbroken, "breakable": _breakable}
+    own = {section.workload for section in report.workloads}  # these show their pictures themselves
     samples, samples_note = sample_grids.embed(report.dataset.folder, report.dataset.runs, CELL_KEYS)
     return environment.get_template("report.html.j2").render(
         report=report,
@@ -88,6 +89,7 @@ def html(
         groups=groups,
         missing=missing,
         samples=samples,
+        other_samples=[picture for picture in samples if picture["workload"] not in own],
         samples_note=samples_note,
         runs=_run_entries(report.dataset, out),
         rules=bottleneck.describe_rules(),

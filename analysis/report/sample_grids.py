@@ -15,7 +15,7 @@ PAGE_BYTES = 24 * 2**20  # of all images on one page
 
 
 def embed(folder: Path, runs: pl.DataFrame, cell_keys: Sequence[str]) -> tuple[list[dict[str, str]], str]:
-    """Return run_id, title and URI of a grid per cell, of its first valid run, and a note on those left out."""
+    """Return a grid per cell, of its first valid run: workload, run_id, title and URI; and a note on those left out."""
     known = runs.filter(pl.col("sample_grid").is_not_null())
     valid = known.filter("valid").sort("seed", "run_id", nulls_last=True)
     shown: list[dict[str, str]] = []
@@ -29,8 +29,9 @@ def embed(folder: Path, runs: pl.DataFrame, cell_keys: Sequence[str]) -> tuple[l
         content = path.read_bytes()
         remaining -= len(content)
         uri = f"data:image/png;base64,{base64.b64encode(content).decode()}"
-        title = f"{gpu_label(row['gpu'])}, batch {row['batch']}, {row['recipe']}, seed {row['seed'] or 0}"
-        shown.append({"run_id": row["run_id"], "title": title, "uri": uri})
+        names = [gpu_label(row["gpu"]), *([row["model"]] if known["model"].n_unique() > 1 else [])]
+        title = ", ".join([*names, f"batch {row['batch']}", row["recipe"], f"seed {row['seed'] or 0}"])
+        shown.append({"workload": row["workload"], "run_id": row["run_id"], "title": title, "uri": uri})
     note = f"One valid run per recipe, GPU and batch; all {known.height} are in the dataset's {SAMPLE_GRIDS} folder."
     if left_out:
         note += f" {left_out} more are not on this page, which holds {PAGE_BYTES // 2**20} MiB of images."

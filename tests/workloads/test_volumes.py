@@ -114,6 +114,10 @@ def test_runs_go_through_launch_and_merge(tmp_path):
     assert all(value > 0 for name in ("images_per_s", "joules_per_image") for value in runs[name])
     assert runs["sample_grid"].null_count() == 0
     assert dataset.scan("results_volume3d_train").collect()["run_id"].n_unique() == 2
+    assert app.main(["report", str(tmp_path / "dataset"), "-o", str(tmp_path / "report")]) == 0
+    sampling, training = (tmp_path / "report" / "report.html").read_text().split('<h2 id="workload-volume3d_train">')
+    training, others = training.split('<h2 id="results">')
+    assert [part.count("<img") for part in (sampling, training, others)] == [1, 2, 0]
 
 
 def test_a_lever_that_cannot_run_is_unavailable_with_its_reason():

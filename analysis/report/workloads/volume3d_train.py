@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from analysis.report.tables import TableBuilder
+from inpaint_bench.core.console import pluralize
 
 from . import Section, _volumes
 from ._volumes import cell
@@ -33,16 +34,20 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
         )
     trained = sorted({int(row["trained_steps"]) for row in rows if row["trained_steps"] is not None})
     steps = " or ".join(map(str, trained)) or "no"
-    scales = sorted({str(value) for value in results["ms_ssim_scales"].drop_nulls().to_list()})
+    scales = sorted(set(results["ms_ssim_scales"].drop_nulls().to_list()))
+    counted = " or ".join(pluralize(int(count), "scale") for count in scales) or "no scales"
     note = (
         "Means over n runs. Speed-up: over fp32 with IEEE rounding and no other lever, on the same GPU, network and "
         f"batch. Validated after {steps} steps of training from the same weights, on held-out volumes: L1 of the "
-        f"predicted noise, and MS-SSIM ({' or '.join(scales) or 'no'} scales) of the volumes without it. Errors: "
+        f"predicted noise, and MS-SSIM ({counted}) of the volumes without it. Errors: "
         "relative to fp32 with IEEE rounding, contiguous and eager, before the first step."
     )
     main = build.table("volume3d-train", "Training of volume diffusion by recipe", COLUMNS, table, note=note)
     return Section(
         title="Volume diffusion: training",
-        paragraphs=["So few steps train no usable network: the validation shows whether recipes learn alike, no more."],
+        paragraphs=[
+            "So few steps train no usable network: the validation shows whether recipes learn alike, no more.",
+            "The slices are of held-out volumes: with noise of steps of the schedule, and without the predicted noise.",
+        ],
         tables=[main, _volumes.networks(build, results), _volumes.claims(build)],
     )
