@@ -1,8 +1,8 @@
 """Labelled volumes in NIfTI files: `images/NAME.nii.gz` and its segmentation `labels/NAME.nii.gz`, fitted to a network.
 
-As Med-DDPM prepares them: whole heads are resampled to the network's sides, those of BraTS cropped or padded around
-their centre, and the lowest value of each channel becomes -1, its highest 1. Labels are resampled to the nearest one.
-Everything that a run uses is read and checked before its first step.
+As in Med-DDPM, whole heads are resampled to the network's sides, those of BraTS cropped or padded around their centre.
+The lowest value of each channel becomes -1, its highest 1 (Med-DDPM scales each slice of a whole head for itself), and
+labels are resampled to the nearest one. Everything that a run uses is read and checked before its first step.
 """
 
 from __future__ import annotations
