@@ -14,6 +14,7 @@ import msgspec
 from inpaint_bench.core import recipe as recipes
 from inpaint_bench.core.errors import UnavailableError
 from inpaint_bench.core.records import LeverReport
+from inpaint_bench.models.networks import set_switches
 
 from . import data_path, execution, nhwc, numerics, parallel
 from .base import Lever
@@ -67,7 +68,8 @@ def require(bench: BenchConfig, device: torch.device) -> None:
 
 
 def apply(components: StepComponents) -> None:
-    """Change the baseline's components into the recipe's."""
+    """Change the baseline's switches and components into the recipe's."""
+    components.fp32_precision = set_switches(components.recipe)
     for lever in of_recipe(components.bench):
         lever.apply(components)
 

@@ -31,7 +31,7 @@ class Lever:
         return None
 
     def apply(self, components: StepComponents) -> None:
-        """Change the components of the step. Nothing to do for what the loader reads from the recipe itself."""
+        """Change the components of the step. Nothing to do for PyTorch's switches, nor for what the loader reads."""
 
     def verify(self, observed: StepObservation) -> Verification:
         """Read back what is in effect from the running step, not from the configuration."""

@@ -65,9 +65,6 @@ class CudnnBenchmark(Lever):
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         return None if device.type == "cuda" else "cuDNN needs a GPU"
 
-    def apply(self, components: StepComponents) -> None:
-        torch.backends.cudnn.benchmark = True
-
     def verify(self, observed: StepObservation) -> Verification:
         enabled = bool(torch.backends.cudnn.benchmark)
         return Verification(enabled, enabled, "torch.backends.cudnn.benchmark read back")
@@ -82,9 +79,6 @@ class CudnnBenchmarkLimit(Lever):
         if not bench.recipe.cudnn_benchmark:
             return "without recipe.cudnn_benchmark=true cuDNN measures nothing"
         return None if device.type == "cuda" else "cuDNN needs a GPU"
-
-    def apply(self, components: StepComponents) -> None:
-        torch.backends.cudnn.benchmark_limit = components.recipe.cudnn_benchmark_limit
 
     def verify(self, observed: StepObservation) -> Verification:
         limit = torch.backends.cudnn.benchmark_limit
@@ -235,9 +229,6 @@ class ForceLayout(_InductorSwitch):
 
     field = "force_layout"
 
-    def apply(self, components: StepComponents) -> None:
-        torch._inductor.config.force_layout_optimization = True
-
     def verify(self, observed: StepObservation) -> Verification:
         enabled = bool(torch._inductor.config.force_layout_optimization)
         text = f"inductor's switch read back; {observed.layout_copies} layout conversions by cuDNN in a step"
@@ -256,9 +247,6 @@ class DependentLaunch(_InductorSwitch):
             return "programmatic dependent launch needs compute capability 9 (Hopper) or later"
         known = hasattr(torch._inductor.config.triton, "enable_pdl")
         return None if known else f"inductor of PyTorch {torch.__version__} has no programmatic dependent launch"
-
-    def apply(self, components: StepComponents) -> None:
-        torch._inductor.config.triton.enable_pdl = True
 
     def verify(self, observed: StepObservation) -> Verification:
         enabled = bool(torch._inductor.config.triton.enable_pdl)

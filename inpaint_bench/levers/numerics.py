@@ -12,7 +12,7 @@ from torch import nn
 
 from inpaint_bench.kernels.adamw import SplitMasterAdamW
 from inpaint_bench.models.components import StepComponents
-from inpaint_bench.models.networks import DTYPES, set_fp32_precision
+from inpaint_bench.models.networks import DTYPES
 from inpaint_bench.models.optimizers import ADAMW, Bf16AdamW, baseline_adamw
 
 from .base import Lever, Verification
@@ -57,9 +57,6 @@ class Tf32(Lever):
         if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
             return "TF32 needs an NVIDIA GPU of the Ampere generation or later"
         return None
-
-    def apply(self, components: StepComponents) -> None:
-        components.fp32_precision = set_fp32_precision(tf32=True)
 
     def verify(self, observed: StepObservation) -> Verification:
         matmul, conv = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32

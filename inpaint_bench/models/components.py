@@ -19,7 +19,7 @@ from inpaint_bench.data.samples import Batch, Samples
 from inpaint_bench.data.source import Source
 
 from . import optimizers
-from .networks import DTYPES, INPUT_CHANNELS, Networks, set_fp32_precision
+from .networks import DTYPES, INPUT_CHANNELS, Networks, set_switches
 
 if TYPE_CHECKING:
     from .data_parallel import DataParallel
@@ -67,12 +67,6 @@ class StepComponents:
     @classmethod
     def baseline(cls, bench: BenchConfig, device: torch.device, networks: Networks, source: Source) -> StepComponents:
         """Return the components of the device's baseline. Resets PyTorch's global switches to it."""
-        # The search for batch=auto may have applied the recipe's levers in this process before.
-        torch.backends.cudnn.benchmark = False
-        torch.backends.cudnn.benchmark_limit = RecipeConfig.cudnn_benchmark_limit
-        torch._inductor.config.force_layout_optimization = False
-        if hasattr(torch._inductor.config.triton, "enable_pdl"):  # not in the oldest PyTorch that we support
-            torch._inductor.config.triton.enable_pdl = False
         text_encoder = networks.text_encoder
         return cls(
             bench=bench,
@@ -83,7 +77,8 @@ class StepComponents:
             vae_encoder=networks.vae.encoder,
             text_encoder=lambda tokens: text_encoder(tokens).last_hidden_state,
             make_optimizers=optimizers.baseline_adamw,
-            fp32_precision=set_fp32_precision(tf32=False),
+            # The search for batch=auto may have applied the recipe's levers in this process before.
+            fp32_precision=set_switches(RecipeConfig()),
             autocast_dtype=DTYPES["bf16"] if device.type == "cuda" else None,
         )
 

@@ -14,7 +14,7 @@ from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel
 
-from inpaint_bench.core.config import ModelConfig
+from inpaint_bench.core.config import ModelConfig, RecipeConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path
 
@@ -205,6 +205,19 @@ def has_own_shapes(configured: dict[str, Any], loaded: Any) -> bool:
     """Tell whether loaded weights have other shapes than the model whose name the run carries."""
     names = ("block_out_channels", "layers_per_block", "cross_attention_dim")
     return any(json.dumps(loaded[name]) != json.dumps(configured[name]) for name in names if name in configured)
+
+
+def set_switches(recipe: RecipeConfig) -> dict[str, str]:
+    """Set all of PyTorch's global switches as the recipe says, whatever this process set before.
+
+    `RecipeConfig()` is the baseline. Return what is in effect for operations that stay fp32.
+    """
+    torch.backends.cudnn.benchmark = recipe.cudnn_benchmark
+    torch.backends.cudnn.benchmark_limit = recipe.cudnn_benchmark_limit
+    torch._inductor.config.force_layout_optimization = recipe.force_layout
+    if hasattr(torch._inductor.config.triton, "enable_pdl"):  # not in the oldest PyTorch that we support
+        torch._inductor.config.triton.enable_pdl = recipe.pdl
+    return set_fp32_precision(recipe.tf32)
 
 
 def set_fp32_precision(tf32: bool) -> dict[str, str]:

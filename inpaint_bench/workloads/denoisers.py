@@ -25,7 +25,7 @@ from inpaint_bench.core.schema import WindowKind
 from inpaint_bench.core.workloads import Result, _denoisers, denoise_patch, denoise_shape
 from inpaint_bench.models import denoisers
 from inpaint_bench.models.denoisers import Denoiser, TilePlan
-from inpaint_bench.models.networks import DTYPES, FROZEN_SEED, set_fp32_precision
+from inpaint_bench.models.networks import DTYPES, FROZEN_SEED, set_switches
 
 from . import Call, MeasuringWorkload, ProfiledCall, Recorder
 from .batch_search import is_cuda_oom
@@ -47,15 +47,13 @@ class Denoisers(MeasuringWorkload):
         self.bench, self.device, self.config = bench, device, config
         self.images_per_step = int(bench.batch)
         levers.require(bench, device)
-        self.fp32_precision = set_fp32_precision(tf32=recipe.tf32)
-        torch.backends.cudnn.benchmark = recipe.cudnn_benchmark
         self.networks = {name: self._build(name) for name in config.models}
         self.published_plan = tuple(config.channels) == denoisers.CHANNELS
         counts = {name: sum(p.numel() for p in network.parameters()) for name, network in self.networks.items()}
         self.facts: dict[str, Any] = {
             "precision": recipe.precision,
             "tf32": recipe.tf32,
-            "fp32_precision": self.fp32_precision,
+            "fp32_precision": set_switches(recipe),
             "channels_last": recipe.channels_last,
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
             "weights": None,

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
 from inpaint_bench import levers
-from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.config import BenchConfig, RecipeConfig
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.records import DataFacts, LeverReport, Parity, to_record
 from inpaint_bench.core.schema import WindowKind
@@ -42,7 +42,7 @@ from inpaint_bench.models.networks import (
     Networks,
     build_networks,
     has_own_shapes,
-    set_fp32_precision,
+    set_switches,
 )
 from inpaint_bench.models.nhwc_unet import NhwcUNet
 from inpaint_bench.models.nhwc_vae import NhwcDecoder
@@ -230,9 +230,7 @@ class SdInference(MeasuringWorkload):
     def apply(self) -> None:
         """Change the baseline's networks and switches into the recipe's."""
         recipe, networks = self.bench.recipe, self.networks
-        torch.backends.cudnn.benchmark = recipe.cudnn_benchmark
-        torch.backends.cudnn.benchmark_limit = recipe.cudnn_benchmark_limit
-        set_fp32_precision(tf32=recipe.tf32)
+        set_switches(recipe)
         dtype = DTYPES[recipe.precision] if recipe.weights == "half" else torch.float32
         for network in (networks.unet, networks.vae, networks.text_encoder):
             torch.nn.Module.to(network, dtype)
@@ -266,9 +264,6 @@ class SdInference(MeasuringWorkload):
         recipe, networks = self.bench.recipe, self.networks
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
-        torch._inductor.config.force_layout_optimization = recipe.force_layout
-        if recipe.pdl:  # not every PyTorch that we support has the switch
-            torch._inductor.config.triton.enable_pdl = True
         options: dict[str, Any] = {"dynamic": False, "mode": recipe.compile}
         if recipe.compile == "tensorrt":
             import_module("torch_tensorrt")  # registers its backend
@@ -334,8 +329,7 @@ def build_as(kind: type[T], config: BenchConfig, device: torch.device) -> T:
     source = open_source(config.data, config.recipe)
     workload = kind(config, device, source, _build_networks(config, device, source))
     # Before the first reference, or a former run of this process would have left its own.
-    torch.backends.cudnn.benchmark = False
-    set_fp32_precision(tf32=False)
+    set_switches(RecipeConfig())
     reference = workload.images(0) if levers.of_recipe(config) else None
     parameters = workload.networks.parameter_counts()
     parts = flops.count(config.model, config.data.resolution_px, workload.networks, decode=True)
