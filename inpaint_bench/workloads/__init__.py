@@ -7,6 +7,8 @@ its own. Its configuration keys, and the columns of its results, are declared in
 from __future__ import annotations
 
 import importlib
+import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.schema import WindowKind
 
 if TYPE_CHECKING:
     import torch
@@ -21,8 +24,7 @@ if TYPE_CHECKING:
 
     from inpaint_bench.core.config import BenchConfig
     from inpaint_bench.core.records import DataFacts, LeverReport, Parity
-    from inpaint_bench.core.schema import WindowKind
-    from inpaint_bench.core.workloads import Result
+    from inpaint_bench.core.workloads import Result, WorkloadConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +84,14 @@ class Recorder(Protocol):
         """Write a row of results. It is on disk when the window closes."""
 
 
+def measured_calls(config: WorkloadConfig) -> Iterator[tuple[int, float]]:
+    """Yield how many calls were made in how many seconds, before each until both lengths to measure are reached."""
+    start_s, done, elapsed_s = time.monotonic(), 0, 0.0
+    while done < config.measure_steps or elapsed_s < config.min_measure_s:
+        yield done, elapsed_s
+        done, elapsed_s = done + 1, time.monotonic() - start_s
+
+
 class MeasuringWorkload:
     """A workload that is no training: it makes timed calls of its own, and writes rows of results.
 
@@ -89,6 +99,7 @@ class MeasuringWorkload:
     something, and are computed from the measure windows as for a training. Else they stay empty.
     """
 
+    bench: BenchConfig
     images_per_step: int
     uniform_steps: bool
     facts: dict[str, Any]
@@ -97,7 +108,25 @@ class MeasuringWorkload:
     calls_total: int | None = None  # of all windows, for the progress; None while it cannot be estimated
 
     def measure(self, recorder: Recorder) -> None:
-        """Do all there is to measure. A signal raises Terminated in it; rows of closed windows are kept."""
+        """Do all there is to measure: calls of `step`, in a window of warm-ups and a measured one.
+
+        A signal raises Terminated in it; rows of closed windows are kept.
+        """
+        config = self.bench.workload
+        self.calls_total = None if config.min_measure_s else config.warmup_steps + config.measure_steps
+        if config.warmup_steps:
+            with recorder.window(WindowKind.WARMUP):
+                for _ in range(config.warmup_steps):
+                    self.step(recorder)
+        with recorder.window(WindowKind.MEASURE):
+            for done, elapsed_s in measured_calls(config):
+                if config.min_measure_s and done:
+                    expected = math.ceil(config.min_measure_s * done / elapsed_s)
+                    self.calls_total = config.warmup_steps + max(config.measure_steps, expected)
+                self.step(recorder)
+
+    def step(self, recorder: Recorder) -> None:
+        """Make one timed call and write its row."""
         raise NotImplementedError
 
     def verify_levers(self) -> list[LeverReport]:

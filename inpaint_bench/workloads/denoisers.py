@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import logging
 import re
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,7 +26,7 @@ from inpaint_bench.models import denoisers
 from inpaint_bench.models.denoisers import Denoiser, TilePlan
 from inpaint_bench.models.networks import DTYPES, FROZEN_SEED, set_switches
 
-from . import Call, MeasuringWorkload, ProfiledCall, Recorder
+from . import Call, MeasuringWorkload, ProfiledCall, Recorder, measured_calls
 from .batch_search import is_cuda_oom
 
 MIB = 2**20
@@ -152,11 +151,9 @@ class Denoisers(MeasuringWorkload):
             torch.cuda.empty_cache()
         for _ in range(self.config.warmup_steps):
             work()
-        done, start_s = 0, time.monotonic()
-        while done < self.config.measure_steps or time.monotonic() - start_s < self.config.min_measure_s:
+        for _ in measured_calls(self.config):
             call = recorder.call(work, empty_cache=self.empty_cache_before_calls)
             yield call
-            done += 1
         peak = "" if call.allocated_peak_mib is None else f", allocated peak {call.allocated_peak_mib:,.0f} MiB"
         log.info("%s: %.1f ms%s", case, call.host_ms, peak)
 

@@ -8,7 +8,6 @@ start from the same weights, prompts and noise, so that their images can be comp
 from __future__ import annotations
 
 import gc
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ from inpaint_bench import levers
 from inpaint_bench.core.config import BenchConfig, RecipeConfig
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.records import DataFacts, LeverReport, Parity, to_record
-from inpaint_bench.core.schema import WindowKind
 from inpaint_bench.core.workloads.sd_inference import Config, Result
 from inpaint_bench.data.samples import Batch, Samples
 from inpaint_bench.data.source import Source, open_source
@@ -183,23 +181,7 @@ class SdInference(MeasuringWorkload):
 
     # --- measuring -------------------------------------------------------------------------------
 
-    def measure(self, recorder: Recorder) -> None:
-        config = self.config
-        self.calls_total = None if config.min_measure_s else config.warmup_steps + config.measure_steps
-        if config.warmup_steps:
-            with recorder.window(WindowKind.WARMUP):
-                for _ in range(config.warmup_steps):
-                    self._call(recorder)
-        with recorder.window(WindowKind.MEASURE):
-            began_s, done = time.monotonic(), 0
-            while done < config.measure_steps or (time.monotonic() - began_s) < config.min_measure_s:
-                if config.min_measure_s and done:
-                    expected = math.ceil(config.min_measure_s * done / (time.monotonic() - began_s))
-                    self.calls_total = config.warmup_steps + max(config.measure_steps, expected)
-                self._call(recorder)
-                done += 1
-
-    def _call(self, recorder: Recorder) -> None:
+    def step(self, recorder: Recorder) -> None:
         inputs, clock, images = self.inputs(self._calls), StageClock(self.device), list[Tensor]()
         self._calls += 1
         call = recorder.call(lambda: images.append(self.pipeline(inputs, clock)))
