@@ -243,6 +243,11 @@ _KERNEL_COUNTERS: Final = _table(
 )
 
 
+def file_metadata(run_id: str) -> dict[str, str]:
+    """Return the metadata that every part of a run's tables carries."""
+    return {"schema_version": str(SCHEMA_VERSION), "run_id": run_id, "producer": PRODUCER}
+
+
 def results_table(workload: str) -> str:
     """Return the name of the table with a workload's own results."""
     return f"{RESULTS}{workload}"

@@ -16,7 +16,7 @@ from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.kernel_names import IDLE
 from inpaint_bench.core.records import ProfileFacts
-from inpaint_bench.core.schema import KERNEL_TIMES, PRODUCER, SCHEMA_VERSION, SCHEMAS, TRACES
+from inpaint_bench.core.schema import KERNEL_TIMES, SCHEMAS, TRACES, file_metadata
 from inpaint_bench.profiling.kernel_times import idle_gaps, kernel_totals
 from inpaint_bench.profiling.record import record, synchronize
 from inpaint_bench.telemetry.storage.parts import PartWriter
@@ -38,8 +38,7 @@ def profile_calls(
 ) -> ProfileFacts:
     """Profile every call that the workload names and return what was written. Raises nothing that a device refuses."""
     facts = ProfileFacts(profiler=bench.profiler)
-    metadata = {"schema_version": str(SCHEMA_VERSION), "run_id": run_id, "producer": PRODUCER}
-    rows = PartWriter(run_dir / KERNEL_TIMES, SCHEMAS[KERNEL_TIMES], metadata, bench.telemetry.part_s)
+    rows = PartWriter(run_dir / KERNEL_TIMES, SCHEMAS[KERNEL_TIMES], file_metadata(run_id), bench.telemetry.part_s)
     try:
         for call in workload.profiled_calls():
             try:

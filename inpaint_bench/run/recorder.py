@@ -18,7 +18,7 @@ import torch
 
 from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.records import MemoryPeaks, Window
-from inpaint_bench.core.schema import PRODUCER, SCHEMA_VERSION, SCHEMAS, STEPS, Status, WindowKind, results_table
+from inpaint_bench.core.schema import SCHEMAS, STEPS, Status, WindowKind, file_metadata, results_table
 from inpaint_bench.telemetry.storage.background import saving_in_background
 from inpaint_bench.telemetry.storage.parts import PartWriter
 from inpaint_bench.workloads import Call, MeasuringWorkload
@@ -42,7 +42,7 @@ class RunRecorder:
         workload: MeasuringWorkload,
         device: torch.device,
     ) -> None:
-        metadata = {"schema_version": str(SCHEMA_VERSION), "run_id": manifest.record.run_id, "producer": PRODUCER}
+        metadata = file_metadata(manifest.record.run_id)
         self.memory: MemoryPeaks | None = None  # the largest peaks of all measured calls
         self._manifest, self._device, self._workload = manifest, device, workload
         self._images, self._uniform = workload.images_per_step, workload.uniform_steps

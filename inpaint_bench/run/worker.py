@@ -33,7 +33,7 @@ from inpaint_bench.core.records import (
     TelemetryState,
     to_record,
 )
-from inpaint_bench.core.schema import PRODUCER, SCHEMA_VERSION, STEPS, Reason, Status, WindowKind
+from inpaint_bench.core.schema import STEPS, Reason, Status, WindowKind, file_metadata
 from inpaint_bench.core.signals import StopSignal, Terminated, defer_signals, terminable
 
 from . import slurm_job
@@ -182,9 +182,8 @@ def _run_windows(
     from .loop import Loop, WindowPlan, Windows
     from .trainer import Trainer
 
-    metadata = {"schema_version": str(SCHEMA_VERSION), "run_id": manifest.record.run_id, "producer": PRODUCER}
     settings, config = bench.telemetry, bench.finetune
-    rows = PartWriter(run_dir / "steps", STEPS, metadata, settings.part_s)
+    rows = PartWriter(run_dir / "steps", STEPS, file_metadata(manifest.record.run_id), settings.part_s)
     loop = Loop(workload, device, Windows(run_dir), rows, manifest.progress)
     try:
         # A benchmark is one window after its warm-up; a training has many, whose rows must survive a kill.

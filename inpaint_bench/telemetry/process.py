@@ -18,7 +18,7 @@ import pynvml
 
 from inpaint_bench.core.environment import boot_id
 from inpaint_bench.core.records import CaptureMeta, StorageReport, TelemetryReport, decode_record, write_record
-from inpaint_bench.core.schema import PRODUCER, SCHEMA_VERSION, SCHEMAS, TELEMETRY
+from inpaint_bench.core.schema import SCHEMAS, TELEMETRY, file_metadata
 from inpaint_bench.core.validation import Endpoint
 from inpaint_bench.telemetry.nvml.api import Nvml, NvmlError, gpu_uuid
 from inpaint_bench.telemetry.nvml.capture_file import CaptureError, load
@@ -80,9 +80,7 @@ class SidecarProcess:
         self._problems_omitted = 0
         self._checks = GpuChecks(self._nvml, devices, self._parent, self.report_problem)
         metadata = {
-            "schema_version": str(SCHEMA_VERSION),
-            "producer": PRODUCER,
-            "run_id": spec.run_id,
+            **file_metadata(spec.run_id),
             "source": source,
             "driver": driver,
             "nvml": nvml_version,

@@ -93,7 +93,7 @@ def write_table(path: Path, table: str, columns: dict[str, Any], run_id: str) ->
         is_text = pa.types.is_dictionary(column.type)
         array = pa.array(columns[column.name], type=pa.string() if is_text else column.type)
         arrays.append(array.dictionary_encode() if is_text else array)
-    about = {"schema_version": str(schema.SCHEMA_VERSION), "producer": schema.PRODUCER, "run_id": run_id}
+    about = schema.file_metadata(run_id)
     if table.startswith("samples") or table == "events":
         about |= {"source": SOURCE, "driver": DRIVER, "nvml": f"13.{DRIVER}", "boot_id": BOOT_ID}
         about |= {"clock": "CLOCK_MONOTONIC"}
