@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Union, get_args, get_origin, ge
 
 import msgspec
 
+from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.validation import within
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class WorkloadConfig:
 
     not_in_variant: ClassVar[tuple[str, ...]] = ()
     data_kinds: ClassVar[tuple[str, ...]] = ("synthetic", "folder", "prepared")  # that it can read
+    levers: ClassVar[tuple[str, ...]] = ()  # fields of a recipe that it obeys, for `check_levers`
 
     name: str  # the name of its file, and of workload=
     module: str  # Python module with the workload
@@ -56,6 +58,14 @@ class WorkloadConfig:
 
     def check(self, bench: BenchConfig) -> None:
         """Raise UserError for keys of the whole configuration that this workload cannot use. Before submission."""
+
+    def check_levers(self, bench: BenchConfig) -> None:
+        """Raise UserError for levers of the recipe that this workload has no use for."""
+        from inpaint_bench.core import recipe  # which imports the configuration
+
+        if unused := [name for key, name in recipe.levers(bench.recipe).items() if key not in self.levers]:
+            use = ", ".join(self.levers)
+            raise UserError(f"{', '.join(unused)}: workload={self.name} has no use for it; levers: {use}")
 
     def model(self, bench: BenchConfig) -> str:
         """Return the name of the model in manifest and report."""

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 MODELS = {"drunet": "DRUNet", "unet": "UNet", "dncnn": "DnCNN"}
 CHANNELS = [64, 128, 256, 512]
-LEVERS = ("precision", "tf32", "channels_last", "cudnn_benchmark")  # fields of the recipe that they obey
 
 
 @dataclass(kw_only=True)
@@ -23,6 +22,7 @@ class DenoiserConfig(WorkloadConfig):
     """Memory and time of denoisers with random weights, as a published study measured them."""
 
     not_in_variant: ClassVar[tuple[str, ...]] = ("models", "channels")  # the model's name tells them
+    levers: ClassVar[tuple[str, ...]] = ("precision", "tf32", "channels_last", "cudnn_benchmark")
 
     warmup_steps: int = within(0, 1000, 3)  # of each case
     measure_steps: int = within(1, 100_000, 3)  # of each case
@@ -38,8 +38,6 @@ class DenoiserConfig(WorkloadConfig):
     input_mode: str = one_of("device_resident", "host_random", "pinned", default="device_resident")
 
     def check(self, bench: BenchConfig) -> None:
-        from inpaint_bench.core import recipe
-
         if not self.models or len(set(self.models)) < len(self.models) or not set(self.models) <= MODELS.keys():
             raise UserError(f"workload.models={list(self.models)}: name some of {', '.join(MODELS)}, none twice")
         if len(self.channels) != 4 or any(channels < 1 for channels in self.channels):
@@ -47,8 +45,7 @@ class DenoiserConfig(WorkloadConfig):
         if self.tile_px % 8 or 2 * self.overlap_px >= self.tile_px:
             values = f"workload.tile_px={self.tile_px}, overlap_px={self.overlap_px}"
             raise UserError(f"{values}: tile_px must be a multiple of 8 and more than twice overlap_px")
-        if unused := [name for key, name in recipe.levers(bench.recipe).items() if key not in LEVERS]:
-            raise UserError(f"{', '.join(unused)}: workload={self.name} has no use for it; levers: {', '.join(LEVERS)}")
+        self.check_levers(bench)
         if bench.batch == "auto":
             raise UserError(f"batch=auto: workload={self.name} trains nothing; give a number")
         if bench.repeats == "auto":

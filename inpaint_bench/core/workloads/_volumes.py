@@ -51,6 +51,10 @@ class VolumeConfig(WorkloadConfig):
 
     not_in_variant: ClassVar[tuple[str, ...]] = ("network", "volume")  # the model's name tells them
     data_kinds: ClassVar[tuple[str, ...]] = ("synthetic", "nifti")
+    levers: ClassVar[tuple[str, ...]] = (
+        *("precision", "tf32", "channels_last"),
+        *("cudnn_benchmark", "cudnn_benchmark_limit", "compile"),
+    )
     network: str = one_of("whole_head", "brats", "tiny", default="whole_head")  # SHAPES
     volume: list[int] = field(default_factory=list)  # voxels of the three sides; empty: as published for the network
     diffusion_steps: int = within(2, 4000, 250)  # of the noise schedule
@@ -70,22 +74,13 @@ class VolumeConfig(WorkloadConfig):
         """Return how many volumes a run trains on, and how many it needs that are held out."""
         raise NotImplementedError
 
-    @property
-    def levers(self) -> tuple[str, ...]:
-        """Return the fields of a recipe that it obeys."""
-        return ("precision", "tf32", "channels_last", "cudnn_benchmark", "cudnn_benchmark_limit", "compile")
-
     def check(self, bench: BenchConfig) -> None:
-        from inpaint_bench.core import recipe  # which imports the configuration
-
         multiple = self.shape.multiple
         if self.volume and (len(self.volume) != 3 or any(s % multiple or not 0 < s <= MAX_SIDE for s in self.volume)):
             raise UserError(
                 f"workload.volume={list(self.volume)}: must be three multiples of {multiple}, at most {MAX_SIDE}"
             )
-        if unused := [name for key, name in recipe.levers(bench.recipe).items() if key not in self.levers]:
-            levers = ", ".join(self.levers)
-            raise UserError(f"{', '.join(unused)}: workload={self.name} has no use for it; levers: {levers}")
+        self.check_levers(bench)
         if bench.recipe.precision == "fp16":
             raise UserError(f"recipe.precision=fp16: workload={self.name} takes fp32 or bf16")
         if bench.batch == "auto":

@@ -19,6 +19,7 @@ class Config(VolumeConfig):
     """Training on volumes that stay on the device. All recipes start from the same weights and see the same volumes."""
 
     not_in_variant: ClassVar[tuple[str, ...]] = (*VolumeConfig.not_in_variant, "save_weights")
+    levers: ClassVar[tuple[str, ...]] = (*VolumeConfig.levers, "accumulate")
     warmup_steps: int = within(0, 1_000_000, 5)
     measure_steps: int = within(1, 100_000_000, 20)
     min_measure_s: float = within(0, 1e6, 10.0)
@@ -29,10 +30,6 @@ class Config(VolumeConfig):
 
     def volumes_needed(self, bench: BenchConfig) -> tuple[int, int]:
         return self.volumes, self.validation_volumes
-
-    @property
-    def levers(self) -> tuple[str, ...]:
-        return (*super().levers, "accumulate")
 
 
 class Result(BaseResult, kw_only=True):
