@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 class Denoisers(MeasuringWorkload):
     """What both workloads share: networks, inputs, and how a case is measured."""
 
+    config: _denoisers.DenoiserConfig
     uniform_steps = False
     empty_cache_before_calls = False
 
@@ -236,11 +237,11 @@ class Denoisers(MeasuringWorkload):
 class DenoiseShape(Denoisers):
     """The workload `denoise_shape`."""
 
+    config: denoise_shape.Config
     empty_cache_before_calls = True
 
     def _widths(self) -> list[tuple[int, int]]:
         config = self.config
-        assert isinstance(config, denoise_shape.Config)
         widths = {step: range(config.width_min_px, config.width_max_px + 1, step) for step in config.width_steps_px}
         return [(series, width) for series, each in widths.items() for width in each]
 
@@ -252,8 +253,7 @@ class DenoiseShape(Denoisers):
             self._measure_width(recorder, name, network, series, width)
 
     def _measure_width(self, recorder: Recorder, name: str, network: Denoiser, series: int, width: int) -> None:
-        config, batch = self.bench.workload, self.images_per_step
-        assert isinstance(config, denoise_shape.Config)
+        config, batch = self.config, self.images_per_step
         height, px = config.height_px, batch * config.height_px * width
         tiles = self._plan(name, height, width)
 
@@ -276,8 +276,7 @@ class DenoiseShape(Denoisers):
         self._measure_case(recorder, f"{name} {height}x{width}, {tiles.branch}", prepare, row)
 
     def _last_case(self, name: str, network: Denoiser) -> ProfiledCall:
-        config, batch = self.bench.workload, self.images_per_step
-        assert isinstance(config, denoise_shape.Config)
+        config, batch = self.config, self.images_per_step
         width = range(config.width_min_px, config.width_max_px + 1, config.width_steps_px[-1])[-1]
         tiles, source = self._plan(name, config.height_px, width), self._source((batch, 3, config.height_px, width))
         case = f"{name} {config.height_px}x{width}, {tiles.branch}"
@@ -287,21 +286,20 @@ class DenoiseShape(Denoisers):
 class DenoisePatch(Denoisers):
     """The workload `denoise_patch`."""
 
+    config: denoise_patch.Config
+
     def _num_cases(self) -> int:
         config = self.config
-        assert isinstance(config, denoise_patch.Config)
         return len(config.patches_px) * len(config.patch_batches)
 
     def _measure_model(self, recorder: Recorder, name: str, network: Denoiser) -> None:
-        config = self.bench.workload
-        assert isinstance(config, denoise_patch.Config)
+        config = self.config
         for patch in config.patches_px:
             for batch in config.patch_batches:
                 self._measure_patches(recorder, name, network, patch, batch)
 
     def _measure_patches(self, recorder: Recorder, name: str, network: Denoiser, patch: int, batch: int) -> None:
-        config = self.bench.workload
-        assert isinstance(config, denoise_patch.Config)
+        config = self.config
         num_patches = (config.image_px // patch) ** 2
         tiles = self._plan(name, patch, patch)
         # The last batch of an image may be smaller.
@@ -331,8 +329,7 @@ class DenoisePatch(Denoisers):
         self._measure_case(recorder, f"{name} patches of {patch} px by {batch}", prepare, row)
 
     def _last_case(self, name: str, network: Denoiser) -> ProfiledCall:
-        config = self.bench.workload
-        assert isinstance(config, denoise_patch.Config)
+        config = self.config
         patch, batch = config.patches_px[-1], config.patch_batches[-1]
         batch = min(batch, (config.image_px // patch) ** 2)
         tiles, source = self._plan(name, patch, patch), self._source((batch, 3, patch, patch))

@@ -27,17 +27,16 @@ from .sd_inference import Inputs, SdInference, StageClock, build_as
 class FidClip(SdInference):
     """The workload `fid_clip`."""
 
+    config: Config
     uniform_steps = False  # a step makes images and judges them: its rate would mean nothing
 
     def __init__(self, bench: BenchConfig, device: torch.device, source: Source, networks: Networks) -> None:
         super().__init__(bench, device, source, networks)
-        assert isinstance(bench.workload, Config)
-        self.keys = bench.workload
         if self.inpaints:
             raise UserError(f"model={bench.model.name} inpaints: workload=fid_clip needs a text-to-image model")
         if not any(source.texts):
             raise UnavailableError("the data has no texts: prompts are those of its metadata")
-        self.judges = Judges(self.keys.judges, bench.quality, device, images=self.keys.images, real=len(source))
+        self.judges = Judges(self.config.judges, bench.quality, device, images=self.config.images, real=len(source))
 
     def samples(self, number: int) -> list[Batch]:
         return [self._samples[index, 0] for index in self.indices(number)]
@@ -50,9 +49,9 @@ class FidClip(SdInference):
             pixels = torch.from_numpy(self.source.pixels(index).copy()).permute(2, 0, 1)[None]
             self.judges.add_real(pixels.float() / 127.5 - 1)
         digest = hashlib.sha256()
-        self.calls_total = self.keys.images // self.images_per_step
+        self.calls_total = self.config.images // self.images_per_step
         with recorder.window(WindowKind.MEASURE):
-            for number in range(self.keys.images // self.images_per_step):
+            for number in range(self.config.images // self.images_per_step):
                 prompts = [self.source.texts[index] for index in self.indices(number)]
                 digest.update("\n".join([*prompts, ""]).encode())
                 call = recorder.call(partial(self._make_and_judge, self.inputs(number), prompts))
@@ -61,16 +60,16 @@ class FidClip(SdInference):
             Result(
                 window_id=call.window_id,
                 step=call.step,
-                guidance=self.keys.guidance,
-                sampler=self.keys.sampler,
-                sampler_steps=self.keys.steps,
+                guidance=self.config.guidance,
+                sampler=self.config.sampler,
+                sampler_steps=self.config.steps,
                 fid=scores.fid,
                 clip_mean=scores.clip_mean,
                 clip_std=scores.clip_std,
-                images=self.keys.images,
+                images=self.config.images,
                 real_images=len(self.source),
                 reference=f"{self.source.inventory.kind} {self.source.identity[:12]}",
-                judges=self.keys.judges,
+                judges=self.config.judges,
                 prompts_sha256=digest.hexdigest(),
             )
         )

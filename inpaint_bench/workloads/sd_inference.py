@@ -116,6 +116,7 @@ class Pipeline:
 class SdInference(MeasuringWorkload):
     """The workload `sd_inference`."""
 
+    config: Config
     uniform_steps = True
 
     def __init__(self, bench: BenchConfig, device: torch.device, source: Source, networks: Networks) -> None:
