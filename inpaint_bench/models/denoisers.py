@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-CHANNELS = (64, 128, 256, 512)
+from inpaint_bench.core.workloads._denoisers import CHANNELS
+
 IMAGE_CHANNELS = 3
 DNCNN_LAYERS = 20
 RESIDUAL_BLOCKS = 4  # per level of a DRUNet

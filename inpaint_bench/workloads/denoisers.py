@@ -48,7 +48,7 @@ class Denoisers(MeasuringWorkload):
         self.images_per_step = int(bench.batch)
         levers.require(bench, device)
         self.networks = {name: self._build(name) for name in config.models}
-        self.published_plan = tuple(config.channels) == denoisers.CHANNELS
+        self.published_plan = tuple(config.channels) == _denoisers.CHANNELS
         counts = {name: sum(p.numel() for p in network.parameters()) for name, network in self.networks.items()}
         self.facts: dict[str, Any] = {
             "precision": recipe.precision,

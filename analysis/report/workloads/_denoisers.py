@@ -15,7 +15,6 @@ from analysis.report.tables import DASH
 from analysis.units import gpu_label, number
 from inpaint_bench.core.workloads._denoisers import MODELS
 
-NAMES = MODELS
 SOURCE = 'the page "GPU Performance Under the Hood" (benchmark_invprob_inference)'
 TOLERANCE = 0.10  # of the prediction
 MIB_PER_GB = 1e9 / 2**20
@@ -75,7 +74,7 @@ def add_predictions(cases: pl.DataFrame, table: pl.DataFrame, keys: list[str], a
 
     `table` has the peak of each network in a column of its own, at `keys`.
     """
-    peaks = table.unpivot([f"{model}_peak_mib" for model in NAMES], index=keys, value_name="predicted_mib")
+    peaks = table.unpivot([f"{model}_peak_mib" for model in MODELS], index=keys, value_name="predicted_mib")
     model = pl.col("variable").str.replace("_peak_mib", "")
     peaks = peaks.select(*keys, model.alias("model"), pl.col("predicted_mib").cast(pl.Float64))
     joined = cases.join(peaks, ["model", *keys], how="left", maintain_order="left")
@@ -114,7 +113,7 @@ def _variant(row: dict[str, object]) -> list[str]:
 
 
 def _series_text(row: dict[str, object], varying: Sequence[str]) -> str:
-    parts = [NAMES[str(row["model"])]]
+    parts = [MODELS[str(row["model"])]]
     for name in varying:
         texts = {
             "gpu": gpu_label(str(row["gpu"])),

@@ -6,9 +6,10 @@ import polars as pl
 
 from analysis import published
 from analysis.report.tables import Table, TableBuilder
+from inpaint_bench.core.workloads._denoisers import MODELS
 
 from . import Section, _denoisers
-from ._denoisers import NAMES, cell
+from ._denoisers import cell
 
 KEYS = ["model", "patch_px", "num_patches", "batch", "published_plan", "branch", "calls", "tile_h_px", "tile_w_px"]
 RATES = ["patches_per_s", "images_per_s"]
@@ -65,7 +66,7 @@ def _cases(build: TableBuilder, cases: pl.DataFrame) -> Table:
         rows.append(
             [
                 *_denoisers.setting_text(case),
-                NAMES[case["model"]],
+                MODELS[case["model"]],
                 *(str(case[name]) for name in ("patch_px", "num_patches", "batch", "branch", "calls")),
                 tile,
                 *(cell(case[name]) for name in ("time_ms", "time_sd", "joules_per_call")),

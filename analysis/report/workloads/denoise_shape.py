@@ -6,9 +6,10 @@ import polars as pl
 
 from analysis import published
 from analysis.report.tables import DASH, Table, TableBuilder
+from inpaint_bench.core.workloads._denoisers import MODELS
 
 from . import Section, _denoisers
-from ._denoisers import NAMES, SETTING, cell
+from ._denoisers import SETTING, cell
 
 KEYS = ["model", "series_px", "height_px", "width_px", "batch", "published_plan"]
 KEYS += ["branch", "calls", "tile_h_px", "tile_w_px"]
@@ -60,7 +61,7 @@ def _cases(build: TableBuilder, cases: pl.DataFrame) -> Table:
         rows.append(
             [
                 *_denoisers.setting_text(case),
-                NAMES[case["model"]],
+                MODELS[case["model"]],
                 str(case["series_px"]),
                 f"{case['height_px']}x{case['width_px']}",
                 *(str(case["batch"]), case["branch"], str(case["calls"]), tile),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from inpaint_bench.core.config import BenchConfig
 
 MODELS = {"drunet": "DRUNet", "unet": "UNet", "dncnn": "DnCNN"}
-CHANNELS = [64, 128, 256, 512]
+CHANNELS = (64, 128, 256, 512)
 
 
 @dataclass(kw_only=True)
@@ -55,4 +55,4 @@ class DenoiserConfig(WorkloadConfig):
 
     def model(self, bench: BenchConfig) -> str:
         names = ", ".join(MODELS[name] for name in self.models)
-        return names if list(self.channels) == CHANNELS else f"{names} ({'-'.join(map(str, self.channels))} channels)"
+        return names if tuple(self.channels) == CHANNELS else f"{names} ({'-'.join(map(str, self.channels))} channels)"
