@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -222,15 +223,9 @@ class Denoisers(MeasuringWorkload):
             "cudnn_benchmark": (torch.backends.cudnn.benchmark, "torch.backends.cudnn.benchmark"),
         }
         return [
-            LeverReport(
-                name=lever.name,
-                field=lever.field,
-                requested=lever.requested,
-                effective=effective[lever.field][0],
-                active=effective[lever.field][0] == lever.requested,
-                evidence=effective[lever.field][1],
-            )
-            for lever in levers.requested(self.bench)
+            msgspec.structs.replace(report, effective=value, active=value == report.requested, evidence=evidence)
+            for report in levers.requested(self.bench)
+            for value, evidence in [effective[report.field]]
         ]
 
 
