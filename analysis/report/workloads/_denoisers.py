@@ -130,22 +130,25 @@ def cell(value: float | None) -> str:
 
 
 def panels(
-    name: str,
-    title: str,
-    cases: pl.DataFrame,
-    *,
-    x: tuple[str, str],
-    y: tuple[str, str],
-    panel: tuple[str, str],
-    caption: str,
-) -> Figure | None:
-    """Draw one figure of a panel per value of a column: a line per model, setting and batch; all share the range.
+    name: str, cases: pl.DataFrame, *, x: tuple[str, str], panel: tuple[str, str], y: dict[str, tuple[str, str, str]]
+) -> list[Figure]:
+    """Draw a figure for each of `y` that was measured: a panel per value of a column, all with the same range.
 
-    `x`, `y` and `panel` are a column and its label. None where nothing was measured.
+    `x` and `panel` are a column and its label, `y` is column, label and title by the end of the figure's name.
     """
-    cases = cases.drop_nulls(y[0])
-    if cases.is_empty():
-        return None
+    figures = []
+    for end, (column, label, title) in y.items():
+        measured = cases.drop_nulls(column)
+        if measured.height:
+            figures.append(_figure(f"{name}-{end}", title, measured, x, (column, label), panel))
+    return figures
+
+
+def _figure(
+    name: str, title: str, cases: pl.DataFrame, x: tuple[str, str], y: tuple[str, str], panel: tuple[str, str]
+) -> Figure:
+    """Draw a line per model, setting and batch in each panel."""
+    caption = "Panels share the range of values."
     varying = [name for name in [*SETTING, "batch"] if name != x[0] and cases[name].n_unique() > 1]
     series = [_series_text(row, varying) for row in cases.iter_rows(named=True)]
     cases = cases.with_columns(pl.Series("series", series))

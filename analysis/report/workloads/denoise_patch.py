@@ -23,28 +23,23 @@ CONFOUNDED = (
 def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> Section:
     """Return tables and panels of time and memory over the size of patches and their batch."""
     cases = _add_predictions(_denoisers.means(results, KEYS, RATES))
-    figures = [
-        _denoisers.panels(
-            f"fig-denoise-patch-{name}",
-            title,
-            cases,
-            x=("batch", "Patches per batch"),
-            y=(column, label),
-            panel=("patch_px", "patches of {} px"),
-            caption="Panels share the range of values.",
-        )
-        for name, title, column, label in (
-            ("time", "Denoisers: time per image", "time_ms", "Time [ms]"),
-            ("memory", "Denoisers: peak memory", "allocated_peak_mib", "Allocated peak [MiB]"),
-            ("patches", "Denoisers: patches per second", "patches_per_s", "Patches/s"),
-            ("images", "Denoisers: images per second", "images_per_s", "Images/s"),
-        )
-    ]
+    figures = _denoisers.panels(
+        "fig-denoise-patch",
+        cases,
+        x=("batch", "Patches per batch"),
+        panel=("patch_px", "patches of {} px"),
+        y={
+            "time": ("time_ms", "Time [ms]", "Denoisers: time per image"),
+            "memory": ("allocated_peak_mib", "Allocated peak [MiB]", "Denoisers: peak memory"),
+            "patches": ("patches_per_s", "Patches/s", "Denoisers: patches per second"),
+            "images": ("images_per_s", "Images/s", "Denoisers: images per second"),
+        },
+    )
     return Section(
         title="Denoisers: patches",
         paragraphs=[CONFOUNDED],
         tables=[_cases(build, cases)],
-        figures=[figure for figure in figures if figure],
+        figures=figures,
     )
 
 

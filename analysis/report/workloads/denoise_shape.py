@@ -19,28 +19,22 @@ PREDICTED_HEIGHT_PX = 2048
 def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> Section:
     """Return tables and panels of memory and time over the width of the image."""
     cases = _add_predictions(_denoisers.means(results, KEYS, ["mpx_per_s"]))
-    caption = "Panels share the range of values."
-    figures = [
-        _denoisers.panels(
-            f"fig-denoise-shape-{name}",
-            title,
-            cases,
-            x=("width_px", "Width [px]"),
-            y=(column, label),
-            panel=("series_px", "widths by {} px"),
-            caption=caption,
-        )
-        for name, title, column, label in (
-            ("time", "Denoisers: time by width", "time_ms", "Time [ms]"),
-            ("memory", "Denoisers: peak memory by width", "allocated_peak_mib", "Allocated peak [MiB]"),
-            ("rate", "Denoisers: throughput by width", "mpx_per_s", "Mpx/s"),
-        )
-    ]
+    figures = _denoisers.panels(
+        "fig-denoise-shape",
+        cases,
+        x=("width_px", "Width [px]"),
+        panel=("series_px", "widths by {} px"),
+        y={
+            "time": ("time_ms", "Time [ms]", "Denoisers: time by width"),
+            "memory": ("allocated_peak_mib", "Allocated peak [MiB]", "Denoisers: peak memory by width"),
+            "rate": ("mpx_per_s", "Mpx/s", "Denoisers: throughput by width"),
+        },
+    )
     return Section(
         title="Denoisers: image shape",
         paragraphs=[_denoisers.SPIKE],
         tables=[_cases(build, cases), _reference(build, cases)],
-        figures=[figure for figure in figures if figure],
+        figures=figures,
     )
 
 

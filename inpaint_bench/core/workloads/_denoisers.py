@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.validation import one_of, within
 
-from . import WorkloadConfig
+from . import Result, WorkloadConfig
 
 if TYPE_CHECKING:
     from inpaint_bench.core.config import BenchConfig
@@ -56,3 +56,23 @@ class DenoiserConfig(WorkloadConfig):
     def model(self, bench: BenchConfig) -> str:
         names = ", ".join(MODELS[name] for name in self.models)
         return names if tuple(self.channels) == CHANNELS else f"{names} ({'-'.join(map(str, self.channels))} channels)"
+
+
+class CaseResult(Result, kw_only=True):
+    """Columns that both have: a call of a case. Memory without CUDA is null."""
+
+    model: str
+    batch: int
+    published_plan: bool  # its channels are the published ones
+    tiling: str
+    input_mode: str
+    branch: str  # of each batch
+    calls: int  # of the network, in all
+    tile_h_px: int
+    tile_w_px: int
+    time_ms: float | None = None
+    weights_mib: float | None = None  # all that is allocated between two cases
+    allocated_peak_mib: float | None = None
+    reserved_peak_mib: float | None = None
+    nvml_used_mib: float | None = None
+    out_of_memory: str | None = None  # what was asked for; time and peaks are null

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.validation import one_of, within
 
-from . import Result as BaseResult
-from ._denoisers import DenoiserConfig
+from ._denoisers import CaseResult, DenoiserConfig
 
 if TYPE_CHECKING:
     from inpaint_bench.core.config import BenchConfig
@@ -37,25 +36,10 @@ class Config(DenoiserConfig):
             raise UserError(f"workload.patches_px={list(self.patches_px)}: {text}")
 
 
-class Result(BaseResult, kw_only=True):
-    """One image, passed to the network as batches of patches. Memory without CUDA is null."""
+class Result(CaseResult, kw_only=True):
+    """One image, passed to the network as batches of patches."""
 
-    model: str
     patch_px: int
     num_patches: int
-    batch: int
-    published_plan: bool  # its channels are the published ones
-    tiling: str
-    input_mode: str
-    branch: str  # of each batch
-    calls: int  # of the network, for the whole image
-    tile_h_px: int
-    tile_w_px: int
-    time_ms: float | None = None
     patches_per_s: float | None = None
     images_per_s: float | None = None
-    weights_mib: float | None = None  # all that is allocated between two cases
-    allocated_peak_mib: float | None = None
-    reserved_peak_mib: float | None = None
-    nvml_used_mib: float | None = None
-    out_of_memory: str | None = None  # what was asked for; time and peaks are null

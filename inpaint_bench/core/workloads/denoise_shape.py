@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.validation import within
 
-from . import Result as BaseResult
-from ._denoisers import DenoiserConfig
+from ._denoisers import CaseResult, DenoiserConfig
 
 if TYPE_CHECKING:
     from inpaint_bench.core.config import BenchConfig
@@ -32,25 +31,10 @@ class Config(DenoiserConfig):
             raise UserError(f"workload.width_steps_px={list(self.width_steps_px)}: give at least one, of 1 or more")
 
 
-class Result(BaseResult, kw_only=True):
-    """One denoised batch of images. Memory without CUDA is null."""
+class Result(CaseResult, kw_only=True):
+    """One denoised batch of images."""
 
-    model: str
     series_px: int  # the step of its series of widths
     height_px: int
     width_px: int
-    batch: int
-    published_plan: bool  # its channels are the published ones
-    tiling: str
-    input_mode: str
-    branch: str
-    calls: int  # of the network
-    tile_h_px: int
-    tile_w_px: int
-    time_ms: float | None = None
     mpx_per_s: float | None = None
-    weights_mib: float | None = None  # all that is allocated between two cases
-    allocated_peak_mib: float | None = None
-    reserved_peak_mib: float | None = None
-    nvml_used_mib: float | None = None
-    out_of_memory: str | None = None  # what was asked for; time and peaks are null
