@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import altair as alt
@@ -42,7 +42,7 @@ ENERGY = (
 )
 
 
-def means(rows: pl.DataFrame, keys: Sequence[str], rates: Sequence[str]) -> pl.DataFrame:
+def means(rows: pl.DataFrame, keys: Sequence[str], rates: Collection[str]) -> pl.DataFrame:
     """Return a row per case: means over runs of the means over their calls, the calls' standard deviation, n runs.
 
     Of `rates` the harmonic mean over the calls: all of their work over all of their time.
@@ -98,6 +98,25 @@ def explain(case: dict[str, Any], tile: str) -> str:
     return (
         f"algorithm ({how}) and {rest:+,.0f} MiB of the backend" if rest > 0 else f"{rest:,.0f} MiB to the prediction"
     )
+
+
+def rows(cases: pl.DataFrame, own: dict[str, str], rates: dict[str, str]) -> tuple[list[str], list[list[str]]]:
+    """Return headings and rows of a table of cases: `own` has patterns by heading, `rates` headings by column."""
+    headings = ["Site", "GPU", "Setting", "Model", *own, "Batch", "Branch", "Calls", "Tile [px]"]
+    headings += ["Time [ms]", "SD [ms]", "J per call", *rates.values(), "Allocated peak [MiB]", "Reserved peak [MiB]"]
+    headings += ["NVML [MiB]", "Above weights [MiB]", "Predicted [MiB]", "Explained by", "n"]
+    figures = ["time_ms", "time_sd", "joules_per_call", *rates, *MEMORY[1:], "tensors_mib", "predicted_mib"]
+    texts = []
+    for case in cases.iter_rows(named=True):
+        tile = f"{case['tile_h_px']}x{case['tile_w_px']}"
+        work = [pattern.format(**case) for pattern in (*own.values(), "{batch}", "{branch}", "{calls}")]
+        texts.append(
+            [
+                *(*setting_text(case), MODELS[case["model"]], *work, tile),
+                *(*(cell(case[name]) for name in figures), explain(case, tile), str(case["n"])),
+            ]
+        )
+    return headings, texts
 
 
 def setting_text(row: dict[str, object]) -> list[str]:

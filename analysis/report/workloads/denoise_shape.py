@@ -6,19 +6,19 @@ import polars as pl
 
 from analysis import published
 from analysis.report.tables import DASH, Table, TableBuilder
-from inpaint_bench.core.workloads._denoisers import MODELS
 
 from . import Section, _denoisers
 from ._denoisers import SETTING, cell
 
 KEYS = ["model", "series_px", "height_px", "width_px", "batch", "published_plan"]
 KEYS += ["branch", "calls", "tile_h_px", "tile_w_px"]
+RATES = {"mpx_per_s": "Mpx/s"}
 PREDICTED_HEIGHT_PX = 2048
 
 
 def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> Section:
     """Return tables and panels of memory and time over the width of the image."""
-    cases = _add_predictions(_denoisers.means(results, KEYS, ["mpx_per_s"]))
+    cases = _add_predictions(_denoisers.means(results, KEYS, RATES))
     figures = _denoisers.panels(
         "fig-denoise-shape",
         cases,
@@ -45,33 +45,14 @@ def _add_predictions(cases: pl.DataFrame) -> pl.DataFrame:
 
 
 def _cases(build: TableBuilder, cases: pl.DataFrame) -> Table:
-    columns = ["Site", "GPU", "Setting", "Model", "Series [px]", "Image [px]", "Batch", "Branch", "Calls", "Tile [px]"]
-    columns += ["Time [ms]", "SD [ms]", "J per call", "Mpx/s", "Allocated peak [MiB]", "Reserved peak [MiB]"]
-    columns += ["NVML [MiB]", "Above weights [MiB]", "Predicted [MiB]", "Explained by", "n"]
-    rows = []
-    for case in cases.iter_rows(named=True):
-        tile = f"{case['tile_h_px']}x{case['tile_w_px']}"
-        reason = _denoisers.explain(case, tile)
-        rows.append(
-            [
-                *_denoisers.setting_text(case),
-                MODELS[case["model"]],
-                str(case["series_px"]),
-                f"{case['height_px']}x{case['width_px']}",
-                *(str(case["batch"]), case["branch"], str(case["calls"]), tile),
-                *(cell(case[name]) for name in ("time_ms", "time_sd", "joules_per_call", "mpx_per_s")),
-                *(cell(case[name]) for name in _denoisers.MEMORY[1:]),
-                *(cell(case[name]) for name in ("tensors_mib", "predicted_mib")),
-                reason,
-                str(case["n"]),
-            ]
-        )
     note = (
         f"{_denoisers.MEASURES} {_denoisers.ENERGY} "
         "SD: standard deviation of a run's calls. Predicted: peak of the live fp32 tensors, "
         "worked out without any workspace. Explained by: the algorithm where the prediction is met within "
         f"{_denoisers.TOLERANCE:.0%}, else what the backend needs beyond it."
     )
+    own = {"Series [px]": "{series_px}", "Image [px]": "{height_px}x{width_px}"}
+    columns, rows = _denoisers.rows(cases, own, RATES)
     return build.table("denoise-shape", "Denoisers by image shape", columns, rows, note=note, key_columns=3)
 
 
