@@ -119,8 +119,8 @@ def describe(profile: StepProfile) -> str:
         lines.append(f"{times}, idle {profile.idle_ms:.2f} ms in {profile.idle_gaps} gaps")
     lines.append("heaviest kernels:")
     for kernel in profile.kernels[:10]:
-        words = f"{kernel.kind}{', ' * bool(kernel.detail)}{kernel.detail}"
-        lines.append(f"{kernel.ms:9.3f} ms {kernel.launches:5} x {words}: {kernel.name[:100]}")
+        label = f"{kernel.kind}{', ' * bool(kernel.detail)}{kernel.detail}"
+        lines.append(f"{kernel.ms:9.3f} ms {kernel.launches:5} x {label}: {kernel.name[:100]}")
     for gap in profile.gaps[:3]:
         lines.append(f"idle {gap.us:8.1f} us after {gap.after[:50]} before {gap.before[:50]}")
     return "\n".join(lines)

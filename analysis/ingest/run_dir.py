@@ -64,7 +64,7 @@ def find_run_dirs(roots: list[Path]) -> tuple[list[Path], list[SkippedFile]]:
     among run directories hides none of them. Hidden folders, the folders of a run's tables, the tables of a merged
     dataset and the code snapshot of a sweep are not entered; links to folders are not followed.
     """
-    found: dict[Path, Path] = {}  # by its resolved path: roots may overlap or be linked to each other
+    folders: dict[Path, Path] = {}  # by its resolved path: roots may overlap or be linked to each other
     skips: list[SkippedFile] = []
     links: list[Path] = []
     resolved_roots = [root.resolve() for root in roots]
@@ -80,7 +80,7 @@ def find_run_dirs(roots: list[Path]) -> tuple[list[Path], list[SkippedFile]]:
                 continue
             is_dataset = schema.DATASET in entries and schema.RUNS in entries and schema.MANIFEST not in entries
             if not is_dataset and (schema.MANIFEST in entries or any(table in entries for table in schema.TABLES)):
-                found.setdefault(folder.resolve(), folder)
+                folders.setdefault(folder.resolve(), folder)
             snapshot = schema.CODE if schema.SWEEP in entries else None
             enter = [
                 folder / name
@@ -95,7 +95,7 @@ def find_run_dirs(roots: list[Path]) -> tuple[list[Path], list[SkippedFile]]:
         if not any(target.is_relative_to(root) for root in resolved_roots):
             reason = "link to a folder, which is not followed: give its target as a root of its own"
             skips.append(skipped(link, "link", reason))
-    return list(found.values()), skips
+    return list(folders.values()), skips
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -99,13 +99,13 @@ _METHOD = (
 )
 
 
-def _problems(wanted: dict[str, dict[str, Any]], found: set[str]) -> list[str]:
+def _problems(wanted: dict[str, dict[str, Any]], run_ids: set[str]) -> list[str]:
     """Return a sentence per run whose profile, or a part of it, is missing."""
     texts = []
     for run_id, facts in sorted(wanted.items()):
         if facts["problems"]:
             texts.append(f"Run {run_id}: {'; '.join(facts['problems'])}.")
-        if facts["calls"] and run_id not in found:
+        if facts["calls"] and run_id not in run_ids:
             texts.append(f"Run {run_id}: its profile is missing or damaged, see skipped files.")
     return texts
 
@@ -117,15 +117,17 @@ def _profiles(dataset: Dataset, build: TableBuilder) -> list[Profile]:
     # A dataset may come from elsewhere: a class that this version does not know counts as other.
     known = pl.col("kind").is_in(list(map(str, kernel_classes.STYLES)))
     rows = rows.with_columns(kind=pl.when(known).then("kind").otherwise(pl.lit("other")))
-    found = []
+    profiles = []
     for cell in build.all_cells.iter_rows(named=True):
         of_cell = rows.filter(pl.col("run_id").is_in(cell["run_ids"]))
         for (call, measured), group in of_cell.group_by("call", "measured", maintain_order=True):
             run_ids = group["run_id"].unique().sort().to_list()
             sums = pl.col("launches", "ms").sum() / len(run_ids)
             kernels = group.group_by("kind", "detail", "kernel", maintain_order=True).agg(sums).sort(-pl.col("ms"))
-            found.append(Profile(cell=cell, call=str(call), measured=bool(measured), run_ids=run_ids, kernels=kernels))
-    return found
+            profiles.append(
+                Profile(cell=cell, call=str(call), measured=bool(measured), run_ids=run_ids, kernels=kernels)
+            )
+    return profiles
 
 
 def _figure(profiles: list[Profile], build: TableBuilder) -> base.Figure:

@@ -50,7 +50,7 @@ def weights_digest(folder: Path) -> str | None:
 
     Samples of the files are enough: training changes every weight, and whole files take seconds on a shared disk.
     """
-    digest, found = hashlib.sha256(), False
+    digest, num_files = hashlib.sha256(), 0
     for part, stem in WEIGHT_STEMS.items():
         for path in sorted([*folder.glob(f"{part}/{stem}.safetensors"), *folder.glob(f"{part}/{stem}-*.safetensors")]):
             try:
@@ -62,8 +62,8 @@ def weights_digest(folder: Path) -> str | None:
                         digest.update(file.read(_DIGEST_BYTES))
             except OSError:  # the model is loaded later, and says so
                 return None
-            found = True
-    return digest.hexdigest()[:8] if found else None
+            num_files += 1
+    return digest.hexdigest()[:8] if num_files else None
 
 
 def _is_json_object(path: Path) -> bool:

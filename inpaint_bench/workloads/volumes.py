@@ -199,10 +199,10 @@ class VolumeDiffusion(MeasuringWorkload):
         return {"effective": effective, "active": active, "evidence": evidence}
 
     def _channels_last_inputs(self) -> tuple[int, int]:
-        found: list[bool] = []
+        layouts: list[bool] = []
 
         def look(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            found.append(inputs[0].is_contiguous(memory_format=torch.channels_last_3d))
+            layouts.append(inputs[0].is_contiguous(memory_format=torch.channels_last_3d))
 
         hooks = [m.register_forward_pre_hook(look) for m in self.network.modules() if isinstance(m, nn.Conv3d)]
         forward, self.forward = self.forward, self.network
@@ -215,7 +215,7 @@ class VolumeDiffusion(MeasuringWorkload):
             self.forward = forward
             for hook in hooks:
                 hook.remove()
-        return sum(found), len(found)
+        return sum(layouts), len(layouts)
 
 
 def label_slices(labels: Tensor) -> Tensor:

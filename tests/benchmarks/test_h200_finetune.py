@@ -55,32 +55,32 @@ def table(dataset: Dataset) -> Table:
 
 
 def row(table: Table, work: str) -> dict[str, str]:
-    (found,) = (cells for cells in table.rows if cells[0].startswith(work))
-    return dict(zip(table.columns, found, strict=True))
+    (row_cells,) = (cells for cells in table.rows if cells[0].startswith(work))
+    return dict(zip(table.columns, row_cells, strict=True))
 
 
 def test_a_row_has_the_mean_and_interval_of_the_report_and_the_plain_loop_beside_it(
     dataset: Dataset, table: Table
 ) -> None:
-    found = row(table, "batch 16, cached [images/s]")
+    figures = row(table, "batch 16, cached [images/s]")
     cells = TableBuilder(runs=dataset.runs).all_cells.filter(batch=16, site="local")
     tuned, plain = (cells.filter(recipe=name).to_dicts()[0] for name in ("tuned", "baseline"))
-    assert found["Measured"] == mean_text(tuned, "images_per_s") == "160 (156 to 164)"
-    assert found["Plain loop"] == mean_text(plain, "images_per_s")
-    assert found["Ratio"].startswith("4.00")
-    assert (found["n"], found["Must"], found["Aim"]) == ("3", "155", "178")
-    assert found["Reached"] == "must"
+    assert figures["Measured"] == mean_text(tuned, "images_per_s") == "160 (156 to 164)"
+    assert figures["Plain loop"] == mean_text(plain, "images_per_s")
+    assert figures["Ratio"].startswith("4.00")
+    assert (figures["n"], figures["Must"], figures["Aim"]) == ("3", "155", "178")
+    assert figures["Reached"] == "must"
 
 
 def test_the_best_batch_is_the_fastest_of_all(table: Table) -> None:
-    found = row(table, "best batch")
-    assert (found["Batch"], found["Measured"], found["Reached"]) == ("32", "176", "must")
+    figures = row(table, "best batch")
+    assert (figures["Batch"], figures["Measured"], figures["Reached"]) == ("32", "176", "must")
 
 
 def test_energy_counts_downward(table: Table) -> None:
-    found = row(table, "batch 16, cached [J/image]")
-    assert found["Measured"].startswith("4.06")
-    assert found["Reached"] == "must"
+    figures = row(table, "batch 16, cached [J/image]")
+    assert figures["Measured"].startswith("4.06")
+    assert figures["Reached"] == "must"
 
 
 def test_work_that_nobody_ran_stays_in_the_table(table: Table) -> None:

@@ -46,8 +46,8 @@ def made_up(**changes: object) -> StepProfile:
 
 
 def line(text: str, start: str) -> list[str]:
-    (found,) = (row for row in text.splitlines() if row.startswith(start))
-    return found.removeprefix(start).split()
+    (line,) = (row for row in text.splitlines() if row.startswith(start))
+    return line.removeprefix(start).split()
 
 
 def test_products_scale_with_bf16_peaks_other_kernels_with_bandwidth_and_idle_time_not_at_all() -> None:

@@ -55,9 +55,9 @@ class TestProfileOnACpu:
 
 
 def test_a_sweep_is_all_combinations() -> None:
-    found = list(step_profile.points(["recipe=baseline,[tuned,tf32]", "batch=4,8", "seed=1"]))
-    assert len(found) == 4
-    assert ["recipe=[tuned,tf32]", "batch=8", "seed=1"] in found
+    overrides = list(step_profile.points(["recipe=baseline,[tuned,tf32]", "batch=4,8", "seed=1"]))
+    assert len(overrides) == 4
+    assert ["recipe=[tuned,tf32]", "batch=8", "seed=1"] in overrides
 
 
 class TestTotals:

@@ -92,12 +92,12 @@ def explain(case: dict[str, Any], tile: str) -> str:
     if predicted is None:
         return "no prediction for this setting"
     rest = measured - predicted
-    how = {"direct": "whole image at once", "onesplit4": f"{calls} tiles of {tile} px"}.get(branch, branch)
+    algorithm = {"direct": "whole image at once", "onesplit4": f"{calls} tiles of {tile} px"}.get(branch, branch)
     if abs(rest) <= TOLERANCE * predicted:
-        return f"algorithm: {how}"
-    return (
-        f"algorithm ({how}) and {rest:+,.0f} MiB of the backend" if rest > 0 else f"{rest:,.0f} MiB to the prediction"
-    )
+        return f"algorithm: {algorithm}"
+    if rest < 0:
+        return f"{rest:,.0f} MiB to the prediction"
+    return f"algorithm ({algorithm}) and {rest:+,.0f} MiB of the backend"
 
 
 def rows(cases: pl.DataFrame, own: dict[str, str], rates: dict[str, str]) -> tuple[list[str], list[list[str]]]:
@@ -127,8 +127,8 @@ def setting_text(row: dict[str, object]) -> list[str]:
 
 def _variant(row: dict[str, object]) -> list[str]:
     # It may name tiling and input mode once more, each where it is not the default.
-    told = {f"{name}={row[name]}" for name in ("tiling", "input_mode")}
-    return [part for part in str(row["variant"] or "").split(", ") if part and part not in told]
+    settings = {f"{name}={row[name]}" for name in ("tiling", "input_mode")}
+    return [part for part in str(row["variant"] or "").split(", ") if part and part not in settings]
 
 
 def _series_text(row: dict[str, object], varying: Sequence[str]) -> str:

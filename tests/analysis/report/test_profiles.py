@@ -42,8 +42,8 @@ def section(tmp_path: Path) -> list[Section]:
 def test_the_change_between_two_recipes_says_what_each_class_lost_or_gained(tmp_path):
     write(tmp_path / "runs", "r-1", "baseline", SLOW)
     write(tmp_path / "runs", "r-2", "tuned", FAST, call="CUDA graph replay", power_w=300.0)
-    (found,) = section(tmp_path)
-    change, *heaviest = found.tables
+    (result,) = section(tmp_path)
+    change, *heaviest = result.tables
     assert change.title.startswith("From baseline (step) to tuned (CUDA graph replay), H200, batch 8")
     rows = {row[0]: row[1:] for row in change.rows}
     assert rows["layout conversion"] == ["30.00", "54.5 %", "10", "0.00", "0.0 %", "\u2013", "-30.00", "-100 %"]
@@ -58,8 +58,8 @@ def test_the_figure_has_a_bar_per_profile_and_means_over_runs(tmp_path):
     write(tmp_path / "runs", "r-1", "baseline", SLOW)
     twice = {name: (kind, 3 * ms, launches) for name, (kind, ms, launches) in SLOW.items()}
     write(tmp_path / "runs", "r-2", "baseline", twice, power_w=300.0, seed=1)
-    (found,) = section(tmp_path)
-    (figure,) = found.figures
+    (result,) = section(tmp_path)
+    (figure,) = result.figures
     assert "batch 8, step: 110.0 ms, idle 9.1 %" in figure.svg
     assert "layout conversion, copy" in figure.svg
     assert "communication" not in figure.svg
@@ -68,8 +68,8 @@ def test_the_figure_has_a_bar_per_profile_and_means_over_runs(tmp_path):
 
 def test_a_class_of_a_later_version_counts_as_other(tmp_path):
     write(tmp_path / "runs", "r-1", "baseline", {"quantize": ("quantization", 4.0, 1)})
-    (found,) = section(tmp_path)
-    assert "other, communication" in found.figures[0].svg
+    (result,) = section(tmp_path)
+    assert "other, communication" in result.figures[0].svg
 
 
 def test_why_a_call_was_not_profiled_is_a_sentence_and_without_profiles_there_is_no_section(tmp_path):
@@ -77,9 +77,9 @@ def test_why_a_call_was_not_profiled_is_a_sentence_and_without_profiles_there_is
     assert section(tmp_path) == []
     problems = {"profiler": "torch", "calls": [], "traces": [], "problems": ["eager step: CUDA out of memory"]}
     write_run(tmp_path / "runs", "r-2", batch=16, profile=problems, power_w=300.0)
-    (found,) = section(tmp_path)
-    assert "Run r-2: eager step: CUDA out of memory." in found.paragraphs
-    assert not found.figures
+    (result,) = section(tmp_path)
+    assert "Run r-2: eager step: CUDA out of memory." in result.paragraphs
+    assert not result.figures
 
 
 def test_bars_of_one_colour_give_way_to_the_profiles(tmp_path):
