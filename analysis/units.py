@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from inpaint_bench.core.schema import UNKNOWN
+
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
@@ -88,7 +90,7 @@ def runtime_heading(runs: pl.DataFrame) -> str:
 
 def gpu_label(gpu: str) -> str:
     """Return a GPU type in capitals."""
-    return gpu if gpu in ("cpu", "unknown") else gpu.upper()
+    return gpu if gpu in ("cpu", UNKNOWN) else gpu.upper()
 
 
 def gpu_order(gpu: str) -> tuple[str, int, str]:

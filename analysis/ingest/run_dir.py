@@ -266,7 +266,7 @@ def _with_final_state(folder: Path, manifest: Manifest) -> Manifest:
 
     Whether telemetry suffices is not asked here: the audit of the windows decides that.
     """
-    manifest.site, manifest.gpu = manifest.site or "unknown", manifest.gpu or "unknown"
+    manifest.site, manifest.gpu = manifest.site or schema.UNKNOWN, manifest.gpu or schema.UNKNOWN
     artifacts, scheduler = RunArtifacts.read(folder), SchedulerState.load(folder)
     state = resolve_attempt_state(
         submitted=True, refused=None, cancelled=False, scheduler=scheduler, artifacts=artifacts

@@ -20,6 +20,7 @@ from .workloads import Result, result_columns, results
 
 SCHEMA_VERSION: Final = 2
 PRODUCER: Final = f"inpaint_bench {__version__}"  # stored in every file we write
+UNKNOWN: Final = "unknown"  # in place of a site, a GPU type or a boot that is not known
 
 # --- a run directory, of one attempt -------------------------------------------------------------
 MANIFEST: Final = "manifest.json"

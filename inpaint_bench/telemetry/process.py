@@ -18,7 +18,7 @@ import pynvml
 
 from inpaint_bench.core.environment import boot_id
 from inpaint_bench.core.records import CaptureMeta, StorageReport, TelemetryReport, decode_record, write_record
-from inpaint_bench.core.schema import SCHEMAS, TELEMETRY, file_metadata
+from inpaint_bench.core.schema import SCHEMAS, TELEMETRY, UNKNOWN, file_metadata
 from inpaint_bench.core.validation import Endpoint
 from inpaint_bench.telemetry.nvml.api import Nvml, NvmlError, gpu_uuid
 from inpaint_bench.telemetry.nvml.capture_file import CaptureError, load
@@ -84,7 +84,7 @@ class SidecarProcess:
             "source": source,
             "driver": driver,
             "nvml": nvml_version,
-            "boot_id": self._identity.boot_id or "unknown",
+            "boot_id": self._identity.boot_id or UNKNOWN,
             "clock": "CLOCK_MONOTONIC",
         }
         tables = [*(stream.table for stream in STREAMS), "events"]

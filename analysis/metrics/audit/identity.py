@@ -9,6 +9,7 @@ import polars as pl
 
 from inpaint_bench.core import recipe
 from inpaint_bench.core.records import Manifest
+from inpaint_bench.core.schema import UNKNOWN
 
 from .evidence import Evidence, number
 
@@ -45,7 +46,7 @@ def check_footers(evidence: Evidence) -> Iterator[str]:
     for table, footers in evidence.files.footers.items():
         for name, value in expected.items():
             written = {footer[name] for footer in footers if name in footer}
-            if value and (other := sorted(written - {value, "unknown"})):
+            if value and (other := sorted(written - {value, UNKNOWN})):
                 yield f"parts of {table} were written with {name} {', '.join(other)}, the manifest has {value}"
 
 
@@ -142,7 +143,7 @@ def check_levers(evidence: Evidence) -> Iterator[str]:
 def check_required(evidence: Evidence) -> Iterator[str]:
     """Look for facts that every worker records, and that tell one cell from another."""
     manifest, facts = evidence.manifest, evidence.manifest.workload_facts or {}
-    if absent := [name for name in REQUIRED if getattr(manifest, name) in (None, "", "unknown")]:
+    if absent := [name for name in REQUIRED if getattr(manifest, name) in (None, "", UNKNOWN)]:
         yield f"the manifest of a completed run has no {', '.join(absent)}"
     precision = facts.get("precision")
     if facts and precision not in PRECISIONS:
