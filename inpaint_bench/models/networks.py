@@ -21,6 +21,7 @@ from inpaint_bench.core.files import expand_path
 from . import location, pipeline_folder, tokenizer
 from .location import LocationEncoder
 from .nhwc_unet import NhwcUNet
+from .weights_folder import check_channels, input_channels
 
 LATENT_CHANNELS = 4
 INPUT_CHANNELS = 9  # noisy latents 4, mask 1, masked-image latents 4: the checkpoint's order
@@ -90,8 +91,7 @@ def build_networks(
     folder = expand_path(config.weights) if config.weights else None
     if folder:
         unet, vae, text_encoder, scheduler = pipeline_folder.load_networks(folder)
-        # A text-to-image model: its UNet takes the noisy latents alone.
-        if unet.config.in_channels == LATENT_CHANNELS and config.unet.get("in_channels") != LATENT_CHANNELS:
+        if input_channels(config, unet.config.in_channels) != unet.config.in_channels:
             widen_input(unet)
     else:
         unet, vae, text_encoder, scheduler = _build_random(config, device)
@@ -128,9 +128,7 @@ def build_networks(
 
 
 def _check_shapes(name: str, unet: Any, vae: Any, text_encoder: Any, scheduler: Any, inputs: Collection[int]) -> None:
-    if unet.in_channels not in inputs:
-        allowed = " or ".join(str(channels) for channels in sorted(inputs))
-        raise UserError(f"model {name}: unet.in_channels is {unet.in_channels}, this workload needs {allowed}")
+    check_channels(name, unet.in_channels, inputs)
     needed = {
         "unet.out_channels": (unet.out_channels, LATENT_CHANNELS),
         "unet.cross_attention_dim": (unet.cross_attention_dim, text_encoder.hidden_size),

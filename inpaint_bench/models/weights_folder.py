@@ -8,8 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Collection
 from pathlib import Path
 
+from inpaint_bench.core.config import ModelConfig
 from inpaint_bench.core.errors import UserError
 
 WEIGHT_STEMS = {"unet": "diffusion_pytorch_model", "vae": "diffusion_pytorch_model", "text_encoder": "model"}
@@ -43,6 +45,23 @@ def check_weights_folder(folder: Path, given: str) -> None:
     for part, stem in WEIGHT_STEMS.items():
         if problem := _find_problem(folder / part, stem):
             raise UserError(f"{label}: {part} {problem}")
+
+
+def input_channels(model: ModelConfig, saved: int | None) -> int | None:
+    """Return the input channels of a run's UNet; `saved` are those of its weights, None for random ones.
+
+    Four, of a text-to-image model, are widened to nine unless the model itself has four.
+    """
+    configured: int | None = model.unet.get("in_channels")
+    return 9 if saved == 4 and configured != 4 else saved or configured
+
+
+def check_channels(name: str, channels: int | None, allowed: Collection[int]) -> None:
+    """Raise UserError where the UNet of a model has other input channels than a workload takes."""
+    if channels not in allowed:
+        raise UserError(
+            f"model {name}: unet.in_channels is {channels}, this workload needs {' or '.join(map(str, allowed))}"
+        )
 
 
 def weights_digest(folder: Path) -> str | None:

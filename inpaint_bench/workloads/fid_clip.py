@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from inpaint_bench.core.config import BenchConfig
-from inpaint_bench.core.errors import UnavailableError, UserError
+from inpaint_bench.core.errors import UnavailableError
 from inpaint_bench.core.schema import WindowKind
 from inpaint_bench.core.workloads.fid_clip import Config, Result
 from inpaint_bench.data.samples import Batch
@@ -32,8 +32,6 @@ class FidClip(SdInference):
 
     def __init__(self, bench: BenchConfig, device: torch.device, source: Source, networks: Networks) -> None:
         super().__init__(bench, device, source, networks)
-        if self.inpaints:
-            raise UserError(f"model={bench.model.name} inpaints: workload=fid_clip needs a text-to-image model")
         if not any(source.texts):
             raise UnavailableError("the data has no texts: prompts are those of its metadata")
         self.judges = Judges(self.config.judges, bench.quality, device, images=self.config.images, real=len(source))

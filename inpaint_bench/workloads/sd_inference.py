@@ -36,7 +36,6 @@ from inpaint_bench.models.networks import (
     DTYPES,
     FROZEN_SEED,
     INPUT_CHANNELS,
-    LATENT_CHANNELS,
     Networks,
     build_networks,
     has_own_shapes,
@@ -341,7 +340,7 @@ def psnr_db(reference: Tensor, images: Tensor) -> float:
 def _build_networks(config: BenchConfig, device: torch.device, source: Source) -> Networks:
     torch.manual_seed(FROZEN_SEED)  # random weights are the same for every recipe and seed
     latitude, longitude = np.median(source.positions, axis=0).tolist()
-    networks = build_networks(config.model, device, (latitude, longitude), inputs=(LATENT_CHANNELS, INPUT_CHANNELS))
+    networks = build_networks(config.model, device, (latitude, longitude), inputs=config.workload.unet_channels)
     networks.unet.eval().requires_grad_(False)
     if networks.location:
         networks.location.eval().requires_grad_(False)

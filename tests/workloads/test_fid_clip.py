@@ -20,7 +20,8 @@ from tests.run.support import bench, compose
 from tests.testbed import Bed
 
 TINY = ("workload=fid_clip", "model=tiny", "workload.steps=1", "workload.images=32", "batch=16", "data.num_images=40")
-TINY = (*TINY, "workload.judges=tiny")
+LENGTHS = ("workload.warmup_steps=0", "workload.measure_steps=10", "workload.min_measure_s=5")  # as by default
+TINY = (*TINY, "workload.judges=tiny", *LENGTHS)
 CPU = torch.device("cpu")
 
 
@@ -87,11 +88,19 @@ def test_missing_files_are_named_together() -> None:
         ("workload.images=33", "workload.images=33: must be a multiple of batch=16"),
         ("repeats=auto", "repeats=auto: workload=fid_clip has no images/s to judge by"),
         ("workload.judges=files", "model.weights is empty: FID and CLIP score of random weights say nothing"),
+        ("quality.clip_model=clip", "quality.clip_model=clip: workload.judges=tiny reads no file"),
+        ("workload.measure_steps=3", "workload.measure_steps=3: workload=fid_clip ends after workload.images alone"),
     ],
 )
 def test_what_gives_no_curve_is_refused_before_submission(override: str, message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
         bench(*[key for key in TINY if key.partition("=")[0] != override.partition("=")[0]], override)
+
+
+def test_judges_without_files_are_refused_before_submission() -> None:
+    given = ("workload.judges=files", "model.weights=weights", "quality.clip_model=clip")
+    with pytest.raises(UserError, match=r"^quality\.inception_weights: empty, and nothing is downloaded"):
+        bench(*TINY, *given)
 
 
 def test_a_sweep_over_guidance_runs_through_slurm_merge_and_report(

@@ -34,6 +34,9 @@ class WorkloadConfig:
     not_in_variant: ClassVar[tuple[str, ...]] = ()
     data_kinds: ClassVar[tuple[str, ...]] = ("synthetic", "folder", "prepared")  # that it can read
     levers: ClassVar[tuple[str, ...]] = ()  # fields of a recipe that it obeys, for `check_levers`
+    unet_channels: ClassVar[
+        tuple[int, ...]
+    ] = ()  # inputs that its UNet of Stable Diffusion may have; none: no such UNet
 
     name: str  # the name of its file, and of workload=
     module: str  # Python module with the workload

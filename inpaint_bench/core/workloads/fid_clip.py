@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, ClassVar
 
 from inpaint_bench.core.errors import UserError
@@ -14,12 +14,15 @@ from . import sd_inference
 if TYPE_CHECKING:
     from inpaint_bench.core.config import BenchConfig
 
+LENGTHS = ("warmup_steps", "measure_steps", "min_measure_s")
+
 
 @dataclass(kw_only=True)
 class Config(sd_inference.Config):
     """FID and CLIP score of so many images at one guidance; sweep workload.guidance for the curve."""
 
     not_in_variant: ClassVar[tuple[str, ...]] = (*sd_inference.Config.not_in_variant, "images")
+    unet_channels: ClassVar[tuple[int, ...]] = (4,)
 
     warmup_steps: int = within(0, 1_000_000, 0)
     images: int = within(32, 10_000_000, 30_000)  # what ends a run, instead of measure_steps and min_measure_s
@@ -31,11 +34,21 @@ class Config(sd_inference.Config):
             raise UserError(f"repeats=auto: workload={self.name} has no images/s to judge by; give a number")
         if self.images % int(bench.batch):
             raise UserError(f"workload.images={self.images}: must be a multiple of batch={bench.batch}")
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            # The profiles of demonstrations set the lengths of any workload.
+            if spec.name in LENGTHS and value != spec.default and not bench.demonstration:
+                raise UserError(f"workload.{spec.name}={value}: workload={self.name} ends after workload.images alone")
         if self.judges == "files" and not bench.model.weights:
             raise UserError(
                 "model.weights is empty: FID and CLIP score of random weights say nothing. Name a diffusers folder, or "
                 "set workload.judges=tiny to try the workload"
             )
+        paths = {f"quality.{name}": getattr(bench.quality, name) for name in ("inception_weights", "clip_model")}
+        if self.judges == "files" and (empty := [name for name, path in paths.items() if not path]):
+            raise UserError(f"{' and '.join(empty)}: empty, and nothing is downloaded; workload={self.name} needs both")
+        if self.judges == "tiny" and (unused := [f"{name}={path}" for name, path in paths.items() if path]):
+            raise UserError(f"{' and '.join(unused)}: workload.judges=tiny reads no file")
 
 
 class Result(BaseResult, kw_only=True):

@@ -26,6 +26,7 @@ class Config(WorkloadConfig):
     """From prompts to decoded images, `batch` at once. The model's UNet decides: text to image, or inpainting."""
 
     not_in_variant: ClassVar[tuple[str, ...]] = ("sampler", "steps", "guidance")  # the model's name tells them
+    unet_channels: ClassVar[tuple[int, ...]] = (4, 9)
 
     warmup_steps: int = within(0, 1_000_000, 2)
     measure_steps: int = within(1, 100_000_000, 10)

@@ -38,8 +38,9 @@ def _hydra():
 @pytest.mark.parametrize(("group", "choice"), CHOICES)
 def test_every_configuration_file_composes(group, choice):
     root = ["data.root=photos"] if choice in NEEDS_ROOT else []
-    root += ["model.weights=weights"] if choice == "fid_clip" else []
     root += ["workload=volume3d_train"] if choice == "nifti" else []
+    files = ("model.weights", "quality.inception_weights", "quality.clip_model")
+    root += [f"{key}=weights" for key in files] if choice == "fid_clip" else []
     bench = parse_config(compose("config", overrides=[f"{group}={choice}", *root]))
     assert bench.batch in (1, 16)  # a workload may have a batch size of its own
 

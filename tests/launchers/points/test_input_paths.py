@@ -92,6 +92,17 @@ class TestWeights:
 
     def test_missing_weights_of_a_metric(self, refused, tmp_path: Path) -> None:
         assert "no such file" in refused(f"quality.lpips_weights={tmp_path / 'none.pth'}")
+        assert "no such folder" in refused(f"quality.clip_model={tmp_path / 'none'}")
+
+    def test_input_channels_that_a_workload_cannot_take(self, refused, tmp_path: Path) -> None:
+        from inpaint_bench.models.pipeline_folder import save_pipeline
+
+        assert "model tiny: unet.in_channels is 4, this workload needs 9" in refused("model=tiny")
+        fid = ("workload=fid_clip", "demonstration=true", "workload.images=32", "workload.judges=tiny")
+        assert "unet.in_channels is 9, this workload needs 4" in refused(*fid)
+        save_pipeline(listening(), tmp_path / "weights")
+        saved = ("model=tiny", f"model.weights={tmp_path / 'weights'}")
+        assert "unet.in_channels is 9, this workload needs 4" in refused(*fid, *saved)
 
 
 def test_paths_of_another_site_are_not_looked_at_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
