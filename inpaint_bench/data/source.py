@@ -37,6 +37,12 @@ class Source:
     names: list[str]  # [N], file names for messages
     validation: npt.NDArray[np.bool_] | None = None  # [N], True where held out; None: not split yet
 
+    @property
+    def centre(self) -> tuple[float, float]:
+        """Return latitude and longitude in the middle: medians, because a few wrong positions would move means far."""
+        latitude, longitude = np.median(self.positions, axis=0).tolist()
+        return latitude, longitude
+
     def __len__(self) -> int:
         return len(self.names)
 

@@ -14,7 +14,7 @@ from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel
 
-from inpaint_bench.core.config import ModelConfig, RecipeConfig
+from inpaint_bench.core.config import BenchConfig, ModelConfig, RecipeConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path
 
@@ -125,6 +125,19 @@ def build_networks(
         scheduler=scheduler,
         tokenizer_folder=folder / "tokenizer" if folder else None,
     )
+
+
+def build_run_networks(bench: BenchConfig, device: torch.device, centre: tuple[float, float]) -> Networks:
+    """Build the networks of a run; random weights are the same for every recipe and seed."""
+    torch.manual_seed(FROZEN_SEED)
+    networks = build_networks(bench.model, device, centre, inputs=bench.workload.unet_channels)
+    # The VAE halves the sides of an image, then the UNet those of the latents, at every level but the last.
+    multiple = networks.downscale * 2 ** (len(networks.unet.config.block_out_channels) - 1)
+    if bench.data.resolution_px % multiple:
+        raise UserError(
+            f"data.resolution_px={bench.data.resolution_px}: model {bench.model.name} needs a multiple of {multiple}"
+        )
+    return networks
 
 
 def _check_shapes(name: str, unet: Any, vae: Any, text_encoder: Any, scheduler: Any, inputs: Collection[int]) -> None:

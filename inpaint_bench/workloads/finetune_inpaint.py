@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +25,7 @@ from inpaint_bench.models import flops
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.data_parallel import DataParallel
 from inpaint_bench.models.location import LONGEST_M
-from inpaint_bench.models.networks import FROZEN_SEED, Networks, build_networks, has_own_shapes
+from inpaint_bench.models.networks import Networks, build_run_networks, has_own_shapes
 from inpaint_bench.models.optimizers import ADAMW
 from inpaint_bench.models.training_step import TrainingStep
 
@@ -185,21 +184,11 @@ def build(config: BenchConfig, device: torch.device) -> FinetuneInpaint:
 
 
 def _build_networks(config: BenchConfig, device: torch.device, source: Source) -> Networks:
-    # Random weights are the same for every seed; what is drawn later depends on the run's seed.
-    torch.manual_seed(FROZEN_SEED)
-    # The centre of the location encoder. The median, because a few wrong positions would move the mean far.
-    latitude, longitude = np.median(source.positions, axis=0).tolist()
-    networks = build_networks(config.model, device, (latitude, longitude))
-    torch.manual_seed(config.seed)
-    distance_m = networks.location.distance_m(latitude, longitude) if networks.location else 0.0
+    networks = build_run_networks(config, device, source.centre)
+    torch.manual_seed(config.seed)  # of what is drawn from now on
+    distance_m = networks.location.distance_m(*source.centre) if networks.location else 0.0
     if distance_m > LONGEST_M / 2:
         log.warning("the data is %s km from the area on which the weights were trained", f"{distance_m / 1000:,.0f}")
-    # The VAE halves the sides of an image, then the UNet those of the latents, at every level but the last.
-    multiple = networks.downscale * 2 ** (len(networks.unet.config.block_out_channels) - 1)
-    if config.data.resolution_px % multiple:
-        raise UserError(
-            f"data.resolution_px={config.data.resolution_px}: model {config.model.name} needs a multiple of {multiple}"
-        )
     return networks
 
 

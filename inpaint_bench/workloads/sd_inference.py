@@ -16,14 +16,13 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
 from inpaint_bench import levers
 from inpaint_bench.core.config import BenchConfig, RecipeConfig
-from inpaint_bench.core.errors import UnavailableError, UserError
+from inpaint_bench.core.errors import UnavailableError
 from inpaint_bench.core.records import DataFacts, LeverReport, Parity, to_record
 from inpaint_bench.core.workloads.sd_inference import Config, Result
 from inpaint_bench.data.samples import Batch, Samples
@@ -34,10 +33,9 @@ from inpaint_bench.models import flops
 from inpaint_bench.models.generation import CapturedStage, Generation, initial_noise
 from inpaint_bench.models.networks import (
     DTYPES,
-    FROZEN_SEED,
     INPUT_CHANNELS,
     Networks,
-    build_networks,
+    build_run_networks,
     has_own_shapes,
     set_switches,
 )
@@ -338,18 +336,10 @@ def psnr_db(reference: Tensor, images: Tensor) -> float:
 
 
 def _build_networks(config: BenchConfig, device: torch.device, source: Source) -> Networks:
-    torch.manual_seed(FROZEN_SEED)  # random weights are the same for every recipe and seed
-    latitude, longitude = np.median(source.positions, axis=0).tolist()
-    networks = build_networks(config.model, device, (latitude, longitude), inputs=config.workload.unet_channels)
+    networks = build_run_networks(config, device, source.centre)
     networks.unet.eval().requires_grad_(False)
     if networks.location:
         networks.location.eval().requires_grad_(False)
-    # The VAE halves the sides of an image, then the UNet those of the latents, at every level but the last.
-    multiple = networks.downscale * 2 ** (len(networks.unet.config.block_out_channels) - 1)
-    if config.data.resolution_px % multiple:
-        raise UserError(
-            f"data.resolution_px={config.data.resolution_px}: model {config.model.name} needs a multiple of {multiple}"
-        )
     return networks
 
 
