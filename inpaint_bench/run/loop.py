@@ -22,6 +22,7 @@ from torch import Tensor
 
 from inpaint_bench.core.records import MemoryPeaks, Window, read_record, write_record
 from inpaint_bench.core.schema import WINDOWS, Status, WindowKind
+from inpaint_bench.profiling.record import synchronize
 
 if TYPE_CHECKING:
     from inpaint_bench.telemetry.storage.parts import PartWriter
@@ -147,7 +148,7 @@ class Loop:
         if plan.stream_rows and self.device.type == "cuda" and self._loss_slots is None:
             self._loss_slots = torch.empty(LOSS_SLOTS, pin_memory=True)
         if plan.kind is WindowKind.MEASURE and self.device.type == "cuda":
-            self._synchronize()
+            synchronize(self.device)
             # The peak of a measured window is its own: building the workload and warming up may need more.
             torch.cuda.reset_peak_memory_stats(self.device)
         steps_before, done, elapsed_s = self.step, 0, 0.0
@@ -170,19 +171,19 @@ class Loop:
     @contextmanager
     def window(self, kind: WindowKind) -> Iterator[Window]:
         """Record the block as a window; the device is idle at its edges. A reason set in it marks it as interrupted."""
-        self._synchronize()
+        synchronize(self.device)
         window = self.windows.open(kind)
         self._pending.clear()
         self._rows_written = 0
         try:
             yield window
-            self._synchronize()
+            synchronize(self.device)
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
             window.reason = type(error).__name__
             # A device in an error state can neither finish what was queued nor return losses.
             with suppress(RuntimeError):
-                self._synchronize()
+                synchronize(self.device)
             with suppress(RuntimeError):
                 self._close_window(window, Status.INTERRUPTED if interrupted else Status.FAILED)
             raise
@@ -265,10 +266,6 @@ class Loop:
         rate = done * self.workload.images_per_step / elapsed_s if elapsed_s > 0 else None
         total = plan.expected_total(steps_before, done, elapsed_s)
         self._on_progress(self.step, None if total is None else max(total, self.step), rate)
-
-    def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
 
 def allocator_peaks(device: torch.device) -> MemoryPeaks:

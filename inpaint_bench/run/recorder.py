@@ -19,6 +19,7 @@ import torch
 from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.records import MemoryPeaks, Window
 from inpaint_bench.core.schema import SCHEMAS, STEPS, Status, WindowKind, file_metadata, results_table
+from inpaint_bench.profiling.record import synchronize
 from inpaint_bench.telemetry.storage.background import saving_in_background
 from inpaint_bench.telemetry.storage.parts import PartWriter
 from inpaint_bench.workloads import Call, MeasuringWorkload
@@ -70,16 +71,16 @@ class RunRecorder:
     @contextmanager
     def window(self, kind: WindowKind) -> Iterator[str]:
         """Record the block as a window, and give its id; the device is idle at its edges."""
-        self._synchronize()
+        synchronize(self._device)
         self._window = window = self._windows.open(kind)
         try:
             yield window.window_id
-            self._synchronize()
+            synchronize(self._device)
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
             window.reason = type(error).__name__
             with suppress(RuntimeError):  # of a device in an error state
-                self._synchronize()
+                synchronize(self._device)
             self._windows.close(window, Status.INTERRUPTED if interrupted else Status.FAILED)
             raise
         else:
@@ -97,7 +98,7 @@ class RunRecorder:
         cuda = self._device.type == "cuda"
         events = None
         if cuda:
-            self._synchronize()
+            synchronize(self._device)
             if empty_cache:
                 torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self._device)
@@ -108,7 +109,7 @@ class RunRecorder:
         result = work()
         if events:
             events[1].record()
-        self._synchronize()
+        synchronize(self._device)
         end_ns = time.monotonic_ns()
         peaks = allocator_peaks(self._device) if cuda else MemoryPeaks()
         del result  # until here its memory counts
@@ -155,10 +156,6 @@ class RunRecorder:
             return torch.cuda.device_memory_used(self._device) / MIB
         except Exception:  # NVML has errors of its own; the call was measured all the same
             return None
-
-    def _synchronize(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
 
     def _close_parts(self) -> None:
         self._steps.close()

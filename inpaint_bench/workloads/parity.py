@@ -23,6 +23,7 @@ from inpaint_bench.core.records import Parity
 from inpaint_bench.models.components import StepComponents, unet_inputs
 from inpaint_bench.models.networks import LATENT_CHANNELS
 from inpaint_bench.models.optimizers import baseline_adamw
+from inpaint_bench.profiling.record import synchronize
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +57,7 @@ def compare(components: StepComponents, baseline: Results | None) -> tuple[Parit
     """Return the recipe's errors, and the seconds of its first pass (with compilation)."""
     start_s = time.monotonic()
     results = _run(components)
-    if components.device.type == "cuda":
-        torch.cuda.synchronize()
+    synchronize(components.device)
     seconds = time.monotonic() - start_s
     if baseline is None:
         return Parity(unavailable=f"the baseline does not fit on this GPU at {_size(components)} images"), seconds

@@ -27,6 +27,7 @@ from inpaint_bench.core.workloads._volumes import VolumeConfig
 from inpaint_bench.data import volumes as data
 from inpaint_bench.models.networks import DTYPES, FROZEN_SEED, set_fp32_precision
 from inpaint_bench.models.volume_unet import Diffusion, VolumeUNet
+from inpaint_bench.profiling.record import synchronize
 from inpaint_bench.quality import volumes as quality
 
 from . import Call, MeasuringWorkload, Recorder
@@ -120,8 +121,7 @@ class VolumeDiffusion(MeasuringWorkload):
         self.apply()
         start_s = time.monotonic()
         computed = results()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        synchronize(self.device)
         self.facts["compile_s"] = round(time.monotonic() - start_s, 3)
         if baseline is None:
             self.parity = Parity(unavailable=f"the baseline does not fit on this GPU at {self.images_per_step} volumes")
