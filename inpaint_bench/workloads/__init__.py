@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from inpaint_bench.core.config import BenchConfig
+    from inpaint_bench.core.config import BenchConfig, RecipeConfig
     from inpaint_bench.core.records import DataFacts, LeverReport, Parity
     from inpaint_bench.core.workloads import Result, WorkloadConfig
 
@@ -82,6 +82,11 @@ class Recorder(Protocol):
 
     def result(self, row: Result) -> None:
         """Write a row of results. It is on disk when the window closes."""
+
+
+def recipe_facts(recipe: RecipeConfig) -> dict[str, Any]:
+    """Return the workload facts that every workload takes from its recipe."""
+    return {name: getattr(recipe, name) for name in ("precision", "tf32", "channels_last", "cudnn_benchmark")}
 
 
 def measured_calls(config: WorkloadConfig) -> Iterator[tuple[int, float]]:

@@ -27,7 +27,7 @@ from inpaint_bench.models import denoisers
 from inpaint_bench.models.denoisers import Denoiser, TilePlan
 from inpaint_bench.models.networks import DTYPES, FROZEN_SEED, set_switches
 
-from . import Call, MeasuringWorkload, ProfiledCall, Recorder, measured_calls
+from . import Call, MeasuringWorkload, ProfiledCall, Recorder, measured_calls, recipe_facts
 from .batch_search import is_cuda_oom
 
 MIB = 2**20
@@ -52,11 +52,8 @@ class Denoisers(MeasuringWorkload):
         self.published_plan = tuple(config.channels) == _denoisers.CHANNELS
         counts = {name: sum(p.numel() for p in network.parameters()) for name, network in self.networks.items()}
         self.facts: dict[str, Any] = {
-            "precision": recipe.precision,
-            "tf32": recipe.tf32,
+            **recipe_facts(recipe),
             "fp32_precision": set_switches(recipe),
-            "channels_last": recipe.channels_last,
-            "cudnn_benchmark": torch.backends.cudnn.benchmark,
             "weights": None,
             "channels": list(config.channels),
             "parameters_by_network": counts,

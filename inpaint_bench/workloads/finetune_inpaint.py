@@ -29,7 +29,7 @@ from inpaint_bench.models.networks import Networks, build_run_networks, has_own_
 from inpaint_bench.models.optimizers import ADAMW
 from inpaint_bench.models.training_step import TrainingStep
 
-from . import ProfiledCall, TrainingWorkload, batch_search, evaluation, parity
+from . import ProfiledCall, TrainingWorkload, batch_search, evaluation, parity, recipe_facts
 
 log = logging.getLogger(__name__)
 
@@ -205,12 +205,10 @@ def _facts(step: TrainingStep) -> dict[str, Any]:
     encodes, text = 2 - (recipe.cache_image + recipe.cache_masked), not recipe.cache_text
     return {
         "resolution_px": bench.data.resolution_px,
+        **recipe_facts(recipe),
         "precision": recipe.precision if recipe.weights == "fp32" else "bf16",
         "weights_precision": recipe.weights,
-        "tf32": recipe.tf32,
         "fp32_precision": components.fp32_precision,
-        "channels_last": recipe.channels_last,
-        "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "weights": bench.model.weights,
         "own_shapes": has_own_shapes(bench.model.unet, networks.unet.config),
         "parameters": parameters["unet"],  # without the location encoder

@@ -61,23 +61,27 @@ def compare(components: StepComponents, baseline: Results | None) -> tuple[Parit
     seconds = time.monotonic() - start_s
     if baseline is None:
         return Parity(unavailable=f"the baseline does not fit on this GPU at {_size(components)} images"), seconds
-    errors: dict[str, Any] = {
-        "prediction_rel": _relative_error(baseline.prediction, results.prediction),
-        "loss_rel": _relative_error(baseline.loss, results.loss),
-        "gradient_rel": _relative_error(_flat(baseline.gradients.values()), _flat(results.gradients.values())),
+    errors = {
+        "prediction_rel": relative_error(baseline.prediction, results.prediction),
+        "loss_rel": relative_error(baseline.loss, results.loss),
+        "gradient_rel": relative_error(_flat(baseline.gradients.values()), _flat(results.gradients.values())),
         "update_rel": _update_error(components, baseline.gradients),
         "encoder_rel": None
         if results.moments is None or baseline.moments is None
-        else _relative_error(baseline.moments, results.moments),
+        else relative_error(baseline.moments, results.moments),
     }
+    return judge("baseline", errors), seconds
+
+
+def judge(reference: str, errors: dict[str, Any]) -> Parity:
+    """Return the errors against a reference, None where one was not measured, and whether any is too large."""
     # Not `error > TOLERANCE`: NaN compares false, and must count as far.
     far = {name: error for name, error in errors.items() if error is not None and not error <= TOLERANCE}
     if far:
         log.warning("this recipe does not compute what the baseline does: %s", far)
     not_finite = [name for name, error in far.items() if not math.isfinite(error)]
     # JSON has neither NaN nor infinity: such errors become None, and are named instead.
-    errors |= dict.fromkeys(not_finite)
-    return Parity(reference="baseline", **errors, far=bool(far), not_finite=not_finite), seconds
+    return Parity(reference=reference, **errors | dict.fromkeys(not_finite), far=bool(far), not_finite=not_finite)
 
 
 def _run(components: StepComponents) -> Results:
@@ -141,7 +145,8 @@ def _clear_gradients(components: StepComponents) -> None:
         torch.cuda.empty_cache()
 
 
-def _relative_error(a: Tensor, b: Tensor) -> float:
+def relative_error(a: Tensor, b: Tensor) -> float:
+    """Return |a - b| / |a|."""
     return float((a - b).norm() / a.norm())
 
 
@@ -161,4 +166,4 @@ def _update_error(components: StepComponents, gradients: dict[str, Tensor]) -> f
         for optimizer in make_optimizers(copies, 1e-3):
             optimizer.step()
         updates.append(_flat((copy - p).detach() for copy, p in zip(copies, parameters, strict=True)))
-    return _relative_error(updates[0], updates[1])
+    return relative_error(updates[0], updates[1])

@@ -43,7 +43,7 @@ from inpaint_bench.models.nhwc_unet import NhwcUNet
 from inpaint_bench.models.nhwc_vae import NhwcDecoder
 from inpaint_bench.models.samplers import Sampler
 
-from . import MeasuringWorkload, ProfiledCall, Recorder
+from . import MeasuringWorkload, ProfiledCall, Recorder, parity, recipe_facts
 
 T = TypeVar("T", bound="SdInference")
 MAX_PSNR_DB = 100.0
@@ -319,8 +319,7 @@ def build_as(kind: type[T], config: BenchConfig, device: torch.device) -> T:
     first_pass_s = time.monotonic() - first_s
     if reference is not None:
         workload.psnr_db = psnr_db(reference, images)
-        error = float((images - reference).norm() / reference.norm())
-        workload.parity = Parity(reference="baseline", prediction_rel=error)
+        workload.parity = Parity(reference="baseline", prediction_rel=parity.relative_error(reference, images))
     workload.facts = {
         **_facts(workload, parameters, parts),
         "compile_s": round(first_pass_s, 3) if config.recipe.compile != "none" else None,
@@ -371,11 +370,8 @@ def _facts(workload: SdInference, parameters: dict[str, int], parts: dict[str, i
     sampler = workload.config
     return {
         "resolution_px": bench.data.resolution_px,
-        "precision": recipe.precision,
+        **recipe_facts(recipe),
         "weights_precision": recipe.weights,
-        "tf32": recipe.tf32,
-        "channels_last": recipe.channels_last,
-        "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "weights": bench.model.weights,
         "own_shapes": has_own_shapes(bench.model.unet, workload.networks.unet.config),
         "parameters": parameters["unet"],
