@@ -50,6 +50,11 @@ MAX_MESSAGE = 160  # characters; a CUDA out-of-memory message has 500
 LONG_TABLE = 40  # rows above which a table is collapsed on the page and breaks over pages in LaTeX
 
 
+def cell(value: float | None) -> str:
+    """Return a number as tables print it, a dash for none."""
+    return DASH if value is None else number(value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """A table: its cells are text, of which an `Estimate` still knows its numbers."""

@@ -78,11 +78,16 @@ class Denoisers(MeasuringWorkload):
     def measure(self, recorder: Recorder) -> None:
         """Measure every case of every model in one window; warm-ups lie between the timed calls."""
         with torch.no_grad(), recorder.window(WindowKind.MEASURE) as self._window_id:
-            for name, network in self.networks.items():
-                network.to(self.device)
+            for name, network in self._resident_networks():
                 self._measure_model(recorder, name, network)
-                if self.config.models_resident == "one":
-                    network.to("cpu")
+
+    def _resident_networks(self) -> Iterator[tuple[str, Denoiser]]:
+        """Yield each network while it is on the device."""
+        for name, network in self.networks.items():
+            network.to(self.device)
+            yield name, network
+            if self.config.models_resident == "one":
+                network.to("cpu")
 
     def _measure_model(self, recorder: Recorder, name: str, network: Denoiser) -> None:
         raise NotImplementedError
@@ -90,11 +95,8 @@ class Denoisers(MeasuringWorkload):
     def profiled_calls(self) -> Iterator[ProfiledCall]:
         """Yield the last case of every model."""
         with torch.no_grad():
-            for name, network in self.networks.items():
-                network.to(self.device)
+            for name, network in self._resident_networks():
                 yield self._last_case(name, network)
-                if self.config.models_resident == "one":
-                    network.to("cpu")
 
     def _last_case(self, name: str, network: Denoiser) -> ProfiledCall:
         raise NotImplementedError

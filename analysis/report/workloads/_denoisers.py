@@ -11,8 +11,8 @@ import polars as pl
 from analysis.metrics.call_energy import MIN_UPDATES
 from analysis.report.figures import base, svg
 from analysis.report.figures.base import Figure
-from analysis.report.tables import DASH
-from analysis.units import gpu_label, number
+from analysis.report.tables import cell
+from analysis.units import gpu_label
 from inpaint_bench.core.workloads._denoisers import MODELS
 
 SOURCE = 'the page "GPU Performance Under the Hood" (benchmark_invprob_inference)'
@@ -141,11 +141,6 @@ def _series_text(row: dict[str, object], varying: Sequence[str]) -> str:
         }
         parts.append(texts.get(name, str(row[name])))
     return ", ".join(filter(None, parts))
-
-
-def cell(value: float | None) -> str:
-    """Return a number as tables print it, a dash for none."""
-    return DASH if value is None else number(value)
 
 
 def panels(

@@ -9,7 +9,7 @@ import polars as pl
 
 from analysis import published
 from analysis.report.tables import DASH, Table, TableBuilder
-from analysis.units import gpu_label, gpu_order, number
+from analysis.units import gpu_label, gpu_order
 
 SOURCE = "arXiv 2606.19365 (Ryoo et al., ICPE '26), its abstract; networks counted from Med-DDPM's public code"
 KEYS = ["site", "gpu", "model", "batch", "recipe", "precision", "variant", "comparability_key"]
@@ -59,11 +59,6 @@ def speedup(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         if plain and other["images_per_s"] and row["images_per_s"]:
             return f"{row['images_per_s'] / other['images_per_s']:.2f}"
     return DASH
-
-
-def cell(value: float | None) -> str:
-    """Return a number as tables print it, a dash for none."""
-    return DASH if value is None else number(value)
 
 
 def networks(build: TableBuilder, results: pl.DataFrame) -> Table:

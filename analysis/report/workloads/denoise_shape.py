@@ -5,10 +5,10 @@ from __future__ import annotations
 import polars as pl
 
 from analysis import published
-from analysis.report.tables import DASH, Table, TableBuilder
+from analysis.report.tables import DASH, Table, TableBuilder, cell
 
 from . import Section, _denoisers
-from ._denoisers import SETTING, cell
+from ._denoisers import SETTING
 
 KEYS = ["model", "series_px", "height_px", "width_px", "batch", "published_plan"]
 KEYS += ["branch", "calls", "tile_h_px", "tile_w_px"]

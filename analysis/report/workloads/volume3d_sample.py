@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import polars as pl
 
-from analysis.report.tables import TableBuilder
+from analysis.report.tables import TableBuilder, cell
 from inpaint_bench.core.schema import WindowKind
 
 from . import Section, _volumes
-from ._volumes import cell
 
 COLUMNS = ["GPU", "Site", "Network", "Batch", "Recipe", "Precision", "n", "Time [s]", "Speed-up", "Energy [J/volume]"]
 COLUMNS += ["VRAM peak [MiB]", "L1 to baseline", "MS-SSIM to baseline", "MS-SSIM to volume"]

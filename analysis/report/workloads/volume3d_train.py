@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import polars as pl
 
-from analysis.report.tables import TableBuilder
+from analysis.report.tables import TableBuilder, cell
 from inpaint_bench.core.console import pluralize
 
 from . import Section, _volumes
-from ._volumes import cell
 
 COLUMNS = ["GPU", "Site", "Network", "Batch", "Recipe", "Precision", "n", "Steps/s", "Speed-up", "Energy [J/step]"]
 COLUMNS += ["VRAM peak [MiB]", "Allocated peak [MiB]", "Validation L1", "MS-SSIM", "Prediction error", "Gradient error"]

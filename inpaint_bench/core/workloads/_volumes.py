@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.validation import one_of, within
 
-from . import WorkloadConfig
+from . import Result, WorkloadConfig
 
 if TYPE_CHECKING:
     from inpaint_bench.core.config import BenchConfig
@@ -90,3 +90,12 @@ class VolumeConfig(WorkloadConfig):
 
     def model(self, bench: BenchConfig) -> str:
         return f"{self.network} {'x'.join(map(str, self.sides))}"
+
+
+class VolumeResult(Result, kw_only=True):
+    """Columns that both have: what a call is of."""
+
+    network: str
+    depth: int
+    height: int
+    width: int

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.validation import file_path, within
 
-from . import Result as BaseResult
-from ._volumes import VolumeConfig
+from ._volumes import VolumeConfig, VolumeResult
 
 if TYPE_CHECKING:
     from inpaint_bench.core.config import BenchConfig
@@ -40,13 +39,9 @@ class Config(VolumeConfig):
         return f"{super().model(bench)}, {self.steps} steps"  # another number of steps is another amount of work
 
 
-class Result(BaseResult, kw_only=True):
+class Result(VolumeResult, kw_only=True):
     """One batch of volumes."""
 
-    network: str
-    depth: int
-    height: int
-    width: int
     sampler_steps: int
     total_ms: float
     finite: bool  # no voxel is NaN or infinite

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from inpaint_bench.core.validation import within
 
-from . import Result as BaseResult
-from ._volumes import VolumeConfig
+from ._volumes import VolumeConfig, VolumeResult
 
 if TYPE_CHECKING:
     from inpaint_bench.core.config import BenchConfig
@@ -32,13 +31,9 @@ class Config(VolumeConfig):
         return self.volumes, self.validation_volumes
 
 
-class Result(BaseResult, kw_only=True):
+class Result(VolumeResult, kw_only=True):
     """One training step. What is validated is the network after warmup_steps + measure_steps, however long it ran."""
 
-    network: str
-    depth: int
-    height: int
-    width: int
     parameters: int
     forward_tflop: float  # of one volume
     loss: float | None  # mean absolute error of the noise; None: not finite
