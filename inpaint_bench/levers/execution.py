@@ -171,6 +171,22 @@ class Accumulate(Lever):
         return Verification(calls or None, active, f"{calls} UNet passes in a step")
 
 
+def reset_compiler(device: torch.device) -> None:
+    """Forget what this process compiled: `read_compiler` is to count what follows."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    if device.type == "cpu":
+        # Seen with 2.13: with it, gradients of a UNet below its first skip are off by half on a CPU.
+        torch._inductor.config.layout_optimization = False
+
+
+def read_compiler() -> Verification:
+    """Return how many graphs torch.compile made."""
+    counters = torch._dynamo.utils.counters
+    graphs, breaks = int(counters["stats"]["unique_graphs"]), sum(counters["graph_break"].values())
+    return Verification({"graphs": graphs, "breaks": breaks}, graphs > 0, f"{graphs} graphs, {breaks} graph breaks")
+
+
 class Compile(Lever):
     """torch.compile of the UNet and the VAE's encoder, each one graph. The text encoder is 0.3 % of a step."""
 
@@ -192,12 +208,7 @@ class Compile(Lever):
         return None
 
     def apply(self, components: StepComponents) -> None:
-        # `verify` reads the counters: nothing that this process compiled before may be among them.
-        torch._dynamo.reset()
-        torch._dynamo.utils.counters.clear()
-        if components.device.type == "cpu":
-            # Seen with 2.13: with it, gradients of a UNet below its first skip are off by half on a CPU.
-            torch._inductor.config.layout_optimization = False
+        reset_compiler(components.device)
         # dynamic=False, because the shapes of a step never change within a run.
         options: dict[str, Any] = {"mode": components.recipe.compile, "dynamic": False}
         components.unet = torch.compile(components.networks.unet, **options)
@@ -205,10 +216,8 @@ class Compile(Lever):
             components.vae_encoder = torch.compile(components.networks.vae.encoder, **options)
 
     def verify(self, observed: StepObservation) -> Verification:
-        counters = torch._dynamo.utils.counters
-        graphs, breaks = int(counters["stats"]["unique_graphs"]), sum(counters["graph_break"].values())
-        text = f"{graphs} graphs, {breaks} graph breaks; {observed.count('triton')} Triton kernels in a step"
-        return Verification({"graphs": graphs, "breaks": breaks}, graphs > 0, text)
+        compiled = read_compiler()
+        return compiled._replace(evidence=f"{compiled.evidence}; {observed.count('triton')} Triton kernels in a step")
 
 
 class _InductorSwitch(Lever):

@@ -28,7 +28,7 @@ from inpaint_bench.core.workloads.sd_inference import Config, Result
 from inpaint_bench.data.samples import Batch, Samples
 from inpaint_bench.data.source import Source, open_source
 from inpaint_bench.kernels import dispatch
-from inpaint_bench.levers.execution import ATTENTION_BACKENDS
+from inpaint_bench.levers.execution import ATTENTION_BACKENDS, read_compiler, reset_compiler
 from inpaint_bench.models import flops
 from inpaint_bench.models.generation import CapturedStage, Generation, initial_noise
 from inpaint_bench.models.networks import (
@@ -242,8 +242,7 @@ class SdInference(MeasuringWorkload):
 
     def _compile(self, generation: Generation) -> None:
         recipe, networks = self.bench.recipe, self.networks
-        torch._dynamo.reset()
-        torch._dynamo.utils.counters.clear()
+        reset_compiler(self.device)
         options: dict[str, Any] = {"dynamic": False, "mode": recipe.compile}
         if recipe.compile == "tensorrt":
             import_module("torch_tensorrt")  # registers its backend
@@ -286,8 +285,7 @@ class SdInference(MeasuringWorkload):
         elif field == "attention" and recipe.attention == "flash4":
             active, evidence = bool(getattr(unet, "flash4", False)), "called by the channels-last UNet itself"
         elif field == "compile":
-            graphs = int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-            effective, active, evidence = {"graphs": graphs}, graphs > 0, "graphs that torch.compile made"
+            effective, active, evidence = read_compiler()
         elif field == "cuda_graph":
             active, evidence = self.pipeline.captured, "every stage is replayed, the whole sampling loop as one graph"
         return {"effective": effective, "active": active, "evidence": evidence}
