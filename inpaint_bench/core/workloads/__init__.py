@@ -33,10 +33,8 @@ class WorkloadConfig:
 
     not_in_variant: ClassVar[tuple[str, ...]] = ()
     data_kinds: ClassVar[tuple[str, ...]] = ("synthetic", "folder", "prepared")  # that it can read
-    levers: ClassVar[tuple[str, ...]] = ()  # fields of a recipe that it obeys, for `check_levers`
-    unet_channels: ClassVar[
-        tuple[int, ...]
-    ] = ()  # inputs that its UNet of Stable Diffusion may have; none: no such UNet
+    levers: ClassVar[tuple[str, ...]] = ()  # fields of a recipe that it obeys, for `check_standalone`
+    unet_channels: ClassVar[tuple[int, ...]] = ()  # inputs that its Stable Diffusion UNet may have; none: has no such
 
     name: str  # the name of its file, and of workload=
     module: str  # Python module with the workload
@@ -62,13 +60,17 @@ class WorkloadConfig:
     def check(self, bench: BenchConfig) -> None:
         """Raise UserError for keys of the whole configuration that this workload cannot use. Before submission."""
 
-    def check_levers(self, bench: BenchConfig) -> None:
-        """Raise UserError for levers of the recipe that this workload has no use for."""
+    def check_standalone(self, bench: BenchConfig) -> None:
+        """Raise UserError for what a workload with a network of its own has no use for."""
         from inpaint_bench.core import recipe  # which imports the configuration
 
         if unused := [name for key, name in recipe.levers(bench.recipe).items() if key not in self.levers]:
             use = ", ".join(self.levers)
             raise UserError(f"{', '.join(unused)}: workload={self.name} has no use for it; levers: {use}")
+        if bench.batch == "auto":
+            raise UserError(f"batch=auto: workload={self.name} does not search a batch; give a number")
+        if bench.model.weights:
+            raise UserError(f"model.weights: workload={self.name} has a network of its own")
 
     def model(self, bench: BenchConfig) -> str:
         """Return the name of the model in manifest and report."""

@@ -22,6 +22,7 @@ class DenoiserConfig(WorkloadConfig):
     """Memory and time of denoisers with random weights, as a published study measured them."""
 
     not_in_variant: ClassVar[tuple[str, ...]] = ("models", "channels")  # the model's name tells them
+    data_kinds: ClassVar[tuple[str, ...]] = ("synthetic",)
     levers: ClassVar[tuple[str, ...]] = ("precision", "tf32", "channels_last", "cudnn_benchmark")
 
     warmup_steps: int = within(0, 1000, 3)  # of each case
@@ -45,13 +46,9 @@ class DenoiserConfig(WorkloadConfig):
         if self.tile_px % 8 or 2 * self.overlap_px >= self.tile_px:
             values = f"workload.tile_px={self.tile_px}, overlap_px={self.overlap_px}"
             raise UserError(f"{values}: tile_px must be a multiple of 8 and more than twice overlap_px")
-        self.check_levers(bench)
-        if bench.batch == "auto":
-            raise UserError(f"batch=auto: workload={self.name} trains nothing; give a number")
+        self.check_standalone(bench)
         if bench.repeats == "auto":
             raise UserError(f"repeats=auto: workload={self.name} has no images/s to judge by; give a number")
-        if bench.model.weights or bench.data.kind != "synthetic":
-            raise UserError(f"model.weights and data: workload={self.name} has random weights and images of its own")
 
     def model(self, bench: BenchConfig) -> str:
         names = ", ".join(MODELS[name] for name in self.models)

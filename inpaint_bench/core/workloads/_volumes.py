@@ -80,13 +80,9 @@ class VolumeConfig(WorkloadConfig):
             raise UserError(
                 f"workload.volume={list(self.volume)}: must be three multiples of {multiple}, at most {MAX_SIDE}"
             )
-        self.check_levers(bench)
+        self.check_standalone(bench)
         if bench.recipe.precision == "fp16":
             raise UserError(f"recipe.precision=fp16: workload={self.name} takes fp32 or bf16")
-        if bench.batch == "auto":
-            raise UserError(f"batch=auto: workload={self.name} does not search a batch; give a number")
-        if bench.model.weights:
-            raise UserError(f"model.weights: workload={self.name} has a network of its own")
 
     def model(self, bench: BenchConfig) -> str:
         return f"{self.network} {'x'.join(map(str, self.sides))}"
