@@ -25,10 +25,10 @@ from .volumes import SLICES, VolumeDiffusion, ieee_ms_ssim, label_slices
 class VolumeSampling(VolumeDiffusion):
     """The workload `volume3d_sample`."""
 
+    config: volume3d_sample.Config
+
     def __init__(self, bench: BenchConfig, device: torch.device) -> None:
         super().__init__(bench, device)
-        assert isinstance(bench.workload, volume3d_sample.Config)
-        self.config = bench.workload
         self.network.eval().requires_grad_(False)
         if self.config.weights:
             self._load(expand_path(self.config.weights))

@@ -27,10 +27,10 @@ WEIGHTS = "weights.safetensors"
 class VolumeTraining(VolumeDiffusion):
     """The workload `volume3d_train`."""
 
+    config: volume3d_train.Config
+
     def __init__(self, bench: BenchConfig, device: torch.device) -> None:
         super().__init__(bench, device)
-        assert isinstance(bench.workload, volume3d_train.Config)
-        self.config = bench.workload
         self.micro_batches = bench.recipe.accumulate
         self.volumes, self.labels = (tensor.to(device) for tensor in self.read(held_out=False))
         self._held_out = self.read(held_out=True)  # now: a damaged file ends the run before its first step
@@ -100,7 +100,8 @@ class VolumeTraining(VolumeDiffusion):
         indices = torch.arange(self.images_per_step, device=self.device) % len(self.volumes)
         yield ProfiledCall(name="training step", work=lambda: self._train(indices, self.generator(0)))
 
-    def judge(self, recorder: Recorder) -> None:
+    def measure(self, recorder: Recorder) -> None:
+        super().measure(recorder)
         assert self._held is not None
         self.network.load_state_dict(self._trained)
         l1, similarity = self._validate()

@@ -8,7 +8,6 @@ recipe starts from the same weights, volumes and noise, and is compared with fp3
 from __future__ import annotations
 
 import gc
-import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,18 +19,17 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from inpaint_bench import levers
-from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.config import BenchConfig, RecipeConfig
 from inpaint_bench.core.records import LeverReport, Parity
-from inpaint_bench.core.schema import WindowKind
 from inpaint_bench.core.workloads._volumes import VolumeConfig
 from inpaint_bench.data import volumes as data
-from inpaint_bench.models.networks import DTYPES, FROZEN_SEED, set_fp32_precision
+from inpaint_bench.levers.execution import read_compiler, reset_compiler
+from inpaint_bench.models.networks import DTYPES, FROZEN_SEED, set_fp32_precision, set_switches
 from inpaint_bench.models.volume_unet import Diffusion, VolumeUNet
 from inpaint_bench.profiling.record import synchronize
 from inpaint_bench.quality import volumes as quality
 
-from . import Call, MeasuringWorkload, Recorder
-from .parity import TOLERANCE
+from . import Call, MeasuringWorkload, parity, recipe_facts
 
 SLICES = "slices.png"
 
@@ -39,18 +37,19 @@ SLICES = "slices.png"
 class VolumeDiffusion(MeasuringWorkload):
     """The network, its levers, its inputs, and the comparison of a recipe with the baseline."""
 
+    config: VolumeConfig
     uniform_steps = True
 
     def __init__(self, bench: BenchConfig, device: torch.device) -> None:
         config, recipe = bench.workload, bench.recipe
         assert isinstance(config, VolumeConfig)
-        self.bench, self.device, self.shape, self.sides = bench, device, config.shape, config.sides
+        self.bench, self.config, self.device = bench, config, device
+        self.shape, self.sides = config.shape, config.sides
         self.images_per_step = int(bench.batch)
         levers.require(bench, device)
         self.at_once = self.images_per_step // recipe.accumulate  # volumes in a micro-batch
         # The baseline first, from whose results the recipe's differences are measured.
-        set_fp32_precision(tf32=False)
-        torch.backends.cudnn.benchmark = False
+        set_switches(RecipeConfig())
         torch.manual_seed(FROZEN_SEED)
         self.network = VolumeUNet(self.shape).to(device)
         self.diffusion = Diffusion(config.diffusion_steps, device)
@@ -60,10 +59,7 @@ class VolumeDiffusion(MeasuringWorkload):
         self.flop = _forward_flop(config)
         self.source = data.open_volumes(bench.data, *config.volumes_needed(bench))
         self.facts: dict[str, Any] = {
-            "precision": recipe.precision,
-            "tf32": recipe.tf32,
-            "channels_last": recipe.channels_last,
-            "cudnn_benchmark": recipe.cudnn_benchmark,
+            **recipe_facts(recipe),
             "weights": None,
             "network": config.network,
             "volume": list(self.sides),
@@ -97,18 +93,13 @@ class VolumeDiffusion(MeasuringWorkload):
     def apply(self) -> None:
         """Change the baseline's network and switches into the recipe's."""
         recipe = self.bench.recipe
-        self.facts["fp32_precision"] = set_fp32_precision(tf32=recipe.tf32)
-        torch.backends.cudnn.benchmark = recipe.cudnn_benchmark
-        torch.backends.cudnn.benchmark_limit = recipe.cudnn_benchmark_limit
+        self.facts["fp32_precision"] = set_switches(recipe)
         self.autocast_dtype = None if recipe.precision == "fp32" else DTYPES[recipe.precision]
         if recipe.channels_last:
             self.memory_format = torch.channels_last_3d
             self.network.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
         if recipe.compile != "none":
-            torch._dynamo.reset()
-            torch._dynamo.utils.counters.clear()
-            if self.device.type == "cpu":  # see levers.execution.Compile
-                torch._inductor.config.layout_optimization = False
+            reset_compiler(self.device)
             self.forward = torch.compile(self.network, mode=recipe.compile, dynamic=False)
 
     def compare(self, results: Callable[[], dict[str, Tensor]]) -> None:
@@ -126,11 +117,8 @@ class VolumeDiffusion(MeasuringWorkload):
         if baseline is None:
             self.parity = Parity(unavailable=f"the baseline does not fit on this GPU at {self.images_per_step} volumes")
         else:
-            errors = {name: float((value - computed[name]).norm() / value.norm()) for name, value in baseline.items()}
-            far = [name for name, error in errors.items() if not error <= TOLERANCE]  # NaN too
-            not_finite = [name for name, error in errors.items() if not math.isfinite(error)]
-            known: dict[str, Any] = {name: error for name, error in errors.items() if name not in not_finite}
-            self.parity = Parity(reference="fp32 ieee, eager", far=bool(far), not_finite=not_finite, **known)
+            errors = {name: parity.relative_error(value, computed[name]) for name, value in baseline.items()}
+            self.parity = parity.judge("fp32 ieee, eager", errors)
         self._clear()
 
     def _clear(self) -> None:
@@ -141,32 +129,10 @@ class VolumeDiffusion(MeasuringWorkload):
 
     # --- measuring -------------------------------------------------------------------------------
 
-    def measure(self, recorder: Recorder) -> None:
-        config = self.bench.workload
-        if config.warmup_steps:
-            with recorder.window(WindowKind.WARMUP):
-                for _ in range(config.warmup_steps):
-                    self.step(recorder)
-        with recorder.window(WindowKind.MEASURE):
-            start_s, done = time.monotonic(), 0
-            while done < config.measure_steps or time.monotonic() - start_s < config.min_measure_s:
-                self.step(recorder)
-                done += 1
-        self.judge(recorder)
-
-    def step(self, recorder: Recorder) -> None:
-        """Make one timed call and write its row."""
-        raise NotImplementedError
-
-    def judge(self, recorder: Recorder) -> None:
-        """Write what is only known after the last window."""
-
     def row(self, call: Call) -> dict[str, Any]:
         """Return the columns that both results have."""
-        config = self.bench.workload
-        assert isinstance(config, VolumeConfig)
         depth, height, width = self.sides
-        sizes = {"network": config.network, "depth": depth, "height": height, "width": width}
+        sizes = {"network": self.config.network, "depth": depth, "height": height, "width": width}
         return {"window_id": call.window_id, "step": call.step, **sizes}
 
     # --- levers ----------------------------------------------------------------------------------
@@ -177,7 +143,8 @@ class VolumeDiffusion(MeasuringWorkload):
     def _read_back(self, field: str) -> dict[str, Any]:
         recipe = self.bench.recipe
         effective: Any = getattr(recipe, field)
-        active, evidence = True, "in the loop of the workload"
+        active: bool | None = True
+        evidence = "in the loop of the workload"
         if field == "precision":
             effective = "fp32" if self.autocast_dtype is None else recipe.precision
             active, evidence = effective == recipe.precision, "autocast around every call, or none for fp32"
@@ -192,10 +159,7 @@ class VolumeDiffusion(MeasuringWorkload):
             effective, active = round(count / total, 3), count > total / 2
             evidence = f"{count} of {total} convolution inputs are channels_last_3d in the eager network"
         elif field == "compile":
-            graphs = int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-            breaks = sum(torch._dynamo.utils.counters["graph_break"].values())
-            effective, active = {"graphs": graphs, "breaks": breaks}, graphs > 0
-            evidence = f"{graphs} graphs, {breaks} graph breaks"
+            effective, active, evidence = read_compiler()
         return {"effective": effective, "active": active, "evidence": evidence}
 
     def _channels_last_inputs(self) -> tuple[int, int]:
