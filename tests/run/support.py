@@ -48,6 +48,11 @@ def compose(*overrides: str) -> DictConfig:
         return hydra.compose("config", overrides=[*TINY, *overrides])
 
 
+def last_given(*overrides: str) -> list[str]:
+    """Overrides without those of a key that is given again: `launch` refuses a key that is given twice."""
+    return list({override.partition("=")[0]: override for override in overrides}.values())
+
+
 def bench(*overrides: str) -> BenchConfig:
     return parse_config(compose(*overrides))
 

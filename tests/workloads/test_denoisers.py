@@ -12,6 +12,7 @@ from analysis.report import report, workloads
 from analysis.report.tables import TableBuilder
 from inpaint_bench import launch
 from inpaint_bench.cli import app
+from tests.run.support import last_given
 
 SMALL = ["workload.channels=[4,8,8,8]", "workload.warmup_steps=1", "workload.measure_steps=2"]
 SHAPES = ["workload.height_px=64", "workload.width_min_px=64", "workload.width_max_px=136"]
@@ -23,7 +24,7 @@ def sweep(folder: Path, workload: str, *overrides: str) -> int:
     options = [f"workload={workload}", "gpu=h200", "wait=true", *SMALL, *KIND[workload]]
     # Of each case: together a few seconds, as telemetry needs to be checked.
     options += ["workload.min_measure_s=0.5", *overrides, f"hydra.sweep.dir={folder}"]
-    return launch.main(["-m", *options])
+    return launch.main(["-m", *last_given(*options)])
 
 
 def merged(folder: Path, tmp_path: Path) -> Path:

@@ -16,7 +16,7 @@ from inpaint_bench.core.config import QualityConfig
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.quality.judges import Judges
 from inpaint_bench.run import worker
-from tests.run.support import bench, compose
+from tests.run.support import bench, compose, last_given
 from tests.testbed import Bed
 
 TINY = ("workload=fid_clip", "model=tiny", "workload.steps=1", "workload.images=32", "batch=16", "data.num_images=40")
@@ -110,7 +110,7 @@ def test_a_sweep_over_guidance_runs_through_slurm_merge_and_report(
     enough_samples = ["workload.images=640", "data.num_images=650"]  # a few seconds
     overrides = [*TINY, *enough_samples, "profile=testbed", "gpu=h200", "data.resolution_px=32", "wait=true"]
     overrides.append("workload.guidance=2,4")
-    assert launch.main(["-m", *overrides, f'hydra.sweep.dir="{tmp_path}/sweep"']) == 0
+    assert launch.main(["-m", *last_given(*overrides), f'hydra.sweep.dir="{tmp_path}/sweep"']) == 0
     assert app.main(["merge", str(tmp_path / "sweep"), "-o", str(tmp_path / "ds")]) == 0
     assert app.main(["report", str(tmp_path / "ds"), "-o", str(tmp_path / "report")]) == 0
     text = (tmp_path / "report" / "report.md").read_text()

@@ -9,7 +9,7 @@ import pytest
 from inpaint_bench.cli import app
 from tests.data.support import prepared
 from tests.quality.support import listening
-from tests.run.support import photo
+from tests.run.support import last_given, photo
 
 HERE = ("gpu=cpu", "recipe=cpu", "model=tiny_inpaint", "telemetry=none", "site=local", "dry_run=true")
 
@@ -20,7 +20,7 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
     def launch(*overrides: str) -> str:
         folder = tmp_path / "sweep"
-        assert app.main(["launch", "-m", *HERE, "seed=0,1", f"hydra.sweep.dir={folder}", *overrides]) == 2
+        assert app.main(["launch", "-m", *last_given(*HERE, *overrides), "seed=0,1", f"hydra.sweep.dir={folder}"]) == 2
         assert not folder.exists()
         return capsys.readouterr().err
 
@@ -106,7 +106,7 @@ class TestWeights:
 
 
 def test_paths_of_another_site_are_not_looked_at_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sweep = [*HERE, "site=delta", "gpu=h200", "recipe=baseline", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    sweep = last_given(*HERE, "site=delta", "gpu=h200", "recipe=baseline", f"hydra.sweep.dir={tmp_path / 'sweep'}")
     paths = ["data=folder", "data.root=/scratch/photos", "model.weights=/scratch/sd"]
     assert app.main(["launch", "-m", *sweep, *paths]) == 0
     said = "data.root=/scratch/photos, model.weights=/scratch/sd: at delta, which this machine does not see"
