@@ -105,3 +105,9 @@ def launched(folder: Path) -> list[tuple[int, str, str]]:
     points = sorted(Ledger.open(folder).points().items())
     values = [(num, dict(override.split("=", 1) for override in record.overrides)) for num, record in points]
     return [(num, value["batch"], value["seed"]) for num, value in values]
+
+
+def planned_rows(text: str) -> list[list[str]]:
+    """Words of each point's row in a dry run: number, GPU, batch, overrides ..."""
+    rows = [line.split() for line in text.splitlines()]
+    return [row for row in rows if len(row) > 2 and row[0].isdigit() and row[1] in ("a40", "a100", "h200")]

@@ -16,7 +16,7 @@ from launchers.points.point import Point
 from launchers.sweep.ledger import Ledger
 from launchers.sweep.sweep_record import RunOrder
 from tests.launchers.submit.test_submit import sweep
-from tests.launchers.sweeps import launched
+from tests.launchers.sweeps import launched, planned_rows
 
 UNREACHABLE = ["gpu=h200", "profile=demo", "sites.delta.connect.method=slurm"]  # waits in a plan file: nothing runs
 
@@ -70,7 +70,7 @@ class TestRunOrder:
         assert sweep(tmp_path / "sweep", *overrides) == 0
         out = capsys.readouterr().out
         assert "4 cells, 2 repetitions, order_seed=3" in out
-        rows = [line.split() for line in out.splitlines() if " cpus=" in line]
+        rows = planned_rows(out)
         order = RunOrder(cells=4, repeats=2, seed=0, order_seed=3)
         cells = [(gpu, batch) for gpu in ("a40", "a100") for batch in ("8", "16")]
         shown = [(int(row[0]), (row[1], row[2]), row[3]) for row in rows]

@@ -8,6 +8,7 @@ import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
 from inpaint_bench import launch
+from tests.launchers.sweeps import planned_rows
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +27,7 @@ def test_hydra_composes_once_per_choice_of_groups(tmp_path, monkeypatch, capsys)
     )
     assert sweep(tmp_path, "gpu=a40,a100", "batch=1,2,3", "seed=range(0,5)", "dry_run=true") == 0
     assert sorted(composed) == [["gpu=a100"], ["gpu=a40"]]
-    rows = [line.split() for line in capsys.readouterr().out.splitlines() if " cpus=" in line]
+    rows = planned_rows(capsys.readouterr().out)
     assert [(int(row[0]), row[1], row[2]) for row in rows] == [
         (num, ("a40", "a100")[num // 15], str(num // 5 % 3 + 1)) for num in range(30)
     ]
@@ -50,8 +51,7 @@ def test_points_for_another_launcher_are_checked_before_the_first_runs(tmp_path,
 def test_study_adds_its_own_sweep(tmp_path, capsys):
     study = ["study=ladder", "study.levers=[tf32,channels_last]", "gpu=a40"]
     assert sweep(tmp_path, *study, "dry_run=true") == 0
-    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if " cpus=" in line]
-    assert rows == ["0", "1", "2"]
+    assert [row[0] for row in planned_rows(capsys.readouterr().out)] == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize("words", [["hydra/sweeper=basic"], []], ids=["Hydra's sweeper", "ours"])
