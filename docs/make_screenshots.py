@@ -36,9 +36,9 @@ class View:
 
 
 VIEWS = (
-    View(name="light", section="figures", scheme="light", width=1400, height=1500),
+    View(name="light", section="top", scheme="light", width=1400, height=1500),
     View(name="dark", section="timelines", scheme="dark", width=1400, height=1200),
-    View(name="narrow", section="quality", scheme="light", width=390, height=844, scale=2),
+    View(name="narrow", section="top", scheme="light", width=390, height=844, scale=2),
 )
 
 
