@@ -24,6 +24,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from . import recipe, workloads
 from .config import BenchConfig, DataConfig
 from .config_file import ConfigFileError, describe_type, read_config_file, read_config_text
+from .console import echo
 from .errors import UserError
 from .files import expand_path, read_json
 from .key_docs import key_elsewhere
@@ -101,8 +102,11 @@ def refuse_wrong_overrides(overrides: Sequence[str], folders: Iterable[Path], *,
         key = override.key_or_group
         first = given.setdefault(override.get_key_element().lstrip("+"), line)
         if first is not line:
-            several = f"; several values are swept with -m {key}=a,b" if first != line else ""
-            raise UserError(f"{key} is given twice, {first} and {line}; keep one of them{several}")
+            if key in groups:
+                several = f"; several values are swept with -m {key}=a,b" if first != line else ""
+                raise UserError(f"{key} is given twice, {first} and {line}; keep one of them{several}")
+            # Scripts append overrides to their own, and with Hydra the last one counts.
+            echo(f"{key} is given twice: {line} counts, {first} does not", error=True)
         value = override.value()
         if not multirun and override.is_sweep_override():
             raise UserError(
