@@ -21,7 +21,7 @@ MISTAKES = [
     ("launch -m site=Delta gpu=a40", "Did you mean delta?"),
     ("launch workload=inference gpu=h200", "Did you mean sd_inference?"),
     ("launch model=sd2", "model=sd2: no such choice; have: sd15, sd15_inpaint, tiny, tiny_inpaint"),
-    ("launch data=photos", "data=photos: no such choice; have: folder, prepared, synthetic"),
+    ("launch data=photos", "data=photos: no such choice; have: folder, nifti, prepared, synthetic"),
     ("launch telemetry=dcgm", "have: none, nvml, replay"),
     ("launch profile=demos", "Did you mean demo?"),
     ("launch -m study=ladder study.levers=[compiel] gpu=h200", "Did you mean compile?"),

@@ -259,10 +259,11 @@ class TestUsageErrors:
     def test_number_out_of_range_is_reported(
         self, weights: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        self.refused(
-            capsys, "--steps 0: must lie between 1 and 1000", weights, images, tmp_path / "out", "--steps", "0"
-        )
-        self.refused(capsys, "--seed -1: must not be negative", weights, images, tmp_path / "out", "--seed", "-1")
+        out = tmp_path / "out"
+        self.refused(capsys, "--steps 1001: must lie between 1 and 1000", weights, images, out, "--steps", "1001")
+        for option, number, least in (("--steps", "0", 1), ("--seed", "-1", 0)):
+            sentence = f"Invalid value for '{option}': Input should be greater than or equal to {least}"
+            self.refused(capsys, sentence, weights, images, out, option, number)
 
     def test_missing_cuda_device_is_reported(
         self, weights: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -240,7 +240,9 @@ def test_a_time_limit_that_was_computed_from_earlier_runs_here_holds_at_the_site
     replace_json(tmp_path / "earlier_runs" / "old" / "sweep.json", {})
     replace_json(tmp_path / "earlier_runs" / "old" / "0" / "attempt-1" / "manifest.json", earlier | took)
     assert launch.main(["-m", *requested, f"hydra.sweep.dir={tmp_path}/sweep"]) == 0
-    assert re.search(r"20 min +1 earlier run, 5 min at most .* 1 ", capsys.readouterr().out)
+    out = capsys.readouterr().out
+    assert re.search(r"20 min +1 earlier run, 5 min at most ", out)
+    assert re.search(r"h200 +2 +00 +1 ", out)  # of at most one service unit
     (job,) = queued_jobs(login_nodes, tmp_path / "sweep")
     assert login_nodes.bed.run("delta", "squeue", "-h", "-j", job, "-o", "%l").stdout.strip() == "20:00"
 
