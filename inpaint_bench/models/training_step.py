@@ -295,6 +295,6 @@ class CudaGraphStep:
         # Else every replay would draw the numbers of the capture again.
         graph.register_generator_state(self._generator)
         torch.cuda.synchronize()
-        with torch.cuda.graph(graph, stream=self._stream):
+        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             self._loss = self._step(self._batch)
         self._graph = graph
