@@ -12,7 +12,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from inpaint_bench.core.kernel_names import KernelClass
 from inpaint_bench.kernels.self_attention import unavailable_reason
 from inpaint_bench.models.components import StepComponents
-from inpaint_bench.models.networks import without_cudnn_attention
 
 from .base import Lever, Verification
 from .observe import GRAPH_LAUNCH, KERNEL_LAUNCH, channels_last_inputs, unet_kernels
@@ -273,7 +272,6 @@ class CudaGraph(Lever):
 
     def apply(self, components: StepComponents) -> None:
         components.cuda_graph = True
-        components.text_encoder = without_cudnn_attention()(components.text_encoder)
         make_optimizers = components.make_optimizers
 
         def make_capturable(*args: Any) -> list[torch.optim.Optimizer]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -217,21 +216,6 @@ def has_own_shapes(configured: dict[str, Any], loaded: Any) -> bool:
     """Tell whether loaded weights have other shapes than the model whose name the run carries."""
     names = ("block_out_channels", "layers_per_block", "cross_attention_dim")
     return any(json.dumps(loaded[name]) != json.dumps(configured[name]) for name in names if name in configured)
-
-
-@contextmanager
-def without_cudnn_attention() -> Iterator[None]:
-    """Keep scaled_dot_product_attention from cuDNN; as a decorator too.
-
-    For the text encoder in a CUDA graph: cuDNN's causal attention, after eager steps without an error, ended the
-    capture with "mha_graph.execute(...) false" (H200, torch 2.11).
-    """
-    enabled = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(enabled)
 
 
 def set_switches(recipe: RecipeConfig) -> dict[str, str]:

@@ -38,7 +38,6 @@ from inpaint_bench.models.networks import (
     build_run_networks,
     has_own_shapes,
     set_switches,
-    without_cudnn_attention,
 )
 from inpaint_bench.models.nhwc_unet import NhwcUNet
 from inpaint_bench.models.nhwc_vae import NhwcDecoder
@@ -92,8 +91,7 @@ class Pipeline:
         self.generation = generation
         self.captured = captured
         wrap: Callable[[Callable[..., Tensor]], Callable[..., Tensor]] = CapturedStage if captured else lambda f: f
-        encode_text = without_cudnn_attention()(generation.encode_text) if captured else generation.encode_text
-        self._text, self._image = wrap(encode_text), wrap(generation.encode_image)
+        self._text, self._image = wrap(generation.encode_text), wrap(generation.encode_image)
         self._sample, self._decode = wrap(generation.sample), wrap(generation.decode)
 
     def __call__(self, inputs: Inputs, clock: StageClock) -> Tensor:
