@@ -85,6 +85,7 @@ class SiteGpu(SiteBlock):
     request: str = one_of("gres", "gpus_per_node", "none", default="gres")
     gres: str | None = field(default=None, metadata=GRES)  # type in --gres=gpu:<type>:N; null: the model
     max_per_node: int = within(1, 64, 1)  # GPUs of this model in one node
+    max_nodes: int | None = within(1, 65536, None)  # nodes that one job of the partition may have; null: not known
     # longest time limit of the partition, in minutes or Slurm's formats
     max_minutes: Minutes = time_limit(1, 60 * 24 * 366, 60 * 24, unlimited=True)  # noqa: RUF009 (an immutable default)
     cpus_per_gpu: int = within(1, 512, 1)  # cores that a job requests for each GPU

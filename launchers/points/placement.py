@@ -66,6 +66,10 @@ def slurm_request(bench: BenchConfig, site: SiteConfig) -> SlurmRequest:
         raise UserError(f"nodes={bench.nodes}: site {site.name} is this machine alone")
     if bench.gpus > entry.max_per_node and not local:
         raise UserError(f"gpus={bench.gpus}: a node of {site.name} has {entry.max_per_node} {bench.gpu.name}")
+    if entry.max_nodes is not None and bench.nodes > entry.max_nodes and not local:
+        raise UserError(
+            f"nodes={bench.nodes}: a job in partition {entry.partition} of {site.name} may have {entry.max_nodes}"
+        )
     if bench.mem_gb is not None and bench.mem_gb > node_mem_gb(entry):
         raise UserError(
             f"mem_gb={bench.mem_gb}: a node with {bench.gpu.name} of {site.name} has {node_mem_gb(entry)} G for jobs"

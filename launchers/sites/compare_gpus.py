@@ -34,6 +34,7 @@ class GpuComparison:
             yield self._finding("request").compare(self._request_by_number)
         if self.entry.request != "none":  # else nothing is stated about nodes with GPUs
             yield self._finding("max_per_node").compare(lambda finding: finding.exactly(self.gpus_per_node))
+            yield self._finding("max_nodes").compare(self._max_nodes)
             yield self._finding("max_minutes").compare(self._max_minutes)
             yield self._finding("cpus_per_gpu").compare(self._cpus)
             yield self._finding("mem_gb_per_gpu").compare(self._memory)
@@ -134,6 +135,17 @@ class GpuComparison:
     def _no_such_gpu(self, finding: Finding) -> Finding:
         types = ", ".join(self.partition.gpu_types) or "no GPUs"
         return finding.differs(types, f"partition {self.partition.name} has no {self.model}")
+
+    def _max_nodes(self, max_nodes: Finding) -> Finding:
+        """Compare with the partition's own limit and how many of its nodes have the GPU; less is a choice."""
+        limit, present = self.partition.limit("MaxNodes"), len(self.fullest_nodes)
+        allowed = int(min(limit, present))
+        reported = f"{allowed} nodes" if limit > present else f"MaxNodes={allowed}"
+        if max_nodes.configured is None and math.isinf(limit):
+            return max_nodes.same("no limit")
+        if max_nodes.configured is not None and max_nodes.configured <= allowed:
+            return max_nodes.same(reported)
+        return max_nodes.differs(reported, "jobs of more nodes are refused", {max_nodes.key: allowed})
 
     def _max_minutes(self, max_minutes: Finding) -> Finding:
         """Compare with the shortest limit of the partition, its QOS and the job's QOS."""

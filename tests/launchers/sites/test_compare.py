@@ -94,6 +94,15 @@ def test_wrong_value_is_reported_with_its_correction(key: str, wrong: Any, right
     assert (finding.agreement, finding.configured, finding.corrections) == (DIFFERS, wrong, {key: right})
 
 
+def test_more_nodes_than_slurm_gives_a_job_differ():
+    key = "gpus.a100.max_nodes"
+    limited = {"partitions": PARTITIONS_22_05.replace("MaxNodes=UNLIMITED", "MaxNodes=1")}
+    assert [delta(**{key: number})[key].agreement for number in (None, 1, 2, 3)] == [SAME, SAME, SAME, DIFFERS]
+    assert delta(**{key: 3})[key].corrections == {key: 2}, "the partition has two nodes"
+    for number in (None, 2):
+        assert delta(limited, **{key: number})[key].corrections == {key: 1}
+
+
 def test_wrong_partition_does_not_hide_other_errors_of_the_gpu():
     wrong = delta(**{"gpus.a40.partition": "gpuA40x8", "gpus.a40.max_minutes": 9999, "gpus.a40.mem_gb_per_gpu": 999})
     assert wrong["gpus.a40.max_minutes"].corrections == {"gpus.a40.max_minutes": 2880}
