@@ -22,17 +22,13 @@ from inpaint_bench.core.kernel_names import IDLE
 from inpaint_bench.core.schema import KERNEL_COUNTERS, KERNEL_TIMES, Status
 
 from .figures import base
+from .profiles import COMPARED_WORK, kernel_rows
 from .tables import DASH, Table, TableBuilder
 from .workloads import Section
 
 MAX_RUNS, MAX_CHANGES = 6, 8
 MOST_KERNELS = 16
 MAX_NAME = 80  # characters of a kernel's name
-# Runs are compared where all of these are equal.
-_WORK = (
-    *("workload", "model", "variant", "site", "gpu", "gpus", "batch", "resolution_px", "demonstration"),
-    "comparability_key",
-)
 _PIPES = {
     "inst_fma": "FMA",
     "inst_alu": "ALU",
@@ -83,12 +79,13 @@ def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
     runs = [run for run in build.runs.to_dicts() if (_profile(run) or {}).get("profiler") == "ncu"]
     if not runs:
         return []
-    rows, times = (_rows(dataset, table) for table in (KERNEL_COUNTERS, KERNEL_TIMES))
-    counted = [found for run in runs if (found := _counted(run, rows, times))]
+    rows, times = (kernel_rows(dataset, table) for table in (KERNEL_COUNTERS, KERNEL_TIMES))
+    counted = [counts for run in runs if (counts := _counted(run, rows, times))]
     tables = [_change(build, index, *pair) for index, pair in enumerate(list(_pairs(counted))[:MAX_CHANGES])]
-    for index, each in enumerate(counted[:MAX_RUNS]):
-        tables += [table(build, index, each) for table in (_overview, _mix, _memory, _warps)]
-    problems = [sentence for run in runs for sentence in _problems(run, {each.run["run_id"] for each in counted})]
+    for index, counts in enumerate(counted[:MAX_RUNS]):
+        tables += [table(build, index, counts) for table in (_overview, _mix, _memory, _warps)]
+    run_ids = {counts.run["run_id"] for counts in counted}
+    problems = [sentence for run in runs for sentence in _problems(run, run_ids)]
     return [
         Section(
             title="Counters of the heaviest kernels",
@@ -111,11 +108,6 @@ def _problems(run: dict[str, Any], counted: set[str]) -> list[str]:
         reason = run["message"] or "its table of counters is missing or damaged, see skipped files"
         texts.append(f"Run {run['run_id']} has no counters: {reason}.")
     return texts
-
-
-def _rows(dataset: Dataset, table: str) -> pl.DataFrame:
-    rows = dataset.scan(table).drop("site", "gpu", "run").collect()
-    return rows.with_columns(pl.selectors.categorical().cast(pl.String))
 
 
 def _counted(run: dict[str, Any], rows: pl.DataFrame, times: pl.DataFrame) -> Counted | None:
@@ -151,11 +143,11 @@ def _mean(name: str, weight: str) -> pl.Expr:
 def _pairs(counted: list[Counted]) -> Iterable[tuple[Counted, Counted]]:
     """Yield which runs to compare: of the same work that with the most cycles with each of another recipe."""
 
-    def work(each: Counted) -> str:
-        return repr([each.run[name] for name in _WORK])
+    def work(counts: Counted) -> str:
+        return repr([counts.run[name] for name in COMPARED_WORK])
 
     for _, same_work in groupby(sorted(counted, key=work), key=work):
-        group = sorted(same_work, key=lambda each: -(each.kernels["sm_cycles"].sum() or 0))
+        group = sorted(same_work, key=lambda counts: -(counts.kernels["sm_cycles"].sum() or 0))
         yield from ((group[0], other) for other in group[1:] if other.recipe != group[0].recipe)
 
 

@@ -26,9 +26,9 @@ from .workloads import Section
 HEAVIEST = 10
 MAX_TABLES = 8  # of changes, and of heaviest kernels
 MAX_NAME = 100  # characters of a kernel's name
-# Profiles are compared where all of these are equal.
-_WORK = (
-    *("workload", "model", "site", "gpu", "gpus", "nodes", "batch"),
+# Profiles, and counters, are compared where all of these are equal.
+COMPARED_WORK = (
+    *("workload", "model", "variant", "site", "gpu", "gpus", "nodes", "batch"),
     *("resolution_px", "demonstration", "comparability_key"),
 )
 
@@ -110,10 +110,15 @@ def _problems(wanted: dict[str, dict[str, Any]], run_ids: set[str]) -> list[str]
     return texts
 
 
+def kernel_rows(dataset: Dataset, table: str) -> pl.DataFrame:
+    """Return a table of kernels, with run_id instead of the columns that tell where its files lie."""
+    rows = dataset.scan(table).drop("site", "gpu", "run").collect()
+    return rows.with_columns(pl.selectors.categorical().cast(pl.String))
+
+
 def _profiles(dataset: Dataset, build: TableBuilder) -> list[Profile]:
     """Return the profiles of every cell, in the order of the tables."""
-    rows = dataset.scan(KERNEL_TIMES).drop("site", "gpu", "run").collect()
-    rows = rows.with_columns(pl.selectors.categorical().cast(pl.String))
+    rows = kernel_rows(dataset, KERNEL_TIMES)
     # A dataset may come from elsewhere: a class that this version does not know counts as other.
     known = pl.col("kind").is_in(list(map(str, kernel_classes.STYLES)))
     rows = rows.with_columns(kind=pl.when(known).then("kind").otherwise(pl.lit("other")))
@@ -146,7 +151,7 @@ def _pairs(profiles: list[Profile]) -> list[tuple[Profile, Profile]]:
     """Return which profiles to compare: of the same work the slowest with each other one, and the two fastest."""
 
     def work(profile: Profile) -> str:
-        return repr([profile.cell[name] for name in _WORK])
+        return repr([profile.cell[name] for name in COMPARED_WORK])
 
     pairs = []
     measured = [profile for profile in profiles if profile.measured]

@@ -24,7 +24,7 @@ import torch
 from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.kernel_names import IDLE, classify
-from inpaint_bench.core.schema import KERNEL_COUNTERS, KERNEL_TIMES, PRODUCER, SCHEMA_VERSION, SCHEMAS
+from inpaint_bench.core.schema import KERNEL_COUNTERS, KERNEL_TIMES, SCHEMAS, file_metadata
 from inpaint_bench.profiling import counters, ncu
 from inpaint_bench.profiling.record import synchronize
 from inpaint_bench.telemetry.storage.parts import PartWriter
@@ -111,8 +111,7 @@ def _heaviest_call(run_dir: Path) -> tuple[str, list[tuple[str, float, int]]]:
 
 
 def _write(run_dir: Path, run_id: str, part_s: float, call: str, launches: list[counters.Launch]) -> None:
-    metadata = {"schema_version": str(SCHEMA_VERSION), "run_id": run_id, "producer": PRODUCER}
-    rows = PartWriter(run_dir / KERNEL_COUNTERS, SCHEMAS[KERNEL_COUNTERS], metadata, part_s)
+    rows = PartWriter(run_dir / KERNEL_COUNTERS, SCHEMAS[KERNEL_COUNTERS], file_metadata(run_id), part_s)
     for launch in launches:
         kind, detail = classify(launch.kernel)
         rows.append(
