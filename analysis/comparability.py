@@ -11,6 +11,7 @@ from typing import Any
 
 import polars as pl
 
+from analysis.units import scale_labels
 from inpaint_bench.core.errors import UserError
 
 # Runs that agree in these appear side by side: batches of one series, steps of one study.
@@ -91,8 +92,7 @@ def _value(attribute: str) -> pl.Expr:
 
 def _setting(row: dict[str, Any]) -> str:
     parts = [f"{row['gpu']} at {row['site']}"]
-    parts += [f"{row['gpus']} GPUs"] if (row["gpus"] or 1) > 1 else []
-    parts += [f"{row['nodes']} nodes"] if (row["nodes"] or 1) > 1 else []
+    parts += scale_labels(row["gpus"], row["nodes"])
     parts += [str(row[name]) for name in ("workload", "model", "variant") if row[name]]
     parts += [f"{row['resolution_px']} px"] if row["resolution_px"] else []
     return ", ".join(parts)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.schema import UNKNOWN
 
 
@@ -91,6 +92,12 @@ def runtime_heading(runs: pl.DataFrame) -> str:
 def gpu_label(gpu: str) -> str:
     """Return a GPU type in capitals."""
     return gpu if gpu in ("cpu", UNKNOWN) else gpu.upper()
+
+
+def scale_labels(gpus: int | None, nodes: int | None) -> list[str]:
+    """Return `8 GPUs` and `2 nodes`; nothing for one, which goes without saying."""
+    counts = ((gpus, "GPU"), (nodes, "node"))
+    return [pluralize(count, noun) for count, noun in counts if (count or 1) > 1 and count is not None]
 
 
 def gpu_order(gpu: str) -> tuple[str, int, str]:

@@ -15,7 +15,7 @@ from analysis import recipe_labels, seal
 from analysis.dataset import Dataset, open_dataset
 from analysis.metrics.run_row import is_unavailable
 from analysis.stats import agreement, study
-from analysis.stats.cells import WORK_KEYS, disagreement_note, is_distinguishable
+from analysis.stats.cells import disagreement_note, is_distinguishable, is_same_work
 from analysis.units import gpu_label, gpu_order, number
 from inpaint_bench.core import files
 from inpaint_bench.core.console import sanitize
@@ -120,7 +120,7 @@ def headline(build: TableBuilder) -> str:
     sentences = [f"{runs.filter('valid').height} of {runs.height} runs are valid."]
     cells = build.all_cells  # those of studies too: the fastest is the fastest
     # Among different kinds of work, a smaller model or image would always be the fastest.
-    comparable = cells.select(WORK_KEYS).n_unique() <= 1
+    comparable = is_same_work(cells)
     for metric, lower_is_better, label, unit in (
         ("images_per_s", False, "Fastest", "images/s"),
         ("joules_per_image", True, "Least energy", "J per image"),

@@ -115,7 +115,7 @@ def _row(study: Comparison, index: int) -> list[str]:
 def _gain_over_previous(study: Comparison, index: int) -> str:
     """Return the gain over the nearest earlier step that has runs, which is named if it is not the previous one."""
     step = study.steps[index]
-    previous = next((i for i in range(index - 1, -1, -1) if study.steps[i].runs), None)
+    previous = study.previous(index)
     if previous is None or not step.runs:
         return DASH
     reference = None if previous == index - 1 else study.steps[previous].label

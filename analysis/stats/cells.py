@@ -15,6 +15,7 @@ import polars as pl
 
 from analysis import recipe_labels
 from analysis.units import METRICS, gpu_label, gpu_order
+from inpaint_bench.core.console import pluralize
 
 from . import agreement
 from .intervals import MIN_DF, Gain, Observation, gain, mean_interval, pairing_key
@@ -52,6 +53,7 @@ _COVARIATES = {
     "flop_per_image": "figures of FLOP per image",
     "peak_tflops": "figures of peak FLOP/s",
 }
+_COUNTED = {"gpus": "GPU", "nodes": "node"}
 TIE_THRESHOLD = 0.02  # relative difference of means that counts where there are too few runs for an interval
 Cell = dict[str, Any]  # a row of `build_cells`
 
@@ -201,6 +203,11 @@ def is_distinguishable(better: Cell, other: Cell, metric: str, *, lower_is_bette
     return sign * (ratio.high if lower_is_better else ratio.low) > 0
 
 
+def is_same_work(cells: pl.DataFrame) -> bool:
+    """Return whether all cells do the same work, so that one of them may be called the fastest."""
+    return cells.select(WORK_KEYS).n_unique() <= 1
+
+
 def varying_keys(table: pl.DataFrame) -> list[str]:
     """Return the keys that differ between these cells; what is cached, only where the recipe does not tell it."""
     cached = table.group_by("recipe").agg(pl.col(CACHE_KEYS).n_unique() > 1).select(pl.col(CACHE_KEYS).any())
@@ -220,13 +227,13 @@ def key_text(row: Cell, name: str) -> str:
         return f"{value} not active" if value else ""
     if value is None:  # a model that has no variant, a workload that has no resolution
         return ""
-    text = {
-        "gpus": f"{row['gpus']} GPUs",
-        "nodes": f"{row['nodes']} nodes",
-        "demonstration": "demo" if row["demonstration"] else "real",
-    }
-    text |= {"resolution_px": f"{row['resolution_px']} px", "recipe": str(row[recipe_labels.COLUMN])}
-    return text.get(name, str(value))
+    if name in _COUNTED:
+        return pluralize(value, _COUNTED[name])
+    if name == "demonstration":
+        return "demo" if value else "real"
+    if name == "resolution_px":
+        return f"{value} px"
+    return str(row[recipe_labels.COLUMN] if name == "recipe" else value)
 
 
 def add_series(table: pl.DataFrame) -> pl.DataFrame:

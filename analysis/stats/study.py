@@ -16,7 +16,7 @@ import polars as pl
 
 from analysis.columns import PARITY
 from analysis.metrics.run_row import is_unavailable
-from analysis.units import gpu_label, gpu_order
+from analysis.units import gpu_label, gpu_order, scale_labels
 from inpaint_bench.core.recipe import STUDIES
 
 from . import agreement, cells
@@ -119,6 +119,10 @@ class Comparison:
     differences: str  # what its runs differ in, besides the recipe
     unmatched_runs: int  # runs of the study whose recipe is none of its steps
 
+    def previous(self, index: int) -> int | None:
+        """Return the nearest earlier step that has runs, None where there is none."""
+        return next((i for i in range(index - 1, -1, -1) if self.steps[i].runs), None)
+
 
 def step_gain(new: Step, old: Step, metric: str = "images_per_s") -> Gain | None:
     """Return new over old; pairs are runs of one card with one seed. None where the runs of either disagree."""
@@ -197,8 +201,7 @@ def _comparison(group: pl.DataFrame, index: int) -> Comparison:
         name = next((row["recipe"] for row in attempts if row["recipe"]), "+".join(parts).removeprefix("baseline+"))
         steps.append(Step(label=label, recipe=name, attempts=attempts, added=added[place]))
     workload = [first["model"] or "model unknown"]
-    workload += [f"{first['gpus']} GPUs"] if (first["gpus"] or 1) > 1 else []
-    workload += [f"{first['nodes']} nodes"] if (first["nodes"] or 1) > 1 else []
+    workload += scale_labels(first["gpus"], first["nodes"])
     workload += [f"{px} px" for px in group["resolution_px"].drop_nulls().head(1)]
     valid = group.filter("valid")
     # With what distinguishes these runs from others of this GPU and site, e.g. the driver version.

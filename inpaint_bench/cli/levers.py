@@ -7,9 +7,10 @@ from collections import defaultdict
 from pathlib import Path
 from textwrap import fill
 
+from inpaint_bench.core import recipe
 from inpaint_bench.core.console import console, echo
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.paths import ROOT, conf_dir
+from inpaint_bench.core.paths import ROOT
 
 RESULTS = "benchmarks/results"
 
@@ -19,8 +20,8 @@ def run_levers(datasets: list[Path], *, as_json: bool) -> None:
     chosen = datasets or sorted(path.parent for path in (ROOT / RESULTS).glob("*/runs.parquet"))
     seen = _effects(chosen)
     levers = [
-        {"name": path.stem, "description": _description(path), "seen": seen.get(path.stem, [])}
-        for path in sorted((conf_dir() / "recipe").glob("*.yaml"))
+        {"name": name, "description": _description(path), "seen": seen.get(name, [])}
+        for name, path in recipe.files().items()
     ]
     if as_json:
         echo(json.dumps(levers, indent=1))
@@ -47,17 +48,20 @@ def _description(path: Path) -> str:
 def _effects(datasets: list[Path]) -> dict[str, list[str]]:
     """Return by lever what each study shows about it; a step of several levers is told with each of them."""
     from analysis.dataset import open_dataset
-    from analysis.stats.study import LEAVE_ONE_OUT, comparisons, step_gain
+    from analysis.stats.study import LADDER, LEAVE_ONE_OUT, comparisons, step_gain
 
-    found: dict[str, list[str]] = defaultdict(list)
+    effects: dict[str, list[str]] = defaultdict(list)
     for folder in datasets:
         if not (folder / "runs.parquet").is_file():
             raise UserError(f"{folder}: is not a dataset that `merge` wrote")
         for study in comparisons(open_dataset(folder).runs):
             if study.kind == LEAVE_ONE_OUT:
                 continue
-            for number, step in enumerate(study.steps[1:], start=1):
-                before = study.steps[number - 1 if study.kind == "ladder" else 0]
+            for index, step in enumerate(study.steps[1:], start=1):
+                reference = study.previous(index) if study.kind == LADDER else 0
+                if reference is None:
+                    continue
+                before = study.steps[reference]
                 gain = step_gain(step, before)
                 if gain is None:
                     continue
@@ -68,6 +72,6 @@ def _effects(datasets: list[Path]) -> dict[str, list[str]]:
                 figures = f"{100 * gain.value:+.1f} % images/s ({interval}, n = {gain.n})"
                 text = f"{verdict}: {study.setting}: {figures} over {before.recipe}"
                 for lever in step.added:
-                    others = f", together with {'+'.join(o for o in step.added if o != lever)}"
-                    found[lever].append(text + (others if len(step.added) > 1 else ""))
-    return found
+                    others = "+".join(name for name in step.added if name != lever)
+                    effects[lever].append(text + (f", together with {others}" if others else ""))
+    return effects

@@ -43,6 +43,11 @@ _NAMES: dict[tuple[str, Any], str] = {
 FIELDS = tuple(spec.name for spec in fields(RecipeConfig) if spec.name not in ("name", "device"))
 
 
+def files() -> dict[str, Path]:
+    """Return the YAMLs of conf/recipe by name."""
+    return {path.stem: path for path in sorted((conf_dir() / "recipe").glob("*.yaml"))}
+
+
 def baseline(device: str) -> RecipeConfig:
     """Return the recipe that levers are counted from. On a CPU: no autocast, no loader processes."""
     if device == "cpu":
@@ -95,7 +100,7 @@ def name(recipe: RecipeConfig) -> str:
 @cache
 def _bundle(name: str) -> dict[str, Any]:
     """Return the levers in the YAML of this name; none where there is no such file, so that all of them are named."""
-    path = _files().get(name)
+    path = files().get(name)
     content = OmegaConf.to_container(OmegaConf.load(path)) if path else {}
     assert isinstance(content, dict)
     return {field: value for field, value in content.items() if field in FIELDS}
@@ -104,14 +109,9 @@ def _bundle(name: str) -> dict[str, Any]:
 @cache
 def is_lever(name: str) -> bool:
     """Return whether this YAML of conf/recipe sets one lever: no baseline, and no bundle with a name of its own."""
-    path = _files().get(name)
+    path = files().get(name)
     content: Any = OmegaConf.load(path) if path else {}
     return len(content) == 1 and next(iter(content)) in FIELDS
-
-
-def _files() -> dict[str, Path]:
-    """Return the YAMLs of conf/recipe by name."""
-    return {path.stem: path for path in sorted((conf_dir() / "recipe").glob("*.yaml"))}
 
 
 # --- studies: from a list of levers to a list of recipes ------------------------------------------
@@ -152,7 +152,7 @@ def sweep(study: str, base: str, steps: Sequence[str]) -> str:
     if not steps or len(set(steps)) < len(steps):
         raise UserError(f"study.levers={list(steps)}: name at least one lever, and none twice")
     for part in _parts(base, *steps):
-        known = FIELDS if "=" in part else tuple(_files())
+        known = FIELDS if "=" in part else tuple(files())
         key = part.partition("=")[0]
         if key not in known:
             guess = did_you_mean(key, known)
