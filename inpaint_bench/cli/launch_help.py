@@ -37,10 +37,10 @@ Options:
 def choices(folders: Sequence[Path]) -> dict[str, list[str]]:
     """Return the names that each group of configuration files offers."""
     files = {path for folder in folders for path in folder.glob("*/*.yaml")}
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for group, name in sorted({(path.parent.name, path.stem) for path in files}):
-        found.setdefault(group, []).append(name)
-    return found
+        names.setdefault(group, []).append(name)
+    return names
 
 
 def complete(words: Sequence[str], incomplete: str) -> list[str]:
@@ -53,28 +53,40 @@ def complete(words: Sequence[str], incomplete: str) -> list[str]:
         key, equals, value = words[-2], "=", incomplete
     elif words and incomplete == "=":
         key, equals, value = words[-1], "=", ""
-    offered = choices([conf_dir()])
-    blocks = groups()
     if not equals:
-        if "." in incomplete:
-            group = incomplete.partition(".")[0]
-            group = f"{WORKLOAD}=finetune_inpaint" if group == WORKLOAD else group
-            keys = [f"{key.path}=" for key in keys_of(group)] if group in blocks else []
-        else:
-            keys = [f"{key.path}=" for key in keys_of("")] + [f"{group}=" for group in offered]
-            keys += [f"{group.partition('=')[0]}." for group in blocks if group] * bool(incomplete)
-        flags = ["--multirun", "--dry-run", "--wait", "--config-dir", "--plan", "--help"]
-        return sorted({word for word in [*keys, *flags] if word.startswith(incomplete) and "<name>" not in word})
-    done, comma, last = value.rpartition(",")
-    names = offered.get(key, [])
-    if not names:
-        block = key.partition(".")[0] if "." in key else ""
-        found = next((each for each in keys_of(block) if each.path == key), None) if block in blocks else None
-        takes = found.values if found else ""
-        names = takes.removeprefix("one of ").split(", ") if takes.startswith("one of ") else []
-        names = ["true", "false"] if takes == "true or false" else names
+        return _complete_key(incomplete)
     prefix = f"{key}=" if "=" in incomplete and incomplete != "=" else ""
-    return [f"{prefix}{done}{comma}{name}" for name in names if name.startswith(last)]
+    return [f"{prefix}{text}" for text in _complete_value(key, value)]
+
+
+def _complete_key(incomplete: str) -> list[str]:
+    blocks = groups()
+    if "." in incomplete:
+        group = incomplete.partition(".")[0]
+        group = f"{WORKLOAD}=finetune_inpaint" if group == WORKLOAD else group
+        offered = [f"{key.path}=" for key in keys_of(group)] if group in blocks else []
+    else:
+        offered = [f"{key.path}=" for key in keys_of("")] + [f"{group}=" for group in choices([conf_dir()])]
+        offered += [f"{group.partition('=')[0]}." for group in blocks if group] * bool(incomplete)
+    offered += ["--multirun", "--dry-run", "--wait", "--config-dir", "--plan", "--help"]
+    return sorted({word for word in offered if word.startswith(incomplete) and "<name>" not in word})
+
+
+def _complete_value(name: str, value: str) -> list[str]:
+    """Return what can stand for the last of the comma-separated values, after those before it."""
+    before, comma, last = value.rpartition(",")
+    values = choices([conf_dir()]).get(name) or _values(name)
+    return [f"{before}{comma}{text}" for text in values if text.startswith(last)]
+
+
+def _values(name: str) -> list[str]:
+    """Return the values of a key that takes one of a few, else none."""
+    block = name.partition(".")[0] if "." in name else ""
+    keys = keys_of(block) if block in groups() else []
+    taken = next((key.values for key in keys if key.path == name), "")
+    if taken == "true or false":
+        return ["true", "false"]
+    return taken.removeprefix("one of ").split(", ") if taken.startswith("one of ") else []
 
 
 def print_help(words: Sequence[str], folders: Sequence[Path]) -> None:

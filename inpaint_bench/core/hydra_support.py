@@ -162,7 +162,9 @@ def explain(error: Exception, prefix: str = "") -> str:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         # Hydra gives the options of a group, but not where the choice is a list.
-        return no_such_choice(f"{group}={name}", error.options or [f.stem for f in (conf_dir() / group).glob("*.yaml")])
+        return no_such_choice(
+            f"{group}={name}", error.options or sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+        )
     if isinstance(error, OverrideParseException):
         return explain_override(str(error.override))
     message = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
