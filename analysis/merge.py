@@ -198,8 +198,8 @@ def _merge_run(task: _Task, out: Path, written: list[Path]) -> MergeOutcome:
     frames = {name: parts.to_polars(rows) for name, rows in tables.items()}
     for name, rows in frames.items():
         record.row_digests |= across_runs.row_digests(name, rows)
-    found = _run_files(run, run.sidecar, run.tables, [*record.file_skips, *record.row_skips])
-    row = run_row.summarise(manifest, run.windows, frames, found, telemetry)
+    run_files = _run_files(run, run.sidecar, run.tables, [*record.file_skips, *record.row_skips])
+    row = run_row.summarise(manifest, run.windows, frames, run_files, telemetry)
     row |= {"run_dir": folder, "content_hash": run.content_hash}
     if run.sample_grid:
         row["sample_grid"] = f"{SAMPLE_GRIDS}/{quote(run_id, safe='')}.png"

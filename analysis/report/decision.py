@@ -10,7 +10,7 @@ from typing import Any
 from analysis import recipe_labels, site_rates
 from analysis.stats import best_batch
 from analysis.stats.best_batch import BatchDecision
-from analysis.stats.cells import TIE_THRESHOLD, WORK_KEYS, Cell
+from analysis.stats.cells import TIE_THRESHOLD, Cell, is_same_work
 from analysis.units import gpu_order, number
 
 from .estimate import Estimate
@@ -58,8 +58,8 @@ def _table(
     build: TableBuilder, id: str, title: str, decisions: list[BatchDecision], runs: dict[str, dict[str, Any]]
 ) -> Table:
     units = {_unit(d.cell) for d in decisions}
-    each = [(d, [runs[run_id] for run_id in d.cell["run_ids"]]) for d in decisions]
-    rows = [_row(decision, own, unit_shown=len(units) > 1) for decision, own in each]
+    decided = [(d, [runs[run_id] for run_id in d.cell["run_ids"]]) for d in decisions]
+    rows = [_row(decision, own, unit_shown=len(units) > 1) for decision, own in decided]
     epochs = {size for d in decisions if (size := _epoch(runs[run_id] for run_id in d.cell["run_ids"]))}
     per_epoch = f"per epoch of {min(epochs):,}" if len(epochs) == 1 else "per epoch"
     columns = ["GPU and recipe", "Batch", "Images/s", f"kJ per {_IMAGES:,} images", f"kJ {per_epoch}"]
@@ -70,7 +70,7 @@ def _table(
     empty = [i for i, cells in enumerate(zip(*rows, strict=True)) if all(cell == DASH for cell in cells)]
     kept = [i for i in range(len(columns)) if i not in empty or not rows]
     # Among different kinds of work none is the fastest, as in the headline.
-    alike = build.all_cells.select(WORK_KEYS).n_unique() <= 1
+    alike = is_same_work(build.all_cells)
     fastest = max((d.fastest.cell["images_per_s"] for d in decisions if d.fastest and alike), default=None)
     return build.table(
         id,
@@ -104,9 +104,9 @@ def _row(decision: BatchDecision, runs: list[dict[str, Any]], *, unit_shown: boo
     count = f"{n} ({PROVISIONAL})" if n == 1 else str(n)
     next_run, reason = decision.next_run, decision.next_run_reason
     suggestion = f"{next_run}: {reason}" if next_run else f"none: {reason}"
-    words = [f"gpu={cell['gpu']}", f"batch={cell['batch']}"]
+    overrides = [f"gpu={cell['gpu']}", f"batch={cell['batch']}"]
     # Quoted: they are to be pasted into a shell, and a manifest may come from elsewhere.
-    pasted = shlex.join([*words, *recipe_labels.overrides(cell["recipe"], runs[0]["recipe_parts"])])
+    pasted = shlex.join([*overrides, *recipe_labels.overrides(cell["recipe"], runs[0]["recipe_parts"])])
     speed = mean_text(cell, "images_per_s")
     return [decision.series, batch, speed, *energy, *costs, count, suggestion, pasted]
 

@@ -137,7 +137,7 @@ def _run_entries(dataset: Dataset, out: Path) -> dict[str, dict[str, Any]]:
             for path in dataset.files(run["run_id"])
         }
         known = [(METRICS[name].heading, number(run[name])) for name in _RUN_FIGURES if run[name] is not None]
-        words = run["overrides"] or " ".join(recipe_labels.overrides(run["recipe"], run["recipe_parts"]))
-        more = {"links": links, "title": base.run_title(run), "figures": known, "words": words or DASH}
+        overrides = run["overrides"] or " ".join(recipe_labels.overrides(run["recipe"], run["recipe_parts"]))
+        more = {"links": links, "title": base.run_title(run), "figures": known, "overrides": overrides or DASH}
         entries[run["run_id"]] = run | more
     return entries

@@ -88,8 +88,6 @@ def restore_folder(options: Options) -> RestoreReport:
 
     Raises UserError for impossible options, unusable weights, and a folder without a usable image.
     """
-    if options.seed < 0:
-        raise UserError(f"--seed {options.seed}: must not be negative")
     images, out = options.images.absolute(), options.output.absolute()
     # Results among the images would be restored by the next run; a folder of results is replaced as a whole, and images
     # in it would be lost.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
+import nibabel
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -16,7 +17,6 @@ from inpaint_bench.core.workloads._volumes import SHAPES
 from inpaint_bench.data.nifti import NiftiFolder
 from inpaint_bench.data.volumes import synthetic
 
-nibabel = pytest.importorskip("nibabel")
 SIDES = (16, 16, 16)
 ARRAY = npt.NDArray[np.float64]
 

@@ -51,7 +51,6 @@ def test_recipes_see_the_same_volumes_and_are_validated_after_as_many_steps(tmp_
 
 
 def test_files_are_trained_on_and_sampled_from_with_the_same_volumes_held_out(tmp_path):
-    pytest.importorskip("nibabel")
     root = tmp_path / "volumes"
     options = ["workload=volume3d_train", "workload.network=tiny", "workload.volume=[20,16,16]"]
     assert (
