@@ -40,6 +40,7 @@ import pyarrow.parquet as pq
 from inpaint_bench.core import schema as contract
 from inpaint_bench.core.records import Device, Manifest, TelemetryState, Window, write_record
 from inpaint_bench.core.schema import Status, WindowKind
+from inpaint_bench.core.tables import SCHEMAS
 
 HZ, S = 10, 1_000_000_000
 UNIX0 = 1_790_000_000 * S
@@ -242,7 +243,7 @@ def make(root: Path, runs: int, samples: int, part_rows: int) -> list[Path]:
 
 def _write(folder: Path, table: str, rows: pa.Table, run_id: str, part_rows: int) -> None:
     folder.mkdir()
-    schema = contract.SCHEMAS[table]
+    schema = SCHEMAS[table]
     ids = pa.DictionaryArray.from_arrays(np.zeros(rows.num_rows, np.int32), [run_id])
     rows = pa.Table.from_arrays([ids, *rows.columns], schema=schema)
     kinds = {field.name: field.type for field in schema}
@@ -371,7 +372,7 @@ def _cell(gpu: str, batch: int, samples: int, rng: np.random.Generator) -> tuple
 def _table(table: str, columns: dict[str, Any]) -> pa.Table:
     """Return a table without its run id; scalars are repeated, missing columns are null."""
     rows = max(len(v) for v in columns.values() if isinstance(v, np.ndarray))
-    fields = list(contract.SCHEMAS[table])[1:]
+    fields = list(SCHEMAS[table])[1:]
     arrays = []
     for column in fields:
         value = columns.get(column.name)

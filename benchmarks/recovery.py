@@ -31,7 +31,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from inpaint_bench.core.schema import SCHEMAS
+from inpaint_bench.core.tables import SCHEMAS
 from inpaint_bench.telemetry.spec import SidecarSpec
 from inpaint_bench.telemetry.storage.parts import recover_run
 

@@ -27,7 +27,8 @@ from omegaconf import OmegaConf
 
 from inpaint_bench.core.files import replace_json
 from inpaint_bench.core.records import Manifest
-from inpaint_bench.core.schema import MANIFEST, SAMPLES_FAST, SCHEDULER, TELEMETRY
+from inpaint_bench.core.schema import MANIFEST, SCHEDULER, TELEMETRY
+from inpaint_bench.core.tables import SAMPLES_FAST
 from launchers.sweep.sweep_record import PointSpec
 from tests.launchers.sweeps import a_point, a_sweep, plan, submit
 

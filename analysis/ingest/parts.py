@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from inpaint_bench.core import schema as contract
+from inpaint_bench.core.tables import SCHEMAS
 
 from . import untrusted
 from .untrusted import LeftOutError, describe, path_text
@@ -96,7 +97,7 @@ def _part_version(schema: pa.Schema) -> int | str:
 
 def table_schema(table: str) -> pa.Schema:
     """Return the schema of a table with every column nullable, as readers of a dataset see it."""
-    return pa.schema([pa.field(f.name, f.type, nullable=True) for f in contract.SCHEMAS[table]])
+    return pa.schema([pa.field(f.name, f.type, nullable=True) for f in SCHEMAS[table]])
 
 
 def empty_frame(table: str) -> pl.DataFrame:
@@ -172,12 +173,12 @@ def _open_journal(path: Path, table: str, files: TableFiles) -> tuple[str, str] 
 
 
 def _row_bytes(table: str) -> int:
-    return sum(_TEXT_BYTES.get(f.name, 4 if pa.types.is_dictionary(f.type) else 8) for f in contract.SCHEMAS[table])
+    return sum(_TEXT_BYTES.get(f.name, 4 if pa.types.is_dictionary(f.type) else 8) for f in SCHEMAS[table])
 
 
 def _open_part(path: Path, table: str, files: TableFiles) -> tuple[str, str] | None:
     """Add a part to the files, or return the code and the reason why its footer makes it unusable."""
-    columns = contract.SCHEMAS[table]
+    columns = SCHEMAS[table]
     texts = [field.name for field in columns if pa.types.is_dictionary(field.type) or field.name in _TEXT_BYTES]
     try:
         # Whole: the digest, the footer and later the rows are then of the same bytes.
@@ -254,7 +255,7 @@ def _conform(rows: pa.Table, table: str) -> pa.Table:
         ):
             rows = rows.set_column(index, rows.field(index).name, _printable(column))
     rows = rows.cast(schema)
-    for kind in contract.SCHEMAS[table]:
+    for kind in SCHEMAS[table]:
         if not kind.nullable and rows[kind.name].null_count:
             raise ValueError(f"{rows[kind.name].null_count} rows without {kind.name}")
         if pa.types.is_floating(kind.type) and kind.name not in _ANY_NUMBER:

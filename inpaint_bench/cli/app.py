@@ -66,9 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _usage_error(error: Any) -> str:
-    """Return the parser's sentence, and what it leaves out: what a missing argument is, and a verb of another name."""
+    """Return the parser's sentence, and what it leaves out: what an argument is, and a verb of another name."""
     message: str = error.format_message()
-    if "Missing" in message and error.param:
+    if ("Missing" in message or "does not exist" in message) and error.param:
         return f"{message} {error.param.help}"
     word = next(iter(re.findall(r"No such command '(.*)'\.", message)), "")
     if word in _SYNONYMS:
@@ -222,7 +222,10 @@ def collect(
 
 @app.command(epilog=_examples("merge runs/grace runs/delta -o dataset"))
 def merge(
-    roots: Annotated[list[Path], Argument(metavar="ROOT", help="Folders with run directories at any depth.")],
+    roots: Annotated[
+        list[Path],
+        Argument(metavar="ROOT", exists=True, file_okay=False, help="Folders with run directories at any depth."),
+    ],
     output: Output,
     threads: Annotated[int | None, Option(metavar="N", help="Run directories to read at once.")] = None,
     allow_mixed: Annotated[str, Option(metavar="ATTRIBUTES", help="Keep runs that differ in these apart.")] = "",
@@ -243,7 +246,9 @@ def merge(
 
 @app.command(epilog=_examples("report dataset -o report"))
 def report(
-    dataset: Annotated[Path, Argument(metavar="DATASET", help="Folder that `merge` wrote.")],
+    dataset: Annotated[
+        Path, Argument(metavar="DATASET", exists=True, file_okay=False, help="Folder that `merge` wrote.")
+    ],
     output: Output,
     export: Annotated[str, Option(metavar="FORMATS", help="csv, latex, pdf, png, by commas; or all, none.")] = (
         "csv,latex,pdf"

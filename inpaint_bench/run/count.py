@@ -24,7 +24,8 @@ import torch
 from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.kernel_names import IDLE, classify
-from inpaint_bench.core.schema import KERNEL_COUNTERS, KERNEL_TIMES, SCHEMAS, file_metadata
+from inpaint_bench.core.schema import KERNEL_COUNTERS, KERNEL_TIMES, file_metadata
+from inpaint_bench.core.tables import SCHEMAS
 from inpaint_bench.profiling import counters, ncu
 from inpaint_bench.profiling.record import synchronize
 from inpaint_bench.telemetry.storage.parts import PartWriter

@@ -18,8 +18,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from omegaconf import DictConfig
 
 from inpaint_bench.core import recipe
@@ -205,6 +203,9 @@ def check_owner(run_dir: Path, run_id: str) -> None:
 
 def _owners(run_dir: Path) -> Iterator[tuple[Path, str]]:
     """Yield the manifest and one part of each table with the run id in them; unreadable files are left out."""
+    import pyarrow as pa  # slow to import, and the launcher imports this module without need of it
+    import pyarrow.parquet as pq
+
     with suppress(OSError, ValueError):
         # Not as a Manifest: one of another schema version has an owner too.
         manifest = read_json(run_dir / MANIFEST)

@@ -16,7 +16,8 @@ from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.kernel_names import IDLE
 from inpaint_bench.core.records import ProfileFacts
-from inpaint_bench.core.schema import KERNEL_TIMES, SCHEMAS, TRACES, file_metadata
+from inpaint_bench.core.schema import KERNEL_TIMES, TRACES, file_metadata
+from inpaint_bench.core.tables import SCHEMAS
 from inpaint_bench.profiling.kernel_times import idle_gaps, kernel_totals
 from inpaint_bench.profiling.record import record, synchronize
 from inpaint_bench.telemetry.storage.parts import PartWriter

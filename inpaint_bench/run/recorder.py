@@ -18,7 +18,8 @@ import torch
 
 from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.records import MemoryPeaks, Window
-from inpaint_bench.core.schema import SCHEMAS, STEPS, Status, WindowKind, file_metadata, results_table
+from inpaint_bench.core.schema import Status, WindowKind, file_metadata, results_table
+from inpaint_bench.core.tables import SCHEMAS, STEPS
 from inpaint_bench.profiling.record import synchronize
 from inpaint_bench.telemetry.storage.background import saving_in_background
 from inpaint_bench.telemetry.storage.parts import PartWriter

@@ -33,8 +33,9 @@ from inpaint_bench.core.records import (
     TelemetryState,
     to_record,
 )
-from inpaint_bench.core.schema import STEPS, Reason, Status, WindowKind, file_metadata
+from inpaint_bench.core.schema import Reason, Status, WindowKind, file_metadata
 from inpaint_bench.core.signals import StopSignal, Terminated, defer_signals, terminable
+from inpaint_bench.core.tables import STEPS
 
 from . import slurm_job
 from .leader import Leader, leading

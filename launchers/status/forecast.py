@@ -20,7 +20,6 @@ from typing import Any
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.records import ManifestHead, Window, read_record
 from inpaint_bench.core.schema import JOURNAL, WINDOWS, PointState, Status, WindowKind
-from inpaint_bench.telemetry.storage.parts import read_journal
 
 from .survey import PointStatus
 
@@ -210,6 +209,8 @@ def _recent_pace(run_dir: Path | None, windows: list[Window], now: float) -> tup
     path = run_dir / "steps" / JOURNAL if run_dir else None
     if path is None or path.is_symlink() or not path.is_file():
         return None
+    from inpaint_bench.telemetry.storage.parts import read_journal  # loads pyarrow, slow to import
+
     try:
         journal = read_journal(path)
         if journal is None or journal.table.num_rows < 2:

@@ -24,6 +24,7 @@ from analysis.ingest.run_dir import Run, read_run
 from inpaint_bench.core import schema as contract
 from inpaint_bench.core.recipe import STUDIES, split_choices
 from inpaint_bench.core.records import Manifest
+from inpaint_bench.core.tables import SCHEMAS
 
 S = 1_000_000_000
 UNIX0 = 1_790_000_000 * S
@@ -41,7 +42,7 @@ def unix_offset_ns(run_id: str) -> int:
 
 def write_part(folder: Path, table: str, columns: dict[str, Any], index: int = 0) -> Path:
     """Write one closed part; columns that are not given are null, scalars are repeated."""
-    schema = contract.SCHEMAS[table]
+    schema = SCHEMAS[table]
     rows = max(len(v) for v in columns.values() if isinstance(v, list | np.ndarray))
     arrays = []
     for field in schema:

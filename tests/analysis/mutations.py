@@ -32,6 +32,7 @@ from analysis.comparability import ATTRIBUTES
 from analysis.dataset import open_dataset
 from analysis.units import METRICS
 from inpaint_bench.core import schema
+from inpaint_bench.core.tables import SCHEMAS
 
 from . import real_run
 
@@ -258,9 +259,9 @@ def mutate_table(folder: Path, rng: random.Random) -> Mutation:
     parts = sorted((folder / table).iterdir())
     if len(parts) > 1 and rng.random() < 0.3:
         parts = [rng.choice(parts)]
-    name = rng.choice(schema.SCHEMAS[table].names)
-    other = rng.choice(schema.SCHEMAS[table].names)
-    by_text = pa.types.is_dictionary(schema.SCHEMAS[table].field(name).type) or name == "detail"
+    name = rng.choice(SCHEMAS[table].names)
+    other = rng.choice(SCHEMAS[table].names)
+    by_text = pa.types.is_dictionary(SCHEMAS[table].field(name).type) or name == "detail"
     kind = rng.choice(
         [*COLUMNS, *(TEXT_COLUMNS if by_text else NUMBER_COLUMNS), "removed", "renamed", "swapped", *ROWS]
     )
@@ -278,7 +279,7 @@ def mutate_table(folder: Path, rng: random.Random) -> Mutation:
         else:
             change = {**COLUMNS, **NUMBER_COLUMNS, **TEXT_COLUMNS}[kind]
             values = change(rows[name].to_pylist(), random.Random(chosen))
-            array = _column_of(values, schema.SCHEMAS[table].field(name).type, rows.num_rows)
+            array = _column_of(values, SCHEMAS[table].field(name).type, rows.num_rows)
             rows = rows.set_column(rows.schema.get_field_index(name), name, array)
         pq.write_table(rows, part, compression="zstd")
     return Mutation(file=table, field="" if kind in ROWS else name, kind=kind)

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from inpaint_bench.core import records, schema
+from inpaint_bench.core.tables import SAMPLES_GPM, SAMPLES_SLOW, SCHEMAS
 
 DATASET = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-21-h200-baseline"
 RUN_ID = "r-20261121T092412-fac72daf"
@@ -29,7 +30,7 @@ BETWEEN_RUNS_MJ = 500_000_000
 @cache
 def _recorded(table: str) -> pa.Table:
     (path,) = (DATASET / table).glob(f"*/*/run={RUN_ID}/part-*.parquet")
-    return pq.ParquetFile(path).read(columns=schema.SCHEMAS[table].names)
+    return pq.ParquetFile(path).read(columns=SCHEMAS[table].names)
 
 
 @cache
@@ -67,12 +68,12 @@ def columns_of(table: str, run_id: str, index: int) -> dict[str, Any]:
 
 def _counters() -> dict[str, Any]:
     """Return performance counters at the times of the slow samples, as a training of this size shows them."""
-    slow = {name: _recorded("samples_slow")[name].to_pylist()[1:] for name in schema.SAMPLES_SLOW.names[:8]}
+    slow = {name: _recorded("samples_slow")[name].to_pylist()[1:] for name in SAMPLES_SLOW.names[:8]}
     before = _recorded("samples_slow")["t_mono_ns"].to_pylist()[:-1]
     rng, rows = np.random.default_rng(0), len(before)
     means = {"sm_active_pct": 88.0, "sm_occupancy_pct": 55.0, "tensor_active_pct": 20.0, "dram_active_pct": 37.0}
     means |= {"pcie_tx_mib_s": 25.0, "pcie_rx_mib_s": 290.0}
-    columns: dict[str, Any] = {name: slow[name] for name in slow if name in schema.SAMPLES_GPM.names}
+    columns: dict[str, Any] = {name: slow[name] for name in slow if name in SAMPLES_GPM.names}
     columns["window_ms"] = [(end - start) / 1e6 for start, end in zip(before, slow["t_mono_ns"], strict=True)]
     columns |= {name: list(mean * rng.normal(1, 0.02, rows)) for name, mean in means.items()}
     return columns | {"nvlink_tx_mib_s": [0.0] * rows, "nvlink_rx_mib_s": [0.0] * rows, "nulls": [None] * rows}
@@ -87,7 +88,7 @@ def _events() -> dict[str, Any]:
 
 def write_table(path: Path, table: str, columns: dict[str, Any], run_id: str) -> None:
     """Write one part as the sidecar does, with its metadata."""
-    kind = schema.SCHEMAS[table]
+    kind = SCHEMAS[table]
     arrays = []
     for column in kind:
         is_text = pa.types.is_dictionary(column.type)

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from inpaint_bench.cli import app
 VERBS = ["prepare", "status", "rerun", "cancel", "collect", "merge", "report", "levers", "restore", "doctor"]
 SUBJECTS = [["doctor", "machine"], ["doctor", "site"], ["doctor", "gpu"], ["doctor", "probe-result"]]
 HEAVY = {"torch", "hydra", "diffusers", "polars", "pyarrow", "altair", "rich", "numpy"}
+NUMERICAL = {"torch", "numpy", "pyarrow", "polars"}
 
 
 @pytest.mark.parametrize("arguments", [[], *([verb] for verb in VERBS), *SUBJECTS])
@@ -30,6 +32,35 @@ def test_help_is_fast_and_imports_no_heavy_library(arguments: list[str]) -> None
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"Usage: inpaint-bench {' '.join(arguments)}".rstrip())
     assert time.monotonic() - start < 5  # 0.1 s on an idle machine
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--version",
+        "status nowhere",
+        "rerun nowhere",
+        "cancel nowhere",
+        "collect nowhere",
+        "merge nowhere -o dataset",
+        "report nowhere -o page",
+        "restore nowhere nowhere -o out",
+        "doctor site nowhere",
+        "launch gpu=nowhere",
+        "launch -m gpu=h200 batch=8,16 dry_run=true",
+        "launch --help data",
+    ],
+)
+def test_a_mistake_is_answered_and_a_sweep_planned_without_numerical_libraries(words: str, tmp_path: Path) -> None:
+    code = (
+        "import sys; from inpaint_bench.cli import app\n"
+        f"code = app.main({words.split()})\n"
+        "assert code == (2 if 'nowhere' in sys.argv[1] else 0), code\n"
+        f"heavy = {NUMERICAL} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, words], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_help_lists_every_verb_and_is_what_no_arguments_print(capsys: pytest.CaptureFixture[str]) -> None:

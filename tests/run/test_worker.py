@@ -22,7 +22,8 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_json as read_json_or_none
 from inpaint_bench.core.paths import ROOT
 from inpaint_bench.core.records import Manifest, read_record
-from inpaint_bench.core.schema import STEPS, Reason, Status
+from inpaint_bench.core.schema import Reason, Status
+from inpaint_bench.core.tables import STEPS
 from inpaint_bench.run import manifest, worker
 from inpaint_bench.run.manifest import new_run_id
 from inpaint_bench.workloads import finetune_inpaint

@@ -21,6 +21,7 @@ import inpaint_bench
 from inpaint_bench.core import schema
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import TelemetryReport, read_record
+from inpaint_bench.core.tables import SAMPLES_FAST, SAMPLES_SLOW
 from inpaint_bench.core.validation import check
 from inpaint_bench.telemetry.client import SidecarClient, SidecarError
 from inpaint_bench.telemetry.storage.parts import recover_run
@@ -55,8 +56,8 @@ class TestSampling:
         fast, slow = rows(tmp_path, "samples_fast"), rows(tmp_path, "samples_slow")
         assert 18 <= len(fast) <= 23
         assert 3 <= len(slow) <= 4
-        assert part_schema(tmp_path, "samples_fast").equals(schema.SAMPLES_FAST)
-        assert part_schema(tmp_path, "samples_slow").equals(schema.SAMPLES_SLOW)
+        assert part_schema(tmp_path, "samples_fast").equals(SAMPLES_FAST)
+        assert part_schema(tmp_path, "samples_slow").equals(SAMPLES_SLOW)
         assert fast["run_id"].unique().to_list() == ["r-test"]
         assert fast["power_instant_w"].null_count() == 0
         stream = report.streams["fast"]

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pynvml
 
 from inpaint_bench.core import schema
+from inpaint_bench.core.tables import SCHEMAS
 from inpaint_bench.telemetry.nvml.api import NEVER_SUPPORTED, FieldValue, Handle, Nvml, NvmlError, null_reason
 
 PROBES: Final = 3  # reads after which a sensor that was missing in all of them counts as absent
@@ -110,7 +111,7 @@ _UNSIGNED_COLUMNS: Final = frozenset(
     sensor.column
     for stream in STREAMS
     for sensor in stream.fields
-    if pa.types.is_unsigned_integer(schema.SCHEMAS[stream.table].field(sensor.column).type)
+    if pa.types.is_unsigned_integer(SCHEMAS[stream.table].field(sensor.column).type)
 )
 
 

@@ -249,7 +249,7 @@ def test_palette_has_enough_contrast_in_both_schemes() -> None:
     ("arguments", "message"),
     [
         (["merge", "{t}/nowhere", "-o", "{t}/ds"], "does not exist"),
-        (["merge", "{t}/file", "-o", "{t}/ds"], "is not a folder"),
+        (["merge", "{t}/file", "-o", "{t}/ds"], "is a file"),
         (["merge", "{t}/empty", "-o", "{t}/ds"], "No run directory below"),
         (["merge", "{t}/runs", "-o", "{t}/full"], "holds no dataset.json"),
         (["merge", "{t}/runs", "-o", "{t}/file"], "holds no dataset.json"),

@@ -7,7 +7,8 @@ import pytest
 
 from inpaint_bench.core.attempt_state import RunArtifacts, SchedulerState
 from inpaint_bench.core.records import ManifestHead, Progress
-from inpaint_bench.core.schema import STEPS, PointState, Status
+from inpaint_bench.core.schema import PointState, Status
+from inpaint_bench.core.tables import STEPS
 from inpaint_bench.telemetry.storage.parts import PartWriter
 from launchers.status.forecast import forecast_points, sweep_end
 from launchers.status.survey import AttemptStatus, PointStatus

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from inpaint_bench.core import schema
+from inpaint_bench.core.tables import SAMPLES_GPM
 from inpaint_bench.telemetry.devices import open_devices
 from inpaint_bench.telemetry.nvml.api import NvmlError
 from inpaint_bench.telemetry.nvml.real import RealNvml
@@ -166,7 +166,7 @@ def test_replayed_hopper_has_values_and_replayed_ampere_has_reasons(tmp_path: Pa
     time.sleep(1.6)  # the captures idle for 3 s, here 0.6
     reports = {name: sidecar.stop() for name, sidecar in runs.items()}
     hopper, ampere = (rows(tmp_path / name, "samples_gpm") for name in runs)
-    assert part_schema(tmp_path / "h200", "samples_gpm").equals(schema.SAMPLES_GPM)
+    assert part_schema(tmp_path / "h200", "samples_gpm").equals(SAMPLES_GPM)
     assert hopper["tick_seq"][0] == 1  # the first read has no window
     assert hopper["window_ms"].median() == pytest.approx(200, abs=5)
     assert hopper["sm_active_pct"][0] == 0

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from inpaint_bench.core.schema import SCHEMAS, Null
+from inpaint_bench.core.schema import Null
+from inpaint_bench.core.tables import SCHEMAS
 from inpaint_bench.telemetry.devices import open_devices
 from inpaint_bench.telemetry.nvml.api import gpu_uuid, null_reason
 from inpaint_bench.telemetry.nvml.real import QUERIES, RealNvml

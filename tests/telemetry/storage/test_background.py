@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from inpaint_bench.core import schema
+from inpaint_bench.core.tables import EVENTS, SCHEMAS
 from inpaint_bench.telemetry.storage.background import BackgroundSaver, saving_in_background
 from inpaint_bench.telemetry.storage.parts import PartWriter, read_journal
 from tests.telemetry.support import rows, wait_until
@@ -17,7 +18,7 @@ TABLES = ("samples_fast", "samples_slow", "samples_gpm", "events")
 
 
 def _writers(run_dir: Path) -> dict[str, PartWriter]:
-    return {t: PartWriter(run_dir / t, schema.SCHEMAS[t], {"run_id": "r-1"}, 60.0) for t in TABLES}
+    return {t: PartWriter(run_dir / t, SCHEMAS[t], {"run_id": "r-1"}, 60.0) for t in TABLES}
 
 
 def _add(writer: PartWriter, *seconds: int) -> None:
@@ -96,7 +97,7 @@ def test_disk_full_to_the_end_is_reported(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_background_thread_saves_rows_during_the_block(tmp_path: Path) -> None:
-    writer = PartWriter(tmp_path / "events", schema.EVENTS, {"run_id": "r-1"}, 60.0)
+    writer = PartWriter(tmp_path / "events", EVENTS, {"run_id": "r-1"}, 60.0)
     with saving_in_background(writer, 0.01):
         _add(writer, 1, 2)
         wait_until(lambda: writer._journal is not None and writer._journal._saved_bytes > 0)
@@ -110,7 +111,7 @@ def test_background_thread_saves_rows_during_the_block(tmp_path: Path) -> None:
 def test_failing_disk_is_logged_once_by_the_background_thread_and_no_row_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    writer = PartWriter(tmp_path / "events", schema.EVENTS, {"run_id": "r-1"}, 60.0)
+    writer = PartWriter(tmp_path / "events", EVENTS, {"run_id": "r-1"}, 60.0)
     attempts: list[float] = []
 
     def refuse(now_s: float) -> None:

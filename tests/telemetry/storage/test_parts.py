@@ -10,13 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from inpaint_bench.core import schema
+from inpaint_bench.core.tables import EVENTS, STEPS
 from inpaint_bench.telemetry.storage.parts import PartWriter, read_journal, recover_run
 from tests.telemetry.support import leftovers, rows
 
 
 def _writer(run_dir: Path, part_s: float = 10.0) -> PartWriter:
     metadata = {"run_id": "r-1", "producer": "test"}
-    return PartWriter(run_dir / "events", schema.EVENTS, metadata, part_s)
+    return PartWriter(run_dir / "events", EVENTS, metadata, part_s)
 
 
 def _add(writer: PartWriter, *seconds: int) -> None:
@@ -41,7 +42,7 @@ def test_part_is_one_row_group_with_schema_and_producer(tmp_path: Path) -> None:
     part = pq.ParquetFile(tmp_path / "events" / "part-000000.parquet")
     assert part.num_row_groups == 1
     assert part.metadata.row_group(0).column(1).compression == "ZSTD"
-    assert part.schema_arrow.equals(schema.EVENTS)
+    assert part.schema_arrow.equals(EVENTS)
     assert part.schema_arrow.metadata[b"producer"] == b"test"
     assert part.schema_arrow.metadata[b"schema_version"] == str(schema.SCHEMA_VERSION).encode()
     table = rows(tmp_path, "events")
@@ -177,11 +178,11 @@ def test_row_with_unknown_or_missing_column_is_refused(tmp_path: Path) -> None:
 
 
 def test_rows_of_the_steps_table_keep_their_types(tmp_path: Path) -> None:
-    writer = PartWriter(tmp_path / "steps", schema.STEPS, {"run_id": "r-1"}, 60.0)
+    writer = PartWriter(tmp_path / "steps", STEPS, {"run_id": "r-1"}, 60.0)
     times = {"t_start_mono_ns": 2**62, "t_end_mono_ns": 2**62 + 1, "data_wait_ns": 5}
     writer.append(window_id="w-1", step=0, **times, images=16, loss=0.5, lr=1e-5)
     writer.close()
     part = pq.read_table(next((tmp_path / "steps").glob("*.parquet")))
-    assert part.schema.equals(schema.STEPS)
+    assert part.schema.equals(STEPS)
     assert part["t_start_mono_ns"].to_pylist() == [2**62]
     assert part["device_ms"].null_count == 1

@@ -1,0 +1,154 @@
+"""Arrow schemas of the tables that a run writes.
+
+Column names carry their unit. A value that the hardware did not give is null, and the row's ``nulls`` column holds the
+reason; it is never zero and never another metric under this name.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+from .kernel_counters import METRICS
+from .schema import KERNEL_COUNTERS, KERNEL_TIMES, SCHEMA_VERSION, results_table
+from .workloads import Result, result_columns, results
+
+_DICT = pa.dictionary(pa.int32(), pa.string())
+
+
+def _table(*columns: tuple[str, pa.DataType, bool]) -> pa.Schema:
+    """Return the Arrow schema of a table, which begins with run_id."""
+    fields = [pa.field("run_id", _DICT, nullable=False)]
+    fields += [pa.field(name, kind, nullable=nullable) for name, kind, nullable in columns]
+    return pa.schema(fields, metadata={b"schema_version": str(SCHEMA_VERSION).encode()})
+
+
+_SAMPLE_HEAD = (
+    ("gpu_uuid", _DICT, False),
+    ("source", _DICT, False),  # nvml | replay:<capture>; samples_gpm also dcgm:<host:port>
+    ("tick_seq", pa.uint32(), False),
+    ("t_mono_ns", pa.int64(), False),  # CLOCK_MONOTONIC at the middle of the read
+    ("t_unix_ns", pa.int64(), False),
+    ("read_us", pa.float32(), False),  # how long the read took
+)
+_NULLS = ("nulls", _DICT, True)  # "column=reason;column=reason"; null if no value is missing
+
+# 10 Hz. gpu_util_pct: share of time with at least one kernel running; mem_active_pct: share of time memory
+# was read or written (neither bandwidth nor VRAM).
+SAMPLES_FAST: Final = _table(
+    *_SAMPLE_HEAD,
+    ("power_instant_w", pa.float32(), True),
+    ("power_avg1s_w", pa.float32(), True),
+    ("energy_mj", pa.uint64(), True),  # cumulative since the driver was loaded
+    ("gpu_util_pct", pa.float32(), True),
+    ("mem_active_pct", pa.float32(), True),
+    _NULLS,
+)
+
+# 1 Hz. Throttle counters are cumulative; VRAM "used" excludes "reserved" (memory info v2).
+SAMPLES_SLOW: Final = _table(
+    *_SAMPLE_HEAD,
+    ("sm_clock_mhz", pa.uint32(), True),
+    ("mem_clock_mhz", pa.uint32(), True),
+    ("throttle_reasons", pa.uint64(), True),
+    ("throttle_power_cap_ns", pa.uint64(), True),
+    ("throttle_sw_thermal_ns", pa.uint64(), True),
+    ("throttle_hw_thermal_ns", pa.uint64(), True),
+    ("throttle_power_brake_ns", pa.uint64(), True),
+    ("temp_gpu_c", pa.float32(), True),
+    ("temp_mem_c", pa.float32(), True),
+    ("power_mem_avg_w", pa.float32(), True),
+    ("vram_total_mib", pa.float32(), True),
+    ("vram_reserved_mib", pa.float32(), True),
+    ("vram_used_mib", pa.float32(), True),
+    ("vram_free_mib", pa.float32(), True),
+    _NULLS,
+)
+
+# 1 Hz, Hopper and later only (GPM). A value is the mean over the `window_ms` before the row's time; the first read has
+# no window and so no row. sm_active_pct: share of SMs with an active warp; sm_occupancy_pct: active warps per maximum;
+# tensor_active_pct: share of time with a tensor operation; dram_active_pct: share of peak bandwidth.
+# If a dcgm-exporter is configured and the card has no GPM, also rows with source dcgm:<host:port>: one whenever the
+# exporter has new values, tick_seq from 2^31. Their `window_ms` is a bound: the value is a mean over some part of it.
+# Their dram_active_pct is a share of memory cycles.
+SAMPLES_GPM: Final = _table(
+    *_SAMPLE_HEAD,
+    ("window_ms", pa.float32(), True),
+    ("sm_active_pct", pa.float32(), True),
+    ("sm_occupancy_pct", pa.float32(), True),
+    ("tensor_active_pct", pa.float32(), True),
+    ("dram_active_pct", pa.float32(), True),
+    ("pcie_tx_mib_s", pa.float32(), True),  # from the GPU
+    ("pcie_rx_mib_s", pa.float32(), True),
+    ("nvlink_tx_mib_s", pa.float32(), True),  # all links
+    ("nvlink_rx_mib_s", pa.float32(), True),
+    _NULLS,
+)
+
+STEPS: Final = _table(
+    ("window_id", _DICT, False),
+    ("step", pa.uint32(), False),
+    ("t_start_mono_ns", pa.int64(), False),  # host clock when the step's data was asked for
+    ("t_end_mono_ns", pa.int64(), False),  # host clock when its work was queued (no device sync)
+    ("data_wait_ns", pa.int64(), False),
+    ("device_ms", pa.float32(), True),  # CUDA events around the step; null on CPU
+    ("images", pa.uint32(), False),
+    ("loss", pa.float32(), True),
+    ("lr", pa.float32(), True),
+)
+
+# Kinds written by the sidecar: gpu_lost; nvml_broken (a read gave no value, once per GPU); nvml_fatal (sampling ended);
+# storage_failed, storage_recovered; ecc (new errors); co_tenant ("pid N name", once per process, at most 100 per GPU);
+# xid (its number, at most 100 per GPU); power_limit ("300 W to 250 W"); check_failed (why processes and power limit
+# could not be checked); dcgm (why the exporter's rows are null, once per cause).
+EVENTS: Final = _table(
+    ("t_mono_ns", pa.int64(), False),
+    ("t_unix_ns", pa.int64(), False),
+    ("kind", _DICT, False),
+    ("gpu_uuid", _DICT, True),
+    ("detail", pa.string(), True),
+)
+
+
+# A profiled call of the workload, after the measured windows: a row per kernel, the heaviest first (on a CPU per
+# operator), and on a GPU a row of kind "idle" whose launches are the gaps. No speed: the profiler slows a call down.
+_KERNEL_TIMES: Final = _table(
+    ("call", _DICT, False),  # "CUDA graph replay", "step", ...
+    ("measured", pa.bool_(), False),  # whether the windows ran this call, or another way to run the same
+    ("kind", _DICT, False),  # a KernelClass or "idle"
+    ("detail", _DICT, False),  # algorithm of a convolution, library, kind of copy; may be empty
+    ("kernel", _DICT, False),
+    ("launches", pa.int64(), False),
+    ("ms", pa.float64(), False),
+)
+
+# Hardware counters of one launch of a kernel, by Nsight Compute. The units are in core/kernel_counters.py.
+_KERNEL_COUNTERS: Final = _table(
+    ("call", _DICT, False),
+    ("launch", pa.int64(), False),  # in the order of those that were counted
+    ("kind", _DICT, False),
+    ("detail", _DICT, False),
+    ("kernel", _DICT, False),
+    ("grid", _DICT, False),  # "(132, 1, 1)"
+    ("block", _DICT, False),
+    *((name, pa.float64(), True) for name in METRICS),  # null: the chip does not have it
+)
+
+
+def _results(result: type[Result]) -> pa.Schema:
+    types: dict[type, pa.DataType] = {str: _DICT, int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+    columns = ((name, types[kind], nullable) for name, kind, nullable in result_columns(result))
+    return _table(*columns)
+
+
+SCHEMAS: Final[dict[str, pa.Schema]] = {
+    "samples_fast": SAMPLES_FAST,
+    "samples_slow": SAMPLES_SLOW,
+    "samples_gpm": SAMPLES_GPM,
+    "steps": STEPS,
+    "events": EVENTS,
+    KERNEL_TIMES: _KERNEL_TIMES,
+    KERNEL_COUNTERS: _KERNEL_COUNTERS,
+    **{results_table(name): _results(result) for name, result in results().items()},
+}
