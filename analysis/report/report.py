@@ -16,12 +16,25 @@ from analysis.dataset import Dataset, open_dataset
 from analysis.metrics.run_row import is_unavailable
 from analysis.stats import agreement, study
 from analysis.stats.cells import disagreement_note, is_distinguishable, is_same_work
+from analysis.stats.dataset_comparison import compare
 from analysis.units import gpu_label, gpu_order, number
 from inpaint_bench.core import files
 from inpaint_bench.core.console import sanitize
 from inpaint_bench.core.errors import UserError
 
-from . import counters, decision, export, page, poster, profiles, render, scaling, study_tables, workloads
+from . import (
+    counters,
+    dataset_comparison,
+    decision,
+    export,
+    page,
+    poster,
+    profiles,
+    render,
+    scaling,
+    study_tables,
+    workloads,
+)
 from .figures import overview
 from .tables import Table, TableBuilder
 
@@ -208,10 +221,12 @@ def write_report(
     terminal: bool = False,
     formats: Collection[str] = export.DEFAULT_FORMATS,
     accept_disagreement: bool = False,
+    compared_with: Path | None = None,
 ) -> Path:
     """Write the page and its files, print the tables if `terminal`, and return the path of the page.
 
-    `accept_disagreement` shows means of cells whose runs disagree (stats.agreement).
+    `accept_disagreement` shows means of cells whose runs disagree (stats.agreement). `compared_with` is an older
+    dataset, which the first section behind the figures compares this one with.
 
     Raises UserError if `out` cannot hold the report, or holds files that no report wrote.
     """
@@ -225,7 +240,13 @@ def write_report(
     previous = _previous_files(out)
     notes = seal.check(dataset.folder, dataset.metadata)
     build = TableBuilder(runs=dataset.runs, definitions_note=seal.definitions_note(dataset.metadata))
+    compared = []
+    if compared_with is not None:
+        old = open_dataset(compared_with)
+        notes += [f"{compared_with}: {note}" for note in seal.check(old.folder, old.metadata)]
+        compared = [dataset_comparison.section(build, compare(old.runs, dataset.runs), old, dataset)]
     report = make_report(dataset, build, notes)
+    report = replace(report, workloads=[*compared, *report.workloads])
     # Drawn and exported before the first file is removed: an error here leaves the older report.
     figures, missing = overview.draw(dataset, build.cells.filter(~pl.col("withheld")))
     missing += (

@@ -256,6 +256,9 @@ def report(
     accept_disagreement: Annotated[
         bool, Option("--accept-disagreement", help="Show means of cells whose runs disagree.")
     ] = False,
+    compare: Annotated[
+        Path | None, Option(metavar="OLD", help="Add a section that compares the dataset with this one.")
+    ] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Print a dataset's tables and write the report.
@@ -265,7 +268,32 @@ def report(
     """
     from .report import run_report
 
-    run_report(dataset, output, export=export, accept_disagreement=accept_disagreement, as_json=as_json)
+    run_report(
+        dataset, output, export=export, accept_disagreement=accept_disagreement, compare=compare, as_json=as_json
+    )
+
+
+@app.command(epilog=_examples("compare before after", "compare before after --fail-on 3%"))
+def compare(
+    old: Annotated[Path, Argument(metavar="OLD", help="Folder that `merge` wrote, to compare with.")],
+    new: Annotated[Path, Argument(metavar="NEW", help="Folder that `merge` wrote.")],
+    fail_on: Annotated[
+        str | None,
+        Option(
+            metavar="PERCENT",
+            help="Exit code 1 if a cell is worse by more, in images/s or J/image, or has no valid run in NEW.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, Option("--json", help="Print JSON instead of tables.")] = False,
+) -> int:
+    """Compare two datasets, cell by cell.
+
+    Cells that do the same work stand side by side, with what differs in their environments. A cell is worse if the whole 95 % interval of the ratio is, or the ratio itself where there are too few runs.
+    `report NEW --compare OLD` writes the same tables into the page.
+    """
+    from .compare import run_compare
+
+    return run_compare(old, new, fail_on=fail_on, as_json=as_json)
 
 
 @app.command(epilog=_examples("levers", "levers dataset --json"))

@@ -13,7 +13,7 @@ import pytest
 
 from inpaint_bench.cli import app
 
-VERBS = ["prepare", "status", "rerun", "cancel", "collect", "merge", "report", "levers", "restore", "doctor"]
+VERBS = ["prepare", "status", "rerun", "cancel", "collect", "merge", "report", "compare", "levers", "restore", "doctor"]
 SUBJECTS = [["doctor", "machine"], ["doctor", "site"], ["doctor", "gpu"], ["doctor", "probe-result"]]
 HEAVY = {"torch", "hydra", "diffusers", "polars", "pyarrow", "altair", "rich", "numpy"}
 NUMERICAL = {"torch", "numpy", "pyarrow", "polars"}

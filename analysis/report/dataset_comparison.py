@@ -1,0 +1,109 @@
+"""Tables of two datasets side by side: their cells, and what differs in their environments."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from analysis.dataset import Dataset
+from analysis.stats.dataset_comparison import METRICS, CellPair, DatasetComparison, Verdict, cell_name
+from analysis.units import METRICS as ALL_METRICS
+from analysis.units import number
+
+from .study_tables import METHOD, gain_text
+from .tables import DASH, Table, TableBuilder, mean_text
+from .workloads import Section
+
+_ENVIRONMENT = {
+    "site": "Site",
+    "node": "Node",
+    "gpu_name": "GPU name",
+    "gpu_uuid": "Card",
+    "power_limit_w": "Power limit [W]",
+    "driver": "Driver",
+    "torch": "torch",
+    "cuda": "CUDA",
+    "source": "Telemetry",
+    "code_version": "Code",
+    "data_identity": "Data set",
+    "config_hash": "Configuration",
+}
+_MOST_VALUES = 4  # of one fact and dataset
+
+
+def section(build: TableBuilder, comparison: DatasetComparison, old: Dataset, new: Dataset) -> Section:
+    """Return the section that compares a dataset with an older one."""
+    return Section(
+        title=f"Compared with {old.folder.name}",
+        workload="comparison",
+        paragraphs=[f"Old: {old.folder.name}, merged {old.metadata.get('merged_at')}. New: this dataset."],
+        tables=tables(build, comparison, old, new),
+    )
+
+
+def tables(
+    build: TableBuilder, comparison: DatasetComparison, old: Dataset, new: Dataset, tolerance: float | None = None
+) -> list[Table]:
+    """Return the table of the cells, and that of the environments where they differ."""
+    cells = _cells(build, comparison, tolerance)
+    environment = _environment(build, comparison, old, new)
+    return [cells, *([environment] if environment.rows else [])]
+
+
+def _cells(build: TableBuilder, comparison: DatasetComparison, tolerance: float | None) -> Table:
+    columns = ["Cell", "Batch", "Result", *(f"Change of {ALL_METRICS[metric].label.lower()}" for metric in METRICS)]
+    for metric in METRICS:
+        columns += [f"{ALL_METRICS[metric].heading}, {side}" for side in ("old", "new")]
+    rows = [_row(pair, tolerance) for pair in comparison.pairs]
+    limit = "" if tolerance is None else f" by more than {100 * tolerance:g} %"
+    notes = [
+        f"Worse, better: the whole interval of the ratio is{limit}, in images/s or in energy; where there are too few "
+        f"runs for an interval, the ratio of the means. {METHOD} Changes of energy are computed alike."
+    ]
+    for side, cells in (("old", comparison.only_old), ("new", comparison.only_new)):
+        names = ", ".join(map(cell_name, cells))
+        notes += [f"In the {side} dataset only: {names}."] if cells else []
+    strong = frozenset(i for i, row in enumerate(rows) if row[2].startswith(Verdict.WORSE))
+    return build.table(
+        "comparison", "Old and new dataset", columns, rows, note=" ".join(notes), key_columns=2, strong_rows=strong
+    )
+
+
+def _row(pair: CellPair, tolerance: float | None) -> list[str]:
+    changes = [gain_text(pair.gain(metric)) for metric in METRICS]
+    means = [mean_text(cell, metric) for metric in METRICS for cell in (pair.old, pair.new)]
+    return [pair.new["series"], str(pair.new["batch"]), _result(pair, tolerance), *changes, *means]
+
+
+def _result(pair: CellPair, tolerance: float | None) -> str:
+    """Return the worst verdict of the metrics, with the metric where the two differ."""
+    verdicts = {metric: pair.verdict(metric, tolerance) for metric in METRICS}
+    known = {metric: verdict for metric, verdict in verdicts.items() if verdict is not Verdict.UNKNOWN}
+    if not known:
+        return Verdict.UNKNOWN
+    metric, verdict = min(known.items(), key=lambda item: _ORDER.index(item[1]))
+    others = set(known.values()) - {verdict}
+    return f"{verdict} ({ALL_METRICS[metric].label.lower()})" if others else str(verdict)
+
+
+_ORDER = [Verdict.WORSE, Verdict.WORSE_BY_MEAN, Verdict.BETTER, Verdict.BETTER_BY_MEAN, Verdict.SIMILAR]
+
+
+def _environment(build: TableBuilder, comparison: DatasetComparison, old: Dataset, new: Dataset) -> Table:
+    """Return what the runs of the compared cells have in one dataset and not in the other."""
+    sides = [
+        dataset.runs.filter(pl.col("run_id").is_in([run for pair in comparison.pairs for run in cell(pair)["run_ids"]]))
+        for dataset, cell in ((old, lambda pair: pair.old), (new, lambda pair: pair.new))
+    ]
+    rows = []
+    for column, heading in _ENVIRONMENT.items():
+        values = [sorted(runs[column].drop_nulls().unique().to_list()) for runs in sides]
+        if values[0] != values[1]:
+            rows.append([heading, *(_values(side) for side in values)])
+    title = "What differs between the compared runs"
+    return build.table("comparison-environment", title, ["Fact", "Old", "New"], rows, key_columns=1)
+
+
+def _values(values: list[str | float]) -> str:
+    texts = [value if isinstance(value, str) else number(value) for value in values[:_MOST_VALUES]]
+    more = len(values) - len(texts)
+    return ", ".join([*texts, *([f"{more} more"] if more else [])]) or DASH

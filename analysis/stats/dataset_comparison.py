@@ -1,0 +1,118 @@
+"""Cells of two datasets that do the same work, and whether the newer dataset is worse.
+
+Cells belong together where all keys of a cell agree but the site and the environment, which are what may differ. Of
+several cells with such keys those of the same site belong together, and of one site those with the same environment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import polars as pl
+
+from . import cells
+from .cells import CELL_KEYS, TIE_THRESHOLD, Cell
+from .intervals import Gain
+
+METRICS = {"images_per_s": 1, "joules_per_image": -1}  # 1: more is better, -1: less is better
+_WORK_KEYS = [name for name in CELL_KEYS if name not in ("site", "comparability_key")]
+
+
+class Verdict(StrEnum):
+    """What a newer cell is beside the older one."""
+
+    WORSE = "worse"
+    WORSE_BY_MEAN = "worse, no interval"  # too few runs for one
+    BETTER = "better"
+    BETTER_BY_MEAN = "better, no interval"
+    SIMILAR = "no difference shown"
+    UNKNOWN = "not comparable"  # no value on a side, or its runs disagree
+
+
+FAILURES = (Verdict.WORSE, Verdict.WORSE_BY_MEAN, Verdict.UNKNOWN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellPair:
+    """A cell of the older dataset and the one of the newer dataset that does the same work."""
+
+    old: Cell
+    new: Cell
+
+    def gain(self, metric: str) -> Gain | None:
+        """Return new over old."""
+        return cells.compare(self.new, self.old, metric)
+
+    def verdict(self, metric: str, tolerance: float | None = None) -> Verdict:
+        """Return what the new cell is in this metric.
+
+        It is worse (better) if the whole interval is worse (better) than the old mean by more than `tolerance`, a
+        fraction. Without an interval the ratio of the means decides, by more than `TIE_THRESHOLD` if no tolerance is
+        given.
+        """
+        gain, sign = self.gain(metric), METRICS[metric]
+        if gain is None:
+            return Verdict.UNKNOWN
+        if gain.low is None or gain.high is None:
+            limit = TIE_THRESHOLD if tolerance is None else tolerance
+            if abs(gain.value) <= limit:
+                return Verdict.SIMILAR
+            return Verdict.BETTER_BY_MEAN if sign * gain.value > 0 else Verdict.WORSE_BY_MEAN
+        low, high = sorted((sign * gain.low, sign * gain.high))
+        if high < -(tolerance or 0):
+            return Verdict.WORSE
+        return Verdict.BETTER if low > (tolerance or 0) else Verdict.SIMILAR
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetComparison:
+    """The cells of two datasets, side by side."""
+
+    pairs: list[CellPair]
+    only_old: list[Cell]
+    only_new: list[Cell]
+
+    def failures(self, tolerance: float) -> list[str]:
+        """Return a sentence per cell that is worse by more than `tolerance`, or cannot be shown not to be."""
+        texts = [f"{cell_name(cell)}: no valid run in the new dataset" for cell in self.only_old]
+        for pair in self.pairs:
+            verdicts = {metric: pair.verdict(metric, tolerance) for metric in METRICS if _is_known(pair.old, metric)}
+            bad = (Verdict.WORSE, Verdict.WORSE_BY_MEAN, Verdict.UNKNOWN)
+            texts += [
+                f"{cell_name(pair.new)}: {metric} {verdict}" for metric, verdict in verdicts.items() if verdict in bad
+            ]
+        return texts
+
+
+def compare(old: pl.DataFrame, new: pl.DataFrame) -> DatasetComparison:
+    """Return the cells of two tables of runs side by side."""
+    labelled = [
+        cells.withhold_means(cells.build_cells(runs)).with_columns(dataset=pl.lit(name))
+        for name, runs in (("old", old), ("new", new))
+    ]
+    # Labels over both, so that equal cells have equal names and different ones different names.
+    table = cells.add_series(pl.concat(labelled, how="diagonal_relaxed"))
+    pairs, only_old, only_new = [], [], []
+    for same_work in table.partition_by(_WORK_KEYS, maintain_order=True):
+        olds, news = (same_work.filter(pl.col("dataset") == name).to_dicts() for name in ("old", "new"))
+        for keys in ((), ("site",), ("site", "comparability_key")):
+            for cell in list(olds):
+                partners = [other for other in news if all(other[key] == cell[key] for key in keys)]
+                rivals = [other for other in olds if all(other[key] == cell[key] for key in keys)]
+                if len(partners) == len(rivals) == 1:
+                    pairs.append(CellPair(old=cell, new=partners[0]))
+                    olds.remove(cell)
+                    news.remove(partners[0])
+        only_old += olds
+        only_new += news
+    return DatasetComparison(pairs=pairs, only_old=only_old, only_new=only_new)
+
+
+def cell_name(cell: Cell) -> str:
+    """Return what a cell is called in both datasets."""
+    return f"{cell['series']} batch {cell['batch']}"
+
+
+def _is_known(cell: Cell, metric: str) -> bool:
+    return cell[metric] is not None or bool(cell["withheld"])

@@ -1,0 +1,110 @@
+"""Two datasets side by side: what is worse, what is missing, and the exit code that a test of performance reads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from analysis import seal
+from inpaint_bench.cli import app
+from inpaint_bench.core.paths import ROOT
+
+MEASURED = ROOT / "benchmarks/results/2026-11-22-h200-finetune"
+
+
+@pytest.fixture
+def changed(tmp_path: Path) -> Callable[..., Path]:
+    """Return a function that copies the measured dataset and changes its table of runs."""
+
+    def copy(*expressions: pl.Expr, keep: pl.Expr | bool = True) -> Path:
+        folder = tmp_path / "changed"
+        shutil.copytree(MEASURED, folder)
+        runs = pl.read_parquet(folder / "runs.parquet")
+        runs.filter(keep).with_columns(*expressions).write_parquet(folder / "runs.parquet")
+        metadata = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
+        (folder / "dataset.json").write_text(json.dumps(seal.seal(metadata, folder)), encoding="utf-8")
+        return folder
+
+    return copy
+
+
+def scaled(column: str, factor: float, *, batch: int) -> pl.Expr:
+    rows = (pl.col("batch") == batch) & (pl.col("recipe") == "tuned_hopper")
+    return pl.when(rows).then(pl.col(column) * factor).otherwise(pl.col(column)).alias(column)
+
+
+def test_a_dataset_is_not_worse_than_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["compare", str(MEASURED), str(MEASURED), "--fail-on", "0%", "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["failures"] == []
+    assert [row["Result"] for row in content["tables"]["comparison"]] == ["no difference shown"] * 4
+    assert "comparison-environment" not in content["tables"]
+
+
+def test_planted_regression_of_one_cell_is_the_only_failure(
+    changed: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    worse = changed(scaled("images_per_s", 0.95, batch=32), pl.lit("999.99").alias("driver"))
+    assert app.main(["compare", str(MEASURED), str(worse), "--fail-on", "3%"]) == 1
+    out = capsys.readouterr().out
+    assert "1 failure with --fail-on 3%" in out
+    assert "tuned_hopper batch 32: images_per_s worse" in out
+    assert "batch 16: images_per_s" not in out
+    assert "999.99" in out
+    assert app.main(["compare", str(MEASURED), str(worse), "--fail-on", "6"]) == 0
+    assert app.main(["compare", str(MEASURED), str(worse)]) == 0
+
+
+def test_more_energy_is_a_failure_and_less_is_none(changed: Callable[..., Path]) -> None:
+    worse = changed(scaled("joules_per_image", 1.05, batch=4))
+    assert app.main(["compare", str(MEASURED), str(worse), "--fail-on", "3%"]) == 1
+    assert app.main(["compare", str(worse), str(MEASURED), "--fail-on", "3%"]) == 0
+
+
+def test_cell_without_a_valid_run_cannot_hide_a_regression(
+    changed: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fewer = changed(keep=pl.col("batch") != 4)
+    assert app.main(["compare", str(MEASURED), str(fewer), "--fail-on", "3%"]) == 1
+    assert "tuned_hopper batch 4: no valid run in the new dataset" in capsys.readouterr().out
+    assert app.main(["compare", str(fewer), str(MEASURED), "--fail-on", "3%"]) == 0
+
+
+def test_few_runs_are_compared_by_their_means(changed: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    single = changed(scaled("images_per_s", 0.9, batch=16), keep=pl.col("seed") == 1)
+    assert app.main(["compare", str(MEASURED), str(single), "--fail-on", "3%"]) == 1
+    assert "tuned_hopper batch 16: images_per_s worse, no interval" in capsys.readouterr().out
+
+
+def test_cells_of_another_site_are_compared_where_they_are_the_only_ones(changed: Callable[..., Path]) -> None:
+    elsewhere = changed(pl.lit("grace").alias("site"))
+    assert app.main(["compare", str(MEASURED), str(elsewhere), "--fail-on", "3%"]) == 0
+
+
+@pytest.mark.parametrize("percent", ["fast", "-1", "100%", "nan", ""])
+def test_percentage_that_is_none_is_refused(percent: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["compare", str(MEASURED), str(MEASURED), f"--fail-on={percent}"]) == 2
+    assert "is not a percentage from 0 to below 100, such as 3%" in capsys.readouterr().err
+
+
+def test_datasets_without_a_common_cell_are_refused(
+    changed: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = changed(pl.lit("a40").alias("gpu"))
+    assert app.main(["compare", str(MEASURED), str(other)]) == 2
+    assert "have no cell in common" in capsys.readouterr().err
+
+
+def test_report_has_the_comparison_as_a_section(changed: Callable[..., Path], tmp_path: Path) -> None:
+    worse = changed(scaled("images_per_s", 0.95, batch=32))
+    out = tmp_path / "report"
+    assert app.main(["report", str(worse), "-o", str(out), "--export", "csv", "--compare", str(MEASURED)]) == 0
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "Compared with 2026-11-22-h200-finetune" in page
+    rows = (out / "tables/comparison.csv").read_text(encoding="utf-8").splitlines()
+    assert [row for row in rows if "worse (images/s)" in row and ",32," in row]
