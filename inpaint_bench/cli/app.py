@@ -288,8 +288,9 @@ def compare(
 ) -> int:
     """Compare two datasets, cell by cell.
 
-    Cells that do the same work stand side by side, with what differs in their environments. A cell is worse if the whole 95 % interval of the ratio is, or the ratio itself where there are too few runs.
-    `report NEW --compare OLD` writes the same tables into the page.
+    Cells that do the same work stand side by side, with what differs in their environments. A cell is worse if the
+    whole 95 % interval of the ratio is, or the ratio itself where there are too few runs. `report NEW --compare OLD`
+    writes the same tables into the page.
     """
     from .compare import run_compare
 
