@@ -99,7 +99,12 @@ def _launch_plan(arguments: list[str]) -> None:
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help=folder)
     parser.add_argument("--dry-run", action="store_true", help="print the plan and write the scripts, submit nothing")
     parser.add_argument("--wait", action="store_true", help="return when all points have finished")
-    options = parser.parse_args(arguments)
+    options, others = parser.parse_known_args(arguments)
+    if others:
+        keys = (
+            "; a plan has the keys of its points: set them in the launch that writes it, or a site's in its file there"
+        )
+        raise UserError(f"{others[0]}: --plan takes no such argument{keys if '=' in others[0] else ''}")
     _refuse_another_users(options.plan)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     if options.plan.suffix == ".tar":

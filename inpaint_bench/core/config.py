@@ -336,6 +336,12 @@ def _check_config(bench: BenchConfig, known: Container[str] = ()) -> None:
     check(bench, known=known)
     if bench.data.kind in NEEDS_ROOT and not bench.data.root:
         raise UserError(f"data.root is empty: data={bench.data.kind} needs data.root=<{NEEDS_ROOT[bench.data.kind]}>")
+    if bench.data.kind not in NEEDS_ROOT and bench.data.root:
+        others = " or ".join(f"data={kind}" for kind in bench.workload.data_kinds if kind in NEEDS_ROOT)
+        right = f"add {others}" if others else "leave data.root out"
+        raise UserError(
+            f"data.root={bench.data.root}: data={bench.data.kind} makes its data and reads no folder; {right}"
+        )
     if bench.data.kind not in (kinds := bench.workload.data_kinds):
         raise UserError(f"data={bench.data.kind}: workload={bench.workload.name} takes {' or '.join(kinds)}")
     if bench.data.resolution_px % 8:  # the VAE's downscaling factor

@@ -209,6 +209,8 @@ def _explain_wrong_type(error: ValidationError, prefix: str) -> str:
     owner: Any = OmegaConf.get_type(error.parent_node) if isinstance(error.parent_node, DictConfig) else None
     value = re.match(r"Value '(.*?)' (of type|is not|could not)", message)
     specs = {spec.name: spec for spec in fields(owner)} if is_dataclass(owner) else {}
+    if error.key in specs and "is not a ListConfig, list or tuple" in message:
+        return f"{key}: must be {describe_type(owner, specs[str(error.key)])}"
     if not value or error.key not in specs:
         return f"{key}: {message}"
     needed = describe_type(owner, specs[str(error.key)])

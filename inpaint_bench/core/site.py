@@ -256,5 +256,5 @@ def check_account(site: SiteConfig) -> None:
     if account.value and account.pattern and not re.fullmatch(account.pattern, account.value):
         raise UserError(
             f"sites.{site.name}.account.value={account.value}: not an account of {site.name} "
-            f"(pattern {account.pattern}); `{account.how_to_list}` lists yours"
+            f"(pattern {account.pattern}); `{account.how_to_list}` at {site.name} lists yours"
         )

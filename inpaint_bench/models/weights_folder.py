@@ -99,7 +99,8 @@ def check_hub_id(given: str) -> None:
     target = given.rpartition("/")[2]
     raise UserError(
         f"model.weights={given}: no such folder, and a run downloads nothing. Of the Hugging Face hub, "
-        f"`hf download {given} --local-dir {target} --exclude '*.bin' '*.ckpt' '*.fp16.*'` downloads a model, and "
+        f"`hf download {given} --local-dir {target} --exclude '*.bin' --exclude '*.ckpt' --exclude '*.fp16.*'` "
+        f"downloads a model, and "
         f'`model.weights="$PWD/{target}"` names it'
     )
 

@@ -95,7 +95,7 @@ def missing_accounts(points: Sequence[Point]) -> list[str]:
     for site in (point.site for point in points):
         account, key = site.account, f"sites.{site.name}.account.value"
         if account.required and not account.value and site.connect.method != "local":
-            hint = f"{key}=... (pattern {account.pattern}); `{account.how_to_list}` lists yours"
+            hint = f"{key}=... (pattern {account.pattern}); `{account.how_to_list}` at {site.name} lists yours"
             sentences.append(f"{site.name} needs an account: {hint}")
     return list(dict.fromkeys(sentences))
 

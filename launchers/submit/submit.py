@@ -37,7 +37,7 @@ from launchers.sweep.ledger import Ledger, check_path, check_unused, job_name
 from launchers.sweep.secrets import find_secret
 from launchers.sweep.sweep_record import SweepRecord, save_multirun
 
-from .checks import check_accounts, check_points, check_queue
+from .checks import check_accounts, check_points, check_queue, missing_accounts
 from .preview import preview
 
 log = logging.getLogger(__name__)
@@ -119,6 +119,8 @@ class Submission:
         if deferred := sum(not point.reachable for point in points):
             submitted = f"{len(points) - deferred} of {len(points)} points submitted"
             log.info(f"{submitted}, {deferred} wait in plan files in {self.folder}")
+            for message in missing_accounts([point for point in points if not point.reachable]):
+                log.info(f"{message}; it can also stand in the site's file there")
         # Local points have ended by now: waiting for them costs nothing and prints their table.
         all_local = all(group.site.connect.method == "local" for group in groups)
         if groups and (self.wait_for_jobs or all_local):

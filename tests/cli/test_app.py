@@ -89,7 +89,7 @@ def test_version_is_printed_with_the_commit(capsys: pytest.CaptureFixture[str]) 
         (["status", "runs", "--point", "first"], "Invalid value for '--point'"),
         (["status", "runs", "--json", "--cost"], "--json and --cost cannot be combined"),
         (["collect", "runs", "--into", "a", "--export", "b"], "--export and --into cannot be combined"),
-        (["merge", "runs"], "Missing option '-o' / '--output'."),
+        (["merge", "."], "Missing option '-o' / '--output'."),
         (["restore", "a", "b", "-o", "c", "--mask-kind", "fog"], "'fog' is not one of 'sd', 'disaster'"),
         (["restore", "a", "b", "-o", "c", "--seed", "-1"], "Invalid value for '--seed'"),
         (["prepare", "--verify", "dataset", "data=synthetic"], "--verify dataset: takes no configuration"),

@@ -54,6 +54,11 @@ MISTAKES = [
     ("launch -m gpu=a40 dry_run=maybe", "dry_run=maybe: must be true or false"),
     ("launch -m gpu=a40 sites.delta.account.value=foo", "not an account of delta"),
     ("launch -m gpu=a40 data=folder", "data.root is empty"),
+    (
+        "launch gpu=a40 data.root=empty",
+        "data.root=empty: data=synthetic makes its data and reads no folder; add data=f",
+    ),
+    ("launch -m gpu=a40 workload=denoise_shape data.root=empty", "reads no folder; leave data.root out"),
     ("launch -m gpu=a40 data.resolution_px=512px", "must be an integer between 32 and 4,096"),
     ("launch -m gpu=a40 name=a/b", "must be a name without /"),
     ("launch -m gpu=a40 'out=${nowhere}'", "${nowhere}: no such key"),
@@ -72,6 +77,10 @@ MISTAKES = [
     ("launch -m gpu=a40 gpu=a100", "gpu is given twice, gpu=a40 and gpu=a100; keep one of them"),
     ("launch --config-dir /nowhere gpu=a40", "--config-dir /nowhere: no such folder"),
     ("launch --plan plan.nowhere.yaml", "plan.nowhere.yaml: No such file"),
+    (
+        "launch --plan plan.delta.yaml sites.delta.account.value=bbxx-delta-gpu",
+        "--plan takes no such argument; a plan has",
+    ),
     ("launch help", "`inpaint-bench launch --help`"),
     # verbs and their arguments
     ("lauch -m gpu=a40", "Did you mean 'launch'?"),
@@ -89,6 +98,12 @@ MISTAKES = [
     ("restore empty nowhere -o out", "nowhere: no such folder; IMAGES is"),
     ("prepare data=sythetic prepare.out=p", "Did you mean synthetic?"),
     ("prepare", "prepare.out is empty"),
+    (
+        "prepare data.root=empty prepare.out=p",
+        "data=synthetic makes its data and reads no folder; add data=folder or data",
+    ),
+    ("prepare prepare.out=p prepare.formats=webdataset", "prepare.formats: must be a list, such as [a, b]"),
+    ("doctor grace", "No such command 'grace'. `inpaint-bench doctor --help` lists all."),
     ("doctor site delt", "delt: no such site; have: delta, grace, local, all. Did you mean delta?"),
 ]
 

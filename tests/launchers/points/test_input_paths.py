@@ -88,6 +88,7 @@ class TestWeights:
     def test_id_of_the_hub_gets_the_commands(self, refused, place: tuple[str, ...]) -> None:
         message = refused(*place, "model.weights=stable-diffusion-v1-5/stable-diffusion-inpainting")
         assert "hf download stable-diffusion-v1-5/stable-diffusion-inpainting --local-dir" in message
+        assert "--exclude '*.bin' --exclude '*.ckpt' --exclude '*.fp16.*'`" in message  # not one option for all
         assert 'model.weights="$PWD/stable-diffusion-inpainting"' in message
 
     def test_missing_weights_of_a_metric(self, refused, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ PLAN = "sweep_id: s1\nsite: delta\npoints:\n- {num: 0, overrides: [gpu=h200]}\n"
         ("wait=true,false dry_run=true", r"wait differs between points"),
         (
             "sites.delta.account.value=me gpu=h200",
-            r"account\.value=me: not an account of delta.*`accounts` lists yours",
+            r"account\.value=me: not an account of delta.*`accounts` at delta lists yours",
         ),
         ("budget=1 gpu=h200", r"budget=1: this sweep may cost 3\.0 SU; nothing was submitted"),
         ("budget=87 gpu=a100 site=grace", r"budget=87: this sweep may cost 88\.0 SU; nothing was submitted"),

@@ -132,7 +132,9 @@ def test_points_of_an_unreachable_site_wait_in_a_plan_file(tmp_path, capsys):
     folder = tmp_path / "sweep"
     assert sweep(folder, "gpu=h200", "batch=2,4", "profile=demo", "sites.delta.connect.method=slurm") == 0
     plan = folder / PLAN_PATTERN.format(site="delta")
-    assert f"--plan {plan.name}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"--plan {plan.name}" in said
+    assert "delta needs an account: sites.delta.account.value=... (pattern" in said
     assert [point["state"] for point in status_of(folder, capsys)] == ["planned", "planned"]
     assert launch.main(["--plan", str(plan), "--dry-run"]) == 0
     out = capsys.readouterr().out
