@@ -49,7 +49,10 @@ def to_terminal(table: Table, console: Console) -> None:
             heading = textwrap.fill(heading, width) if fits else heading
             # A column with line breaks of its own gets no others.
             fixed = fits or index == table.run_column or any("\n" in row[index] for row in table.rows)
-            grid.add_column(Text(heading), justify=justify, overflow="fold", no_wrap=fixed)
+            # Rich narrows columns in proportion, and would break "(provisional)"; of texts it may break any word.
+            words = (len(word) for row in table.rows for word in row[index].split())
+            least = None if index in table.text_columns else max(words, default=0)
+            grid.add_column(Text(heading), justify=justify, overflow="fold", no_wrap=fixed, min_width=least)
         for number, row in enumerate(table.rows):
             style = "dim" if number in table.muted_rows else None
             grid.add_row(*(Text(sanitize(row[index])) for index in block), style=style)

@@ -82,7 +82,7 @@ def _draw(plot: _Plot, cells: pl.DataFrame, runs: pl.DataFrame, omitted: str) ->
 
 
 def _subtitle(measured: pl.DataFrame, poster: pl.DataFrame, *, bars: bool) -> str:
-    value = "mean over runs" if (measured["n"] > 1).any() else "measured"
+    value = "mean over runs" if (measured["n"] > 1).any() else "one run each"
     legend = f"Filled: {value}" if bars else f"Solid, filled: {value}"
     return f"{legend}; {'dashed outline' if bars else 'dashed, hollow'}: published" if poster.height else legend
 
