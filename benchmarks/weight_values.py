@@ -18,18 +18,21 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import polars as pl
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from analysis.dataset import Dataset, open_dataset
-from analysis.stats.intervals import mean_interval
 from inpaint_bench.cli.exit_codes import guarded
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.models.weights_folder import check_weights_folder
+
+if TYPE_CHECKING:  # `write` runs on GPU machines that have no polars
+    import polars as pl
+
+    from analysis.dataset import Dataset
 
 UNET = Path("unet") / "diffusion_pytorch_model.safetensors"
 SEED = 0
@@ -72,7 +75,7 @@ def table(dataset: Dataset) -> list[str]:
 
     Raises UserError without valid runs of at least two models.
     """
-    runs = dataset.runs.filter(pl.col("valid")).sort("recipe", "batch", "model")
+    runs = dataset.runs.filter("valid").sort("recipe", "batch", "model")
     lines = [f"| recipe | batch | weights | {' | '.join(COLUMNS.values())} | n |", "|---" * (4 + len(COLUMNS)) + "|"]
     verdicts = []
     for (recipe, batch), group in runs.group_by("recipe", "batch", maintain_order=True):
@@ -101,6 +104,8 @@ def _cell(rows: pl.DataFrame, name: str) -> str:
     known = rows[name].drop_nulls().to_list()
     if not known:
         return "not known"
+    from analysis.stats.intervals import mean_interval
+
     interval = mean_interval([("one card", value) for value in known], min_df=2)
     text = f"{sum(known) / len(known):.4g}"
     return f"{text} ({interval[0]:.4g} to {interval[1]:.4g})" if interval else text
@@ -119,6 +124,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.verb == "write":
         write(options.trained, options.out, options.model)
     else:
+        from analysis.dataset import open_dataset
+
         print("\n".join(table(open_dataset(options.dataset))))
     return 0
 
