@@ -71,10 +71,12 @@ def _usage_error(error: Any) -> str:
     if ("Missing" in message or "does not exist" in message) and error.param:
         return f"{message} {error.param.help}"
     word = next(iter(re.findall(r"No such command '(.*)'\.", message)), "")
-    verb = error.ctx.command_path if error.ctx else PROGRAM
     if word in _SYNONYMS:
         return f"No such command '{word}'. Did you mean '{_SYNONYMS[word]}'?"
-    return message if not word or "Did you" in message else f"{message} `{verb} --help` lists all."
+    if "Did you" in message or "Possible" in message or not message.startswith("No such"):
+        return message
+    verb = error.ctx.command_path if error.ctx else PROGRAM
+    return f"{message.removesuffix('.')}. `{verb} --help` lists all."
 
 
 def _examples(*arguments: str) -> str:

@@ -181,6 +181,8 @@ def explain(error: Exception, prefix: str = "") -> str:
 def explain_override(line: str) -> str:
     """Return a sentence about an override that Hydra cannot parse."""
     key, equals, value = line.partition("=")
+    if not equals and Path(line).is_dir():
+        return f"{line}: is not KEY=VALUE; a folder of images is data=folder data.root={line}"
     if not equals or not key:
         colon = re.fullmatch(r"([a-z_][\w.]*):(.+)", line)
         right = f"{colon[1]}={colon[2]}" if colon else f"{key or 'batch'}=VALUE"

@@ -97,7 +97,7 @@ def _position_from_exif(image: Image.Image) -> tuple[float, float]:
     tags = ExifTags.GPS
     gps = image.getexif().get_ifd(ExifTags.IFD.GPSInfo)
     if tags.GPSLatitude not in gps or tags.GPSLongitude not in gps:
-        raise PositionError("no position: neither in a metadata file nor in EXIF")
+        raise PositionError("no position: neither in EXIF nor in a metadata.csv (file_name, latitude, longitude)")
     latitude = _degrees(gps[tags.GPSLatitude]) * _sign(gps.get(tags.GPSLatitudeRef), "N", "S")
     longitude = _degrees(gps[tags.GPSLongitude]) * _sign(gps.get(tags.GPSLongitudeRef), "E", "W")
     return _checked(latitude, longitude)

@@ -98,6 +98,8 @@ MISTAKES = [
     ("restore empty nowhere -o out", "nowhere: no such folder; IMAGES is"),
     ("prepare data=sythetic prepare.out=p", "Did you mean synthetic?"),
     ("prepare", "prepare.out is empty"),
+    ("prepare empty", "empty: is not KEY=VALUE; a folder of images is data=folder data.root=empty"),
+    ("prepare empty -o p", "No such option: -o. `inpaint-bench prepare --help` lists all."),
     (
         "prepare data.root=empty prepare.out=p",
         "data=synthetic makes its data and reads no folder; add data=folder or data",
