@@ -149,9 +149,11 @@ def _levers(step: Step) -> str:
 
 def _lever(lever: dict[str, Any]) -> str:
     requested, effective = _value(lever.get("requested")), _value(lever.get("effective"))
+    evidence = f" ({lever['evidence']})" if lever.get("evidence") else ""
     if lever.get("active") is False:
-        evidence = f" ({lever['evidence']})" if lever.get("evidence") else ""
         return f"{NOT_ACTIVE} {lever['name']} not active: requested {requested}, effective {effective}{evidence}"
+    if lever.get("active") is None and lever.get("effective") is None:
+        return f"{lever['name']}: requested {requested}, not verified{evidence}"
     unverified = "" if lever.get("active") else ", not verified"
     if requested == effective:
         return f"{lever['name']}: {effective} as requested{unverified}"

@@ -149,6 +149,13 @@ def test_inactive_lever_is_marked_with_its_effective_value() -> None:
     assert cell.endswith("1 more active")
 
 
+def test_lever_of_which_nothing_is_known_is_not_said_to_have_had_no_effect() -> None:
+    evidence = "calls inside the graph cannot be counted"
+    lever = {"name": "compile", "requested": True, "effective": None, "active": None, "evidence": evidence}
+    table = table_of(run("ladder", "baseline,compile", 12.0, levers=json.dumps([lever])))
+    assert f"compile: requested true, not verified ({evidence})" in column(table, "Lever check")
+
+
 def test_parity_shows_the_largest_error_and_why_it_is_missing() -> None:
     rows = [
         run("one_at_a_time", "baseline", 10.0, parity_reference="baseline"),
