@@ -25,6 +25,7 @@ from .validation import did_you_mean
 _PATTERNS: dict[str, str] = {
     "weights": "{}",
     "optimizer": "{}",
+    "sharding": "{}",
     "format": "{}",
     "attention": "attn_{}",
     "stage_to": "stage_{}",

@@ -44,6 +44,7 @@ REGISTRY: tuple[Lever, ...] = (
     parallel.BucketView(),
     parallel.StaticGraph(),
     parallel.Compress(),
+    parallel.Sharding(),
     numerics.Ema(),
     numerics.Optimizer(),
     *data_path.LEVERS,

@@ -14,6 +14,7 @@ from inpaint_bench.kernels.adamw import SplitMasterAdamW
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.networks import DTYPES
 from inpaint_bench.models.optimizers import ADAMW, Bf16AdamW, baseline_adamw
+from inpaint_bench.models.sharding import own_optimizer
 
 from .base import Lever, Verification
 
@@ -141,7 +142,7 @@ class Optimizer(Lever):
         components.make_optimizers = make_optimizers
 
     def verify(self, observed: StepObservation) -> Verification:
-        optimizer = observed.step.optimizers[0]
+        optimizer = own_optimizer(observed.step.optimizers[0])
         kind = f"{type(optimizer).__module__.split('.')[0]}.{type(optimizer).__name__}"
         fused, foreach = optimizer.defaults.get("fused"), optimizer.defaults.get("foreach")
         kernels = observed.count("fused_adam|FusedAdam|kOptimizer|optimizer_update_8bit|OptimizerStatic8bit")
@@ -180,7 +181,7 @@ def _name(dtype: torch.dtype) -> str:
 def _moment_types(optimizer: torch.optim.Optimizer) -> str:
     """Return the types of the moments in memory, with their shares: `98.7 % uint8, 1.3 % float32`."""
     counts: Counter[str] = Counter()
-    for state in optimizer.state.values():
+    for state in own_optimizer(optimizer).state.values():
         # PyTorch's names, then bitsandbytes'.
         for name in ("exp_avg", "exp_avg_sq", "state1", "state2"):
             if name in state:

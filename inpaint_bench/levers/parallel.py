@@ -1,8 +1,10 @@
-"""How several ranks exchange gradients: switches of PyTorch's DistributedDataParallel (models/data_parallel.py)."""
+"""How several ranks exchange gradients (models/data_parallel.py), and what each keeps (models/sharding.py)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+from inpaint_bench.models.sharding import own_optimizer, state_bytes
 
 from .base import Lever, Verification
 
@@ -14,13 +16,17 @@ if TYPE_CHECKING:
     from .observe import StepObservation
 
 
-class _DdpSwitch(Lever):
+class _SeveralRanks(Lever):
+    """What several ranks do together, set up when the UNet is wrapped."""
+
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        return None if bench.ranks > 1 else "it concerns what several GPUs exchange: set gpus too"
+
+
+class _DdpSwitch(_SeveralRanks):
     """A switch of DDP, which is set when it wraps the UNet."""
 
     logged: str  # its name in DDP's own log
-
-    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        return None if bench.ranks > 1 else "it concerns gradients that several GPUs exchange: set gpus too"
 
     def verify(self, observed: StepObservation) -> Verification:
         parallel = observed.components.parallel
@@ -66,3 +72,34 @@ class Compress(_DdpSwitch):
 
     def expected(self, observed: StepObservation) -> Any:
         return "bf16_compress_hook"
+
+
+class Sharding(_SeveralRanks):
+    """The optimizer's state is divided among the ranks. Each updates its part of the weights and sends it."""
+
+    field = "sharding"
+
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        if reason := super().available(bench, device):
+            return reason
+        recipe = bench.recipe
+        if recipe.weights != "fp32":
+            return f"weights={recipe.weights} have an AdamW of their own with one state for all, which is not divided"
+        if recipe.optimizer == "adamw_8bit":
+            return "bitsandbytes nests its state, which ZeroRedundancyOptimizer does not bring together again"
+        if recipe.cuda_graph:
+            return "the ranks send each other their weights behind the optimizer, which is not captured in a CUDA graph"
+        return None
+
+    def verify(self, observed: StepObservation) -> Verification:
+        step = observed.step
+        own = [own_optimizer(optimizer) for optimizer in step.optimizers]
+        kept, every = sum(len(optimizer.state) for optimizer in own), len(step.parameters)
+        kept_mib = sum(map(state_bytes, step.optimizers)) / 2**20
+        every_mib = 2 * sum(parameter.nbytes for parameter in step.parameters) / 2**20  # two moments as wide as weights
+        text = (
+            f"{type(step.optimizers[0]).__name__}: rank 0 keeps the state of {kept} of {every} parameters, "
+            f"{kept_mib:.1f} of {every_mib:.1f} MiB"
+        )
+        effective = {"parameters": kept, "state_mib": round(kept_mib, 3), "state_mib_of_all": round(every_mib, 3)}
+        return Verification(effective, 0 < kept < every, text)

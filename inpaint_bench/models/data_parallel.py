@@ -15,8 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
+from . import sharding
 from .components import StepComponents
 
 
@@ -26,6 +28,7 @@ class Command(IntEnum):
     END = 0
     STEP = 1  # one step of training
     RESTORE = 2  # continue from a checkpoint, whose path follows
+    STATE = 3  # bring together the state for a checkpoint, of which each rank has a part
 
 
 def announce(command: Command, argument: str = "") -> None:
@@ -81,6 +84,8 @@ class DataParallel:
         if components.bench.ranks > 1:
             components.parallel = parallel = cls(components)
             components.unet = parallel.ddp
+            if components.recipe.sharding == "zero1":
+                components.make_optimizers = sharding.shard_state(components.make_optimizers)
 
     def begin(self) -> None:
         """Announce a step, on rank 0."""
@@ -100,6 +105,17 @@ class DataParallel:
         for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(mean.view_as(tensor))
         return loss
+
+    def gather(self, optimizers: list[torch.optim.Optimizer]) -> bool:
+        """Bring what is sharded of the optimizers' state together on rank 0. Return whether this rank has all of it."""
+        if not any(isinstance(optimizer, ZeroRedundancyOptimizer) for optimizer in optimizers):
+            return True
+        if self.rank == 0:
+            announce(Command.STATE)
+        for optimizer in optimizers:
+            assert isinstance(optimizer, ZeroRedundancyOptimizer)
+            optimizer.consolidate_state_dict(0)
+        return self.rank == 0
 
     def own_rows(self, count: int) -> slice:
         """Return the rows of this rank in what is drawn for the batches of all ranks, `count` rows each."""

@@ -16,8 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from inpaint_bench.kernels.adamw import SplitMasterAdamW
+
+from . import sharding
 
 # torch.optim.AdamW's own defaults, written out: they are part of what is measured.
 ADAMW: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2}
@@ -182,9 +185,12 @@ def load_state_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tens
         plain = value.ndim == 0 and not value.is_floating_point()
         state.setdefault(int(number), {})[name] = int(value) if plain else value
     # Parameter groups as configured here, state as saved.
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    if isinstance(optimizer, ZeroRedundancyOptimizer):
+        sharding.load_state(optimizer, state)
+    else:
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
     # Saved tensors are contiguous, and a fused kernel walks moments in the order of the weight's memory.
-    for parameter, values in optimizer.state.items():
+    for parameter, values in sharding.own_optimizer(optimizer).state.items():
         for name, value in values.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
                 values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

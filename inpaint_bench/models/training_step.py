@@ -25,6 +25,7 @@ from inpaint_bench.data.samples import Batch
 from . import optimizers
 from .components import StepComponents
 from .networks import LATENT_CHANNELS
+from .sharding import own_optimizer
 
 WARMUP_STEPS = 3  # eager steps before a CUDA graph is captured: autotuning, lazy state and allocations happen there
 LOG_VARIANCE_RANGE = (-30.0, 20.0)  # to which diffusers clamps the VAE's
@@ -206,13 +207,19 @@ class TrainingStep:
         """Return the number of updates that the gradient scaler skipped. Synchronises with the device."""
         if not self.scaler.is_enabled():
             return 0
-        state = self.optimizers[0].state.get(self.parameters[0], {})
+        state: dict[str, Any] = next(iter(own_optimizer(self.optimizers[0]).state.values()), {})
         return self.steps - int(state.get("step", 0))  # the optimizer counts the updates that it made
 
     # --- checkpoints -----------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return all that the next step depends on besides its batch: tensors by name, and plain JSON."""
+        """Return all that the next step depends on besides its batch: tensors by name, and plain JSON.
+
+        Where the ranks have parts of it they all call this, and rank 0 alone gets something.
+        """
+        parallel = self.components.parallel
+        if parallel and not parallel.gather(self.optimizers):
+            return {}, {}
         tensors = {f"parameter.{i}": p.detach() for i, p in enumerate(self.parameters)}
         for i, optimizer in enumerate(self.optimizers):
             tensors |= {f"optimizer.{i}.{k}": v for k, v in optimizers.state_tensors(optimizer).items()}

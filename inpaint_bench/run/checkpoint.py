@@ -54,7 +54,10 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 # Fields of a recipe on which neither the numbers nor the layout of the state depend.
-NOT_IDENTITY = ("name", "num_workers", "prefetch_factor", "pin_memory", "non_blocking", "stage_to", "cache_storage")
+NOT_IDENTITY = (
+    *("name", "num_workers", "prefetch_factor", "pin_memory", "non_blocking", "stage_to", "cache_storage"),
+    *("bucket_mb", "bucket_view", "static_graph", "sharding"),  # of several GPUs; one has none of them
+)
 SHOWN_DIFFERENCES = 3
 
 log = logging.getLogger(__name__)

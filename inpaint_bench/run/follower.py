@@ -114,6 +114,9 @@ class Follower:
                 if command is Command.RESTORE:
                     workload.restore(*read_workload_state(Path(path), self._bench))
                     continue
+                if command is Command.STATE:
+                    workload.state()
+                    continue
                 start = time.monotonic_ns()
                 batch = workload.next_batch()
                 data_wait_ns += time.monotonic_ns() - start

@@ -12,14 +12,16 @@ from typing import Any
 
 import polars as pl
 import pytest
+import torch
 
 from inpaint_bench import launch
 from inpaint_bench.cli import app
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_json
+from inpaint_bench.levers.parallel import Sharding
 from tests.run.test_resume import ROOT, WAIT_S, start
 
-from .support import TINY, bench, steps_of
+from .support import TINY, bench, last_given, steps_of
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -60,12 +62,21 @@ def float64_losses(tmp_path: Path, ranks: int, *overrides: str) -> list[list[flo
     return [[float(line) for line in output.splitlines()] for output in outputs]
 
 
-@pytest.mark.parametrize("options", [(), ("recipe.accumulate=2", "recipe.bucket_view=true", "recipe.bucket_mb=1")])
-def test_losses_are_those_of_one_rank_with_the_whole_batch(tmp_path: Path, options: tuple[str, ...]) -> None:
-    options = ("workload.learning_rate=0.001", *options)
+@pytest.mark.parametrize(
+    ("micro_batches", "options"),
+    [
+        (1, ()),
+        (2, ("recipe.bucket_view=true", "recipe.bucket_mb=1")),
+        (2, ("recipe.sharding=zero1", "recipe.bucket_view=true")),
+    ],
+)
+def test_losses_are_those_of_one_rank_with_the_whole_batch(
+    tmp_path: Path, micro_batches: int, options: tuple[str, ...]
+) -> None:
+    both = ("workload.learning_rate=0.001", f"recipe.accumulate={micro_batches}")
     one, first, second = (
-        *float64_losses(tmp_path, 1, "batch=4", *options[:2]),
-        *float64_losses(tmp_path, 2, "batch=2", *options),
+        *float64_losses(tmp_path, 1, "batch=4", *both),
+        *float64_losses(tmp_path, 2, "batch=2", *both, *options),
     )
     assert len(one) == STEPS
     assert first == second
@@ -128,9 +139,11 @@ class TestRun:
         assert [run["ranks"] and len(run["ranks"]) for run in found] == [None, 2]
 
 
-def test_training_resumes_on_another_number_of_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sharding", ["none", "zero1"])
+def test_training_resumes_on_another_number_of_ranks(tmp_path: Path, sharding: str) -> None:
+    two = ("gpus=2", f"recipe.sharding={sharding}")
     training = ("workload.train_steps=12", "workload.validate_every=4", "data.num_images=64")
-    cut = start(tmp_path / "cut", "gpus=2", "workload.train_steps=1000", *training[1:])
+    cut = start(tmp_path / "cut", *two, "workload.train_steps=1000", *training[1:])
     wait_for_step(tmp_path / "cut", 3)
     cut.send_signal(signal.SIGUSR2)
     assert cut.wait(WAIT_S) == 128 + signal.SIGUSR2
@@ -139,11 +152,34 @@ def test_training_resumes_on_another_number_of_ranks(tmp_path: Path) -> None:
     assert start(tmp_path / "cut", "batch=4", steps, *training[1:]).wait(WAIT_S) == 0
     assert manifest(tmp_path / "cut")["resumed"][0]["step"] == trained
     steps = f"workload.train_steps={trained + 6}"
-    assert start(tmp_path / "cut", "gpus=2", steps, *training[1:]).wait(WAIT_S) == 0
+    assert start(tmp_path / "cut", *two, steps, *training[1:]).wait(WAIT_S) == 0
     assert start(tmp_path / "whole", "batch=4", steps, *training[1:]).wait(WAIT_S) == 0
     assert losses(tmp_path / "cut") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
     first_validation = [manifest(tmp_path / name)["quality"]["validation"][1] for name in ("cut", "whole")]
     assert first_validation[0]["loss"] == pytest.approx(first_validation[1]["loss"], rel=1e-4)
+
+
+def test_sharded_state_is_read_back(tmp_path: Path) -> None:
+    assert start(tmp_path, "gpus=2", "recipe.sharding=zero1").wait(WAIT_S) == 0
+    (lever,) = manifest(tmp_path)["levers"]
+    assert (lever["name"], lever["requested"], lever["active"]) == ("zero1", "zero1", True)
+    kept, every = (lever["effective"][name] for name in ("state_mib", "state_mib_of_all"))
+    assert kept == pytest.approx(every / 2, rel=0.1)
+    assert "ZeroRedundancyOptimizer: rank 0 keeps the state of" in lever["evidence"]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("recipe.weights=bf16_master",), "bf16_master have an AdamW of their own"),
+        (("recipe.optimizer=adamw_8bit",), "bitsandbytes nests its state"),
+        (("recipe.cuda_graph=true", "workload.warmup_steps=13"), "not captured in a CUDA graph"),
+        (("gpus=1",), "set gpus too"),
+    ],
+)
+def test_what_cannot_be_sharded_is_unavailable_with_a_reason(options: tuple[str, ...], reason: str) -> None:
+    config = bench(*last_given("gpus=2", "recipe.sharding=zero1", *options))
+    assert reason in (Sharding().available(config, torch.device("cpu")) or "")
 
 
 @pytest.mark.parametrize(
