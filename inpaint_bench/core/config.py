@@ -123,8 +123,8 @@ class RecipeConfig:
     bucket_view: bool = False  # gradients are views into the buckets: no copies, and memory of one gradient less
     static_graph: bool = False  # the graph never changes: DDP need not search for parameters without a gradient
     compress: str = one_of("none", "bf16", default="none")  # type in which gradients travel
-    # what each GPU keeps a part of only, to save memory; zero1: the optimizer's state
-    sharding: str = one_of("none", "zero1", default="none")
+    # what each GPU keeps a part of only, to save memory; zero1: the optimizer's state; fsdp2: weights and gradients too
+    sharding: str = one_of("none", "zero1", "fsdp2", default="none")
     ema: bool = False  # also keep an exponential moving average of the weights
     num_workers: int = within(0, 256, 4)  # processes of the data loader; 0: the training process loads
     prefetch_factor: int = within(1, 64, 2)  # batches that each loader process prepares ahead

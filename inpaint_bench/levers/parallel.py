@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from inpaint_bench.models.sharding import own_optimizer, state_bytes
+from inpaint_bench.models.sharding import own_bytes, state_bytes
 
 from .base import Lever, Verification
 
@@ -27,6 +27,11 @@ class _DdpSwitch(_SeveralRanks):
     """A switch of DDP, which is set when it wraps the UNet."""
 
     logged: str  # its name in DDP's own log
+
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        if reason := super().available(bench, device):
+            return reason
+        return "FSDP2 takes the place of DDP, which has this switch" if bench.recipe.sharding == "fsdp2" else None
 
     def verify(self, observed: StepObservation) -> Verification:
         parallel = observed.components.parallel
@@ -74,32 +79,61 @@ class Compress(_DdpSwitch):
         return "bf16_compress_hook"
 
 
+# What FSDP2 does not go with: fields of the recipe, their values that it takes, and the reason.
+_ALONE = "rank 0 reads it back by a pass of the UNet alone, and has a part of the weights only"
+_NOT_WITH_FSDP2: tuple[tuple[str, tuple[Any, ...], str], ...] = (
+    ("unet", ("diffusers",), "the channels-last UNet reads its weights outside of the blocks that gather them"),
+    ("compile", ("none",), "what gathers the weights of a block would break the one graph that is compiled"),
+    ("precision", ("bf16", "fp32"), "fp16's loss scaling would look for overflow in a part of the gradients only"),
+    ("ema", (False,), "the average is of whole weights, which no GPU has"),
+    ("channels_last", (False,), _ALONE),
+    ("attention", ("default",), _ALONE),
+)
+
+
 class Sharding(_SeveralRanks):
-    """The optimizer's state is divided among the ranks. Each updates its part of the weights and sends it."""
+    """zero1: each rank updates a part of the weights and sends it. fsdp2: it keeps that part only."""
 
     field = "sharding"
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         if reason := super().available(bench, device):
             return reason
-        recipe = bench.recipe
+        recipe, workload = bench.recipe, bench.finetune
         if recipe.weights != "fp32":
             return f"weights={recipe.weights} have an AdamW of their own with one state for all, which is not divided"
         if recipe.optimizer == "adamw_8bit":
-            return "bitsandbytes nests its state, which ZeroRedundancyOptimizer does not bring together again"
+            return "bitsandbytes nests its state, which is not brought together again for a checkpoint"
         if recipe.cuda_graph:
-            return "the ranks send each other their weights behind the optimizer, which is not captured in a CUDA graph"
+            return "the ranks send each other their weights, which is not captured in a CUDA graph"
+        if recipe.sharding == "zero1":
+            return None
+        for name, taken, reason in _NOT_WITH_FSDP2:
+            if (value := getattr(recipe, name)) not in taken:
+                return f"not with recipe.{name}={str(value).lower()}: {reason}"
+        if workload.validates or workload.save_weights:
+            return (
+                "validation, samples and saved weights need whole weights on rank 0, which has a part only: set "
+                "workload.validate_every=0, sample_images=0 and save_weights=false, or continue with sharding=none"
+            )
         return None
 
     def verify(self, observed: StepObservation) -> Verification:
         step = observed.step
-        own = [own_optimizer(optimizer) for optimizer in step.optimizers]
-        kept, every = sum(len(optimizer.state) for optimizer in own), len(step.parameters)
-        kept_mib = sum(map(state_bytes, step.optimizers)) / 2**20
-        every_mib = 2 * sum(parameter.nbytes for parameter in step.parameters) / 2**20  # two moments as wide as weights
+        state, weights = sum(map(state_bytes, step.optimizers)), sum(map(own_bytes, step.parameters))
+        all_weights = sum(parameter.nbytes for parameter in step.parameters)
+        all_state = 2 * all_weights  # two moments as wide as the weights
+        effective = {
+            f"{name}_mib": round(count / 2**20, 3)
+            for name, count in (
+                *(("state", state), ("state_of_all", all_state)),
+                *(("weights", weights), ("weights_of_all", all_weights)),
+            )
+        }
         text = (
-            f"{type(step.optimizers[0]).__name__}: rank 0 keeps the state of {kept} of {every} parameters, "
-            f"{kept_mib:.1f} of {every_mib:.1f} MiB"
+            f"{type(step.optimizers[0]).__name__} over {type(step.parameters[0]).__name__}: between steps rank 0 keeps "
+            f"{state / 2**20:.1f} of {all_state / 2**20:.1f} MiB of optimizer state and {weights / 2**20:.1f} of "
+            f"{all_weights / 2**20:.1f} MiB of weights"
         )
-        effective = {"parameters": kept, "state_mib": round(kept_mib, 3), "state_mib_of_all": round(every_mib, 3)}
-        return Verification(effective, 0 < kept < every, text)
+        divided = weights < all_weights if observed.recipe.sharding == "fsdp2" else weights == all_weights
+        return Verification(effective, 0 < state < 0.9 * all_state and divided, text)

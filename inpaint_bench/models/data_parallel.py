@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
@@ -49,17 +50,35 @@ def next_command() -> tuple[Command, str]:
 
 
 class DataParallel:
-    """PyTorch's DistributedDataParallel around the UNet, and the same for what is trained outside of it."""
+    """PyTorch's DistributedDataParallel around the UNet, or FSDP2, and the same for what is trained outside of it."""
 
     def __init__(self, components: StepComponents) -> None:
-        recipe, device = components.recipe, components.device
         network = components.unet
         assert isinstance(network, nn.Module)
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.sharding = components.recipe.sharding
+        self.network: nn.Module = network
+        if self.sharding == "fsdp2":
+            sharding.shard_network(network)
+            components.make_optimizers = sharding.in_two_groups(components.make_optimizers)
+        else:
+            self.network = self.ddp = self._ddp(components, network)
+        if self.sharding == "zero1":
+            components.make_optimizers = sharding.shard_state(components.make_optimizers)
+        # The gate of the location tokens is used inside the UNet without being its parameter, so DDP does not see it.
+        location = components.networks.location
+        self._others = list(location.parameters()) if location else []
+        with torch.no_grad():
+            for parameter in self._others:
+                dist.broadcast(parameter, 0)
+
+    @staticmethod
+    def _ddp(components: StepComponents, network: nn.Module) -> DistributedDataParallel:
+        recipe, device = components.recipe, components.device
         with warnings.catch_warnings(), _side_stream(components):
             # Of `broadcast_buffers`, whose later name the oldest PyTorch that we support does not have.
             warnings.simplefilter("ignore", FutureWarning)
-            self.ddp = DistributedDataParallel(
+            ddp = DistributedDataParallel(
                 network,
                 device_ids=[device] if device.type == "cuda" else None,
                 broadcast_buffers=False,  # the networks have none that change
@@ -70,22 +89,15 @@ class DataParallel:
         if recipe.compress == "bf16":
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
-            self.ddp.register_comm_hook(None, bf16_compress_hook)
-        # The gate of the location tokens is used inside the UNet without being its parameter, so DDP does not see it.
-        location = components.networks.location
-        self._others = list(location.parameters()) if location else []
-        with torch.no_grad():
-            for parameter in self._others:
-                dist.broadcast(parameter, 0)
+            ddp.register_comm_hook(None, bf16_compress_hook)
+        return ddp
 
     @classmethod
     def wrap(cls, components: StepComponents) -> None:
         """Make the step of these components one over all ranks, where there are several. After the levers."""
         if components.bench.ranks > 1:
             components.parallel = parallel = cls(components)
-            components.unet = parallel.ddp
-            if components.recipe.sharding == "zero1":
-                components.make_optimizers = sharding.shard_state(components.make_optimizers)
+            components.unet = parallel.network
 
     def begin(self) -> None:
         """Announce a step, on rank 0."""
@@ -94,6 +106,10 @@ class DataParallel:
 
     def micro_batch(self, last: bool) -> AbstractContextManager[Any]:
         """Return the context of a micro-batch: gradients are exchanged during the last one only."""
+        if self.sharding == "fsdp2":
+            assert isinstance(self.network, FSDPModule)
+            self.network.set_requires_gradient_sync(last)
+            return nullcontext()
         return nullcontext() if last else self.ddp.no_sync()
 
     def average(self, loss: Tensor) -> Tensor:
@@ -107,15 +123,16 @@ class DataParallel:
         return loss
 
     def gather(self, optimizers: list[torch.optim.Optimizer]) -> bool:
-        """Bring what is sharded of the optimizers' state together on rank 0. Return whether this rank has all of it."""
-        if not any(isinstance(optimizer, ZeroRedundancyOptimizer) for optimizer in optimizers):
-            return True
-        if self.rank == 0:
+        """Announce that the state is read, where it is sharded. Return whether this rank takes part in that.
+
+        ZeRO-1 brings its own together at once, FSDP2 tensor by tensor (sharding.for_checkpoint).
+        """
+        if self.sharding != "none" and self.rank == 0:
             announce(Command.STATE)
         for optimizer in optimizers:
-            assert isinstance(optimizer, ZeroRedundancyOptimizer)
-            optimizer.consolidate_state_dict(0)
-        return self.rank == 0
+            if isinstance(optimizer, ZeroRedundancyOptimizer):
+                optimizer.consolidate_state_dict(0)
+        return self.rank == 0 or self.sharding == "fsdp2"
 
     def own_rows(self, count: int) -> slice:
         """Return the rows of this rank in what is drawn for the batches of all ranks, `count` rows each."""

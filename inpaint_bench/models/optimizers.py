@@ -156,7 +156,7 @@ def state_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     if isinstance(optimizer, Bf16AdamW | SplitMasterAdamW):
         return dict(optimizer.buffers)
     return {
-        f"{number}.{name}": value if isinstance(value, Tensor) else torch.tensor(value)
+        f"{number}.{name}": sharding.for_checkpoint(value) if isinstance(value, Tensor) else torch.tensor(value)
         for number, values in optimizer.state_dict()["state"].items()
         for name, value in _flatten(values)
     }
@@ -178,12 +178,15 @@ def load_state_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tens
         for name, buffer in optimizer.buffers.items():
             buffer.copy_(tensors[name])
         return
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Any]] = {}
     for key, value in tensors.items():
         number, name = key.split(".", 1)
         # Integers were plain numbers (bitsandbytes' step); PyTorch's own step is a float tensor and stays one.
         plain = value.ndim == 0 and not value.is_floating_point()
-        state.setdefault(int(number), {})[name] = int(value) if plain else value
+        state.setdefault(int(number), {})[name] = (
+            int(value) if plain else sharding.own_part(parameters[int(number)], value)
+        )
     # Parameter groups as configured here, state as saved.
     if isinstance(optimizer, ZeroRedundancyOptimizer):
         sharding.load_state(optimizer, state)

@@ -1,4 +1,4 @@
-"""Several ranks that each keep a part of what all of them need: ZeRO-1, by PyTorch's ZeroRedundancyOptimizer.
+"""Several ranks that each keep a part of what all of them need: PyTorch's ZeroRedundancyOptimizer (ZeRO-1) and FSDP2.
 
 A checkpoint is that of one rank with everything, so that another number of ranks, sharded or not, can continue from it.
 """
@@ -10,8 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 MakeOptimizers = Callable[[list[nn.Parameter], float], list[torch.optim.Optimizer]]
 
@@ -29,11 +32,72 @@ def _shard(optimizer: torch.optim.Optimizer) -> ZeroRedundancyOptimizer:
     kind = type(optimizer)
     (group,) = optimizer.param_groups
     parameters: list[nn.Parameter] = group["params"]
-    accepted = inspect.signature(kind).parameters
-    settings = {name: value for name, value in optimizer.defaults.items() if name in accepted}
     # Weights in one buffer are sent at once, but lose channels_last.
     plain = all(parameter.is_contiguous() for parameter in parameters)
-    return ZeroRedundancyOptimizer(parameters, kind, parameters_as_bucket_view=plain, **settings)
+    return ZeroRedundancyOptimizer(parameters, kind, parameters_as_bucket_view=plain, **_settings(optimizer))
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    accepted = inspect.signature(type(optimizer)).parameters
+    return {name: value for name, value in optimizer.defaults.items() if name in accepted}
+
+
+def shard_network(unet: nn.Module) -> None:
+    """Divide every weight of the UNet among the ranks. A block gathers its weights before it runs, and drops them."""
+    network: Any = unet
+    for module in (*network.down_blocks, network.mid_block, *network.up_blocks, network):
+        fully_shard(module)
+        if dist.get_backend() == "gloo":
+            module.set_force_sum_reduction_for_comms(True)  # gloo cannot average
+
+
+def in_two_groups(make_optimizers: MakeOptimizers) -> MakeOptimizers:
+    """Return a function that makes the same optimizers with whole parameters in a group of their own.
+
+    A kernel over a list of tensors takes no list in which only some are sharded.
+    """
+
+    def make_grouped(parameters: list[nn.Parameter], lr: float) -> list[torch.optim.Optimizer]:
+        (optimizer,) = make_optimizers(parameters, lr)
+        parts = [p for p in parameters if isinstance(p, DTensor)], [p for p in parameters if not isinstance(p, DTensor)]
+        ordered = zip([*parts[0], *parts[1]], parameters, strict=True)
+        assert all(a is b for a, b in ordered), "checkpoints number the parameters in this order"
+        groups = [{"params": part} for part in parts if part]
+        return [type(optimizer)(groups, **_settings(optimizer))]
+
+    return make_grouped
+
+
+def own_part(parameter: Tensor, whole: Tensor) -> Tensor:
+    """Return this rank's part of a tensor, divided like the parameter; all of it where that is not divided."""
+    if not isinstance(parameter, DTensor) or whole.shape != parameter.shape:
+        return whole
+    # None: every rank has the whole tensor, so that none is sent.
+    part: Tensor = distribute_tensor(
+        whole.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
+    )
+    return part
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return all of a tensor. Where it is divided, all ranks call this."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    gathered: Tensor = tensor.full_tensor()
+    return gathered
+
+
+def for_checkpoint(tensor: Tensor) -> Tensor:
+    """Return all of a tensor on rank 0, where it is divided in host memory: all of them would not fit beside a step."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    gathered = whole(tensor)
+    return gathered.cpu() if dist.get_rank() == 0 else gathered.new_empty(0)
+
+
+def own_bytes(tensor: Tensor) -> int:
+    """Return the bytes of the part of a tensor that this rank keeps."""
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).nbytes
 
 
 def own_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -44,7 +108,7 @@ def own_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Return the bytes of the state that this rank keeps."""
     states = own_optimizer(optimizer).state.values()
-    return sum(value.nbytes for state in states for value in state.values() if isinstance(value, Tensor))
+    return sum(own_bytes(value) for state in states for value in state.values() if isinstance(value, Tensor))
 
 
 def load_state(optimizer: ZeroRedundancyOptimizer, state: dict[int, dict[str, Any]]) -> None:

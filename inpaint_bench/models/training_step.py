@@ -25,7 +25,7 @@ from inpaint_bench.data.samples import Batch
 from . import optimizers
 from .components import StepComponents
 from .networks import LATENT_CHANNELS
-from .sharding import own_optimizer
+from .sharding import for_checkpoint, own_optimizer, own_part
 
 WARMUP_STEPS = 3  # eager steps before a CUDA graph is captured: autotuning, lazy state and allocations happen there
 LOG_VARIANCE_RANGE = (-30.0, 20.0)  # to which diffusers clamps the VAE's
@@ -220,7 +220,7 @@ class TrainingStep:
         parallel = self.components.parallel
         if parallel and not parallel.gather(self.optimizers):
             return {}, {}
-        tensors = {f"parameter.{i}": p.detach() for i, p in enumerate(self.parameters)}
+        tensors = {f"parameter.{i}": for_checkpoint(p.detach()) for i, p in enumerate(self.parameters)}
         for i, optimizer in enumerate(self.optimizers):
             tensors |= {f"optimizer.{i}.{k}": v for k, v in optimizers.state_tensors(optimizer).items()}
         if self.ema:
@@ -237,7 +237,7 @@ class TrainingStep:
                 shape = "missing" if saved is None else f"of shape {list(saved.shape)}"
                 raise UserError(f"parameter {i} is {shape} in the checkpoint, of shape {list(parameter.shape)} here")
         for i, parameter in enumerate(self.parameters):
-            parameter.copy_(tensors[f"parameter.{i}"])
+            parameter.copy_(own_part(parameter, tensors[f"parameter.{i}"]))
         for i, optimizer in enumerate(self.optimizers):
             prefix = f"optimizer.{i}."
             state = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

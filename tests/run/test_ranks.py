@@ -68,6 +68,7 @@ def float64_losses(tmp_path: Path, ranks: int, *overrides: str) -> list[list[flo
         (1, ()),
         (2, ("recipe.bucket_view=true", "recipe.bucket_mb=1")),
         (2, ("recipe.sharding=zero1", "recipe.bucket_view=true")),
+        (2, ("recipe.sharding=fsdp2",)),
     ],
 )
 def test_losses_are_those_of_one_rank_with_the_whole_batch(
@@ -139,10 +140,11 @@ class TestRun:
         assert [run["ranks"] and len(run["ranks"]) for run in found] == [None, 2]
 
 
-@pytest.mark.parametrize("sharding", ["none", "zero1"])
+@pytest.mark.parametrize("sharding", ["none", "zero1", "fsdp2"])
 def test_training_resumes_on_another_number_of_ranks(tmp_path: Path, sharding: str) -> None:
     two = ("gpus=2", f"recipe.sharding={sharding}")
-    training = ("workload.train_steps=12", "workload.validate_every=4", "data.num_images=64")
+    validations = 0 if sharding == "fsdp2" else 4  # which that cannot do
+    training = ("workload.train_steps=12", f"workload.validate_every={validations}", "data.num_images=64")
     cut = start(tmp_path / "cut", *two, "workload.train_steps=1000", *training[1:])
     wait_for_step(tmp_path / "cut", 3)
     cut.send_signal(signal.SIGUSR2)
@@ -155,17 +157,22 @@ def test_training_resumes_on_another_number_of_ranks(tmp_path: Path, sharding: s
     assert start(tmp_path / "cut", *two, steps, *training[1:]).wait(WAIT_S) == 0
     assert start(tmp_path / "whole", "batch=4", steps, *training[1:]).wait(WAIT_S) == 0
     assert losses(tmp_path / "cut") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
+    if not validations:
+        return
     first_validation = [manifest(tmp_path / name)["quality"]["validation"][1] for name in ("cut", "whole")]
     assert first_validation[0]["loss"] == pytest.approx(first_validation[1]["loss"], rel=1e-4)
 
 
-def test_sharded_state_is_read_back(tmp_path: Path) -> None:
-    assert start(tmp_path, "gpus=2", "recipe.sharding=zero1").wait(WAIT_S) == 0
+@pytest.mark.parametrize("sharding", ["zero1", "fsdp2"])
+def test_sharded_state_is_read_back(tmp_path: Path, sharding: str) -> None:
+    assert start(tmp_path, "gpus=2", f"recipe.sharding={sharding}").wait(WAIT_S) == 0
     (lever,) = manifest(tmp_path)["levers"]
-    assert (lever["name"], lever["requested"], lever["active"]) == ("zero1", "zero1", True)
-    kept, every = (lever["effective"][name] for name in ("state_mib", "state_mib_of_all"))
-    assert kept == pytest.approx(every / 2, rel=0.1)
-    assert "ZeroRedundancyOptimizer: rank 0 keeps the state of" in lever["evidence"]
+    assert (lever["name"], lever["requested"], lever["active"]) == (sharding, sharding, True)
+    found = lever["effective"]
+    assert found["state_mib"] == pytest.approx(found["state_of_all_mib"] / 2, rel=0.1)
+    share = {"zero1": 1, "fsdp2": 0.5}[sharding]
+    assert found["weights_mib"] == pytest.approx(found["weights_of_all_mib"] * share, rel=0.1)
+    assert "between steps rank 0 keeps" in lever["evidence"]
 
 
 @pytest.mark.parametrize(
@@ -175,6 +182,12 @@ def test_sharded_state_is_read_back(tmp_path: Path) -> None:
         (("recipe.optimizer=adamw_8bit",), "bitsandbytes nests its state"),
         (("recipe.cuda_graph=true", "workload.warmup_steps=13"), "not captured in a CUDA graph"),
         (("gpus=1",), "set gpus too"),
+        (("recipe.sharding=fsdp2", "recipe.compile=default"), "not with recipe.compile=default: what gathers"),
+        (("recipe.sharding=fsdp2", "recipe.ema=true"), "not with recipe.ema=true: the average is of whole weights"),
+        (
+            ("recipe.sharding=fsdp2", "workload.train_steps=9", "workload.save_weights=true"),
+            "set workload.validate_every=0, sample_images=0 and save_weights=false",
+        ),
     ],
 )
 def test_what_cannot_be_sharded_is_unavailable_with_a_reason(options: tuple[str, ...], reason: str) -> None:
