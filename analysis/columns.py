@@ -70,7 +70,7 @@ TEXT = [
     "cache",  # JSON: {place, bytes, key ...}
     "validation",  # JSON: [{step, loss, n}]
     "quality_metrics",  # JSON: {name: {value, n} or {unavailable}}
-    "profile",  # JSON: {profiler, calls, traces, problems}
+    "profile",  # JSON: {profiler, calls, traces, problems, communication}
     "sample_grid",  # an image file, relative to the dataset
     "counters_source",  # of the performance counters: gpm, dcgm:<host:port>, none
     "steady",  # whether the step time was in steady state: yes, no, too_short

@@ -6,6 +6,7 @@ over that of the fewest GPUs measured in the same series; its interval is that o
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -79,7 +80,12 @@ def sections(build: TableBuilder) -> list[Section]:
             title="Scaling over GPUs",
             workload="scaling",
             paragraphs=[_METHOD, *(f"{_capital(series.label)}: {_verdict(series)}." for series in found)],
-            tables=[_table(build, found), nemo.scaling(build), nemo.gpu_comparison(build)],
+            tables=[
+                _table(build, found),
+                *_communication(build, found),
+                nemo.scaling(build),
+                nemo.gpu_comparison(build),
+            ],
             figures=figures,
         )
     ]
@@ -121,6 +127,44 @@ def _table(build: TableBuilder, found: list[Series]) -> Table:
         f"times images of the data set over images/s. Energy is that of all GPUs. {ONE_RUN if one_run else INTERVALS}"
     )
     return build.table("scaling", "Scaling over GPUs", columns, rows, note=note)
+
+
+def _communication(build: TableBuilder, found: list[Series]) -> Iterator[Table]:
+    """Yield the time in communication, of the runs of these series that have a profile with some."""
+    if "profile" not in build.runs.columns:
+        return
+    facts = {
+        run_id: json.loads(profile).get("communication") or {}
+        for run_id, profile in build.runs.select("run_id", "profile").drop_nulls().iter_rows()
+    }
+    cells = {tuple(cell["run_ids"]): cell for series in found for cell in series.cells}
+    rows = []
+    for cell in cells.values():
+        profiled = [facts[run_id] for run_id in cell["run_ids"] if facts.get(run_id)]
+        for call in sorted({call for calls in profiled for call in calls}):
+            runs = [calls[call] for calls in profiled if call in calls]
+            total, whole = (_mean([run[name] for run in runs]) for name in ("ms", "call_ms"))
+            exposed = _mean([run["exposed_ms"] for run in runs])
+            beside = None if total is None or exposed is None else total - exposed
+            share = 100 * exposed / whole if exposed is not None and whole else None
+            keys = [gpu_label(cell["gpu"]), cell["site"], cell[recipe_labels.COLUMN] or DASH]
+            counts = [cell["batch"], cell["gpus"], cell["nodes"], len(runs)]
+            values = [total, beside, exposed, share]
+            rows.append([*keys, *map(str, counts), call, *map(number, values)])
+    if not rows:
+        return
+    columns = ["GPU", "Site", "Recipe", "Batch per GPU", "GPUs", "Nodes", "Profiles", "Call"]
+    columns += ["Communication [ms]", "Beside other kernels [ms]", "Exposed [ms]", "Exposed [% of call]"]
+    note = (
+        "Of profiled steps of rank 0, which are no measurement of speed. A kernel of communication also waits for the "
+        "other GPUs. Exposed: no other kernel ran at the same time; on a CPU that is not known."
+    )
+    yield build.table("communication", "Time in communication", columns, rows, note=note)
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _gpu_hours(cell: Cell, images: int | None) -> float | None:

@@ -51,6 +51,7 @@ _COPIES = f"({_COPIES}|_scaled_dot_product_([a-z]+_)*attention(_backward)?)"
 RULES: tuple[tuple[str, KernelClass, str], ...] = (
     ("^autograd::|Backward[0-9]+$", _C.OTHER, "autograd"),  # on a CPU: they contain the operators that count
     ("nccl", _C.COMMUNICATION, "NCCL"),
+    ("^(gloo:|c10d::)", _C.COMMUNICATION, "gloo"),
     ("^Memcpy", _C.COPY, "memcpy"),
     ("^Memset", _C.COPY, "memset"),
     ("multi_tensor_apply|adam|^Optimizer[.]|kOptimizer|kPreconditionOptimizer|_foreach_", _C.OPTIMIZER, ""),

@@ -258,6 +258,14 @@ class MemoryPeaks(msgspec.Struct, kw_only=True):
     reserved_peak_mib: float | None = None
 
 
+class Communication(msgspec.Struct, kw_only=True):
+    """How long the GPUs of a profiled call exchanged data, with the time that they waited for each other in it."""
+
+    ms: float
+    exposed_ms: float | None = None  # no other kernel ran beside it; null on a CPU
+    call_ms: float  # from the first kernel to the last
+
+
 class ProfileFacts(msgspec.Struct, kw_only=True):
     """What was profiled after the measured windows; the kernels are in the tables `kernel_times`, `kernel_counters`."""
 
@@ -265,6 +273,7 @@ class ProfileFacts(msgspec.Struct, kw_only=True):
     calls: list[str] = []
     traces: list[str] = []  # relative to the run directory
     problems: list[str] = []  # why a call, a trace or a kernel is missing
+    communication: dict[str, Communication] = {}  # by call, of several GPUs
 
     @property
     def counts(self) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import msgspec
 
 from inpaint_bench.core.kernel_names import KernelClass, classify
+from inpaint_bench.core.records import Communication
 
 
 class KernelEvent(msgspec.Struct, kw_only=True):
@@ -61,3 +63,25 @@ def idle_gaps(events: Iterable[KernelEvent]) -> list[Gap]:
         if last is None or event.end_us > last.end_us:
             last = event
     return sorted(gaps, key=lambda gap: -gap.us)
+
+
+def communication(events: Sequence[KernelEvent]) -> Communication | None:
+    """Return how long communication ran, and how much of that without another kernel; None where there was none."""
+    # At each time how many kernels of either kind begin, less those that end.
+    changes: defaultdict[float, list[int]] = defaultdict(lambda: [0, 0])
+    for event in events:
+        other = classify(event.name).kind is not KernelClass.COMMUNICATION
+        changes[event.start_us][other] += 1
+        changes[event.end_us][other] -= 1
+    times = sorted(changes)
+    total_us = exposed_us = 0.0
+    communicating = computing = 0
+    for start_us, end_us in pairwise(times):
+        communicating += changes[start_us][0]
+        computing += changes[start_us][1]
+        if communicating:
+            total_us += end_us - start_us
+            exposed_us += 0 if computing else end_us - start_us
+    if not total_us:
+        return None
+    return Communication(ms=total_us / 1e3, exposed_ms=exposed_us / 1e3, call_ms=(times[-1] - times[0]) / 1e3)

@@ -43,7 +43,10 @@ def record(call: Callable[[], object], device: torch.device, trace: Path | None 
         KernelEvent(
             name=event.name,
             start_us=event.time_range.start,
-            end_us=event.time_range.end if cuda else event.time_range.start + event.self_cpu_time_total,
+            # gloo works in threads of its own, whose operators have no time of the processor.
+            end_us=event.time_range.end
+            if cuda or event.name.startswith("gloo:")
+            else event.time_range.start + event.self_cpu_time_total,
         )
         for event in events
     ]

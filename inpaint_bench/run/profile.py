@@ -18,7 +18,7 @@ from inpaint_bench.core.kernel_names import IDLE
 from inpaint_bench.core.records import ProfileFacts
 from inpaint_bench.core.schema import KERNEL_TIMES, TRACES, file_metadata
 from inpaint_bench.core.tables import SCHEMAS
-from inpaint_bench.profiling.kernel_times import idle_gaps, kernel_totals
+from inpaint_bench.profiling.kernel_times import communication, idle_gaps, kernel_totals
 from inpaint_bench.profiling.record import record, synchronize
 from inpaint_bench.telemetry.storage.parts import PartWriter
 from inpaint_bench.workloads import MeasuringWorkload, ProfiledCall, TrainingWorkload
@@ -86,6 +86,10 @@ def _profile_call(
         rows.append(
             call=call.name, measured=call.measured, kind=IDLE, detail="", kernel="", launches=len(gaps), ms=idle_ms
         )
+    if exchanged := communication(events):
+        if device.type != "cuda":
+            exchanged.exposed_ms = None  # operators have a length there, but their own part of it no place
+        facts.communication[call.name] = exchanged
     facts.calls.append(call.name)
     size = trace.stat().st_size if trace.exists() else 0
     if 0 < size <= MAX_TRACE_BYTES:

@@ -14,8 +14,8 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.kernel_names import KernelClass
 from inpaint_bench.core.paths import conf_dir
-from inpaint_bench.core.records import write_record
-from inpaint_bench.profiling.kernel_times import KernelEvent, idle_gaps, kernel_totals
+from inpaint_bench.core.records import Communication, write_record
+from inpaint_bench.profiling.kernel_times import KernelEvent, communication, idle_gaps, kernel_totals
 from tests.benchmarks.test_predict_cards import made_up
 
 TINY = shlex.split("gpu=cpu model=tiny_inpaint telemetry=none data.resolution_px=64 batch=2 data.num_images=4")
@@ -77,6 +77,13 @@ class TestTotals:
         events = [KernelEvent(name=f"k{i}", start_us=a, end_us=b) for i, (a, b) in enumerate(times)]
         gaps = idle_gaps(events)
         assert [(gap.us, gap.after, gap.before) for gap in gaps] == [(4, "k1", "k3"), (1, "k3", "k5")]
+
+    def test_communication_is_exposed_only_where_no_other_kernel_runs(self) -> None:
+        nccl = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+        times = [("gemm", 0, 10), (nccl, 5, 20), (nccl, 18, 22), ("add", 12, 14), ("adam", 24, 30)]
+        events = [KernelEvent(name=name, start_us=1e3 * a, end_us=1e3 * b) for name, a, b in times]
+        assert communication(events) == Communication(ms=17, exposed_ms=10, call_ms=30)
+        assert communication([event for event in events if event.name != nccl]) is None
 
     def test_a_file_that_is_no_profile_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "x.json").write_text("{}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import polars as pl
 import pytest
 
 from analysis.report import scaling
@@ -34,6 +36,20 @@ def runs(*cells: tuple[int, int, int, float], n: int = 3) -> TableBuilder:
         for seed in range(n)
     ]
     return TableBuilder(runs=frame(*rows))
+
+
+def test_time_in_communication_is_of_the_profiled_runs_of_several_gpus() -> None:
+    build = runs((1, 1, 16, 40.0), (1, 2, 16, 78.0))
+    assert "communication" not in {table.id for table in section(build)[0].tables}
+    facts = json.dumps({"communication": {"step": {"ms": 30.0, "exposed_ms": 10.0, "call_ms": 400.0}}})
+    profiled = pl.when(pl.col("gpus") == 2).then(pl.lit(facts)).otherwise(pl.lit('{"calls": ["step"]}'))
+    build.runs = build.runs.with_columns(profile=profiled)
+    (table,) = [table for table in section(build)[0].tables if table.id == "communication"]
+    (row,) = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    assert (row["GPUs"], row["Profiles"], row["Call"]) == ("2", "3", "step")
+    milliseconds = [row[f"{name} [ms]"] for name in ("Communication", "Beside other kernels", "Exposed")]
+    assert milliseconds == ["30.0", "20.0", "10.0"]
+    assert row["Exposed [% of call]"] == "2.50"
 
 
 def section(build: TableBuilder) -> tuple[Section, dict[tuple[str, str, str], dict[str, str]]]:
