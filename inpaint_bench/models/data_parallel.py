@@ -59,7 +59,7 @@ class DataParallel:
         self.sharding = components.recipe.sharding
         self.network: nn.Module = network
         if self.sharding == "fsdp2":
-            sharding.shard_network(network)
+            sharding.shard_network(network, components.device)
             components.make_optimizers = sharding.in_two_groups(components.make_optimizers)
         else:
             self.network = self.ddp = self._ddp(components, network)

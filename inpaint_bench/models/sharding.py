@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -42,12 +43,13 @@ def _settings(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {name: value for name, value in optimizer.defaults.items() if name in accepted}
 
 
-def shard_network(unet: nn.Module) -> None:
+def shard_network(unet: nn.Module, device: torch.device) -> None:
     """Divide every weight of the UNet among the ranks. A block gathers its weights before it runs, and drops them."""
     network: Any = unet
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for module in (*network.down_blocks, network.mid_block, *network.up_blocks, network):
-        fully_shard(module)
-        if dist.get_backend() == "gloo":
+        fully_shard(module, mesh=mesh)
+        if device.type == "cpu":
             module.set_force_sum_reduction_for_comms(True)  # gloo cannot average
 
 
