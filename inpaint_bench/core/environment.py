@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from . import snapshot
 from .files import read_json
 from .paths import ROOT
 from .schema import SNAPSHOT
@@ -77,19 +78,22 @@ def slurm() -> dict[str, Any] | None:
 def code_state(root: Path = ROOT) -> dict[str, Any] | None:
     """Return the commit of the code, from the snapshot beside the packages or else from the checkout, or None."""
     # A job runs from the snapshot, which has no .git; the checkout may have changed since it was taken.
-    snapshot = _try(read_json, root / SNAPSHOT)
-    if isinstance(snapshot, dict):
-        git = snapshot.get("git") or {}
-        return {**git, "content_sha256": snapshot.get("content_sha256")}
+    taken = _try(read_json, root / SNAPSHOT)
+    if isinstance(taken, dict):
+        git = taken.get("git") or {}
+        return {**git, "content_sha256": taken.get("content_sha256")}
     return git_state(root)
 
 
 def git_state(root: Path) -> dict[str, Any] | None:
-    """Return commit, dirtiness (untracked files count) and remote of a checkout, or None where `root` is not one."""
+    """Return commit, dirtiness and remote of a checkout, or None where `root` is not one.
+
+    Dirty is what a job could run: photographs and results beside the code do not count, its untracked files do.
+    """
     # Checked here because git would also find an outer repository that happens to hold an installation.
     if not (root / ".git").exists():
         return None
-    status = _git(root, "status", "--porcelain")
+    status = _git(root, "status", "--porcelain", "--", *snapshot.PACKAGES, "conf", "slurm_templates")
     remote = _git(root, "config", "--get", "remote.origin.url")
     return {
         "commit": _git(root, "rev-parse", "--verify", "HEAD"),

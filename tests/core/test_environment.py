@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from pathlib import Path
 
@@ -49,6 +50,23 @@ def test_code_state_comes_from_the_snapshot_if_there_is_one(tmp_path: Path) -> N
     (tmp_path / "snapshot.json").write_text(json.dumps(record))
     state = environment.code_state(tmp_path)
     assert state == {"commit": "123", "dirty": False, "remote": None, "content_sha256": "abc"}
+
+
+@pytest.mark.subprocess
+def test_photographs_in_a_checkout_are_no_change_of_its_code(tmp_path: Path) -> None:
+    def dirty() -> bool | None:
+        state = environment.git_state(tmp_path)
+        assert state is not None
+        return state["dirty"]
+
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    assert dirty() is False
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "one.jpg").write_bytes(b"photograph")
+    assert dirty() is False
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "mine.yaml").write_text("name: mine")
+    assert dirty() is True
 
 
 def test_folder_without_checkout_has_no_commit(tmp_path: Path) -> None:
