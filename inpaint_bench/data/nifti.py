@@ -84,7 +84,10 @@ class NiftiFolder:
         return msgspec.structs.replace(self._facts, identity=self._digest.hexdigest())
 
     def read(self, shape: VolumeShape, sides: Sides, *, held_out: bool) -> list[tuple[Volume, Volume]]:
-        """Return images [C, *sides] in -1..1 and one-hot labels [L, *sides] of each volume. Raises UserError."""
+        """Return images [C, *sides] in -1..1 and one-hot labels [L, *sides] of each volume, axial slices first.
+
+        Raises UserError.
+        """
         return [self._read(name, shape, sides) for name in self._names[held_out]]
 
     def _read(self, name: str, shape: VolumeShape, sides: Sides) -> tuple[Volume, Volume]:
@@ -112,8 +115,9 @@ class NiftiFolder:
             raise UserError(
                 f"{label_path}: has the labels {shown}; this network takes 1 to {shape.label_channels}, and 0 for none"
             )
-        images = np.moveaxis(values, 3, 0).astype(np.float32)
-        one_hot = (numbers == known[1:, None, None, None]).astype(np.float32)
+        # Depth first, as Med-DDPM transposes its volumes: [C, bottom to top, back to front, left to right].
+        images = np.ascontiguousarray(values.T, dtype=np.float32)
+        one_hot = (known[1:, None, None, None] == numbers.T).astype(np.float32)
         if shape.crop:
             images, one_hot = _crop(images, sides), _crop(one_hot, sides)
         images = _scale(images, image_path)
@@ -156,8 +160,8 @@ def write_synthetic(out: Path, pairs: Iterable[tuple[Volume, Volume]]) -> None:
         raise UserError(f"prepare.out={out}: exists already; nothing was written")
     with replacing_folder(out, IMAGES) as folder:
         for number, (images, one_hot) in enumerate(pairs):
-            values = np.moveaxis(np.rint(images * LEVELS).astype(np.int16), 0, 3)
-            labels = (one_hot * np.arange(1, len(one_hot) + 1)[:, None, None, None]).sum(0).astype(np.uint8)
+            values = np.rint(images * LEVELS).astype(np.int16).T
+            labels = (one_hot * np.arange(1, len(one_hot) + 1)[:, None, None, None]).sum(0).astype(np.uint8).T
             for kind, array in ((IMAGES, values[..., 0] if len(images) == 1 else values), (LABELS, labels)):
                 (folder / kind).mkdir(exist_ok=True)
                 nibabel.save(nibabel.Nifti1Image(array, np.eye(4)), folder / kind / f"volume-{number:04d}.nii.gz")

@@ -74,9 +74,10 @@ def test_whole_heads_are_resampled_and_the_others_cropped_or_padded(tmp_path):
     save(root / "labels" / "a.nii", np.full((40, 16, 16), 4, np.int16))
     images, labels = read(root, "brats", (32, 16, 32))
     assert (images.shape, labels.shape) == ((4, 32, 16, 32), (4, 32, 16, 32))
-    assert images[0, :, 0, 16].tolist() == pytest.approx(np.linspace(-1, 1, 32).tolist(), abs=1e-6)
-    assert (images[:, :, :, :8] == -1).all()
-    assert (labels[3, :, :, 8:24] == 1).all()
+    # From left to right in the last axis, from bottom to top in the first.
+    assert images[0, 16, 0].tolist() == pytest.approx(np.linspace(-1, 1, 32).tolist(), abs=1e-6)
+    assert (images[:, :8] == -1).all()
+    assert (labels[3, 8:24] == 1).all()
     assert labels.sum() == 32 * 16 * 16
 
 

@@ -37,7 +37,7 @@ class VolumeShape:
 
 SHAPES = {
     "whole_head": VolumeShape(image_channels=1, label_channels=2, volume=(128, 128, 128), attention_at=(8,)),
-    "brats": VolumeShape(image_channels=4, label_channels=4, volume=(192, 192, 144), blocks=2, crop=True),
+    "brats": VolumeShape(image_channels=4, label_channels=4, volume=(144, 192, 192), blocks=2, crop=True),
     # For tests and demonstrations, never for results.
     "tiny": VolumeShape(
         image_channels=1, label_channels=2, volume=(16, 16, 16), channels=32, multipliers=(1, 2), attention_at=(2,)
