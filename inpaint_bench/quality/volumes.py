@@ -49,9 +49,9 @@ def ms_ssim(volumes: Tensor, reference: Tensor) -> float:
 
 
 def write_slices(path: Path, columns: Mapping[str, Tensor], rows: int = 4) -> None:
-    """Write a PNG: a row per volume, a column per name, each the middle slice of [N, X, Y, Z] in -1..1.
+    """Write a PNG: a row per volume, a column per name, each the middle slice of [N, Z, Y, X] in -1..1.
 
-    The axes are those of NIfTI, so that slices are axial, with the front at the top and the left at the left.
+    Axes go from bottom to top, back to front and left to right: slices are axial, their front at the top.
     """
     first = next(iter(columns.values()))
     count = min(rows, len(first))
@@ -61,7 +61,7 @@ def write_slices(path: Path, columns: Mapping[str, Tensor], rows: int = 4) -> No
     for column, (title, volumes) in enumerate(columns.items()):
         draw.text((GAP_PX + column * side, 3), title, fill=0, font=font)
         for row in range(count):
-            middle = volumes[row, ..., volumes.shape[3] // 2].rot90().detach().float().cpu()
+            middle = volumes[row, volumes.shape[1] // 2].flip(0).detach().float().cpu()
             pixels = ((middle + 1) * 127.5).nan_to_num().round().clamp(0, 255).byte().numpy()
             cell = Image.fromarray(pixels)
             cell.thumbnail((CELL_PX, CELL_PX))

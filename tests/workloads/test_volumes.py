@@ -167,8 +167,8 @@ def test_synthetic_volumes_follow_from_their_seed_and_labels_lie_in_one_another(
 
 
 def test_slices_are_axial_with_the_front_at_the_top(tmp_path):
-    volume = torch.full((1, 12, 16, 8), -1.0)
-    volume[0, :3, 8:, 4] = 1  # left and front, in the middle of the height
+    volume = torch.full((1, 8, 16, 12), -1.0)
+    volume[0, 4, 8:, :3] = 1  # left and front, in the middle of the height
     quality.write_slices(tmp_path / "slices.png", {"Volume": volume})
     with Image.open(tmp_path / "slices.png") as picture:
         cell = np.asarray(picture)[quality.HEADER_PX :, quality.GAP_PX :][: quality.CELL_PX, : quality.CELL_PX * 3 // 4]
