@@ -82,3 +82,26 @@ def test_lock_file_fits_the_project_and_names_public_hosts_only() -> None:
 def requirement(line: str) -> tuple[str, str]:
     parsed = Requirement(line)
     return canonicalize_name(parsed.name), ",".join(sorted(map(str, parsed.specifier)))
+
+
+def test_training_of_the_user_runs_as_its_page_says(installed: Path, tmp_path: Path) -> None:
+    def bench(*arguments: str) -> str:
+        return run(installed / "inpaint-bench", *arguments, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+
+    page = (ROOT / "docs" / "own_training.md").read_text()
+    blocks = dict(re.findall(r"```(python|yaml)\n(.*?)```", page, re.DOTALL))
+    (tmp_path / "my" / "workload").mkdir(parents=True)
+    (tmp_path / "my" / "workload" / "mine.yaml").write_text(blocks["yaml"])
+    (tmp_path / "my_training.py").write_text(blocks["python"])
+    own = ("--config-dir", "my", "workload=mine", "gpu=cpu", "recipe=cpu", "telemetry=none", "site=local", *SHORT)
+    bench("launch", "-m", *own, "batch=2,4", "hydra.sweep.dir=sweep")
+    assert "2 runs merged, 2 valid" in bench("merge", "sweep", "-o", "dataset")
+    bench("report", "dataset", "-o", "report", "--export", "none")
+    assert "Workload: mine" in (tmp_path / "report" / "report.md").read_text()
+
+
+def test_module_that_does_not_exist_is_refused_by_the_dry_run(installed: Path, tmp_path: Path) -> None:
+    command = [installed / "inpaint-bench", "launch", "-m", "workload.module=nowhere", "gpu=h200", "dry_run=true"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "workload.module=nowhere: no such module; install it in this environment" in done.stderr

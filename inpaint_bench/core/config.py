@@ -7,6 +7,7 @@ for every point of a sweep before anything is submitted.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, is_dataclass, replace
@@ -352,6 +353,12 @@ def _check_config(bench: BenchConfig, known: Container[str] = ()) -> None:
         raise UserError(f"gpus={bench.gpus} nodes={bench.nodes}: workload {bench.workload.name} uses one GPU")
     if bench.ranks > 1 and bench.profiler == "ncu":
         raise UserError(f"gpus={bench.gpus} nodes={bench.nodes}: profile=ncu counts the kernels of one GPU")
+    # Its package only: to look for a submodule would import it, and torch with it.
+    if importlib.util.find_spec(bench.workload.module.partition(".")[0]) is None:
+        raise UserError(
+            f"workload.module={bench.workload.module}: no such module; install it in this environment, or name its "
+            "folder in PYTHONPATH"
+        )
     bench.workload.check(bench)
 
 
