@@ -186,6 +186,7 @@ def rerun(
     repeats: Annotated[str | None, Option(metavar="N|auto", help="Add replicates instead, up to N per cell.")] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Show what would be submitted, submit nothing.")] = False,
     wait: Annotated[bool, Option("--wait", help="Return when all points have finished.")] = False,
+    as_json: Annotated[bool, Option("--json", help="With --dry-run: print JSON instead of tables.")] = False,
 ) -> None:
     """Resubmit the points of a sweep that did not complete.
 
@@ -195,6 +196,13 @@ def rerun(
     """
     from .rerun import run_rerun
 
+    if as_json:
+        from inpaint_bench.core.console import output
+
+        if not dry_run:
+            raise UserError("--json: only together with --dry-run; `status --json` tells what was submitted")
+        output.as_json = True
+        output.adjust_log()
     run_rerun(sweep, changes or [], only=only, repeats=repeats, dry_run=dry_run, wait=wait)
 
 

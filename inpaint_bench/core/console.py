@@ -24,7 +24,7 @@ class Output:
     """What the command line asked for."""
 
     quiet: bool = False  # no tables, and of the log only warnings
-    as_json: bool = False  # one JSON document on standard output; what is logged goes to standard error
+    as_json: bool = False  # one JSON document on standard output, no tables; what is logged goes to standard error
 
     def adjust_log(self) -> None:
         """Apply it to the log as it was configured just before."""
@@ -47,8 +47,9 @@ class Terminal(Console):
 
 def console() -> Terminal:
     """Return a console as wide as the terminal, or PIPE_WIDTH wide where the output is a pipe or a file."""
-    terminal = Terminal(quiet=output.quiet)
-    return terminal if terminal.is_terminal else Terminal(width=PIPE_WIDTH, quiet=output.quiet)
+    quiet = output.quiet or output.as_json
+    terminal = Terminal(quiet=quiet)
+    return terminal if terminal.is_terminal else Terminal(width=PIPE_WIDTH, quiet=quiet)
 
 
 def shell_command(verb: str, *arguments: object) -> str:

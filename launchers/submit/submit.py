@@ -18,7 +18,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from inpaint_bench.core.attempt_state import RunArtifacts
-from inpaint_bench.core.console import console, pluralize, shell_command
+from inpaint_bench.core.console import console, output, pluralize, shell_command
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.schema import CODE, JOBS
 from inpaint_bench.core.site import SiteConfig
@@ -136,6 +136,7 @@ class Submission:
     def _preview(self, points: list[Point], ledger: Ledger) -> list[JobReturn]:
         if points:
             self._check(points, ledger)
+        if points or output.as_json:
             number = 0 if self.new_sweep else _next_group_number(ledger)
             preview(points, self.folder, self._sweep(ledger).sweep_id, number)
         return [_placeholder_result(point) for point in points]

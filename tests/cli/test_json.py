@@ -52,6 +52,7 @@ def test_quiet_dry_run_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixt
     [
         (["-q", "launch", "gpu=a40"], "write it after launch"),
         (["launch", "-m", "gpu=a40", "--json"], "--json: only together with --dry-run"),
+        (["rerun", "nowhere", "--json"], "--json: only together with --dry-run"),
     ],
 )
 def test_options_out_of_place_are_refused(

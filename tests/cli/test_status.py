@@ -278,7 +278,7 @@ class TestOnSlurm:
         folder = tmp_path_factory.mktemp("status") / "sweep"
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("INPAINT_BENCH_TESTBED", str(testbed.state))
-            broken = "workload.module=inpaint_bench.workloads.finetune_inpaint,no.such.module"
+            broken = "workload.module=inpaint_bench.workloads.finetune_inpaint,inpaint_bench.missing"
             overrides = ["gpu=h200", "batch=2", broken, "profile=testbed", "wait=true", *QUICK]
             assert launch.main(["-m", *overrides, f"hydra.sweep.dir={folder}"]) == 1
         return folder
@@ -312,7 +312,7 @@ class TestOnSlurm:
         assert app.main(["status", str(copy), "--point", "1"]) != 2
         out = capsys.readouterr().out
         assert "sacct: FAILED, exit code 1:0, on gpuh001" in out
-        assert any(line.strip().startswith("| ") and "no.such.module" in line for line in out.splitlines())
+        assert any(line.strip().startswith("| ") and "inpaint_bench.missing" in line for line in out.splitlines())
 
     def test_each_site_is_queried_once_for_all_points_and_sacct_not_again(self, copy, capsys, tmp_path, monkeypatch):
         calls = tmp_path / "calls"

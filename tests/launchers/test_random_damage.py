@@ -24,7 +24,7 @@ NUM_MUTATIONS = 500
 HANG_S = 60  # a command takes half a second on an idle machine
 QUICK = ["data.num_images=16", "workload.warmup_steps=1", "workload.measure_steps=2", "workload.min_measure_s=0"]
 # Two points here, of which one fails; two more wait in a plan file.
-BROKEN = "workload.module=inpaint_bench.workloads.finetune_inpaint,no.such.module"
+BROKEN = "workload.module=inpaint_bench.workloads.finetune_inpaint,inpaint_bench.missing"
 POINTS = ["profile=demo", "gpu=a40,h200", BROKEN, "sites.delta.connect.method=slurm"]
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from inpaint_bench import launch
 from inpaint_bench.cli import app
+from inpaint_bench.core import console
 from inpaint_bench.core.errors import PointsFailedError
 from inpaint_bench.core.schema import PLAN_PATTERN
 from launchers.status.waiting import wait
@@ -22,7 +23,7 @@ from launchers.sweep.sweep_record import SweepRecord
 from tests.launchers.sweeps import planned_rows
 
 QUICK = ["data.num_images=16", "workload.warmup_steps=1", "workload.measure_steps=2", "workload.min_measure_s=1"]
-BROKEN = "workload.module=inpaint_bench.workloads.finetune_inpaint,no.such.module"  # the second of two points raises
+BROKEN = "workload.module=inpaint_bench.workloads.finetune_inpaint,inpaint_bench.missing"  # the second point raises
 
 
 def sweep(folder: Path, *overrides: str) -> int:
@@ -54,7 +55,7 @@ class TestThisMachine:
         good, bad = status_of(folder, capsys)
         assert good["state"] == "completed"
         assert (bad["state"], bad["reason"]) == ("failed", "app_error")
-        assert "no.such.module" in bad["message"]
+        assert "inpaint_bench.missing" in bad["message"]
 
     def test_manifest_identifies_the_attempt(self, broken):
         folder, _ = broken
@@ -62,6 +63,15 @@ class TestThisMachine:
         assert (first["point"], first["attempt"], first["site"]) == (0, 1, "grace")
         assert first["sweep_id"] == Ledger.open(folder).sweep.sweep_id
         assert first["environment"]["git"] is not None
+
+    @pytest.mark.parametrize(("named", "expected"), [([], []), (["--only", "app_error"], [2])])
+    def test_dry_rerun_prints_its_plan_as_json(self, broken, named, expected, capsys, monkeypatch):
+        folder, _ = broken
+        monkeypatch.setattr(console.output, "as_json", False)
+        capsys.readouterr()
+        assert app.main(["rerun", str(folder), "--dry-run", "--json", *named]) == 0
+        plan = json.loads(capsys.readouterr().out)
+        assert [point["batch"] for array in plan["arrays"] for point in array["points"]] == expected
 
     def test_rerun_submits_only_failures_as_new_attempts(self, broken, capsys):
         folder, _ = broken
@@ -309,7 +319,7 @@ class TestTwoClusters:
         good, bad = status_of(folder, capsys)
         assert testbed.ended("delta", [good["job_id"], bad["job_id"]]) == ["COMPLETED", "FAILED"]
         assert (bad["reason"], bad["state"]) == ("app_error", "failed")
-        assert "no.such.module" in bad["message"]
+        assert "inpaint_bench.missing" in bad["message"]
         assert app.main(["rerun", str(folder), "--only", "app_error", "--wait"]) == 1
         assert [point["attempt"] for point in status_of(folder, capsys)] == [1, 2]
 
