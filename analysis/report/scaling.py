@@ -40,9 +40,9 @@ class Series:
     @property
     def label(self) -> str:
         """Return what the series is called."""
-        cell, each = self.cells[0], "per GPU" if self.kind == "weak" else "in total"
+        cell, scope = self.cells[0], "per GPU" if self.kind == "weak" else "in total"
         recipe = cell[recipe_labels.COLUMN] or DASH
-        return f"{self.kind}, {gpu_label(cell['gpu'])} ({cell['site']}), {recipe}, batch {self.batch} {each}"
+        return f"{self.kind}, {gpu_label(cell['gpu'])} ({cell['site']}), {recipe}, batch {self.batch} {scope}"
 
     def ideal(self, cell: Cell) -> float:
         """Return the rate at the efficiency of the fewest GPUs."""
@@ -69,20 +69,20 @@ class Series:
 
 def sections(build: TableBuilder) -> list[Section]:
     """Return the section on scaling; empty where no cell has another number of GPUs than one like it."""
-    found = list(find_series(build.all_cells))
-    if not found:
+    all_series = list(find_series(build.all_cells))
+    if not all_series:
         return []
-    figures = [_figure(found)]
+    figures = [_figure(all_series)]
     if build.demonstration:
         figures = [replace(figure, title=f"Demonstration: {figure.title}") for figure in figures]
     return [
         Section(
             title="Scaling over GPUs",
             workload="scaling",
-            paragraphs=[_METHOD, *(f"{_capital(series.label)}: {_verdict(series)}." for series in found)],
+            paragraphs=[_METHOD, *(f"{_capital(series.label)}: {_verdict(series)}." for series in all_series)],
             tables=[
-                _table(build, found),
-                *_communication(build, found),
+                _table(build, all_series),
+                *_communication(build, all_series),
                 nemo.scaling(build),
                 nemo.gpu_comparison(build),
             ],
@@ -108,12 +108,12 @@ def find_series(cells: pl.DataFrame) -> Iterator[Series]:
                     yield Series(kind=kind, batch=rows[column][0], cells=rows.to_dicts())
 
 
-def _table(build: TableBuilder, found: list[Series]) -> Table:
+def _table(build: TableBuilder, all_series: list[Series]) -> Table:
     columns = ["Scaling", "GPU", "Site", "Recipe", "Batch per GPU", "Batch in total", "GPUs", "Nodes", "n"]
     columns += [METRICS[_RATE].heading, "Ideal [images/s]", "Efficiency [%]", "GPU-hours per epoch", "Energy [J/image]"]
     epochs = dict(build.runs.select("run_id", "dataset_images").iter_rows())
     rows = []
-    for series, cell in ((one, cell) for one in found for cell in one.cells):
+    for series, cell in [(curve, cell) for curve in all_series for cell in curve.cells]:
         keys = [gpu_label(cell["gpu"]), cell["site"], cell[recipe_labels.COLUMN] or DASH]
         counts = [cell["batch"], cell["total"], cell["gpus"], cell["nodes"], cell["n"]]
         images = {epochs.get(run_id) for run_id in cell["run_ids"]}
@@ -121,7 +121,7 @@ def _table(build: TableBuilder, found: list[Series]) -> Table:
         hours = None if len(images) > 1 else _gpu_hours(cell, images.pop())
         rates = [mean_text(cell, _RATE), number(series.ideal(cell)), series.efficiency(cell) or DASH, number(hours)]
         rows.append([series.kind, *keys, *map(str, counts), *rates, mean_text(cell, "joules_per_image")])
-    one_run = all(cell["n"] == 1 for series in found for cell in series.cells)
+    one_run = all(cell["n"] == 1 for series in all_series for cell in series.cells)
     note = (
         "Ideal: the rate per GPU of the fewest GPUs, which are the reference and have no efficiency. GPU-hours: GPUs "
         f"times images of the data set over images/s. Energy is that of all GPUs. {ONE_RUN if one_run else INTERVALS}"
@@ -129,7 +129,7 @@ def _table(build: TableBuilder, found: list[Series]) -> Table:
     return build.table("scaling", "Scaling over GPUs", columns, rows, note=note)
 
 
-def _communication(build: TableBuilder, found: list[Series]) -> Iterator[Table]:
+def _communication(build: TableBuilder, all_series: list[Series]) -> Iterator[Table]:
     """Yield the time in communication, of the runs of these series that have a profile with some."""
     if "profile" not in build.runs.columns:
         return
@@ -137,7 +137,7 @@ def _communication(build: TableBuilder, found: list[Series]) -> Iterator[Table]:
         run_id: json.loads(profile).get("communication") or {}
         for run_id, profile in build.runs.select("run_id", "profile").drop_nulls().iter_rows()
     }
-    cells = {tuple(cell["run_ids"]): cell for series in found for cell in series.cells}
+    cells = {tuple(cell["run_ids"]): cell for series in all_series for cell in series.cells}
     rows = []
     for cell in cells.values():
         profiled = [facts[run_id] for run_id in cell["run_ids"] if facts.get(run_id)]
@@ -182,9 +182,9 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _figure(found: list[Series]) -> base.Figure:
+def _figure(all_series: list[Series]) -> base.Figure:
     """Draw images/s over the number of GPUs, both on logarithmic axes, with the ideal of each series."""
-    shown = found[: len(svg.SERIES)]
+    shown = all_series[: len(svg.SERIES)]
     points = [
         {
             "series": series.label,
@@ -211,7 +211,7 @@ def _figure(found: list[Series]) -> base.Figure:
         *base.whiskers(rows, x, colour),
         chart.mark_point(filled=True, size=60, opacity=1).encode(x, y, colour),
     )
-    omitted = len(found) - len(shown)
+    omitted = len(all_series) - len(shown)
     run_ids = [run_id for series in shown for cell in series.cells for run_id in cell["run_ids"]]
     caption = [
         "Dashed: the rate per GPU of the fewest GPUs, times GPUs. Both axes are logarithmic.",

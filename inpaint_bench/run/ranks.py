@@ -130,9 +130,9 @@ def await_rendezvous(run_dir: Path) -> Rendezvous:
     """Wait for the rendezvous of this start of the job. Raises UserError where rank 0 publishes none in time."""
     deadline = time.monotonic() + MEETING_S
     while time.monotonic() < deadline:
-        found = read_record(run_dir / RENDEZVOUS, Rendezvous)
-        if found and found.start == job_start():
-            return found
+        rendezvous = read_record(run_dir / RENDEZVOUS, Rendezvous)
+        if rendezvous and rendezvous.start == job_start():
+            return rendezvous
         time.sleep(0.2)
     raise UserError(f"rank 0 published no address in {run_dir / RENDEZVOUS} within {MEETING_S:g} s")
 
