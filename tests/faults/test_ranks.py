@@ -11,6 +11,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from analysis.dataset import open_dataset
 from inpaint_bench import launch
 from inpaint_bench.cli import app
 from inpaint_bench.core.files import read_json
@@ -71,9 +72,13 @@ def test_each_node_of_a_run_has_its_own_telemetry(testbed: Bed, tmp_path: Path, 
     assert app.main(["merge", str(folder), str(one), "-o", str(tmp_path / "both")]) == 0
     assert app.main(["report", str(tmp_path / "both"), "-o", str(tmp_path / "report")]) == 0
     assert "Scaling over GPUs" in (tmp_path / "report" / "report.md").read_text()
-    # All four play one recording at nearly the same time.
-    alone = pl.read_parquet(tmp_path / "both" / "runs.parquet").filter(gpus=1).row(0, named=True)
-    assert run["power_w"] == pytest.approx(4 * alone["power_w"], rel=0.3)
+    dataset = open_dataset(tmp_path / "both")
+    window = dataset.windows.filter(run_id=run["run_id"], kind="measure").row(0, named=True)
+    inside = pl.col("t_mono_ns").is_between(window["t_start_mono_ns"], window["t_end_mono_ns"])
+    samples = dataset.scan("samples_fast", run["run_id"]).filter(inside).collect()
+    cards = samples.group_by("gpu_uuid").agg(pl.col("power_instant_w").mean())
+    assert cards.height == 4
+    assert run["power_w"] == pytest.approx(cards["power_instant_w"].sum(), rel=0.3)
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
