@@ -200,7 +200,8 @@ class Bed:
     def start_controller(self, site: str) -> None:
         """Restart slurmctld from its saved state and wait until it answers."""
         self._check_site(site)
-        self._spawn(site, "slurmctld", "slurmctld", "-D", "-f", str(self.conf(site)))
+        # -R: else partitions are up again as in slurm.conf, and jobs that waited in one that was set down start.
+        self._spawn(site, "slurmctld", "slurmctld", "-D", "-R", "-f", str(self.conf(site)))
         log = self.plan.home(site) / "log" / "slurmctld.out"
         wait_until(lambda: self._ready_nodes(site), timeout_s=60, what=f"slurmctld of {site}", logs=[log])
 
