@@ -75,6 +75,20 @@ else:
         out += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
         tl.store(y + at, out.to(y.dtype.element_ty), mask=inside)
 
+    @triton.jit
+    def _add_bias_padded(
+        x, bias, residual, y, M, H, W, C: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr
+    ):  # fmt: skip
+        """Write maps of (H + 1) x (W + 1) pixels, M in all: zeros in the last row and column."""
+        m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+        c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+        column, row, image = m % (W + 1), m // (W + 1) % (H + 1), m // (W + 1) // (H + 1)
+        inside = ((m < M) & (column < W) & (row < H))[:, None]
+        at = ((image * H + row) * W + column)[:, None].to(tl.int64) * C + c[None, :]
+        out = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) + tl.load(bias + c).to(tl.float32)[None, :]
+        out = tl.where(inside, out + tl.load(residual + at, mask=inside, other=0.0).to(tl.float32), 0.0)
+        tl.store(y + m[:, None].to(tl.int64) * C + c[None, :], out.to(y.dtype.element_ty), mask=m[:, None] < M)
+
 
 class _Geglu(torch.autograd.Function):
     """The kernels as one differentiable operation; see `geglu`."""
@@ -143,6 +157,21 @@ def add_bias(x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
         result: Tensor = _AddBias.apply(x.contiguous(), bias, residual.contiguous())
         return result
     return x + bias + residual
+
+
+def add_bias_padded(x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+    """Return x + bias + residual, [N, H, W, C] -> [N, H + 1, W + 1, C], zeros below and to the right; no gradient."""
+    if not use_triton(x):
+        return F.pad(x + bias + residual, (0, 0, 0, 1, 0, 1))
+    n, height, width, channels = x.shape
+    y = torch.empty(n, height + 1, width + 1, channels, dtype=x.dtype, device=x.device)
+    rows = y.numel() // channels
+    block_m, block_c = ADD_BIAS["rows"], largest_power_of_two_divisor(channels, ADD_BIAS["columns"])
+    _add_bias_padded[(cdiv(rows, block_m), channels // block_c)](
+        x.contiguous(), bias, residual.contiguous(), y, rows, height, width,
+        C=channels, BLOCK_M=block_m, BLOCK_C=block_c, num_warps=ADD_BIAS["warps"],
+    )  # fmt: skip
+    return y
 
 
 class _Linear(torch.autograd.Function):

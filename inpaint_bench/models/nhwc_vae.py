@@ -14,7 +14,7 @@ from torch import Tensor
 
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.kernels.group_norm import group_norm
-from inpaint_bench.kernels.pointwise import add_bias
+from inpaint_bench.kernels.pointwise import add_bias, add_bias_padded
 
 from .networks import LATENT_CHANNELS
 from .nhwc_unet import conv3x3
@@ -50,14 +50,15 @@ class NhwcBlocks:
         (y,) = group_norm(x.flatten(1, 2), weight, offset, groups=self.groups, eps=EPS, silu=silu, shift=shift)
         return y.unflatten(1, x.shape[1:3])
 
-    def _resnet(self, x: Tensor, name: str) -> Tensor:
+    def _resnet(self, x: Tensor, name: str, padded: bool = False) -> Tensor:
+        """Run a residual block on [N, H, W, C]; `padded` appends a row and a column of zeros."""
         w = self.weights
         y = conv3x3(self._norm(x, f"{name}.norm1", silu=True), w[f"{name}.conv1.weight"])
         y = conv3x3(self._norm(y, f"{name}.norm2", silu=True, bias=f"{name}.conv1.bias"), w[f"{name}.conv2.weight"])
         bias = w[f"{name}.conv2.bias"]
         if f"{name}.conv_shortcut.weight" in w:
             x, bias = F.linear(x, w[f"{name}.conv_shortcut.weight"]), bias + w[f"{name}.conv_shortcut.bias"]
-        return add_bias(y, bias, x)
+        return (add_bias_padded if padded else add_bias)(y, bias, x)
 
     def _attention(self, x: Tensor, name: str) -> Tensor:
         """Attend over all pixels with one head, wider than any fused attention kernel: as matrix products."""
@@ -83,19 +84,16 @@ class NhwcEncoder(NhwcBlocks):
         x = conv3x3(F.pad(x, (0, PADDED - x.shape[3])), w["conv_in.weight"], w["conv_in.bias"])
         for level, (layers, halves) in enumerate(self.blocks):
             for layer in range(layers):
-                x = self._resnet(x, f"down_blocks.{level}.resnets.{layer}")
+                padded = halves and layer == layers - 1  # diffusers pads below and to the right only, before it halves
+                x = self._resnet(x, f"down_blocks.{level}.resnets.{layer}", padded)
             if halves:
-                x = self._downsample(x, f"down_blocks.{level}.downsamplers.0.conv")
+                name = f"down_blocks.{level}.downsamplers.0.conv"
+                x = F.conv2d(x.permute(0, 3, 1, 2), w[f"{name}.weight"], w[f"{name}.bias"], 2).permute(0, 2, 3, 1)
         x = self._resnet(x, "mid_block.resnets.0")
         x = self._attention(x, "mid_block.attentions.0")
         x = self._resnet(x, "mid_block.resnets.1")
         x = conv3x3(self._norm(x, "conv_norm_out", silu=True), w["conv_out.weight"], w["conv_out.bias"])
         return x.permute(0, 3, 1, 2)
-
-    def _downsample(self, x: Tensor, name: str) -> Tensor:
-        """Halve the sides; diffusers pads below and to the right only."""
-        padded = F.pad(x, (0, 0, 0, 1, 0, 1)).permute(0, 3, 1, 2)
-        return F.conv2d(padded, self.weights[f"{name}.weight"], self.weights[f"{name}.bias"], 2).permute(0, 2, 3, 1)
 
 
 class NhwcDecoder(NhwcBlocks):
