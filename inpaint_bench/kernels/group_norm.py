@@ -28,7 +28,6 @@ from .reduce import sum_partials
 BLOCK_P = 32
 BLOCK_C = 64
 WARPS = 1
-LARGE_MAP = 16384  # pixels; larger maps, as a VAE's, have four times as many pixels and warps per tile
 
 try:
     import triton
@@ -234,12 +233,6 @@ else:
                 tl.store(dx2 + at, dx.to(dx2.dtype.element_ty), mask=inside)
 
 
-def _tile(pixels: int) -> tuple[int, int]:
-    """Return pixels and warps of a tile."""
-    factor = 4 if pixels > LARGE_MAP else 1
-    return BLOCK_P * factor, WARPS * factor
-
-
 class _GroupNorm(torch.autograd.Function):
     """The kernels as one differentiable operation; see `group_norm`."""
 
@@ -250,16 +243,15 @@ class _GroupNorm(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:  # fmt: skip
         n, pixels, c1 = x1.shape
         c2 = x2.shape[2] if x2 is not None else 0
-        block_p, warps = _tile(pixels)
-        channels, blocks = c1 + c2, cdiv(pixels, block_p)
+        channels, blocks = c1 + c2, cdiv(pixels, BLOCK_P)
         block_c = min(largest_power_of_two_divisor(c, BLOCK_C) for c in (c1, c2 or c1))
         grid = (n * blocks, channels // block_c)
         new: dict[str, Any] = {"dtype": torch.float32, "device": x1.device}
         means, deviations = torch.empty(2, n, blocks, channels, **new).unbind()
         other = x1 if x2 is None else x2
         _group_norm_blocks[grid](
-            x1, other, means, deviations, pixels, blocks, C1=c1, C2=c2, BLOCK_P=block_p, BLOCK_C=block_c,
-            num_warps=warps,
+            x1, other, means, deviations, pixels, blocks, C1=c1, C2=c2, BLOCK_P=BLOCK_P, BLOCK_C=block_c,
+            num_warps=WARPS,
         )  # fmt: skip
         mean, rstd = torch.empty(2, n, groups, **new).unbind()
         channel_mean = torch.empty(n, channels, **new) if shift is not None else mean
@@ -267,7 +259,7 @@ class _GroupNorm(torch.autograd.Function):
         added = x1 if shift is None else shift
         _group_norm_groups[(n, groups)](
             means, deviations, added, added.stride(0), mean, rstd, channel_mean, pixels, blocks, eps,
-            C=channels, GROUPS=groups, HAS_SHIFT=shift is not None, BLOCK_P=block_p, **joint,
+            C=channels, GROUPS=groups, HAS_SHIFT=shift is not None, BLOCK_P=BLOCK_P, **joint,
             num_warps=4 if blocks <= 128 else 16,  # maps of an encoder have thousands of blocks, too many for registers
         )  # fmt: skip
         y = torch.empty(n, pixels, channels, dtype=x1.dtype, device=x1.device)
@@ -277,11 +269,11 @@ class _GroupNorm(torch.autograd.Function):
             "GROUPS": groups,
             "SILU": silu,
             "HAS_SHIFT": shift is not None,
-            "BLOCK_P": block_p,
+            "BLOCK_P": BLOCK_P,
             "BLOCK_C": block_c,
         }
         _group_norm_forward[grid](
-            x1, other, added, added.stride(0), weight, bias, mean, rstd, y, pixels, blocks, **fixed, num_warps=warps,
+            x1, other, added, added.stride(0), weight, bias, mean, rstd, y, pixels, blocks, **fixed, num_warps=WARPS,
         )  # fmt: skip
         ctx.save_for_backward(x1, x2, weight, bias, shift, mean, rstd, channel_mean)
         ctx.set_materialize_grads(False)  # a further use without a gradient adds nothing
@@ -294,8 +286,7 @@ class _GroupNorm(torch.autograd.Function):
         x1, x2, weight, bias, shift, mean, rstd, channel_mean = ctx.saved_tensors
         n, pixels, _c1 = x1.shape
         channels, groups = weight.numel(), ctx.fixed["GROUPS"]
-        block_p, warps = _tile(pixels)
-        blocks = cdiv(pixels, block_p)
+        blocks = cdiv(pixels, BLOCK_P)
         dy = dy.contiguous()
         extra = [None if e is None else e.contiguous() for e in extras]
         first = extra[: ctx.uses] + [None] * (2 - ctx.uses)
@@ -305,7 +296,7 @@ class _GroupNorm(torch.autograd.Function):
         sums, products = torch.empty(2, n, blocks, channels, **new).unbind()
         _group_norm_backward_blocks[ctx.grid](
             dy, x1, other, added, added.stride(0), weight, bias, mean, rstd, sums, products, pixels, blocks,
-            **ctx.fixed, num_warps=warps,
+            **ctx.fixed, num_warps=WARPS,
         )  # fmt: skip
         image_sums = torch.empty(n, 2, channels, **new)  # of dz * xhat, and of dz
         mean_dz, mean_product = torch.empty(2, n, groups, **new).unbind()
@@ -320,7 +311,7 @@ class _GroupNorm(torch.autograd.Function):
             dy, x1, other, added, added.stride(0), weight, bias, mean, rstd, mean_dz, mean_product,
             *(x1 if e is None else e for e in (*first, last)), dx1, dx1 if dx2 is None else dx2, pixels, blocks,
             **ctx.fixed, EXTRA1=first[0] is not None, EXTRA2=first[1] is not None, EXTRA3=last is not None,
-            num_warps=warps,
+            num_warps=WARPS,
         )  # fmt: skip
         dweight, dbias = sum_partials(image_sums.flatten(1), weight.dtype).unflatten(0, (2, channels)).unbind()
         return dx1, dx2, dweight, dbias, dshift if shift is not None else None, None, None, None, None

@@ -50,15 +50,23 @@ class NhwcBlocks:
         (y,) = group_norm(x.flatten(1, 2), weight, offset, groups=self.groups, eps=EPS, silu=silu, shift=shift)
         return y.unflatten(1, x.shape[1:3])
 
-    def _resnet(self, x: Tensor, name: str, padded: bool = False) -> Tensor:
-        """Run a residual block on [N, H, W, C]; `padded` appends a row and a column of zeros."""
+    def _resnet(self, x: Tensor, name: str, *, bias: str | None = None, padded: bool = False) -> Tensor:
+        """Run a residual block on [N, H, W, C].
+
+        `bias` names that of the convolution before, which `x` lacks: adding it would be a pass of its own.
+        `padded` appends a row and a column of zeros.
+        """
         w = self.weights
-        y = conv3x3(self._norm(x, f"{name}.norm1", silu=True), w[f"{name}.conv1.weight"])
+        y = conv3x3(self._norm(x, f"{name}.norm1", silu=True, bias=bias), w[f"{name}.conv1.weight"])
         y = conv3x3(self._norm(y, f"{name}.norm2", silu=True, bias=f"{name}.conv1.bias"), w[f"{name}.conv2.weight"])
-        bias = w[f"{name}.conv2.bias"]
+        added = w[f"{name}.conv2.bias"]
         if f"{name}.conv_shortcut.weight" in w:
-            x, bias = F.linear(x, w[f"{name}.conv_shortcut.weight"]), bias + w[f"{name}.conv_shortcut.bias"]
-        return (add_bias_padded if padded else add_bias)(y, bias, x)
+            shortcut = w[f"{name}.conv_shortcut.weight"]
+            x, added = F.linear(x, shortcut), added + w[f"{name}.conv_shortcut.bias"]
+            added = added if bias is None else added + shortcut @ w[bias]
+        elif bias is not None:
+            added = added + w[bias]
+        return (add_bias_padded if padded else add_bias)(y, added, x)
 
     def _attention(self, x: Tensor, name: str) -> Tensor:
         """Attend over all pixels with one head, wider than any fused attention kernel: as matrix products."""
@@ -81,15 +89,17 @@ class NhwcEncoder(NhwcBlocks):
         """Encode [N, 3, R, R] in -1..1 -> [N, 8, R/8, R/8] hidden states."""
         w = self.weights
         x = image.to(w["conv_in.weight"].dtype).permute(0, 2, 3, 1)
-        x = conv3x3(F.pad(x, (0, PADDED - x.shape[3])), w["conv_in.weight"], w["conv_in.bias"])
+        x = conv3x3(F.pad(x, (0, PADDED - x.shape[3])), w["conv_in.weight"])
+        bias: str | None = "conv_in.bias"
         for level, (layers, halves) in enumerate(self.blocks):
             for layer in range(layers):
                 padded = halves and layer == layers - 1  # diffusers pads below and to the right only, before it halves
-                x = self._resnet(x, f"down_blocks.{level}.resnets.{layer}", padded)
+                x, bias = self._resnet(x, f"down_blocks.{level}.resnets.{layer}", bias=bias, padded=padded), None
             if halves:
                 name = f"down_blocks.{level}.downsamplers.0.conv"
-                x = F.conv2d(x.permute(0, 3, 1, 2), w[f"{name}.weight"], w[f"{name}.bias"], 2).permute(0, 2, 3, 1)
-        x = self._resnet(x, "mid_block.resnets.0")
+                x = F.conv2d(x.permute(0, 3, 1, 2), w[f"{name}.weight"], None, 2).permute(0, 2, 3, 1)
+                bias = f"{name}.bias"
+        x = self._resnet(x, "mid_block.resnets.0", bias=bias)
         x = self._attention(x, "mid_block.attentions.0")
         x = self._resnet(x, "mid_block.resnets.1")
         x = conv3x3(self._norm(x, "conv_norm_out", silu=True), w["conv_out.weight"], w["conv_out.bias"])
@@ -112,17 +122,18 @@ class NhwcDecoder(NhwcBlocks):
         """Decode [N, 4, R/8, R/8] -> images [N, 3, R, R]."""
         w = self.weights
         x = latents.to(w["conv_in.weight"].dtype).permute(0, 2, 3, 1)
-        x = conv3x3(F.pad(x, (0, PADDED - x.shape[3])), w["conv_in.weight"], w["conv_in.bias"])
-        x = self._resnet(x, "mid_block.resnets.0")
+        x = conv3x3(F.pad(x, (0, PADDED - x.shape[3])), w["conv_in.weight"])
+        x = self._resnet(x, "mid_block.resnets.0", bias="conv_in.bias")
         x = self._attention(x, "mid_block.attentions.0")
         x = self._resnet(x, "mid_block.resnets.1")
+        bias: str | None = None
         for level, (layers, doubles) in enumerate(self.blocks):
             for layer in range(layers):
-                x = self._resnet(x, f"up_blocks.{level}.resnets.{layer}")
+                x, bias = self._resnet(x, f"up_blocks.{level}.resnets.{layer}", bias=bias), None
             if doubles:
                 doubled = F.interpolate(x.permute(0, 3, 1, 2), scale_factor=2.0, mode="nearest").permute(0, 2, 3, 1)
                 name = f"up_blocks.{level}.upsamplers.0.conv"
-                x = conv3x3(doubled, w[f"{name}.weight"], w[f"{name}.bias"])
+                x, bias = conv3x3(doubled, w[f"{name}.weight"]), f"{name}.bias"
         x = conv3x3(self._norm(x, "conv_norm_out", silu=True), w["conv_out.weight"], w["conv_out.bias"])
         return x[..., : self.colours].permute(0, 3, 1, 2)
 

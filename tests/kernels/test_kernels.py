@@ -12,7 +12,7 @@ from torch import Tensor
 from inpaint_bench.kernels import dispatch
 from inpaint_bench.kernels.adamw import SplitMasterAdamW, masters
 from inpaint_bench.kernels.cross_attention import cross_attention
-from inpaint_bench.kernels.group_norm import LARGE_MAP, group_norm
+from inpaint_bench.kernels.group_norm import group_norm
 from inpaint_bench.kernels.layer_norm import add_layer_norm
 from inpaint_bench.kernels.pointwise import add_bias, add_bias_padded, geglu, linear
 
@@ -83,12 +83,6 @@ class TestGroupNorm:
         (right,) = group_norm(x.double(), weight.double(), bias.double(), groups=2, eps=0.0, silu=False)
         assert float((y.double() - right).abs().max()) < 1e-3
 
-    def test_a_map_of_many_pixels(self) -> None:
-        def call(x: Tensor, shift: Tensor, w: Tensor, b: Tensor) -> Any:
-            return group_norm(x, w, b, groups=2, eps=1e-6, silu=True, shift=shift)
-
-        assert_kernel_equals_reference(call, normal(1, LARGE_MAP + 40, 8), normal(1, 8), normal(8), normal(8))
-
     def test_the_weight_gradient_of_wide_maps_with_four_channels_a_group(self) -> None:
         """Regression of others: a compiled GroupNorm was silently wrong here (pytorch issue 140913)."""
 
@@ -122,7 +116,8 @@ class TestPointwise:
         padded = add_bias_padded(*(argument.float() for argument in arguments))
         reference = add_bias_padded(*arguments)
         assert reference.shape == (2, 6, 8, 24)
-        assert not reference[:, -1].any() and not reference[:, :, -1].any()
+        assert not reference[:, -1].any()
+        assert not reference[:, :, -1].any()
         torch.testing.assert_close(padded.double(), reference, rtol=TOLERANCE, atol=TOLERANCE)
 
     def test_linear(self) -> None:
