@@ -100,8 +100,15 @@ class RecipeConfig:
     tf32: bool = False  # what stays fp32 may use TF32; pinned either way, PyTorch's own default is mixed
     unet: str = one_of("diffusers", "nhwc", default="diffusers")  # nhwc: models/nhwc_unet.py, with fused kernels
     vae_encoder: str = one_of("diffusers", "nhwc", default="diffusers")  # of images in the step, without a cache
-    # of the UNet; half: all networks in the type of `precision`, without masters, to make images
+    # of the UNet; half: all networks in the type of `precision`, without masters, to make images or beneath LoRA
     weights: str = one_of("fp32", "bf16_master", "bf16_split", "bf16_stochastic", "half", default="fp32")
+    # rank of matrices that are trained beside frozen weights of the UNet (LoRA, by peft); 0: all weights are trained
+    lora_rank: int = within(0, 1024, 0)
+    lora_alpha: float | None = within(0.001, 100_000, None)  # their product is scaled by alpha / rank; null: by 1
+    # layers that get them; attention: queries, keys, values and outputs, as in diffusers' examples; transformer: also
+    # projections and feed-forward layers; all: also the convolutions
+    lora_targets: str = one_of("attention", "transformer", "all", default="attention")
+    lora_text_encoder: bool = False  # also the attention of the text encoder
     channels_last: bool = False  # convolutions in the memory format NHWC
     cudnn_benchmark: bool = False  # cuDNN measures its algorithms for each shape and takes the fastest
     cudnn_benchmark_limit: int = within(0, 1_000_000, 10)  # plans that cuDNN measures of each shape; 0: all

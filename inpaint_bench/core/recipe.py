@@ -35,6 +35,7 @@ _NAMES: dict[tuple[str, Any], str] = {
     ("precision", "fp16"): "amp_fp16",
     ("precision", "bf16"): "amp_bf16",
     ("weights", "fp32"): "weights_fp32",
+    ("lora_rank", 4): "lora",
     ("cudnn_benchmark_limit", 0): "cudnn_all_plans",
     ("compile", "default"): "compile",
     ("compile", "max-autotune-no-cudagraphs"): "compile_max-autotune_plain",

@@ -16,7 +16,7 @@ from inpaint_bench.core.errors import UnavailableError
 from inpaint_bench.core.records import LeverReport
 from inpaint_bench.models.networks import set_switches
 
-from . import data_path, execution, nhwc, numerics, parallel
+from . import data_path, execution, lora, nhwc, numerics, parallel
 from .base import Lever
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ REGISTRY: tuple[Lever, ...] = (
     numerics.Autocast(),
     numerics.Tf32(),
     numerics.Weights(),
+    lora.Rank(),
+    lora.Alpha(),
+    lora.Targets(),
+    lora.TextEncoder(),
     execution.ChannelsLast(),
     execution.CudnnBenchmark(),
     execution.CudnnBenchmarkLimit(),

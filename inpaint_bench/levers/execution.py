@@ -148,7 +148,7 @@ class GradCheckpoint(Lever):
         passes, blocks = observed.calls["unet"], observed.calls["block"]
         # Compiled or replayed code calls no module: then only the flag is known.
         active = blocks > passes if blocks else enabled
-        text = f"is_gradient_checkpointing {enabled}; the first block ran {blocks} times in {passes} UNet passes"
+        text = f"is_gradient_checkpointing {enabled}; the last block ran {blocks} times in {passes} UNet passes"
         return Verification(enabled, active, text)
 
 

@@ -67,13 +67,21 @@ class Tf32(Lever):
 
 
 class Weights(Lever):
-    """bf16 weights, without autocast around them: norms take and give bf16, their sums stay fp32 in the kernel."""
+    """bf16 weights, without autocast around them: norms take and give bf16, their sums stay fp32 in the kernel.
+
+    half, beneath LoRA, only stores the frozen networks so: autocast stays, as in diffusers' script.
+    """
 
     field = "weights"
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         if bench.recipe.weights == "half":
-            return "without fp32 masters small updates are lost: it is for making images (workload=sd_inference)"
+            if not bench.recipe.lora_rank:
+                return (
+                    "without fp32 masters small updates are lost: it is for making images (workload=sd_inference), and "
+                    "for weights that LoRA freezes (recipe.lora_rank=4)"
+                )
+            return "precision=fp32 has no half" if bench.recipe.precision == "fp32" else None
         if bench.recipe.precision == "fp16":
             return "bf16 weights and fp16 autocast exclude each other"
         if bench.recipe.optimizer != "adamw":
@@ -82,6 +90,11 @@ class Weights(Lever):
 
     def apply(self, components: StepComponents) -> None:
         kind = components.recipe.weights
+        if kind == "half":
+            networks = components.networks
+            for network in (networks.unet, networks.vae, networks.text_encoder):
+                nn.Module.to(network, DTYPES[components.recipe.precision])
+            return
         nn.Module.to(components.networks.unet, torch.bfloat16)  # diffusers' own `to` warns about modules it lacks
         components.unet_dtype = torch.bfloat16
         components.autocast_dtype = torch.bfloat16  # of the frozen networks and the location encoder, which stay fp32
@@ -100,12 +113,14 @@ class Weights(Lever):
         components.make_optimizers = make_optimizers
 
     def verify(self, observed: StepObservation) -> Verification:
-        types = sorted({_name(p.dtype) for p in observed.components.networks.unet.parameters()})
+        named = observed.components.networks.unet.named_parameters()
+        types = sorted({_name(p.dtype) for name, p in named if ".lora_" not in name})
+        expected = observed.recipe.precision if observed.recipe.weights == "half" else "bf16"
         first = observed.step.optimizers[0]
         buffers = first.buffers if isinstance(first, Bf16AdamW | SplitMasterAdamW) else {}
         moments = _name(buffers["exp_avg"].dtype) if buffers else "fp32"
         text = f"UNet parameters {', '.join(types)}, moments {moments}, optimizer {type(first).__name__}"
-        return Verification(", ".join(types), types == ["bf16"], text)
+        return Verification(", ".join(types), types == [expected], text)
 
 
 class Optimizer(Lever):

@@ -37,7 +37,7 @@ class StepObservation:
     batch: Batch = field(default_factory=dict)  # as the loader returned it
     kernels: Counter[str] = field(default_factory=Counter)  # on the device, by name
     host_events: Counter[str] = field(default_factory=Counter)  # operators and runtime calls, by name
-    calls: Counter[str] = field(default_factory=Counter)  # of unet, vae_encoder, text_encoder and the first block
+    calls: Counter[str] = field(default_factory=Counter)  # of unet, vae_encoder, text_encoder and the last block
     prediction_dtype: torch.dtype | None = None
     problem: str = ""  # why the profiler recorded nothing
 
@@ -122,10 +122,11 @@ def _counted_calls(observed: StepObservation) -> Iterator[None]:
     def count_block(*_: Any) -> None:
         observed.calls["block"] += 1
 
-    # Gradient checkpointing shows here: it runs a block once more in the backward pass. NhwcUNet excludes it.
+    # Gradient checkpointing shows here: it runs a block once more in the backward pass. NhwcUNet excludes it. The last
+    # one, because the backward pass may end before the first: at the first adapter.
     unet = components.networks.unet
-    first_block = unet.resnets[0] if isinstance(unet, NhwcUNet) else unet.down_blocks[0].resnets[0]
-    hook = first_block.register_forward_pre_hook(count_block)
+    last_block = unet.resnets[-1] if isinstance(unet, NhwcUNet) else unet.up_blocks[-1].resnets[-1]
+    hook = last_block.register_forward_pre_hook(count_block)
     for name, function in originals.items():
         setattr(components, name, counted(name, function))
     try:

@@ -50,6 +50,7 @@ class StepComponents:
     unet_dtype: torch.dtype = torch.float32  # of the UNet's weights and floating-point inputs
     micro_batches: int = 1
     ema_decay: float | None = None
+    train_text_encoder: bool = False  # its adapters, see adapters.py
     cuda_graph: bool = False
     non_blocking: bool = False  # copies of batches to the device
     cache: LatentCache | None = None

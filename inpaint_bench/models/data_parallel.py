@@ -66,8 +66,8 @@ class DataParallel:
         if self.sharding == "zero1":
             components.make_optimizers = sharding.shard_state(components.make_optimizers)
         # The gate of the location tokens is used inside the UNet without being its parameter, so DDP does not see it.
-        location = components.networks.location
-        self._others = list(location.parameters()) if location else []
+        own = {id(parameter) for parameter in network.parameters()}
+        self._others = [p for p in components.networks.trainable_parameters() if id(p) not in own]
         with torch.no_grad():
             for parameter in self._others:
                 dist.broadcast(parameter, 0)

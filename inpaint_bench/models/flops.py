@@ -14,17 +14,25 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from inpaint_bench.core.config import ModelConfig
+from inpaint_bench.core.config import ModelConfig, RecipeConfig
 
+from . import adapters
 from .networks import INPUT_CHANNELS, LATENT_CHANNELS, Networks, build_networks
 
 
 def count(
-    config: ModelConfig, resolution_px: int, loaded: Networks | None = None, *, decode: bool = False
+    config: ModelConfig,
+    resolution_px: int,
+    loaded: Networks | None = None,
+    *,
+    decode: bool = False,
+    recipe: RecipeConfig | None = None,
 ) -> dict[str, int]:
     """Count the operations for one image: `unet_forward`, `vae_encode`, `text_encode`; with `decode` `vae_decode` too.
 
-    `loaded`: networks whose shapes override the configuration's, as those of a weights folder may.
+    `loaded`: networks whose shapes override the configuration's, as those of a weights folder may. A `recipe` with LoRA
+    adds `unet_step`, and `text_step` where the text encoder is trained: forward and backward pass with the adapters,
+    without the gradients of frozen weights.
     """
     if loaded is not None:
         config = replace(
@@ -52,12 +60,20 @@ def count(
         }
         if decode:
             parts["vae_decode"] = _operations(lambda: networks.vae.decode(latents))
-        return parts
+    if recipe and recipe.lora_rank:
+        adapters.add(networks, recipe)
+        with meta:
+            states.requires_grad_(recipe.lora_text_encoder or networks.location is not None)
+            parts["unet_step"] = _operations(lambda: networks.unet(sample, timestep, states)[0].sum().backward())
+            if recipe.lora_text_encoder:
+                parts["text_step"] = _operations(lambda: networks.text_encoder(tokens)[0].sum().backward())
+    return parts
 
 
 def training(parts: dict[str, int], *, encodes: int, text: bool) -> int:
     """Return the operations of a training step per image, with so many VAE encodes and the text encoder in the step."""
-    return 3 * parts["unet_forward"] + encodes * parts["vae_encode"] + text * parts["text_encode"]
+    unet, texts = parts.get("unet_step", 3 * parts["unet_forward"]), parts.get("text_step", parts["text_encode"])
+    return unet + encodes * parts["vae_encode"] + text * texts
 
 
 def generation(parts: dict[str, int], *, evaluations: int, texts: int, inpaints: bool) -> int:

@@ -18,7 +18,7 @@ from inpaint_bench.core.config import BenchConfig, ModelConfig, RecipeConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path
 
-from . import location, pipeline_folder, tokenizer
+from . import adapters, location, pipeline_folder, tokenizer
 from .location import LocationEncoder
 from .nhwc_unet import NhwcUNet
 from .weights_folder import check_channels, input_channels
@@ -31,7 +31,10 @@ FROZEN_SEED = 0  # of random weights, whatever the run's seed: caches of the fro
 
 @dataclass(kw_only=True)
 class Networks:
-    """fp32 networks on one device. The UNet and the location encoder are trained, the others frozen."""
+    """fp32 networks on one device. The UNet and the location encoder are trained, the others frozen.
+
+    With LoRA adapters (adapters.py) these are trained in the place of the UNet.
+    """
 
     unet: Any
     vae: Any
@@ -55,23 +58,29 @@ class Networks:
         return int(2 ** (len(self.vae.config.block_out_channels) - 1))
 
     def trainable_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters of the UNet and the location encoder."""
-        location = list(self.location.parameters()) if self.location else []
-        return [*self.unet.parameters(), *location]
+        """Return the parameters of the UNet, or its adapters, of the location encoder, and adapters of the text's."""
+        networks = [network for network in (self.unet, self.location, self.text_encoder) if network]
+        return [p for network in networks for p in network.parameters() if p.requires_grad]
 
     def parameter_counts(self) -> dict[str, int]:
-        """Return the number of parameters by network; `unet` is 859,535,364 for SD 1.5 with nine channels."""
+        """Return the number of parameters by network; `unet` is 859,535,364 for SD 1.5 with nine channels.
+
+        Those of adapters are `lora`, and not counted again where they are.
+        """
         networks = {"unet": self.unet, "vae": self.vae, "text_encoder": self.text_encoder}
-        counts = {name: int(network.num_parameters()) for name, network in networks.items()}
+        added = {name: sum(p.numel() for p in adapters.parameters(network)) for name, network in networks.items()}
+        counts = {name: int(network.num_parameters()) - added[name] for name, network in networks.items()}
         if self.location:
             counts["location"] = sum(p.numel() for p in self.location.parameters())
+        if lora := sum(added.values()):
+            counts["lora"] = lora
         return counts
 
     def unet_gradients(self) -> dict[str, Tensor]:
-        """Return the gradients of the UNet's parameters by diffusers' names. After a backward pass all have one."""
+        """Return the gradients of the UNet's trained parameters by diffusers' names, after a backward pass."""
         if isinstance(self.unet, NhwcUNet):
             return self.unet.unpack(attrgetter("grad"))
-        return {name: p.grad for name, p in self.unet.named_parameters()}
+        return {name: p.grad for name, p in self.unet.named_parameters() if p.grad is not None}
 
 
 def build_networks(

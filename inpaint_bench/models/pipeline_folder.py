@@ -58,7 +58,7 @@ def save_pipeline(networks: Networks, folder: Path) -> None:
         else:
             save_byte_tokenizer(new / "tokenizer", networks.text_encoder.config)
         if networks.location:
-            _save_location(networks.location, new / LOCATION)
+            save_location(networks.location, new / LOCATION)
         replace_json(new / INDEX, _model_index())
 
 
@@ -133,7 +133,8 @@ def _load_part(folder: Path, name: str, from_pretrained: Callable[..., Any], **s
 # --- the location encoder ------------------------------------------------------------------------
 
 
-def _save_location(encoder: LocationEncoder, folder: Path) -> None:
+def save_location(encoder: LocationEncoder, folder: Path) -> None:
+    """Write the encoder into a new folder."""
     folder.mkdir()
     write_record(folder / "config.json", encoder.description())
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in encoder.state_dict().items()}

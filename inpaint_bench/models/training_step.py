@@ -78,12 +78,11 @@ def draw(components: StepComponents, count: int, generator: Generator) -> Draws:
 def diffusion_loss(components: StepComponents, batch: Batch, draws: Draws) -> Tensor:
     """Return the mean squared error of the predicted noise, over all latents (masked or not, as SD trains)."""
     networks = components.networks
-    # Encode: moments of the latents, and text states, of the frozen networks or from a cache.
+    # Encode: moments of the latents, then text states, of the frozen networks or from a cache.
     with torch.no_grad():
         with components.autocast():
             image_moments = components.image_moments(batch)  # [B, 8, r, r]
             masked_moments, mask = components.masked_moments(batch)  # [B, 8, r, r], [B, 1, r, r]
-            encoder_hidden_states = components.text_states(batch)  # [B, L, D]
         scale = networks.vae.config.scaling_factor
         latents = sample_latents(image_moments, draws.image_noise, scale)
         masked_latents = sample_latents(masked_moments, draws.masked_noise, scale)
@@ -93,7 +92,9 @@ def diffusion_loss(components: StepComponents, batch: Batch, draws: Draws) -> Te
         noisy_latents = signal_weight * latents + noise_weight * draws.noise
         unet_input = torch.cat([noisy_latents, mask, masked_latents], dim=1)  # [B, 9, r, r]
         unet_input = unet_input.to(components.unet_dtype).contiguous(memory_format=components.memory_format)
-        encoder_hidden_states = encoder_hidden_states.to(components.unet_dtype)
+    with torch.set_grad_enabled(components.train_text_encoder and torch.is_grad_enabled()), components.autocast():
+        encoder_hidden_states = components.text_states(batch)  # [B, L, D]
+    encoder_hidden_states = encoder_hidden_states.to(components.unet_dtype)
     # Condition on the position. Outside of no_grad, because the location encoder is trained.
     if networks.location:
         with components.autocast():

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from inpaint_bench.data.samples import Batch, Samples
 from inpaint_bench.data.split import Indices
+from inpaint_bench.models import adapters
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.pipeline_folder import save_pipeline
 from inpaint_bench.models.training_step import EMA
@@ -61,7 +62,8 @@ def finish(components: StepComponents, held_out: Indices, run_dir: Path, ema: EM
         if len(chosen):
             result |= _restore(components, chosen, run_dir)
         if config.save_weights:
-            save_pipeline(components.networks, run_dir / WEIGHTS)
+            save = adapters.save if components.recipe.lora_rank else save_pipeline
+            save(components.networks, run_dir / WEIGHTS)
             result["weights"] = WEIGHTS.as_posix()
     return result
 

@@ -200,19 +200,19 @@ def _facts(step: TrainingStep) -> dict[str, Any]:
     components, networks, optimizer = step.components, step.components.networks, step.optimizers[0]
     bench, recipe = components.bench, components.recipe
     parameters = networks.parameter_counts()
-    parts = flops.count(bench.model, bench.data.resolution_px, networks)
+    parts = flops.count(bench.model, bench.data.resolution_px, networks, recipe=recipe)
     # Left in the step: image and masked image are encoded, and the text, unless they are cached.
     encodes, text = 2 - (recipe.cache_image + recipe.cache_masked), not recipe.cache_text
     return {
         "resolution_px": bench.data.resolution_px,
         **recipe_facts(recipe),
-        "precision": recipe.precision if recipe.weights == "fp32" else "bf16",
+        "precision": recipe.precision if recipe.weights in ("fp32", "half") else "bf16",
         "weights_precision": recipe.weights,
         "fp32_precision": components.fp32_precision,
         "weights": bench.model.weights,
         "own_shapes": has_own_shapes(bench.model.unet, networks.unet.config),
         "parameters": parameters["unet"],  # without the location encoder
-        "parameters_trained": parameters["unet"] + parameters.get("location", 0),
+        "parameters_trained": sum(parameter.numel() for parameter in step.parameters),
         "parameters_by_network": parameters,
         "flop_per_image": flops.training(parts, encodes=encodes, text=text),
         "flop_parts": parts,

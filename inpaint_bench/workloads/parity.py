@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from inpaint_bench.core.records import Parity
+from inpaint_bench.models import adapters
 from inpaint_bench.models.components import StepComponents, unet_inputs
 from inpaint_bench.models.networks import LATENT_CHANNELS
 from inpaint_bench.models.optimizers import baseline_adamw
@@ -40,7 +41,7 @@ class Results:
 
     prediction: Tensor
     loss: Tensor
-    gradients: dict[str, Tensor]  # of some of the UNet's parameters, by diffusers' names
+    gradients: dict[str, Tensor]  # of some of the UNet's parameters, by diffusers' names; of adapters, of each B
     moments: Tensor | None  # of the VAE's encoder, unless caches replace it
 
 
@@ -62,6 +63,10 @@ def compare(components: StepComponents, baseline: Results | None) -> tuple[Parit
     seconds = time.monotonic() - start_s
     if baseline is None:
         return Parity(unavailable=f"the baseline does not fit on this GPU at {_size(components)} images"), seconds
+    if components.recipe.lora_rank:
+        # The baseline has gradients of the weights beneath the adapters.
+        of_b = adapters.gradients_of_b(components.networks.unet, baseline.gradients)
+        baseline = replace(baseline, gradients=of_b)
     errors = {
         "prediction_rel": relative_error(baseline.prediction, results.prediction),
         "loss_rel": relative_error(baseline.loss, results.loss),
@@ -91,7 +96,7 @@ def _run(components: StepComponents) -> Results:
     scale = FP16_SCALE if components.autocast_dtype is torch.float16 else 1.0
     (loss * scale).backward()
     every = components.networks.unet_gradients()
-    gradients = {name: whole(every[name].detach()).float() / scale for name in _compared(every)}
+    gradients = {name: whole(every[name].detach()).float() / scale for name in _compared(components, every)}
     results = Results(
         prediction=prediction.detach().float(),
         loss=loss.detach(),
@@ -130,8 +135,9 @@ def _encode(components: StepComponents) -> Tensor | None:
         return components.vae_moments(image).float()
 
 
-def _compared(names: Iterable[str]) -> list[str]:
-    ordered = sorted(names)
+def _compared(components: StepComponents, names: Iterable[str]) -> list[str]:
+    recipe = components.recipe
+    ordered = adapters.compared(recipe, names) if recipe.lora_rank else sorted(names)
     return ordered[:: max(1, len(ordered) // PARAMETERS_COMPARED)]
 
 

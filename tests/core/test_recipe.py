@@ -85,7 +85,7 @@ def test_every_field_of_a_recipe_is_a_lever() -> None:
 
 def test_every_lever_has_a_file() -> None:
     found = {next(iter(recipe.levers(bench("recipe=baseline", f"recipe={one}").recipe)), "precision") for one in LEVERS}
-    numbers = {"num_workers", "prefetch_factor", "accumulate", "mask_pool", "bucket_mb"}
+    numbers = {"num_workers", "prefetch_factor", "accumulate", "mask_pool", "bucket_mb", "lora_alpha"}
     assert found | numbers == {lever.field for lever in levers.REGISTRY}
 
 

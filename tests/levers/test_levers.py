@@ -120,7 +120,7 @@ class TestVerification:
         assert rows["precision"].effective == "bf16"
         assert 0.5 < rows["channels_last"].effective < 1  # diffusers makes some inputs contiguous again
         assert rows["accumulate"].effective == 2
-        assert "the first block ran 4 times in 2 UNet passes" in rows["grad_checkpoint"].evidence
+        assert "the last block ran 4 times in 2 UNet passes" in rows["grad_checkpoint"].evidence
 
     def test_bf16_weights_report_the_type_of_the_moments(self) -> None:
         assert "moments bf16" in verified("bf16_stochastic")["weights"].evidence

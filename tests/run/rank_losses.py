@@ -15,8 +15,11 @@ from .support import bench
 
 
 def apply_float64(components: StepComponents) -> None:
-    """Compute in float64 throughout, also in the frozen networks."""
+    """Compute in float64 throughout, also in the frozen networks. Of the recipe's levers only LoRA is applied."""
     networks = components.networks
+    for lever in levers.of_recipe(components.bench):
+        if lever.field.startswith("lora_"):
+            lever.apply(components)
     for network in (networks.unet, networks.vae, networks.text_encoder, networks.location):
         network.double()
     encoder = components.vae_encoder

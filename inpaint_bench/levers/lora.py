@@ -1,0 +1,118 @@
+"""LoRA adapters in the place of the UNet's weights (models/adapters.py)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from inpaint_bench.models import adapters
+from inpaint_bench.models.components import StepComponents
+from inpaint_bench.models.sharding import state_bytes
+
+from .base import Lever, Verification
+
+if TYPE_CHECKING:
+    from inpaint_bench.core.config import BenchConfig
+
+    from .observe import StepObservation
+
+
+class Rank(Lever):
+    """Adapters of a rank, which are added to the networks as all of these levers say."""
+
+    field = "lora_rank"
+
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        recipe = bench.recipe
+        if recipe.unet == "nhwc":
+            return "the channels-last UNet keeps its weights packed for its kernels: set recipe.unet=diffusers"
+        if recipe.weights not in ("fp32", "half"):
+            return f"weights={recipe.weights} is a way to train them, and LoRA freezes them: set fp32 or half"
+        if recipe.sharding != "none":
+            return f"adapters are too small to be divided among GPUs: set sharding=none, not {recipe.sharding}"
+        return adapters.unavailable_reason()
+
+    def apply(self, components: StepComponents) -> None:
+        adapters.add(components.networks, components.recipe)
+
+    def verify(self, observed: StepObservation) -> Verification:
+        step, unet = observed.step, observed.components.networks.unet
+        layers = adapters.layers(unet)
+        ranks = {layer.r[adapters.ADAPTER] for layer in layers.values()}
+        frozen = not any(p.requires_grad for name, p in unet.named_parameters() if ".lora_" not in name)
+        trained = sum(parameter.numel() for parameter in step.parameters)
+        effective: dict[str, Any] = {
+            "rank": next(iter(ranks), 0),
+            "layers": len(layers),
+            "parameters": trained,
+            "state_mib": round(sum(map(state_bytes, step.optimizers)) / 2**20, 3),
+        }
+        text = (
+            f"{len(layers)} layers of the UNet ({_kinds(layers)}), whose own weights "
+            f"{'are frozen' if frozen else 'are trained too'}; {trained:,} parameters are trained, location encoder "
+            f"included; {effective['state_mib']:.1f} MiB of optimizer state"
+        )
+        if step.device.type == "cuda":
+            text += f"; at most {torch.cuda.max_memory_allocated(step.device) / 2**20:,.0f} MiB were allocated"
+        moved = any((layer.lora_B[adapters.ADAPTER].weight != 0).any().item() for layer in layers.values())
+        return Verification(effective, frozen and moved and ranks == {observed.recipe.lora_rank}, text)
+
+
+class _OfAdapters(Lever):
+    """A property of the adapters."""
+
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        return None if bench.recipe.lora_rank else "there are no adapters: set recipe.lora_rank too"
+
+
+class Alpha(_OfAdapters):
+    """What scales their product, over the rank."""
+
+    field = "lora_alpha"
+
+    def verify(self, observed: StepObservation) -> Verification:
+        layers = adapters.layers(observed.components.networks.unet).values()
+        found = {layer.scaling[adapters.ADAPTER] * layer.r[adapters.ADAPTER] for layer in layers}
+        text = f"scaling of {len(layers)} layers read back"
+        return Verification(sorted(found), found == {observed.recipe.lora_alpha}, text)
+
+
+class Targets(_OfAdapters):
+    """Which layers of the UNet have one."""
+
+    field = "lora_targets"
+
+    def verify(self, observed: StepObservation) -> Verification:
+        layers = adapters.layers(observed.components.networks.unet)
+        more = [name for name in layers if not name.endswith(adapters.TARGETS["attention"])]
+        return Verification(len(layers), bool(more), _kinds(layers))
+
+
+class TextEncoder(_OfAdapters):
+    """Adapters in the text encoder, which is then no longer frozen."""
+
+    field = "lora_text_encoder"
+
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        if bench.recipe.cache_text:
+            return "a cache of text states is of a text encoder that does not change: leave cache_text out"
+        return super().available(bench, device)
+
+    def apply(self, components: StepComponents) -> None:
+        components.train_text_encoder = True
+
+    def verify(self, observed: StepObservation) -> Verification:
+        layers = adapters.layers(observed.components.networks.text_encoder)
+        moved = sum(bool((layer.lora_B[adapters.ADAPTER].weight != 0).any()) for layer in layers.values())
+        text = f"{len(layers)} layers ({_kinds(layers)}), of which {moved} have changed"
+        return Verification(len(layers), 0 < moved == len(layers), text)
+
+
+def _kinds(layers: dict[str, Any]) -> str:
+    kinds = Counter(
+        next(kind for kind in (*adapters.TARGETS["all"], *adapters.TEXT_TARGETS) if name.endswith(kind))
+        for name in layers
+    )
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())

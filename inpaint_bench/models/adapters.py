@@ -1,0 +1,134 @@
+"""LoRA: low-rank matrices beside frozen weights (Hu et al., arXiv 2106.09685), by peft and as diffusers saves them.
+
+A layer W x becomes W x + alpha / rank * B A x. B starts at zero, so that the first prediction is that of W alone, and A
+is drawn from the default generator. Adapters are fp32, whatever the type of the weights beneath them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from inpaint_bench.core.config import RecipeConfig
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import replacing_folder
+
+from .pipeline_folder import LOCATION, save_location
+
+if TYPE_CHECKING:
+    from .networks import Networks
+
+# The ends of the names of layers. The first are those of diffusers' examples.
+_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
+_TRANSFORMER = (*_ATTENTION, "proj_in", "proj_out", "ff.net.0.proj", "ff.net.2")
+TARGETS: dict[str, tuple[str, ...]] = {
+    "attention": _ATTENTION,
+    "transformer": _TRANSFORMER,
+    "all": (*_TRANSFORMER, "conv1", "conv2", "conv_shortcut", "time_emb_proj"),
+}
+TEXT_TARGETS = ("q_proj", "k_proj", "v_proj", "out_proj")
+FILE = "pytorch_lora_weights.safetensors"  # diffusers' name
+ADAPTER = "default"  # peft's name of the only adapter
+_B = f".lora_B.{ADAPTER}"
+
+
+def unavailable_reason() -> str | None:
+    """Return why adapters cannot be added here, or None."""
+    return None if find_spec("peft") else "peft is not installed: pip install 'inpaint-bench[lora]'"
+
+
+def alpha(recipe: RecipeConfig) -> float:
+    """Return the recipe's alpha, which is the rank unless it says otherwise."""
+    return float(recipe.lora_rank if recipe.lora_alpha is None else recipe.lora_alpha)
+
+
+def add(networks: Networks, recipe: RecipeConfig) -> None:
+    """Freeze the UNet and add the recipe's adapters to it, and to the text encoder where the recipe says so."""
+    from peft import LoraConfig
+
+    def config(targets: tuple[str, ...]) -> Any:
+        return LoraConfig(
+            r=recipe.lora_rank, lora_alpha=alpha(recipe), init_lora_weights="gaussian", target_modules=list(targets)
+        )
+
+    conv_in = networks.unet.conv_in.weight
+    if not conv_in.is_meta and not conv_in[:, -1].any():
+        raise UserError(
+            "LoRA leaves the UNet's first layer as it is, and these weights have no inpainting channels there: they "
+            "would never see the mask. Set model.weights to those of an inpainting model, or recipe.lora_rank=0"
+        )
+    networks.unet.requires_grad_(False)
+    networks.unet.add_adapter(config(TARGETS[recipe.lora_targets]), adapter_name=ADAPTER)
+    if recipe.lora_text_encoder:
+        networks.text_encoder.add_adapter(config(TEXT_TARGETS), adapter_name=ADAPTER)
+    for network in (networks.unet, networks.text_encoder):
+        for layer in layers(network).values():
+            # Autocast casts what it must; without it all types are equal.
+            layer.cast_input_dtype_enabled = False
+            for part in (layer.lora_A, layer.lora_B):
+                part.float()  # peft makes them of the type beneath
+
+
+def layers(network: nn.Module) -> dict[str, Any]:
+    """Return the layers of a network that have an adapter, by name."""
+    return {name: module for name, module in network.named_modules() if hasattr(module, "lora_A")}
+
+
+def parameters(network: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of a network's adapters."""
+    return [parameter for name, parameter in network.named_parameters() if ".lora_" in name]
+
+
+# --- gradients -----------------------------------------------------------------------------------
+
+
+def compared(recipe: RecipeConfig, names: Iterable[str]) -> list[str]:
+    """Return those of a UNet's parameters whose gradients tell how far adapters are from the plain weights, in order.
+
+    Before adapters are added: the weights that get one; afterwards: each B, in the same order.
+    """
+    ends = tuple(f"{target}.weight" for target in TARGETS[recipe.lora_targets])
+    return sorted((name for name in names if _B in name or name.endswith(ends)), key=lambda name: name.replace(_B, ""))
+
+
+def gradients_of_b(unet: nn.Module, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return what the gradient of each B must be while B is zero, from those of the weights: alpha / rank * dW A^T."""
+    result = {}
+    for name, gradient in gradients.items():
+        layer: Any = unet.get_submodule(name.removesuffix(".weight"))
+        a, b = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
+        product = layer.scaling[ADAPTER] * gradient.flatten(1) @ a.detach().flatten(1).T.to(gradient)
+        result[f"{name.removesuffix('.weight')}{_B}.weight"] = product.view_as(b)
+    return result
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def save(networks: Networks, folder: Path) -> None:
+    """Write the adapters for `load_lora_weights` of diffusers, and the location encoder beside them.
+
+    An existing folder of adapters is replaced once the new one is complete and synced.
+    """
+    from diffusers import StableDiffusionInpaintPipeline
+    from peft.utils import get_peft_model_state_dict
+
+    saved: dict[str, Any] = {}
+    for name in ("unet", "text_encoder"):
+        network = getattr(networks, name)
+        if layers(network):
+            # In peft's names. diffusers' examples convert them, which renames attention's layers only, and its loader
+            # then drops all that are named unlike the first (seen with 0.42).
+            tensors = get_peft_model_state_dict(network, save_embedding_layers=False)
+            saved[f"{name}_lora_layers"] = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
+            # It has alpha, without which diffusers would take the rank for it.
+            described = {**network.peft_config[ADAPTER].to_dict(), "base_model_name_or_path": None}  # a path of ours
+            saved[f"{name}_lora_adapter_metadata"] = described
+    with replacing_folder(folder, FILE) as new:
+        StableDiffusionInpaintPipeline.save_lora_weights(new, **saved)
+        if networks.location:
+            save_location(networks.location, new / LOCATION)
