@@ -250,6 +250,10 @@ CONTRADICTIONS: dict[str, tuple[list[Change], str]] = {
         [manifest(workload_facts__flop_per_image=4.66e13)],
         "and its parts add up to 4.658e+12",
     ),
+    "the operations of all weights beside those of adapters": (
+        [manifest(workload_facts__flop_parts__unet_step=1_715_243_344_896)],
+        "flop_per_image is 4.658e+12, and its parts add up to 3.962e+12",
+    ),
     "utilisation over 100 %": (
         [column("samples_fast", "gpu_util_pct", pl.lit(150.0))],
         "values of gpu_util_pct, e.g. 150, outside 0 to 100",
