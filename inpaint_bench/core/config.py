@@ -243,6 +243,16 @@ class RerunConfig:
     unavailable: RerunPolicy = field(default_factory=lambda: RerunPolicy(send=False))
 
 
+@dataclass(kw_only=True, unsafe_hash=True)
+class NotifyConfig:
+    """Who is told that the jobs of a sweep have ended, at each site by itself. Runs do not record it."""
+
+    # address, or a user of the site: Slurm sends a mail when an array has ended, and when tasks of it have failed
+    mail: str | None = field(default=None, metadata=matching(r"[\w.%+-]+(@[\w.-]+)?", "one address of mail"))
+    # file at the site that holds the URL of a webhook and that only you can read; a small job sends it a message
+    webhook_file: str | None = file_path()
+
+
 @dataclass(kw_only=True)
 class Identity:
     """Which attempt of which sweep a run is. The launcher fills it in; a single run draws its own."""
@@ -282,6 +292,7 @@ class BenchConfig:
     time_min: int | str = time_limit(1, 60 * 24 * 366, 60)  # time limit of a job; auto: from earlier runs below `out`
     mem_gb: int | None = within(1, 65536, None)  # host memory of a job in Slurm's G; null: the GPU's share of the node
     rerun: RerunConfig = field(default_factory=RerunConfig)
+    notify: NotifyConfig = field(default_factory=NotifyConfig)
     max_points: int = within(1, 10**9, 1000)  # a launch of more asks at a terminal, and is refused elsewhere
     budget: float | None = within(0, 1e12, None)  # service units; a sweep that could cost more is refused
     # end of the sweep directory's name
@@ -392,7 +403,7 @@ def config_hash(config: DictConfig) -> str:
     replication = ("seed", "repeats", "repeats_target", "repeats_max", "order_seed")
     # A profile begins when everything is measured.
     profiling = ("profiler", "profiler_launches", "profiler_limit_s")
-    for key in ("identity", "study", "prepare", "rerun", *profiling, *placement, *replication):
+    for key in ("identity", "study", "prepare", "rerun", "notify", *profiling, *placement, *replication):
         content.pop(key, None)
     for key in ("dcgm_url", "dcgm_every_s"):  # depend on the site
         content["telemetry"].pop(key, None)

@@ -157,6 +157,15 @@ class Requeue(SiteBlock):
 
 
 @dataclass(kw_only=True)
+class CpuJobs(SiteBlock):
+    """Where a job without a GPU runs: one core for a minute, to send a webhook."""
+
+    partition: str | None = field(default=None, metadata=PARTITION)  # null: the cluster's default
+    account: str | None = None  # null: that of the other jobs
+    own_account: bool = False  # these jobs cannot be charged to the account of the other jobs
+
+
+@dataclass(kw_only=True)
 class Preempt(SiteBlock):
     """How Slurm preempts jobs."""
 
@@ -207,6 +216,7 @@ class SiteConfig:
     charging: Charging = field(default_factory=Charging)
     limits: Limits = field(default_factory=Limits)
     requeue: Requeue = field(default_factory=Requeue)
+    cpu_jobs: CpuJobs = field(default_factory=CpuJobs)
     preempt: Preempt = field(default_factory=Preempt)
     environment: SiteEnvironment = field(default_factory=SiteEnvironment)
     storage: Storage = field(default_factory=Storage)

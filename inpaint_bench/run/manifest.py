@@ -163,7 +163,8 @@ def _initial_record(bench: BenchConfig, config: DictConfig, overrides: list[str]
         seed=bench.seed,
         demonstration=bench.demonstration,
         config_hash=config_hash(config),
-        overrides=overrides,
+        # A person's address is no part of a run, and manifests are published.
+        overrides=[override for override in overrides if not override.lstrip("+").startswith("notify.")],
         started_unix_ns=time.time_ns(),
         study=to_record(asdict(bench.study), Study),
         telemetry=TelemetryState(source=bench.telemetry.source),

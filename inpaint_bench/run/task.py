@@ -31,6 +31,8 @@ def task(config: DictConfig) -> Manifest:
         raise UserError("dry_run=true needs -m: without it, launch runs one point here and now")
     if config.repeats != 1:
         raise UserError(f"repeats={config.repeats} needs -m: without it, launch runs one point here and now")
+    if config.notify.mail or config.notify.webhook_file:
+        raise UserError("notify needs -m: without it, launch runs one point here and now")
     if config.site.name not in ("auto", "local"):
         raise UserError(f"site={config.site.name} needs -m: without it, launch runs one point here and now")
     if not hydra_config.run.dir:  # as `hydra.run.dir=$RUN` where the shell has no such variable

@@ -24,7 +24,10 @@ from launchers.sweep.sweep_record import RunOrder
 from .point import Point
 
 # the same for all points of a sweep
-SWEEP_KEYS = ("wait", "dry_run", "max_points", "budget", "repeats", "repeats_target", "repeats_max", "order_seed")
+SWEEP_KEYS = (
+    *("wait", "dry_run", "max_points", "budget", "notify"),
+    *("repeats", "repeats_target", "repeats_max", "order_seed"),
+)
 AUTO = "auto"
 MIN_RUNS = 3  # before the first examination: the interval of two runs is twelve times their scatter
 

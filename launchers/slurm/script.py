@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -11,10 +11,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import templates_dir
-from launchers.points.point import Group
+from inpaint_bench.core.site import SiteConfig
+from launchers.points.point import Group, SlurmRequest
 
 from .environment import python_path
 
+Directive = tuple[str, str | int | None]  # an option of sbatch and its value
+
+LAST_JOB_MIN = 10  # of a job that sends a message
 END_WAIT_S = 120  # after the first task of a job has ended, until srun kills the others
 
 
@@ -36,7 +40,46 @@ def render(group: Group, *, command: str, folder: Path, code: Path, job_name: st
     `command` runs one task, `folder` takes the logs, `code` is the snapshot to run from. Raises UserError for an
     unknown template, an invalid variable name, and values with control characters.
     """
-    site = group.site
+    site, request = group.site, group.request
+    notify = group.points[0].bench.notify
+    directives = [
+        *_head(site, job_name, site.account.value, request.partition, site.qos, [*site.constraint, *request.features]),
+        *_resources(request),
+        ("array", f"0-{len(group.points) - 1}"),
+        # Without ARRAY_TASKS in it, Slurm writes once about an array and not about each task.
+        *([("mail-type", "END,FAIL"), ("mail-user", notify.mail)] if notify.mail else []),
+        # submitit's own names of logs; the 0 is the rank of the task.
+        *_tail(site, str(folder / "%A_%a_0_log.out"), str(folder / "%A_%a_0_log.err")),
+    ]
+    return _fill(site, request, directives, command=command, code=code, use_srun=site.use_srun)
+
+
+def render_last(site: SiteConfig, *, command: str, after: Iterable[str], log: Path, code: Path, job_name: str) -> str:
+    """Return the script of a job on one core that runs `command` when the jobs `after` have ended, however they did.
+
+    Raises UserError as `render` does.
+    """
+    request = SlurmRequest(
+        partition=site.cpu_jobs.partition, gpu_option=None, cpus_per_task=1, mem_gb=2, time_min=LAST_JOB_MIN
+    )
+    directives = [
+        *_head(site, job_name, site.cpu_jobs.account or site.account.value, request.partition, None, site.constraint),
+        *_resources(request),
+        ("dependency", "afterany:" + ":".join(after)),
+        *_tail(site, str(log), str(log)),
+    ]
+    return _fill(site, request, directives, command=command, code=code, use_srun=False)
+
+
+def _fill(
+    site: SiteConfig,
+    request: SlurmRequest,
+    directives: Sequence[Directive],
+    *,
+    command: str,
+    code: Path,
+    use_srun: bool,
+) -> str:
     # Ours come after those of the site and replace them: another PYTHONPATH would hide the snapshot.
     variables = {
         **site.environment.variables,
@@ -48,7 +91,6 @@ def render(group: Group, *, command: str, folder: Path, code: Path, job_name: st
     for name in variables:
         if not name.isidentifier():
             raise UserError(f"sites.{site.name}.environment.variables.{name}: not a variable name")
-    directives = list(_directives(group, folder, job_name))
     _refuse_control_characters(
         site.name,
         [
@@ -64,11 +106,12 @@ def render(group: Group, *, command: str, folder: Path, code: Path, job_name: st
             .get_template(site.template)
             .render(
                 site=site,
-                request=group.request,
+                request=request,
                 modules=[shlex.quote(module) for module in site.environment.modules],
                 directives=[(option, _quoted(value)) for option, value in directives],
                 variables=[(name, shlex.quote(str(value))) for name, value in sorted(variables.items())],
                 command=command,
+                use_srun=use_srun,
                 end_wait_s=END_WAIT_S,
             )
         )
@@ -82,21 +125,29 @@ def _quoted(value: str | int | None) -> str | None:
     return None if value is None else shlex.quote(str(value))
 
 
-def _directives(group: Group, folder: Path, job_name: str) -> Iterator[tuple[str, str | int | None]]:
-    site, request = group.site, group.request
-    environment = site.environment
+def _head(
+    site: SiteConfig,
+    job_name: str,
+    account: str | None,
+    partition: str | None,
+    qos: str | None,
+    constraint: Sequence[str],
+) -> Iterator[Directive]:
     yield "job-name", job_name
-    if site.account.value:
-        yield "account", site.account.value
-    if request.partition:
-        yield "partition", request.partition
-    if site.qos:
-        yield "qos", site.qos
-    if constraint := [*site.constraint, *request.features]:
+    if account:
+        yield "account", account
+    if partition:
+        yield "partition", partition
+    if qos:
+        yield "qos", qos
+    if constraint:
         # "&": a constraint that the user adds narrows the site's own
         yield "constraint", "&".join(constraint)
     if site.exclude_nodes:
         yield "exclude", ",".join(site.exclude_nodes)
+
+
+def _resources(request: SlurmRequest) -> Iterator[Directive]:
     yield "nodes", request.nodes
     yield "ntasks-per-node", request.tasks_per_node
     yield "cpus-per-task", request.cpus_per_task
@@ -107,18 +158,19 @@ def _directives(group: Group, folder: Path, job_name: str) -> Iterator[tuple[str
     # Without a leading "B:", Slurm signals the steps that srun started and not the batch shell.
     if request.warning_s:
         yield "signal", f"USR2@{request.warning_s}"
-    yield "array", f"0-{len(group.points) - 1}"
+
+
+def _tail(site: SiteConfig, output: str, error: str) -> Iterator[Directive]:
     # Written in both cases, because the default differs between clusters (JobRequeue).
     yield ("requeue" if site.requeue.request else "no-requeue"), None
     # Otherwise a requeued job may overwrite the log of its first start.
     yield "open-mode", "append"
-    # submitit's own names of logs; the 0 is the rank of the task.
-    yield "output", str(folder / "%A_%a_0_log.out")
-    yield "error", str(folder / "%A_%a_0_log.err")
-    if environment.export:
-        yield "export", environment.export
-    if environment.get_user_env:
-        yield "get-user-env", environment.get_user_env
+    yield "output", output
+    yield "error", error
+    if site.environment.export:
+        yield "export", site.environment.export
+    if site.environment.get_user_env:
+        yield "get-user-env", site.environment.get_user_env
 
 
 def _refuse_control_characters(site: str, values: Iterable[tuple[str, str | int | None]]) -> None:

@@ -99,13 +99,15 @@ class SweepStatus:
     polled_unix: float = field(default_factory=time.time)
 
 
-def poll_sweep(ledger: Ledger, *, holding_lock: bool = False) -> SweepStatus:
+def poll_sweep(ledger: Ledger, *, holding_lock: bool = False, only_site: str | None = None) -> SweepStatus:
     """Query every site of the sweep once and resolve the state of every point.
 
-    `holding_lock`: the caller holds the sweep's lock, so no other command runs its points on this machine.
+    `holding_lock`: the caller holds the sweep's lock, so no other command runs its points on this machine. `only_site`
+    leaves out the points of other sites, which the caller may not be able to reach.
     """
     notes: list[str] = []
     records, sites = ledger.points(notes), sites_of(ledger)
+    records = {num: record for num, record in records.items() if only_site in (None, record.site)}
     # Before the other sources: this sets the job ids that only the ledger at the site has.
     remote = client.query(ledger, sites, records)
     attempts = [attempt for record in records.values() for attempt in record.attempts]

@@ -37,6 +37,7 @@ from launchers.sweep.ledger import Ledger, check_path, check_unused, job_name
 from launchers.sweep.secrets import find_secret
 from launchers.sweep.sweep_record import SweepRecord, save_multirun
 
+from . import notify, webhook
 from .checks import check_accounts, check_points, check_queue, missing_accounts
 from .preview import preview
 
@@ -108,6 +109,7 @@ class Submission:
             _record_planned(group, ledger, code)
         hydra = HydraState.capture(self.hydra_context, self.task_function)
         outcomes = [submit_groups(_reached_by(groups, "slurm"), ledger, hydra, code)]
+        notify.submit(_reached_by(groups, "slurm"), ledger, code)
         outcomes += _submit_over_ssh(_reached_by(groups, "ssh"), ledger, code)
         # Points on this machine come last: they run now, and the queued ones wait meanwhile.
         return outcomes, _run_local(_reached_by(groups, "local"), ledger, hydra, code)
@@ -116,6 +118,10 @@ class Submission:
         self, points: Sequence[Point], groups: Sequence[Group], outcomes: Sequence[SubmitOutcome], ledger: Ledger
     ) -> None:
         """Report what was submitted, wait where requested, and raise PointsFailedError for points not accepted."""
+        # Those on this machine have ended, and no job of theirs can send it.
+        for name in by_site(_reached_by(groups, "local")):
+            if webhook_file := points[0].bench.notify.webhook_file:
+                webhook.report(ledger.folder, name, webhook_file)
         if deferred := sum(not point.reachable for point in points):
             submitted = f"{len(points) - deferred} of {len(points)} points submitted"
             log.info(f"{submitted}, {deferred} wait in plan files in {self.folder}")
@@ -150,6 +156,7 @@ class Submission:
         if not self.preview_only and any(point.bench.dry_run for point in points):
             raise UserError("dry_run: points of a dry run are not submitted; use --dry-run to see them")
         check_points(points, self.folder, self._sweep(ledger).launch_context)
+        notify.check(points)
         if self.enforce_budget:
             check_budget(points, points[0].bench.budget, None if self.new_sweep else ledger)
 

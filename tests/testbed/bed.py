@@ -298,6 +298,9 @@ class Bed:
         cached.write_text("".join(f"{name}={value}\n" for name, value in login_env().items()), encoding="utf-8")
         for name, text in self.plan.render(site).items():
             (home / "etc" / name).write_text(text, encoding="utf-8")
+        mail = home / "etc" / "mail"
+        mail.write_text(f'#!/bin/sh\necho "$3: $2" >> {shlex.quote(str(home / "log" / "mail"))}\n', encoding="utf-8")
+        mail.chmod(0o755)
         if self.plan.light:
             bin_folder = self._standin_folder()
             bin_folder.mkdir(exist_ok=True)

@@ -11,7 +11,7 @@ import pytest
 from inpaint_bench.core.errors import UserError
 from launchers import entry
 from launchers.points.point import group_points
-from launchers.slurm.script import render
+from launchers.slurm.script import render, render_last
 from launchers.submit import checks
 from tests.launchers.conftest import ACCOUNT
 
@@ -45,6 +45,7 @@ def _bare_shell(monkeypatch):
         ("delta-h200-of-8", f"gpu=h200 gpus=8 {ACCOUNT}"),
         ("delta-a100-2x4", f"gpu=a100 site=delta gpus=4 nodes=2 telemetry=none {ACCOUNT}"),
         ("grace-a100-of-2", "gpu=a100 site=grace gpus=2"),
+        ("grace-a40-mail", "gpu=a40 notify.mail=me@example.org"),
         ("delta-h200-counters", f"gpu=h200 profile=ncu {ACCOUNT}"),
         (
             "delta-h200-changed",
@@ -61,6 +62,29 @@ def test_script_of_each_site_is_as_reviewed(points, name, line):
         file.write_text(text)
     assert text == file.read_text()
     subprocess.run(["bash", "-n", file], check=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("grace-last", "gpu=a40"),
+        ("delta-last", f"gpu=h200 {ACCOUNT} sites.delta.cpu_jobs.account=bbxx-delta-cpu sites.delta.qos=low"),
+    ],
+)
+def test_script_of_the_job_after_all_others_is_as_reviewed(points, name, line):
+    (point,) = points(line)
+    text = render_last(
+        point.site,
+        command="python -m launchers.submit.webhook /sweep site 1 /home/me/webhook",
+        after=["11", "12"],
+        log=Path("/sweep/notify/site-1.log"),
+        code=Path("/sweep/code/0123456789ab"),
+        job_name="inpaint-webhook-s1-site",
+    )
+    file = GOLDEN / f"{name}.sh"
+    if os.environ.get("UPDATE_GOLDEN"):
+        file.write_text(text)
+    assert text == file.read_text()
 
 
 def test_exported_variables_are_quoted(points):
